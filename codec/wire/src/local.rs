@@ -1,0 +1,334 @@
+//! Trainer and daemon: the requests and replies on the Unix socket. One request at a time per connection, each
+//! answered in order; a descriptor, where a reply says so, travels with the reply's first byte (SCM_RIGHTS).
+
+use minicbor::bytes::ByteVec;
+use minicbor::{Decode, Encode};
+use storaged_codec::{ChunkSize, Digest, Geometry};
+
+use crate::ids::{Generation, Namespace, NodeName, Rank, RunId, SlotId, Step, WorldSize};
+use crate::plan::RestorePlan;
+use crate::refusal::Refusal;
+use crate::state::CheckpointState;
+
+/// Version of this protocol; both sides must have the same.
+pub const LOCAL_VERSION: u16 = 1;
+
+/// Who a connection speaks for.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum Role {
+    /// A trainer that saves as one rank of one run.
+    #[n(0)]
+    Trainer {
+        #[n(0)]
+        run: RunId,
+        #[n(1)]
+        rank: Rank,
+        #[n(2)]
+        world_size: WorldSize,
+    },
+    /// A process that opens runs, waits, plans and restores, and saves nothing.
+    #[n(1)]
+    Reader,
+}
+
+/// Whether a checkpoint must reach the durable tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum DurableWish {
+    /// As the daemon's policy says.
+    #[n(0)]
+    Policy,
+    /// Yes, whatever the policy.
+    #[n(1)]
+    Required,
+    /// No, whatever the policy.
+    #[n(2)]
+    Never,
+}
+
+/// A request.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum Request {
+    /// First on every connection that touches a namespace. An empty token is allowed and is an owner too.
+    #[n(0)]
+    Hello {
+        #[n(0)]
+        version: u16,
+        #[n(1)]
+        namespace: Namespace,
+        #[n(2)]
+        token: ByteVec,
+        #[n(3)]
+        role: Role,
+    },
+    /// Opens a new run of the namespace, above every run known to any live node. Creates the namespace.
+    #[n(1)]
+    OpenRun {
+        #[n(0)]
+        timeout_ms: u32,
+    },
+    /// Asks for a slot of at least `bytes` for this rank.
+    #[n(2)]
+    AcquireSlot {
+        #[n(0)]
+        bytes: u64,
+        #[n(1)]
+        timeout_ms: u32,
+    },
+    /// Every byte is in and nothing may change: the slot's first `length` bytes are this rank's shard at `step`.
+    #[n(3)]
+    SealSlot {
+        #[n(0)]
+        slot: SlotId,
+        #[n(1)]
+        step: Step,
+        #[n(2)]
+        length: u64,
+    },
+    /// Gives an acquired slot back unused.
+    #[n(4)]
+    ReleaseSlot {
+        #[n(0)]
+        slot: SlotId,
+    },
+    /// From one rank per step: the description of the whole checkpoint. It commits once every rank has sealed.
+    #[n(5)]
+    Commit {
+        #[n(0)]
+        step: Step,
+        #[n(1)]
+        schema: ByteVec,
+        #[n(2)]
+        torch_metadata: ByteVec,
+        #[n(3)]
+        durable: DurableWish,
+    },
+    /// Waits until (run, step) is at least in `state`.
+    #[n(6)]
+    Wait {
+        #[n(0)]
+        run: RunId,
+        #[n(1)]
+        step: Step,
+        #[n(2)]
+        state: CheckpointState,
+        #[n(3)]
+        timeout_ms: u32,
+    },
+    /// Asks what a restart would do. Without a step: the newest restorable checkpoint.
+    #[n(7)]
+    Plan {
+        #[n(0)]
+        step: Option<Step>,
+        #[n(1)]
+        timeout_ms: u32,
+    },
+    /// The manifest's bytes.
+    #[n(8)]
+    GetManifest {
+        #[n(0)]
+        manifest: Digest,
+    },
+    /// Brings the byte ranges of one rank's shard into local RAM. An empty list means the whole shard.
+    #[n(9)]
+    OpenShard {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        rank: Rank,
+        #[n(2)]
+        ranges: Vec<ByteRange>,
+        #[n(3)]
+        timeout_ms: u32,
+    },
+    /// Gives up the shard that `OpenShard` opened on this connection.
+    #[n(10)]
+    CloseShard {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        rank: Rank,
+    },
+    /// The daemon's state. Needs no hello.
+    #[n(11)]
+    Status,
+    /// Checkpoints known to this node, of one namespace or of all. Needs no hello; names only, no bytes.
+    #[n(12)]
+    List {
+        #[n(0)]
+        namespace: Option<Namespace>,
+    },
+    /// Reads every byte of a checkpoint that live nodes hold and checks it. Without a step: the newest.
+    #[n(13)]
+    Verify {
+        #[n(0)]
+        step: Option<Step>,
+        #[n(1)]
+        timeout_ms: u32,
+    },
+}
+
+/// `offset..offset + length` of a shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct ByteRange {
+    /// First byte.
+    #[n(0)]
+    pub offset: u64,
+    /// Bytes.
+    #[n(1)]
+    pub length: u64,
+}
+
+/// A reply: what was asked for, or why not.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum Reply {
+    /// To `Hello`.
+    #[n(0)]
+    Welcome {
+        #[n(0)]
+        node: NodeName,
+        #[n(1)]
+        generation: Generation,
+        #[n(2)]
+        geometry: Option<Geometry>,
+        #[n(3)]
+        chunk: ChunkSize,
+    },
+    /// To `OpenRun`.
+    #[n(1)]
+    RunOpened {
+        #[n(0)]
+        run: RunId,
+    },
+    /// To `AcquireSlot`. The memfd travels with the reply if `descriptor` is true: the first time this connection
+    /// gets the slot; afterwards the client maps nothing anew.
+    #[n(2)]
+    SlotGranted {
+        #[n(0)]
+        slot: SlotId,
+        #[n(1)]
+        capacity: u64,
+        #[n(2)]
+        descriptor: bool,
+    },
+    /// To requests with nothing to say.
+    #[n(3)]
+    Done,
+    /// To `Wait`.
+    #[n(4)]
+    Reached {
+        #[n(0)]
+        state: CheckpointState,
+        #[n(1)]
+        manifest: Option<Digest>,
+    },
+    /// To `Plan`.
+    #[n(5)]
+    Plan(#[n(0)] RestorePlan),
+    /// To `GetManifest`.
+    #[n(6)]
+    Manifest(#[n(0)] ByteVec),
+    /// To `OpenShard`, with the memfd: bytes at their own offsets, only the ranges asked for are filled. The
+    /// reader checks each chunk against `leaves`, and `leaves` against the root in the manifest.
+    #[n(7)]
+    ShardOpened {
+        #[n(0)]
+        length: u64,
+        #[n(1)]
+        chunk: ChunkSize,
+        #[n(2)]
+        leaves: Vec<Digest>,
+        #[n(3)]
+        rung: Rung,
+    },
+    /// To `Status`: a JSON object.
+    #[n(8)]
+    Status(#[n(0)] String),
+    /// To `List`.
+    #[n(9)]
+    Checkpoints(#[n(0)] Vec<CheckpointInfo>),
+    /// To `Verify`.
+    #[n(10)]
+    Verified(#[n(0)] VerifyReport),
+    /// To any request.
+    #[n(11)]
+    Refused(#[n(0)] Refusal),
+}
+
+/// The rung of the ladder that a shard came from in the end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Rung {
+    /// This node's RAM.
+    #[n(0)]
+    OwnRam,
+    /// Another node's RAM.
+    #[n(1)]
+    PeerRam,
+    /// Decoded from survivors.
+    #[n(2)]
+    Decoded,
+    /// The durable tier.
+    #[n(3)]
+    Durable,
+}
+
+/// One line of a listing.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct CheckpointInfo {
+    /// The job.
+    #[n(0)]
+    pub namespace: Namespace,
+    /// Its run.
+    #[n(1)]
+    pub run: RunId,
+    /// Its step.
+    #[n(2)]
+    pub step: Step,
+    /// How safe it is.
+    #[n(3)]
+    pub state: CheckpointState,
+    /// Whether the durable tier holds it.
+    #[n(4)]
+    pub durable: bool,
+    /// Ranks.
+    #[n(5)]
+    pub world_size: WorldSize,
+    /// Bytes of all shards; those sealed so far if it is not committed yet.
+    #[n(6)]
+    pub length: u64,
+    /// Its manifest, once committed.
+    #[n(7)]
+    pub manifest: Option<Digest>,
+}
+
+/// What a verification found.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct VerifyReport {
+    /// The checkpoint.
+    #[n(0)]
+    pub manifest: Digest,
+    /// Its step.
+    #[n(1)]
+    pub step: Step,
+    /// One line per shard and parity set, in order.
+    #[n(2)]
+    pub parts: Vec<VerifiedPart>,
+}
+
+/// One shard or parity set that was read and checked, or was not.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct VerifiedPart {
+    /// Where it is.
+    #[n(0)]
+    pub node: NodeName,
+    /// Such as `shard of rank 3` or `parity 1 of group 0`.
+    #[n(1)]
+    pub what: String,
+    /// Bytes read.
+    #[n(2)]
+    pub bytes: u64,
+    /// What is wrong, if anything.
+    #[n(3)]
+    pub fault: Option<String>,
+}

@@ -1,0 +1,289 @@
+//! The manifest: what a checkpoint is, whole and immutable, named by the digest of its bytes.
+
+use std::collections::BTreeSet;
+
+use minicbor::bytes::ByteVec;
+use minicbor::{Decode, Encode};
+use storaged_codec::{ChunkSize, Digest, Geometry, digest};
+use thiserror::Error;
+
+use crate::framing::{WireError, decode, encode};
+use crate::ids::{Namespace, NodeName, Owner, Rank, RunId, Step, WorldSize};
+
+/// One rank's shard.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct ShardEntry {
+    /// Whose bytes they are.
+    #[n(0)]
+    pub rank: Rank,
+    /// The node that sealed them.
+    #[n(1)]
+    pub node: NodeName,
+    /// Bytes.
+    #[n(2)]
+    pub length: u64,
+    /// Root of the digest tree over the chunks.
+    #[n(3)]
+    pub root: Digest,
+}
+
+/// Nodes that share stripes at commit time: data nodes in coding order, then coding nodes.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct GroupEntry {
+    /// At most k names; missing ones at the end count as zeros.
+    #[n(0)]
+    pub data: Vec<NodeName>,
+    /// Exactly m names.
+    #[n(1)]
+    pub coding: Vec<NodeName>,
+}
+
+/// All that a restore needs to know of a checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Manifest {
+    /// Format version, [`Manifest::VERSION`].
+    #[n(0)]
+    pub version: u16,
+    /// The job.
+    #[n(1)]
+    pub namespace: Namespace,
+    /// Whom the namespace belongs to.
+    #[n(2)]
+    pub owner: Owner,
+    /// The incarnation of the trainers.
+    #[n(3)]
+    pub run: RunId,
+    /// The training step.
+    #[n(4)]
+    pub step: Step,
+    /// How many ranks.
+    #[n(5)]
+    pub world_size: WorldSize,
+    /// Version of the group membership below.
+    #[n(6)]
+    pub epoch: u64,
+    /// k and m.
+    #[n(7)]
+    pub geometry: Geometry,
+    /// Size of a chunk.
+    #[n(8)]
+    pub chunk: ChunkSize,
+    /// One entry per rank, in rank order.
+    #[n(9)]
+    pub shards: Vec<ShardEntry>,
+    /// The groups that protect the shards; empty where the cluster is too small to protect.
+    #[n(10)]
+    pub groups: Vec<GroupEntry>,
+    /// The framework's own description of the tensors in a typed schema, compressed; opaque here.
+    #[n(11)]
+    pub schema: ByteVec,
+    /// The `.metadata` object for stock PyTorch readers, compressed; written to the durable tier, never read back.
+    #[n(12)]
+    pub torch_metadata: ByteVec,
+}
+
+/// Bytes that claim to be a manifest and are not a sound one.
+#[derive(Debug, Error)]
+pub enum ManifestError {
+    /// Not the record.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The digest is not the name.
+    #[error("manifest digest mismatch: expected {expected}, got {got}")]
+    Digest { expected: Digest, got: Digest },
+    /// A version of the future or the past.
+    #[error("manifest version must be {expected}, got {got}: use a storaged release that knows it")]
+    Version { expected: u16, got: u16 },
+    /// Fields contradict one another.
+    #[error("inconsistent manifest: {0}")]
+    Inconsistent(String),
+}
+
+/// A manifest with its canonical bytes and its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ManifestBytes {
+    manifest: Manifest,
+    bytes: Vec<u8>,
+    name: Digest,
+}
+
+impl Manifest {
+    /// The version that this code writes and reads.
+    pub const VERSION: u16 = 1;
+
+    /// Seals the manifest: its bytes and its name.
+    ///
+    /// # Errors
+    /// [`ManifestError::Inconsistent`] if fields contradict one another.
+    pub fn seal(self) -> Result<ManifestBytes, ManifestError> {
+        self.check()?;
+        let bytes = encode(&self);
+        let name = digest(&bytes);
+        Ok(ManifestBytes {
+            manifest: self,
+            bytes,
+            name,
+        })
+    }
+
+    /// The entry of `rank`.
+    pub fn shard(&self, rank: Rank) -> Option<&ShardEntry> {
+        self.shards.get(rank.get() as usize)
+    }
+
+    /// Total payload bytes.
+    pub fn length(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.length).sum()
+    }
+
+    fn check(&self) -> Result<(), ManifestError> {
+        if self.version != Self::VERSION {
+            return Err(ManifestError::Version {
+                expected: Self::VERSION,
+                got: self.version,
+            });
+        }
+        let wrong = |text: String| Err(ManifestError::Inconsistent(text));
+        if self.shards.len() != self.world_size.get() as usize {
+            return wrong(format!(
+                "expected {} shards, got {}",
+                self.world_size,
+                self.shards.len()
+            ));
+        }
+        for (index, shard) in self.shards.iter().enumerate() {
+            if shard.rank.get() as usize != index {
+                return wrong(format!("expected rank {index}, got {}", shard.rank));
+            }
+        }
+        for group in &self.groups {
+            self.check_group(group)?;
+        }
+        Ok(())
+    }
+
+    fn check_group(&self, group: &GroupEntry) -> Result<(), ManifestError> {
+        let (k, m) = (self.geometry.k(), self.geometry.m());
+        let all: BTreeSet<_> = group.data.iter().chain(&group.coding).collect();
+        let sizes_hold = !group.data.is_empty() && group.data.len() <= k && group.coding.len() == m;
+        if sizes_hold && all.len() == group.data.len() + m {
+            return Ok(());
+        }
+        Err(ManifestError::Inconsistent(format!(
+            "expected a group of 1 to {k} data and {m} coding nodes, all different, got {:?} and {:?}",
+            group.data, group.coding
+        )))
+    }
+}
+
+impl ManifestBytes {
+    /// Reads bytes that must have the name `expected`.
+    ///
+    /// # Errors
+    /// [`ManifestError`] if the digest, the record or its consistency fails.
+    pub fn verify(bytes: Vec<u8>, expected: Digest) -> Result<Self, ManifestError> {
+        let got = digest(&bytes);
+        if got != expected {
+            return Err(ManifestError::Digest { expected, got });
+        }
+        Self::parse(bytes)
+    }
+
+    /// Reads bytes whose name is not known yet.
+    ///
+    /// # Errors
+    /// [`ManifestError`] if the record or its consistency fails.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, ManifestError> {
+        let manifest: Manifest = decode("manifest", &bytes)?;
+        manifest.check()?;
+        let name = digest(&bytes);
+        Ok(Self {
+            manifest,
+            bytes,
+            name,
+        })
+    }
+
+    /// The record.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The canonical bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The name: digest of the bytes.
+    pub fn name(&self) -> Digest {
+        self.name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Manifest {
+        let node = |name: &str| NodeName::new(name).unwrap();
+        Manifest {
+            version: Manifest::VERSION,
+            namespace: Namespace::new("job").unwrap(),
+            owner: Owner::of_token(b"t"),
+            run: RunId::new(2),
+            step: Step::new(40),
+            world_size: WorldSize::new(1).unwrap(),
+            epoch: 1,
+            geometry: Geometry::new(2, 1).unwrap(),
+            chunk: ChunkSize::new(65536).unwrap(),
+            shards: vec![ShardEntry {
+                rank: Rank::new(0),
+                node: node("a"),
+                length: 5,
+                root: digest(b"hello"),
+            }],
+            groups: vec![GroupEntry {
+                data: vec![node("a")],
+                coding: vec![node("b")],
+            }],
+            schema: ByteVec::from(vec![1, 2]),
+            torch_metadata: ByteVec::from(vec![]),
+        }
+    }
+
+    #[test]
+    fn a_manifest_survives_its_bytes() {
+        let sealed = sample().seal().unwrap();
+        let back = ManifestBytes::verify(sealed.bytes().to_vec(), sealed.name()).unwrap();
+        assert_eq!(back, sealed);
+    }
+
+    #[test]
+    fn the_bytes_of_version_one_are_pinned() {
+        let name = sample().seal().unwrap().name().to_string();
+        assert_eq!(name, include_str!("../golden/manifest-v1.digest").trim());
+    }
+
+    #[test]
+    fn every_flipped_byte_and_every_truncation_is_refused() {
+        let sealed = sample().seal().unwrap();
+        for at in 0..sealed.bytes().len() {
+            let mut bytes = sealed.bytes().to_vec();
+            bytes[at] ^= 1;
+            assert!(ManifestBytes::verify(bytes, sealed.name()).is_err());
+            let cut = sealed.bytes()[..at].to_vec();
+            assert!(ManifestBytes::verify(cut.clone(), sealed.name()).is_err());
+            assert!(ManifestBytes::parse(cut).is_err());
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let mut wrong_count = sample();
+        wrong_count.world_size = WorldSize::new(2).unwrap();
+        assert!(wrong_count.seal().is_err());
+        let mut twice = sample();
+        twice.groups[0].coding = twice.groups[0].data.clone();
+        assert!(twice.seal().is_err());
+    }
+}

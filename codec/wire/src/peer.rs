@@ -1,0 +1,371 @@
+//! Daemon and daemon: control messages on the ordered control stream of a connection, and the first record of a
+//! data stream. Messages may be lost when a connection ends; every sender repeats what still matters.
+
+use minicbor::bytes::ByteVec;
+use minicbor::{Decode, Encode};
+use storaged_codec::Digest;
+
+use crate::ids::{Namespace, NodeName, Owner, Rank, RunId, SessionId, Step, WorldSize};
+use crate::local::{DurableWish, VerifiedPart};
+use crate::state::CheckpointState;
+
+/// Longest control message.
+pub const CONTROL_FRAME_BYTES_MAX: usize = 64 << 20;
+
+/// A checkpoint's place in its namespace: ordered by run, then step, so that no older run outranks a newer one.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
+pub struct CheckpointKey {
+    /// The job.
+    #[n(0)]
+    pub namespace: Namespace,
+    /// The incarnation of its trainers.
+    #[n(1)]
+    pub run: RunId,
+    /// The training step.
+    #[n(2)]
+    pub step: Step,
+}
+
+/// The stripes of one group that take one shard from each data node: the `index`-th local rank of every node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
+pub struct Lane {
+    /// Index into the manifest's groups.
+    #[n(0)]
+    pub group: u32,
+    /// Position among the ranks of a node, in rank order.
+    #[n(1)]
+    pub index: u32,
+}
+
+/// What a session computes.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum SessionKind {
+    /// Parity of a lane, in full or as an increment on the parity of `basis`.
+    #[n(0)]
+    Encode {
+        #[n(0)]
+        lane: Lane,
+        #[n(1)]
+        basis: Option<Digest>,
+    },
+    /// Blocks of a lane computed from those of `survivors` (block indices: data 0..k, parity k..k+m) for
+    /// `wanted`, each of which goes to the node named. A plain copy is the case of one survivor, itself.
+    #[n(1)]
+    Repair {
+        #[n(0)]
+        lane: Lane,
+        #[n(1)]
+        survivors: Vec<u32>,
+        #[n(2)]
+        wanted: Vec<(u32, NodeName)>,
+        /// Chunks that are wanted, as (first, count); empty means all.
+        #[n(3)]
+        stripes: Vec<(u64, u64)>,
+    },
+}
+
+/// One execution of a coding plan: all members derive the same plan from this record.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct SessionRecord {
+    /// Unique among the sessions of its leader's generation.
+    #[n(0)]
+    pub session: SessionId,
+    /// The checkpoint.
+    #[n(1)]
+    pub manifest: Digest,
+    /// What is computed.
+    #[n(2)]
+    pub kind: SessionKind,
+}
+
+/// Why a member will not, or could not, do its part.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum SessionFault {
+    /// The checkpoint's manifest is not here.
+    #[n(0)]
+    NoManifest,
+    /// The blocks that this member should read are not here.
+    #[n(1)]
+    NoBlocks,
+    /// The blocks of the basis are not here: encode in full.
+    #[n(2)]
+    NoBasis,
+    /// The budget has no room for the result.
+    #[n(3)]
+    NoRoom(#[n(0)] String),
+    /// A block of this member does not have its digest.
+    #[n(4)]
+    Corrupt(#[n(0)] String),
+    /// A neighbour was slow, gone or sent something else than the plan says.
+    #[n(5)]
+    Neighbour {
+        #[n(0)]
+        node: NodeName,
+        #[n(1)]
+        reason: String,
+    },
+    /// The computed block does not have its digest: some survivor lied.
+    #[n(6)]
+    WrongResult(#[n(0)] String),
+    /// Ended by its leader.
+    #[n(7)]
+    Aborted,
+}
+
+/// A table of chunk digests of one shard, which its root proves.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct LeafTable {
+    /// Whose shard.
+    #[n(0)]
+    pub rank: Rank,
+    /// One digest per chunk.
+    #[n(1)]
+    pub leaves: Vec<Digest>,
+}
+
+/// What one node holds of one checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Holding {
+    /// The checkpoint.
+    #[n(0)]
+    pub manifest: Digest,
+    /// Where it is in its namespace.
+    #[n(1)]
+    pub key: CheckpointKey,
+    /// How safe this node knows it to be.
+    #[n(2)]
+    pub state: CheckpointState,
+    /// Whole shards.
+    #[n(3)]
+    pub shards: Vec<Rank>,
+    /// Whole parity sets: lane and parity index.
+    #[n(4)]
+    pub parity: Vec<(Lane, u32)>,
+}
+
+/// The highest run of a namespace that a node has accepted.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Fence {
+    /// The job.
+    #[n(0)]
+    pub namespace: Namespace,
+    /// Whom it belongs to.
+    #[n(1)]
+    pub owner: Owner,
+    /// Runs below are fenced off.
+    #[n(2)]
+    pub run: RunId,
+}
+
+/// A control message.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum PeerMessage {
+    /// First after a link comes up: what the sender knows that the receiver may have forgotten.
+    #[n(0)]
+    Fences(#[n(0)] Vec<Fence>),
+    /// Asks to open `fence.run`; accepted only if it is above every run the receiver knows.
+    #[n(1)]
+    FenceProposal {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        fence: Fence,
+    },
+    /// The answer: the receiver's fence afterwards, and whether it is the proposal's.
+    #[n(2)]
+    FenceAnswer {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        accepted: bool,
+        #[n(2)]
+        fence: Fence,
+    },
+    /// A rank's shard is sealed and digested; to the checkpoint's home nodes, repeated until it commits.
+    #[n(3)]
+    ShardSealed {
+        #[n(0)]
+        key: CheckpointKey,
+        #[n(1)]
+        owner: Owner,
+        #[n(2)]
+        world_size: WorldSize,
+        #[n(3)]
+        rank: Rank,
+        #[n(4)]
+        length: u64,
+        #[n(5)]
+        root: Digest,
+    },
+    /// The committing rank's description of the checkpoint; to its home nodes, repeated until it commits.
+    #[n(4)]
+    Description {
+        #[n(0)]
+        key: CheckpointKey,
+        #[n(1)]
+        owner: Owner,
+        #[n(2)]
+        world_size: WorldSize,
+        #[n(3)]
+        schema: ByteVec,
+        #[n(4)]
+        torch_metadata: ByteVec,
+        #[n(5)]
+        durable: DurableWish,
+    },
+    /// From a home node: the checkpoint is committed. The receiver stores the manifest and answers.
+    #[n(5)]
+    Committed {
+        #[n(0)]
+        manifest: ByteVec,
+        #[n(1)]
+        durable: DurableWish,
+    },
+    /// The receiver of `Committed` has stored the manifest.
+    #[n(6)]
+    ManifestStored {
+        #[n(0)]
+        manifest: Digest,
+    },
+    /// A home node gave the checkpoint up.
+    #[n(7)]
+    Abandoned {
+        #[n(0)]
+        key: CheckpointKey,
+        #[n(1)]
+        reason: String,
+    },
+    /// Leader to members: take part in a session.
+    #[n(8)]
+    Propose(#[n(0)] SessionRecord),
+    /// Member to leader: ready, with the leaf tables that the leader's wanted shards need.
+    #[n(9)]
+    Ready {
+        #[n(0)]
+        session: SessionId,
+        #[n(1)]
+        leaves: Vec<LeafTable>,
+    },
+    /// Member to leader: will not or could not.
+    #[n(10)]
+    Failed {
+        #[n(0)]
+        session: SessionId,
+        #[n(1)]
+        fault: SessionFault,
+    },
+    /// Leader to members: begin. The leaf tables that prove the wanted or coded shards come with it.
+    #[n(11)]
+    Begin {
+        #[n(0)]
+        session: SessionId,
+        #[n(1)]
+        leaves: Vec<LeafTable>,
+    },
+    /// Member to leader: this member's part is done and what it keeps is stored and verified.
+    #[n(12)]
+    Finished {
+        #[n(0)]
+        session: SessionId,
+    },
+    /// Leader to members: over. Blocks kept by it count if `kept`, else they go.
+    #[n(13)]
+    Close {
+        #[n(0)]
+        session: SessionId,
+        #[n(1)]
+        kept: bool,
+    },
+    /// Leader to home nodes: every parity chunk of the lane is held; repeated until `Protected`.
+    #[n(14)]
+    LaneProtected {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        lane: Lane,
+    },
+    /// Home node to everyone in the manifest: the checkpoint is protected.
+    #[n(15)]
+    Protected {
+        #[n(0)]
+        manifest: Digest,
+    },
+    /// A rank's shard is in the durable tier; to home nodes, repeated until `Durable`.
+    #[n(16)]
+    ShardDurable {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        rank: Rank,
+    },
+    /// Home node to everyone in the manifest: the durable tier holds the checkpoint whole.
+    #[n(17)]
+    Durable {
+        #[n(0)]
+        manifest: Digest,
+    },
+    /// Asks what the receiver holds of a namespace.
+    #[n(18)]
+    HoldingsQuery {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        namespace: Namespace,
+    },
+    /// The answer.
+    #[n(19)]
+    Holdings {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        owner: Option<Owner>,
+        #[n(2)]
+        holdings: Vec<Holding>,
+    },
+    /// Asks for a manifest.
+    #[n(20)]
+    ManifestQuery {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        manifest: Digest,
+    },
+    /// The answer.
+    #[n(21)]
+    ManifestAnswer {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        manifest: Option<ByteVec>,
+    },
+    /// Asks the receiver to read and check what it holds of a checkpoint.
+    #[n(22)]
+    VerifyQuery {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        manifest: Digest,
+    },
+    /// The answer.
+    #[n(23)]
+    VerifyAnswer {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        parts: Vec<VerifiedPart>,
+    },
+}
+
+/// First record of a data stream.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct StreamRecord {
+    /// The node that leads the session.
+    #[n(0)]
+    pub leader: NodeName,
+    /// The session.
+    #[n(1)]
+    pub session: SessionId,
+    /// Index of the edge in the session's plan.
+    #[n(2)]
+    pub edge: u32,
+}

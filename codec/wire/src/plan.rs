@@ -1,0 +1,82 @@
+//! The restore plan: said before anything moves. Which checkpoint is whole, where each rank's bytes come from,
+//! and why newer ones are not offered.
+
+use minicbor::{Decode, Encode};
+use storaged_codec::Digest;
+
+use crate::ids::{Namespace, NodeName, Rank, RunId, Step, WorldSize};
+use crate::state::CheckpointState;
+
+/// The rung of the ladder that a shard comes from.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum Source {
+    /// The RAM of the node that sealed it, which is the node named.
+    #[n(0)]
+    Ram(#[n(0)] NodeName),
+    /// Decoded from the named survivors of its group.
+    #[n(1)]
+    Decode(#[n(0)] Vec<NodeName>),
+    /// The durable tier.
+    #[n(2)]
+    Durable,
+}
+
+/// Where one rank's bytes come from.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct ShardSource {
+    /// The rank.
+    #[n(0)]
+    pub rank: Rank,
+    /// Bytes of its shard.
+    #[n(1)]
+    pub length: u64,
+    /// The rung.
+    #[n(2)]
+    pub source: Source,
+}
+
+/// A checkpoint that was found and cannot be offered.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Unrestorable {
+    /// Its run.
+    #[n(0)]
+    pub run: RunId,
+    /// Its step.
+    #[n(1)]
+    pub step: Step,
+    /// What is missing.
+    #[n(2)]
+    pub reason: String,
+}
+
+/// What a restart will do.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct RestorePlan {
+    /// The job.
+    #[n(0)]
+    pub namespace: Namespace,
+    /// The checkpoint's run.
+    #[n(1)]
+    pub run: RunId,
+    /// The checkpoint's step.
+    #[n(2)]
+    pub step: Step,
+    /// Its manifest: every rank names this digest, so ranks cannot disagree.
+    #[n(3)]
+    pub manifest: Digest,
+    /// Ranks that wrote it.
+    #[n(4)]
+    pub world_size: WorldSize,
+    /// How safe it is.
+    #[n(5)]
+    pub state: CheckpointState,
+    /// One entry per rank.
+    #[n(6)]
+    pub shards: Vec<ShardSource>,
+    /// Expected milliseconds for the slowest rank, from the rates measured so far.
+    #[n(7)]
+    pub expected_ms: u64,
+    /// Newer checkpoints that were passed over, and why.
+    #[n(8)]
+    pub passed_over: Vec<Unrestorable>,
+}

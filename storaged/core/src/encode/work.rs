@@ -1,0 +1,83 @@
+//! What one member of a session does: the contract between the decisions and the executor.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storaged_wire::peer::Lane;
+use storaged_wire::{ChunkSize, Digest, NodeName, Rank, SessionId};
+
+use super::plan::CodingPlan;
+
+/// The blocks that a member reads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// Chunks of a sealed shard; with a basis, their difference from the basis checkpoint's shard of the same rank.
+    Shard {
+        manifest: Digest,
+        rank: Rank,
+        basis: Option<Digest>,
+    },
+    /// Chunks of a parity set.
+    Parity {
+        manifest: Digest,
+        lane: Lane,
+        index: u32,
+    },
+}
+
+/// The blocks that a member keeps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// A parity set; with a basis, what arrives is the difference from the basis checkpoint's parity.
+    Parity {
+        manifest: Digest,
+        lane: Lane,
+        index: u32,
+        basis: Option<Digest>,
+    },
+    /// A shard, every chunk of which must have the digest given.
+    Shard {
+        manifest: Digest,
+        rank: Rank,
+        length: u64,
+        leaves: Arc<[Digest]>,
+    },
+}
+
+/// One member's part of a session.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SessionWork {
+    /// The node that leads the session; with `session` it names the session everywhere.
+    pub leader: NodeName,
+    /// Unique per leader.
+    pub session: SessionId,
+    /// The plan that all members derived.
+    pub plan: Arc<CodingPlan>,
+    /// The plan's members, in its order.
+    pub members: Arc<[NodeName]>,
+    /// Which of them this node is.
+    pub member: usize,
+    /// Size of a chunk.
+    pub chunk: ChunkSize,
+    /// Length of the longest shard of the lane: the last stripe is only as long as it needs to be.
+    pub lane_length: u64,
+    /// Stripes to compute, ascending.
+    pub stripes: Vec<Range<u64>>,
+    /// Blocks to read.
+    pub source: Option<Source>,
+    /// Blocks to keep.
+    pub keep: Option<Keep>,
+}
+
+impl SessionWork {
+    /// Bytes of every block of `stripe`.
+    pub fn stripe_bytes(&self, stripe: u64) -> usize {
+        stripe_bytes(self.chunk, self.lane_length, stripe)
+    }
+}
+
+/// Bytes of every block of a stripe: a whole chunk, or what the longest shard of the lane has left.
+pub fn stripe_bytes(chunk: ChunkSize, lane_length: u64, stripe: u64) -> usize {
+    let range = chunk.range(stripe, lane_length);
+    usize::try_from(range.end - range.start).unwrap_or(0)
+}
