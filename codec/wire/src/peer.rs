@@ -221,11 +221,13 @@ pub enum PeerMessage {
         #[n(1)]
         durable: DurableWish,
     },
-    /// The receiver of `Committed` has stored the manifest.
+    /// Answer to `Committed`, `Protected` and `Durable`: the manifest is stored and known to be in `state`.
     #[n(6)]
     ManifestStored {
         #[n(0)]
         manifest: Digest,
+        #[n(1)]
+        state: CheckpointState,
     },
     /// A home node gave the checkpoint up.
     #[n(7)]

@@ -4,4 +4,4 @@ mod plan;
 mod work;
 
 pub use plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
-pub use work::{Keep, SessionWork, Source, stripe_bytes};
+pub use work::{Keep, ParityId, SessionWork, SlotShard, Source, stripe_bytes};

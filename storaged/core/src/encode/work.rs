@@ -3,45 +3,47 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_wire::peer::Lane;
-use storaged_wire::{ChunkSize, Digest, NodeName, Rank, SessionId};
+use storaged_wire::{ChunkSize, Digest, NodeName, SessionId, SlotId};
 
 use super::plan::CodingPlan;
+
+/// A parity set in this node's RAM; never reused within a generation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ParityId(pub u64);
+
+/// A sealed shard in a slot, with the digests of its chunks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SlotShard {
+    /// Where it is.
+    pub slot: SlotId,
+    /// Bytes.
+    pub length: u64,
+    /// One digest per chunk.
+    pub leaves: Arc<[Digest]>,
+}
 
 /// The blocks that a member reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// Chunks of a sealed shard; with a basis, their difference from the basis checkpoint's shard of the same rank.
+    /// Chunks of a sealed shard; with a basis, their XOR difference from the basis checkpoint's shard of the rank.
     Shard {
-        manifest: Digest,
-        rank: Rank,
-        basis: Option<Digest>,
+        shard: SlotShard,
+        basis: Option<SlotShard>,
     },
     /// Chunks of a parity set.
-    Parity {
-        manifest: Digest,
-        lane: Lane,
-        index: u32,
-    },
+    Parity { set: ParityId },
 }
 
 /// The blocks that a member keeps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// A parity set; with a basis, what arrives is the difference from the basis checkpoint's parity.
+    /// A new parity set; with a basis, what arrives is the difference from that set, which stays as it is.
     Parity {
-        manifest: Digest,
-        lane: Lane,
-        index: u32,
-        basis: Option<Digest>,
+        set: ParityId,
+        basis: Option<ParityId>,
     },
-    /// A shard, every chunk of which must have the digest given.
-    Shard {
-        manifest: Digest,
-        rank: Rank,
-        length: u64,
-        leaves: Arc<[Digest]>,
-    },
+    /// A shard into a slot; every chunk must have its digest.
+    Shard(SlotShard),
 }
 
 /// One member's part of a session.
