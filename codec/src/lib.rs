@@ -1,1 +1,15 @@
-//! placeholder
+//! The bytes of storaged: erasure code, deltas, digests. Bytes in, bytes out; no I/O, clock, thread or runtime.
+
+mod cbor;
+mod chunk;
+mod digest;
+mod engine;
+mod field;
+mod geometry;
+mod matrix;
+
+pub use chunk::{ChunkSize, ChunkSizeError};
+pub use digest::{Digest, DigestTextError, digest, leaf_digest, root_digest};
+pub use engine::{Engine, engine};
+pub use geometry::{Geometry, GeometryError};
+pub use matrix::{CodingMatrix, RepairError};

@@ -1,5 +1,27 @@
 //! The decisions of storaged: pure functions of `(now, input)`. No clock, socket, thread or random source.
+//!
+//! Order of reading: `io` (what goes in and comes out), `node` (the machine), then the verbs: `stage` (slots,
+//! sealing, commit, retiring), `delta` (the basis), `encode` (plans and sessions), `place` (groups, homes, runs),
+//! `trickle` (the durable tier), `restore` (plan and ladder). `limits` has every number, `budget` every byte.
+//! Payload bytes never come here: only ids, lengths and digests.
 
 #![forbid(unsafe_code)]
 
+mod budget;
+mod delta;
 pub mod encode;
+mod io;
+pub mod limits;
+mod node;
+pub mod place;
+mod restore;
+mod stage;
+mod status;
+mod table;
+mod trickle;
+
+pub use budget::{Ledger, NoRoom};
+pub use io::{
+    CheckPart, ConnId, Input, Note, Now, Output, QueryId, RequestId, SessionTally,
+};
+pub use node::{DurablePolicy, Node, Setup};

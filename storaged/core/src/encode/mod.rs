@@ -1,7 +1,17 @@
-//! Policy of the verb *encode*: coding plans and who does what in them.
+//! Policy of the verb *encode*: coding plans, and who does what in them.
+//!
+//! A session is one execution of a plan. Its leader proposes it to all members (`lead`), each member finds its
+//! part or says why not (`member`), and once all are ready the leader begins it. What a session keeps counts only
+//! when its leader closes it so; until then the last protected step stays whole beside it (copy on write).
 
+mod lanes;
+mod lead;
+mod member;
 mod plan;
 mod work;
 
+pub use lanes::{LaneBlocks, lanes_of};
+pub(crate) use lead::{LaneTable, Led, Purpose};
+pub(crate) use member::Joined;
 pub use plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
 pub use work::{Keep, ParityId, SessionWork, SlotShard, Source, stripe_bytes};

@@ -123,6 +123,16 @@ impl CodingPlan {
         }
     }
 
+    /// The chain with one sink that is its last source: members `0..sources`, the last of which keeps the sum.
+    pub fn chain_into_last(coefficients: &Coefficients) -> Self {
+        let last = coefficients.sources() - 1;
+        let mut plan = Self::chain(coefficients);
+        plan.hops.truncate(last + 1);
+        plan.edges.truncate(last);
+        plan.hops[last].outputs[0].target = Target::Keep(0);
+        plan
+    }
+
     /// The hop of `member`, if it has one.
     pub fn hop(&self, member: usize) -> Option<&Hop> {
         self.hops.iter().find(|hop| hop.member == member)
@@ -231,6 +241,18 @@ mod tests {
                 assert_eq!(run(&plan, &blocks, m), expected);
                 assert!((0..k + m).all(|member| plan.blocks_sent(member) <= m));
             }
+        }
+    }
+
+    #[test]
+    fn a_chain_may_end_in_its_last_source() {
+        for k in 1..=5 {
+            let row: Vec<u8> = (0..k).map(|i| (i * 29 + 3) as u8).collect();
+            let blocks: Vec<u8> = (0..k).map(|i| (i * 91 + 7) as u8).collect();
+            let expected = dot(&row, &blocks);
+            let plan = CodingPlan::chain_into_last(&Coefficients::new(vec![row]).unwrap());
+            assert_eq!(run(&plan, &blocks, 1), [expected]);
+            assert_eq!((plan.hops.len(), plan.edges.len()), (k, k - 1));
         }
     }
 

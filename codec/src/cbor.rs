@@ -1,0 +1,48 @@
+//! How the types of this crate look inside CBOR records: a digest is 32 bytes, a geometry the array [k, m], a
+//! chunk size its bytes. Decoding validates.
+
+use minicbor::decode::{Decode, Decoder, Error};
+use minicbor::encode::{self, Encode, Encoder, Write};
+
+use crate::{ChunkSize, Digest, Geometry};
+
+impl<C> Encode<C> for Digest {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), encode::Error<W::Error>> {
+        e.bytes(self.as_bytes())?.ok()
+    }
+}
+
+impl<'b, C> Decode<'b, C> for Digest {
+    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, Error> {
+        let bytes = d.bytes()?;
+        let bytes: &[u8; 32] = bytes
+            .try_into()
+            .map_err(|_| Error::message(format!("expected a digest of 32 bytes, got {}", bytes.len())))?;
+        Ok(Self::from_bytes(bytes))
+    }
+}
+
+impl<C> Encode<C> for Geometry {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), encode::Error<W::Error>> {
+        (self.k() as u8, self.m() as u8).encode(e, c)
+    }
+}
+
+impl<'b, C> Decode<'b, C> for Geometry {
+    fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<Self, Error> {
+        let (k, m) = <(u8, u8)>::decode(d, c)?;
+        Self::new(usize::from(k), usize::from(m)).map_err(Error::custom)
+    }
+}
+
+impl<C> Encode<C> for ChunkSize {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), encode::Error<W::Error>> {
+        (self.bytes() as u32).encode(e, c)
+    }
+}
+
+impl<'b, C> Decode<'b, C> for ChunkSize {
+    fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<Self, Error> {
+        Self::new(u32::decode(d, c)?).map_err(Error::custom)
+    }
+}

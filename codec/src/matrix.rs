@@ -1,0 +1,117 @@
+//! The coding matrix: systematic, any k of its k + m rows are invertible, so any k blocks give back all others.
+
+use thiserror::Error;
+
+use crate::field::{MUL, inverse};
+use crate::geometry::Geometry;
+
+/// Parity rows over the data blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CodingMatrix {
+    geometry: Geometry,
+    rows: Vec<Vec<u8>>,
+}
+
+/// Survivors or wanted blocks that make no repair.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum RepairError {
+    /// Not k of them, not increasing, or out of range.
+    #[error("expected {k} different block indices below {n} in increasing order, got {got:?}")]
+    Survivors { k: usize, n: usize, got: Vec<usize> },
+    /// Out of range.
+    #[error("expected wanted block indices below {n}, got {got}")]
+    Wanted { n: usize, got: usize },
+    /// The survivors' rows are dependent: not possible with a matrix made here.
+    #[error("the survivors {0:?} do not determine the data")]
+    Dependent(Vec<usize>),
+}
+
+impl CodingMatrix {
+    /// The Cauchy matrix `c[j][i] = 1 / ((k + j) ^ i)`: every square part of it is invertible.
+    pub fn cauchy(geometry: Geometry) -> Self {
+        let k = geometry.k();
+        let row = |j: usize| (0..k).map(|i| inverse(((k + j) ^ i) as u8)).collect();
+        let rows = (0..geometry.m()).map(row).collect();
+        Self { geometry, rows }
+    }
+
+    /// k and m.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The coefficient of data block `data` in parity block `parity`.
+    pub fn coefficient(&self, parity: usize, data: usize) -> u8 {
+        self.rows[parity][data]
+    }
+
+    /// All coefficients of one parity block.
+    pub fn parity_row(&self, parity: usize) -> &[u8] {
+        &self.rows[parity]
+    }
+
+    fn row(&self, block: usize) -> Vec<u8> {
+        let k = self.geometry.k();
+        match block < k {
+            true => (0..k).map(|i| u8::from(i == block)).collect(),
+            false => self.rows[block - k].clone(),
+        }
+    }
+
+    /// Coefficients of `wanted` blocks over `survivors`: `wanted[w] = sum over s of rows[w][s] * survivors[s]`.
+    ///
+    /// # Errors
+    /// [`RepairError`] unless `survivors` are exactly k increasing block indices and `wanted` are block indices.
+    pub fn repair_coefficients(
+        &self,
+        survivors: &[usize],
+        wanted: &[usize],
+    ) -> Result<Vec<Vec<u8>>, RepairError> {
+        let (k, n) = (self.geometry.k(), self.geometry.n());
+        let increasing = survivors.windows(2).all(|pair| pair[0] < pair[1]);
+        if survivors.len() != k || !increasing || survivors.iter().any(|block| *block >= n) {
+            let got = survivors.to_vec();
+            return Err(RepairError::Survivors { k, n, got });
+        }
+        if let Some(got) = wanted.iter().copied().find(|block| *block >= n) {
+            return Err(RepairError::Wanted { n, got });
+        }
+        let rows: Vec<Vec<u8>> = survivors.iter().map(|block| self.row(*block)).collect();
+        let inverted = invert(rows).ok_or_else(|| RepairError::Dependent(survivors.to_vec()))?;
+        Ok(wanted.iter().map(|block| product(&self.row(*block), &inverted)).collect())
+    }
+}
+
+fn product(row: &[u8], matrix: &[Vec<u8>]) -> Vec<u8> {
+    let column = |c: usize| {
+        let terms = row.iter().zip(matrix);
+        terms.fold(0, |sum, (x, other)| sum ^ MUL[usize::from(*x)][usize::from(other[c])])
+    };
+    (0..matrix.len()).map(column).collect()
+}
+
+/// Gauss-Jordan elimination.
+fn invert(mut rows: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
+    let size = rows.len();
+    let mut inverted: Vec<Vec<u8>> =
+        (0..size).map(|r| (0..size).map(|c| u8::from(r == c)).collect()).collect();
+    for at in 0..size {
+        let pivot = (at..size).find(|r| rows[*r][at] != 0)?;
+        rows.swap(at, pivot);
+        inverted.swap(at, pivot);
+        let scale = inverse(rows[at][at]);
+        for matrix in [&mut rows, &mut inverted] {
+            matrix[at].iter_mut().for_each(|x| *x = MUL[usize::from(scale)][usize::from(*x)]);
+        }
+        for other in (0..size).filter(|r| *r != at) {
+            let factor = rows[other][at];
+            for matrix in [&mut rows, &mut inverted] {
+                let source = matrix[at].clone();
+                for (x, y) in matrix[other].iter_mut().zip(source) {
+                    *x ^= MUL[usize::from(factor)][usize::from(y)];
+                }
+            }
+        }
+    }
+    Some(inverted)
+}

@@ -1,0 +1,109 @@
+//! The memory budget: every byte of slots and parity is reserved here before it is taken, and given back here.
+
+use std::collections::BTreeMap;
+
+use storaged_wire::SlotId;
+use thiserror::Error;
+
+use crate::encode::ParityId;
+
+/// Whose bytes they are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Purpose {
+    Slot(SlotId),
+    Parity(ParityId),
+}
+
+/// No room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("needs {needed} bytes, but {used} of the budget of {total} are in use")]
+pub struct NoRoom {
+    /// Bytes asked for.
+    pub needed: u64,
+    /// Bytes reserved.
+    pub used: u64,
+    /// Bytes that the operator set.
+    pub total: u64,
+}
+
+/// Reservations by purpose.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    total: u64,
+    used: u64,
+    reserved: BTreeMap<Purpose, u64>,
+}
+
+/// What RAM is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ledger {
+    /// Bytes reserved.
+    pub used: u64,
+    /// Bytes that may be.
+    pub total: u64,
+    /// Slots.
+    pub slots: usize,
+    /// Parity sets that belong to a checkpoint.
+    pub parity_sets: usize,
+    /// Sessions led or joined.
+    pub sessions: usize,
+    /// Requests that wait.
+    pub waiters: usize,
+}
+
+impl Budget {
+    pub fn new(total: u64) -> Self {
+        Self {
+            total,
+            used: 0,
+            reserved: BTreeMap::new(),
+        }
+    }
+
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Reserves bytes, or says why not. Nothing is dropped to make room.
+    pub fn reserve(&mut self, purpose: Purpose, bytes: u64) -> Result<(), NoRoom> {
+        let used = self.used.checked_add(bytes).filter(|used| *used <= self.total);
+        let Some(used) = used else {
+            return Err(NoRoom {
+                needed: bytes,
+                used: self.used,
+                total: self.total,
+            });
+        };
+        let before = self.reserved.insert(purpose, bytes);
+        assert!(before.is_none(), "{purpose:?} is reserved once");
+        self.used = used;
+        Ok(())
+    }
+
+    /// Gives bytes back.
+    pub fn release(&mut self, purpose: Purpose) {
+        if let Some(bytes) = self.reserved.remove(&purpose) {
+            self.used -= bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_budget_refuses_and_drops_nothing() {
+        let mut budget = Budget::new(10);
+        budget.reserve(Purpose::Parity(ParityId(1)), 7).unwrap();
+        let refusal = budget.reserve(Purpose::Parity(ParityId(2)), 4).unwrap_err();
+        assert_eq!((refusal.needed, refusal.used, refusal.total), (4, 7, 10));
+        assert!(budget.reserve(Purpose::Parity(ParityId(3)), u64::MAX).is_err());
+        budget.release(Purpose::Parity(ParityId(1)));
+        assert_eq!(budget.used(), 0);
+    }
+}

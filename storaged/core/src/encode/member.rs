@@ -1,0 +1,505 @@
+//! Taking part in sessions: find the blocks to read, reserve room for those to keep, run, report. What was kept
+//! becomes part of the checkpoint only when the leader closes the session so.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use storaged_codec::root_digest;
+use storaged_wire::peer::{
+    CheckpointKey, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
+};
+use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId, SlotId};
+
+use super::lead::{Derived, Purpose as LedFor};
+use super::work::{Keep, ParityId, SessionWork, SlotShard, Source};
+use crate::budget::Purpose;
+use crate::io::{Now, Output, SessionTally};
+use crate::limits;
+use crate::node::Node;
+use crate::table::{LocalShard, SlotUse, Upload};
+
+/// What this member keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Nothing,
+    Parity {
+        index: u32,
+        set: ParityId,
+        basis: Option<ParityId>,
+    },
+    Shard {
+        rank: Rank,
+        slot: SlotId,
+        length: u64,
+        /// The slot belongs to an opening of this node, which decides what becomes of it.
+        opening: bool,
+    },
+}
+
+/// A session that this node takes part in.
+#[derive(Debug, Clone)]
+pub(crate) struct Joined {
+    pub key: CheckpointKey,
+    pub derived: Derived,
+    pub member: usize,
+    pub source: Option<Source>,
+    pub kept: Kept,
+    /// Digests that came with the beginning.
+    pub leaves: BTreeMap<Rank, Arc<[Digest]>>,
+    pub waits_for_slot: bool,
+    pub running: bool,
+    pub deadline: Now,
+    tables: Vec<LeafTable>,
+}
+
+impl Node {
+    pub(crate) fn proposed(&mut self, from: &NodeName, record: SessionRecord) {
+        let session = record.session;
+        match self.join(from, &record) {
+            Ok(joined) => {
+                let ready = !joined.waits_for_slot;
+                self.joined.insert((from.clone(), session), joined);
+                if ready {
+                    self.say_ready(from, session);
+                }
+            }
+            Err(fault) => self.send(from, PeerMessage::Failed { session, fault }),
+        }
+    }
+
+    fn say_ready(&mut self, leader: &NodeName, session: SessionId) {
+        let Some(joined) = self.joined.get_mut(&(leader.clone(), session)) else {
+            return;
+        };
+        joined.waits_for_slot = false;
+        let leaves = std::mem::take(&mut joined.tables);
+        self.send(leader, PeerMessage::Ready { session, leaves });
+    }
+
+    fn join(&mut self, leader: &NodeName, record: &SessionRecord) -> Result<Joined, SessionFault> {
+        if self.joined.contains_key(&(leader.clone(), record.session)) {
+            let reason = "proposed a session twice".into();
+            let node = leader.clone();
+            return Err(SessionFault::Neighbour { node, reason });
+        }
+        let manifest = self.manifest_named(record.manifest).ok_or(SessionFault::NoManifest)?;
+        let derived = Derived::of(record, manifest.manifest()).ok_or_else(|| SessionFault::Neighbour {
+            node: leader.clone(),
+            reason: "the session does not fit the manifest".into(),
+        })?;
+        let member = derived.members.iter().position(|name| name == self.me());
+        let member = member.ok_or(SessionFault::NoBlocks)?;
+        let key = self.by_name[&record.manifest].clone();
+        let basis = match &record.kind {
+            SessionKind::Encode { basis, .. } => *basis,
+            SessionKind::Repair { .. } => None,
+        };
+        let source = match derived.sources.get(member) {
+            Some(block) => Some(self.source_block(&key, &derived, *block, basis)?),
+            None => None,
+        };
+        let tables = self.leaf_tables(&key, &derived, &record.kind);
+        let sink = derived.sink_members.iter().position(|at| *at == member);
+        let opening = self.opening_of(leader, record.session);
+        let (kept, waits_for_slot) = match sink {
+            Some(sink) => self.room_for(opening, &key, &derived, derived.sinks[sink], basis)?,
+            None => (Kept::Nothing, false),
+        };
+        Ok(Joined {
+            key,
+            derived,
+            member,
+            source,
+            kept,
+            leaves: BTreeMap::new(),
+            waits_for_slot,
+            running: false,
+            deadline: self.now.plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
+            tables,
+        })
+    }
+
+    fn source_block(
+        &self,
+        key: &CheckpointKey,
+        derived: &Derived,
+        block: usize,
+        basis: Option<Digest>,
+    ) -> Result<Source, SessionFault> {
+        let checkpoint = self.checkpoints.get(key).ok_or(SessionFault::NoManifest)?;
+        let Some(entry) = derived.blocks.data.get(block) else {
+            let index = (block - derived.blocks.data.len()) as u32;
+            let set = checkpoint.parity.get(&(derived.lane, index)).copied();
+            return Ok(Source::Parity { set: set.ok_or(SessionFault::NoBlocks)? });
+        };
+        let rank = entry.as_ref().ok_or(SessionFault::NoBlocks)?.rank;
+        let sealed = checkpoint.shards.get(&rank).and_then(LocalShard::sealed);
+        let shard = sealed.ok_or(SessionFault::NoBlocks)?;
+        let basis = match basis {
+            Some(name) => Some(self.basis_shard(name, rank).ok_or(SessionFault::NoBasis)?),
+            None => None,
+        };
+        Ok(Source::Shard { shard, basis })
+    }
+
+    fn basis_shard(&self, name: Digest, rank: Rank) -> Option<SlotShard> {
+        let checkpoint = self.checkpoints.get(self.by_name.get(&name)?)?;
+        checkpoint.shards.get(&rank)?.sealed()
+    }
+
+    /// Reserves room for a block to keep.
+    fn room_for(
+        &mut self,
+        opening: Option<SlotId>,
+        key: &CheckpointKey,
+        derived: &Derived,
+        block: usize,
+        basis: Option<Digest>,
+    ) -> Result<(Kept, bool), SessionFault> {
+        let Some(entry) = derived.blocks.data.get(block) else {
+            let index = (block - derived.blocks.data.len()) as u32;
+            return self.room_for_parity(derived, index, basis).map(|kept| (kept, false));
+        };
+        let shard = entry.as_ref().ok_or(SessionFault::NoBlocks)?;
+        let (rank, length) = (shard.rank, shard.length);
+        if let Some(slot) = opening {
+            return Ok((Kept::Shard { rank, slot, length, opening: true }, false));
+        }
+        let made = self.create_slot(&key.namespace, rank, length, SlotUse::Restoring);
+        let slot = made.map_err(|refusal| SessionFault::NoRoom(refusal.message))?;
+        Ok((Kept::Shard { rank, slot, length, opening: false }, true))
+    }
+
+    /// The slot that this node opened the session to fill, if it did.
+    fn opening_of(&self, leader: &NodeName, session: SessionId) -> Option<SlotId> {
+        match self.led.get(&session).filter(|_| leader == self.me())?.purpose {
+            LedFor::Open(slot) => Some(slot),
+            _ => None,
+        }
+    }
+
+    fn room_for_parity(
+        &mut self,
+        derived: &Derived,
+        index: u32,
+        basis: Option<Digest>,
+    ) -> Result<Kept, SessionFault> {
+        let basis = match basis {
+            Some(name) => {
+                let checkpoint = self.by_name.get(&name).and_then(|key| self.checkpoints.get(key));
+                let set = checkpoint.and_then(|c| c.parity.get(&(derived.lane, index)).copied());
+                Some(set.ok_or(SessionFault::NoBasis)?)
+            }
+            None => None,
+        };
+        let set = ParityId(self.fresh());
+        let reserved = self.budget.reserve(Purpose::Parity(set), derived.blocks.length);
+        reserved.map_err(|no_room| SessionFault::NoRoom(no_room.to_string()))?;
+        Ok(Kept::Parity { index, set, basis })
+    }
+
+    /// The tables of chunk digests that others need from this member: of the shard that it codes, or of the
+    /// shards that are wanted.
+    fn leaf_tables(&self, key: &CheckpointKey, derived: &Derived, kind: &SessionKind) -> Vec<LeafTable> {
+        let blocks: Vec<usize> = match kind {
+            SessionKind::Encode { .. } => derived.sources.clone(),
+            SessionKind::Repair { wanted, .. } => wanted
+                .iter()
+                .flat_map(|(block, _)| match (*block as usize) < derived.blocks.data.len() {
+                    true => vec![*block as usize],
+                    // Whoever gets parity back gets the tables of all shards it covers.
+                    false => (0..derived.blocks.data.len()).collect(),
+                })
+                .collect(),
+        };
+        let ranks = blocks.into_iter().filter_map(|block| Some(derived.blocks.data[block].as_ref()?.rank));
+        ranks
+            .filter_map(|rank| {
+                let leaves = self.leaves_known(key, rank)?.to_vec();
+                Some(LeafTable { rank, leaves })
+            })
+            .collect()
+    }
+
+    pub(crate) fn leaves_known(&self, key: &CheckpointKey, rank: Rank) -> Option<Arc<[Digest]>> {
+        let checkpoint = self.checkpoints.get(key)?;
+        let own = checkpoint.shards.get(&rank).and_then(LocalShard::sealed);
+        own.map(|shard| shard.leaves).or_else(|| checkpoint.leaves.get(&rank).cloned())
+    }
+
+    pub(crate) fn begin(&mut self, from: &NodeName, session: SessionId, leaves: Vec<LeafTable>) {
+        let place = (from.clone(), session);
+        let Some(joined) = self.joined.get(&place) else {
+            return;
+        };
+        let Some(manifest) = self.checkpoints.get(&joined.key).and_then(|c| c.manifest.clone()) else {
+            return;
+        };
+        let proven = prove(manifest.manifest(), leaves);
+        let work = self.work(from, session, joined, manifest.manifest(), &proven);
+        match work {
+            Ok(work) => {
+                if let Some(joined) = self.joined.get_mut(&place) {
+                    joined.leaves = proven;
+                    joined.running = true;
+                }
+                self.out.push(Output::Run(work));
+            }
+            Err(fault) => {
+                self.leave(&place, false);
+                self.send(from, PeerMessage::Failed { session, fault });
+            }
+        }
+    }
+
+    fn work(
+        &self,
+        leader: &NodeName,
+        session: SessionId,
+        joined: &Joined,
+        manifest: &Manifest,
+        proven: &BTreeMap<Rank, Arc<[Digest]>>,
+    ) -> Result<SessionWork, SessionFault> {
+        let keep = match &joined.kept {
+            Kept::Nothing => None,
+            Kept::Parity { set, basis, .. } => Some(Keep::Parity { set: *set, basis: *basis }),
+            Kept::Shard { rank, slot, length, .. } => {
+                let leaves = proven.get(rank).cloned().or_else(|| self.leaves_known(&joined.key, *rank));
+                let (slot, length) = (*slot, *length);
+                let leaves = leaves.ok_or(SessionFault::NoBlocks)?;
+                Some(Keep::Shard(SlotShard { slot, length, leaves }))
+            }
+        };
+        let count = manifest.chunk.count(joined.derived.blocks.length);
+        Ok(SessionWork {
+            leader: leader.clone(),
+            session,
+            plan: Arc::new(joined.derived.plan.clone()),
+            members: joined.derived.members.clone().into(),
+            member: joined.member,
+            chunk: manifest.chunk,
+            lane_length: joined.derived.blocks.length,
+            stripes: stripe_ranges(&joined.derived.stripes, count),
+            source: joined.source.clone(),
+            keep,
+        })
+    }
+
+    pub(crate) fn session_ended(
+        &mut self,
+        leader: &NodeName,
+        session: SessionId,
+        outcome: Result<SessionTally, SessionFault>,
+    ) {
+        let place = (leader.clone(), session);
+        let Some(joined) = self.joined.get_mut(&place) else {
+            return;
+        };
+        joined.running = false;
+        match outcome {
+            Ok(tally) => {
+                self.rates.session(tally);
+                self.send(leader, PeerMessage::Finished { session });
+            }
+            Err(fault) => {
+                if let SessionFault::Corrupt(_) = &fault {
+                    self.drop_corrupt(&place);
+                }
+                self.leave(&place, false);
+                self.send(leader, PeerMessage::Failed { session, fault });
+            }
+        }
+    }
+
+    /// A block here that lost its digest is an erasure: it goes, and is healed like any other loss.
+    fn drop_corrupt(&mut self, place: &(NodeName, SessionId)) {
+        let Some(joined) = self.joined.get(place) else {
+            return;
+        };
+        let safe = self.safe_state();
+        let (key, source) = (joined.key.clone(), joined.source.clone());
+        let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
+            return;
+        };
+        if checkpoint.state < safe {
+            return;
+        }
+        match source {
+            Some(Source::Shard { shard, .. }) => {
+                checkpoint.shards.retain(|_, known| known.slot != shard.slot);
+                self.free_slot_again(shard.slot);
+            }
+            Some(Source::Parity { set }) => {
+                checkpoint.parity.retain(|_, known| *known != set);
+                self.budget.release(Purpose::Parity(set));
+                self.out.push(Output::DropParity { set });
+            }
+            None => {}
+        }
+    }
+
+    pub(crate) fn close(&mut self, from: &NodeName, session: SessionId, kept: bool) {
+        self.leave(&(from.clone(), session), kept);
+    }
+
+    /// Ends this node's part: what was kept counts or goes.
+    fn leave(&mut self, place: &(NodeName, SessionId), counts: bool) {
+        let Some(joined) = self.joined.remove(place) else {
+            return;
+        };
+        if joined.running {
+            let (leader, session) = place.clone();
+            self.out.push(Output::Stop { leader, session });
+        }
+        let counts = counts && self.checkpoints.contains_key(&joined.key);
+        if counts {
+            let leaves = joined.leaves.clone();
+            if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key) {
+                if matches!(joined.kept, Kept::Parity { .. }) {
+                    checkpoint.leaves.extend(leaves);
+                }
+            }
+        }
+        match joined.kept.clone() {
+            Kept::Nothing => {}
+            Kept::Parity { index, set, .. } => self.settle_parity(&joined, index, set, counts),
+            Kept::Shard { opening: true, rank, slot, .. } => {
+                if let Some(leaves) = joined.leaves.get(&rank).filter(|_| counts) {
+                    self.opening_leaves(slot, leaves.clone());
+                }
+            }
+            Kept::Shard { rank, slot, length, .. } => self.settle_shard(&joined, rank, slot, length, counts),
+        }
+    }
+
+    fn settle_parity(&mut self, joined: &Joined, index: u32, set: ParityId, counts: bool) {
+        let mut gone = Some(set);
+        if counts {
+            if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key) {
+                gone = checkpoint.parity.insert((joined.derived.lane, index), set);
+            }
+        }
+        if let Some(set) = gone {
+            self.budget.release(Purpose::Parity(set));
+            self.out.push(Output::DropParity { set });
+        }
+    }
+
+    fn settle_shard(&mut self, joined: &Joined, rank: Rank, slot: SlotId, length: u64, counts: bool) {
+        let leaves = joined.leaves.get(&rank).cloned();
+        match leaves.filter(|_| counts) {
+            Some(leaves) => self.hold_restored(&joined.key, rank, slot, length, leaves),
+            None => self.drop_slot(slot),
+        }
+    }
+
+    /// A restored shard is one of this node's own again.
+    pub(crate) fn hold_restored(
+        &mut self,
+        key: &CheckpointKey,
+        rank: Rank,
+        slot: SlotId,
+        length: u64,
+        leaves: Arc<[Digest]>,
+    ) {
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return self.drop_slot(slot);
+        };
+        let Some(chunk) = checkpoint.manifest.as_ref().map(|m| m.manifest().chunk) else {
+            return self.drop_slot(slot);
+        };
+        let root = root_digest(&leaves, length, chunk);
+        let shard = LocalShard {
+            slot,
+            length,
+            digests: Some((leaves, root)),
+            readers: std::collections::BTreeSet::new(),
+            upload: Upload::Idle,
+        };
+        let replaced = checkpoint.shards.insert(rank, shard);
+        let key = key.clone();
+        self.slot_mut(slot).used_for = SlotUse::Sealed(key);
+        if let Some(old) = replaced {
+            self.free_slot_again(old.slot);
+        }
+        self.start_uploads();
+    }
+
+    /// A slot for a healed shard is there, or is not.
+    pub(crate) fn joined_has_slot(&mut self, slot: SlotId) {
+        let waiting = self.joined.iter().find_map(|(place, joined)| {
+            let is_it = matches!(joined.kept, Kept::Shard { slot: kept, .. } if kept == slot);
+            (is_it && joined.waits_for_slot).then(|| place.clone())
+        });
+        match waiting {
+            Some((leader, session)) => self.say_ready(&leader, session),
+            None => self.drop_slot(slot),
+        }
+    }
+
+    pub(crate) fn joined_without_slot(&mut self, slot: SlotId, reason: &str) {
+        let waiting: Vec<(NodeName, SessionId)> = self
+            .joined
+            .iter()
+            .filter(|(_, joined)| matches!(joined.kept, Kept::Shard { slot: kept, .. } if kept == slot))
+            .map(|(place, _)| place.clone())
+            .collect();
+        for (leader, session) in waiting {
+            self.joined.remove(&(leader.clone(), session));
+            let fault = SessionFault::NoRoom(reason.into());
+            self.send(&leader, PeerMessage::Failed { session, fault });
+        }
+    }
+
+    pub(crate) fn joined_forget(&mut self, leader: &NodeName) {
+        self.leave_where(|(known, _), _| known == leader);
+    }
+
+    pub(crate) fn end_joined_of(&mut self, key: &CheckpointKey) {
+        self.leave_where(|_, joined| joined.key == *key);
+    }
+
+    pub(crate) fn expire_joined(&mut self) {
+        let now = self.now;
+        self.leave_where(|_, joined| joined.deadline <= now);
+    }
+
+    fn leave_where(&mut self, over: impl Fn(&(NodeName, SessionId), &Joined) -> bool) {
+        let places: Vec<(NodeName, SessionId)> = self
+            .joined
+            .iter()
+            .filter(|(place, joined)| over(place, joined))
+            .map(|(place, _)| place.clone())
+            .collect();
+        for place in places {
+            self.leave(&place, false);
+        }
+    }
+}
+
+/// Tables whose root is in the manifest; others prove nothing and are left out.
+fn prove(manifest: &Manifest, tables: Vec<LeafTable>) -> BTreeMap<Rank, Arc<[Digest]>> {
+    tables
+        .into_iter()
+        .filter(|table| {
+            manifest.shard(table.rank).is_some_and(|entry| {
+                table.leaves.len() as u64 == manifest.chunk.count(entry.length)
+                    && root_digest(&table.leaves, entry.length, manifest.chunk) == entry.root
+            })
+        })
+        .map(|table| (table.rank, table.leaves.into()))
+        .collect()
+}
+
+/// Stripes as ranges within `0..count`; all of them if none are named.
+fn stripe_ranges(named: &[(u64, u64)], count: u64) -> Vec<Range<u64>> {
+    if named.is_empty() {
+        return std::iter::once(0..count).filter(|range| !range.is_empty()).collect();
+    }
+    named
+        .iter()
+        .map(|(first, length)| *first..first.saturating_add(*length).min(count))
+        .filter(|range| !range.is_empty())
+        .collect()
+}

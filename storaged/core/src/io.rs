@@ -1,0 +1,208 @@
+//! What goes in and what comes out. One input, drain all outputs, come back at the deadline.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storaged_wire::local::{Reply, Request};
+use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage, SessionFault};
+use storaged_wire::{
+    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Rank, SessionId,
+    SlotId,
+};
+
+use crate::encode::{ParityId, SessionWork, SlotShard};
+
+/// Milliseconds since the daemon started. The driver's clock; the core never asks for it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Now(pub u64);
+
+impl Now {
+    /// This much later.
+    pub fn plus(self, ms: u64) -> Self {
+        Self(self.0.saturating_add(ms))
+    }
+
+    /// Milliseconds since `earlier`.
+    pub fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// A connection on the Unix socket.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ConnId(pub u64);
+
+/// A request on a connection.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RequestId {
+    /// The connection.
+    pub conn: ConnId,
+    /// Which of its requests, from 0.
+    pub index: u64,
+}
+
+/// A question to peers or to the durable tier that is under way.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct QueryId(pub u64);
+
+/// What happened.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// The deadline came.
+    Tick,
+    /// The link to a peer is up.
+    PeerUp {
+        node: NodeName,
+        generation: Generation,
+    },
+    /// The link to a peer is down.
+    PeerDown { node: NodeName },
+    /// A control message.
+    Message { from: NodeName, message: PeerMessage },
+    /// A request of a trainer, a reader or an operator.
+    Request { id: RequestId, request: Request },
+    /// A connection ended, or the process behind it died.
+    Disconnected { conn: ConnId },
+    /// `Output::CreateSlot` is done.
+    SlotCreated { slot: SlotId },
+    /// `Output::CreateSlot` failed.
+    SlotFailed { slot: SlotId, reason: String },
+    /// `Output::Digest` is done.
+    Digested {
+        slot: SlotId,
+        leaves: Arc<[Digest]>,
+        root: Digest,
+    },
+    /// `Output::Digest` failed.
+    DigestFailed { slot: SlotId, reason: String },
+    /// `Output::Run` ended.
+    SessionEnded {
+        leader: NodeName,
+        session: SessionId,
+        outcome: Result<SessionTally, SessionFault>,
+    },
+    /// `Output::Upload` ended.
+    Uploaded {
+        manifest: Digest,
+        rank: Rank,
+        outcome: Result<(), String>,
+    },
+    /// `Output::Publish` ended.
+    Published {
+        manifest: Digest,
+        outcome: Result<(), String>,
+    },
+    /// `Output::ListDurable` ended: the newest manifests, newest first.
+    DurableListed {
+        query: QueryId,
+        outcome: Result<Vec<Arc<ManifestBytes>>, String>,
+    },
+    /// `Output::Fetch` ended: every byte asked for is in the slot and has its digest.
+    Fetched {
+        slot: SlotId,
+        outcome: Result<Arc<[Digest]>, String>,
+    },
+    /// `Output::Check` ended: per part, in order, the bytes read and what is wrong, if anything.
+    Checked {
+        query: QueryId,
+        outcomes: Vec<(u64, Option<String>)>,
+    },
+}
+
+/// What a session moved, for the measured rates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SessionTally {
+    /// Bytes of blocks computed or kept by this member.
+    pub bytes: u64,
+    /// Milliseconds.
+    pub elapsed_ms: u64,
+}
+
+/// A shard or parity set to read and check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CheckPart {
+    /// A shard in a slot.
+    Shard(SlotShard),
+    /// A parity set.
+    Parity(ParityId),
+}
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub enum Output {
+    /// Answer a request; `descriptor` is the slot whose memfd goes along.
+    Reply {
+        id: RequestId,
+        reply: Reply,
+        descriptor: Option<SlotId>,
+    },
+    /// Send a control message; it may be lost.
+    Send { to: NodeName, message: PeerMessage },
+    /// Make and preallocate a slot.
+    CreateSlot { slot: SlotId, bytes: u64 },
+    /// Unmap and close a slot.
+    DropSlot { slot: SlotId },
+    /// Digest the first `length` bytes of a sealed slot.
+    Digest { slot: SlotId, length: u64 },
+    /// Do this node's part of a session.
+    Run(SessionWork),
+    /// End this node's part of a session.
+    Stop { leader: NodeName, session: SessionId },
+    /// Free a parity set.
+    DropParity { set: ParityId },
+    /// Copy a shard to the durable tier.
+    Upload {
+        manifest: Arc<ManifestBytes>,
+        rank: Rank,
+        shard: SlotShard,
+    },
+    /// Write the checkpoint's manifest to the durable tier: all its shards are there.
+    Publish { manifest: Arc<ManifestBytes> },
+    /// Find the newest manifests of a namespace in the durable tier.
+    ListDurable { query: QueryId, namespace: Namespace },
+    /// Read ranges of a shard from the durable tier into a slot and verify them. Empty: all of it.
+    Fetch {
+        manifest: Arc<ManifestBytes>,
+        rank: Rank,
+        slot: SlotId,
+        ranges: Vec<Range<u64>>,
+    },
+    /// Read and check parts.
+    Check { query: QueryId, parts: Vec<CheckPart> },
+    /// For logs and metrics.
+    Note(Note),
+}
+
+/// A change worth a log line or a counter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// A checkpoint reached a state, as this node knows it.
+    State {
+        key: CheckpointKey,
+        state: CheckpointState,
+    },
+    /// A checkpoint was given up.
+    Abandoned { key: CheckpointKey, reason: String },
+    /// A lane this node leads was protected, after so many milliseconds.
+    LaneProtected {
+        key: CheckpointKey,
+        lane: Lane,
+        elapsed_ms: u64,
+    },
+    /// A session this node leads failed and will be tried again.
+    SessionFailed {
+        key: CheckpointKey,
+        node: NodeName,
+        fault: SessionFault,
+    },
+    /// A lost block was put back.
+    Healed {
+        key: CheckpointKey,
+        lane: Lane,
+        node: NodeName,
+    },
+    /// A copy to or from the durable tier failed and will be tried again.
+    DurableFailed { key: CheckpointKey, reason: String },
+    /// A peer sent something that cannot be.
+    PeerFault { node: NodeName, reason: String },
+}

@@ -1,0 +1,52 @@
+//! Every limit of the decisions, with its arithmetic. Times are milliseconds.
+
+/// A daemon that has just started waits this long for its peers before it takes missing ones for dead: longer
+/// than three dials at their longest back-off (1 s).
+pub const JOIN_GRACE_MS: u64 = 4_000;
+
+/// What still matters is said again this often.
+pub const REPEAT_MS: u64 = 1_000;
+
+/// A checkpoint that has not committed this long after its first shard was sealed is given up.
+pub const COMMIT_MAX_MS: u64 = 120_000;
+
+/// A member answers a session's proposal within this time.
+pub const PROPOSE_MAX_MS: u64 = 5_000;
+
+/// A session is ended by its leader after this time: an upper bound beside the executor's own stall limit.
+pub const SESSION_MAX_MS: u64 = 600_000;
+
+/// A failed session is tried again after this time.
+pub const SESSION_RETRY_MS: u64 = 1_000;
+
+/// Peers answer queries within this time.
+pub const QUERY_MAX_MS: u64 = 3_000;
+
+/// The durable tier answers a listing within this time.
+pub const DURABLE_LIST_MAX_MS: u64 = 20_000;
+
+/// A failed upload is tried again after this time.
+pub const UPLOAD_RETRY_MS: u64 = 5_000;
+
+/// Longest wait that a request may ask for.
+pub const REQUEST_MAX_MS: u64 = 600_000;
+
+/// Sessions that one leader runs at once: each holds a few blocks per member.
+pub const SESSIONS_LED_MAX: usize = 4;
+
+/// Requests that wait at once; one more is refused.
+pub const WAITERS_MAX: usize = 65_536;
+
+/// Checkpoints that one namespace may have before commit on one node; older ones are given up first.
+pub const UNCOMMITTED_MAX: usize = 8;
+
+/// First guess of the rate at which RAM is read and verified, bytes per millisecond (2 GB/s).
+pub const RAM_BYTES_PER_MS: u64 = 2_000_000;
+/// First guess of the rate of a session, bytes per millisecond (500 MB/s).
+pub const SESSION_BYTES_PER_MS: u64 = 500_000;
+/// First guess of the rate of the durable tier, bytes per millisecond (100 MB/s).
+pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
+
+const _: () = assert!(PROPOSE_MAX_MS > 2 * REPEAT_MS, "a proposal outlives a repeat");
+const _: () = assert!(QUERY_MAX_MS < JOIN_GRACE_MS, "a query ends before the grace");
+const _: () = assert!(PROPOSE_MAX_MS < SESSION_MAX_MS, "a proposal is the start of a session");

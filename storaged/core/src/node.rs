@@ -1,0 +1,424 @@
+//! The machine: one daemon's decisions. `handle` takes one input and appends outputs; `deadline` says when to
+//! come back with `Tick`. The verbs are in their own folders, each as an `impl Node`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use storaged_wire::local::{Reply, Request};
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{
+    CheckpointState, ChunkSize, Digest, Generation, Geometry, ManifestBytes, Namespace, NodeName,
+    Owner, Refusal, SessionId, SlotId,
+};
+
+use crate::budget::Budget;
+use crate::encode::{Joined, Led, ParityId};
+use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
+use crate::limits;
+use crate::place::{Group, GroupError, Member, groups};
+use crate::restore::{Opening, PlanQuery, VerifyWork};
+use crate::place::RunProposal;
+use crate::table::{Attached, Checkpoint, NamespaceTable, Peer, Slot, Waiter};
+
+/// When checkpoints go to the durable tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DurablePolicy {
+    /// There is no durable tier.
+    Absent,
+    /// Only those a trainer asks for.
+    OnRequest,
+    /// Those whose step is a multiple of this number.
+    Every(u64),
+}
+
+/// What a node is told at start.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// This node's name; it is one of `members`.
+    pub name: NodeName,
+    /// This incarnation.
+    pub generation: Generation,
+    /// All configured nodes, this one included.
+    pub members: Vec<Member>,
+    /// k and m; none means that checkpoints are not coded.
+    pub geometry: Option<Geometry>,
+    /// Size of a chunk.
+    pub chunk: ChunkSize,
+    /// Slots per rank.
+    pub slots_per_rank: usize,
+    /// Bytes of RAM that slots and parity may take.
+    pub budget: u64,
+    /// The durable tier.
+    pub durable: DurablePolicy,
+}
+
+/// One daemon's decisions.
+pub struct Node {
+    pub(crate) setup: Setup,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) started: Option<Now>,
+    pub(crate) now: Now,
+    pub(crate) out: Vec<Output>,
+    pub(crate) peers: BTreeMap<NodeName, Peer>,
+    pub(crate) namespaces: BTreeMap<Namespace, NamespaceTable>,
+    pub(crate) checkpoints: BTreeMap<CheckpointKey, Checkpoint>,
+    pub(crate) by_name: BTreeMap<Digest, CheckpointKey>,
+    pub(crate) slots: BTreeMap<SlotId, Slot>,
+    pub(crate) budget: Budget,
+    pub(crate) conns: BTreeMap<ConnId, Attached>,
+    pub(crate) waiters: Vec<Waiter>,
+    pub(crate) led: BTreeMap<SessionId, Led>,
+    pub(crate) joined: BTreeMap<(NodeName, SessionId), Joined>,
+    pub(crate) lanes: crate::encode::LaneTable,
+    pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
+    pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
+    pub(crate) openings: BTreeMap<SlotId, Opening>,
+    pub(crate) verifies: BTreeMap<QueryId, VerifyWork>,
+    pub(crate) planned: Vec<Arc<ManifestBytes>>,
+    pub(crate) rates: crate::restore::Rates,
+    pub(crate) next: u64,
+    pub(crate) repeat_at: Now,
+}
+
+impl Node {
+    /// A node that knows nothing yet.
+    ///
+    /// # Errors
+    /// [`GroupError`] if the members cannot be grouped with the geometry.
+    pub fn new(setup: Setup) -> Result<Self, GroupError> {
+        let groups = match setup.geometry {
+            Some(geometry) => groups(&setup.members, geometry)?,
+            None => Vec::new(),
+        };
+        let budget = Budget::new(setup.budget);
+        Ok(Self {
+            groups,
+            budget,
+            setup,
+            started: None,
+            now: Now(0),
+            out: Vec::new(),
+            peers: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
+            by_name: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            conns: BTreeMap::new(),
+            waiters: Vec::new(),
+            led: BTreeMap::new(),
+            joined: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            proposals: BTreeMap::new(),
+            plans: BTreeMap::new(),
+            openings: BTreeMap::new(),
+            verifies: BTreeMap::new(),
+            planned: Vec::new(),
+            rates: crate::restore::Rates::default(),
+            next: 0,
+            repeat_at: Now(0),
+        })
+    }
+
+    /// Takes one input and returns what to do, in order.
+    pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
+        self.now = now;
+        self.started.get_or_insert(now);
+        self.dispatch(input);
+        std::mem::take(&mut self.out)
+    }
+
+    /// When to come back with [`Input::Tick`] at the latest.
+    pub fn deadline(&self) -> Now {
+        let waits = self.waiters.iter().map(|waiter| waiter.deadline);
+        let plans = self.plans.values().map(|plan| plan.deadline);
+        let proposals = self.proposals.values().map(|proposal| proposal.deadline);
+        let openings = self.openings.values().map(|opening| opening.deadline);
+        let all = waits.chain(plans).chain(proposals).chain(openings);
+        all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
+    }
+
+    fn dispatch(&mut self, input: Input) {
+        match input {
+            Input::Tick => self.tick(),
+            Input::PeerUp { node, generation } => self.peer_up(node, generation),
+            Input::PeerDown { node } => self.peer_down(&node),
+            Input::Message { from, message } => self.message(&from, message),
+            Input::Request { id, request } => self.request(id, request),
+            Input::Disconnected { conn } => self.disconnected(conn),
+            Input::SlotCreated { slot } => self.slot_created(slot),
+            Input::SlotFailed { slot, reason } => self.slot_failed(slot, &reason),
+            Input::Digested { slot, leaves, root } => self.digested(slot, leaves, root),
+            Input::DigestFailed { slot, reason } => self.digest_failed(slot, &reason),
+            Input::SessionEnded {
+                leader,
+                session,
+                outcome,
+            } => self.session_ended(&leader, session, outcome),
+            Input::Uploaded {
+                manifest,
+                rank,
+                outcome,
+            } => self.uploaded(manifest, rank, outcome),
+            Input::Published { manifest, outcome } => self.published(manifest, outcome),
+            Input::DurableListed { query, outcome } => self.durable_listed(query, outcome),
+            Input::Fetched { slot, outcome } => self.fetched(slot, outcome),
+            Input::Checked { query, outcomes } => self.checked(query, outcomes),
+        }
+    }
+
+    fn tick(&mut self) {
+        self.expire_waiters();
+        self.expire_plans();
+        self.expire_proposals();
+        self.expire_openings();
+        if self.now >= self.repeat_at {
+            self.repeat_at = self.now.plus(limits::REPEAT_MS);
+            self.repeat();
+        }
+    }
+
+    /// Says again what still matters and starts what waits for its time.
+    fn repeat(&mut self) {
+        self.give_up_old_commits();
+        self.announce_all();
+        self.tell_all();
+        self.expire_sessions();
+        self.lead_lanes();
+        self.start_uploads();
+        self.start_publishing();
+        self.expire_verifies();
+    }
+
+    fn request(&mut self, id: RequestId, request: Request) {
+        let outcome = match request {
+            Request::Hello {
+                version,
+                namespace,
+                token,
+                role,
+            } => self.hello(id, version, namespace, &token, role),
+            Request::OpenRun { timeout_ms } => self.open_run(id, timeout_ms),
+            Request::AcquireSlot { bytes, timeout_ms } => self.acquire(id, bytes, timeout_ms),
+            Request::SealSlot { slot, step, length } => self.seal(id, slot, step, length),
+            Request::ReleaseSlot { slot } => self.release(id, slot),
+            Request::Commit {
+                step,
+                schema,
+                torch_metadata,
+                durable,
+            } => self.commit(id, step, schema, torch_metadata, durable),
+            Request::Wait {
+                run,
+                step,
+                state,
+                timeout_ms,
+            } => self.wait(id, run, step, state, timeout_ms),
+            Request::Plan { step, timeout_ms } => self.plan(id, step, timeout_ms),
+            Request::GetManifest { manifest } => self.get_manifest(id, manifest),
+            Request::OpenShard {
+                manifest,
+                rank,
+                ranges,
+                timeout_ms,
+            } => self.open_shard(id, manifest, rank, &ranges, timeout_ms),
+            Request::CloseShard { manifest, rank } => self.close_shard(id, manifest, rank),
+            Request::Status => self.status(id),
+            Request::List { namespace } => self.list(id, namespace.as_ref()),
+            Request::Verify { step, timeout_ms } => self.verify(id, step, timeout_ms),
+        };
+        if let Err(refusal) = outcome {
+            self.reply(id, Reply::Refused(refusal));
+        }
+    }
+
+    fn message(&mut self, from: &NodeName, message: PeerMessage) {
+        match message {
+            PeerMessage::Fences(fences) => self.learn_fences(from, fences),
+            PeerMessage::FenceProposal { query, fence } => self.fence_proposed(from, query, fence),
+            PeerMessage::FenceAnswer {
+                query,
+                accepted,
+                fence,
+            } => self.fence_answered(from, QueryId(query), accepted, fence),
+            PeerMessage::ShardSealed {
+                key,
+                owner,
+                world_size,
+                rank,
+                length,
+                root,
+            } => self.shard_announced(from, key, owner, world_size, rank, length, root),
+            PeerMessage::Description {
+                key,
+                owner,
+                world_size,
+                schema,
+                torch_metadata,
+                durable,
+            } => {
+                let description = crate::table::Description {
+                    schema,
+                    torch_metadata,
+                    durable,
+                };
+                self.described(from, key, owner, world_size, description);
+            }
+            PeerMessage::Committed { manifest, durable } => {
+                self.committed_elsewhere(from, manifest.into(), durable);
+            }
+            PeerMessage::ManifestStored { manifest, state } => {
+                self.manifest_stored(from, manifest, state);
+            }
+            PeerMessage::Abandoned { key, reason } => self.abandon(&key, &reason),
+            PeerMessage::Propose(record) => self.proposed(from, record),
+            PeerMessage::Ready { session, leaves } => self.member_ready(from, session, leaves),
+            PeerMessage::Failed { session, fault } => self.member_failed(from, session, fault),
+            PeerMessage::Begin { session, leaves } => self.begin(from, session, leaves),
+            PeerMessage::Finished { session } => self.member_finished(from, session),
+            PeerMessage::Close { session, kept } => self.close(from, session, kept),
+            PeerMessage::LaneProtected { manifest, lane } => self.lane_protected(manifest, lane),
+            PeerMessage::Protected { manifest } => {
+                self.told_state(from, manifest, CheckpointState::Protected);
+            }
+            PeerMessage::ShardDurable { manifest, rank } => self.shard_durable(manifest, rank),
+            PeerMessage::Durable { manifest } => {
+                self.told_state(from, manifest, CheckpointState::Durable);
+            }
+            PeerMessage::HoldingsQuery { query, namespace } => {
+                self.holdings_asked(from, query, &namespace);
+            }
+            PeerMessage::Holdings {
+                query,
+                owner,
+                holdings,
+            } => self.holdings_told(from, QueryId(query), owner, holdings),
+            PeerMessage::ManifestQuery { query, manifest } => {
+                self.manifest_asked(from, query, manifest);
+            }
+            PeerMessage::ManifestAnswer { query, manifest } => {
+                self.manifest_answered(from, QueryId(query), manifest.map(Into::into));
+            }
+            PeerMessage::VerifyQuery { query, manifest } => {
+                self.verify_asked(from, query, manifest);
+            }
+            PeerMessage::VerifyAnswer { query, parts } => {
+                self.verify_answered(from, QueryId(query), parts);
+            }
+        }
+    }
+
+    fn peer_up(&mut self, node: NodeName, generation: Generation) {
+        if let Some(known) = self.peers.get(&node) {
+            if known.generation != generation {
+                self.forget_peer(&node);
+            }
+        }
+        self.peers.insert(node.clone(), Peer { generation });
+        self.greet(&node);
+        self.peer_may_have_lost(&node);
+    }
+
+    fn peer_down(&mut self, node: &NodeName) {
+        self.forget_peer(node);
+    }
+
+    fn forget_peer(&mut self, node: &NodeName) {
+        self.peers.remove(node);
+        for checkpoint in self.checkpoints.values_mut() {
+            checkpoint.told.remove(node);
+        }
+        self.lanes_forget(node);
+        self.sessions_forget(node);
+        self.queries_forget(node);
+    }
+
+    /// Whether every configured peer is up, or has had time to be.
+    pub(crate) fn settled(&self) -> bool {
+        let started = self.started.unwrap_or(self.now);
+        self.peers.len() + 1 >= self.setup.members.len()
+            || self.now.since(started) >= limits::JOIN_GRACE_MS
+    }
+
+    /// When [`Node::settled`] becomes true at the latest.
+    pub(crate) fn settled_at(&self) -> Now {
+        self.started.unwrap_or(self.now).plus(limits::JOIN_GRACE_MS)
+    }
+
+    pub(crate) fn me(&self) -> &NodeName {
+        &self.setup.name
+    }
+
+    pub(crate) fn fresh(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(crate) fn reply(&mut self, id: RequestId, reply: Reply) {
+        self.out.push(Output::Reply {
+            id,
+            reply,
+            descriptor: None,
+        });
+    }
+
+    pub(crate) fn note(&mut self, note: Note) {
+        self.out.push(Output::Note(note));
+    }
+
+    /// Sends to a peer, or handles at once if it is this node.
+    pub(crate) fn send(&mut self, to: &NodeName, message: PeerMessage) {
+        if to == self.me() {
+            let me = self.me().clone();
+            self.message(&me, message);
+        } else if self.peers.contains_key(to) {
+            let to = to.clone();
+            self.out.push(Output::Send { to, message });
+        }
+    }
+
+    pub(crate) fn is_up(&self, node: &NodeName) -> bool {
+        node == self.me() || self.peers.contains_key(node)
+    }
+
+    pub(crate) fn manifest_named(&self, name: Digest) -> Option<Arc<ManifestBytes>> {
+        self.by_name
+            .get(&name)
+            .and_then(|key| self.checkpoints.get(key))
+            .and_then(|checkpoint| checkpoint.manifest.clone())
+    }
+
+    pub(crate) fn checkpoint_named(&mut self, name: Digest) -> Option<&mut Checkpoint> {
+        let key = self.by_name.get(&name)?;
+        self.checkpoints.get_mut(key)
+    }
+
+    pub(crate) fn attached(&self, id: RequestId) -> Result<&Attached, Refusal> {
+        self.conns.get(&id.conn).ok_or_else(|| {
+            Refusal::new(
+                storaged_wire::RefusalCode::NotAttached,
+                "expected a hello first on this connection, got another request",
+            )
+        })
+    }
+
+    pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {
+        self.namespaces.get(namespace).map(|table| table.owner)
+    }
+
+    /// Everything that this node's RAM is used for, for the ledger's check after a stress test.
+    pub fn ledger(&self) -> crate::budget::Ledger {
+        let parity: BTreeSet<ParityId> = self
+            .checkpoints
+            .values()
+            .flat_map(|checkpoint| checkpoint.parity.values().copied())
+            .collect();
+        crate::budget::Ledger {
+            used: self.budget.used(),
+            total: self.budget.total(),
+            slots: self.slots.len(),
+            parity_sets: parity.len(),
+            sessions: self.joined.len() + self.led.len(),
+            waiters: self.waiters.len(),
+        }
+    }
+}

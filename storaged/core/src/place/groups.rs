@@ -1,0 +1,180 @@
+//! Groups: who shares stripes with whom. A pure function of the member list, so every node finds the same groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use storaged_wire::{Geometry, NodeName};
+use thiserror::Error;
+
+/// A configured node.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Member {
+    /// Its name.
+    pub name: NodeName,
+    /// What fails together with it: a rack, a power feed. By default the node itself.
+    pub failure_domain: String,
+}
+
+/// k data nodes (fewer in the last group) and m coding nodes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// Data nodes in coding order.
+    pub data: Vec<NodeName>,
+    /// Coding nodes in parity order.
+    pub coding: Vec<NodeName>,
+}
+
+/// Why a member list cannot be protected.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum GroupError {
+    /// Two members with one name.
+    #[error("node {0} is listed twice: give every node a name of its own")]
+    Duplicate(NodeName),
+    /// Not enough nodes outside a group's data nodes and their failure domains.
+    #[error(
+        "geometry {geometry} needs {needed} coding nodes outside the failure domains of {data:?}, got {got}: \
+         add nodes in other failure domains or lower m"
+    )]
+    TooFewDomains {
+        geometry: Geometry,
+        data: Vec<NodeName>,
+        needed: usize,
+        got: usize,
+    },
+}
+
+/// Divides the members into groups of k data nodes and gives each m coding nodes from outside.
+///
+/// Nodes are dealt so that a group's data nodes come from as many failure domains as there are. Coding nodes lie
+/// in domains of their own, away from the group's data nodes, and are picked from the nodes that code least so
+/// far. So the loss of any m domains costs a stripe at most m blocks if every data node has its own domain.
+///
+/// # Errors
+/// [`GroupError`] if a name comes twice or some group finds no m coding nodes.
+pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, GroupError> {
+    let ordered = interleave_domains(members)?;
+    let mut load: BTreeMap<&NodeName, usize> = BTreeMap::new();
+    ordered
+        .chunks(geometry.k())
+        .map(|data| {
+            let coding = coding_nodes(data, &ordered, geometry, &mut load)?;
+            Ok(Group {
+                data: data.iter().map(|member| member.name.clone()).collect(),
+                coding,
+            })
+        })
+        .collect()
+}
+
+/// Members by name, taken from each failure domain in turn.
+fn interleave_domains(members: &[Member]) -> Result<Vec<&Member>, GroupError> {
+    let mut domains: BTreeMap<&str, BTreeMap<&NodeName, &Member>> = BTreeMap::new();
+    let mut names = BTreeSet::new();
+    for member in members {
+        if !names.insert(&member.name) {
+            return Err(GroupError::Duplicate(member.name.clone()));
+        }
+        let domain = domains.entry(&member.failure_domain).or_default();
+        domain.insert(&member.name, member);
+    }
+    let mut queues: Vec<_> = domains.into_values().collect();
+    queues.sort_by_key(|domain| domain.keys().next().copied());
+    let mut queues: Vec<_> = queues.into_iter().map(BTreeMap::into_values).collect();
+    let mut ordered = Vec::with_capacity(members.len());
+    while ordered.len() < members.len() {
+        ordered.extend(queues.iter_mut().filter_map(Iterator::next));
+    }
+    Ok(ordered)
+}
+
+fn coding_nodes<'a>(
+    data: &[&Member],
+    all: &[&'a Member],
+    geometry: Geometry,
+    load: &mut BTreeMap<&'a NodeName, usize>,
+) -> Result<Vec<NodeName>, GroupError> {
+    let mut taken: BTreeSet<&str> = data.iter().map(|m| m.failure_domain.as_str()).collect();
+    let mut coding = Vec::with_capacity(geometry.m());
+    while coding.len() < geometry.m() {
+        let best = all
+            .iter()
+            .filter(|member| !taken.contains(member.failure_domain.as_str()))
+            .min_by_key(|member| (load.get(&member.name).copied().unwrap_or(0), &member.name));
+        let Some(best) = best else {
+            return Err(GroupError::TooFewDomains {
+                geometry,
+                data: data.iter().map(|member| member.name.clone()).collect(),
+                needed: geometry.m(),
+                got: coding.len(),
+            });
+        };
+        taken.insert(&best.failure_domain);
+        *load.entry(&best.name).or_default() += 1;
+        coding.push(best.name.clone());
+    }
+    Ok(coding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(names_and_domains: &[(&str, &str)]) -> Vec<Member> {
+        names_and_domains
+            .iter()
+            .map(|(name, domain)| Member {
+                name: NodeName::new(*name).unwrap(),
+                failure_domain: (*domain).into(),
+            })
+            .collect()
+    }
+
+    fn own_domains(count: usize) -> Vec<Member> {
+        let names: Vec<String> = (0..count).map(|i| format!("n{i:02}")).collect();
+        let pairs: Vec<(&str, &str)> = names.iter().map(|n| (n.as_str(), n.as_str())).collect();
+        members(&pairs)
+    }
+
+    #[test]
+    fn six_nodes_make_one_full_and_one_short_group() {
+        let found = groups(&own_domains(6), Geometry::new(4, 2).unwrap()).unwrap();
+        let text = |names: &[NodeName]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(text(&found[0].data), ["n00", "n01", "n02", "n03"]);
+        assert_eq!(text(&found[0].coding), ["n04", "n05"]);
+        assert_eq!(text(&found[1].data), ["n04", "n05"]);
+        assert_eq!(text(&found[1].coding), ["n00", "n01"]);
+    }
+
+    #[test]
+    fn coding_nodes_lie_outside_their_data_nodes_and_domains_and_load_is_even() {
+        for (count, k, m) in [(16, 8, 2), (12, 4, 2), (9, 4, 3), (34, 8, 4)] {
+            let members = own_domains(count);
+            let found = groups(&members, Geometry::new(k, m).unwrap()).unwrap();
+            let mut load: BTreeMap<&NodeName, usize> = BTreeMap::new();
+            for group in &found {
+                assert!(group.coding.iter().all(|node| !group.data.contains(node)));
+                assert_eq!(group.coding.iter().collect::<BTreeSet<_>>().len(), m);
+                group.coding.iter().for_each(|node| *load.entry(node).or_default() += 1);
+            }
+            let most = load.values().max().unwrap();
+            assert!(*most <= (found.len() * m).div_ceil(count) + 1, "{count} nodes, load {most}");
+        }
+    }
+
+    #[test]
+    fn the_order_of_the_list_does_not_matter() {
+        let mut list = own_domains(10);
+        let geometry = Geometry::new(4, 2).unwrap();
+        let expected = groups(&list, geometry).unwrap();
+        list.reverse();
+        assert_eq!(groups(&list, geometry).unwrap(), expected);
+    }
+
+    #[test]
+    fn too_few_domains_and_duplicates_are_refused() {
+        let geometry = Geometry::new(2, 1).unwrap();
+        let one_rack = members(&[("a", "r1"), ("b", "r1"), ("c", "r1")]);
+        assert!(matches!(groups(&one_rack, geometry), Err(GroupError::TooFewDomains { .. })));
+        let twice = members(&[("a", "a"), ("a", "b"), ("c", "c")]);
+        assert!(matches!(groups(&twice, geometry), Err(GroupError::Duplicate(_))));
+    }
+}

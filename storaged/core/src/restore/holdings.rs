@@ -1,0 +1,129 @@
+//! What nodes hold of a namespace: asked before a plan is made, and by the leaders of lanes that heal.
+
+use std::sync::Arc;
+
+use minicbor::bytes::ByteVec;
+use storaged_wire::local::{CheckpointInfo, Reply};
+use storaged_wire::peer::{Holding, PeerMessage};
+use storaged_wire::{
+    CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode,
+};
+
+use crate::io::{QueryId, RequestId};
+use crate::node::Node;
+use crate::table::Checkpoint;
+
+impl Node {
+    pub(crate) fn holdings_of(&self, namespace: &Namespace) -> Vec<Holding> {
+        self.checkpoints
+            .values()
+            .filter(|c| c.key.namespace == *namespace)
+            .filter_map(Checkpoint::holding)
+            .collect()
+    }
+
+    pub(crate) fn holdings_asked(&mut self, from: &NodeName, query: u64, namespace: &Namespace) {
+        let owner = self.owner_of(namespace);
+        let holdings = self.holdings_of(namespace);
+        self.send(from, PeerMessage::Holdings { query, owner, holdings });
+    }
+
+    pub(crate) fn holdings_told(
+        &mut self,
+        from: &NodeName,
+        query: QueryId,
+        owner: Option<Owner>,
+        holdings: Vec<Holding>,
+    ) {
+        if query == QueryId(0) {
+            let mut namespaces: Vec<Namespace> =
+                self.checkpoints.values().map(|c| c.key.namespace.clone()).collect();
+            namespaces.dedup();
+            // An answer without holdings is of whichever namespace was asked: it says that nothing is held.
+            if let Some(holding) = holdings.first() {
+                namespaces.retain(|namespace| *namespace == holding.key.namespace);
+            }
+            for namespace in namespaces {
+                self.lanes_learn(from, &namespace, &holdings);
+            }
+            return;
+        }
+        self.plan_learns(from, query, owner, &holdings);
+    }
+
+    pub(crate) fn manifest_asked(&mut self, from: &NodeName, query: u64, name: Digest) {
+        let manifest = self
+            .manifest_named(name)
+            .map(|manifest| ByteVec::from(manifest.bytes().to_vec()));
+        self.send(from, PeerMessage::ManifestAnswer { query, manifest });
+    }
+
+    pub(crate) fn get_manifest(&mut self, id: RequestId, name: Digest) -> Result<(), Refusal> {
+        let attached = self.attached(id)?.clone();
+        let known = self.manifest_named(name).or_else(|| self.planned_manifest(name));
+        let known = known.filter(|manifest| manifest.manifest().namespace == attached.namespace);
+        let Some(manifest) = known else {
+            return Err(unknown_manifest(name));
+        };
+        self.check_readable(&manifest, attached.owner)?;
+        let bytes = ByteVec::from(manifest.bytes().to_vec());
+        self.reply(id, Reply::Manifest(bytes));
+        Ok(())
+    }
+
+    pub(crate) fn check_readable(&self, manifest: &Arc<ManifestBytes>, owner: Owner) -> Result<(), Refusal> {
+        if manifest.manifest().owner == owner {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            RefusalCode::WrongToken,
+            format!(
+                "namespace {} belongs to another job token: set STORAGED_TOKEN to the token it was created with",
+                manifest.manifest().namespace
+            ),
+        ))
+    }
+
+    pub(crate) fn list(&mut self, id: RequestId, namespace: Option<&Namespace>) -> Result<(), Refusal> {
+        if let Some(name) = namespace.filter(|name| !self.namespaces.contains_key(*name)) {
+            return Err(unknown_namespace(name));
+        }
+        let infos = self
+            .checkpoints
+            .values()
+            .filter(|c| namespace.is_none_or(|name| c.key.namespace == *name))
+            .map(info)
+            .collect();
+        self.reply(id, Reply::Checkpoints(infos));
+        Ok(())
+    }
+}
+
+fn info(checkpoint: &Checkpoint) -> CheckpointInfo {
+    let sealed = checkpoint.shards.values().map(|shard| shard.length).sum();
+    let length = checkpoint.manifest.as_ref().map_or(sealed, |m| m.manifest().length());
+    CheckpointInfo {
+        namespace: checkpoint.key.namespace.clone(),
+        run: checkpoint.key.run,
+        step: checkpoint.key.step,
+        state: checkpoint.state,
+        durable: checkpoint.state == CheckpointState::Durable,
+        world_size: checkpoint.world_size,
+        length,
+        manifest: checkpoint.name(),
+    }
+}
+
+pub(crate) fn unknown_manifest(name: Digest) -> Refusal {
+    Refusal::new(
+        RefusalCode::NoCheckpoint,
+        format!("no checkpoint with manifest {name} is known here: ask for a plan first and use its digest"),
+    )
+}
+
+pub(crate) fn unknown_namespace(name: &Namespace) -> Refusal {
+    Refusal::new(
+        RefusalCode::UnknownNamespace,
+        format!("no namespace {name} on this node, on any live peer or in the durable tier: check STORAGED_NAMESPACE"),
+    )
+}

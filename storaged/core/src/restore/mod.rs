@@ -1,0 +1,71 @@
+//! Policy of the verb *restore*: the plan before action (`plan`), the ladder per shard (`open`), what nodes hold
+//! (`holdings`), and checking a whole checkpoint (`verify`).
+
+mod holdings;
+mod open;
+mod plan;
+mod verify;
+
+pub(crate) use open::Opening;
+pub(crate) use plan::PlanQuery;
+pub(crate) use verify::VerifyWork;
+
+use storaged_wire::NodeName;
+
+use crate::io::{ConnId, SessionTally};
+use crate::limits;
+use crate::node::Node;
+
+/// Rates for the plan's estimate: measured where something was measured, a first guess elsewhere.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rates {
+    session_bytes_per_ms: u64,
+}
+
+impl Default for Rates {
+    fn default() -> Self {
+        Self {
+            session_bytes_per_ms: limits::SESSION_BYTES_PER_MS,
+        }
+    }
+}
+
+impl Rates {
+    /// Moves the estimate a quarter of the way to what a session just did. Tiny sessions say nothing of the rate.
+    pub fn session(&mut self, tally: SessionTally) {
+        const TELLING_BYTES: u64 = 1 << 20;
+        if tally.bytes < TELLING_BYTES {
+            return;
+        }
+        let measured = tally.bytes / tally.elapsed_ms.max(1);
+        self.session_bytes_per_ms = (3 * self.session_bytes_per_ms + measured).div_ceil(4).max(1);
+    }
+
+    pub fn ram_ms(bytes: u64) -> u64 {
+        bytes.div_ceil(limits::RAM_BYTES_PER_MS)
+    }
+
+    pub fn session_ms(self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.session_bytes_per_ms)
+    }
+
+    pub fn durable_ms(bytes: u64) -> u64 {
+        bytes.div_ceil(limits::DURABLE_BYTES_PER_MS)
+    }
+}
+
+impl Node {
+    /// A peer is gone: nobody waits for its answers any more.
+    pub(crate) fn queries_forget(&mut self, node: &NodeName) {
+        self.plans_forget(node);
+        self.openings_forget(node);
+        self.verifies_forget(node);
+    }
+
+    /// A connection is gone: its plans, openings and runs are over.
+    pub(crate) fn forget_requests(&mut self, conn: ConnId) {
+        self.plans.retain(|_, plan| plan.id.is_none_or(|id| id.conn != conn));
+        self.verifies.retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
+        self.forget_proposals(conn);
+    }
+}

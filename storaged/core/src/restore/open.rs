@@ -1,0 +1,522 @@
+//! The ladder, per shard, one rung at a time and each rung verified: own RAM, the RAM of whoever holds it, decoding
+//! from the survivors of its group, the durable tier. A rung that fails is left for the next, and its fault is told
+//! if none holds. Only the chunks that cover the ranges asked for move.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use storaged_codec::root_digest;
+use storaged_wire::local::{ByteRange, Reply, Rung};
+use storaged_wire::peer::{CheckpointKey, SessionFault, SessionKind};
+use storaged_wire::{
+    CheckpointState, ChunkSize, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode, SlotId,
+};
+
+use super::holdings::unknown_manifest;
+use super::plan::{Survey, Then};
+use crate::encode::{LaneBlocks, Purpose};
+use crate::io::{ConnId, Now, Output, RequestId};
+use crate::limits;
+use crate::node::Node;
+use crate::table::SlotUse;
+
+/// Failed attempts of one opening before it gives up on sessions: more than any group has survivors to try.
+const ATTEMPTS_MAX: usize = 16;
+
+/// Plans whose manifests and sources are kept for the openings that follow.
+const PLANNED_KEPT: usize = 8;
+
+/// What an `OpenShard` asks for.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenWish {
+    pub manifest: Digest,
+    pub rank: Rank,
+    pub ranges: Vec<Range<u64>>,
+    pub deadline: Now,
+}
+
+/// A shard on its way into this node's RAM, or there for a reader.
+#[derive(Debug, Clone)]
+pub(crate) struct Opening {
+    pub id: RequestId,
+    pub manifest: Arc<ManifestBytes>,
+    pub rank: Rank,
+    pub deadline: Now,
+    ranges: Vec<Range<u64>>,
+    survey: Survey,
+    excluded: BTreeSet<NodeName>,
+    faults: Vec<String>,
+    attempts: usize,
+    rung: Rung,
+    leaves: Option<Arc<[Digest]>>,
+    open: bool,
+}
+
+impl Node {
+    pub(crate) fn open_shard(
+        &mut self,
+        id: RequestId,
+        manifest: Digest,
+        rank: Rank,
+        ranges: &[ByteRange],
+        timeout_ms: u32,
+    ) -> Result<(), Refusal> {
+        let attached = self.attached(id)?.clone();
+        if let Some(known) = self.manifest_named(manifest) {
+            self.check_readable(&known, attached.owner)?;
+            check_ranges(&known, rank, ranges)?;
+            if self.open_own(id, manifest, rank) {
+                return Ok(());
+            }
+        }
+        let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
+        let wish = OpenWish {
+            manifest,
+            rank,
+            ranges: ranges.iter().map(|r| r.offset..r.offset.saturating_add(r.length)).collect(),
+            deadline: self.now.plus(wait),
+        };
+        self.survey(id, attached.namespace, attached.owner, None, timeout_ms, Then::Open(wish));
+        Ok(())
+    }
+
+    /// The first rung: this node's RAM.
+    fn open_own(&mut self, id: RequestId, manifest: Digest, rank: Rank) -> bool {
+        let Some(checkpoint) = self.checkpoint_named(manifest) else {
+            return false;
+        };
+        let Some(chunk) = checkpoint.manifest.as_ref().map(|m| m.manifest().chunk) else {
+            return false;
+        };
+        let Some(local) = checkpoint.shards.get_mut(&rank) else {
+            return false;
+        };
+        let Some(shard) = local.sealed() else {
+            return false;
+        };
+        local.readers.insert(id.conn);
+        self.out.push(Output::Reply {
+            id,
+            reply: Reply::ShardOpened {
+                length: shard.length,
+                chunk,
+                leaves: shard.leaves.to_vec(),
+                rung: Rung::OwnRam,
+            },
+            descriptor: Some(shard.slot),
+        });
+        true
+    }
+
+    /// The survey is in: make room, then climb.
+    pub(crate) fn open_surveyed(&mut self, id: RequestId, wish: OpenWish, survey: Survey) {
+        if let Err(refusal) = self.try_open_surveyed(id, wish, survey) {
+            self.reply(id, Reply::Refused(refusal));
+        }
+    }
+
+    fn try_open_surveyed(&mut self, id: RequestId, wish: OpenWish, survey: Survey) -> Result<(), Refusal> {
+        let attached = self.attached(id)?.clone();
+        let manifest = survey
+            .manifests
+            .get(&wish.manifest)
+            .cloned()
+            .ok_or_else(|| unknown_manifest(wish.manifest))?;
+        self.check_readable(&manifest, attached.owner)?;
+        let ranges: Vec<ByteRange> = wish
+            .ranges
+            .iter()
+            .map(|range| ByteRange { offset: range.start, length: range.end - range.start })
+            .collect();
+        let length = check_ranges(&manifest, wish.rank, &ranges)?;
+        if self.open_own(id, wish.manifest, wish.rank) {
+            return Ok(());
+        }
+        let concerns_me = self.concerned(manifest.manifest()).contains(self.me());
+        if concerns_me && self.manifest_named(wish.manifest).is_none() {
+            let state = survey.states.get(&wish.manifest).copied();
+            self.adopt_found(manifest.clone(), state.unwrap_or(CheckpointState::Committed));
+        }
+        let namespace = manifest.manifest().namespace.clone();
+        let slot = self.create_slot(&namespace, wish.rank, length, SlotUse::Restoring)?;
+        self.openings.insert(
+            slot,
+            Opening {
+                id,
+                manifest,
+                rank: wish.rank,
+                deadline: wish.deadline,
+                ranges: wish.ranges,
+                survey,
+                excluded: BTreeSet::new(),
+                faults: Vec::new(),
+                attempts: 0,
+                rung: Rung::Durable,
+                leaves: None,
+                open: false,
+            },
+        );
+        Ok(())
+    }
+
+    /// A slot marked as restoring is there: an opening's, or a healing session's.
+    pub(crate) fn opening_has_slot(&mut self, slot: SlotId) {
+        if self.openings.contains_key(&slot) {
+            self.climb(slot);
+        } else {
+            self.joined_has_slot(slot);
+        }
+    }
+
+    pub(crate) fn opening_without_slot(&mut self, slot: SlotId, reason: &str) {
+        match self.openings.remove(&slot) {
+            Some(opening) => {
+                let refusal = self.no_budget(opening.manifest.manifest().length(), reason);
+                self.reply(opening.id, Reply::Refused(refusal));
+            }
+            None => self.joined_without_slot(slot, reason),
+        }
+    }
+
+    /// Tries the best rung that has not failed.
+    fn climb(&mut self, slot: SlotId) {
+        let Some(opening) = self.openings.get(&slot) else {
+            return;
+        };
+        let (manifest, rank) = (opening.manifest.clone(), opening.rank);
+        if opening.attempts < ATTEMPTS_MAX {
+            if let Some((lane, kind, rung)) = self.session_for(opening) {
+                let key = CheckpointKey {
+                    namespace: manifest.manifest().namespace.clone(),
+                    run: manifest.manifest().run,
+                    step: manifest.manifest().step,
+                };
+                if let Some(opening) = self.openings.get_mut(&slot) {
+                    opening.attempts += 1;
+                    opening.rung = rung;
+                }
+                if self.lead(key, &manifest, lane, kind, Purpose::Open(slot)) {
+                    return;
+                }
+            }
+        }
+        let Some(opening) = self.openings.get_mut(&slot) else {
+            return;
+        };
+        if opening.survey.durable.remove(&manifest.name()) {
+            opening.rung = Rung::Durable;
+            let ranges = opening.ranges.clone();
+            self.out.push(Output::Fetch { manifest, rank, slot, ranges });
+            return;
+        }
+        self.no_rung_left(slot);
+    }
+
+    /// The session of the next rung: a copy from whoever holds the shard, or decoding.
+    fn session_for(
+        &self,
+        opening: &Opening,
+    ) -> Option<(storaged_wire::peer::Lane, SessionKind, Rung)> {
+        let manifest = opening.manifest.manifest();
+        let (lane, block) = LaneBlocks::find(manifest, opening.rank)?;
+        let blocks = LaneBlocks::of(manifest, lane)?;
+        // A session's members must know the manifest, this node too.
+        self.manifest_named(opening.manifest.name())?;
+        let usable: Vec<usize> = opening
+            .survey
+            .available(opening.manifest.name(), lane, &blocks)
+            .into_iter()
+            .filter(|block| blocks.node(*block).is_some_and(|node| self.is_up(node) && !opening.excluded.contains(node)))
+            .collect();
+        let (survivors, rung) = if usable.contains(&block) {
+            (vec![block], Rung::PeerRam)
+        } else {
+            (blocks.enough(&usable)?, Rung::Decoded)
+        };
+        let kind = SessionKind::Repair {
+            lane,
+            survivors: survivors.into_iter().map(|block| block as u32).collect(),
+            wanted: vec![(block as u32, self.me().clone())],
+            stripes: stripes_of(&opening.ranges, manifest.chunk),
+        };
+        Some((lane, kind, rung))
+    }
+
+    pub(crate) fn opening_session_failed(&mut self, slot: SlotId, node: &NodeName, fault: &SessionFault) {
+        let Some(opening) = self.openings.get_mut(&slot) else {
+            return;
+        };
+        opening.faults.push(format!("{node}: {}", describe(fault)));
+        let blamed = match fault {
+            SessionFault::Neighbour { node, .. } => node.clone(),
+            _ => node.clone(),
+        };
+        // A wrong result names nobody: leave out one survivor after the other.
+        let blamed = match fault {
+            SessionFault::WrongResult(_) => self.next_suspect(slot).unwrap_or(blamed),
+            _ => blamed,
+        };
+        if let Some(opening) = self.openings.get_mut(&slot) {
+            opening.excluded.insert(blamed);
+        }
+        self.climb(slot);
+    }
+
+    fn next_suspect(&self, slot: SlotId) -> Option<NodeName> {
+        let opening = self.openings.get(&slot)?;
+        let (lane, block) = LaneBlocks::find(opening.manifest.manifest(), opening.rank)?;
+        let blocks = LaneBlocks::of(opening.manifest.manifest(), lane)?;
+        let available = opening.survey.available(opening.manifest.name(), lane, &blocks);
+        let others = available.into_iter().filter(|other| *other != block);
+        others
+            .filter_map(|other| blocks.node(other).cloned())
+            .find(|node| !opening.excluded.contains(node))
+    }
+
+    pub(crate) fn opening_leaves(&mut self, slot: SlotId, leaves: Arc<[Digest]>) {
+        if let Some(opening) = self.openings.get_mut(&slot) {
+            opening.leaves = Some(leaves);
+        }
+    }
+
+    pub(crate) fn fetched(&mut self, slot: SlotId, outcome: Result<Arc<[Digest]>, String>) {
+        match outcome {
+            Ok(leaves) => {
+                self.opening_leaves(slot, leaves);
+                self.opening_filled(slot);
+            }
+            Err(reason) => {
+                if let Some(opening) = self.openings.get_mut(&slot) {
+                    opening.faults.push(format!("durable tier: {reason}"));
+                    self.climb(slot);
+                }
+            }
+        }
+    }
+
+    /// Every byte asked for is in the slot and has its digest.
+    pub(crate) fn opening_filled(&mut self, slot: SlotId) {
+        let Some(opening) = self.openings.get_mut(&slot) else {
+            return;
+        };
+        let Some(leaves) = opening.leaves.clone() else {
+            opening.faults.push("no table of chunk digests came with the bytes".into());
+            return self.climb(slot);
+        };
+        let manifest = opening.manifest.manifest();
+        let Some(entry) = manifest.shard(opening.rank).cloned() else {
+            return;
+        };
+        let proven = root_digest(&leaves, entry.length, manifest.chunk) == entry.root;
+        if !proven {
+            opening.faults.push("the table of chunk digests does not have the root of the manifest".into());
+            return self.climb(slot);
+        }
+        opening.open = true;
+        opening.deadline = Now(u64::MAX);
+        let (id, rung, chunk) = (opening.id, opening.rung, manifest.chunk);
+        let whole = opening.ranges.is_empty();
+        let name = opening.manifest.name();
+        self.slot_mut(slot).used_for = SlotUse::Guest;
+        self.out.push(Output::Reply {
+            id,
+            reply: Reply::ShardOpened { length: entry.length, chunk, leaves: leaves.to_vec(), rung },
+            descriptor: Some(slot),
+        });
+        if whole && entry.node == *self.me() {
+            self.keep_opened(slot, name, entry.rank, entry.length, leaves, id.conn);
+        }
+    }
+
+    /// A whole shard of this node is its own again: healed by the way.
+    fn keep_opened(
+        &mut self,
+        slot: SlotId,
+        name: Digest,
+        rank: Rank,
+        length: u64,
+        leaves: Arc<[Digest]>,
+        conn: ConnId,
+    ) {
+        let Some(key) = self.by_name.get(&name).cloned() else {
+            return;
+        };
+        self.openings.remove(&slot);
+        self.hold_restored(&key, rank, slot, length, leaves);
+        let shard = self.checkpoints.get_mut(&key).and_then(|c| c.shards.get_mut(&rank));
+        if let Some(shard) = shard {
+            shard.readers.insert(conn);
+        }
+    }
+
+    fn no_rung_left(&mut self, slot: SlotId) {
+        let Some(opening) = self.openings.remove(&slot) else {
+            return;
+        };
+        self.drop_slot(slot);
+        let record = opening.manifest.manifest();
+        let corrupt = opening.faults.iter().any(|fault| fault.contains("digest"));
+        let code = match corrupt {
+            true => RefusalCode::Corrupt,
+            false => RefusalCode::TooManyLost,
+        };
+        let text = format!(
+            "the shard of rank {} at step {} could not be restored on any rung; tried: [{}]; ask for another plan",
+            opening.rank, record.step, opening.faults.join("; ")
+        );
+        self.reply(opening.id, Reply::Refused(Refusal::new(code, text)));
+    }
+
+    pub(crate) fn expire_openings(&mut self) {
+        let now = self.now;
+        let late: Vec<SlotId> = self
+            .openings
+            .iter()
+            .filter(|(_, opening)| opening.deadline <= now)
+            .map(|(slot, _)| *slot)
+            .collect();
+        for slot in late {
+            if let Some(opening) = self.openings.remove(&slot) {
+                self.end_opening_session(slot);
+                self.drop_slot(slot);
+                let text = format!(
+                    "expected the shard of rank {} in time, it is not here yet; so far: [{}]",
+                    opening.rank, opening.faults.join("; ")
+                );
+                self.reply(opening.id, Reply::Refused(Refusal::new(RefusalCode::TimedOut, text)));
+            }
+        }
+    }
+
+    fn end_opening_session(&mut self, slot: SlotId) {
+        let session = self
+            .led
+            .iter()
+            .find(|(_, led)| led.purpose == Purpose::Open(slot))
+            .map(|(session, _)| *session);
+        if let Some(session) = session {
+            let me = self.me().clone();
+            self.end_led(session, Err((me, SessionFault::Aborted)));
+        }
+    }
+
+    pub(crate) fn openings_forget(&mut self, node: &NodeName) {
+        for opening in self.openings.values_mut() {
+            opening.excluded.insert(node.clone());
+        }
+    }
+
+    pub(crate) fn close_shard(&mut self, id: RequestId, manifest: Digest, rank: Rank) -> Result<(), Refusal> {
+        self.attached(id)?;
+        self.drop_guests(|opening| {
+            opening.id.conn == id.conn && opening.manifest.name() == manifest && opening.rank == rank
+        });
+        if let Some(checkpoint) = self.checkpoint_named(manifest) {
+            if let Some(shard) = checkpoint.shards.get_mut(&rank) {
+                shard.readers.remove(&id.conn);
+            }
+            let namespace = checkpoint.key.namespace.clone();
+            self.retire_older(&namespace);
+        }
+        self.reply(id, Reply::Done);
+        Ok(())
+    }
+
+    pub(crate) fn drop_guests_of(&mut self, conn: ConnId) {
+        self.drop_guests(|opening| opening.id.conn == conn);
+    }
+
+    fn drop_guests(&mut self, gone: impl Fn(&Opening) -> bool) {
+        let slots: Vec<SlotId> = self
+            .openings
+            .iter()
+            .filter(|(_, opening)| gone(opening))
+            .map(|(slot, _)| *slot)
+            .collect();
+        for slot in slots {
+            self.openings.remove(&slot);
+            self.end_opening_session(slot);
+            self.drop_slot(slot);
+        }
+    }
+
+    /// Keeps a plan's manifest for the requests that follow it.
+    pub(crate) fn remember_planned(&mut self, manifest: Arc<ManifestBytes>) {
+        self.planned.retain(|known| known.name() != manifest.name());
+        self.planned.push(manifest);
+        if self.planned.len() > PLANNED_KEPT {
+            self.planned.remove(0);
+        }
+    }
+
+    pub(crate) fn planned_manifest(&self, name: Digest) -> Option<Arc<ManifestBytes>> {
+        self.planned.iter().find(|manifest| manifest.name() == name).cloned()
+    }
+}
+
+/// The shard's length, if the rank and the ranges are in the checkpoint.
+fn check_ranges(manifest: &ManifestBytes, rank: Rank, ranges: &[ByteRange]) -> Result<u64, Refusal> {
+    let record = manifest.manifest();
+    let Some(entry) = record.shard(rank) else {
+        return Err(Refusal::new(
+            RefusalCode::WorldSize,
+            format!("expected a rank below the checkpoint's world size {}, got {rank}", record.world_size),
+        ));
+    };
+    let outside = ranges
+        .iter()
+        .find(|range| range.offset.checked_add(range.length).is_none_or(|end| end > entry.length));
+    match outside {
+        Some(range) => Err(Refusal::new(
+            RefusalCode::Malformed,
+            format!(
+                "expected ranges within the {} bytes of rank {rank}'s shard, got {} bytes at {}",
+                entry.length, range.length, range.offset
+            ),
+        )),
+        None => Ok(entry.length),
+    }
+}
+
+/// Chunks that cover byte ranges, as (first, count), ascending and disjoint; empty for the whole shard.
+fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
+    let bytes = chunk.bytes() as u64;
+    let covering = ranges.iter().filter(|range| !range.is_empty());
+    let mut wanted: Vec<Range<u64>> = covering.map(|r| r.start / bytes..r.end.div_ceil(bytes)).collect();
+    wanted.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for range in wanted {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged.into_iter().map(|range| (range.start, range.end - range.start)).collect()
+}
+
+fn describe(fault: &SessionFault) -> String {
+    match fault {
+        SessionFault::NoManifest => "the manifest is not there".into(),
+        SessionFault::NoBlocks => "the blocks are not there".into(),
+        SessionFault::NoBasis => "the basis is not there".into(),
+        SessionFault::NoRoom(reason) => format!("no room: {reason}"),
+        SessionFault::Corrupt(reason) => format!("wrong digest: {reason}"),
+        SessionFault::Neighbour { node, reason } => format!("{node} {reason}"),
+        SessionFault::WrongResult(reason) => format!("decoded to a wrong digest: {reason}"),
+        SessionFault::Aborted => "ended".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_become_disjoint_chunks() {
+        let chunk = ChunkSize::new(4096).unwrap();
+        assert_eq!(stripes_of(&[0..1, 4095..4097, 20000..20001], chunk), [(0, 2), (4, 1)]);
+        assert!(stripes_of(&[], chunk).is_empty());
+        assert!(stripes_of(&[5..5], chunk).is_empty());
+    }
+}

@@ -1,0 +1,168 @@
+//! Checking a checkpoint: every live node that has a part of it reads the part and compares digests.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use storaged_wire::local::{Reply, VerifiedPart, VerifyReport};
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::{Digest, ManifestBytes, NodeName, Refusal, Step};
+
+use super::plan::Then;
+use crate::io::{CheckPart, Now, Output, QueryId, RequestId};
+use crate::limits;
+use crate::node::Node;
+
+/// A check under way: of this node's parts for somebody, or of a whole checkpoint.
+#[derive(Debug, Clone)]
+pub(crate) enum VerifyWork {
+    /// Reading this node's parts.
+    Parts {
+        asked_by: NodeName,
+        query: u64,
+        parts: Vec<VerifiedPart>,
+        deadline: Now,
+    },
+    /// Collecting everybody's.
+    Whole {
+        id: RequestId,
+        manifest: Arc<ManifestBytes>,
+        waiting_for: BTreeSet<NodeName>,
+        parts: Vec<VerifiedPart>,
+        deadline: Now,
+    },
+}
+
+impl VerifyWork {
+    pub fn id(&self) -> Option<RequestId> {
+        match self {
+            Self::Parts { .. } => None,
+            Self::Whole { id, .. } => Some(*id),
+        }
+    }
+}
+
+impl Node {
+    pub(crate) fn verify(&mut self, id: RequestId, step: Option<Step>, timeout_ms: u32) -> Result<(), Refusal> {
+        let attached = self.attached(id)?.clone();
+        self.survey(id, attached.namespace, attached.owner, step, timeout_ms, Then::Verify);
+        Ok(())
+    }
+
+    pub(crate) fn start_verify(&mut self, id: RequestId, manifest: Arc<ManifestBytes>) {
+        let query = QueryId(self.fresh());
+        let concerned = self.concerned(manifest.manifest());
+        let up: BTreeSet<NodeName> = concerned.into_iter().filter(|node| self.is_up(node)).collect();
+        let name = manifest.name();
+        let work = VerifyWork::Whole {
+            id,
+            manifest,
+            waiting_for: up.clone(),
+            parts: Vec::new(),
+            deadline: self.now.plus(limits::REQUEST_MAX_MS),
+        };
+        self.verifies.insert(query, work);
+        if up.is_empty() {
+            self.finish_verify(query);
+        }
+        for node in up {
+            self.send(&node, PeerMessage::VerifyQuery { query: query.0, manifest: name });
+        }
+    }
+
+    pub(crate) fn verify_asked(&mut self, from: &NodeName, query: u64, name: Digest) {
+        let me = self.me().clone();
+        let mut parts = Vec::new();
+        let mut checks = Vec::new();
+        if let Some(checkpoint) = self.checkpoint_named(name) {
+            for (rank, local) in &checkpoint.shards {
+                if let Some(shard) = local.sealed() {
+                    let what = format!("shard of rank {rank}");
+                    parts.push(VerifiedPart { node: me.clone(), what, bytes: shard.length, fault: None });
+                    checks.push(CheckPart::Shard(shard));
+                }
+            }
+            for ((lane, index), set) in &checkpoint.parity {
+                let what = format!("parity {index} of group {} lane {}", lane.group, lane.index);
+                parts.push(VerifiedPart { node: me.clone(), what, bytes: 0, fault: None });
+                checks.push(CheckPart::Parity(*set));
+            }
+        }
+        let own = QueryId(self.fresh());
+        let deadline = self.now.plus(limits::REQUEST_MAX_MS);
+        let asked_by = from.clone();
+        self.verifies.insert(own, VerifyWork::Parts { asked_by, query, parts, deadline });
+        self.out.push(Output::Check { query: own, parts: checks });
+    }
+
+    /// The driver read this node's parts; for parity it also says how many bytes there were.
+    pub(crate) fn checked(&mut self, query: QueryId, outcomes: Vec<(u64, Option<String>)>) {
+        let Some(VerifyWork::Parts { asked_by, query, mut parts, .. }) = self.verifies.remove(&query) else {
+            return;
+        };
+        for (part, (bytes, fault)) in parts.iter_mut().zip(outcomes) {
+            part.bytes = bytes;
+            part.fault = fault;
+        }
+        self.send(&asked_by, PeerMessage::VerifyAnswer { query, parts });
+    }
+
+    pub(crate) fn verify_answered(&mut self, from: &NodeName, query: QueryId, told: Vec<VerifiedPart>) {
+        let Some(VerifyWork::Whole { waiting_for, parts, .. }) = self.verifies.get_mut(&query) else {
+            return;
+        };
+        if waiting_for.remove(from) {
+            parts.extend(told);
+        }
+        if waiting_for.is_empty() {
+            self.finish_verify(query);
+        }
+    }
+
+    fn finish_verify(&mut self, query: QueryId) {
+        let Some(VerifyWork::Whole { id, manifest, waiting_for, mut parts, .. }) = self.verifies.remove(&query)
+        else {
+            return;
+        };
+        for node in waiting_for {
+            let fault = Some("did not answer".into());
+            parts.push(VerifiedPart { node, what: "its parts".into(), bytes: 0, fault });
+        }
+        parts.sort_by(|a, b| (&a.node, &a.what).cmp(&(&b.node, &b.what)));
+        let step = manifest.manifest().step;
+        let report = VerifyReport { manifest: manifest.name(), step, parts };
+        self.reply(id, Reply::Verified(report));
+    }
+
+    pub(crate) fn verifies_forget(&mut self, node: &NodeName) {
+        let hit: Vec<QueryId> = self.verifies.keys().copied().collect();
+        for query in hit {
+            let gone = match self.verifies.get_mut(&query) {
+                Some(VerifyWork::Whole { waiting_for, parts, .. }) => {
+                    if waiting_for.remove(node) {
+                        let fault = Some("went down while it was checking".into());
+                        let what = "its parts".into();
+                        parts.push(VerifiedPart { node: node.clone(), what, bytes: 0, fault });
+                    }
+                    waiting_for.is_empty()
+                }
+                _ => false,
+            };
+            if gone {
+                self.finish_verify(query);
+            }
+        }
+    }
+
+    pub(crate) fn expire_verifies(&mut self) {
+        let now = self.now;
+        for query in self.verifies.keys().copied().collect::<Vec<_>>() {
+            match self.verifies.get(&query) {
+                Some(VerifyWork::Whole { deadline, .. }) if *deadline <= now => self.finish_verify(query),
+                Some(VerifyWork::Parts { deadline, .. }) if *deadline <= now => {
+                    self.verifies.remove(&query);
+                }
+                _ => {}
+            }
+        }
+    }
+}

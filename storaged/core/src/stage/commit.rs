@@ -1,0 +1,549 @@
+//! From sealed shards to a committed checkpoint. Every node announces what it has sealed to the checkpoint's home
+//! nodes; a home node that has heard of every rank and has the description builds the manifest. The manifest
+//! follows from what was announced alone, so all home nodes build the same bytes and no leader is needed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use minicbor::bytes::ByteVec;
+use storaged_wire::local::{DurableWish, Reply};
+use storaged_wire::manifest::GroupEntry;
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{
+    CheckpointState, Digest, Geometry, Manifest, ManifestBytes, NodeName, Owner, Rank, Refusal,
+    RefusalCode, ShardEntry, Step, WorldSize,
+};
+
+use crate::io::{Note, RequestId};
+use crate::node::Node;
+use crate::place::{Group, homes};
+use crate::table::{Announced, Checkpoint, Description};
+
+/// The membership is the configured list, which does not change while daemons run.
+const EPOCH: u64 = 1;
+
+impl Node {
+    pub(crate) fn commit(
+        &mut self,
+        id: RequestId,
+        step: Step,
+        schema: ByteVec,
+        torch_metadata: ByteVec,
+        durable: DurableWish,
+    ) -> Result<(), Refusal> {
+        let (attached, run, rank, world_size) = self.trainer(id)?;
+        let key = CheckpointKey {
+            namespace: attached.namespace,
+            run,
+            step,
+        };
+        let sealed = self.checkpoints.get(&key).is_some_and(|c| c.shards.contains_key(&rank));
+        if !sealed {
+            return Err(Refusal::new(
+                RefusalCode::WrongSlot,
+                format!("expected rank {rank} to seal step {step} before it commits it, got a commit without a sealed shard"),
+            ));
+        }
+        let now = self.now;
+        let checkpoint = self
+            .checkpoints
+            .entry(key.clone())
+            .or_insert_with(|| Checkpoint::new(key.clone(), attached.owner, world_size, now));
+        checkpoint.description_here = Some(Description {
+            schema,
+            torch_metadata,
+            durable,
+        });
+        self.reply(id, Reply::Done);
+        self.announce(&key);
+        Ok(())
+    }
+
+    pub(crate) fn homes_of(&self, key: &CheckpointKey) -> Vec<NodeName> {
+        let count = self.setup.geometry.map_or(1, |geometry| geometry.m() + 1);
+        homes(&self.setup.members, key, count)
+    }
+
+    /// Tells the home nodes what this node has of a checkpoint that has not committed.
+    pub(crate) fn announce(&mut self, key: &CheckpointKey) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        if checkpoint.manifest.is_some() {
+            return;
+        }
+        let mut messages: Vec<PeerMessage> = checkpoint
+            .shards
+            .iter()
+            .filter_map(|(rank, shard)| {
+                let (_, root) = shard.digests.as_ref()?;
+                Some(PeerMessage::ShardSealed {
+                    key: key.clone(),
+                    owner: checkpoint.owner,
+                    world_size: checkpoint.world_size,
+                    rank: *rank,
+                    length: shard.length,
+                    root: *root,
+                })
+            })
+            .collect();
+        messages.extend(checkpoint.description_here.as_ref().map(|description| {
+            PeerMessage::Description {
+                key: key.clone(),
+                owner: checkpoint.owner,
+                world_size: checkpoint.world_size,
+                schema: description.schema.clone(),
+                torch_metadata: description.torch_metadata.clone(),
+                durable: description.durable,
+            }
+        }));
+        for home in self.homes_of(key) {
+            for message in &messages {
+                self.send(&home, message.clone());
+            }
+        }
+    }
+
+    pub(crate) fn announce_all(&mut self) {
+        let waiting: Vec<CheckpointKey> = self
+            .checkpoints
+            .values()
+            .filter(|c| c.manifest.is_none() && !(c.shards.is_empty() && c.description_here.is_none()))
+            .map(|c| c.key.clone())
+            .collect();
+        for key in waiting {
+            self.announce(&key);
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one parameter per field of the message")]
+    pub(crate) fn shard_announced(
+        &mut self,
+        from: &NodeName,
+        key: CheckpointKey,
+        owner: Owner,
+        world_size: WorldSize,
+        rank: Rank,
+        length: u64,
+        root: Digest,
+    ) {
+        let announced = Announced {
+            node: from.clone(),
+            length,
+            root,
+        };
+        let Some(checkpoint) = self.home_entry(from, &key, owner, world_size) else {
+            return;
+        };
+        checkpoint.announced.insert(rank, announced);
+        self.try_commit(&key);
+    }
+
+    pub(crate) fn described(
+        &mut self,
+        from: &NodeName,
+        key: CheckpointKey,
+        owner: Owner,
+        world_size: WorldSize,
+        description: Description,
+    ) {
+        let Some(checkpoint) = self.home_entry(from, &key, owner, world_size) else {
+            return;
+        };
+        checkpoint.description = Some(description);
+        self.try_commit(&key);
+    }
+
+    /// The entry of a checkpoint that this node is a home of, if the announcement can be.
+    fn home_entry(
+        &mut self,
+        from: &NodeName,
+        key: &CheckpointKey,
+        owner: Owner,
+        world_size: WorldSize,
+    ) -> Option<&mut Checkpoint> {
+        let refusal = self
+            .check_owner(&key.namespace, owner)
+            .and_then(|()| self.check_fence(&key.namespace, key.run))
+            .err()
+            .map(|refusal| refusal.message);
+        let disagrees = self.checkpoints.get(key).filter(|c| c.world_size != world_size).map(|c| {
+            format!("ranks disagree on the world size: expected {}, got {world_size} from {from}", c.world_size)
+        });
+        let given_up = self
+            .namespaces
+            .get(&key.namespace)
+            .and_then(|table| table.abandoned.get(&(key.run, key.step)).cloned());
+        if let Some(reason) = refusal.or(given_up) {
+            self.send(from, PeerMessage::Abandoned { key: key.clone(), reason });
+            return None;
+        }
+        if let Some(reason) = disagrees {
+            self.abandon_everywhere(key, &reason);
+            return None;
+        }
+        if self.checkpoints.get(key).is_some_and(|c| c.manifest.is_some()) {
+            self.tell(key, from);
+            return None;
+        }
+        self.namespace_table(&key.namespace, owner);
+        let now = self.now;
+        let fresh = || Checkpoint::new(key.clone(), owner, world_size, now);
+        Some(self.checkpoints.entry(key.clone()).or_insert_with(fresh))
+    }
+
+    fn try_commit(&mut self, key: &CheckpointKey) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        if checkpoint.manifest.is_some() {
+            return;
+        }
+        let Some(manifest) = self.build_manifest(checkpoint) else {
+            return;
+        };
+        let wish = checkpoint.description.as_ref().map_or(DurableWish::Policy, |d| d.durable);
+        match manifest.seal() {
+            Ok(sealed) => {
+                self.adopt(Arc::new(sealed), wish);
+                self.tell_everyone(key);
+            }
+            Err(error) => self.abandon_everywhere(key, &error.to_string()),
+        }
+    }
+
+    fn build_manifest(&self, checkpoint: &Checkpoint) -> Option<Manifest> {
+        let description = checkpoint.description.as_ref()?;
+        let complete = checkpoint.announced.len() == checkpoint.world_size.get() as usize
+            && checkpoint.announced.keys().all(|rank| checkpoint.world_size.holds(*rank));
+        if !complete {
+            return None;
+        }
+        let shards: Vec<ShardEntry> = checkpoint
+            .announced
+            .iter()
+            .map(|(rank, announced)| ShardEntry {
+                rank: *rank,
+                node: announced.node.clone(),
+                length: announced.length,
+                root: announced.root,
+            })
+            .collect();
+        Some(Manifest {
+            version: Manifest::VERSION,
+            namespace: checkpoint.key.namespace.clone(),
+            owner: checkpoint.owner,
+            run: checkpoint.key.run,
+            step: checkpoint.key.step,
+            world_size: checkpoint.world_size,
+            epoch: EPOCH,
+            geometry: self.setup.geometry.unwrap_or_else(uncoded),
+            chunk: self.setup.chunk,
+            groups: groups_with(&self.groups, &shards),
+            shards,
+            schema: description.schema.clone(),
+            torch_metadata: description.torch_metadata.clone(),
+        })
+    }
+
+    /// Stores a manifest; the checkpoint is committed.
+    pub(crate) fn adopt(&mut self, manifest: Arc<ManifestBytes>, wish: DurableWish) {
+        let record = manifest.manifest();
+        let key = CheckpointKey {
+            namespace: record.namespace.clone(),
+            run: record.run,
+            step: record.step,
+        };
+        self.raise_fence(&key.namespace, record.owner, record.run);
+        let now = self.now;
+        let checkpoint = self
+            .checkpoints
+            .entry(key.clone())
+            .or_insert_with(|| Checkpoint::new(key.clone(), record.owner, record.world_size, now));
+        if checkpoint.manifest.is_some() {
+            return;
+        }
+        checkpoint.manifest = Some(manifest.clone());
+        checkpoint.durable_wish = wish;
+        self.by_name.insert(manifest.name(), key.clone());
+        self.drop_unlisted_shards(&key);
+        self.reach(&key, CheckpointState::Committed);
+    }
+
+    /// Stores a manifest that a survey found, in the state it is known to be in.
+    pub(crate) fn adopt_found(&mut self, manifest: Arc<ManifestBytes>, state: CheckpointState) {
+        let name = manifest.name();
+        self.adopt(manifest, DurableWish::Policy);
+        if let Some(key) = self.by_name.get(&name).cloned() {
+            self.reach(&key, state);
+        }
+    }
+
+    /// A shard here that the manifest does not list with the same root belongs to something else.
+    fn drop_unlisted_shards(&mut self, key: &CheckpointKey) {
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        let Some(manifest) = checkpoint.manifest.clone() else {
+            return;
+        };
+        let listed = |rank: Rank, root: &Digest| {
+            manifest.manifest().shard(rank).is_some_and(|entry| entry.root == *root)
+        };
+        let strays: Vec<Rank> = checkpoint
+            .shards
+            .iter()
+            .filter(|(rank, shard)| !shard.digests.as_ref().is_some_and(|(_, root)| listed(**rank, root)))
+            .map(|(rank, _)| *rank)
+            .collect();
+        let slots: Vec<_> = strays
+            .iter()
+            .filter_map(|rank| checkpoint.shards.remove(rank))
+            .map(|shard| shard.slot)
+            .collect();
+        for slot in slots {
+            self.free_slot_again(slot);
+        }
+    }
+
+    /// Raises the state of a checkpoint, never lowers it.
+    pub(crate) fn reach(&mut self, key: &CheckpointKey, state: CheckpointState) {
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        if checkpoint.state >= state {
+            return;
+        }
+        checkpoint.state = state;
+        let key = key.clone();
+        self.note(Note::State { key: key.clone(), state });
+        self.wake(&key);
+        self.retire_older(&key.namespace);
+        self.lead_lanes();
+        self.start_uploads();
+    }
+
+    pub(crate) fn committed_elsewhere(
+        &mut self,
+        from: &NodeName,
+        bytes: Vec<u8>,
+        wish: DurableWish,
+    ) {
+        let manifest = match ManifestBytes::parse(bytes) {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                let node = from.clone();
+                let reason = error.to_string();
+                return self.note(Note::PeerFault { node, reason });
+            }
+        };
+        let owner = manifest.manifest().owner;
+        let key = CheckpointKey {
+            namespace: manifest.manifest().namespace.clone(),
+            run: manifest.manifest().run,
+            step: manifest.manifest().step,
+        };
+        let name = manifest.name();
+        if self.check_owner(&key.namespace, owner).is_err() || self.is_outranked(&key) {
+            return;
+        }
+        let known = self.checkpoints.get(&key).and_then(Checkpoint::name);
+        if known.is_none() {
+            self.adopt(Arc::new(manifest), wish);
+        }
+        let state = self.checkpoints.get(&key).map_or(CheckpointState::Committed, |c| c.state);
+        if known.is_none_or(|known| known == name) {
+            self.send(from, PeerMessage::ManifestStored { manifest: name, state });
+        }
+    }
+
+    /// A newer checkpoint of the namespace is already as safe as can be: this one is of no use any more.
+    fn is_outranked(&self, key: &CheckpointKey) -> bool {
+        let safe = self.safe_state();
+        self.checkpoints
+            .values()
+            .any(|c| c.key.namespace == key.namespace && c.key > *key && c.state >= safe)
+    }
+
+    /// Everyone who has to do with a checkpoint.
+    pub(crate) fn concerned(&self, manifest: &Manifest) -> BTreeSet<NodeName> {
+        let key = CheckpointKey {
+            namespace: manifest.namespace.clone(),
+            run: manifest.run,
+            step: manifest.step,
+        };
+        let shards = manifest.shards.iter().map(|shard| shard.node.clone());
+        let coding = manifest.groups.iter().flat_map(|group| group.coding.clone());
+        shards.chain(coding).chain(self.homes_of(&key)).collect()
+    }
+
+    fn tell_everyone(&mut self, key: &CheckpointKey) {
+        let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
+            return;
+        };
+        for node in self.concerned(manifest.manifest()) {
+            if node != *self.me() {
+                self.tell(key, &node);
+            }
+        }
+        self.count_manifests(key);
+    }
+
+    /// Brings one node up to what this node knows of a committed checkpoint.
+    pub(crate) fn tell(&mut self, key: &CheckpointKey, node: &NodeName) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let Some(manifest) = checkpoint.manifest.clone() else {
+            return;
+        };
+        let (state, wish) = (checkpoint.state, checkpoint.durable_wish);
+        let told = checkpoint.told.get(node).copied();
+        if told.is_none() {
+            let bytes = ByteVec::from(manifest.bytes().to_vec());
+            self.send(node, PeerMessage::Committed { manifest: bytes, durable: wish });
+        }
+        let name = manifest.name();
+        if state >= CheckpointState::Protected && told.is_none_or(|told| told < CheckpointState::Protected) {
+            self.send(node, PeerMessage::Protected { manifest: name });
+        }
+        if state >= CheckpointState::Durable && told.is_none_or(|told| told < CheckpointState::Durable) {
+            self.send(node, PeerMessage::Durable { manifest: name });
+        }
+    }
+
+    /// Home nodes repeat what a concerned node has not acknowledged.
+    pub(crate) fn tell_all(&mut self) {
+        let me = self.me().clone();
+        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>)> = self
+            .checkpoints
+            .values()
+            .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
+            .collect();
+        for (key, manifest) in committed {
+            if !self.homes_of(&key).contains(&me) {
+                self.report_to_homes(&key, manifest.name());
+                continue;
+            }
+            for node in self.concerned(manifest.manifest()) {
+                let Some(checkpoint) = self.checkpoints.get(&key) else { break };
+                let told = checkpoint.told.get(&node).copied();
+                if node != me && told.is_none_or(|told| told < checkpoint.state) {
+                    self.tell(&key, &node);
+                }
+            }
+            self.report_to_homes(&key, manifest.name());
+            self.count_manifests(&key);
+        }
+    }
+
+    /// What this node did for a checkpoint and a home node may have missed.
+    fn report_to_homes(&mut self, key: &CheckpointKey, name: Digest) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let mut messages = Vec::new();
+        if checkpoint.state < CheckpointState::Protected {
+            let lanes = checkpoint.lanes_led.iter();
+            messages.extend(lanes.map(|lane| PeerMessage::LaneProtected { manifest: name, lane: *lane }));
+        }
+        if checkpoint.state < CheckpointState::Durable {
+            let shards = checkpoint.shards.iter();
+            let done = shards.filter(|(_, shard)| Self::upload_is_over(shard.upload));
+            messages.extend(done.map(|(rank, _)| PeerMessage::ShardDurable { manifest: name, rank: *rank }));
+        }
+        for home in self.homes_of(key) {
+            for message in &messages {
+                self.send(&home, message.clone());
+            }
+        }
+    }
+
+    pub(crate) fn manifest_stored(&mut self, from: &NodeName, name: Digest, state: CheckpointState) {
+        let Some(checkpoint) = self.checkpoint_named(name) else {
+            return;
+        };
+        let known = checkpoint.told.entry(from.clone()).or_insert(state);
+        *known = (*known).max(state);
+        let key = checkpoint.key.clone();
+        self.count_manifests(&key);
+    }
+
+    /// Protected: every lane's parity is held and the manifest is on more than m nodes.
+    pub(crate) fn count_manifests(&mut self, key: &CheckpointKey) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let (Some(manifest), Some(geometry)) = (&checkpoint.manifest, self.setup.geometry) else {
+            return;
+        };
+        let enough = checkpoint.told.len() + 1 > geometry.m();
+        let lanes = crate::encode::lanes_of(manifest.manifest());
+        let all_lanes = lanes.iter().all(|lane| checkpoint.lanes_protected.contains(lane));
+        if enough && all_lanes && checkpoint.state == CheckpointState::Committed {
+            let key = key.clone();
+            self.reach(&key, CheckpointState::Protected);
+            self.tell_everyone(&key);
+        }
+    }
+
+    /// A home node says that a checkpoint reached a state.
+    pub(crate) fn told_state(&mut self, from: &NodeName, name: Digest, state: CheckpointState) {
+        let Some(checkpoint) = self.checkpoint_named(name) else {
+            return;
+        };
+        let key = checkpoint.key.clone();
+        self.reach(&key, state);
+        if let Some(checkpoint) = self.checkpoint_named(name) {
+            let state = checkpoint.state;
+            self.send(from, PeerMessage::ManifestStored { manifest: name, state });
+        }
+    }
+
+    /// Why a checkpoint has not gone on, as far as this node knows.
+    pub(crate) fn why_not_yet(&self, key: &CheckpointKey) -> String {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return String::new();
+        };
+        let Some(manifest) = &checkpoint.manifest else {
+            let heard = checkpoint.announced.len();
+            if heard == 0 {
+                return format!(": this node has sealed {} shards of it", checkpoint.shards.len());
+            }
+            let missing: Vec<String> = (0..checkpoint.world_size.get())
+                .filter(|rank| !checkpoint.announced.contains_key(&Rank::new(*rank)))
+                .take(5)
+                .map(|rank| rank.to_string())
+                .collect();
+            return format!(": {heard} of {} ranks have sealed it, missing {missing:?}", checkpoint.world_size);
+        };
+        let down: Vec<String> = self
+            .concerned(manifest.manifest())
+            .into_iter()
+            .filter(|node| !self.is_up(node))
+            .map(|node| node.to_string())
+            .collect();
+        match down.is_empty() {
+            true => String::new(),
+            false => format!(": nodes down: {}", down.join(", ")),
+        }
+    }
+}
+
+/// Groups of which some data node has a shard.
+fn groups_with(groups: &[Group], shards: &[ShardEntry]) -> Vec<GroupEntry> {
+    let holders: BTreeSet<&NodeName> = shards.iter().map(|shard| &shard.node).collect();
+    groups
+        .iter()
+        .filter(|group| group.data.iter().any(|node| holders.contains(node)))
+        .map(|group| GroupEntry {
+            data: group.data.clone(),
+            coding: group.coding.clone(),
+        })
+        .collect()
+}
+
+/// What a manifest says where nothing is coded; it has no groups then.
+fn uncoded() -> Geometry {
+    Geometry::new(1, 1).expect("1+1 is a geometry")
+}

@@ -1,0 +1,363 @@
+//! Policy of the verb *stage*: who may stage, which slot they get, and when a shard counts as staged. What becomes
+//! of staged shards until the checkpoint commits is in `commit`.
+
+mod commit;
+mod retire;
+mod slots;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use storaged_wire::local::{LOCAL_VERSION, Reply, Role};
+use storaged_wire::peer::{CheckpointKey, Fence, PeerMessage};
+use storaged_wire::{
+    CheckpointState, Digest, Namespace, Owner, Rank, Refusal, RefusalCode, RunId, SlotId, Step,
+    WorldSize,
+};
+
+use crate::io::{ConnId, Note, Output, RequestId};
+use crate::limits;
+use crate::node::Node;
+use crate::table::{
+    Attached, Checkpoint, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter, WaiterWish,
+};
+
+impl Node {
+    pub(crate) fn hello(
+        &mut self,
+        id: RequestId,
+        version: u16,
+        namespace: Namespace,
+        token: &[u8],
+        role: Role,
+    ) -> Result<(), Refusal> {
+        if version != LOCAL_VERSION {
+            return Err(Refusal::new(
+                RefusalCode::Version,
+                format!("expected local protocol version {LOCAL_VERSION}, got {version}: install the SDK of this daemon's release"),
+            ));
+        }
+        let owner = Owner::of_token(token);
+        self.check_owner(&namespace, owner)?;
+        let trainer = match role {
+            Role::Reader => None,
+            Role::Trainer {
+                run,
+                rank,
+                world_size,
+            } => {
+                self.admit_trainer(&namespace, owner, run, rank, world_size)?;
+                Some((run, rank, world_size))
+            }
+        };
+        self.conns.insert(
+            id.conn,
+            Attached {
+                namespace,
+                owner,
+                trainer,
+                slots_passed: BTreeSet::new(),
+            },
+        );
+        let reply = Reply::Welcome {
+            node: self.me().clone(),
+            generation: self.setup.generation,
+            geometry: self.setup.geometry,
+            chunk: self.setup.chunk,
+        };
+        self.reply(id, reply);
+        Ok(())
+    }
+
+    /// A namespace belongs to the token that first used it.
+    pub(crate) fn check_owner(&self, namespace: &Namespace, owner: Owner) -> Result<(), Refusal> {
+        match self.owner_of(namespace) {
+            Some(known) if known != owner => Err(Refusal::new(
+                RefusalCode::WrongToken,
+                format!("namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token it was created with"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn admit_trainer(
+        &mut self,
+        namespace: &Namespace,
+        owner: Owner,
+        run: RunId,
+        rank: Rank,
+        world_size: WorldSize,
+    ) -> Result<(), Refusal> {
+        if !world_size.holds(rank) {
+            return Err(Refusal::new(
+                RefusalCode::WorldSize,
+                format!("expected a rank below the world size {world_size}, got {rank}"),
+            ));
+        }
+        self.check_fence(namespace, run)?;
+        let known = self
+            .namespaces
+            .get(namespace)
+            .and_then(|table| table.world_sizes.get(&run).copied());
+        if let Some(known) = known.filter(|known| *known != world_size) {
+            return Err(Refusal::new(
+                RefusalCode::WorldSize,
+                format!("run {run} of {namespace} has world size {known}, got {world_size}: every rank of a run must say the same"),
+            ));
+        }
+        self.raise_fence(namespace, owner, run);
+        let table = self.namespace_table(namespace, owner);
+        table.world_sizes.insert(run, world_size);
+        table.world_sizes.retain(|known, _| *known >= run);
+        table.last_step.retain(|(known, _), _| *known >= run);
+        Ok(())
+    }
+
+    pub(crate) fn check_fence(&self, namespace: &Namespace, run: RunId) -> Result<(), Refusal> {
+        let fence = self.namespaces.get(namespace).map_or(RunId::new(0), |table| table.fence);
+        if run >= fence {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            RefusalCode::OlderRun,
+            format!("expected run {fence} or newer of {namespace}, got run {run}: a newer run of the job has started, this one must end"),
+        ))
+    }
+
+    /// Fences off runs below `run`, and lets the peers know.
+    pub(crate) fn raise_fence(&mut self, namespace: &Namespace, owner: Owner, run: RunId) {
+        let table = self.namespace_table(namespace, owner);
+        if run <= table.fence {
+            return;
+        }
+        table.fence = run;
+        let fence = Fence {
+            namespace: namespace.clone(),
+            owner,
+            run,
+        };
+        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
+            self.send(&peer, PeerMessage::Fences(vec![fence.clone()]));
+        }
+    }
+
+    pub(crate) fn namespace_table(
+        &mut self,
+        namespace: &Namespace,
+        owner: Owner,
+    ) -> &mut NamespaceTable {
+        self.namespaces
+            .entry(namespace.clone())
+            .or_insert_with(|| NamespaceTable::new(owner))
+    }
+
+    pub(crate) fn trainer(
+        &self,
+        id: RequestId,
+    ) -> Result<(Attached, RunId, Rank, WorldSize), Refusal> {
+        let attached = self.attached(id)?;
+        let Some((run, rank, world_size)) = attached.trainer else {
+            return Err(Refusal::new(
+                RefusalCode::NotAttached,
+                "expected a connection with the trainer role, got a reader's: only trainers save",
+            ));
+        };
+        self.check_fence(&attached.namespace, run)?;
+        Ok((attached.clone(), run, rank, world_size))
+    }
+
+    pub(crate) fn seal(
+        &mut self,
+        id: RequestId,
+        slot: SlotId,
+        step: Step,
+        length: u64,
+    ) -> Result<(), Refusal> {
+        let (attached, run, rank, world_size) = self.trainer(id)?;
+        let capacity = self.held_slot(id.conn, slot)?.capacity;
+        if length > capacity {
+            return Err(Refusal::new(
+                RefusalCode::ShardTooLong,
+                format!("expected a shard of at most {capacity} bytes in slot {slot}, got {length}: acquire a larger slot"),
+            ));
+        }
+        let table = self.namespace_table(&attached.namespace, attached.owner);
+        if let Some(last) = table.last_step.get(&(run, rank)).filter(|last| **last >= step) {
+            return Err(Refusal::new(
+                RefusalCode::StepNotNewer,
+                format!("expected a step above {last} (the last one of run {run}, rank {rank}), got {step}"),
+            ));
+        }
+        table.last_step.insert((run, rank), step);
+        let key = CheckpointKey {
+            namespace: attached.namespace,
+            run,
+            step,
+        };
+        self.slot_mut(slot).used_for = SlotUse::Sealed(key.clone());
+        let now = self.now;
+        let checkpoint = self
+            .checkpoints
+            .entry(key.clone())
+            .or_insert_with(|| Checkpoint::new(key.clone(), attached.owner, world_size, now));
+        checkpoint.shards.insert(
+            rank,
+            LocalShard {
+                slot,
+                length,
+                digests: None,
+                readers: BTreeSet::new(),
+                upload: Upload::Idle,
+            },
+        );
+        self.out.push(Output::Digest { slot, length });
+        self.reply(id, Reply::Done);
+        let state = CheckpointState::Staged;
+        self.note(Note::State { key: key.clone(), state });
+        self.wake(&key);
+        self.give_up_excess(&key);
+        Ok(())
+    }
+
+    /// Bounds the checkpoints of one namespace that wait for their commit.
+    fn give_up_excess(&mut self, newest: &CheckpointKey) {
+        let waiting: Vec<CheckpointKey> = self
+            .checkpoints
+            .values()
+            .filter(|c| c.key.namespace == newest.namespace && c.manifest.is_none())
+            .map(|c| c.key.clone())
+            .collect();
+        let excess = waiting.len().saturating_sub(limits::UNCOMMITTED_MAX);
+        for key in waiting.into_iter().take(excess) {
+            self.abandon(&key, "more than 8 newer steps were sealed before it committed");
+        }
+    }
+
+    pub(crate) fn digested(&mut self, slot: SlotId, leaves: Arc<[Digest]>, root: Digest) {
+        let Some(key) = self.sealed_key(slot) else {
+            return;
+        };
+        let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
+            return;
+        };
+        for shard in checkpoint.shards.values_mut() {
+            if shard.slot == slot {
+                shard.digests = Some((leaves.clone(), root));
+            }
+        }
+        self.announce(&key);
+    }
+
+    pub(crate) fn digest_failed(&mut self, slot: SlotId, reason: &str) {
+        if let Some(key) = self.sealed_key(slot) {
+            self.abandon_everywhere(&key, &format!("digesting the shard failed: {reason}"));
+        }
+    }
+
+    fn sealed_key(&self, slot: SlotId) -> Option<CheckpointKey> {
+        match &self.slots.get(&slot)?.used_for {
+            SlotUse::Sealed(key) => Some(key.clone()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn wait(
+        &mut self,
+        id: RequestId,
+        run: RunId,
+        step: Step,
+        state: CheckpointState,
+        timeout_ms: u32,
+    ) -> Result<(), Refusal> {
+        let namespace = self.attached(id)?.namespace.clone();
+        let key = CheckpointKey {
+            namespace,
+            run,
+            step,
+        };
+        self.add_waiter(id, u64::from(timeout_ms), WaiterWish::State { key: key.clone(), state })?;
+        self.wake(&key);
+        Ok(())
+    }
+
+    pub(crate) fn add_waiter(
+        &mut self,
+        id: RequestId,
+        timeout_ms: u64,
+        wish: WaiterWish,
+    ) -> Result<(), Refusal> {
+        if self.waiters.len() >= limits::WAITERS_MAX {
+            let text = format!("expected at most {} waiting requests, got one more: try again", limits::WAITERS_MAX);
+            return Err(Refusal::new(RefusalCode::Busy, text));
+        }
+        let deadline = self.now.plus(timeout_ms.min(limits::REQUEST_MAX_MS));
+        self.waiters.push(Waiter { id, deadline, wish });
+        Ok(())
+    }
+
+    /// Answers those who wait for this checkpoint, if it is where they want it or never will be.
+    pub(crate) fn wake(&mut self, key: &CheckpointKey) {
+        let waiters = std::mem::take(&mut self.waiters);
+        for waiter in waiters {
+            let WaiterWish::State { key: wanted, state } = &waiter.wish else {
+                self.waiters.push(waiter);
+                continue;
+            };
+            match self.answer_to_wait(wanted, *state) {
+                Some(reply) if wanted == key => self.reply(waiter.id, reply),
+                _ => self.waiters.push(waiter),
+            }
+        }
+    }
+
+    fn answer_to_wait(&self, key: &CheckpointKey, wanted: CheckpointState) -> Option<Reply> {
+        if let Some(checkpoint) = self.checkpoints.get(key) {
+            let manifest = checkpoint.name();
+            let state = checkpoint.state;
+            return (state >= wanted).then_some(Reply::Reached { state, manifest });
+        }
+        let table = self.namespaces.get(&key.namespace)?;
+        let reason = table.abandoned.get(&(key.run, key.step))?;
+        Some(Reply::Refused(Refusal::new(
+            RefusalCode::Abandoned,
+            format!("step {} of run {} was given up before it was {wanted}: {reason}", key.step, key.run),
+        )))
+    }
+
+    pub(crate) fn expire_waiters(&mut self) {
+        let now = self.now;
+        let (late, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiters)
+            .into_iter()
+            .partition(|waiter| waiter.deadline <= now);
+        self.waiters = waiting;
+        for waiter in late {
+            let refusal = self.late_refusal(&waiter);
+            self.reply(waiter.id, Reply::Refused(refusal));
+        }
+    }
+
+    fn late_refusal(&self, waiter: &Waiter) -> Refusal {
+        match &waiter.wish {
+            WaiterWish::Slot { .. } => self.busy_refusal(waiter.id.conn),
+            WaiterWish::State { key, state } => {
+                let now = self.checkpoints.get(key).map_or("unknown here", |c| c.state.as_str());
+                Refusal::new(
+                    RefusalCode::TimedOut,
+                    format!("expected step {} of run {} to be {state} in time, it is {now}{}", key.step, key.run, self.why_not_yet(key)),
+                )
+            }
+        }
+    }
+
+    pub(crate) fn disconnected(&mut self, conn: ConnId) {
+        self.conns.remove(&conn);
+        self.waiters.retain(|waiter| waiter.id.conn != conn);
+        self.reclaim_slots(conn);
+        self.close_readers(conn);
+        self.forget_requests(conn);
+    }
+
+    pub(crate) fn slot_mut(&mut self, slot: SlotId) -> &mut Slot {
+        self.slots.get_mut(&slot).expect("callers hold a slot of the table")
+    }
+}

@@ -1,0 +1,271 @@
+//! Slots: two or more per rank, reused from step to step. A slot that holds the last good shard is never touched
+//! for a new one; a trainer that asks while all are in use waits, within its limit.
+
+use storaged_wire::local::Reply;
+use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
+
+use crate::budget::Purpose;
+use crate::io::{ConnId, Output, RequestId};
+use crate::node::Node;
+use crate::table::{Slot, SlotUse, WaiterWish};
+
+/// Slots grow in whole huge pages, so that a shard that grows a little still fits.
+const SLOT_GRAIN_BYTES: u64 = 2 << 20;
+
+impl Node {
+    pub(crate) fn acquire(
+        &mut self,
+        id: RequestId,
+        bytes: u64,
+        timeout_ms: u32,
+    ) -> Result<(), Refusal> {
+        let (attached, _, rank, _) = self.trainer(id)?;
+        if bytes > self.budget.total() {
+            return Err(self.no_budget(bytes, "which is more than the whole budget"));
+        }
+        if self.grant(id, &attached.namespace, rank, bytes)? {
+            return Ok(());
+        }
+        self.give_up_stale(&attached.namespace, rank);
+        if self.grant(id, &attached.namespace, rank, bytes)? {
+            return Ok(());
+        }
+        self.add_waiter(id, u64::from(timeout_ms), WaiterWish::Slot { bytes })
+    }
+
+    /// Grants a free slot or starts making one; false if the rank's slots are all in use.
+    fn grant(
+        &mut self,
+        id: RequestId,
+        namespace: &Namespace,
+        rank: Rank,
+        bytes: u64,
+    ) -> Result<bool, Refusal> {
+        if let Some(slot) = self.free_slot(namespace, rank, bytes) {
+            self.slot_mut(slot).used_for = SlotUse::Held(id.conn);
+            self.reply_with_slot(id, slot);
+            return Ok(true);
+        }
+        self.drop_small_free_slots(namespace, rank, bytes);
+        if self.slots_in_use(namespace, rank) >= self.setup.slots_per_rank {
+            return Ok(false);
+        }
+        self.create_slot(namespace, rank, bytes, SlotUse::Creating(id))?;
+        Ok(true)
+    }
+
+    fn free_slot(&self, namespace: &Namespace, rank: Rank, bytes: u64) -> Option<SlotId> {
+        self.slots
+            .iter()
+            .filter(|(_, slot)| slot.namespace == *namespace && slot.rank == rank)
+            .find(|(_, slot)| slot.used_for == SlotUse::Free && slot.capacity >= bytes)
+            .map(|(id, _)| *id)
+    }
+
+    /// A free slot that has become too small holds nothing and only takes room.
+    fn drop_small_free_slots(&mut self, namespace: &Namespace, rank: Rank, bytes: u64) {
+        let small: Vec<SlotId> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.namespace == *namespace && slot.rank == rank)
+            .filter(|(_, slot)| slot.used_for == SlotUse::Free && slot.capacity < bytes)
+            .map(|(id, _)| *id)
+            .collect();
+        for slot in small {
+            self.drop_slot(slot);
+        }
+    }
+
+    fn slots_in_use(&self, namespace: &Namespace, rank: Rank) -> usize {
+        self.slots
+            .values()
+            .filter(|slot| slot.namespace == *namespace && slot.rank == rank)
+            .filter(|slot| !matches!(slot.used_for, SlotUse::Guest))
+            .count()
+    }
+
+    pub(crate) fn create_slot(
+        &mut self,
+        namespace: &Namespace,
+        rank: Rank,
+        bytes: u64,
+        used_for: SlotUse,
+    ) -> Result<SlotId, Refusal> {
+        let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
+        let slot = SlotId::new(self.fresh());
+        let reserved = self.budget.reserve(Purpose::Slot(slot), capacity);
+        reserved.map_err(|no_room| self.no_budget(capacity, &no_room.to_string()))?;
+        self.slots.insert(
+            slot,
+            Slot {
+                namespace: namespace.clone(),
+                rank,
+                capacity,
+                used_for,
+            },
+        );
+        self.out.push(Output::CreateSlot { slot, bytes: capacity });
+        Ok(slot)
+    }
+
+    pub(crate) fn no_budget(&self, bytes: u64, why: &str) -> Refusal {
+        Refusal::new(
+            RefusalCode::BudgetFull,
+            format!(
+                "a slot of {bytes} bytes does not fit the memory budget: it {why}; nothing older was dropped; \
+                 raise memory.budget (now {} bytes) or save smaller shards",
+                self.budget.total()
+            ),
+        )
+    }
+
+    pub(crate) fn slot_created(&mut self, slot: SlotId) {
+        let Some(entry) = self.slots.get_mut(&slot) else {
+            return;
+        };
+        match entry.used_for.clone() {
+            SlotUse::Creating(id) if self.conns.contains_key(&id.conn) => {
+                self.slot_mut(slot).used_for = SlotUse::Held(id.conn);
+                self.reply_with_slot(id, slot);
+            }
+            SlotUse::Creating(_) => self.free_slot_again(slot),
+            SlotUse::Restoring => self.opening_has_slot(slot),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn slot_failed(&mut self, slot: SlotId, reason: &str) {
+        let Some(entry) = self.slots.remove(&slot) else {
+            return;
+        };
+        self.budget.release(Purpose::Slot(slot));
+        match entry.used_for {
+            SlotUse::Creating(id) => {
+                let refusal = self.no_budget(entry.capacity, &format!("could not be made: {reason}"));
+                self.reply(id, Reply::Refused(refusal));
+            }
+            SlotUse::Restoring => self.opening_without_slot(slot, reason),
+            _ => {}
+        }
+    }
+
+    fn reply_with_slot(&mut self, id: RequestId, slot: SlotId) {
+        let capacity = self.slot_mut(slot).capacity;
+        let first_time = self
+            .conns
+            .get_mut(&id.conn)
+            .is_some_and(|conn| conn.slots_passed.insert(slot));
+        self.out.push(Output::Reply {
+            id,
+            reply: Reply::SlotGranted {
+                slot,
+                capacity,
+                descriptor: first_time,
+            },
+            descriptor: first_time.then_some(slot),
+        });
+    }
+
+    pub(crate) fn held_slot(&self, conn: ConnId, slot: SlotId) -> Result<&Slot, Refusal> {
+        self.slots
+            .get(&slot)
+            .filter(|entry| entry.used_for == SlotUse::Held(conn))
+            .ok_or_else(|| {
+                Refusal::new(
+                    RefusalCode::WrongSlot,
+                    format!("expected a slot that this connection acquired and has not sealed, got slot {slot}"),
+                )
+            })
+    }
+
+    pub(crate) fn release(&mut self, id: RequestId, slot: SlotId) -> Result<(), Refusal> {
+        self.held_slot(id.conn, slot)?;
+        self.reply(id, Reply::Done);
+        self.free_slot_again(slot);
+        Ok(())
+    }
+
+    /// A dead or gone trainer's half-filled slots are free again.
+    pub(crate) fn reclaim_slots(&mut self, conn: ConnId) {
+        let held: Vec<SlotId> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.used_for == SlotUse::Held(conn))
+            .map(|(id, _)| *id)
+            .collect();
+        for slot in held {
+            self.free_slot_again(slot);
+        }
+    }
+
+    /// The slot is free; whoever waits for one gets it.
+    pub(crate) fn free_slot_again(&mut self, slot: SlotId) {
+        let entry = self.slot_mut(slot);
+        entry.used_for = SlotUse::Free;
+        self.serve_slot_waiters();
+    }
+
+    pub(crate) fn drop_slot(&mut self, slot: SlotId) {
+        if self.slots.remove(&slot).is_some() {
+            self.budget.release(Purpose::Slot(slot));
+            self.out.push(Output::DropSlot { slot });
+        }
+    }
+
+    pub(crate) fn serve_slot_waiters(&mut self) {
+        let waiters = std::mem::take(&mut self.waiters);
+        for waiter in waiters {
+            let WaiterWish::Slot { bytes } = waiter.wish else {
+                self.waiters.push(waiter);
+                continue;
+            };
+            let outcome = self
+                .trainer(waiter.id)
+                .and_then(|(attached, _, rank, _)| self.grant(waiter.id, &attached.namespace, rank, bytes));
+            match outcome {
+                Ok(true) => {}
+                Ok(false) => self.waiters.push(waiter),
+                Err(refusal) => self.reply(waiter.id, Reply::Refused(refusal)),
+            }
+        }
+    }
+
+    /// Why a rank's slots are all in use.
+    pub(crate) fn busy_refusal(&self, conn: ConnId) -> Refusal {
+        let Some((namespace, rank)) = self
+            .conns
+            .get(&conn)
+            .and_then(|c| c.trainer.map(|(_, rank, _)| (&c.namespace, rank)))
+        else {
+            return Refusal::new(RefusalCode::Busy, "the connection is gone");
+        };
+        let uses: Vec<String> = self
+            .slots
+            .values()
+            .filter(|slot| slot.namespace == *namespace && slot.rank == rank)
+            .map(|slot| self.describe_use(&slot.used_for))
+            .collect();
+        Refusal::new(
+            RefusalCode::Busy,
+            format!(
+                "expected a free slot of rank {rank} in time, but all {} are in use ({}): save less often or raise memory.slots_per_rank",
+                uses.len(),
+                uses.join(", ")
+            ),
+        )
+    }
+
+    fn describe_use(&self, used_for: &SlotUse) -> String {
+        match used_for {
+            SlotUse::Sealed(key) => {
+                let state = self.checkpoints.get(key).map_or("unknown", |c| c.state.as_str());
+                format!("step {} {state}", key.step)
+            }
+            SlotUse::Held(_) => "being filled".into(),
+            SlotUse::Creating(_) => "being made".into(),
+            SlotUse::Restoring => "being restored".into(),
+            SlotUse::Guest => "read by a restart".into(),
+            SlotUse::Free => "free but too small".into(),
+        }
+    }
+}

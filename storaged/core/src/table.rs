@@ -1,0 +1,234 @@
+//! The tables: what this node knows of its peers, slots, namespaces and checkpoints.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use minicbor::bytes::ByteVec;
+use storaged_wire::local::DurableWish;
+use storaged_wire::peer::{CheckpointKey, Holding, Lane};
+use storaged_wire::{
+    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
+    SlotId, Step, WorldSize,
+};
+
+use crate::encode::{ParityId, SlotShard};
+use crate::io::{ConnId, Now, RequestId};
+
+/// A peer whose link is up.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    pub generation: Generation,
+}
+
+/// What a slot is in use for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SlotUse {
+    /// Being made for an acquire request.
+    Creating(RequestId),
+    /// Being made or filled by a restore.
+    Restoring,
+    /// Nobody's.
+    Free,
+    /// A trainer fills it.
+    Held(ConnId),
+    /// Holds a shard of a checkpoint, or will once its digests are known.
+    Sealed(CheckpointKey),
+    /// Holds ranges of a shard for readers on this node; not part of any checkpoint's holding.
+    Guest,
+}
+
+/// One slot.
+#[derive(Debug, Clone)]
+pub(crate) struct Slot {
+    pub namespace: Namespace,
+    pub rank: Rank,
+    pub capacity: u64,
+    pub used_for: SlotUse,
+}
+
+/// A shard sealed on this node.
+#[derive(Debug, Clone)]
+pub(crate) struct LocalShard {
+    pub slot: SlotId,
+    pub length: u64,
+    /// Known once digested.
+    pub digests: Option<(Arc<[Digest]>, Digest)>,
+    /// Readers that have it open: it stays while there are any.
+    pub readers: BTreeSet<ConnId>,
+    /// Being uploaded, or uploaded.
+    pub upload: Upload,
+}
+
+/// How far a shard's way to the durable tier is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Upload {
+    Idle,
+    Running,
+    RetryAt(Now),
+    Done,
+}
+
+impl LocalShard {
+    /// The shard with its digests, once they are known.
+    pub fn sealed(&self) -> Option<SlotShard> {
+        self.digests.as_ref().map(|(leaves, _)| SlotShard {
+            slot: self.slot,
+            length: self.length,
+            leaves: leaves.clone(),
+        })
+    }
+}
+
+/// What a home node collects of a checkpoint before it commits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Announced {
+    pub node: NodeName,
+    pub length: u64,
+    pub root: Digest,
+}
+
+/// The committing rank's description.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Description {
+    pub schema: ByteVec,
+    pub torch_metadata: ByteVec,
+    pub durable: DurableWish,
+}
+
+/// One checkpoint as this node knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct Checkpoint {
+    pub key: CheckpointKey,
+    pub owner: Owner,
+    pub world_size: WorldSize,
+    pub first_seen: Now,
+    pub state: CheckpointState,
+    pub manifest: Option<Arc<ManifestBytes>>,
+    pub durable_wish: DurableWish,
+    /// Shards in this node's RAM.
+    pub shards: BTreeMap<Rank, LocalShard>,
+    /// Parity sets in this node's RAM.
+    pub parity: BTreeMap<(Lane, u32), ParityId>,
+    /// Chunk digests of other nodes' shards of the lanes this node codes.
+    pub leaves: BTreeMap<Rank, Arc<[Digest]>>,
+    /// What this node has to say to the home nodes: the description, if a trainer here gave it.
+    pub description_here: Option<Description>,
+    /// As a home node: shards announced.
+    pub announced: BTreeMap<Rank, Announced>,
+    /// As a home node: the description.
+    pub description: Option<Description>,
+    /// As a home node: who has stored the manifest, and the state it was last told.
+    pub told: BTreeMap<NodeName, CheckpointState>,
+    /// As a home node: lanes whose parity is held.
+    pub lanes_protected: BTreeSet<Lane>,
+    /// As a home node: shards in the durable tier.
+    pub shards_durable: BTreeSet<Rank>,
+    /// As a home node: the manifest is being written to the durable tier, or may be tried again at this time.
+    pub publishing: Upload,
+    /// Lanes that this node led to protection, to be told to the home nodes.
+    pub lanes_led: BTreeSet<Lane>,
+}
+
+impl Checkpoint {
+    pub fn new(key: CheckpointKey, owner: Owner, world_size: WorldSize, now: Now) -> Self {
+        Self {
+            key,
+            owner,
+            world_size,
+            first_seen: now,
+            state: CheckpointState::Staged,
+            manifest: None,
+            durable_wish: DurableWish::Policy,
+            shards: BTreeMap::new(),
+            parity: BTreeMap::new(),
+            leaves: BTreeMap::new(),
+            description_here: None,
+            announced: BTreeMap::new(),
+            description: None,
+            told: BTreeMap::new(),
+            lanes_protected: BTreeSet::new(),
+            shards_durable: BTreeSet::new(),
+            publishing: Upload::Idle,
+            lanes_led: BTreeSet::new(),
+        }
+    }
+
+    /// The name of its manifest, once committed.
+    pub fn name(&self) -> Option<Digest> {
+        self.manifest.as_ref().map(|manifest| manifest.name())
+    }
+
+    /// What this node holds of it.
+    pub fn holding(&self) -> Option<Holding> {
+        Some(Holding {
+            manifest: self.name()?,
+            key: self.key.clone(),
+            state: self.state,
+            shards: self.shards_held().collect(),
+            parity: self.parity.keys().copied().collect(),
+        })
+    }
+
+    fn shards_held(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.shards
+            .iter()
+            .filter(|(_, shard)| shard.digests.is_some())
+            .map(|(rank, _)| *rank)
+    }
+}
+
+/// A namespace as this node knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct NamespaceTable {
+    pub owner: Owner,
+    /// Runs below are fenced off.
+    pub fence: RunId,
+    /// World sizes said by trainers here, per run.
+    pub world_sizes: BTreeMap<RunId, WorldSize>,
+    /// Last step sealed here, per run and rank.
+    pub last_step: BTreeMap<(RunId, Rank), Step>,
+    /// Why checkpoints were given up, for those who wait for them.
+    pub abandoned: BTreeMap<(RunId, Step), String>,
+}
+
+impl NamespaceTable {
+    pub fn new(owner: Owner) -> Self {
+        Self {
+            owner,
+            fence: RunId::new(0),
+            world_sizes: BTreeMap::new(),
+            last_step: BTreeMap::new(),
+            abandoned: BTreeMap::new(),
+        }
+    }
+}
+
+/// Who a connection said it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Attached {
+    pub namespace: Namespace,
+    pub owner: Owner,
+    pub trainer: Option<(RunId, Rank, WorldSize)>,
+    /// Slots whose descriptor this connection has.
+    pub slots_passed: BTreeSet<SlotId>,
+}
+
+/// A request that waits.
+#[derive(Debug, Clone)]
+pub(crate) struct Waiter {
+    pub id: RequestId,
+    pub deadline: Now,
+    pub wish: WaiterWish,
+}
+
+/// What it waits for.
+#[derive(Debug, Clone)]
+pub(crate) enum WaiterWish {
+    Slot {
+        bytes: u64,
+    },
+    State {
+        key: CheckpointKey,
+        state: CheckpointState,
+    },
+}
