@@ -1,0 +1,112 @@
+//! A mapping of a slot: where a trainer's bytes go, with one copy.
+
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::slot::{Slot, SlotError};
+
+/// A shared, writable mapping of a whole slot.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping is plain memory owned by this value; it is only reached through raw copies that check their
+// range, and the pointer stays valid until drop on whichever thread that happens.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; two threads that copy into the same range race on bytes, never on Rust values: no reference to
+// the mapped bytes is ever made.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps a slot, with its page tables filled now, so that no page fault costs time later.
+    ///
+    /// # Errors
+    /// [`SlotError::Os`] if the kernel refuses.
+    pub fn new(slot: &Slot) -> Result<Self, SlotError> {
+        let length = usize::try_from(slot.capacity()).unwrap_or(usize::MAX);
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a null hint lets the kernel choose fresh addresses, so no existing memory is affected; the slot's
+        // size is sealed, so the pages behind the mapping never go away.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+                slot,
+                0,
+            )
+        };
+        let start = start.map_err(|errno| SlotError::Os {
+            what: "mmap",
+            source: errno.into(),
+        })?;
+        let start = NonNull::new(start.cast()).ok_or(SlotError::Os {
+            what: "mmap",
+            source: std::io::ErrorKind::OutOfMemory.into(),
+        })?;
+        Ok(Self { start, length })
+    }
+
+    /// Bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Where it begins, for a GPU driver or a copy in another language; valid as long as the mapping lives.
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Errors
+    /// [`SlotError::Outside`] if they do not fit.
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), SlotError> {
+        match offset.checked_add(bytes.len()) {
+            Some(end) if end <= self.length => {}
+            _ => {
+                return Err(SlotError::Outside {
+                    capacity: self.length as u64,
+                    offset: offset as u64,
+                    length: bytes.len() as u64,
+                });
+            }
+        }
+        // SAFETY: the range was checked to lie in the mapping, `bytes` is private memory of this process and so
+        // cannot overlap it, and other processes that read meanwhile see bytes, not Rust values.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start().add(offset), bytes.len());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is the one that `new` mapped, and nobody can hold a pointer into it that is still valid:
+        // `start` documents that it ends with the mapping.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
+        debug_assert!(unmapped.is_ok(), "unmapping one's own mapping cannot fail");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_in_is_in_the_slot() {
+        let slot = Slot::create(8192).unwrap();
+        let mapping = Mapping::new(&slot).unwrap();
+        mapping.copy_in(4095, b"xy").unwrap();
+        let mut out = [0; 2];
+        slot.read_at(4095, &mut out).unwrap();
+        assert_eq!(&out, b"xy");
+        assert!(mapping.copy_in(8191, b"xy").is_err());
+        assert!(mapping.copy_in(usize::MAX, b"x").is_err());
+    }
+}

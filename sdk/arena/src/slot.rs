@@ -1,0 +1,174 @@
+//! A slot: a memfd whose size is sealed.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use thiserror::Error;
+
+/// A descriptor that is no slot, or bytes outside of it.
+#[derive(Debug, Error)]
+pub enum SlotError {
+    /// The kernel refused.
+    #[error("{what} failed")]
+    Os {
+        what: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    /// The size could still change, which would kill a reader with SIGBUS.
+    #[error("expected a memfd sealed against growing and shrinking, got one without these seals")]
+    Unsealed,
+    /// Outside the slot.
+    #[error("expected bytes within the slot's {capacity}, got {length} at {offset}")]
+    Outside {
+        capacity: u64,
+        offset: u64,
+        length: u64,
+    },
+    /// The file ended before its size.
+    #[error("expected {expected} bytes at {offset}, got {got}")]
+    Short {
+        offset: u64,
+        expected: usize,
+        got: usize,
+    },
+}
+
+fn os(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> SlotError {
+    move |errno| SlotError::Os {
+        what,
+        source: errno.into(),
+    }
+}
+
+/// A memfd of fixed size.
+#[derive(Debug)]
+pub struct Slot {
+    fd: OwnedFd,
+    capacity: u64,
+}
+
+impl Slot {
+    /// Makes a slot of `capacity` bytes, all of them allocated now, so that no write can fail later.
+    ///
+    /// # Errors
+    /// [`SlotError::Os`] if there is no memory or no descriptor.
+    pub fn create(capacity: u64) -> Result<Self, SlotError> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("storaged-slot", flags).map_err(os("memfd_create"))?;
+        rustix::fs::ftruncate(&fd, capacity).map_err(os("ftruncate"))?;
+        if capacity > 0 {
+            rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, capacity)
+                .map_err(os("fallocate"))?;
+        }
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(os("sealing"))?;
+        Ok(Self { fd, capacity })
+    }
+
+    /// Takes a descriptor that came from elsewhere, if it is a slot.
+    ///
+    /// # Errors
+    /// [`SlotError::Unsealed`] if its size could change, [`SlotError::Os`] if it cannot be asked.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, SlotError> {
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| SlotError::Unsealed)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(SlotError::Unsealed);
+        }
+        let stat = rustix::fs::fstat(&fd).map_err(os("fstat"))?;
+        let capacity = u64::try_from(stat.st_size).unwrap_or(0);
+        Ok(Self { fd, capacity })
+    }
+
+    /// Bytes.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Copies bytes out into private memory.
+    ///
+    /// # Errors
+    /// [`SlotError`] if the range is outside or the kernel refuses.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SlotError> {
+        self.check(offset, out.len())?;
+        let mut done = 0;
+        while done < out.len() {
+            let at = offset + done as u64;
+            let got = rustix::io::pread(&self.fd, &mut out[done..], at).map_err(os("pread"))?;
+            if got == 0 {
+                let expected = out.len();
+                return Err(SlotError::Short {
+                    offset,
+                    expected,
+                    got: done,
+                });
+            }
+            done += got;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// [`SlotError`] if the range is outside or the kernel refuses.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), SlotError> {
+        self.check(offset, bytes.len())?;
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            done += rustix::io::pwrite(&self.fd, &bytes[done..], at).map_err(os("pwrite"))?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, offset: u64, length: usize) -> Result<(), SlotError> {
+        let length = length as u64;
+        match offset.checked_add(length) {
+            Some(end) if end <= self.capacity => Ok(()),
+            _ => Err(SlotError::Outside {
+                capacity: self.capacity,
+                offset,
+                length,
+            }),
+        }
+    }
+}
+
+impl AsFd for Slot {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_and_the_edges_hold() {
+        let slot = Slot::create(8192).unwrap();
+        slot.write_at(8190, b"ab").unwrap();
+        let mut out = [0; 2];
+        slot.read_at(8190, &mut out).unwrap();
+        assert_eq!(&out, b"ab");
+        assert!(matches!(slot.write_at(8191, b"ab"), Err(SlotError::Outside { .. })));
+        assert!(matches!(slot.read_at(u64::MAX, &mut out), Err(SlotError::Outside { .. })));
+    }
+
+    #[test]
+    fn a_slot_cannot_shrink_and_a_plain_memfd_is_no_slot() {
+        let slot = Slot::create(4096).unwrap();
+        assert!(rustix::fs::ftruncate(&slot, 0).is_err());
+        let plain = rustix::fs::memfd_create("plain", MemfdFlags::CLOEXEC).unwrap();
+        assert!(matches!(Slot::adopt(plain), Err(SlotError::Unsealed)));
+        let file = tempfile_fd();
+        assert!(matches!(Slot::adopt(file), Err(SlotError::Unsealed)));
+    }
+
+    fn tempfile_fd() -> OwnedFd {
+        let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR;
+        rustix::fs::open("/tmp", flags, rustix::fs::Mode::RWXU).unwrap()
+    }
+}
