@@ -1,1 +1,17 @@
-//! placeholder
+//! Blocking client of the storaged daemon on this node.
+//!
+//! Order of reading: `client` (connection and requests), `trainer` (saving), `restored` (reading back, verified).
+//! Every wait has a limit; a dead or slow daemon costs a bounded wait and a clear error.
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod error;
+mod restored;
+mod trainer;
+
+pub use client::{Client, ConnectOptions, DEFAULT_SOCKET, Welcome};
+pub use error::ClientError;
+pub use restored::RestoredShard;
+pub use storaged_wire as wire;
+pub use trainer::{StagedSlot, Trainer};

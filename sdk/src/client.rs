@@ -1,0 +1,278 @@
+//! One connection: a request, its answer, the next request.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use storaged_arena::{PassingError, Slot, recv_frame, send_frame};
+use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
+use storaged_wire::local::{
+    ByteRange, CheckpointInfo, LOCAL_VERSION, Reply, Request, Role, VerifyReport,
+};
+use storaged_wire::plan::RestorePlan;
+use storaged_wire::{
+    CheckpointState, ChunkSize, Digest, Generation, Geometry, ManifestBytes, Namespace, NodeName,
+    Rank, RunId, Step, decode, encode,
+};
+
+use crate::error::ClientError;
+use crate::restored::RestoredShard;
+
+/// Where a daemon listens unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/storaged/storaged.sock";
+
+/// What a request may take beyond the wait that it asks the daemon for.
+const ANSWER_SLACK: Duration = Duration::from_secs(15);
+
+/// How to reach the daemon and as whom.
+#[derive(Debug, Clone)]
+pub struct ConnectOptions {
+    /// The daemon's socket.
+    pub socket: PathBuf,
+    /// The job.
+    pub namespace: Namespace,
+    /// The job token; empty for none.
+    pub token: Vec<u8>,
+    /// Trainer or reader.
+    pub role: Role,
+}
+
+/// What the daemon says of itself.
+#[derive(Debug, Clone)]
+pub struct Welcome {
+    /// Its node.
+    pub node: NodeName,
+    /// Its incarnation.
+    pub generation: Generation,
+    /// k and m, if it codes.
+    pub geometry: Option<Geometry>,
+    /// Size of a chunk.
+    pub chunk: ChunkSize,
+}
+
+/// A connection to the daemon.
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+    socket: PathBuf,
+    broken: bool,
+}
+
+impl Client {
+    /// Connects without saying who one is: enough for [`Client::status`] and [`Client::list`].
+    ///
+    /// # Errors
+    /// [`ClientError::Unavailable`] if nobody listens.
+    pub fn connect_anonymous(socket: &Path) -> Result<Self, ClientError> {
+        let stream = UnixStream::connect(socket).map_err(|source| ClientError::Unavailable {
+            socket: socket.into(),
+            source,
+        })?;
+        Ok(Self {
+            stream,
+            socket: socket.into(),
+            broken: false,
+        })
+    }
+
+    /// Connects and says hello.
+    ///
+    /// # Errors
+    /// [`ClientError`] if nobody listens or the daemon refuses.
+    pub fn connect(options: &ConnectOptions) -> Result<(Self, Welcome), ClientError> {
+        let mut client = Self::connect_anonymous(&options.socket)?;
+        let hello = Request::Hello {
+            version: LOCAL_VERSION,
+            namespace: options.namespace.clone(),
+            token: options.token.clone().into(),
+            role: options.role.clone(),
+        };
+        match client.call("hello", &hello, 0)? {
+            (Reply::Welcome { node, generation, geometry, chunk }, _) => {
+                Ok((client, Welcome { node, generation, geometry, chunk }))
+            }
+            (other, _) => Err(unexpected("hello", "a welcome", &other)),
+        }
+    }
+
+    /// The socket that it is connected to.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Sends a request and waits for its answer, `wait_ms` of which is the daemon's own wait.
+    pub(crate) fn call(
+        &mut self,
+        name: &'static str,
+        request: &Request,
+        wait_ms: u32,
+    ) -> Result<(Reply, Option<OwnedFd>), ClientError> {
+        let limit = Duration::from_millis(u64::from(wait_ms)) + ANSWER_SLACK;
+        if self.broken {
+            let source = PassingError::Closed;
+            return Err(ClientError::Broken { request: name, source });
+        }
+        let outcome = self.exchange(request, limit);
+        // After a failed exchange an answer may still come: the connection is of no use any more.
+        self.broken = outcome.is_err();
+        let (body, descriptor) = outcome.map_err(|source| failed(name, limit, source))?;
+        match decode("reply", &body)? {
+            Reply::Refused(refusal) => Err(refusal.into()),
+            reply => Ok((reply, descriptor)),
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        request: &Request,
+        limit: Duration,
+    ) -> Result<(Vec<u8>, Option<OwnedFd>), PassingError> {
+        self.stream.set_write_timeout(Some(limit))?;
+        self.stream.set_read_timeout(Some(limit))?;
+        send_frame(&mut self.stream, &encode(request), None)?;
+        recv_frame(&mut self.stream, LOCAL_FRAME_BYTES_MAX)
+    }
+
+    /// Opens a new run of the namespace, above every run that a live node knows.
+    ///
+    /// # Errors
+    /// [`ClientError`] if no majority of the nodes agrees within `timeout_ms`.
+    pub fn open_run(&mut self, timeout_ms: u32) -> Result<RunId, ClientError> {
+        match self.call("open run", &Request::OpenRun { timeout_ms }, timeout_ms)? {
+            (Reply::RunOpened { run }, _) => Ok(run),
+            (other, _) => Err(unexpected("open run", "a run", &other)),
+        }
+    }
+
+    /// Waits until a checkpoint is at least in `state`.
+    ///
+    /// # Errors
+    /// [`ClientError`] if it is not within `timeout_ms`, or never will be.
+    pub fn wait(
+        &mut self,
+        run: RunId,
+        step: Step,
+        state: CheckpointState,
+        timeout_ms: u32,
+    ) -> Result<(CheckpointState, Option<Digest>), ClientError> {
+        let request = Request::Wait { run, step, state, timeout_ms };
+        match self.call("wait", &request, timeout_ms)? {
+            (Reply::Reached { state, manifest }, _) => Ok((state, manifest)),
+            (other, _) => Err(unexpected("wait", "a state", &other)),
+        }
+    }
+
+    /// Asks what a restart would do; without a step, with the newest restorable checkpoint.
+    ///
+    /// # Errors
+    /// [`ClientError`] if nothing is restorable.
+    pub fn plan(&mut self, step: Option<Step>, timeout_ms: u32) -> Result<RestorePlan, ClientError> {
+        match self.call("plan", &Request::Plan { step, timeout_ms }, timeout_ms)? {
+            (Reply::Plan(plan), _) => Ok(plan),
+            (other, _) => Err(unexpected("plan", "a plan", &other)),
+        }
+    }
+
+    /// The manifest of that digest, verified.
+    ///
+    /// # Errors
+    /// [`ClientError`] if it is unknown or does not have the digest.
+    pub fn manifest(&mut self, name: Digest) -> Result<ManifestBytes, ClientError> {
+        match self.call("get manifest", &Request::GetManifest { manifest: name }, 0)? {
+            (Reply::Manifest(bytes), _) => Ok(ManifestBytes::verify(bytes.into(), name)?),
+            (other, _) => Err(unexpected("get manifest", "a manifest", &other)),
+        }
+    }
+
+    /// Brings ranges of a shard (all of it if there are none) into this node's RAM, to be read with verification.
+    ///
+    /// # Errors
+    /// [`ClientError`] if no rung of the ladder has them.
+    pub fn open_shard(
+        &mut self,
+        manifest: &ManifestBytes,
+        rank: Rank,
+        ranges: Vec<ByteRange>,
+        timeout_ms: u32,
+    ) -> Result<RestoredShard, ClientError> {
+        let request = Request::OpenShard { manifest: manifest.name(), rank, ranges, timeout_ms };
+        match self.call("open shard", &request, timeout_ms)? {
+            (Reply::ShardOpened { length, chunk, leaves, rung }, Some(fd)) => {
+                let slot = Slot::adopt(fd)?;
+                RestoredShard::new(manifest.manifest(), rank, slot, length, chunk, leaves, rung)
+            }
+            (other, _) => Err(unexpected("open shard", "a shard and its descriptor", &other)),
+        }
+    }
+
+    /// Gives an opened shard up.
+    ///
+    /// # Errors
+    /// [`ClientError`] if the daemon cannot be told.
+    pub fn close_shard(&mut self, manifest: Digest, rank: Rank) -> Result<(), ClientError> {
+        self.done("close shard", &Request::CloseShard { manifest, rank })
+    }
+
+    /// The daemon's state, as a JSON object.
+    ///
+    /// # Errors
+    /// [`ClientError`] if the daemon does not answer.
+    pub fn status(&mut self) -> Result<String, ClientError> {
+        match self.call("status", &Request::Status, 0)? {
+            (Reply::Status(json), _) => Ok(json),
+            (other, _) => Err(unexpected("status", "a status", &other)),
+        }
+    }
+
+    /// Checkpoints that the node knows.
+    ///
+    /// # Errors
+    /// [`ClientError`] if the namespace is unknown.
+    pub fn list(&mut self, namespace: Option<Namespace>) -> Result<Vec<CheckpointInfo>, ClientError> {
+        match self.call("list", &Request::List { namespace }, 0)? {
+            (Reply::Checkpoints(infos), _) => Ok(infos),
+            (other, _) => Err(unexpected("list", "a listing", &other)),
+        }
+    }
+
+    /// Has every byte of a checkpoint that live nodes hold read and checked.
+    ///
+    /// # Errors
+    /// [`ClientError`] if there is no such checkpoint.
+    pub fn verify(&mut self, step: Option<Step>, timeout_ms: u32) -> Result<VerifyReport, ClientError> {
+        match self.call("verify", &Request::Verify { step, timeout_ms }, timeout_ms)? {
+            (Reply::Verified(report), _) => Ok(report),
+            (other, _) => Err(unexpected("verify", "a report", &other)),
+        }
+    }
+
+    pub(crate) fn done(&mut self, name: &'static str, request: &Request) -> Result<(), ClientError> {
+        match self.call(name, request, 0)? {
+            (Reply::Done, _) => Ok(()),
+            (other, _) => Err(unexpected(name, "done", &other)),
+        }
+    }
+}
+
+pub(crate) fn unexpected(request: &'static str, expected: &'static str, got: &Reply) -> ClientError {
+    let text = format!("{got:?}");
+    ClientError::Protocol {
+        request,
+        expected,
+        got: text.chars().take(80).collect(),
+    }
+}
+
+fn failed(request: &'static str, limit: Duration, source: PassingError) -> ClientError {
+    match &source {
+        PassingError::Io(error)
+            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+        {
+            let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            ClientError::TimedOut { request, limit_ms }
+        }
+        _ => ClientError::Broken { request, source },
+    }
+}

@@ -1,0 +1,66 @@
+//! What a call can meet.
+
+use std::path::PathBuf;
+
+use storaged_arena::{PassingError, SlotError};
+use storaged_wire::manifest::ManifestError;
+use storaged_wire::{Digest, Refusal, WireError};
+use thiserror::Error;
+
+/// Why a call did not do what was asked.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// Nobody listens on the socket.
+    #[error(
+        "no storaged daemon at {socket}: is it running on this node, and is its socket directory mounted into this \
+         container? STORAGED_SOCKET overrides the path"
+    )]
+    Unavailable {
+        socket: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// The daemon said no, and why.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The daemon did not answer within the limit.
+    #[error("expected an answer to {request} within {limit_ms} ms, got none: is the daemon overloaded or stopped?")]
+    TimedOut { request: &'static str, limit_ms: u64 },
+    /// The connection broke: the daemon died or was restarted.
+    #[error("the connection to the daemon broke during {request}: connect again")]
+    Broken {
+        request: &'static str,
+        #[source]
+        source: PassingError,
+    },
+    /// The daemon answered with something else than was asked.
+    #[error("expected {expected} in answer to {request}, got {got}")]
+    Protocol {
+        request: &'static str,
+        expected: &'static str,
+        got: String,
+    },
+    /// Bytes that are no record.
+    #[error("the daemon's answer could not be read")]
+    Wire(#[from] WireError),
+    /// The manifest is not the one asked for.
+    #[error("the manifest could not be verified")]
+    Manifest(#[from] ManifestError),
+    /// Shared memory.
+    #[error("shared memory failed")]
+    Slot(#[from] SlotError),
+    /// A chunk does not have its digest.
+    #[error("digest mismatch in chunk {chunk} of rank {rank}'s shard: expected {expected}, got {got}; nothing of it was used")]
+    Corrupt {
+        rank: u32,
+        chunk: u64,
+        expected: Digest,
+        got: Digest,
+    },
+    /// The table of chunk digests does not have the root that the manifest names.
+    #[error("the chunk digests of rank {rank}'s shard do not have the root that its manifest names")]
+    WrongLeaves { rank: u32 },
+    /// The caller's range is outside of the shard.
+    #[error("expected bytes within the shard's {length}, got {count} at {offset}")]
+    Outside { length: u64, offset: u64, count: u64 },
+}

@@ -1,0 +1,140 @@
+//! Saving: slots that are mapped once and reused for every step.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use storaged_arena::{Mapping, Slot};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::{Rank, RunId, SlotId, Step, WorldSize};
+
+use crate::client::{Client, ConnectOptions, Welcome, unexpected};
+use crate::error::ClientError;
+
+/// One rank of one run, saving.
+#[derive(Debug)]
+pub struct Trainer {
+    client: Client,
+    welcome: Welcome,
+    run: RunId,
+    mappings: BTreeMap<SlotId, Arc<Mapping>>,
+}
+
+/// A slot to fill.
+#[derive(Debug, Clone)]
+pub struct StagedSlot {
+    slot: SlotId,
+    mapping: Arc<Mapping>,
+}
+
+impl StagedSlot {
+    /// Which slot: the same number means the same memory as before, with what was last written there.
+    pub fn id(&self) -> SlotId {
+        self.slot
+    }
+
+    /// The memory.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// Copies bytes to their offset.
+    ///
+    /// # Errors
+    /// [`ClientError::Slot`] if they do not fit.
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), ClientError> {
+        Ok(self.mapping.copy_in(offset, bytes)?)
+    }
+}
+
+impl Trainer {
+    /// Connects as `rank` of `run`.
+    ///
+    /// # Errors
+    /// [`ClientError`] if the daemon is not there or refuses the run, the token or the world size.
+    pub fn connect(
+        mut options: ConnectOptions,
+        run: RunId,
+        rank: Rank,
+        world_size: WorldSize,
+    ) -> Result<Self, ClientError> {
+        options.role = Role::Trainer { run, rank, world_size };
+        let (client, welcome) = Client::connect(&options)?;
+        Ok(Self {
+            client,
+            welcome,
+            run,
+            mappings: BTreeMap::new(),
+        })
+    }
+
+    /// What the daemon said of itself.
+    pub fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    /// The run it saves for.
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// Gets a slot of at least `bytes`, waiting up to `timeout_ms` for one to be free.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] if the budget is full or all slots stay in use.
+    pub fn acquire(&mut self, bytes: u64, timeout_ms: u32) -> Result<StagedSlot, ClientError> {
+        let request = Request::AcquireSlot { bytes, timeout_ms };
+        let (reply, fd) = self.client.call("acquire slot", &request, timeout_ms)?;
+        let Reply::SlotGranted { slot, .. } = reply else {
+            return Err(unexpected("acquire slot", "a slot", &reply));
+        };
+        if let Some(fd) = fd {
+            // A fresh slot may take the place of one that the daemon has dropped: keep no more than a few mapped.
+            let mapping = Arc::new(Mapping::new(&Slot::adopt(fd)?)?);
+            self.mappings.insert(slot, mapping);
+            while self.mappings.len() > 8 {
+                self.mappings.pop_first();
+            }
+        }
+        match self.mappings.get(&slot) {
+            Some(mapping) => Ok(StagedSlot { slot, mapping: mapping.clone() }),
+            None => Err(unexpected("acquire slot", "a descriptor with the slot", &reply)),
+        }
+    }
+
+    /// Seals the first `length` bytes as this rank's shard at `step`: nothing may change any more.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] if the shard is too long, the step not newer, or the run fenced off.
+    pub fn seal(&mut self, slot: &StagedSlot, step: Step, length: u64) -> Result<(), ClientError> {
+        let slot = slot.slot;
+        self.client.done("seal slot", &Request::SealSlot { slot, step, length })
+    }
+
+    /// Gives a slot back unused.
+    ///
+    /// # Errors
+    /// [`ClientError`] if the daemon cannot be told.
+    pub fn release(&mut self, slot: &StagedSlot) -> Result<(), ClientError> {
+        self.client.done("release slot", &Request::ReleaseSlot { slot: slot.slot })
+    }
+
+    /// From one rank per step: describes the checkpoint, which commits once every rank has sealed.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] if this rank has not sealed the step.
+    pub fn commit(
+        &mut self,
+        step: Step,
+        schema: Vec<u8>,
+        torch_metadata: Vec<u8>,
+        durable: DurableWish,
+    ) -> Result<(), ClientError> {
+        let request = Request::Commit {
+            step,
+            schema: schema.into(),
+            torch_metadata: torch_metadata.into(),
+            durable,
+        };
+        self.client.done("commit", &request)
+    }
+}
