@@ -1,0 +1,103 @@
+//! A throw-away certificate authority for one cluster, and certificates for its nodes (`storaged cert`).
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use storaged_wire::NodeName;
+use thiserror::Error;
+use time::OffsetDateTime;
+
+use super::tls::dns_name;
+
+/// Why no certificate came to be.
+#[derive(Debug, Error)]
+pub enum CertError {
+    /// A file.
+    #[error("writing or reading {path} failed")]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// There is something already; nothing is overwritten.
+    #[error("{0} exists already: remove it first if it may go, or name another directory")]
+    Exists(PathBuf),
+    /// The certificate library.
+    #[error("making the certificate failed")]
+    Rcgen(#[from] rcgen::Error),
+}
+
+/// File names in a certificate directory.
+pub const CA_CERTIFICATE: &str = "ca.pem";
+const CA_KEY: &str = "ca.key";
+
+/// Makes `ca.pem` and `ca.key` in `directory`.
+///
+/// # Errors
+/// [`CertError::Exists`] rather than overwriting an authority.
+pub fn create_ca(directory: &Path, valid: Duration) -> Result<PathBuf, CertError> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.distinguished_name.push(DnType::CommonName, "storaged cluster authority");
+    set_validity(&mut params, valid);
+    let key = KeyPair::generate()?;
+    let certificate = params.self_signed(&key)?;
+    std::fs::create_dir_all(directory).map_err(|source| file(directory, source))?;
+    let path = directory.join(CA_CERTIFICATE);
+    write_new(&directory.join(CA_KEY), &key.serialize_pem(), 0o600)?;
+    write_new(&path, &certificate.pem(), 0o644)?;
+    Ok(path)
+}
+
+/// Makes `NODE.pem` and `NODE.key` in `directory`, signed by the authority there. A zero validity makes one that
+/// has already expired, for tests.
+///
+/// # Errors
+/// [`CertError`] if there is no authority, or the node has a certificate already.
+pub fn issue(directory: &Path, node: &NodeName, valid: Duration) -> Result<PathBuf, CertError> {
+    let read = |name: &str| {
+        let path = directory.join(name);
+        std::fs::read_to_string(&path).map_err(|source| file(&path, source))
+    };
+    let ca_key = KeyPair::from_pem(&read(CA_KEY)?)?;
+    let issuer = Issuer::from_ca_cert_pem(&read(CA_CERTIFICATE)?, ca_key)?;
+    let mut params = CertificateParams::new(vec![dns_name(node)])?;
+    params.distinguished_name.push(DnType::CommonName, node.as_str());
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    set_validity(&mut params, valid);
+    let key = KeyPair::generate()?;
+    let certificate = params.signed_by(&key, &issuer)?;
+    let path = directory.join(format!("{node}.pem"));
+    write_new(&directory.join(format!("{node}.key")), &key.serialize_pem(), 0o600)?;
+    write_new(&path, &certificate.pem(), 0o644)?;
+    Ok(path)
+}
+
+/// From an hour ago, so that clocks may differ a little.
+fn set_validity(params: &mut CertificateParams, valid: Duration) {
+    let now = OffsetDateTime::now_utc();
+    params.not_before = now - Duration::from_secs(3600);
+    params.not_after = now + valid - Duration::from_secs(u64::from(valid.is_zero()));
+}
+
+fn file(path: &Path, source: io::Error) -> CertError {
+    CertError::File { path: path.into(), source }
+}
+
+fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), CertError> {
+    let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let mut opened = opened.map_err(|source| match source.kind() {
+        io::ErrorKind::AlreadyExists => CertError::Exists(path.into()),
+        _ => file(path, source),
+    })?;
+    opened.write_all(text.as_bytes()).map_err(|source| file(path, source))
+}

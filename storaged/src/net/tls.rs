@@ -1,0 +1,144 @@
+//! TLS 1.3 with certificates on both sides. A node's name is the DNS name `NAME.node.storaged` in its certificate.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use storaged_wire::NodeName;
+use thiserror::Error;
+
+/// The protocol's name in TLS.
+const ALPN: &[u8] = b"storaged/1";
+
+/// Certificates that cannot be used.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// A file is missing or is not PEM of the right kind.
+    #[error("expected {what} in PEM at {path}: {reason}; `storaged cert` makes one")]
+    File {
+        what: &'static str,
+        path: PathBuf,
+        reason: String,
+    },
+    /// The pieces do not go together.
+    #[error("the certificates cannot be used: {0}")]
+    Unusable(String),
+    /// The certificate is somebody else's.
+    #[error("expected a certificate for node {node}, got one that is not valid for it: {reason}")]
+    Name { node: NodeName, reason: String },
+}
+
+/// Where the certificates are.
+#[derive(Debug, Clone)]
+pub struct TlsFiles {
+    /// The certificate authority of the cluster.
+    pub ca: PathBuf,
+    /// This node's certificate.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Certificates in memory.
+#[derive(Debug)]
+pub struct TlsIdentity {
+    ca: Vec<CertificateDer<'static>>,
+    certificate: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+/// The DNS name of a node in its certificate.
+pub fn dns_name(node: &NodeName) -> String {
+    format!("{node}.node.storaged")
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn unusable(error: impl std::fmt::Display) -> TlsError {
+    TlsError::Unusable(error.to_string())
+}
+
+impl TlsIdentity {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`TlsError::File`] if one is missing or no PEM.
+    pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
+        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| TlsError::File {
+            what: "a private key",
+            path: files.key.clone(),
+            reason: error.to_string(),
+        })?;
+        Ok(Self {
+            ca: read_certificates("the authority's certificate", &files.ca)?,
+            certificate: read_certificates("the node's certificate", &files.certificate)?,
+            key,
+        })
+    }
+
+    /// Checks that the certificate is `node`'s own.
+    ///
+    /// # Errors
+    /// [`TlsError::Name`] if it is not.
+    pub fn check_name(&self, node: &NodeName) -> Result<(), TlsError> {
+        let first = self.certificate.first().ok_or_else(|| unusable("no certificate"))?;
+        names(first, node).map_err(|reason| TlsError::Name { node: node.clone(), reason })
+    }
+
+    pub(super) fn server(&self) -> Result<QuicServerConfig, TlsError> {
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider())
+            .build()
+            .map_err(unusable)?;
+        let mut config = rustls::ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(unusable)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(self.certificate.clone(), self.key.clone_key())
+            .map_err(unusable)?;
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        QuicServerConfig::try_from(config).map_err(unusable)
+    }
+
+    pub(super) fn client(&self) -> Result<QuicClientConfig, TlsError> {
+        let mut config = rustls::ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(unusable)?
+            .with_root_certificates(self.roots()?)
+            .with_client_auth_cert(self.certificate.clone(), self.key.clone_key())
+            .map_err(unusable)?;
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        QuicClientConfig::try_from(config).map_err(unusable)
+    }
+
+    fn roots(&self) -> Result<rustls::RootCertStore, TlsError> {
+        let mut roots = rustls::RootCertStore::empty();
+        for certificate in &self.ca {
+            roots.add(certificate.clone()).map_err(unusable)?;
+        }
+        Ok(roots)
+    }
+}
+
+fn read_certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let failed = |reason: String| TlsError::File { what, path: path.into(), reason };
+    let found: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path)
+        .map_err(|error| failed(error.to_string()))?
+        .collect();
+    let found = found.map_err(|error| failed(error.to_string()))?;
+    match found.is_empty() {
+        true => Err(failed("no certificate in it".into())),
+        false => Ok(found),
+    }
+}
+
+/// Whether a certificate names a node.
+pub(super) fn names(certificate: &CertificateDer<'_>, node: &NodeName) -> Result<(), String> {
+    let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;
+    let name = ServerName::try_from(dns_name(node)).map_err(|error| error.to_string())?;
+    rustls::client::verify_server_name(&parsed, &name).map_err(|error| error.to_string())
+}
