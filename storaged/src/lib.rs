@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 pub mod cli;
+pub mod cluster;
 pub mod config;
 pub mod driver;
 pub mod encode;

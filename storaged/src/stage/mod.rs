@@ -2,11 +2,12 @@
 //! reads a request, hands it to the driver, and sends the answer with its descriptor. A process that dies is
 //! noticed by its pidfd, also while a forked child keeps its socket open.
 
+mod watch;
+
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io;
-use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -14,15 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rustix::process::PidfdFlags;
 use storaged_arena::{Slot, recv_frame, send_frame};
 use storaged_core::{ConnId, RequestId};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::{Refusal, RefusalCode, decode, encode};
 use thiserror::Error;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
+
+use watch::Watch;
 
 /// Connections at once: each is a thread of little memory; a node has some dozens of trainers.
 const CONNECTIONS_MAX: usize = 1024;
@@ -72,7 +73,7 @@ pub struct TenantSocket {
 struct Door {
     uids: BTreeSet<u32>,
     events: mpsc::Sender<StageEvent>,
-    runtime: tokio::runtime::Handle,
+    watch: Arc<Watch>,
     next: Arc<AtomicU64>,
     open: Arc<AtomicUsize>,
 }
@@ -84,13 +85,18 @@ struct Door {
 pub fn listen(sockets: &[TenantSocket], events: &mpsc::Sender<StageEvent>) -> Result<(), StageError> {
     let next = Arc::new(AtomicU64::new(1));
     let open = Arc::new(AtomicUsize::new(0));
+    let Some(first) = sockets.first() else {
+        return Ok(());
+    };
+    let started = Watch::start(events.clone());
+    let watch = started.map_err(|source| StageError { path: first.path.clone(), source })?;
     for socket in sockets {
         let failed = |source| StageError { path: socket.path.clone(), source };
         let listener = bind(&socket.path).map_err(failed)?;
         let door = Door {
             uids: socket.uids.clone(),
             events: events.clone(),
-            runtime: tokio::runtime::Handle::current(),
+            watch: watch.clone(),
             next: next.clone(),
             open: open.clone(),
         };
@@ -132,6 +138,7 @@ fn accept_all(listener: &UnixListener, door: &Arc<Door>) {
         let served = door.clone();
         let serve = move || {
             serve(stream, conn, &served);
+            served.watch.remove(conn);
             let _ = served.events.blocking_send(StageEvent::Gone { conn });
             served.open.fetch_sub(1, Ordering::Relaxed);
         };
@@ -144,7 +151,7 @@ fn accept_all(listener: &UnixListener, door: &Arc<Door>) {
 fn serve(mut stream: UnixStream, conn: ConnId, door: &Door) {
     let refusal = match rustix::net::sockopt::socket_peercred(&stream) {
         Ok(peer) => {
-            watch(&stream, peer.pid, conn, door);
+            door.watch.add(conn, peer.pid, &stream);
             let uid = peer.uid.as_raw();
             (!door.uids.contains(&uid)).then(|| wrong_user(uid, &door.uids))
         }
@@ -190,30 +197,4 @@ fn wrong_user(uid: u32, allowed: &BTreeSet<u32>) -> Refusal {
         RefusalCode::WrongUser,
         format!("expected a process of user id {allowed:?} on this socket, got {uid}: use your own tenant's socket or add the user to [[tenants]]"),
     )
-}
-
-/// Watches the process behind a connection. In another pid namespace its number is unknown; then the end of the
-/// connection has to do.
-fn watch(stream: &UnixStream, pid: rustix::process::Pid, conn: ConnId, door: &Door) {
-    let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) else {
-        return;
-    };
-    let Ok(stream) = stream.try_clone() else {
-        return;
-    };
-    let events = door.events.clone();
-    door.runtime.spawn(async move {
-        if process_ends(pidfd).await.is_ok() {
-            let _ = events.send(StageEvent::Gone { conn }).await;
-            // The connection's thread may wait on a socket that a child of the dead process keeps open.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    });
-}
-
-async fn process_ends(pidfd: OwnedFd) -> io::Result<()> {
-    let pidfd = AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE)?;
-    let ready = pidfd.readable().await?;
-    drop(ready);
-    Ok(())
 }
