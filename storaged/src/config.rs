@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use storaged_core::DurablePolicy;
 use storaged_core::place::Member;
 use storaged_wire::{ChunkSize, Geometry, NodeName};
@@ -40,7 +40,7 @@ fn value(key: &'static str, reason: impl ToString) -> ConfigError {
 }
 
 /// The file as it is written.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigFile {
     /// This node.
@@ -62,7 +62,7 @@ pub struct ConfigFile {
 }
 
 /// `[node]`
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeSection {
     /// Its name; by default the host's.
@@ -90,7 +90,7 @@ impl Default for NodeSection {
 }
 
 /// `[tls]`
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsSection {
     /// The authority's certificate.
@@ -102,7 +102,7 @@ pub struct TlsSection {
 }
 
 /// `[[peers]]`
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerSection {
     /// Its name.
@@ -114,7 +114,7 @@ pub struct PeerSection {
 }
 
 /// `[coding]`
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CodingSection {
     /// Data nodes of a group.
@@ -131,7 +131,7 @@ fn default_chunk() -> ByteSize {
 }
 
 /// `[memory]`
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemorySection {
     /// Bytes that slots and parity may take; by default half of what this machine or container has.
@@ -147,7 +147,7 @@ impl Default for MemorySection {
 }
 
 /// `[[tenants]]`
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSection {
     /// A directory of the tenant's own; the socket is `storaged.sock` in it.
@@ -157,7 +157,7 @@ pub struct TenantSection {
 }
 
 /// `[trickle]`
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrickleSection {
     /// Steps that are multiples of this go to the durable tier; 0: only those that a trainer asks for.

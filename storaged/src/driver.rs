@@ -112,7 +112,7 @@ impl Daemon {
         let executor = Arc::new(Executor::new(streams, memory.clone(), seams.pool.clone(), limits));
         let store = match (&seams.store, &config.durable) {
             (Some(store), _) => Some(store.clone()),
-            (None, Some(config)) => Some(store::open(config).await?),
+            (None, Some(config)) => Some(store::open(config, Arc::new(store::SystemRandomness)).await?),
             (None, None) => None,
         };
         let trickle = store.map(|store| Arc::new(Trickle::new(store, memory.clone(), config.trickle)));

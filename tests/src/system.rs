@@ -40,6 +40,7 @@ impl System {
     /// Starts `nodes` daemons.
     pub fn start(nodes: usize, geometry: Option<(usize, usize)>, extra: &str) -> Result<Self> {
         let root = tempfile::tempdir()?;
+        std::fs::create_dir(root.path().join("tier"))?;
         let extra = extra.replace("ROOT", &root.path().display().to_string());
         let port = 20_000
             + (std::process::id() % 2000) as u16 * 16

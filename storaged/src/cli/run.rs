@@ -94,13 +94,18 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
 
 pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
     let file = ConfigFile::load(&args.file)?;
-    let text = toml::to_string(&file).map_err(|error| CliError::Unexpected(error.to_string()))?;
     let config = file.validate()?;
-    print(&text);
     let protection = match config.geometry {
         Some(geometry) => format!("{geometry}: survives the loss of any {} nodes", geometry.m()),
         None => "none: a node's loss loses its shards unless the durable tier has them".into(),
     };
-    eprintln!("node {} of {}; protection {protection}; RAM for checkpoints {}", config.name, config.members.len(), bytesize::ByteSize::b(config.budget));
+    print(&format!(
+        "node {} of {}\nprotection {protection}\nRAM for checkpoints {}\nslots per rank {}\nsocket {}",
+        config.name,
+        config.members.len(),
+        bytesize::ByteSize::b(config.budget),
+        config.slots_per_rank,
+        config.sockets.iter().map(|socket| socket.path.display().to_string()).collect::<Vec<_>>().join(", ")
+    ));
     Ok(())
 }

@@ -8,17 +8,15 @@ pub mod store;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use storaged_codec::{Digest, leaf_digest, root_digest};
 use storaged_core::encode::SlotShard;
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
 use crate::memory::Memory;
-use store::{ObjectKey, Store, StoreError};
+use store::{KeyPrefix, ObjectKey, PartBytes, PartNumber, Store, StoreError};
 
 /// Shards uploaded at once: each holds one part in RAM.
 const UPLOADS_AT_ONCE: usize = 2;
@@ -28,6 +26,8 @@ const LISTED_MAX: usize = 4;
 const TORCH_METADATA_BYTES_MAX: usize = 1 << 30;
 /// Bytes fetched from the durable tier at once.
 const FETCH_BYTES: u64 = 16 << 20;
+/// The manifest's name within a checkpoint's folder.
+const MANIFEST_OBJECT: &str = "storaged.manifest";
 
 /// How uploads behave.
 #[derive(Debug, Clone, Copy)]
@@ -44,15 +44,12 @@ pub struct Trickle {
     memory: Arc<Memory>,
     limits: TrickleLimits,
     turns: Semaphore,
-    paced: tokio::sync::Mutex<Option<Instant>>,
 }
 
-fn folder(namespace: &Namespace, run: RunId, step: Step) -> String {
-    format!("{namespace}/run-{run}/step-{step}")
-}
-
-fn folder_of(manifest: &Manifest) -> String {
-    folder(&manifest.namespace, manifest.run, manifest.step)
+fn object(manifest: &Manifest, name: &str) -> Result<ObjectKey, String> {
+    let (namespace, run, step) = (&manifest.namespace, manifest.run, manifest.step);
+    let key = format!("{namespace}/run-{run}/step-{step}/{name}");
+    key.parse().map_err(in_words)
 }
 
 /// Name of a rank's data object within a checkpoint's folder; the trainer writes it into `.metadata`.
@@ -60,12 +57,30 @@ pub fn shard_object(rank: Rank) -> String {
     format!("__{rank}_0.distcp")
 }
 
+fn leaves_object(rank: Rank) -> String {
+    format!("storaged.leaves.{rank}")
+}
+
+fn in_words(error: StoreError) -> String {
+    crate::driver::chain(&error)
+}
+
 impl Trickle {
     /// Over a store and this node's RAM.
     pub fn new(store: Arc<dyn Store>, memory: Arc<Memory>, limits: TrickleLimits) -> Self {
-        let part_bytes = limits.part_bytes.max(store.part_bytes_min());
-        let limits = TrickleLimits { part_bytes, ..limits };
-        Self { store, memory, limits, turns: Semaphore::new(UPLOADS_AT_ONCE), paced: tokio::sync::Mutex::default() }
+        let store: Arc<dyn Store> = match limits.rate {
+            Some(rate) => Arc::new(store::Throttled::new(store, rate)),
+            None => store,
+        };
+        Self { store, memory, limits, turns: Semaphore::new(UPLOADS_AT_ONCE) }
+    }
+
+    async fn length(&self, key: &ObjectKey) -> Result<Option<u64>, String> {
+        match self.store.length(key).await {
+            Ok(length) => Ok(Some(length)),
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(in_words(error)),
+        }
     }
 
     /// Copies a shard: parts that are there already are left.
@@ -74,35 +89,38 @@ impl Trickle {
     /// In words; the upload can be tried again and goes on where it was.
     pub async fn upload(&self, manifest: &Manifest, rank: Rank, shard: &SlotShard) -> Result<(), String> {
         let _turn = self.turns.acquire().await.map_err(|error| error.to_string())?;
-        let in_words = |error: StoreError| error.to_string();
-        let key = ObjectKey::new(format!("{}/{}", folder_of(manifest), shard_object(rank))).map_err(in_words)?;
-        if self.store.length(&key).await.map_err(in_words)? != Some(shard.length) {
+        let key = object(manifest, &shard_object(rank))?;
+        if self.length(&key).await? != Some(shard.length) {
             self.upload_parts(&key, manifest, shard).await?;
         }
-        let leaves = ObjectKey::new(format!("{}/storaged.leaves.{rank}", folder_of(manifest))).map_err(in_words)?;
         let table: Vec<u8> = shard.leaves.iter().flat_map(|leaf| *leaf.as_bytes()).collect();
+        let leaves = object(manifest, &leaves_object(rank))?;
         self.store.put_new(&leaves, table.into()).await.map_err(in_words)
     }
 
     async fn upload_parts(&self, key: &ObjectKey, manifest: &Manifest, shard: &SlotShard) -> Result<(), String> {
-        let in_words = |error: StoreError| error.to_string();
         if shard.length == 0 {
             return self.store.put_new(key, Bytes::new()).await.map_err(in_words);
         }
-        let mut upload = self.store.begin(key).await.map_err(in_words)?;
-        let part_bytes = self.limits.part_bytes.next_multiple_of(manifest.chunk.bytes() as u64);
-        let parts = u32::try_from(shard.length.div_ceil(part_bytes)).map_err(|error| error.to_string())?;
+        let limits = self.store.limits();
+        // A shard of very many parts gets larger ones; chunks are never divided between parts.
+        let fewest = shard.length.div_ceil(u64::from(limits.parts_max));
+        let wanted = self.limits.part_bytes.max(limits.part_bytes_min).max(fewest);
+        let part_bytes = PartBytes::new(wanted.next_multiple_of(manifest.chunk.bytes() as u64), &limits);
+        let part_bytes = part_bytes.map_err(in_words)?;
+        let mut upload = self.store.resume_or_begin(key, part_bytes).await.map_err(in_words)?;
+        let parts = u32::try_from(part_bytes.parts_of(shard.length)).map_err(|error| error.to_string())?;
         for number in 0..parts {
-            let start = u64::from(number) * part_bytes;
-            let range = start..(start + part_bytes).min(shard.length);
-            if upload.done.get(&number).is_some_and(|part| part.bytes == range.end - range.start) {
+            let start = u64::from(number) * part_bytes.get();
+            let range = start..(start + part_bytes.get()).min(shard.length);
+            let bytes = self.read_part(manifest, shard, range).await?;
+            if upload.done().get(&PartNumber(number)).is_some_and(|part| part.matches(&bytes)) {
                 continue;
             }
-            let bytes = self.read_part(manifest, shard, range).await?;
-            self.pace(bytes.len() as u64).await;
-            self.store.put_part(&mut upload, number, part_bytes, bytes).await.map_err(in_words)?;
+            let state = self.store.put_part(&upload, PartNumber(number), bytes).await.map_err(in_words)?;
+            upload.note(PartNumber(number), state);
         }
-        self.store.complete(upload, parts, shard.length).await.map_err(in_words)
+        self.store.complete(&upload, shard.length).await.map_err(in_words)
     }
 
     /// Bytes of a part, each chunk verified on its way out of RAM.
@@ -119,40 +137,25 @@ impl Trickle {
         tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
     }
 
-    /// Keeps uploads at the rate that the operator set.
-    async fn pace(&self, bytes: u64) {
-        let Some(rate) = self.limits.rate else {
-            return;
-        };
-        let mut next = self.paced.lock().await;
-        let now = Instant::now();
-        let start = next.unwrap_or(now).max(now);
-        *next = Some(start + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64));
-        drop(next);
-        tokio::time::sleep_until(start).await;
-    }
-
     /// Writes `.metadata`, then the manifest: all shards are there.
     ///
     /// # Errors
     /// In words.
     pub async fn publish(&self, manifest: &ManifestBytes) -> Result<(), String> {
-        let in_words = |error: StoreError| error.to_string();
         let record = manifest.manifest();
         for entry in &record.shards {
-            let key = format!("{}/{}", folder_of(record), shard_object(entry.rank));
-            let key = ObjectKey::new(key).map_err(in_words)?;
-            let got = self.store.length(&key).await.map_err(in_words)?;
+            let key = object(record, &shard_object(entry.rank))?;
+            let got = self.length(&key).await?;
             if got != Some(entry.length) {
                 return Err(format!("{key}: expected {} bytes, got {got:?}", entry.length));
             }
         }
         if !record.torch_metadata.is_empty() {
             let metadata = unpack(&record.torch_metadata)?;
-            let key = ObjectKey::new(format!("{}/.metadata", folder_of(record))).map_err(in_words)?;
+            let key = object(record, ".metadata")?;
             self.store.put_new(&key, metadata.into()).await.map_err(in_words)?;
         }
-        let key = ObjectKey::new(format!("{}/storaged.manifest", folder_of(record))).map_err(in_words)?;
+        let key = object(record, MANIFEST_OBJECT)?;
         let bytes = Bytes::copy_from_slice(manifest.bytes());
         self.store.put_new(&key, bytes).await.map_err(in_words)
     }
@@ -162,45 +165,39 @@ impl Trickle {
     /// # Errors
     /// In words, if the store cannot be listed.
     pub async fn list(&self, namespace: &Namespace) -> Result<Vec<Arc<ManifestBytes>>, String> {
+        let folder: ObjectKey = namespace.as_str().parse().map_err(in_words)?;
+        let entries = self.store.list(&KeyPrefix::folder(folder)).await.map_err(in_words)?;
+        let mut places: Vec<(RunId, Step, ObjectKey)> = entries
+            .into_iter()
+            .filter_map(|entry| place_of(namespace, &entry.key).map(|(run, step)| (run, step, entry.key)))
+            .collect();
+        places.sort_by(|a, b| (b.0, b.1).cmp(&(a.0, a.1)));
         let mut found = Vec::new();
-        for run in self.numbered(namespace.as_str(), "run-").await? {
-            for step in self.numbered(&format!("{namespace}/run-{run}"), "step-").await? {
-                let manifest = self.manifest_at(namespace, RunId::new(run), Step::new(step)).await;
-                match manifest {
-                    Ok(Some(manifest)) => found.push(Arc::new(manifest)),
-                    Ok(None) => {}
-                    Err(reason) => tracing::warn!(%namespace, run, step, reason, "a manifest in the durable tier cannot be used"),
-                }
-                if found.len() >= LISTED_MAX {
-                    return Ok(found);
-                }
+        for (run, step, key) in places {
+            match self.manifest_at(namespace, run, step, &key).await {
+                Ok(manifest) => found.push(Arc::new(manifest)),
+                Err(reason) => tracing::warn!(%key, reason, "a manifest in the durable tier cannot be used"),
+            }
+            if found.len() >= LISTED_MAX {
+                break;
             }
         }
         Ok(found)
     }
 
-    /// Numbers of the folders `PREFIXnumber`, highest first.
-    async fn numbered(&self, parent: &str, prefix: &str) -> Result<Vec<u64>, String> {
-        let key = ObjectKey::new(parent).map_err(|error| error.to_string())?;
-        let names = self.store.folders(&key).await.map_err(|error| error.to_string())?;
-        let parse = |name: &String| name.strip_prefix(prefix)?.parse().ok();
-        let mut numbers: Vec<u64> = names.iter().filter_map(parse).collect();
-        numbers.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(numbers)
-    }
-
-    async fn manifest_at(&self, namespace: &Namespace, run: RunId, step: Step) -> Result<Option<ManifestBytes>, String> {
-        let key = format!("{}/storaged.manifest", folder(namespace, run, step));
-        let key = ObjectKey::new(key).map_err(|error| error.to_string())?;
-        let bytes = match self.store.get(&key, None).await {
-            Err(StoreError::NotFound { .. }) => return Ok(None),
-            outcome => outcome.map_err(|error| error.to_string())?,
-        };
+    async fn manifest_at(
+        &self,
+        namespace: &Namespace,
+        run: RunId,
+        step: Step,
+        key: &ObjectKey,
+    ) -> Result<ManifestBytes, String> {
+        let bytes = self.store.get(key, None).await.map_err(in_words)?;
         let manifest = ManifestBytes::parse(bytes.to_vec()).map_err(|error| error.to_string())?;
         let record = manifest.manifest();
         let in_place = record.namespace == *namespace && record.run == run && record.step == step;
         match in_place {
-            true => Ok(Some(manifest)),
+            true => Ok(manifest),
             false => Err(format!("it is of run {} step {} of {}", record.run, record.step, record.namespace)),
         }
     }
@@ -218,8 +215,7 @@ impl Trickle {
     ) -> Result<Arc<[Digest]>, String> {
         let entry = manifest.shard(rank).ok_or("no such rank")?;
         let leaves = self.leaves(manifest, rank).await?;
-        let key = ObjectKey::new(format!("{}/{}", folder_of(manifest), shard_object(rank)));
-        let key = key.map_err(|error| error.to_string())?;
+        let key = object(manifest, &shard_object(rank))?;
         let whole = [0..entry.length];
         let chunk_bytes = manifest.chunk.bytes() as u64;
         for range in if ranges.is_empty() { &whole[..] } else { ranges } {
@@ -227,7 +223,7 @@ impl Trickle {
             let mut at = range.start / chunk_bytes * chunk_bytes;
             while at < end {
                 let next = (at + FETCH_BYTES).min(end);
-                let bytes = self.store.get(&key, Some(at..next)).await.map_err(|error| error.to_string())?;
+                let bytes = self.store.get(&key, Some(at..next)).await.map_err(in_words)?;
                 self.place(manifest, &leaves, slot, at, bytes).await?;
                 at = next;
             }
@@ -237,9 +233,8 @@ impl Trickle {
 
     async fn leaves(&self, manifest: &Manifest, rank: Rank) -> Result<Arc<[Digest]>, String> {
         let entry = manifest.shard(rank).ok_or("no such rank")?;
-        let key = ObjectKey::new(format!("{}/storaged.leaves.{rank}", folder_of(manifest)));
-        let key = key.map_err(|error| error.to_string())?;
-        let table = self.store.get(&key, None).await.map_err(|error| error.to_string())?;
+        let key = object(manifest, &leaves_object(rank))?;
+        let table = self.store.get(&key, None).await.map_err(in_words)?;
         let (digests, rest) = table.as_chunks::<32>();
         let leaves: Vec<Digest> = digests.iter().map(Digest::from_bytes).collect();
         let root = root_digest(&leaves, entry.length, manifest.chunk);
@@ -266,6 +261,15 @@ impl Trickle {
         };
         tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())?
     }
+}
+
+/// The run and step of a manifest's key.
+fn place_of(namespace: &Namespace, key: &ObjectKey) -> Option<(RunId, Step)> {
+    let rest = key.as_str().strip_prefix(namespace.as_str())?.strip_prefix("/run-")?;
+    let (run, rest) = rest.split_once("/step-")?;
+    let (step, name) = rest.split_once('/')?;
+    let place = (RunId::new(run.parse().ok()?), Step::new(step.parse().ok()?));
+    (name == MANIFEST_OBJECT).then_some(place)
 }
 
 fn unpack(packed: &[u8]) -> Result<Vec<u8>, String> {

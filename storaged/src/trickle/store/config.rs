@@ -1,0 +1,106 @@
+//! Which durable tier a daemon has, and the check at start that it can be used.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Deserialize;
+
+use super::{
+    Directory, ObjectKey, Randomness, RetryPolicy, Retrying, S3, S3Config, Store, StoreError,
+};
+
+/// The durable tier's part of the configuration file.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum StoreConfig {
+    /// An existing directory, shared by all nodes or local.
+    Directory {
+        path: PathBuf,
+        #[serde(default)]
+        io: FileIoConfig,
+    },
+    /// A bucket of an S3 server.
+    S3(S3Config),
+}
+
+/// How a directory's files are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileIoConfig {
+    /// io_uring where it is allowed, else plain calls.
+    #[default]
+    Auto,
+    /// io_uring, or an error at start.
+    Uring,
+    /// Plain calls.
+    Plain,
+}
+
+/// The check at start gives up sooner than a transfer: somebody waits for it.
+const PROBE_POLICY: RetryPolicy = RetryPolicy {
+    attempts_max: 3,
+    attempt_limit: Duration::from_secs(5),
+    bytes_per_second_min: 64 << 20,
+    pause_first: Duration::from_millis(100),
+    pause_max: Duration::from_secs(1),
+};
+
+/// Opens the durable tier, checks that it can be written, read and emptied, and gives it with time
+/// limits and retries.
+pub async fn open(
+    config: &StoreConfig,
+    randomness: Arc<dyn Randomness>,
+) -> Result<Arc<dyn Store>, StoreError> {
+    let store: Arc<dyn Store> = match config {
+        StoreConfig::Directory { path, io } => {
+            let opening = Directory::open(path, *io, Arc::clone(&randomness));
+            let limit = PROBE_POLICY.attempt_limit;
+            let what = format!("opening {}", path.display());
+            let opened = tokio::time::timeout(limit, opening).await;
+            Arc::new(opened.map_err(|_| StoreError::Timeout { what, limit })??)
+        }
+        StoreConfig::S3(config) => Arc::new(S3::open(config)?),
+    };
+    let patient = Retrying::new(Arc::clone(&store), PROBE_POLICY, Arc::clone(&randomness));
+    probe(&patient, &*randomness).await?;
+    Ok(Arc::new(Retrying::new(
+        store,
+        RetryPolicy::default(),
+        randomness,
+    )))
+}
+
+/// Writes, reads and removes a small object, and checks that a second writer of it loses: a server
+/// that ignores the condition would let an older run replace a newer manifest.
+pub async fn probe(store: &dyn Store, randomness: &dyn Randomness) -> Result<(), StoreError> {
+    let key = ObjectKey::reserved(&format!("probe-{:016x}", randomness.next_u64()));
+    let checked = probe_object(store, &key).await;
+    let deleted = store.delete(&key).await;
+    checked.and(deleted)
+}
+
+async fn probe_object(store: &dyn Store, key: &ObjectKey) -> Result<(), StoreError> {
+    let first = Bytes::from_static(b"storaged was here");
+    store.put_new(key, first.clone()).await?;
+    if store.get(key, None).await? != first {
+        let what = "the object written to check the durable tier reads differently".into();
+        return Err(StoreError::Corrupt {
+            key: key.clone(),
+            what,
+        });
+    }
+    match store
+        .put_new(key, Bytes::from_static(b"and this must be refused"))
+        .await
+    {
+        Err(StoreError::AlreadyExists { .. }) => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => Err(StoreError::Invalid {
+            what: "durable tier".into(),
+            expected: "one that refuses to create an object twice (If-None-Match: *)".into(),
+            got: "the second object replaced the first".into(),
+        }),
+    }
+}

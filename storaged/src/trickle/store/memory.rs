@@ -1,0 +1,202 @@
+//! A store in memory: the fake for unit tests and simulations.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+
+use super::{
+    KeyPrefix, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Store, StoreError,
+    StoreLimits, Upload, UploadId, check_asked, check_small, range_within,
+};
+
+/// Objects and unfinished uploads, as long as the value lives.
+#[derive(Debug, Default)]
+pub struct Memory {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    objects: BTreeMap<ObjectKey, Bytes>,
+    uploads: BTreeMap<UploadId, Unfinished>,
+    uploads_begun: u64,
+}
+
+#[derive(Debug)]
+struct Unfinished {
+    key: ObjectKey,
+    part_bytes: PartBytes,
+    parts: BTreeMap<PartNumber, Bytes>,
+}
+
+impl Memory {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No call leaves the state half-changed, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn no_upload(upload: &Upload) -> StoreError {
+    StoreError::NoUpload {
+        key: upload.key().clone(),
+        upload: upload.id().to_string(),
+    }
+}
+
+fn not_found(key: &ObjectKey) -> StoreError {
+    StoreError::NotFound {
+        what: key.to_string(),
+    }
+}
+
+#[async_trait]
+impl Store for Memory {
+    fn limits(&self) -> StoreLimits {
+        StoreLimits {
+            part_bytes_min: 1,
+            part_bytes_max: super::CALL_BYTES_MAX,
+            parts_max: 10_000,
+        }
+    }
+
+    async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
+        let mut state = self.state();
+        state.uploads.retain(|_, unfinished| unfinished.key != *key);
+        state.uploads_begun += 1;
+        let id = UploadId(format!("{:016x}", state.uploads_begun));
+        let unfinished = Unfinished {
+            key: key.clone(),
+            part_bytes,
+            parts: BTreeMap::new(),
+        };
+        state.uploads.insert(id.clone(), unfinished);
+        Ok(Upload::new(key.clone(), id, part_bytes))
+    }
+
+    async fn resume(
+        &self,
+        key: &ObjectKey,
+        part_bytes: PartBytes,
+    ) -> Result<Option<Upload>, StoreError> {
+        let state = self.state();
+        let found = state
+            .uploads
+            .iter()
+            .find(|(_, unfinished)| unfinished.key == *key && unfinished.part_bytes == part_bytes);
+        Ok(found.map(|(id, unfinished)| {
+            let mut upload = Upload::new(key.clone(), id.clone(), part_bytes);
+            for (part, bytes) in &unfinished.parts {
+                upload.note(*part, PartState::of(bytes));
+            }
+            upload
+        }))
+    }
+
+    async fn put_part(
+        &self,
+        upload: &Upload,
+        part: PartNumber,
+        bytes: Bytes,
+    ) -> Result<PartState, StoreError> {
+        upload.check_part(part, &bytes, &self.limits())?;
+        let mut state = self.state();
+        let unfinished = state
+            .uploads
+            .get_mut(upload.id())
+            .ok_or_else(|| no_upload(upload))?;
+        let part_state = PartState::of(&bytes);
+        unfinished.parts.insert(part, bytes);
+        Ok(part_state)
+    }
+
+    async fn complete(&self, upload: &Upload, length: u64) -> Result<(), StoreError> {
+        upload.check_complete(length)?;
+        let mut state = self.state();
+        let Some(unfinished) = state.uploads.remove(upload.id()) else {
+            let there = state
+                .objects
+                .get(upload.key())
+                .map(|bytes| bytes.len() as u64);
+            return if there == Some(length) {
+                Ok(())
+            } else {
+                Err(no_upload(upload))
+            };
+        };
+        let mut object = BytesMut::new();
+        for bytes in unfinished.parts.values() {
+            object.extend_from_slice(bytes);
+        }
+        state.objects.insert(unfinished.key, object.freeze());
+        Ok(())
+    }
+
+    async fn abort(&self, upload: &Upload) -> Result<(), StoreError> {
+        self.state().uploads.remove(upload.id());
+        Ok(())
+    }
+
+    async fn unfinished(&self, under: &KeyPrefix) -> Result<Vec<ObjectKey>, StoreError> {
+        let state = self.state();
+        let keys = state
+            .uploads
+            .values()
+            .map(|unfinished| unfinished.key.clone());
+        let mut keys: Vec<_> = keys.filter(|key| under.covers(key)).collect();
+        keys.sort();
+        Ok(keys)
+    }
+
+    async fn put_new(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        check_small(key, &bytes)?;
+        let mut state = self.state();
+        match state.objects.get(key) {
+            Some(there) if *there == bytes => Ok(()),
+            Some(_) => Err(StoreError::AlreadyExists { key: key.clone() }),
+            None => {
+                state.objects.insert(key.clone(), bytes);
+                Ok(())
+            }
+        }
+    }
+
+    async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
+        check_asked(key, range.as_ref())?;
+        let state = self.state();
+        let object = state.objects.get(key).ok_or_else(|| not_found(key))?;
+        let range = range_within(key, range, object.len() as u64)?;
+        Ok(object.slice(range.start as usize..range.end as usize))
+    }
+
+    async fn length(&self, key: &ObjectKey) -> Result<u64, StoreError> {
+        let state = self.state();
+        let object = state.objects.get(key).ok_or_else(|| not_found(key))?;
+        Ok(object.len() as u64)
+    }
+
+    async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
+        let state = self.state();
+        let entry = |(key, bytes): (&ObjectKey, &Bytes)| ObjectEntry {
+            key: key.clone(),
+            length: bytes.len() as u64,
+        };
+        Ok(state
+            .objects
+            .iter()
+            .filter(|(key, _)| under.covers(key))
+            .map(entry)
+            .collect())
+    }
+
+    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
+        self.state().objects.remove(key);
+        Ok(())
+    }
+}

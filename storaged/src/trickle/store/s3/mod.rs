@@ -1,0 +1,366 @@
+//! S3 as durable tier: any server that does multipart uploads and `If-None-Match: *`.
+//!
+//! The client neither retries nor limits time by itself, [`super::Retrying`] does both. Requests
+//! carry the SHA-256 of their body in the signature, so a server refuses bytes that changed on
+//! their way.
+
+use std::ops::Range;
+
+use async_trait::async_trait;
+use aws_sdk_s3::Client;
+use aws_sdk_s3::primitives::ByteStream;
+use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
+use bytes::Bytes;
+
+use super::{
+    CALL_BYTES_MAX, KeyPrefix, LIST_ENTRIES_MAX, ObjectEntry, ObjectKey, PartBytes, PartDigest,
+    PartNumber, PartState, Store, StoreError, StoreLimits, Upload, UploadId, check_asked,
+    check_range, check_small,
+};
+
+mod client;
+mod failure;
+mod uploads;
+
+pub use client::S3Config;
+use failure::{Context, answer_lacks};
+
+/// A bucket, or the part of it below a prefix.
+#[derive(Debug, Clone)]
+pub struct S3 {
+    client: Client,
+    bucket: String,
+    /// Empty, or ending in a slash.
+    prefix: String,
+}
+
+impl S3 {
+    fn name(&self, key: &ObjectKey) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn prefix_of(&self, under: &KeyPrefix) -> String {
+        format!("{}{}", self.prefix, under.text())
+    }
+
+    /// The key of a name in the bucket; none for names that are not ours.
+    fn key_of(&self, name: &str) -> Option<ObjectKey> {
+        name.strip_prefix(&self.prefix)?.parse().ok()
+    }
+
+    fn context(&self, verb: &str, key: &ObjectKey) -> Context {
+        let what = format!("{verb} s3://{}/{}", self.bucket, self.name(key));
+        Context {
+            what,
+            key: Some(key.clone()),
+            upload: None,
+        }
+    }
+
+    fn list_context(&self, verb: &str, under: &KeyPrefix) -> Context {
+        let what = format!("{verb} s3://{}/{}", self.bucket, self.prefix_of(under));
+        Context {
+            what,
+            key: None,
+            upload: None,
+        }
+    }
+
+    fn upload_context(&self, verb: &str, upload: &Upload) -> Context {
+        Context {
+            upload: Some(upload.id().to_string()),
+            ..self.context(verb, upload.key())
+        }
+    }
+}
+
+#[async_trait]
+impl Store for S3 {
+    fn limits(&self) -> StoreLimits {
+        // 5 MiB and 10000 are S3's own limits.
+        StoreLimits {
+            part_bytes_min: 5 << 20,
+            part_bytes_max: CALL_BYTES_MAX,
+            parts_max: 10_000,
+        }
+    }
+
+    async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
+        for id in self.upload_ids(key).await? {
+            self.abort(&Upload::new(key.clone(), id, part_bytes))
+                .await?;
+        }
+        let context = self.context("begin upload of", key);
+        let request = self.client.create_multipart_upload();
+        let sent = request
+            .bucket(&self.bucket)
+            .key(self.name(key))
+            .send()
+            .await;
+        let answer = sent.map_err(|error| context.error(error))?;
+        let id = answer
+            .upload_id
+            .ok_or_else(|| answer_lacks(&context, "an upload id"))?;
+        Ok(Upload::new(key.clone(), UploadId(id), part_bytes))
+    }
+
+    async fn resume(
+        &self,
+        key: &ObjectKey,
+        part_bytes: PartBytes,
+    ) -> Result<Option<Upload>, StoreError> {
+        // The newest comes last.
+        let Some(id) = self.upload_ids(key).await?.pop() else {
+            return Ok(None);
+        };
+        let mut upload = Upload::new(key.clone(), id, part_bytes);
+        self.note_parts(&mut upload).await?;
+        Ok(Some(upload))
+    }
+
+    async fn put_part(
+        &self,
+        upload: &Upload,
+        part: PartNumber,
+        bytes: Bytes,
+    ) -> Result<PartState, StoreError> {
+        upload.check_part(part, &bytes, &self.limits())?;
+        let length = bytes.len() as u64;
+        let context = self.upload_context(&format!("write part {part} of"), upload);
+        let request = self
+            .client
+            .upload_part()
+            .bucket(&self.bucket)
+            .key(self.name(upload.key()));
+        let request = request
+            .upload_id(upload.id().to_string())
+            .part_number(number_in_s3(part));
+        let sent = request.body(ByteStream::from(bytes)).send().await;
+        let answer = sent.map_err(|error| context.error(error))?;
+        let tag = answer
+            .e_tag
+            .ok_or_else(|| answer_lacks(&context, "an entity tag"))?;
+        Ok(PartState {
+            length,
+            digest: PartDigest::ETag(tag),
+        })
+    }
+
+    async fn complete(&self, upload: &Upload, length: u64) -> Result<(), StoreError> {
+        upload.check_complete(length)?;
+        let mut parts = CompletedMultipartUpload::builder();
+        for (part, state) in upload.done() {
+            let PartDigest::ETag(tag) = &state.digest else {
+                continue;
+            };
+            let number = number_in_s3(*part);
+            parts = parts.parts(
+                CompletedPart::builder()
+                    .part_number(number)
+                    .e_tag(tag)
+                    .build(),
+            );
+        }
+        let request = self.client.complete_multipart_upload().bucket(&self.bucket);
+        let request = request
+            .key(self.name(upload.key()))
+            .upload_id(upload.id().to_string());
+        let sent = request.multipart_upload(parts.build()).send().await;
+        match sent.map_err(|error| self.upload_context("complete", upload).error(error)) {
+            Ok(_) => {}
+            // An earlier call may have done it, and its answer was lost.
+            Err(StoreError::NoUpload { key, upload }) => {
+                if self.length(&key).await.ok() != Some(length) {
+                    return Err(StoreError::NoUpload { key, upload });
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        let got = self.length(upload.key()).await?;
+        if got != length {
+            let key = upload.key().clone();
+            return Err(StoreError::Truncated {
+                key,
+                expected: length,
+                got,
+            });
+        }
+        Ok(())
+    }
+
+    async fn abort(&self, upload: &Upload) -> Result<(), StoreError> {
+        let request = self.client.abort_multipart_upload().bucket(&self.bucket);
+        let request = request
+            .key(self.name(upload.key()))
+            .upload_id(upload.id().to_string());
+        match request
+            .send()
+            .await
+            .map_err(|e| self.upload_context("abort", upload).error(e))
+        {
+            Ok(_) | Err(StoreError::NoUpload { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn unfinished(&self, under: &KeyPrefix) -> Result<Vec<ObjectKey>, StoreError> {
+        let uploads = self.list_uploads(&self.prefix_of(under)).await?;
+        let mut keys: Vec<_> = uploads
+            .into_iter()
+            .filter_map(|(name, _)| self.key_of(&name))
+            .collect();
+        keys.sort();
+        keys.dedup();
+        Ok(keys)
+    }
+
+    async fn put_new(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        check_small(key, &bytes)?;
+        let request = self
+            .client
+            .put_object()
+            .bucket(&self.bucket)
+            .key(self.name(key));
+        let request = request
+            .if_none_match("*")
+            .body(ByteStream::from(bytes.clone()));
+        match request
+            .send()
+            .await
+            .map_err(|e| self.context("create", key).error(e))
+        {
+            Ok(_) => Ok(()),
+            Err(StoreError::AlreadyExists { key }) => {
+                let same = self.length(&key).await? == bytes.len() as u64
+                    && self.get(&key, None).await? == bytes;
+                if same {
+                    Ok(())
+                } else {
+                    Err(StoreError::AlreadyExists { key })
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
+        check_asked(key, range.as_ref())?;
+        let request = self
+            .client
+            .get_object()
+            .bucket(&self.bucket)
+            .key(self.name(key));
+        let request = match &range {
+            None => request,
+            // HTTP cannot name an empty range.
+            Some(range) if range.is_empty() => {
+                return super::range_within(key, Some(range.clone()), self.length(key).await?)
+                    .map(|_| Bytes::new());
+            }
+            Some(range) => request.range(format!("bytes={}-{}", range.start, range.end - 1)),
+        };
+        let context = self.context("read", key);
+        let answer = match request.send().await.map_err(|error| context.error(error)) {
+            Err(StoreError::Truncated { key, .. }) => {
+                let expected = range.map_or(0, |range| range.end);
+                let got = self.length(&key).await?;
+                return Err(StoreError::Truncated { key, expected, got });
+            }
+            answer => answer?,
+        };
+        let announced = answer
+            .content_length
+            .and_then(|length| u64::try_from(length).ok());
+        let announced = announced.ok_or_else(|| answer_lacks(&context, "a length"))?;
+        let expected = range
+            .as_ref()
+            .map_or(announced, |range| range.end - range.start);
+        check_range(key, &(0..announced))?;
+        if announced == expected {
+            let body = answer
+                .body
+                .collect()
+                .await
+                .map_err(|error| context.broken_off(error))?;
+            let bytes = body.into_bytes();
+            if bytes.len() as u64 == expected {
+                return Ok(bytes);
+            }
+            let got = bytes.len() as u64;
+            return Err(StoreError::Truncated {
+                key: key.clone(),
+                expected,
+                got,
+            });
+        }
+        // A server answers a range that reaches beyond the end with what there is.
+        let start = range.map_or(0, |range| range.start);
+        let (expected, got) = (start + expected, start + announced);
+        Err(StoreError::Truncated {
+            key: key.clone(),
+            expected,
+            got,
+        })
+    }
+
+    async fn length(&self, key: &ObjectKey) -> Result<u64, StoreError> {
+        let context = self.context("look at", key);
+        let request = self
+            .client
+            .head_object()
+            .bucket(&self.bucket)
+            .key(self.name(key));
+        let answer = request.send().await.map_err(|error| context.error(error))?;
+        let length = answer
+            .content_length
+            .and_then(|length| u64::try_from(length).ok());
+        length.ok_or_else(|| answer_lacks(&context, "a length"))
+    }
+
+    async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
+        let context = self.list_context("list", under);
+        let mut entries = Vec::new();
+        let mut next = None;
+        loop {
+            let request = self.client.list_objects_v2().bucket(&self.bucket);
+            let request = request
+                .prefix(self.prefix_of(under))
+                .set_continuation_token(next);
+            let page = request.send().await.map_err(|error| context.error(error))?;
+            for object in page.contents() {
+                let length = u64::try_from(object.size().unwrap_or(0)).unwrap_or(0);
+                let key = object.key().and_then(|name| self.key_of(name));
+                entries.extend(key.map(|key| ObjectEntry { key, length }));
+            }
+            uploads::check_listed(&context, entries.len(), LIST_ENTRIES_MAX)?;
+            next = page.next_continuation_token;
+            if next.is_none() {
+                entries.sort();
+                return Ok(entries);
+            }
+        }
+    }
+
+    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
+        let request = self
+            .client
+            .delete_object()
+            .bucket(&self.bucket)
+            .key(self.name(key));
+        match request
+            .send()
+            .await
+            .map_err(|e| self.context("remove", key).error(e))
+        {
+            Ok(_) => Ok(()),
+            // Some servers say that there was nothing to remove; a missing bucket is found at start.
+            Err(StoreError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// S3 counts parts from 1; `check_part` keeps the number far below the end of the type.
+fn number_in_s3(part: PartNumber) -> i32 {
+    i32::try_from(part.0).unwrap_or(i32::MAX - 1) + 1
+}

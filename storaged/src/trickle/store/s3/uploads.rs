@@ -1,0 +1,103 @@
+//! Finding unfinished uploads and their parts again.
+
+use super::failure::Context;
+use super::{LIST_ENTRIES_MAX, PartDigest, PartNumber, PartState, S3};
+use crate::trickle::store::{ObjectKey, StoreError, Upload, UploadId};
+
+impl S3 {
+    /// The unfinished uploads of one key, oldest first.
+    pub(super) async fn upload_ids(&self, key: &ObjectKey) -> Result<Vec<UploadId>, StoreError> {
+        let name = self.name(key);
+        let uploads = self.list_uploads(&name).await?;
+        Ok(uploads
+            .into_iter()
+            .filter(|(found, _)| *found == name)
+            .map(|(_, id)| id)
+            .collect())
+    }
+
+    /// Names and ids of the unfinished uploads whose name starts with `prefix`, oldest first.
+    pub(super) async fn list_uploads(
+        &self,
+        prefix: &str,
+    ) -> Result<Vec<(String, UploadId)>, StoreError> {
+        let what = format!("list uploads s3://{}/{prefix}", self.bucket);
+        let context = Context {
+            what,
+            key: None,
+            upload: None,
+        };
+        let mut found = Vec::new();
+        let mut markers = (None, None);
+        loop {
+            let request = self
+                .client
+                .list_multipart_uploads()
+                .bucket(&self.bucket)
+                .prefix(prefix);
+            let request = request
+                .set_key_marker(markers.0)
+                .set_upload_id_marker(markers.1);
+            let page = request.send().await.map_err(|error| context.error(error))?;
+            for upload in page.uploads() {
+                if let (Some(name), Some(id)) = (upload.key(), upload.upload_id()) {
+                    let begun = upload
+                        .initiated()
+                        .map(|time| (time.secs(), time.subsec_nanos()));
+                    found.push((begun, name.to_owned(), UploadId(id.to_owned())));
+                }
+            }
+            check_listed(&context, found.len(), LIST_ENTRIES_MAX)?;
+            let more = page.is_truncated() == Some(true) && page.next_key_marker.is_some();
+            if !more {
+                found.sort();
+                return Ok(found.into_iter().map(|(_, name, id)| (name, id)).collect());
+            }
+            markers = (page.next_key_marker, page.next_upload_id_marker);
+        }
+    }
+
+    /// Notes the parts that the server has and that fit the upload's part size.
+    pub(super) async fn note_parts(&self, upload: &mut Upload) -> Result<(), StoreError> {
+        let context = self.upload_context("list parts of", upload);
+        let mut marker = None;
+        loop {
+            let request = self.client.list_parts().bucket(&self.bucket);
+            let request = request
+                .key(self.name(upload.key()))
+                .upload_id(upload.id().to_string());
+            let sent = request.set_part_number_marker(marker).send().await;
+            let page = sent.map_err(|error| context.error(error))?;
+            for part in page.parts() {
+                let number = part
+                    .part_number()
+                    .and_then(|number| u32::try_from(number - 1).ok());
+                let length = part.size().and_then(|size| u64::try_from(size).ok());
+                let (Some(number), Some(length), Some(tag)) = (number, length, part.e_tag()) else {
+                    continue;
+                };
+                if length <= upload.part_bytes().get() {
+                    let digest = PartDigest::ETag(tag.to_owned());
+                    upload.note(PartNumber(number), PartState { length, digest });
+                }
+            }
+            let more = page.is_truncated() == Some(true) && page.next_part_number_marker.is_some();
+            if !more {
+                return Ok(());
+            }
+            marker = page.next_part_number_marker;
+        }
+    }
+}
+
+/// Ends a listing that is longer than memory was planned for.
+pub(super) fn check_listed(context: &Context, got: usize, max: usize) -> Result<(), StoreError> {
+    if got > max {
+        return Err(StoreError::Invalid {
+            what: context.what.clone(),
+            expected: format!("at most {max} entries (list a folder of it)"),
+            got: "more".into(),
+        });
+    }
+    Ok(())
+}

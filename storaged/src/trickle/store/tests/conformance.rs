@@ -1,0 +1,335 @@
+//! What every store does, whatever its back end: run on all of them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::super::{
+    FileIoConfig, KeyPrefix, Memory, PartBytes, PartNumber, RetryPolicy, Retrying, Store,
+    StoreError, probe,
+};
+use super::{directory, key, part_bytes, part_of, pattern, randomness, upload};
+
+/// The whole suite; `store` must be empty below `folder`.
+pub(super) async fn conforms(store: Arc<dyn Store>, folder: &str) {
+    probe(&*store, &*randomness()).await.unwrap();
+    an_object_is_visible_only_when_complete(&*store, folder).await;
+    an_upload_is_found_again(&*store, folder).await;
+    an_incomplete_upload_is_refused(&*store, folder).await;
+    an_aborted_upload_leaves_nothing(&*store, folder).await;
+    put_new_never_replaces(&*store, folder).await;
+    concurrent_put_new_has_one_winner(Arc::clone(&store), folder).await;
+    reads_are_exact(&*store, folder).await;
+    listing_is_sorted_and_by_folder(&*store, folder).await;
+    bad_calls_are_typed_errors(&*store, folder).await;
+    assert_eq!(
+        store
+            .unfinished(&KeyPrefix::folder(key(folder)))
+            .await
+            .unwrap(),
+        []
+    );
+}
+
+async fn an_object_is_visible_only_when_complete(store: &dyn Store, folder: &str) {
+    let key = key(&format!("{folder}/visible/0.distcp"));
+    let size = part_bytes(store);
+    let bytes = pattern(2 * size.get() as usize + 777, 1);
+    let mut upload = store.begin(&key, size).await.unwrap();
+    // Out of order, and one of them twice.
+    for number in [2, 0, 1, 0] {
+        let part = PartNumber(number);
+        let sent = part_of(&bytes, size, part);
+        let state = store.put_part(&upload, part, sent.clone()).await.unwrap();
+        assert!(state.matches(&sent));
+        upload.note(part, state);
+        assert!(matches!(
+            store.length(&key).await,
+            Err(StoreError::NotFound { .. })
+        ));
+        assert!(matches!(
+            store.get(&key, None).await,
+            Err(StoreError::NotFound { .. })
+        ));
+        let listed = store
+            .list(&KeyPrefix::folder(self::key(folder)))
+            .await
+            .unwrap();
+        assert_eq!(listed, []);
+    }
+    store.complete(&upload, bytes.len() as u64).await.unwrap();
+    assert_eq!(store.get(&key, None).await.unwrap(), bytes);
+    // As after a lost answer.
+    store.complete(&upload, bytes.len() as u64).await.unwrap();
+    store.delete(&key).await.unwrap();
+    store.delete(&key).await.unwrap();
+    assert!(matches!(
+        store.length(&key).await,
+        Err(StoreError::NotFound { .. })
+    ));
+}
+
+async fn an_upload_is_found_again(store: &dyn Store, folder: &str) {
+    let key = key(&format!("{folder}/resumed/0.distcp"));
+    let size = part_bytes(store);
+    let bytes = pattern(2 * size.get() as usize + 5, 2);
+    assert_eq!(store.resume(&key, size).await.unwrap(), None);
+    let begun = store.begin(&key, size).await.unwrap();
+    for part in [PartNumber(0), PartNumber(1)] {
+        store
+            .put_part(&begun, part, part_of(&bytes, size, part))
+            .await
+            .unwrap();
+    }
+    let mut found = store
+        .resume(&key, size)
+        .await
+        .unwrap()
+        .expect("the upload is unfinished");
+    assert_eq!(
+        found.done().keys().copied().collect::<Vec<_>>(),
+        [PartNumber(0), PartNumber(1)]
+    );
+    let first = part_of(&bytes, size, PartNumber(0));
+    assert!(found.done()[&PartNumber(0)].matches(&first));
+    assert!(!found.done()[&PartNumber(0)].matches(&pattern(first.len(), 99)));
+    assert_eq!(
+        store
+            .unfinished(&KeyPrefix::folder(self::key(folder)))
+            .await
+            .unwrap(),
+        std::slice::from_ref(&key)
+    );
+    let last = PartNumber(2);
+    let state = store
+        .put_part(&found, last, part_of(&bytes, size, last))
+        .await
+        .unwrap();
+    found.note(last, state);
+    store.complete(&found, bytes.len() as u64).await.unwrap();
+    assert_eq!(store.get(&key, None).await.unwrap(), bytes);
+    assert_eq!(store.resume(&key, size).await.unwrap(), None);
+    store.delete(&key).await.unwrap();
+}
+
+async fn an_incomplete_upload_is_refused(store: &dyn Store, folder: &str) {
+    let key = key(&format!("{folder}/incomplete"));
+    let size = part_bytes(store);
+    let bytes = pattern(3 * size.get() as usize, 3);
+    let mut upload = store.begin(&key, size).await.unwrap();
+    for part in [PartNumber(0), PartNumber(2)] {
+        let state = store
+            .put_part(&upload, part, part_of(&bytes, size, part))
+            .await
+            .unwrap();
+        upload.note(part, state);
+    }
+    let refused = store
+        .complete(&upload, bytes.len() as u64)
+        .await
+        .unwrap_err();
+    assert!(matches!(refused, StoreError::Invalid { .. }), "{refused}");
+    let too_long = pattern(size.get() as usize + 1, 3);
+    let refused = store
+        .put_part(&upload, PartNumber(1), too_long)
+        .await
+        .unwrap_err();
+    assert!(matches!(refused, StoreError::Invalid { .. }), "{refused}");
+    store.abort(&upload).await.unwrap();
+}
+
+async fn an_aborted_upload_leaves_nothing(store: &dyn Store, folder: &str) {
+    let key = key(&format!("{folder}/aborted"));
+    let size = part_bytes(store);
+    let bytes = pattern(size.get() as usize, 4);
+    let older = store.begin(&key, size).await.unwrap();
+    // A new upload of the same key gives up the older one.
+    let upload = store.begin(&key, size).await.unwrap();
+    let stale = store.put_part(&older, PartNumber(0), bytes.clone()).await;
+    assert!(
+        matches!(stale, Err(StoreError::NoUpload { .. })),
+        "{stale:?}"
+    );
+    store
+        .put_part(&upload, PartNumber(0), bytes.clone())
+        .await
+        .unwrap();
+    store.abort(&upload).await.unwrap();
+    store.abort(&upload).await.unwrap();
+    assert_eq!(store.resume(&key, size).await.unwrap(), None);
+    let stale = store.put_part(&upload, PartNumber(0), bytes).await;
+    assert!(
+        matches!(stale, Err(StoreError::NoUpload { .. })),
+        "{stale:?}"
+    );
+}
+
+async fn put_new_never_replaces(store: &dyn Store, folder: &str) {
+    let key = key(&format!("{folder}/manifest"));
+    let first = Bytes::from_static(b"first");
+    store.put_new(&key, first.clone()).await.unwrap();
+    store.put_new(&key, first.clone()).await.unwrap();
+    for other in ["other", "longer than the first", ""] {
+        let refused = store
+            .put_new(&key, Bytes::from_static(other.as_bytes()))
+            .await;
+        assert!(
+            matches!(refused, Err(StoreError::AlreadyExists { .. })),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(store.get(&key, None).await.unwrap(), first);
+    store.delete(&key).await.unwrap();
+}
+
+async fn concurrent_put_new_has_one_winner(store: Arc<dyn Store>, folder: &str) {
+    let key = key(&format!("{folder}/deep/er/contended"));
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..8u64 {
+        let (store, key) = (Arc::clone(&store), key.clone());
+        writers.spawn(async move { (writer, store.put_new(&key, pattern(3000, writer)).await) });
+    }
+    let mut winners = Vec::new();
+    while let Some(joined) = writers.join_next().await {
+        match joined.unwrap() {
+            (writer, Ok(())) => winners.push(writer),
+            (_, Err(StoreError::AlreadyExists { .. })) => {}
+            (writer, Err(error)) => panic!("writer {writer}: {error}"),
+        }
+    }
+    assert_eq!(winners.len(), 1, "{winners:?}");
+    assert_eq!(
+        store.get(&key, None).await.unwrap(),
+        pattern(3000, winners[0])
+    );
+    store.delete(&key).await.unwrap();
+}
+
+async fn reads_are_exact(store: &dyn Store, folder: &str) {
+    let key = key(&format!("{folder}/read"));
+    let bytes = pattern(10_000, 5);
+    store.put_new(&key, bytes.clone()).await.unwrap();
+    assert_eq!(store.length(&key).await.unwrap(), 10_000);
+    for range in [0..1, 0..10_000, 17..4242, 9_999..10_000, 500..500] {
+        let got = store.get(&key, Some(range.clone())).await.unwrap();
+        assert_eq!(got, bytes.slice(range.start as usize..range.end as usize));
+    }
+    for range in [0..10_001, 9_999..10_002, 10_001..10_002, 20_000..30_000] {
+        let end = range.end;
+        match store.get(&key, Some(range)).await {
+            Err(StoreError::Truncated { expected, got, .. }) => {
+                assert_eq!((expected, got), (end, 10_000));
+            }
+            other => panic!("expected truncated, got {other:?}"),
+        }
+    }
+    store.delete(&key).await.unwrap();
+    let empty = self::key(&format!("{folder}/empty"));
+    upload(store, &empty, &Bytes::new()).await.unwrap();
+    assert_eq!(store.get(&empty, None).await.unwrap(), Bytes::new());
+    store.delete(&empty).await.unwrap();
+}
+
+async fn listing_is_sorted_and_by_folder(store: &dyn Store, folder: &str) {
+    let names = ["a/.metadata", "a/b/1", "a/b-2", "ab/3"];
+    for name in names {
+        let bytes = Bytes::from_static(name.as_bytes());
+        store
+            .put_new(&key(&format!("{folder}/{name}")), bytes)
+            .await
+            .unwrap();
+    }
+    let under = |text: &str| KeyPrefix::folder(key(&format!("{folder}/{text}")));
+    let listed = store.list(&under("a")).await.unwrap();
+    let listed: Vec<_> = listed
+        .iter()
+        .map(|entry| (entry.key.as_str(), entry.length))
+        .collect();
+    let full: Vec<_> = names
+        .iter()
+        .map(|name| format!("{folder}/{name}"))
+        .collect();
+    assert_eq!(listed, [(&*full[0], 11), (&*full[2], 5), (&*full[1], 5)]);
+    assert_eq!(store.list(&under("nothing")).await.unwrap(), []);
+    let all = store.list(&KeyPrefix::root()).await.unwrap();
+    assert!(
+        full.iter()
+            .all(|name| all.iter().any(|entry| entry.key.as_str() == name))
+    );
+    for name in &full {
+        store.delete(&key(name)).await.unwrap();
+    }
+}
+
+async fn bad_calls_are_typed_errors(store: &dyn Store, folder: &str) {
+    let key = key(&format!("{folder}/bad"));
+    #[expect(clippy::reversed_empty_ranges, reason = "the bad input under test")]
+    let reversed = store.get(&key, Some(2..1)).await;
+    assert!(
+        matches!(reversed, Err(StoreError::Invalid { .. })),
+        "{reversed:?}"
+    );
+    let huge = store.get(&key, Some(0..u64::MAX)).await;
+    assert!(matches!(huge, Err(StoreError::Invalid { .. })), "{huge:?}");
+    for bytes in [0, store.limits().part_bytes_max + 1] {
+        let refused = PartBytes::new(bytes, &store.limits());
+        assert!(
+            matches!(refused, Err(StoreError::Invalid { .. })),
+            "{refused:?}"
+        );
+    }
+    for text in [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        "../a",
+        "a/../b",
+        "a/.",
+        "a b",
+        "a\0b",
+        ".storaged/x",
+    ] {
+        let refused = text.parse::<super::ObjectKey>();
+        assert!(
+            matches!(refused, Err(StoreError::Invalid { .. })),
+            "{text:?}: {refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn memory_conforms() {
+    conforms(Arc::new(Memory::new()), "job").await;
+}
+
+#[tokio::test]
+async fn a_directory_with_plain_calls_conforms() {
+    let root = tempfile::tempdir().unwrap();
+    conforms(
+        Arc::new(directory(root.path(), FileIoConfig::Plain).await),
+        "job",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_directory_with_io_uring_conforms() {
+    let root = tempfile::tempdir().unwrap();
+    let opened =
+        super::super::Directory::open(root.path(), FileIoConfig::Uring, randomness()).await;
+    match opened {
+        Ok(store) => conforms(Arc::new(store), "job").await,
+        Err(error) => eprintln!("skipped: {error}"),
+    }
+}
+
+#[tokio::test]
+async fn a_retrying_store_conforms() {
+    let store = Retrying::new(
+        Arc::new(Memory::new()),
+        RetryPolicy::default(),
+        randomness(),
+    );
+    conforms(Arc::new(store), "job").await;
+}

@@ -1,0 +1,219 @@
+//! What is special to a directory: modes, crashes, a full disk, damaged files.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::super::{FileIoConfig, PartNumber, Store, StoreError};
+use super::{directory, key, part_bytes, part_of, pattern, upload};
+
+#[tokio::test]
+async fn files_are_closed_to_others_and_nothing_is_left_over() {
+    let root = tempfile::tempdir().unwrap();
+    let store = directory(root.path(), FileIoConfig::Auto).await;
+    upload(&store, &key("job/7/shard"), &pattern(9000, 1))
+        .await
+        .unwrap();
+    store
+        .put_new(&key("job/7/manifest"), pattern(100, 2))
+        .await
+        .unwrap();
+    for name in ["job/7/shard", "job/7/manifest"] {
+        let mode = fs::metadata(root.path().join(name))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o137, 0, "{name}: {mode:o}");
+    }
+    for folder in ["uploads", "tmp"] {
+        let left = fs::read_dir(root.path().join(".storaged").join(folder))
+            .unwrap()
+            .count();
+        assert_eq!(left, 0, "{folder}");
+    }
+    store.delete(&key("job/7/shard")).await.unwrap();
+    store.delete(&key("job/7/manifest")).await.unwrap();
+    assert!(!root.path().join("job").exists());
+}
+
+#[tokio::test]
+async fn another_process_resumes_and_damage_costs_only_its_part() {
+    let root = tempfile::tempdir().unwrap();
+    let store = directory(root.path(), FileIoConfig::Plain).await;
+    let size = part_bytes(&store);
+    let bytes = pattern(3 * size.get() as usize, 1);
+    let begun = store.begin(&key("job/shard"), size).await.unwrap();
+    for part in [PartNumber(0), PartNumber(1)] {
+        store
+            .put_part(&begun, part, part_of(&bytes, size, part))
+            .await
+            .unwrap();
+    }
+    drop(store);
+    let journal = upload_folder(root.path()).join("journal");
+    let text = fs::read_to_string(&journal).unwrap();
+    // A crash in the middle of part 1's line.
+    fs::write(&journal, &text[..text.len() - 20]).unwrap();
+
+    let store = directory(root.path(), FileIoConfig::Auto).await;
+    let other_size = super::PartBytes::new(size.get() * 2, &store.limits()).unwrap();
+    assert_eq!(
+        store.resume(&key("job/shard"), other_size).await.unwrap(),
+        None
+    );
+    let mut found = store
+        .resume(&key("job/shard"), size)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        found.done().keys().copied().collect::<Vec<_>>(),
+        [PartNumber(0)]
+    );
+    for part in [PartNumber(1), PartNumber(2)] {
+        let state = store
+            .put_part(&found, part, part_of(&bytes, size, part))
+            .await
+            .unwrap();
+        found.note(part, state);
+    }
+    assert_eq!(
+        store
+            .resume(&key("job/shard"), size)
+            .await
+            .unwrap()
+            .unwrap(),
+        found
+    );
+    store.complete(&found, bytes.len() as u64).await.unwrap();
+    assert_eq!(store.get(&key("job/shard"), None).await.unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn data_cut_behind_the_journal_is_noticed() {
+    let root = tempfile::tempdir().unwrap();
+    let store = directory(root.path(), FileIoConfig::Auto).await;
+    let size = part_bytes(&store);
+    let bytes = pattern(2 * size.get() as usize, 1);
+    let mut begun = store.begin(&key("shard"), size).await.unwrap();
+    for part in [PartNumber(0), PartNumber(1)] {
+        let state = store
+            .put_part(&begun, part, part_of(&bytes, size, part))
+            .await
+            .unwrap();
+        begun.note(part, state);
+    }
+    let data = upload_folder(root.path()).join("data");
+    fs::File::options()
+        .write(true)
+        .open(&data)
+        .unwrap()
+        .set_len(size.get() + 1)
+        .unwrap();
+    let found = store.resume(&key("shard"), size).await.unwrap().unwrap();
+    assert_eq!(
+        found.done().keys().copied().collect::<Vec<_>>(),
+        [PartNumber(0)]
+    );
+    let error = store
+        .complete(&begun, bytes.len() as u64)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, StoreError::Truncated { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_name_for_an_object_and_a_folder_is_a_clear_error() {
+    let root = tempfile::tempdir().unwrap();
+    let store = directory(root.path(), FileIoConfig::Auto).await;
+    store.put_new(&key("a"), pattern(10, 1)).await.unwrap();
+    let error = store
+        .put_new(&key("a/b"), pattern(10, 1))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
+    store.put_new(&key("c/d"), pattern(10, 1)).await.unwrap();
+    let error = upload(&store, &key("c"), &pattern(10, 1))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_a_typed_error_and_keeps_what_is_older() {
+    let root = tempfile::tempdir().unwrap();
+    let Some(mount) = SmallDisk::mount(root.path()) else {
+        eprintln!("skipped: mounting a small tmpfs needs root");
+        return;
+    };
+    for io in [FileIoConfig::Plain, FileIoConfig::Auto] {
+        let store = directory(&mount.0, io).await;
+        store
+            .put_new(&key("older"), pattern(100_000, 1))
+            .await
+            .unwrap();
+        let error = upload(&store, &key("newer"), &pattern(4 << 20, 2))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, StoreError::Full { .. }), "{error}");
+        let error = store
+            .put_new(&key("manifest"), pattern(2 << 20, 3))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, StoreError::Full { .. }), "{error}");
+        assert_eq!(
+            store.get(&key("older"), None).await.unwrap(),
+            pattern(100_000, 1)
+        );
+        assert!(matches!(
+            store.length(&key("newer")).await,
+            Err(StoreError::NotFound { .. })
+        ));
+        for unfinished in store
+            .unfinished(&super::super::KeyPrefix::root())
+            .await
+            .unwrap()
+        {
+            let upload = store
+                .resume(&unfinished, part_bytes(&store))
+                .await
+                .unwrap()
+                .unwrap();
+            store.abort(&upload).await.unwrap();
+        }
+    }
+}
+
+/// The folder of the only unfinished upload.
+fn upload_folder(root: &Path) -> PathBuf {
+    let mut folders = fs::read_dir(root.join(".storaged/uploads")).unwrap();
+    folders.next().unwrap().unwrap().path()
+}
+
+/// A file system of 1 MiB, unmounted when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(under: &Path) -> Option<Self> {
+        let path = under.join("disk");
+        fs::create_dir(&path).unwrap();
+        let mut mount = Command::new("mount");
+        mount
+            .args(["-t", "tmpfs", "-o", "size=1m", "storaged-test"])
+            .arg(&path);
+        mount.output().ok()?.status.success().then_some(Self(path))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily, since the io_uring thread may still be closing its files.
+        let unmounted = Command::new("umount").arg("-l").arg(&self.0).status();
+        assert!(
+            unmounted.is_ok_and(|status| status.success()),
+            "{} stays mounted",
+            self.0.display()
+        );
+    }
+}

@@ -1,0 +1,305 @@
+//! S3 against a server in this process, and against a real one where the environment names it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use aws_credential_types::Credentials;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use s3s::auth::SimpleAuth;
+use s3s::dto::*;
+use s3s::service::S3ServiceBuilder;
+use s3s::{S3 as Serve, S3Request, S3Response, S3Result};
+use s3s_fs::FileSystem;
+use tokio::net::TcpListener;
+
+use super::super::{
+    KeyPrefix, PartNumber, RetryPolicy, Retrying, S3, S3Config, Store, StoreConfig, StoreError,
+    open,
+};
+use super::conformance::conforms;
+use super::{key, part_bytes, part_of, pattern, randomness};
+
+const BUCKET: &str = "storaged-test";
+
+/// The test server's file system, with what it lacks: conditional creation that is safe against
+/// races, a list of unfinished uploads, and entity tags in the list of parts.
+struct Server {
+    files: FileSystem,
+    creating: tokio::sync::Mutex<()>,
+    uploads: Mutex<BTreeMap<String, Unfinished>>,
+}
+
+struct Unfinished {
+    key: String,
+    begun: u64,
+    tags: BTreeMap<i32, ETag>,
+}
+
+#[async_trait::async_trait]
+impl Serve for Server {
+    async fn put_object(
+        &self,
+        r: S3Request<PutObjectInput>,
+    ) -> S3Result<S3Response<PutObjectOutput>> {
+        let _one_at_a_time = self.creating.lock().await;
+        self.files.put_object(r).await
+    }
+
+    async fn create_multipart_upload(
+        &self,
+        r: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        let key = r.input.key.clone();
+        let answer = self.files.create_multipart_upload(r).await?;
+        let mut uploads = self.uploads.lock().unwrap();
+        let unfinished = Unfinished {
+            key,
+            begun: uploads.len() as u64,
+            tags: BTreeMap::new(),
+        };
+        uploads.insert(answer.output.upload_id.clone().unwrap(), unfinished);
+        Ok(answer)
+    }
+
+    async fn upload_part(
+        &self,
+        r: S3Request<UploadPartInput>,
+    ) -> S3Result<S3Response<UploadPartOutput>> {
+        let (id, number) = (r.input.upload_id.clone(), r.input.part_number);
+        if !self.uploads.lock().unwrap().contains_key(&id) {
+            return Err(s3s::s3_error!(NoSuchUpload));
+        }
+        let answer = self.files.upload_part(r).await?;
+        if let Some(unfinished) = self.uploads.lock().unwrap().get_mut(&id) {
+            unfinished
+                .tags
+                .insert(number, answer.output.e_tag.clone().unwrap());
+        }
+        Ok(answer)
+    }
+
+    async fn list_parts(
+        &self,
+        r: S3Request<ListPartsInput>,
+    ) -> S3Result<S3Response<ListPartsOutput>> {
+        let id = r.input.upload_id.clone();
+        let mut answer = self.files.list_parts(r).await?;
+        let uploads = self.uploads.lock().unwrap();
+        for part in answer.output.parts.iter_mut().flatten() {
+            let number = part.part_number.unwrap();
+            part.e_tag = uploads
+                .get(&id)
+                .and_then(|unfinished| unfinished.tags.get(&number).cloned());
+        }
+        Ok(answer)
+    }
+
+    async fn list_multipart_uploads(
+        &self,
+        r: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        let prefix = r.input.prefix.unwrap_or_default();
+        let uploads = self.uploads.lock().unwrap();
+        let found = uploads
+            .iter()
+            .filter(|(_, unfinished)| unfinished.key.starts_with(&prefix));
+        let listed = found.map(|(id, unfinished)| MultipartUpload {
+            key: Some(unfinished.key.clone()),
+            upload_id: Some(id.clone()),
+            initiated: Some(
+                (std::time::UNIX_EPOCH + std::time::Duration::from_secs(unfinished.begun)).into(),
+            ),
+            ..Default::default()
+        });
+        let output = ListMultipartUploadsOutput {
+            uploads: Some(listed.collect()),
+            ..Default::default()
+        };
+        Ok(S3Response::new(output))
+    }
+
+    async fn complete_multipart_upload(
+        &self,
+        r: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let id = r.input.upload_id.clone();
+        if self.uploads.lock().unwrap().remove(&id).is_none() {
+            return Err(s3s::s3_error!(NoSuchUpload));
+        }
+        self.files.complete_multipart_upload(r).await
+    }
+
+    async fn abort_multipart_upload(
+        &self,
+        r: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        if self
+            .uploads
+            .lock()
+            .unwrap()
+            .remove(&r.input.upload_id)
+            .is_none()
+        {
+            return Err(s3s::s3_error!(NoSuchUpload));
+        }
+        self.files.abort_multipart_upload(r).await
+    }
+
+    async fn get_object(
+        &self,
+        r: S3Request<GetObjectInput>,
+    ) -> S3Result<S3Response<GetObjectOutput>> {
+        self.files.get_object(r).await
+    }
+
+    async fn head_object(
+        &self,
+        r: S3Request<HeadObjectInput>,
+    ) -> S3Result<S3Response<HeadObjectOutput>> {
+        self.files.head_object(r).await
+    }
+
+    async fn list_objects_v2(
+        &self,
+        r: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        self.files.list_objects_v2(r).await
+    }
+
+    async fn delete_object(
+        &self,
+        r: S3Request<DeleteObjectInput>,
+    ) -> S3Result<S3Response<DeleteObjectOutput>> {
+        self.files.delete_object(r).await
+    }
+}
+
+/// Serves a directory as S3 on a free port of the loopback, as long as the runtime lives.
+async fn serve(root: &std::path::Path) -> String {
+    std::fs::create_dir(root.join(BUCKET)).unwrap();
+    let server = Server {
+        files: FileSystem::new(root).unwrap(),
+        creating: tokio::sync::Mutex::new(()),
+        uploads: Mutex::default(),
+    };
+    let mut builder = S3ServiceBuilder::new(server);
+    builder.set_auth(SimpleAuth::from_single("key", "secret"));
+    let service = builder.build();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = service.clone();
+            tokio::spawn(async move {
+                let http = auto::Builder::new(TokioExecutor::new());
+                // A client that goes away is no failure of the test.
+                let _ = http.serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    });
+    endpoint
+}
+
+fn config(endpoint: &str, bucket: &str, prefix: &str) -> S3Config {
+    let text = format!("bucket = {bucket:?}\nprefix = {prefix:?}\nendpoint = {endpoint:?}");
+    toml::from_str(&text).unwrap()
+}
+
+fn client(endpoint: &str, secret: &str) -> S3 {
+    let credentials = Credentials::new("key", secret, None, None, "test");
+    S3::with_credentials(&config(endpoint, BUCKET, "some/prefix"), credentials).unwrap()
+}
+
+#[tokio::test]
+async fn s3_in_process_conforms() {
+    let root = tempfile::tempdir().unwrap();
+    let endpoint = serve(root.path()).await;
+    conforms(Arc::new(client(&endpoint, "secret")), "job").await;
+    assert!(root.path().join(BUCKET).join("some/prefix").exists());
+}
+
+#[tokio::test]
+async fn a_new_client_resumes_an_upload() {
+    let root = tempfile::tempdir().unwrap();
+    let endpoint = serve(root.path()).await;
+    let store = client(&endpoint, "secret");
+    let size = part_bytes(&store);
+    let bytes = pattern(size.get() as usize + 10, 1);
+    let begun = store.begin(&key("shard"), size).await.unwrap();
+    let first = part_of(&bytes, size, PartNumber(0));
+    store
+        .put_part(&begun, PartNumber(0), first.clone())
+        .await
+        .unwrap();
+    drop(store);
+    let store = client(&endpoint, "secret");
+    let mut found = store.resume(&key("shard"), size).await.unwrap().unwrap();
+    assert!(found.done()[&PartNumber(0)].matches(&first));
+    let last = part_of(&bytes, size, PartNumber(1));
+    let state = store.put_part(&found, PartNumber(1), last).await.unwrap();
+    found.note(PartNumber(1), state);
+    store.complete(&found, bytes.len() as u64).await.unwrap();
+    assert_eq!(store.get(&key("shard"), None).await.unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn bad_credentials_bucket_and_endpoint_are_typed_errors() {
+    let root = tempfile::tempdir().unwrap();
+    let endpoint = serve(root.path()).await;
+    let error = client(&endpoint, "wrong")
+        .list(&KeyPrefix::root())
+        .await
+        .unwrap_err();
+    assert!(matches!(error, StoreError::Denied { .. }), "{error}");
+    let credentials = Credentials::new("key", "secret", None, None, "test");
+    let other = S3::with_credentials(&config(&endpoint, "no-such-bucket", ""), credentials);
+    let error = other.unwrap().list(&KeyPrefix::root()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotFound { .. }), "{error}");
+    // Nobody listens on a port that was just given back.
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let error = client(&format!("http://{closed}"), "secret")
+        .length(&key("a"))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    let bad = config("ftp://host", BUCKET, "");
+    let credentials = Credentials::new("key", "secret", None, None, "test");
+    let error = S3::with_credentials(&bad, credentials).unwrap_err();
+    assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = client(
+        &format!("http://{}", listener.local_addr().unwrap()),
+        "secret",
+    );
+    let policy = RetryPolicy {
+        attempts_max: 2,
+        attempt_limit: std::time::Duration::from_millis(100),
+        ..RetryPolicy::default()
+    };
+    let store = Retrying::new(Arc::new(silent), policy, randomness());
+    let error = store.length(&key("a")).await.unwrap_err();
+    assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
+}
+
+/// Against the server of `STORAGED_TEST_S3_ENDPOINT` (see tests/s3/ceph.sh), with the bucket of
+/// `STORAGED_TEST_S3_BUCKET` and the usual credentials.
+#[tokio::test]
+async fn a_real_s3_server_conforms() {
+    let Ok(endpoint) = std::env::var("STORAGED_TEST_S3_ENDPOINT") else {
+        eprintln!("skipped: STORAGED_TEST_S3_ENDPOINT names no server");
+        return;
+    };
+    let bucket = std::env::var("STORAGED_TEST_S3_BUCKET").unwrap_or_else(|_| "storaged".into());
+    let prefix = format!("conformance-{}", std::process::id());
+    let config = StoreConfig::S3(config(&endpoint, &bucket, &prefix));
+    conforms(open(&config, randomness()).await.unwrap(), "job").await;
+}

@@ -1,0 +1,190 @@
+//! An unfinished write in parts, and what it takes to go on with it after a restart.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use bytes::Bytes;
+use md5::{Digest, Md5};
+
+use super::{ObjectKey, StoreError, StoreLimits};
+
+/// Number of a part, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartNumber(pub u32);
+
+impl fmt::Display for PartNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Size of every part of an upload but the last; never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartBytes(u64);
+
+impl PartBytes {
+    /// A part size that a store with these limits takes.
+    pub fn new(bytes: u64, limits: &StoreLimits) -> Result<Self, StoreError> {
+        if bytes == 0 || bytes < limits.part_bytes_min || bytes > limits.part_bytes_max {
+            return Err(StoreError::Invalid {
+                what: "part size".into(),
+                expected: format!(
+                    "{} to {}",
+                    limits.part_bytes_min.max(1),
+                    limits.part_bytes_max
+                ),
+                got: bytes.to_string(),
+            });
+        }
+        Ok(Self(bytes))
+    }
+
+    pub fn get(self) -> u64 {
+        self.0
+    }
+
+    /// How many parts an object of `length` bytes has; an empty object has one empty part.
+    pub fn parts_of(self, length: u64) -> u64 {
+        length.div_ceil(self.0).max(1)
+    }
+}
+
+/// The store's own name for an upload.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UploadId(pub(super) String);
+
+impl fmt::Display for UploadId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a store remembers of a part's content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PartDigest {
+    Blake3(blake3::Hash),
+    /// S3's entity tag, which for most servers is the MD5 of the part.
+    ETag(String),
+}
+
+/// One part that the store holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartState {
+    /// Length in bytes.
+    pub length: u64,
+    pub digest: PartDigest,
+}
+
+impl PartState {
+    /// The state of a part with these bytes in a store that keeps BLAKE3 digests.
+    pub(super) fn of(bytes: &Bytes) -> Self {
+        Self {
+            length: bytes.len() as u64,
+            digest: PartDigest::Blake3(blake3::hash(bytes)),
+        }
+    }
+
+    /// Whether the held part is these bytes. An entity tag that is no MD5 (some servers encrypt)
+    /// matches nothing, so the part is written again: slower, never wrong.
+    pub fn matches(&self, bytes: &Bytes) -> bool {
+        self.length == bytes.len() as u64
+            && match &self.digest {
+                PartDigest::Blake3(hash) => *hash == blake3::hash(bytes),
+                PartDigest::ETag(tag) => tag
+                    .trim_matches('"')
+                    .eq_ignore_ascii_case(&hex::encode(Md5::digest(bytes))),
+            }
+    }
+}
+
+/// An unfinished write of one object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upload {
+    key: ObjectKey,
+    id: UploadId,
+    part_bytes: PartBytes,
+    done: BTreeMap<PartNumber, PartState>,
+}
+
+impl Upload {
+    pub(super) fn new(key: ObjectKey, id: UploadId, part_bytes: PartBytes) -> Self {
+        Self {
+            key,
+            id,
+            part_bytes,
+            done: BTreeMap::new(),
+        }
+    }
+
+    pub fn key(&self) -> &ObjectKey {
+        &self.key
+    }
+
+    pub fn id(&self) -> &UploadId {
+        &self.id
+    }
+
+    pub fn part_bytes(&self) -> PartBytes {
+        self.part_bytes
+    }
+
+    /// The parts that the store holds.
+    pub fn done(&self) -> &BTreeMap<PartNumber, PartState> {
+        &self.done
+    }
+
+    /// Notes a part that [`super::Store::put_part`] has written.
+    pub fn note(&mut self, part: PartNumber, state: PartState) {
+        self.done.insert(part, state);
+    }
+
+    /// Where a part starts in the object; fails for a part that does not fit the upload.
+    pub(super) fn check_part(
+        &self,
+        part: PartNumber,
+        bytes: &Bytes,
+        limits: &StoreLimits,
+    ) -> Result<u64, StoreError> {
+        let length = bytes.len() as u64;
+        let start = u64::from(part.0).checked_mul(self.part_bytes.0);
+        match start {
+            Some(start) if part.0 < limits.parts_max && length <= self.part_bytes.0 => Ok(start),
+            _ => Err(StoreError::Invalid {
+                what: format!("part {part} of {}", self.key),
+                expected: format!(
+                    "at most {} parts of at most {} bytes",
+                    limits.parts_max, self.part_bytes.0
+                ),
+                got: format!("number {part} of {length} bytes"),
+            }),
+        }
+    }
+
+    /// Checks that the parts are exactly those of an object of `length` bytes.
+    pub(super) fn check_complete(&self, length: u64) -> Result<(), StoreError> {
+        let count = self.part_bytes.parts_of(length);
+        for number in 0..count {
+            let start = number * self.part_bytes.0;
+            let expected = self.part_bytes.0.min(length - start);
+            let part = u32::try_from(number)
+                .ok()
+                .and_then(|n| self.done.get(&PartNumber(n)));
+            let got = part.map(|state| state.length);
+            if got != Some(expected) {
+                return Err(StoreError::Invalid {
+                    what: format!("upload of {}", self.key),
+                    expected: format!("part {number} of {expected} bytes"),
+                    got: got.map_or("no such part".into(), |got| format!("{got} bytes")),
+                });
+            }
+        }
+        if self.done.len() as u64 > count {
+            return Err(StoreError::Invalid {
+                what: format!("upload of {}", self.key),
+                expected: format!("{count} parts for {length} bytes"),
+                got: format!("{} parts", self.done.len()),
+            });
+        }
+        Ok(())
+    }
+}
