@@ -165,7 +165,8 @@ impl Memory {
         block[filled..].fill(0);
         out.copy_from_slice(&block[..out.len()]);
         if let Some(basis) = basis {
-            let filled = self.read_chunk(basis, stripe, &mut block)?;
+            // The basis may have been retired meanwhile, and its slot be in use for another step.
+            let filled = self.read_chunk(basis, stripe, &mut block).map_err(|_| SessionFault::NoBasis)?;
             let both = filled.min(out.len());
             engine().xor(&mut out[..both], &block[..both]);
         }

@@ -1,0 +1,383 @@
+//! The world: events in order of time, nodes, network, RAM, durable tier.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use storaged_codec::{ChunkSize, Digest, Geometry, digest, leaf_digest, root_digest};
+use storaged_core::encode::{ParityId, SlotShard};
+use storaged_core::place::Member;
+use storaged_core::{CheckPart, DurablePolicy, Input, Node, Note, Now, Output, RequestId, Setup};
+use storaged_wire::local::Reply;
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{
+    CheckpointState, Generation, ManifestBytes, NodeName, Rank, RunId, SlotId, Step,
+};
+
+use super::executor::Sessions;
+use super::job::Job;
+
+/// What a scenario allows.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub nodes: usize,
+    pub k: usize,
+    pub m: usize,
+    pub ranks: u32,
+    /// One control message in this many is lost; 0 for none.
+    pub loss_one_in: u64,
+    /// Steps that go to the durable tier.
+    pub durable_every: u64,
+    /// Simulated milliseconds.
+    pub duration_ms: u64,
+}
+
+/// One node's process: its decisions and its RAM. A crash loses all of it.
+pub struct Process {
+    pub node: Node,
+    pub generation: u64,
+    pub slots: BTreeMap<SlotId, Vec<u8>>,
+    pub parity: BTreeMap<ParityId, Vec<Vec<u8>>>,
+    started: u64,
+}
+
+#[derive(Debug, Clone)]
+pub enum Event {
+    Input { node: usize, generation: u64, input: Box<Input> },
+    Reply { id: RequestId, reply: Box<Reply>, slot: Option<SlotId> },
+    Tick { node: usize, generation: u64 },
+    Start { node: usize },
+    Links { a: usize, b: usize },
+    Sessions,
+    Job,
+}
+
+pub struct World {
+    pub limits: Limits,
+    pub now: u64,
+    pub processes: Vec<Option<Process>>,
+    pub sessions: Sessions,
+    pub job: Job,
+    pub durable: BTreeMap<(RunId, Step), Arc<ManifestBytes>>,
+    pub durable_shards: BTreeMap<(Digest, Rank), Vec<u8>>,
+    /// The newest checkpoint that some node knew to be in a state.
+    pub newest: BTreeMap<CheckpointState, CheckpointKey>,
+    pub crashes: u64,
+    pub restores: u64,
+    events: BTreeMap<(u64, u64), Event>,
+    sequence: u64,
+    random: u64,
+    generation: u64,
+    link_free_at: BTreeMap<(usize, usize), u64>,
+    up: BTreeSet<(usize, usize)>,
+    trace: blake3::Hasher,
+}
+
+pub const CHUNK_BYTES: u32 = 4096;
+
+pub fn name(node: usize) -> NodeName {
+    NodeName::new(format!("n{node}")).unwrap()
+}
+
+pub fn index(name: &NodeName) -> usize {
+    name.as_str()[1..].parse().unwrap()
+}
+
+impl World {
+    pub fn new(seed: u64, limits: Limits) -> Self {
+        let mut world = Self {
+            limits,
+            now: 0,
+            processes: (0..limits.nodes).map(|_| None).collect(),
+            sessions: Sessions::default(),
+            job: Job::default(),
+            durable: BTreeMap::new(),
+            durable_shards: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            crashes: 0,
+            restores: 0,
+            events: BTreeMap::new(),
+            sequence: 0,
+            random: seed,
+            generation: 0,
+            link_free_at: BTreeMap::new(),
+            up: BTreeSet::new(),
+            trace: blake3::Hasher::new(),
+        };
+        for node in 0..limits.nodes {
+            world.at(0, Event::Start { node });
+        }
+        world.at(100, Event::Job);
+        world
+    }
+
+    /// Runs to the end and gives a digest of everything that happened.
+    pub fn run(&mut self) -> String {
+        while let Some(((time, _), event)) = self.events.pop_first() {
+            if time > self.limits.duration_ms {
+                break;
+            }
+            self.now = time;
+            self.trace.update(format!("{time} {event:?}\n").as_bytes());
+            self.happen(event);
+            self.memory_stays_within_the_budget();
+        }
+        self.trace.finalize().to_hex().to_string()
+    }
+
+    /// A random number below `bound`.
+    pub fn random(&mut self, bound: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    pub fn at(&mut self, time: u64, event: Event) {
+        self.sequence += 1;
+        self.events.insert((time, self.sequence), event);
+    }
+
+    pub fn after(&mut self, ms: u64, event: Event) {
+        self.at(self.now + ms, event);
+    }
+
+    pub fn is_up(&self, node: usize) -> bool {
+        self.processes[node].is_some()
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Input { node, generation, input } => self.feed(node, generation, *input),
+            Event::Tick { node, generation } => self.feed(node, generation, Input::Tick),
+            Event::Reply { id, reply, slot } => self.answered(id, *reply, slot),
+            Event::Start { node } => self.start(node),
+            Event::Links { a, b } => self.link(a, b),
+            Event::Sessions => self.advance_sessions(),
+            Event::Job => self.advance_job(),
+        }
+    }
+
+    fn start(&mut self, node: usize) {
+        if self.is_up(node) {
+            return;
+        }
+        self.generation += 1;
+        let generation = self.generation;
+        let members = (0..self.limits.nodes)
+            .map(|other| Member { name: name(other), failure_domain: format!("n{other}") })
+            .collect();
+        let setup = Setup {
+            name: name(node),
+            generation: Generation::new(generation),
+            members,
+            geometry: Some(Geometry::new(self.limits.k, self.limits.m).unwrap()),
+            chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
+            slots_per_rank: 3,
+            budget: 64 << 20,
+            durable: DurablePolicy::Every(self.limits.durable_every),
+        };
+        self.processes[node] = Some(Process {
+            node: Node::new(setup).unwrap(),
+            generation,
+            slots: BTreeMap::new(),
+            parity: BTreeMap::new(),
+            started: self.now,
+        });
+        self.feed(node, generation, Input::Tick);
+        for other in (0..self.limits.nodes).filter(|other| *other != node) {
+            for (a, b) in [(node, other), (other, node)] {
+                let delay = 20 + self.random(500);
+                self.after(delay, Event::Links { a, b });
+            }
+        }
+    }
+
+    /// Node a's link to b comes up, if both live.
+    fn link(&mut self, a: usize, b: usize) {
+        let (Some(from), Some(to)) = (&self.processes[a], &self.processes[b]) else {
+            return;
+        };
+        let (generation, input) = (from.generation, Input::PeerUp { node: name(b), generation: Generation::new(to.generation) });
+        if self.up.insert((a, b)) {
+            self.feed(a, generation, input);
+        }
+    }
+
+    pub fn crash(&mut self, node: usize) {
+        if self.processes[node].take().is_none() {
+            return;
+        }
+        self.crashes += 1;
+        self.sessions.lost(node);
+        for other in 0..self.limits.nodes {
+            self.up.remove(&(node, other));
+            if self.up.remove(&(other, node)) {
+                if let Some(process) = &self.processes[other] {
+                    let generation = process.generation;
+                    let input = Box::new(Input::PeerDown { node: name(node) });
+                    let delay = 2000 + self.random(500);
+                    self.after(delay, Event::Input { node: other, generation, input });
+                }
+            }
+        }
+        let delay = 3000 + self.random(4000);
+        self.after(delay, Event::Start { node });
+        self.job_lost_node(node);
+    }
+
+    pub fn feed(&mut self, node: usize, generation: u64, input: Input) {
+        let Some(process) = &mut self.processes[node] else { return };
+        if process.generation != generation {
+            return;
+        }
+        let local = Now(self.now - process.started);
+        let outputs = process.node.handle(local, input);
+        let deadline = process.started + process.node.deadline().0.min(local.0 + 3_600_000);
+        for output in outputs {
+            self.perform(node, generation, output);
+        }
+        self.at(deadline.max(self.now + 1), Event::Tick { node, generation });
+    }
+
+    fn back(&mut self, node: usize, generation: u64, ms: u64, input: Input) {
+        self.after(ms, Event::Input { node, generation, input: Box::new(input) });
+    }
+
+    fn perform(&mut self, node: usize, generation: u64, output: Output) {
+        let delay = 1 + self.random(10);
+        match output {
+            Output::Reply { id, reply, descriptor } => {
+                self.after(1, Event::Reply { id, reply: Box::new(reply), slot: descriptor });
+            }
+            Output::Send { to, message } => self.send(node, index(&to), message),
+            Output::CreateSlot { slot, bytes } => {
+                let process = self.processes[node].as_mut().unwrap();
+                process.slots.insert(slot, vec![0; bytes as usize]);
+                self.back(node, generation, delay, Input::SlotCreated { slot });
+            }
+            Output::DropSlot { slot } => drop(self.ram(node).slots.remove(&slot)),
+            Output::DropParity { set } => drop(self.ram(node).parity.remove(&set)),
+            Output::Digest { slot, length } => {
+                let (leaves, root) = digests(&self.ram(node).slots[&slot][..length as usize]);
+                self.back(node, generation, delay, Input::Digested { slot, leaves, root });
+            }
+            Output::Run(work) => {
+                self.sessions.begin(node, generation, work);
+                self.after(delay, Event::Sessions);
+            }
+            Output::Stop { leader, session } => self.sessions.stop(node, &leader, session),
+            Output::Upload { manifest, rank, shard } => {
+                let bytes = self.ram(node).slots[&shard.slot][..shard.length as usize].to_vec();
+                let outcome = match self.random(5) {
+                    0 => Err("made to fail".into()),
+                    _ => {
+                        self.durable_shards.insert((manifest.name(), rank), bytes);
+                        Ok(())
+                    }
+                };
+                let input = Input::Uploaded { manifest: manifest.name(), rank, outcome };
+                self.back(node, generation, 50 + delay, input);
+            }
+            Output::Publish { manifest } => {
+                let record = manifest.manifest();
+                for shard in &record.shards {
+                    assert!(self.durable_shards.contains_key(&(manifest.name(), shard.rank)), "the manifest is written last");
+                }
+                self.durable.insert((record.run, record.step), manifest.clone());
+                let input = Input::Published { manifest: manifest.name(), outcome: Ok(()) };
+                self.back(node, generation, delay, input);
+            }
+            Output::ListDurable { query, .. } => {
+                let newest = self.durable.values().rev().take(4).cloned().collect();
+                self.back(node, generation, 20 + delay, Input::DurableListed { query, outcome: Ok(newest) });
+            }
+            Output::Fetch { manifest, rank, slot, .. } => {
+                let bytes = self.durable_shards[&(manifest.name(), rank)].clone();
+                let (leaves, _) = digests(&bytes);
+                self.ram(node).slots.get_mut(&slot).unwrap()[..bytes.len()].copy_from_slice(&bytes);
+                self.back(node, generation, 50 + delay, Input::Fetched { slot, outcome: Ok(leaves) });
+            }
+            Output::Check { query, parts } => {
+                let outcomes = parts.iter().map(|part| self.check(node, part)).collect();
+                self.back(node, generation, delay, Input::Checked { query, outcomes });
+            }
+            Output::Note(note) => self.noted(&note),
+        }
+    }
+
+    pub fn ram(&mut self, node: usize) -> &mut Process {
+        self.processes[node].as_mut().unwrap()
+    }
+
+    fn check(&mut self, node: usize, part: &CheckPart) -> (u64, Option<String>) {
+        match part {
+            CheckPart::Shard(SlotShard { slot, length, leaves }) => {
+                let bytes = &self.ram(node).slots[slot][..*length as usize];
+                let same = digests(bytes).0 == *leaves;
+                (*length, (!same).then(|| "wrong digest".into()))
+            }
+            CheckPart::Parity(_) => (0, None),
+        }
+    }
+
+    /// The control stream keeps order; what is on it when a side crashes is lost.
+    fn send(&mut self, from: usize, to: usize, message: PeerMessage) {
+        let lost = self.limits.loss_one_in > 0 && self.random(self.limits.loss_one_in) == 0;
+        let Some(process) = &self.processes[to] else { return };
+        let generation = process.generation;
+        if lost || !self.up.contains(&(from, to)) {
+            return;
+        }
+        let delay = 1 + self.random(8);
+        let free = self.link_free_at.get(&(from, to)).copied().unwrap_or(0);
+        let time = (self.now + delay).max(free);
+        self.link_free_at.insert((from, to), time);
+        let input = Box::new(Input::Message { from: name(from), message });
+        self.at(time, Event::Input { node: to, generation, input });
+    }
+
+    fn noted(&mut self, note: &Note) {
+        let Note::State { key, state } = note else { return };
+        if *state == CheckpointState::Retired {
+            return;
+        }
+        let newest = self.newest.entry(*state).or_insert_with(|| key.clone());
+        if *key > *newest {
+            *newest = key.clone();
+        }
+        if *state >= CheckpointState::Committed {
+            self.job.was_sealed_whole(key);
+        }
+    }
+
+    fn memory_stays_within_the_budget(&self) {
+        for process in self.processes.iter().flatten() {
+            let ledger = process.node.ledger();
+            assert!(ledger.used <= ledger.total, "memory stays within the budget: {ledger:?}");
+        }
+    }
+}
+
+/// Chunk digests and root of a shard.
+pub fn digests(bytes: &[u8]) -> (Arc<[Digest]>, Digest) {
+    let chunk = ChunkSize::new(CHUNK_BYTES).unwrap();
+    let leaves: Vec<Digest> = bytes
+        .chunks(CHUNK_BYTES as usize)
+        .enumerate()
+        .map(|(index, chunk)| leaf_digest(chunk, index as u64))
+        .collect();
+    let root = root_digest(&leaves, bytes.len() as u64, chunk);
+    (leaves.into(), root)
+}
+
+/// The bytes of a rank at a step of a run: what every restore is compared with.
+pub fn content(run: RunId, step: Step, rank: Rank) -> Vec<u8> {
+    let seed = digest(format!("{run} {step} {rank}").as_bytes());
+    // Mostly the same from step to step, so that increments have clean chunks; lengths differ by rank.
+    let length = 3000 + 2500 * rank.get() as usize;
+    let mut bytes: Vec<u8> = (0..length).map(|at| (at as u64 * 31 + u64::from(rank.get())) as u8).collect();
+    let at = seed.as_bytes()[0] as usize * 8;
+    bytes[at..at + 32].copy_from_slice(seed.as_bytes());
+    bytes
+}

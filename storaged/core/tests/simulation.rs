@@ -1,0 +1,59 @@
+//! The decisions under many seeds. `STORAGED_SIM_SEED=N cargo test -p storaged-core --test simulation one_seed`
+//! replays one; `STORAGED_SIM_SEEDS=N` sets how many `many_seeds` tries.
+
+mod sim;
+
+use sim::{Limits, World};
+
+const SMALL: Limits = Limits {
+    nodes: 6,
+    k: 4,
+    m: 2,
+    ranks: 4,
+    loss_one_in: 0,
+    durable_every: 7,
+    duration_ms: 240_000,
+};
+
+fn limits_of(seed: u64) -> Limits {
+    let loss_one_in = if seed.is_multiple_of(3) { 200 } else { 0 };
+    match seed % 4 {
+        0 => Limits { nodes: 4, k: 2, m: 2, ranks: 2, loss_one_in, ..SMALL },
+        1 => Limits { nodes: 5, k: 3, m: 1, ranks: 5, loss_one_in, ..SMALL },
+        2 => Limits { nodes: 8, k: 4, m: 2, ranks: 8, loss_one_in, ..SMALL },
+        _ => Limits { loss_one_in, ..SMALL },
+    }
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+fn run(seed: u64) -> (World, String) {
+    eprintln!("seed {seed}");
+    let mut world = World::new(seed, limits_of(seed));
+    let trace = world.run();
+    (world, trace)
+}
+
+#[test]
+fn many_seeds() {
+    let (mut crashes, mut restores) = (0, 0);
+    for seed in 0..number("STORAGED_SIM_SEEDS").unwrap_or(12) {
+        let (world, _) = run(seed);
+        crashes += world.crashes;
+        restores += world.restores;
+    }
+    assert!(crashes > 20 && restores > 20, "the scenarios do something: {crashes} crashes, {restores} restores");
+}
+
+#[test]
+fn one_seed() {
+    run(number("STORAGED_SIM_SEED").unwrap_or(3));
+}
+
+#[test]
+fn a_seed_replays_identically() {
+    assert_eq!(run(6).1, run(6).1);
+    assert_ne!(run(6).1, run(7).1);
+}
