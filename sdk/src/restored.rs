@@ -39,7 +39,14 @@ impl RestoredShard {
         if entry.is_none() || slot.capacity() < length {
             return Err(ClientError::WrongLeaves { rank: rank.get() });
         }
-        Ok(Self { slot, rank, length, chunk, leaves, rung })
+        Ok(Self {
+            slot,
+            rank,
+            length,
+            chunk,
+            leaves,
+            rung,
+        })
     }
 
     /// Bytes of the whole shard.
@@ -70,7 +77,12 @@ impl RestoredShard {
     ///
     /// # Errors
     /// As `read_at`.
-    pub fn read_with(&self, offset: u64, out: &mut [u8], block: &mut Vec<u8>) -> Result<(), ClientError> {
+    pub fn read_with(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        block: &mut Vec<u8>,
+    ) -> Result<(), ClientError> {
         self.read_into(offset, out, block, &mut None)
     }
 
@@ -85,7 +97,11 @@ impl RestoredShard {
         let count = out.len() as u64;
         let end = offset.checked_add(count).filter(|end| *end <= self.length);
         if end.is_none() {
-            return Err(ClientError::Outside { length: self.length, offset, count });
+            return Err(ClientError::Outside {
+                length: self.length,
+                offset,
+                count,
+            });
         }
         let mut done = 0;
         while done < out.len() {
@@ -149,6 +165,11 @@ impl RestoredShard {
             return Ok(());
         }
         let rank = self.rank.get();
-        Err(ClientError::Corrupt { rank, chunk: index, expected, got })
+        Err(ClientError::Corrupt {
+            rank,
+            chunk: index,
+            expected,
+            got,
+        })
     }
 }

@@ -24,7 +24,12 @@ pub(crate) fn options(
     token: Vec<u8>,
 ) -> PyResult<ConnectOptions> {
     let namespace = Namespace::new(namespace).map_err(|error| invalid(py, &error))?;
-    Ok(ConnectOptions { socket, namespace, token, role: Role::Reader })
+    Ok(ConnectOptions {
+        socket,
+        namespace,
+        token,
+        role: Role::Reader,
+    })
 }
 
 /// A poisoned lock only says that another thread panicked between two calls; the connection knows if it is broken.
@@ -42,7 +47,8 @@ impl Client {
         py: Python<'_>,
         call: impl FnOnce(&mut storaged_sdk::Client) -> Result<T, ClientError> + Send,
     ) -> PyResult<T> {
-        py.detach(|| call(&mut locked(&self.0))).map_err(|error| raised(py, &error))
+        py.detach(|| call(&mut locked(&self.0)))
+            .map_err(|error| raised(py, &error))
     }
 }
 
@@ -69,10 +75,12 @@ impl Client {
         state: &str,
         timeout_ms: u32,
     ) -> PyResult<(String, Option<String>)> {
-        let state: CheckpointState =
-            state.parse().map_err(pyo3::exceptions::PyValueError::new_err::<String>)?;
+        let state: CheckpointState = state
+            .parse()
+            .map_err(pyo3::exceptions::PyValueError::new_err::<String>)?;
         let (run, step) = (RunId::new(run), Step::new(step));
-        let (state, manifest) = self.call(py, |client| client.wait(run, step, state, timeout_ms))?;
+        let (state, manifest) =
+            self.call(py, |client| client.wait(run, step, state, timeout_ms))?;
         Ok((state.to_string(), manifest.map(|digest| digest.to_string())))
     }
 
@@ -100,15 +108,21 @@ impl Client {
         ranges: Vec<(u64, u64)>,
         timeout_ms: u32,
     ) -> PyResult<Shard> {
-        let ranges = ranges.into_iter().map(|(offset, length)| ByteRange { offset, length }).collect();
+        let ranges = ranges
+            .into_iter()
+            .map(|(offset, length)| ByteRange { offset, length })
+            .collect();
         let rank = Rank::new(rank);
-        let opened =
-            self.call(py, |client| client.open_shard(&manifest.0, rank, ranges, timeout_ms))?;
+        let opened = self.call(py, |client| {
+            client.open_shard(&manifest.0, rank, ranges, timeout_ms)
+        })?;
         Ok(Shard(opened))
     }
 
     fn close_shard(&self, py: Python<'_>, manifest: &Manifest, rank: u32) -> PyResult<()> {
-        self.call(py, |client| client.close_shard(manifest.0.name(), Rank::new(rank)))
+        self.call(py, |client| {
+            client.close_shard(manifest.0.name(), Rank::new(rank))
+        })
     }
 
     /// The daemon's state as JSON.
@@ -129,7 +143,15 @@ impl Client {
             let manifest = info.manifest.map(|digest| digest.to_string());
             let state = info.state.to_string();
             let (run, step) = (info.run.get(), info.step.get());
-            (run, step, state, info.durable, info.world_size.get(), info.length, manifest)
+            (
+                run,
+                step,
+                state,
+                info.durable,
+                info.world_size.get(),
+                info.length,
+                manifest,
+            )
         };
         Ok(infos.into_iter().map(row).collect())
     }

@@ -29,9 +29,9 @@ fn class_of(error: &ClientError) -> &'static str {
         ClientError::Unavailable { .. } | ClientError::Broken { .. } => "DaemonUnavailable",
         ClientError::Refused(refusal) => class_of_code(refusal.code),
         ClientError::TimedOut { .. } => "WaitTimeout",
-        ClientError::Corrupt { .. } | ClientError::WrongLeaves { .. } | ClientError::Manifest(_) => {
-            "CorruptData"
-        }
+        ClientError::Corrupt { .. }
+        | ClientError::WrongLeaves { .. }
+        | ClientError::Manifest(_) => "CorruptData",
         ClientError::Protocol { .. } | ClientError::Wire(_) => "ProtocolError",
         ClientError::Slot(_) | ClientError::Outside { .. } => "ArenaError",
     }

@@ -59,7 +59,12 @@ impl Manifest {
     /// Bytes of each rank's shard.
     #[getter]
     fn shard_lengths(&self) -> Vec<u64> {
-        self.0.manifest().shards.iter().map(|shard| shard.length).collect()
+        self.0
+            .manifest()
+            .shards
+            .iter()
+            .map(|shard| shard.length)
+            .collect()
     }
 
     /// The description of the tensors, unpacked.
@@ -67,7 +72,9 @@ impl Manifest {
         let packed: &[u8] = &self.0.manifest().schema;
         // A frame of zeros packs some thousands to one; beyond that it is no description.
         let limit = packed.len().saturating_mul(1 << 15).min(SCHEMA_BYTES_MAX);
-        let unpacked = py.detach(|| zstd::stream::Decoder::new(packed).and_then(|decoder| read_up_to(decoder, limit)));
+        let unpacked = py.detach(|| {
+            zstd::stream::Decoder::new(packed).and_then(|decoder| read_up_to(decoder, limit))
+        });
         Ok(PyBytes::new(py, &unpacked?))
     }
 }
@@ -102,14 +109,23 @@ impl Shard {
     }
 
     /// Verified bytes.
-    fn read<'py>(&self, py: Python<'py>, offset: u64, length: usize) -> PyResult<Bound<'py, PyBytes>> {
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        offset: u64,
+        length: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         // Checked here, so that an absurd length is refused before memory is asked for.
         if length as u64 > self.0.length() {
-            let text = format!("expected at most the shard's {} bytes, got {length}", self.0.length());
+            let text = format!(
+                "expected at most the shard's {} bytes, got {length}",
+                self.0.length()
+            );
             return Err(PyValueError::new_err(text));
         }
         let mut out = vec![0; length];
-        py.detach(|| self.0.read_at(offset, &mut out)).map_err(|error| raised(py, &error))?;
+        py.detach(|| self.0.read_at(offset, &mut out))
+            .map_err(|error| raised(py, &error))?;
         Ok(PyBytes::new(py, &out))
     }
 

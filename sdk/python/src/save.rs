@@ -41,8 +41,9 @@ impl Trainer {
     ) -> PyResult<Self> {
         let options = options(py, socket, namespace, token)?;
         let world_size = WorldSize::new(world_size).map_err(|error| invalid(py, &error))?;
-        let connect =
-            || storaged_sdk::Trainer::connect(options, RunId::new(run), Rank::new(rank), world_size);
+        let connect = || {
+            storaged_sdk::Trainer::connect(options, RunId::new(run), Rank::new(rank), world_size)
+        };
         let trainer = py.detach(connect).map_err(|error| raised(py, &error))?;
         Ok(Self(Mutex::new(trainer)))
     }
@@ -81,8 +82,7 @@ impl Trainer {
             }
         };
         let pack = |bytes| zstd::bulk::compress(bytes, PACK_LEVEL);
-        let (schema, torch_metadata) =
-            py.detach(|| (pack(schema), pack(torch_metadata)));
+        let (schema, torch_metadata) = py.detach(|| (pack(schema), pack(torch_metadata)));
         let (schema, torch_metadata) = (schema?, torch_metadata?);
         let commit = || locked(&self.0).commit(Step::new(step), schema, torch_metadata, durable);
         py.detach(commit).map_err(|error| raised(py, &error))
@@ -111,7 +111,9 @@ impl Slot {
 
     /// Copies bytes to their offset.
     fn write(&self, py: Python<'_>, offset: usize, bytes: &[u8]) -> PyResult<()> {
-        self.0.copy_in(offset, bytes).map_err(|error| raised(py, &error))
+        self.0
+            .copy_in(offset, bytes)
+            .map_err(|error| raised(py, &error))
     }
 
     /// Copies memory `(address, offset in the slot, bytes)`, on up to `threads` threads. The caller vouches for the
@@ -125,7 +127,9 @@ impl Slot {
         let capacity = self.capacity();
         for (_, offset, length) in &parts {
             if offset.checked_add(*length).is_none_or(|end| end > capacity) {
-                let text = format!("expected bytes within the slot's {capacity}, got {length} at {offset}");
+                let text = format!(
+                    "expected bytes within the slot's {capacity}, got {length} at {offset}"
+                );
                 return Err(PyValueError::new_err(text));
             }
         }
@@ -170,7 +174,11 @@ fn copy_pieces(slot: &StagedSlot, pieces: &[(usize, usize, usize)]) {
 }
 
 /// `(offset, length, data offset, data length)` of each record, `(offset, bytes)` of each frame, and the end.
-type LayoutParts<'py> = (Vec<(u64, u64, u64, u64)>, Vec<(u64, Bound<'py, PyBytes>)>, u64);
+type LayoutParts<'py> = (
+    Vec<(u64, u64, u64, u64)>,
+    Vec<(u64, Bound<'py, PyBytes>)>,
+    u64,
+);
 
 /// Places tensors `(dtype, shape)` from `start` on.
 #[pyfunction]
@@ -185,8 +193,15 @@ pub(crate) fn layout<'py>(
         specs.push(TensorSpec { dtype, shape });
     }
     let layout = Layout::new(&specs, start).map_err(|error| invalid(py, &error))?;
-    let records =
-        layout.records.iter().map(|r| (r.offset, r.length, r.data_offset, r.data_length)).collect();
-    let frames = layout.frames.iter().map(|p| (p.offset, PyBytes::new(py, &p.bytes))).collect();
+    let records = layout
+        .records
+        .iter()
+        .map(|r| (r.offset, r.length, r.data_offset, r.data_length))
+        .collect();
+    let frames = layout
+        .frames
+        .iter()
+        .map(|p| (p.offset, PyBytes::new(py, &p.bytes)))
+        .collect();
     Ok((records, frames, layout.end))
 }

@@ -124,7 +124,8 @@ class FakeSession:
         found = [s for s in steps if step in (None, s)]
         if not found:
             raise NoCheckpointError(f"expected a checkpoint of step {step}, got steps {sorted(steps)}")
-        return {"step": max(found), "manifest": f"step-{max(found)}"}
+        plan = {"run": 1, "step": max(found), "manifest": f"step-{max(found)}", "state": "committed"}
+        return plan | {"shards": [], "passed_over": []}
 
     def manifest(self, digest):
         return Manifest(self.folder / digest)

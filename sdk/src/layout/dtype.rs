@@ -22,11 +22,19 @@ struct Row {
 }
 
 const fn old(name: &'static str, bytes: u64, storage: &'static str) -> Row {
-    Row { name, bytes, storage: Some(storage) }
+    Row {
+        name,
+        bytes,
+        storage: Some(storage),
+    }
 }
 
 const fn new(name: &'static str, bytes: u64) -> Row {
-    Row { name, bytes, storage: None }
+    Row {
+        name,
+        bytes,
+        storage: None,
+    }
 }
 
 static ROWS: [Row; 22] = [

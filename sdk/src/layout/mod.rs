@@ -75,7 +75,11 @@ impl Layout {
     /// # Errors
     /// [`LayoutError::TooLarge`] if a size is absurd.
     pub fn new(tensors: &[TensorSpec], start: u64) -> Result<Self, LayoutError> {
-        let mut layout = Self { records: Vec::with_capacity(tensors.len()), frames: Vec::new(), end: start };
+        let mut layout = Self {
+            records: Vec::with_capacity(tensors.len()),
+            frames: Vec::new(),
+            end: start,
+        };
         for tensor in tensors {
             layout.place(tensor)?;
         }
@@ -86,7 +90,11 @@ impl Layout {
         let data_length = tensor.bytes().ok_or_else(|| tensor.too_large())?;
         let frame = zip::Frame::new(tensor.dtype, &tensor.shape, data_length);
         let header_length = frame.header.len() as u64;
-        let alignment = if data_length >= LARGE_BYTES { LARGE_ALIGNMENT } else { SMALL_ALIGNMENT };
+        let alignment = if data_length >= LARGE_BYTES {
+            LARGE_ALIGNMENT
+        } else {
+            SMALL_ALIGNMENT
+        };
         let data_offset = (self.end + header_length).next_multiple_of(alignment);
         let offset = data_offset - header_length;
         let mut head = vec![0; (offset - self.end) as usize];
@@ -96,9 +104,20 @@ impl Layout {
         if end > 1 << 62 {
             return Err(tensor.too_large());
         }
-        self.frames.push(Piece { offset: self.end, bytes: head });
-        self.frames.push(Piece { offset: trailer_offset, bytes: frame.trailer });
-        self.records.push(Record { offset, length: end - offset, data_offset, data_length });
+        self.frames.push(Piece {
+            offset: self.end,
+            bytes: head,
+        });
+        self.frames.push(Piece {
+            offset: trailer_offset,
+            bytes: frame.trailer,
+        });
+        self.records.push(Record {
+            offset,
+            length: end - offset,
+            data_offset,
+            data_length,
+        });
         self.end = end;
         Ok(())
     }
@@ -107,12 +126,19 @@ impl Layout {
 impl TensorSpec {
     /// Bytes of the elements, unless they are more than can be.
     pub fn bytes(&self) -> Option<u64> {
-        let bytes = self.shape.iter().try_fold(self.dtype.bytes(), |product, size| product.checked_mul(*size));
+        let bytes = self
+            .shape
+            .iter()
+            .try_fold(self.dtype.bytes(), |product, size| {
+                product.checked_mul(*size)
+            });
         bytes.filter(|bytes| *bytes < 1 << 62)
     }
 
     fn too_large(&self) -> LayoutError {
-        LayoutError::TooLarge { shape: self.shape.clone() }
+        LayoutError::TooLarge {
+            shape: self.shape.clone(),
+        }
     }
 }
 
@@ -121,7 +147,10 @@ mod tests {
     use super::*;
 
     fn spec(dtype: &str, shape: &[u64]) -> TensorSpec {
-        TensorSpec { dtype: dtype.parse().unwrap(), shape: shape.to_vec() }
+        TensorSpec {
+            dtype: dtype.parse().unwrap(),
+            shape: shape.to_vec(),
+        }
     }
 
     #[test]
@@ -134,8 +163,17 @@ mod tests {
             spec("bool", &[1 << 17]),
         ];
         let layout = Layout::new(&tensors, 0).unwrap();
-        let mut spans: Vec<(u64, u64)> = layout.frames.iter().map(|p| (p.offset, p.bytes.len() as u64)).collect();
-        spans.extend(layout.records.iter().map(|r| (r.data_offset, r.data_length)));
+        let mut spans: Vec<(u64, u64)> = layout
+            .frames
+            .iter()
+            .map(|p| (p.offset, p.bytes.len() as u64))
+            .collect();
+        spans.extend(
+            layout
+                .records
+                .iter()
+                .map(|r| (r.data_offset, r.data_length)),
+        );
         spans.sort_unstable();
         let mut at = 0;
         for (offset, length) in spans {
@@ -144,7 +182,11 @@ mod tests {
         }
         assert_eq!(at, layout.end);
         for record in &layout.records {
-            let alignment = if record.data_length >= LARGE_BYTES { LARGE_ALIGNMENT } else { SMALL_ALIGNMENT };
+            let alignment = if record.data_length >= LARGE_BYTES {
+                LARGE_ALIGNMENT
+            } else {
+                SMALL_ALIGNMENT
+            };
             assert_eq!(record.data_offset % alignment, 0);
             assert_eq!(record.offset % SMALL_ALIGNMENT, 0);
         }

@@ -5,7 +5,11 @@ use super::dtype::DType;
 /// The pickle of a contiguous CPU tensor, as `torch.save` writes it (protocol 2).
 pub(super) fn tensor(dtype: DType, shape: &[u64], data_length: u64) -> Vec<u8> {
     let mut out = vec![0x80, 2];
-    let rebuild = if dtype.storage().is_some() { "_rebuild_tensor_v2" } else { "_rebuild_tensor_v3" };
+    let rebuild = if dtype.storage().is_some() {
+        "_rebuild_tensor_v2"
+    } else {
+        "_rebuild_tensor_v3"
+    };
     global(&mut out, "torch._utils", rebuild);
     out.push(b'(');
     storage(&mut out, dtype, data_length);

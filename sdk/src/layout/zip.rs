@@ -30,23 +30,39 @@ struct Entry {
 impl Frame {
     pub(super) fn new(dtype: DType, shape: &[u64], data_length: u64) -> Self {
         let pickle = pickle::tensor(dtype, shape, data_length);
-        let small: [(&str, &[u8]); 3] =
-            [("archive/data.pkl", &pickle), ("archive/byteorder", b"little"), ("archive/version", b"3\n")];
+        let small: [(&str, &[u8]); 3] = [
+            ("archive/data.pkl", &pickle),
+            ("archive/byteorder", b"little"),
+            ("archive/version", b"3\n"),
+        ];
         let mut header = Vec::new();
         let mut entries = Vec::new();
         for (name, bytes) in small {
             let (crc, length, offset) = (crc32(bytes), bytes.len() as u64, header.len() as u64);
-            entries.push(Entry { name, crc, length, offset });
+            entries.push(Entry {
+                name,
+                crc,
+                length,
+                offset,
+            });
             header.extend(local_header(&entries[entries.len() - 1], &[]));
             header.extend_from_slice(bytes);
         }
-        let data = Entry { name: "archive/data/0", crc: 0, length: data_length, offset: header.len() as u64 };
+        let data = Entry {
+            name: "archive/data/0",
+            crc: 0,
+            length: data_length,
+            offset: header.len() as u64,
+        };
         let bare = header.len() + local_header(&data, &[]).len() + PADDING_ID.len() + 2;
         let fill = bare.next_multiple_of(HEADER_ALIGNMENT) - bare;
         header.extend(local_header(&data, &padding(fill)));
         entries.push(data);
         let directory_offset = header.len() as u64 + data_length;
-        Self { trailer: trailer(&entries, directory_offset), header }
+        Self {
+            trailer: trailer(&entries, directory_offset),
+            header,
+        }
     }
 }
 
