@@ -1,1 +1,401 @@
-//! placeholder
+//! The daemon's configuration: a TOML file, or nothing at all for one useful node. Everything is validated here;
+//! an explicit setting that cannot hold fails at start, a default that cannot hold shrinks.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
+use storaged_core::DurablePolicy;
+use storaged_core::place::Member;
+use storaged_wire::{ChunkSize, Geometry, NodeName};
+use thiserror::Error;
+
+use crate::net::{Peer, TlsFiles};
+use crate::stage::TenantSocket;
+use crate::trickle::TrickleLimits;
+use crate::trickle::store::StoreConfig;
+
+/// A configuration that cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file.
+    #[error("reading the configuration {path} failed")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// Not TOML, an unknown key, or a wrong type: the text says where.
+    #[error("the configuration {path} cannot be used: {reason}")]
+    Parse { path: PathBuf, reason: String },
+    /// A value that cannot hold.
+    #[error("configuration key {key}: {reason}")]
+    Value { key: &'static str, reason: String },
+}
+
+fn value(key: &'static str, reason: impl ToString) -> ConfigError {
+    ConfigError::Value { key, reason: reason.to_string() }
+}
+
+/// The file as it is written.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConfigFile {
+    /// This node.
+    pub node: NodeSection,
+    /// Certificates; needed with peers.
+    pub tls: Option<TlsSection>,
+    /// The other nodes.
+    pub peers: Vec<PeerSection>,
+    /// The code; without it checkpoints are not coded.
+    pub coding: Option<CodingSection>,
+    /// RAM.
+    pub memory: MemorySection,
+    /// Who may use the daemon; by default its own user.
+    pub tenants: Vec<TenantSection>,
+    /// The durable tier; by default none.
+    pub durable: Option<StoreConfig>,
+    /// What goes there and how fast.
+    pub trickle: TrickleSection,
+}
+
+/// `[node]`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NodeSection {
+    /// Its name; by default the host's.
+    pub name: Option<String>,
+    /// What fails together with it; by default the node alone.
+    pub failure_domain: Option<String>,
+    /// UDP address for peers.
+    pub listen: SocketAddr,
+    /// Where the socket goes.
+    pub runtime_dir: PathBuf,
+    /// TCP address for metrics, health and status; plain HTTP, names and numbers only.
+    pub ops_listen: Option<SocketAddr>,
+}
+
+impl Default for NodeSection {
+    fn default() -> Self {
+        Self {
+            name: None,
+            failure_domain: None,
+            listen: SocketAddr::from(([127, 0, 0, 1], 9300)),
+            runtime_dir: PathBuf::from("/run/storaged"),
+            ops_listen: Some(SocketAddr::from(([127, 0, 0, 1], 9301))),
+        }
+    }
+}
+
+/// `[tls]`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsSection {
+    /// The authority's certificate.
+    pub ca: PathBuf,
+    /// This node's certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// `[[peers]]`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerSection {
+    /// Its name.
+    pub name: String,
+    /// Its UDP address.
+    pub address: SocketAddr,
+    /// What fails together with it; by default the node alone.
+    pub failure_domain: Option<String>,
+}
+
+/// `[coding]`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CodingSection {
+    /// Data nodes of a group.
+    pub k: usize,
+    /// Coding nodes of a group: so many may be lost.
+    pub m: usize,
+    /// Size of a chunk, the same on all nodes.
+    #[serde(default = "default_chunk")]
+    pub chunk: ByteSize,
+}
+
+fn default_chunk() -> ByteSize {
+    ByteSize::kib(256)
+}
+
+/// `[memory]`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemorySection {
+    /// Bytes that slots and parity may take; by default half of what this machine or container has.
+    pub budget: Option<ByteSize>,
+    /// Slots per rank: 2, and one more so that an upload does not hold up the next save.
+    pub slots_per_rank: usize,
+}
+
+impl Default for MemorySection {
+    fn default() -> Self {
+        Self { budget: None, slots_per_rank: 3 }
+    }
+}
+
+/// `[[tenants]]`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantSection {
+    /// A directory of the tenant's own; the socket is `storaged.sock` in it.
+    pub directory: PathBuf,
+    /// Users that may use the socket.
+    pub uids: BTreeSet<u32>,
+}
+
+/// `[trickle]`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrickleSection {
+    /// Steps that are multiples of this go to the durable tier; 0: only those that a trainer asks for.
+    pub every: u64,
+    /// Bytes of an upload's part.
+    pub part: ByteSize,
+    /// Bytes per second of this node's uploads; by default no limit.
+    pub rate: Option<ByteSize>,
+}
+
+impl Default for TrickleSection {
+    fn default() -> Self {
+        Self { every: 0, part: ByteSize::mib(16), rate: None }
+    }
+}
+
+/// A configuration that holds.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// This node.
+    pub name: NodeName,
+    /// All nodes, this one included.
+    pub members: Vec<Member>,
+    /// The other nodes.
+    pub peers: Vec<Peer>,
+    /// UDP address.
+    pub listen: SocketAddr,
+    /// TCP address for operators.
+    pub ops_listen: Option<SocketAddr>,
+    /// Certificates, if there are peers.
+    pub tls: Option<TlsFiles>,
+    /// k and m.
+    pub geometry: Option<Geometry>,
+    /// Size of a chunk.
+    pub chunk: ChunkSize,
+    /// Bytes of RAM.
+    pub budget: u64,
+    /// Slots per rank.
+    pub slots_per_rank: usize,
+    /// Sockets.
+    pub sockets: Vec<TenantSocket>,
+    /// The durable tier.
+    pub durable: Option<StoreConfig>,
+    /// Which checkpoints go there.
+    pub durable_policy: DurablePolicy,
+    /// How.
+    pub trickle: TrickleLimits,
+}
+
+impl ConfigFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if it cannot be read or has a key that is not known; the text lists those that are.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        toml::from_str(&text).map_err(|error| ConfigError::Parse { path: path.into(), reason: error.to_string() })
+    }
+
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for one that cannot hold.
+    pub fn validate(self) -> Result<Config, ConfigError> {
+        let name = match &self.node.name {
+            Some(name) => NodeName::new(name.as_str()).map_err(|error| value("node.name", error))?,
+            None => host_name(),
+        };
+        let mut members = vec![Member {
+            failure_domain: self.node.failure_domain.clone().unwrap_or_else(|| name.to_string()),
+            name: name.clone(),
+        }];
+        let mut peers = Vec::new();
+        for peer in &self.peers {
+            let peer_name = NodeName::new(peer.name.as_str()).map_err(|error| value("peers.name", error))?;
+            members.push(Member {
+                failure_domain: peer.failure_domain.clone().unwrap_or_else(|| peer.name.clone()),
+                name: peer_name.clone(),
+            });
+            peers.push(Peer { name: peer_name, address: peer.address });
+        }
+        if !peers.is_empty() && self.tls.is_none() {
+            return Err(value("tls", "expected certificates because there are peers, got none: `storaged cert` makes them"));
+        }
+        let (geometry, chunk) = self.coding_values()?;
+        if let Some(geometry) = geometry {
+            storaged_core::place::groups(&members, geometry).map_err(|error| value("coding", error))?;
+        }
+        let rate = self.trickle.rate.map(|rate| rate.as_u64());
+        if rate == Some(0) {
+            return Err(value("trickle.rate", "expected more than 0 bytes per second, got 0"));
+        }
+        Ok(Config {
+            members,
+            peers,
+            listen: self.node.listen,
+            ops_listen: self.node.ops_listen,
+            tls: self.tls.as_ref().map(|tls| TlsFiles {
+                ca: tls.ca.clone(),
+                certificate: tls.certificate.clone(),
+                key: tls.key.clone(),
+            }),
+            geometry,
+            chunk,
+            budget: self.budget()?,
+            slots_per_rank: self.slots()?,
+            sockets: self.sockets()?,
+            durable_policy: self.policy(),
+            trickle: TrickleLimits { part_bytes: self.part()?, rate },
+            durable: self.durable,
+            name,
+        })
+    }
+
+    fn coding_values(&self) -> Result<(Option<Geometry>, ChunkSize), ConfigError> {
+        let chunk = self.coding.as_ref().map_or_else(default_chunk, |coding| coding.chunk);
+        let chunk = u32::try_from(chunk.as_u64()).map_err(|error| value("coding.chunk", error))?;
+        let chunk = ChunkSize::new(chunk).map_err(|error| value("coding.chunk", error))?;
+        let geometry = match &self.coding {
+            Some(coding) => Some(Geometry::new(coding.k, coding.m).map_err(|error| value("coding", error))?),
+            None => None,
+        };
+        Ok((geometry, chunk))
+    }
+
+    fn budget(&self) -> Result<u64, ConfigError> {
+        let available = memory_limit();
+        let Some(asked) = self.memory.budget else {
+            return Ok(available / 2);
+        };
+        match asked.as_u64() <= available {
+            true => Ok(asked.as_u64()),
+            false => Err(value(
+                "memory.budget",
+                format!("expected at most the {} that this machine or container has, got {asked}", ByteSize::b(available)),
+            )),
+        }
+    }
+
+    fn slots(&self) -> Result<usize, ConfigError> {
+        match self.memory.slots_per_rank {
+            slots @ 2..=16 => Ok(slots),
+            got => Err(value("memory.slots_per_rank", format!("expected 2 to 16, got {got}"))),
+        }
+    }
+
+    fn part(&self) -> Result<u64, ConfigError> {
+        let part = self.trickle.part.as_u64();
+        match (1 << 20..=1 << 30).contains(&part) {
+            true => Ok(part),
+            false => Err(value("trickle.part", format!("expected 1MiB to 1GiB, got {}", self.trickle.part))),
+        }
+    }
+
+    fn sockets(&self) -> Result<Vec<TenantSocket>, ConfigError> {
+        let socket = |directory: &Path| directory.join("storaged.sock");
+        if self.tenants.is_empty() {
+            let uids = BTreeSet::from([rustix::process::getuid().as_raw()]);
+            return Ok(vec![TenantSocket { path: socket(&self.node.runtime_dir), uids }]);
+        }
+        let paths: BTreeSet<&PathBuf> = self.tenants.iter().map(|tenant| &tenant.directory).collect();
+        if paths.len() < self.tenants.len() {
+            return Err(value("tenants.directory", "expected a directory of its own for every tenant, got one twice"));
+        }
+        let tenants = self.tenants.iter();
+        Ok(tenants.map(|tenant| TenantSocket { path: socket(&tenant.directory), uids: tenant.uids.clone() }).collect())
+    }
+
+    fn policy(&self) -> DurablePolicy {
+        match (&self.durable, self.trickle.every) {
+            (None, _) => DurablePolicy::Absent,
+            (Some(_), 0) => DurablePolicy::OnRequest,
+            (Some(_), steps) => DurablePolicy::Every(steps),
+        }
+    }
+}
+
+/// The host's name, if it can be a node's.
+fn host_name() -> NodeName {
+    let uname = rustix::system::uname();
+    let host = uname.nodename().to_string_lossy().to_lowercase();
+    let first = host.split('.').next().unwrap_or_default().to_owned();
+    NodeName::new(first).unwrap_or_else(|_| NodeName::new("node").expect("node is a name"))
+}
+
+/// What this machine or container has: the smaller of its RAM and its cgroup's limit.
+fn memory_limit() -> u64 {
+    let total = read_number("/proc/meminfo", "MemTotal:").map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+    let v2 = std::fs::read_to_string("/sys/fs/cgroup/memory.max");
+    let v1 = std::fs::read_to_string("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+    let cgroup = v2.or(v1).ok().and_then(|text| text.trim().parse().ok());
+    total.min(cgroup.unwrap_or(u64::MAX))
+}
+
+fn read_number(path: &str, label: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(label))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        let file: Result<ConfigFile, _> = toml::from_str(text);
+        file.map_err(|error| ConfigError::Parse { path: "test".into(), reason: error.to_string() })?.validate()
+    }
+
+    #[test]
+    fn no_config_is_one_useful_node() {
+        let config = parse("").unwrap();
+        assert!(config.peers.is_empty() && config.geometry.is_none());
+        assert!(config.budget > 0);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_those_that_are_known() {
+        let error = parse("[memory]\nbugdet = '1GiB'\n").unwrap_err().to_string();
+        assert!(error.contains("bugdet") && error.contains("budget") && error.contains("line 2"), "{error}");
+    }
+
+    #[test]
+    fn values_that_cannot_hold_are_refused_with_their_key() {
+        for (text, key) in [
+            ("[node]\nname = 'A'", "node.name"),
+            ("[coding]\nk = 4\nm = 2", "coding"),
+            ("[coding]\nk = 0\nm = 2", "coding"),
+            ("[memory]\nbudget = '900TiB'", "memory.budget"),
+            ("[memory]\nslots_per_rank = 1", "memory.slots_per_rank"),
+            ("[trickle]\npart = '1KiB'", "trickle.part"),
+            ("[trickle]\nrate = '0B'", "trickle.rate"),
+            ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
+            ("[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/a'\nuids=[2]", "tenants.directory"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(key), "{text}: {error}");
+        }
+    }
+}

@@ -1,1 +1,443 @@
-//! placeholder
+//! The driver: one loop that feeds the decisions and performs what they say. One input, all outputs, sleep to the
+//! deadline. Everything slow is done elsewhere and comes back as an input.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use storaged_core::{
+    CheckPart, Input, Node, Note, Output, RequestId, Setup,
+};
+use storaged_wire::local::Reply;
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::{Generation, RefusalCode, decode, encode};
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::config::Config;
+use crate::encode::{Executor, ExecutorLimits, NoStreams, Pool, QuicStreams, Streams};
+use crate::http::{self, OpsState};
+use crate::memory::Memory;
+use crate::net::{Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
+use crate::seam::{Clock, Entropy};
+use crate::stage::{self, Answer, StageError, StageEvent};
+use crate::trickle::Trickle;
+use crate::trickle::store::{self, Store, StoreError};
+
+/// Events of each kind that wait for the driver; senders wait when it is full.
+const QUEUE: usize = 4096;
+
+/// Why a daemon did not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The network.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// The sockets of trainers.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// The durable tier.
+    #[error("the durable tier cannot be used")]
+    Store(#[from] StoreError),
+    /// The members.
+    #[error(transparent)]
+    Groups(#[from] storaged_core::place::GroupError),
+    /// Threads or the operator's HTTP.
+    #[error("starting {what} failed")]
+    Start {
+        what: &'static str,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// What stands between the daemon and the world.
+pub struct Seams {
+    /// UDP sockets.
+    pub sockets: Arc<dyn SocketFactory>,
+    /// Random numbers.
+    pub entropy: Arc<dyn Entropy>,
+    /// Where the network runs: a runtime of its own, so that payload work never delays a keep-alive.
+    pub net_runtime: tokio::runtime::Handle,
+    /// Threads for arithmetic.
+    pub pool: Pool,
+    /// Whether slow work may go to other threads, or must be done in place (simulated time).
+    pub offload: Offload,
+    /// The durable tier instead of the configured one, for tests.
+    pub store: Option<Arc<dyn Store>>,
+}
+
+/// Where slow work is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offload {
+    /// On the runtime's blocking threads.
+    Threads,
+    /// In place.
+    Inline,
+}
+
+/// A daemon.
+pub struct Daemon {
+    node: Node,
+    clock: Clock,
+    memory: Arc<Memory>,
+    executor: Arc<Executor>,
+    net: Option<Arc<Net>>,
+    trickle: Option<Arc<Trickle>>,
+    ops: Arc<OpsState>,
+    offload: Offload,
+    answers: BTreeMap<RequestId, oneshot::Sender<Answer>>,
+    peers_up: usize,
+    inputs: mpsc::Sender<Input>,
+    from_effects: mpsc::Receiver<Input>,
+    from_net: mpsc::Receiver<NetEvent>,
+    from_stage: mpsc::Receiver<StageEvent>,
+    to_stage: mpsc::Sender<StageEvent>,
+}
+
+impl Daemon {
+    /// Starts all parts; [`Daemon::run`] then drives them.
+    ///
+    /// # Errors
+    /// [`StartError`] if a part cannot start.
+    pub async fn start(config: Config, seams: Seams) -> Result<Self, StartError> {
+        let generation = Generation::new(seams.entropy.next());
+        let memory = Arc::new(Memory::new(config.chunk));
+        let (to_net, from_net) = mpsc::channel(QUEUE);
+        let net = start_net(&config, &seams, generation, to_net).await?;
+        let streams: Arc<dyn Streams> = match &net {
+            Some(net) => Arc::new(QuicStreams::new(net.clone())),
+            None => Arc::new(NoStreams),
+        };
+        let limits = ExecutorLimits::default();
+        let executor = Arc::new(Executor::new(streams, memory.clone(), seams.pool.clone(), limits));
+        let store = match (&seams.store, &config.durable) {
+            (Some(store), _) => Some(store.clone()),
+            (None, Some(config)) => Some(store::open(config).await?),
+            (None, None) => None,
+        };
+        let trickle = store.map(|store| Arc::new(Trickle::new(store, memory.clone(), config.trickle)));
+        let ops = Arc::new(OpsState::default());
+        if let Some(address) = config.ops_listen {
+            let served = http::serve(address, ops.clone()).await;
+            served.map_err(|source| StartError::Start { what: "the operator's HTTP", source })?;
+        }
+        let node = Node::new(setup(&config, generation))?;
+        let (to_stage, from_stage) = mpsc::channel(QUEUE);
+        stage::listen(&config.sockets, &to_stage)?;
+        let (inputs, from_effects) = mpsc::channel(QUEUE);
+        tracing::info!(node = %config.name, generation = %format!("{:016x}", generation.get()),
+            geometry = %config.geometry.map_or("none".into(), |g| g.to_string()),
+            budget = %bytesize::ByteSize::b(config.budget), "started");
+        Ok(Self {
+            node,
+            clock: Clock::start(),
+            memory,
+            executor,
+            net,
+            trickle,
+            ops,
+            offload: seams.offload,
+            answers: BTreeMap::new(),
+            peers_up: 0,
+            inputs,
+            from_effects,
+            from_net,
+            from_stage,
+            to_stage,
+        })
+    }
+
+    /// Where requests of a client in the same process go: tests under simulated time have no Unix sockets.
+    pub fn stage_events(&self) -> mpsc::Sender<StageEvent> {
+        self.to_stage.clone()
+    }
+
+    /// Runs until `stop` is done.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        loop {
+            let deadline = self.clock.instant(self.node.deadline());
+            let input = tokio::select! {
+                biased;
+                () = &mut stop => break,
+                Some(event) = self.from_net.recv() => self.net_event(event),
+                Some(input) = self.from_effects.recv() => Some(input),
+                Some(event) = self.from_stage.recv() => Some(self.stage_event(event)),
+                () = tokio::time::sleep_until(deadline) => Some(Input::Tick),
+            };
+            if let Some(input) = input {
+                let tick = matches!(input, Input::Tick);
+                for output in self.node.handle(self.clock.now(), input) {
+                    self.perform(output);
+                }
+                if tick {
+                    self.show();
+                }
+            }
+        }
+        if let Some(net) = &self.net {
+            net.close().await;
+        }
+        tracing::info!("stopped");
+    }
+
+    /// Brings the operator's pages up to date.
+    fn show(&self) {
+        let status = self.node.status_json();
+        let ready = status.contains(r#""ready":true"#);
+        self.ops.metrics.observe_ledger(&self.node.ledger(), self.peers_up);
+        self.ops.set_status(status, ready);
+    }
+
+    fn net_event(&mut self, event: NetEvent) -> Option<Input> {
+        match event {
+            NetEvent::Up { peer, generation } => {
+                tracing::info!(%peer, generation = %format!("{:016x}", generation.get()), "peer up");
+                self.peers_up += 1;
+                Some(Input::PeerUp { node: peer, generation })
+            }
+            NetEvent::Down { peer, reason } => {
+                tracing::info!(%peer, reason, "peer down");
+                self.peers_up = self.peers_up.saturating_sub(1);
+                Some(Input::PeerDown { node: peer })
+            }
+            NetEvent::Message { from, body } => match decode::<PeerMessage>("peer message", &body) {
+                Ok(message) => Some(Input::Message { from, message }),
+                Err(error) => {
+                    self.ops.metrics.observe_peer_fault();
+                    tracing::warn!(peer = %from, %error, "a control message could not be read");
+                    None
+                }
+            },
+            NetEvent::Stream { from, record, recv } => {
+                self.executor.accept(record, from, Box::new(recv));
+                None
+            }
+            NetEvent::Fault(error) => {
+                self.ops.metrics.observe_peer_fault();
+                tracing::warn!(%error, "a connection was refused");
+                None
+            }
+        }
+    }
+
+    fn stage_event(&mut self, event: StageEvent) -> Input {
+        match event {
+            StageEvent::Request { id, request, answer } => {
+                self.answers.insert(id, answer);
+                Input::Request { id, request }
+            }
+            StageEvent::Gone { conn } => {
+                self.answers.retain(|id, _| id.conn != conn);
+                Input::Disconnected { conn }
+            }
+        }
+    }
+
+    fn perform(&mut self, output: Output) {
+        match output {
+            Output::Reply { id, reply, descriptor } => self.answer(id, reply, descriptor),
+            Output::Send { to, message } => {
+                if let Some(net) = &self.net {
+                    net.send(&to, encode(&message).into());
+                }
+            }
+            Output::CreateSlot { slot, bytes } => {
+                let memory = self.memory.clone();
+                self.later(move || match memory.create_slot(slot, bytes) {
+                    Ok(()) => Input::SlotCreated { slot },
+                    Err(error) => Input::SlotFailed { slot, reason: chain(&error) },
+                });
+            }
+            Output::DropSlot { slot } => self.memory.drop_slot(slot),
+            Output::Digest { slot, length } => {
+                let (memory, ops) = (self.memory.clone(), self.ops.clone());
+                self.later(move || match memory.digest(slot, length) {
+                    Ok((leaves, root)) => {
+                        ops.metrics.observe_digest(length);
+                        Input::Digested { slot, leaves, root }
+                    }
+                    Err(reason) => Input::DigestFailed { slot, reason },
+                });
+            }
+            Output::Run(work) => {
+                let (executor, ops) = (self.executor.clone(), self.ops.clone());
+                self.when_done(async move {
+                    let (leader, session) = (work.leader.clone(), work.session);
+                    let outcome = executor.run(work).await;
+                    if let Ok(tally) = &outcome {
+                        ops.metrics.observe_session(tally.bytes);
+                    }
+                    Input::SessionEnded { leader, session, outcome }
+                });
+            }
+            Output::Stop { leader, session } => self.executor.stop(&leader, session),
+            Output::DropParity { set } => self.memory.drop_parity(set),
+            Output::Check { query, parts } => {
+                let memory = self.memory.clone();
+                self.later(move || {
+                    let check = |part: &CheckPart| match part {
+                        CheckPart::Shard(shard) => memory.check_shard(shard),
+                        CheckPart::Parity(set) => memory.check_parity(*set),
+                    };
+                    Input::Checked { query, outcomes: parts.iter().map(check).collect() }
+                });
+            }
+            Output::Note(note) => self.note(&note),
+            Output::Upload { .. } | Output::Publish { .. } | Output::ListDurable { .. } | Output::Fetch { .. } => {
+                self.perform_durable(output);
+            }
+        }
+    }
+
+    fn perform_durable(&mut self, output: Output) {
+        let Some(trickle) = self.trickle.clone() else {
+            return;
+        };
+        let ops = self.ops.clone();
+        match output {
+            Output::Upload { manifest, rank, shard } => self.when_done(async move {
+                let outcome = trickle.upload(manifest.manifest(), rank, &shard).await;
+                ops.metrics.observe_upload(&outcome);
+                Input::Uploaded { manifest: manifest.name(), rank, outcome }
+            }),
+            Output::Publish { manifest } => self.when_done(async move {
+                let outcome = trickle.publish(&manifest).await;
+                Input::Published { manifest: manifest.name(), outcome }
+            }),
+            Output::ListDurable { query, namespace } => self.when_done(async move {
+                Input::DurableListed { query, outcome: trickle.list(&namespace).await }
+            }),
+            Output::Fetch { manifest, rank, slot, ranges } => self.when_done(async move {
+                let outcome = trickle.fetch(manifest.manifest(), rank, slot, &ranges).await;
+                Input::Fetched { slot, outcome }
+            }),
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, id: RequestId, reply: Reply, descriptor: Option<storaged_wire::SlotId>) {
+        if let Reply::Refused(refusal) = &reply {
+            let expected = matches!(refusal.code, RefusalCode::TimedOut | RefusalCode::Busy | RefusalCode::NoCheckpoint);
+            if !expected {
+                tracing::info!(code = ?refusal.code, refusal.message, "refused a request");
+            }
+        }
+        if let Some(answer) = self.answers.remove(&id) {
+            let slot = descriptor.and_then(|slot| self.memory.slot(slot));
+            // The client may have gone meanwhile; its thread says so itself.
+            let _ = answer.send(Answer { reply, slot });
+        }
+    }
+
+    /// Does slow work elsewhere; its result comes back as an input.
+    fn later(&self, work: impl FnOnce() -> Input + Send + 'static) {
+        let offload = self.offload;
+        self.when_done(async move {
+            match offload {
+                Offload::Inline => work(),
+                Offload::Threads => match tokio::task::spawn_blocking(work).await {
+                    Ok(input) => input,
+                    // The runtime is going down; nobody waits any more.
+                    Err(_) => std::future::pending().await,
+                },
+            }
+        });
+    }
+
+    fn when_done(&self, work: impl Future<Output = Input> + Send + 'static) {
+        let inputs = self.inputs.clone();
+        tokio::spawn(async move {
+            let _ = inputs.send(work.await).await;
+        });
+    }
+
+    fn note(&self, note: &Note) {
+        let metrics = &self.ops.metrics;
+        match note {
+            Note::State { key, state } => {
+                metrics.observe_state(state.as_str());
+                tracing::info!(namespace = %key.namespace, run = %key.run, step = %key.step, "{state}");
+            }
+            Note::Abandoned { key, reason } => {
+                metrics.observe_state("abandoned");
+                tracing::warn!(namespace = %key.namespace, run = %key.run, step = %key.step, reason, "given up");
+            }
+            Note::LaneProtected { key, lane, elapsed_ms } => {
+                metrics.observe_lane(*elapsed_ms);
+                tracing::debug!(step = %key.step, group = lane.group, lane = lane.index, elapsed_ms, "lane protected");
+            }
+            Note::SessionFailed { key, node, fault } => {
+                metrics.observe_session_failure();
+                tracing::info!(step = %key.step, %node, ?fault, "a session failed and will be tried again");
+            }
+            Note::Healed { key, lane, node } => {
+                metrics.observe_healed();
+                tracing::info!(step = %key.step, group = lane.group, lane = lane.index, %node, "healed");
+            }
+            Note::DurableFailed { key, reason } => {
+                tracing::warn!(step = %key.step, reason, "the durable tier failed; trying again");
+            }
+            Note::PeerFault { node, reason } => {
+                metrics.observe_peer_fault();
+                tracing::warn!(%node, reason, "a peer sent something that cannot be");
+            }
+        }
+    }
+}
+
+fn setup(config: &Config, generation: Generation) -> Setup {
+    Setup {
+        name: config.name.clone(),
+        generation,
+        members: config.members.clone(),
+        geometry: config.geometry,
+        chunk: config.chunk,
+        slots_per_rank: config.slots_per_rank,
+        budget: config.budget,
+        durable: config.durable_policy,
+    }
+}
+
+async fn start_net(
+    config: &Config,
+    seams: &Seams,
+    generation: Generation,
+    events: mpsc::Sender<NetEvent>,
+) -> Result<Option<Arc<Net>>, StartError> {
+    let Some(files) = &config.tls else {
+        return Ok(None);
+    };
+    let identity = TlsIdentity::load(files).map_err(NetError::from)?;
+    let mut seed = [0; 32];
+    for part in seed.chunks_mut(8) {
+        part.copy_from_slice(&seams.entropy.next().to_le_bytes());
+    }
+    let net_config = NetConfig {
+        node: config.name.clone(),
+        generation,
+        listen: config.listen,
+        identity,
+        peers: config.peers.clone(),
+        sockets: seams.sockets.clone(),
+        seed: Some(seed),
+    };
+    let started = seams.net_runtime.spawn(Net::start(net_config, events)).await;
+    let started = started.map_err(|error| StartError::Start {
+        what: "the network's runtime",
+        source: std::io::Error::other(error),
+    })?;
+    Ok(Some(started?))
+}
+
+/// An error with its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
+}

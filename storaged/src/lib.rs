@@ -1,11 +1,15 @@
 //! The storaged daemon: effects around the decisions of `storaged-core`.
 //!
-//! Order of reading: `driver` (the loop), then the six verbs `stage`, `delta`, `encode`, `place`,
-//! `trickle`, `restore`, then what they stand on: `net`, `memory`, `seam`, `config`.
+//! Order of reading: `driver` (the loop), then the verbs as effects: `stage` (sockets of trainers), `encode` (the
+//! executor, also for repair and so for *restore*), `trickle` (the durable tier, both ways). *delta* and digests are
+//! in `memory`, where chunks are read; *place* is in `net`, whose links say who lives. Then `config`, `cli`, `http`,
+//! `metrics`, `log`, `seam`.
+
+#![deny(unsafe_code)]
 
 pub mod cli;
+pub mod cluster;
 pub mod config;
-pub mod delta;
 pub mod driver;
 pub mod encode;
 pub mod http;
@@ -13,8 +17,6 @@ pub mod log;
 pub mod memory;
 pub mod metrics;
 pub mod net;
-pub mod place;
-pub mod restore;
 pub mod seam;
 pub mod stage;
 pub mod trickle;

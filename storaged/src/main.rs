@@ -1,1 +1,15 @@
-fn main(){}
+//! The `storaged` command: see `storaged --help`.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match storaged::cli::main() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("storaged: {}", storaged::driver::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,1 +1,294 @@
-//! placeholder
+//! This node's RAM: slots (shared with trainers) and parity sets (private), by id. The decisions say what exists;
+//! this file holds it, and is the only place where chunks are read and verified or parity is kept.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use storaged_arena::{Slot, SlotError};
+use storaged_codec::{ChunkSize, Digest, digest, engine, leaf_digest, root_digest};
+use storaged_core::encode::{Keep, ParityId, SessionWork, SlotShard, Source};
+use storaged_wire::SlotId;
+use storaged_wire::peer::SessionFault;
+
+use crate::encode::{BlockState, Blocks, KeepBlocks};
+
+/// One parity chunk and its digest.
+#[derive(Debug)]
+struct ParityBlock {
+    bytes: Vec<u8>,
+    digest: Digest,
+}
+
+/// One parity set: per stripe a chunk, or none where parity is all zeros. Unchanged chunks are shared with the set
+/// it came from, so that a new step costs memory only for what changed, and the old step stays whole.
+#[derive(Debug, Clone, Default)]
+struct ParitySet {
+    blocks: Vec<Option<Arc<ParityBlock>>>,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub struct Memory {
+    chunk: ChunkSize,
+    slots: Mutex<BTreeMap<SlotId, Arc<Slot>>>,
+    parity: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    /// Nothing yet.
+    pub fn new(chunk: ChunkSize) -> Self {
+        Self {
+            chunk,
+            slots: Mutex::default(),
+            parity: Arc::default(),
+        }
+    }
+
+    /// Makes and preallocates a slot.
+    ///
+    /// # Errors
+    /// [`SlotError`] if there is no memory.
+    pub fn create_slot(&self, id: SlotId, bytes: u64) -> Result<(), SlotError> {
+        let slot = Slot::create(bytes)?;
+        locked(&self.slots).insert(id, Arc::new(slot));
+        Ok(())
+    }
+
+    /// Lets go of a slot; its memory is free once no trainer maps it.
+    pub fn drop_slot(&self, id: SlotId) {
+        locked(&self.slots).remove(&id);
+    }
+
+    /// A slot.
+    pub fn slot(&self, id: SlotId) -> Option<Arc<Slot>> {
+        locked(&self.slots).get(&id).cloned()
+    }
+
+    /// Frees a parity set.
+    pub fn drop_parity(&self, id: ParityId) {
+        locked(&self.parity).remove(&id);
+    }
+
+    /// Bytes of parity held, each shared chunk counted once.
+    pub fn parity_bytes(&self) -> u64 {
+        let sets = locked(&self.parity);
+        let blocks = sets.values().flat_map(|set| set.blocks.iter().flatten());
+        let unique: BTreeMap<*const ParityBlock, usize> =
+            blocks.map(|block| (Arc::as_ptr(block), block.bytes.len())).collect();
+        unique.values().map(|bytes| *bytes as u64).sum()
+    }
+
+    /// Digests the first `length` bytes of a slot, chunk by chunk, each read once into a private block.
+    ///
+    /// # Errors
+    /// In words, if the slot cannot be read.
+    pub fn digest(&self, id: SlotId, length: u64) -> Result<(Arc<[Digest]>, Digest), String> {
+        let slot = self.slot(id).ok_or("the slot is gone")?;
+        let mut block = vec![0; self.chunk.bytes()];
+        let mut leaves = Vec::new();
+        for index in 0..self.chunk.count(length) {
+            let range = self.chunk.range(index, length);
+            let part = &mut block[..(range.end - range.start) as usize];
+            slot.read_at(range.start, part).map_err(|error| error.to_string())?;
+            leaves.push(leaf_digest(part, index));
+        }
+        let root = root_digest(&leaves, length, self.chunk);
+        Ok((leaves.into(), root))
+    }
+
+    /// Reads a whole shard and checks every chunk. Gives the bytes read and what is wrong, if anything.
+    pub fn check_shard(&self, shard: &SlotShard) -> (u64, Option<String>) {
+        let mut block = vec![0; self.chunk.bytes()];
+        for index in 0..self.chunk.count(shard.length) {
+            if let Err(fault) = self.read_chunk(shard, index, &mut block) {
+                let at = self.chunk.range(index, shard.length).start;
+                return (at, Some(format!("{fault:?}")));
+            }
+        }
+        (shard.length, None)
+    }
+
+    /// Reads a whole parity set and checks every chunk.
+    pub fn check_parity(&self, id: ParityId) -> (u64, Option<String>) {
+        let Some(set) = locked(&self.parity).get(&id).cloned() else {
+            return (0, Some("the parity set is gone".into()));
+        };
+        let mut read = 0;
+        for (stripe, block) in set.blocks.iter().enumerate() {
+            let Some(block) = block else { continue };
+            if digest(&block.bytes) != block.digest {
+                return (read, Some(format!("parity chunk {stripe} does not have its digest")));
+            }
+            read += block.bytes.len() as u64;
+        }
+        (read, None)
+    }
+
+    /// One chunk into private memory, verified there. Gives how many bytes of `out` it filled.
+    pub fn read_chunk(&self, shard: &SlotShard, index: u64, out: &mut [u8]) -> Result<usize, SessionFault> {
+        let range = self.chunk.range(index, shard.length);
+        let filled = (range.end - range.start) as usize;
+        let Some(expected) = shard.leaves.get(index as usize) else {
+            return Ok(0);
+        };
+        let slot = self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?;
+        let part = out.get_mut(..filled).ok_or(SessionFault::NoBlocks)?;
+        slot.read_at(range.start, part).map_err(|error| SessionFault::Corrupt(error.to_string()))?;
+        if leaf_digest(part, index) != *expected {
+            return Err(SessionFault::Corrupt(format!("chunk {index} does not have its digest")));
+        }
+        Ok(filled)
+    }
+
+    fn read_shard(
+        &self,
+        shard: &SlotShard,
+        basis: Option<&SlotShard>,
+        stripe: u64,
+        out: &mut [u8],
+    ) -> Result<BlockState, SessionFault> {
+        let leaf = |shard: &SlotShard| shard.leaves.get(stripe as usize).copied();
+        let bytes = |shard: &SlotShard| {
+            let range = self.chunk.range(stripe, shard.length);
+            (range.end - range.start) as usize
+        };
+        let unchanged = basis.is_some_and(|basis| leaf(basis) == leaf(shard) && bytes(basis) == bytes(shard));
+        if unchanged || (basis.is_none() && leaf(shard).is_none()) {
+            return Ok(BlockState::Clean);
+        }
+        let mut block = vec![0; self.chunk.bytes().max(out.len())];
+        let filled = self.read_chunk(shard, stripe, &mut block)?;
+        block[filled..].fill(0);
+        out.copy_from_slice(&block[..out.len()]);
+        if let Some(basis) = basis {
+            let filled = self.read_chunk(basis, stripe, &mut block)?;
+            let both = filled.min(out.len());
+            engine().xor(&mut out[..both], &block[..both]);
+        }
+        Ok(BlockState::Dirty)
+    }
+
+    fn read_parity(&self, set: ParityId, stripe: u64, out: &mut [u8]) -> Result<BlockState, SessionFault> {
+        let block = {
+            let sets = locked(&self.parity);
+            let set = sets.get(&set).ok_or(SessionFault::NoBlocks)?;
+            set.blocks.get(stripe as usize).cloned().flatten()
+        };
+        let Some(block) = block else {
+            return Ok(BlockState::Clean);
+        };
+        if digest(&block.bytes) != block.digest {
+            return Err(SessionFault::Corrupt(format!("parity chunk {stripe} does not have its digest")));
+        }
+        let both = out.len().min(block.bytes.len());
+        out[..both].copy_from_slice(&block.bytes[..both]);
+        out[both..].fill(0);
+        Ok(BlockState::Dirty)
+    }
+}
+
+impl Blocks for Memory {
+    fn read(&self, source: &Source, stripe: u64, out: &mut [u8]) -> Result<BlockState, SessionFault> {
+        match source {
+            Source::Shard { shard, basis } => self.read_shard(shard, basis.as_ref(), stripe, out),
+            Source::Parity { set } => self.read_parity(*set, stripe, out),
+        }
+    }
+
+    fn begin_keep(&self, keep: &Keep, work: &SessionWork) -> Result<Box<dyn KeepBlocks>, SessionFault> {
+        match keep {
+            Keep::Shard(shard) => Ok(Box::new(KeepShard {
+                slot: self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?,
+                shard: shard.clone(),
+                chunk: self.chunk,
+            })),
+            Keep::Parity { set, basis } => {
+                let mut sets = locked(&self.parity);
+                let mut fresh = match basis {
+                    Some(basis) => sets.get(basis).cloned().ok_or(SessionFault::NoBasis)?,
+                    None => ParitySet::default(),
+                };
+                let count = work.chunk.count(work.lane_length) as usize;
+                fresh.blocks.resize_with(count.max(fresh.blocks.len()), || None);
+                sets.insert(*set, fresh);
+                Ok(Box::new(KeepParity { set: *set, sets: self.parity.clone() }))
+            }
+        }
+    }
+}
+
+/// A shard being put back: every chunk must have its digest.
+struct KeepShard {
+    slot: Arc<Slot>,
+    shard: SlotShard,
+    chunk: ChunkSize,
+}
+
+impl KeepBlocks for KeepShard {
+    fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault> {
+        let range = self.chunk.range(stripe, self.shard.length);
+        let length = (range.end - range.start) as usize;
+        let Some(expected) = self.shard.leaves.get(stripe as usize) else {
+            return Ok(());
+        };
+        let zeros;
+        let bytes = match block {
+            Some(block) => block.get(..length).ok_or(SessionFault::NoBlocks)?,
+            None => {
+                zeros = vec![0; length];
+                &zeros
+            }
+        };
+        if leaf_digest(bytes, stripe) != *expected {
+            return Err(SessionFault::WrongResult(format!("chunk {stripe}")));
+        }
+        let written = self.slot.write_at(range.start, bytes);
+        written.map_err(|error| SessionFault::NoRoom(error.to_string()))
+    }
+
+    fn finish(&self) -> Result<(), SessionFault> {
+        Ok(())
+    }
+}
+
+/// A parity set being made.
+struct KeepParity {
+    set: ParityId,
+    sets: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
+}
+
+impl KeepBlocks for KeepParity {
+    fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault> {
+        let Some(difference) = block else {
+            return Ok(());
+        };
+        let old = {
+            let sets = locked(&self.sets);
+            let set = sets.get(&self.set).ok_or(SessionFault::Aborted)?;
+            set.blocks.get(stripe as usize).cloned().flatten()
+        };
+        let mut bytes = difference.to_vec();
+        if let Some(old) = old {
+            if old.bytes.len() > bytes.len() {
+                bytes.resize(old.bytes.len(), 0);
+            }
+            let length = old.bytes.len();
+            engine().xor(&mut bytes[..length], &old.bytes);
+        }
+        let digest = digest(&bytes);
+        let block = Arc::new(ParityBlock { bytes, digest });
+        let mut sets = locked(&self.sets);
+        let set = sets.get_mut(&self.set).ok_or(SessionFault::Aborted)?;
+        let place = set.blocks.get_mut(stripe as usize).ok_or(SessionFault::NoBlocks)?;
+        *place = Some(block);
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), SessionFault> {
+        Ok(())
+    }
+}

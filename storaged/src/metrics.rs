@@ -1,1 +1,152 @@
-//! placeholder
+//! All metrics, behind `observe_*` functions. Names begin with the verb; units stand at the end.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: String,
+}
+
+/// The daemon's metrics.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    states: Family<StateLabel, Counter>,
+    stage_digest_bytes: Counter,
+    encode_bytes: Counter,
+    encode_lane_seconds: Histogram,
+    encode_failures: Counter,
+    place_peers_up: Gauge,
+    place_healed: Counter,
+    place_peer_faults: Counter,
+    trickle_failures: Counter,
+    trickle_uploads: Counter,
+    memory_used_bytes: Gauge,
+    memory_budget_bytes: Gauge,
+    sessions: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("storaged");
+        let metrics = Self {
+            states: Family::default(),
+            stage_digest_bytes: Counter::default(),
+            encode_bytes: Counter::default(),
+            encode_lane_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
+            encode_failures: Counter::default(),
+            place_peers_up: Gauge::default(),
+            place_healed: Counter::default(),
+            place_peer_faults: Counter::default(),
+            trickle_failures: Counter::default(),
+            trickle_uploads: Counter::default(),
+            memory_used_bytes: Gauge::default(),
+            memory_budget_bytes: Gauge::default(),
+            sessions: Gauge::default(),
+            registry: Registry::default(),
+        };
+        registry.register("checkpoint_states", "Checkpoints that reached a state, as this node knows it", metrics.states.clone());
+        registry.register("stage_digest_bytes", "Bytes of sealed shards digested", metrics.stage_digest_bytes.clone());
+        registry.register("encode_session_bytes", "Bytes of blocks computed in sessions, encode and repair", metrics.encode_bytes.clone());
+        registry.register("encode_lane_seconds", "Time from the first try to the protection of a lane led here", metrics.encode_lane_seconds.clone());
+        registry.register("encode_session_failures", "Sessions led here that failed and were tried again", metrics.encode_failures.clone());
+        registry.register("place_peers_up", "Peers whose link is up", metrics.place_peers_up.clone());
+        registry.register("place_blocks_healed", "Lost blocks put back by sessions led here", metrics.place_healed.clone());
+        registry.register("place_peer_faults", "Peers or strangers that broke the protocol or had a wrong certificate", metrics.place_peer_faults.clone());
+        registry.register("trickle_failures", "Copies to or from the durable tier that failed and will be tried again", metrics.trickle_failures.clone());
+        registry.register("trickle_uploads", "Shards copied to the durable tier", metrics.trickle_uploads.clone());
+        registry.register("memory_used_bytes", "Bytes of slots and parity", metrics.memory_used_bytes.clone());
+        registry.register("memory_budget_bytes", "Bytes that slots and parity may take", metrics.memory_budget_bytes.clone());
+        registry.register("sessions", "Sessions that this node takes part in or leads", metrics.sessions.clone());
+        Self { registry, ..metrics }
+    }
+
+    /// A checkpoint reached a state.
+    pub fn observe_state(&self, state: &str) {
+        self.states.get_or_create(&StateLabel { state: state.into() }).inc();
+    }
+
+    /// A shard was digested.
+    pub fn observe_digest(&self, bytes: u64) {
+        self.stage_digest_bytes.inc_by(bytes);
+    }
+
+    /// A session ended well.
+    pub fn observe_session(&self, bytes: u64) {
+        self.encode_bytes.inc_by(bytes);
+    }
+
+    /// A session led here failed.
+    pub fn observe_session_failure(&self) {
+        self.encode_failures.inc();
+    }
+
+    /// A lane led here is protected.
+    pub fn observe_lane(&self, elapsed_ms: u64) {
+        self.encode_lane_seconds.observe(elapsed_ms as f64 / 1000.0);
+    }
+
+    /// A lost block is back.
+    pub fn observe_healed(&self) {
+        self.place_healed.inc();
+    }
+
+    /// Somebody broke the rules.
+    pub fn observe_peer_fault(&self) {
+        self.place_peer_faults.inc();
+    }
+
+    /// A copy to the durable tier ended.
+    pub fn observe_upload(&self, outcome: &Result<(), String>) {
+        match outcome {
+            Ok(()) => self.trickle_uploads.inc(),
+            Err(_) => self.trickle_failures.inc(),
+        };
+    }
+
+    /// What the ledger says now.
+    pub fn observe_ledger(&self, ledger: &storaged_core::Ledger, peers_up: usize) {
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.memory_used_bytes.set(gauge(ledger.used));
+        self.memory_budget_bytes.set(gauge(ledger.total));
+        self.sessions.set(gauge(ledger.sessions as u64));
+        self.place_peers_up.set(gauge(peers_up as u64));
+    }
+
+    /// All of them, as Prometheus reads them.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        match encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            Err(_) => unreachable!("writing to a string cannot fail"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_observed_is_exposed() {
+        let metrics = Metrics::new();
+        metrics.observe_state("protected");
+        metrics.observe_digest(7);
+        let text = metrics.text();
+        assert!(text.contains("storaged_checkpoint_states_total{state=\"protected\"} 1"), "{text}");
+        assert!(text.contains("storaged_stage_digest_bytes_total 7"), "{text}");
+    }
+}

@@ -1,1 +1,70 @@
-//! placeholder
+//! The clock and the random source, as the daemon sees them. Real ones here; under a simulated network, time is
+//! tokio's and the source is seeded.
+
+use std::sync::Arc;
+
+use storaged_core::Now;
+use tokio::time::Instant;
+
+/// Milliseconds since the daemon started, by the runtime's clock, which a simulation drives.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    /// Starts at zero.
+    pub fn start() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    /// Now.
+    pub fn now(&self) -> Now {
+        Now(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// The instant of a time of the decisions.
+    pub fn instant(&self, at: Now) -> Instant {
+        // A far deadline is as good as none; an hour keeps the sum in range.
+        let ms = at.0.min(self.now().0.saturating_add(3_600_000));
+        self.start + std::time::Duration::from_millis(ms)
+    }
+}
+
+/// A source of random numbers.
+pub trait Entropy: Send + Sync {
+    /// The next one.
+    fn next(&self) -> u64;
+}
+
+/// The system's random source.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemEntropy;
+
+impl Entropy for SystemEntropy {
+    fn next(&self) -> u64 {
+        rand::random()
+    }
+}
+
+/// A seeded one, for simulation.
+#[derive(Debug)]
+pub struct SeededEntropy(std::sync::atomic::AtomicU64);
+
+impl SeededEntropy {
+    /// From a seed.
+    pub fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Self(seed.into()))
+    }
+}
+
+impl Entropy for SeededEntropy {
+    fn next(&self) -> u64 {
+        // SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every seed gives a full-period sequence.
+        let step = 0x9E37_79B9_7F4A_7C15_u64;
+        let state = self.0.fetch_add(step, std::sync::atomic::Ordering::Relaxed).wrapping_add(step);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+}

@@ -1,1 +1,3 @@
-//! placeholder
+//! What the whole-system tests share: a cluster of real processes, and clients that save and restore.
+
+pub mod system;

@@ -179,6 +179,8 @@ impl Node {
 
     /// Says again what still matters and starts what waits for its time.
     fn repeat(&mut self) {
+        self.repeat_plans();
+        self.repeat_proposals();
         self.give_up_old_commits();
         self.announce_all();
         self.tell_all();

@@ -1,1 +1,145 @@
-//! placeholder
+//! The `storaged` command. Data on stdout, everything else on stderr; `--json` for programs.
+
+mod bench;
+mod cert;
+mod inspect;
+mod run;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use storaged_sdk::wire::local::Role;
+use storaged_sdk::wire::{Namespace, Step};
+use storaged_sdk::{Client, ClientError, ConnectOptions, DEFAULT_SOCKET};
+use thiserror::Error;
+
+use crate::config::ConfigError;
+use crate::driver::StartError;
+use crate::net::cert::CertError;
+
+/// Why a command failed.
+#[derive(Debug, Error)]
+pub enum CliError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Starting the daemon.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// Talking to it.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// Certificates.
+    #[error(transparent)]
+    Cert(#[from] CertError),
+    /// The system.
+    #[error("{what} failed")]
+    Io {
+        what: &'static str,
+        #[source]
+        source: std::io::Error,
+    },
+    /// An answer of the daemon's, or a benched process, that cannot be.
+    #[error("{0}")]
+    Unexpected(String),
+    /// A check that found faults.
+    #[error("{faults} of {parts} parts have faults")]
+    Faults { faults: usize, parts: usize },
+}
+
+/// Keeps training checkpoints in the RAM of the nodes that train, erasure-coded, and trickles them to S3.
+#[derive(Debug, Parser)]
+#[command(name = "storaged", version, after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments.")]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon of this node
+    Run(run::RunArgs),
+    /// Show what the daemon of this node holds and whom it sees
+    Status(inspect::StatusArgs),
+    /// List the checkpoints that this node knows
+    Ls(inspect::LsArgs),
+    /// Say what a restart would do: which checkpoint, from where, how long
+    Plan(inspect::PlanArgs),
+    /// Read every byte of a checkpoint on every live node and check it
+    Verify(inspect::VerifyArgs),
+    /// Make certificates for a cluster
+    #[command(subcommand)]
+    Cert(cert::CertCommand),
+    /// Check a configuration file and show what it means
+    Config(run::ConfigArgs),
+    /// Measure staging, encoding and restoring on this machine against memcpy and raw QUIC
+    Bench(bench::BenchArgs),
+}
+
+/// How to reach the daemon.
+#[derive(Debug, Clone, Args)]
+pub struct SocketArgs {
+    /// Socket of the daemon
+    #[arg(long, env = "STORAGED_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+}
+
+/// A namespace and the token it belongs to.
+#[derive(Debug, Clone, Args)]
+pub struct NamespaceArgs {
+    /// Namespace of the job
+    #[arg(env = "STORAGED_NAMESPACE")]
+    pub namespace: Namespace,
+    /// Job token that the namespace was created with
+    #[arg(long, env = "STORAGED_TOKEN", default_value = "", hide_env_values = true)]
+    pub token: String,
+    /// Step instead of the newest restorable one
+    #[arg(long, value_parser = parse_step)]
+    pub step: Option<Step>,
+    /// Longest wait, in seconds
+    #[arg(long, default_value_t = 60)]
+    pub timeout: u32,
+}
+
+fn parse_step(text: &str) -> Result<Step, std::num::ParseIntError> {
+    text.parse().map(Step::new)
+}
+
+impl NamespaceArgs {
+    fn connect(&self, socket: &SocketArgs) -> Result<Client, CliError> {
+        let options = ConnectOptions {
+            socket: socket.socket.clone(),
+            namespace: self.namespace.clone(),
+            token: self.token.clone().into_bytes(),
+            role: Role::Reader,
+        };
+        Ok(Client::connect(&options)?.0)
+    }
+
+    fn timeout_ms(&self) -> u32 {
+        self.timeout.saturating_mul(1000)
+    }
+}
+
+/// Runs the command of this process's arguments.
+///
+/// # Errors
+/// [`CliError`] with what was expected, what was got and what to do.
+pub fn main() -> Result<(), CliError> {
+    match Cli::parse().command {
+        Command::Run(args) => run::run(args),
+        Command::Status(args) => inspect::status(&args),
+        Command::Ls(args) => inspect::ls(&args),
+        Command::Plan(args) => inspect::plan(&args),
+        Command::Verify(args) => inspect::verify(&args),
+        Command::Cert(command) => cert::cert(command),
+        Command::Config(args) => run::config(&args),
+        Command::Bench(args) => bench::bench(&args),
+    }
+}
+
+/// Writes to stdout; a reader that went away is no error.
+fn print(text: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout(), "{text}");
+}

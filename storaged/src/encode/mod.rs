@@ -1,1 +1,105 @@
-//! placeholder
+//! Effect of the verb *encode*: one executor for every coding plan, encode and repair alike.
+//!
+//! Per stripe a member receives the partial sums of its neighbours, adds its own block and sends the results on.
+//! The three overlap: blocks wait in bounded queues between receiving, arithmetic (on a pool of threads) and
+//! sending, and QUIC's flow control carries the back-pressure from hop to hop.
+//! Order of reading: `executor`, then `stripe` (the arithmetic of one), `frame` (the bytes), `inbound`, `pool`.
+
+mod executor;
+mod frame;
+mod inbound;
+mod pool;
+mod quic;
+mod stripe;
+
+pub use executor::{Executor, ExecutorLimits};
+pub use pool::Pool;
+pub use quic::{NoStreams, QuicStreams};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use storaged_core::encode::{Keep, SessionWork, Source};
+use storaged_wire::NodeName;
+use storaged_wire::peer::{SessionFault, StreamRecord};
+
+/// Whether a block has anything in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockState {
+    /// All zeros, or unchanged: nothing to do for it.
+    Clean,
+    /// It has content.
+    Dirty,
+}
+
+/// The RAM side: where blocks come from and go to.
+pub trait Blocks: Send + Sync {
+    /// Fills `out`, all of it, with the block of `stripe`, verified; zeros beyond the shard's end. If it says
+    /// `Clean`, what is in `out` means nothing.
+    ///
+    /// # Errors
+    /// [`SessionFault::Corrupt`] if a chunk does not have its digest, `NoBlocks` if there is no such block.
+    fn read(&self, source: &Source, stripe: u64, out: &mut [u8]) -> Result<BlockState, SessionFault>;
+
+    /// Begins to keep what a session computes.
+    ///
+    /// # Errors
+    /// [`SessionFault::NoBlocks`] or `NoBasis` if the place for it, or the basis, is not there.
+    fn begin_keep(&self, keep: &Keep, work: &SessionWork) -> Result<Box<dyn KeepBlocks>, SessionFault>;
+}
+
+/// Blocks being kept. Stripes may come in any order and from several threads.
+pub trait KeepBlocks: Send + Sync {
+    /// Keeps the block of a stripe; none if it is clean.
+    ///
+    /// # Errors
+    /// [`SessionFault::WrongResult`] if it does not have the digest that it must have.
+    fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault>;
+
+    /// Every stripe is in.
+    ///
+    /// # Errors
+    /// As `put`.
+    fn finish(&self) -> Result<(), SessionFault>;
+}
+
+/// The network side: opens streams to peers.
+#[async_trait]
+pub trait Streams: Send + Sync {
+    /// Opens a data stream.
+    ///
+    /// # Errors
+    /// What is wrong with the peer, in words.
+    async fn open(&self, to: &NodeName, record: &StreamRecord) -> Result<Box<dyn BlockSender>, String>;
+}
+
+/// The sending end of a stream.
+#[async_trait]
+pub trait BlockSender: Send {
+    /// Sends chunks, without copying them where the transport can.
+    ///
+    /// # Errors
+    /// In words.
+    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), String>;
+
+    /// Says that nothing more comes, and waits until the peer has everything.
+    ///
+    /// # Errors
+    /// In words.
+    async fn finish(&mut self) -> Result<(), String>;
+}
+
+/// The receiving end of a stream.
+#[async_trait]
+pub trait BlockReceiver: Send {
+    /// Fills `out`.
+    ///
+    /// # Errors
+    /// In words, also if the stream ends first.
+    async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), String>;
+
+    /// Waits for the end of the stream.
+    ///
+    /// # Errors
+    /// If there are more bytes.
+    async fn expect_end(&mut self) -> Result<(), String>;
+}

@@ -161,6 +161,16 @@ impl Node {
         self.advance_proposal(query);
     }
 
+    /// Answers may be lost while links come up: whoever has not accepted is asked again.
+    pub(crate) fn repeat_proposals(&mut self) {
+        for query in self.proposals.keys().copied().collect::<Vec<_>>() {
+            if let Some(proposal) = self.proposals.get_mut(&query) {
+                proposal.asked = proposal.accepted.clone();
+            }
+            self.advance_proposal(query);
+        }
+    }
+
     pub(crate) fn expire_proposals(&mut self) {
         for query in self.proposals.keys().copied().collect::<Vec<_>>() {
             self.advance_proposal(query);
@@ -200,6 +210,7 @@ impl Node {
         for query in self.proposals.keys().copied().collect::<Vec<_>>() {
             self.advance_proposal(query);
         }
+        self.plans_ask(node);
     }
 
     pub(crate) fn learn_fences(&mut self, _from: &NodeName, fences: Vec<Fence>) {

@@ -155,7 +155,8 @@ impl Node {
         let has_durable = self.setup.durable != DurablePolicy::Absent;
         let asked = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
         let longest = if has_durable { limits::DURABLE_LIST_MAX_MS } else { limits::QUERY_MAX_MS };
-        let deadline = self.now.plus(asked.min(longest)).max(self.settled_at());
+        let after_grace = self.settled_at().plus(limits::QUERY_MAX_MS);
+        let deadline = self.now.plus(asked.min(longest)).max(after_grace);
         self.plans.insert(
             query,
             PlanQuery {
@@ -270,24 +271,24 @@ impl Node {
 
     pub(crate) fn expire_plans(&mut self) {
         for query in self.plans.keys().copied().collect::<Vec<_>>() {
-            let unasked: Vec<NodeName> = self.peers.keys().cloned().collect();
-            let asks = self.plans.get(&query).map(|plan| plan.survey.clone());
-            if asks.is_some() && !self.settled() {
-                for peer in unasked {
-                    self.ask_if_new(query, &peer);
-                }
-            }
             self.advance_plan(query);
         }
     }
 
-    /// A peer that came up while a plan is being made is asked too.
-    fn ask_if_new(&mut self, query: QueryId, peer: &NodeName) {
-        let heard = self.plans.get(&query).is_some_and(|plan| {
-            let in_shards = plan.survey.shards.values().flat_map(BTreeMap::values);
-            plan.waiting_for.contains(peer) || in_shards.into_iter().any(|nodes| nodes.contains(peer))
-        });
-        if !heard {
+    /// Answers may be lost while links come up: whoever has not answered is asked again.
+    pub(crate) fn repeat_plans(&mut self) {
+        for query in self.plans.keys().copied().collect::<Vec<_>>() {
+            let Some(plan) = self.plans.get_mut(&query) else { continue };
+            plan.manifests_asked.clear();
+            for peer in plan.waiting_for.clone() {
+                self.ask_for_plan(query, &peer);
+            }
+        }
+    }
+
+    /// A peer that comes up while plans are being made is asked too.
+    pub(crate) fn plans_ask(&mut self, peer: &NodeName) {
+        for query in self.plans.keys().copied().collect::<Vec<_>>() {
             self.ask_for_plan(query, peer);
         }
     }

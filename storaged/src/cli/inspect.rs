@@ -1,0 +1,181 @@
+//! `storaged status`, `ls`, `plan` and `verify`.
+
+use bytesize::ByteSize;
+use clap::Args;
+use serde_json::{Value, json};
+use storaged_sdk::Client;
+use storaged_sdk::wire::Namespace;
+use storaged_sdk::wire::local::{CheckpointInfo, VerifyReport};
+use storaged_sdk::wire::plan::{RestorePlan, Source};
+
+use super::{CliError, NamespaceArgs, SocketArgs, print};
+
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    socket: SocketArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// Only this namespace
+    namespace: Option<Namespace>,
+    #[command(flatten)]
+    socket: SocketArgs,
+    /// Print a JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing.")]
+pub struct PlanArgs {
+    #[command(flatten)]
+    namespace: NamespaceArgs,
+    #[command(flatten)]
+    socket: SocketArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exits with 1 if any part has a fault.")]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    namespace: NamespaceArgs,
+    #[command(flatten)]
+    socket: SocketArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string().replace(' ', "")
+}
+
+pub fn status(args: &StatusArgs) -> Result<(), CliError> {
+    let text = Client::connect_anonymous(&args.socket.socket)?.status()?;
+    if args.json {
+        print(&text);
+        return Ok(());
+    }
+    let status: Value = serde_json::from_str(&text).map_err(|error| CliError::Unexpected(error.to_string()))?;
+    let bytes = |value: &Value| size(value.as_u64().unwrap_or(0));
+    let memory = &status["memory"];
+    print(&format!("node {}  geometry {}  ready {}", status["node"], status["geometry"], status["ready"]));
+    print(&format!("memory {} of {}  slots {}  parity sets {}", bytes(&memory["used"]), bytes(&memory["budget"]), memory["slots"], memory["parity_sets"]));
+    for peer in status["peers"].as_array().into_iter().flatten() {
+        let state = if peer["up"] == true { "up" } else { "DOWN" };
+        print(&format!("peer {}  {state}", peer["node"].as_str().unwrap_or_default()));
+    }
+    for one in status["checkpoints"].as_array().into_iter().flatten() {
+        let text = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
+        print(&format!("{}  run {}  step {}  {}  shards here {}  parity here {}", text("namespace"), one["run"], one["step"], text("state"), one["shards_here"], one["parity_here"]));
+    }
+    Ok(())
+}
+
+fn info_json(info: &CheckpointInfo) -> Value {
+    json!({
+        "namespace": info.namespace.as_str(), "run": info.run.get(), "step": info.step.get(),
+        "state": info.state.as_str(), "durable": info.durable, "world_size": info.world_size.get(),
+        "bytes": info.length, "manifest": info.manifest.map(|name| name.to_string()),
+    })
+}
+
+pub fn ls(args: &LsArgs) -> Result<(), CliError> {
+    let infos = Client::connect_anonymous(&args.socket.socket)?.list(args.namespace.clone())?;
+    if args.json {
+        print(&Value::Array(infos.iter().map(info_json).collect()).to_string());
+        return Ok(());
+    }
+    print(&format!("{:<24} {:>6} {:>10} {:<10} {:>6} {:>10}", "NAMESPACE", "RUN", "STEP", "STATE", "RANKS", "SIZE"));
+    for info in &infos {
+        print(&format!("{:<24} {:>6} {:>10} {:<10} {:>6} {:>10}", info.namespace.as_str(), info.run, info.step, info.state.as_str(), info.world_size, size(info.length)));
+    }
+    Ok(())
+}
+
+fn source_json(source: &Source) -> Value {
+    match source {
+        Source::Ram(node) => json!({"ram": node.as_str()}),
+        Source::Decode(nodes) => json!({"decode": nodes.iter().map(|node| node.as_str()).collect::<Vec<_>>()}),
+        Source::Durable => json!("durable"),
+    }
+}
+
+fn source_text(source: &Source) -> String {
+    match source {
+        Source::Ram(node) => format!("RAM of {node}"),
+        Source::Decode(nodes) => {
+            let names: Vec<&str> = nodes.iter().map(|node| node.as_str()).collect();
+            format!("decoded from {}", names.join(", "))
+        }
+        Source::Durable => "durable tier".into(),
+    }
+}
+
+fn plan_json(plan: &RestorePlan) -> Value {
+    json!({
+        "namespace": plan.namespace.as_str(), "run": plan.run.get(), "step": plan.step.get(),
+        "manifest": plan.manifest.to_string(), "world_size": plan.world_size.get(), "state": plan.state.as_str(),
+        "expected_ms": plan.expected_ms,
+        "shards": plan.shards.iter().map(|shard| json!({
+            "rank": shard.rank.get(), "bytes": shard.length, "source": source_json(&shard.source),
+        })).collect::<Vec<_>>(),
+        "passed_over": plan.passed_over.iter().map(|one| json!({
+            "run": one.run.get(), "step": one.step.get(), "reason": one.reason,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
+    let mut client = args.namespace.connect(&args.socket)?;
+    let plan = client.plan(args.namespace.step, args.namespace.timeout_ms())?;
+    if args.json {
+        print(&plan_json(&plan).to_string());
+        return Ok(());
+    }
+    print(&format!("{} run {} step {} ({}, {} ranks), expected {} ms", plan.namespace, plan.run, plan.step, plan.state, plan.world_size, plan.expected_ms));
+    print(&format!("manifest {}", plan.manifest));
+    for shard in &plan.shards {
+        print(&format!("rank {:>4}  {:>10}  {}", shard.rank, size(shard.length), source_text(&shard.source)));
+    }
+    for one in &plan.passed_over {
+        print(&format!("passed over: run {} step {}: {}", one.run, one.step, one.reason));
+    }
+    Ok(())
+}
+
+fn report_json(report: &VerifyReport) -> Value {
+    json!({
+        "manifest": report.manifest.to_string(), "step": report.step.get(),
+        "parts": report.parts.iter().map(|part| json!({
+            "node": part.node.as_str(), "what": part.what, "bytes": part.bytes, "fault": part.fault,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+pub fn verify(args: &VerifyArgs) -> Result<(), CliError> {
+    let mut client = args.namespace.connect(&args.socket)?;
+    let report = client.verify(args.namespace.step, args.namespace.timeout_ms())?;
+    if args.json {
+        print(&report_json(&report).to_string());
+    } else {
+        print(&format!("step {}  manifest {}", report.step, report.manifest));
+        for part in &report.parts {
+            let outcome = part.fault.as_deref().unwrap_or("good");
+            print(&format!("{:<12} {:<32} {:>10}  {outcome}", part.node.as_str(), part.what, size(part.bytes)));
+        }
+    }
+    let faults = report.parts.iter().filter(|part| part.fault.is_some()).count();
+    match faults {
+        0 => Ok(()),
+        _ => Err(CliError::Faults { faults, parts: report.parts.len() }),
+    }
+}

@@ -1,0 +1,75 @@
+//! Streams of sessions over the QUIC transport.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use quinn::{RecvStream, SendStream};
+use storaged_wire::NodeName;
+use storaged_wire::peer::StreamRecord;
+
+use super::{BlockReceiver, BlockSender, Streams};
+use crate::net::Net;
+
+/// Opens streams on the links of a transport.
+#[derive(Debug)]
+pub struct QuicStreams {
+    net: Arc<Net>,
+}
+
+impl QuicStreams {
+    /// Over this transport.
+    pub fn new(net: Arc<Net>) -> Self {
+        Self { net }
+    }
+}
+
+#[async_trait]
+impl Streams for QuicStreams {
+    async fn open(&self, to: &NodeName, record: &StreamRecord) -> Result<Box<dyn BlockSender>, String> {
+        let stream = self.net.open_stream(to, record).await.map_err(|error| error.to_string())?;
+        Ok(Box::new(stream))
+    }
+}
+
+#[async_trait]
+impl BlockSender for SendStream {
+    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), String> {
+        self.write_all_chunks(chunks).await.map_err(|error| error.to_string())
+    }
+
+    async fn finish(&mut self) -> Result<(), String> {
+        SendStream::finish(self).map_err(|error| error.to_string())?;
+        match self.stopped().await {
+            Ok(None) => Ok(()),
+            Ok(Some(code)) => Err(format!("stopped the stream with code {code}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+#[async_trait]
+impl BlockReceiver for RecvStream {
+    async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), String> {
+        RecvStream::read_exact(self, out).await.map_err(|error| error.to_string())
+    }
+
+    async fn expect_end(&mut self) -> Result<(), String> {
+        match self.read_chunk(1, true).await {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err("sent more than the plan has".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// For a daemon without peers.
+#[derive(Debug, Clone, Copy)]
+pub struct NoStreams;
+
+#[async_trait]
+impl Streams for NoStreams {
+    async fn open(&self, to: &NodeName, _: &StreamRecord) -> Result<Box<dyn BlockSender>, String> {
+        Err(format!("there is no transport, and so no link to {to}"))
+    }
+}

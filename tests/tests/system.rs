@@ -1,0 +1,45 @@
+//! Whole-system tests with real processes.
+
+use anyhow::Result;
+use storaged_sdk::wire::CheckpointState;
+use storaged_sdk::wire::local::{DurableWish, Rung};
+use storaged_tests::system::{System, shards};
+
+#[test]
+fn two_nodes_of_six_may_be_lost() -> Result<()> {
+    let mut system = System::start(6, Some((4, 2)), "")?;
+    let (run, mut trainers) = system.trainers(4)?;
+    for step in [10, 20, 30] {
+        system.save(&mut trainers, step, &shards(4, step), DurableWish::Policy)?;
+        system.wait(0, run, step, CheckpointState::Protected)?;
+    }
+    drop(trainers);
+    system.cluster.kill(1)?;
+    system.cluster.kill(2)?;
+    system.cluster.start(1)?;
+    system.cluster.start(2)?;
+    let rungs = system.restore(&[0, 1, 2, 3], 30, &shards(4, 30))?;
+    assert_eq!(rungs[0], Rung::OwnRam);
+    Ok(())
+}
+
+#[test]
+fn all_nodes_may_be_lost_after_durable() -> Result<()> {
+    let durable = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 20\n";
+    let mut system = System::start(3, Some((2, 1)), durable)?;
+    let (run, mut trainers) = system.trainers(2)?;
+    for step in [10, 20, 30] {
+        system.save(&mut trainers, step, &shards(2, step), DurableWish::Policy)?;
+        system.wait(0, run, step, CheckpointState::Protected)?;
+    }
+    system.save(&mut trainers, 40, &shards(2, 40), DurableWish::Policy)?;
+    system.wait(0, run, 40, CheckpointState::Durable)?;
+    drop(trainers);
+    for node in 0..3 {
+        system.cluster.kill(node)?;
+    }
+    system.cluster.start_all()?;
+    let rungs = system.restore(&[0, 1], 40, &shards(2, 40))?;
+    assert_eq!(rungs, [Rung::Durable, Rung::Durable]);
+    Ok(())
+}
