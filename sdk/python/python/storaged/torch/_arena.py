@@ -45,7 +45,8 @@ class Layouts:
 
     def __init__(self) -> None:
         self.known: dict[tuple[Spec, ...], tuple] = {}
-        self.framed: dict[tuple[int, int], tuple[Spec, ...]] = {}
+        # By slot; the address tells a slot from an earlier one that had the same number.
+        self.framed: dict[int, tuple[int, tuple[Spec, ...]]] = {}
 
     def of(self, specs: tuple[Spec, ...]) -> tuple:
         if specs not in self.known:
@@ -77,12 +78,12 @@ class Shard:
         records, frames, end = self.layouts.of(specs)
         self.slot = self.acquire(end + spare + SPARE_BYTES)
         self.end = end
-        key = (self.slot.address, self.slot.id)
-        if self.layouts.framed.get(key) != specs:
+        key, framed = self.slot.id, (self.slot.address, specs)
+        if self.layouts.framed.get(key) != framed:
             self.layouts.framed.pop(key, None)
             for offset, piece in frames:
                 self.slot.write(offset, piece)
-            self.layouts.framed[key] = specs
+            self.layouts.framed[key] = framed
         views = [self.view(record, spec, t) for record, spec, t in zip(records, specs, tensors)]
         self._copy(tensors, views, records)
         for record in records:
@@ -147,6 +148,7 @@ class Shard:
             self.slot = self.acquire(capacity + SPARE_BYTES)
         elif capacity > self.slot.capacity:
             larger = self.acquire(capacity + capacity // 4)
+            self.layouts.framed.pop(larger.id, None)
             larger.copy_many([(self.slot.address, 0, self.end)], self.threads)
             self.outgrown.append(self.slot)
             # Staged views still point into the old slot: keep them known by their place.

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future as TorchFuture
 
 from .._session import Session, milliseconds
-from ..errors import InvalidArgument, ProcessModeUnsupported, StoragedError
+from ..errors import DaemonUnavailable, InvalidArgument, ProcessModeUnsupported, StoragedError, WaitTimeout
 from ._arena import Layouts, Shard, stage_state_dict
 from ._metadata import Place, emit_torch_metadata, encode_schema
 from ._ranks import rank_and_world, resolve_run, step_of
@@ -22,7 +22,8 @@ from ._ranks import rank_and_world, resolve_run, step_of
 logger = logging.getLogger("storaged")
 
 STATES = ("staged", "committed", "protected", "durable")
-_layouts: dict[Session, Layouts] = {}
+# Layouts belong to one connection: a new one gets new slots, which may have old numbers.
+_layouts: dict[Session, tuple[Any, Layouts]] = {}
 
 
 class SaveHandle:
@@ -100,8 +101,9 @@ class StoragedWriter(StorageWriter):
         shard = self._new_shard()
         try:
             staged = stage_state_dict(shard, state_dict)
-        except BaseException:
+        except BaseException as error:
             self._give_up(shard)
+            self._forget_if_broken(error)
             raise
         self._shard = shard
         self.handle.staged.set_result(None)
@@ -153,8 +155,9 @@ class StoragedWriter(StorageWriter):
             results = self._fill(shard, plan, planner)
             assert self.step is not None and shard.slot is not None
             self._trainer().seal(shard.slot, self.step, shard.end)
-        except BaseException:
+        except BaseException as error:
             self._give_up(shard)
+            self._forget_if_broken(error)
             raise
         self._release(shard.outgrown)
         self.handle.step = self.step
@@ -185,8 +188,11 @@ class StoragedWriter(StorageWriter):
         return self.session.trainer(self.run, self.rank, self.world_size)
 
     def _new_shard(self) -> Shard:
-        layouts = _layouts.setdefault(self.session, Layouts())
         trainer, limit = self._trainer(), milliseconds(self.timeout)
+        owner, layouts = _layouts.get(self.session, (None, Layouts()))
+        if owner is not trainer:
+            layouts = Layouts()
+            _layouts[self.session] = (trainer, layouts)
         return Shard(self.rank, lambda size: trainer.acquire(size, limit), layouts, self.threads)
 
     def _fill(self, shard: Shard, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
@@ -210,6 +216,11 @@ class StoragedWriter(StorageWriter):
 
         records, _, _ = shard.layouts.of(tuple(map(spec_of, values)))
         return [Place(shard.rank, *record) for record in records]
+
+    def _forget_if_broken(self, error: BaseException) -> None:
+        # The next save connects anew, perhaps to a daemon that was restarted.
+        if isinstance(error, (DaemonUnavailable, WaitTimeout)):
+            self.session.drop_connections()
 
     def _give_up(self, shard: Shard) -> None:
         slots = shard.outgrown + ([shard.slot] if shard.slot is not None else [])
