@@ -90,9 +90,23 @@ impl Client {
             role: options.role.clone(),
         };
         match client.call("hello", &hello, 0)? {
-            (Reply::Welcome { node, generation, geometry, chunk }, _) => {
-                Ok((client, Welcome { node, generation, geometry, chunk }))
-            }
+            (
+                Reply::Welcome {
+                    node,
+                    generation,
+                    geometry,
+                    chunk,
+                },
+                _,
+            ) => Ok((
+                client,
+                Welcome {
+                    node,
+                    generation,
+                    geometry,
+                    chunk,
+                },
+            )),
             (other, _) => Err(unexpected("hello", "a welcome", &other)),
         }
     }
@@ -112,7 +126,10 @@ impl Client {
         let limit = Duration::from_millis(u64::from(wait_ms)) + ANSWER_SLACK;
         if self.broken {
             let source = PassingError::Closed;
-            return Err(ClientError::Broken { request: name, source });
+            return Err(ClientError::Broken {
+                request: name,
+                source,
+            });
         }
         let outcome = self.exchange(request, limit);
         // After a failed exchange an answer may still come: the connection is of no use any more.
@@ -157,7 +174,12 @@ impl Client {
         state: CheckpointState,
         timeout_ms: u32,
     ) -> Result<(CheckpointState, Option<Digest>), ClientError> {
-        let request = Request::Wait { run, step, state, timeout_ms };
+        let request = Request::Wait {
+            run,
+            step,
+            state,
+            timeout_ms,
+        };
         match self.call("wait", &request, timeout_ms)? {
             (Reply::Reached { state, manifest }, _) => Ok((state, manifest)),
             (other, _) => Err(unexpected("wait", "a state", &other)),
@@ -168,7 +190,11 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`] if nothing is restorable.
-    pub fn plan(&mut self, step: Option<Step>, timeout_ms: u32) -> Result<RestorePlan, ClientError> {
+    pub fn plan(
+        &mut self,
+        step: Option<Step>,
+        timeout_ms: u32,
+    ) -> Result<RestorePlan, ClientError> {
         match self.call("plan", &Request::Plan { step, timeout_ms }, timeout_ms)? {
             (Reply::Plan(plan), _) => Ok(plan),
             (other, _) => Err(unexpected("plan", "a plan", &other)),
@@ -197,13 +223,30 @@ impl Client {
         ranges: Vec<ByteRange>,
         timeout_ms: u32,
     ) -> Result<RestoredShard, ClientError> {
-        let request = Request::OpenShard { manifest: manifest.name(), rank, ranges, timeout_ms };
+        let request = Request::OpenShard {
+            manifest: manifest.name(),
+            rank,
+            ranges,
+            timeout_ms,
+        };
         match self.call("open shard", &request, timeout_ms)? {
-            (Reply::ShardOpened { length, chunk, leaves, rung }, Some(fd)) => {
+            (
+                Reply::ShardOpened {
+                    length,
+                    chunk,
+                    leaves,
+                    rung,
+                },
+                Some(fd),
+            ) => {
                 let slot = Slot::adopt(fd)?;
                 RestoredShard::new(manifest.manifest(), rank, slot, length, chunk, leaves, rung)
             }
-            (other, _) => Err(unexpected("open shard", "a shard and its descriptor", &other)),
+            (other, _) => Err(unexpected(
+                "open shard",
+                "a shard and its descriptor",
+                &other,
+            )),
         }
     }
 
@@ -230,7 +273,10 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`] if the namespace is unknown.
-    pub fn list(&mut self, namespace: Option<Namespace>) -> Result<Vec<CheckpointInfo>, ClientError> {
+    pub fn list(
+        &mut self,
+        namespace: Option<Namespace>,
+    ) -> Result<Vec<CheckpointInfo>, ClientError> {
         match self.call("list", &Request::List { namespace }, 0)? {
             (Reply::Checkpoints(infos), _) => Ok(infos),
             (other, _) => Err(unexpected("list", "a listing", &other)),
@@ -241,14 +287,22 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`] if there is no such checkpoint.
-    pub fn verify(&mut self, step: Option<Step>, timeout_ms: u32) -> Result<VerifyReport, ClientError> {
+    pub fn verify(
+        &mut self,
+        step: Option<Step>,
+        timeout_ms: u32,
+    ) -> Result<VerifyReport, ClientError> {
         match self.call("verify", &Request::Verify { step, timeout_ms }, timeout_ms)? {
             (Reply::Verified(report), _) => Ok(report),
             (other, _) => Err(unexpected("verify", "a report", &other)),
         }
     }
 
-    pub(crate) fn done(&mut self, name: &'static str, request: &Request) -> Result<(), ClientError> {
+    pub(crate) fn done(
+        &mut self,
+        name: &'static str,
+        request: &Request,
+    ) -> Result<(), ClientError> {
         match self.call(name, request, 0)? {
             (Reply::Done, _) => Ok(()),
             (other, _) => Err(unexpected(name, "done", &other)),
@@ -256,7 +310,11 @@ impl Client {
     }
 }
 
-pub(crate) fn unexpected(request: &'static str, expected: &'static str, got: &Reply) -> ClientError {
+pub(crate) fn unexpected(
+    request: &'static str,
+    expected: &'static str,
+    got: &Reply,
+) -> ClientError {
     let text = format!("{got:?}");
     ClientError::Protocol {
         request,
@@ -268,7 +326,10 @@ pub(crate) fn unexpected(request: &'static str, expected: &'static str, got: &Re
 fn failed(request: &'static str, limit: Duration, source: PassingError) -> ClientError {
     match &source {
         PassingError::Io(error)
-            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+            if matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+            ) =>
         {
             let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
             ClientError::TimedOut { request, limit_ms }

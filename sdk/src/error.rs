@@ -24,8 +24,13 @@ pub enum ClientError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The daemon did not answer within the limit.
-    #[error("expected an answer to {request} within {limit_ms} ms, got none: is the daemon overloaded or stopped?")]
-    TimedOut { request: &'static str, limit_ms: u64 },
+    #[error(
+        "expected an answer to {request} within {limit_ms} ms, got none: is the daemon overloaded or stopped?"
+    )]
+    TimedOut {
+        request: &'static str,
+        limit_ms: u64,
+    },
     /// The connection broke: the daemon died or was restarted.
     #[error("the connection to the daemon broke during {request}: connect again")]
     Broken {
@@ -50,7 +55,9 @@ pub enum ClientError {
     #[error("shared memory failed")]
     Slot(#[from] SlotError),
     /// A chunk does not have its digest.
-    #[error("digest mismatch in chunk {chunk} of rank {rank}'s shard: expected {expected}, got {got}; nothing of it was used")]
+    #[error(
+        "digest mismatch in chunk {chunk} of rank {rank}'s shard: expected {expected}, got {got}; nothing of it was used"
+    )]
     Corrupt {
         rank: u32,
         chunk: u64,
@@ -58,9 +65,15 @@ pub enum ClientError {
         got: Digest,
     },
     /// The table of chunk digests does not have the root that the manifest names.
-    #[error("the chunk digests of rank {rank}'s shard do not have the root that its manifest names")]
+    #[error(
+        "the chunk digests of rank {rank}'s shard do not have the root that its manifest names"
+    )]
     WrongLeaves { rank: u32 },
     /// The caller's range is outside of the shard.
     #[error("expected bytes within the shard's {length}, got {count} at {offset}")]
-    Outside { length: u64, offset: u64, count: u64 },
+    Outside {
+        length: u64,
+        offset: u64,
+        count: u64,
+    },
 }

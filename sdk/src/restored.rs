@@ -1,5 +1,7 @@
 //! Reading a restored shard: bytes leave only after their chunk has its digest, and the digests the manifest's root.
 
+use std::num::NonZeroUsize;
+
 use storaged_arena::Slot;
 use storaged_codec::{leaf_digest, root_digest};
 use storaged_wire::local::Rung;
@@ -37,12 +39,24 @@ impl RestoredShard {
         if entry.is_none() || slot.capacity() < length {
             return Err(ClientError::WrongLeaves { rank: rank.get() });
         }
-        Ok(Self { slot, rank, length, chunk, leaves, rung })
+        Ok(Self {
+            slot,
+            rank,
+            length,
+            chunk,
+            leaves,
+            rung,
+        })
     }
 
     /// Bytes of the whole shard.
     pub fn length(&self) -> u64 {
         self.length
+    }
+
+    /// Size of its chunks.
+    pub fn chunk(&self) -> ChunkSize {
+        self.chunk
     }
 
     /// The rung of the ladder that it came from.
@@ -63,22 +77,79 @@ impl RestoredShard {
     ///
     /// # Errors
     /// As `read_at`.
-    pub fn read_with(&self, offset: u64, out: &mut [u8], block: &mut Vec<u8>) -> Result<(), ClientError> {
+    pub fn read_with(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        block: &mut Vec<u8>,
+    ) -> Result<(), ClientError> {
+        self.read_into(offset, out, block, &mut None)
+    }
+
+    /// `loaded` names the chunk that `block` holds, verified.
+    fn read_into(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        block: &mut Vec<u8>,
+        loaded: &mut Option<u64>,
+    ) -> Result<(), ClientError> {
         let count = out.len() as u64;
         let end = offset.checked_add(count).filter(|end| *end <= self.length);
         if end.is_none() {
-            return Err(ClientError::Outside { length: self.length, offset, count });
+            return Err(ClientError::Outside {
+                length: self.length,
+                offset,
+                count,
+            });
         }
         let mut done = 0;
         while done < out.len() {
             let at = offset + done as u64;
             let index = at / self.chunk.bytes() as u64;
             let range = self.chunk.range(index, self.length);
-            self.load(index, block)?;
+            if *loaded != Some(index) {
+                *loaded = None;
+                self.load(index, block)?;
+                *loaded = Some(index);
+            }
             let from = (at - range.start) as usize;
             let take = (block.len() - from).min(out.len() - done);
             out[done..done + take].copy_from_slice(&block[from..from + take]);
             done += take;
+        }
+        Ok(())
+    }
+
+    /// Fills every part, each chunk verified first, on up to `threads` threads. Parts in ascending order are cheapest:
+    /// neighbours in one chunk are served by one verification.
+    ///
+    /// # Errors
+    /// As `read_at`; then the parts' contents are of no use.
+    pub fn read_many(
+        &self,
+        parts: &mut [(u64, &mut [u8])],
+        threads: NonZeroUsize,
+    ) -> Result<(), ClientError> {
+        let share = parts.len().div_ceil(threads.get()).max(1);
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = parts
+                .chunks_mut(share)
+                .map(|share| scope.spawn(|| self.read_share(share)))
+                .collect();
+            let outcomes = workers.into_iter().map(|worker| match worker.join() {
+                Ok(outcome) => outcome,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            outcomes.collect::<Vec<_>>().into_iter().collect()
+        })
+    }
+
+    fn read_share(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), ClientError> {
+        let mut block = Vec::new();
+        let mut loaded = None;
+        for (offset, out) in parts {
+            self.read_into(*offset, out, &mut block, &mut loaded)?;
         }
         Ok(())
     }
@@ -94,6 +165,11 @@ impl RestoredShard {
             return Ok(());
         }
         let rank = self.rank.get();
-        Err(ClientError::Corrupt { rank, chunk: index, expected, got })
+        Err(ClientError::Corrupt {
+            rank,
+            chunk: index,
+            expected,
+            got,
+        })
     }
 }

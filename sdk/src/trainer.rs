@@ -57,7 +57,11 @@ impl Trainer {
         rank: Rank,
         world_size: WorldSize,
     ) -> Result<Self, ClientError> {
-        options.role = Role::Trainer { run, rank, world_size };
+        options.role = Role::Trainer {
+            run,
+            rank,
+            world_size,
+        };
         let (client, welcome) = Client::connect(&options)?;
         Ok(Self {
             client,
@@ -96,8 +100,15 @@ impl Trainer {
             }
         }
         match self.mappings.get(&slot) {
-            Some(mapping) => Ok(StagedSlot { slot, mapping: mapping.clone() }),
-            None => Err(unexpected("acquire slot", "a descriptor with the slot", &reply)),
+            Some(mapping) => Ok(StagedSlot {
+                slot,
+                mapping: mapping.clone(),
+            }),
+            None => Err(unexpected(
+                "acquire slot",
+                "a descriptor with the slot",
+                &reply,
+            )),
         }
     }
 
@@ -107,7 +118,8 @@ impl Trainer {
     /// [`ClientError::Refused`] if the shard is too long, the step not newer, or the run fenced off.
     pub fn seal(&mut self, slot: &StagedSlot, step: Step, length: u64) -> Result<(), ClientError> {
         let slot = slot.slot;
-        self.client.done("seal slot", &Request::SealSlot { slot, step, length })
+        self.client
+            .done("seal slot", &Request::SealSlot { slot, step, length })
     }
 
     /// Gives a slot back unused.
@@ -115,7 +127,8 @@ impl Trainer {
     /// # Errors
     /// [`ClientError`] if the daemon cannot be told.
     pub fn release(&mut self, slot: &StagedSlot) -> Result<(), ClientError> {
-        self.client.done("release slot", &Request::ReleaseSlot { slot: slot.slot })
+        self.client
+            .done("release slot", &Request::ReleaseSlot { slot: slot.slot })
     }
 
     /// From one rank per step: describes the checkpoint, which commits once every rank has sealed.

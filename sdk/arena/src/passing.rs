@@ -131,7 +131,10 @@ mod tests {
         let (body, fd) = recv_frame(&mut b, 100).unwrap();
         assert_eq!(body, b"hello");
         let mut out = [0; 4];
-        Slot::adopt(fd.unwrap()).unwrap().read_at(0, &mut out).unwrap();
+        Slot::adopt(fd.unwrap())
+            .unwrap()
+            .read_at(0, &mut out)
+            .unwrap();
         assert_eq!(&out, b"seen");
         let (body, fd) = recv_frame(&mut b, 100).unwrap();
         assert!(body.is_empty() && fd.is_none());
@@ -143,7 +146,10 @@ mod tests {
     fn long_frames_and_half_frames_are_refused() {
         let (mut a, mut b) = UnixStream::pair().unwrap();
         send_frame(&mut a, b"12345", None).unwrap();
-        assert!(matches!(recv_frame(&mut b, 4), Err(PassingError::TooLong { got: 5, limit: 4 })));
+        assert!(matches!(
+            recv_frame(&mut b, 4),
+            Err(PassingError::TooLong { got: 5, limit: 4 })
+        ));
         let (mut a, mut b) = UnixStream::pair().unwrap();
         a.write_all(&[9, 0, 0, 0, 1]).unwrap();
         drop(a);

@@ -153,8 +153,14 @@ mod tests {
         let mut out = [0; 2];
         slot.read_at(8190, &mut out).unwrap();
         assert_eq!(&out, b"ab");
-        assert!(matches!(slot.write_at(8191, b"ab"), Err(SlotError::Outside { .. })));
-        assert!(matches!(slot.read_at(u64::MAX, &mut out), Err(SlotError::Outside { .. })));
+        assert!(matches!(
+            slot.write_at(8191, b"ab"),
+            Err(SlotError::Outside { .. })
+        ));
+        assert!(matches!(
+            slot.read_at(u64::MAX, &mut out),
+            Err(SlotError::Outside { .. })
+        ));
     }
 
     #[test]

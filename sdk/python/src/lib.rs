@@ -1,1 +1,25 @@
-//! placeholder
+//! Native part of the Python package: the SDK's calls with the interpreter lock released.
+//!
+//! It knows integers and bytes, nothing of torch. Order of reading: `save` (slots and copies), `load` (manifests and
+//! shards), `control` (runs, waits, plans), `fault` (which exception a failure becomes).
+
+mod control;
+mod fault;
+mod load;
+mod save;
+
+use pyo3::prelude::*;
+
+/// The module `storaged._native`.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("DEFAULT_SOCKET", storaged_sdk::DEFAULT_SOCKET)?;
+    module.add_class::<control::Client>()?;
+    module.add_class::<save::Trainer>()?;
+    module.add_class::<save::Slot>()?;
+    module.add_class::<load::Manifest>()?;
+    module.add_class::<load::Shard>()?;
+    module.add_function(wrap_pyfunction!(save::layout, module)?)?;
+    Ok(())
+}

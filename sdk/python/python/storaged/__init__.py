@@ -1,0 +1,11 @@
+"""Client of the storaged daemon on this node. `storaged.torch` plugs it into PyTorch."""
+
+import logging
+
+from ._native import __version__
+from ._session import Session
+from .errors import StoragedError
+
+logging.getLogger("storaged").addHandler(logging.NullHandler())
+
+__all__ = ["Session", "StoragedError", "__version__"]

@@ -1,0 +1,89 @@
+"""What can go wrong. Each text says what was expected, what was got and what to do."""
+
+
+class StoragedError(Exception):
+    """Base of all errors of this package."""
+
+
+class DaemonUnavailable(StoragedError, ConnectionError):
+    """No daemon answers on the socket, or the connection to it broke."""
+
+
+class ProtocolError(StoragedError):
+    """Daemon and package do not understand each other: their versions differ, or a call came out of order."""
+
+
+class InvalidArgument(StoragedError, ValueError):
+    """An argument that cannot be."""
+
+
+class UnknownNamespace(StoragedError, LookupError):
+    """No node knows the namespace."""
+
+
+class AccessDenied(StoragedError, PermissionError):
+    """The namespace or the socket belongs to somebody else."""
+
+
+class RunFenced(StoragedError):
+    """A newer run of the namespace exists: this process must stop saving."""
+
+
+class StepConflict(StoragedError):
+    """The step is not above the last one of the same run."""
+
+
+class WorldSizeMismatch(StoragedError):
+    """Ranks disagree on the world size."""
+
+
+class ArenaTooSmall(StoragedError, MemoryError):
+    """The shard does not fit its slot or the daemon's memory budget."""
+
+
+class ArenaError(StoragedError):
+    """Shared memory failed, or bytes lie outside of it."""
+
+
+class Busy(StoragedError):
+    """Every slot stayed in use until the wait ended."""
+
+
+class NoCheckpointError(StoragedError, LookupError):
+    """Nothing restorable."""
+
+
+class TooManyLost(StoragedError):
+    """The checkpoint exists, but too much of it is lost."""
+
+
+class CorruptData(StoragedError):
+    """Bytes do not have the digest that they must have; none of them were used."""
+
+
+class CheckpointAbandoned(StoragedError):
+    """The checkpoint was given up before it reached the state waited for."""
+
+
+class WaitTimeout(StoragedError, TimeoutError):
+    """A bounded wait ended first."""
+
+
+class DurableTierError(StoragedError):
+    """The durable tier cannot be used now."""
+
+
+class UnsafeObject(StoragedError):
+    """A saved object that would need trust to be loaded."""
+
+
+class ProcessModeUnsupported(StoragedError, TypeError):
+    """Arena tensors cannot go to another process."""
+
+
+class CheckpointSaveError(StoragedError):
+    """A save failed; training may go on."""
+
+
+class CheckpointLoadError(StoragedError):
+    """A load failed; the state dict may be partly filled."""

@@ -1,0 +1,228 @@
+"""DCP's reader: every rank names the digest that rank 0 picked, and gets verified byte ranges."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pickle
+import time
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future as TorchFuture
+
+from .._session import Session, milliseconds
+from ..errors import CheckpointLoadError, InvalidArgument, StoragedError, UnsafeObject
+from ._arena import is_plain
+from ._metadata import Place, decode_schema
+from ._ranks import from_rank_zero, step_of
+
+logger = logging.getLogger("storaged")
+
+
+class StoragedReader(StorageReader):
+    """Loads a step, or without one the newest restorable checkpoint; the world size may differ from the saving one's."""
+
+    def __init__(
+        self,
+        step: int | None = None,
+        *,
+        namespace: str | None = None,
+        trust_pickle: bool = False,
+        threads: int = 1,
+        timeout: float = 300.0,
+        session: Session | None = None,
+        process_group: Any = None,
+    ) -> None:
+        super().__init__()
+        self.session = session or Session.shared(namespace)
+        self.step = step
+        self.trust_pickle = trust_pickle
+        self.threads = threads
+        self.timeout = timeout
+        self.process_group = process_group
+        self.plan: dict[str, Any] | None = None
+        self.rungs: dict[str, int] = {}
+        self._manifest: Any = None
+        self._metadata: Metadata | None = None
+        self._failure: StoragedError | None = None
+
+    @property
+    def checkpoint_id(self) -> str:
+        return f"storaged://{self.session.namespace}/step-{self.step}"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return step_of(checkpoint_id) is not None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        named = step_of(checkpoint_id)
+        if checkpoint_id is not None and named is None:
+            raise InvalidArgument(f"expected a checkpoint id that names a step, such as 'step-120', got {str(checkpoint_id)!r}")
+        if named is not None:
+            self.step = named
+        self.plan = self._manifest = self._metadata = self._failure = None
+
+    def resolve(self) -> dict[str, Any]:
+        """What will be restored and from where: asked by rank 0, the same on every rank. A collective."""
+        if self._failure is not None:
+            raise self._failure
+        if self.plan is None:
+            limit = milliseconds(self.timeout)
+            try:
+                self.plan = from_rank_zero(lambda: self.session.client().plan(self.step, limit), self.process_group)
+            except StoragedError as error:
+                # DCP asks a second time after a failure: the answer is the same, without a second collective.
+                self._failure = error
+                self.session.drop_connections()
+                raise
+            self.step = self.plan["step"]
+        return self.plan
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._metadata is None:
+            plan = self.resolve()
+            self._manifest = self.session.client().manifest(plan["manifest"])
+            self._metadata = decode_schema(self._manifest.schema(), self._manifest.shard_lengths)
+        return self._metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._metadata = metadata
+        self._places = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
+        started = time.perf_counter()
+        by_rank: dict[int, list[ReadItem]] = {}
+        for item in plan.items:
+            by_rank.setdefault(self._places[item.storage_index].rank, []).append(item)
+        read = sum(self._read_rank(rank, items, planner) for rank, items in sorted(by_rank.items()))
+        seconds = time.perf_counter() - started
+        logger.info("restored step %s: %.1f MiB in %.2f s (%s)", self.step, read / 2**20, seconds, self.rungs)
+        future: TorchFuture[None] = TorchFuture()
+        future.set_result(None)
+        return future
+
+    def _read_rank(self, rank: int, items: list[ReadItem], planner: LoadPlanner) -> int:
+        """Opens the ranges of one saved shard, fills its items, gives the shard up."""
+        spans = [self._span(item) for item in items]
+        ranges = merged(spans, self._manifest.chunk_bytes, self._manifest.shard_lengths[rank])
+        if not ranges:
+            self._fill(None, items, spans, planner)
+            return 0
+        client = self.session.client()
+        shard = client.open_shard(self._manifest, rank, ranges, milliseconds(self.timeout))
+        self.rungs[shard.rung] = self.rungs.get(shard.rung, 0) + sum(n for _, n in spans)
+        try:
+            self._fill(shard, items, spans, planner)
+        finally:
+            client.close_shard(self._manifest, rank)
+        return sum(length for _, length in spans)
+
+    def _span(self, item: ReadItem) -> tuple[int, int]:
+        """The bytes of the shard that hold the item: whole rows, which are contiguous."""
+        place: Place = self._places[item.storage_index]
+        if item.type == LoadItemType.BYTE_IO:
+            return place.data_offset, place.data_length
+        row = self._row_bytes(item)
+        if not item.lengths:
+            return place.data_offset, row
+        return place.data_offset + item.storage_offsets[0] * row, item.lengths[0] * row
+
+    def _row_bytes(self, item: ReadItem) -> int:
+        sizes, dtype = self._chunk(item)
+        elements = 1
+        for extent in sizes[1:]:
+            elements *= extent
+        return elements * dtype.itemsize
+
+    def _chunk(self, item: ReadItem) -> tuple[torch.Size, torch.dtype]:
+        """Sizes and type of the saved chunk that the item is read from."""
+        assert self._metadata is not None
+        entry: Any = self._metadata.state_dict_metadata[item.storage_index.fqn]
+        hint = item.storage_index.index
+        chunks = entry.chunks if hint is None else [*entry.chunks[hint : hint + 1], *entry.chunks]
+        for chunk in chunks:
+            if chunk.offsets == item.storage_index.offset:
+                return chunk.sizes, entry.properties.dtype
+        raise CheckpointLoadError(f"no saved chunk of {item.storage_index.fqn!r} begins at {item.storage_index.offset}")
+
+    def _fill(self, shard: Any, items: list[ReadItem], spans: list[tuple[int, int]], planner: LoadPlanner) -> None:
+        parts, landings = [], []
+        for item, (offset, length) in zip(items, spans):
+            if item.type == LoadItemType.BYTE_IO:
+                self._load_object(item, shard.read(offset, length) if length else b"", planner)
+                continue
+            target = planner.resolve_tensor(item).detach()
+            landing = self._landing(item, target)
+            if length:
+                parts.append((offset, landing.data_ptr(), length))
+            landings.append((item, target, landing))
+        if parts:
+            shard.read_many(sorted(parts), self.threads)
+        for item, target, landing in landings:
+            if landing is not target:
+                for dim, (start, extent) in enumerate(zip(item.storage_offsets, item.lengths)):
+                    landing = landing if dim == 0 else landing.narrow(dim, start, extent)
+                target.copy_(landing)
+            planner.commit_tensor(item, target)
+
+    def _landing(self, item: ReadItem, target: torch.Tensor) -> torch.Tensor:
+        """Memory for the item's rows: the target itself if it is exactly those rows."""
+        sizes, dtype = self._chunk(item)
+        shape = torch.Size([*item.lengths[:1], *sizes[1:]])
+        if target.dtype == dtype and target.shape == shape and is_plain(target):
+            return target
+        return torch.empty(shape, dtype=dtype)
+
+    def _load_object(self, item: ReadItem, data: bytes, planner: LoadPlanner) -> None:
+        if not self.trust_pickle:
+            # DCP's own planner loads objects without restraint, so what is not plain data stops here.
+            load_plain(item.storage_index.fqn, io.BytesIO(data))
+        planner.load_bytes(item, io.BytesIO(data))
+
+
+class StoragedLoadPlanner(DefaultLoadPlanner):
+    """Loads byte items as plain data only, whichever reader they come from."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        plain = load_plain(read_item.dest_index.fqn, value)
+        trusted = io.BytesIO()
+        torch.save(plain, trusted)
+        trusted.seek(0)
+        super().load_bytes(read_item, trusted)
+
+
+def load_plain(name: str, value: io.BytesIO) -> Any:
+    try:
+        return torch.load(value, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UnsafeObject(
+            f"value {name!r} is not plain data and would need trust to be loaded: save it as numbers, text or tensors, "
+            "allow its type with torch.serialization.add_safe_globals, or pass trust_pickle=True"
+        ) from error
+
+
+def merged(spans: list[tuple[int, int]], chunk: int, length: int) -> list[tuple[int, int]]:
+    """The whole chunks (the unit of verification) that the spans touch, as few ranges."""
+    ranges: list[tuple[int, int]] = []
+    for offset, count in sorted(spans):
+        if count == 0:
+            continue
+        start = offset // chunk * chunk
+        end = min(-(-(offset + count) // chunk) * chunk, length)
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
+        else:
+            ranges.append((start, end))
+    return [(start, end - start) for start, end in ranges]

@@ -1,0 +1,156 @@
+//! Manifests and restored shards.
+
+use std::num::NonZeroUsize;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use storaged_sdk::RestoredShard;
+use storaged_sdk::wire::ManifestBytes;
+use storaged_sdk::wire::local::Rung;
+
+use crate::fault::raised;
+
+/// Longest description of tensors that is unpacked: some millions of them.
+const SCHEMA_BYTES_MAX: usize = 1 << 30;
+
+/// A verified manifest.
+#[pyclass(frozen, module = "storaged._native")]
+pub(crate) struct Manifest(pub(crate) ManifestBytes);
+
+/// A shard, or ranges of it, in this node's RAM.
+#[pyclass(frozen, module = "storaged._native")]
+pub(crate) struct Shard(pub(crate) RestoredShard);
+
+#[pymethods]
+impl Manifest {
+    #[getter]
+    fn digest(&self) -> String {
+        self.0.name().to_string()
+    }
+
+    #[getter]
+    fn run(&self) -> u64 {
+        self.0.manifest().run.get()
+    }
+
+    #[getter]
+    fn step(&self) -> u64 {
+        self.0.manifest().step.get()
+    }
+
+    #[getter]
+    fn world_size(&self) -> u32 {
+        self.0.manifest().world_size.get()
+    }
+
+    /// Bytes of all shards.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.0.manifest().length()
+    }
+
+    /// Bytes of a chunk.
+    #[getter]
+    fn chunk_bytes(&self) -> usize {
+        self.0.manifest().chunk.bytes()
+    }
+
+    /// Bytes of each rank's shard.
+    #[getter]
+    fn shard_lengths(&self) -> Vec<u64> {
+        self.0
+            .manifest()
+            .shards
+            .iter()
+            .map(|shard| shard.length)
+            .collect()
+    }
+
+    /// The description of the tensors, unpacked.
+    fn schema<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let packed: &[u8] = &self.0.manifest().schema;
+        // A frame of zeros packs some thousands to one; beyond that it is no description.
+        let limit = packed.len().saturating_mul(1 << 15).min(SCHEMA_BYTES_MAX);
+        let unpacked = py.detach(|| {
+            zstd::stream::Decoder::new(packed).and_then(|decoder| read_up_to(decoder, limit))
+        });
+        Ok(PyBytes::new(py, &unpacked?))
+    }
+}
+
+fn read_up_to(source: impl std::io::Read, limit: usize) -> std::io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    let mut bounded = source.take(limit as u64 + 1);
+    std::io::Read::read_to_end(&mut bounded, &mut out)?;
+    if out.len() > limit {
+        let text = format!("expected a schema of at most {limit} bytes, got more");
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
+    }
+    Ok(out)
+}
+
+#[pymethods]
+impl Shard {
+    #[getter]
+    fn length(&self) -> u64 {
+        self.0.length()
+    }
+
+    /// Where it came from: `own ram`, `peer ram`, `decoded` or `durable tier`.
+    #[getter]
+    fn rung(&self) -> &'static str {
+        match self.0.rung() {
+            Rung::OwnRam => "own ram",
+            Rung::PeerRam => "peer ram",
+            Rung::Decoded => "decoded",
+            Rung::Durable => "durable tier",
+        }
+    }
+
+    /// Verified bytes.
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        offset: u64,
+        length: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        // Checked here, so that an absurd length is refused before memory is asked for.
+        if length as u64 > self.0.length() {
+            let text = format!(
+                "expected at most the shard's {} bytes, got {length}",
+                self.0.length()
+            );
+            return Err(PyValueError::new_err(text));
+        }
+        let mut out = vec![0; length];
+        py.detach(|| self.0.read_at(offset, &mut out))
+            .map_err(|error| raised(py, &error))?;
+        Ok(PyBytes::new(py, &out))
+    }
+
+    /// Fills memory `(offset in the shard, address, bytes)` with verified bytes, on up to `threads` threads. The caller
+    /// vouches for the addresses: writable for their lengths, apart from one another, and not looked at meanwhile.
+    fn read_many(
+        &self,
+        py: Python<'_>,
+        parts: Vec<(u64, usize, usize)>,
+        threads: usize,
+    ) -> PyResult<()> {
+        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+        let filled = py.detach(|| {
+            let mut targets: Vec<(u64, &mut [u8])> = Vec::with_capacity(parts.len());
+            for (offset, address, length) in parts {
+                if length == 0 || address == 0 {
+                    continue;
+                }
+                // SAFETY: the caller vouches that the memory is writable for `length` bytes, belongs to no other part
+                // and is used by nobody until the call returns; it is not null, as was just checked.
+                let target = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) };
+                targets.push((offset, target));
+            }
+            self.0.read_many(&mut targets, threads)
+        });
+        filled.map_err(|error| raised(py, &error))
+    }
+}

@@ -1,0 +1,138 @@
+"""A daemon's stand-in for tests of the Python layer: slots are private memory, a sealed shard is a file.
+
+What it leaves behind is exactly what the durable tier holds, so stock readers can be pointed at it.
+"""
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+from storaged.errors import NoCheckpointError
+
+
+class Slot:
+    def __init__(self, number, capacity):
+        self.id, self.capacity = number, capacity
+        self.memory = mmap.mmap(-1, max(capacity, 1))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+    def write(self, offset, data):
+        assert offset + len(data) <= self.capacity
+        ctypes.memmove(self.address + offset, data, len(data))
+
+    def copy_many(self, parts, threads):
+        for address, offset, length in parts:
+            assert offset + length <= self.capacity
+            ctypes.memmove(self.address + offset, address, length)
+
+
+class Shard:
+    rung = "own ram"
+
+    def __init__(self, path, ranges):
+        self.data, self.ranges = path.read_bytes(), ranges
+        self.length = len(self.data)
+
+    def take(self, offset, length):
+        inside = any(start <= offset and offset + length <= start + count for start, count in self.ranges)
+        assert inside, f"{length} bytes at {offset} were not asked for: {self.ranges}"
+        return self.data[offset : offset + length]
+
+    def read(self, offset, length):
+        return self.take(offset, length)
+
+    def read_many(self, parts, threads):
+        for offset, address, length in parts:
+            ctypes.memmove(address, self.take(offset, length), length)
+
+
+class Manifest:
+    chunk_bytes = 4096
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.shard_lengths = [path.stat().st_size for path in shards_of(folder)]
+
+    def schema(self):
+        return (self.folder / "schema.json").read_bytes()
+
+
+def shards_of(folder):
+    return sorted(folder.glob("__*_0.distcp"), key=lambda path: int(path.name.split("_")[2]))
+
+
+class FakeSession:
+    """Both connections in one, with the session's interface."""
+
+    timeout_ms = 1000
+    namespace = "fake"
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.rank, self.slots, self.free, self.opened, self.runs = 0, 0, [], [], {}
+
+    def connect(self):
+        return self
+
+    client = connect
+
+    def trainer(self, run, rank, world_size):
+        self.rank = rank
+        return self
+
+    def run_of(self, key):
+        return self.runs.get(key)
+
+    def set_run(self, key, run):
+        self.runs[key] = run
+
+    def drop_connections(self):
+        pass
+
+    def open_run(self, timeout_ms):
+        return 1
+
+    def acquire(self, size, timeout_ms):
+        for slot in self.free:
+            if slot.capacity >= size:
+                self.free.remove(slot)
+                return slot
+        self.slots += 1
+        return Slot(self.slots, size)
+
+    def release(self, slot):
+        self.free.append(slot)
+
+    def seal(self, slot, step, length):
+        folder = self.folder / f"step-{step}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"__{self.rank}_0.distcp").write_bytes(ctypes.string_at(slot.address, length))
+        self.free.append(slot)
+
+    def commit(self, step, schema, torch_metadata, durable):
+        folder = self.folder / f"step-{step}"
+        (folder / "schema.json").write_bytes(schema)
+        (folder / ".metadata.tmp").write_bytes(torch_metadata)
+        os.rename(folder / ".metadata.tmp", folder / ".metadata")
+
+    def wait(self, run, step, state, timeout_ms):
+        return state, None
+
+    def plan(self, step, timeout_ms):
+        steps = [int(p.parent.name.split("-")[1]) for p in self.folder.glob("step-*/.metadata")]
+        found = [s for s in steps if step in (None, s)]
+        if not found:
+            raise NoCheckpointError(f"expected a checkpoint of step {step}, got steps {sorted(steps)}")
+        plan = {"run": 1, "step": max(found), "manifest": f"step-{max(found)}", "state": "committed"}
+        return plan | {"shards": [], "passed_over": []}
+
+    def manifest(self, digest):
+        return Manifest(self.folder / digest)
+
+    def open_shard(self, manifest, rank, ranges, timeout_ms):
+        self.opened.append((rank, ranges))
+        return Shard(shards_of(manifest.folder)[rank], ranges)
+
+    def close_shard(self, manifest, rank):
+        pass

@@ -1,0 +1,256 @@
+//! The client against a daemon's stand-in that says what each test wants, also what no daemon should say.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use storaged_arena::{Slot, recv_frame, send_frame};
+use storaged_codec::{digest, leaf_digest, root_digest};
+use storaged_sdk::wire::local::{Reply, Request, Role, Rung};
+use storaged_sdk::wire::manifest::Manifest;
+use storaged_sdk::wire::{
+    ChunkSize, Generation, Geometry, ManifestBytes, Namespace, NodeName, Owner, Rank, Refusal,
+    RefusalCode, RunId, ShardEntry, SlotId, Step, WorldSize, decode, encode,
+};
+use storaged_sdk::{Client, ClientError, ConnectOptions, Trainer};
+
+const CHUNK_BYTES: u32 = 65536;
+const FRAME_BYTES_MAX: usize = 1 << 20;
+
+/// Listens in a fresh directory and serves one connection with `serve`.
+fn daemon(
+    serve: impl FnOnce(&mut UnixStream) + Send + 'static,
+) -> (tempfile::TempDir, ConnectOptions, JoinHandle<()>) {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let thread = std::thread::spawn(move || serve(&mut listener.accept().unwrap().0));
+    (directory, options(socket), thread)
+}
+
+fn options(socket: PathBuf) -> ConnectOptions {
+    let namespace = Namespace::new("job").unwrap();
+    ConnectOptions {
+        socket,
+        namespace,
+        token: Vec::new(),
+        role: Role::Reader,
+    }
+}
+
+fn hear(stream: &mut UnixStream) -> Request {
+    decode("request", &recv_frame(stream, FRAME_BYTES_MAX).unwrap().0).unwrap()
+}
+
+fn say(stream: &mut UnixStream, reply: &Reply, slot: Option<&Slot>) {
+    send_frame(stream, &encode(reply), slot.map(AsFd::as_fd)).unwrap();
+}
+
+fn welcome(stream: &mut UnixStream) {
+    assert!(matches!(hear(stream), Request::Hello { .. }));
+    let node = NodeName::new("n").unwrap();
+    let chunk = ChunkSize::new(CHUNK_BYTES).unwrap();
+    let generation = Generation::new(1);
+    say(
+        stream,
+        &Reply::Welcome {
+            node,
+            generation,
+            geometry: None,
+            chunk,
+        },
+        None,
+    );
+}
+
+#[test]
+fn nobody_listening_is_said_with_what_to_do() {
+    let error = Client::connect(&options("/nowhere/s".into())).unwrap_err();
+    assert!(matches!(error, ClientError::Unavailable { .. }));
+    assert!(error.to_string().contains("STORAGED_SOCKET"));
+}
+
+#[test]
+fn a_daemon_that_dies_breaks_the_connection_for_good() {
+    let (_directory, options, thread) = daemon(|stream| {
+        welcome(stream);
+        hear(stream);
+    });
+    let (mut client, _) = Client::connect(&options).unwrap();
+    assert!(matches!(
+        client.open_run(1000),
+        Err(ClientError::Broken { .. })
+    ));
+    assert!(matches!(
+        client.open_run(1000),
+        Err(ClientError::Broken { .. })
+    ));
+    thread.join().unwrap();
+}
+
+#[test]
+fn garbage_and_half_a_frame_are_errors() {
+    let (_directory, options, thread) = daemon(|stream| {
+        hear(stream);
+        stream.write_all(&[3, 0, 0, 0, 0xff, 0xff, 0xff]).unwrap();
+    });
+    assert!(matches!(
+        Client::connect(&options),
+        Err(ClientError::Wire(_))
+    ));
+    thread.join().unwrap();
+    let (_directory, options, thread) = daemon(|stream| {
+        hear(stream);
+        stream.write_all(&[200, 0, 0, 0, 1]).unwrap();
+    });
+    assert!(matches!(
+        Client::connect(&options),
+        Err(ClientError::Broken { .. })
+    ));
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_refusal_and_a_wrong_answer_are_told_apart() {
+    let (_directory, options, thread) = daemon(|stream| {
+        hear(stream);
+        let refusal = Refusal::new(
+            RefusalCode::Version,
+            "expected version 2, got 1: update the client",
+        );
+        say(stream, &Reply::Refused(refusal), None);
+    });
+    let error = Client::connect(&options).unwrap_err();
+    assert!(matches!(error, ClientError::Refused(refusal) if refusal.code == RefusalCode::Version));
+    thread.join().unwrap();
+    let (_directory, options, thread) = daemon(|stream| {
+        hear(stream);
+        say(stream, &Reply::Done, None);
+    });
+    assert!(matches!(
+        Client::connect(&options),
+        Err(ClientError::Protocol { .. })
+    ));
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_slot_is_mapped_once_and_found_again_without_a_descriptor() {
+    let (_directory, options, thread) = daemon(|stream| {
+        welcome(stream);
+        let slot = Slot::create(8192).unwrap();
+        for (number, descriptor) in [(1, true), (1, false), (2, false)] {
+            assert!(matches!(
+                hear(stream),
+                Request::AcquireSlot { bytes: 5000, .. }
+            ));
+            let slot_id = SlotId::new(number);
+            let reply = Reply::SlotGranted {
+                slot: slot_id,
+                capacity: 8192,
+                descriptor,
+            };
+            say(stream, &reply, descriptor.then_some(&slot));
+        }
+        let mut seen = [0; 4];
+        slot.read_at(100, &mut seen).unwrap();
+        assert_eq!(&seen, b"here");
+    });
+    let world_size = WorldSize::new(1).unwrap();
+    let mut trainer = Trainer::connect(options, RunId::new(1), Rank::new(0), world_size).unwrap();
+    let first = trainer.acquire(5000, 1000).unwrap();
+    first.copy_in(100, b"here").unwrap();
+    assert!(first.copy_in(8190, b"over").is_err());
+    let again = trainer.acquire(5000, 1000).unwrap();
+    assert_eq!(again.mapping().start(), first.mapping().start());
+    assert!(matches!(
+        trainer.acquire(5000, 1000),
+        Err(ClientError::Protocol { .. })
+    ));
+    thread.join().unwrap();
+}
+
+/// A manifest of one rank with these bytes.
+fn manifest_of(bytes: &[u8]) -> (ManifestBytes, Vec<storaged_codec::Digest>) {
+    let chunk = ChunkSize::new(CHUNK_BYTES).unwrap();
+    let chunks = (0u64..).zip(bytes.chunks(chunk.bytes()));
+    let leaves: Vec<_> = chunks
+        .map(|(index, block)| leaf_digest(block, index))
+        .collect();
+    let length = bytes.len() as u64;
+    let manifest = Manifest {
+        version: Manifest::VERSION,
+        namespace: Namespace::new("job").unwrap(),
+        owner: Owner::of_token(b""),
+        run: RunId::new(1),
+        step: Step::new(1),
+        world_size: WorldSize::new(1).unwrap(),
+        epoch: 0,
+        geometry: Geometry::new(1, 1).unwrap(),
+        chunk,
+        shards: vec![ShardEntry {
+            rank: Rank::new(0),
+            node: NodeName::new("n").unwrap(),
+            length,
+            root: root_digest(&leaves, length, chunk),
+        }],
+        groups: Vec::new(),
+        schema: Vec::new().into(),
+        torch_metadata: Vec::new().into(),
+    };
+    (manifest.seal().unwrap(), leaves)
+}
+
+#[test]
+fn a_flipped_byte_and_wrong_leaves_are_never_returned() {
+    let bytes: Vec<u8> = (0..200_000u32).map(|at| (at % 251) as u8).collect();
+    let (manifest, leaves) = manifest_of(&bytes);
+    let held = bytes.clone();
+    let (_directory, options, thread) = daemon(move |stream| {
+        welcome(stream);
+        let chunk = ChunkSize::new(CHUNK_BYTES).unwrap();
+        let length = held.len() as u64;
+        let slot = Slot::create(length).unwrap();
+        slot.write_at(0, &held).unwrap();
+        slot.write_at(70_000, &[held[70_000] ^ 1]).unwrap();
+        let mut wrong = leaves.clone();
+        wrong[0] = digest(b"something else");
+        for leaves in [leaves, wrong] {
+            hear(stream);
+            let reply = Reply::ShardOpened {
+                length,
+                chunk,
+                leaves,
+                rung: Rung::OwnRam,
+            };
+            say(stream, &reply, Some(&slot));
+        }
+    });
+    let (mut client, _) = Client::connect(&options).unwrap();
+    let shard = client
+        .open_shard(&manifest, Rank::new(0), Vec::new(), 1000)
+        .unwrap();
+    let mut out = vec![0; 65_536];
+    shard.read_at(0, &mut out).unwrap();
+    assert_eq!(out, bytes[..65_536]);
+    let mut untouched = vec![7; 10];
+    let error = shard.read_at(65_540, &mut untouched).unwrap_err();
+    assert!(matches!(error, ClientError::Corrupt { chunk: 1, .. }));
+    assert_eq!(untouched, [7; 10]);
+    let (mut left, mut right) = (vec![0; 1000], vec![0; 60_000]);
+    let mut parts = [(10, &mut left[..]), (131_072, &mut right[..])];
+    shard.read_many(&mut parts, 2.try_into().unwrap()).unwrap();
+    assert_eq!(
+        (&left[..], &right[..]),
+        (&bytes[10..1010], &bytes[131_072..191_072])
+    );
+    assert!(matches!(
+        shard.read_at(199_999, &mut [0; 2]),
+        Err(ClientError::Outside { .. })
+    ));
+    let again = client.open_shard(&manifest, Rank::new(0), Vec::new(), 1000);
+    assert!(matches!(again, Err(ClientError::WrongLeaves { .. })));
+    thread.join().unwrap();
+}
