@@ -38,7 +38,7 @@ class Loop:
 
     def strike(self) -> str:
         """Kills something at a random moment."""
-        time.sleep(self.dice.uniform(0.1, 2.5))
+        time.sleep(self.dice.uniform(0.2, 4))
         kind = self.dice.choice(["trainer", "daemon", "node", "two daemons", "two nodes"])
         nodes = self.dice.sample(range(NODES), 2 if kind.startswith("two") else 1)
         for node in nodes:

@@ -1,5 +1,7 @@
-use clap::Args;
 use super::CliError;
+use clap::Args;
 #[derive(Debug, Args)]
 pub struct BenchArgs {}
-pub fn bench(_: &BenchArgs) -> Result<(), CliError> { Ok(()) }
+pub fn bench(_: &BenchArgs) -> Result<(), CliError> {
+    Ok(())
+}

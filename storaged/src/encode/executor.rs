@@ -52,7 +52,12 @@ pub struct Executor {
 
 impl Executor {
     /// An executor over a network, RAM and threads.
-    pub fn new(streams: Arc<dyn Streams>, blocks: Arc<dyn Blocks>, pool: Pool, limits: ExecutorLimits) -> Self {
+    pub fn new(
+        streams: Arc<dyn Streams>,
+        blocks: Arc<dyn Blocks>,
+        pool: Pool,
+        limits: ExecutorLimits,
+    ) -> Self {
         Self {
             streams,
             blocks,
@@ -104,7 +109,11 @@ impl Executor {
     }
 
     async fn execute(&self, work: Arc<SessionWork>) -> Result<u64, SessionFault> {
-        let hop = work.plan.hop(work.member).cloned().ok_or(SessionFault::NoBlocks)?;
+        let hop = work
+            .plan
+            .hop(work.member)
+            .cloned()
+            .ok_or(SessionFault::NoBlocks)?;
         let hop = Arc::new(hop);
         let keep: Option<Arc<dyn KeepBlocks>> = match &work.keep {
             Some(keep) => Some(Arc::from(self.blocks.begin_keep(keep, &work)?)),
@@ -136,7 +145,9 @@ impl Executor {
     ) -> Result<BTreeMap<usize, Box<dyn BlockSender>>, SessionFault> {
         let mut senders = BTreeMap::new();
         for output in &hop.outputs {
-            let Target::Edge(edge) = output.target else { continue };
+            let Target::Edge(edge) = output.target else {
+                continue;
+            };
             let to = &work.members[work.plan.edges[edge].to];
             let record = StreamRecord {
                 leader: work.leader.clone(),
@@ -155,7 +166,10 @@ impl Executor {
         node: &NodeName,
         step: impl Future<Output = Result<T, String>>,
     ) -> Result<T, SessionFault> {
-        let blame = |reason: String| SessionFault::Neighbour { node: node.clone(), reason };
+        let blame = |reason: String| SessionFault::Neighbour {
+            node: node.clone(),
+            reason,
+        };
         match tokio::time::timeout(self.limits.stall, step).await {
             Ok(outcome) => outcome.map_err(blame),
             Err(_) => {
@@ -174,11 +188,19 @@ impl Executor {
         let shape = work.plan.edges[edge];
         let from = work.members[shape.from].clone();
         let key = (work.leader.clone(), work.session, edge as u32);
-        let arrived = async { self.inbound.wait(key).await.ok_or_else(|| "closed its stream".to_owned()) };
+        let arrived = async {
+            self.inbound
+                .wait(key)
+                .await
+                .ok_or_else(|| "closed its stream".to_owned())
+        };
         let (sender, mut stream) = self.in_time(&from, arrived).await?;
         if sender != from {
             let reason = format!("opened the stream of {from}");
-            return Err(SessionFault::Neighbour { node: sender, reason });
+            return Err(SessionFault::Neighbour {
+                node: sender,
+                reason,
+            });
         }
         for stripe in work.stripes.iter().cloned().flatten() {
             let bytes = work.stripe_bytes(stripe);
@@ -215,7 +237,11 @@ impl Executor {
                 let _flight = flight;
                 compute(&work, &hop, stripe, sums, blocks.as_ref(), keep.as_deref())
             };
-            let job = self.pool.submit(job).await.map_err(|_| SessionFault::Aborted);
+            let job = self
+                .pool
+                .submit(job)
+                .await
+                .map_err(|_| SessionFault::Aborted);
             if jobs.send(job).await.is_err() {
                 return Ok(());
             }
@@ -237,7 +263,9 @@ impl Executor {
             for (edge, sums) in done.edges {
                 let shape = work.plan.edges[edge];
                 let to = &work.members[shape.to];
-                let Some(sender) = senders.get_mut(&edge) else { continue };
+                let Some(sender) = senders.get_mut(&edge) else {
+                    continue;
+                };
                 let step = frame::send(sender.as_mut(), done.stripe, bytes, shape.width, sums);
                 self.in_time(to, step).await?;
             }

@@ -17,7 +17,12 @@ pub(super) const HEADER_BYTES: usize = 16;
 /// The partial sums of one stripe on one edge; none if they are all zeros.
 pub(super) type Sums = Option<Vec<Vec<u8>>>;
 
-fn header(stripe: u64, bytes: usize, width: usize, dirty: bool) -> Result<[u8; HEADER_BYTES], String> {
+fn header(
+    stripe: u64,
+    bytes: usize,
+    width: usize,
+    dirty: bool,
+) -> Result<[u8; HEADER_BYTES], String> {
     let bytes = u32::try_from(bytes).map_err(|error| error.to_string())?;
     let width = u8::try_from(width).map_err(|error| error.to_string())?;
     let mut header = [0; HEADER_BYTES];
@@ -57,7 +62,9 @@ pub(super) async fn receive(
     let dirty = got[12] == 1;
     let expected = header(stripe, bytes, width, dirty)?;
     if got != expected {
-        return Err(format!("sent a frame header {got:02x?} where the plan has {expected:02x?}"));
+        return Err(format!(
+            "sent a frame header {got:02x?} where the plan has {expected:02x?}"
+        ));
     }
     if !dirty {
         return Ok(None);

@@ -26,8 +26,16 @@ impl QuicStreams {
 
 #[async_trait]
 impl Streams for QuicStreams {
-    async fn open(&self, to: &NodeName, record: &StreamRecord) -> Result<Box<dyn BlockSender>, String> {
-        let stream = self.net.open_stream(to, record).await.map_err(|error| error.to_string())?;
+    async fn open(
+        &self,
+        to: &NodeName,
+        record: &StreamRecord,
+    ) -> Result<Box<dyn BlockSender>, String> {
+        let stream = self
+            .net
+            .open_stream(to, record)
+            .await
+            .map_err(|error| error.to_string())?;
         Ok(Box::new(stream))
     }
 }
@@ -35,7 +43,9 @@ impl Streams for QuicStreams {
 #[async_trait]
 impl BlockSender for SendStream {
     async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), String> {
-        self.write_all_chunks(chunks).await.map_err(|error| error.to_string())
+        self.write_all_chunks(chunks)
+            .await
+            .map_err(|error| error.to_string())
     }
 
     async fn finish(&mut self) -> Result<(), String> {
@@ -51,7 +61,9 @@ impl BlockSender for SendStream {
 #[async_trait]
 impl BlockReceiver for RecvStream {
     async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), String> {
-        RecvStream::read_exact(self, out).await.map_err(|error| error.to_string())
+        RecvStream::read_exact(self, out)
+            .await
+            .map_err(|error| error.to_string())
     }
 
     async fn expect_end(&mut self) -> Result<(), String> {

@@ -40,11 +40,20 @@ pub(super) fn compute(
             Target::Edge(edge) => edges.push((edge, sums)),
             Target::Keep(_) => {
                 let keep = keep.ok_or(SessionFault::NoBlocks)?;
-                keep.put(stripe, sums.as_ref().and_then(|sums| sums.first()).map(Vec::as_slice))?;
+                keep.put(
+                    stripe,
+                    sums.as_ref()
+                        .and_then(|sums| sums.first())
+                        .map(Vec::as_slice),
+                )?;
             }
         }
     }
-    Ok(Computed { stripe, edges, dirty })
+    Ok(Computed {
+        stripe,
+        edges,
+        dirty,
+    })
 }
 
 fn local_block(
@@ -83,7 +92,11 @@ fn combine(
     bytes: usize,
     may_take: bool,
 ) -> Sums {
-    let used = |row: &Vec<u8>| row.iter().zip(operands.iter()).any(|(c, x)| *c != 0 && x.is_some());
+    let used = |row: &Vec<u8>| {
+        row.iter()
+            .zip(operands.iter())
+            .any(|(c, x)| *c != 0 && x.is_some())
+    };
     if !rows.iter().any(used) {
         return None;
     }
@@ -113,7 +126,11 @@ fn start_of(
     may_take: bool,
 ) -> Vec<u8> {
     let only_here = |column: usize| {
-        rows[row][column] == 1 && rows.iter().enumerate().all(|(r, other)| r == row || other[column] == 0)
+        rows[row][column] == 1
+            && rows
+                .iter()
+                .enumerate()
+                .all(|(r, other)| r == row || other[column] == 0)
     };
     let taken = (0..operands.len())
         .find(|column| may_take && operands[*column].is_some() && only_here(*column))

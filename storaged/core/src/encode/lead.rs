@@ -95,7 +95,9 @@ impl Derived {
         let sinks: Vec<usize> = (blocks.data.len()..blocks.blocks()).collect();
         let plan = CodingPlan::chain(&coefficients?);
         let all = sources.iter().chain(&sinks);
-        let members = all.map(|block| blocks.node(*block).cloned()).collect::<Option<Vec<_>>>()?;
+        let members = all
+            .map(|block| blocks.node(*block).cloned())
+            .collect::<Option<Vec<_>>>()?;
         let sink_members = (sources.len()..members.len()).collect();
         Some(Self {
             lane,
@@ -118,14 +120,20 @@ impl Derived {
     ) -> Option<Self> {
         let blocks = LaneBlocks::of(manifest, lane)?;
         let in_range = |block: &u32| (*block as usize) < blocks.blocks();
-        if !survivors.iter().chain(wanted.iter().map(|(block, _)| block)).all(in_range) {
+        if !survivors
+            .iter()
+            .chain(wanted.iter().map(|(block, _)| block))
+            .all(in_range)
+        {
             return None;
         }
         let matrix = CodingMatrix::cauchy(manifest.geometry);
         let mut sources: Vec<usize> = survivors.iter().map(|block| *block as usize).collect();
         let first_sink = wanted.first().map(|(_, node)| node);
         let into_last = wanted.len() == 1
-            && sources.iter().any(|block| blocks.node(*block) == first_sink);
+            && sources
+                .iter()
+                .any(|block| blocks.node(*block) == first_sink);
         if into_last {
             sources.sort_by_key(|block| blocks.node(*block) == first_sink);
         }
@@ -134,10 +142,16 @@ impl Derived {
         let holders = sources.iter().map(|block| blocks.node(*block).cloned());
         let mut members = holders.collect::<Option<Vec<_>>>()?;
         let (plan, sink_members) = if into_last {
-            (CodingPlan::chain_into_last(&coefficients), vec![sources.len() - 1])
+            (
+                CodingPlan::chain_into_last(&coefficients),
+                vec![sources.len() - 1],
+            )
         } else {
             members.extend(wanted.iter().map(|(_, node)| node.clone()));
-            (CodingPlan::chain(&coefficients), (sources.len()..members.len()).collect())
+            (
+                CodingPlan::chain(&coefficients),
+                (sources.len()..members.len()).collect(),
+            )
         };
         let distinct: BTreeSet<&NodeName> = members.iter().collect();
         (distinct.len() == members.len()).then_some(())?;
@@ -165,7 +179,8 @@ impl Node {
             .values()
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?, c.state)))
             .collect();
-        self.lanes.retain(|(name, _), _| self.by_name.contains_key(name));
+        self.lanes
+            .retain(|(name, _), _| self.by_name.contains_key(name));
         for (key, manifest, state) in committed {
             for lane in lanes_of(manifest.manifest()) {
                 self.lead_lane(&key, &manifest, lane, state);
@@ -223,8 +238,15 @@ impl Node {
         if !all_up {
             return;
         }
-        let in_full = self.lanes.get(&(manifest.name(), lane)).is_some_and(|p| p.in_full);
-        let basis = if in_full { None } else { self.basis_for(key, manifest.manifest(), lane, blocks) };
+        let in_full = self
+            .lanes
+            .get(&(manifest.name(), lane))
+            .is_some_and(|p| p.in_full);
+        let basis = if in_full {
+            None
+        } else {
+            self.basis_for(key, manifest.manifest(), lane, blocks)
+        };
         let kind = SessionKind::Encode { lane, basis };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Encode);
     }
@@ -279,33 +301,59 @@ impl Node {
                 continue;
             }
             let progress = self.lanes.entry(place).or_default();
-            let asked = progress.asked_at.get(node).is_some_and(|at| now.since(*at) < limits::REPEAT_MS);
+            let asked = progress
+                .asked_at
+                .get(node)
+                .is_some_and(|at| now.since(*at) < limits::REPEAT_MS);
             if progress.held.contains_key(node) || asked {
                 continue;
             }
             progress.asked_at.insert(node.clone(), now);
             let namespace = namespace.clone();
-            self.send(node, PeerMessage::HoldingsQuery { query: 0, namespace });
+            self.send(
+                node,
+                PeerMessage::HoldingsQuery {
+                    query: 0,
+                    namespace,
+                },
+            );
         }
     }
 
-    fn learn_own_blocks(&mut self, place: (Digest, Lane), key: &CheckpointKey, blocks: &LaneBlocks) {
+    fn learn_own_blocks(
+        &mut self,
+        place: (Digest, Lane),
+        key: &CheckpointKey,
+        blocks: &LaneBlocks,
+    ) {
         let me = self.me().clone();
-        let holding = self.checkpoints.get(key).and_then(crate::table::Checkpoint::holding);
+        let holding = self
+            .checkpoints
+            .get(key)
+            .and_then(crate::table::Checkpoint::holding);
         let held = holding.map(|holding| blocks_held(blocks, place.1, &holding));
         let progress = self.lanes.entry(place).or_default();
         progress.held.insert(me, held.unwrap_or_default());
     }
 
     /// A peer said what it holds of a namespace.
-    pub(crate) fn lanes_learn(&mut self, from: &NodeName, namespace: &Namespace, holdings: &[Holding]) {
+    pub(crate) fn lanes_learn(
+        &mut self,
+        from: &NodeName,
+        namespace: &Namespace,
+        holdings: &[Holding],
+    ) {
         let places: Vec<(Digest, Lane)> = self.lanes.keys().copied().collect();
         for (name, lane) in places {
-            let Some(manifest) = self.manifest_named(name) else { continue };
+            let Some(manifest) = self.manifest_named(name) else {
+                continue;
+            };
             if manifest.manifest().namespace != *namespace {
                 continue;
             }
-            let Some(blocks) = LaneBlocks::of(manifest.manifest(), lane) else { continue };
+            let Some(blocks) = LaneBlocks::of(manifest.manifest(), lane) else {
+                continue;
+            };
             let held = holdings
                 .iter()
                 .find(|holding| holding.manifest == name)
@@ -381,7 +429,16 @@ impl Node {
         for member in derived.members {
             if !self.is_up(&member) {
                 let reason = "is down".into();
-                self.end_led(session, Err((member.clone(), SessionFault::Neighbour { node: member, reason })));
+                self.end_led(
+                    session,
+                    Err((
+                        member.clone(),
+                        SessionFault::Neighbour {
+                            node: member,
+                            reason,
+                        },
+                    )),
+                );
                 return true;
             }
             self.send(&member, PeerMessage::Propose(record.clone()));
@@ -389,9 +446,20 @@ impl Node {
         true
     }
 
-    pub(crate) fn member_ready(&mut self, from: &NodeName, session: SessionId, leaves: Vec<LeafTable>) {
+    pub(crate) fn member_ready(
+        &mut self,
+        from: &NodeName,
+        session: SessionId,
+        leaves: Vec<LeafTable>,
+    ) {
         let Some(led) = self.led.get_mut(&session) else {
-            return self.send(from, PeerMessage::Close { session, kept: false });
+            return self.send(
+                from,
+                PeerMessage::Close {
+                    session,
+                    kept: false,
+                },
+            );
         };
         if led.begun || !led.members.contains(from) {
             return;
@@ -414,7 +482,13 @@ impl Node {
 
     pub(crate) fn member_finished(&mut self, from: &NodeName, session: SessionId) {
         let Some(led) = self.led.get_mut(&session) else {
-            return self.send(from, PeerMessage::Close { session, kept: false });
+            return self.send(
+                from,
+                PeerMessage::Close {
+                    session,
+                    kept: false,
+                },
+            );
         };
         if led.begun && led.members.contains(from) {
             led.finished.insert(from.clone());
@@ -424,14 +498,27 @@ impl Node {
         }
     }
 
-    pub(crate) fn member_failed(&mut self, from: &NodeName, session: SessionId, fault: SessionFault) {
-        if self.led.get(&session).is_some_and(|led| led.members.contains(from)) {
+    pub(crate) fn member_failed(
+        &mut self,
+        from: &NodeName,
+        session: SessionId,
+        fault: SessionFault,
+    ) {
+        if self
+            .led
+            .get(&session)
+            .is_some_and(|led| led.members.contains(from))
+        {
             self.end_led(session, Err((from.clone(), fault)));
         }
     }
 
     /// Ends a session that this node leads, and says what counts.
-    pub(crate) fn end_led(&mut self, session: SessionId, outcome: Result<(), (NodeName, SessionFault)>) {
+    pub(crate) fn end_led(
+        &mut self,
+        session: SessionId,
+        outcome: Result<(), (NodeName, SessionFault)>,
+    ) {
         let Some(led) = self.led.remove(&session) else {
             return;
         };
@@ -439,10 +526,10 @@ impl Node {
         for member in &led.members {
             self.send(member, PeerMessage::Close { session, kept });
         }
-        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane)) {
-            if progress.session == Some(session) {
-                progress.session = None;
-            }
+        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane))
+            && progress.session == Some(session)
+        {
+            progress.session = None;
         }
         match outcome {
             Ok(()) => self.session_succeeded(led),
@@ -471,9 +558,19 @@ impl Node {
                 }
                 let elapsed_ms = now.since(started.unwrap_or(now));
                 let lane = led.lane;
-                self.note(Note::LaneProtected { key: led.key.clone(), lane, elapsed_ms });
+                self.note(Note::LaneProtected {
+                    key: led.key.clone(),
+                    lane,
+                    elapsed_ms,
+                });
                 for home in self.homes_of(&led.key) {
-                    self.send(&home, PeerMessage::LaneProtected { manifest: name, lane });
+                    self.send(
+                        &home,
+                        PeerMessage::LaneProtected {
+                            manifest: name,
+                            lane,
+                        },
+                    );
                 }
             }
         }
@@ -494,11 +591,11 @@ impl Node {
             };
             progress.held.clear();
         }
-        if led.purpose == Purpose::Encode {
-            if let SessionFault::Corrupt(reason) = &fault {
-                let reason = format!("a sealed shard on {node} was changed: {reason}");
-                return self.abandon_everywhere(&led.key, &reason);
-            }
+        if led.purpose == Purpose::Encode
+            && let SessionFault::Corrupt(reason) = &fault
+        {
+            let reason = format!("a sealed shard on {node} was changed: {reason}");
+            return self.abandon_everywhere(&led.key, &reason);
         }
         let key = led.key;
         self.note(Note::SessionFailed { key, node, fault });
@@ -528,7 +625,10 @@ impl Node {
             .collect();
         for (session, node) in late {
             let reason = "did not answer in time".into();
-            let fault = SessionFault::Neighbour { node: node.clone(), reason };
+            let fault = SessionFault::Neighbour {
+                node: node.clone(),
+                reason,
+            };
             self.end_led(session, Err((node, fault)));
         }
         self.expire_joined();
@@ -544,7 +644,10 @@ impl Node {
             .collect();
         for session in hit {
             let reason = "its link went down".into();
-            let fault = SessionFault::Neighbour { node: node.clone(), reason };
+            let fault = SessionFault::Neighbour {
+                node: node.clone(),
+                reason,
+            };
             self.end_led(session, Err((node.clone(), fault)));
         }
         self.joined_forget(node);
@@ -561,7 +664,13 @@ impl Node {
         for session in led {
             if let Some(led) = self.led.remove(&session) {
                 for member in &led.members {
-                    self.send(member, PeerMessage::Close { session, kept: false });
+                    self.send(
+                        member,
+                        PeerMessage::Close {
+                            session,
+                            kept: false,
+                        },
+                    );
                 }
                 if let Purpose::Open(slot) = led.purpose {
                     let me = self.me().clone();
