@@ -4,16 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use storaged_codec::CodingMatrix;
 use storaged_wire::peer::{
-    CheckpointKey, Holding, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
+    CheckpointKey, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
-use storaged_wire::{
-    CheckpointState, Digest, Manifest, ManifestBytes, Namespace, NodeName, SessionId, SlotId,
-};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
 
+use super::derived::Derived;
 use super::lanes::{LaneBlocks, lanes_of};
-use super::plan::CodingPlan;
+
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;
@@ -55,117 +53,6 @@ pub(crate) struct Led {
     pub begun: bool,
     pub deadline: Now,
     pub purpose: Purpose,
-}
-
-/// A session's plan and who is who in it, as every member derives it.
-#[derive(Debug, Clone)]
-pub(crate) struct Derived {
-    pub lane: Lane,
-    pub blocks: LaneBlocks,
-    pub plan: CodingPlan,
-    /// One name per member of the plan.
-    pub members: Vec<NodeName>,
-    /// The block that each source member reads: the first members of the plan, in order.
-    pub sources: Vec<usize>,
-    /// The block that each sink keeps.
-    pub sinks: Vec<usize>,
-    /// Members that are sinks, in the order of `sinks`.
-    pub sink_members: Vec<usize>,
-    pub stripes: Vec<(u64, u64)>,
-}
-
-impl Derived {
-    /// Derives a session from its record; none if the record does not fit the manifest.
-    pub fn of(record: &SessionRecord, manifest: &Manifest) -> Option<Self> {
-        match &record.kind {
-            SessionKind::Encode { lane, .. } => Self::encode(manifest, *lane),
-            SessionKind::Repair {
-                lane,
-                survivors,
-                wanted,
-                stripes,
-            } => Self::repair(manifest, *lane, survivors, wanted, stripes),
-        }
-    }
-
-    fn encode(manifest: &Manifest, lane: Lane) -> Option<Self> {
-        let blocks = LaneBlocks::of(manifest, lane)?;
-        let matrix = CodingMatrix::cauchy(manifest.geometry);
-        let (sources, coefficients) = blocks.encode(&matrix);
-        let sinks: Vec<usize> = (blocks.data.len()..blocks.blocks()).collect();
-        let plan = CodingPlan::chain(&coefficients?);
-        let all = sources.iter().chain(&sinks);
-        let members = all
-            .map(|block| blocks.node(*block).cloned())
-            .collect::<Option<Vec<_>>>()?;
-        let sink_members = (sources.len()..members.len()).collect();
-        Some(Self {
-            lane,
-            blocks,
-            plan,
-            members,
-            sources,
-            sinks,
-            sink_members,
-            stripes: Vec::new(),
-        })
-    }
-
-    fn repair(
-        manifest: &Manifest,
-        lane: Lane,
-        survivors: &[u32],
-        wanted: &[(u32, NodeName)],
-        stripes: &[(u64, u64)],
-    ) -> Option<Self> {
-        let blocks = LaneBlocks::of(manifest, lane)?;
-        let in_range = |block: &u32| (*block as usize) < blocks.blocks();
-        if !survivors
-            .iter()
-            .chain(wanted.iter().map(|(block, _)| block))
-            .all(in_range)
-        {
-            return None;
-        }
-        let matrix = CodingMatrix::cauchy(manifest.geometry);
-        let mut sources: Vec<usize> = survivors.iter().map(|block| *block as usize).collect();
-        let first_sink = wanted.first().map(|(_, node)| node);
-        let into_last = wanted.len() == 1
-            && sources
-                .iter()
-                .any(|block| blocks.node(*block) == first_sink);
-        if into_last {
-            sources.sort_by_key(|block| blocks.node(*block) == first_sink);
-        }
-        let sinks: Vec<usize> = wanted.iter().map(|(block, _)| *block as usize).collect();
-        let coefficients = blocks.repair(&matrix, &sources, &sinks).ok()??;
-        let holders = sources.iter().map(|block| blocks.node(*block).cloned());
-        let mut members = holders.collect::<Option<Vec<_>>>()?;
-        let (plan, sink_members) = if into_last {
-            (
-                CodingPlan::chain_into_last(&coefficients),
-                vec![sources.len() - 1],
-            )
-        } else {
-            members.extend(wanted.iter().map(|(_, node)| node.clone()));
-            (
-                CodingPlan::chain(&coefficients),
-                (sources.len()..members.len()).collect(),
-            )
-        };
-        let distinct: BTreeSet<&NodeName> = members.iter().collect();
-        (distinct.len() == members.len()).then_some(())?;
-        Some(Self {
-            lane,
-            blocks,
-            plan,
-            members,
-            sources,
-            sinks,
-            sink_members,
-            stripes: stripes.to_vec(),
-        })
-    }
 }
 
 impl Node {
@@ -249,144 +136,6 @@ impl Node {
         };
         let kind = SessionKind::Encode { lane, basis };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Encode);
-    }
-
-    /// Puts back what up members of a protected lane do not hold.
-    fn heal_lane(
-        &mut self,
-        key: &CheckpointKey,
-        manifest: &ManifestBytes,
-        lane: Lane,
-        blocks: &LaneBlocks,
-    ) {
-        let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
-            .filter_map(|block| Some((block, blocks.node(block)?.clone())))
-            .collect();
-        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders);
-        self.learn_own_blocks((manifest.name(), lane), key, blocks);
-        let progress = &self.lanes[&(manifest.name(), lane)];
-        let mut available = Vec::new();
-        let mut wanted = Vec::new();
-        for (block, node) in &holders {
-            match progress.held.get(node) {
-                _ if !self.is_up(node) => {}
-                None => return,
-                Some(held) if held.contains(block) => available.push(*block),
-                Some(_) => wanted.push((*block as u32, node.clone())),
-            }
-        }
-        let survivors = blocks.enough(&available);
-        let (false, Some(survivors)) = (wanted.is_empty(), survivors) else {
-            return;
-        };
-        let healed = wanted.iter().map(|(_, node)| node.clone()).collect();
-        let kind = SessionKind::Repair {
-            lane,
-            survivors: survivors.into_iter().map(|block| block as u32).collect(),
-            wanted,
-            stripes: Vec::new(),
-        };
-        self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
-    }
-
-    fn ask_unknown_holders(
-        &mut self,
-        namespace: &Namespace,
-        place: (Digest, Lane),
-        holders: &[(usize, NodeName)],
-    ) {
-        let now = self.now;
-        for (_, node) in holders {
-            if node == self.me() || !self.is_up(node) {
-                continue;
-            }
-            let progress = self.lanes.entry(place).or_default();
-            let asked = progress
-                .asked_at
-                .get(node)
-                .is_some_and(|at| now.since(*at) < limits::REPEAT_MS);
-            if progress.held.contains_key(node) || asked {
-                continue;
-            }
-            progress.asked_at.insert(node.clone(), now);
-            let namespace = namespace.clone();
-            self.send(
-                node,
-                PeerMessage::HoldingsQuery {
-                    query: 0,
-                    namespace,
-                },
-            );
-        }
-    }
-
-    fn learn_own_blocks(
-        &mut self,
-        place: (Digest, Lane),
-        key: &CheckpointKey,
-        blocks: &LaneBlocks,
-    ) {
-        let me = self.me().clone();
-        let holding = self
-            .checkpoints
-            .get(key)
-            .and_then(crate::table::Checkpoint::holding);
-        let held = holding.map(|holding| blocks_held(blocks, place.1, &holding));
-        let progress = self.lanes.entry(place).or_default();
-        progress.held.insert(me, held.unwrap_or_default());
-    }
-
-    /// A peer said what it holds of a namespace.
-    pub(crate) fn lanes_learn(
-        &mut self,
-        from: &NodeName,
-        namespace: &Namespace,
-        holdings: &[Holding],
-    ) {
-        let places: Vec<(Digest, Lane)> = self.lanes.keys().copied().collect();
-        for (name, lane) in places {
-            let Some(manifest) = self.manifest_named(name) else {
-                continue;
-            };
-            if manifest.manifest().namespace != *namespace {
-                continue;
-            }
-            let Some(blocks) = LaneBlocks::of(manifest.manifest(), lane) else {
-                continue;
-            };
-            let held = holdings
-                .iter()
-                .find(|holding| holding.manifest == name)
-                .map(|holding| blocks_held(&blocks, lane, holding));
-            let progress = self.lanes.entry((name, lane)).or_default();
-            if progress.asked_at.remove(from).is_some() {
-                progress.held.insert(from.clone(), held.unwrap_or_default());
-            }
-        }
-        self.lead_lanes();
-    }
-
-    pub(crate) fn lanes_forget(&mut self, node: &NodeName) {
-        for progress in self.lanes.values_mut() {
-            progress.held.remove(node);
-            progress.asked_at.remove(node);
-        }
-    }
-
-    /// A peer came up, perhaps with empty RAM: it gets the manifests that concern it, and what it holds is asked.
-    pub(crate) fn peer_may_have_lost(&mut self, node: &NodeName) {
-        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>)> = self
-            .checkpoints
-            .values()
-            .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
-            .collect();
-        for (key, manifest) in committed {
-            if self.concerned(manifest.manifest()).contains(node) {
-                self.tell(&key, node);
-            }
-        }
-        self.announce_all();
-        self.lead_lanes();
     }
 
     /// Proposes a session to its members.
@@ -686,19 +435,4 @@ impl Purpose {
     fn is_lane_work(&self) -> bool {
         !matches!(self, Self::Open(_))
     }
-}
-
-/// The blocks of a lane that a holding has.
-pub(crate) fn blocks_held(blocks: &LaneBlocks, lane: Lane, holding: &Holding) -> BTreeSet<usize> {
-    let k = blocks.data.len();
-    let data = blocks.data.iter().enumerate().filter_map(|(block, entry)| {
-        let shard = entry.as_ref()?;
-        holding.shards.contains(&shard.rank).then_some(block)
-    });
-    let parity = holding
-        .parity
-        .iter()
-        .filter(|(of, _)| *of == lane)
-        .map(|(_, index)| k + *index as usize);
-    data.chain(parity).collect()
 }

@@ -11,7 +11,8 @@ use storaged_wire::peer::{
 };
 use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId, SlotId};
 
-use super::lead::{Derived, Purpose as LedFor};
+use super::derived::Derived;
+use super::lead::Purpose as LedFor;
 use super::work::{Keep, ParityId, SessionWork, SlotShard, Source};
 use crate::budget::Purpose;
 use crate::io::{Now, Output, SessionTally};
