@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use quinn::{RecvStream, SendStream};
+use quinn::{RecvStream, SendStream, VarInt};
 use storaged_wire::NodeName;
 use storaged_wire::peer::StreamRecord;
 
@@ -26,21 +26,52 @@ impl QuicStreams {
 
 #[async_trait]
 impl Streams for QuicStreams {
-    async fn open(&self, to: &NodeName, record: &StreamRecord) -> Result<Box<dyn BlockSender>, String> {
-        let stream = self.net.open_stream(to, record).await.map_err(|error| error.to_string())?;
-        Ok(Box::new(stream))
+    async fn open(
+        &self,
+        to: &NodeName,
+        record: &StreamRecord,
+    ) -> Result<Box<dyn BlockSender>, String> {
+        let stream = self
+            .net
+            .open_stream(to, record)
+            .await
+            .map_err(|error| error.to_string())?;
+        Ok(Box::new(QuicSender {
+            stream,
+            finished: false,
+        }))
+    }
+}
+
+/// A stream that is reset unless it is finished: dropping quinn's own would finish it, and send on what waits.
+struct QuicSender {
+    stream: SendStream,
+    finished: bool,
+}
+
+impl Drop for QuicSender {
+    fn drop(&mut self) {
+        if !self.finished {
+            // An error means that the stream is over already.
+            let _ = self.stream.reset(VarInt::from_u32(0));
+        }
     }
 }
 
 #[async_trait]
-impl BlockSender for SendStream {
+impl BlockSender for QuicSender {
     async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), String> {
-        self.write_all_chunks(chunks).await.map_err(|error| error.to_string())
+        self.stream
+            .write_all_chunks(chunks)
+            .await
+            .map_err(|error| error.to_string())
     }
 
     async fn finish(&mut self) -> Result<(), String> {
-        SendStream::finish(self).map_err(|error| error.to_string())?;
-        match self.stopped().await {
+        self.stream.finish().map_err(|error| error.to_string())?;
+        let acknowledged = self.stream.stopped().await;
+        self.finished = matches!(acknowledged, Ok(None));
+        match acknowledged {
             Ok(None) => Ok(()),
             Ok(Some(code)) => Err(format!("stopped the stream with code {code}")),
             Err(error) => Err(error.to_string()),
@@ -51,7 +82,9 @@ impl BlockSender for SendStream {
 #[async_trait]
 impl BlockReceiver for RecvStream {
     async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), String> {
-        RecvStream::read_exact(self, out).await.map_err(|error| error.to_string())
+        RecvStream::read_exact(self, out)
+            .await
+            .map_err(|error| error.to_string())
     }
 
     async fn expect_end(&mut self) -> Result<(), String> {
