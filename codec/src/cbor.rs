@@ -7,7 +7,11 @@ use minicbor::encode::{self, Encode, Encoder, Write};
 use crate::{ChunkSize, Digest, Geometry};
 
 impl<C> Encode<C> for Digest {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), encode::Error<W::Error>> {
+    fn encode<W: Write>(
+        &self,
+        e: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
         e.bytes(self.as_bytes())?.ok()
     }
 }
@@ -15,15 +19,22 @@ impl<C> Encode<C> for Digest {
 impl<'b, C> Decode<'b, C> for Digest {
     fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, Error> {
         let bytes = d.bytes()?;
-        let bytes: &[u8; 32] = bytes
-            .try_into()
-            .map_err(|_| Error::message(format!("expected a digest of 32 bytes, got {}", bytes.len())))?;
+        let bytes: &[u8; 32] = bytes.try_into().map_err(|_| {
+            Error::message(format!(
+                "expected a digest of 32 bytes, got {}",
+                bytes.len()
+            ))
+        })?;
         Ok(Self::from_bytes(bytes))
     }
 }
 
 impl<C> Encode<C> for Geometry {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), encode::Error<W::Error>> {
+    fn encode<W: Write>(
+        &self,
+        e: &mut Encoder<W>,
+        c: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
         (self.k() as u8, self.m() as u8).encode(e, c)
     }
 }
@@ -36,7 +47,11 @@ impl<'b, C> Decode<'b, C> for Geometry {
 }
 
 impl<C> Encode<C> for ChunkSize {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), encode::Error<W::Error>> {
+    fn encode<W: Write>(
+        &self,
+        e: &mut Encoder<W>,
+        c: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
         (self.bytes() as u32).encode(e, c)
     }
 }

@@ -42,7 +42,9 @@ pub static MUL: [[u8; 256]; 256] = mul_table();
 
 /// The inverse of a non-zero element; 0 for 0.
 pub fn inverse(a: u8) -> u8 {
-    (1..=255u8).find(|x| MUL[usize::from(a)][usize::from(*x)] == 1).unwrap_or(0)
+    (1..=255u8)
+        .find(|x| MUL[usize::from(a)][usize::from(*x)] == 1)
+        .unwrap_or(0)
 }
 
 #[cfg(test)]

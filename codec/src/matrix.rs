@@ -78,14 +78,19 @@ impl CodingMatrix {
         }
         let rows: Vec<Vec<u8>> = survivors.iter().map(|block| self.row(*block)).collect();
         let inverted = invert(rows).ok_or_else(|| RepairError::Dependent(survivors.to_vec()))?;
-        Ok(wanted.iter().map(|block| product(&self.row(*block), &inverted)).collect())
+        Ok(wanted
+            .iter()
+            .map(|block| product(&self.row(*block), &inverted))
+            .collect())
     }
 }
 
 fn product(row: &[u8], matrix: &[Vec<u8>]) -> Vec<u8> {
     let column = |c: usize| {
         let terms = row.iter().zip(matrix);
-        terms.fold(0, |sum, (x, other)| sum ^ MUL[usize::from(*x)][usize::from(other[c])])
+        terms.fold(0, |sum, (x, other)| {
+            sum ^ MUL[usize::from(*x)][usize::from(other[c])]
+        })
     };
     (0..matrix.len()).map(column).collect()
 }
@@ -93,15 +98,18 @@ fn product(row: &[u8], matrix: &[Vec<u8>]) -> Vec<u8> {
 /// Gauss-Jordan elimination.
 fn invert(mut rows: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
     let size = rows.len();
-    let mut inverted: Vec<Vec<u8>> =
-        (0..size).map(|r| (0..size).map(|c| u8::from(r == c)).collect()).collect();
+    let mut inverted: Vec<Vec<u8>> = (0..size)
+        .map(|r| (0..size).map(|c| u8::from(r == c)).collect())
+        .collect();
     for at in 0..size {
         let pivot = (at..size).find(|r| rows[*r][at] != 0)?;
         rows.swap(at, pivot);
         inverted.swap(at, pivot);
         let scale = inverse(rows[at][at]);
         for matrix in [&mut rows, &mut inverted] {
-            matrix[at].iter_mut().for_each(|x| *x = MUL[usize::from(scale)][usize::from(*x)]);
+            matrix[at]
+                .iter_mut()
+                .for_each(|x| *x = MUL[usize::from(scale)][usize::from(*x)]);
         }
         for other in (0..size).filter(|r| *r != at) {
             let factor = rows[other][at];

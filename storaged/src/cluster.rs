@@ -27,7 +27,11 @@ pub enum ClusterError {
     Cert(#[from] CertError),
     /// A node did not get ready.
     #[error("node {node} was not ready within {seconds} s; its log is {log}")]
-    NotReady { node: String, seconds: u64, log: PathBuf },
+    NotReady {
+        node: String,
+        seconds: u64,
+        log: PathBuf,
+    },
 }
 
 fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> ClusterError {
@@ -66,11 +70,19 @@ impl Cluster {
     pub fn prepare(spec: ClusterSpec) -> Result<Self, ClusterError> {
         let certificates = spec.directory.join("certs");
         create_ca(&certificates, Duration::from_secs(86_400))?;
-        let cluster = Self { children: (0..spec.nodes).map(|_| None).collect(), spec };
+        let cluster = Self {
+            children: (0..spec.nodes).map(|_| None).collect(),
+            spec,
+        };
         for node in 0..cluster.spec.nodes {
-            issue(&certificates, &cluster.name(node), Duration::from_secs(86_400))?;
+            issue(
+                &certificates,
+                &cluster.name(node),
+                Duration::from_secs(86_400),
+            )?;
             let path = cluster.config_path(node);
-            std::fs::write(path, cluster.config(node)).map_err(io_error("writing a configuration"))?;
+            std::fs::write(path, cluster.config(node))
+                .map_err(io_error("writing a configuration"))?;
         }
         Ok(cluster)
     }
@@ -87,7 +99,10 @@ impl Cluster {
 
     /// A node's socket.
     pub fn socket(&self, node: usize) -> PathBuf {
-        self.spec.directory.join(format!("n{node}")).join("storaged.sock")
+        self.spec
+            .directory
+            .join(format!("n{node}"))
+            .join("storaged.sock")
     }
 
     /// A node's log.
@@ -109,7 +124,10 @@ impl Cluster {
             self.spec.port + 1,
         );
         for peer in (0..self.spec.nodes).filter(|peer| *peer != node) {
-            text += &format!("[[peers]]\nname = \"n{peer}\"\naddress = \"{}\"\n\n", self.address(peer));
+            text += &format!(
+                "[[peers]]\nname = \"n{peer}\"\naddress = \"{}\"\n\n",
+                self.address(peer)
+            );
         }
         if let Some((k, m)) = self.spec.geometry {
             text += &format!("[coding]\nk = {k}\nm = {m}\n\n");
@@ -122,7 +140,10 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError`] if the process cannot be started.
     pub fn start(&mut self, node: usize) -> Result<(), ClusterError> {
-        let log = std::fs::File::options().create(true).append(true).open(self.log(node));
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.log(node));
         let log = log.map_err(io_error("opening a log"))?;
         let child = Command::new(&self.spec.executable)
             .args(["run", "--config"])
@@ -154,14 +175,19 @@ impl Cluster {
         let limit = Duration::from_secs(30);
         let started = Instant::now();
         while started.elapsed() < limit {
-            let status = Client::connect_anonymous(&self.socket(node)).and_then(|mut client| client.status());
+            let status = Client::connect_anonymous(&self.socket(node))
+                .and_then(|mut client| client.status());
             if status.is_ok_and(|text| text.matches(r#""up":true"#).count() >= peers) {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
         let seconds = limit.as_secs();
-        Err(ClusterError::NotReady { node: format!("n{node}"), seconds, log: self.log(node) })
+        Err(ClusterError::NotReady {
+            node: format!("n{node}"),
+            seconds,
+            log: self.log(node),
+        })
     }
 
     /// Kills a node's daemon with SIGKILL: its RAM is gone.

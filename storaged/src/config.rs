@@ -36,7 +36,10 @@ pub enum ConfigError {
 }
 
 fn value(key: &'static str, reason: impl ToString) -> ConfigError {
-    ConfigError::Value { key, reason: reason.to_string() }
+    ConfigError::Value {
+        key,
+        reason: reason.to_string(),
+    }
 }
 
 /// The file as it is written.
@@ -142,7 +145,10 @@ pub struct MemorySection {
 
 impl Default for MemorySection {
     fn default() -> Self {
-        Self { budget: None, slots_per_rank: 3 }
+        Self {
+            budget: None,
+            slots_per_rank: 3,
+        }
     }
 }
 
@@ -170,7 +176,11 @@ pub struct TrickleSection {
 
 impl Default for TrickleSection {
     fn default() -> Self {
-        Self { every: 0, part: ByteSize::mib(16), rate: None }
+        Self {
+            every: 0,
+            part: ByteSize::mib(16),
+            rate: None,
+        }
     }
 }
 
@@ -214,8 +224,14 @@ impl ConfigFile {
     /// [`ConfigError`] if it cannot be read or has a key that is not known; the text lists those that are.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path);
-        let text = text.map_err(|source| ConfigError::Read { path: path.into(), source })?;
-        toml::from_str(&text).map_err(|error| ConfigError::Parse { path: path.into(), reason: error.to_string() })
+        let text = text.map_err(|source| ConfigError::Read {
+            path: path.into(),
+            source,
+        })?;
+        toml::from_str(&text).map_err(|error| ConfigError::Parse {
+            path: path.into(),
+            reason: error.to_string(),
+        })
     }
 
     /// Checks every value.
@@ -224,32 +240,52 @@ impl ConfigFile {
     /// [`ConfigError::Value`] for one that cannot hold.
     pub fn validate(self) -> Result<Config, ConfigError> {
         let name = match &self.node.name {
-            Some(name) => NodeName::new(name.as_str()).map_err(|error| value("node.name", error))?,
+            Some(name) => {
+                NodeName::new(name.as_str()).map_err(|error| value("node.name", error))?
+            }
             None => host_name(),
         };
         let mut members = vec![Member {
-            failure_domain: self.node.failure_domain.clone().unwrap_or_else(|| name.to_string()),
+            failure_domain: self
+                .node
+                .failure_domain
+                .clone()
+                .unwrap_or_else(|| name.to_string()),
             name: name.clone(),
         }];
         let mut peers = Vec::new();
         for peer in &self.peers {
-            let peer_name = NodeName::new(peer.name.as_str()).map_err(|error| value("peers.name", error))?;
+            let peer_name =
+                NodeName::new(peer.name.as_str()).map_err(|error| value("peers.name", error))?;
             members.push(Member {
-                failure_domain: peer.failure_domain.clone().unwrap_or_else(|| peer.name.clone()),
+                failure_domain: peer
+                    .failure_domain
+                    .clone()
+                    .unwrap_or_else(|| peer.name.clone()),
                 name: peer_name.clone(),
             });
-            peers.push(Peer { name: peer_name, address: peer.address });
+            peers.push(Peer {
+                name: peer_name,
+                address: peer.address,
+            });
         }
         if !peers.is_empty() && self.tls.is_none() {
-            return Err(value("tls", "expected certificates because there are peers, got none: `storaged cert` makes them"));
+            return Err(value(
+                "tls",
+                "expected certificates because there are peers, got none: `storaged cert` makes them",
+            ));
         }
         let (geometry, chunk) = self.coding_values()?;
         if let Some(geometry) = geometry {
-            storaged_core::place::groups(&members, geometry).map_err(|error| value("coding", error))?;
+            storaged_core::place::groups(&members, geometry)
+                .map_err(|error| value("coding", error))?;
         }
         let rate = self.trickle.rate.map(|rate| rate.as_u64());
         if rate == Some(0) {
-            return Err(value("trickle.rate", "expected more than 0 bytes per second, got 0"));
+            return Err(value(
+                "trickle.rate",
+                "expected more than 0 bytes per second, got 0",
+            ));
         }
         Ok(Config {
             members,
@@ -267,18 +303,26 @@ impl ConfigFile {
             slots_per_rank: self.slots()?,
             sockets: self.sockets()?,
             durable_policy: self.policy(),
-            trickle: TrickleLimits { part_bytes: self.part()?, rate },
+            trickle: TrickleLimits {
+                part_bytes: self.part()?,
+                rate,
+            },
             durable: self.durable,
             name,
         })
     }
 
     fn coding_values(&self) -> Result<(Option<Geometry>, ChunkSize), ConfigError> {
-        let chunk = self.coding.as_ref().map_or_else(default_chunk, |coding| coding.chunk);
+        let chunk = self
+            .coding
+            .as_ref()
+            .map_or_else(default_chunk, |coding| coding.chunk);
         let chunk = u32::try_from(chunk.as_u64()).map_err(|error| value("coding.chunk", error))?;
         let chunk = ChunkSize::new(chunk).map_err(|error| value("coding.chunk", error))?;
         let geometry = match &self.coding {
-            Some(coding) => Some(Geometry::new(coding.k, coding.m).map_err(|error| value("coding", error))?),
+            Some(coding) => {
+                Some(Geometry::new(coding.k, coding.m).map_err(|error| value("coding", error))?)
+            }
             None => None,
         };
         Ok((geometry, chunk))
@@ -293,7 +337,10 @@ impl ConfigFile {
             true => Ok(asked.as_u64()),
             false => Err(value(
                 "memory.budget",
-                format!("expected at most the {} that this machine or container has, got {asked}", ByteSize::b(available)),
+                format!(
+                    "expected at most the {} that this machine or container has, got {asked}",
+                    ByteSize::b(available)
+                ),
             )),
         }
     }
@@ -301,7 +348,10 @@ impl ConfigFile {
     fn slots(&self) -> Result<usize, ConfigError> {
         match self.memory.slots_per_rank {
             slots @ 2..=16 => Ok(slots),
-            got => Err(value("memory.slots_per_rank", format!("expected 2 to 16, got {got}"))),
+            got => Err(value(
+                "memory.slots_per_rank",
+                format!("expected 2 to 16, got {got}"),
+            )),
         }
     }
 
@@ -309,7 +359,10 @@ impl ConfigFile {
         let part = self.trickle.part.as_u64();
         match (1 << 20..=1 << 30).contains(&part) {
             true => Ok(part),
-            false => Err(value("trickle.part", format!("expected 1MiB to 1GiB, got {}", self.trickle.part))),
+            false => Err(value(
+                "trickle.part",
+                format!("expected 1MiB to 1GiB, got {}", self.trickle.part),
+            )),
         }
     }
 
@@ -317,14 +370,29 @@ impl ConfigFile {
         let socket = |directory: &Path| directory.join("storaged.sock");
         if self.tenants.is_empty() {
             let uids = BTreeSet::from([rustix::process::getuid().as_raw()]);
-            return Ok(vec![TenantSocket { path: socket(&self.node.runtime_dir), uids }]);
+            return Ok(vec![TenantSocket {
+                path: socket(&self.node.runtime_dir),
+                uids,
+            }]);
         }
-        let paths: BTreeSet<&PathBuf> = self.tenants.iter().map(|tenant| &tenant.directory).collect();
+        let paths: BTreeSet<&PathBuf> = self
+            .tenants
+            .iter()
+            .map(|tenant| &tenant.directory)
+            .collect();
         if paths.len() < self.tenants.len() {
-            return Err(value("tenants.directory", "expected a directory of its own for every tenant, got one twice"));
+            return Err(value(
+                "tenants.directory",
+                "expected a directory of its own for every tenant, got one twice",
+            ));
         }
         let tenants = self.tenants.iter();
-        Ok(tenants.map(|tenant| TenantSocket { path: socket(&tenant.directory), uids: tenant.uids.clone() }).collect())
+        Ok(tenants
+            .map(|tenant| TenantSocket {
+                path: socket(&tenant.directory),
+                uids: tenant.uids.clone(),
+            })
+            .collect())
     }
 
     fn policy(&self) -> DurablePolicy {
@@ -346,7 +414,8 @@ fn host_name() -> NodeName {
 
 /// What this machine or container has: the smaller of its RAM and its cgroup's limit.
 fn memory_limit() -> u64 {
-    let total = read_number("/proc/meminfo", "MemTotal:").map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+    let total =
+        read_number("/proc/meminfo", "MemTotal:").map_or(u64::MAX, |kib| kib.saturating_mul(1024));
     let v2 = std::fs::read_to_string("/sys/fs/cgroup/memory.max");
     let v1 = std::fs::read_to_string("/sys/fs/cgroup/memory/memory.limit_in_bytes");
     let cgroup = v2.or(v1).ok().and_then(|text| text.trim().parse().ok());
@@ -365,7 +434,11 @@ mod tests {
 
     fn parse(text: &str) -> Result<Config, ConfigError> {
         let file: Result<ConfigFile, _> = toml::from_str(text);
-        file.map_err(|error| ConfigError::Parse { path: "test".into(), reason: error.to_string() })?.validate()
+        file.map_err(|error| ConfigError::Parse {
+            path: "test".into(),
+            reason: error.to_string(),
+        })?
+        .validate()
     }
 
     #[test]
@@ -377,8 +450,13 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_named_with_those_that_are_known() {
-        let error = parse("[memory]\nbugdet = '1GiB'\n").unwrap_err().to_string();
-        assert!(error.contains("bugdet") && error.contains("budget") && error.contains("line 2"), "{error}");
+        let error = parse("[memory]\nbugdet = '1GiB'\n")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("bugdet") && error.contains("budget") && error.contains("line 2"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -392,7 +470,10 @@ mod tests {
             ("[trickle]\npart = '1KiB'", "trickle.part"),
             ("[trickle]\nrate = '0B'", "trickle.rate"),
             ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
-            ("[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/a'\nuids=[2]", "tenants.directory"),
+            (
+                "[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/a'\nuids=[2]",
+                "tenants.directory",
+            ),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(key), "{text}: {error}");

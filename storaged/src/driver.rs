@@ -4,9 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use storaged_core::{
-    CheckPart, Input, Node, Note, Output, RequestId, Setup,
-};
+use storaged_core::{CheckPart, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Generation, RefusalCode, decode, encode};
@@ -109,17 +107,28 @@ impl Daemon {
             None => Arc::new(NoStreams),
         };
         let limits = ExecutorLimits::default();
-        let executor = Arc::new(Executor::new(streams, memory.clone(), seams.pool.clone(), limits));
+        let executor = Arc::new(Executor::new(
+            streams,
+            memory.clone(),
+            seams.pool.clone(),
+            limits,
+        ));
         let store = match (&seams.store, &config.durable) {
             (Some(store), _) => Some(store.clone()),
-            (None, Some(config)) => Some(store::open(config, Arc::new(store::SystemRandomness)).await?),
+            (None, Some(config)) => {
+                Some(store::open(config, Arc::new(store::SystemRandomness)).await?)
+            }
             (None, None) => None,
         };
-        let trickle = store.map(|store| Arc::new(Trickle::new(store, memory.clone(), config.trickle)));
+        let trickle =
+            store.map(|store| Arc::new(Trickle::new(store, memory.clone(), config.trickle)));
         let ops = Arc::new(OpsState::default());
         if let Some(address) = config.ops_listen {
             let served = http::serve(address, ops.clone()).await;
-            served.map_err(|source| StartError::Start { what: "the operator's HTTP", source })?;
+            served.map_err(|source| StartError::Start {
+                what: "the operator's HTTP",
+                source,
+            })?;
         }
         let node = Node::new(setup(&config, generation))?;
         let (to_stage, from_stage) = mpsc::channel(QUEUE);
@@ -185,7 +194,9 @@ impl Daemon {
     fn show(&self) {
         let status = self.node.status_json();
         let ready = status.contains(r#""ready":true"#);
-        self.ops.metrics.observe_ledger(&self.node.ledger(), self.peers_up);
+        self.ops
+            .metrics
+            .observe_ledger(&self.node.ledger(), self.peers_up);
         self.ops.set_status(status, ready);
     }
 
@@ -194,21 +205,26 @@ impl Daemon {
             NetEvent::Up { peer, generation } => {
                 tracing::info!(%peer, generation = %format!("{:016x}", generation.get()), "peer up");
                 self.peers_up += 1;
-                Some(Input::PeerUp { node: peer, generation })
+                Some(Input::PeerUp {
+                    node: peer,
+                    generation,
+                })
             }
             NetEvent::Down { peer, reason } => {
                 tracing::info!(%peer, reason, "peer down");
                 self.peers_up = self.peers_up.saturating_sub(1);
                 Some(Input::PeerDown { node: peer })
             }
-            NetEvent::Message { from, body } => match decode::<PeerMessage>("peer message", &body) {
-                Ok(message) => Some(Input::Message { from, message }),
-                Err(error) => {
-                    self.ops.metrics.observe_peer_fault();
-                    tracing::warn!(peer = %from, %error, "a control message could not be read");
-                    None
+            NetEvent::Message { from, body } => {
+                match decode::<PeerMessage>("peer message", &body) {
+                    Ok(message) => Some(Input::Message { from, message }),
+                    Err(error) => {
+                        self.ops.metrics.observe_peer_fault();
+                        tracing::warn!(peer = %from, %error, "a control message could not be read");
+                        None
+                    }
                 }
-            },
+            }
             NetEvent::Stream { from, record, recv } => {
                 self.executor.accept(record, from, Box::new(recv));
                 None
@@ -223,7 +239,11 @@ impl Daemon {
 
     fn stage_event(&mut self, event: StageEvent) -> Input {
         match event {
-            StageEvent::Request { id, request, answer } => {
+            StageEvent::Request {
+                id,
+                request,
+                answer,
+            } => {
                 self.answers.insert(id, answer);
                 Input::Request { id, request }
             }
@@ -236,7 +256,11 @@ impl Daemon {
 
     fn perform(&mut self, output: Output) {
         match output {
-            Output::Reply { id, reply, descriptor } => self.answer(id, reply, descriptor),
+            Output::Reply {
+                id,
+                reply,
+                descriptor,
+            } => self.answer(id, reply, descriptor),
             Output::Send { to, message } => {
                 if let Some(net) = &self.net {
                     net.send(&to, encode(&message).into());
@@ -246,7 +270,10 @@ impl Daemon {
                 let memory = self.memory.clone();
                 self.later(move || match memory.create_slot(slot, bytes) {
                     Ok(()) => Input::SlotCreated { slot },
-                    Err(error) => Input::SlotFailed { slot, reason: chain(&error) },
+                    Err(error) => Input::SlotFailed {
+                        slot,
+                        reason: chain(&error),
+                    },
                 });
             }
             Output::DropSlot { slot } => self.memory.drop_slot(slot),
@@ -268,7 +295,11 @@ impl Daemon {
                     if let Ok(tally) = &outcome {
                         ops.metrics.observe_session(tally.bytes);
                     }
-                    Input::SessionEnded { leader, session, outcome }
+                    Input::SessionEnded {
+                        leader,
+                        session,
+                        outcome,
+                    }
                 });
             }
             Output::Stop { leader, session } => self.executor.stop(&leader, session),
@@ -280,11 +311,17 @@ impl Daemon {
                         CheckPart::Shard(shard) => memory.check_shard(shard),
                         CheckPart::Parity(set) => memory.check_parity(*set),
                     };
-                    Input::Checked { query, outcomes: parts.iter().map(check).collect() }
+                    Input::Checked {
+                        query,
+                        outcomes: parts.iter().map(check).collect(),
+                    }
                 });
             }
             Output::Note(note) => self.note(&note),
-            Output::Upload { .. } | Output::Publish { .. } | Output::ListDurable { .. } | Output::Fetch { .. } => {
+            Output::Upload { .. }
+            | Output::Publish { .. }
+            | Output::ListDurable { .. }
+            | Output::Fetch { .. } => {
                 self.perform_durable(output);
             }
         }
@@ -296,20 +333,41 @@ impl Daemon {
         };
         let ops = self.ops.clone();
         match output {
-            Output::Upload { manifest, rank, shard } => self.when_done(async move {
+            Output::Upload {
+                manifest,
+                rank,
+                shard,
+            } => self.when_done(async move {
                 let outcome = trickle.upload(manifest.manifest(), rank, &shard).await;
                 ops.metrics.observe_upload(&outcome);
-                Input::Uploaded { manifest: manifest.name(), rank, outcome }
+                Input::Uploaded {
+                    manifest: manifest.name(),
+                    rank,
+                    outcome,
+                }
             }),
             Output::Publish { manifest } => self.when_done(async move {
                 let outcome = trickle.publish(&manifest).await;
-                Input::Published { manifest: manifest.name(), outcome }
+                Input::Published {
+                    manifest: manifest.name(),
+                    outcome,
+                }
             }),
             Output::ListDurable { query, namespace } => self.when_done(async move {
-                Input::DurableListed { query, outcome: trickle.list(&namespace).await }
+                Input::DurableListed {
+                    query,
+                    outcome: trickle.list(&namespace).await,
+                }
             }),
-            Output::Fetch { manifest, rank, slot, ranges } => self.when_done(async move {
-                let outcome = trickle.fetch(manifest.manifest(), rank, slot, &ranges).await;
+            Output::Fetch {
+                manifest,
+                rank,
+                slot,
+                ranges,
+            } => self.when_done(async move {
+                let outcome = trickle
+                    .fetch(manifest.manifest(), rank, slot, &ranges)
+                    .await;
                 Input::Fetched { slot, outcome }
             }),
             _ => {}
@@ -318,7 +376,10 @@ impl Daemon {
 
     fn answer(&mut self, id: RequestId, reply: Reply, descriptor: Option<storaged_wire::SlotId>) {
         if let Reply::Refused(refusal) = &reply {
-            let expected = matches!(refusal.code, RefusalCode::TimedOut | RefusalCode::Busy | RefusalCode::NoCheckpoint);
+            let expected = matches!(
+                refusal.code,
+                RefusalCode::TimedOut | RefusalCode::Busy | RefusalCode::NoCheckpoint
+            );
             if !expected {
                 tracing::info!(code = ?refusal.code, refusal.message, "refused a request");
             }
@@ -363,7 +424,11 @@ impl Daemon {
                 metrics.observe_state("abandoned");
                 tracing::warn!(namespace = %key.namespace, run = %key.run, step = %key.step, reason, "given up");
             }
-            Note::LaneProtected { key, lane, elapsed_ms } => {
+            Note::LaneProtected {
+                key,
+                lane,
+                elapsed_ms,
+            } => {
                 metrics.observe_lane(*elapsed_ms);
                 tracing::debug!(step = %key.step, group = lane.group, lane = lane.index, elapsed_ms, "lane protected");
             }
@@ -422,7 +487,10 @@ async fn start_net(
         sockets: seams.sockets.clone(),
         seed: Some(seed),
     };
-    let started = seams.net_runtime.spawn(Net::start(net_config, events)).await;
+    let started = seams
+        .net_runtime
+        .spawn(Net::start(net_config, events))
+        .await;
     let started = started.map_err(|error| StartError::Start {
         what: "the network's runtime",
         source: std::io::Error::other(error),

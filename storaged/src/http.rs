@@ -26,7 +26,10 @@ impl OpsState {
     }
 
     fn status(&self) -> (String, bool) {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -63,5 +66,9 @@ async fn ready(State(state): State<Arc<OpsState>>) -> (StatusCode, &'static str)
 }
 
 async fn status(State(state): State<Arc<OpsState>>) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], state.status().0).into_response()
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        state.status().0,
+    )
+        .into_response()
 }

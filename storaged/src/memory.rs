@@ -77,8 +77,9 @@ impl Memory {
     pub fn parity_bytes(&self) -> u64 {
         let sets = locked(&self.parity);
         let blocks = sets.values().flat_map(|set| set.blocks.iter().flatten());
-        let unique: BTreeMap<*const ParityBlock, usize> =
-            blocks.map(|block| (Arc::as_ptr(block), block.bytes.len())).collect();
+        let unique: BTreeMap<*const ParityBlock, usize> = blocks
+            .map(|block| (Arc::as_ptr(block), block.bytes.len()))
+            .collect();
         unique.values().map(|bytes| *bytes as u64).sum()
     }
 
@@ -93,7 +94,8 @@ impl Memory {
         for index in 0..self.chunk.count(length) {
             let range = self.chunk.range(index, length);
             let part = &mut block[..(range.end - range.start) as usize];
-            slot.read_at(range.start, part).map_err(|error| error.to_string())?;
+            slot.read_at(range.start, part)
+                .map_err(|error| error.to_string())?;
             leaves.push(leaf_digest(part, index));
         }
         let root = root_digest(&leaves, length, self.chunk);
@@ -121,7 +123,10 @@ impl Memory {
         for (stripe, block) in set.blocks.iter().enumerate() {
             let Some(block) = block else { continue };
             if digest(&block.bytes) != block.digest {
-                return (read, Some(format!("parity chunk {stripe} does not have its digest")));
+                return (
+                    read,
+                    Some(format!("parity chunk {stripe} does not have its digest")),
+                );
             }
             read += block.bytes.len() as u64;
         }
@@ -129,7 +134,12 @@ impl Memory {
     }
 
     /// One chunk into private memory, verified there. Gives how many bytes of `out` it filled.
-    pub fn read_chunk(&self, shard: &SlotShard, index: u64, out: &mut [u8]) -> Result<usize, SessionFault> {
+    pub fn read_chunk(
+        &self,
+        shard: &SlotShard,
+        index: u64,
+        out: &mut [u8],
+    ) -> Result<usize, SessionFault> {
         let range = self.chunk.range(index, shard.length);
         let filled = (range.end - range.start) as usize;
         let Some(expected) = shard.leaves.get(index as usize) else {
@@ -137,9 +147,12 @@ impl Memory {
         };
         let slot = self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?;
         let part = out.get_mut(..filled).ok_or(SessionFault::NoBlocks)?;
-        slot.read_at(range.start, part).map_err(|error| SessionFault::Corrupt(error.to_string()))?;
+        slot.read_at(range.start, part)
+            .map_err(|error| SessionFault::Corrupt(error.to_string()))?;
         if leaf_digest(part, index) != *expected {
-            return Err(SessionFault::Corrupt(format!("chunk {index} does not have its digest")));
+            return Err(SessionFault::Corrupt(format!(
+                "chunk {index} does not have its digest"
+            )));
         }
         Ok(filled)
     }
@@ -156,7 +169,8 @@ impl Memory {
             let range = self.chunk.range(stripe, shard.length);
             (range.end - range.start) as usize
         };
-        let unchanged = basis.is_some_and(|basis| leaf(basis) == leaf(shard) && bytes(basis) == bytes(shard));
+        let unchanged =
+            basis.is_some_and(|basis| leaf(basis) == leaf(shard) && bytes(basis) == bytes(shard));
         if unchanged || (basis.is_none() && leaf(shard).is_none()) {
             return Ok(BlockState::Clean);
         }
@@ -166,14 +180,21 @@ impl Memory {
         out.copy_from_slice(&block[..out.len()]);
         if let Some(basis) = basis {
             // The basis may have been retired meanwhile, and its slot be in use for another step.
-            let filled = self.read_chunk(basis, stripe, &mut block).map_err(|_| SessionFault::NoBasis)?;
+            let filled = self
+                .read_chunk(basis, stripe, &mut block)
+                .map_err(|_| SessionFault::NoBasis)?;
             let both = filled.min(out.len());
             engine().xor(&mut out[..both], &block[..both]);
         }
         Ok(BlockState::Dirty)
     }
 
-    fn read_parity(&self, set: ParityId, stripe: u64, out: &mut [u8]) -> Result<BlockState, SessionFault> {
+    fn read_parity(
+        &self,
+        set: ParityId,
+        stripe: u64,
+        out: &mut [u8],
+    ) -> Result<BlockState, SessionFault> {
         let block = {
             let sets = locked(&self.parity);
             let set = sets.get(&set).ok_or(SessionFault::NoBlocks)?;
@@ -183,7 +204,9 @@ impl Memory {
             return Ok(BlockState::Clean);
         };
         if digest(&block.bytes) != block.digest {
-            return Err(SessionFault::Corrupt(format!("parity chunk {stripe} does not have its digest")));
+            return Err(SessionFault::Corrupt(format!(
+                "parity chunk {stripe} does not have its digest"
+            )));
         }
         let both = out.len().min(block.bytes.len());
         out[..both].copy_from_slice(&block.bytes[..both]);
@@ -193,14 +216,23 @@ impl Memory {
 }
 
 impl Blocks for Memory {
-    fn read(&self, source: &Source, stripe: u64, out: &mut [u8]) -> Result<BlockState, SessionFault> {
+    fn read(
+        &self,
+        source: &Source,
+        stripe: u64,
+        out: &mut [u8],
+    ) -> Result<BlockState, SessionFault> {
         match source {
             Source::Shard { shard, basis } => self.read_shard(shard, basis.as_ref(), stripe, out),
             Source::Parity { set } => self.read_parity(*set, stripe, out),
         }
     }
 
-    fn begin_keep(&self, keep: &Keep, work: &SessionWork) -> Result<Box<dyn KeepBlocks>, SessionFault> {
+    fn begin_keep(
+        &self,
+        keep: &Keep,
+        work: &SessionWork,
+    ) -> Result<Box<dyn KeepBlocks>, SessionFault> {
         match keep {
             Keep::Shard(shard) => Ok(Box::new(KeepShard {
                 slot: self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?,
@@ -214,9 +246,14 @@ impl Blocks for Memory {
                     None => ParitySet::default(),
                 };
                 let count = work.chunk.count(work.lane_length) as usize;
-                fresh.blocks.resize_with(count.max(fresh.blocks.len()), || None);
+                fresh
+                    .blocks
+                    .resize_with(count.max(fresh.blocks.len()), || None);
                 sets.insert(*set, fresh);
-                Ok(Box::new(KeepParity { set: *set, sets: self.parity.clone() }))
+                Ok(Box::new(KeepParity {
+                    set: *set,
+                    sets: self.parity.clone(),
+                }))
             }
         }
     }
@@ -284,7 +321,10 @@ impl KeepBlocks for KeepParity {
         let block = Arc::new(ParityBlock { bytes, digest });
         let mut sets = locked(&self.sets);
         let set = sets.get_mut(&self.set).ok_or(SessionFault::Aborted)?;
-        let place = set.blocks.get_mut(stripe as usize).ok_or(SessionFault::NoBlocks)?;
+        let place = set
+            .blocks
+            .get_mut(stripe as usize)
+            .ok_or(SessionFault::NoBlocks)?;
         *place = Some(block);
         Ok(())
     }

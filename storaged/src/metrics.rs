@@ -58,25 +58,84 @@ impl Metrics {
             sessions: Gauge::default(),
             registry: Registry::default(),
         };
-        registry.register("checkpoint_states", "Checkpoints that reached a state, as this node knows it", metrics.states.clone());
-        registry.register("stage_digest_bytes", "Bytes of sealed shards digested", metrics.stage_digest_bytes.clone());
-        registry.register("encode_session_bytes", "Bytes of blocks computed in sessions, encode and repair", metrics.encode_bytes.clone());
-        registry.register("encode_lane_seconds", "Time from the first try to the protection of a lane led here", metrics.encode_lane_seconds.clone());
-        registry.register("encode_session_failures", "Sessions led here that failed and were tried again", metrics.encode_failures.clone());
-        registry.register("place_peers_up", "Peers whose link is up", metrics.place_peers_up.clone());
-        registry.register("place_blocks_healed", "Lost blocks put back by sessions led here", metrics.place_healed.clone());
-        registry.register("place_peer_faults", "Peers or strangers that broke the protocol or had a wrong certificate", metrics.place_peer_faults.clone());
-        registry.register("trickle_failures", "Copies to or from the durable tier that failed and will be tried again", metrics.trickle_failures.clone());
-        registry.register("trickle_uploads", "Shards copied to the durable tier", metrics.trickle_uploads.clone());
-        registry.register("memory_used_bytes", "Bytes of slots and parity", metrics.memory_used_bytes.clone());
-        registry.register("memory_budget_bytes", "Bytes that slots and parity may take", metrics.memory_budget_bytes.clone());
-        registry.register("sessions", "Sessions that this node takes part in or leads", metrics.sessions.clone());
-        Self { registry, ..metrics }
+        registry.register(
+            "checkpoint_states",
+            "Checkpoints that reached a state, as this node knows it",
+            metrics.states.clone(),
+        );
+        registry.register(
+            "stage_digest_bytes",
+            "Bytes of sealed shards digested",
+            metrics.stage_digest_bytes.clone(),
+        );
+        registry.register(
+            "encode_session_bytes",
+            "Bytes of blocks computed in sessions, encode and repair",
+            metrics.encode_bytes.clone(),
+        );
+        registry.register(
+            "encode_lane_seconds",
+            "Time from the first try to the protection of a lane led here",
+            metrics.encode_lane_seconds.clone(),
+        );
+        registry.register(
+            "encode_session_failures",
+            "Sessions led here that failed and were tried again",
+            metrics.encode_failures.clone(),
+        );
+        registry.register(
+            "place_peers_up",
+            "Peers whose link is up",
+            metrics.place_peers_up.clone(),
+        );
+        registry.register(
+            "place_blocks_healed",
+            "Lost blocks put back by sessions led here",
+            metrics.place_healed.clone(),
+        );
+        registry.register(
+            "place_peer_faults",
+            "Peers or strangers that broke the protocol or had a wrong certificate",
+            metrics.place_peer_faults.clone(),
+        );
+        registry.register(
+            "trickle_failures",
+            "Copies to or from the durable tier that failed and will be tried again",
+            metrics.trickle_failures.clone(),
+        );
+        registry.register(
+            "trickle_uploads",
+            "Shards copied to the durable tier",
+            metrics.trickle_uploads.clone(),
+        );
+        registry.register(
+            "memory_used_bytes",
+            "Bytes of slots and parity",
+            metrics.memory_used_bytes.clone(),
+        );
+        registry.register(
+            "memory_budget_bytes",
+            "Bytes that slots and parity may take",
+            metrics.memory_budget_bytes.clone(),
+        );
+        registry.register(
+            "sessions",
+            "Sessions that this node takes part in or leads",
+            metrics.sessions.clone(),
+        );
+        Self {
+            registry,
+            ..metrics
+        }
     }
 
     /// A checkpoint reached a state.
     pub fn observe_state(&self, state: &str) {
-        self.states.get_or_create(&StateLabel { state: state.into() }).inc();
+        self.states
+            .get_or_create(&StateLabel {
+                state: state.into(),
+            })
+            .inc();
     }
 
     /// A shard was digested.
@@ -146,7 +205,13 @@ mod tests {
         metrics.observe_state("protected");
         metrics.observe_digest(7);
         let text = metrics.text();
-        assert!(text.contains("storaged_checkpoint_states_total{state=\"protected\"} 1"), "{text}");
-        assert!(text.contains("storaged_stage_digest_bytes_total 7"), "{text}");
+        assert!(
+            text.contains("storaged_checkpoint_states_total{state=\"protected\"} 1"),
+            "{text}"
+        );
+        assert!(
+            text.contains("storaged_stage_digest_bytes_total 7"),
+            "{text}"
+        );
     }
 }

@@ -15,7 +15,9 @@ pub struct Clock {
 impl Clock {
     /// Starts at zero.
     pub fn start() -> Self {
-        Self { start: Instant::now() }
+        Self {
+            start: Instant::now(),
+        }
     }
 
     /// Now.
@@ -62,7 +64,10 @@ impl Entropy for SeededEntropy {
     fn next(&self) -> u64 {
         // SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every seed gives a full-period sequence.
         let step = 0x9E37_79B9_7F4A_7C15_u64;
-        let state = self.0.fetch_add(step, std::sync::atomic::Ordering::Relaxed).wrapping_add(step);
+        let state = self
+            .0
+            .fetch_add(step, std::sync::atomic::Ordering::Relaxed)
+            .wrapping_add(step);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         mixed ^ (mixed >> 31)

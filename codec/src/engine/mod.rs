@@ -18,8 +18,9 @@ pub trait Engine: Send + Sync {
     fn encode(&self, matrix: &CodingMatrix, data: &[&[u8]], parity: &mut [&mut [u8]]) {
         parity.iter_mut().for_each(|block| block.fill(0));
         for (i, block) in data.iter().enumerate() {
-            let coefficients: Vec<u8> =
-                (0..parity.len()).map(|j| matrix.coefficient(j, i)).collect();
+            let coefficients: Vec<u8> = (0..parity.len())
+                .map(|j| matrix.coefficient(j, i))
+                .collect();
             self.fold(parity, &coefficients, block);
         }
     }

@@ -17,7 +17,9 @@ pub const WORLD_SIZE_MAX: u32 = 1 << 17;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum IdError {
     /// The text has a length or a character that names may not have.
-    #[error("{what} must be 1 to {NAME_BYTES_MAX} of a-z, 0-9, '.', '_', '-' and start with a letter or digit, got {got:?}")]
+    #[error(
+        "{what} must be 1 to {NAME_BYTES_MAX} of a-z, 0-9, '.', '_', '-' and start with a letter or digit, got {got:?}"
+    )]
     Name { what: &'static str, got: String },
     /// The number is outside its range.
     #[error("{what} must be {expected}, got {got}")]
@@ -227,10 +229,7 @@ impl<C> Encode<C> for WorldSize {
 }
 
 impl<'b, C> Decode<'b, C> for WorldSize {
-    fn decode(
-        d: &mut minicbor::Decoder<'b>,
-        _: &mut C,
-    ) -> Result<Self, minicbor::decode::Error> {
+    fn decode(d: &mut minicbor::Decoder<'b>, _: &mut C) -> Result<Self, minicbor::decode::Error> {
         Self::new(d.u32()?).map_err(minicbor::decode::Error::custom)
     }
 }

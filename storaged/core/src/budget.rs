@@ -70,7 +70,10 @@ impl Budget {
 
     /// Reserves bytes, or says why not. Nothing is dropped to make room.
     pub fn reserve(&mut self, purpose: Purpose, bytes: u64) -> Result<(), NoRoom> {
-        let used = self.used.checked_add(bytes).filter(|used| *used <= self.total);
+        let used = self
+            .used
+            .checked_add(bytes)
+            .filter(|used| *used <= self.total);
         let Some(used) = used else {
             return Err(NoRoom {
                 needed: bytes,
@@ -102,7 +105,11 @@ mod tests {
         budget.reserve(Purpose::Parity(ParityId(1)), 7).unwrap();
         let refusal = budget.reserve(Purpose::Parity(ParityId(2)), 4).unwrap_err();
         assert_eq!((refusal.needed, refusal.used, refusal.total), (4, 7, 10));
-        assert!(budget.reserve(Purpose::Parity(ParityId(3)), u64::MAX).is_err());
+        assert!(
+            budget
+                .reserve(Purpose::Parity(ParityId(3)), u64::MAX)
+                .is_err()
+        );
         budget.release(Purpose::Parity(ParityId(1)));
         assert_eq!(budget.used(), 0);
     }

@@ -21,7 +21,9 @@ impl Node {
             .map(|(_, checkpoint)| checkpoint)
             .filter(|c| c.key.namespace == key.namespace && c.state >= CheckpointState::Protected)
             .filter(|c| c.state < CheckpointState::Retired)
-            .find(|c| c.parity.keys().any(|(of, _)| *of == lane) && same_lane(c, manifest, lane, blocks))
+            .find(|c| {
+                c.parity.keys().any(|(of, _)| *of == lane) && same_lane(c, manifest, lane, blocks)
+            })
             .and_then(crate::table::Checkpoint::name)
     }
 }

@@ -58,7 +58,10 @@ pub enum Input {
     /// The link to a peer is down.
     PeerDown { node: NodeName },
     /// A control message.
-    Message { from: NodeName, message: PeerMessage },
+    Message {
+        from: NodeName,
+        message: PeerMessage,
+    },
     /// A request of a trainer, a reader or an operator.
     Request { id: RequestId, request: Request },
     /// A connection ended, or the process behind it died.
@@ -147,7 +150,10 @@ pub enum Output {
     /// Do this node's part of a session.
     Run(SessionWork),
     /// End this node's part of a session.
-    Stop { leader: NodeName, session: SessionId },
+    Stop {
+        leader: NodeName,
+        session: SessionId,
+    },
     /// Free a parity set.
     DropParity { set: ParityId },
     /// Copy a shard to the durable tier.
@@ -159,7 +165,10 @@ pub enum Output {
     /// Write the checkpoint's manifest to the durable tier: all its shards are there.
     Publish { manifest: Arc<ManifestBytes> },
     /// Find the newest manifests of a namespace in the durable tier.
-    ListDurable { query: QueryId, namespace: Namespace },
+    ListDurable {
+        query: QueryId,
+        namespace: Namespace,
+    },
     /// Read ranges of a shard from the durable tier into a slot and verify them. Empty: all of it.
     Fetch {
         manifest: Arc<ManifestBytes>,
@@ -168,7 +177,10 @@ pub enum Output {
         ranges: Vec<Range<u64>>,
     },
     /// Read and check parts.
-    Check { query: QueryId, parts: Vec<CheckPart> },
+    Check {
+        query: QueryId,
+        parts: Vec<CheckPart>,
+    },
     /// For logs and metrics.
     Note(Note),
 }

@@ -21,7 +21,5 @@ mod table;
 mod trickle;
 
 pub use budget::{Ledger, NoRoom};
-pub use io::{
-    CheckPart, ConnId, Input, Note, Now, Output, QueryId, RequestId, SessionTally,
-};
+pub use io::{CheckPart, ConnId, Input, Note, Now, Output, QueryId, RequestId, SessionTally};
 pub use node::{DurablePolicy, Node, Setup};

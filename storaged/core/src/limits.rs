@@ -47,6 +47,15 @@ pub const SESSION_BYTES_PER_MS: u64 = 500_000;
 /// First guess of the rate of the durable tier, bytes per millisecond (100 MB/s).
 pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
 
-const _: () = assert!(PROPOSE_MAX_MS > 2 * REPEAT_MS, "a proposal outlives a repeat");
-const _: () = assert!(QUERY_MAX_MS < JOIN_GRACE_MS, "a query ends before the grace");
-const _: () = assert!(PROPOSE_MAX_MS < SESSION_MAX_MS, "a proposal is the start of a session");
+const _: () = assert!(
+    PROPOSE_MAX_MS > 2 * REPEAT_MS,
+    "a proposal outlives a repeat"
+);
+const _: () = assert!(
+    QUERY_MAX_MS < JOIN_GRACE_MS,
+    "a query ends before the grace"
+);
+const _: () = assert!(
+    PROPOSE_MAX_MS < SESSION_MAX_MS,
+    "a proposal is the start of a session"
+);

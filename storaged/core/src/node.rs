@@ -15,9 +15,9 @@ use crate::budget::Budget;
 use crate::encode::{Joined, Led, ParityId};
 use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
+use crate::place::RunProposal;
 use crate::place::{Group, GroupError, Member, groups};
 use crate::restore::{Opening, PlanQuery, VerifyWork};
-use crate::place::RunProposal;
 use crate::table::{Attached, Checkpoint, NamespaceTable, Peer, Slot, Waiter};
 
 /// When checkpoints go to the durable tier.
@@ -310,10 +310,10 @@ impl Node {
     }
 
     fn peer_up(&mut self, node: NodeName, generation: Generation) {
-        if let Some(known) = self.peers.get(&node) {
-            if known.generation != generation {
-                self.forget_peer(&node);
-            }
+        if let Some(known) = self.peers.get(&node)
+            && known.generation != generation
+        {
+            self.forget_peer(&node);
         }
         self.peers.insert(node.clone(), Peer { generation });
         self.greet(&node);

@@ -22,7 +22,13 @@ impl Node {
             .members
             .iter()
             .filter(|member| member.name != self.setup.name)
-            .map(|member| format!(r#"{{"node":"{}","up":{}}}"#, member.name, self.is_up(&member.name)))
+            .map(|member| {
+                format!(
+                    r#"{{"node":"{}","up":{}}}"#,
+                    member.name,
+                    self.is_up(&member.name)
+                )
+            })
             .collect();
         let checkpoints: Vec<String> = self
             .checkpoints
@@ -34,7 +40,10 @@ impl Node {
                 )
             })
             .collect();
-        let geometry = self.setup.geometry.map_or("null".into(), |g| format!("\"{g}\""));
+        let geometry = self
+            .setup
+            .geometry
+            .map_or("null".into(), |g| format!("\"{g}\""));
         format!(
             r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"ready":{},"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
             self.setup.name,

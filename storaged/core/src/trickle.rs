@@ -54,14 +54,21 @@ impl Node {
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
-        let (Some(manifest), Some(local)) = (checkpoint.manifest.clone(), checkpoint.shards.get_mut(&rank)) else {
+        let (Some(manifest), Some(local)) = (
+            checkpoint.manifest.clone(),
+            checkpoint.shards.get_mut(&rank),
+        ) else {
             return;
         };
         let Some(shard) = local.sealed() else {
             return;
         };
         local.upload = Upload::Running;
-        self.out.push(Output::Upload { manifest, rank, shard });
+        self.out.push(Output::Upload {
+            manifest,
+            rank,
+            shard,
+        });
     }
 
     pub(crate) fn uploaded(&mut self, name: Digest, rank: Rank, outcome: Result<(), String>) {
@@ -77,7 +84,13 @@ impl Node {
             Ok(()) => {
                 shard.upload = Upload::Done;
                 for home in self.homes_of(&key) {
-                    self.send(&home, PeerMessage::ShardDurable { manifest: name, rank });
+                    self.send(
+                        &home,
+                        PeerMessage::ShardDurable {
+                            manifest: name,
+                            rank,
+                        },
+                    );
                 }
             }
             Err(reason) => {
@@ -110,7 +123,10 @@ impl Node {
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
             .collect();
         for (key, manifest) in due {
-            let first_up = self.homes_of(&key).into_iter().find(|home| self.is_up(home));
+            let first_up = self
+                .homes_of(&key)
+                .into_iter()
+                .find(|home| self.is_up(home));
             if first_up.as_ref() != Some(self.me()) {
                 continue;
             }

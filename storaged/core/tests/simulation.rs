@@ -18,10 +18,34 @@ const SMALL: Limits = Limits {
 fn limits_of(seed: u64) -> Limits {
     let loss_one_in = if seed.is_multiple_of(3) { 200 } else { 0 };
     match seed % 4 {
-        0 => Limits { nodes: 4, k: 2, m: 2, ranks: 2, loss_one_in, ..SMALL },
-        1 => Limits { nodes: 5, k: 3, m: 1, ranks: 5, loss_one_in, ..SMALL },
-        2 => Limits { nodes: 8, k: 4, m: 2, ranks: 8, loss_one_in, ..SMALL },
-        _ => Limits { loss_one_in, ..SMALL },
+        0 => Limits {
+            nodes: 4,
+            k: 2,
+            m: 2,
+            ranks: 2,
+            loss_one_in,
+            ..SMALL
+        },
+        1 => Limits {
+            nodes: 5,
+            k: 3,
+            m: 1,
+            ranks: 5,
+            loss_one_in,
+            ..SMALL
+        },
+        2 => Limits {
+            nodes: 8,
+            k: 4,
+            m: 2,
+            ranks: 8,
+            loss_one_in,
+            ..SMALL
+        },
+        _ => Limits {
+            loss_one_in,
+            ..SMALL
+        },
     }
 }
 
@@ -44,7 +68,10 @@ fn many_seeds() {
         crashes += world.crashes;
         restores += world.restores;
     }
-    assert!(crashes > 20 && restores > 20, "the scenarios do something: {crashes} crashes, {restores} restores");
+    assert!(
+        crashes > 20 && restores > 20,
+        "the scenarios do something: {crashes} crashes, {restores} restores"
+    );
 }
 
 #[test]

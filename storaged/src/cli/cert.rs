@@ -14,7 +14,9 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Debug, Subcommand)]
 pub enum CertCommand {
     /// Make a certificate authority: DIR/ca.pem and DIR/ca.key
-    #[command(after_help = "Next: storaged cert issue DIR NODE, for every node. Keep ca.key off the nodes.")]
+    #[command(
+        after_help = "Next: storaged cert issue DIR NODE, for every node. Keep ca.key off the nodes."
+    )]
     Ca {
         /// Directory to make it in
         directory: PathBuf,
@@ -23,7 +25,9 @@ pub enum CertCommand {
         days: u32,
     },
     /// Make a node's certificate: DIR/NODE.pem and DIR/NODE.key, signed by the authority in DIR
-    #[command(after_help = "Next: name ca.pem, NODE.pem and NODE.key in [tls] of the node's configuration.")]
+    #[command(
+        after_help = "Next: name ca.pem, NODE.pem and NODE.key in [tls] of the node's configuration."
+    )]
     Issue {
         /// Directory of the authority
         directory: PathBuf,
@@ -38,7 +42,11 @@ pub enum CertCommand {
 pub fn cert(command: CertCommand) -> Result<(), CliError> {
     let path = match command {
         CertCommand::Ca { directory, days } => create_ca(&directory, DAY * days)?,
-        CertCommand::Issue { directory, node, days } => issue(&directory, &node, DAY * days)?,
+        CertCommand::Issue {
+            directory,
+            node,
+            days,
+        } => issue(&directory, &node, DAY * days)?,
     };
     print(&path.display().to_string());
     Ok(())

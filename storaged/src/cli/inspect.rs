@@ -31,7 +31,9 @@ pub struct LsArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing.")]
+#[command(
+    after_help = "Example:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing."
+)]
 pub struct PlanArgs {
     #[command(flatten)]
     namespace: NamespaceArgs,
@@ -55,7 +57,11 @@ pub struct VerifyArgs {
 }
 
 fn size(bytes: u64) -> String {
-    ByteSize::b(bytes).display().iec().to_string().replace(' ', "")
+    ByteSize::b(bytes)
+        .display()
+        .iec()
+        .to_string()
+        .replace(' ', "")
 }
 
 pub fn status(args: &StatusArgs) -> Result<(), CliError> {
@@ -64,18 +70,39 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         print(&text);
         return Ok(());
     }
-    let status: Value = serde_json::from_str(&text).map_err(|error| CliError::Unexpected(error.to_string()))?;
+    let status: Value =
+        serde_json::from_str(&text).map_err(|error| CliError::Unexpected(error.to_string()))?;
     let bytes = |value: &Value| size(value.as_u64().unwrap_or(0));
     let memory = &status["memory"];
-    print(&format!("node {}  geometry {}  ready {}", status["node"], status["geometry"], status["ready"]));
-    print(&format!("memory {} of {}  slots {}  parity sets {}", bytes(&memory["used"]), bytes(&memory["budget"]), memory["slots"], memory["parity_sets"]));
+    print(&format!(
+        "node {}  geometry {}  ready {}",
+        status["node"], status["geometry"], status["ready"]
+    ));
+    print(&format!(
+        "memory {} of {}  slots {}  parity sets {}",
+        bytes(&memory["used"]),
+        bytes(&memory["budget"]),
+        memory["slots"],
+        memory["parity_sets"]
+    ));
     for peer in status["peers"].as_array().into_iter().flatten() {
         let state = if peer["up"] == true { "up" } else { "DOWN" };
-        print(&format!("peer {}  {state}", peer["node"].as_str().unwrap_or_default()));
+        print(&format!(
+            "peer {}  {state}",
+            peer["node"].as_str().unwrap_or_default()
+        ));
     }
     for one in status["checkpoints"].as_array().into_iter().flatten() {
         let text = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
-        print(&format!("{}  run {}  step {}  {}  shards here {}  parity here {}", text("namespace"), one["run"], one["step"], text("state"), one["shards_here"], one["parity_here"]));
+        print(&format!(
+            "{}  run {}  step {}  {}  shards here {}  parity here {}",
+            text("namespace"),
+            one["run"],
+            one["step"],
+            text("state"),
+            one["shards_here"],
+            one["parity_here"]
+        ));
     }
     Ok(())
 }
@@ -94,9 +121,20 @@ pub fn ls(args: &LsArgs) -> Result<(), CliError> {
         print(&Value::Array(infos.iter().map(info_json).collect()).to_string());
         return Ok(());
     }
-    print(&format!("{:<24} {:>6} {:>10} {:<10} {:>6} {:>10}", "NAMESPACE", "RUN", "STEP", "STATE", "RANKS", "SIZE"));
+    print(&format!(
+        "{:<24} {:>6} {:>10} {:<10} {:>6} {:>10}",
+        "NAMESPACE", "RUN", "STEP", "STATE", "RANKS", "SIZE"
+    ));
     for info in &infos {
-        print(&format!("{:<24} {:>6} {:>10} {:<10} {:>6} {:>10}", info.namespace.as_str(), info.run, info.step, info.state.as_str(), info.world_size, size(info.length)));
+        print(&format!(
+            "{:<24} {:>6} {:>10} {:<10} {:>6} {:>10}",
+            info.namespace.as_str(),
+            info.run,
+            info.step,
+            info.state.as_str(),
+            info.world_size,
+            size(info.length)
+        ));
     }
     Ok(())
 }
@@ -104,7 +142,9 @@ pub fn ls(args: &LsArgs) -> Result<(), CliError> {
 fn source_json(source: &Source) -> Value {
     match source {
         Source::Ram(node) => json!({"ram": node.as_str()}),
-        Source::Decode(nodes) => json!({"decode": nodes.iter().map(|node| node.as_str()).collect::<Vec<_>>()}),
+        Source::Decode(nodes) => {
+            json!({"decode": nodes.iter().map(|node| node.as_str()).collect::<Vec<_>>()})
+        }
         Source::Durable => json!("durable"),
     }
 }
@@ -141,13 +181,24 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
         print(&plan_json(&plan).to_string());
         return Ok(());
     }
-    print(&format!("{} run {} step {} ({}, {} ranks), expected {} ms", plan.namespace, plan.run, plan.step, plan.state, plan.world_size, plan.expected_ms));
+    print(&format!(
+        "{} run {} step {} ({}, {} ranks), expected {} ms",
+        plan.namespace, plan.run, plan.step, plan.state, plan.world_size, plan.expected_ms
+    ));
     print(&format!("manifest {}", plan.manifest));
     for shard in &plan.shards {
-        print(&format!("rank {:>4}  {:>10}  {}", shard.rank, size(shard.length), source_text(&shard.source)));
+        print(&format!(
+            "rank {:>4}  {:>10}  {}",
+            shard.rank,
+            size(shard.length),
+            source_text(&shard.source)
+        ));
     }
     for one in &plan.passed_over {
-        print(&format!("passed over: run {} step {}: {}", one.run, one.step, one.reason));
+        print(&format!(
+            "passed over: run {} step {}: {}",
+            one.run, one.step, one.reason
+        ));
     }
     Ok(())
 }
@@ -167,15 +218,30 @@ pub fn verify(args: &VerifyArgs) -> Result<(), CliError> {
     if args.json {
         print(&report_json(&report).to_string());
     } else {
-        print(&format!("step {}  manifest {}", report.step, report.manifest));
+        print(&format!(
+            "step {}  manifest {}",
+            report.step, report.manifest
+        ));
         for part in &report.parts {
             let outcome = part.fault.as_deref().unwrap_or("good");
-            print(&format!("{:<12} {:<32} {:>10}  {outcome}", part.node.as_str(), part.what, size(part.bytes)));
+            print(&format!(
+                "{:<12} {:<32} {:>10}  {outcome}",
+                part.node.as_str(),
+                part.what,
+                size(part.bytes)
+            ));
         }
     }
-    let faults = report.parts.iter().filter(|part| part.fault.is_some()).count();
+    let faults = report
+        .parts
+        .iter()
+        .filter(|part| part.fault.is_some())
+        .count();
     match faults {
         0 => Ok(()),
-        _ => Err(CliError::Faults { faults, parts: report.parts.len() }),
+        _ => Err(CliError::Faults {
+            faults,
+            parts: report.parts.len(),
+        }),
     }
 }

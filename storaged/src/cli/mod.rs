@@ -49,7 +49,11 @@ pub enum CliError {
 
 /// Keeps training checkpoints in the RAM of the nodes that train, erasure-coded, and trickles them to S3.
 #[derive(Debug, Parser)]
-#[command(name = "storaged", version, after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments.")]
+#[command(
+    name = "storaged",
+    version,
+    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments."
+)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -91,7 +95,12 @@ pub struct NamespaceArgs {
     #[arg(env = "STORAGED_NAMESPACE")]
     pub namespace: Namespace,
     /// Job token that the namespace was created with
-    #[arg(long, env = "STORAGED_TOKEN", default_value = "", hide_env_values = true)]
+    #[arg(
+        long,
+        env = "STORAGED_TOKEN",
+        default_value = "",
+        hide_env_values = true
+    )]
     pub token: String,
     /// Step instead of the newest restorable one
     #[arg(long, value_parser = parse_step)]

@@ -18,7 +18,9 @@ use crate::seam::SystemEntropy;
 const NET_THREADS: usize = 2;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it.")]
+#[command(
+    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it."
+)]
 pub struct RunArgs {
     /// Configuration file (TOML); see docs/operate/config.md
     #[arg(long, env = "STORAGED_CONFIG")]
@@ -63,7 +65,8 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
         .enable_all()
         .build()
         .map_err(io("starting the runtime"))?;
-    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2).min(4));
+    let threads =
+        std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2).min(4));
     let pool = Pool::start(threads).map_err(io("starting the codec's threads"))?;
     let outcome = runtime.block_on(async {
         let seams = Seams {
@@ -96,7 +99,10 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
     let file = ConfigFile::load(&args.file)?;
     let config = file.validate()?;
     let protection = match config.geometry {
-        Some(geometry) => format!("{geometry}: survives the loss of any {} nodes", geometry.m()),
+        Some(geometry) => format!(
+            "{geometry}: survives the loss of any {} nodes",
+            geometry.m()
+        ),
         None => "none: a node's loss loses its shards unless the durable tier has them".into(),
     };
     print(&format!(
@@ -105,7 +111,12 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
         config.members.len(),
         bytesize::ByteSize::b(config.budget),
         config.slots_per_rank,
-        config.sockets.iter().map(|socket| socket.path.display().to_string()).collect::<Vec<_>>().join(", ")
+        config
+            .sockets
+            .iter()
+            .map(|socket| socket.path.display().to_string())
+            .collect::<Vec<_>>()
+            .join(", ")
     ));
     Ok(())
 }

@@ -44,13 +44,22 @@ pub trait Blocks: Send + Sync {
     ///
     /// # Errors
     /// [`SessionFault::Corrupt`] if a chunk does not have its digest, `NoBlocks` if there is no such block.
-    fn read(&self, source: &Source, stripe: u64, out: &mut [u8]) -> Result<BlockState, SessionFault>;
+    fn read(
+        &self,
+        source: &Source,
+        stripe: u64,
+        out: &mut [u8],
+    ) -> Result<BlockState, SessionFault>;
 
     /// Begins to keep what a session computes.
     ///
     /// # Errors
     /// [`SessionFault::NoBlocks`] or `NoBasis` if the place for it, or the basis, is not there.
-    fn begin_keep(&self, keep: &Keep, work: &SessionWork) -> Result<Box<dyn KeepBlocks>, SessionFault>;
+    fn begin_keep(
+        &self,
+        keep: &Keep,
+        work: &SessionWork,
+    ) -> Result<Box<dyn KeepBlocks>, SessionFault>;
 }
 
 /// Blocks being kept. Stripes may come in any order and from several threads.
@@ -75,7 +84,11 @@ pub trait Streams: Send + Sync {
     ///
     /// # Errors
     /// What is wrong with the peer, in words.
-    async fn open(&self, to: &NodeName, record: &StreamRecord) -> Result<Box<dyn BlockSender>, String>;
+    async fn open(
+        &self,
+        to: &NodeName,
+        record: &StreamRecord,
+    ) -> Result<Box<dyn BlockSender>, String>;
 }
 
 /// The sending end of a stream. Dropped before it is finished, it resets the stream.

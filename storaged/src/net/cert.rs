@@ -46,7 +46,9 @@ pub fn create_ca(directory: &Path, valid: Duration) -> Result<PathBuf, CertError
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params.distinguished_name.push(DnType::CommonName, "storaged cluster authority");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "storaged cluster authority");
     set_validity(&mut params, valid);
     let key = KeyPair::generate()?;
     let certificate = params.self_signed(&key)?;
@@ -70,14 +72,22 @@ pub fn issue(directory: &Path, node: &NodeName, valid: Duration) -> Result<PathB
     let ca_key = KeyPair::from_pem(&read(CA_KEY)?)?;
     let issuer = Issuer::from_ca_cert_pem(&read(CA_CERTIFICATE)?, ca_key)?;
     let mut params = CertificateParams::new(vec![dns_name(node)])?;
-    params.distinguished_name.push(DnType::CommonName, node.as_str());
-    params.extended_key_usages =
-        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params
+        .distinguished_name
+        .push(DnType::CommonName, node.as_str());
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
     set_validity(&mut params, valid);
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, &issuer)?;
     let path = directory.join(format!("{node}.pem"));
-    write_new(&directory.join(format!("{node}.key")), &key.serialize_pem(), 0o600)?;
+    write_new(
+        &directory.join(format!("{node}.key")),
+        &key.serialize_pem(),
+        0o600,
+    )?;
     write_new(&path, &certificate.pem(), 0o644)?;
     Ok(path)
 }
@@ -90,14 +100,23 @@ fn set_validity(params: &mut CertificateParams, valid: Duration) {
 }
 
 fn file(path: &Path, source: io::Error) -> CertError {
-    CertError::File { path: path.into(), source }
+    CertError::File {
+        path: path.into(),
+        source,
+    }
 }
 
 fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), CertError> {
-    let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let opened = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path);
     let mut opened = opened.map_err(|source| match source.kind() {
         io::ErrorKind::AlreadyExists => CertError::Exists(path.into()),
         _ => file(path, source),
     })?;
-    opened.write_all(text.as_bytes()).map_err(|source| file(path, source))
+    opened
+        .write_all(text.as_bytes())
+        .map_err(|source| file(path, source))
 }

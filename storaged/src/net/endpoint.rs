@@ -68,13 +68,20 @@ pub struct NetConfig {
 #[derive(Debug)]
 pub enum NetEvent {
     /// Our link to a peer is up.
-    Up { peer: NodeName, generation: Generation },
+    Up {
+        peer: NodeName,
+        generation: Generation,
+    },
     /// Our link to a peer is down.
     Down { peer: NodeName, reason: String },
     /// A control message.
     Message { from: NodeName, body: Vec<u8> },
     /// A data stream.
-    Stream { from: NodeName, record: StreamRecord, recv: RecvStream },
+    Stream {
+        from: NodeName,
+        record: StreamRecord,
+        recv: RecvStream,
+    },
     /// A peer or somebody else did what it may not; worth a log line.
     Fault(NetError),
 }
@@ -108,7 +115,10 @@ impl Net {
     ///
     /// # Errors
     /// [`NetError`] if the certificates or the socket cannot be used.
-    pub async fn start(config: NetConfig, events: mpsc::Sender<NetEvent>) -> Result<Arc<Self>, NetError> {
+    pub async fn start(
+        config: NetConfig,
+        events: mpsc::Sender<NetEvent>,
+    ) -> Result<Arc<Self>, NetError> {
         config.identity.check_name(&config.node)?;
         let transport = Arc::new(transport());
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(config.identity.server()?));
@@ -116,15 +126,26 @@ impl Net {
         let mut client = quinn::ClientConfig::new(Arc::new(config.identity.client()?));
         client.transport_config(transport);
         let bound = config.sockets.bind(config.listen).await;
-        let socket = bound.map_err(|source| NetError::Bind { address: config.listen, source })?;
+        let socket = bound.map_err(|source| NetError::Bind {
+            address: config.listen,
+            source,
+        })?;
         let mut endpoint_config = EndpointConfig::default();
         endpoint_config.rng_seed(config.seed);
         let runtime = Arc::new(TokioRuntime);
-        let made = Endpoint::new_with_abstract_socket(endpoint_config, Some(server), socket, runtime);
-        let mut endpoint = made.map_err(|source| NetError::Bind { address: config.listen, source })?;
+        let made =
+            Endpoint::new_with_abstract_socket(endpoint_config, Some(server), socket, runtime);
+        let mut endpoint = made.map_err(|source| NetError::Bind {
+            address: config.listen,
+            source,
+        })?;
         endpoint.set_default_client_config(client);
         let shared = Arc::new(Shared {
-            hello: LinkHello { version: VERSION, node: config.node, generation: config.generation },
+            hello: LinkHello {
+                version: VERSION,
+                node: config.node,
+                generation: config.generation,
+            },
             events,
             known: config.peers.iter().map(|peer| peer.name.clone()).collect(),
         });
@@ -148,16 +169,33 @@ impl Net {
     ///
     /// # Errors
     /// [`NetError`] if the peer is unknown, down or takes no more streams.
-    pub async fn open_stream(&self, to: &NodeName, record: &StreamRecord) -> Result<SendStream, NetError> {
-        let link = self.links.get(to).ok_or_else(|| NetError::UnknownPeer(to.clone()))?;
-        let connection = link.connection().ok_or_else(|| NetError::Down(to.clone()))?;
-        let failed = |reason: String| NetError::Connection { peer: to.to_string(), reason };
+    pub async fn open_stream(
+        &self,
+        to: &NodeName,
+        record: &StreamRecord,
+    ) -> Result<SendStream, NetError> {
+        let link = self
+            .links
+            .get(to)
+            .ok_or_else(|| NetError::UnknownPeer(to.clone()))?;
+        let connection = link
+            .connection()
+            .ok_or_else(|| NetError::Down(to.clone()))?;
+        let failed = |reason: String| NetError::Connection {
+            peer: to.to_string(),
+            reason,
+        };
         let opened = tokio::time::timeout(FIRST_RECORD_WAIT, connection.open_uni()).await;
         let opened = opened.map_err(|_| failed("it takes no more streams".into()))?;
         let mut stream = opened.map_err(|error| failed(error.to_string()))?;
         let kind = Bytes::from_static(&[KIND_DATA]);
-        stream.write_chunk(kind).await.map_err(|error| failed(error.to_string()))?;
-        frame::write(&mut stream, encode(record).into()).await.map_err(failed)?;
+        stream
+            .write_chunk(kind)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        frame::write(&mut stream, encode(record).into())
+            .await
+            .map_err(failed)?;
         Ok(stream)
     }
 
@@ -213,9 +251,15 @@ async fn accept_all(endpoint: Endpoint, shared: Arc<Shared>) {
 pub(super) fn refused(peer: &str, error: &quinn::ConnectionError) -> NetError {
     let reason = error.to_string();
     let peer = peer.to_owned();
-    let about_certificate = ["certificate", "Certificate", "cert", "BadSignature", "UnknownIssuer"]
-        .iter()
-        .any(|word| reason.contains(word));
+    let about_certificate = [
+        "certificate",
+        "Certificate",
+        "cert",
+        "BadSignature",
+        "UnknownIssuer",
+    ]
+    .iter()
+    .any(|word| reason.contains(word));
     match about_certificate {
         true => NetError::PeerCertificate { peer, reason },
         false => NetError::Connection { peer, reason },
@@ -234,7 +278,10 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) -> Result<(), NetEr
         Err(_) => {
             connection.close(VarInt::from_u32(1), b"no hello");
             let reason = "no hello in time".into();
-            return Err(NetError::Protocol { peer: address, reason });
+            return Err(NetError::Protocol {
+                peer: address,
+                reason,
+            });
         }
     };
     while let Ok(stream) = connection.accept_uni().await {
@@ -243,7 +290,10 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) -> Result<(), NetEr
             if let Err(reason) = serve_stream(stream, &from, &shared).await {
                 connection.close(VarInt::from_u32(2), b"protocol");
                 let peer = from.to_string();
-                let _ = shared.events.send(NetEvent::Fault(NetError::Protocol { peer, reason })).await;
+                let _ = shared
+                    .events
+                    .send(NetEvent::Fault(NetError::Protocol { peer, reason }))
+                    .await;
             }
         });
     }
@@ -253,43 +303,72 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) -> Result<(), NetEr
 /// Takes the peer's hello, checks that its certificate is the node's it says it is, and answers.
 async fn welcome(connection: &Connection, shared: &Shared) -> Result<NodeName, NetError> {
     let peer = connection.remote_address().to_string();
-    let broke = |reason: String| NetError::Protocol { peer: peer.clone(), reason };
-    let (mut send, mut recv) = connection.accept_bi().await.map_err(|e| broke(e.to_string()))?;
-    let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX).await.map_err(broke)?;
+    let broke = |reason: String| NetError::Protocol {
+        peer: peer.clone(),
+        reason,
+    };
+    let (mut send, mut recv) = connection
+        .accept_bi()
+        .await
+        .map_err(|e| broke(e.to_string()))?;
+    let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX)
+        .await
+        .map_err(broke)?;
     let body = body.ok_or_else(|| broke("the hello is empty".into()))?;
     let hello: LinkHello = decode("hello", &body).map_err(|e| broke(e.to_string()))?;
     if hello.version != shared.hello.version {
-        let text = format!("expected version {}, got {}", shared.hello.version, hello.version);
+        let text = format!(
+            "expected version {}, got {}",
+            shared.hello.version, hello.version
+        );
         return Err(broke(text));
     }
     check_identity(connection, &hello.node)?;
     if !shared.known.contains(&hello.node) {
         return Err(NetError::UnknownPeer(hello.node));
     }
-    frame::write(&mut send, encode(&shared.hello).into()).await.map_err(broke)?;
+    frame::write(&mut send, encode(&shared.hello).into())
+        .await
+        .map_err(broke)?;
     let _ = send.finish();
     Ok(hello.node)
 }
 
 fn check_identity(connection: &Connection, node: &NodeName) -> Result<(), NetError> {
-    let refuse = |reason: String| NetError::PeerCertificate { peer: node.to_string(), reason };
-    let identity = connection.peer_identity().ok_or_else(|| refuse("there is none".into()))?;
+    let refuse = |reason: String| NetError::PeerCertificate {
+        peer: node.to_string(),
+        reason,
+    };
+    let identity = connection
+        .peer_identity()
+        .ok_or_else(|| refuse("there is none".into()))?;
     let chain = identity
         .downcast::<Vec<CertificateDer<'static>>>()
         .map_err(|_| refuse("it is of an unknown kind".into()))?;
-    let first = chain.first().ok_or_else(|| refuse("there is none".into()))?;
+    let first = chain
+        .first()
+        .ok_or_else(|| refuse("there is none".into()))?;
     tls::names(first, node).map_err(refuse)
 }
 
-async fn serve_stream(mut recv: RecvStream, from: &NodeName, shared: &Shared) -> Result<(), String> {
+async fn serve_stream(
+    mut recv: RecvStream,
+    from: &NodeName,
+    shared: &Shared,
+) -> Result<(), String> {
     let mut kind = [0];
     let first = tokio::time::timeout(FIRST_RECORD_WAIT, recv.read_exact(&mut kind)).await;
-    first.map_err(|_| "a stream without a first byte")?.map_err(|e| e.to_string())?;
+    first
+        .map_err(|_| "a stream without a first byte")?
+        .map_err(|e| e.to_string())?;
     match kind[0] {
         KIND_CONTROL => {
             // The connection's end shows here as an error of the stream; that is no fault of the protocol.
             while let Ok(Some(body)) = frame::read(&mut recv, CONTROL_FRAME_BYTES_MAX).await {
-                let message = NetEvent::Message { from: from.clone(), body };
+                let message = NetEvent::Message {
+                    from: from.clone(),
+                    body,
+                };
                 if shared.events.send(message).await.is_err() {
                     break;
                 }
@@ -303,7 +382,11 @@ async fn serve_stream(mut recv: RecvStream, from: &NodeName, shared: &Shared) ->
                 return Ok(());
             };
             let record = decode("stream record", &body).map_err(|e| e.to_string())?;
-            let stream = NetEvent::Stream { from: from.clone(), record, recv };
+            let stream = NetEvent::Stream {
+                from: from.clone(),
+                record,
+                recv,
+            };
             let _ = shared.events.send(stream).await;
             Ok(())
         }

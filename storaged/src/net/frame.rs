@@ -13,10 +13,14 @@ pub(super) async fn read(recv: &mut RecvStream, limit: usize) -> Result<Option<V
     }
     let length = u32::from_le_bytes(prefix) as usize;
     if length > limit {
-        return Err(format!("expected a frame of at most {limit} bytes, got {length}"));
+        return Err(format!(
+            "expected a frame of at most {limit} bytes, got {length}"
+        ));
     }
     let mut body = vec![0; length];
-    recv.read_exact(&mut body).await.map_err(|error| error.to_string())?;
+    recv.read_exact(&mut body)
+        .await
+        .map_err(|error| error.to_string())?;
     Ok(Some(body))
 }
 
@@ -24,5 +28,7 @@ pub(super) async fn read(recv: &mut RecvStream, limit: usize) -> Result<Option<V
 pub(super) async fn write(send: &mut SendStream, body: Bytes) -> Result<(), String> {
     let length = u32::try_from(body.len()).map_err(|error| error.to_string())?;
     let prefix = Bytes::copy_from_slice(&length.to_le_bytes());
-    send.write_all_chunks(&mut [prefix, body]).await.map_err(|error| error.to_string())
+    send.write_all_chunks(&mut [prefix, body])
+        .await
+        .map_err(|error| error.to_string())
 }

@@ -31,7 +31,10 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn start(endpoint: Endpoint, peer: Peer, shared: Arc<Shared>) -> Arc<Self> {
         let (queue, messages) = mpsc::channel(QUEUE);
-        let link = Arc::new(Self { queue, connection: Mutex::new(None) });
+        let link = Arc::new(Self {
+            queue,
+            connection: Mutex::new(None),
+        });
         tokio::spawn(link.clone().keep(endpoint, peer, shared, messages));
         link
     }
@@ -42,11 +45,17 @@ impl Link {
     }
 
     pub(super) fn connection(&self) -> Option<Connection> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     fn set(&self, connection: Option<Connection>) {
-        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
+        *self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = connection;
     }
 
     async fn keep(
@@ -58,24 +67,34 @@ impl Link {
     ) {
         let mut failures = 0u32;
         loop {
-            let dialled = tokio::time::timeout(DIAL_WAIT, dial(&endpoint, &peer, &shared.hello)).await;
+            let dialled =
+                tokio::time::timeout(DIAL_WAIT, dial(&endpoint, &peer, &shared.hello)).await;
             let dialled = dialled.unwrap_or_else(|_| {
                 let reason = "no answer".into();
-                Err(NetError::Connection { peer: peer.name.to_string(), reason })
+                Err(NetError::Connection {
+                    peer: peer.name.to_string(),
+                    reason,
+                })
             });
             match dialled {
                 Ok((connection, generation)) => {
                     failures = 0;
                     while messages.try_recv().is_ok() {}
                     self.set(Some(connection.clone()));
-                    let up = NetEvent::Up { peer: peer.name.clone(), generation };
+                    let up = NetEvent::Up {
+                        peer: peer.name.clone(),
+                        generation,
+                    };
                     if shared.events.send(up).await.is_err() {
                         return;
                     }
                     let reason = carry(&connection, &mut messages).await;
                     self.set(None);
                     connection.close(VarInt::from_u32(0), b"");
-                    let down = NetEvent::Down { peer: peer.name.clone(), reason };
+                    let down = NetEvent::Down {
+                        peer: peer.name.clone(),
+                        reason,
+                    };
                     if shared.events.send(down).await.is_err() {
                         return;
                     }
@@ -88,7 +107,9 @@ impl Link {
                     failures = failures.saturating_add(1);
                 }
             }
-            let wait = BACKOFF.saturating_mul(1 << failures.min(4)).min(BACKOFF_LONGEST);
+            let wait = BACKOFF
+                .saturating_mul(1 << failures.min(4))
+                .min(BACKOFF_LONGEST);
             tokio::time::sleep(wait).await;
         }
     }
@@ -100,13 +121,18 @@ async fn dial(
     hello: &LinkHello,
 ) -> Result<(Connection, Generation), NetError> {
     let name = peer.name.to_string();
-    let failed = |reason: String| NetError::Connection { peer: name.clone(), reason };
+    let failed = |reason: String| NetError::Connection {
+        peer: name.clone(),
+        reason,
+    };
     let connecting = endpoint.connect(peer.address, &tls::dns_name(&peer.name));
     let connecting = connecting.map_err(|error| failed(error.to_string()))?;
     let connection = connecting.await.map_err(|error| refused(&name, &error))?;
     let opened = connection.open_bi().await;
     let (mut send, mut recv) = opened.map_err(|error| refused(&name, &error))?;
-    frame::write(&mut send, encode(hello).into()).await.map_err(failed)?;
+    frame::write(&mut send, encode(hello).into())
+        .await
+        .map_err(failed)?;
     let _ = send.finish();
     let body = frame::read(&mut recv, 4096).await;
     // A server that refuses our certificate says so by closing, which shows here.
@@ -117,7 +143,10 @@ async fn dial(
     let body = body.ok_or_else(|| failed("no hello".into()))?;
     let answer: LinkHello = decode("hello", &body).map_err(|error| failed(error.to_string()))?;
     if answer.version != hello.version || answer.node != peer.name {
-        return Err(failed(format!("expected {} version {}, got {} version {}", peer.name, hello.version, answer.node, answer.version)));
+        return Err(failed(format!(
+            "expected {} version {}, got {} version {}",
+            peer.name, hello.version, answer.node, answer.version
+        )));
     }
     Ok((connection, answer.generation))
 }
@@ -125,9 +154,15 @@ async fn dial(
 /// Carries messages until the connection ends; says why it did.
 async fn carry(connection: &Connection, messages: &mut mpsc::Receiver<Bytes>) -> String {
     let sending = async {
-        let mut stream = connection.open_uni().await.map_err(|error| error.to_string())?;
+        let mut stream = connection
+            .open_uni()
+            .await
+            .map_err(|error| error.to_string())?;
         let kind = Bytes::from_static(&[KIND_CONTROL]);
-        stream.write_chunk(kind).await.map_err(|error| error.to_string())?;
+        stream
+            .write_chunk(kind)
+            .await
+            .map_err(|error| error.to_string())?;
         while let Some(body) = messages.recv().await {
             frame::write(&mut stream, body).await?;
         }

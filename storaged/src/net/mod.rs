@@ -38,7 +38,9 @@ pub enum NetError {
     #[error("the link to {0} is down")]
     Down(NodeName),
     /// The peer's certificate is not that of the node it should be.
-    #[error("the certificate of {peer} was refused: {reason}; issue it with `storaged cert issue {peer}`")]
+    #[error(
+        "the certificate of {peer} was refused: {reason}; issue it with `storaged cert issue {peer}`"
+    )]
     PeerCertificate { peer: String, reason: String },
     /// The peer broke the protocol.
     #[error("{peer} broke the protocol: {reason}")]

@@ -86,14 +86,21 @@ impl TlsIdentity {
     /// # Errors
     /// [`TlsError::Name`] if it is not.
     pub fn check_name(&self, node: &NodeName) -> Result<(), TlsError> {
-        let first = self.certificate.first().ok_or_else(|| unusable("no certificate"))?;
-        names(first, node).map_err(|reason| TlsError::Name { node: node.clone(), reason })
+        let first = self
+            .certificate
+            .first()
+            .ok_or_else(|| unusable("no certificate"))?;
+        names(first, node).map_err(|reason| TlsError::Name {
+            node: node.clone(),
+            reason,
+        })
     }
 
     pub(super) fn server(&self) -> Result<QuicServerConfig, TlsError> {
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider())
-            .build()
-            .map_err(unusable)?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider())
+                .build()
+                .map_err(unusable)?;
         let mut config = rustls::ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(unusable)?
@@ -124,8 +131,15 @@ impl TlsIdentity {
     }
 }
 
-fn read_certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let failed = |reason: String| TlsError::File { what, path: path.into(), reason };
+fn read_certificates(
+    what: &'static str,
+    path: &Path,
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let failed = |reason: String| TlsError::File {
+        what,
+        path: path.into(),
+        reason,
+    };
     let found: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path)
         .map_err(|error| failed(error.to_string()))?
         .collect();

@@ -82,16 +82,25 @@ struct Door {
 ///
 /// # Errors
 /// [`StageError`] if a socket cannot be opened.
-pub fn listen(sockets: &[TenantSocket], events: &mpsc::Sender<StageEvent>) -> Result<(), StageError> {
+pub fn listen(
+    sockets: &[TenantSocket],
+    events: &mpsc::Sender<StageEvent>,
+) -> Result<(), StageError> {
     let next = Arc::new(AtomicU64::new(1));
     let open = Arc::new(AtomicUsize::new(0));
     let Some(first) = sockets.first() else {
         return Ok(());
     };
     let started = Watch::start(events.clone());
-    let watch = started.map_err(|source| StageError { path: first.path.clone(), source })?;
+    let watch = started.map_err(|source| StageError {
+        path: first.path.clone(),
+        source,
+    })?;
     for socket in sockets {
-        let failed = |source| StageError { path: socket.path.clone(), source };
+        let failed = |source| StageError {
+            path: socket.path.clone(),
+            source,
+        };
         let listener = bind(&socket.path).map_err(failed)?;
         let door = Door {
             uids: socket.uids.clone(),
@@ -101,7 +110,10 @@ pub fn listen(sockets: &[TenantSocket], events: &mpsc::Sender<StageEvent>) -> Re
             open: open.clone(),
         };
         let accept = move || accept_all(&listener, &Arc::new(door));
-        std::thread::Builder::new().name("stage".into()).spawn(accept).map_err(failed)?;
+        std::thread::Builder::new()
+            .name("stage".into())
+            .spawn(accept)
+            .map_err(failed)?;
     }
     Ok(())
 }
@@ -142,7 +154,11 @@ fn accept_all(listener: &UnixListener, door: &Arc<Door>) {
             let _ = served.events.blocking_send(StageEvent::Gone { conn });
             served.open.fetch_sub(1, Ordering::Relaxed);
         };
-        if std::thread::Builder::new().name(format!("conn-{}", conn.0)).spawn(serve).is_err() {
+        if std::thread::Builder::new()
+            .name(format!("conn-{}", conn.0))
+            .spawn(serve)
+            .is_err()
+        {
             door.open.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -169,7 +185,11 @@ fn serve(mut stream: UnixStream, conn: ConnId, door: &Door) {
             (None, Ok(request)) => {
                 let (sender, receiver) = oneshot::channel();
                 let id = RequestId { conn, index };
-                let event = StageEvent::Request { id, request, answer: sender };
+                let event = StageEvent::Request {
+                    id,
+                    request,
+                    answer: sender,
+                };
                 if door.events.blocking_send(event).is_err() {
                     return;
                 }
@@ -189,12 +209,17 @@ fn serve(mut stream: UnixStream, conn: ConnId, door: &Door) {
 }
 
 fn plain(refusal: Refusal) -> Answer {
-    Answer { reply: Reply::Refused(refusal), slot: None }
+    Answer {
+        reply: Reply::Refused(refusal),
+        slot: None,
+    }
 }
 
 fn wrong_user(uid: u32, allowed: &BTreeSet<u32>) -> Refusal {
     Refusal::new(
         RefusalCode::WrongUser,
-        format!("expected a process of user id {allowed:?} on this socket, got {uid}: use your own tenant's socket or add the user to [[tenants]]"),
+        format!(
+            "expected a process of user id {allowed:?} on this socket, got {uid}: use your own tenant's socket or add the user to [[tenants]]"
+        ),
     )
 }

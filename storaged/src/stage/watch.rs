@@ -26,9 +26,14 @@ impl Watch {
     /// Starts the thread.
     pub fn start(events: mpsc::Sender<StageEvent>) -> io::Result<Arc<Self>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let watch = Arc::new(Self { epoll, watched: Mutex::default() });
+        let watch = Arc::new(Self {
+            epoll,
+            watched: Mutex::default(),
+        });
         let watching = watch.clone();
-        std::thread::Builder::new().name("watch".into()).spawn(move || watching.run(&events))?;
+        std::thread::Builder::new()
+            .name("watch".into())
+            .spawn(move || watching.run(&events))?;
         Ok(watch)
     }
 
@@ -39,7 +44,10 @@ impl Watch {
     /// Watches the process behind a connection. In another pid namespace its number is unknown; then the end of
     /// the connection has to do.
     pub fn add(&self, conn: ConnId, pid: Pid, stream: &UnixStream) {
-        let (Ok(pidfd), Ok(stream)) = (rustix::process::pidfd_open(pid, PidfdFlags::empty()), stream.try_clone()) else {
+        let (Ok(pidfd), Ok(stream)) = (
+            rustix::process::pidfd_open(pid, PidfdFlags::empty()),
+            stream.try_clone(),
+        ) else {
             return;
         };
         let mut watched = self.locked();
@@ -65,8 +73,13 @@ impl Watch {
             }
             for event in &ready {
                 let conn = event.data.u64();
-                let Some((_, stream)) = self.locked().remove(&conn) else { continue };
-                if events.blocking_send(StageEvent::Gone { conn: ConnId(conn) }).is_err() {
+                let Some((_, stream)) = self.locked().remove(&conn) else {
+                    continue;
+                };
+                if events
+                    .blocking_send(StageEvent::Gone { conn: ConnId(conn) })
+                    .is_err()
+                {
                     return;
                 }
                 // The connection's thread may wait on a socket that a child of the dead process keeps open.

@@ -72,7 +72,12 @@ impl Trickle {
             Some(rate) => Arc::new(store::Throttled::new(store, rate)),
             None => store,
         };
-        Self { store, memory, limits, turns: Semaphore::new(UPLOADS_AT_ONCE) }
+        Self {
+            store,
+            memory,
+            limits,
+            turns: Semaphore::new(UPLOADS_AT_ONCE),
+        }
     }
 
     async fn length(&self, key: &ObjectKey) -> Result<Option<u64>, String> {
@@ -87,54 +92,111 @@ impl Trickle {
     ///
     /// # Errors
     /// In words; the upload can be tried again and goes on where it was.
-    pub async fn upload(&self, manifest: &Manifest, rank: Rank, shard: &SlotShard) -> Result<(), String> {
-        let _turn = self.turns.acquire().await.map_err(|error| error.to_string())?;
+    pub async fn upload(
+        &self,
+        manifest: &Manifest,
+        rank: Rank,
+        shard: &SlotShard,
+    ) -> Result<(), String> {
+        let _turn = self
+            .turns
+            .acquire()
+            .await
+            .map_err(|error| error.to_string())?;
         let key = object(manifest, &shard_object(rank))?;
         if self.length(&key).await? != Some(shard.length) {
             self.upload_parts(&key, manifest, shard).await?;
         }
-        let table: Vec<u8> = shard.leaves.iter().flat_map(|leaf| *leaf.as_bytes()).collect();
+        let table: Vec<u8> = shard
+            .leaves
+            .iter()
+            .flat_map(|leaf| *leaf.as_bytes())
+            .collect();
         let leaves = object(manifest, &leaves_object(rank))?;
-        self.store.put_new(&leaves, table.into()).await.map_err(in_words)
+        self.store
+            .put_new(&leaves, table.into())
+            .await
+            .map_err(in_words)
     }
 
-    async fn upload_parts(&self, key: &ObjectKey, manifest: &Manifest, shard: &SlotShard) -> Result<(), String> {
+    async fn upload_parts(
+        &self,
+        key: &ObjectKey,
+        manifest: &Manifest,
+        shard: &SlotShard,
+    ) -> Result<(), String> {
         if shard.length == 0 {
-            return self.store.put_new(key, Bytes::new()).await.map_err(in_words);
+            return self
+                .store
+                .put_new(key, Bytes::new())
+                .await
+                .map_err(in_words);
         }
         let limits = self.store.limits();
         // A shard of very many parts gets larger ones; chunks are never divided between parts.
         let fewest = shard.length.div_ceil(u64::from(limits.parts_max));
-        let wanted = self.limits.part_bytes.max(limits.part_bytes_min).max(fewest);
-        let part_bytes = PartBytes::new(wanted.next_multiple_of(manifest.chunk.bytes() as u64), &limits);
+        let wanted = self
+            .limits
+            .part_bytes
+            .max(limits.part_bytes_min)
+            .max(fewest);
+        let part_bytes = PartBytes::new(
+            wanted.next_multiple_of(manifest.chunk.bytes() as u64),
+            &limits,
+        );
         let part_bytes = part_bytes.map_err(in_words)?;
-        let mut upload = self.store.resume_or_begin(key, part_bytes).await.map_err(in_words)?;
-        let parts = u32::try_from(part_bytes.parts_of(shard.length)).map_err(|error| error.to_string())?;
+        let mut upload = self
+            .store
+            .resume_or_begin(key, part_bytes)
+            .await
+            .map_err(in_words)?;
+        let parts =
+            u32::try_from(part_bytes.parts_of(shard.length)).map_err(|error| error.to_string())?;
         for number in 0..parts {
             let start = u64::from(number) * part_bytes.get();
             let range = start..(start + part_bytes.get()).min(shard.length);
             let bytes = self.read_part(manifest, shard, range).await?;
-            if upload.done().get(&PartNumber(number)).is_some_and(|part| part.matches(&bytes)) {
+            if upload
+                .done()
+                .get(&PartNumber(number))
+                .is_some_and(|part| part.matches(&bytes))
+            {
                 continue;
             }
-            let state = self.store.put_part(&upload, PartNumber(number), bytes).await.map_err(in_words)?;
+            let state = self
+                .store
+                .put_part(&upload, PartNumber(number), bytes)
+                .await
+                .map_err(in_words)?;
             upload.note(PartNumber(number), state);
         }
-        self.store.complete(&upload, shard.length).await.map_err(in_words)
+        self.store
+            .complete(&upload, shard.length)
+            .await
+            .map_err(in_words)
     }
 
     /// Bytes of a part, each chunk verified on its way out of RAM.
-    async fn read_part(&self, manifest: &Manifest, shard: &SlotShard, range: Range<u64>) -> Result<Bytes, String> {
+    async fn read_part(
+        &self,
+        manifest: &Manifest,
+        shard: &SlotShard,
+        range: Range<u64>,
+    ) -> Result<Bytes, String> {
         let (memory, shard, chunk) = (self.memory.clone(), shard.clone(), manifest.chunk);
         let read = move || {
             let mut part = BytesMut::zeroed((range.end - range.start) as usize);
             let first = range.start / chunk.bytes() as u64;
             for (index, block) in (first..).zip(part.chunks_mut(chunk.bytes())) {
-                memory.read_chunk(&shard, index, block).map_err(|fault| format!("{fault:?}"))?;
+                memory
+                    .read_chunk(&shard, index, block)
+                    .map_err(|fault| format!("{fault:?}"))?;
             }
             Ok(part.freeze())
         };
-        tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
+        tokio::task::spawn_blocking(read)
+            .await
+            .map_err(|error| error.to_string())?
     }
 
     /// Writes `.metadata`, then the manifest: all shards are there.
@@ -147,13 +209,19 @@ impl Trickle {
             let key = object(record, &shard_object(entry.rank))?;
             let got = self.length(&key).await?;
             if got != Some(entry.length) {
-                return Err(format!("{key}: expected {} bytes, got {got:?}", entry.length));
+                return Err(format!(
+                    "{key}: expected {} bytes, got {got:?}",
+                    entry.length
+                ));
             }
         }
         if !record.torch_metadata.is_empty() {
             let metadata = unpack(&record.torch_metadata)?;
             let key = object(record, ".metadata")?;
-            self.store.put_new(&key, metadata.into()).await.map_err(in_words)?;
+            self.store
+                .put_new(&key, metadata.into())
+                .await
+                .map_err(in_words)?;
         }
         let key = object(record, MANIFEST_OBJECT)?;
         let bytes = Bytes::copy_from_slice(manifest.bytes());
@@ -166,17 +234,25 @@ impl Trickle {
     /// In words, if the store cannot be listed.
     pub async fn list(&self, namespace: &Namespace) -> Result<Vec<Arc<ManifestBytes>>, String> {
         let folder: ObjectKey = namespace.as_str().parse().map_err(in_words)?;
-        let entries = self.store.list(&KeyPrefix::folder(folder)).await.map_err(in_words)?;
+        let entries = self
+            .store
+            .list(&KeyPrefix::folder(folder))
+            .await
+            .map_err(in_words)?;
         let mut places: Vec<(RunId, Step, ObjectKey)> = entries
             .into_iter()
-            .filter_map(|entry| place_of(namespace, &entry.key).map(|(run, step)| (run, step, entry.key)))
+            .filter_map(|entry| {
+                place_of(namespace, &entry.key).map(|(run, step)| (run, step, entry.key))
+            })
             .collect();
-        places.sort_by(|a, b| (b.0, b.1).cmp(&(a.0, a.1)));
+        places.sort_by_key(|(run, step, _)| std::cmp::Reverse((*run, *step)));
         let mut found = Vec::new();
         for (run, step, key) in places {
             match self.manifest_at(namespace, run, step, &key).await {
                 Ok(manifest) => found.push(Arc::new(manifest)),
-                Err(reason) => tracing::warn!(%key, reason, "a manifest in the durable tier cannot be used"),
+                Err(reason) => {
+                    tracing::warn!(%key, reason, "a manifest in the durable tier cannot be used")
+                }
             }
             if found.len() >= LISTED_MAX {
                 break;
@@ -198,7 +274,10 @@ impl Trickle {
         let in_place = record.namespace == *namespace && record.run == run && record.step == step;
         match in_place {
             true => Ok(manifest),
-            false => Err(format!("it is of run {} step {} of {}", record.run, record.step, record.namespace)),
+            false => Err(format!(
+                "it is of run {} step {} of {}",
+                record.run, record.step, record.namespace
+            )),
         }
     }
 
@@ -216,14 +295,22 @@ impl Trickle {
         let entry = manifest.shard(rank).ok_or("no such rank")?;
         let leaves = self.leaves(manifest, rank).await?;
         let key = object(manifest, &shard_object(rank))?;
-        let whole = [0..entry.length];
+        let whole = std::slice::from_ref(&(0..entry.length)).to_vec();
         let chunk_bytes = manifest.chunk.bytes() as u64;
-        for range in if ranges.is_empty() { &whole[..] } else { ranges } {
+        for range in if ranges.is_empty() {
+            &whole[..]
+        } else {
+            ranges
+        } {
             let end = range.end.next_multiple_of(chunk_bytes).min(entry.length);
             let mut at = range.start / chunk_bytes * chunk_bytes;
             while at < end {
                 let next = (at + FETCH_BYTES).min(end);
-                let bytes = self.store.get(&key, Some(at..next)).await.map_err(in_words)?;
+                let bytes = self
+                    .store
+                    .get(&key, Some(at..next))
+                    .await
+                    .map_err(in_words)?;
                 self.place(manifest, &leaves, slot, at, bytes).await?;
                 at = next;
             }
@@ -240,12 +327,22 @@ impl Trickle {
         let root = root_digest(&leaves, entry.length, manifest.chunk);
         match rest.is_empty() && root == entry.root {
             true => Ok(leaves.into()),
-            false => Err(format!("{key}: digest mismatch: expected the root {}, got {root}", entry.root)),
+            false => Err(format!(
+                "{key}: digest mismatch: expected the root {}, got {root}",
+                entry.root
+            )),
         }
     }
 
     /// Verifies chunks and writes them to their place.
-    async fn place(&self, manifest: &Manifest, leaves: &Arc<[Digest]>, slot: SlotId, at: u64, bytes: Bytes) -> Result<(), String> {
+    async fn place(
+        &self,
+        manifest: &Manifest,
+        leaves: &Arc<[Digest]>,
+        slot: SlotId,
+        at: u64,
+        bytes: Bytes,
+    ) -> Result<(), String> {
         let (memory, leaves, chunk) = (self.memory.clone(), leaves.clone(), manifest.chunk);
         let work = move || {
             let slot = memory.slot(slot).ok_or("the slot is gone")?;
@@ -255,17 +352,23 @@ impl Trickle {
                     return Err(format!("digest mismatch in chunk {index}"));
                 }
                 let offset = index * chunk.bytes() as u64;
-                slot.write_at(offset, block).map_err(|error| error.to_string())?;
+                slot.write_at(offset, block)
+                    .map_err(|error| error.to_string())?;
             }
             Ok(())
         };
-        tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())?
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|error| error.to_string())?
     }
 }
 
 /// The run and step of a manifest's key.
 fn place_of(namespace: &Namespace, key: &ObjectKey) -> Option<(RunId, Step)> {
-    let rest = key.as_str().strip_prefix(namespace.as_str())?.strip_prefix("/run-")?;
+    let rest = key
+        .as_str()
+        .strip_prefix(namespace.as_str())?
+        .strip_prefix("/run-")?;
     let (run, rest) = rest.split_once("/step-")?;
     let (step, name) = rest.split_once('/')?;
     let place = (RunId::new(run.parse().ok()?), Step::new(step.parse().ok()?));
@@ -273,6 +376,9 @@ fn place_of(namespace: &Namespace, key: &ObjectKey) -> Option<(RunId, Step)> {
 }
 
 fn unpack(packed: &[u8]) -> Result<Vec<u8>, String> {
-    zstd::bulk::decompress(packed, TORCH_METADATA_BYTES_MAX.min(packed.len().saturating_mul(1000)))
-        .map_err(|error| format!("the torch metadata cannot be unpacked: {error}"))
+    zstd::bulk::decompress(
+        packed,
+        TORCH_METADATA_BYTES_MAX.min(packed.len().saturating_mul(1000)),
+    )
+    .map_err(|error| format!("the torch metadata cannot be unpacked: {error}"))
 }

@@ -24,7 +24,12 @@ pub fn lanes_of(manifest: &Manifest) -> Vec<Lane> {
     let per_node = ranks_per_node(manifest);
     let mut lanes = Vec::new();
     for (group, entry) in (0u32..).zip(&manifest.groups) {
-        let depth = entry.data.iter().filter_map(|node| per_node.get(node)).map(Vec::len).max();
+        let depth = entry
+            .data
+            .iter()
+            .filter_map(|node| per_node.get(node))
+            .map(Vec::len)
+            .max();
         let count = u32::try_from(depth.unwrap_or(0)).unwrap_or(u32::MAX);
         lanes.extend((0..count).map(|index| Lane { group, index }));
     }
@@ -47,7 +52,12 @@ impl LaneBlocks {
         let mut data: Vec<Option<ShardEntry>> = group
             .data
             .iter()
-            .map(|node| per_node.get(node)?.get(lane.index as usize).map(|shard| (*shard).clone()))
+            .map(|node| {
+                per_node
+                    .get(node)?
+                    .get(lane.index as usize)
+                    .map(|shard| (*shard).clone())
+            })
             .collect();
         data.resize(manifest.geometry.k(), None);
         let length = data.iter().flatten().map(|shard| shard.length).max()?;
@@ -87,9 +97,16 @@ impl LaneBlocks {
 
     /// Sources and sinks of a full encode: data blocks that are not zeros, and their coefficients.
     pub fn encode(&self, matrix: &CodingMatrix) -> (Vec<usize>, Option<Coefficients>) {
-        let sources: Vec<usize> = (0..self.data.len()).filter(|block| !self.is_zeros(*block)).collect();
+        let sources: Vec<usize> = (0..self.data.len())
+            .filter(|block| !self.is_zeros(*block))
+            .collect();
         let rows = (0..self.coding.len())
-            .map(|parity| sources.iter().map(|block| matrix.coefficient(parity, *block)).collect())
+            .map(|parity| {
+                sources
+                    .iter()
+                    .map(|block| matrix.coefficient(parity, *block))
+                    .collect()
+            })
             .collect();
         (sources, Coefficients::new(rows).ok())
     }
@@ -107,7 +124,9 @@ impl LaneBlocks {
         if survivors.len() == 1 && survivors == wanted {
             return Ok(Coefficients::new(vec![vec![1]]).ok());
         }
-        let mut known: Vec<usize> = (0..self.data.len()).filter(|block| self.is_zeros(*block)).collect();
+        let mut known: Vec<usize> = (0..self.data.len())
+            .filter(|block| self.is_zeros(*block))
+            .collect();
         known.extend(survivors);
         known.sort_unstable();
         let rows = matrix.repair_coefficients(&known, wanted)?;
@@ -115,14 +134,19 @@ impl LaneBlocks {
             .iter()
             .filter_map(|survivor| known.iter().position(|block| block == survivor))
             .collect();
-        let rows = rows.iter().map(|row| columns.iter().map(|column| row[*column]).collect()).collect();
+        let rows = rows
+            .iter()
+            .map(|row| columns.iter().map(|column| row[*column]).collect())
+            .collect();
         Ok(Coefficients::new(rows).ok())
     }
 
     /// Which of the blocks that are here and there suffice to compute the rest: exactly as many as are needed
     /// beside the blocks of zeros, or none if there are too few.
     pub fn enough(&self, available: &[usize]) -> Option<Vec<usize>> {
-        let zeros = (0..self.data.len()).filter(|block| self.is_zeros(*block)).count();
+        let zeros = (0..self.data.len())
+            .filter(|block| self.is_zeros(*block))
+            .count();
         let needed = self.data.len() - zeros;
         let mut chosen: Vec<usize> = available.to_vec();
         chosen.sort_unstable();

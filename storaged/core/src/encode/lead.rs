@@ -4,16 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use storaged_codec::CodingMatrix;
 use storaged_wire::peer::{
-    CheckpointKey, Holding, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
+    CheckpointKey, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
-use storaged_wire::{
-    CheckpointState, Digest, Manifest, ManifestBytes, Namespace, NodeName, SessionId, SlotId,
-};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
 
+use super::derived::Derived;
 use super::lanes::{LaneBlocks, lanes_of};
-use super::plan::CodingPlan;
+
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;
@@ -57,103 +55,6 @@ pub(crate) struct Led {
     pub purpose: Purpose,
 }
 
-/// A session's plan and who is who in it, as every member derives it.
-#[derive(Debug, Clone)]
-pub(crate) struct Derived {
-    pub lane: Lane,
-    pub blocks: LaneBlocks,
-    pub plan: CodingPlan,
-    /// One name per member of the plan.
-    pub members: Vec<NodeName>,
-    /// The block that each source member reads: the first members of the plan, in order.
-    pub sources: Vec<usize>,
-    /// The block that each sink keeps.
-    pub sinks: Vec<usize>,
-    /// Members that are sinks, in the order of `sinks`.
-    pub sink_members: Vec<usize>,
-    pub stripes: Vec<(u64, u64)>,
-}
-
-impl Derived {
-    /// Derives a session from its record; none if the record does not fit the manifest.
-    pub fn of(record: &SessionRecord, manifest: &Manifest) -> Option<Self> {
-        match &record.kind {
-            SessionKind::Encode { lane, .. } => Self::encode(manifest, *lane),
-            SessionKind::Repair {
-                lane,
-                survivors,
-                wanted,
-                stripes,
-            } => Self::repair(manifest, *lane, survivors, wanted, stripes),
-        }
-    }
-
-    fn encode(manifest: &Manifest, lane: Lane) -> Option<Self> {
-        let blocks = LaneBlocks::of(manifest, lane)?;
-        let matrix = CodingMatrix::cauchy(manifest.geometry);
-        let (sources, coefficients) = blocks.encode(&matrix);
-        let sinks: Vec<usize> = (blocks.data.len()..blocks.blocks()).collect();
-        let plan = CodingPlan::chain(&coefficients?);
-        let all = sources.iter().chain(&sinks);
-        let members = all.map(|block| blocks.node(*block).cloned()).collect::<Option<Vec<_>>>()?;
-        let sink_members = (sources.len()..members.len()).collect();
-        Some(Self {
-            lane,
-            blocks,
-            plan,
-            members,
-            sources,
-            sinks,
-            sink_members,
-            stripes: Vec::new(),
-        })
-    }
-
-    fn repair(
-        manifest: &Manifest,
-        lane: Lane,
-        survivors: &[u32],
-        wanted: &[(u32, NodeName)],
-        stripes: &[(u64, u64)],
-    ) -> Option<Self> {
-        let blocks = LaneBlocks::of(manifest, lane)?;
-        let in_range = |block: &u32| (*block as usize) < blocks.blocks();
-        if !survivors.iter().chain(wanted.iter().map(|(block, _)| block)).all(in_range) {
-            return None;
-        }
-        let matrix = CodingMatrix::cauchy(manifest.geometry);
-        let mut sources: Vec<usize> = survivors.iter().map(|block| *block as usize).collect();
-        let first_sink = wanted.first().map(|(_, node)| node);
-        let into_last = wanted.len() == 1
-            && sources.iter().any(|block| blocks.node(*block) == first_sink);
-        if into_last {
-            sources.sort_by_key(|block| blocks.node(*block) == first_sink);
-        }
-        let sinks: Vec<usize> = wanted.iter().map(|(block, _)| *block as usize).collect();
-        let coefficients = blocks.repair(&matrix, &sources, &sinks).ok()??;
-        let holders = sources.iter().map(|block| blocks.node(*block).cloned());
-        let mut members = holders.collect::<Option<Vec<_>>>()?;
-        let (plan, sink_members) = if into_last {
-            (CodingPlan::chain_into_last(&coefficients), vec![sources.len() - 1])
-        } else {
-            members.extend(wanted.iter().map(|(_, node)| node.clone()));
-            (CodingPlan::chain(&coefficients), (sources.len()..members.len()).collect())
-        };
-        let distinct: BTreeSet<&NodeName> = members.iter().collect();
-        (distinct.len() == members.len()).then_some(())?;
-        Some(Self {
-            lane,
-            blocks,
-            plan,
-            members,
-            sources,
-            sinks,
-            sink_members,
-            stripes: stripes.to_vec(),
-        })
-    }
-}
-
 impl Node {
     /// Starts the sessions that this node should lead and has not.
     pub(crate) fn lead_lanes(&mut self) {
@@ -165,7 +66,8 @@ impl Node {
             .values()
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?, c.state)))
             .collect();
-        self.lanes.retain(|(name, _), _| self.by_name.contains_key(name));
+        self.lanes
+            .retain(|(name, _), _| self.by_name.contains_key(name));
         for (key, manifest, state) in committed {
             for lane in lanes_of(manifest.manifest()) {
                 self.lead_lane(&key, &manifest, lane, state);
@@ -223,122 +125,17 @@ impl Node {
         if !all_up {
             return;
         }
-        let in_full = self.lanes.get(&(manifest.name(), lane)).is_some_and(|p| p.in_full);
-        let basis = if in_full { None } else { self.basis_for(key, manifest.manifest(), lane, blocks) };
+        let in_full = self
+            .lanes
+            .get(&(manifest.name(), lane))
+            .is_some_and(|p| p.in_full);
+        let basis = if in_full {
+            None
+        } else {
+            self.basis_for(key, manifest.manifest(), lane, blocks)
+        };
         let kind = SessionKind::Encode { lane, basis };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Encode);
-    }
-
-    /// Puts back what up members of a protected lane do not hold.
-    fn heal_lane(
-        &mut self,
-        key: &CheckpointKey,
-        manifest: &ManifestBytes,
-        lane: Lane,
-        blocks: &LaneBlocks,
-    ) {
-        let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
-            .filter_map(|block| Some((block, blocks.node(block)?.clone())))
-            .collect();
-        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders);
-        self.learn_own_blocks((manifest.name(), lane), key, blocks);
-        let progress = &self.lanes[&(manifest.name(), lane)];
-        let mut available = Vec::new();
-        let mut wanted = Vec::new();
-        for (block, node) in &holders {
-            match progress.held.get(node) {
-                _ if !self.is_up(node) => {}
-                None => return,
-                Some(held) if held.contains(block) => available.push(*block),
-                Some(_) => wanted.push((*block as u32, node.clone())),
-            }
-        }
-        let survivors = blocks.enough(&available);
-        let (false, Some(survivors)) = (wanted.is_empty(), survivors) else {
-            return;
-        };
-        let healed = wanted.iter().map(|(_, node)| node.clone()).collect();
-        let kind = SessionKind::Repair {
-            lane,
-            survivors: survivors.into_iter().map(|block| block as u32).collect(),
-            wanted,
-            stripes: Vec::new(),
-        };
-        self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
-    }
-
-    fn ask_unknown_holders(
-        &mut self,
-        namespace: &Namespace,
-        place: (Digest, Lane),
-        holders: &[(usize, NodeName)],
-    ) {
-        let now = self.now;
-        for (_, node) in holders {
-            if node == self.me() || !self.is_up(node) {
-                continue;
-            }
-            let progress = self.lanes.entry(place).or_default();
-            let asked = progress.asked_at.get(node).is_some_and(|at| now.since(*at) < limits::REPEAT_MS);
-            if progress.held.contains_key(node) || asked {
-                continue;
-            }
-            progress.asked_at.insert(node.clone(), now);
-            let namespace = namespace.clone();
-            self.send(node, PeerMessage::HoldingsQuery { query: 0, namespace });
-        }
-    }
-
-    fn learn_own_blocks(&mut self, place: (Digest, Lane), key: &CheckpointKey, blocks: &LaneBlocks) {
-        let me = self.me().clone();
-        let holding = self.checkpoints.get(key).and_then(crate::table::Checkpoint::holding);
-        let held = holding.map(|holding| blocks_held(blocks, place.1, &holding));
-        let progress = self.lanes.entry(place).or_default();
-        progress.held.insert(me, held.unwrap_or_default());
-    }
-
-    /// A peer said what it holds of a namespace.
-    pub(crate) fn lanes_learn(&mut self, from: &NodeName, namespace: &Namespace, holdings: &[Holding]) {
-        let places: Vec<(Digest, Lane)> = self.lanes.keys().copied().collect();
-        for (name, lane) in places {
-            let Some(manifest) = self.manifest_named(name) else { continue };
-            if manifest.manifest().namespace != *namespace {
-                continue;
-            }
-            let Some(blocks) = LaneBlocks::of(manifest.manifest(), lane) else { continue };
-            let held = holdings
-                .iter()
-                .find(|holding| holding.manifest == name)
-                .map(|holding| blocks_held(&blocks, lane, holding));
-            let progress = self.lanes.entry((name, lane)).or_default();
-            if progress.asked_at.remove(from).is_some() {
-                progress.held.insert(from.clone(), held.unwrap_or_default());
-            }
-        }
-        self.lead_lanes();
-    }
-
-    pub(crate) fn lanes_forget(&mut self, node: &NodeName) {
-        for progress in self.lanes.values_mut() {
-            progress.held.remove(node);
-            progress.asked_at.remove(node);
-        }
-    }
-
-    /// A peer came up, perhaps with empty RAM: it gets the manifests that concern it, and what it holds is asked.
-    pub(crate) fn peer_may_have_lost(&mut self, node: &NodeName) {
-        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>)> = self
-            .checkpoints
-            .values()
-            .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
-            .collect();
-        for (key, manifest) in committed {
-            if self.concerned(manifest.manifest()).contains(node) {
-                self.tell(&key, node);
-            }
-        }
-        self.announce_all();
-        self.lead_lanes();
     }
 
     /// Proposes a session to its members.
@@ -381,7 +178,16 @@ impl Node {
         for member in derived.members {
             if !self.is_up(&member) {
                 let reason = "is down".into();
-                self.end_led(session, Err((member.clone(), SessionFault::Neighbour { node: member, reason })));
+                self.end_led(
+                    session,
+                    Err((
+                        member.clone(),
+                        SessionFault::Neighbour {
+                            node: member,
+                            reason,
+                        },
+                    )),
+                );
                 return true;
             }
             self.send(&member, PeerMessage::Propose(record.clone()));
@@ -389,9 +195,20 @@ impl Node {
         true
     }
 
-    pub(crate) fn member_ready(&mut self, from: &NodeName, session: SessionId, leaves: Vec<LeafTable>) {
+    pub(crate) fn member_ready(
+        &mut self,
+        from: &NodeName,
+        session: SessionId,
+        leaves: Vec<LeafTable>,
+    ) {
         let Some(led) = self.led.get_mut(&session) else {
-            return self.send(from, PeerMessage::Close { session, kept: false });
+            return self.send(
+                from,
+                PeerMessage::Close {
+                    session,
+                    kept: false,
+                },
+            );
         };
         if led.begun || !led.members.contains(from) {
             return;
@@ -414,7 +231,13 @@ impl Node {
 
     pub(crate) fn member_finished(&mut self, from: &NodeName, session: SessionId) {
         let Some(led) = self.led.get_mut(&session) else {
-            return self.send(from, PeerMessage::Close { session, kept: false });
+            return self.send(
+                from,
+                PeerMessage::Close {
+                    session,
+                    kept: false,
+                },
+            );
         };
         if led.begun && led.members.contains(from) {
             led.finished.insert(from.clone());
@@ -424,14 +247,27 @@ impl Node {
         }
     }
 
-    pub(crate) fn member_failed(&mut self, from: &NodeName, session: SessionId, fault: SessionFault) {
-        if self.led.get(&session).is_some_and(|led| led.members.contains(from)) {
+    pub(crate) fn member_failed(
+        &mut self,
+        from: &NodeName,
+        session: SessionId,
+        fault: SessionFault,
+    ) {
+        if self
+            .led
+            .get(&session)
+            .is_some_and(|led| led.members.contains(from))
+        {
             self.end_led(session, Err((from.clone(), fault)));
         }
     }
 
     /// Ends a session that this node leads, and says what counts.
-    pub(crate) fn end_led(&mut self, session: SessionId, outcome: Result<(), (NodeName, SessionFault)>) {
+    pub(crate) fn end_led(
+        &mut self,
+        session: SessionId,
+        outcome: Result<(), (NodeName, SessionFault)>,
+    ) {
         let Some(led) = self.led.remove(&session) else {
             return;
         };
@@ -439,10 +275,10 @@ impl Node {
         for member in &led.members {
             self.send(member, PeerMessage::Close { session, kept });
         }
-        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane)) {
-            if progress.session == Some(session) {
-                progress.session = None;
-            }
+        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane))
+            && progress.session == Some(session)
+        {
+            progress.session = None;
         }
         match outcome {
             Ok(()) => self.session_succeeded(led),
@@ -471,9 +307,19 @@ impl Node {
                 }
                 let elapsed_ms = now.since(started.unwrap_or(now));
                 let lane = led.lane;
-                self.note(Note::LaneProtected { key: led.key.clone(), lane, elapsed_ms });
+                self.note(Note::LaneProtected {
+                    key: led.key.clone(),
+                    lane,
+                    elapsed_ms,
+                });
                 for home in self.homes_of(&led.key) {
-                    self.send(&home, PeerMessage::LaneProtected { manifest: name, lane });
+                    self.send(
+                        &home,
+                        PeerMessage::LaneProtected {
+                            manifest: name,
+                            lane,
+                        },
+                    );
                 }
             }
         }
@@ -494,11 +340,11 @@ impl Node {
             };
             progress.held.clear();
         }
-        if led.purpose == Purpose::Encode {
-            if let SessionFault::Corrupt(reason) = &fault {
-                let reason = format!("a sealed shard on {node} was changed: {reason}");
-                return self.abandon_everywhere(&led.key, &reason);
-            }
+        if led.purpose == Purpose::Encode
+            && let SessionFault::Corrupt(reason) = &fault
+        {
+            let reason = format!("a sealed shard on {node} was changed: {reason}");
+            return self.abandon_everywhere(&led.key, &reason);
         }
         let key = led.key;
         self.note(Note::SessionFailed { key, node, fault });
@@ -528,7 +374,10 @@ impl Node {
             .collect();
         for (session, node) in late {
             let reason = "did not answer in time".into();
-            let fault = SessionFault::Neighbour { node: node.clone(), reason };
+            let fault = SessionFault::Neighbour {
+                node: node.clone(),
+                reason,
+            };
             self.end_led(session, Err((node, fault)));
         }
         self.expire_joined();
@@ -544,7 +393,10 @@ impl Node {
             .collect();
         for session in hit {
             let reason = "its link went down".into();
-            let fault = SessionFault::Neighbour { node: node.clone(), reason };
+            let fault = SessionFault::Neighbour {
+                node: node.clone(),
+                reason,
+            };
             self.end_led(session, Err((node.clone(), fault)));
         }
         self.joined_forget(node);
@@ -561,7 +413,13 @@ impl Node {
         for session in led {
             if let Some(led) = self.led.remove(&session) {
                 for member in &led.members {
-                    self.send(member, PeerMessage::Close { session, kept: false });
+                    self.send(
+                        member,
+                        PeerMessage::Close {
+                            session,
+                            kept: false,
+                        },
+                    );
                 }
                 if let Purpose::Open(slot) = led.purpose {
                     let me = self.me().clone();
@@ -577,19 +435,4 @@ impl Purpose {
     fn is_lane_work(&self) -> bool {
         !matches!(self, Self::Open(_))
     }
-}
-
-/// The blocks of a lane that a holding has.
-pub(crate) fn blocks_held(blocks: &LaneBlocks, lane: Lane, holding: &Holding) -> BTreeSet<usize> {
-    let k = blocks.data.len();
-    let data = blocks.data.iter().enumerate().filter_map(|(block, entry)| {
-        let shard = entry.as_ref()?;
-        holding.shards.contains(&shard.rank).then_some(block)
-    });
-    let parity = holding
-        .parity
-        .iter()
-        .filter(|(of, _)| *of == lane)
-        .map(|(_, index)| k + *index as usize);
-    data.chain(parity).collect()
 }

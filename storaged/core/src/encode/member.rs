@@ -11,7 +11,8 @@ use storaged_wire::peer::{
 };
 use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId, SlotId};
 
-use super::lead::{Derived, Purpose as LedFor};
+use super::derived::Derived;
+use super::lead::Purpose as LedFor;
 use super::work::{Keep, ParityId, SessionWork, SlotShard, Source};
 use crate::budget::Purpose;
 use crate::io::{Now, Output, SessionTally};
@@ -83,11 +84,14 @@ impl Node {
             let node = leader.clone();
             return Err(SessionFault::Neighbour { node, reason });
         }
-        let manifest = self.manifest_named(record.manifest).ok_or(SessionFault::NoManifest)?;
-        let derived = Derived::of(record, manifest.manifest()).ok_or_else(|| SessionFault::Neighbour {
-            node: leader.clone(),
-            reason: "the session does not fit the manifest".into(),
-        })?;
+        let manifest = self
+            .manifest_named(record.manifest)
+            .ok_or(SessionFault::NoManifest)?;
+        let derived =
+            Derived::of(record, manifest.manifest()).ok_or_else(|| SessionFault::Neighbour {
+                node: leader.clone(),
+                reason: "the session does not fit the manifest".into(),
+            })?;
         let member = derived.members.iter().position(|name| name == self.me());
         let member = member.ok_or(SessionFault::NoBlocks)?;
         let key = self.by_name[&record.manifest].clone();
@@ -115,7 +119,9 @@ impl Node {
             leaves: BTreeMap::new(),
             waits_for_slot,
             running: false,
-            deadline: self.now.plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
+            deadline: self
+                .now
+                .plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
             tables,
         })
     }
@@ -131,7 +137,9 @@ impl Node {
         let Some(entry) = derived.blocks.data.get(block) else {
             let index = (block - derived.blocks.data.len()) as u32;
             let set = checkpoint.parity.get(&(derived.lane, index)).copied();
-            return Ok(Source::Parity { set: set.ok_or(SessionFault::NoBlocks)? });
+            return Ok(Source::Parity {
+                set: set.ok_or(SessionFault::NoBlocks)?,
+            });
         };
         let rank = entry.as_ref().ok_or(SessionFault::NoBlocks)?.rank;
         let sealed = checkpoint.shards.get(&rank).and_then(LocalShard::sealed);
@@ -159,21 +167,44 @@ impl Node {
     ) -> Result<(Kept, bool), SessionFault> {
         let Some(entry) = derived.blocks.data.get(block) else {
             let index = (block - derived.blocks.data.len()) as u32;
-            return self.room_for_parity(derived, index, basis).map(|kept| (kept, false));
+            return self
+                .room_for_parity(derived, index, basis)
+                .map(|kept| (kept, false));
         };
         let shard = entry.as_ref().ok_or(SessionFault::NoBlocks)?;
         let (rank, length) = (shard.rank, shard.length);
         if let Some(slot) = opening {
-            return Ok((Kept::Shard { rank, slot, length, opening: true }, false));
+            return Ok((
+                Kept::Shard {
+                    rank,
+                    slot,
+                    length,
+                    opening: true,
+                },
+                false,
+            ));
         }
         let made = self.create_slot(&key.namespace, rank, length, SlotUse::Restoring);
         let slot = made.map_err(|refusal| SessionFault::NoRoom(refusal.message))?;
-        Ok((Kept::Shard { rank, slot, length, opening: false }, true))
+        Ok((
+            Kept::Shard {
+                rank,
+                slot,
+                length,
+                opening: false,
+            },
+            true,
+        ))
     }
 
     /// The slot that this node opened the session to fill, if it did.
     fn opening_of(&self, leader: &NodeName, session: SessionId) -> Option<SlotId> {
-        match self.led.get(&session).filter(|_| leader == self.me())?.purpose {
+        match self
+            .led
+            .get(&session)
+            .filter(|_| leader == self.me())?
+            .purpose
+        {
             LedFor::Open(slot) => Some(slot),
             _ => None,
         }
@@ -187,33 +218,47 @@ impl Node {
     ) -> Result<Kept, SessionFault> {
         let basis = match basis {
             Some(name) => {
-                let checkpoint = self.by_name.get(&name).and_then(|key| self.checkpoints.get(key));
+                let checkpoint = self
+                    .by_name
+                    .get(&name)
+                    .and_then(|key| self.checkpoints.get(key));
                 let set = checkpoint.and_then(|c| c.parity.get(&(derived.lane, index)).copied());
                 Some(set.ok_or(SessionFault::NoBasis)?)
             }
             None => None,
         };
         let set = ParityId(self.fresh());
-        let reserved = self.budget.reserve(Purpose::Parity(set), derived.blocks.length);
+        let reserved = self
+            .budget
+            .reserve(Purpose::Parity(set), derived.blocks.length);
         reserved.map_err(|no_room| SessionFault::NoRoom(no_room.to_string()))?;
         Ok(Kept::Parity { index, set, basis })
     }
 
     /// The tables of chunk digests that others need from this member: of the shard that it codes, or of the
     /// shards that are wanted.
-    fn leaf_tables(&self, key: &CheckpointKey, derived: &Derived, kind: &SessionKind) -> Vec<LeafTable> {
+    fn leaf_tables(
+        &self,
+        key: &CheckpointKey,
+        derived: &Derived,
+        kind: &SessionKind,
+    ) -> Vec<LeafTable> {
         let blocks: Vec<usize> = match kind {
             SessionKind::Encode { .. } => derived.sources.clone(),
             SessionKind::Repair { wanted, .. } => wanted
                 .iter()
-                .flat_map(|(block, _)| match (*block as usize) < derived.blocks.data.len() {
-                    true => vec![*block as usize],
-                    // Whoever gets parity back gets the tables of all shards it covers.
-                    false => (0..derived.blocks.data.len()).collect(),
-                })
+                .flat_map(
+                    |(block, _)| match (*block as usize) < derived.blocks.data.len() {
+                        true => vec![*block as usize],
+                        // Whoever gets parity back gets the tables of all shards it covers.
+                        false => (0..derived.blocks.data.len()).collect(),
+                    },
+                )
                 .collect(),
         };
-        let ranks = blocks.into_iter().filter_map(|block| Some(derived.blocks.data[block].as_ref()?.rank));
+        let ranks = blocks
+            .into_iter()
+            .filter_map(|block| Some(derived.blocks.data[block].as_ref()?.rank));
         ranks
             .filter_map(|rank| {
                 let leaves = self.leaves_known(key, rank)?.to_vec();
@@ -225,7 +270,8 @@ impl Node {
     pub(crate) fn leaves_known(&self, key: &CheckpointKey, rank: Rank) -> Option<Arc<[Digest]>> {
         let checkpoint = self.checkpoints.get(key)?;
         let own = checkpoint.shards.get(&rank).and_then(LocalShard::sealed);
-        own.map(|shard| shard.leaves).or_else(|| checkpoint.leaves.get(&rank).cloned())
+        own.map(|shard| shard.leaves)
+            .or_else(|| checkpoint.leaves.get(&rank).cloned())
     }
 
     pub(crate) fn begin(&mut self, from: &NodeName, session: SessionId, leaves: Vec<LeafTable>) {
@@ -233,7 +279,11 @@ impl Node {
         let Some(joined) = self.joined.get(&place) else {
             return;
         };
-        let Some(manifest) = self.checkpoints.get(&joined.key).and_then(|c| c.manifest.clone()) else {
+        let Some(manifest) = self
+            .checkpoints
+            .get(&joined.key)
+            .and_then(|c| c.manifest.clone())
+        else {
             return;
         };
         let proven = prove(manifest.manifest(), leaves);
@@ -263,12 +313,24 @@ impl Node {
     ) -> Result<SessionWork, SessionFault> {
         let keep = match &joined.kept {
             Kept::Nothing => None,
-            Kept::Parity { set, basis, .. } => Some(Keep::Parity { set: *set, basis: *basis }),
-            Kept::Shard { rank, slot, length, .. } => {
-                let leaves = proven.get(rank).cloned().or_else(|| self.leaves_known(&joined.key, *rank));
+            Kept::Parity { set, basis, .. } => Some(Keep::Parity {
+                set: *set,
+                basis: *basis,
+            }),
+            Kept::Shard {
+                rank, slot, length, ..
+            } => {
+                let leaves = proven
+                    .get(rank)
+                    .cloned()
+                    .or_else(|| self.leaves_known(&joined.key, *rank));
                 let (slot, length) = (*slot, *length);
                 let leaves = leaves.ok_or(SessionFault::NoBlocks)?;
-                Some(Keep::Shard(SlotShard { slot, length, leaves }))
+                Some(Keep::Shard(SlotShard {
+                    slot,
+                    length,
+                    leaves,
+                }))
             }
         };
         let count = manifest.chunk.count(joined.derived.blocks.length);
@@ -327,7 +389,9 @@ impl Node {
         }
         match source {
             Some(Source::Shard { shard, .. }) => {
-                checkpoint.shards.retain(|_, known| known.slot != shard.slot);
+                checkpoint
+                    .shards
+                    .retain(|_, known| known.slot != shard.slot);
                 self.free_slot_again(shard.slot);
             }
             Some(Source::Parity { set }) => {
@@ -355,30 +419,35 @@ impl Node {
         let counts = counts && self.checkpoints.contains_key(&joined.key);
         if counts {
             let leaves = joined.leaves.clone();
-            if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key) {
-                if matches!(joined.kept, Kept::Parity { .. }) {
-                    checkpoint.leaves.extend(leaves);
-                }
+            if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key)
+                && matches!(joined.kept, Kept::Parity { .. })
+            {
+                checkpoint.leaves.extend(leaves);
             }
         }
         match joined.kept.clone() {
             Kept::Nothing => {}
             Kept::Parity { index, set, .. } => self.settle_parity(&joined, index, set, counts),
-            Kept::Shard { opening: true, rank, slot, .. } => {
+            Kept::Shard {
+                opening: true,
+                rank,
+                slot,
+                ..
+            } => {
                 if let Some(leaves) = joined.leaves.get(&rank).filter(|_| counts) {
                     self.opening_leaves(slot, leaves.clone());
                 }
             }
-            Kept::Shard { rank, slot, length, .. } => self.settle_shard(&joined, rank, slot, length, counts),
+            Kept::Shard {
+                rank, slot, length, ..
+            } => self.settle_shard(&joined, rank, slot, length, counts),
         }
     }
 
     fn settle_parity(&mut self, joined: &Joined, index: u32, set: ParityId, counts: bool) {
         let mut gone = Some(set);
-        if counts {
-            if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key) {
-                gone = checkpoint.parity.insert((joined.derived.lane, index), set);
-            }
+        if counts && let Some(checkpoint) = self.checkpoints.get_mut(&joined.key) {
+            gone = checkpoint.parity.insert((joined.derived.lane, index), set);
         }
         if let Some(set) = gone {
             self.budget.release(Purpose::Parity(set));
@@ -386,7 +455,14 @@ impl Node {
         }
     }
 
-    fn settle_shard(&mut self, joined: &Joined, rank: Rank, slot: SlotId, length: u64, counts: bool) {
+    fn settle_shard(
+        &mut self,
+        joined: &Joined,
+        rank: Rank,
+        slot: SlotId,
+        length: u64,
+        counts: bool,
+    ) {
         let leaves = joined.leaves.get(&rank).cloned();
         match leaves.filter(|_| counts) {
             Some(leaves) => self.hold_restored(&joined.key, rank, slot, length, leaves),
@@ -442,7 +518,9 @@ impl Node {
         let waiting: Vec<(NodeName, SessionId)> = self
             .joined
             .iter()
-            .filter(|(_, joined)| matches!(joined.kept, Kept::Shard { slot: kept, .. } if kept == slot))
+            .filter(
+                |(_, joined)| matches!(joined.kept, Kept::Shard { slot: kept, .. } if kept == slot),
+            )
             .map(|(place, _)| place.clone())
             .collect();
         for (leader, session) in waiting {
@@ -495,7 +573,9 @@ fn prove(manifest: &Manifest, tables: Vec<LeafTable>) -> BTreeMap<Rank, Arc<[Dig
 /// Stripes as ranges within `0..count`; all of them if none are named.
 fn stripe_ranges(named: &[(u64, u64)], count: u64) -> Vec<Range<u64>> {
     if named.is_empty() {
-        return std::iter::once(0..count).filter(|range| !range.is_empty()).collect();
+        return std::iter::once(0..count)
+            .filter(|range| !range.is_empty())
+            .collect();
     }
     named
         .iter()

@@ -107,7 +107,13 @@ impl CodingPlan {
     pub fn chain(coefficients: &Coefficients) -> Self {
         let (sources, sinks) = (coefficients.sources(), coefficients.sinks());
         let last = sources + sinks - 1;
-        let width = |from: usize| if from < sources { sinks } else { sources + sinks - 1 - from };
+        let width = |from: usize| {
+            if from < sources {
+                sinks
+            } else {
+                sources + sinks - 1 - from
+            }
+        };
         let edges = (0..last)
             .map(|from| Edge {
                 from,

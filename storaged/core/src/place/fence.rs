@@ -57,7 +57,9 @@ impl Node {
     }
 
     fn fence_of(&self, namespace: &Namespace) -> RunId {
-        self.namespaces.get(namespace).map_or(RunId::new(0), |table| table.fence)
+        self.namespaces
+            .get(namespace)
+            .map_or(RunId::new(0), |table| table.fence)
     }
 
     /// The durable tier knows runs up to this one.
@@ -96,12 +98,21 @@ impl Node {
         };
         let mut everyone: Vec<NodeName> = self.peers.keys().cloned().collect();
         everyone.push(self.me().clone());
-        for node in everyone.iter().filter(|node| !proposal.asked.contains(*node)) {
+        for node in everyone
+            .iter()
+            .filter(|node| !proposal.asked.contains(*node))
+        {
             if let Some(entry) = self.proposals.get_mut(&query) {
                 entry.asked.insert(node.clone());
             }
             let fence = fence.clone();
-            self.send(node, PeerMessage::FenceProposal { query: query.0, fence });
+            self.send(
+                node,
+                PeerMessage::FenceProposal {
+                    query: query.0,
+                    fence,
+                },
+            );
         }
         self.finish_proposal(query, &everyone);
     }
@@ -132,7 +143,14 @@ impl Node {
             owner: self.owner_of(&fence.namespace).unwrap_or(fence.owner),
             namespace: fence.namespace,
         };
-        self.send(from, PeerMessage::FenceAnswer { query, accepted, fence: answer });
+        self.send(
+            from,
+            PeerMessage::FenceAnswer {
+                query,
+                accepted,
+                fence: answer,
+            },
+        );
     }
 
     pub(crate) fn fence_answered(
@@ -187,9 +205,15 @@ impl Node {
             let majority = self.setup.members.len() / 2 + 1;
             let text = format!(
                 "expected {majority} of {} nodes to accept run {} of {}, got {}: check `storaged status` for nodes that are down",
-                self.setup.members.len(), proposal.run, proposal.namespace, proposal.accepted.len()
+                self.setup.members.len(),
+                proposal.run,
+                proposal.namespace,
+                proposal.accepted.len()
             );
-            self.reply(proposal.id, Reply::Refused(Refusal::new(RefusalCode::TimedOut, text)));
+            self.reply(
+                proposal.id,
+                Reply::Refused(Refusal::new(RefusalCode::TimedOut, text)),
+            );
         }
     }
 
@@ -222,13 +246,16 @@ impl Node {
     }
 
     pub(crate) fn forget_proposals(&mut self, conn: ConnId) {
-        self.proposals.retain(|_, proposal| proposal.id.conn != conn);
+        self.proposals
+            .retain(|_, proposal| proposal.id.conn != conn);
     }
 }
 
 fn wrong_token(namespace: &Namespace) -> Refusal {
     Refusal::new(
         RefusalCode::WrongToken,
-        format!("namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token it was created with"),
+        format!(
+            "namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token it was created with"
+        ),
     )
 }

@@ -153,10 +153,16 @@ mod tests {
             for group in &found {
                 assert!(group.coding.iter().all(|node| !group.data.contains(node)));
                 assert_eq!(group.coding.iter().collect::<BTreeSet<_>>().len(), m);
-                group.coding.iter().for_each(|node| *load.entry(node).or_default() += 1);
+                group
+                    .coding
+                    .iter()
+                    .for_each(|node| *load.entry(node).or_default() += 1);
             }
             let most = load.values().max().unwrap();
-            assert!(*most <= (found.len() * m).div_ceil(count) + 1, "{count} nodes, load {most}");
+            assert!(
+                *most <= (found.len() * m).div_ceil(count) + 1,
+                "{count} nodes, load {most}"
+            );
         }
     }
 
@@ -173,8 +179,14 @@ mod tests {
     fn too_few_domains_and_duplicates_are_refused() {
         let geometry = Geometry::new(2, 1).unwrap();
         let one_rack = members(&[("a", "r1"), ("b", "r1"), ("c", "r1")]);
-        assert!(matches!(groups(&one_rack, geometry), Err(GroupError::TooFewDomains { .. })));
+        assert!(matches!(
+            groups(&one_rack, geometry),
+            Err(GroupError::TooFewDomains { .. })
+        ));
         let twice = members(&[("a", "a"), ("a", "b"), ("c", "c")]);
-        assert!(matches!(groups(&twice, geometry), Err(GroupError::Duplicate(_))));
+        assert!(matches!(
+            groups(&twice, geometry),
+            Err(GroupError::Duplicate(_))
+        ));
     }
 }

@@ -14,7 +14,7 @@ pub fn homes(members: &[Member], key: &CheckpointKey, count: usize) -> Vec<NodeN
         .iter()
         .map(|member| (score(key, &member.name), member))
         .collect();
-    scored.sort_by(|a, b| b.0.cmp(&a.0));
+    scored.sort_by_key(|(score, _)| std::cmp::Reverse(*score));
     let mut domains = BTreeSet::new();
     let (first, rest): (Vec<_>, Vec<_>) = scored
         .into_iter()
@@ -60,7 +60,13 @@ mod tests {
             let found = homes(&members, &key(step), 3);
             let domains: BTreeSet<_> = found
                 .iter()
-                .map(|name| &members.iter().find(|m| m.name == *name).unwrap().failure_domain)
+                .map(|name| {
+                    &members
+                        .iter()
+                        .find(|m| m.name == *name)
+                        .unwrap()
+                        .failure_domain
+                })
                 .collect();
             assert_eq!(domains.len(), 3);
         }

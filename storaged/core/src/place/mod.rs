@@ -1,7 +1,8 @@
-//! Policy of the verb *place*: groups, home nodes, and which run of a namespace is the newest.
+//! Policy of the verb *place*: groups, home nodes, which run of a namespace is the newest, and healing.
 
 mod fence;
 mod groups;
+mod heal;
 mod home;
 
 pub(crate) use fence::RunProposal;

@@ -9,9 +9,13 @@ use storaged_wire::{
     CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode,
 };
 
+use super::plan::Then;
 use crate::io::{QueryId, RequestId};
 use crate::node::Node;
 use crate::table::Checkpoint;
+
+/// Longest search for a manifest that is not known here: the durable tier is asked too.
+const MANIFEST_WAIT_MS: u32 = 10_000;
 
 impl Node {
     pub(crate) fn holdings_of(&self, namespace: &Namespace) -> Vec<Holding> {
@@ -25,7 +29,14 @@ impl Node {
     pub(crate) fn holdings_asked(&mut self, from: &NodeName, query: u64, namespace: &Namespace) {
         let owner = self.owner_of(namespace);
         let holdings = self.holdings_of(namespace);
-        self.send(from, PeerMessage::Holdings { query, owner, holdings });
+        self.send(
+            from,
+            PeerMessage::Holdings {
+                query,
+                owner,
+                holdings,
+            },
+        );
     }
 
     pub(crate) fn holdings_told(
@@ -36,8 +47,11 @@ impl Node {
         holdings: Vec<Holding>,
     ) {
         if query == QueryId(0) {
-            let mut namespaces: Vec<Namespace> =
-                self.checkpoints.values().map(|c| c.key.namespace.clone()).collect();
+            let mut namespaces: Vec<Namespace> = self
+                .checkpoints
+                .values()
+                .map(|c| c.key.namespace.clone())
+                .collect();
             namespaces.dedup();
             // An answer without holdings is of whichever namespace was asked: it says that nothing is held.
             if let Some(holding) = holdings.first() {
@@ -60,18 +74,45 @@ impl Node {
 
     pub(crate) fn get_manifest(&mut self, id: RequestId, name: Digest) -> Result<(), Refusal> {
         let attached = self.attached(id)?.clone();
-        let known = self.manifest_named(name).or_else(|| self.planned_manifest(name));
-        let known = known.filter(|manifest| manifest.manifest().namespace == attached.namespace);
-        let Some(manifest) = known else {
-            return Err(unknown_manifest(name));
-        };
-        self.check_readable(&manifest, attached.owner)?;
+        let known = self
+            .manifest_named(name)
+            .or_else(|| self.planned_manifest(name));
+        if let Some(manifest) = known {
+            return self.give_manifest(id, &manifest);
+        }
+        // A node that has just started may not know what rank 0's node planned with: it asks around.
+        let (namespace, owner) = (attached.namespace, attached.owner);
+        self.survey(
+            id,
+            namespace,
+            owner,
+            None,
+            MANIFEST_WAIT_MS,
+            Then::Manifest(name),
+        );
+        Ok(())
+    }
+
+    pub(crate) fn give_manifest(
+        &mut self,
+        id: RequestId,
+        manifest: &Arc<ManifestBytes>,
+    ) -> Result<(), Refusal> {
+        let attached = self.attached(id)?.clone();
+        if manifest.manifest().namespace != attached.namespace {
+            return Err(unknown_manifest(manifest.name()));
+        }
+        self.check_readable(manifest, attached.owner)?;
         let bytes = ByteVec::from(manifest.bytes().to_vec());
         self.reply(id, Reply::Manifest(bytes));
         Ok(())
     }
 
-    pub(crate) fn check_readable(&self, manifest: &Arc<ManifestBytes>, owner: Owner) -> Result<(), Refusal> {
+    pub(crate) fn check_readable(
+        &self,
+        manifest: &Arc<ManifestBytes>,
+        owner: Owner,
+    ) -> Result<(), Refusal> {
         if manifest.manifest().owner == owner {
             return Ok(());
         }
@@ -84,7 +125,11 @@ impl Node {
         ))
     }
 
-    pub(crate) fn list(&mut self, id: RequestId, namespace: Option<&Namespace>) -> Result<(), Refusal> {
+    pub(crate) fn list(
+        &mut self,
+        id: RequestId,
+        namespace: Option<&Namespace>,
+    ) -> Result<(), Refusal> {
         if let Some(name) = namespace.filter(|name| !self.namespaces.contains_key(*name)) {
             return Err(unknown_namespace(name));
         }
@@ -101,7 +146,10 @@ impl Node {
 
 fn info(checkpoint: &Checkpoint) -> CheckpointInfo {
     let sealed = checkpoint.shards.values().map(|shard| shard.length).sum();
-    let length = checkpoint.manifest.as_ref().map_or(sealed, |m| m.manifest().length());
+    let length = checkpoint
+        .manifest
+        .as_ref()
+        .map_or(sealed, |m| m.manifest().length());
     CheckpointInfo {
         namespace: checkpoint.key.namespace.clone(),
         run: checkpoint.key.run,
@@ -117,13 +165,17 @@ fn info(checkpoint: &Checkpoint) -> CheckpointInfo {
 pub(crate) fn unknown_manifest(name: Digest) -> Refusal {
     Refusal::new(
         RefusalCode::NoCheckpoint,
-        format!("no checkpoint with manifest {name} is known here: ask for a plan first and use its digest"),
+        format!(
+            "no checkpoint with manifest {name} is known here: ask for a plan first and use its digest"
+        ),
     )
 }
 
 pub(crate) fn unknown_namespace(name: &Namespace) -> Refusal {
     Refusal::new(
         RefusalCode::UnknownNamespace,
-        format!("no namespace {name} on this node, on any live peer or in the durable tier: check STORAGED_NAMESPACE"),
+        format!(
+            "no namespace {name} on this node, on any live peer or in the durable tier: check STORAGED_NAMESPACE"
+        ),
     )
 }

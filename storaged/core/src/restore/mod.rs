@@ -38,7 +38,9 @@ impl Rates {
             return;
         }
         let measured = tally.bytes / tally.elapsed_ms.max(1);
-        self.session_bytes_per_ms = (3 * self.session_bytes_per_ms + measured).div_ceil(4).max(1);
+        self.session_bytes_per_ms = (3 * self.session_bytes_per_ms + measured)
+            .div_ceil(4)
+            .max(1);
     }
 
     pub fn ram_ms(bytes: u64) -> u64 {
@@ -64,8 +66,10 @@ impl Node {
 
     /// A connection is gone: its plans, openings and runs are over.
     pub(crate) fn forget_requests(&mut self, conn: ConnId) {
-        self.plans.retain(|_, plan| plan.id.is_none_or(|id| id.conn != conn));
-        self.verifies.retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
+        self.plans
+            .retain(|_, plan| plan.id.is_none_or(|id| id.conn != conn));
+        self.verifies
+            .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
         self.forget_proposals(conn);
     }
 }

@@ -74,10 +74,20 @@ impl Node {
         let wish = OpenWish {
             manifest,
             rank,
-            ranges: ranges.iter().map(|r| r.offset..r.offset.saturating_add(r.length)).collect(),
+            ranges: ranges
+                .iter()
+                .map(|r| r.offset..r.offset.saturating_add(r.length))
+                .collect(),
             deadline: self.now.plus(wait),
         };
-        self.survey(id, attached.namespace, attached.owner, None, timeout_ms, Then::Open(wish));
+        self.survey(
+            id,
+            attached.namespace,
+            attached.owner,
+            None,
+            timeout_ms,
+            Then::Open(wish),
+        );
         Ok(())
     }
 
@@ -116,7 +126,12 @@ impl Node {
         }
     }
 
-    fn try_open_surveyed(&mut self, id: RequestId, wish: OpenWish, survey: Survey) -> Result<(), Refusal> {
+    fn try_open_surveyed(
+        &mut self,
+        id: RequestId,
+        wish: OpenWish,
+        survey: Survey,
+    ) -> Result<(), Refusal> {
         let attached = self.attached(id)?.clone();
         let manifest = survey
             .manifests
@@ -127,7 +142,10 @@ impl Node {
         let ranges: Vec<ByteRange> = wish
             .ranges
             .iter()
-            .map(|range| ByteRange { offset: range.start, length: range.end - range.start })
+            .map(|range| ByteRange {
+                offset: range.start,
+                length: range.end - range.start,
+            })
             .collect();
         let length = check_ranges(&manifest, wish.rank, &ranges)?;
         if self.open_own(id, wish.manifest, wish.rank) {
@@ -136,7 +154,10 @@ impl Node {
         let concerns_me = self.concerned(manifest.manifest()).contains(self.me());
         if concerns_me && self.manifest_named(wish.manifest).is_none() {
             let state = survey.states.get(&wish.manifest).copied();
-            self.adopt_found(manifest.clone(), state.unwrap_or(CheckpointState::Committed));
+            self.adopt_found(
+                manifest.clone(),
+                state.unwrap_or(CheckpointState::Committed),
+            );
         }
         let namespace = manifest.manifest().namespace.clone();
         let slot = self.create_slot(&namespace, wish.rank, length, SlotUse::Restoring)?;
@@ -185,20 +206,20 @@ impl Node {
             return;
         };
         let (manifest, rank) = (opening.manifest.clone(), opening.rank);
-        if opening.attempts < ATTEMPTS_MAX {
-            if let Some((lane, kind, rung)) = self.session_for(opening) {
-                let key = CheckpointKey {
-                    namespace: manifest.manifest().namespace.clone(),
-                    run: manifest.manifest().run,
-                    step: manifest.manifest().step,
-                };
-                if let Some(opening) = self.openings.get_mut(&slot) {
-                    opening.attempts += 1;
-                    opening.rung = rung;
-                }
-                if self.lead(key, &manifest, lane, kind, Purpose::Open(slot)) {
-                    return;
-                }
+        if opening.attempts < ATTEMPTS_MAX
+            && let Some((lane, kind, rung)) = self.session_for(opening)
+        {
+            let key = CheckpointKey {
+                namespace: manifest.manifest().namespace.clone(),
+                run: manifest.manifest().run,
+                step: manifest.manifest().step,
+            };
+            if let Some(opening) = self.openings.get_mut(&slot) {
+                opening.attempts += 1;
+                opening.rung = rung;
+            }
+            if self.lead(key, &manifest, lane, kind, Purpose::Open(slot)) {
+                return;
             }
         }
         let Some(opening) = self.openings.get_mut(&slot) else {
@@ -207,7 +228,12 @@ impl Node {
         if opening.survey.durable.remove(&manifest.name()) {
             opening.rung = Rung::Durable;
             let ranges = opening.ranges.clone();
-            self.out.push(Output::Fetch { manifest, rank, slot, ranges });
+            self.out.push(Output::Fetch {
+                manifest,
+                rank,
+                slot,
+                ranges,
+            });
             return;
         }
         self.no_rung_left(slot);
@@ -227,7 +253,11 @@ impl Node {
             .survey
             .available(opening.manifest.name(), lane, &blocks)
             .into_iter()
-            .filter(|block| blocks.node(*block).is_some_and(|node| self.is_up(node) && !opening.excluded.contains(node)))
+            .filter(|block| {
+                blocks
+                    .node(*block)
+                    .is_some_and(|node| self.is_up(node) && !opening.excluded.contains(node))
+            })
             .collect();
         let (survivors, rung) = if usable.contains(&block) {
             (vec![block], Rung::PeerRam)
@@ -243,7 +273,12 @@ impl Node {
         Some((lane, kind, rung))
     }
 
-    pub(crate) fn opening_session_failed(&mut self, slot: SlotId, node: &NodeName, fault: &SessionFault) {
+    pub(crate) fn opening_session_failed(
+        &mut self,
+        slot: SlotId,
+        node: &NodeName,
+        fault: &SessionFault,
+    ) {
         let Some(opening) = self.openings.get_mut(&slot) else {
             return;
         };
@@ -267,7 +302,9 @@ impl Node {
         let opening = self.openings.get(&slot)?;
         let (lane, block) = LaneBlocks::find(opening.manifest.manifest(), opening.rank)?;
         let blocks = LaneBlocks::of(opening.manifest.manifest(), lane)?;
-        let available = opening.survey.available(opening.manifest.name(), lane, &blocks);
+        let available = opening
+            .survey
+            .available(opening.manifest.name(), lane, &blocks);
         let others = available.into_iter().filter(|other| *other != block);
         others
             .filter_map(|other| blocks.node(other).cloned())
@@ -301,7 +338,9 @@ impl Node {
             return;
         };
         let Some(leaves) = opening.leaves.clone() else {
-            opening.faults.push("no table of chunk digests came with the bytes".into());
+            opening
+                .faults
+                .push("no table of chunk digests came with the bytes".into());
             return self.climb(slot);
         };
         let manifest = opening.manifest.manifest();
@@ -310,7 +349,9 @@ impl Node {
         };
         let proven = root_digest(&leaves, entry.length, manifest.chunk) == entry.root;
         if !proven {
-            opening.faults.push("the table of chunk digests does not have the root of the manifest".into());
+            opening
+                .faults
+                .push("the table of chunk digests does not have the root of the manifest".into());
             return self.climb(slot);
         }
         opening.open = true;
@@ -321,7 +362,12 @@ impl Node {
         self.slot_mut(slot).used_for = SlotUse::Guest;
         self.out.push(Output::Reply {
             id,
-            reply: Reply::ShardOpened { length: entry.length, chunk, leaves: leaves.to_vec(), rung },
+            reply: Reply::ShardOpened {
+                length: entry.length,
+                chunk,
+                leaves: leaves.to_vec(),
+                rung,
+            },
             descriptor: Some(slot),
         });
         if whole && entry.node == *self.me() {
@@ -344,7 +390,10 @@ impl Node {
         };
         self.openings.remove(&slot);
         self.hold_restored(&key, rank, slot, length, leaves);
-        let shard = self.checkpoints.get_mut(&key).and_then(|c| c.shards.get_mut(&rank));
+        let shard = self
+            .checkpoints
+            .get_mut(&key)
+            .and_then(|c| c.shards.get_mut(&rank));
         if let Some(shard) = shard {
             shard.readers.insert(conn);
         }
@@ -363,7 +412,9 @@ impl Node {
         };
         let text = format!(
             "the shard of rank {} at step {} could not be restored on any rung; tried: [{}]; ask for another plan",
-            opening.rank, record.step, opening.faults.join("; ")
+            opening.rank,
+            record.step,
+            opening.faults.join("; ")
         );
         self.reply(opening.id, Reply::Refused(Refusal::new(code, text)));
     }
@@ -382,9 +433,13 @@ impl Node {
                 self.drop_slot(slot);
                 let text = format!(
                     "expected the shard of rank {} in time, it is not here yet; so far: [{}]",
-                    opening.rank, opening.faults.join("; ")
+                    opening.rank,
+                    opening.faults.join("; ")
                 );
-                self.reply(opening.id, Reply::Refused(Refusal::new(RefusalCode::TimedOut, text)));
+                self.reply(
+                    opening.id,
+                    Reply::Refused(Refusal::new(RefusalCode::TimedOut, text)),
+                );
             }
         }
     }
@@ -407,10 +462,17 @@ impl Node {
         }
     }
 
-    pub(crate) fn close_shard(&mut self, id: RequestId, manifest: Digest, rank: Rank) -> Result<(), Refusal> {
+    pub(crate) fn close_shard(
+        &mut self,
+        id: RequestId,
+        manifest: Digest,
+        rank: Rank,
+    ) -> Result<(), Refusal> {
         self.attached(id)?;
         self.drop_guests(|opening| {
-            opening.id.conn == id.conn && opening.manifest.name() == manifest && opening.rank == rank
+            opening.id.conn == id.conn
+                && opening.manifest.name() == manifest
+                && opening.rank == rank
         });
         if let Some(checkpoint) = self.checkpoint_named(manifest) {
             if let Some(shard) = checkpoint.shards.get_mut(&rank) {
@@ -451,22 +513,35 @@ impl Node {
     }
 
     pub(crate) fn planned_manifest(&self, name: Digest) -> Option<Arc<ManifestBytes>> {
-        self.planned.iter().find(|manifest| manifest.name() == name).cloned()
+        self.planned
+            .iter()
+            .find(|manifest| manifest.name() == name)
+            .cloned()
     }
 }
 
 /// The shard's length, if the rank and the ranges are in the checkpoint.
-fn check_ranges(manifest: &ManifestBytes, rank: Rank, ranges: &[ByteRange]) -> Result<u64, Refusal> {
+fn check_ranges(
+    manifest: &ManifestBytes,
+    rank: Rank,
+    ranges: &[ByteRange],
+) -> Result<u64, Refusal> {
     let record = manifest.manifest();
     let Some(entry) = record.shard(rank) else {
         return Err(Refusal::new(
             RefusalCode::WorldSize,
-            format!("expected a rank below the checkpoint's world size {}, got {rank}", record.world_size),
+            format!(
+                "expected a rank below the checkpoint's world size {}, got {rank}",
+                record.world_size
+            ),
         ));
     };
-    let outside = ranges
-        .iter()
-        .find(|range| range.offset.checked_add(range.length).is_none_or(|end| end > entry.length));
+    let outside = ranges.iter().find(|range| {
+        range
+            .offset
+            .checked_add(range.length)
+            .is_none_or(|end| end > entry.length)
+    });
     match outside {
         Some(range) => Err(Refusal::new(
             RefusalCode::Malformed,
@@ -483,7 +558,9 @@ fn check_ranges(manifest: &ManifestBytes, rank: Rank, ranges: &[ByteRange]) -> R
 fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
     let bytes = chunk.bytes() as u64;
     let covering = ranges.iter().filter(|range| !range.is_empty());
-    let mut wanted: Vec<Range<u64>> = covering.map(|r| r.start / bytes..r.end.div_ceil(bytes)).collect();
+    let mut wanted: Vec<Range<u64>> = covering
+        .map(|r| r.start / bytes..r.end.div_ceil(bytes))
+        .collect();
     wanted.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
     for range in wanted {
@@ -492,7 +569,10 @@ fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
             _ => merged.push(range),
         }
     }
-    merged.into_iter().map(|range| (range.start, range.end - range.start)).collect()
+    merged
+        .into_iter()
+        .map(|range| (range.start, range.end - range.start))
+        .collect()
 }
 
 fn describe(fault: &SessionFault) -> String {
@@ -515,8 +595,12 @@ mod tests {
     #[test]
     fn ranges_become_disjoint_chunks() {
         let chunk = ChunkSize::new(4096).unwrap();
-        assert_eq!(stripes_of(&[0..1, 4095..4097, 20000..20001], chunk), [(0, 2), (4, 1)]);
+        assert_eq!(
+            stripes_of(&[0..1, 4095..4097, 20000..20001], chunk),
+            [(0, 2), (4, 1)]
+        );
         assert!(stripes_of(&[], chunk).is_empty());
-        assert!(stripes_of(&[5..5], chunk).is_empty());
+        let empty = 5..5;
+        assert!(stripes_of(std::slice::from_ref(&empty), chunk).is_empty());
     }
 }

@@ -13,8 +13,8 @@ use storaged_wire::{
 };
 
 use super::Rates;
+use super::holdings::{unknown_manifest, unknown_namespace};
 use super::open::OpenWish;
-use super::holdings::unknown_namespace;
 use crate::encode::LaneBlocks;
 use crate::io::{Now, Output, QueryId, RequestId};
 use crate::limits;
@@ -42,6 +42,7 @@ pub(crate) struct PlanQuery {
 pub(crate) enum Then {
     Offer,
     Verify,
+    Manifest(Digest),
     Open(OpenWish),
 }
 
@@ -97,14 +98,22 @@ impl Survey {
         };
         (0..blocks.blocks())
             .filter(|block| {
-                let Some(node) = blocks.node(*block) else { return false };
+                let Some(node) = blocks.node(*block) else {
+                    return false;
+                };
                 match blocks.data.get(*block) {
                     Some(entry) => entry.as_ref().is_some_and(|shard| {
-                        holds(self.shards.get(&name).and_then(|s| s.get(&shard.rank)), node)
+                        holds(
+                            self.shards.get(&name).and_then(|s| s.get(&shard.rank)),
+                            node,
+                        )
                     }),
                     None => {
                         let index = (*block - blocks.data.len()) as u32;
-                        holds(self.parity.get(&name).and_then(|p| p.get(&(lane, index))), node)
+                        holds(
+                            self.parity.get(&name).and_then(|p| p.get(&(lane, index))),
+                            node,
+                        )
                     }
                 }
             })
@@ -124,7 +133,9 @@ impl Survey {
         if let Some((lane, _)) = LaneBlocks::find(manifest.manifest(), rank) {
             let blocks = LaneBlocks::of(manifest.manifest(), lane)?;
             if let Some(chosen) = blocks.enough(&self.available(name, lane, &blocks)) {
-                let nodes = chosen.into_iter().filter_map(|block| blocks.node(block).cloned());
+                let nodes = chosen
+                    .into_iter()
+                    .filter_map(|block| blocks.node(block).cloned());
                 return Some(Source::Decode(nodes.collect()));
             }
         }
@@ -133,9 +144,21 @@ impl Survey {
 }
 
 impl Node {
-    pub(crate) fn plan(&mut self, id: RequestId, step: Option<Step>, timeout_ms: u32) -> Result<(), Refusal> {
+    pub(crate) fn plan(
+        &mut self,
+        id: RequestId,
+        step: Option<Step>,
+        timeout_ms: u32,
+    ) -> Result<(), Refusal> {
         let attached = self.attached(id)?.clone();
-        self.survey(id, attached.namespace, attached.owner, step, timeout_ms, Then::Offer);
+        self.survey(
+            id,
+            attached.namespace,
+            attached.owner,
+            step,
+            timeout_ms,
+            Then::Offer,
+        );
         Ok(())
     }
 
@@ -154,7 +177,11 @@ impl Node {
         survey.add(&me, &self.holdings_of(&namespace));
         let has_durable = self.setup.durable != DurablePolicy::Absent;
         let asked = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
-        let longest = if has_durable { limits::DURABLE_LIST_MAX_MS } else { limits::QUERY_MAX_MS };
+        let longest = if has_durable {
+            limits::DURABLE_LIST_MAX_MS
+        } else {
+            limits::QUERY_MAX_MS
+        };
         let after_grace = self.settled_at().plus(limits::QUERY_MAX_MS);
         let deadline = self.now.plus(asked.min(longest)).max(after_grace);
         self.plans.insert(
@@ -190,7 +217,13 @@ impl Node {
         };
         plan.waiting_for.insert(peer.clone());
         let namespace = plan.namespace.clone();
-        self.send(peer, PeerMessage::HoldingsQuery { query: query.0, namespace });
+        self.send(
+            peer,
+            PeerMessage::HoldingsQuery {
+                query: query.0,
+                namespace,
+            },
+        );
     }
 
     pub(crate) fn plan_learns(
@@ -226,20 +259,33 @@ impl Node {
             plan.survey.manifests.insert(name, manifest);
         } else if plan.manifests_asked.insert(name) {
             plan.waiting_for.insert(from.clone());
-            self.send(from, PeerMessage::ManifestQuery { query: query.0, manifest: name });
+            self.send(
+                from,
+                PeerMessage::ManifestQuery {
+                    query: query.0,
+                    manifest: name,
+                },
+            );
         }
     }
 
-    pub(crate) fn manifest_answered(&mut self, from: &NodeName, query: QueryId, bytes: Option<Vec<u8>>) {
+    pub(crate) fn manifest_answered(
+        &mut self,
+        from: &NodeName,
+        query: QueryId,
+        bytes: Option<Vec<u8>>,
+    ) {
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
         };
         plan.waiting_for.remove(from);
         // A manifest that does not have the digest it was asked by finds no use.
-        if let Some(manifest) = bytes.and_then(|bytes| ManifestBytes::parse(bytes).ok()) {
-            if plan.manifests_asked.contains(&manifest.name()) {
-                plan.survey.manifests.insert(manifest.name(), Arc::new(manifest));
-            }
+        if let Some(manifest) = bytes.and_then(|bytes| ManifestBytes::parse(bytes).ok())
+            && plan.manifests_asked.contains(&manifest.name())
+        {
+            plan.survey
+                .manifests
+                .insert(manifest.name(), Arc::new(manifest));
         }
         self.advance_plan(query);
     }
@@ -250,7 +296,11 @@ impl Node {
         outcome: Result<Vec<Arc<ManifestBytes>>, String>,
     ) {
         if self.proposals.contains_key(&query) {
-            let newest = outcome.unwrap_or_default().iter().map(|m| (m.manifest().run, m.manifest().owner)).max();
+            let newest = outcome
+                .unwrap_or_default()
+                .iter()
+                .map(|m| (m.manifest().run, m.manifest().owner))
+                .max();
             return self.proposal_learns(query, newest);
         }
         let Some(plan) = self.plans.get_mut(&query) else {
@@ -278,7 +328,9 @@ impl Node {
     /// Answers may be lost while links come up: whoever has not answered is asked again.
     pub(crate) fn repeat_plans(&mut self) {
         for query in self.plans.keys().copied().collect::<Vec<_>>() {
-            let Some(plan) = self.plans.get_mut(&query) else { continue };
+            let Some(plan) = self.plans.get_mut(&query) else {
+                continue;
+            };
             plan.manifests_asked.clear();
             for peer in plan.waiting_for.clone() {
                 self.ask_for_plan(query, &peer);
@@ -296,11 +348,19 @@ impl Node {
     pub(crate) fn plans_forget(&mut self, node: &NodeName) {
         for plan in self.plans.values_mut() {
             plan.waiting_for.remove(node);
-            let shards = plan.survey.shards.values_mut().flat_map(BTreeMap::values_mut);
+            let shards = plan
+                .survey
+                .shards
+                .values_mut()
+                .flat_map(BTreeMap::values_mut);
             shards.for_each(|nodes| {
                 nodes.remove(node);
             });
-            let parity = plan.survey.parity.values_mut().flat_map(BTreeMap::values_mut);
+            let parity = plan
+                .survey
+                .parity
+                .values_mut()
+                .flat_map(BTreeMap::values_mut);
             parity.for_each(|nodes| {
                 nodes.remove(node);
             });
@@ -337,8 +397,10 @@ impl Node {
         let Some(id) = plan.id else {
             return;
         };
-        if let Then::Open(wish) = plan.then {
-            return self.open_surveyed(id, wish, plan.survey);
+        match plan.then {
+            Then::Open(wish) => return self.open_surveyed(id, wish, plan.survey),
+            Then::Manifest(name) => return self.manifest_surveyed(id, name, &plan.survey),
+            Then::Offer | Then::Verify => {}
         }
         match self.choose(&plan) {
             Ok(offer) => {
@@ -353,18 +415,41 @@ impl Node {
         }
     }
 
+    fn manifest_surveyed(&mut self, id: RequestId, name: Digest, survey: &Survey) {
+        let outcome = match survey.manifests.get(&name).cloned() {
+            Some(manifest) => {
+                self.remember_planned(manifest.clone());
+                self.give_manifest(id, &manifest)
+            }
+            None => Err(unknown_manifest(name)),
+        };
+        if let Err(refusal) = outcome {
+            self.reply(id, Reply::Refused(refusal));
+        }
+    }
+
     fn choose(&self, plan: &PlanQuery) -> Result<RestorePlan, Refusal> {
         if plan.foreign_owner {
             self.check_owner(&plan.namespace, plan.owner)?;
             return Err(Refusal::new(
                 RefusalCode::WrongToken,
-                format!("namespace {} belongs to another job token: set STORAGED_TOKEN to the token it was created with", plan.namespace),
+                format!(
+                    "namespace {} belongs to another job token: set STORAGED_TOKEN to the token it was created with",
+                    plan.namespace
+                ),
             ));
         }
-        let mut candidates: Vec<(&CheckpointKey, Digest)> =
-            plan.survey.keys.iter().map(|(name, key)| (key, *name)).collect();
+        let mut candidates: Vec<(&CheckpointKey, Digest)> = plan
+            .survey
+            .keys
+            .iter()
+            .map(|(name, key)| (key, *name))
+            .collect();
         candidates.sort();
-        if candidates.is_empty() && !self.namespaces.contains_key(&plan.namespace) && plan.durable_error.is_none() {
+        if candidates.is_empty()
+            && !self.namespaces.contains_key(&plan.namespace)
+            && plan.durable_error.is_none()
+        {
             return Err(unknown_namespace(&plan.namespace));
         }
         let mut passed_over = Vec::new();
@@ -377,30 +462,54 @@ impl Node {
                     offer.passed_over = passed_over;
                     return Ok(offer);
                 }
-                Err(reason) => passed_over.push(Unrestorable { run: key.run, step: key.step, reason }),
+                Err(reason) => passed_over.push(Unrestorable {
+                    run: key.run,
+                    step: key.step,
+                    reason,
+                }),
             }
         }
         Err(nothing_restorable(plan, &passed_over))
     }
 
-    fn offer(&self, plan: &PlanQuery, name: Digest, key: &CheckpointKey) -> Result<RestorePlan, String> {
-        let manifest = plan.survey.manifests.get(&name).ok_or("its manifest was not found on any live node")?;
+    fn offer(
+        &self,
+        plan: &PlanQuery,
+        name: Digest,
+        key: &CheckpointKey,
+    ) -> Result<RestorePlan, String> {
+        let manifest = plan
+            .survey
+            .manifests
+            .get(&name)
+            .ok_or("its manifest was not found on any live node")?;
         let record = manifest.manifest();
         let mut shards = Vec::with_capacity(record.shards.len());
         let mut lost = Vec::new();
         for entry in &record.shards {
             match plan.survey.source(manifest, entry.rank, self.me()) {
-                Some(source) => shards.push(ShardSource { rank: entry.rank, length: entry.length, source }),
+                Some(source) => shards.push(ShardSource {
+                    rank: entry.rank,
+                    length: entry.length,
+                    source,
+                }),
                 None => lost.push(entry.rank),
             }
         }
         if !lost.is_empty() {
             return Err(format!(
                 "{} of {} shards are lost and cannot be decoded (ranks {:?}), and it is not in the durable tier",
-                lost.len(), record.shards.len(), &lost[..lost.len().min(8)]
+                lost.len(),
+                record.shards.len(),
+                &lost[..lost.len().min(8)]
             ));
         }
-        let state = plan.survey.states.get(&name).copied().unwrap_or(CheckpointState::Committed);
+        let state = plan
+            .survey
+            .states
+            .get(&name)
+            .copied()
+            .unwrap_or(CheckpointState::Committed);
         Ok(RestorePlan {
             namespace: key.namespace.clone(),
             run: key.run,
@@ -408,7 +517,11 @@ impl Node {
             manifest: name,
             world_size: record.world_size,
             state,
-            expected_ms: shards.iter().map(|shard| self.expected_ms(shard)).max().unwrap_or(0),
+            expected_ms: shards
+                .iter()
+                .map(|shard| self.expected_ms(shard))
+                .max()
+                .unwrap_or(0),
             shards,
             passed_over: Vec::new(),
         })
@@ -430,15 +543,30 @@ fn nothing_restorable(plan: &PlanQuery, passed_over: &[Unrestorable]) -> Refusal
         Some(step) => format!("checkpoint of step {step}"),
         None => "checkpoint".into(),
     };
-    let mut text = format!("no restorable {wanted} of {} in RAM, on peers or in the durable tier", plan.namespace);
+    let mut text = format!(
+        "no restorable {wanted} of {} in RAM, on peers or in the durable tier",
+        plan.namespace
+    );
     for one in passed_over.iter().take(5) {
-        text.push_str(&format!("; run {} step {}: {}", one.run, one.step, one.reason));
+        text.push_str(&format!(
+            "; run {} step {}: {}",
+            one.run, one.step, one.reason
+        ));
     }
     if let Some(error) = &plan.durable_error {
         text.push_str(&format!("; the durable tier could not be read: {error}"));
     }
-    if let Some(newest) = plan.survey.keys.values().max().filter(|_| plan.step.is_some()) {
-        text.push_str(&format!("; newest known: run {} step {}", newest.run, newest.step));
+    if let Some(newest) = plan
+        .survey
+        .keys
+        .values()
+        .max()
+        .filter(|_| plan.step.is_some())
+    {
+        text.push_str(&format!(
+            "; newest known: run {} step {}",
+            newest.run, newest.step
+        ));
     }
     let code = match passed_over.is_empty() {
         true => RefusalCode::NoCheckpoint,

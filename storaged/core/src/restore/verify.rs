@@ -42,16 +42,31 @@ impl VerifyWork {
 }
 
 impl Node {
-    pub(crate) fn verify(&mut self, id: RequestId, step: Option<Step>, timeout_ms: u32) -> Result<(), Refusal> {
+    pub(crate) fn verify(
+        &mut self,
+        id: RequestId,
+        step: Option<Step>,
+        timeout_ms: u32,
+    ) -> Result<(), Refusal> {
         let attached = self.attached(id)?.clone();
-        self.survey(id, attached.namespace, attached.owner, step, timeout_ms, Then::Verify);
+        self.survey(
+            id,
+            attached.namespace,
+            attached.owner,
+            step,
+            timeout_ms,
+            Then::Verify,
+        );
         Ok(())
     }
 
     pub(crate) fn start_verify(&mut self, id: RequestId, manifest: Arc<ManifestBytes>) {
         let query = QueryId(self.fresh());
         let concerned = self.concerned(manifest.manifest());
-        let up: BTreeSet<NodeName> = concerned.into_iter().filter(|node| self.is_up(node)).collect();
+        let up: BTreeSet<NodeName> = concerned
+            .into_iter()
+            .filter(|node| self.is_up(node))
+            .collect();
         let name = manifest.name();
         let work = VerifyWork::Whole {
             id,
@@ -65,7 +80,13 @@ impl Node {
             self.finish_verify(query);
         }
         for node in up {
-            self.send(&node, PeerMessage::VerifyQuery { query: query.0, manifest: name });
+            self.send(
+                &node,
+                PeerMessage::VerifyQuery {
+                    query: query.0,
+                    manifest: name,
+                },
+            );
         }
     }
 
@@ -77,26 +98,53 @@ impl Node {
             for (rank, local) in &checkpoint.shards {
                 if let Some(shard) = local.sealed() {
                     let what = format!("shard of rank {rank}");
-                    parts.push(VerifiedPart { node: me.clone(), what, bytes: shard.length, fault: None });
+                    parts.push(VerifiedPart {
+                        node: me.clone(),
+                        what,
+                        bytes: shard.length,
+                        fault: None,
+                    });
                     checks.push(CheckPart::Shard(shard));
                 }
             }
             for ((lane, index), set) in &checkpoint.parity {
                 let what = format!("parity {index} of group {} lane {}", lane.group, lane.index);
-                parts.push(VerifiedPart { node: me.clone(), what, bytes: 0, fault: None });
+                parts.push(VerifiedPart {
+                    node: me.clone(),
+                    what,
+                    bytes: 0,
+                    fault: None,
+                });
                 checks.push(CheckPart::Parity(*set));
             }
         }
         let own = QueryId(self.fresh());
         let deadline = self.now.plus(limits::REQUEST_MAX_MS);
         let asked_by = from.clone();
-        self.verifies.insert(own, VerifyWork::Parts { asked_by, query, parts, deadline });
-        self.out.push(Output::Check { query: own, parts: checks });
+        self.verifies.insert(
+            own,
+            VerifyWork::Parts {
+                asked_by,
+                query,
+                parts,
+                deadline,
+            },
+        );
+        self.out.push(Output::Check {
+            query: own,
+            parts: checks,
+        });
     }
 
     /// The driver read this node's parts; for parity it also says how many bytes there were.
     pub(crate) fn checked(&mut self, query: QueryId, outcomes: Vec<(u64, Option<String>)>) {
-        let Some(VerifyWork::Parts { asked_by, query, mut parts, .. }) = self.verifies.remove(&query) else {
+        let Some(VerifyWork::Parts {
+            asked_by,
+            query,
+            mut parts,
+            ..
+        }) = self.verifies.remove(&query)
+        else {
             return;
         };
         for (part, (bytes, fault)) in parts.iter_mut().zip(outcomes) {
@@ -106,8 +154,16 @@ impl Node {
         self.send(&asked_by, PeerMessage::VerifyAnswer { query, parts });
     }
 
-    pub(crate) fn verify_answered(&mut self, from: &NodeName, query: QueryId, told: Vec<VerifiedPart>) {
-        let Some(VerifyWork::Whole { waiting_for, parts, .. }) = self.verifies.get_mut(&query) else {
+    pub(crate) fn verify_answered(
+        &mut self,
+        from: &NodeName,
+        query: QueryId,
+        told: Vec<VerifiedPart>,
+    ) {
+        let Some(VerifyWork::Whole {
+            waiting_for, parts, ..
+        }) = self.verifies.get_mut(&query)
+        else {
             return;
         };
         if waiting_for.remove(from) {
@@ -119,17 +175,32 @@ impl Node {
     }
 
     fn finish_verify(&mut self, query: QueryId) {
-        let Some(VerifyWork::Whole { id, manifest, waiting_for, mut parts, .. }) = self.verifies.remove(&query)
+        let Some(VerifyWork::Whole {
+            id,
+            manifest,
+            waiting_for,
+            mut parts,
+            ..
+        }) = self.verifies.remove(&query)
         else {
             return;
         };
         for node in waiting_for {
             let fault = Some("did not answer".into());
-            parts.push(VerifiedPart { node, what: "its parts".into(), bytes: 0, fault });
+            parts.push(VerifiedPart {
+                node,
+                what: "its parts".into(),
+                bytes: 0,
+                fault,
+            });
         }
         parts.sort_by(|a, b| (&a.node, &a.what).cmp(&(&b.node, &b.what)));
         let step = manifest.manifest().step;
-        let report = VerifyReport { manifest: manifest.name(), step, parts };
+        let report = VerifyReport {
+            manifest: manifest.name(),
+            step,
+            parts,
+        };
         self.reply(id, Reply::Verified(report));
     }
 
@@ -137,11 +208,18 @@ impl Node {
         let hit: Vec<QueryId> = self.verifies.keys().copied().collect();
         for query in hit {
             let gone = match self.verifies.get_mut(&query) {
-                Some(VerifyWork::Whole { waiting_for, parts, .. }) => {
+                Some(VerifyWork::Whole {
+                    waiting_for, parts, ..
+                }) => {
                     if waiting_for.remove(node) {
                         let fault = Some("went down while it was checking".into());
                         let what = "its parts".into();
-                        parts.push(VerifiedPart { node: node.clone(), what, bytes: 0, fault });
+                        parts.push(VerifiedPart {
+                            node: node.clone(),
+                            what,
+                            bytes: 0,
+                            fault,
+                        });
                     }
                     waiting_for.is_empty()
                 }
@@ -157,7 +235,9 @@ impl Node {
         let now = self.now;
         for query in self.verifies.keys().copied().collect::<Vec<_>>() {
             match self.verifies.get(&query) {
-                Some(VerifyWork::Whole { deadline, .. }) if *deadline <= now => self.finish_verify(query),
+                Some(VerifyWork::Whole { deadline, .. }) if *deadline <= now => {
+                    self.finish_verify(query)
+                }
                 Some(VerifyWork::Parts { deadline, .. }) if *deadline <= now => {
                     self.verifies.remove(&query);
                 }

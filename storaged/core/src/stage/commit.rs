@@ -37,11 +37,16 @@ impl Node {
             run,
             step,
         };
-        let sealed = self.checkpoints.get(&key).is_some_and(|c| c.shards.contains_key(&rank));
+        let sealed = self
+            .checkpoints
+            .get(&key)
+            .is_some_and(|c| c.shards.contains_key(&rank));
         if !sealed {
             return Err(Refusal::new(
                 RefusalCode::WrongSlot,
-                format!("expected rank {rank} to seal step {step} before it commits it, got a commit without a sealed shard"),
+                format!(
+                    "expected rank {rank} to seal step {step} before it commits it, got a commit without a sealed shard"
+                ),
             ));
         }
         let now = self.now;
@@ -108,7 +113,9 @@ impl Node {
         let waiting: Vec<CheckpointKey> = self
             .checkpoints
             .values()
-            .filter(|c| c.manifest.is_none() && !(c.shards.is_empty() && c.description_here.is_none()))
+            .filter(|c| {
+                c.manifest.is_none() && !(c.shards.is_empty() && c.description_here.is_none())
+            })
             .map(|c| c.key.clone())
             .collect();
         for key in waiting {
@@ -116,7 +123,10 @@ impl Node {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one parameter per field of the message")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one parameter per field of the message"
+    )]
     pub(crate) fn shard_announced(
         &mut self,
         from: &NodeName,
@@ -167,22 +177,39 @@ impl Node {
             .and_then(|()| self.check_fence(&key.namespace, key.run))
             .err()
             .map(|refusal| refusal.message);
-        let disagrees = self.checkpoints.get(key).filter(|c| c.world_size != world_size).map(|c| {
-            format!("ranks disagree on the world size: expected {}, got {world_size} from {from}", c.world_size)
-        });
+        let disagrees = self
+            .checkpoints
+            .get(key)
+            .filter(|c| c.world_size != world_size)
+            .map(|c| {
+                format!(
+                    "ranks disagree on the world size: expected {}, got {world_size} from {from}",
+                    c.world_size
+                )
+            });
         let given_up = self
             .namespaces
             .get(&key.namespace)
             .and_then(|table| table.abandoned.get(&(key.run, key.step)).cloned());
         if let Some(reason) = refusal.or(given_up) {
-            self.send(from, PeerMessage::Abandoned { key: key.clone(), reason });
+            self.send(
+                from,
+                PeerMessage::Abandoned {
+                    key: key.clone(),
+                    reason,
+                },
+            );
             return None;
         }
         if let Some(reason) = disagrees {
             self.abandon_everywhere(key, &reason);
             return None;
         }
-        if self.checkpoints.get(key).is_some_and(|c| c.manifest.is_some()) {
+        if self
+            .checkpoints
+            .get(key)
+            .is_some_and(|c| c.manifest.is_some())
+        {
             self.tell(key, from);
             return None;
         }
@@ -202,7 +229,10 @@ impl Node {
         let Some(manifest) = self.build_manifest(checkpoint) else {
             return;
         };
-        let wish = checkpoint.description.as_ref().map_or(DurableWish::Policy, |d| d.durable);
+        let wish = checkpoint
+            .description
+            .as_ref()
+            .map_or(DurableWish::Policy, |d| d.durable);
         match manifest.seal() {
             Ok(sealed) => {
                 self.adopt(Arc::new(sealed), wish);
@@ -215,7 +245,10 @@ impl Node {
     fn build_manifest(&self, checkpoint: &Checkpoint) -> Option<Manifest> {
         let description = checkpoint.description.as_ref()?;
         let complete = checkpoint.announced.len() == checkpoint.world_size.get() as usize
-            && checkpoint.announced.keys().all(|rank| checkpoint.world_size.holds(*rank));
+            && checkpoint
+                .announced
+                .keys()
+                .all(|rank| checkpoint.world_size.holds(*rank));
         if !complete {
             return None;
         }
@@ -288,12 +321,20 @@ impl Node {
             return;
         };
         let listed = |rank: Rank, root: &Digest| {
-            manifest.manifest().shard(rank).is_some_and(|entry| entry.root == *root)
+            manifest
+                .manifest()
+                .shard(rank)
+                .is_some_and(|entry| entry.root == *root)
         };
         let strays: Vec<Rank> = checkpoint
             .shards
             .iter()
-            .filter(|(rank, shard)| !shard.digests.as_ref().is_some_and(|(_, root)| listed(**rank, root)))
+            .filter(|(rank, shard)| {
+                !shard
+                    .digests
+                    .as_ref()
+                    .is_some_and(|(_, root)| listed(**rank, root))
+            })
             .map(|(rank, _)| *rank)
             .collect();
         let slots: Vec<_> = strays
@@ -316,7 +357,10 @@ impl Node {
         }
         checkpoint.state = state;
         let key = key.clone();
-        self.note(Note::State { key: key.clone(), state });
+        self.note(Note::State {
+            key: key.clone(),
+            state,
+        });
         self.wake(&key);
         self.retire_older(&key.namespace);
         self.lead_lanes();
@@ -351,9 +395,18 @@ impl Node {
         if known.is_none() {
             self.adopt(Arc::new(manifest), wish);
         }
-        let state = self.checkpoints.get(&key).map_or(CheckpointState::Committed, |c| c.state);
+        let state = self
+            .checkpoints
+            .get(&key)
+            .map_or(CheckpointState::Committed, |c| c.state);
         if known.is_none_or(|known| known == name) {
-            self.send(from, PeerMessage::ManifestStored { manifest: name, state });
+            self.send(
+                from,
+                PeerMessage::ManifestStored {
+                    manifest: name,
+                    state,
+                },
+            );
         }
     }
 
@@ -373,7 +426,10 @@ impl Node {
             step: manifest.step,
         };
         let shards = manifest.shards.iter().map(|shard| shard.node.clone());
-        let coding = manifest.groups.iter().flat_map(|group| group.coding.clone());
+        let coding = manifest
+            .groups
+            .iter()
+            .flat_map(|group| group.coding.clone());
         shards.chain(coding).chain(self.homes_of(&key)).collect()
     }
 
@@ -401,13 +457,23 @@ impl Node {
         let told = checkpoint.told.get(node).copied();
         if told.is_none() {
             let bytes = ByteVec::from(manifest.bytes().to_vec());
-            self.send(node, PeerMessage::Committed { manifest: bytes, durable: wish });
+            self.send(
+                node,
+                PeerMessage::Committed {
+                    manifest: bytes,
+                    durable: wish,
+                },
+            );
         }
         let name = manifest.name();
-        if state >= CheckpointState::Protected && told.is_none_or(|told| told < CheckpointState::Protected) {
+        if state >= CheckpointState::Protected
+            && told.is_none_or(|told| told < CheckpointState::Protected)
+        {
             self.send(node, PeerMessage::Protected { manifest: name });
         }
-        if state >= CheckpointState::Durable && told.is_none_or(|told| told < CheckpointState::Durable) {
+        if state >= CheckpointState::Durable
+            && told.is_none_or(|told| told < CheckpointState::Durable)
+        {
             self.send(node, PeerMessage::Durable { manifest: name });
         }
     }
@@ -426,7 +492,9 @@ impl Node {
                 continue;
             }
             for node in self.concerned(manifest.manifest()) {
-                let Some(checkpoint) = self.checkpoints.get(&key) else { break };
+                let Some(checkpoint) = self.checkpoints.get(&key) else {
+                    break;
+                };
                 let told = checkpoint.told.get(&node).copied();
                 if node != me && told.is_none_or(|told| told < checkpoint.state) {
                     self.tell(&key, &node);
@@ -445,12 +513,18 @@ impl Node {
         let mut messages = Vec::new();
         if checkpoint.state < CheckpointState::Protected {
             let lanes = checkpoint.lanes_led.iter();
-            messages.extend(lanes.map(|lane| PeerMessage::LaneProtected { manifest: name, lane: *lane }));
+            messages.extend(lanes.map(|lane| PeerMessage::LaneProtected {
+                manifest: name,
+                lane: *lane,
+            }));
         }
         if checkpoint.state < CheckpointState::Durable {
             let shards = checkpoint.shards.iter();
             let done = shards.filter(|(_, shard)| Self::upload_is_over(shard.upload));
-            messages.extend(done.map(|(rank, _)| PeerMessage::ShardDurable { manifest: name, rank: *rank }));
+            messages.extend(done.map(|(rank, _)| PeerMessage::ShardDurable {
+                manifest: name,
+                rank: *rank,
+            }));
         }
         for home in self.homes_of(key) {
             for message in &messages {
@@ -459,7 +533,12 @@ impl Node {
         }
     }
 
-    pub(crate) fn manifest_stored(&mut self, from: &NodeName, name: Digest, state: CheckpointState) {
+    pub(crate) fn manifest_stored(
+        &mut self,
+        from: &NodeName,
+        name: Digest,
+        state: CheckpointState,
+    ) {
         let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
         };
@@ -479,7 +558,9 @@ impl Node {
         };
         let enough = checkpoint.told.len() + 1 > geometry.m();
         let lanes = crate::encode::lanes_of(manifest.manifest());
-        let all_lanes = lanes.iter().all(|lane| checkpoint.lanes_protected.contains(lane));
+        let all_lanes = lanes
+            .iter()
+            .all(|lane| checkpoint.lanes_protected.contains(lane));
         if enough && all_lanes && checkpoint.state == CheckpointState::Committed {
             let key = key.clone();
             self.reach(&key, CheckpointState::Protected);
@@ -496,7 +577,13 @@ impl Node {
         self.reach(&key, state);
         if let Some(checkpoint) = self.checkpoint_named(name) {
             let state = checkpoint.state;
-            self.send(from, PeerMessage::ManifestStored { manifest: name, state });
+            self.send(
+                from,
+                PeerMessage::ManifestStored {
+                    manifest: name,
+                    state,
+                },
+            );
         }
     }
 
@@ -508,14 +595,20 @@ impl Node {
         let Some(manifest) = &checkpoint.manifest else {
             let heard = checkpoint.announced.len();
             if heard == 0 {
-                return format!(": this node has sealed {} shards of it", checkpoint.shards.len());
+                return format!(
+                    ": this node has sealed {} shards of it",
+                    checkpoint.shards.len()
+                );
             }
             let missing: Vec<String> = (0..checkpoint.world_size.get())
                 .filter(|rank| !checkpoint.announced.contains_key(&Rank::new(*rank)))
                 .take(5)
                 .map(|rank| rank.to_string())
                 .collect();
-            return format!(": {heard} of {} ranks have sealed it, missing {missing:?}", checkpoint.world_size);
+            return format!(
+                ": {heard} of {} ranks have sealed it, missing {missing:?}",
+                checkpoint.world_size
+            );
         };
         let down: Vec<String> = self
             .concerned(manifest.manifest())

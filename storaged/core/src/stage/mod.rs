@@ -34,7 +34,9 @@ impl Node {
         if version != LOCAL_VERSION {
             return Err(Refusal::new(
                 RefusalCode::Version,
-                format!("expected local protocol version {LOCAL_VERSION}, got {version}: install the SDK of this daemon's release"),
+                format!(
+                    "expected local protocol version {LOCAL_VERSION}, got {version}: install the SDK of this daemon's release"
+                ),
             ));
         }
         let owner = Owner::of_token(token);
@@ -74,7 +76,9 @@ impl Node {
         match self.owner_of(namespace) {
             Some(known) if known != owner => Err(Refusal::new(
                 RefusalCode::WrongToken,
-                format!("namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token it was created with"),
+                format!(
+                    "namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token it was created with"
+                ),
             )),
             _ => Ok(()),
         }
@@ -102,7 +106,9 @@ impl Node {
         if let Some(known) = known.filter(|known| *known != world_size) {
             return Err(Refusal::new(
                 RefusalCode::WorldSize,
-                format!("run {run} of {namespace} has world size {known}, got {world_size}: every rank of a run must say the same"),
+                format!(
+                    "run {run} of {namespace} has world size {known}, got {world_size}: every rank of a run must say the same"
+                ),
             ));
         }
         self.raise_fence(namespace, owner, run);
@@ -114,13 +120,18 @@ impl Node {
     }
 
     pub(crate) fn check_fence(&self, namespace: &Namespace, run: RunId) -> Result<(), Refusal> {
-        let fence = self.namespaces.get(namespace).map_or(RunId::new(0), |table| table.fence);
+        let fence = self
+            .namespaces
+            .get(namespace)
+            .map_or(RunId::new(0), |table| table.fence);
         if run >= fence {
             return Ok(());
         }
         Err(Refusal::new(
             RefusalCode::OlderRun,
-            format!("expected run {fence} or newer of {namespace}, got run {run}: a newer run of the job has started, this one must end"),
+            format!(
+                "expected run {fence} or newer of {namespace}, got run {run}: a newer run of the job has started, this one must end"
+            ),
         ))
     }
 
@@ -178,14 +189,22 @@ impl Node {
         if length > capacity {
             return Err(Refusal::new(
                 RefusalCode::ShardTooLong,
-                format!("expected a shard of at most {capacity} bytes in slot {slot}, got {length}: acquire a larger slot"),
+                format!(
+                    "expected a shard of at most {capacity} bytes in slot {slot}, got {length}: acquire a larger slot"
+                ),
             ));
         }
         let table = self.namespace_table(&attached.namespace, attached.owner);
-        if let Some(last) = table.last_step.get(&(run, rank)).filter(|last| **last >= step) {
+        if let Some(last) = table
+            .last_step
+            .get(&(run, rank))
+            .filter(|last| **last >= step)
+        {
             return Err(Refusal::new(
                 RefusalCode::StepNotNewer,
-                format!("expected a step above {last} (the last one of run {run}, rank {rank}), got {step}"),
+                format!(
+                    "expected a step above {last} (the last one of run {run}, rank {rank}), got {step}"
+                ),
             ));
         }
         table.last_step.insert((run, rank), step);
@@ -213,7 +232,10 @@ impl Node {
         self.out.push(Output::Digest { slot, length });
         self.reply(id, Reply::Done);
         let state = CheckpointState::Staged;
-        self.note(Note::State { key: key.clone(), state });
+        self.note(Note::State {
+            key: key.clone(),
+            state,
+        });
         self.wake(&key);
         self.give_up_excess(&key);
         Ok(())
@@ -229,7 +251,10 @@ impl Node {
             .collect();
         let excess = waiting.len().saturating_sub(limits::UNCOMMITTED_MAX);
         for key in waiting.into_iter().take(excess) {
-            self.abandon(&key, "more than 8 newer steps were sealed before it committed");
+            self.abandon(
+                &key,
+                "more than 8 newer steps were sealed before it committed",
+            );
         }
     }
 
@@ -275,7 +300,14 @@ impl Node {
             run,
             step,
         };
-        self.add_waiter(id, u64::from(timeout_ms), WaiterWish::State { key: key.clone(), state })?;
+        self.add_waiter(
+            id,
+            u64::from(timeout_ms),
+            WaiterWish::State {
+                key: key.clone(),
+                state,
+            },
+        )?;
         self.wake(&key);
         Ok(())
     }
@@ -287,7 +319,10 @@ impl Node {
         wish: WaiterWish,
     ) -> Result<(), Refusal> {
         if self.waiters.len() >= limits::WAITERS_MAX {
-            let text = format!("expected at most {} waiting requests, got one more: try again", limits::WAITERS_MAX);
+            let text = format!(
+                "expected at most {} waiting requests, got one more: try again",
+                limits::WAITERS_MAX
+            );
             return Err(Refusal::new(RefusalCode::Busy, text));
         }
         let deadline = self.now.plus(timeout_ms.min(limits::REQUEST_MAX_MS));
@@ -320,7 +355,10 @@ impl Node {
         let reason = table.abandoned.get(&(key.run, key.step))?;
         Some(Reply::Refused(Refusal::new(
             RefusalCode::Abandoned,
-            format!("step {} of run {} was given up before it was {wanted}: {reason}", key.step, key.run),
+            format!(
+                "step {} of run {} was given up before it was {wanted}: {reason}",
+                key.step, key.run
+            ),
         )))
     }
 
@@ -340,10 +378,18 @@ impl Node {
         match &waiter.wish {
             WaiterWish::Slot { .. } => self.busy_refusal(waiter.id.conn),
             WaiterWish::State { key, state } => {
-                let now = self.checkpoints.get(key).map_or("unknown here", |c| c.state.as_str());
+                let now = self
+                    .checkpoints
+                    .get(key)
+                    .map_or("unknown here", |c| c.state.as_str());
                 Refusal::new(
                     RefusalCode::TimedOut,
-                    format!("expected step {} of run {} to be {state} in time, it is {now}{}", key.step, key.run, self.why_not_yet(key)),
+                    format!(
+                        "expected step {} of run {} to be {state} in time, it is {now}{}",
+                        key.step,
+                        key.run,
+                        self.why_not_yet(key)
+                    ),
                 )
             }
         }
@@ -358,6 +404,8 @@ impl Node {
     }
 
     pub(crate) fn slot_mut(&mut self, slot: SlotId) -> &mut Slot {
-        self.slots.get_mut(&slot).expect("callers hold a slot of the table")
+        self.slots
+            .get_mut(&slot)
+            .expect("callers hold a slot of the table")
     }
 }

@@ -41,7 +41,13 @@ impl Node {
             .collect();
         for key in older {
             if self.checkpoints[&key].manifest.is_none() {
-                self.abandon(&key, &format!("step {} of run {} was protected first", newest.step, newest.run));
+                self.abandon(
+                    &key,
+                    &format!(
+                        "step {} of run {} was protected first",
+                        newest.step, newest.run
+                    ),
+                );
             } else {
                 self.retire(&key);
             }
@@ -50,7 +56,10 @@ impl Node {
 
     /// Readers have it open, or its way to the durable tier is not at its end.
     fn is_pinned(&self, checkpoint: &Checkpoint) -> bool {
-        let read = checkpoint.shards.values().any(|shard| !shard.readers.is_empty());
+        let read = checkpoint
+            .shards
+            .values()
+            .any(|shard| !shard.readers.is_empty());
         let owed = self.wants_durable(checkpoint)
             && checkpoint.state >= self.safe_state()
             && checkpoint.state < CheckpointState::Durable;
@@ -124,7 +133,12 @@ impl Node {
             .checkpoints
             .values()
             .filter(|c| c.manifest.is_none() && now.since(c.first_seen) >= limits::COMMIT_MAX_MS)
-            .map(|c| (c.key.clone(), format!("it did not commit within 120 s{}", self.why_not_yet(&c.key))))
+            .map(|c| {
+                (
+                    c.key.clone(),
+                    format!("it did not commit within 120 s{}", self.why_not_yet(&c.key)),
+                )
+            })
             .collect();
         for (key, reason) in late {
             self.abandon(&key, &reason);
@@ -133,17 +147,27 @@ impl Node {
 
     /// A newer run needs slots that hold what older runs left unprotected, newest last.
     pub(crate) fn give_up_stale(&mut self, namespace: &Namespace, rank: Rank) {
-        let fence = self.namespaces.get(namespace).map_or(RunId::new(0), |table| table.fence);
+        let fence = self
+            .namespaces
+            .get(namespace)
+            .map_or(RunId::new(0), |table| table.fence);
         let safe = self.safe_state();
         let stale: Vec<CheckpointKey> = self
             .checkpoints
             .values()
             .filter(|c| c.key.namespace == *namespace && c.key.run < fence && c.state < safe)
-            .filter(|c| c.shards.get(&rank).is_some_and(|shard| shard.readers.is_empty()))
+            .filter(|c| {
+                c.shards
+                    .get(&rank)
+                    .is_some_and(|shard| shard.readers.is_empty())
+            })
             .map(|c| c.key.clone())
             .collect();
         for key in stale {
-            self.abandon(&key, "a newer run of the job needs its slot, and it was not protected");
+            self.abandon(
+                &key,
+                "a newer run of the job needs its slot, and it was not protected",
+            );
         }
     }
 

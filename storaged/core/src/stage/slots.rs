@@ -104,7 +104,10 @@ impl Node {
                 used_for,
             },
         );
-        self.out.push(Output::CreateSlot { slot, bytes: capacity });
+        self.out.push(Output::CreateSlot {
+            slot,
+            bytes: capacity,
+        });
         Ok(slot)
     }
 
@@ -141,7 +144,8 @@ impl Node {
         self.budget.release(Purpose::Slot(slot));
         match entry.used_for {
             SlotUse::Creating(id) => {
-                let refusal = self.no_budget(entry.capacity, &format!("could not be made: {reason}"));
+                let refusal =
+                    self.no_budget(entry.capacity, &format!("could not be made: {reason}"));
                 self.reply(id, Reply::Refused(refusal));
             }
             SlotUse::Restoring => self.opening_without_slot(slot, reason),
@@ -219,9 +223,9 @@ impl Node {
                 self.waiters.push(waiter);
                 continue;
             };
-            let outcome = self
-                .trainer(waiter.id)
-                .and_then(|(attached, _, rank, _)| self.grant(waiter.id, &attached.namespace, rank, bytes));
+            let outcome = self.trainer(waiter.id).and_then(|(attached, _, rank, _)| {
+                self.grant(waiter.id, &attached.namespace, rank, bytes)
+            });
             match outcome {
                 Ok(true) => {}
                 Ok(false) => self.waiters.push(waiter),
@@ -258,7 +262,10 @@ impl Node {
     fn describe_use(&self, used_for: &SlotUse) -> String {
         match used_for {
             SlotUse::Sealed(key) => {
-                let state = self.checkpoints.get(key).map_or("unknown", |c| c.state.as_str());
+                let state = self
+                    .checkpoints
+                    .get(key)
+                    .map_or("unknown", |c| c.state.as_str());
                 format!("step {} {state}", key.step)
             }
             SlotUse::Held(_) => "being filled".into(),

@@ -22,7 +22,10 @@ pub struct Sessions {
 impl Sessions {
     pub fn begin(&mut self, node: usize, generation: u64, work: SessionWork) {
         let key = (work.leader.clone(), work.session);
-        self.begun.entry(key).or_default().insert(work.member, (node, generation, work));
+        self.begun
+            .entry(key)
+            .or_default()
+            .insert(work.member, (node, generation, work));
     }
 
     pub fn stop(&mut self, node: usize, leader: &NodeName, session: SessionId) {
@@ -32,42 +35,71 @@ impl Sessions {
     }
 
     pub fn lost(&mut self, node: usize) {
-        self.begun.values_mut().for_each(|members| members.retain(|_, (at, _, _)| *at != node));
+        self.begun
+            .values_mut()
+            .for_each(|members| members.retain(|_, (at, _, _)| *at != node));
     }
 }
 
 impl World {
     pub fn advance_sessions(&mut self) {
         let whole = |members: &BTreeMap<usize, (usize, u64, SessionWork)>| {
-            members.values().next().is_some_and(|(_, _, work)| members.len() == work.plan.hops.len())
+            members
+                .values()
+                .next()
+                .is_some_and(|(_, _, work)| members.len() == work.plan.hops.len())
         };
-        let ready: Vec<Key> = self.sessions.begun.iter().filter(|(_, m)| whole(m)).map(|(k, _)| k.clone()).collect();
+        let ready: Vec<Key> = self
+            .sessions
+            .begun
+            .iter()
+            .filter(|(_, m)| whole(m))
+            .map(|(k, _)| k.clone())
+            .collect();
         self.sessions.begun.retain(|_, members| !members.is_empty());
         for key in ready {
             let members = self.sessions.begun.remove(&key).unwrap();
             let outcome = self.compute(&members);
             for (member, (node, generation, work)) in &members {
                 let outcome = match &outcome {
-                    Ok(()) => Ok(SessionTally { bytes: work.lane_length, elapsed_ms: 5 }),
+                    Ok(()) => Ok(SessionTally {
+                        bytes: work.lane_length,
+                        elapsed_ms: 5,
+                    }),
                     Err((guilty, fault)) if guilty == member => Err(fault.clone()),
                     Err((guilty, _)) => {
                         let reason = "ended its stream".into();
-                        Err(SessionFault::Neighbour { node: work.members[*guilty].clone(), reason })
+                        Err(SessionFault::Neighbour {
+                            node: work.members[*guilty].clone(),
+                            reason,
+                        })
                     }
                 };
-                let input = Input::SessionEnded { leader: work.leader.clone(), session: work.session, outcome };
+                let input = Input::SessionEnded {
+                    leader: work.leader.clone(),
+                    session: work.session,
+                    outcome,
+                };
                 let delay = 5 + self.random(20);
-                let event = Event::Input { node: *node, generation: *generation, input: Box::new(input) };
+                let event = Event::Input {
+                    node: *node,
+                    generation: *generation,
+                    input: Box::new(input),
+                };
                 self.after(delay, event);
             }
         }
     }
 
-    fn compute(&mut self, members: &BTreeMap<usize, (usize, u64, SessionWork)>) -> Result<(), (usize, SessionFault)> {
+    fn compute(
+        &mut self,
+        members: &BTreeMap<usize, (usize, u64, SessionWork)>,
+    ) -> Result<(), (usize, SessionFault)> {
         let (_, _, first) = members.values().next().unwrap();
         let plan = first.plan.clone();
         for (member, (node, _, work)) in members {
-            self.prepare(*node, work).map_err(|fault| (*member, fault))?;
+            self.prepare(*node, work)
+                .map_err(|fault| (*member, fault))?;
         }
         for stripe in first.stripes.iter().cloned().flatten() {
             let bytes = first.stripe_bytes(stripe);
@@ -75,13 +107,18 @@ impl World {
             for hop in &plan.hops {
                 let (node, _, work) = &members[&hop.member];
                 assert_eq!(index(&work.members[hop.member]), *node);
-                let mut operands: Vec<Vec<u8>> = hop.inputs.iter().flat_map(|e| edges[*e].clone()).collect();
+                let mut operands: Vec<Vec<u8>> =
+                    hop.inputs.iter().flat_map(|e| edges[*e].clone()).collect();
                 if hop.local.is_some() {
                     let block = self.read(*node, work, stripe, bytes);
                     operands.push(block.map_err(|fault| (hop.member, fault))?);
                 }
                 for output in &hop.outputs {
-                    let sums = output.rows.iter().map(|row| combine(row, &operands, bytes)).collect();
+                    let sums = output
+                        .rows
+                        .iter()
+                        .map(|row| combine(row, &operands, bytes))
+                        .collect();
                     match output.target {
                         Target::Edge(edge) => edges[edge] = sums,
                         Target::Keep(_) => {
@@ -99,7 +136,11 @@ impl World {
         if let Some(Keep::Parity { set, basis }) = &work.keep {
             let ram = self.ram(node);
             let mut fresh = match basis {
-                Some(basis) => ram.parity.get(basis).cloned().ok_or(SessionFault::NoBasis)?,
+                Some(basis) => ram
+                    .parity
+                    .get(basis)
+                    .cloned()
+                    .ok_or(SessionFault::NoBasis)?,
                 None => Vec::new(),
             };
             let count = work.chunk.count(work.lane_length) as usize;
@@ -109,20 +150,34 @@ impl World {
         Ok(())
     }
 
-    fn read(&mut self, node: usize, work: &SessionWork, stripe: u64, bytes: usize) -> Result<Vec<u8>, SessionFault> {
+    fn read(
+        &mut self,
+        node: usize,
+        work: &SessionWork,
+        stripe: u64,
+        bytes: usize,
+    ) -> Result<Vec<u8>, SessionFault> {
         let ram = self.ram(node);
         let mut block = vec![0; bytes];
         match work.source.as_ref().unwrap() {
             Source::Shard { shard, basis } => {
                 for one in std::iter::once(shard).chain(basis) {
                     let range = work.chunk.range(stripe, one.length);
-                    let gone = if one == shard { SessionFault::NoBlocks } else { SessionFault::NoBasis };
+                    let gone = if one == shard {
+                        SessionFault::NoBlocks
+                    } else {
+                        SessionFault::NoBasis
+                    };
                     let slot = ram.slots.get(&one.slot).ok_or(gone)?;
                     let chunk = &slot[range.start as usize..range.end as usize];
                     let expected = one.leaves.get(stripe as usize);
                     if expected.is_some_and(|leaf| leaf_digest(chunk, stripe) != *leaf) {
                         let changed = SessionFault::Corrupt(format!("chunk {stripe}"));
-                        return Err(if one == shard { changed } else { SessionFault::NoBasis });
+                        return Err(if one == shard {
+                            changed
+                        } else {
+                            SessionFault::NoBasis
+                        });
                     }
                     let both = chunk.len().min(bytes);
                     engine().xor(&mut block[..both], &chunk[..both]);
@@ -136,20 +191,34 @@ impl World {
         Ok(block)
     }
 
-    fn keep(&mut self, node: usize, work: &SessionWork, stripe: u64, sum: &[u8]) -> Result<(), SessionFault> {
+    fn keep(
+        &mut self,
+        node: usize,
+        work: &SessionWork,
+        stripe: u64,
+        sum: &[u8],
+    ) -> Result<(), SessionFault> {
         let ram = self.ram(node);
         match work.keep.as_ref().unwrap() {
             Keep::Parity { set, .. } => {
-                let block = &mut ram.parity.get_mut(set).ok_or(SessionFault::Aborted)?[stripe as usize];
+                let block =
+                    &mut ram.parity.get_mut(set).ok_or(SessionFault::Aborted)?[stripe as usize];
                 engine().xor(&mut block[..sum.len()], sum);
             }
             Keep::Shard(shard) => {
                 let range = work.chunk.range(stripe, shard.length);
                 let bytes = &sum[..(range.end - range.start) as usize];
-                if shard.leaves.get(stripe as usize).is_some_and(|leaf| leaf_digest(bytes, stripe) != *leaf) {
+                if shard
+                    .leaves
+                    .get(stripe as usize)
+                    .is_some_and(|leaf| leaf_digest(bytes, stripe) != *leaf)
+                {
                     return Err(SessionFault::WrongResult(format!("chunk {stripe}")));
                 }
-                let slot = ram.slots.get_mut(&shard.slot).ok_or(SessionFault::Aborted)?;
+                let slot = ram
+                    .slots
+                    .get_mut(&shard.slot)
+                    .ok_or(SessionFault::Aborted)?;
                 slot[range.start as usize..range.end as usize].copy_from_slice(bytes);
             }
         }

@@ -78,8 +78,17 @@ impl Job {
     /// Promise 1: nobody may call a checkpoint committed before every rank has sealed its shard.
     pub fn was_sealed_whole(&self, key: &CheckpointKey) {
         let sealed = self.sealed_whole.get(&(key.run, key.step));
-        let whole = sealed.is_some_and(|ranks| !ranks.is_empty() && ranks.iter().enumerate().all(|(i, rank)| rank.get() as usize == i));
-        assert!(whole, "all or nothing: {key:?} is called committed, sealed were {sealed:?}");
+        let whole = sealed.is_some_and(|ranks| {
+            !ranks.is_empty()
+                && ranks
+                    .iter()
+                    .enumerate()
+                    .all(|(i, rank)| rank.get() as usize == i)
+        });
+        assert!(
+            whole,
+            "all or nothing: {key:?} is called committed, sealed were {sealed:?}"
+        );
     }
 }
 
@@ -95,23 +104,46 @@ impl World {
     fn connect(&mut self, node: usize, role: Role) -> ConnId {
         self.job.next_conn += 1;
         let conn = ConnId(self.job.next_conn);
-        let hello = Request::Hello { version: LOCAL_VERSION, namespace: namespace(), token: TOKEN.to_vec().into(), role };
+        let hello = Request::Hello {
+            version: LOCAL_VERSION,
+            namespace: namespace(),
+            token: TOKEN.to_vec().into(),
+            role,
+        };
         self.ask(node, conn, hello, Expect::Hello);
         conn
     }
 
     fn ask(&mut self, node: usize, conn: ConnId, request: Request, expect: Expect) {
         self.job.next_request += 1;
-        let id = RequestId { conn, index: self.job.next_request };
-        self.job.expects.insert(id, (self.job.incarnation, node, expect));
-        let generation = self.processes[node].as_ref().map_or(0, |process| process.generation);
+        let id = RequestId {
+            conn,
+            index: self.job.next_request,
+        };
+        self.job
+            .expects
+            .insert(id, (self.job.incarnation, node, expect));
+        let generation = self.processes[node]
+            .as_ref()
+            .map_or(0, |process| process.generation);
         let input = Box::new(Input::Request { id, request });
-        self.after(1, Event::Input { node, generation, input });
+        self.after(
+            1,
+            Event::Input {
+                node,
+                generation,
+                input,
+            },
+        );
     }
 
     /// A node with ranks on it died: the job goes down and comes back as a new run.
     pub fn job_lost_node(&mut self, node: usize) {
-        if self.all_ranks().iter().any(|rank| self.rank_node(*rank) == node) {
+        if self
+            .all_ranks()
+            .iter()
+            .any(|rank| self.rank_node(*rank) == node)
+        {
             self.job_down();
         }
     }
@@ -121,7 +153,14 @@ impl World {
             let node = self.rank_node(rank);
             if let Some(process) = &self.processes[node] {
                 let generation = process.generation;
-                self.after(1, Event::Input { node, generation, input: Box::new(Input::Disconnected { conn }) });
+                self.after(
+                    1,
+                    Event::Input {
+                        node,
+                        generation,
+                        input: Box::new(Input::Disconnected { conn }),
+                    },
+                );
             }
         }
         self.job.incarnation += 1;
@@ -134,13 +173,24 @@ impl World {
     pub fn advance_job(&mut self) {
         self.after(50, Event::Job);
         self.strike();
-        let ranks_up = self.all_ranks().iter().all(|rank| self.is_up(self.rank_node(*rank)));
+        let ranks_up = self
+            .all_ranks()
+            .iter()
+            .all(|rank| self.is_up(self.rank_node(*rank)));
         match self.job.phase {
             Phase::Down if ranks_up => {
                 self.job.phase = Phase::Planning;
                 let conn = self.connect(0, Role::Reader);
                 self.job.conns.insert(Rank::new(u32::MAX), conn);
-                self.ask(0, conn, Request::Plan { step: None, timeout_ms: 60_000 }, Expect::Plan);
+                self.ask(
+                    0,
+                    conn,
+                    Request::Plan {
+                        step: None,
+                        timeout_ms: 60_000,
+                    },
+                    Expect::Plan,
+                );
             }
             Phase::Training if self.job.sealed.is_empty() => self.save(),
             _ => {}
@@ -185,13 +235,23 @@ impl World {
         for rank in self.all_ranks() {
             let (conn, node) = (self.job.conns[&rank], self.rank_node(rank));
             let bytes = content(self.job.run, step, rank).len() as u64;
-            self.ask(node, conn, Request::AcquireSlot { bytes, timeout_ms: 60_000 }, Expect::Slot(rank, step));
+            self.ask(
+                node,
+                conn,
+                Request::AcquireSlot {
+                    bytes,
+                    timeout_ms: 60_000,
+                },
+                Expect::Slot(rank, step),
+            );
         }
         self.job.sealed.insert(Rank::new(u32::MAX));
     }
 
     pub fn answered(&mut self, id: RequestId, reply: Reply, slot: Option<SlotId>) {
-        let Some((incarnation, node, expect)) = self.job.expects.remove(&id) else { return };
+        let Some((incarnation, node, expect)) = self.job.expects.remove(&id) else {
+            return;
+        };
         if incarnation != self.job.incarnation || !self.is_up(node) {
             return;
         }
@@ -215,20 +275,31 @@ impl World {
             (Expect::Shard(rank), Reply::ShardOpened { length, .. }) => {
                 let plan = self.job.plan.clone().unwrap();
                 let got = self.ram(node).slots[&slot.unwrap()][..length as usize].to_vec();
-                assert_eq!(got, content(plan.run, plan.step, rank), "wrong bytes are never returned");
+                assert_eq!(
+                    got,
+                    content(plan.run, plan.step, rank),
+                    "wrong bytes are never returned"
+                );
                 self.restores += 1;
                 self.job.restored.insert(rank);
                 if self.job.restored.len() == self.limits.ranks as usize {
                     self.train();
                 }
             }
-            (Expect::Slot(rank, step), Reply::SlotGranted { slot, .. }) => self.stage(node, rank, step, slot),
+            (Expect::Slot(rank, step), Reply::SlotGranted { slot, .. }) => {
+                self.stage(node, rank, step, slot)
+            }
             (Expect::Sealed(rank), Reply::Done) => {
                 self.job.sealed.insert(rank);
                 if self.job.sealed.len() == self.limits.ranks as usize + 1 {
                     let step = Step::new(self.job.step);
                     let conn = self.job.conns[&Rank::new(0)];
-                    let commit = Request::Commit { step, schema: vec![].into(), torch_metadata: vec![].into(), durable: DurableWish::Policy };
+                    let commit = Request::Commit {
+                        step,
+                        schema: vec![].into(),
+                        torch_metadata: vec![].into(),
+                        durable: DurableWish::Policy,
+                    };
                     self.ask(0, conn, commit, Expect::Nothing);
                     self.job.sealed.clear();
                 }
@@ -245,7 +316,11 @@ impl World {
         let offered = plan.map(|plan| (plan.run, plan.step));
         for state in [CheckpointState::Protected, CheckpointState::Durable] {
             if let Some(key) = self.newest.get(&state) {
-                assert!(offered >= Some((key.run, key.step)), "a {state} checkpoint is not lost or hidden at {} ms: {key:?}, offered {offered:?}", self.now);
+                assert!(
+                    offered >= Some((key.run, key.step)),
+                    "a {state} checkpoint is not lost or hidden at {} ms: {key:?}, offered {offered:?}",
+                    self.now
+                );
             }
         }
     }
@@ -253,16 +328,28 @@ impl World {
     fn open_run(&mut self) {
         self.job.phase = Phase::Opening;
         let conn = self.job.conns[&Rank::new(u32::MAX)];
-        self.ask(0, conn, Request::OpenRun { timeout_ms: 60_000 }, Expect::Run);
+        self.ask(
+            0,
+            conn,
+            Request::OpenRun { timeout_ms: 60_000 },
+            Expect::Run,
+        );
     }
 
     fn restore(&mut self) {
-        let Some(plan) = self.job.plan.clone() else { return self.train() };
+        let Some(plan) = self.job.plan.clone() else {
+            return self.train();
+        };
         self.job.phase = Phase::Restoring;
         for rank in self.all_ranks() {
             let node = self.rank_node(rank);
             let conn = self.connect(node, Role::Reader);
-            let open = Request::OpenShard { manifest: plan.manifest, rank, ranges: vec![], timeout_ms: 120_000 };
+            let open = Request::OpenShard {
+                manifest: plan.manifest,
+                rank,
+                ranges: vec![],
+                timeout_ms: 120_000,
+            };
             self.job.conns.insert(rank, conn);
             self.ask(node, conn, open, Expect::Shard(rank));
         }
@@ -276,9 +363,23 @@ impl World {
             let node = self.rank_node(rank);
             if let Some(conn) = self.job.conns.remove(&rank) {
                 let generation = self.ram(node).generation;
-                self.after(1, Event::Input { node, generation, input: Box::new(Input::Disconnected { conn }) });
+                self.after(
+                    1,
+                    Event::Input {
+                        node,
+                        generation,
+                        input: Box::new(Input::Disconnected { conn }),
+                    },
+                );
             }
-            let conn = self.connect(node, Role::Trainer { run: self.job.run, rank, world_size });
+            let conn = self.connect(
+                node,
+                Role::Trainer {
+                    run: self.job.run,
+                    rank,
+                    world_size,
+                },
+            );
             self.job.conns.insert(rank, conn);
         }
     }
@@ -287,8 +388,17 @@ impl World {
         let bytes = content(self.job.run, step, rank);
         let length = bytes.len() as u64;
         self.ram(node).slots.get_mut(&slot).unwrap()[..bytes.len()].copy_from_slice(&bytes);
-        self.job.sealed_whole.entry((self.job.run, step)).or_default().insert(rank);
+        self.job
+            .sealed_whole
+            .entry((self.job.run, step))
+            .or_default()
+            .insert(rank);
         let conn = self.job.conns[&rank];
-        self.ask(node, conn, Request::SealSlot { slot, step, length }, Expect::Sealed(rank));
+        self.ask(
+            node,
+            conn,
+            Request::SealSlot { slot, step, length },
+            Expect::Sealed(rank),
+        );
     }
 }

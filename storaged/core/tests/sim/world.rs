@@ -42,11 +42,27 @@ pub struct Process {
 
 #[derive(Debug, Clone)]
 pub enum Event {
-    Input { node: usize, generation: u64, input: Box<Input> },
-    Reply { id: RequestId, reply: Box<Reply>, slot: Option<SlotId> },
-    Tick { node: usize, generation: u64 },
-    Start { node: usize },
-    Links { a: usize, b: usize },
+    Input {
+        node: usize,
+        generation: u64,
+        input: Box<Input>,
+    },
+    Reply {
+        id: RequestId,
+        reply: Box<Reply>,
+        slot: Option<SlotId>,
+    },
+    Tick {
+        node: usize,
+        generation: u64,
+    },
+    Start {
+        node: usize,
+    },
+    Links {
+        a: usize,
+        b: usize,
+    },
     Sessions,
     Job,
 }
@@ -148,7 +164,11 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Input { node, generation, input } => self.feed(node, generation, *input),
+            Event::Input {
+                node,
+                generation,
+                input,
+            } => self.feed(node, generation, *input),
             Event::Tick { node, generation } => self.feed(node, generation, Input::Tick),
             Event::Reply { id, reply, slot } => self.answered(id, *reply, slot),
             Event::Start { node } => self.start(node),
@@ -165,7 +185,10 @@ impl World {
         self.generation += 1;
         let generation = self.generation;
         let members = (0..self.limits.nodes)
-            .map(|other| Member { name: name(other), failure_domain: format!("n{other}") })
+            .map(|other| Member {
+                name: name(other),
+                failure_domain: format!("n{other}"),
+            })
             .collect();
         let setup = Setup {
             name: name(node),
@@ -198,7 +221,13 @@ impl World {
         let (Some(from), Some(to)) = (&self.processes[a], &self.processes[b]) else {
             return;
         };
-        let (generation, input) = (from.generation, Input::PeerUp { node: name(b), generation: Generation::new(to.generation) });
+        let (generation, input) = (
+            from.generation,
+            Input::PeerUp {
+                node: name(b),
+                generation: Generation::new(to.generation),
+            },
+        );
         if self.up.insert((a, b)) {
             self.feed(a, generation, input);
         }
@@ -212,13 +241,20 @@ impl World {
         self.sessions.lost(node);
         for other in 0..self.limits.nodes {
             self.up.remove(&(node, other));
-            if self.up.remove(&(other, node)) {
-                if let Some(process) = &self.processes[other] {
-                    let generation = process.generation;
-                    let input = Box::new(Input::PeerDown { node: name(node) });
-                    let delay = 2000 + self.random(500);
-                    self.after(delay, Event::Input { node: other, generation, input });
-                }
+            if self.up.remove(&(other, node))
+                && let Some(process) = &self.processes[other]
+            {
+                let generation = process.generation;
+                let input = Box::new(Input::PeerDown { node: name(node) });
+                let delay = 2000 + self.random(500);
+                self.after(
+                    delay,
+                    Event::Input {
+                        node: other,
+                        generation,
+                        input,
+                    },
+                );
             }
         }
         let delay = 3000 + self.random(4000);
@@ -227,7 +263,9 @@ impl World {
     }
 
     pub fn feed(&mut self, node: usize, generation: u64, input: Input) {
-        let Some(process) = &mut self.processes[node] else { return };
+        let Some(process) = &mut self.processes[node] else {
+            return;
+        };
         if process.generation != generation {
             return;
         }
@@ -241,14 +279,32 @@ impl World {
     }
 
     fn back(&mut self, node: usize, generation: u64, ms: u64, input: Input) {
-        self.after(ms, Event::Input { node, generation, input: Box::new(input) });
+        self.after(
+            ms,
+            Event::Input {
+                node,
+                generation,
+                input: Box::new(input),
+            },
+        );
     }
 
     fn perform(&mut self, node: usize, generation: u64, output: Output) {
         let delay = 1 + self.random(10);
         match output {
-            Output::Reply { id, reply, descriptor } => {
-                self.after(1, Event::Reply { id, reply: Box::new(reply), slot: descriptor });
+            Output::Reply {
+                id,
+                reply,
+                descriptor,
+            } => {
+                self.after(
+                    1,
+                    Event::Reply {
+                        id,
+                        reply: Box::new(reply),
+                        slot: descriptor,
+                    },
+                );
             }
             Output::Send { to, message } => self.send(node, index(&to), message),
             Output::CreateSlot { slot, bytes } => {
@@ -260,14 +316,23 @@ impl World {
             Output::DropParity { set } => drop(self.ram(node).parity.remove(&set)),
             Output::Digest { slot, length } => {
                 let (leaves, root) = digests(&self.ram(node).slots[&slot][..length as usize]);
-                self.back(node, generation, delay, Input::Digested { slot, leaves, root });
+                self.back(
+                    node,
+                    generation,
+                    delay,
+                    Input::Digested { slot, leaves, root },
+                );
             }
             Output::Run(work) => {
                 self.sessions.begin(node, generation, work);
                 self.after(delay, Event::Sessions);
             }
             Output::Stop { leader, session } => self.sessions.stop(node, &leader, session),
-            Output::Upload { manifest, rank, shard } => {
+            Output::Upload {
+                manifest,
+                rank,
+                shard,
+            } => {
                 let bytes = self.ram(node).slots[&shard.slot][..shard.length as usize].to_vec();
                 let outcome = match self.random(5) {
                     0 => Err("made to fail".into()),
@@ -276,27 +341,60 @@ impl World {
                         Ok(())
                     }
                 };
-                let input = Input::Uploaded { manifest: manifest.name(), rank, outcome };
+                let input = Input::Uploaded {
+                    manifest: manifest.name(),
+                    rank,
+                    outcome,
+                };
                 self.back(node, generation, 50 + delay, input);
             }
             Output::Publish { manifest } => {
                 let record = manifest.manifest();
                 for shard in &record.shards {
-                    assert!(self.durable_shards.contains_key(&(manifest.name(), shard.rank)), "the manifest is written last");
+                    assert!(
+                        self.durable_shards
+                            .contains_key(&(manifest.name(), shard.rank)),
+                        "the manifest is written last"
+                    );
                 }
-                self.durable.insert((record.run, record.step), manifest.clone());
-                let input = Input::Published { manifest: manifest.name(), outcome: Ok(()) };
+                self.durable
+                    .insert((record.run, record.step), manifest.clone());
+                let input = Input::Published {
+                    manifest: manifest.name(),
+                    outcome: Ok(()),
+                };
                 self.back(node, generation, delay, input);
             }
             Output::ListDurable { query, .. } => {
                 let newest = self.durable.values().rev().take(4).cloned().collect();
-                self.back(node, generation, 20 + delay, Input::DurableListed { query, outcome: Ok(newest) });
+                self.back(
+                    node,
+                    generation,
+                    20 + delay,
+                    Input::DurableListed {
+                        query,
+                        outcome: Ok(newest),
+                    },
+                );
             }
-            Output::Fetch { manifest, rank, slot, .. } => {
+            Output::Fetch {
+                manifest,
+                rank,
+                slot,
+                ..
+            } => {
                 let bytes = self.durable_shards[&(manifest.name(), rank)].clone();
                 let (leaves, _) = digests(&bytes);
                 self.ram(node).slots.get_mut(&slot).unwrap()[..bytes.len()].copy_from_slice(&bytes);
-                self.back(node, generation, 50 + delay, Input::Fetched { slot, outcome: Ok(leaves) });
+                self.back(
+                    node,
+                    generation,
+                    50 + delay,
+                    Input::Fetched {
+                        slot,
+                        outcome: Ok(leaves),
+                    },
+                );
             }
             Output::Check { query, parts } => {
                 let outcomes = parts.iter().map(|part| self.check(node, part)).collect();
@@ -312,7 +410,11 @@ impl World {
 
     fn check(&mut self, node: usize, part: &CheckPart) -> (u64, Option<String>) {
         match part {
-            CheckPart::Shard(SlotShard { slot, length, leaves }) => {
+            CheckPart::Shard(SlotShard {
+                slot,
+                length,
+                leaves,
+            }) => {
                 let bytes = &self.ram(node).slots[slot][..*length as usize];
                 let same = digests(bytes).0 == *leaves;
                 (*length, (!same).then(|| "wrong digest".into()))
@@ -324,7 +426,9 @@ impl World {
     /// The control stream keeps order; what is on it when a side crashes is lost.
     fn send(&mut self, from: usize, to: usize, message: PeerMessage) {
         let lost = self.limits.loss_one_in > 0 && self.random(self.limits.loss_one_in) == 0;
-        let Some(process) = &self.processes[to] else { return };
+        let Some(process) = &self.processes[to] else {
+            return;
+        };
         let generation = process.generation;
         if lost || !self.up.contains(&(from, to)) {
             return;
@@ -333,12 +437,24 @@ impl World {
         let free = self.link_free_at.get(&(from, to)).copied().unwrap_or(0);
         let time = (self.now + delay).max(free);
         self.link_free_at.insert((from, to), time);
-        let input = Box::new(Input::Message { from: name(from), message });
-        self.at(time, Event::Input { node: to, generation, input });
+        let input = Box::new(Input::Message {
+            from: name(from),
+            message,
+        });
+        self.at(
+            time,
+            Event::Input {
+                node: to,
+                generation,
+                input,
+            },
+        );
     }
 
     fn noted(&mut self, note: &Note) {
-        let Note::State { key, state } = note else { return };
+        let Note::State { key, state } = note else {
+            return;
+        };
         if *state == CheckpointState::Retired {
             return;
         }
@@ -354,7 +470,10 @@ impl World {
     fn memory_stays_within_the_budget(&self) {
         for process in self.processes.iter().flatten() {
             let ledger = process.node.ledger();
-            assert!(ledger.used <= ledger.total, "memory stays within the budget: {ledger:?}");
+            assert!(
+                ledger.used <= ledger.total,
+                "memory stays within the budget: {ledger:?}"
+            );
         }
     }
 }
@@ -376,7 +495,9 @@ pub fn content(run: RunId, step: Step, rank: Rank) -> Vec<u8> {
     let seed = digest(format!("{run} {step} {rank}").as_bytes());
     // Mostly the same from step to step, so that increments have clean chunks; lengths differ by rank.
     let length = 3000 + 2500 * rank.get() as usize;
-    let mut bytes: Vec<u8> = (0..length).map(|at| (at as u64 * 31 + u64::from(rank.get())) as u8).collect();
+    let mut bytes: Vec<u8> = (0..length)
+        .map(|at| (at as u64 * 31 + u64::from(rank.get())) as u8)
+        .collect();
     let at = seed.as_bytes()[0] as usize * 8;
     bytes[at..at + 32].copy_from_slice(seed.as_bytes());
     bytes

@@ -1,0 +1,167 @@
+//! Healing: what a protected lane has lost is put back by the node that leads it, without the trainer. What members
+//! hold is asked again whenever they come up.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use storaged_wire::peer::{CheckpointKey, Holding, Lane, PeerMessage, SessionKind};
+use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
+
+use crate::encode::{LaneBlocks, Purpose};
+use crate::limits;
+use crate::node::Node;
+
+impl Node {
+    /// Puts back what up members of a protected lane do not hold.
+    pub(crate) fn heal_lane(
+        &mut self,
+        key: &CheckpointKey,
+        manifest: &ManifestBytes,
+        lane: Lane,
+        blocks: &LaneBlocks,
+    ) {
+        let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
+            .filter_map(|block| Some((block, blocks.node(block)?.clone())))
+            .collect();
+        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders);
+        self.learn_own_blocks((manifest.name(), lane), key, blocks);
+        let progress = &self.lanes[&(manifest.name(), lane)];
+        let mut available = Vec::new();
+        let mut wanted = Vec::new();
+        for (block, node) in &holders {
+            match progress.held.get(node) {
+                _ if !self.is_up(node) => {}
+                None => return,
+                Some(held) if held.contains(block) => available.push(*block),
+                Some(_) => wanted.push((*block as u32, node.clone())),
+            }
+        }
+        let survivors = blocks.enough(&available);
+        let (false, Some(survivors)) = (wanted.is_empty(), survivors) else {
+            return;
+        };
+        let healed = wanted.iter().map(|(_, node)| node.clone()).collect();
+        let kind = SessionKind::Repair {
+            lane,
+            survivors: survivors.into_iter().map(|block| block as u32).collect(),
+            wanted,
+            stripes: Vec::new(),
+        };
+        self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
+    }
+
+    fn ask_unknown_holders(
+        &mut self,
+        namespace: &Namespace,
+        place: (Digest, Lane),
+        holders: &[(usize, NodeName)],
+    ) {
+        let now = self.now;
+        for (_, node) in holders {
+            if node == self.me() || !self.is_up(node) {
+                continue;
+            }
+            let progress = self.lanes.entry(place).or_default();
+            let asked = progress
+                .asked_at
+                .get(node)
+                .is_some_and(|at| now.since(*at) < limits::REPEAT_MS);
+            if progress.held.contains_key(node) || asked {
+                continue;
+            }
+            progress.asked_at.insert(node.clone(), now);
+            let namespace = namespace.clone();
+            self.send(
+                node,
+                PeerMessage::HoldingsQuery {
+                    query: 0,
+                    namespace,
+                },
+            );
+        }
+    }
+
+    fn learn_own_blocks(
+        &mut self,
+        place: (Digest, Lane),
+        key: &CheckpointKey,
+        blocks: &LaneBlocks,
+    ) {
+        let me = self.me().clone();
+        let holding = self
+            .checkpoints
+            .get(key)
+            .and_then(crate::table::Checkpoint::holding);
+        let held = holding.map(|holding| blocks_held(blocks, place.1, &holding));
+        let progress = self.lanes.entry(place).or_default();
+        progress.held.insert(me, held.unwrap_or_default());
+    }
+
+    /// A peer said what it holds of a namespace.
+    pub(crate) fn lanes_learn(
+        &mut self,
+        from: &NodeName,
+        namespace: &Namespace,
+        holdings: &[Holding],
+    ) {
+        let places: Vec<(Digest, Lane)> = self.lanes.keys().copied().collect();
+        for (name, lane) in places {
+            let Some(manifest) = self.manifest_named(name) else {
+                continue;
+            };
+            if manifest.manifest().namespace != *namespace {
+                continue;
+            }
+            let Some(blocks) = LaneBlocks::of(manifest.manifest(), lane) else {
+                continue;
+            };
+            let held = holdings
+                .iter()
+                .find(|holding| holding.manifest == name)
+                .map(|holding| blocks_held(&blocks, lane, holding));
+            let progress = self.lanes.entry((name, lane)).or_default();
+            if progress.asked_at.remove(from).is_some() {
+                progress.held.insert(from.clone(), held.unwrap_or_default());
+            }
+        }
+        self.lead_lanes();
+    }
+
+    pub(crate) fn lanes_forget(&mut self, node: &NodeName) {
+        for progress in self.lanes.values_mut() {
+            progress.held.remove(node);
+            progress.asked_at.remove(node);
+        }
+    }
+
+    /// A peer came up, perhaps with empty RAM: it gets the manifests that concern it, and what it holds is asked.
+    pub(crate) fn peer_may_have_lost(&mut self, node: &NodeName) {
+        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>)> = self
+            .checkpoints
+            .values()
+            .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
+            .collect();
+        for (key, manifest) in committed {
+            if self.concerned(manifest.manifest()).contains(node) {
+                self.tell(&key, node);
+            }
+        }
+        self.announce_all();
+        self.lead_lanes();
+    }
+}
+
+/// The blocks of a lane that a holding has.
+pub(crate) fn blocks_held(blocks: &LaneBlocks, lane: Lane, holding: &Holding) -> BTreeSet<usize> {
+    let k = blocks.data.len();
+    let data = blocks.data.iter().enumerate().filter_map(|(block, entry)| {
+        let shard = entry.as_ref()?;
+        holding.shards.contains(&shard.rank).then_some(block)
+    });
+    let parity = holding
+        .parity
+        .iter()
+        .filter(|(of, _)| *of == lane)
+        .map(|(_, index)| k + *index as usize);
+    data.chain(parity).collect()
+}

@@ -1,0 +1,247 @@
+//! Keeps the layers and the layout of docs/ARCHITECTURE.md.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Crates by layer; arrows go down only, within L2 the daemon's command line may use the SDK.
+const LAYERS: &[(&str, &str, u8)] = &[
+    ("codec", "storaged-codec", 0),
+    ("codec/wire", "storaged-wire", 1),
+    ("storaged/core", "storaged-core", 2),
+    ("sdk/arena", "storaged-arena", 2),
+    ("sdk", "storaged-sdk", 3),
+    ("storaged", "storaged", 4),
+    ("bench", "storaged-bench", 5),
+    ("sdk/python", "storaged-python", 5),
+    ("tests", "storaged-tests", 6),
+];
+
+const TOP: &[&str] = &[
+    ".cargo",
+    ".ci",
+    ".gitignore",
+    "CHANGELOG.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "bench",
+    "clippy.toml",
+    "codec",
+    "deny.toml",
+    "deploy",
+    "docs",
+    "rustfmt.toml",
+    "sdk",
+    "storaged",
+    "tests",
+];
+
+/// Folders with an effect each; they know nothing of one another.
+const EFFECTS: &[&str] = &["encode", "stage", "trickle"];
+
+/// Where unsafe code may be.
+const UNSAFE: &[&str] = &[
+    "codec/src/engine/",
+    "sdk/arena/src/",
+    "sdk/python/src/",
+    "storaged/src/trickle/store/directory/uring.rs",
+];
+
+/// Files that may be longer than 700 lines, and why.
+const LONG: &[(&str, &str)] = &[];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ is in the root")
+        .into()
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let Ok(entries) = fs::read_dir(folder) else {
+        return found;
+    };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn all_sources() -> Vec<(String, String)> {
+    let root = root();
+    let folders = ["codec", "storaged", "sdk", "bench", "tests"];
+    let files = folders
+        .iter()
+        .flat_map(|folder| sources(&root.join(folder)));
+    files
+        .filter(|path| !path.components().any(|part| part.as_os_str() == "target"))
+        .map(|path| {
+            let name = path
+                .strip_prefix(&root)
+                .expect("below the root")
+                .display()
+                .to_string();
+            (name, fs::read_to_string(path).expect("readable"))
+        })
+        .collect()
+}
+
+/// Dependencies of a manifest that point up or sideways.
+fn arrows_up(manifest: &str, layer: u8) -> Vec<String> {
+    let ours = manifest
+        .split("[dev-dependencies]")
+        .next()
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| line.split(['.', ' ', '=']).next());
+    ours.filter(|name| {
+        LAYERS
+            .iter()
+            .any(|(_, known, other)| known == name && *other >= layer)
+    })
+    .map(Into::into)
+    .collect()
+}
+
+#[test]
+fn arrows_go_down() {
+    for (folder, name, layer) in LAYERS {
+        let manifest =
+            fs::read_to_string(root().join(folder).join("Cargo.toml")).expect("a manifest");
+        let dependencies = manifest
+            .split_once("[dependencies]")
+            .map_or("", |(_, rest)| rest);
+        assert_eq!(
+            arrows_up(dependencies, *layer),
+            Vec::<String>::new(),
+            "{name} points up"
+        );
+    }
+    assert_eq!(
+        arrows_up("storaged-sdk.workspace = true\n", 3),
+        ["storaged-sdk"]
+    );
+}
+
+#[test]
+fn the_top_level_is_fixed() {
+    let output = std::process::Command::new("git")
+        .arg("ls-files")
+        .current_dir(root())
+        .output()
+        .expect("git runs");
+    let listed = String::from_utf8(output.stdout).expect("names are text");
+    let top: BTreeSet<&str> = listed
+        .lines()
+        .filter_map(|line| line.split('/').next())
+        .collect();
+    let strangers: Vec<_> = top.iter().filter(|name| !TOP.contains(name)).collect();
+    assert!(
+        strangers.is_empty(),
+        "not in the fixed top level: {strangers:?}"
+    );
+}
+
+/// What the decisions may not touch.
+fn effects_in(text: &str) -> Option<&'static str> {
+    let forbidden = [
+        "std::net",
+        "std::fs",
+        "std::thread",
+        "tokio",
+        "Instant",
+        "SystemTime",
+        "rand::",
+        "HashMap",
+    ];
+    let code = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .collect::<Vec<_>>()
+        .join("\n");
+    forbidden.into_iter().find(|word| code.contains(word))
+}
+
+#[test]
+fn the_decisions_have_no_effects() {
+    for (name, text) in all_sources()
+        .iter()
+        .filter(|(name, _)| name.starts_with("storaged/core/src"))
+    {
+        assert_eq!(effects_in(text), None, "{name}");
+    }
+    assert_eq!(effects_in("use std::fs::File;"), Some("std::fs"));
+}
+
+#[test]
+fn effects_do_not_import_one_another() {
+    for (name, text) in all_sources() {
+        let own = EFFECTS
+            .iter()
+            .find(|folder| name.starts_with(&format!("storaged/src/{folder}/")));
+        for other in EFFECTS
+            .iter()
+            .filter(|other| own.is_some_and(|own| own != *other))
+        {
+            assert!(
+                !text.contains(&format!("crate::{other}")),
+                "{name} imports {other}"
+            );
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_where_it_may_be() {
+    for (name, text) in all_sources() {
+        let allowed =
+            UNSAFE.iter().any(|place| name.starts_with(place)) || name == "tests/tests/layout.rs";
+        let used = text.lines().any(|line| {
+            let code = line.split("//").next().unwrap_or_default();
+            ["unsafe {", "unsafe fn", "unsafe impl"]
+                .iter()
+                .any(|word| code.contains(word))
+        });
+        assert!(allowed || !used, "{name} has unsafe code");
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_and_is_not_too_long() {
+    for (name, text) in all_sources() {
+        assert!(text.starts_with("//!"), "{name} does not open with //!");
+        let long = LONG.iter().any(|(file, _)| *file == name);
+        assert!(
+            long || text.lines().count() <= 700,
+            "{name} has {} lines",
+            text.lines().count()
+        );
+    }
+}
+
+#[test]
+fn the_documents_are_there() {
+    for name in [
+        "ARCHITECTURE",
+        "DATA_PATH",
+        "FORMATS",
+        "SEMANTICS",
+        "GLOSSARY",
+        "HACKING",
+        "operate/config",
+    ] {
+        assert!(
+            root().join("docs").join(format!("{name}.md")).exists(),
+            "docs/{name}.md is missing"
+        );
+    }
+}
