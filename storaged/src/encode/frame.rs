@@ -1,4 +1,5 @@
-//! Frames of a data stream: for every stripe, in the plan's order, 16 bytes and the partial sums.
+//! Frames of a data stream. After the stream's first record comes, for every stripe in the plan's order, a header of
+//! 16 bytes and the partial sums; after the last stripe the stream ends.
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -7,71 +8,149 @@
 //! | 12 | 0: clean, all sums are zeros and no payload follows; 1: `width` sums follow, one after the other |
 //! | 13 | width: number of partial sums |
 //! | 14..16 | zero |
+//!
+//! A header says nothing that the receiver does not know from its own plan, except whether the stripe is clean. So
+//! it is compared, never obeyed, and no peer can make this node take more memory than the plan has.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
+use thiserror::Error;
 
-use super::{BlockReceiver, BlockSender};
+use super::buffer::{Block, Buffers};
+use super::{BlockReceiver, BlockSender, BlockState};
 
-pub(super) const HEADER_BYTES: usize = 16;
+const HEADER_BYTES: usize = 16;
 
 /// The partial sums of one stripe on one edge; none if they are all zeros.
-pub(super) type Sums = Option<Vec<Vec<u8>>>;
+pub(super) type Sums = Option<Vec<Block>>;
 
-fn header(
-    stripe: u64,
-    bytes: usize,
-    width: usize,
-    dirty: bool,
-) -> Result<[u8; HEADER_BYTES], String> {
-    let bytes = u32::try_from(bytes).map_err(|error| error.to_string())?;
-    let width = u8::try_from(width).map_err(|error| error.to_string())?;
-    let mut header = [0; HEADER_BYTES];
-    header[..8].copy_from_slice(&stripe.to_le_bytes());
-    header[8..12].copy_from_slice(&bytes.to_le_bytes());
-    header[12] = u8::from(dirty);
-    header[13] = width;
-    Ok(header)
+/// What a header must say by the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub stripe: u64,
+    /// Of each partial sum.
+    pub bytes: u32,
+    pub width: u8,
 }
 
-/// Sends a stripe's partial sums.
-pub(super) async fn send(
-    to: &mut dyn BlockSender,
-    stripe: u64,
-    bytes: usize,
-    width: usize,
-    sums: Sums,
-) -> Result<u64, String> {
-    let header = header(stripe, bytes, width, sums.is_some())?;
-    let mut chunks = vec![Bytes::copy_from_slice(&header)];
-    chunks.extend(sums.into_iter().flatten().map(Bytes::from));
-    let total = chunks.iter().map(|chunk| chunk.len() as u64).sum();
-    to.send(&mut chunks).await?;
-    Ok(total)
+/// A header that does not fit the plan.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(super) enum FrameError {
+    #[error("sent stripe {got} where the plan has stripe {expected}")]
+    Stripe { expected: u64, got: u64 },
+    #[error("sent sums of {got} bytes for stripe {stripe} where the plan has {expected}")]
+    Bytes {
+        stripe: u64,
+        expected: u32,
+        got: u32,
+    },
+    #[error("sent {got} sums for stripe {stripe} where the plan has {expected}")]
+    Width { stripe: u64, expected: u8, got: u8 },
+    #[error("sent flag {got} for stripe {stripe}, expected 0 (clean) or 1 (dirty)")]
+    Flag { stripe: u64, got: u8 },
+    #[error("sent {got:02x?} in the reserved bytes of stripe {stripe}, expected zeros")]
+    Reserved { stripe: u64, got: [u8; 2] },
 }
 
-/// Receives the partial sums of exactly this stripe. What the peer says is checked against the plan before any
-/// memory is taken for it.
+impl Shape {
+    fn encode(self, state: BlockState) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
+        header[0..8].copy_from_slice(&self.stripe.to_le_bytes());
+        header[8..12].copy_from_slice(&self.bytes.to_le_bytes());
+        header[12] = match state {
+            BlockState::Clean => 0,
+            BlockState::Dirty => 1,
+        };
+        header[13] = self.width;
+        header
+    }
+
+    fn decode(self, header: [u8; HEADER_BYTES]) -> Result<BlockState, FrameError> {
+        let [
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            s5,
+            s6,
+            s7,
+            b0,
+            b1,
+            b2,
+            b3,
+            flag,
+            width,
+            r0,
+            r1,
+        ] = header;
+        let Self {
+            stripe,
+            bytes: expected,
+            width: sums,
+        } = self;
+        let got = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
+        if got != stripe {
+            return Err(FrameError::Stripe {
+                expected: stripe,
+                got,
+            });
+        }
+        let got = u32::from_le_bytes([b0, b1, b2, b3]);
+        if got != expected {
+            return Err(FrameError::Bytes {
+                stripe,
+                expected,
+                got,
+            });
+        }
+        if width != sums {
+            return Err(FrameError::Width {
+                stripe,
+                expected: sums,
+                got: width,
+            });
+        }
+        if [r0, r1] != [0, 0] {
+            return Err(FrameError::Reserved {
+                stripe,
+                got: [r0, r1],
+            });
+        }
+        match flag {
+            0 => Ok(BlockState::Clean),
+            1 => Ok(BlockState::Dirty),
+            got => Err(FrameError::Flag { stripe, got }),
+        }
+    }
+}
+
+/// Sends a stripe's partial sums. Their memory goes to the transport as it is, and comes home from there.
+pub(super) async fn send(to: &mut dyn BlockSender, shape: Shape, sums: Sums) -> Result<(), String> {
+    let state = match sums {
+        Some(_) => BlockState::Dirty,
+        None => BlockState::Clean,
+    };
+    let mut chunks = vec![Bytes::copy_from_slice(&shape.encode(state))];
+    chunks.extend(sums.into_iter().flatten().map(Bytes::from_owner));
+    to.send(&mut chunks).await
+}
+
+/// Receives the partial sums of exactly this stripe.
 pub(super) async fn receive(
     from: &mut dyn BlockReceiver,
-    stripe: u64,
-    bytes: usize,
-    width: usize,
+    shape: Shape,
+    buffers: &Arc<Buffers>,
 ) -> Result<Sums, String> {
-    let mut got = [0; HEADER_BYTES];
-    from.read_exact(&mut got).await?;
-    let dirty = got[12] == 1;
-    let expected = header(stripe, bytes, width, dirty)?;
-    if got != expected {
-        return Err(format!(
-            "sent a frame header {got:02x?} where the plan has {expected:02x?}"
-        ));
-    }
-    if !dirty {
+    let mut header = [0; HEADER_BYTES];
+    from.read_exact(&mut header).await?;
+    if shape.decode(header).map_err(|error| error.to_string())? == BlockState::Clean {
         return Ok(None);
     }
-    let mut sums = Vec::with_capacity(width);
-    for _ in 0..width {
-        let mut sum = vec![0; bytes];
+    let mut sums = Vec::with_capacity(shape.width.into());
+    for _ in 0..shape.width {
+        let mut sum = buffers.lend(shape.bytes as usize);
         from.read_exact(&mut sum).await?;
         sums.push(sum);
     }
@@ -82,10 +161,36 @@ pub(super) async fn receive(
 mod tests {
     use super::*;
 
+    const SHAPE: Shape = Shape {
+        stripe: 0x0102,
+        bytes: 0x10000,
+        width: 3,
+    };
+
     #[test]
     fn the_header_is_pinned() {
-        let bytes = header(0x0102, 0x10000, 3, true).unwrap();
-        assert_eq!(bytes, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 3, 0, 0]);
-        assert!(header(0, 0, 256, false).is_err());
+        let dirty = [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 3, 0, 0];
+        let clean = [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 3, 0, 0];
+        assert_eq!(SHAPE.encode(BlockState::Dirty), dirty);
+        assert_eq!(SHAPE.encode(BlockState::Clean), clean);
+        assert_eq!(SHAPE.decode(dirty), Ok(BlockState::Dirty));
+        assert_eq!(SHAPE.decode(clean), Ok(BlockState::Clean));
+    }
+
+    #[test]
+    fn every_byte_of_a_header_is_checked() {
+        let good = SHAPE.encode(BlockState::Dirty);
+        for at in 0..HEADER_BYTES {
+            for bit in 0..8 {
+                let mut bad = good;
+                bad[at] ^= 1 << bit;
+                let only_the_flag_may_differ = at == 12 && bit == 0;
+                assert_eq!(
+                    SHAPE.decode(bad).is_ok(),
+                    only_the_flag_may_differ,
+                    "byte {at} bit {bit}"
+                );
+            }
+        }
     }
 }

@@ -3,14 +3,20 @@
 //! Per stripe a member receives the partial sums of its neighbours, adds its own block and sends the results on.
 //! The three overlap: blocks wait in bounded queues between receiving, arithmetic (on a pool of threads) and
 //! sending, and QUIC's flow control carries the back-pressure from hop to hop.
-//! Order of reading: `executor`, then `stripe` (the arithmetic of one), `frame` (the bytes), `inbound`, `pool`.
+//! Order of reading: `executor` (sessions), `pipeline` (the stages of one), `stripe` (the arithmetic of one stripe),
+//! `frame` (the bytes on the wire), then `check`, `buffer`, `inbound`, `pool` and `quic`.
 
+mod buffer;
+mod check;
 mod executor;
 mod frame;
 mod inbound;
+mod pipeline;
 mod pool;
 mod quic;
 mod stripe;
+#[cfg(test)]
+mod tests;
 
 pub use executor::{Executor, ExecutorLimits};
 pub use pool::Pool;
@@ -85,7 +91,7 @@ pub trait Streams: Send + Sync {
     ) -> Result<Box<dyn BlockSender>, String>;
 }
 
-/// The sending end of a stream.
+/// The sending end of a stream. Dropped before it is finished, it resets the stream.
 #[async_trait]
 pub trait BlockSender: Send {
     /// Sends chunks, without copying them where the transport can.
@@ -101,7 +107,7 @@ pub trait BlockSender: Send {
     async fn finish(&mut self) -> Result<(), String>;
 }
 
-/// The receiving end of a stream.
+/// The receiving end of a stream. Dropped before its end, it tells the sender to stop.
 #[async_trait]
 pub trait BlockReceiver: Send {
     /// Fills `out`.

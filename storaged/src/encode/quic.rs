@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use quinn::{RecvStream, SendStream};
+use quinn::{RecvStream, SendStream, VarInt};
 use storaged_wire::NodeName;
 use storaged_wire::peer::StreamRecord;
 
@@ -36,21 +36,42 @@ impl Streams for QuicStreams {
             .open_stream(to, record)
             .await
             .map_err(|error| error.to_string())?;
-        Ok(Box::new(stream))
+        Ok(Box::new(QuicSender {
+            stream,
+            finished: false,
+        }))
+    }
+}
+
+/// A stream that is reset unless it is finished: dropping quinn's own would finish it, and send on what waits.
+struct QuicSender {
+    stream: SendStream,
+    finished: bool,
+}
+
+impl Drop for QuicSender {
+    fn drop(&mut self) {
+        if !self.finished {
+            // An error means that the stream is over already.
+            let _ = self.stream.reset(VarInt::from_u32(0));
+        }
     }
 }
 
 #[async_trait]
-impl BlockSender for SendStream {
+impl BlockSender for QuicSender {
     async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), String> {
-        self.write_all_chunks(chunks)
+        self.stream
+            .write_all_chunks(chunks)
             .await
             .map_err(|error| error.to_string())
     }
 
     async fn finish(&mut self) -> Result<(), String> {
-        SendStream::finish(self).map_err(|error| error.to_string())?;
-        match self.stopped().await {
+        self.stream.finish().map_err(|error| error.to_string())?;
+        let acknowledged = self.stream.stopped().await;
+        self.finished = matches!(acknowledged, Ok(None));
+        match acknowledged {
             Ok(None) => Ok(()),
             Ok(Some(code)) => Err(format!("stopped the stream with code {code}")),
             Err(error) => Err(error.to_string()),

@@ -1,96 +1,113 @@
 //! The arithmetic of one stripe at one member: every output is a linear combination of the received partial sums
-//! and the local block. Sums that only pass through are moved, not copied; clean operands cost nothing.
+//! and the local block. A sum that goes on with coefficient 1 keeps its memory, and the other operands are folded
+//! onto it; clean operands cost nothing.
+
+use std::sync::Arc;
 
 use storaged_codec::engine;
-use storaged_core::encode::{Hop, SessionWork, Target};
+use storaged_core::encode::{Hop, HopOutput, SessionWork, Target};
 use storaged_wire::peer::SessionFault;
+use tokio_util::sync::CancellationToken;
 
+use super::buffer::{Block, Buffers};
 use super::frame::Sums;
 use super::{BlockState, Blocks, KeepBlocks};
+
+/// This node's part of a session: all that the arithmetic of its stripes needs.
+pub(super) struct Part {
+    pub work: SessionWork,
+    pub hop: Hop,
+    pub blocks: Arc<dyn Blocks>,
+    pub keep: Option<Box<dyn KeepBlocks>>,
+    pub buffers: Arc<Buffers>,
+    /// Set when the session is over: stripes that still wait for a thread are not computed then, nor kept.
+    pub over: CancellationToken,
+}
 
 /// What a stripe sends: per output edge of the hop, in order.
 #[derive(Debug)]
 pub(super) struct Computed {
     pub stripe: u64,
     pub edges: Vec<(usize, Sums)>,
-    pub dirty: bool,
+    pub state: BlockState,
 }
 
-/// Computes one stripe. `inputs` are the sums of the hop's input edges, in order.
-pub(super) fn compute(
-    work: &SessionWork,
-    hop: &Hop,
-    stripe: u64,
-    inputs: Vec<Sums>,
-    blocks: &dyn Blocks,
-    keep: Option<&dyn KeepBlocks>,
-) -> Result<Computed, SessionFault> {
-    let bytes = work.stripe_bytes(stripe);
-    let local = local_block(work, hop, stripe, bytes, blocks)?;
-    let mut operands = flatten(work, hop, inputs);
-    if hop.local.is_some() {
-        operands.push(local);
-    }
-    let dirty = operands.iter().any(Option::is_some);
-    let mut edges = Vec::new();
-    let last = hop.outputs.len().saturating_sub(1);
-    for (index, output) in hop.outputs.iter().enumerate() {
-        let sums = combine(&output.rows, &mut operands, bytes, index == last);
-        match output.target {
-            Target::Edge(edge) => edges.push((edge, sums)),
-            Target::Keep(_) => {
-                let keep = keep.ok_or(SessionFault::NoBlocks)?;
-                keep.put(
-                    stripe,
-                    sums.as_ref()
-                        .and_then(|sums| sums.first())
-                        .map(Vec::as_slice),
-                )?;
+impl Part {
+    /// Computes one stripe. `inputs` are the sums of the hop's input edges, in order.
+    pub fn compute(&self, stripe: u64, inputs: Vec<Sums>) -> Result<Computed, SessionFault> {
+        self.go_on()?;
+        let bytes = self.work.stripe_bytes(stripe);
+        let mut operands = self.flatten(inputs);
+        if self.hop.local.is_some() {
+            operands.push(self.local_block(stripe, bytes)?);
+        }
+        let state = match operands.iter().any(Option::is_some) {
+            true => BlockState::Dirty,
+            false => BlockState::Clean,
+        };
+        let mut edges = Vec::with_capacity(self.hop.outputs.len());
+        for (index, output) in self.hop.outputs.iter().enumerate() {
+            let later = self.hop.outputs.get(index + 1..).unwrap_or_default();
+            let sums = combine(&output.rows, &mut operands, later, bytes, &self.buffers);
+            match output.target {
+                Target::Edge(edge) => edges.push((edge, sums)),
+                Target::Keep(_) => self.keep_block(stripe, &sums)?,
             }
         }
+        Ok(Computed {
+            stripe,
+            edges,
+            state,
+        })
     }
-    Ok(Computed {
-        stripe,
-        edges,
-        dirty,
-    })
-}
 
-fn local_block(
-    work: &SessionWork,
-    hop: &Hop,
-    stripe: u64,
-    bytes: usize,
-    blocks: &dyn Blocks,
-) -> Result<Option<Vec<u8>>, SessionFault> {
-    let (Some(_), Some(source)) = (hop.local, &work.source) else {
-        return Ok(None);
-    };
-    let mut block = vec![0; bytes];
-    match blocks.read(source, stripe, &mut block)? {
-        BlockState::Clean => Ok(None),
-        BlockState::Dirty => Ok(Some(block)),
-    }
-}
-
-/// One entry per partial sum of all input edges.
-fn flatten(work: &SessionWork, hop: &Hop, inputs: Vec<Sums>) -> Vec<Option<Vec<u8>>> {
-    let mut operands = Vec::new();
-    for (edge, sums) in hop.inputs.iter().zip(inputs) {
-        match sums {
-            Some(sums) => operands.extend(sums.into_iter().map(Some)),
-            None => operands.extend((0..work.plan.edges[*edge].width).map(|_| None)),
+    fn go_on(&self) -> Result<(), SessionFault> {
+        match self.over.is_cancelled() {
+            true => Err(SessionFault::Aborted),
+            false => Ok(()),
         }
     }
-    operands
+
+    fn local_block(&self, stripe: u64, bytes: usize) -> Result<Option<Block>, SessionFault> {
+        let source = self.work.source.as_ref().ok_or(SessionFault::NoBlocks)?;
+        let mut block = self.buffers.lend(bytes);
+        match self.blocks.read(source, stripe, &mut block)? {
+            BlockState::Clean => Ok(None),
+            BlockState::Dirty => Ok(Some(block)),
+        }
+    }
+
+    /// One entry per partial sum of all input edges.
+    fn flatten(&self, inputs: Vec<Sums>) -> Vec<Option<Block>> {
+        let mut operands = Vec::new();
+        for (edge, sums) in self.hop.inputs.iter().zip(inputs) {
+            match sums {
+                Some(sums) => operands.extend(sums.into_iter().map(Some)),
+                None => operands.extend((0..self.work.plan.edges[*edge].width).map(|_| None)),
+            }
+        }
+        operands
+    }
+
+    fn keep_block(&self, stripe: u64, sums: &Sums) -> Result<(), SessionFault> {
+        self.go_on()?;
+        let keep = self.keep.as_ref().ok_or(SessionFault::NoBlocks)?;
+        keep.put(
+            stripe,
+            sums.as_ref()
+                .and_then(|sums| sums.first())
+                .map(AsRef::as_ref),
+        )
+    }
 }
 
-/// All sums of one output; none if they are all zeros. The last output may take the operands' memory.
+/// All sums of one output; none if they are all zeros. Takes the memory of operands that no `later` output needs.
 fn combine(
     rows: &[Vec<u8>],
-    operands: &mut [Option<Vec<u8>>],
+    operands: &mut [Option<Block>],
+    later: &[HopOutput],
     bytes: usize,
-    may_take: bool,
+    buffers: &Arc<Buffers>,
 ) -> Sums {
     let used = |row: &Vec<u8>| {
         row.iter()
@@ -100,67 +117,90 @@ fn combine(
     if !rows.iter().any(used) {
         return None;
     }
-    let mut sums: Vec<Vec<u8>> = rows
-        .iter()
-        .enumerate()
-        .map(|(row, _)| start_of(rows, row, operands, bytes, may_take))
+    let mut sums: Vec<Block> = (0..rows.len())
+        .map(|row| {
+            let taken = (0..operands.len())
+                .filter(|column| operands[*column].is_some())
+                .find(|column| is_only_for(*column, row, rows, later))
+                .and_then(|column| operands[column].take());
+            taken.unwrap_or_else(|| buffers.lend_zeros(bytes))
+        })
         .collect();
+    let mut coefficients = vec![0; rows.len()];
     for (column, operand) in operands.iter().enumerate() {
         let Some(data) = operand else { continue };
-        let coefficients: Vec<u8> = rows.iter().map(|row| row[column]).collect();
-        if coefficients.iter().all(|c| *c == 0) {
-            continue;
+        rows.iter()
+            .zip(&mut coefficients)
+            .for_each(|(row, c)| *c = row[column]);
+        if coefficients.iter().any(|c| *c != 0) {
+            let mut out: Vec<&mut [u8]> = sums.iter_mut().map(|sum| &mut **sum).collect();
+            engine().fold(&mut out, &coefficients, data);
         }
-        let mut out: Vec<&mut [u8]> = sums.iter_mut().map(Vec::as_mut_slice).collect();
-        engine().fold(&mut out, &coefficients, data);
     }
     Some(sums)
 }
 
-/// Where a sum starts: an operand that only this row uses, as it is, is taken over; else zeros.
-fn start_of(
-    rows: &[Vec<u8>],
-    row: usize,
-    operands: &mut [Option<Vec<u8>>],
-    bytes: usize,
-    may_take: bool,
-) -> Vec<u8> {
-    let only_here = |column: usize| {
-        rows[row][column] == 1
-            && rows
-                .iter()
-                .enumerate()
-                .all(|(r, other)| r == row || other[column] == 0)
-    };
-    let taken = (0..operands.len())
-        .find(|column| may_take && operands[*column].is_some() && only_here(*column))
-        .and_then(|column| operands[column].take());
-    taken.unwrap_or_else(|| vec![0; bytes])
+/// Whether the operand of `column` goes into `row` as it is, and nowhere else from here on.
+fn is_only_for(column: usize, row: usize, rows: &[Vec<u8>], later: &[HopOutput]) -> bool {
+    let elsewhere = rows
+        .iter()
+        .enumerate()
+        .any(|(other, c)| other != row && c[column] != 0);
+    let later = later
+        .iter()
+        .flat_map(|output| &output.rows)
+        .any(|c| c[column] != 0);
+    rows[row][column] == 1 && !elsewhere && !later
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn operand(buffers: &Arc<Buffers>, x: u8) -> Option<Block> {
+        let mut block = buffers.lend(4);
+        block.fill(x);
+        Some(block)
+    }
+
+    fn times(c: u8, x: u8) -> u8 {
+        let mut out = [0];
+        engine().fold(&mut [&mut out[..]], &[c], &[x]);
+        out[0]
+    }
+
     #[test]
-    fn a_sum_is_the_linear_combination() {
+    fn a_sum_is_the_linear_combination_in_the_memory_of_what_came_in() {
+        let buffers = Buffers::new();
         let rows = vec![vec![1, 0, 3], vec![0, 1, 5]];
-        let operand = |x: u8| Some(vec![x; 4]);
-        let mut operands = vec![operand(7), None, operand(9)];
-        let sums = combine(&rows, &mut operands, 4, true).unwrap();
-        let times = |c: u8, x: u8| {
-            let mut out = [0];
-            engine().fold(&mut [&mut out[..]], &[c], &[x]);
-            out[0]
-        };
-        assert_eq!(sums[0], vec![7 ^ times(3, 9); 4]);
-        assert_eq!(sums[1], vec![times(5, 9); 4]);
+        let mut operands = [operand(&buffers, 7), None, operand(&buffers, 9)];
+        let memory = operands[0].as_ref().map(|block| block.as_ptr());
+        let sums = combine(&rows, &mut operands, &[], 4, &buffers).unwrap();
+        assert_eq!(*sums[0], [7 ^ times(3, 9); 4]);
+        assert_eq!(*sums[1], [times(5, 9); 4]);
+        assert_eq!(Some(sums[0].as_ptr()), memory);
+    }
+
+    #[test]
+    fn an_operand_that_a_later_output_needs_stays() {
+        let buffers = Buffers::new();
+        let later = [HopOutput {
+            target: Target::Keep(0),
+            rows: vec![vec![0, 2]],
+        }];
+        let mut operands = [operand(&buffers, 7), operand(&buffers, 9)];
+        let first = combine(&[vec![1, 1]], &mut operands, &later, 4, &buffers).unwrap();
+        assert_eq!(*first[0], [7 ^ 9; 4]);
+        assert!(operands[0].is_none() && operands[1].is_some());
+        let second = combine(&later[0].rows, &mut operands, &[], 4, &buffers).unwrap();
+        assert_eq!(*second[0], [times(2, 9); 4]);
     }
 
     #[test]
     fn clean_operands_make_clean_sums() {
-        let rows = vec![vec![1, 2]];
-        assert!(combine(&rows, &mut [None, None], 4, true).is_none());
-        assert!(combine(&[vec![0, 2]], &mut [Some(vec![1]), None], 1, true).is_none());
+        let buffers = Buffers::new();
+        assert!(combine(&[vec![1, 2]], &mut [None, None], &[], 4, &buffers).is_none());
+        let mut operands = [operand(&buffers, 1), None];
+        assert!(combine(&[vec![0, 2]], &mut operands, &[], 4, &buffers).is_none());
     }
 }

@@ -1,0 +1,6 @@
+//! Tests of the executor: whole sessions of many members in one process, over in-memory streams and RAM.
+
+mod bounds;
+mod coding;
+mod hostile;
+mod world;
