@@ -249,11 +249,12 @@ async fn streams_without_a_session_are_parked_in_bounds() {
 #[tokio::test(start_paused = true)]
 async fn work_that_does_not_fit_together_is_refused() {
     let (world, works) = world_of(World::inline(2, 1));
-    let spoilt: [(&str, fn(&mut SessionWork)); 6] = [
+    type Spoil = fn(&mut SessionWork);
+    let spoilt: [(&str, Spoil); 6] = [
         ("has no part in the plan", |work| work.member = 9),
         ("exactly if the plan says so", |work| work.source = None),
         ("are not in order within 0..12", |work| {
-            work.stripes = vec![0..13]
+            work.stripes = std::iter::once(0..13).collect()
         }),
         ("are not in order within 0..12", |work| {
             work.stripes = vec![3..4, 2..3]
