@@ -462,6 +462,13 @@ mod tests {
     }
 
     #[test]
+    fn the_example_for_operators_holds() {
+        let config = parse(include_str!("../../deploy/storaged.toml")).unwrap();
+        assert_eq!((config.members.len(), config.peers.len()), (6, 5));
+        assert!(config.geometry.is_some() && config.durable.is_some());
+    }
+
+    #[test]
     fn an_unknown_key_is_named_with_those_that_are_known() {
         let error = parse("[memory]\nbugdet = '1GiB'\n")
             .unwrap_err()
