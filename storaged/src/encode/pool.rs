@@ -62,7 +62,7 @@ impl Pool {
     /// Queues a computation; the result comes on the receiver. Waits without blocking while the queue is full.
     ///
     /// # Errors
-    /// [`PoolClosed`] if there is nobody to compute.
+    /// `PoolClosed` if there is nobody to compute.
     pub async fn submit<T: Send + 'static>(
         &self,
         compute: impl FnOnce() -> T + Send + 'static,

@@ -1,6 +1,6 @@
 //! The durable tier: one trait, and the back ends and wrappers that implement it.
 //!
-//! Order of reading: [`Store`], then [`key`], [`upload`] and [`error`], then the back ends
+//! Order of reading: [`Store`], then `key`, `upload` and `error`, then the back ends
 //! [`Directory`], [`S3`] and the fake [`Memory`], then the wrappers [`Retrying`], [`Throttled`] and
 //! [`Faulty`], and last [`open`], which makes a store from its configuration.
 //!
