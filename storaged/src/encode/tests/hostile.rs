@@ -197,6 +197,17 @@ async fn stopping_ends_at_once() {
     world.assert_all_came_back();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_session_stopped_before_it_runs_does_not_begin() {
+    let (world, works) = world_of(World::inline(1, 1));
+    world.executors[0].stop(&node(0), works[0].session);
+    let first = world.executors[0].run(works[0].clone()).await;
+    assert_eq!(first, Err(SessionFault::Aborted));
+    assert_eq!(world.sent(), 0);
+    // The word counts once: a restarted leader may use the number again.
+    assert!(world.run(works).await.iter().all(Result::is_ok));
+}
+
 #[tokio::test]
 async fn when_a_session_has_ended_nothing_of_it_goes_on() {
     let (world, works) = world_of(World::threaded(2, 1));
@@ -249,11 +260,12 @@ async fn streams_without_a_session_are_parked_in_bounds() {
 #[tokio::test(start_paused = true)]
 async fn work_that_does_not_fit_together_is_refused() {
     let (world, works) = world_of(World::inline(2, 1));
-    let spoilt: [(&str, fn(&mut SessionWork)); 6] = [
+    type Spoil = fn(&mut SessionWork);
+    let spoilt: [(&str, Spoil); 6] = [
         ("has no part in the plan", |work| work.member = 9),
         ("exactly if the plan says so", |work| work.source = None),
         ("are not in order within 0..12", |work| {
-            work.stripes = vec![0..13]
+            work.stripes = vec![0..1, 1..13]
         }),
         ("are not in order within 0..12", |work| {
             work.stripes = vec![3..4, 2..3]
