@@ -1,3 +1,4 @@
 //! What the whole-system tests share: a cluster of real processes, and clients that save and restore.
 
+pub mod sim;
 pub mod system;

@@ -132,6 +132,12 @@ impl Net {
         })?;
         let mut endpoint_config = EndpointConfig::default();
         endpoint_config.rng_seed(config.seed);
+        // Peers' path discovery goes no higher than what we say we take.
+        let sized = endpoint_config.max_udp_payload_size(DATAGRAM_BYTES_MAX);
+        sized.map_err(|error| NetError::Bind {
+            address: config.listen,
+            source: std::io::Error::other(error),
+        })?;
         let runtime = Arc::new(TokioRuntime);
         let made =
             Endpoint::new_with_abstract_socket(endpoint_config, Some(server), socket, runtime);
