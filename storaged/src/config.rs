@@ -1,6 +1,8 @@
 //! The daemon's configuration: a TOML file, or nothing at all for one useful node. Everything is validated here;
 //! an explicit setting that cannot hold fails at start, a default that cannot hold shrinks.
 
+mod memory_limit;
+
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,8 @@ use storaged_core::DurablePolicy;
 use storaged_core::place::Member;
 use storaged_wire::{ChunkSize, Geometry, NodeName};
 use thiserror::Error;
+
+use memory_limit::{DefaultBudget, MemoryLimit};
 
 use crate::net::{Peer, TlsFiles};
 use crate::stage::TenantSocket;
@@ -275,6 +279,7 @@ impl ConfigFile {
                 "expected certificates because there are peers, got none: `storaged cert` makes them",
             ));
         }
+        no_name_twice(&members)?;
         let (geometry, chunk) = self.coding_values()?;
         if let Some(geometry) = geometry {
             storaged_core::place::groups(&members, geometry)
@@ -329,17 +334,17 @@ impl ConfigFile {
     }
 
     fn budget(&self) -> Result<u64, ConfigError> {
-        let available = memory_limit();
+        let memory = MemoryLimit::read();
         let Some(asked) = self.memory.budget else {
-            return Ok(available / 2);
+            return Ok(default_budget(memory));
         };
-        match asked.as_u64() <= available {
+        match asked.as_u64() <= memory.limit {
             true => Ok(asked.as_u64()),
             false => Err(value(
                 "memory.budget",
                 format!(
                     "expected at most the {} that this machine or container has, got {asked}",
-                    ByteSize::b(available)
+                    ByteSize::b(memory.limit)
                 ),
             )),
         }
@@ -404,6 +409,20 @@ impl ConfigFile {
     }
 }
 
+fn no_name_twice(members: &[Member]) -> Result<(), ConfigError> {
+    let mut names = BTreeSet::new();
+    match members.iter().find(|member| !names.insert(&member.name)) {
+        None => Ok(()),
+        Some(twice) => Err(value(
+            "peers.name",
+            format!(
+                "expected a name of its own for every node, got {} twice: leave this node out of its own peers",
+                twice.name
+            ),
+        )),
+    }
+}
+
 /// The host's name, if it can be a node's.
 fn host_name() -> NodeName {
     let uname = rustix::system::uname();
@@ -412,20 +431,14 @@ fn host_name() -> NodeName {
     NodeName::new(first).unwrap_or_else(|_| NodeName::new("node").expect("node is a name"))
 }
 
-/// What this machine or container has: the smaller of its RAM and its cgroup's limit.
-fn memory_limit() -> u64 {
-    let total =
-        read_number("/proc/meminfo", "MemTotal:").map_or(u64::MAX, |kib| kib.saturating_mul(1024));
-    let v2 = std::fs::read_to_string("/sys/fs/cgroup/memory.max");
-    let v1 = std::fs::read_to_string("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    let cgroup = v2.or(v1).ok().and_then(|text| text.trim().parse().ok());
-    total.min(cgroup.unwrap_or(u64::MAX))
-}
-
-fn read_number(path: &str, label: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(label))?;
-    line.split_whitespace().next()?.parse().ok()
+/// Nobody asked for a size, so less than usual is a warning rather than an error.
+fn default_budget(memory: MemoryLimit) -> u64 {
+    let chosen = memory.default_budget();
+    if let DefaultBudget::Shrunk { wanted, budget } = chosen {
+        tracing::warn!(wanted = %ByteSize::b(wanted), budget = %ByteSize::b(budget),
+            "half of the memory is not free, so the budget is smaller: set memory.budget to choose one");
+    }
+    chosen.bytes()
 }
 
 #[cfg(test)]
@@ -460,6 +473,22 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_key_of_the_durable_tier_is_named() {
+        let error = parse("[durable]\nkind = 'directory'\npath = '/a'\npaht = '/b'\n")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("paht") && error.contains("path"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_type_says_where() {
+        let error = parse("[coding]\nk = 4\nm = 'two'\n")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("line 3"), "{error}");
+    }
+
+    #[test]
     fn values_that_cannot_hold_are_refused_with_their_key() {
         for (text, key) in [
             ("[node]\nname = 'A'", "node.name"),
@@ -470,6 +499,11 @@ mod tests {
             ("[trickle]\npart = '1KiB'", "trickle.part"),
             ("[trickle]\nrate = '0B'", "trickle.rate"),
             ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
+            (
+                "tls = { ca = 'a', certificate = 'b', key = 'c' }\nnode = { name = 'b' }\n\
+                 [[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'",
+                "peers.name",
+            ),
             (
                 "[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/a'\nuids=[2]",
                 "tenants.directory",

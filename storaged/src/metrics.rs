@@ -13,6 +13,11 @@ struct StateLabel {
     state: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabel {
+    version: String,
+}
+
 /// The daemon's metrics.
 #[derive(Debug)]
 pub struct Metrics {
@@ -58,6 +63,14 @@ impl Metrics {
             sessions: Gauge::default(),
             registry: Registry::default(),
         };
+        let build = Family::<VersionLabel, Gauge>::default();
+        let version = env!("CARGO_PKG_VERSION").into();
+        build.get_or_create(&VersionLabel { version }).set(1);
+        registry.register(
+            "build_info",
+            "Always 1; the label says what runs here",
+            build,
+        );
         registry.register(
             "checkpoint_states",
             "Checkpoints that reached a state, as this node knows it",

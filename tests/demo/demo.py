@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from cluster import K, M, NODES, RANKS, ROOT, Cluster, CheckFailed, Job, check, end_all, read_losses
+from cluster import HERE, K, M, NODES, RANKS, ROOT, Cluster, CheckFailed, Job, check, end_all, read_losses
 
 STEPS, SAVE_EVERY, DURABLE_EVERY = 300, 20, 100
 
@@ -152,6 +152,12 @@ def demo(cluster: Cluster, directory: Path) -> None:
     longer = Job(None, directory, "reference-longer", "--steps", str(STEPS + 20), "--no-save")
     longer.wait()
     same_losses(longer.losses, job, "after the loss of everything")
+    folders = sorted((directory.parent / "durable").glob(f"demo/run-*/step-{STEPS}"))
+    if folders:
+        command = [sys.executable, "-W", "ignore", str(HERE / "stock_read.py"), str(folders[-1])]
+        read = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        check(read.returncode == 0, f"stock PyTorch could not read {folders[-1]}: {read.stderr[-400:]}")
+        say(f"    stock PyTorch, without us, reads {folders[-1].relative_to(directory.parent)}: {read.stdout.strip()}")
 
 
 def main() -> int:

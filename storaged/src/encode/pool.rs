@@ -120,7 +120,7 @@ mod tests {
     #[tokio::test]
     async fn a_broken_job_does_not_take_its_thread_along() {
         let pool = Pool::start(1).unwrap();
-        let broken = pool.submit::<()>(|| panic!("on purpose")).await.unwrap();
+        let broken = pool.submit(|| panic!("on purpose")).await.unwrap();
         assert!(broken.await.is_err());
         assert_eq!(pool.submit(|| 5).await.unwrap().await, Ok(5));
     }

@@ -1,8 +1,8 @@
 //! Effect of the verb *trickle*: shards to the durable tier part by part, manifests last, and back from there.
 //!
 //! Layout, below the configured place: `NAMESPACE/run-R/step-N/` with `__RANK_0.distcp` (the shard as it is in RAM),
-//! `storaged.leaves.RANK` (its chunk digests), `.metadata` (for stock PyTorch) and `storaged.manifest`, which is
-//! written last and only if absent. What no manifest names does not exist.
+//! `storaged.leaves.RANK` (its chunk digests), `.metadata` (for stock PyTorch) and `storaged.manifest`, which ends in its own digest and
+//! is written last and only if absent. What no manifest names does not exist.
 
 pub mod store;
 
@@ -224,8 +224,8 @@ impl Trickle {
                 .map_err(in_words)?;
         }
         let key = object(record, MANIFEST_OBJECT)?;
-        let bytes = Bytes::copy_from_slice(manifest.bytes());
-        self.store.put_new(&key, bytes).await.map_err(in_words)
+        let object = manifest_object(manifest);
+        self.store.put_new(&key, object).await.map_err(in_words)
     }
 
     /// The newest manifests of a namespace that can be read and are sound, newest first.
@@ -269,7 +269,7 @@ impl Trickle {
         key: &ObjectKey,
     ) -> Result<ManifestBytes, String> {
         let bytes = self.store.get(key, None).await.map_err(in_words)?;
-        let manifest = ManifestBytes::parse(bytes.to_vec()).map_err(|error| error.to_string())?;
+        let manifest = read_manifest_object(&bytes)?;
         let record = manifest.manifest();
         let in_place = record.namespace == *namespace && record.run == run && record.step == step;
         match in_place {
@@ -361,6 +361,21 @@ impl Trickle {
             .await
             .map_err(|error| error.to_string())?
     }
+}
+
+/// A manifest's object: its bytes, then its name, so that a damaged one is never taken for another checkpoint.
+fn manifest_object(manifest: &ManifestBytes) -> Bytes {
+    [manifest.bytes(), manifest.name().as_bytes()]
+        .concat()
+        .into()
+}
+
+fn read_manifest_object(object: &[u8]) -> Result<ManifestBytes, String> {
+    let (bytes, name) = object
+        .split_last_chunk::<32>()
+        .ok_or_else(|| format!("expected more than 32 bytes, got {}", object.len()))?;
+    ManifestBytes::verify(bytes.to_vec(), Digest::from_bytes(name))
+        .map_err(|error| error.to_string())
 }
 
 /// The run and step of a manifest's key.
