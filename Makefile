@@ -13,11 +13,9 @@ RUST_CRATES := --workspace --exclude storaged-python
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
 
-# libclang: the build script of the xdelta3 crate reads C headers with it.
 .PHONY: packages
 packages:
 	@missing=(); \
-	ls /usr/lib/llvm-*/lib/libclang*.so* >/dev/null 2>&1 || missing+=(libclang-dev clang); \
 	command -v cc >/dev/null || missing+=(build-essential); \
 	$${PYTHON3:-python3} -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv); \
 	if [ $${#missing[@]} -gt 0 ]; then \

@@ -35,6 +35,21 @@ impl CodingMatrix {
         Self { geometry, rows }
     }
 
+    /// The matrix of `reed-solomon-erasure` 6, for byte-compatible parity: the Vandermonde rows `r^i`, times the
+    /// inverse of the first k of them so that data blocks stay as they are.
+    pub fn vandermonde_rse(geometry: Geometry) -> Self {
+        let k = geometry.k();
+        let row = |r: usize| -> Vec<u8> {
+            let powers = std::iter::successors(Some(1u8), |x| Some(MUL[usize::from(*x)][r]));
+            powers.take(k).collect()
+        };
+        // Rows of different elements of the field are independent, so the square part has its inverse.
+        let top =
+            invert((0..k).map(row).collect()).expect("a square Vandermonde part is invertible");
+        let rows = (k..geometry.n()).map(|r| product(&row(r), &top)).collect();
+        Self { geometry, rows }
+    }
+
     /// k and m.
     pub fn geometry(&self) -> Geometry {
         self.geometry
@@ -122,4 +137,104 @@ fn invert(mut rows: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
         }
     }
     Some(inverted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::engine;
+    use crate::field::mul;
+    use reed_solomon_erasure::galois_8::ReedSolomon;
+
+    fn geometries(n_max: usize) -> impl Iterator<Item = Geometry> {
+        let pairs = (2..=n_max).flat_map(|n| (1..n).map(move |k| (k, n - k)));
+        pairs.map(|(k, m)| Geometry::new(k, m).expect("valid"))
+    }
+
+    /// Data blocks of a fixed pseudo-random pattern, then parity by the definition of multiplication.
+    fn stripe(matrix: &CodingMatrix, length: usize) -> Vec<Vec<u8>> {
+        let k = matrix.geometry().k();
+        let byte = |i: usize, o: usize| ((i * 257 + o + 1).wrapping_mul(2_654_435_761) >> 13) as u8;
+        let mut blocks: Vec<Vec<u8>> = (0..k)
+            .map(|i| (0..length).map(|o| byte(i, o)).collect())
+            .collect();
+        for j in 0..matrix.geometry().m() {
+            let sum =
+                |o: usize| (0..k).fold(0, |s, i| s ^ mul(matrix.coefficient(j, i), blocks[i][o]));
+            blocks.push((0..length).map(sum).collect());
+        }
+        blocks
+    }
+
+    fn subsets(n: usize, size: usize) -> impl Iterator<Item = Vec<usize>> {
+        let masks = (0u32..1 << n).filter(move |mask| mask.count_ones() as usize == size);
+        masks.map(move |mask| (0..n).filter(|i| (mask >> i) & 1 == 1).collect())
+    }
+
+    #[test]
+    fn every_loss_pattern_of_small_geometries_is_repaired() {
+        for geometry in geometries(10) {
+            for matrix in [
+                CodingMatrix::cauchy(geometry),
+                CodingMatrix::vandermonde_rse(geometry),
+            ] {
+                let blocks = stripe(&matrix, 3);
+                for survivors in subsets(geometry.n(), geometry.k()) {
+                    let all: Vec<usize> = (0..geometry.n()).collect();
+                    let rows = matrix
+                        .repair_coefficients(&survivors, &all)
+                        .expect("repairable");
+                    for (row, block) in rows.iter().zip(&blocks) {
+                        let mut sum = vec![0; 3];
+                        for (c, s) in row.iter().zip(&survivors) {
+                            engine().fold(&mut [&mut sum[..]], &[*c], &blocks[*s]);
+                        }
+                        assert_eq!(&sum, block, "{geometry} from {survivors:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parity_is_that_of_reed_solomon_erasure() {
+        let wide =
+            [(200, 55), (1, 254), (254, 1)].map(|(k, m)| Geometry::new(k, m).expect("valid"));
+        for geometry in geometries(12).chain(wide) {
+            let expected = stripe(&CodingMatrix::vandermonde_rse(geometry), 5);
+            let mut got = expected.clone();
+            got[geometry.k()..]
+                .iter_mut()
+                .for_each(|block| block.fill(0));
+            let oracle = ReedSolomon::new(geometry.k(), geometry.m()).expect("valid");
+            oracle.encode(&mut got).expect("encodes");
+            assert_eq!(got, expected, "{geometry}");
+        }
+    }
+
+    #[test]
+    fn encoding_is_the_definition_at_every_short_length() {
+        for matrix in [(4, 2), (8, 2), (5, 3)]
+            .map(|(k, m)| CodingMatrix::cauchy(Geometry::new(k, m).expect("valid")))
+        {
+            let (k, m) = (matrix.geometry().k(), matrix.geometry().m());
+            for length in 0..300 {
+                let blocks = stripe(&matrix, length);
+                let data: Vec<&[u8]> = blocks[..k].iter().map(|block| &block[..]).collect();
+                let mut parity = vec![vec![0xA5; length]; m];
+                let mut out: Vec<&mut [u8]> =
+                    parity.iter_mut().map(|block| &mut block[..]).collect();
+                engine().encode(&matrix, &data, &mut out);
+                assert_eq!(parity, blocks[k..]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_cauchy_rows_of_four_plus_two_are_pinned() {
+        // The inverses of 4, 5, 6 and 7 under 0x11D, and those of 5, 4, 7 and 6.
+        let matrix = CodingMatrix::cauchy(Geometry::new(4, 2).expect("valid"));
+        assert_eq!(matrix.parity_row(0), [0x47, 0xA7, 0x7A, 0xBA]);
+        assert_eq!(matrix.parity_row(1), [0xA7, 0x47, 0xBA, 0x7A]);
+    }
 }

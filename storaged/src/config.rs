@@ -462,6 +462,13 @@ mod tests {
     }
 
     #[test]
+    fn the_example_for_operators_holds() {
+        let config = parse(include_str!("../../deploy/storaged.toml")).unwrap();
+        assert_eq!((config.members.len(), config.peers.len()), (6, 5));
+        assert!(config.geometry.is_some() && config.durable.is_some());
+    }
+
+    #[test]
     fn an_unknown_key_is_named_with_those_that_are_known() {
         let error = parse("[memory]\nbugdet = '1GiB'\n")
             .unwrap_err()
@@ -478,6 +485,40 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("paht") && error.contains("path"), "{error}");
+    }
+
+    /// Keys of a section, from the error that an unknown one gets.
+    fn keys(section: &str, text: &str) -> Vec<String> {
+        let error = toml::from_str::<ConfigFile>(&format!("{text}\nzzz = 1\n")).unwrap_err();
+        let (_, known) = error
+            .message()
+            .split_once("expected ")
+            .expect("names the known keys");
+        let names = known.split('`').skip(1).step_by(2);
+        names.map(|name| format!("{section}.{name}")).collect()
+    }
+
+    #[test]
+    fn the_operators_page_has_every_key() {
+        let page = include_str!("../../docs/operate/config.md");
+        let sections = [
+            ("node", "[node]"),
+            ("tls", "[tls]"),
+            ("peers", "[[peers]]"),
+            ("coding", "[coding]"),
+            ("memory", "[memory]"),
+            ("tenants", "[[tenants]]"),
+            ("durable", "[durable]\nkind = 'directory'"),
+            ("durable", "[durable]\nkind = 's3'"),
+            ("trickle", "[trickle]"),
+        ];
+        for (section, text) in sections {
+            let keys = keys(section, text);
+            assert!(keys.len() > 1, "{section} has keys: {keys:?}");
+            for key in keys {
+                assert!(page.contains(&format!("`{key}`")), "{key} is not explained");
+            }
+        }
     }
 
     #[test]

@@ -227,4 +227,17 @@ mod tests {
             "{text}"
         );
     }
+
+    #[test]
+    fn the_operators_page_has_every_metric() {
+        let page = include_str!("../../docs/operate/metrics.md");
+        let text = Metrics::new().text();
+        let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        for line in names {
+            let (name, kind) = line.split_once(' ').expect("a name and a type");
+            let total = if kind == "counter" { "_total" } else { "" };
+            let row = format!("| `{name}{total}` | {kind} |");
+            assert!(page.contains(&row), "the page has no row {row}");
+        }
+    }
 }

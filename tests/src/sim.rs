@@ -113,11 +113,10 @@ impl AsyncUdpSocket for SimSocket {
             }
             match self.inner.try_recv_from(&mut bufs[0]) {
                 Ok((length, from)) => {
-                    let mut received = RecvMeta::default();
-                    received.addr = from;
-                    received.len = length;
-                    received.stride = length;
-                    meta[0] = received;
+                    meta[0] = RecvMeta::default();
+                    meta[0].addr = from;
+                    meta[0].len = length;
+                    meta[0].stride = length;
                     return Poll::Ready(Ok(1));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -180,6 +180,56 @@ fn the_decisions_have_no_effects() {
         assert_eq!(effects_in(text), None, "{name}");
     }
     assert_eq!(effects_in("use std::fs::File;"), Some("std::fs"));
+    let manifest = fs::read_to_string(root().join("storaged/core/Cargo.toml")).expect("a manifest");
+    assert_eq!(effect_crate(&manifest), None);
+    assert_eq!(effect_crate("tokio.workspace = true"), Some("tokio"));
+}
+
+/// A crate that a manifest depends on and that has effects.
+fn effect_crate(manifest: &str) -> Option<&'static str> {
+    let effects = ["tokio", "quinn", "rand", "rustix", "aws-sdk-s3", "axum"];
+    let names = |line: &str| line.split(['.', ' ', '=']).next().map(str::to_owned);
+    let named: BTreeSet<String> = manifest.lines().filter_map(names).collect();
+    effects.into_iter().find(|name| named.contains(*name))
+}
+
+/// The code of a line, without its comment.
+fn code(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default()
+}
+
+/// Whether a file names a module of its crate, by path or in a group such as `crate::{stage, net}`.
+fn imports(text: &str, module: &str) -> bool {
+    let code: String = text.lines().map(code).collect();
+    let begins = |path: &str| {
+        let rest = path.trim_start().strip_prefix(module);
+        rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+    };
+    code.split("crate::").skip(1).any(|path| {
+        let group = path.strip_prefix('{');
+        begins(path) || group.is_some_and(|group| outer_parts(group).into_iter().any(begins))
+    })
+}
+
+/// The parts of a group of imports up to its closing brace; inner groups stay whole.
+fn outer_parts(group: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' if depth > 0 => {}
+            ',' | '}' => {
+                parts.push(&group[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+        if c == '}' && start == at + 1 {
+            break;
+        }
+    }
+    parts
 }
 
 #[test]
@@ -188,16 +238,37 @@ fn effects_do_not_import_one_another() {
         let own = EFFECTS
             .iter()
             .find(|folder| name.starts_with(&format!("storaged/src/{folder}/")));
-        for other in EFFECTS
-            .iter()
-            .filter(|other| own.is_some_and(|own| own != *other))
-        {
-            assert!(
-                !text.contains(&format!("crate::{other}")),
-                "{name} imports {other}"
-            );
+        let Some(own) = own else { continue };
+        for other in EFFECTS.iter().filter(|other| *other != own) {
+            assert!(!imports(&text, other), "{name} imports {other}");
         }
     }
+}
+
+#[test]
+fn an_import_is_seen_however_it_is_written() {
+    for text in [
+        "use crate::stage::Answer;",
+        "use crate::{net::{Peer, stage}, stage};",
+        "use crate::{\n    net,\n    stage::Answer,\n};",
+        "let x = crate::stage::listen();",
+    ] {
+        assert!(imports(text, "stage"), "{text}");
+    }
+    for text in [
+        "use crate::stages::One;",
+        "use crate::{net::{Peer, stage}}; fn stage() {}",
+        "// as crate::stage does",
+    ] {
+        assert!(!imports(text, "stage"), "{text}");
+    }
+}
+
+/// Whether a file has unsafe code of its own.
+fn has_unsafe(text: &str) -> bool {
+    let words = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
+    let mut lines = text.lines().map(code);
+    lines.any(|line| words.iter().any(|word| line.contains(word)))
 }
 
 #[test]
@@ -205,14 +276,10 @@ fn unsafe_code_is_where_it_may_be() {
     for (name, text) in all_sources() {
         let allowed =
             UNSAFE.iter().any(|place| name.starts_with(place)) || name == "tests/tests/layout.rs";
-        let used = text.lines().any(|line| {
-            let code = line.split("//").next().unwrap_or_default();
-            ["unsafe {", "unsafe fn", "unsafe impl"]
-                .iter()
-                .any(|word| code.contains(word))
-        });
-        assert!(allowed || !used, "{name} has unsafe code");
+        assert!(allowed || !has_unsafe(&text), "{name} has unsafe code");
     }
+    assert!(has_unsafe("let x = unsafe { *p };"));
+    assert!(!has_unsafe("#![forbid(unsafe_code)] // no unsafe { } here"));
 }
 
 #[test]

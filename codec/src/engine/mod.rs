@@ -8,7 +8,7 @@ use crate::matrix::CodingMatrix;
 
 /// Arithmetic on blocks of bytes. All slices of one call have the same length.
 pub trait Engine: Send + Sync {
-    /// Its name, as `STORAGED_ENGINE` takes it.
+    /// Its name.
     fn name(&self) -> &'static str;
     /// `out[i] ^= coefficients[i] * data`.
     fn fold(&self, out: &mut [&mut [u8]], coefficients: &[u8], data: &[u8]);
@@ -26,7 +26,7 @@ pub trait Engine: Send + Sync {
     }
 }
 
-/// The best engine for this processor.
+/// The engine to use: the portable one, the only one so far.
 pub fn engine() -> &'static dyn Engine {
     &Portable
 }

@@ -66,6 +66,8 @@ impl Link {
         mut messages: mpsc::Receiver<Bytes>,
     ) {
         let mut failures = 0u32;
+        // Counted apart: a peer that was down for long and comes back with a bad certificate is told of at once.
+        let mut refusals = 0u32;
         loop {
             let dialled =
                 tokio::time::timeout(DIAL_WAIT, dial(&endpoint, &peer, &shared.hello)).await;
@@ -78,7 +80,7 @@ impl Link {
             });
             match dialled {
                 Ok((connection, generation)) => {
-                    failures = 0;
+                    (failures, refusals) = (0, 0);
                     while messages.try_recv().is_ok() {}
                     self.set(Some(connection.clone()));
                     let up = NetEvent::Up {
@@ -101,8 +103,11 @@ impl Link {
                 }
                 Err(error) => {
                     let certificate = matches!(error, NetError::PeerCertificate { .. });
-                    if certificate && failures.is_multiple_of(TELL_EVERY) {
-                        let _ = shared.events.send(NetEvent::Fault(error)).await;
+                    if certificate {
+                        if refusals.is_multiple_of(TELL_EVERY) {
+                            let _ = shared.events.send(NetEvent::Fault(error)).await;
+                        }
+                        refusals = refusals.saturating_add(1);
                     }
                     failures = failures.saturating_add(1);
                 }

@@ -343,7 +343,10 @@ impl Node {
         if led.purpose == Purpose::Encode
             && let SessionFault::Corrupt(reason) = &fault
         {
-            let reason = format!("a sealed shard on {node} was changed: {reason}");
+            let reason = format!(
+                "expected the sealed shard on {node} to stay as it was, got a changed one: {reason}; \
+                 write to a slot only before its seal"
+            );
             return self.abandon_everywhere(&led.key, &reason);
         }
         let key = led.key;
