@@ -1,6 +1,6 @@
 //! Runs this node's part of sessions: which are going on, how they begin and end, and what they may take.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -54,7 +54,19 @@ impl ExecutorLimits {
     }
 }
 
-type Running = BTreeMap<(NodeName, SessionId), (u64, CancellationToken)>;
+type Place = (NodeName, SessionId);
+
+/// Stops of sessions that have not begun to run here, at most, and for how long they count.
+const EARLY_STOPS_MAX: usize = 64;
+const EARLY_STOP_FOR: Duration = Duration::from_secs(15);
+
+/// Which sessions run, and which must not begin any more.
+#[derive(Default)]
+struct Running {
+    sessions: BTreeMap<Place, (u64, CancellationToken)>,
+    /// A session is run by a task of its own, so its end may be told before that task has begun.
+    early_stops: VecDeque<(Place, Instant)>,
+}
 
 /// The executor of one daemon.
 pub struct Executor {
@@ -95,11 +107,18 @@ impl Executor {
         self.inbound.arrived(record, from, stream);
     }
 
-    /// Ends a session.
+    /// Ends a session, also one whose running is about to begin.
     pub fn stop(&self, leader: &NodeName, session: SessionId) {
-        if let Some((_, over)) = self.running().get(&(leader.clone(), session)) {
-            over.cancel();
+        let place = (leader.clone(), session);
+        let mut running = self.running();
+        match running.sessions.get(&place) {
+            Some((_, over)) => over.cancel(),
+            None => {
+                running.early_stops.truncate(EARLY_STOPS_MAX - 1);
+                running.early_stops.push_front((place, Instant::now()));
+            }
         }
+        drop(running);
         self.inbound.forget(leader, session);
     }
 
@@ -185,10 +204,23 @@ impl Executor {
         let place = (work.leader.clone(), work.session);
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         let over = CancellationToken::new();
+        let mut running = self.running();
+        running
+            .early_stops
+            .retain(|(_, at)| at.elapsed() < EARLY_STOP_FOR);
+        let stopped = running.early_stops.iter().position(|(at, _)| *at == place);
+        if let Some(stopped) = stopped {
+            running.early_stops.remove(stopped);
+            over.cancel();
+        }
         // A leader that was restarted may use a number again; its older session has no end of its own any more.
-        if let Some((_, older)) = self.running().insert(place.clone(), (number, over.clone())) {
+        let older = running
+            .sessions
+            .insert(place.clone(), (number, over.clone()));
+        if let Some((_, older)) = older {
             older.cancel();
         }
+        drop(running);
         Registered {
             executor: self,
             place,
@@ -205,7 +237,7 @@ impl Executor {
 /// A session among those that run; dropping it ends the session.
 struct Registered<'a> {
     executor: &'a Executor,
-    place: (NodeName, SessionId),
+    place: Place,
     number: u64,
     over: CancellationToken,
 }
@@ -214,11 +246,9 @@ impl Drop for Registered<'_> {
     fn drop(&mut self) {
         self.over.cancel();
         let mut running = self.executor.running();
-        if running
-            .get(&self.place)
-            .is_some_and(|(number, _)| *number == self.number)
-        {
-            running.remove(&self.place);
+        let current = running.sessions.get(&self.place);
+        if current.is_some_and(|(number, _)| *number == self.number) {
+            running.sessions.remove(&self.place);
             drop(running);
             self.executor.inbound.forget(&self.place.0, self.place.1);
         }

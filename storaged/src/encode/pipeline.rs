@@ -13,6 +13,7 @@ use storaged_wire::NodeName;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::frame::{self, Shape, Sums};
 use super::inbound::{Inbound, Place};
@@ -20,7 +21,10 @@ use super::stripe::{Computed, Part};
 use super::{BlockReceiver, BlockSender, BlockState, ExecutorLimits, Pool, Streams};
 
 type Senders = BTreeMap<usize, Box<dyn BlockSender>>;
-type Job = oneshot::Receiver<Result<Computed, SessionFault>>;
+/// A result, and then what shows that its job goes on: in this order, so that the blocks of a result that nobody
+/// takes any more are back before the session counts as ended.
+type Outcome = (Result<Computed, SessionFault>, TaskTrackerToken);
+type Job = oneshot::Receiver<Outcome>;
 
 /// One session in progress.
 pub(super) struct Pipeline<'a> {
@@ -210,8 +214,8 @@ impl Pipeline<'_> {
         let flight = InFlight::enter(self.in_flight);
         let job = move || {
             let outcome = part.compute(stripe, sums);
-            drop((part, flight, alive));
-            outcome
+            drop((part, flight));
+            (outcome, alive)
         };
         self.pool
             .submit(job)
@@ -228,11 +232,12 @@ impl Pipeline<'_> {
         let mut dirty_bytes = 0;
         while let Some(job) = computed.recv().await {
             // No result at all means that the thread is gone, or broke on it.
+            let (outcome, _alive) = job.await.map_err(|_| SessionFault::Aborted)?;
             let Computed {
                 stripe,
                 edges,
                 state,
-            } = job.await.map_err(|_| SessionFault::Aborted)??;
+            } = outcome?;
             if state == BlockState::Dirty {
                 dirty_bytes += self.part.work.stripe_bytes(stripe) as u64;
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::world::{CHUNK, World, locked, noise};
+use super::world::{CHUNK, World, noise};
 use crate::encode::{ExecutorLimits, Pool};
 
 const LIMITS: ExecutorLimits = ExecutorLimits {
@@ -10,24 +10,32 @@ const LIMITS: ExecutorLimits = ExecutorLimits {
     stall: Duration::from_secs(10),
 };
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_session_holds_no_more_blocks_than_it_may() {
-    let world = World::new(4, 2, &Pool::start(2).unwrap(), LIMITS);
+    let world = World::new(4, 2, &Pool::inline(), LIMITS);
     let shards: Vec<_> = (0..4)
         .map(|at| world.store(at, 1, &noise(at as u64, 100 * CHUNK as usize)))
         .collect();
-    // A slow reader in the middle makes the queues before it fill up.
-    *locked(&world.rams[3].slow) = Duration::from_micros(300);
-    let works = world.encode(1, &shards, 1);
-    for outcome in world.run(works.clone()).await {
-        outcome.unwrap();
-    }
-    for (executor, work) in world.executors.iter().zip(&works) {
+    let mut works = world.encode(1, &shards, 1);
+    // The last node begins when all queues before it have long filled up.
+    let last = works.remove(5);
+    let late = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(
+            world.executors[..5]
+                .iter()
+                .all(|executor| executor.blocks_in_flight() > 0)
+        );
+        world.run(vec![last.clone()]).await
+    };
+    let (first, late) = tokio::join!(world.run(works.clone()), late);
+    assert!(first.iter().chain(&late).all(Result::is_ok));
+    for (executor, work) in world.executors.iter().zip(works.iter().chain([&last])) {
         let (most, bound) = (executor.blocks_in_flight_most(), LIMITS.blocks_max(work));
+        let at = work.member;
         assert!(
             most > 0 && most <= bound,
-            "{most} blocks at member {}, bound {bound}",
-            work.member
+            "{most} blocks at member {at}, bound {bound}"
         );
     }
     world.assert_all_came_back();

@@ -197,6 +197,17 @@ async fn stopping_ends_at_once() {
     world.assert_all_came_back();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_session_stopped_before_it_runs_does_not_begin() {
+    let (world, works) = world_of(World::inline(1, 1));
+    world.executors[0].stop(&node(0), works[0].session);
+    let first = world.executors[0].run(works[0].clone()).await;
+    assert_eq!(first, Err(SessionFault::Aborted));
+    assert_eq!(world.sent(), 0);
+    // The word counts once: a restarted leader may use the number again.
+    assert!(world.run(works).await.iter().all(Result::is_ok));
+}
+
 #[tokio::test]
 async fn when_a_session_has_ended_nothing_of_it_goes_on() {
     let (world, works) = world_of(World::threaded(2, 1));

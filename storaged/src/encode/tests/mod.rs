@@ -3,4 +3,5 @@
 mod bounds;
 mod coding;
 mod hostile;
+mod rate;
 mod world;
