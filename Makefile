@@ -48,8 +48,8 @@ demo: release python ## The main job on this machine; S3=1 with a real S3 server
 .PHONY: test
 test: packages python ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
 	@$(CARGO) build -p storaged
-	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests
-	@$(CARGO) test $(RUST_CRATES) --no-fail-fast
+	@$(CARGO) test $(RUST_CRATES) --lib --bins --tests --no-fail-fast
+	@$(PYTHON) -m pytest -q sdk/python/tests
 
 .PHONY: check
 check: packages ## What must hold before a commit lands: format, lints, licences, docs, tests, 50 rounds of kill -9

@@ -174,17 +174,16 @@ impl Memory {
         if unchanged || (basis.is_none() && leaf(shard).is_none()) {
             return Ok(BlockState::Clean);
         }
-        let mut block = vec![0; self.chunk.bytes().max(out.len())];
-        let filled = self.read_chunk(shard, stripe, &mut block)?;
-        block[filled..].fill(0);
-        out.copy_from_slice(&block[..out.len()]);
+        let filled = self.read_chunk(shard, stripe, out)?;
+        out[filled..].fill(0);
         if let Some(basis) = basis {
+            let mut old = vec![0; bytes(basis)];
             // The basis may have been retired meanwhile, and its slot be in use for another step.
             let filled = self
-                .read_chunk(basis, stripe, &mut block)
+                .read_chunk(basis, stripe, &mut old)
                 .map_err(|_| SessionFault::NoBasis)?;
             let both = filled.min(out.len());
-            engine().xor(&mut out[..both], &block[..both]);
+            engine().xor(&mut out[..both], &old[..both]);
         }
         Ok(BlockState::Dirty)
     }
