@@ -18,8 +18,8 @@ use memory_limit::{DefaultBudget, MemoryLimit};
 
 use crate::net::{Peer, TlsFiles};
 use crate::stage::TenantSocket;
-use crate::trickle::TrickleLimits;
 use crate::trickle::store::StoreConfig;
+use crate::trickle::{Packing, TrickleLimits};
 
 /// A configuration that cannot be used.
 #[derive(Debug, Error)]
@@ -176,6 +176,8 @@ pub struct TrickleSection {
     pub part: ByteSize,
     /// Bytes per second of this node's uploads; by default no limit.
     pub rate: Option<ByteSize>,
+    /// How shards are stored there: "none" (stock PyTorch reads them) or "zstd" (smaller).
+    pub packing: Packing,
 }
 
 impl Default for TrickleSection {
@@ -184,6 +186,7 @@ impl Default for TrickleSection {
             every: 0,
             part: ByteSize::mib(16),
             rate: None,
+            packing: Packing::None,
         }
     }
 }
@@ -311,6 +314,7 @@ impl ConfigFile {
             trickle: TrickleLimits {
                 part_bytes: self.part()?,
                 rate,
+                packing: self.trickle.packing,
             },
             durable: self.durable,
             name,

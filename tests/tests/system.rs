@@ -25,8 +25,23 @@ fn two_nodes_of_six_may_be_lost() -> Result<()> {
 
 #[test]
 fn all_nodes_may_be_lost_after_durable() -> Result<()> {
-    let durable = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 20\n";
-    let mut system = System::start(3, Some((2, 1)), durable)?;
+    lose_everything("none").map(|_| ())
+}
+
+#[test]
+fn so_they_may_when_the_durable_tier_is_packed() -> Result<()> {
+    let system = lose_everything("zstd")?;
+    let step = system.root.path().join("tier/job/run-1/step-40");
+    assert!(step.join("__0_0.distcp.zst").exists());
+    assert!(!step.join("__0_0.distcp").exists());
+    Ok(())
+}
+
+fn lose_everything(packing: &str) -> Result<System> {
+    let durable = format!(
+        "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 20\npart = \"1MiB\"\npacking = \"{packing}\"\n"
+    );
+    let mut system = System::start(3, Some((2, 1)), &durable)?;
     let (run, mut trainers) = system.trainers(2)?;
     for step in [10, 20, 30] {
         system.save(&mut trainers, step, &shards(2, step), DurableWish::Policy)?;
@@ -41,5 +56,5 @@ fn all_nodes_may_be_lost_after_durable() -> Result<()> {
     system.cluster.start_all()?;
     let rungs = system.restore(&[0, 1], 40, &shards(2, 40))?;
     assert_eq!(rungs, [Rung::Durable, Rung::Durable]);
-    Ok(())
+    Ok(system)
 }

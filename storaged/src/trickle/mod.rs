@@ -4,6 +4,7 @@
 //! `storaged.leaves.RANK` (its chunk digests), `.metadata` (for stock PyTorch) and `storaged.manifest`, which ends in its own digest and
 //! is written last and only if absent. What no manifest names does not exist.
 
+mod packed;
 pub mod store;
 
 use std::ops::Range;
@@ -16,7 +17,7 @@ use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Ste
 use tokio::sync::Semaphore;
 
 use crate::memory::Memory;
-use store::{KeyPrefix, ObjectKey, PartBytes, PartNumber, Store, StoreError};
+use store::{KeyPrefix, ObjectKey, PartBytes, PartNumber, Store, StoreError, Upload};
 
 /// Shards uploaded at once: each holds one part in RAM.
 const UPLOADS_AT_ONCE: usize = 2;
@@ -36,6 +37,19 @@ pub struct TrickleLimits {
     pub part_bytes: u64,
     /// Bytes per second over all uploads of this node; none for as fast as it goes.
     pub rate: Option<u64>,
+    /// How shards are stored.
+    pub packing: Packing,
+}
+
+/// How shards are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Packing {
+    /// As they are in RAM: stock PyTorch reads them.
+    #[default]
+    None,
+    /// Every chunk a zstd frame: smaller, read by storaged alone.
+    Zstd,
 }
 
 /// Copies to and from a durable tier.
@@ -103,9 +117,14 @@ impl Trickle {
             .acquire()
             .await
             .map_err(|error| error.to_string())?;
-        let key = object(manifest, &shard_object(rank))?;
-        if self.length(&key).await? != Some(shard.length) {
-            self.upload_parts(&key, manifest, shard).await?;
+        match self.limits.packing {
+            Packing::Zstd => self.upload_packed(manifest, rank, shard).await?,
+            Packing::None => {
+                let key = object(manifest, &shard_object(rank))?;
+                if self.length(&key).await? != Some(shard.length) {
+                    self.upload_parts(&key, manifest, shard).await?;
+                }
+            }
         }
         let table: Vec<u8> = shard
             .leaves
@@ -132,19 +151,7 @@ impl Trickle {
                 .await
                 .map_err(in_words);
         }
-        let limits = self.store.limits();
-        // A shard of very many parts gets larger ones; chunks are never divided between parts.
-        let fewest = shard.length.div_ceil(u64::from(limits.parts_max));
-        let wanted = self
-            .limits
-            .part_bytes
-            .max(limits.part_bytes_min)
-            .max(fewest);
-        let part_bytes = PartBytes::new(
-            wanted.next_multiple_of(manifest.chunk.bytes() as u64),
-            &limits,
-        );
-        let part_bytes = part_bytes.map_err(in_words)?;
+        let part_bytes = self.part_bytes(manifest, shard.length)?;
         let mut upload = self
             .store
             .resume_or_begin(key, part_bytes)
@@ -156,24 +163,39 @@ impl Trickle {
             let start = u64::from(number) * part_bytes.get();
             let range = start..(start + part_bytes.get()).min(shard.length);
             let bytes = self.read_part(manifest, shard, range).await?;
-            if upload
-                .done()
-                .get(&PartNumber(number))
-                .is_some_and(|part| part.matches(&bytes))
-            {
-                continue;
-            }
-            let state = self
-                .store
-                .put_part(&upload, PartNumber(number), bytes)
-                .await
-                .map_err(in_words)?;
-            upload.note(PartNumber(number), state);
+            self.put_once(&mut upload, number, bytes).await?;
         }
         self.store
             .complete(&upload, shard.length)
             .await
             .map_err(in_words)
+    }
+
+    /// Size of a shard's parts: larger ones for a shard of very many, and never a part of a chunk.
+    fn part_bytes(&self, manifest: &Manifest, length: u64) -> Result<PartBytes, String> {
+        let limits = self.store.limits();
+        // A sixty-fourth more than the shard: packing may make what cannot shrink a little longer.
+        let longest = length.saturating_add(length / 64);
+        let fewest = longest.div_ceil(u64::from(limits.parts_max));
+        let wanted = self
+            .limits
+            .part_bytes
+            .max(limits.part_bytes_min)
+            .max(fewest);
+        let whole = wanted.next_multiple_of(manifest.chunk.bytes() as u64);
+        PartBytes::new(whole, &limits).map_err(in_words)
+    }
+
+    /// Writes a part unless an earlier life of the daemon has written it.
+    async fn put_once(&self, upload: &mut Upload, number: u32, bytes: Bytes) -> Result<(), String> {
+        let number = PartNumber(number);
+        let there = upload.done().get(&number);
+        if there.is_some_and(|part| part.matches(&bytes)) {
+            return Ok(());
+        }
+        let state = self.store.put_part(upload, number, bytes).await;
+        upload.note(number, state.map_err(in_words)?);
+        Ok(())
     }
 
     /// Bytes of a part, each chunk verified on its way out of RAM.
@@ -205,17 +227,21 @@ impl Trickle {
     /// In words.
     pub async fn publish(&self, manifest: &ManifestBytes) -> Result<(), String> {
         let record = manifest.manifest();
+        let mut all_raw = true;
         for entry in &record.shards {
-            let key = object(record, &shard_object(entry.rank))?;
+            let ends = self.frames(record, entry.rank).await?;
+            all_raw &= ends.is_none();
+            let (name, expected) = match &ends {
+                Some(ends) => (packed::packed_object(entry.rank), ends.last().copied()),
+                None => (shard_object(entry.rank), Some(entry.length)),
+            };
+            let key = object(record, &name)?;
             let got = self.length(&key).await?;
-            if got != Some(entry.length) {
-                return Err(format!(
-                    "{key}: expected {} bytes, got {got:?}",
-                    entry.length
-                ));
+            if got != expected {
+                return Err(format!("{key}: expected {expected:?} bytes, got {got:?}"));
             }
         }
-        if !record.torch_metadata.is_empty() {
+        if all_raw && !record.torch_metadata.is_empty() {
             let metadata = unpack(&record.torch_metadata)?;
             let key = object(record, ".metadata")?;
             self.store
@@ -297,11 +323,17 @@ impl Trickle {
         let key = object(manifest, &shard_object(rank))?;
         let whole = std::slice::from_ref(&(0..entry.length)).to_vec();
         let chunk_bytes = manifest.chunk.bytes() as u64;
+        let packed = self.frames(manifest, rank).await?;
         for range in if ranges.is_empty() {
             &whole[..]
         } else {
             ranges
         } {
+            if let Some(ends) = &packed {
+                self.fetch_packed(manifest, rank, ends, &leaves, slot, range)
+                    .await?;
+                continue;
+            }
             let end = range.end.next_multiple_of(chunk_bytes).min(entry.length);
             let mut at = range.start / chunk_bytes * chunk_bytes;
             while at < end {
