@@ -1,5 +1,7 @@
 //! The bytes of storaged: erasure code, deltas, digests. Bytes in, bytes out; no I/O, clock, thread or runtime.
 
+#![deny(unsafe_code)]
+
 mod cbor;
 mod chunk;
 mod digest;
@@ -10,6 +12,8 @@ mod matrix;
 
 pub use chunk::{ChunkSize, ChunkSizeError};
 pub use digest::{Digest, DigestTextError, digest, leaf_digest, root_digest};
-pub use engine::{Engine, engine};
+pub use engine::{
+    ENGINE_VARIABLE, Engine, EngineError, engine, engine_from_env, engine_named, engines,
+};
 pub use geometry::{Geometry, GeometryError};
 pub use matrix::{CodingMatrix, RepairError};

@@ -35,6 +35,24 @@ impl CodingMatrix {
         Self { geometry, rows }
     }
 
+    /// The matrix of `reed-solomon-erasure` (and of Backblaze's code before it): the Vandermonde matrix `r^c`, times
+    /// the inverse of its upper square so that the data blocks come out unchanged.
+    ///
+    /// # Errors
+    /// [`RepairError::Dependent`] if the upper square had no inverse: not possible, since its rows are different.
+    pub fn vandermonde_rse(geometry: Geometry) -> Result<Self, RepairError> {
+        let k = geometry.k();
+        let power = |base: usize, exponent: usize| {
+            (0..exponent).fold(1, |x: u8, _| MUL[base][usize::from(x)])
+        };
+        let powers = |r: usize| -> Vec<u8> { (0..k).map(|c| power(r, c)).collect() };
+        let upper = (0..k).map(powers).collect();
+        let inverted = invert(upper).ok_or_else(|| RepairError::Dependent((0..k).collect()))?;
+        let rows = (k..geometry.n()).map(|r| product(&powers(r), &inverted));
+        let rows = rows.collect();
+        Ok(Self { geometry, rows })
+    }
+
     /// k and m.
     pub fn geometry(&self) -> Geometry {
         self.geometry
