@@ -40,6 +40,55 @@ const fn mul_table() -> [[u8; 256]; 256] {
 /// `MUL[c][x]` is c*x.
 pub static MUL: [[u8; 256]; 256] = mul_table();
 
+/// Bit matrix of `x -> c*x` as the GFNI instruction takes it: the byte 7 - i holds the row that makes bit i, and
+/// column b of that row is bit i of c times the element with only bit b.
+#[cfg(target_arch = "x86_64")]
+const fn bit_matrix(c: u8) -> u64 {
+    let mut matrix = 0u64;
+    let mut column = 0;
+    while column < 8 {
+        let product = mul(c, 1 << column);
+        let mut bit = 0;
+        while bit < 8 {
+            let set = ((product >> bit) & 1) as u64;
+            matrix |= set << (8 * (7 - bit) + column);
+            bit += 1;
+        }
+        column += 1;
+    }
+    matrix
+}
+
+/// `BIT_MATRICES[c]` multiplies by c.
+#[cfg(target_arch = "x86_64")]
+pub static BIT_MATRICES: [u64; 256] = {
+    let mut matrices = [0; 256];
+    let mut c = 0;
+    while c < 256 {
+        matrices[c] = bit_matrix(c as u8);
+        c += 1;
+    }
+    matrices
+};
+
+/// `NIBBLES[c]` are the products of c with every low half and with every high half of a byte.
+#[cfg(target_arch = "x86_64")]
+pub static NIBBLES: [[[u8; 16]; 2]; 256] = {
+    let table = mul_table();
+    let mut nibbles = [[[0; 16]; 2]; 256];
+    let mut c = 0;
+    while c < 256 {
+        let mut half = 0;
+        while half < 16 {
+            nibbles[c][0][half] = table[c][half];
+            nibbles[c][1][half] = table[c][half << 4];
+            half += 1;
+        }
+        c += 1;
+    }
+    nibbles
+};
+
 /// The inverse of a non-zero element; 0 for 0.
 pub fn inverse(a: u8) -> u8 {
     (1..=255u8)

@@ -12,6 +12,8 @@ mod matrix;
 
 pub use chunk::{ChunkSize, ChunkSizeError};
 pub use digest::{Digest, DigestTextError, digest, leaf_digest, root_digest};
-pub use engine::{Engine, engine, engines};
+pub use engine::{
+    ENGINE_VARIABLE, Engine, EngineError, engine, engine_from_env, engine_named, engines,
+};
 pub use geometry::{Geometry, GeometryError};
 pub use matrix::{CodingMatrix, RepairError};

@@ -35,19 +35,22 @@ impl CodingMatrix {
         Self { geometry, rows }
     }
 
-    /// The matrix of `reed-solomon-erasure` 6, for byte-compatible parity: the Vandermonde rows `r^i`, times the
-    /// inverse of the first k of them so that data blocks stay as they are.
-    pub fn vandermonde_rse(geometry: Geometry) -> Self {
+    /// The matrix of `reed-solomon-erasure` (and of Backblaze's code before it): the Vandermonde matrix `r^c`, times
+    /// the inverse of its upper square so that the data blocks come out unchanged.
+    ///
+    /// # Errors
+    /// [`RepairError::Dependent`] if the upper square had no inverse: not possible, since its rows are different.
+    pub fn vandermonde_rse(geometry: Geometry) -> Result<Self, RepairError> {
         let k = geometry.k();
-        let row = |r: usize| -> Vec<u8> {
-            let powers = std::iter::successors(Some(1u8), |x| Some(MUL[usize::from(*x)][r]));
-            powers.take(k).collect()
+        let power = |base: usize, exponent: usize| {
+            (0..exponent).fold(1, |x: u8, _| MUL[base][usize::from(x)])
         };
-        // Rows of different elements of the field are independent, so the square part has its inverse.
-        let top =
-            invert((0..k).map(row).collect()).expect("a square Vandermonde part is invertible");
-        let rows = (k..geometry.n()).map(|r| product(&row(r), &top)).collect();
-        Self { geometry, rows }
+        let powers = |r: usize| -> Vec<u8> { (0..k).map(|c| power(r, c)).collect() };
+        let upper = (0..k).map(powers).collect();
+        let inverted = invert(upper).ok_or_else(|| RepairError::Dependent((0..k).collect()))?;
+        let rows = (k..geometry.n()).map(|r| product(&powers(r), &inverted));
+        let rows = rows.collect();
+        Ok(Self { geometry, rows })
     }
 
     /// k and m.

@@ -1,16 +1,43 @@
-//! Engines: the arithmetic on blocks, behind one seam. The fastest that the processor can run is found once.
+//! Engines: the arithmetic on blocks, behind one seam. The best one that the processor can run is chosen when it is
+//! first asked for; each can be asked for by name. All give the same bytes, which the tests hold against `naive`.
 
-#[cfg(target_arch = "x86_64")]
-mod gfni512;
+mod blocks;
+mod naive;
 mod portable;
+#[cfg(test)]
+mod tests;
+
+// The kernels' loads, stores and calls into code for special processors are the only unsafe code of this crate.
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+#[macro_use]
+mod x86;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod gfni256;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod gfni512;
 
 use std::sync::OnceLock;
 
-use portable::Portable;
+use thiserror::Error;
 
 use crate::matrix::CodingMatrix;
+use naive::Naive;
+use portable::Portable;
 
-/// Arithmetic on blocks of bytes. All slices of one call have the same length.
+/// The environment variable that names the engine to use.
+pub const ENGINE_VARIABLE: &str = "STORAGED_ENGINE";
+
+/// Every engine's name, on any processor, the fastest first.
+const NAMES: [&str; 5] = ["gfni512", "gfni256", "avx2", "portable", "naive"];
+
+/// Arithmetic on blocks of bytes. All slices of one call have the same length; where they have not, each output
+/// gets what the shorter of it and the input allow.
 pub trait Engine: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
@@ -18,82 +45,95 @@ pub trait Engine: Send + Sync {
     fn fold(&self, out: &mut [&mut [u8]], coefficients: &[u8], data: &[u8]);
     /// `out ^= data`.
     fn xor(&self, out: &mut [u8], data: &[u8]);
+    /// `out[j] = sum over i of rows[j][i] * data[i]`: parity from data, or lost blocks from survivors with the rows
+    /// of [`CodingMatrix::repair_coefficients`]. What is in `out` before does not count; without a row it stays.
+    fn combine(&self, rows: &[&[u8]], data: &[&[u8]], out: &mut [&mut [u8]]) {
+        let count = rows.len().min(out.len());
+        let (rows, out) = (&rows[..count], &mut out[..count]);
+        out.iter_mut().for_each(|block| block.fill(0));
+        for (i, block) in data.iter().enumerate() {
+            let column: Vec<u8> = rows.iter().map(|row| blocks::entry(row, i)).collect();
+            self.fold(out, &column, block);
+        }
+    }
     /// `parity[j] = sum over i of c[j][i] * data[i]`.
     fn encode(&self, matrix: &CodingMatrix, data: &[&[u8]], parity: &mut [&mut [u8]]) {
-        parity.iter_mut().for_each(|block| block.fill(0));
-        for (i, block) in data.iter().enumerate() {
-            let coefficients: Vec<u8> = (0..parity.len())
-                .map(|j| matrix.coefficient(j, i))
-                .collect();
-            self.fold(parity, &coefficients, block);
-        }
+        let count = parity.len().min(matrix.geometry().m());
+        let rows: Vec<&[u8]> = (0..count).map(|j| matrix.parity_row(j)).collect();
+        self.combine(&rows, data, parity);
     }
 }
 
-/// Every engine that this processor can run, the portable one first.
-pub fn engines() -> &'static [Box<dyn Engine>] {
-    static ENGINES: OnceLock<Vec<Box<dyn Engine>>> = OnceLock::new();
-    ENGINES.get_or_init(|| {
-        let mut found: Vec<Box<dyn Engine>> = vec![Box::new(Portable)];
-        #[cfg(target_arch = "x86_64")]
-        if let Some(engine) = gfni512::Gfni512::detect() {
-            found.push(Box::new(engine));
-        }
-        found
+/// A name that gives no engine.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum EngineError {
+    /// No engine has this name.
+    #[error("expected an engine named {known}, got {0:?}", known = NAMES.join(", "))]
+    Unknown(String),
+    /// The engine is for other processors.
+    #[error("this processor cannot run the engine {name:?}: use one of {others}", others = can.join(", "))]
+    Unsupported {
+        name: String,
+        can: Vec<&'static str>,
+    },
+}
+
+/// The engine that `STORAGED_ENGINE` names if it is set and fits this processor, else the fastest.
+pub fn engine() -> &'static dyn Engine {
+    static CHOSEN: OnceLock<&'static dyn Engine> = OnceLock::new();
+    *CHOSEN.get_or_init(|| engine_from_env().unwrap_or_else(|_| fastest()))
+}
+
+/// What [`engine`] chooses, but with a value of `STORAGED_ENGINE` that cannot hold as an error. For programs to call
+/// at start, so that a setting is never ignored silently.
+///
+/// # Errors
+/// [`EngineError`] if the variable names no engine, or one that this processor cannot run.
+pub fn engine_from_env() -> Result<&'static dyn Engine, EngineError> {
+    match std::env::var_os(ENGINE_VARIABLE) {
+        Some(name) => engine_named(&name.to_string_lossy()),
+        None => Ok(fastest()),
+    }
+}
+
+/// The engine of this name.
+///
+/// # Errors
+/// [`EngineError`] if there is none, or this processor cannot run it.
+pub fn engine_named(name: &str) -> Result<&'static dyn Engine, EngineError> {
+    let named = engines().into_iter().find(|engine| engine.name() == name);
+    named.ok_or_else(|| match NAMES.contains(&name) {
+        true => EngineError::Unsupported {
+            name: name.into(),
+            can: engines().iter().map(|engine| engine.name()).collect(),
+        },
+        false => EngineError::Unknown(name.into()),
     })
 }
 
-/// The fastest engine that this processor can run.
-pub fn engine() -> &'static dyn Engine {
-    engines().last().map_or(&Portable, |engine| engine.as_ref())
+/// All engines that this processor can run, the fastest first.
+pub fn engines() -> Vec<&'static dyn Engine> {
+    let mut engines = special();
+    engines.push(&Portable);
+    engines.push(&Naive);
+    engines
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::field::mul;
+fn fastest() -> &'static dyn Engine {
+    special().first().copied().unwrap_or(&Portable)
+}
 
-    fn noise(length: usize, seed: usize) -> Vec<u8> {
-        (0..length)
-            .map(|at| ((at * 167 + seed * 89) ^ (at >> 3)) as u8)
-            .collect()
-    }
+/// The engines for what only some processors have, the fastest first.
+#[cfg(target_arch = "x86_64")]
+fn special() -> Vec<&'static dyn Engine> {
+    let gfni512 = gfni512::Gfni512::detect().map(|engine| engine as &dyn Engine);
+    let gfni256 = gfni256::Gfni256::detect().map(|engine| engine as &dyn Engine);
+    let avx2 = avx2::Avx2::detect().map(|engine| engine as &dyn Engine);
+    [gfni512, gfni256, avx2].into_iter().flatten().collect()
+}
 
-    #[test]
-    fn every_engine_folds_by_the_definition_at_every_length_and_offset() {
-        for engine in engines() {
-            for length in 0..300 {
-                for offset in [0, 1, 7] {
-                    let data = noise(length + offset, 1);
-                    let coefficients = [0, 1, 2, (length % 256) as u8];
-                    let before: Vec<Vec<u8>> =
-                        (2..6).map(|seed| noise(length + offset, seed)).collect();
-                    let mut after = before.clone();
-                    let mut out: Vec<&mut [u8]> =
-                        after.iter_mut().map(|block| &mut block[offset..]).collect();
-                    engine.fold(&mut out, &coefficients, &data[offset..]);
-                    for ((after, before), c) in after.iter().zip(&before).zip(coefficients) {
-                        assert_eq!(after[..offset], before[..offset]);
-                        for at in offset..length + offset {
-                            let expected = before[at] ^ mul(c, data[at]);
-                            assert_eq!(after[at], expected, "{} {length} {offset}", engine.name());
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_engine_multiplies_by_every_constant() {
-        let data: Vec<u8> = (0..=255).collect();
-        for engine in engines() {
-            for c in 0..=255 {
-                let mut out = vec![0; 256];
-                engine.fold(&mut [&mut out], &[c], &data);
-                let expected: Vec<u8> = data.iter().map(|x| mul(c, *x)).collect();
-                assert_eq!(out, expected, "{} times {c}", engine.name());
-            }
-        }
-    }
+/// The engines for what only some processors have: none are written for this kind of processor.
+#[cfg(not(target_arch = "x86_64"))]
+fn special() -> Vec<&'static dyn Engine> {
+    Vec::new()
 }

@@ -1,0 +1,203 @@
+//! What the kernels for x86-64 share: asking for memory ahead, ordering stores that went past the cache, and the
+//! kernels' loops. The loops are written once, as a macro over an engine's vector operations, because only code
+//! inside a function that enables the same processor features becomes those instructions.
+
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence};
+
+/// How far ahead memory is asked for: eight cache lines of each input, about the latency of memory at full rate.
+const AHEAD: usize = 512;
+
+/// Asks for the cache lines that lie [`AHEAD`] bytes after those of `step`.
+#[inline]
+pub(super) fn prefetch<const W: usize, const U: usize>(step: &[[u8; W]; U]) {
+    let start = step.as_ptr().cast::<i8>().wrapping_add(AHEAD);
+    for line in (0..W * U).step_by(64) {
+        // SAFETY: a prefetch is only a hint: it reads nothing that the program can see and never faults, whatever
+        // the address; x86-64 always has the instruction. The address comes from wrapping arithmetic.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(line)) };
+    }
+}
+
+/// Orders stores that went past the cache before all later ones.
+#[inline]
+pub(super) fn fence() {
+    // SAFETY: the instruction has no operand and every x86-64 processor has it.
+    unsafe { _mm_sfence() };
+}
+
+/// The kernels of an engine: `fold_group`, `combine_group` and `xor_whole`, over the `Vector`, `Factor`, `Spread`,
+/// `WIDTH`, `zero`, `load`, `store`, `stream`, `xor`, `factor`, `spread` and `multiply` of the module that calls it.
+/// Takes the processor features, and for each number of outputs how many vectors of each are summed in registers.
+macro_rules! kernels {
+    ($features:literal; $($m:literal => $u:literal),+ $(,)?) => {
+        /// `out[j] ^= coefficients[j] * data` for the whole steps at the front; says how many bytes that were.
+        #[target_feature(enable = $features)]
+        fn fold_pass<const M: usize, const U: usize>(
+            out: &mut [&mut [u8]; M],
+            coefficients: &[u8; M],
+            data: &[u8],
+        ) -> usize {
+            let (data, _) = data.as_chunks::<WIDTH>().0.as_chunks::<U>();
+            let out = out
+                .each_mut()
+                .map(|block| block.as_chunks_mut::<WIDTH>().0.as_chunks_mut::<U>().0);
+            let factors = coefficients.map(factor);
+            for (at, step) in data.iter().enumerate() {
+                let mut x = [zero(); U];
+                for u in 0..U {
+                    x[u] = load(&step[u]);
+                }
+                for j in 0..M {
+                    let spread = spread(&factors[j]);
+                    let block = &mut out[j][at];
+                    for u in 0..U {
+                        let sum = xor(load(&block[u]), multiply(spread, x[u]));
+                        store(&mut block[u], sum);
+                    }
+                }
+            }
+            data.len() * WIDTH * U
+        }
+
+        /// `out[j] = sum over i of factors[i][j] * data[i]` for the whole steps at the front of blocks of one
+        /// length; says how many bytes that were.
+        #[target_feature(enable = $features)]
+        fn combine_pass<const M: usize, const U: usize, const STREAM: bool>(
+            factors: &[[Factor; M]],
+            data: &[&[u8]],
+            out: &mut [&mut [u8]; M],
+        ) -> usize {
+            let data: Vec<&[[[u8; WIDTH]; U]]> = data
+                .iter()
+                .map(|block| block.as_chunks::<WIDTH>().0.as_chunks::<U>().0)
+                .collect();
+            let out = out
+                .each_mut()
+                .map(|block| block.as_chunks_mut::<WIDTH>().0.as_chunks_mut::<U>().0);
+            let steps = out.iter().map(|block| block.len()).min().unwrap_or(0);
+            for at in 0..steps {
+                let mut sums = [[zero(); U]; M];
+                for (block, factors) in data.iter().zip(factors) {
+                    let step = &block[at];
+                    if STREAM {
+                        $crate::engine::x86::prefetch(step);
+                    }
+                    let mut x = [zero(); U];
+                    for u in 0..U {
+                        x[u] = load(&step[u]);
+                    }
+                    for j in 0..M {
+                        let spread = spread(&factors[j]);
+                        for u in 0..U {
+                            sums[j][u] = xor(sums[j][u], multiply(spread, x[u]));
+                        }
+                    }
+                }
+                for j in 0..M {
+                    let block = &mut out[j][at];
+                    for u in 0..U {
+                        match STREAM {
+                            true => stream(&mut block[u], sums[j][u]),
+                            false => store(&mut block[u], sums[j][u]),
+                        }
+                    }
+                }
+            }
+            if STREAM {
+                $crate::engine::x86::fence();
+            }
+            steps * WIDTH * U
+        }
+
+        /// `fold_pass` for as many outputs as there are; does nothing for none or more than a group.
+        #[target_feature(enable = $features)]
+        fn fold_group(out: &mut [&mut [u8]], coefficients: &[u8], data: &[u8]) -> usize {
+            match out.len() {
+                $($m => match (out.first_chunk_mut(), coefficients.first_chunk()) {
+                    (Some(out), Some(coefficients)) => {
+                        fold_pass::<$m, $u>(out, coefficients, data)
+                    }
+                    _ => 0,
+                },)+
+                _ => 0,
+            }
+        }
+
+        /// `combine_pass` for as many outputs as there are; does nothing for none or more than a group.
+        #[target_feature(enable = $features)]
+        fn combine_group(
+            rows: &[&[u8]],
+            data: &[&[u8]],
+            out: &mut [&mut [u8]],
+            stores: Stores,
+        ) -> usize {
+            match out.len() {
+                $($m => match (out.first_chunk_mut(), stores) {
+                    (Some(out), Stores::Cached) => {
+                        combine_pass::<$m, $u, false>(&columns(rows, data.len()), data, out)
+                    }
+                    (Some(out), Stores::Streamed) => {
+                        combine_pass::<$m, $u, true>(&columns(rows, data.len()), data, out)
+                    }
+                    _ => 0,
+                },)+
+                _ => 0,
+            }
+        }
+
+        /// The factors of every input, for each output.
+        fn columns<const M: usize>(rows: &[&[u8]], count: usize) -> Vec<[Factor; M]> {
+            let of = |j: usize, i| rows.get(j).map_or(0, |row| blocks::entry(row, i));
+            let column = |i| std::array::from_fn(|j| factor(of(j, i)));
+            (0..count).map(column).collect()
+        }
+
+        /// `out ^= data` for the whole vectors at the front of both; says how many bytes that were.
+        #[target_feature(enable = $features)]
+        fn xor_whole(out: &mut [u8], data: &[u8]) -> usize {
+            let length = out.len().min(data.len());
+            let (out, _) = out[..length].as_chunks_mut::<WIDTH>();
+            let (data, _) = data[..length].as_chunks::<WIDTH>();
+            for (x, y) in out.iter_mut().zip(data) {
+                let sum = xor(load(x), load(y));
+                store(x, sum);
+            }
+            data.len() * WIDTH
+        }
+    };
+}
+
+/// The engine on the kernels that `kernels!` made, for a type whose values exist only where the processor has the
+/// features; called with the argument for that as the `unsafe` blocks need it.
+macro_rules! engine_on_kernels {
+    ($engine:ident, $name:literal) => {
+        impl Engine for $engine {
+            fn name(&self) -> &'static str {
+                $name
+            }
+
+            fn fold(&self, out: &mut [&mut [u8]], coefficients: &[u8], data: &[u8]) {
+                blocks::fold(out, coefficients, data, |out, coefficients, data| {
+                    // SAFETY: the kernels only need the processor's features, and a value of this type, `self`,
+                    // exists only after `detect` found them.
+                    unsafe { fold_group(out, coefficients, data) }
+                });
+            }
+
+            fn xor(&self, out: &mut [u8], data: &[u8]) {
+                // SAFETY: the kernels only need the processor's features, and a value of this type, `self`, exists
+                // only after `detect` found them.
+                let done = unsafe { xor_whole(out, data) };
+                Portable.xor(&mut out[done..], &data[done..]);
+            }
+
+            fn combine(&self, rows: &[&[u8]], data: &[&[u8]], out: &mut [&mut [u8]]) {
+                blocks::combine(rows, data, out, |rows, data, out, stores| {
+                    // SAFETY: the kernels only need the processor's features, and a value of this type, `self`,
+                    // exists only after `detect` found them.
+                    unsafe { combine_group(rows, data, out, stores) }
+                });
+            }
+        }
+    };
+}
