@@ -56,7 +56,7 @@ fn store(to: &mut [u8; WIDTH], vector: Vector) {
 #[inline]
 #[target_feature(enable = "avx2,gfni")]
 fn stream(to: &mut [u8; WIDTH], vector: Vector) {
-    if to.as_ptr().addr() % WIDTH != 0 {
+    if !to.as_ptr().addr().is_multiple_of(WIDTH) {
         return store(to, vector);
     }
     // SAFETY: the reference is valid for writes of the 32 bytes of a vector, and its alignment was just looked at.
