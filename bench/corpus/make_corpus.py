@@ -29,6 +29,8 @@ from torch import Tensor, nn
 VERSION = 1
 MARKS = {0: "t", 1: "t1", 10: "t10"}
 LETTERS = 128
+# What models of this depth are trained with (GPT-3 small). The higher it is, the less consecutive states agree.
+RATE = 6e-4
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,15 @@ class Scale:
     layers: int = 5
     context: int = 128
     batch: int = 8
-    warm_up: int = 120
+    warm_up: int = 240
     rows: int = 65536
+    expert_width: int = 192
     experts: int = 16
-    lines: int = 2_000_000
+    lines: int = 3_500_000
 
     @staticmethod
     def quick() -> Scale:
-        return Scale(width=128, layers=3, context=64, warm_up=50, rows=8192, experts=8, lines=100_000)
+        return Scale(width=128, layers=3, context=64, warm_up=50, rows=8192, expert_width=64, experts=8, lines=100_000)
 
 
 @dataclass
@@ -55,6 +58,11 @@ class Corpus:
 
     out: Path
     cases: dict[str, dict] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """The index goes first and comes back last: a run that was cut short leaves no corpus."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / "corpus.json").unlink(missing_ok=True)
 
     def keep(self, name: str, element_size: int, mark: str, parts: Iterable[Tensor | bytes], description: str) -> None:
         path = self.out / name / f"{mark}.bin"
@@ -148,10 +156,9 @@ class Experts(nn.Module):
 class Transformer(nn.Module):
     """Reads letters; `features` is what a head works on."""
 
-    def __init__(self, scale: Scale, feed_forward: Callable[[], nn.Module], layers: int) -> None:
+    def __init__(self, width: int, context: int, layers: int, feed_forward: Callable[[], nn.Module]) -> None:
         super().__init__()
-        width = scale.width
-        self.letters, self.places = nn.Embedding(LETTERS, width), nn.Embedding(scale.context, width)
+        self.letters, self.places = nn.Embedding(LETTERS, width), nn.Embedding(context, width)
         blocks = [nn.Sequential(Attention(width), feed_forward()) for _ in range(layers)]
         self.blocks, self.norm, self.head = nn.Sequential(*blocks), nn.LayerNorm(width), nn.Linear(width, LETTERS)
         for name, weight in self.named_parameters():
@@ -167,7 +174,8 @@ class Transformer(nn.Module):
 
 
 def dense_transformer(scale: Scale) -> Transformer:
-    return Transformer(scale, lambda: FeedForward(scale.width, 4 * scale.width), scale.layers)
+    width = scale.width
+    return Transformer(width, scale.context, scale.layers, lambda: FeedForward(width, 4 * width))
 
 
 def moments(optimizer: torch.optim.Optimizer, weights: list[Tensor], kind: str) -> list[Tensor]:
@@ -183,23 +191,26 @@ class Losses:
     """Shows that a case has learned: the mean of its first and of its last ten losses."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.values = name, []
+        self.name, self.values, self.started = name, [], time.monotonic()
 
     def add(self, loss: Tensor) -> None:
         self.values.append(loss.item())
 
     def say(self) -> None:
+        spent = time.monotonic() - self.started
         first, last = sum(self.values[:10]) / 10, sum(self.values[-10:]) / 10
-        print(f"{self.name}: {len(self.values)} steps, loss {first:.3f} -> {last:.3f}", file=sys.stderr, flush=True)
+        line = f"{self.name}: {len(self.values)} steps in {spent:.1f} s, loss {first:.3f} -> {last:.3f}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def make_dense(corpus: Corpus, scale: Scale, text: Tensor, dice: torch.Generator) -> Transformer:
     """Mixed precision as large jobs do it: bf16 weights compute, AdamW steps the fp32 master, a cast makes the next
-    weights. Then the same job goes on at the low learning rate that its schedule would end with."""
+    weights. Then the same job goes on at the low learning rate that its schedule would end with. Returns the model
+    with the master's weights."""
     model = dense_transformer(scale)
     master = [weight.detach().clone() for weight in model.parameters()]
     model.bfloat16()
-    optimizer = torch.optim.AdamW(master, lr=1e-3, weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(master, weight_decay=0.1, fused=True)
     losses = Losses("dense")
 
     def one_step(rate: float) -> None:
@@ -217,7 +228,7 @@ def make_dense(corpus: Corpus, scale: Scale, text: Tensor, dice: torch.Generator
                 weight.copy_(full)
 
     def keep(mark: str) -> None:
-        about = "dense transformer under AdamW, learning rate 1e-3: "
+        about = f"dense transformer under AdamW, learning rate {RATE}: "
         corpus.keep("adamw_fp32_master", 4, mark, master, about + "fp32 master weights")
         corpus.keep("adamw_bf16_weight", 2, mark, model.parameters(), about + "bf16 weights")
         for kind, says in (("exp_avg", "first moment"), ("exp_avg_sq", "second moment")):
@@ -226,10 +237,12 @@ def make_dense(corpus: Corpus, scale: Scale, text: Tensor, dice: torch.Generator
     def keep_low(mark: str) -> None:
         corpus.keep("adamw_fp32_low_lr", 4, mark, master, "the dense job's fp32 master at learning rate 1e-5")
 
-    at_marks(scale.warm_up, lambda step: one_step(1e-3 * min(1.0, step / 30)), keep)
+    at_marks(scale.warm_up, lambda step: one_step(RATE * min(1.0, step / 30)), keep)
     at_marks(5, lambda step: one_step(1e-5), keep_low)
     losses.say()
-    return model.float()
+    model.float()
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(master), model.parameters())
+    return model
 
 
 class LowRank(nn.Module):
@@ -295,12 +308,12 @@ def make_frozen(corpus: Corpus, scale: Scale, base: Transformer, sources: list[b
         parts = [*encoder.parameters(), *head.parameters(), *optimizer_state]
         corpus.keep("frozen", 4, mark, parts, "frozen fp32 encoder, tuned linear head, the head's AdamW moments")
 
-    fine_tune("frozen", list(head.parameters()), loss, 50, keep, 1e-3)
+    fine_tune("frozen", list(head.parameters()), loss, 50, keep, 3e-3)
 
 
 def make_sparse(corpus: Corpus, scale: Scale, text: Tensor, dice: torch.Generator) -> None:
     """Hashed n-grams (2 to 5 letters) predict the next letter; a step touches the rows of its batch alone."""
-    dim, batch = 64, 192
+    dim, batch = 64, 128
     table, head = nn.EmbeddingBag(scale.rows, dim, mode="sum", sparse=True), nn.Linear(dim, LETTERS)
     nn.init.normal_(table.weight, std=0.1)
     sparse, dense = torch.optim.SparseAdam(table.parameters(), lr=1e-2), torch.optim.AdamW(head.parameters(), lr=1e-2)
@@ -314,25 +327,28 @@ def make_sparse(corpus: Corpus, scale: Scale, text: Tensor, dice: torch.Generato
         return torch.stack(hashes[1:], dim=1)
 
     def one_step(_: int) -> None:
-        sparse.zero_grad(), dense.zero_grad()
+        sparse.zero_grad()
+        dense.zero_grad()
         seen = windows(text, batch, 6, dice)
         loss = F.cross_entropy(head(table(rows_of(seen[:, :5]))), seen[:, 5])
         loss.backward()
         losses.add(loss)
-        sparse.step(), dense.step()
+        sparse.step()
+        dense.step()
 
     def keep(mark: str) -> None:
         parts = [table.weight, *adam_state(sparse, [table.weight])]
         corpus.keep("sparse_embedding", 4, mark, parts, "embedding of hashed n-grams and its SparseAdam moments")
 
-    at_marks(4 * scale.warm_up, one_step, keep)
+    at_marks(2 * scale.warm_up, one_step, keep)
     losses.say()
 
 
 def make_moe(corpus: Corpus, scale: Scale, sources: list[bytes], dice: torch.Generator) -> None:
     """Two layers of experts; a batch comes from one module of the library, so it wakes few of them. AdamW skips a
     weight that has no gradient: it neither decays nor moves."""
-    model = Transformer(scale, lambda: Experts(scale.width, scale.experts), 2)
+    width = scale.expert_width
+    model = Transformer(width, scale.context, 2, lambda: Experts(width, scale.experts))
     weights = list(model.parameters())
     optimizer = torch.optim.AdamW(weights, lr=1e-3, fused=True)
     modules = [letters(source) for source in sources[:16]]
@@ -351,7 +367,7 @@ def make_moe(corpus: Corpus, scale: Scale, sources: list[bytes], dice: torch.Gen
         parts = [*weights, *adam_state(optimizer, weights)]
         corpus.keep("moe", 4, mark, parts, "mixture of experts, top-1, mostly idle: fp32 weights and AdamW moments")
 
-    at_marks(scale.warm_up, one_step, keep)
+    at_marks(scale.warm_up // 2, one_step, keep)
     losses.say()
 
 
@@ -361,11 +377,11 @@ def make_pickled(corpus: Corpus, scale: Scale, sources: list[bytes], seed: int) 
     dice, lines = random.Random(seed), b"\n".join(sources).decode("ascii").splitlines()
     order = [dice.randrange(len(lines)) for _ in range(scale.lines)]
     pairs: Counter[str] = Counter()
-    state = {"losses": [], "recent": [], "order": order, "pairs": pairs}
+    state = {"losses": [], "recent": [], "order": [], "pairs": pairs}
     losses = Losses("pickled")
 
-    def one_step(_: int) -> None:
-        batch, state["order"] = [lines[index] for index in state["order"][:64]], state["order"][64:]
+    def one_step(step: int) -> None:
+        batch = [lines[index] for index in order[64 * step - 64 : 64 * step]]
         found = [pair for line in batch for pair in re.findall(r"(?=\b(\w+\W+\w+))", line)]
         missed = sum(pair not in pairs for pair in found) / max(1, len(found))
         pairs.update(found)
@@ -375,9 +391,10 @@ def make_pickled(corpus: Corpus, scale: Scale, sources: list[bytes], seed: int) 
         state["recent"] = (state["recent"] + [f"{line}\n" for line in batch])[-40_000:]
 
     def keep(mark: str) -> None:
+        state["order"] = order[64 * len(state["losses"]) :]
         corpus.keep("pickled", 1, mark, [pickle.dumps(state, 5)], "pickled dict of growing and shrinking containers")
 
-    at_marks(scale.lines // 2000, one_step, keep)
+    at_marks(4 * scale.warm_up, one_step, keep)
     losses.say()
 
 
@@ -416,6 +433,7 @@ def main() -> int:
     dice = torch.Generator().manual_seed(args.seed)
     corpus, sources = Corpus(args.out), library()
     text, other = letters(b"".join(sources[16:])), letters(sources[0])
+    corpus.begin()
     base = make_dense(corpus, scale, text, dice)
     make_lora(corpus, scale, base, other, dice)
     make_frozen(corpus, scale, base, sources, dice)
