@@ -1,4 +1,12 @@
-//! Benches of storaged that go through its public parts. `storaged bench` measures the whole path; what needs other
-//! people's libraries beside ours belongs here.
+//! Benches of storaged's parts against other people's libraries. `storaged bench` measures the whole path; what needs
+//! those libraries beside ours belongs here.
+//!
+//! `codec` measures the erasure code; `isal` is Intel's library, behind the feature of that name.
 
-#![forbid(unsafe_code)]
+// Calls into C are the only unsafe code of this crate, and they are all in `isal`.
+#![deny(unsafe_code)]
+
+pub mod codec;
+#[cfg(feature = "isal")]
+#[allow(unsafe_code)]
+pub mod isal;

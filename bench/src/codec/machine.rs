@@ -1,0 +1,165 @@
+//! The machine as the kernel describes it, and the cores to measure on.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// What the second-level cache has where the kernel does not say.
+const SECOND_LEVEL_DEFAULT: usize = 512 << 10;
+
+/// What the last-level cache has where the kernel does not say.
+const LAST_LEVEL_DEFAULT: usize = 64 << 20;
+
+/// What figures depend on.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// In words, on one line.
+    pub description: String,
+    /// Bytes of second-level cache of the first core.
+    pub second_level_bytes: usize,
+    /// Bytes of last-level cache of the first core.
+    pub last_level_bytes: usize,
+}
+
+impl Machine {
+    /// This machine.
+    pub fn read() -> Self {
+        let caches = caches();
+        let size = |level: u8| caches.iter().find(|cache| cache.level == level);
+        let last = caches.iter().max_by_key(|cache| cache.level);
+        Self {
+            description: describe(&caches),
+            second_level_bytes: size(2).map_or(SECOND_LEVEL_DEFAULT, |cache| cache.bytes),
+            last_level_bytes: last.map_or(LAST_LEVEL_DEFAULT, |cache| cache.bytes),
+        }
+    }
+}
+
+struct Cache {
+    level: u8,
+    bytes: usize,
+}
+
+/// The data caches of the first core.
+fn caches() -> Vec<Cache> {
+    let read = |index: usize| {
+        let of = |name: &str| {
+            line(&format!(
+                "/sys/devices/system/cpu/cpu0/cache/index{index}/{name}"
+            ))
+        };
+        let kibibytes: usize = of("size")?.strip_suffix('K')?.parse().ok()?;
+        let level = of("level")?.parse().ok()?;
+        let bytes = kibibytes << 10;
+        (of("type")? != "Instruction").then_some(Cache { level, bytes })
+    };
+    (0..8).filter_map(read).collect()
+}
+
+fn describe(caches: &[Cache]) -> String {
+    let cpu = text("/proc/cpuinfo")
+        .and_then(|text| field(&text, "model name"))
+        .unwrap_or_else(|| std::env::consts::ARCH.into());
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    let caches = caches
+        .iter()
+        .map(|cache| format!("L{} {} KiB", cache.level, cache.bytes >> 10));
+    let memory = text("/proc/meminfo")
+        .and_then(|text| field(&text, "MemTotal"))
+        .and_then(|total| total.strip_suffix(" kB")?.parse::<f64>().ok())
+        .map(|kibibytes| format!("{:.1} GiB memory", kibibytes / f64::from(1 << 20)));
+    let uname = rustix::system::uname();
+    let kernel = format!("Linux {}", uname.release().to_string_lossy());
+    let governor = line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+        .unwrap_or_else(|| "not readable".into());
+    let huge = line("/sys/kernel/mm/transparent_hugepage/enabled")
+        .and_then(|all| Some(all.split_once('[')?.1.split_once(']')?.0.to_owned()))
+        .unwrap_or_else(|| "not readable".into());
+    let parts = [cpu, format!("{count} cores")]
+        .into_iter()
+        .chain(caches)
+        .chain(memory)
+        .chain([
+            kernel,
+            format!("governor {governor}"),
+            format!("transparent huge pages {huge}"),
+        ]);
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+fn text(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+fn line(path: &str) -> Option<String> {
+    text(path).map(|text| text.trim().to_owned())
+}
+
+/// What stands after the colon of the first line with this name.
+fn field(text: &str, name: &str) -> Option<String> {
+    let mut named = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = named.find(|(key, _)| key.trim() == name)?;
+    Some(value.trim().to_owned())
+}
+
+/// Up to `count` processors that this process may run on, no two of them threads of one core.
+///
+/// # Errors
+/// If there are not so many.
+pub fn cores(count: usize) -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).context("asking for the allowed processors")?;
+    let mut seen = BTreeSet::new();
+    let found: Vec<usize> = (0..CpuSet::MAX_CPU)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .filter(|cpu| seen.insert(core_of(*cpu)))
+        .take(count)
+        .collect();
+    ensure!(
+        found.len() == count,
+        "expected {count} cores to measure on, got {}: allow more processors",
+        found.len()
+    );
+    Ok(found)
+}
+
+/// The threads of a processor's core, as the kernel lists them; the processor itself where it does not.
+fn core_of(cpu: usize) -> String {
+    line(&format!(
+        "/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+    ))
+    .unwrap_or_else(|| cpu.to_string())
+}
+
+/// Keeps the calling thread on one processor.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).with_context(|| format!("pinning to processor {cpu}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Machine, cores, field, pin};
+
+    #[test]
+    fn the_machine_is_described() {
+        let machine = Machine::read();
+        assert!(machine.description.contains("Linux "));
+        assert!(machine.second_level_bytes > 0 && machine.last_level_bytes > 0);
+        assert_eq!(field("a : 1\nb\t: x y\n", "b").as_deref(), Some("x y"));
+        assert_eq!(field("a : 1\n", "b"), None);
+    }
+
+    #[test]
+    fn a_thread_can_be_pinned_to_a_core_there_is() {
+        let one = cores(1).expect("a core");
+        pin(one[0]).expect("allowed");
+        assert_eq!(cores(1).expect("a core"), one);
+        assert!(cores(100_000).is_err());
+    }
+}
