@@ -73,4 +73,12 @@ bench: release ## Stage, encode and restore against memcpy and raw QUIC: docs/be
 	@mv docs/bench/path.json.new docs/bench/path.json
 	@cat docs/bench/path.json
 
+.PHONY: corpus
+corpus: venv ## Train small models and keep successive states for bench-delta: target/corpus
+	@[ -f target/corpus/corpus.json ] || $(PYTHON) bench/corpus/make_corpus.py --out target/corpus
+
+.PHONY: bench-delta
+bench-delta: packages corpus ## Size and speed of deltas on real training state: docs/bench/delta.{json,md}
+	@$(CARGO) run -q --release -p storaged-bench --bin bench-delta -- --commit "$$(git rev-parse --short HEAD)"
+
 -include codec/bench.mk

@@ -104,9 +104,11 @@ impl CostModel {
         self.link = link;
     }
 
-    /// Seconds that a chunk of this many bytes takes on the link as it is.
-    pub(super) fn raw_seconds(&self, bytes: usize) -> f64 {
-        bytes as f64 / self.link.0
+    /// Whether so many seconds of one core before a chunk of so many bytes cost little: the link is busy with earlier
+    /// chunks meanwhile, or they are at most `share` of what the chunk itself takes on the link.
+    pub(super) fn is_hidden(&self, seconds: f64, bytes: usize, share: f64) -> bool {
+        let seconds = seconds / self.processor.0;
+        seconds <= self.ahead || seconds <= share * bytes as f64 / self.link.0
     }
 
     /// Seconds by which the link's last byte moves back.

@@ -39,6 +39,8 @@ pub(super) struct Packer {
     codes: CCtx<'static>,
     search: CCtx<'static>,
     decompress: DCtx<'static>,
+    /// What zstd writes, before its length is known.
+    scratch: Vec<u8>,
 }
 
 impl Packer {
@@ -47,6 +49,7 @@ impl Packer {
             codes: context(CODES_LEVEL)?,
             search: context(SEARCH_LEVEL)?,
             decompress: DCtx::try_create().ok_or_else(no_memory)?,
+            scratch: Vec::new(),
         })
     }
 
@@ -63,7 +66,7 @@ impl Packer {
                     Method::Codes => &mut self.codes,
                     _ => &mut self.search,
                 };
-                compress(context, plane, out)?;
+                compress(context, plane, &mut self.scratch, out)?;
                 match out.len() - start - PLANE_HEADER_BYTES < plane.len() {
                     true => ZSTD,
                     false => STORED,
@@ -112,7 +115,7 @@ impl Packer {
 
     /// Appends `bytes` as one zstd frame.
     pub fn pack(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), DeltaError> {
-        compress(&mut self.search, bytes, out)
+        compress(&mut self.search, bytes, &mut self.scratch, out)
     }
 
     /// One zstd frame that must fill `out`.
@@ -166,19 +169,21 @@ fn context(level: i32) -> Result<CCtx<'static>, DeltaError> {
     Ok(context)
 }
 
+/// Appends the frame. It goes through `scratch`, which need not be cleared first as room in `out` would.
 fn compress(
     context: &mut CCtx<'static>,
     bytes: &[u8],
+    scratch: &mut Vec<u8>,
     out: &mut Vec<u8>,
 ) -> Result<(), DeltaError> {
-    let start = out.len();
-    out.resize(start + zstd::zstd_safe::compress_bound(bytes.len()), 0);
-    let outcome = context.compress2(&mut out[start..], bytes);
-    let length = outcome.map_err(|code| DeltaError::Packed {
+    scratch.clear();
+    scratch.reserve(zstd::zstd_safe::compress_bound(bytes.len()));
+    let outcome = context.compress2(scratch, bytes);
+    outcome.map_err(|code| DeltaError::Packed {
         what: "bytes to pack",
         reason: get_error_name(code).into(),
     })?;
-    out.truncate(start + length);
+    out.extend_from_slice(scratch);
     Ok(())
 }
 

@@ -26,8 +26,12 @@ const MOVED_AT_FIRST: Rate = Rate {
     seconds: 5e-8,
     bytes: 0.33,
 };
-/// Raw seconds of a first chunk from which on a sample before it is cheap.
-const SAMPLE_FIRST_SECONDS: f64 = 0.001;
+/// What a sample may take of its chunk's time on an idle link.
+const SAMPLE_SHARE: f64 = 0.01;
+/// The same of the first one: without it the chunk goes raw.
+const FIRST_SAMPLE_SHARE: f64 = 0.2;
+/// What a sample is expected to take before one has been timed.
+const SAMPLE_SECONDS_AT_FIRST: f64 = 0.000_3;
 
 /// Tells the time, in seconds from any beginning. The codec has no clock of its own.
 pub trait Clock {
@@ -106,7 +110,8 @@ pub struct DeltaWriter {
     moved: Option<Rate>,
     until_sample: u32,
     interval: u32,
-    first: bool,
+    /// What the next sample is expected to take.
+    sample_seconds: f64,
     sampling_seconds: f64,
     tallies: BTreeMap<Kind, Tally>,
 }
@@ -125,7 +130,7 @@ impl DeltaWriter {
             moved: None,
             until_sample: 0,
             interval: INTERVAL_MIN,
-            first: true,
+            sample_seconds: SAMPLE_SECONDS_AT_FIRST,
             sampling_seconds: 0.0,
             tallies: BTreeMap::new(),
         })
@@ -227,14 +232,17 @@ impl DeltaWriter {
             seconds: 0.0,
             bytes: (chunk.len() + RECORD_HEADER_BYTES) as f64,
         };
-        let first = std::mem::take(&mut self.first);
-        if first && self.model.raw_seconds(chunk.len()) < SAMPLE_FIRST_SECONDS {
-            return Ok((Encoding::Raw, raw));
-        }
-        if self.until_sample == 0 {
+        let share = match self.expected.is_empty() {
+            true => FIRST_SAMPLE_SHARE,
+            false => SAMPLE_SHARE,
+        };
+        let seconds = self.sample_seconds;
+        let hidden = self.model.is_hidden(seconds, chunk.len(), share);
+        if self.until_sample == 0 && hidden {
             let began = clock.seconds();
-            self.sample(place, chunk, basis, old, clock)?;
-            self.sampling_seconds += clock.seconds() - began;
+            self.sample(place, chunk, basis, old, raw, clock)?;
+            self.sample_seconds = clock.seconds() - began;
+            self.sampling_seconds += self.sample_seconds;
         }
         self.until_sample = self.until_sample.saturating_sub(1);
         let usable = |encoding: &Encoding| match encoding.kind() {
@@ -257,6 +265,7 @@ impl DeltaWriter {
         chunk: &[u8],
         basis: Option<Basis<'_>>,
         old: Option<&[u8]>,
+        raw: Estimate,
         clock: &mut dyn Clock,
     ) -> Result<(), DeltaError> {
         let before = std::mem::take(&mut self.expected);
@@ -273,18 +282,32 @@ impl DeltaWriter {
         }
         let pieces = sample::pieces(chunk, SAMPLE_PIECE, SAMPLE_PIECES);
         self.time(Encoding::Packed, &pieces, None, clock)?;
-        let best = self.expected.values().map(|rate| rate.bytes);
-        let best = best.fold(1.0, f64::min);
-        if let Some(basis) = basis.filter(|_| best > MOVED_AT_FIRST.bytes) {
-            let offset = place.start.saturating_sub(basis.start) as usize;
-            if moved::looks_moved(chunk, basis.bytes, offset) {
-                let rate = self.moved.unwrap_or(MOVED_AT_FIRST);
-                self.expected.insert(Encoding::Moved, rate);
-            }
-        }
+        self.sample_moved(place, chunk, basis, raw);
         self.keep_what_holds(&before);
         self.until_sample = self.interval;
         Ok(())
+    }
+
+    /// VCDIFF cannot be sampled in pieces. It is looked into only where it could be through first, given what it took
+    /// so far: it is slow.
+    fn sample_moved(
+        &mut self,
+        place: &std::ops::Range<u64>,
+        chunk: &[u8],
+        basis: Option<Basis<'_>>,
+        raw: Estimate,
+    ) {
+        let rate = self.moved.unwrap_or(MOVED_AT_FIRST);
+        let others = self.expected.iter().chain([(&Encoding::Moved, &rate)]);
+        let others = others.map(|(encoding, rate)| (*encoding, rate.over(chunk.len())));
+        let (first, _) = self.model.choose(raw, others);
+        let Some(basis) = basis.filter(|_| first == Encoding::Moved) else {
+            return;
+        };
+        let offset = place.start.saturating_sub(basis.start) as usize;
+        if moved::looks_moved(chunk, basis.bytes, offset) {
+            self.expected.insert(Encoding::Moved, rate);
+        }
     }
 
     fn time(
