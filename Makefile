@@ -17,6 +17,7 @@ help: ## This list
 packages:
 	@missing=(); \
 	command -v cc >/dev/null || missing+=(build-essential); \
+	ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* >/dev/null 2>&1 || missing+=(libclang-dev clang); \
 	$${PYTHON3:-python3} -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv); \
 	if [ $${#missing[@]} -gt 0 ]; then \
 		[ "$$(id -u)" -eq 0 ] || { echo "missing Debian packages: $${missing[*]}; install them or run as root" >&2; exit 1; }; \

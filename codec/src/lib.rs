@@ -4,6 +4,7 @@
 
 mod cbor;
 mod chunk;
+pub mod delta;
 mod digest;
 mod engine;
 mod field;
