@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_uchar};
 
 use anyhow::{Context, Result, ensure};
+use storaged_codec::CodingMatrix;
 
 // SAFETY: these are the declarations of `isa-l/erasure_code.h`, with the pointers that are only read from as `const`.
 #[link(name = "isal")]
@@ -39,6 +40,16 @@ pub struct Tables {
 }
 
 impl Tables {
+    /// Expands the coefficients of a code's parity blocks.
+    ///
+    /// # Errors
+    /// None for any matrix that there is: as for [`Self::new`].
+    pub fn of(matrix: &CodingMatrix) -> Result<Self> {
+        let m = matrix.geometry().m();
+        let rows: Vec<&[u8]> = (0..m).map(|j| matrix.parity_row(j)).collect();
+        Self::new(&rows)
+    }
+
     /// Expands the rows of coefficients, one row for each output, all over the same inputs.
     ///
     /// # Errors
@@ -162,8 +173,7 @@ mod tests {
 
     fn same_parity(random: &mut StdRng, k: usize, m: usize, length: usize) {
         let matrix = CodingMatrix::cauchy(Geometry::new(k, m).expect("a geometry"));
-        let rows: Vec<&[u8]> = (0..m).map(|j| matrix.parity_row(j)).collect();
-        let tables = Tables::new(&rows).expect("rows");
+        let tables = Tables::of(&matrix).expect("rows");
         let data = blocks(random, k, length);
         let (mut ours, mut theirs, mut oracle) = (
             blocks(random, m, length),

@@ -83,7 +83,7 @@ fn measure(options: &Options, machine: &Machine) -> Result<Vec<Series>> {
     let settings = Settings {
         rounds: options.rounds.max(1),
         only: options.only.clone(),
-        second_level_bytes: machine.second_level_bytes,
+        caches: machine.caches,
     };
     // Whole mebibytes times the number of windows, so that the windows begin at pages.
     let arena_bytes = ARENA_BYTES_MIN.max((4 * machine.last_level_bytes).next_multiple_of(4 << 20));

@@ -16,6 +16,19 @@ const RAM_BLOCK: usize = 1 << 20;
 /// Bytes of a sum, and of what is folded into it at a time: with four sums 320 KiB, within a second-level cache.
 const SUM: usize = 64 << 10;
 
+/// The most of a block that stays in the second-level cache.
+const CACHE_BLOCK_MAX: usize = 32 << 10;
+
+/// The most of a sum that stays in the first-level cache.
+const SMALL_SUM_MAX: usize = 16 << 10;
+
+/// A block is at least a page.
+const BLOCK_MIN: usize = 4 << 10;
+
+/// Bytes between sums in cache, 17 cache lines: without them all sums lie at the same place in their pages, and
+/// processors that compare only those bits mistake loads from one sum for what was just stored to another.
+const BETWEEN_SUMS: usize = 17 * 64;
+
 /// Bytes of data that one measurement goes over in cache: some milliseconds.
 const CACHE_BYTES: usize = 128 << 20;
 
@@ -28,16 +41,32 @@ pub enum Place {
     Cache,
 }
 
+/// Which cache the sums of a fold are in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Level {
+    /// The first: few kibibytes at a time.
+    First,
+    /// The second: as much at a time as the daemon takes.
+    Second,
+}
+
+/// Bytes of a core's caches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caches {
+    pub first: usize,
+    pub second: usize,
+}
+
 /// One thing to measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Case {
     /// k data blocks to m parity blocks.
     Encode { geometry: Geometry, place: Place },
     /// Data from RAM, times a coefficient each, into so many sums in cache.
-    Fold { sums: usize },
+    Fold { sums: usize, level: Level },
 }
 
-/// Its name in the figures: `encode_8_2_ram`, `fold_2`.
+/// Its name in the figures: `encode_8_2_ram`, `fold_2`, `fold_2_l1`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -49,7 +78,10 @@ impl fmt::Display for Case {
                 };
                 write!(f, "encode_{k}_{m}_{place}")
             }
-            Self::Fold { sums } => write!(f, "fold_{sums}"),
+            Self::Fold { sums, level } => match level {
+                Level::First => write!(f, "fold_{sums}_l1"),
+                Level::Second => write!(f, "fold_{sums}"),
+            },
         }
     }
 }
@@ -63,10 +95,14 @@ impl Case {
                 .filter_map(|(k, m)| Geometry::new(k, m).ok());
             geometries.map(move |geometry| Self::Encode { geometry, place })
         };
-        let folds = SUMS.into_iter().map(|sums| Self::Fold { sums });
+        let folds = |level| {
+            let sums = SUMS.into_iter();
+            sums.map(move |sums| Self::Fold { sums, level })
+        };
         encodes(Place::Ram)
             .chain(encodes(Place::Cache))
-            .chain(folds)
+            .chain(folds(Level::Second))
+            .chain(folds(Level::First))
             .collect()
     }
 
@@ -82,32 +118,38 @@ impl Case {
     pub fn outputs(&self) -> usize {
         match self {
             Self::Encode { geometry, .. } => geometry.m(),
-            Self::Fold { sums } => *sums,
+            Self::Fold { sums, .. } => *sums,
         }
     }
 
-    /// Bytes of a block, where a core has so much second-level cache. In cache, the inputs and as many outputs, which
-    /// a copy has, take at most half of it.
-    pub fn block(&self, second_level_bytes: usize) -> usize {
-        let most = |blocks: usize| second_level_bytes / 2 / blocks;
+    /// Bytes of a block. In cache, the inputs and as many outputs, which a copy has, take at most half of it; so do
+    /// sums in the first-level cache.
+    pub fn block(&self, caches: Caches) -> usize {
+        let most = |bytes: usize, blocks: usize, max: usize| {
+            let fits = (bytes / 2 / blocks).max(1);
+            (1 << fits.ilog2()).clamp(BLOCK_MIN, max)
+        };
         match self {
-            Self::Encode {
-                place: Place::Ram, ..
-            } => RAM_BLOCK,
-            Self::Encode {
-                geometry,
-                place: Place::Cache,
-            } => {
-                let fits = most(2 * geometry.k().max(geometry.m())).max(1);
-                (1 << fits.ilog2()).clamp(4 << 10, 32 << 10)
-            }
-            Self::Fold { .. } => SUM,
+            Self::Encode { geometry, place } => match place {
+                Place::Ram => RAM_BLOCK,
+                Place::Cache => {
+                    let blocks = 2 * geometry.k().max(geometry.m());
+                    most(caches.second, blocks, CACHE_BLOCK_MAX)
+                }
+            },
+            Self::Fold { sums, level } => match level {
+                Level::First => most(caches.first, *sums, SMALL_SUM_MAX),
+                Level::Second => SUM,
+            },
         }
     }
 
-    /// Whether every step reads other data.
-    pub fn reads_ram(&self) -> bool {
-        !self.in_cache()
+    /// Bytes from the end of an output that stays in cache to the next.
+    pub fn between_outputs(&self) -> usize {
+        match self {
+            Self::Encode { .. } => 0,
+            Self::Fold { .. } => BETWEEN_SUMS,
+        }
     }
 
     /// Whether inputs and outputs stay in cache.
@@ -132,22 +174,23 @@ impl Case {
 
 #[cfg(test)]
 mod tests {
-    use super::Case;
+    use super::{Caches, Case};
 
     #[test]
     fn cases_have_names_and_blocks_that_fit() {
         let cases = Case::all();
         let names: Vec<String> = cases.iter().map(ToString::to_string).collect();
-        assert_eq!(names.len(), 13);
+        assert_eq!(names.len(), 16);
         assert_eq!(
             (&*names[1], &*names[9]),
             ("encode_8_2_ram", "encode_32_2_cache")
         );
-        assert_eq!(names[12], "fold_4");
-        let blocks: Vec<usize> = cases.iter().map(|case| case.block(1 << 20) >> 10).collect();
-        assert_eq!(
-            blocks,
-            [1024, 1024, 1024, 1024, 1024, 32, 32, 32, 16, 8, 64, 64, 64]
-        );
+        assert_eq!((&*names[12], &*names[15]), ("fold_4", "fold_4_l1"));
+        let (first, second) = (48 << 10, 1 << 20);
+        let caches = Caches { first, second };
+        let blocks: Vec<usize> = cases.iter().map(|case| case.block(caches) >> 10).collect();
+        assert_eq!(blocks[..5], [1024; 5]);
+        assert_eq!(blocks[5..10], [32, 32, 32, 16, 8]);
+        assert_eq!(blocks[10..], [64, 64, 64, 16, 8, 4]);
     }
 }

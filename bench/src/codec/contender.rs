@@ -6,7 +6,7 @@ mod encode;
 mod fold;
 
 use anyhow::Result;
-use storaged_codec::{CodingMatrix, Engine, engines};
+use storaged_codec::{Engine, engines};
 
 use super::case::Case;
 
@@ -70,7 +70,7 @@ pub enum Outputs {
 pub fn contenders(case: Case, block: usize, only: &[String]) -> Result<Vec<Box<dyn Contender>>> {
     let mut all = match case {
         Case::Encode { geometry, .. } => encode::contenders(geometry, block)?,
-        Case::Fold { sums } => fold::contenders(sums)?,
+        Case::Fold { sums, .. } => fold::contenders(sums)?,
     };
     all.retain(|one| only.is_empty() || only.iter().any(|name| name == one.name()));
     Ok(all)
@@ -94,16 +94,11 @@ fn engine_share(engine: &dyn Engine) -> usize {
 /// The share of who takes ten times as long as the fastest.
 const SLOW: usize = 8;
 
-fn rows(matrix: &CodingMatrix) -> Vec<&[u8]> {
-    let m = matrix.geometry().m();
-    (0..m).map(|j| matrix.parity_row(j)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::{MEMCPY, NAMES, Outputs, RSE, contenders};
     use crate::codec::arena::Arena;
-    use crate::codec::case::{Case, Place};
+    use crate::codec::case::{Case, Level, Place};
 
     /// Every contender does what it should on one step, and is not pleased with wrong bytes.
     fn all_are_right(case: Case, block: usize) {
@@ -138,7 +133,8 @@ mod tests {
     #[test]
     fn only_those_named_take_part() {
         let only = [MEMCPY.to_owned(), "nobody".to_owned()];
-        let found = contenders(Case::Fold { sums: 2 }, 4096, &only).expect("contenders");
+        let (sums, level) = (2, Level::First);
+        let found = contenders(Case::Fold { sums, level }, 4096, &only).expect("contenders");
         assert_eq!(found.len(), 1);
     }
 }

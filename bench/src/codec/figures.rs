@@ -145,11 +145,12 @@ fn best(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::{Figures, Series, median};
-    use crate::codec::case::Case;
+    use crate::codec::case::{Case, Level};
 
     fn series(name: &'static str, cores: usize, rates: &[f64]) -> Series {
         let rates = rates.iter().map(|rate| rate * 1e9).collect();
-        let case = Case::Fold { sums: 2 };
+        let (sums, level) = (2, Level::Second);
+        let case = Case::Fold { sums, level };
         Series {
             case,
             cores,

@@ -6,8 +6,13 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// What the second-level cache has where the kernel does not say.
-const SECOND_LEVEL_DEFAULT: usize = 512 << 10;
+use super::case::Caches;
+
+/// What the caches of a core have where the kernel does not say.
+const CACHES_DEFAULT: Caches = Caches {
+    first: 32 << 10,
+    second: 512 << 10,
+};
 
 /// What the last-level cache has where the kernel does not say.
 const LAST_LEVEL_DEFAULT: usize = 64 << 20;
@@ -17,8 +22,8 @@ const LAST_LEVEL_DEFAULT: usize = 64 << 20;
 pub struct Machine {
     /// In words, on one line.
     pub description: String,
-    /// Bytes of second-level cache of the first core.
-    pub second_level_bytes: usize,
+    /// Caches of the first core.
+    pub caches: Caches,
     /// Bytes of last-level cache of the first core.
     pub last_level_bytes: usize,
 }
@@ -27,11 +32,17 @@ impl Machine {
     /// This machine.
     pub fn read() -> Self {
         let caches = caches();
-        let size = |level: u8| caches.iter().find(|cache| cache.level == level);
+        let size = |level: u8, default: usize| {
+            let found = caches.iter().find(|cache| cache.level == level);
+            found.map_or(default, |cache| cache.bytes)
+        };
         let last = caches.iter().max_by_key(|cache| cache.level);
         Self {
             description: describe(&caches),
-            second_level_bytes: size(2).map_or(SECOND_LEVEL_DEFAULT, |cache| cache.bytes),
+            caches: Caches {
+                first: size(1, CACHES_DEFAULT.first),
+                second: size(2, CACHES_DEFAULT.second),
+            },
             last_level_bytes: last.map_or(LAST_LEVEL_DEFAULT, |cache| cache.bytes),
         }
     }
@@ -150,7 +161,7 @@ mod tests {
     fn the_machine_is_described() {
         let machine = Machine::read();
         assert!(machine.description.contains("Linux "));
-        assert!(machine.second_level_bytes > 0 && machine.last_level_bytes > 0);
+        assert!(machine.caches.second > 0 && machine.last_level_bytes > 0);
         assert_eq!(field("a : 1\nb\t: x y\n", "b").as_deref(), Some("x y"));
         assert_eq!(field("a : 1\n", "b"), None);
     }

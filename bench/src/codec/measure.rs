@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 
 use super::arena::Arena;
-use super::case::Case;
+use super::case::{Caches, Case};
 use super::contender::{Contender, Outputs, contenders};
 use super::machine;
 
@@ -25,8 +25,8 @@ pub struct Settings {
     pub rounds: usize,
     /// Names of contenders; none for all.
     pub only: Vec<String>,
-    /// Bytes of second-level cache of a core.
-    pub second_level_bytes: usize,
+    /// Caches of a core.
+    pub caches: Caches,
 }
 
 /// What one contender reached in one case.
@@ -108,7 +108,7 @@ struct Spans {
 }
 
 fn work(case: Case, settings: &Settings, arena: &mut Arena, gate: &Gate) -> Result<Vec<Spans>> {
-    let block = case.block(settings.second_level_bytes);
+    let block = case.block(settings.caches);
     let mut contenders = contenders(case, block, &settings.only)?;
     let window = arena.len() / WINDOWS;
     ensure!(
@@ -167,14 +167,15 @@ impl<'a> Steps<'a> {
             true => 1,
             false => wanted.clamp(1, data.len() / step_bytes),
         };
-        let (outputs, keeps) = match contender.outputs() {
-            Outputs::Written(outputs) => (outputs, different),
-            Outputs::Kept(outputs) => (outputs, 1),
+        let (outputs, steps, between) = match contender.outputs() {
+            Outputs::Written(outputs) => (outputs, different, 0),
+            Outputs::Kept(outputs) => (outputs, 1, case.between_outputs()),
         };
         let inputs = data.chunks_exact(step_bytes).take(different);
         let inputs = inputs.map(|step| step.chunks_exact(block).collect());
-        let mut room = out.chunks_exact_mut(block);
-        let outputs = (0..keeps).map(|_| room.by_ref().take(outputs).collect());
+        let room = out.chunks_exact_mut(block + between);
+        let mut room = room.map(|room| &mut room[..block]);
+        let outputs = (0..steps).map(|_| room.by_ref().take(outputs).collect());
         Self {
             inputs: inputs.collect(),
             outputs: outputs.collect(),
@@ -288,16 +289,21 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::{Bench, Gate, Settings};
-    use crate::codec::case::Case;
+    use crate::codec::case::{Caches, Case};
     use crate::codec::contender::MEMCPY;
+
+    fn settings(rounds: usize) -> Settings {
+        let (first, second) = (32 << 10, 1 << 20);
+        Settings {
+            rounds,
+            only: Vec::new(),
+            caches: Caches { first, second },
+        }
+    }
 
     #[test]
     fn every_case_is_measured_in_every_round() {
-        let settings = Settings {
-            rounds: 2,
-            only: Vec::new(),
-            second_level_bytes: 1 << 20,
-        };
+        let settings = settings(2);
         let mut bench = Bench::new(1, 128 << 20).expect("a core");
         for case in Case::all() {
             let series = bench.measure(case, &settings).expect("measured");
@@ -311,11 +317,7 @@ mod tests {
 
     #[test]
     fn too_little_memory_is_an_error() {
-        let settings = Settings {
-            rounds: 1,
-            only: Vec::new(),
-            second_level_bytes: 1 << 20,
-        };
+        let settings = settings(1);
         let mut bench = Bench::new(1, 1 << 20).expect("a core");
         assert!(bench.measure(Case::all()[0], &settings).is_err());
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::case::{Case, Place};
+use super::case::{Case, Level, Place};
 use super::contender::NAMES;
 use super::figures::{Figures, SUFFIXES};
 
@@ -29,17 +29,18 @@ pub struct Section {
     pub cases: Vec<(Case, String)>,
 }
 
-/// From RAM, in cache and folds, each on one core and on two.
+/// What sections show, each on one core and on two.
+const KINDS: [&str; 4] = [
+    "Encode from RAM",
+    "Encode in second-level cache",
+    "Fold into sums in second-level cache",
+    "Fold into sums in first-level cache",
+];
+
+/// All sections, one core and two side by side.
 pub fn sections() -> Vec<Section> {
-    let kinds = [
-        "Encode from RAM",
-        "Encode in cache",
-        "Fold into sums in cache",
-    ];
     let of = |kind: usize, cores: usize| Section {
-        title: format!("{}, {} ", kinds[kind], ["one core", "two cores"][cores])
-            .trim_end()
-            .into(),
+        title: format!("{}, {}", KINDS[kind], ["one core", "two cores"][cores]),
         suffix: SUFFIXES[cores],
         cases: Case::all()
             .into_iter()
@@ -47,29 +48,29 @@ pub fn sections() -> Vec<Section> {
             .map(|case| (case, short(case)))
             .collect(),
     };
-    (0..kinds.len())
+    (0..KINDS.len())
         .flat_map(|kind| [of(kind, 0), of(kind, 1)])
         .collect()
 }
 
 fn kind_of(case: Case) -> usize {
     match case {
-        Case::Encode {
-            place: Place::Ram, ..
-        } => 0,
-        Case::Encode {
-            place: Place::Cache,
-            ..
-        } => 1,
-        Case::Fold { .. } => 2,
+        Case::Encode { place, .. } => match place {
+            Place::Ram => 0,
+            Place::Cache => 1,
+        },
+        Case::Fold { level, .. } => match level {
+            Level::Second => 2,
+            Level::First => 3,
+        },
     }
 }
 
 fn short(case: Case) -> String {
     match case {
         Case::Encode { geometry, .. } => format!("({},{})", geometry.k(), geometry.m()),
-        Case::Fold { sums: 1 } => "1 sum".into(),
-        Case::Fold { sums } => format!("{sums} sums"),
+        Case::Fold { sums: 1, .. } => "1 sum".into(),
+        Case::Fold { sums, .. } => format!("{sums} sums"),
     }
 }
 
@@ -181,6 +182,6 @@ mod tests {
             "| our engine | over memcpy |\n| --- | ---: |\n| 1 sum |  |\n| 2 sums | 3.00 |"
         ));
         assert!(!text.contains("rs_simd"));
-        assert_eq!(sections().len(), 6);
+        assert_eq!(sections().len(), 8);
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn contenders(geometry: Geometry, block: usize) -> Result<Vec<Box<dyn
     }
     #[cfg(feature = "isal")]
     all.push(Box::new(Isal {
-        tables: Tables::new(&super::rows(&matrix))?,
+        tables: Tables::of(&matrix)?,
         matrix,
     }));
     all.push(Box::new(Rse {

@@ -25,7 +25,7 @@ pub(super) fn contenders(sums: usize) -> Result<Vec<Box<dyn Contender>>> {
     #[cfg(feature = "isal")]
     all.push(Box::new(Folded {
         coefficients: coefficients.clone(),
-        by: Isal(Tables::new(&super::rows(&matrix))?),
+        by: Isal(Tables::of(&matrix)?),
     }));
     all.push(Box::new(Folded {
         coefficients,
