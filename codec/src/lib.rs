@@ -7,13 +7,15 @@ mod chunk;
 mod digest;
 mod engine;
 mod field;
+mod fused;
 mod geometry;
 mod matrix;
 
 pub use chunk::{ChunkSize, ChunkSizeError};
-pub use digest::{Digest, DigestTextError, digest, leaf_digest, root_digest};
+pub use digest::{Digest, DigestTextError, LeafHasher, digest, leaf_digest, root_digest};
 pub use engine::{
     ENGINE_VARIABLE, Engine, EngineError, engine, engine_from_env, engine_named, engines,
 };
+pub use fused::{Change, NewChunk, PrivateBlock, Sums, TakeError, Taken, from_memory};
 pub use geometry::{Geometry, GeometryError};
 pub use matrix::{CodingMatrix, RepairError};
