@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod cbor;
+mod checked;
 mod chunk;
 mod digest;
 mod engine;
@@ -10,7 +11,10 @@ mod field;
 mod fused;
 mod geometry;
 mod matrix;
+mod progressive;
+mod stripe;
 
+pub use checked::{Checked, Unchecked, WrongBytes};
 pub use chunk::{ChunkSize, ChunkSizeError};
 pub use digest::{Digest, DigestTextError, LeafHasher, digest, leaf_digest, root_digest};
 pub use engine::{
@@ -19,3 +23,5 @@ pub use engine::{
 pub use fused::{Change, NewChunk, PrivateBlock, Sums, TakeError, Taken, from_memory};
 pub use geometry::{Geometry, GeometryError};
 pub use matrix::{CodingMatrix, RepairError};
+pub use progressive::{DecodeError, Decoder};
+pub use stripe::{StripeCheck, StripeError, check_stripe};

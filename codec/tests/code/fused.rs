@@ -8,20 +8,7 @@ use storaged_codec::{
     leaf_digest,
 };
 
-fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 24) as u8
-    };
-    (0..length).map(|_| next()).collect()
-}
-
-fn views_mut(blocks: &mut [Vec<u8>]) -> Vec<&mut [u8]> {
-    blocks.iter_mut().map(Vec::as_mut_slice).collect()
-}
+use crate::{noise, views_mut};
 
 /// The pass over `new`, and the same by the operations one by one; both with the sums afterwards.
 fn both_ways(
