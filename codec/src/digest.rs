@@ -56,10 +56,38 @@ pub fn digest(bytes: &[u8]) -> Digest {
 
 /// The digest of chunk `index` of a shard. The index goes in, so a chunk in another place has another digest.
 pub fn leaf_digest(chunk: &[u8], index: u64) -> Digest {
-    let mut hasher = blake3::Hasher::new_derive_key("storaged 2026-11 chunk");
-    hasher.update(&index.to_le_bytes());
+    let mut hasher = LeafHasher::new(index);
     hasher.update(chunk);
-    Digest(*hasher.finalize().as_bytes())
+    hasher.finish()
+}
+
+/// [`leaf_digest`] of a chunk that comes in pieces.
+#[derive(Clone, Debug)]
+pub struct LeafHasher(blake3::Hasher);
+
+impl LeafHasher {
+    /// Before the first byte of chunk `index`.
+    pub fn new(index: u64) -> Self {
+        let mut hasher = Self::before_index();
+        hasher.update(&index.to_le_bytes());
+        hasher
+    }
+
+    /// Before the index, whose eight bytes (little endian) the caller feeds first: so it can feed whole powers of
+    /// two bytes each time, which is when BLAKE3 is fastest.
+    pub(crate) fn before_index() -> Self {
+        Self(blake3::Hasher::new_derive_key("storaged 2026-11 chunk"))
+    }
+
+    /// The next bytes of the chunk.
+    pub fn update(&mut self, piece: &[u8]) {
+        self.0.update(piece);
+    }
+
+    /// The digest of what came.
+    pub fn finish(self) -> Digest {
+        Digest(*self.0.finalize().as_bytes())
+    }
 }
 
 /// The digest of a shard, from its length, chunk size and chunk digests.

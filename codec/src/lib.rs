@@ -3,18 +3,26 @@
 #![deny(unsafe_code)]
 
 mod cbor;
+mod checked;
 mod chunk;
 pub mod delta;
 mod digest;
 mod engine;
 mod field;
+mod fused;
 mod geometry;
 mod matrix;
+mod progressive;
+mod stripe;
 
+pub use checked::{Checked, Unchecked, WrongBytes};
 pub use chunk::{ChunkSize, ChunkSizeError};
-pub use digest::{Digest, DigestTextError, digest, leaf_digest, root_digest};
+pub use digest::{Digest, DigestTextError, LeafHasher, digest, leaf_digest, root_digest};
 pub use engine::{
     ENGINE_VARIABLE, Engine, EngineError, engine, engine_from_env, engine_named, engines,
 };
+pub use fused::{Change, NewChunk, PrivateBlock, Sums, TakeError, Taken, from_memory};
 pub use geometry::{Geometry, GeometryError};
 pub use matrix::{CodingMatrix, RepairError};
+pub use progressive::{DecodeError, Decoder};
+pub use stripe::{StripeCheck, StripeError, check_stripe};

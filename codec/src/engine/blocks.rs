@@ -62,6 +62,36 @@ pub(super) fn fold(
     }
 }
 
+/// [`Engine::fold_from`] by `pass`, which takes at most [`GROUP`] outputs and says how many bytes from the front it did.
+pub(super) fn fold_from(
+    out: &mut [&mut [u8]],
+    input: &[&[u8]],
+    coefficients: &[u8],
+    data: &[u8],
+    pass: impl Fn(&mut [&mut [u8]], &[&[u8]], &[u8], &[u8]) -> usize,
+) {
+    let count = out.len().min(input.len()).min(coefficients.len());
+    let (out, input, coefficients) = (&mut out[..count], &input[..count], &coefficients[..count]);
+    let unlike = |length: usize| length != data.len();
+    let (mut outs, mut ins) = (out.iter(), input.iter());
+    if outs.any(|block| unlike(block.len())) || ins.any(|block| unlike(block.len())) {
+        return Portable.fold_from(out, input, coefficients, data);
+    }
+    for piece in pieces(data.len(), FOLD_PIECE) {
+        let mut parts = cut_mut(out, piece.clone());
+        let from: Vec<&[u8]> = input.iter().map(|block| &block[piece.clone()]).collect();
+        let data = &data[piece];
+        let groups = parts.chunks_mut(GROUP).zip(from.chunks(GROUP));
+        for ((group, from), coefficients) in groups.zip(coefficients.chunks(GROUP)) {
+            let done = pass(group, from, coefficients, data);
+            for ((block, from), c) in group.iter_mut().zip(from).zip(coefficients) {
+                let (block, from) = (&mut block[done..], &from[done..]);
+                Portable.fold_from(&mut [block], &[from], &[*c], &data[done..]);
+            }
+        }
+    }
+}
+
 /// [`Engine::combine`] by `pass`, which takes at most [`GROUP`] outputs and says how many bytes from the front it did.
 pub(super) fn combine(
     rows: &[&[u8]],

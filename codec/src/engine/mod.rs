@@ -43,6 +43,15 @@ pub trait Engine: Send + Sync {
     fn name(&self) -> &'static str;
     /// `out[i] ^= coefficients[i] * data`.
     fn fold(&self, out: &mut [&mut [u8]], coefficients: &[u8], data: &[u8]);
+    /// `out[i] = input[i] ^ coefficients[i] * data`: a hop's partial sums on their way through, without a copy first.
+    /// What is in `out` before does not count, save beyond the end of `input[i]` or `data`, where it stays.
+    fn fold_from(&self, out: &mut [&mut [u8]], input: &[&[u8]], coefficients: &[u8], data: &[u8]) {
+        for ((block, from), c) in out.iter_mut().zip(input).zip(coefficients) {
+            let length = block.len().min(from.len()).min(data.len());
+            block[..length].copy_from_slice(&from[..length]);
+            self.fold(&mut [&mut block[..length]], &[*c], &data[..length]);
+        }
+    }
     /// `out ^= data`.
     fn xor(&self, out: &mut [u8], data: &[u8]);
     /// `out[j] = sum over i of rows[j][i] * data[i]`: parity from data, or lost blocks from survivors with the rows

@@ -26,6 +26,15 @@ impl Engine for Portable {
         }
     }
 
+    fn fold_from(&self, out: &mut [&mut [u8]], input: &[&[u8]], coefficients: &[u8], data: &[u8]) {
+        for ((block, from), c) in out.iter_mut().zip(input).zip(coefficients) {
+            let row = &MUL[usize::from(*c)];
+            for ((x, y), z) in block.iter_mut().zip(*from).zip(data) {
+                *x = y ^ row[usize::from(*z)];
+            }
+        }
+    }
+
     fn xor(&self, out: &mut [u8], data: &[u8]) {
         for (x, y) in out.iter_mut().zip(data) {
             *x ^= y;

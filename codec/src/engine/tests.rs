@@ -72,6 +72,26 @@ fn folds_like_naive(engine: &dyn Engine) {
     }
 }
 
+fn folds_from_like_naive(engine: &dyn Engine) {
+    for length in (0..300).chain([70_001]) {
+        let offset = length % 67;
+        let data = noise(7, offset + length);
+        for count in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 17] {
+            let coefficients = noise(length as u64 + 3, count);
+            let sums = blocks_of(length as u64 + 500, count, length + 3);
+            let input: Vec<&[u8]> = sums.iter().map(|block| &block[3..]).collect();
+            let run = |engine: &dyn Engine| {
+                let mut blocks = blocks_of(length as u64, count, length + 5);
+                let cut = blocks.iter_mut().map(|block| &mut block[5..]);
+                let mut out: Vec<&mut [u8]> = cut.collect();
+                engine.fold_from(&mut out, &input, &coefficients, &data[offset..]);
+                blocks
+            };
+            assert!(run(engine) == run(&Naive), "{length} bytes into {count}");
+        }
+    }
+}
+
 fn xors_like_naive(engine: &dyn Engine) {
     for length in 0..300 {
         for offset in [0, 1, 31, 63] {
@@ -124,6 +144,9 @@ fn uneven_lengths_do_as_naive_does(engine: &dyn Engine) {
         engine.xor(&mut second[0], &first[0]);
         engine.combine(&[&[1]], &views(&data), &mut views_mut(&mut out));
         engine.combine(&[], &[], &mut views_mut(&mut out));
+        engine.fold_from(&mut views_mut(&mut out), &views(&data), &[3, 5], &data[1]);
+        engine.fold_from(&mut views_mut(&mut out), &views(&data), &[3], &data[0]);
+        engine.fold_from(&mut views_mut(&mut out), &[&data[1]], &[3, 7], &data[0]);
         out
     };
     assert_eq!(run(engine), run(&Naive));
@@ -270,7 +293,7 @@ macro_rules! suite {
             }
         }
 
-        suite!(@tests folds_like_naive, xors_like_naive, encodes_like_naive, uneven_lengths_do_as_naive_does,
+        suite!(@tests folds_like_naive, folds_from_like_naive, xors_like_naive, encodes_like_naive, uneven_lengths_do_as_naive_does,
             large_blocks_like_portable, every_small_loss_is_repaired, large_geometries_are_repaired,
             the_vandermonde_matrix_is_that_of_the_peer, parity_is_as_committed);
 

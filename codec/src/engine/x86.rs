@@ -25,7 +25,7 @@ pub(super) fn fence() {
     unsafe { _mm_sfence() };
 }
 
-/// The kernels of an engine: `fold_group`, `combine_group` and `xor_whole`, over the `Vector`, `Factor`, `Spread`,
+/// The kernels of an engine: `fold_group`, `fold_from_group`, `combine_group` and `xor_whole`, over the `Vector`, `Factor`, `Spread`,
 /// `WIDTH`, `zero`, `load`, `store`, `stream`, `xor`, `factor`, `spread` and `multiply` of the module that calls it.
 /// Takes the processor features, and for each number of outputs how many vectors of each are summed in registers.
 macro_rules! kernels {
@@ -52,6 +52,38 @@ macro_rules! kernels {
                     let block = &mut out[j][at];
                     for u in 0..U {
                         let sum = xor(load(&block[u]), multiply(spread, x[u]));
+                        store(&mut block[u], sum);
+                    }
+                }
+            }
+            data.len() * WIDTH * U
+        }
+
+        /// `out[j] = input[j] ^ coefficients[j] * data` for the whole steps at the front of blocks of one length;
+        /// says how many bytes that were.
+        #[target_feature(enable = $features)]
+        fn fold_from_pass<const M: usize, const U: usize>(
+            out: &mut [&mut [u8]; M],
+            input: &[&[u8]; M],
+            coefficients: &[u8; M],
+            data: &[u8],
+        ) -> usize {
+            let (data, _) = data.as_chunks::<WIDTH>().0.as_chunks::<U>();
+            let input = input.map(|block| block.as_chunks::<WIDTH>().0.as_chunks::<U>().0);
+            let out = out
+                .each_mut()
+                .map(|block| block.as_chunks_mut::<WIDTH>().0.as_chunks_mut::<U>().0);
+            let factors = coefficients.map(factor);
+            for (at, step) in data.iter().enumerate() {
+                let mut x = [zero(); U];
+                for u in 0..U {
+                    x[u] = load(&step[u]);
+                }
+                for j in 0..M {
+                    let spread = spread(&factors[j]);
+                    let (block, from) = (&mut out[j][at], &input[j][at]);
+                    for u in 0..U {
+                        let sum = xor(load(&from[u]), multiply(spread, x[u]));
                         store(&mut block[u], sum);
                     }
                 }
@@ -123,6 +155,25 @@ macro_rules! kernels {
             }
         }
 
+        /// `fold_from_pass` for as many outputs as there are; does nothing for none or more than a group.
+        #[target_feature(enable = $features)]
+        fn fold_from_group(
+            out: &mut [&mut [u8]],
+            input: &[&[u8]],
+            coefficients: &[u8],
+            data: &[u8],
+        ) -> usize {
+            match out.len() {
+                $($m => match (out.first_chunk_mut(), input.first_chunk(), coefficients.first_chunk()) {
+                    (Some(out), Some(input), Some(coefficients)) => {
+                        fold_from_pass::<$m, $u>(out, input, coefficients, data)
+                    }
+                    _ => 0,
+                },)+
+                _ => 0,
+            }
+        }
+
         /// `combine_pass` for as many outputs as there are; does nothing for none or more than a group.
         #[target_feature(enable = $features)]
         fn combine_group(
@@ -182,6 +233,26 @@ macro_rules! engine_on_kernels {
                     // exists only after `detect` found them.
                     unsafe { fold_group(out, coefficients, data) }
                 });
+            }
+
+            fn fold_from(
+                &self,
+                out: &mut [&mut [u8]],
+                input: &[&[u8]],
+                coefficients: &[u8],
+                data: &[u8],
+            ) {
+                blocks::fold_from(
+                    out,
+                    input,
+                    coefficients,
+                    data,
+                    |out, input, coefficients, data| {
+                        // SAFETY: the kernels only need the processor's features, and a value of this type, `self`,
+                        // exists only after `detect` found them.
+                        unsafe { fold_from_group(out, input, coefficients, data) }
+                    },
+                );
             }
 
             fn xor(&self, out: &mut [u8], data: &[u8]) {

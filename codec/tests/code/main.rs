@@ -1,0 +1,65 @@
+//! The erasure code by its public face: the fused pass, progressive decode, stripe checks, and what must hold for
+//! every engine, geometry and length.
+
+mod fused;
+mod progressive;
+mod properties;
+mod stripe;
+
+use storaged_codec::{CodingMatrix, Engine, Geometry};
+
+/// Bytes that look random and are the same in every run.
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+fn blocks_of(seed: u64, count: usize, length: usize) -> Vec<Vec<u8>> {
+    (0..count as u64)
+        .map(|i| noise(seed * 1000 + i + 1, length))
+        .collect()
+}
+
+fn views(blocks: &[Vec<u8>]) -> Vec<&[u8]> {
+    blocks.iter().map(Vec::as_slice).collect()
+}
+
+fn views_mut(blocks: &mut [Vec<u8>]) -> Vec<&mut [u8]> {
+    blocks.iter_mut().map(Vec::as_mut_slice).collect()
+}
+
+fn cauchy(k: usize, m: usize) -> CodingMatrix {
+    CodingMatrix::cauchy(Geometry::new(k, m).expect("the test asks for a valid geometry"))
+}
+
+fn parity(engine: &dyn Engine, matrix: &CodingMatrix, data: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let mut parity = vec![vec![0xA5; data[0].len()]; matrix.geometry().m()];
+    engine.encode(matrix, &views(data), &mut views_mut(&mut parity));
+    parity
+}
+
+/// Data blocks and their parity.
+fn stripe_of(engine: &dyn Engine, matrix: &CodingMatrix, seed: u64, length: usize) -> Vec<Vec<u8>> {
+    let mut stripe = blocks_of(seed, matrix.geometry().k(), length);
+    stripe.extend(parity(engine, matrix, &stripe));
+    stripe
+}
+
+/// All subsets of `0..n` of this size, as sorted lists.
+fn subsets(n: usize, size: usize) -> Vec<Vec<usize>> {
+    (0u32..1 << n)
+        .filter(|bits| bits.count_ones() as usize == size)
+        .map(|bits| (0..n).filter(|i| bits >> i & 1 == 1).collect())
+        .collect()
+}
+
+/// Every geometry of at most ten blocks.
+fn small_geometries() -> impl Iterator<Item = (usize, usize)> {
+    (2..=10).flat_map(|n| (1..n).map(move |k| (k, n - k)))
+}
