@@ -9,6 +9,7 @@ mod lanes;
 mod lead;
 mod member;
 mod plan;
+pub mod plans;
 mod work;
 
 pub use lanes::{LaneBlocks, lanes_of};

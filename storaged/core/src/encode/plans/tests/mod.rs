@@ -1,0 +1,5 @@
+//! Plans run on real bytes, against the engine's own answer.
+
+mod encoding;
+mod execute;
+mod stripes;
