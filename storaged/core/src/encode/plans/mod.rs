@@ -12,6 +12,7 @@ mod error;
 mod load;
 mod prove;
 mod reduce;
+mod repair;
 mod striped;
 mod stripes;
 #[cfg(test)]
@@ -21,5 +22,6 @@ pub use encode::{Keepers, Order, Shape, encode_plan};
 pub use error::PlanError;
 pub use load::NodeLoad;
 pub use prove::prove;
+pub use repair::{RepairShape, RepairTask, repair_plans};
 pub use striped::{Rotation, StripedPlan};
 pub use stripes::{DirtyMap, StripeSet};

@@ -2,4 +2,5 @@
 
 mod encoding;
 mod execute;
+mod repairing;
 mod stripes;
