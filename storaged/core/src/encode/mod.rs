@@ -4,6 +4,7 @@
 //! part or says why not (`member`), and once all are ready the leader begins it. What a session keeps counts only
 //! when its leader closes it so; until then the last protected step stays whole beside it (copy on write).
 
+pub mod choose;
 mod derived;
 mod lanes;
 mod lead;
