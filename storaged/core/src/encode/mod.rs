@@ -4,11 +4,13 @@
 //! part or says why not (`member`), and once all are ready the leader begins it. What a session keeps counts only
 //! when its leader closes it so; until then the last protected step stays whole beside it (copy on write).
 
+pub mod choose;
 mod derived;
 mod lanes;
 mod lead;
 mod member;
 mod plan;
+pub mod plans;
 mod work;
 
 pub use lanes::{LaneBlocks, lanes_of};

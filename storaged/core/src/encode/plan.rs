@@ -89,6 +89,11 @@ impl Coefficients {
         Ok(Self { rows })
     }
 
+    /// One row per sink.
+    pub fn rows(&self) -> &[Vec<u8>] {
+        &self.rows
+    }
+
     /// How many sinks.
     pub fn sinks(&self) -> usize {
         self.rows.len()

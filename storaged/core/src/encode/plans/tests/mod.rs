@@ -1,0 +1,6 @@
+//! Plans run on real bytes, against the engine's own answer.
+
+mod encoding;
+mod execute;
+mod repairing;
+mod stripes;
