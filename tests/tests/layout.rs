@@ -44,6 +44,7 @@ const EFFECTS: &[&str] = &["encode", "stage", "trickle"];
 
 /// Where unsafe code may be.
 const UNSAFE: &[&str] = &[
+    "bench/src/isal.rs",
     "codec/src/engine/",
     "sdk/arena/src/",
     "sdk/python/src/",

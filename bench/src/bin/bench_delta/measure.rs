@@ -81,13 +81,11 @@ fn changed(old: &[u8], new: &[u8]) -> anyhow::Result<Vec<(u32, f64)>> {
     CHUNKS.into_iter().map(share).collect()
 }
 
+/// How many chunks got which kind of record.
+type Kinds = Vec<(&'static str, u64)>;
+
 /// The writer's choice for every chunk: figure, kinds, speed of the way back.
-fn chosen(
-    old: &[u8],
-    new: &[u8],
-    chunk: u32,
-    rounds: u32,
-) -> anyhow::Result<(Figure, Vec<(&'static str, u64)>, f64)> {
+fn chosen(old: &[u8], new: &[u8], chunk: u32, rounds: u32) -> anyhow::Result<(Figure, Kinds, f64)> {
     let began = Instant::now();
     let mut clock = || began.elapsed().as_secs_f64();
     let (mut best, mut back, mut records, mut kinds) =

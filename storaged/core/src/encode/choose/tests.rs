@@ -1,3 +1,5 @@
+//! Tests of this module.
+
 use proptest::prelude::*;
 use storaged_codec::{ChunkSize, Geometry};
 

@@ -1,3 +1,5 @@
+//! Encoding plans: every shape computes the matrix product, within its bounds.
+
 use proptest::prelude::*;
 use storaged_codec::{ChunkSize, CodingMatrix, Geometry, engine};
 

@@ -1,3 +1,5 @@
+//! Sets of stripes: what they hold and how they meet.
+
 use std::ops::Range;
 
 use proptest::prelude::*;
