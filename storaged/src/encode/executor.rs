@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use storaged_core::SessionTally;
-use storaged_core::encode::{Hop, SessionWork};
+use storaged_core::encode::SessionWork;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId};
 use tokio::time::Instant;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::buffer::Buffers;
-use super::check;
+use super::check::{self, Parts};
 use super::inbound::Inbound;
 use super::pipeline::Pipeline;
 use super::stripe::Part;
@@ -41,16 +41,11 @@ impl Default for ExecutorLimits {
 
 impl ExecutorLimits {
     /// Most blocks that a session holds at this member: per stripe in flight the received sums, the local block and
-    /// the results, those that go on in the memory of a received sum counted twice. Blocks that the transport has
-    /// not had acknowledged come on top, and its send window bounds them.
+    /// the results, those that go on in the memory of a received sum counted twice; of the class of stripes that
+    /// needs most. Blocks that the transport has not had acknowledged come on top, and its send window bounds them.
     pub fn blocks_max(&self, work: &SessionWork) -> usize {
-        let Some(hop) = work.plan.hop(work.member) else {
-            return 0;
-        };
-        let width = |edge: &usize| work.plan.edges.get(*edge).map_or(0, |edge| edge.width);
-        let received: usize = hop.inputs.iter().map(width).sum();
-        let results: usize = hop.outputs.iter().map(|output| output.rows.len()).sum();
-        self.stripes_in_flight.max(1) * (received + usize::from(hop.local.is_some()) + results)
+        work.plan
+            .blocks_in_flight_max(work.member, self.stripes_in_flight.max(1))
     }
 }
 
@@ -147,7 +142,7 @@ impl Executor {
     /// # Errors
     /// What went wrong first, and who is to blame.
     pub async fn run(&self, work: SessionWork) -> Result<SessionTally, SessionFault> {
-        let hop = check::hop_of(&work)?;
+        let parts = check::parts_of(&work)?;
         let registered = self.register(&work);
         let jobs = TaskTracker::new();
         jobs.close();
@@ -155,7 +150,7 @@ impl Executor {
         let outcome = tokio::select! {
             biased;
             () = registered.over.cancelled() => Err(SessionFault::Aborted),
-            outcome = self.execute(work, hop, &registered.over, &jobs) => outcome,
+            outcome = self.execute(work, parts, &registered.over, &jobs) => outcome,
         };
         drop(registered);
         jobs.wait().await;
@@ -167,7 +162,7 @@ impl Executor {
     async fn execute(
         &self,
         work: SessionWork,
-        hop: Hop,
+        parts: Parts,
         over: &CancellationToken,
         jobs: &TaskTracker,
     ) -> Result<u64, SessionFault> {
@@ -178,7 +173,7 @@ impl Executor {
         let (blocks, buffers) = (self.blocks.clone(), self.buffers.clone());
         let part = Arc::new(Part {
             work,
-            hop,
+            parts,
             blocks,
             keep,
             buffers,

@@ -5,18 +5,19 @@
 use std::sync::Arc;
 
 use storaged_codec::engine;
-use storaged_core::encode::{Hop, HopOutput, SessionWork, Target};
+use storaged_core::encode::{HopOutput, SessionWork, Target, Turn};
 use storaged_wire::peer::SessionFault;
 use tokio_util::sync::CancellationToken;
 
 use super::buffer::{Block, Buffers};
+use super::check::{ClassPart, Parts};
 use super::frame::Sums;
 use super::{BlockState, Blocks, KeepBlocks};
 
 /// This node's part of a session: all that the arithmetic of its stripes needs.
 pub(super) struct Part {
     pub work: SessionWork,
-    pub hop: Hop,
+    pub parts: Parts,
     pub blocks: Arc<dyn Blocks>,
     pub keep: Option<Box<dyn KeepBlocks>>,
     pub buffers: Arc<Buffers>,
@@ -27,38 +28,49 @@ pub(super) struct Part {
 /// What a stripe sends: per output edge of the hop, in order.
 #[derive(Debug)]
 pub(super) struct Computed {
-    pub stripe: u64,
-    pub edges: Vec<(usize, Sums)>,
+    pub edges: Vec<Sums>,
     pub state: BlockState,
 }
 
 impl Part {
+    /// This node's part in a class; it is asked only for classes that it has a part in.
+    pub fn class(&self, class: usize) -> Result<&ClassPart, SessionFault> {
+        let part = self.parts.classes.get(class).and_then(Option::as_ref);
+        part.ok_or(SessionFault::NoBlocks)
+    }
+
     /// Computes one stripe. `inputs` are the sums of the hop's input edges, in order.
-    pub fn compute(&self, stripe: u64, inputs: Vec<Sums>) -> Result<Computed, SessionFault> {
+    pub fn compute(&self, turn: Turn, inputs: Vec<Sums>) -> Result<Computed, SessionFault> {
         self.go_on()?;
+        let stripe = turn.stripe;
+        let ClassPart {
+            hop, inputs: ways, ..
+        } = self.class(turn.class)?;
         let bytes = self.work.stripe_bytes(stripe);
-        let mut operands = self.flatten(inputs);
-        if self.hop.local.is_some() {
+        let mut operands = Vec::new();
+        for (way, sums) in ways.iter().zip(inputs) {
+            match sums {
+                Some(sums) => operands.extend(sums.into_iter().map(Some)),
+                None => operands.extend((0..way.width).map(|_| None)),
+            }
+        }
+        if hop.local.is_some() {
             operands.push(self.local_block(stripe, bytes)?);
         }
         let state = match operands.iter().any(Option::is_some) {
             true => BlockState::Dirty,
             false => BlockState::Clean,
         };
-        let mut edges = Vec::with_capacity(self.hop.outputs.len());
-        for (index, output) in self.hop.outputs.iter().enumerate() {
-            let later = self.hop.outputs.get(index + 1..).unwrap_or_default();
+        let mut edges = Vec::with_capacity(hop.outputs.len());
+        for (index, output) in hop.outputs.iter().enumerate() {
+            let later = hop.outputs.get(index + 1..).unwrap_or_default();
             let sums = combine(&output.rows, &mut operands, later, bytes, &self.buffers);
             match output.target {
-                Target::Edge(edge) => edges.push((edge, sums)),
+                Target::Edge(_) => edges.push(sums),
                 Target::Keep(_) => self.keep_block(stripe, &sums)?,
             }
         }
-        Ok(Computed {
-            stripe,
-            edges,
-            state,
-        })
+        Ok(Computed { edges, state })
     }
 
     fn go_on(&self) -> Result<(), SessionFault> {
@@ -75,18 +87,6 @@ impl Part {
             BlockState::Clean => Ok(None),
             BlockState::Dirty => Ok(Some(block)),
         }
-    }
-
-    /// One entry per partial sum of all input edges.
-    fn flatten(&self, inputs: Vec<Sums>) -> Vec<Option<Block>> {
-        let mut operands = Vec::new();
-        for (edge, sums) in self.hop.inputs.iter().zip(inputs) {
-            match sums {
-                Some(sums) => operands.extend(sums.into_iter().map(Some)),
-                None => operands.extend((0..self.work.plan.edges[*edge].width).map(|_| None)),
-            }
-        }
-        operands
     }
 
     fn keep_block(&self, stripe: u64, sums: &Sums) -> Result<(), SessionFault> {

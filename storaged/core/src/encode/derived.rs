@@ -1,6 +1,7 @@
 //! A session as every member derives it from its record: nothing but the record and the manifest goes in.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use storaged_codec::CodingMatrix;
 use storaged_wire::peer::{Lane, SessionKind, SessionRecord};
@@ -8,13 +9,14 @@ use storaged_wire::{Manifest, NodeName};
 
 use super::lanes::LaneBlocks;
 use super::plan::CodingPlan;
+use super::plans::StripedPlan;
 
 /// A session's plan and who is who in it, as every member derives it.
 #[derive(Debug, Clone)]
 pub(crate) struct Derived {
     pub lane: Lane,
     pub blocks: LaneBlocks,
-    pub plan: CodingPlan,
+    pub plan: Arc<StripedPlan>,
     /// One name per member of the plan.
     pub members: Vec<NodeName>,
     /// The block that each source member reads: the first members of the plan, in order.
@@ -45,7 +47,7 @@ impl Derived {
         let matrix = CodingMatrix::cauchy(manifest.geometry);
         let (sources, coefficients) = blocks.encode(&matrix);
         let sinks: Vec<usize> = (blocks.data.len()..blocks.blocks()).collect();
-        let plan = CodingPlan::chain(&coefficients?);
+        let plan = StripedPlan::uniform(CodingPlan::chain(&coefficients?), sources.len());
         let all = sources.iter().chain(&sinks);
         let members = all
             .map(|block| blocks.node(*block).cloned())
@@ -54,7 +56,7 @@ impl Derived {
         Some(Self {
             lane,
             blocks,
-            plan,
+            plan: Arc::new(plan),
             members,
             sources,
             sinks,
@@ -110,7 +112,7 @@ impl Derived {
         Some(Self {
             lane,
             blocks,
-            plan,
+            plan: Arc::new(StripedPlan::uniform(plan, sources.len())),
             members,
             sources,
             sinks,

@@ -337,7 +337,7 @@ impl Node {
         Ok(SessionWork {
             leader: leader.clone(),
             session,
-            plan: Arc::new(joined.derived.plan.clone()),
+            plan: joined.derived.plan.clone(),
             members: joined.derived.members.clone().into(),
             member: joined.member,
             chunk: manifest.chunk,

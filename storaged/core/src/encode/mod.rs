@@ -17,4 +17,4 @@ pub use lanes::{LaneBlocks, lanes_of};
 pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;
 pub use plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
-pub use work::{Keep, ParityId, SessionWork, SlotShard, Source, stripe_bytes};
+pub use work::{Keep, ParityId, SessionWork, SlotShard, Source, Turn, stripe_bytes};

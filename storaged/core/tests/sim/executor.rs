@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use storaged_codec::{engine, leaf_digest};
-use storaged_core::encode::{Keep, SessionWork, Source, Target};
+use storaged_core::encode::{Keep, SessionWork, Source, Target, Turn};
 use storaged_core::{Input, SessionTally};
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId};
@@ -47,7 +47,7 @@ impl World {
             members
                 .values()
                 .next()
-                .is_some_and(|(_, _, work)| members.len() == work.plan.hops.len())
+                .is_some_and(|(_, _, work)| members.len() == members_of(work))
         };
         let ready: Vec<Key> = self
             .sessions
@@ -101,7 +101,8 @@ impl World {
             self.prepare(*node, work)
                 .map_err(|fault| (*member, fault))?;
         }
-        for stripe in first.stripes.iter().cloned().flatten() {
+        for Turn { stripe, class } in first.turns() {
+            let plan = &plan.classes()[class];
             let bytes = first.stripe_bytes(stripe);
             let mut edges: Vec<Vec<Vec<u8>>> = vec![Vec::new(); plan.edges.len()];
             for hop in &plan.hops {
@@ -224,6 +225,15 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Members that have a part in some class.
+fn members_of(work: &SessionWork) -> usize {
+    let has_part = |member: &usize| {
+        let mut classes = work.plan.classes().iter();
+        classes.any(|plan| plan.hop(*member).is_some())
+    };
+    (0..work.members.len()).filter(has_part).count()
 }
 
 fn combine(row: &[u8], operands: &[Vec<u8>], bytes: usize) -> Vec<u8> {

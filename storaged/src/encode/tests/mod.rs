@@ -4,4 +4,5 @@ mod bounds;
 mod coding;
 mod hostile;
 mod rate;
+mod striped;
 mod world;
