@@ -24,6 +24,8 @@ pub(super) struct Way {
     pub link: usize,
     /// Partial sums per stripe.
     pub width: u8,
+    /// The source member whose block this is, as it is.
+    pub raw_from: Option<usize>,
 }
 
 /// What this node does, if its work fits together.
@@ -157,7 +159,11 @@ fn way(plan: &CodingPlan, edge: usize, links: &[Link]) -> Result<Way, String> {
     let place = links.binary_search(&link);
     let link = place.map_err(|_| format!("edge {edge} has no link"))?;
     match u8::try_from(shape.width) {
-        Ok(width @ 1..) => Ok(Way { link, width }),
+        Ok(width @ 1..) => Ok(Way {
+            link,
+            width,
+            raw_from: plan.is_raw(edge).then_some(shape.from),
+        }),
         _ => Err(format!(
             "edge {edge} carries {} sums, expected 1 to 255",
             shape.width

@@ -1,12 +1,13 @@
 //! Runs this node's part of sessions: which are going on, how they begin and end, and what they may take.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use storaged_core::SessionTally;
-use storaged_core::encode::SessionWork;
+use storaged_core::encode::{Keep, SessionWork};
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId};
 use tokio::time::Instant;
@@ -47,6 +48,28 @@ impl ExecutorLimits {
         work.plan
             .blocks_in_flight_max(work.member, self.stripes_in_flight.max(1))
     }
+}
+
+/// How a session ended at this member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionEnd {
+    /// What it did, or what went wrong first, and who is to blame.
+    pub outcome: Result<SessionTally, SessionFault>,
+    /// Stripes of a kept shard that are in place, verified, ascending.
+    pub kept: Vec<Range<u64>>,
+}
+
+/// Stripes in any order as ascending runs.
+fn runs(mut stripes: Vec<u64>) -> Vec<Range<u64>> {
+    stripes.sort_unstable();
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for stripe in stripes {
+        match runs.last_mut() {
+            Some(last) if last.end == stripe => last.end += 1,
+            _ => runs.push(stripe..stripe + 1),
+        }
+    }
+    runs
 }
 
 type Place = (NodeName, SessionId);
@@ -142,6 +165,28 @@ impl Executor {
     /// # Errors
     /// What went wrong first, and who is to blame.
     pub async fn run(&self, work: SessionWork) -> Result<SessionTally, SessionFault> {
+        self.run_to_end(work).await.outcome
+    }
+
+    /// Runs a session, and says also of one that failed which stripes of a shard are in place.
+    pub async fn run_to_end(&self, work: SessionWork) -> SessionEnd {
+        let is_shard = matches!(work.keep, Some(Keep::Shard(_)));
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let outcome = self.run_keeping(work, &kept).await;
+        let mut stripes = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));
+        // Only what has its digest is worth keeping when the rest did not come.
+        stripes.retain(|_| is_shard);
+        SessionEnd {
+            outcome,
+            kept: runs(stripes),
+        }
+    }
+
+    async fn run_keeping(
+        &self,
+        work: SessionWork,
+        kept: &Arc<Mutex<Vec<u64>>>,
+    ) -> Result<SessionTally, SessionFault> {
         let parts = check::parts_of(&work)?;
         let registered = self.register(&work);
         let jobs = TaskTracker::new();
@@ -150,7 +195,7 @@ impl Executor {
         let outcome = tokio::select! {
             biased;
             () = registered.over.cancelled() => Err(SessionFault::Aborted),
-            outcome = self.execute(work, parts, &registered.over, &jobs) => outcome,
+            outcome = self.execute((work, parts), kept, &registered.over, &jobs) => outcome,
         };
         drop(registered);
         jobs.wait().await;
@@ -161,8 +206,8 @@ impl Executor {
 
     async fn execute(
         &self,
-        work: SessionWork,
-        parts: Parts,
+        (work, parts): (SessionWork, Parts),
+        kept: &Arc<Mutex<Vec<u64>>>,
         over: &CancellationToken,
         jobs: &TaskTracker,
     ) -> Result<u64, SessionFault> {
@@ -177,6 +222,7 @@ impl Executor {
             blocks,
             keep,
             buffers,
+            kept: kept.clone(),
             over: over.clone(),
         });
         let pipeline = Pipeline {

@@ -2,15 +2,15 @@
 //! and the local block. A sum that goes on with coefficient 1 keeps its memory, and the other operands are folded
 //! onto it; clean operands cost nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use storaged_codec::engine;
+use storaged_codec::{engine, leaf_digest};
 use storaged_core::encode::{HopOutput, SessionWork, Target, Turn};
 use storaged_wire::peer::SessionFault;
 use tokio_util::sync::CancellationToken;
 
 use super::buffer::{Block, Buffers};
-use super::check::{ClassPart, Parts};
+use super::check::{ClassPart, Parts, Way};
 use super::frame::Sums;
 use super::{BlockState, Blocks, KeepBlocks};
 
@@ -21,6 +21,8 @@ pub(super) struct Part {
     pub blocks: Arc<dyn Blocks>,
     pub keep: Option<Box<dyn KeepBlocks>>,
     pub buffers: Arc<Buffers>,
+    /// Stripes kept so far.
+    pub kept: Arc<Mutex<Vec<u64>>>,
     /// Set when the session is over: stripes that still wait for a thread are not computed then, nor kept.
     pub over: CancellationToken,
 }
@@ -49,6 +51,7 @@ impl Part {
         let bytes = self.work.stripe_bytes(stripe);
         let mut operands = Vec::new();
         for (way, sums) in ways.iter().zip(inputs) {
+            self.check_raw(*way, stripe, &sums)?;
             match sums {
                 Some(sums) => operands.extend(sums.into_iter().map(Some)),
                 None => operands.extend((0..way.width).map(|_| None)),
@@ -67,7 +70,10 @@ impl Part {
             let sums = combine(&output.rows, &mut operands, later, bytes, &self.buffers);
             match output.target {
                 Target::Edge(_) => edges.push(sums),
-                Target::Keep(_) => self.keep_block(stripe, &sums)?,
+                Target::Keep(_) => {
+                    let kept = self.keep_block(stripe, &sums);
+                    kept.map_err(|fault| self.blame(fault, ways, hop.local.is_some()))?;
+                }
             }
         }
         Ok(Computed { edges, state })
@@ -89,15 +95,76 @@ impl Part {
         }
     }
 
+    /// Compares a block that a member sent as it is with the digest that it must have, if that is known here.
+    fn check_raw(&self, way: Way, stripe: u64, sums: &Sums) -> Result<(), SessionFault> {
+        let proof = way.raw_from.and_then(|from| self.work.proofs.get(&from));
+        let (Some(from), Some(proof)) = (way.raw_from, proof) else {
+            return Ok(());
+        };
+        let range = self.work.chunk.range(stripe, proof.length);
+        let length = usize::try_from(range.end - range.start).unwrap_or(0);
+        let expected = usize::try_from(stripe)
+            .ok()
+            .and_then(|at| proof.leaves.get(at));
+        let sent = sums.as_ref().and_then(|sums| sums.first());
+        let right = match (expected, sent) {
+            // Beyond the shard's end all is zeros.
+            (None, sent) => sent.is_none_or(|block| block.iter().all(|byte| *byte == 0)),
+            (Some(leaf), Some(block)) => block.get(..length).is_some_and(|chunk| {
+                leaf_digest(chunk, stripe) == *leaf && block[length..].iter().all(|byte| *byte == 0)
+            }),
+            (Some(leaf), None) => leaf_digest(&vec![0; length], stripe) == *leaf,
+        };
+        match right {
+            true => Ok(()),
+            false => Err(SessionFault::WrongBytes {
+                node: self.work.members[from].clone(),
+                reason: format!("chunk {stripe} does not have its digest"),
+            }),
+        }
+    }
+
+    /// A wrong result of blocks that came as they are, all but one of which were checked, is because of that one:
+    /// parity, which has no digest that others know. Its node need not have lied: it may hold what another one sent.
+    fn blame(&self, fault: SessionFault, ways: &[Way], own: bool) -> SessionFault {
+        let SessionFault::WrongResult(reason) = fault else {
+            return fault;
+        };
+        let unchecked = |way: &&Way| {
+            let known = way
+                .raw_from
+                .is_some_and(|from| self.work.proofs.contains_key(&from));
+            !known
+        };
+        let mut suspects = ways.iter().filter(unchecked);
+        match (suspects.next(), suspects.next(), own) {
+            (
+                Some(Way {
+                    raw_from: Some(from),
+                    ..
+                }),
+                None,
+                false,
+            ) => SessionFault::Neighbour {
+                node: self.work.members[*from].clone(),
+                reason: format!(
+                    "sent the one block that has no digest here, and the result is wrong: {reason}"
+                ),
+            },
+            _ => SessionFault::WrongResult(reason),
+        }
+    }
+
     fn keep_block(&self, stripe: u64, sums: &Sums) -> Result<(), SessionFault> {
         self.go_on()?;
         let keep = self.keep.as_ref().ok_or(SessionFault::NoBlocks)?;
-        keep.put(
-            stripe,
-            sums.as_ref()
-                .and_then(|sums| sums.first())
-                .map(AsRef::as_ref),
-        )
+        let block = sums.as_ref().and_then(|sums| sums.first());
+        keep.put(stripe, block.map(AsRef::as_ref))?;
+        self.kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(stripe);
+        Ok(())
     }
 }
 

@@ -5,20 +5,22 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_codec::root_digest;
+use storaged_codec::{ChunkSize, root_digest};
 use storaged_wire::peer::{
     CheckpointKey, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
+use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId, SlotId};
 
 use super::derived::Derived;
 use super::lead::Purpose as LedFor;
-use super::work::{Keep, ParityId, SessionWork, SlotShard, Source};
+use super::plans::{DirtyMap, StripedPlan};
+use super::work::{Keep, ParityId, Proof, SessionWork, SlotShard, Source};
 use crate::budget::Purpose;
 use crate::io::{Now, Output, SessionTally};
 use crate::limits;
 use crate::node::Node;
-use crate::table::{LocalShard, SlotUse, Upload};
+use crate::table::{Checkpoint, LocalShard, SlotUse, Upload};
 
 /// What this member keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +53,21 @@ pub(crate) struct Joined {
     pub waits_for_slot: bool,
     pub running: bool,
     pub deadline: Now,
+    /// Stripes of the lane.
+    pub stripe_count: u64,
+    /// Stripes of a shard that the executor has put in place.
+    pub kept_stripes: Vec<Range<u64>>,
+    /// What this member needs to move, if it makes a difference.
+    needs: Option<DirtyMap>,
     tables: Vec<LeafTable>,
+}
+
+/// What a leader says when a session begins.
+#[derive(Debug, Clone)]
+pub(crate) struct Beginning {
+    pub leaves: Vec<LeafTable>,
+    pub stripes: Option<StripeMap>,
+    pub shape: Option<EncodeShape>,
 }
 
 impl Node {
@@ -75,7 +91,13 @@ impl Node {
         };
         joined.waits_for_slot = false;
         let leaves = std::mem::take(&mut joined.tables);
-        self.send(leader, PeerMessage::Ready { session, leaves });
+        let stripes = joined.needs.as_ref().map(said);
+        let ready = PeerMessage::Ready {
+            session,
+            leaves,
+            stripes,
+        };
+        self.send(leader, ready);
     }
 
     fn join(&mut self, leader: &NodeName, record: &SessionRecord) -> Result<Joined, SessionFault> {
@@ -110,6 +132,16 @@ impl Node {
             Some(sink) => self.room_for(opening, &key, &derived, derived.sinks[sink], basis)?,
             None => (Kept::Nothing, false),
         };
+        let chunk = manifest.manifest().chunk;
+        let stripe_count = chunk.count(derived.blocks.length);
+        let needs = match (&record.kind, &source, &kept) {
+            (SessionKind::Encode { .. }, Some(Source::Shard { shard, basis }), _) => {
+                let basis = basis.as_ref();
+                basis.map(|basis| changed(shard, basis, chunk, stripe_count))
+            }
+            (SessionKind::Repair { .. }, _, kept) => self.lacking(kept, &derived, stripe_count),
+            _ => None,
+        };
         Ok(Joined {
             key,
             derived,
@@ -122,6 +154,9 @@ impl Node {
             deadline: self
                 .now
                 .plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
+            stripe_count,
+            kept_stripes: Vec::new(),
+            needs,
             tables,
         })
     }
@@ -184,6 +219,17 @@ impl Node {
                 false,
             ));
         }
+        let manifest = self.checkpoints.get(key).and_then(Checkpoint::name);
+        let begun = manifest.and_then(|manifest| self.take_part_filled(manifest, rank));
+        if let Some(slot) = begun {
+            let kept = Kept::Shard {
+                rank,
+                slot,
+                length,
+                opening: false,
+            };
+            return Ok((kept, false));
+        }
         let made = self.create_slot(&key.namespace, rank, length, SlotUse::Restoring);
         let slot = made.map_err(|refusal| SessionFault::NoRoom(refusal.message))?;
         Ok((
@@ -245,6 +291,11 @@ impl Node {
     ) -> Vec<LeafTable> {
         let blocks: Vec<usize> = match kind {
             SessionKind::Encode { .. } => derived.sources.clone(),
+            // The one who gets the block checks every other.
+            SessionKind::Repair {
+                shape: RepairShape::Direct,
+                ..
+            } => (0..derived.blocks.data.len()).collect(),
             SessionKind::Repair { wanted, .. } => wanted
                 .iter()
                 .flat_map(
@@ -274,7 +325,7 @@ impl Node {
             .or_else(|| checkpoint.leaves.get(&rank).cloned())
     }
 
-    pub(crate) fn begin(&mut self, from: &NodeName, session: SessionId, leaves: Vec<LeafTable>) {
+    pub(crate) fn begin(&mut self, from: &NodeName, session: SessionId, beginning: Beginning) {
         let place = (from.clone(), session);
         let Some(joined) = self.joined.get(&place) else {
             return;
@@ -286,8 +337,17 @@ impl Node {
         else {
             return;
         };
-        let proven = prove(manifest.manifest(), leaves);
-        let work = self.work(from, session, joined, manifest.manifest(), &proven);
+        let proven = prove(manifest.manifest(), beginning.leaves);
+        let said = (beginning.stripes, beginning.shape);
+        let work = planned(from, joined, said).and_then(|planned| {
+            self.work(
+                (from, session),
+                joined,
+                manifest.manifest(),
+                &proven,
+                planned,
+            )
+        });
         match work {
             Ok(work) => {
                 if let Some(joined) = self.joined.get_mut(&place) {
@@ -305,11 +365,11 @@ impl Node {
 
     fn work(
         &self,
-        leader: &NodeName,
-        session: SessionId,
+        (leader, session): (&NodeName, SessionId),
         joined: &Joined,
         manifest: &Manifest,
         proven: &BTreeMap<Rank, Arc<[Digest]>>,
+        (plan, stripes): (Arc<StripedPlan>, Vec<Range<u64>>),
     ) -> Result<SessionWork, SessionFault> {
         let keep = match &joined.kept {
             Kept::Nothing => None,
@@ -333,19 +393,57 @@ impl Node {
                 }))
             }
         };
-        let count = manifest.chunk.count(joined.derived.blocks.length);
         Ok(SessionWork {
             leader: leader.clone(),
             session,
-            plan: joined.derived.plan.clone(),
+            plan,
             members: joined.derived.members.clone().into(),
             member: joined.member,
             chunk: manifest.chunk,
             lane_length: joined.derived.blocks.length,
-            stripes: stripe_ranges(&joined.derived.stripes, count),
+            stripes,
             source: joined.source.clone(),
+            proofs: match (&keep, joined.derived.shape) {
+                (Some(_), Some(RepairShape::Direct)) => self.proofs(joined, proven),
+                _ => BTreeMap::new(),
+            },
             keep,
         })
+    }
+
+    /// What the members that send a shard's chunks as they are must send.
+    fn proofs(
+        &self,
+        joined: &Joined,
+        proven: &BTreeMap<Rank, Arc<[Digest]>>,
+    ) -> BTreeMap<usize, Proof> {
+        let proof = |block: usize| {
+            let shard = joined.derived.blocks.data.get(block)?.as_ref()?;
+            let leaves = proven.get(&shard.rank).cloned();
+            let leaves = leaves.or_else(|| self.leaves_known(&joined.key, shard.rank))?;
+            let length = shard.length;
+            Some(Proof { length, leaves })
+        };
+        let sources = joined.derived.sources.iter().enumerate();
+        sources
+            .filter_map(|(member, block)| Some((member, proof(*block)?)))
+            .collect()
+    }
+
+    /// The stripes of a wanted block that are asked for and are not there yet.
+    fn lacking(&self, kept: &Kept, derived: &Derived, count: u64) -> Option<DirtyMap> {
+        let mut lacking = DirtyMap::clean(count);
+        lacking.mark_all(stripe_ranges(&derived.stripes, count));
+        match kept {
+            Kept::Nothing => return None,
+            Kept::Parity { .. } => {}
+            Kept::Shard { slot, .. } => {
+                if let Some(filled) = self.filled(*slot) {
+                    lacking.remove(filled);
+                }
+            }
+        }
+        Some(lacking)
     }
 
     pub(crate) fn session_ended(
@@ -353,12 +451,14 @@ impl Node {
         leader: &NodeName,
         session: SessionId,
         outcome: Result<SessionTally, SessionFault>,
+        kept: Vec<Range<u64>>,
     ) {
         let place = (leader.clone(), session);
         let Some(joined) = self.joined.get_mut(&place) else {
-            return;
+            return self.ended_late(&place, kept);
         };
         joined.running = false;
+        joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
                 self.rates.session(tally);
@@ -434,13 +534,24 @@ impl Node {
                 slot,
                 ..
             } => {
-                if let Some(leaves) = joined.leaves.get(&rank).filter(|_| counts) {
+                if !counts {
+                    return self.break_off(place, &joined, slot, rank, true);
+                }
+                self.forget_part_filled(slot);
+                if let Some(leaves) = joined.leaves.get(&rank) {
                     self.opening_leaves(slot, leaves.clone());
                 }
             }
+            Kept::Shard { slot, .. } if joined.waits_for_slot => self.drop_slot(slot),
+            Kept::Shard { rank, slot, .. } if !counts => {
+                self.break_off(place, &joined, slot, rank, false);
+            }
             Kept::Shard {
                 rank, slot, length, ..
-            } => self.settle_shard(&joined, rank, slot, length, counts),
+            } => {
+                self.forget_part_filled(slot);
+                self.settle_shard(&joined, rank, slot, length, counts);
+            }
         }
     }
 
@@ -568,6 +679,58 @@ fn prove(manifest: &Manifest, tables: Vec<LeafTable>) -> BTreeMap<Rank, Arc<[Dig
         })
         .map(|table| (table.rank, table.leaves.into()))
         .collect()
+}
+
+/// The plan and the stripes of a session, as its leader began it.
+fn planned(
+    leader: &NodeName,
+    joined: &Joined,
+    (stripes, shape): (Option<StripeMap>, Option<EncodeShape>),
+) -> Result<(Arc<StripedPlan>, Vec<Range<u64>>), SessionFault> {
+    let wrong = |reason: &str| SessionFault::Neighbour {
+        node: leader.clone(),
+        reason: reason.into(),
+    };
+    let plan = joined.derived.plan(shape.as_ref());
+    let plan = plan.ok_or_else(|| wrong("began a session with a shape that does not fit"))?;
+    let count = joined.stripe_count;
+    let stripes = match stripes {
+        None => stripe_ranges(&joined.derived.stripes, count),
+        Some(map) => {
+            let map = heard(&map, count);
+            map.ok_or_else(|| wrong("began a session with a map of stripes that does not fit"))?
+                .runs()
+        }
+    };
+    Ok((plan, stripes))
+}
+
+/// The chunks of a shard that differ from the basis, of the stripes that its lane has.
+fn changed(shard: &SlotShard, basis: &SlotShard, chunk: ChunkSize, count: u64) -> DirtyMap {
+    let of = |shard: &SlotShard, stripe: u64| {
+        let range = chunk.range(stripe, shard.length);
+        let leaf = shard.leaves.get(stripe as usize).copied();
+        (leaf, range.end - range.start)
+    };
+    let mut map = DirtyMap::clean(count);
+    (0..count)
+        .filter(|stripe| of(shard, *stripe) != of(basis, *stripe))
+        .for_each(|stripe| map.mark(stripe));
+    map
+}
+
+/// A map as it is said.
+pub(super) fn said(map: &DirtyMap) -> StripeMap {
+    StripeMap {
+        stripes: map.chunks(),
+        bits: map.to_bits().into(),
+    }
+}
+
+/// A map as it was said, if it speaks of the lane's stripes and has as many bits as it takes.
+pub(super) fn heard(map: &StripeMap, count: u64) -> Option<DirtyMap> {
+    (map.stripes == count).then_some(())?;
+    DirtyMap::of_bits(count, &map.bits)
 }
 
 /// Stripes as ranges within `0..count`; all of them if none are named.

@@ -1,5 +1,6 @@
 //! What one member of a session does: the contract between the decisions and the executor.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -70,6 +71,18 @@ pub struct SessionWork {
     pub source: Option<Source>,
     /// Blocks to keep.
     pub keep: Option<Keep>,
+    /// Digests of shards that other members send block by block as they are, by member: what such a member sends is
+    /// compared before it is used.
+    pub proofs: BTreeMap<usize, Proof>,
+}
+
+/// What a member's shard must be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Proof {
+    /// Bytes.
+    pub length: u64,
+    /// One digest per chunk.
+    pub leaves: Arc<[Digest]>,
 }
 
 /// A stripe of a session and the class of the plan that it has.

@@ -53,6 +53,8 @@ pub struct Wires {
     pub sent: Mutex<BTreeMap<(NodeName, NodeName), u64>>,
     /// Nodes that open streams and then send nothing on them.
     pub silent: Mutex<BTreeSet<NodeName>>,
+    /// Nodes that send wrong bytes.
+    pub liars: Mutex<BTreeSet<NodeName>>,
 }
 
 struct NodeStreams {
@@ -115,7 +117,14 @@ impl BlockSender for Sender {
         if locked(&self.wires.silent).contains(&self.way.0) {
             return std::future::pending().await;
         }
+        let lies = locked(&self.wires.liars).contains(&self.way.0);
         for chunk in chunks {
+            // The headers are right: a wrong one would be noticed as it comes.
+            if lies && chunk.len() > 16 {
+                let mut spoilt = chunk.to_vec();
+                spoilt[7] ^= 0x20;
+                *chunk = spoilt.into();
+            }
             self.stream
                 .write_all(chunk)
                 .await
@@ -465,6 +474,7 @@ pub fn session_of(
             lane_length,
             stripes: all.clone(),
             source: sources.get(member).cloned().flatten(),
+            proofs: BTreeMap::new(),
             keep: if kept {
                 keeps.next().cloned().flatten()
             } else {
