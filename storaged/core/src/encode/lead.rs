@@ -10,9 +10,9 @@ use storaged_wire::peer::{
 use storaged_wire::shape::StripeMap;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
 
+use super::begin::{heard, said};
 use super::derived::Derived;
 use super::lanes::{LaneBlocks, lanes_of};
-use super::member::{heard, said};
 use super::shapes::{Needs, chosen};
 
 use crate::io::{Note, Now};

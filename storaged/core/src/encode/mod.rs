@@ -4,6 +4,7 @@
 //! part or says why not (`member`), and once all are ready the leader begins it. What a session keeps counts only
 //! when its leader closes it so; until then the last protected step stays whole beside it (copy on write).
 
+mod begin;
 mod broken;
 pub mod choose;
 mod derived;
@@ -15,9 +16,10 @@ pub mod plans;
 mod shapes;
 mod work;
 
+pub(crate) use begin::Beginning;
 pub(crate) use broken::{Ending, PartFilled};
 pub use lanes::{LaneBlocks, lanes_of};
 pub(crate) use lead::{LaneTable, Led, Purpose};
-pub(crate) use member::{Beginning, Joined};
+pub(crate) use member::Joined;
 pub use plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
 pub use work::{Keep, ParityId, Proof, SessionWork, SlotShard, Source, Turn, stripe_bytes};
