@@ -4,6 +4,7 @@
 mod sim;
 
 use sim::{Limits, World};
+use storaged_core::DurableForm;
 
 const SMALL: Limits = Limits {
     nodes: 6,
@@ -12,11 +13,24 @@ const SMALL: Limits = Limits {
     ranks: 4,
     loss_one_in: 0,
     durable_every: 7,
+    durable_form: DurableForm::Full,
     duration_ms: 240_000,
 };
 
 fn limits_of(seed: u64) -> Limits {
     let loss_one_in = if seed.is_multiple_of(3) { 200 } else { 0 };
+    let durable_form = match seed / 4 % 2 {
+        0 => DurableForm::Increments,
+        _ => DurableForm::Full,
+    };
+    let limits = shape_of(seed, loss_one_in);
+    Limits {
+        durable_form,
+        ..limits
+    }
+}
+
+fn shape_of(seed: u64, loss_one_in: u64) -> Limits {
     match seed % 4 {
         0 => Limits {
             nodes: 4,
@@ -62,15 +76,16 @@ fn run(seed: u64) -> (World, String) {
 
 #[test]
 fn many_seeds() {
-    let (mut crashes, mut restores) = (0, 0);
+    let (mut crashes, mut restores, mut increments) = (0, 0, 0);
     for seed in 0..number("STORAGED_SIM_SEEDS").unwrap_or(12) {
         let (world, _) = run(seed);
         crashes += world.crashes;
         restores += world.restores;
+        increments += world.increments;
     }
     assert!(
-        crashes > 20 && restores > 20,
-        "the scenarios do something: {crashes} crashes, {restores} restores"
+        crashes > 20 && restores > 20 && increments > 20,
+        "the scenarios do something: {crashes} crashes, {restores} restores, {increments} increments"
     );
 }
 
