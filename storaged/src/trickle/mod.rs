@@ -367,7 +367,8 @@ impl Trickle {
         let entry = record.shard(rank).ok_or("no such rank")?;
         let chain = Arc::new(self.chain(manifest, rank).await?);
         let leaves = chain.leaves();
-        let whole = [0..entry.length];
+        let whole = std::iter::once(0..entry.length);
+        let whole: Vec<Range<u64>> = whole.collect();
         let ranges = if ranges.is_empty() {
             &whole[..]
         } else {
