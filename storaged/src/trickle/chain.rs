@@ -14,6 +14,9 @@ use storaged_wire::{IncrementIndex, Manifest, ManifestBytes, Rank};
 use super::store::StoreError;
 use super::{MANIFEST_OBJECT, Trickle, in_words, increment, object, packed, shard_object};
 
+/// Ranks whose chains are looked at when checkpoints are listed.
+const RANKS_ASKED: usize = 4;
+
 /// How a shard is stored.
 #[derive(Debug)]
 pub(super) enum Stored {
@@ -160,6 +163,36 @@ impl Trickle {
                 )
             })?;
         }
+    }
+
+    /// Whether what increments of this checkpoint build on is still there, as far as a few ranks tell: a folder that
+    /// somebody removed is noticed before a restart begins, not in the midst of it.
+    pub(super) async fn bases_are_there(&self, manifest: &ManifestBytes) -> Result<(), String> {
+        let ranks = manifest.manifest().shards.len();
+        let asked = (0..RANKS_ASKED.min(ranks)).map(|turn| turn * ranks / RANKS_ASKED.min(ranks));
+        let checks = asked.map(|rank| self.bases_of(manifest, Rank::new(rank as u32)));
+        futures::future::try_join_all(checks).await.map(|_| ())
+    }
+
+    async fn bases_of(&self, manifest: &ManifestBytes, rank: Rank) -> Result<(), String> {
+        let mut below = None;
+        for _ in 0..=IncrementIndex::DEPTH_MAX {
+            let current = below.as_deref().unwrap_or(manifest);
+            let Some(index) = self.increment_index(current, rank).await? else {
+                return Ok(());
+            };
+            below = Some(
+                self.base_of(current.manifest(), &index.base)
+                    .await
+                    .map_err(|reason| {
+                        format!(
+                            "the base of rank {rank}, step {} of run {}: {reason}",
+                            index.base.step, index.base.run
+                        )
+                    })?,
+            );
+        }
+        Err(format!("the chain of rank {rank} is too long"))
     }
 
     async fn base_of(

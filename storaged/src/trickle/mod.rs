@@ -319,10 +319,10 @@ impl Trickle {
         places.sort_by_key(|(run, step, _)| std::cmp::Reverse((*run, *step)));
         let mut found = Vec::new();
         for (run, step, key) in places {
-            match self.manifest_at(namespace, run, step, &key).await {
+            match self.usable_at(namespace, run, step, &key).await {
                 Ok(manifest) => found.push(Arc::new(manifest)),
                 Err(reason) => {
-                    tracing::warn!(%key, reason, "a manifest in the durable tier cannot be used")
+                    tracing::warn!(%key, reason, "a checkpoint in the durable tier cannot be used")
                 }
             }
             if found.len() >= LISTED_MAX {
@@ -330,6 +330,18 @@ impl Trickle {
             }
         }
         Ok(found)
+    }
+
+    async fn usable_at(
+        &self,
+        namespace: &Namespace,
+        run: RunId,
+        step: Step,
+        key: &ObjectKey,
+    ) -> Result<ManifestBytes, String> {
+        let manifest = self.manifest_at(namespace, run, step, key).await?;
+        self.bases_are_there(&manifest).await?;
+        Ok(manifest)
     }
 
     async fn manifest_at(

@@ -372,6 +372,28 @@ async fn what_is_damaged_or_missing_is_said_and_nothing_is_returned() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_step_whose_base_was_removed_is_not_offered() {
+    let mut world = World::new(8, Packing::None);
+    let (first, _) = world.save(1, noise(2, 3 * CHUNK as usize), None).await;
+    let (second, _) = world.save(2, trained(&first.bytes, 2), Some(&first)).await;
+    world
+        .save(3, trained(&second.bytes, 3), Some(&second))
+        .await;
+    let offered = async |world: &World| {
+        let listed = world.trickle.list(&Namespace::new("job").unwrap()).await;
+        let steps = listed
+            .unwrap()
+            .into_iter()
+            .map(|one| one.manifest().step.get());
+        steps.collect::<Vec<_>>()
+    };
+    assert_eq!(offered(&world).await, [3, 2, 1]);
+    let manifest: ObjectKey = "job/run-1/step-2/storaged.manifest".parse().unwrap();
+    world.store.delete(&manifest).await.unwrap();
+    assert_eq!(offered(&world).await, [1]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_index_of_another_checkpoint_is_refused() {
     let mut world = World::new(8, Packing::None);
     let (first, _) = world.save(1, noise(2, 3 * CHUNK as usize), None).await;
