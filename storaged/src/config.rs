@@ -11,7 +11,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::DurablePolicy;
 use storaged_core::place::Member;
-use storaged_wire::{ChunkSize, Geometry, NodeName};
+use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;
 
 use memory_limit::{DefaultBudget, MemoryLimit};
@@ -187,8 +187,10 @@ pub struct TrickleSection {
     pub part: ByteSize,
     /// Bytes per second of this node's uploads; by default no limit.
     pub rate: Option<ByteSize>,
-    /// How shards are stored there: "none" (stock PyTorch reads them) or "zstd" (smaller).
+    /// How full copies are stored there: "none" (stock PyTorch reads them) or "zstd" (smaller).
     pub packing: Packing,
+    /// Copies in a row that may hold only what changed since the one before; 0: every copy stands alone.
+    pub increments: u32,
 }
 
 impl Default for TrickleSection {
@@ -198,6 +200,7 @@ impl Default for TrickleSection {
             part: ByteSize::mib(16),
             rate: None,
             packing: Packing::None,
+            increments: 0,
         }
     }
 }
@@ -336,6 +339,7 @@ impl ConfigFile {
                 part_bytes: self.part()?,
                 rate,
                 packing: self.trickle.packing,
+                increments: self.increments()?,
             },
             durable: self.durable,
             name,
@@ -381,6 +385,16 @@ impl ConfigFile {
             got => Err(value(
                 "memory.slots_per_rank",
                 format!("expected 2 to 16, got {got}"),
+            )),
+        }
+    }
+
+    fn increments(&self) -> Result<u32, ConfigError> {
+        match self.trickle.increments {
+            got if got <= IncrementIndex::DEPTH_MAX => Ok(got),
+            got => Err(value(
+                "trickle.increments",
+                format!("expected 0 to {}, got {got}", IncrementIndex::DEPTH_MAX),
             )),
         }
     }
@@ -566,6 +580,7 @@ mod tests {
             ("[trickle]\npart = '1KiB'", "trickle.part"),
             ("[trickle]\nrate = '0B'", "trickle.rate"),
             ("[encode]\nlink_rate = '0B'", "encode.link_rate"),
+            ("[trickle]\nincrements = 33", "trickle.increments"),
             ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
             (
                 "tls = { ca = 'a', certificate = 'b', key = 'c' }\nnode = { name = 'b' }\n\

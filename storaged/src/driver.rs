@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use storaged_core::{CheckPart, Input, Node, Note, Output, RequestId, Setup};
+use storaged_codec::delta::Estimate;
+use storaged_core::{CheckPart, DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Generation, RefusalCode, decode, encode};
+use storaged_wire::{Generation, Rank, RefusalCode, Step, decode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
@@ -18,8 +19,8 @@ use crate::memory::Memory;
 use crate::net::{Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
-use crate::trickle::Trickle;
 use crate::trickle::store::{self, Store, StoreError};
+use crate::trickle::{Copied, Trickle};
 
 /// Events of each kind that wait for the driver; senders wait when it is full.
 const QUEUE: usize = 4096;
@@ -338,9 +339,15 @@ impl Daemon {
                 manifest,
                 rank,
                 shard,
+                base,
             } => self.when_done(async move {
-                let outcome = trickle.upload(manifest.manifest(), rank, &shard).await;
-                ops.metrics.observe_upload(&outcome);
+                let copied = trickle.upload(&manifest, rank, &shard, base.as_ref());
+                let copied = copied.await;
+                ops.metrics.observe_upload(&copied);
+                if let Ok(copied) = &copied {
+                    say_copied(manifest.manifest().step, rank, copied);
+                }
+                let outcome = copied.map(|_| ());
                 Input::Uploaded {
                     manifest: manifest.name(),
                     rank,
@@ -366,9 +373,7 @@ impl Daemon {
                 slot,
                 ranges,
             } => self.when_done(async move {
-                let outcome = trickle
-                    .fetch(manifest.manifest(), rank, slot, &ranges)
-                    .await;
+                let outcome = trickle.fetch(&manifest, rank, slot, &ranges).await;
                 Input::Fetched { slot, outcome }
             }),
             _ => {}
@@ -466,6 +471,10 @@ fn setup(config: &Config, generation: Generation) -> Setup {
         budget: config.budget,
         link_rate: config.link_rate,
         durable: config.durable_policy,
+        durable_form: match config.trickle.increments {
+            0 => DurableForm::Full,
+            _ => DurableForm::Increments,
+        },
     }
 }
 
@@ -501,6 +510,25 @@ async fn start_net(
         source: std::io::Error::other(error),
     })?;
     Ok(Some(started?))
+}
+
+fn say_copied(step: Step, rank: Rank, copied: &Copied) {
+    let Some(increment) = &copied.increment else {
+        return tracing::debug!(%step, %rank, bytes = copied.bytes, "copied to the durable tier");
+    };
+    let mut expected = Estimate::default();
+    let mut got = Estimate::default();
+    let mut kinds = Vec::new();
+    for (kind, tally) in &increment.tallies {
+        expected += tally.expected;
+        got += tally.got;
+        kinds.push(format!("{} {}", tally.chunks, kind.name()));
+    }
+    tracing::info!(%step, %rank, base = %increment.base, depth = increment.depth, bytes = copied.bytes,
+        stored = increment.bytes, chunks = kinds.join(", "), without_base = increment.without_base,
+        expected = %format!("{:.0} bytes in {:.3} s", expected.bytes, expected.seconds),
+        got = %format!("{:.0} bytes in {:.3} s", got.bytes, got.seconds),
+        "copied to the durable tier as an increment");
 }
 
 /// An error with its causes, in one line.

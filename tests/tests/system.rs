@@ -37,6 +37,50 @@ fn so_they_may_when_the_durable_tier_is_packed() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn so_they_may_when_the_newest_copy_is_an_increment() -> Result<()> {
+    let durable = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[memory]\nslots_per_rank = 4\n[trickle]\nevery = 10\n\
+                   part = \"1MiB\"\nrate = \"16MiB\"\nincrements = 2\n";
+    let mut system = System::start(3, Some((2, 1)), durable)?;
+    let (run, mut trainers) = system.trainers(2)?;
+    for step in [10, 20, 30, 40, 50] {
+        system.save(&mut trainers, step, &shards(2, step), DurableWish::Policy)?;
+        system.wait(0, run, step, CheckpointState::Durable)?;
+    }
+    let tier = system.root.path().join("tier/job/run-1");
+    let full = |step: u64| tier.join(format!("step-{step}/__0_0.distcp")).exists();
+    let increment = |step: u64| {
+        tier.join(format!("step-{step}/storaged.increment.0"))
+            .exists()
+    };
+    assert!(full(10) && increment(20) && increment(30) && full(40) && increment(50));
+    assert!(!increment(10) && !full(20) && !full(30) && !increment(40) && !full(50));
+    drop(trainers);
+    for node in 0..3 {
+        system.cluster.kill(node)?;
+    }
+    system.cluster.start_all()?;
+    let rungs = system.restore(&[0, 1], 50, &shards(2, 50))?;
+    assert_eq!(rungs, [Rung::Durable, Rung::Durable]);
+
+    // The restored checkpoint is in RAM again, so the next copy builds on it, in another run.
+    let (run, mut trainers) = system.trainers(2)?;
+    system.save(&mut trainers, 60, &shards(2, 60), DurableWish::Policy)?;
+    system.wait(0, run, 60, CheckpointState::Durable)?;
+    let index = system
+        .root
+        .path()
+        .join(format!("tier/job/run-{run}/step-60/storaged.increment.0"));
+    assert!(index.exists());
+    drop(trainers);
+    for node in 0..3 {
+        system.cluster.kill(node)?;
+    }
+    system.cluster.start_all()?;
+    system.restore(&[0, 1], 60, &shards(2, 60))?;
+    Ok(())
+}
+
 fn lose_everything(packing: &str) -> Result<System> {
     let durable = format!(
         "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 20\npart = \"1MiB\"\npacking = \"{packing}\"\n"

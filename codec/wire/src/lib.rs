@@ -8,6 +8,7 @@
 
 pub mod framing;
 pub mod ids;
+pub mod increment;
 pub mod local;
 pub mod manifest;
 pub mod peer;
@@ -21,6 +22,7 @@ pub use ids::{
     Generation, IdError, Namespace, NodeName, Owner, Rank, RunId, SessionId, SlotId, Step,
     WorldSize,
 };
+pub use increment::{IncrementBase, IncrementIndex};
 pub use manifest::{Manifest, ManifestBytes, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};
 pub use state::CheckpointState;

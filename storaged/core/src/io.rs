@@ -11,6 +11,7 @@ use storaged_wire::{
 };
 
 use crate::encode::{ParityId, SessionWork, SlotShard};
+use crate::trickle::UploadBase;
 
 /// Milliseconds since the daemon started. The driver's clock; the core never asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -163,6 +164,8 @@ pub enum Output {
         manifest: Arc<ManifestBytes>,
         rank: Rank,
         shard: SlotShard,
+        /// What it may be written against, if increments are wanted and there is one.
+        base: Option<UploadBase>,
     },
     /// Write the checkpoint's manifest to the durable tier: all its shards are there.
     Publish { manifest: Arc<ManifestBytes> },

@@ -31,6 +31,16 @@ pub enum DurablePolicy {
     Every(u64),
 }
 
+/// What copies in the durable tier hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DurableForm {
+    /// Every one stands alone.
+    #[default]
+    Full,
+    /// What changed since an earlier one, where that is still in RAM.
+    Increments,
+}
+
 /// What a node is told at start.
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -52,6 +62,8 @@ pub struct Setup {
     pub link_rate: Option<u64>,
     /// The durable tier.
     pub durable: DurablePolicy,
+    /// What is copied there.
+    pub durable_form: DurableForm,
 }
 
 /// One daemon's decisions.

@@ -4,6 +4,7 @@
 mod sim;
 
 use sim::{Limits, World};
+use storaged_core::DurableForm;
 
 const SMALL: Limits = Limits {
     nodes: 6,
@@ -12,6 +13,7 @@ const SMALL: Limits = Limits {
     ranks: 4,
     loss_one_in: 0,
     durable_every: 7,
+    durable_form: DurableForm::Full,
     duration_ms: 240_000,
     liar: None,
     link_rate: None,
@@ -20,6 +22,19 @@ const SMALL: Limits = Limits {
 fn limits_of(seed: u64) -> Limits {
     let link_rate = (!seed.is_multiple_of(5)).then_some(1_250_000);
     let loss_one_in = if seed.is_multiple_of(3) { 200 } else { 0 };
+    let durable_form = match seed / 4 % 2 {
+        0 => DurableForm::Increments,
+        _ => DurableForm::Full,
+    };
+    let limits = shape_of(seed, loss_one_in);
+    Limits {
+        durable_form,
+        link_rate,
+        ..limits
+    }
+}
+
+fn shape_of(seed: u64, loss_one_in: u64) -> Limits {
     match seed % 4 {
         0 => Limits {
             nodes: 4,
@@ -27,7 +42,6 @@ fn limits_of(seed: u64) -> Limits {
             m: 2,
             ranks: 2,
             loss_one_in,
-            link_rate,
             ..SMALL
         },
         1 => Limits {
@@ -36,7 +50,6 @@ fn limits_of(seed: u64) -> Limits {
             m: 1,
             ranks: 5,
             loss_one_in,
-            link_rate,
             ..SMALL
         },
         2 => Limits {
@@ -45,12 +58,10 @@ fn limits_of(seed: u64) -> Limits {
             m: 2,
             ranks: 8,
             loss_one_in,
-            link_rate,
             ..SMALL
         },
         _ => Limits {
             loss_one_in,
-            link_rate,
             ..SMALL
         },
     }
@@ -69,12 +80,13 @@ fn run(seed: u64) -> (World, String) {
 
 #[test]
 fn many_seeds() {
-    let (mut crashes, mut restores) = (0, 0);
+    let (mut crashes, mut restores, mut increments) = (0, 0, 0);
     let (mut resumed, mut incremental, mut shapes) = (0, 0, 0);
     for seed in 0..number("STORAGED_SIM_SEEDS").unwrap_or(12) {
         let (world, _) = run(seed);
         crashes += world.crashes;
         restores += world.restores;
+        increments += world.increments;
         resumed += world.resumed;
         incremental += world.incremental;
         shapes += world.shapes;
@@ -84,8 +96,8 @@ fn many_seeds() {
         "sessions have less than all to do: {resumed} resumed, {incremental} increments, {shapes} shapes chosen"
     );
     assert!(
-        crashes > 20 && restores > 20,
-        "the scenarios do something: {crashes} crashes, {restores} restores"
+        crashes > 20 && restores > 20 && increments > 20,
+        "the scenarios do something: {crashes} crashes, {restores} restores, {increments} increments"
     );
 }
 

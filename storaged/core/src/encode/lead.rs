@@ -75,6 +75,7 @@ impl Node {
         let committed: Vec<(CheckpointKey, Arc<ManifestBytes>, CheckpointState)> = self
             .checkpoints
             .values()
+            .filter(|c| !self.is_only_base(c))
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?, c.state)))
             .collect();
         self.lanes

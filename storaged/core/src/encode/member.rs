@@ -267,9 +267,7 @@ impl Node {
             None => None,
         };
         let set = ParityId(self.fresh());
-        let reserved = self
-            .budget
-            .reserve(Purpose::Parity(set), derived.blocks.length);
+        let reserved = self.reserve(Purpose::Parity(set), derived.blocks.length);
         reserved.map_err(|no_room| SessionFault::NoRoom(no_room.to_string()))?;
         Ok(Kept::Parity { index, set, basis })
     }
