@@ -212,14 +212,18 @@ impl Blocks for NodeBlocks {
     fn begin_keep(
         &self,
         keep: &Keep,
-        _: &SessionWork,
+        work: &SessionWork,
     ) -> Result<Box<dyn KeepBlocks>, SessionFault> {
         if let Keep::Parity { set, basis } = keep {
             let mut sets = locked(&self.0.parity);
-            let fresh = match basis {
+            let mut fresh = match basis {
                 Some(basis) => sets.get(basis).cloned().ok_or(SessionFault::NoBasis)?,
                 None => ParitySet::new(),
             };
+            for stripe in work.carried.iter().cloned().flatten() {
+                let made = sets.get(set).and_then(|set| set.get(&stripe)).cloned();
+                fresh.insert(stripe, made.ok_or(SessionFault::NoBlocks)?);
+            }
             sets.insert(*set, fresh);
         }
         Ok(Box::new(NodeKeep {
@@ -475,6 +479,7 @@ pub fn session_of(
             stripes: all.clone(),
             source: sources.get(member).cloned().flatten(),
             proofs: BTreeMap::new(),
+            carried: Vec::new(),
             keep: if kept {
                 keeps.next().cloned().flatten()
             } else {
