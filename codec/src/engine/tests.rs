@@ -179,6 +179,33 @@ fn every_offset_is_like_naive(engine: &dyn Engine) {
     }
 }
 
+/// All operations at a few lengths and offsets around the widths of vectors: little enough for an interpreter that looks
+/// at every access to memory (`make miri`).
+fn a_few_lengths_are_like_naive(engine: &dyn Engine) {
+    for length in [0, 1, 15, 17, 31, 33, 63, 64, 65, 129, 257] {
+        for (count, offset) in [(1, 0), (2, 1), (3, 31), (4, 0), (8, 7), (9, 3)] {
+            let data = noise(7, offset + length);
+            let coefficients = noise(length as u64 + 3, count);
+            let sums = blocks_of(2, count, length);
+            let rows: Vec<Vec<u8>> = (0..count as u64).map(|j| noise(j + 9, 3)).collect();
+            let run = |engine: &dyn Engine| {
+                let mut blocks = blocks_of(1, count, length + offset);
+                let cut = blocks.iter_mut().map(|block| &mut block[offset..]);
+                let mut out: Vec<&mut [u8]> = cut.collect();
+                engine.fold(&mut out, &coefficients, &data[offset..]);
+                let folded: Vec<Vec<u8>> = out.iter().map(|block| block.to_vec()).collect();
+                engine.fold_from(&mut out, &views(&sums), &coefficients, &data[offset..]);
+                engine.xor(out[0], &data[..length]);
+                let mut made = vec![vec![1; length]; count];
+                let inputs = [&data[offset..], &sums[0], &folded[0]];
+                engine.combine(&views(&rows), &inputs, &mut views_mut(&mut made));
+                (blocks, folded, made)
+            };
+            assert!(run(engine) == run(&Naive), "{length} bytes into {count}");
+        }
+    }
+}
+
 fn uneven_lengths_do_as_naive_does(engine: &dyn Engine) {
     let matrix = CodingMatrix::cauchy(geometry(2, 2));
     let data = [noise(1, 200), noise(2, 130)];
@@ -351,7 +378,7 @@ macro_rules! suite {
             }
         }
 
-        suite!(@tests folds_like_naive, folds_from_like_naive, xors_like_naive, encodes_like_naive, every_offset_is_like_naive,
+        suite!(@tests folds_like_naive, folds_from_like_naive, xors_like_naive, encodes_like_naive, every_offset_is_like_naive, a_few_lengths_are_like_naive,
             uneven_lengths_do_as_naive_does,
             large_blocks_like_portable, every_small_loss_is_repaired, large_geometries_are_repaired,
             the_vandermonde_matrix_is_that_of_the_peer, parity_is_as_committed);
