@@ -397,7 +397,7 @@ macro_rules! suite {
         })+ };
 }
 
-suite!(naive, portable, avx2, gfni256, gfni512);
+suite!(naive, portable, avx2, gfni256, gfni512, neon);
 
 #[test]
 fn every_name_is_an_engine_or_says_why_not() {

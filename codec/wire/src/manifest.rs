@@ -31,10 +31,10 @@ pub struct ShardEntry {
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct GroupEntry {
     /// At most k names; missing ones at the end count as zeros.
-    #[n(0)]
+    #[cbor(n(0), with = "crate::blocks")]
     pub data: Vec<NodeName>,
     /// Exactly m names.
-    #[n(1)]
+    #[cbor(n(1), with = "crate::blocks")]
     pub coding: Vec<NodeName>,
 }
 

@@ -3,7 +3,7 @@
 use bolero::check;
 use storaged_wire::framing::{FRAME_PREFIX_BYTES, body_length, frame};
 use storaged_wire::local::{Reply, Request};
-use storaged_wire::peer::{PeerMessage, StreamRecord};
+use storaged_wire::peer::{PeerMessage, SessionKind, StreamRecord};
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
     CheckpointState, Namespace, NodeName, Owner, Refusal, WorldSize, decode, encode,
@@ -118,6 +118,27 @@ fn lengths_are_not_believed_before_their_bytes_are_there() {
             }
         }
     }
+}
+
+#[test]
+fn lists_of_a_stripes_blocks_have_at_most_255_entries() {
+    let repair = |count: usize| {
+        let sound = samples::session_messages();
+        let repairs = sound.into_iter().find_map(|message| match message {
+            PeerMessage::Propose(mut session) => match &mut session.kind {
+                SessionKind::Repair { wanted, .. } => {
+                    *wanted = vec![(1, samples::node("b")); count];
+                    Some(PeerMessage::Propose(session))
+                }
+                SessionKind::Encode { .. } => None,
+            },
+            _ => None,
+        });
+        encode(&repairs.expect("there is a repair"))
+    };
+    assert!(round_trip::<PeerMessage>(&repair(255)).is_ok());
+    let error = round_trip::<PeerMessage>(&repair(256)).expect_err("one too many");
+    assert!(error.to_string().contains("at most 255"), "{error}");
 }
 
 #[test]
