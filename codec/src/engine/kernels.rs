@@ -2,7 +2,7 @@
 //! that enables the same processor features becomes those instructions.
 
 /// How far ahead a fold asks for its data: a page and a half, since processors fetch ahead by themselves only up to the
-/// end of a page. Without it a fold into two sums in the second-level cache takes 1.9 times as long, into four 2.3 times
+/// end of a page. Without it a fold into two sums in the second-level cache takes 1.8 times as long, into four 2.2 times
 /// (docs/bench/codec.md has the machine).
 pub(super) const FOLD_AHEAD: usize = 6 << 10;
 
