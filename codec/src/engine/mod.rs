@@ -11,7 +11,7 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 #[macro_use]
-mod x86;
+mod kernels;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx2;
@@ -21,6 +21,9 @@ mod gfni256;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod gfni512;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod x86;
 
 use std::sync::OnceLock;
 
