@@ -156,6 +156,7 @@ pub fn requests() -> Vec<Request> {
                 length: u64::MAX,
             }],
             timeout_ms,
+            without: Some(Rung::OwnRam),
         },
         Request::CloseShard { manifest, rank },
         Request::Status,
