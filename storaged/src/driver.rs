@@ -13,7 +13,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::config::Config;
-use crate::encode::{Executor, ExecutorLimits, NoStreams, Pool, QuicStreams, Streams};
+use crate::encode::{Executor, ExecutorLimits, NoStreams, Pool, QuicStreams, SessionEnd, Streams};
 use crate::http::{self, OpsState};
 use crate::memory::Memory;
 use crate::net::{Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
@@ -292,7 +292,7 @@ impl Daemon {
                 let (executor, ops) = (self.executor.clone(), self.ops.clone());
                 self.when_done(async move {
                     let (leader, session) = (work.leader.clone(), work.session);
-                    let outcome = executor.run(work).await;
+                    let SessionEnd { outcome, kept } = executor.run_to_end(work).await;
                     if let Ok(tally) = &outcome {
                         ops.metrics.observe_session(tally.bytes);
                     }
@@ -300,6 +300,7 @@ impl Daemon {
                         leader,
                         session,
                         outcome,
+                        kept,
                     }
                 });
             }
@@ -437,6 +438,9 @@ impl Daemon {
                 metrics.observe_lane(*elapsed_ms);
                 tracing::debug!(step = %key.step, group = lane.group, lane = lane.index, elapsed_ms, "lane protected");
             }
+            Note::ShapeChosen { key, lane, reason } => {
+                tracing::debug!(step = %key.step, group = lane.group, lane = lane.index, reason, "encode planned");
+            }
             Note::SessionFailed { key, node, fault } => {
                 metrics.observe_session_failure();
                 tracing::info!(step = %key.step, %node, ?fault, "a session failed and will be tried again");
@@ -465,6 +469,7 @@ fn setup(config: &Config, generation: Generation) -> Setup {
         chunk: config.chunk,
         slots_per_rank: config.slots_per_rank,
         budget: config.budget,
+        link_rate: config.link_rate,
         durable: config.durable_policy,
         durable_form: match config.trickle.increments {
             0 => DurableForm::Full,

@@ -84,6 +84,8 @@ pub enum Input {
         leader: NodeName,
         session: SessionId,
         outcome: Result<SessionTally, SessionFault>,
+        /// Stripes of a shard that are in place and have their digests, ascending, also if the session failed.
+        kept: Vec<Range<u64>>,
     },
     /// `Output::Upload` ended.
     Uploaded {
@@ -203,6 +205,12 @@ pub enum Note {
         key: CheckpointKey,
         lane: Lane,
         elapsed_ms: u64,
+    },
+    /// The shape of an encode that this node leads, and why.
+    ShapeChosen {
+        key: CheckpointKey,
+        lane: Lane,
+        reason: String,
     },
     /// A session this node leads failed and will be tried again.
     SessionFailed {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use storaged_codec::root_digest;
 use storaged_wire::local::{ByteRange, Reply, Rung};
 use storaged_wire::peer::{CheckpointKey, SessionFault, SessionKind};
+use storaged_wire::shape::RepairShape;
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode, SlotId,
 };
@@ -16,7 +17,7 @@ use storaged_wire::{
 use super::holdings::unknown_manifest;
 use super::plan::{Survey, Then};
 use crate::encode::{LaneBlocks, Purpose};
-use crate::io::{ConnId, Now, Output, RequestId};
+use crate::io::{ConnId, Note, Now, Output, RequestId};
 use crate::node::Node;
 use crate::table::SlotUse;
 
@@ -63,6 +64,8 @@ pub(crate) struct Opening {
     attempts: usize,
     rung: Rung,
     leaves: Option<Arc<[Digest]>>,
+    /// A block came out wrong: from now on every block is checked by this node.
+    wary: bool,
     open: bool,
 }
 
@@ -178,6 +181,7 @@ impl Node {
                 attempts: 0,
                 rung: Rung::Durable,
                 leaves: None,
+                wary: false,
                 open: false,
             },
         );
@@ -272,6 +276,10 @@ impl Node {
             survivors: survivors.into_iter().map(|block| block as u32).collect(),
             wanted: vec![(block as u32, self.me().clone())],
             stripes: stripes_of(&opening.ranges, manifest.chunk),
+            shape: match opening.wary {
+                true => RepairShape::Direct,
+                false => RepairShape::Chain,
+            },
         };
         Some((lane, kind, rung))
     }
@@ -286,19 +294,38 @@ impl Node {
             return;
         };
         opening.faults.push(format!("{node}: {}", describe(fault)));
-        let blamed = match fault {
-            SessionFault::Neighbour { node, .. } => node.clone(),
-            _ => node.clone(),
+        let blamed = fault.blamed().unwrap_or(node).clone();
+        let manifest = opening.manifest.manifest();
+        let failed = Note::SessionFailed {
+            key: CheckpointKey {
+                namespace: manifest.namespace.clone(),
+                run: manifest.run,
+                step: manifest.step,
+            },
+            node: node.clone(),
+            fault: fault.clone(),
         };
-        // A wrong result names nobody: leave out one survivor after the other.
+        self.out.push(Output::Note(failed));
+        let was_wary = opening.wary;
+        opening.wary |= is_wrong(fault);
+        // A wrong result names nobody: next every block is checked on its own, which names who sent a wrong one. If
+        // that does not tell either, one survivor after the other is left out.
         let blamed = match fault {
-            SessionFault::WrongResult(_) => self.next_suspect(slot).unwrap_or(blamed),
-            _ => blamed,
+            SessionFault::WrongResult(_) if !was_wary => None,
+            SessionFault::WrongResult(_) => Some(self.next_suspect(slot).unwrap_or(blamed)),
+            _ => Some(blamed),
         };
-        if let Some(opening) = self.openings.get_mut(&slot) {
+        if let (Some(blamed), Some(opening)) = (blamed, self.openings.get_mut(&slot)) {
             opening.excluded.insert(blamed);
         }
-        self.climb(slot);
+        self.climb_again(slot);
+    }
+
+    /// Climbs on, once no session fills the slot any more: what it has filled till then need not come again.
+    pub(crate) fn climb_again(&mut self, slot: SlotId) {
+        if !self.slot_is_ending(slot) {
+            self.climb(slot);
+        }
     }
 
     fn next_suspect(&self, slot: SlotId) -> Option<NodeName> {
@@ -308,7 +335,8 @@ impl Node {
         let available = opening
             .survey
             .available(opening.manifest.name(), lane, &blocks);
-        let others = available.into_iter().filter(|other| *other != block);
+        // Parity first: shards have digests that all know.
+        let others = available.into_iter().rev().filter(|other| *other != block);
         others
             .filter_map(|other| blocks.node(other).cloned())
             .find(|node| !opening.excluded.contains(node))
@@ -578,6 +606,13 @@ fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
         .collect()
 }
 
+fn is_wrong(fault: &SessionFault) -> bool {
+    matches!(
+        fault,
+        SessionFault::WrongResult(_) | SessionFault::WrongBytes { .. }
+    )
+}
+
 fn describe(fault: &SessionFault) -> String {
     match fault {
         SessionFault::NoManifest => "the manifest is not there".into(),
@@ -588,6 +623,9 @@ fn describe(fault: &SessionFault) -> String {
         SessionFault::Neighbour { node, reason } => format!("{node} {reason}"),
         SessionFault::WrongResult(reason) => format!("decoded to a wrong digest: {reason}"),
         SessionFault::Aborted => "ended".into(),
+        SessionFault::WrongBytes { node, reason } => {
+            format!("{node} sent wrong bytes (digest): {reason}")
+        }
     }
 }
 

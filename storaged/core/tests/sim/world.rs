@@ -11,7 +11,7 @@ use storaged_core::{
     UploadBase,
 };
 use storaged_wire::local::Reply;
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
 use storaged_wire::{
     CheckpointState, Generation, ManifestBytes, NodeName, Rank, RunId, SlotId, Step,
 };
@@ -34,6 +34,10 @@ pub struct Limits {
     pub durable_form: DurableForm,
     /// Simulated milliseconds.
     pub duration_ms: u64,
+    /// A node that sends wrong bytes in every second frame of a repair.
+    pub liar: Option<usize>,
+    /// What all nodes are told of their links.
+    pub link_rate: Option<u64>,
 }
 
 /// One node's process: its decisions and its RAM. A crash loses all of it.
@@ -84,6 +88,14 @@ pub struct World {
     pub newest: BTreeMap<CheckpointState, CheckpointKey>,
     pub crashes: u64,
     pub restores: u64,
+    /// Repairs that had less than all of a lane to do, and encodes that had.
+    pub resumed: u64,
+    pub incremental: u64,
+    /// Wrong frames sent, and how often the liar was named.
+    pub lies: u64,
+    pub liar_named: u64,
+    /// Encodes whose shape was chosen.
+    pub shapes: u64,
     /// Uploads that could be written against a base.
     pub increments: u64,
     events: BTreeMap<(u64, u64), Event>,
@@ -118,6 +130,11 @@ impl World {
             newest: BTreeMap::new(),
             crashes: 0,
             restores: 0,
+            resumed: 0,
+            incremental: 0,
+            lies: 0,
+            liar_named: 0,
+            shapes: 0,
             increments: 0,
             events: BTreeMap::new(),
             sequence: 0,
@@ -227,6 +244,7 @@ impl World {
                 DurableForm::Increments => 4,
             },
             budget: 64 << 20,
+            link_rate: self.limits.link_rate,
             durable: DurablePolicy::Every(self.limits.durable_every),
             durable_form: self.limits.durable_form,
         };
@@ -357,7 +375,17 @@ impl World {
                 self.sessions.begin(node, generation, work);
                 self.after(delay, Event::Sessions);
             }
-            Output::Stop { leader, session } => self.sessions.stop(node, &leader, session),
+            Output::Stop { leader, session } => {
+                if self.sessions.stop(node, &leader, session) {
+                    let input = Input::SessionEnded {
+                        leader,
+                        session,
+                        outcome: Err(SessionFault::Aborted),
+                        kept: Vec::new(),
+                    };
+                    self.back(node, generation, delay, input);
+                }
+            }
             Output::Upload {
                 manifest,
                 rank,
@@ -486,7 +514,20 @@ impl World {
         );
     }
 
+    /// An honest node is never accused of wrong bytes.
+    fn only_liars_are_accused(&mut self, fault: &SessionFault) {
+        if let SessionFault::WrongBytes { node, .. } = fault {
+            assert_eq!(Some(index(node)), self.limits.liar, "{fault:?}");
+            self.liar_named += 1;
+        }
+    }
+
     fn noted(&mut self, note: &Note) {
+        match note {
+            Note::SessionFailed { fault, .. } => self.only_liars_are_accused(fault),
+            Note::ShapeChosen { .. } => self.shapes += 1,
+            _ => {}
+        }
         let Note::State { key, state } = note else {
             return;
         };
