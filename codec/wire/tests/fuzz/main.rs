@@ -3,6 +3,7 @@
 
 #[path = "../../../tests/fuzz/damage.rs"]
 mod damage;
+mod increment;
 mod manifest;
 mod messages;
 mod samples;

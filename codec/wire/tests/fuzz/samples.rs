@@ -10,6 +10,7 @@ use storaged_wire::peer::{
     SessionRecord, StreamRecord,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
+use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, Geometry, Manifest, Namespace, NodeName, Owner,
     Rank, Refusal, RefusalCode, RunId, SessionId, ShardEntry, SlotId, Step, WorldSize,
@@ -156,6 +157,7 @@ pub fn requests() -> Vec<Request> {
                 length: u64::MAX,
             }],
             timeout_ms,
+            without: Some(Rung::OwnRam),
         },
         Request::CloseShard { manifest, rank },
         Request::Status,
@@ -338,6 +340,10 @@ pub fn session_messages() -> Vec<PeerMessage> {
         })
     };
     let failed = |fault| PeerMessage::Failed { session, fault };
+    let stripes = StripeMap {
+        stripes: 9,
+        bits: vec![0x81, 1].into(),
+    };
     vec![
         propose(SessionKind::Encode {
             lane: lane(),
@@ -348,10 +354,12 @@ pub fn session_messages() -> Vec<PeerMessage> {
             survivors: vec![0, 2],
             wanted: vec![(1, node("b"))],
             stripes: vec![(5, u64::MAX)],
+            shape: RepairShape::Gather,
         }),
         PeerMessage::Ready {
             session,
             leaves: leaves(),
+            stripes: Some(stripes.clone()),
         },
         failed(SessionFault::NoManifest),
         failed(SessionFault::NoRoom("full".into())),
@@ -359,9 +367,18 @@ pub fn session_messages() -> Vec<PeerMessage> {
             node: node("c"),
             reason: "slow".into(),
         }),
+        failed(SessionFault::WrongBytes {
+            node: node("c"),
+            reason: "stripe 3".into(),
+        }),
         PeerMessage::Begin {
             session,
             leaves: leaves(),
+            stripes: Some(stripes),
+            shape: Some(EncodeShape::Tree {
+                fan_in: 3,
+                order: vec![1, 0],
+            }),
         },
         PeerMessage::Finished { session },
         PeerMessage::Close {
