@@ -344,6 +344,12 @@ pub fn session_messages() -> Vec<PeerMessage> {
         stripes: 9,
         bits: vec![0x81, 1].into(),
     };
+    let begin = |shape| PeerMessage::Begin {
+        session,
+        leaves: leaves(),
+        stripes: Some(stripes.clone()),
+        shape,
+    };
     vec![
         propose(SessionKind::Encode {
             lane: lane(),
@@ -371,15 +377,14 @@ pub fn session_messages() -> Vec<PeerMessage> {
             node: node("c"),
             reason: "stripe 3".into(),
         }),
-        PeerMessage::Begin {
-            session,
-            leaves: leaves(),
-            stripes: Some(stripes),
-            shape: Some(EncodeShape::Tree {
-                fan_in: 3,
-                order: vec![1, 0],
-            }),
-        },
+        begin(None),
+        begin(Some(EncodeShape::Chain { order: vec![] })),
+        begin(Some(EncodeShape::Tree {
+            fan_in: 3,
+            order: vec![1, 0],
+        })),
+        begin(Some(EncodeShape::GatherAtSources { roots: vec![2, 3] })),
+        begin(Some(EncodeShape::GatherAtKeepers)),
         PeerMessage::Finished { session },
         PeerMessage::Close {
             session,
