@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod blocks;
 pub mod framing;
 pub mod ids;
 pub mod increment;

@@ -55,9 +55,9 @@ pub enum SessionKind {
     Repair {
         #[n(0)]
         lane: Lane,
-        #[n(1)]
+        #[cbor(n(1), with = "crate::blocks")]
         survivors: Vec<u32>,
-        #[n(2)]
+        #[cbor(n(2), with = "crate::blocks")]
         wanted: Vec<(u32, NodeName)>,
         /// Chunks that are wanted, as (first, count); empty means all.
         #[n(3)]

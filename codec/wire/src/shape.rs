@@ -9,7 +9,7 @@ pub enum EncodeShape {
     /// One after the other; an empty order means every source in every place in turn.
     #[n(0)]
     Chain {
-        #[n(0)]
+        #[cbor(n(0), with = "crate::blocks")]
         order: Vec<u32>,
     },
     /// Every source has at most `fan_in` others behind it; the order as of a chain.
@@ -17,13 +17,13 @@ pub enum EncodeShape {
     Tree {
         #[n(0)]
         fan_in: u32,
-        #[n(1)]
+        #[cbor(n(1), with = "crate::blocks")]
         order: Vec<u32>,
     },
     /// Every stripe is gathered by one of these sources, in turn, which sends each sum to its coding node.
     #[n(2)]
     GatherAtSources {
-        #[n(0)]
+        #[cbor(n(0), with = "crate::blocks")]
         roots: Vec<u32>,
     },
     /// Every stripe is gathered by one of the coding nodes, in turn, which sends the other sums on.

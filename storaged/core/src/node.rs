@@ -17,7 +17,7 @@ use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::place::RunProposal;
 use crate::place::{Group, GroupError, Member, groups};
-use crate::restore::{Opening, PlanQuery, VerifyWork};
+use crate::restore::{OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::table::{Attached, Checkpoint, NamespaceTable, Peer, Slot, Waiter};
 
 /// When checkpoints go to the durable tier.
@@ -244,7 +244,22 @@ impl Node {
                 rank,
                 ranges,
                 timeout_ms,
-            } => self.open_shard(id, manifest, rank, &ranges, timeout_ms),
+                without,
+            } => {
+                let ranges = ranges
+                    .iter()
+                    .map(|r| r.offset..r.offset.saturating_add(r.length))
+                    .collect();
+                let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
+                let wish = OpenWish {
+                    manifest,
+                    rank,
+                    ranges,
+                    deadline: self.now.plus(wait),
+                    without,
+                };
+                self.open_shard(id, wish, timeout_ms)
+            }
             Request::CloseShard { manifest, rank } => self.close_shard(id, manifest, rank),
             Request::Status => self.status(id),
             Request::List { namespace } => self.list(id, namespace.as_ref()),

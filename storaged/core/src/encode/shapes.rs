@@ -11,8 +11,9 @@ use super::lanes::LaneBlocks;
 use super::plans::{DirtyMap, Order, Shape};
 use crate::place::Group;
 
-/// More turns than this are not taken from a leader: a turn is a class of stripes, which is written down.
-const ROOTS_MAX: usize = 256;
+/// More turns than this are not taken from a leader: a turn is a class of stripes, which is written down. The wire has
+/// the same bound.
+const ROOTS_MAX: usize = 255;
 const MILLION: u64 = 1_000_000;
 
 /// The shape that a leader said; the plain chain if it said none; none at all if it is out of bounds.

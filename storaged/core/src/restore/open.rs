@@ -18,7 +18,6 @@ use super::holdings::unknown_manifest;
 use super::plan::{Survey, Then};
 use crate::encode::{LaneBlocks, Purpose};
 use crate::io::{ConnId, Note, Now, Output, RequestId};
-use crate::limits;
 use crate::node::Node;
 use crate::table::SlotUse;
 
@@ -35,6 +34,20 @@ pub(crate) struct OpenWish {
     pub rank: Rank,
     pub ranges: Vec<Range<u64>>,
     pub deadline: Now,
+    /// The rung that gave the reader wrong bytes.
+    pub without: Option<Rung>,
+}
+
+impl OpenWish {
+    fn byte_ranges(&self) -> Vec<ByteRange> {
+        let ranges = self.ranges.iter();
+        ranges
+            .map(|range| ByteRange {
+                offset: range.start,
+                length: range.end - range.start,
+            })
+            .collect()
+    }
 }
 
 /// A shard on its way into this node's RAM, or there for a reader.
@@ -60,29 +73,17 @@ impl Node {
     pub(crate) fn open_shard(
         &mut self,
         id: RequestId,
-        manifest: Digest,
-        rank: Rank,
-        ranges: &[ByteRange],
+        wish: OpenWish,
         timeout_ms: u32,
     ) -> Result<(), Refusal> {
         let attached = self.attached(id)?.clone();
-        if let Some(known) = self.manifest_named(manifest) {
+        if let Some(known) = self.manifest_named(wish.manifest) {
             self.check_readable(&known, attached.owner)?;
-            check_ranges(&known, rank, ranges)?;
-            if self.open_own(id, manifest, rank) {
+            check_ranges(&known, wish.rank, &wish.byte_ranges())?;
+            if self.open_own(id, &wish) {
                 return Ok(());
             }
         }
-        let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
-        let wish = OpenWish {
-            manifest,
-            rank,
-            ranges: ranges
-                .iter()
-                .map(|r| r.offset..r.offset.saturating_add(r.length))
-                .collect(),
-            deadline: self.now.plus(wait),
-        };
         self.survey(
             id,
             attached.namespace,
@@ -95,14 +96,17 @@ impl Node {
     }
 
     /// The first rung: this node's RAM.
-    fn open_own(&mut self, id: RequestId, manifest: Digest, rank: Rank) -> bool {
-        let Some(checkpoint) = self.checkpoint_named(manifest) else {
+    fn open_own(&mut self, id: RequestId, wish: &OpenWish) -> bool {
+        if wish.without == Some(Rung::OwnRam) {
+            return false;
+        }
+        let Some(checkpoint) = self.checkpoint_named(wish.manifest) else {
             return false;
         };
         let Some(chunk) = checkpoint.manifest.as_ref().map(|m| m.manifest().chunk) else {
             return false;
         };
-        let Some(local) = checkpoint.shards.get_mut(&rank) else {
+        let Some(local) = checkpoint.shards.get_mut(&wish.rank) else {
             return false;
         };
         let Some(shard) = local.sealed() else {
@@ -142,16 +146,8 @@ impl Node {
             .cloned()
             .ok_or_else(|| unknown_manifest(wish.manifest))?;
         self.check_readable(&manifest, attached.owner)?;
-        let ranges: Vec<ByteRange> = wish
-            .ranges
-            .iter()
-            .map(|range| ByteRange {
-                offset: range.start,
-                length: range.end - range.start,
-            })
-            .collect();
-        let length = check_ranges(&manifest, wish.rank, &ranges)?;
-        if self.open_own(id, wish.manifest, wish.rank) {
+        let length = check_ranges(&manifest, wish.rank, &wish.byte_ranges())?;
+        if self.open_own(id, &wish) {
             return Ok(());
         }
         let concerns_me = self.concerned(manifest.manifest()).contains(self.me());
@@ -164,6 +160,13 @@ impl Node {
         }
         let namespace = manifest.manifest().namespace.clone();
         let slot = self.create_slot(&namespace, wish.rank, length, SlotUse::Restoring)?;
+        let (mut excluded, mut faults) = (BTreeSet::new(), Vec::new());
+        if let Some(rung) = wish.without {
+            faults.push(format!("{rung:?}: the reader found wrong digests"));
+        }
+        if wish.without == Some(Rung::OwnRam) {
+            excluded.insert(self.me().clone());
+        }
         self.openings.insert(
             slot,
             Opening {
@@ -173,8 +176,8 @@ impl Node {
                 deadline: wish.deadline,
                 ranges: wish.ranges,
                 survey,
-                excluded: BTreeSet::new(),
-                faults: Vec::new(),
+                excluded,
+                faults,
                 attempts: 0,
                 rung: Rung::Durable,
                 leaves: None,

@@ -13,7 +13,7 @@ const UNEVEN_ABOVE: f64 = 0.05;
 /// Turns of uneven gathers per source: how finely unequal rates are matched.
 const TURNS_PER_SOURCE: usize = 4;
 /// And together: a turn is a class of stripes, which is written down.
-const TURNS_MAX: usize = 256;
+const TURNS_MAX: usize = 255;
 
 /// What kind of plan: what an executor may be able to run or not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
