@@ -1,0 +1,79 @@
+//! Repair at (8,2): one lost node and two lost nodes, onto nodes that had nothing, against a plain copy of the shard
+//! over the same link.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::{Bench, Busy};
+use crate::net::daemons::Daemons;
+use crate::net::job::Job;
+use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
+use crate::net::raw::{self, How};
+
+const RATE: LinkRate = LinkRate::megabits(1000);
+const K: usize = 8;
+const M: usize = 2;
+const CHUNK: u64 = 256 << 10;
+/// Chunks of a shard: 256 MiB, so that a plain copy takes 2.1 s.
+const CHUNKS: usize = 1024;
+/// Nodes that take the place of the lost ones.
+const NEWCOMERS: [usize; 2] = [K + M, K + M + 1];
+
+/// See the module.
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    eprintln!("repair at (8,2), links of 1 Gbit/s");
+    let network = Network::make(NetworkSpec {
+        nodes: K + M + NEWCOMERS.len(),
+        rate: Some(RATE),
+        mtu: 9000,
+        packets: Packets::Whole,
+    })?;
+    let shard = CHUNKS as u64 * CHUNK;
+    let certificates = bench.directory.join("repair-certs");
+    raw::certificates(&certificates)?;
+    let mut copy = f64::MAX;
+    for (how, name) in [(How::Tcp, "tcp"), (How::Own, "quic")] {
+        let way = (0, NEWCOMERS[0]);
+        let done = raw::transfer(&network, &certificates, way, (how, ""), (shard, 2))?;
+        let seconds = shard as f64 / done.rate;
+        bench.figures.put(format!("copy_{name}_seconds"), seconds);
+        copy = copy.min(seconds);
+    }
+    let spec = bench.daemons((K, M), CHUNK, shard, 4);
+    let mut daemons = Daemons::start(&network, spec)?;
+    let mut job = Job::open(&daemons, K, CHUNKS)?;
+    let saved = job.save(&daemons, 1.0)?;
+    bench.figures.put(
+        "chain_efficiency_8_2_1gbit",
+        RATE.seconds(M as u64 * shard) / saved.protected.as_secs_f64(),
+    );
+    let manifest = job.manifest(&daemons, K)?;
+    job.end_training();
+    let nodes = network.spec().nodes;
+
+    daemons.kill(0)?;
+    daemons.wait_for_peers(K, nodes - 2)?;
+    let mut one = f64::MAX;
+    for newcomer in NEWCOMERS {
+        let cores = Busy::start()?;
+        let took = job.decode(&daemons, &manifest, 0, newcomer, &[])?;
+        one = one.min(took.as_secs_f64());
+        bench.figures.put("repair_one_cpu_busy", cores.share()?);
+    }
+    bench.figures.put("repair_one_seconds", one);
+    bench.figures.put("repair_one_vs_copy", one / copy);
+
+    daemons.kill(1)?;
+    daemons.wait_for_peers(K, nodes - 3)?;
+    let decode = |lost: usize| job.decode(&daemons, &manifest, lost, NEWCOMERS[lost], &[]);
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| decode(1));
+        (decode(0), second.join())
+    });
+    let second: Duration = second.ok().context("a repair broke")??;
+    let two = first?.max(second).as_secs_f64();
+    bench.figures.put("repair_two_seconds", two);
+    bench.figures.put("repair_two_vs_copy", two / copy);
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! Links without a limit, so that the cores set the pace: TCP, quinn as it comes, the daemons' transport, and the
+//! executor on it, between the same two nodes.
+
+use anyhow::{Result, ensure};
+
+use super::Bench;
+use crate::net::daemons::Daemons;
+use crate::net::job::Job;
+use crate::net::network::{Network, NetworkSpec, Packets};
+use crate::net::raw::{self, How};
+
+/// Bytes of a transfer, and of the shard: 512 MiB.
+const CHUNKS: usize = 512;
+const CHUNK: u64 = 1 << 20;
+const ROUNDS: usize = 3;
+/// A data node, its coding node, and one that takes a repaired shard.
+const NODES: usize = 3;
+
+/// See the module.
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    eprintln!("links without a limit");
+    let network = Network::make(NetworkSpec {
+        nodes: NODES,
+        rate: None,
+        mtu: 9000,
+        packets: Packets::Whole,
+    })?;
+    let bytes = CHUNKS as u64 * CHUNK;
+    let certificates = bench.directory.join("unshaped-certs");
+    raw::certificates(&certificates)?;
+    let ways = [
+        (How::Tcp, "raw_tcp"),
+        (How::Quinn, "raw_quinn_default"),
+        (How::Own, "raw_quinn_tuned"),
+    ];
+    let mut rates = Vec::new();
+    for (how, name) in ways {
+        let done = raw::transfer(&network, &certificates, (0, 1), (how, ""), (bytes, ROUNDS))?;
+        let figures = &mut bench.figures;
+        figures.put(format!("{name}_bytes_per_second"), done.rate);
+        figures.put(format!("{name}_cpu_s_per_gb"), done.cpu_per_gb);
+        figures.put(format!("{name}_cpu_system_share"), done.system_share);
+        rates.push(done.rate);
+    }
+    bench
+        .figures
+        .put("tuned_vs_default_quinn", rates[2] / rates[1]);
+    bench.figures.put("raw_quinn_vs_tcp", rates[2] / rates[0]);
+    executor(bench, &network, rates[2])
+}
+
+/// One data node and one coding node: the same bytes over the same link, read, coded, kept and verified.
+fn executor(bench: &mut Bench, network: &Network, raw: f64) -> Result<()> {
+    let shard = CHUNKS as u64 * CHUNK;
+    let mut daemons = Daemons::start(network, bench.daemons((1, 1), CHUNK, shard, 6))?;
+    let mut job = Job::open(&daemons, 1, CHUNKS)?;
+    // The first step makes slots and buffers: not timed.
+    job.save(&daemons, 1.0)?;
+    let (mut encode, mut cpu) = (f64::MAX, f64::MAX);
+    for _ in 0..ROUNDS {
+        let sealed = job.stage(1.0)?;
+        let before = daemons.cpu_seconds();
+        let saved = job.protect(&daemons, sealed)?;
+        let after = daemons.cpu_seconds();
+        let took = saved.protected.saturating_sub(saved.committed);
+        encode = encode.min(took.as_secs_f64());
+        cpu = cpu.min(after.0 + after.1 - before.0 - before.1);
+    }
+    let rate = shard as f64 / encode;
+    let figures = &mut bench.figures;
+    figures.put("executor_encode_bytes_per_second", rate);
+    figures.put("executor_vs_raw_quinn", rate / raw);
+    figures.put("cpu_s_per_gb_encode", cpu * 1e9 / shard as f64);
+    let manifest = job.manifest(&daemons, 1)?;
+    job.end_training();
+    daemons.kill(0)?;
+    daemons.wait_for_peers(1, NODES - 2)?;
+    let mut repair = f64::MAX;
+    for _ in 0..ROUNDS {
+        let took = job.decode(&daemons, &manifest, 0, NODES - 1, &[])?;
+        repair = repair.min(took.as_secs_f64());
+    }
+    ensure!(repair > 0.0, "a repair took no time");
+    let rate = shard as f64 / repair;
+    bench.figures.put("executor_repair_bytes_per_second", rate);
+    bench
+        .figures
+        .put("executor_repair_vs_raw_quinn", rate / raw);
+    Ok(())
+}
