@@ -18,7 +18,7 @@ const PORT: u16 = 9300;
 /// Certificates hold as long as any run of the bench.
 const DAY: Duration = Duration::from_secs(86_400);
 /// Links to all peers are up within this time, also where a machine of two cores starts 34 daemons.
-const START_WAIT: Duration = Duration::from_secs(60);
+const START_WAIT: Duration = Duration::from_secs(120);
 
 /// What the daemons are like.
 #[derive(Clone, Debug)]

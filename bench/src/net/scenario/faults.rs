@@ -16,8 +16,8 @@ const M: usize = 2;
 const CHUNK: u64 = 64 << 10;
 /// Chunks of a shard: 64 MiB, 2.7 s for a full step.
 const CHUNKS: usize = 1024;
-/// A node beside the group.
-const NEWCOMER: usize = K + M;
+/// Where lost shards are brought to: the last coding node.
+const READER: usize = K + M - 1;
 /// Lost packets in a hundred.
 const LOSS_PERCENT: u8 = 1;
 
@@ -29,7 +29,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 
 fn spec(packets: Packets) -> NetworkSpec {
     NetworkSpec {
-        nodes: K + M + 1,
+        nodes: K + M,
         rate: Some(RATE),
         mtu: 9000,
         packets,
@@ -53,10 +53,11 @@ fn slow_and_dead(bench: &mut Bench) -> Result<()> {
     network.shape(1, RATE)?;
 
     // A coding node dies half-way and comes back with empty RAM.
+    let reborn = K;
     let sealed = job.stage(1.0)?;
     sleep(Duration::from_secs_f64(full / 2.0).saturating_sub(sealed.elapsed()));
-    daemons.kill(K + 1)?;
-    daemons.start_node(K + 1)?;
+    daemons.kill(reborn)?;
+    daemons.start_node(reborn)?;
     let late = job.protect(&daemons, sealed)?.protected.as_secs_f64();
     bench.figures.put("coding_node_killed_seconds", late);
 
@@ -64,13 +65,13 @@ fn slow_and_dead(bench: &mut Bench) -> Result<()> {
     let manifest = job.manifest(&daemons, K)?;
     job.end_training();
     daemons.kill(0)?;
-    daemons.wait_for_peers(NEWCOMER, K + M - 1)?;
+    daemons.wait_for_peers(READER, K + M - 2)?;
     let repair = RATE.seconds(shard);
     let took = scope(|threads| {
         let repaired = {
             let (job, manifest) = (&job, &manifest);
             let daemons: &Daemons<'_> = &daemons;
-            threads.spawn(move || job.decode(daemons, manifest, 0, NEWCOMER, &[]))
+            threads.spawn(move || job.decode(daemons, manifest, 0, READER, &[]))
         };
         sleep(Duration::from_secs_f64(repair / 2.0));
         let killed = daemons.kill_beside(1);
@@ -102,8 +103,8 @@ fn lossy(bench: &mut Bench) -> Result<()> {
     job.end_training();
     daemons.kill(0)?;
     daemons.kill(1)?;
-    daemons.wait_for_peers(NEWCOMER, K + M - 2)?;
-    let took = job.decode(&daemons, &manifest, 1, NEWCOMER, &[])?;
+    daemons.wait_for_peers(READER, K + M - 3)?;
+    let took = job.decode(&daemons, &manifest, 1, READER, &[])?;
     let efficiency = RATE.seconds(shard) / took.as_secs_f64();
     bench
         .figures
