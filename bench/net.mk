@@ -13,6 +13,6 @@ bench-net-packages: packages
 	fi
 
 .PHONY: bench-net
-bench-net: bench-net-packages release ## Plans, repair and transport on shaped links (ONLY=chain for one): docs/bench/net.*
+bench-net: bench-net-packages release ## Plans, repair and transport on shaped links (ONLY=chain8 for one): docs/bench/net.*
 	@$(CARGO) build -q --release -p storaged-bench --bin bench-net
 	@target/release/bench-net $(if $(ONLY),--only $(ONLY),--write docs/bench) --commit "$$(git rev-parse --short HEAD)"

@@ -117,16 +117,27 @@ impl Network {
             let _ = writeln!(spaces, "netns add {space}");
             let _ = writeln!(
                 links,
-                "link add p{node} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {space}\n\
-                 link set p{node} master br0 up"
+                "link add p{node} mtu {mtu} type veth peer name eth0 address {} mtu {mtu} netns {space}\n\
+                 link set p{node} master br0 up",
+                hardware_address(node)
             );
         }
         run("ip", &["-batch", "-"], &spaces)?;
         run("ip", &["-n", &switch, "-batch", "-"], &links)?;
         for node in 0..self.spec.nodes {
-            let address = self.address(node);
-            let steps =
-                format!("link set lo up\naddr add {address}/24 dev eth0\nlink set eth0 up\n");
+            let mut steps = format!(
+                "link set lo up\naddr add {}/24 dev eth0\nlink set eth0 up\n",
+                self.address(node)
+            );
+            // The kernel's table of neighbours is one for all namespaces and holds 1024 that were learnt; 34 nodes
+            // have 1122. Those that are told to it do not count.
+            for peer in (0..self.spec.nodes).filter(|peer| *peer != node) {
+                let (address, hardware) = (self.address(peer), hardware_address(peer));
+                let _ = writeln!(
+                    steps,
+                    "neigh add {address} lladdr {hardware} nud permanent dev eth0"
+                );
+            }
             run("ip", &["-n", &self.space(node), "-batch", "-"], &steps)?;
         }
         Ok(())
@@ -162,7 +173,7 @@ impl Network {
     pub fn lose(&self, percent: u8) -> Result<()> {
         let rules = format!(
             "table inet lossy {{ chain arriving {{ type filter hook input priority 0; \
-             iifname \"eth0\" numgen random mod 100 < {percent} drop; }} }}\n"
+             iifname \"eth0\" numgen random mod 100 < {percent} drop\n }}\n }}\n"
         );
         for node in 0..self.spec.nodes {
             run("nsenter", &[&self.enter(node), "nft", "-f", "-"], &rules)?;
@@ -274,6 +285,11 @@ fn remove(which: &dyn Fn(u32) -> bool) -> Result<()> {
         run("ip", &["-batch", "-"], &steps)?;
     }
     Ok(())
+}
+
+/// A node's address on Ethernet: a locally administered one.
+fn hardware_address(node: usize) -> String {
+    format!("02:77:00:00:00:{node:02x}")
 }
 
 /// The process that made a namespace of this name, if it is one of ours.

@@ -21,7 +21,7 @@ use storaged_bench::net::{plot, table};
 struct Options {
     #[command(subcommand)]
     what: Option<What>,
-    /// Only this scenario: chain, repair, faults or unshaped
+    /// Only this scenario, such as chain8 or repair; an unknown one gets the list
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// The storaged executable; by default the one beside this program

@@ -235,7 +235,9 @@ pub fn transfer(
     BufReader::new(stdout).read_line(&mut line)?;
     ensure!(line.trim() == "ready", "the receiver did not get ready");
     let before = cpu(receiver.0.id());
-    let output = command(from, "raw-send").stderr(Stdio::inherit()).output()?;
+    let output = command(from, "raw-send")
+        .stderr(Stdio::inherit())
+        .output()?;
     ensure!(output.status.success(), "the sender failed");
     let after = cpu(receiver.0.id());
     let sent: Sent = serde_json::from_slice(&output.stdout).context("what the sender says")?;

@@ -10,12 +10,12 @@ use crate::net::daemons::Daemons;
 use crate::net::job::Job;
 use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
 
-const RATE: LinkRate = LinkRate::megabits(400);
+const RATE: LinkRate = LinkRate::megabits(200);
 const K: usize = 4;
 const M: usize = 2;
 const CHUNK: u64 = 64 << 10;
-/// Chunks of a shard: 64 MiB, 2.7 s for a full step.
-const CHUNKS: usize = 1024;
+/// Chunks of a shard: 32 MiB, 2.7 s for a full step.
+const CHUNKS: usize = 512;
 /// Where lost shards are brought to: the last coding node.
 const READER: usize = K + M - 1;
 /// Lost packets in a hundred.
@@ -37,7 +37,7 @@ fn spec(packets: Packets) -> NetworkSpec {
 }
 
 fn slow_and_dead(bench: &mut Bench) -> Result<()> {
-    eprintln!("a slow hop and dead hops at (4,2), links of 400 Mbit/s");
+    eprintln!("a slow hop and dead hops at (4,2), links of 200 Mbit/s");
     let network = Network::make(spec(Packets::Whole))?;
     let shard = CHUNKS as u64 * CHUNK;
     let mut daemons = Daemons::start(&network, bench.daemons((K, M), CHUNK, shard, 8))?;
@@ -87,7 +87,7 @@ fn slow_and_dead(bench: &mut Bench) -> Result<()> {
 }
 
 fn lossy(bench: &mut Bench) -> Result<()> {
-    eprintln!("1 % of all packets lost at (4,2), links of 400 Mbit/s");
+    eprintln!("1 % of all packets lost at (4,2), links of 200 Mbit/s");
     let network = Network::make(spec(Packets::Single))?;
     let shard = CHUNKS as u64 * CHUNK;
     let mut daemons = Daemons::start(&network, bench.daemons((K, M), CHUNK, shard, 8))?;

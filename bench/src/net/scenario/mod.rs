@@ -16,8 +16,11 @@ use super::daemons::DaemonsSpec;
 use super::figures::Figures;
 
 /// All scenarios by name, in order.
-pub const ALL: [(&str, Scenario); 4] = [
-    ("chain", chain::measure),
+pub const ALL: [(&str, Scenario); 7] = [
+    ("chain8", chain::eight),
+    ("chain16", chain::sixteen),
+    ("chain32", chain::thirty_two),
+    ("chain8-mtu1500", chain::usual_frames),
     ("repair", repair::measure),
     ("faults", faults::measure),
     ("unshaped", unshaped::measure),

@@ -10,12 +10,12 @@ use crate::net::job::Job;
 use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
 use crate::net::raw::{self, How};
 
-const RATE: LinkRate = LinkRate::megabits(1000);
+const RATE: LinkRate = LinkRate::megabits(400);
 const K: usize = 8;
 const M: usize = 2;
 const CHUNK: u64 = 256 << 10;
-/// Chunks of a shard: 256 MiB, so that a plain copy takes 2.1 s.
-const CHUNKS: usize = 1024;
+/// Chunks of a shard: 128 MiB, so that a plain copy takes 2.7 s.
+const CHUNKS: usize = 512;
 /// Where lost shards are brought to: coding nodes. While one data node is lost, the first of them is not among the k
 /// survivors that are read, so it takes part as an empty node would; when two are lost, every node left is one of them.
 const READERS: [usize; 2] = [K + 1, K];
@@ -25,7 +25,7 @@ const ROUNDS: usize = 2;
 
 /// See the module.
 pub fn measure(bench: &mut Bench) -> Result<()> {
-    eprintln!("repair at (8,2), links of 1 Gbit/s");
+    eprintln!("repair at (8,2), links of 400 Mbit/s");
     let network = Network::make(NetworkSpec {
         nodes: K + M,
         rate: Some(RATE),
@@ -48,7 +48,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let mut job = Job::open(&daemons, K, CHUNKS)?;
     let saved = job.save(&daemons, 1.0)?;
     bench.figures.put(
-        "chain_efficiency_8_2_1gbit",
+        "chain_efficiency_8_2_400mbit",
         RATE.seconds(M as u64 * shard) / saved.protected.as_secs_f64(),
     );
     let manifest = job.manifest(&daemons, K)?;
