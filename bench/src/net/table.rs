@@ -93,7 +93,7 @@ pub fn markdown(figures: &Figures, said: &[(&str, String)]) -> String {
     }
     text.push_str(
         "\nMade by `make bench-net`: real daemons in network namespaces, each link shaped both ways. Efficiency is the\n\
-         time that the busiest link needs for its bytes at its rate, over the time measured. README.md says more.\n\n\
+         time that the busiest link needs for its bytes at its rate, over the time measured.\n\n\
          ## Marks\n\n| figure | what | mark | got | met |\n| --- | --- | ---: | ---: | --- |\n",
     );
     for (key, mark, what) in MARKS {
@@ -107,8 +107,30 @@ pub fn markdown(figures: &Figures, said: &[(&str, String)]) -> String {
     for (key, value) in figures.iter() {
         let _ = writeln!(text, "| `{key}` | {} |", shown(value));
     }
+    text.push_str(NOTES);
     text
 }
+
+/// What one must know to read the figures.
+const NOTES: &str = "
+## How to read them
+
+- Every time runs from the last rank's seal until the step is reported protected, and so has digests, agreement and the
+  filling of the chain in it; the best of two rounds counts. Every scenario loses nodes afterwards, decodes, and compares
+  the bytes with what was staged.
+- The same chunks are dirty on all ranks in increments. A chain carries the union of the dirty chunks.
+- `_cpu_busy` is how busy all cores of the machine were, `_daemons_cores` how many of them the daemons used. Where the
+  first is near 1, the cores set the pace and not the links: the figure is a lower bound. All nodes share this machine.
+- `_wire_bytes_per_byte` is what the last data node sent, with all headers and acknowledgements, over its payload.
+- `copy_tcp_seconds` and `copy_quic_seconds` are plain copies of a shard over the link that repair uses; repair is
+  compared with the faster one. `repair_two` brings two lost shards to two nodes at the same time.
+- `slow_hop_efficiency` takes the slow link as the busiest. `coding_node_killed_seconds` has the coding node's restart with
+  empty RAM in it, `repair_hop_killed_seconds` the two seconds until its peers take a silent node for dead.
+- `raw_*` are plain processes on links without a limit, `raw_quinn_tuned` on the daemons' own transport; CPU seconds are
+  those of both ends. `executor_encode` runs from commit until protected, from one data node to one coding node.
+  `cpu_s_per_gb_encode` is what both daemons use for 1e9 bytes in that time.
+- A figure that is not here was not measured.
+";
 
 #[cfg(test)]
 mod tests {

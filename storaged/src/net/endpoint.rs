@@ -29,11 +29,9 @@ const FIRST_RECORD_BYTES_MAX: usize = 4096;
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// The same for all streams of a connection.
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
-/// Datagrams that are acknowledged together.
-const ACKNOWLEDGE_EVERY: u32 = 10;
 /// Streams that a peer may have open to us at once: 64 sessions of 4 edges.
 const STREAMS_MAX: u32 = 256;
-/// Streams whose first record is awaited at once, per connection.
+/// Of the protocol.
 const VERSION: u16 = 1;
 
 pub(super) const KIND_CONTROL: u8 = 0;
@@ -227,8 +225,6 @@ fn transport() -> quinn::TransportConfig {
     let mut config = quinn::TransportConfig::default();
     let mut discovery = quinn::MtuDiscoveryConfig::default();
     discovery.upper_bound(DATAGRAM_BYTES_MAX);
-    let mut acknowledge = quinn::AckFrequencyConfig::default();
-    acknowledge.ack_eliciting_threshold(ACKNOWLEDGE_EVERY.into());
     config
         .keep_alive_interval(Some(KEEP_ALIVE))
         .max_idle_timeout(IDLE.try_into().ok())
@@ -238,8 +234,7 @@ fn transport() -> quinn::TransportConfig {
         .max_concurrent_uni_streams(STREAMS_MAX.into())
         .max_concurrent_bidi_streams(1u32.into())
         .datagram_receive_buffer_size(None)
-        .mtu_discovery_config(Some(discovery))
-        .ack_frequency_config(Some(acknowledge));
+        .mtu_discovery_config(Some(discovery));
     config
 }
 

@@ -9,7 +9,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 use storaged_bench::codec::machine::Machine;
 use storaged_bench::net::command::obstacle;
-use storaged_bench::net::network::{Network, NetworkSpec, Packets, remove_leftovers, remove_own};
+use storaged_bench::net::network::{
+    LinkRate, Network, NetworkSpec, Packets, remove_leftovers, remove_own,
+};
 use storaged_bench::net::raw::{self, How, RawArgs};
 use storaged_bench::net::scenario::{ALL, Bench, Scenario};
 use storaged_bench::net::{plot, table};
@@ -64,6 +66,9 @@ struct TryArgs {
     /// Largest IP packet of the link
     #[arg(long, default_value_t = 9000)]
     mtu: u16,
+    /// Megabits per second that the link carries each way; without it there is no limit
+    #[arg(long)]
+    rate: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -146,7 +151,7 @@ fn try_raw(args: &TryArgs, directory: &Path) -> Result<()> {
     raw::certificates(&certificates)?;
     let network = Network::make(NetworkSpec {
         nodes: 2,
-        rate: None,
+        rate: args.rate.map(LinkRate::megabits),
         mtu: args.mtu,
         packets: Packets::Whole,
     })?;

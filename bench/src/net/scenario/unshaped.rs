@@ -1,12 +1,14 @@
 //! Links without a limit, so that the cores set the pace: TCP, quinn as it comes, the daemons' transport, and the
 //! executor on it, between the same two nodes.
 
+use std::path::Path;
+
 use anyhow::Result;
 
 use super::Bench;
 use crate::net::daemons::Daemons;
 use crate::net::job::Job;
-use crate::net::network::{Network, NetworkSpec, Packets};
+use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
 use crate::net::raw::{self, How};
 
 /// Bytes of a transfer, and of the shard: 512 MiB.
@@ -15,6 +17,8 @@ const CHUNK: u64 = 1 << 20;
 const ROUNDS: usize = 3;
 /// Steps until every slot of a rank and every parity set has been used once.
 const WARM_UP: usize = 4;
+/// What a link carries where the cores are not to be the limit.
+const LINK: LinkRate = LinkRate::megabits(1000);
 /// One data node and at most two coding nodes.
 const NODES: usize = 3;
 
@@ -48,7 +52,31 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         .figures
         .put("tuned_vs_default_quinn", rates[2] / rates[1]);
     bench.figures.put("raw_quinn_vs_tcp", rates[2] / rates[0]);
-    executor(bench, &network, rates[2])
+    executor(bench, &network, rates[2])?;
+    drop(network);
+    at_a_link(bench, &certificates)
+}
+
+/// The same two nodes with a link that leaves the cores some time.
+fn at_a_link(bench: &mut Bench, certificates: &Path) -> Result<()> {
+    eprintln!("a link of 1 Gbit/s");
+    let network = Network::make(NetworkSpec {
+        nodes: 2,
+        rate: Some(LINK),
+        mtu: 9000,
+        packets: Packets::Whole,
+    })?;
+    let shard = CHUNKS as u64 * CHUNK;
+    let raw = raw::transfer(&network, certificates, (0, 1), (How::Own, ""), (shard, 1))?;
+    let daemons = Daemons::start(&network, bench.daemons((1, 1), CHUNK, shard, 6))?;
+    let mut job = Job::open(&daemons, 1, CHUNKS)?;
+    let saved = job.save(&daemons, 1.0)?;
+    let rate = shard as f64 / saved.protected.as_secs_f64();
+    let figures = &mut bench.figures;
+    figures.put("raw_quinn_tuned_1gbit_bytes_per_second", raw.rate);
+    figures.put("executor_1gbit_bytes_per_second", rate);
+    figures.put("executor_vs_raw_quinn_1gbit", rate / raw.rate);
+    Ok(())
 }
 
 /// One data node and one coding node: the same bytes over the same link, read, coded, kept and verified.
