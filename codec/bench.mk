@@ -23,3 +23,11 @@ bench-codec: bench-codec-packages ## The erasure code against ISA-L, two crates 
 	@target/release/bench-codec --merge target/bench-codec-default.json --write docs/bench --rounds $(BENCH_CODEC_ROUNDS) \
 		--commit "$$(git rev-parse --short HEAD)" \
 		--isal-version "$$(dpkg-query -W -f '$${Version}' libisal-dev 2>/dev/null || echo unknown)"
+
+# Miri interprets the program and looks at every access to memory. It knows the instructions of AVX2 and GFNI on 32-byte
+# vectors, not the stores past the cache, and is some hundred times slower, so it gets the tests that are short.
+.PHONY: miri
+miri: ## Engines and other arithmetic of the codec under Miri (needs a nightly toolchain)
+	@rustup component add --toolchain nightly miri rust-src
+	@RUSTFLAGS="-C target-feature=+avx2,+gfni" MIRIFLAGS="-Zmiri-disable-isolation" $(CARGO) +nightly miri test -p storaged-codec --lib -- \
+		a_few_lengths uneven_lengths every_name field:: checked:: pinned

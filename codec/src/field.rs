@@ -72,7 +72,7 @@ pub static BIT_MATRICES: [u64; 256] = {
 };
 
 /// `NIBBLES[c]` are the products of c with every low half and with every high half of a byte.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub static NIBBLES: [[[u8; 16]; 2]; 256] = {
     let table = mul_table();
     let mut nibbles = [[[0; 16]; 2]; 256];

@@ -1,5 +1,6 @@
 //! The bytes of storaged: erasure code, deltas, digests. Bytes in, bytes out; no I/O, clock, thread or runtime.
-
+//!
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
 mod cbor;

@@ -67,6 +67,24 @@ fn decoded(record: &[u8], basis: Option<Basis<'_>>) -> Result<Vec<u8>, DeltaErro
 }
 
 #[test]
+fn a_clean_chunk_known_by_its_digest_gets_the_same_record() {
+    let bytes = vec![7; 4096];
+    let basis = Basis {
+        start: 8192,
+        bytes: &bytes,
+    };
+    let (mut read, mut known) = (Vec::new(), Vec::new());
+    let mut coder = Coder::new().unwrap();
+    coder
+        .encode(Encoding::Clean, 8192, &bytes, Some(basis), &mut read)
+        .unwrap();
+    Coder::encode_clean(8192..12288, &mut known).unwrap();
+    assert_eq!(read, known);
+    assert!(Coder::encode_clean(0..(4 << 20) + 1, &mut known).is_err());
+    assert_eq!(read, known, "a refusal leaves the output as it was");
+}
+
+#[test]
 fn every_encoding_gives_back_every_length() {
     let mut coder = Coder::new().unwrap();
     for length in (0..300).chain([4095, 4096, 65_536, 65_543]) {

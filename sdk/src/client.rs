@@ -9,7 +9,7 @@ use std::time::Duration;
 use storaged_arena::{PassingError, Slot, recv_frame, send_frame};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
-    ByteRange, CheckpointInfo, LOCAL_VERSION, Reply, Request, Role, VerifyReport,
+    ByteRange, CheckpointInfo, LOCAL_VERSION, Reply, Request, Role, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
@@ -223,11 +223,28 @@ impl Client {
         ranges: Vec<ByteRange>,
         timeout_ms: u32,
     ) -> Result<RestoredShard, ClientError> {
+        self.open_shard_without(manifest, rank, ranges, timeout_ms, None)
+    }
+
+    /// Like [`Client::open_shard`], but leaves a rung of the ladder out: for a reader that got
+    /// [`ClientError::Corrupt`] from a shard of this node's own RAM ([`RestoredShard::rung`]).
+    ///
+    /// # Errors
+    /// As `open_shard`.
+    pub fn open_shard_without(
+        &mut self,
+        manifest: &ManifestBytes,
+        rank: Rank,
+        ranges: Vec<ByteRange>,
+        timeout_ms: u32,
+        without: Option<Rung>,
+    ) -> Result<RestoredShard, ClientError> {
         let request = Request::OpenShard {
             manifest: manifest.name(),
             rank,
             ranges,
             timeout_ms,
+            without,
         };
         match self.call("open shard", &request, timeout_ms)? {
             (

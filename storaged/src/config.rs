@@ -11,7 +11,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::DurablePolicy;
 use storaged_core::place::Member;
-use storaged_wire::{ChunkSize, Geometry, NodeName};
+use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;
 
 use memory_limit::{DefaultBudget, MemoryLimit};
@@ -58,6 +58,8 @@ pub struct ConfigFile {
     pub peers: Vec<PeerSection>,
     /// The code; without it checkpoints are not coded.
     pub coding: Option<CodingSection>,
+    /// How checkpoints are coded.
+    pub encode: EncodeSection,
     /// RAM.
     pub memory: MemorySection,
     /// Who may use the daemon; by default its own user.
@@ -137,6 +139,15 @@ fn default_chunk() -> ByteSize {
     ByteSize::kib(256)
 }
 
+/// `[encode]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EncodeSection {
+    /// Bytes per second of every node's link, each way: what the shape of an encode is chosen by; by default the
+    /// plain chain.
+    pub link_rate: Option<ByteSize>,
+}
+
 /// `[memory]`
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -176,8 +187,10 @@ pub struct TrickleSection {
     pub part: ByteSize,
     /// Bytes per second of this node's uploads; by default no limit.
     pub rate: Option<ByteSize>,
-    /// How shards are stored there: "none" (stock PyTorch reads them) or "zstd" (smaller).
+    /// How full copies are stored there: "none" (stock PyTorch reads them) or "zstd" (smaller).
     pub packing: Packing,
+    /// Copies in a row that may hold only what changed since the one before; 0: every copy stands alone.
+    pub increments: u32,
 }
 
 impl Default for TrickleSection {
@@ -187,6 +200,7 @@ impl Default for TrickleSection {
             part: ByteSize::mib(16),
             rate: None,
             packing: Packing::None,
+            increments: 0,
         }
     }
 }
@@ -210,6 +224,8 @@ pub struct Config {
     pub geometry: Option<Geometry>,
     /// Size of a chunk.
     pub chunk: ChunkSize,
+    /// Bytes per second of every node's link, if known.
+    pub link_rate: Option<u64>,
     /// Bytes of RAM.
     pub budget: u64,
     /// Slots per rank.
@@ -295,6 +311,13 @@ impl ConfigFile {
                 "expected more than 0 bytes per second, got 0",
             ));
         }
+        let link_rate = self.encode.link_rate.map(|rate| rate.as_u64());
+        if link_rate == Some(0) {
+            return Err(value(
+                "encode.link_rate",
+                "expected more than 0 bytes per second, got 0",
+            ));
+        }
         Ok(Config {
             members,
             peers,
@@ -307,6 +330,7 @@ impl ConfigFile {
             }),
             geometry,
             chunk,
+            link_rate,
             budget: self.budget()?,
             slots_per_rank: self.slots()?,
             sockets: self.sockets()?,
@@ -315,6 +339,7 @@ impl ConfigFile {
                 part_bytes: self.part()?,
                 rate,
                 packing: self.trickle.packing,
+                increments: self.increments()?,
             },
             durable: self.durable,
             name,
@@ -360,6 +385,16 @@ impl ConfigFile {
             got => Err(value(
                 "memory.slots_per_rank",
                 format!("expected 2 to 16, got {got}"),
+            )),
+        }
+    }
+
+    fn increments(&self) -> Result<u32, ConfigError> {
+        match self.trickle.increments {
+            got if got <= IncrementIndex::DEPTH_MAX => Ok(got),
+            got => Err(value(
+                "trickle.increments",
+                format!("expected 0 to {}, got {got}", IncrementIndex::DEPTH_MAX),
             )),
         }
     }
@@ -515,10 +550,11 @@ mod tests {
             ("durable", "[durable]\nkind = 'directory'"),
             ("durable", "[durable]\nkind = 's3'"),
             ("trickle", "[trickle]"),
+            ("encode", "[encode]"),
         ];
         for (section, text) in sections {
             let keys = keys(section, text);
-            assert!(keys.len() > 1, "{section} has keys: {keys:?}");
+            assert!(!keys.is_empty(), "{section} has keys: {keys:?}");
             for key in keys {
                 assert!(page.contains(&format!("`{key}`")), "{key} is not explained");
             }
@@ -543,6 +579,8 @@ mod tests {
             ("[memory]\nslots_per_rank = 1", "memory.slots_per_rank"),
             ("[trickle]\npart = '1KiB'", "trickle.part"),
             ("[trickle]\nrate = '0B'", "trickle.rate"),
+            ("[encode]\nlink_rate = '0B'", "encode.link_rate"),
+            ("[trickle]\nincrements = 33", "trickle.increments"),
             ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
             (
                 "tls = { ca = 'a', certificate = 'b', key = 'c' }\nnode = { name = 'b' }\n\

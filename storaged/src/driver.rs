@@ -4,22 +4,23 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use storaged_core::{CheckPart, Input, Node, Note, Output, RequestId, Setup};
+use storaged_codec::delta::Estimate;
+use storaged_core::{CheckPart, DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Generation, RefusalCode, decode, encode};
+use storaged_wire::{Generation, Rank, RefusalCode, Step, decode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::config::Config;
-use crate::encode::{Executor, ExecutorLimits, NoStreams, Pool, QuicStreams, Streams};
+use crate::encode::{Executor, ExecutorLimits, NoStreams, Pool, QuicStreams, SessionEnd, Streams};
 use crate::http::{self, OpsState};
 use crate::memory::Memory;
 use crate::net::{Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
-use crate::trickle::Trickle;
 use crate::trickle::store::{self, Store, StoreError};
+use crate::trickle::{Copied, Trickle};
 
 /// Events of each kind that wait for the driver; senders wait when it is full.
 const QUEUE: usize = 4096;
@@ -291,7 +292,7 @@ impl Daemon {
                 let (executor, ops) = (self.executor.clone(), self.ops.clone());
                 self.when_done(async move {
                     let (leader, session) = (work.leader.clone(), work.session);
-                    let outcome = executor.run(work).await;
+                    let SessionEnd { outcome, kept } = executor.run_to_end(work).await;
                     if let Ok(tally) = &outcome {
                         ops.metrics.observe_session(tally.bytes);
                     }
@@ -299,6 +300,7 @@ impl Daemon {
                         leader,
                         session,
                         outcome,
+                        kept,
                     }
                 });
             }
@@ -337,9 +339,15 @@ impl Daemon {
                 manifest,
                 rank,
                 shard,
+                base,
             } => self.when_done(async move {
-                let outcome = trickle.upload(manifest.manifest(), rank, &shard).await;
-                ops.metrics.observe_upload(&outcome);
+                let copied = trickle.upload(&manifest, rank, &shard, base.as_ref());
+                let copied = copied.await;
+                ops.metrics.observe_upload(&copied);
+                if let Ok(copied) = &copied {
+                    say_copied(manifest.manifest().step, rank, copied);
+                }
+                let outcome = copied.map(|_| ());
                 Input::Uploaded {
                     manifest: manifest.name(),
                     rank,
@@ -365,9 +373,7 @@ impl Daemon {
                 slot,
                 ranges,
             } => self.when_done(async move {
-                let outcome = trickle
-                    .fetch(manifest.manifest(), rank, slot, &ranges)
-                    .await;
+                let outcome = trickle.fetch(&manifest, rank, slot, &ranges).await;
                 Input::Fetched { slot, outcome }
             }),
             _ => {}
@@ -432,6 +438,9 @@ impl Daemon {
                 metrics.observe_lane(*elapsed_ms);
                 tracing::debug!(step = %key.step, group = lane.group, lane = lane.index, elapsed_ms, "lane protected");
             }
+            Note::ShapeChosen { key, lane, reason } => {
+                tracing::debug!(step = %key.step, group = lane.group, lane = lane.index, reason, "encode planned");
+            }
             Note::SessionFailed { key, node, fault } => {
                 metrics.observe_session_failure();
                 tracing::info!(step = %key.step, %node, ?fault, "a session failed and will be tried again");
@@ -460,7 +469,12 @@ fn setup(config: &Config, generation: Generation) -> Setup {
         chunk: config.chunk,
         slots_per_rank: config.slots_per_rank,
         budget: config.budget,
+        link_rate: config.link_rate,
         durable: config.durable_policy,
+        durable_form: match config.trickle.increments {
+            0 => DurableForm::Full,
+            _ => DurableForm::Increments,
+        },
     }
 }
 
@@ -496,6 +510,25 @@ async fn start_net(
         source: std::io::Error::other(error),
     })?;
     Ok(Some(started?))
+}
+
+fn say_copied(step: Step, rank: Rank, copied: &Copied) {
+    let Some(increment) = &copied.increment else {
+        return tracing::debug!(%step, %rank, bytes = copied.bytes, "copied to the durable tier");
+    };
+    let mut expected = Estimate::default();
+    let mut got = Estimate::default();
+    let mut kinds = Vec::new();
+    for (kind, tally) in &increment.tallies {
+        expected += tally.expected;
+        got += tally.got;
+        kinds.push(format!("{} {}", tally.chunks, kind.name()));
+    }
+    tracing::info!(%step, %rank, base = %increment.base, depth = increment.depth, bytes = copied.bytes,
+        stored = increment.bytes, chunks = kinds.join(", "), without_base = increment.without_base,
+        expected = %format!("{:.0} bytes in {:.3} s", expected.bytes, expected.seconds),
+        got = %format!("{:.0} bytes in {:.3} s", got.bytes, got.seconds),
+        "copied to the durable tier as an increment");
 }
 
 /// An error with its causes, in one line.

@@ -1,5 +1,7 @@
 //! All metrics, behind `observe_*` functions. Names begin with the verb; units stand at the end.
 
+use std::sync::atomic::AtomicU64;
+
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -8,9 +10,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::trickle::Copied;
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
     state: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -32,6 +41,14 @@ pub struct Metrics {
     place_peer_faults: Counter,
     trickle_failures: Counter,
     trickle_uploads: Counter,
+    trickle_bytes: Counter,
+    trickle_stored_bytes: Counter,
+    trickle_increments: Counter,
+    trickle_records: Family<KindLabel, Counter>,
+    trickle_expected_bytes: Counter,
+    trickle_record_bytes: Counter,
+    trickle_expected_seconds: Counter<f64, AtomicU64>,
+    trickle_record_seconds: Counter<f64, AtomicU64>,
     memory_used_bytes: Gauge,
     memory_budget_bytes: Gauge,
     sessions: Gauge,
@@ -58,6 +75,14 @@ impl Metrics {
             place_peer_faults: Counter::default(),
             trickle_failures: Counter::default(),
             trickle_uploads: Counter::default(),
+            trickle_bytes: Counter::default(),
+            trickle_stored_bytes: Counter::default(),
+            trickle_increments: Counter::default(),
+            trickle_records: Family::default(),
+            trickle_expected_bytes: Counter::default(),
+            trickle_record_bytes: Counter::default(),
+            trickle_expected_seconds: Counter::default(),
+            trickle_record_seconds: Counter::default(),
             memory_used_bytes: Gauge::default(),
             memory_budget_bytes: Gauge::default(),
             sessions: Gauge::default(),
@@ -121,6 +146,7 @@ impl Metrics {
             "Shards copied to the durable tier",
             metrics.trickle_uploads.clone(),
         );
+        metrics.register_increments(&mut registry);
         registry.register(
             "memory_used_bytes",
             "Bytes of slots and parity",
@@ -140,6 +166,49 @@ impl Metrics {
             registry,
             ..metrics
         }
+    }
+
+    fn register_increments(&self, registry: &mut Registry) {
+        registry.register(
+            "trickle_bytes",
+            "Bytes of the shards copied to the durable tier",
+            self.trickle_bytes.clone(),
+        );
+        registry.register(
+            "trickle_stored_bytes",
+            "Bytes that those copies take there",
+            self.trickle_stored_bytes.clone(),
+        );
+        registry.register(
+            "trickle_increments",
+            "Shards copied as increments",
+            self.trickle_increments.clone(),
+        );
+        registry.register(
+            "trickle_increment_records",
+            "Records of increments",
+            self.trickle_records.clone(),
+        );
+        registry.register(
+            "trickle_increment_expected_bytes",
+            "Bytes that the cost model expected of the records",
+            self.trickle_expected_bytes.clone(),
+        );
+        registry.register(
+            "trickle_increment_bytes",
+            "Bytes that the records took",
+            self.trickle_record_bytes.clone(),
+        );
+        registry.register(
+            "trickle_increment_expected_seconds",
+            "Seconds of one core that the cost model expected of the records",
+            self.trickle_expected_seconds.clone(),
+        );
+        registry.register(
+            "trickle_increment_seconds",
+            "Seconds of one core that the records took",
+            self.trickle_record_seconds.clone(),
+        );
     }
 
     /// A checkpoint reached a state.
@@ -182,11 +251,31 @@ impl Metrics {
     }
 
     /// A copy to the durable tier ended.
-    pub fn observe_upload(&self, outcome: &Result<(), String>) {
-        match outcome {
-            Ok(()) => self.trickle_uploads.inc(),
-            Err(_) => self.trickle_failures.inc(),
+    pub fn observe_upload(&self, outcome: &Result<Copied, String>) {
+        let Ok(copied) = outcome else {
+            self.trickle_failures.inc();
+            return;
         };
+        self.trickle_uploads.inc();
+        self.trickle_bytes.inc_by(copied.bytes);
+        self.trickle_stored_bytes.inc_by(copied.stored);
+        let Some(increment) = &copied.increment else {
+            return;
+        };
+        self.trickle_increments.inc();
+        for (kind, tally) in &increment.tallies {
+            let label = KindLabel {
+                kind: kind.name().into(),
+            };
+            self.trickle_records
+                .get_or_create(&label)
+                .inc_by(tally.chunks);
+            self.trickle_expected_bytes
+                .inc_by(tally.expected.bytes as u64);
+            self.trickle_record_bytes.inc_by(tally.got.bytes as u64);
+            self.trickle_expected_seconds.inc_by(tally.expected.seconds);
+            self.trickle_record_seconds.inc_by(tally.got.seconds);
+        }
     }
 
     /// What the ledger says now.

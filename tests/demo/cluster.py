@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -79,6 +80,7 @@ m = {M}
 
 [memory]
 budget = "1GiB"
+slots_per_rank = 4
 
 [trickle]
 every = {every}
@@ -131,6 +133,16 @@ every = {every}
         chosen = [] if step is None else ["--step", step]
         output = self.storaged("plan", NAMESPACE, "--token", TOKEN, "--json", "--socket", self.socket(node), *chosen)
         return json.loads(output)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A counter, added up over all daemons that live."""
+        wanted = name + ("{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}" if labels else "")
+        total = 0.0
+        for node in self.daemons:
+            with urllib.request.urlopen(f"http://127.0.0.{node + 1}:{self.port + 1}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+            total += sum(float(line.split()[-1]) for line in lines if line.split()[0] == wanted)
+        return total
 
     def verify(self, node: int) -> dict:
         output = self.storaged("verify", NAMESPACE, "--token", TOKEN, "--json", "--socket", self.socket(node))

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from cluster import HERE, K, M, NODES, RANKS, ROOT, Cluster, CheckFailed, Job, check, end_all, read_losses
 
-STEPS, SAVE_EVERY, DURABLE_EVERY = 300, 20, 100
+STEPS, SAVE_EVERY, DURABLE_EVERY = 300, 20, 60
+# Copies in a row that hold only what changed, and a rate as one would set it beside training.
+INCREMENTS, TRICKLE_RATE = 8, "32MiB"
 
 
 def say(text: str) -> None:
@@ -84,6 +86,15 @@ def wait_state(cluster: Cluster, step: int, states: tuple[str, ...], limit: floa
         time.sleep(0.2)
 
 
+def show_increments(cluster: Cluster) -> None:
+    shards, stored, increments = (cluster.metric(f"storaged_trickle_{name}_total") for name in ("bytes", "stored_bytes", "increments"))
+    check(increments > 0, "expected increments in the durable tier, got full copies only")
+    check(stored < shards, f"expected fewer bytes in the durable tier than in the shards, got {stored} of {shards}")
+    kinds = {kind: cluster.metric("storaged_trickle_increment_records_total", kind=kind) for kind in ("clean", "difference", "moved", "packed", "raw")}
+    records = ", ".join(f"{count:.0f} {kind}" for kind, count in kinds.items() if count)
+    say(f"    durable tier: {increments:.0f} shards as increments; {size(stored)} stored of {size(shards)} in this life of the daemons; chunks: {records}")
+
+
 def reference_run(directory: Path) -> Path:
     job = Job(None, directory, "reference", "--steps", str(STEPS), "--no-save")
     started = time.monotonic()
@@ -135,6 +146,7 @@ def demo(cluster: Cluster, directory: Path) -> None:
     show_log(job, "restored", "step 300")
     same_losses(reference, job, "after the loss of two nodes")
     wait_state(cluster, STEPS, ("durable",))
+    show_increments(cluster)
     say(f"    verify: {size(sum(part['bytes'] for part in cluster.verify(0)['parts']))} of shards and parity read and checked, no fault")
 
     title(5, "Kill everything, start again from the durable tier alone")
@@ -152,12 +164,14 @@ def demo(cluster: Cluster, directory: Path) -> None:
     longer = Job(None, directory, "reference-longer", "--steps", str(STEPS + 20), "--no-save")
     longer.wait()
     same_losses(longer.losses, job, "after the loss of everything")
-    folders = sorted((directory.parent / "durable").glob(f"demo/run-*/step-{STEPS}"))
-    if folders:
-        command = [sys.executable, "-W", "ignore", str(HERE / "stock_read.py"), str(folders[-1])]
+    # A full copy in a directory has `.metadata`: stock PyTorch reads it.
+    full = sorted((directory.parent / "durable").glob("demo/run-*/step-*/.metadata"), key=lambda path: path.stat().st_mtime)
+    if full:
+        folder = full[-1].parent
+        command = [sys.executable, "-W", "ignore", str(HERE / "stock_read.py"), str(folder)]
         read = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        check(read.returncode == 0, f"stock PyTorch could not read {folders[-1]}: {read.stderr[-400:]}")
-        say(f"    stock PyTorch, without us, reads {folders[-1].relative_to(directory.parent)}: {read.stdout.strip()}")
+        check(read.returncode == 0, f"stock PyTorch could not read {folder}: {read.stderr[-400:]}")
+        say(f"    stock PyTorch, without us, reads the full copy {folder.relative_to(directory.parent)}: {read.stdout.strip()}")
 
 
 def main() -> int:
@@ -169,7 +183,8 @@ def main() -> int:
     cluster = None
     try:
         durable, environment = durable_tier(args.directory, args.s3)
-        cluster = Cluster(args.directory, durable, DURABLE_EVERY, 9300, environment)
+        trickle = f'increments = {INCREMENTS}\nrate = "{TRICKLE_RATE}"\n'
+        cluster = Cluster(args.directory, trickle + durable, DURABLE_EVERY, 9300, environment)
         demo(cluster, args.directory)
     except (CheckFailed, subprocess.SubprocessError, OSError) as error:
         print(f"\nFAILED: {error}", file=sys.stderr, flush=True)

@@ -197,6 +197,7 @@ async fn restore(doors: &Doors, step: u64) -> Result<Vec<Rung>> {
             rank: Rank::new(rank as u32),
             ranges,
             timeout_ms: WAIT_MS,
+            without: None,
         };
         let opened = reader.ask(open).await?;
         let Reply::ShardOpened { rung, .. } = opened.reply else {

@@ -86,6 +86,18 @@ impl Coder {
         Ok(())
     }
 
+    /// Appends the record of a chunk that the caller knows, by its digest, to be as the basis has it: no byte of either
+    /// is read.
+    ///
+    /// # Errors
+    /// [`DeltaError::TooLong`] if no chunk is that long.
+    pub fn encode_clean(place: Range<u64>, out: &mut Vec<u8>) -> Result<(), DeltaError> {
+        let length = place.end.saturating_sub(place.start);
+        within("a chunk", length, CHUNK_BYTES_MAX)?;
+        out.extend_from_slice(&header(Encoding::Clean, length as usize, place, 0));
+        Ok(())
+    }
+
     /// Appends the payload; says what it needs of the basis.
     fn payload(
         &mut self,

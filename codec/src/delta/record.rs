@@ -125,14 +125,14 @@ impl<'a> Record<'a> {
             false => Err(size("basis", length, self.basis.1 as usize)),
         };
         let payload = self.payload.len();
+        if self.basis.0.checked_add(self.basis.1.into()).is_none() {
+            return Err(size("basis", 0, self.basis.1 as usize));
+        }
         match self.encoding {
             Encoding::Clean if payload > 0 => Err(size("payload", 0, payload)),
             Encoding::Raw if payload as u64 != length => Err(size("payload", length, payload)),
             Encoding::Clean | Encoding::Difference(..) => whole_basis().map(|()| self),
             Encoding::Raw | Encoding::Packed if self.basis != (0, 0) => {
-                Err(size("basis", 0, self.basis.1 as usize))
-            }
-            _ if self.basis.0.checked_add(self.basis.1.into()).is_none() => {
                 Err(size("basis", 0, self.basis.1 as usize))
             }
             _ => Ok(self),

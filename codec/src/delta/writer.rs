@@ -199,6 +199,22 @@ impl DeltaWriter {
         })
     }
 
+    /// Appends the record of a chunk that is known, by its digest, to be as the basis has it.
+    ///
+    /// # Errors
+    /// [`DeltaError`] if the chunk is longer than any may be.
+    pub fn write_clean(
+        &mut self,
+        place: std::ops::Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), DeltaError> {
+        let length = place.end.saturating_sub(place.start) as usize;
+        Coder::encode_clean(place, out)?;
+        self.model.took(clean_estimate());
+        self.tally(Encoding::Clean, length, clean_estimate(), clean_estimate());
+        Ok(())
+    }
+
     /// Writes; what does not shrink, or cannot be written so, is written raw.
     fn encode(
         &mut self,

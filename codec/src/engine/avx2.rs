@@ -10,7 +10,9 @@ use std::arch::x86_64::{
 
 use super::Engine;
 use super::blocks::{self, Stores};
+use super::kernels::{COMBINE_AHEAD, FOLD_AHEAD};
 use super::portable::Portable;
+use super::x86::{fence, prefetch};
 use crate::field::NIBBLES;
 
 /// A processor with AVX2: only [`Avx2::detect`] makes a value.
@@ -98,7 +100,9 @@ fn multiply(by: Spread, x: Vector) -> Vector {
     _mm256_xor_si256(low, high)
 }
 
-// 16 registers: at most 8 sums, the inputs' halves, the two tables of a factor and the mask.
-kernels!("avx2"; 1 => 2, 2 => 2, 3 => 2, 4 => 2, 5 => 1, 6 => 1, 7 => 1, 8 => 1);
+fold_kernels!("avx2"; 1 => 4, 2 => 4, 3 => 4, 4 => 2, 5 => 2, 6 => 2, 7 => 2, 8 => 2);
 
-engine_on_kernels!(Avx2, "avx2");
+// 16 registers: at most 8 sums, the inputs' halves, the two tables of a factor and the mask.
+combine_kernels!("avx2"; 1 => 2, 2 => 2, 3 => 2, 4 => 2, 5 => 1, 6 => 1, 7 => 1, 8 => 1);
+
+engine_on_kernels!(Avx2, "avx2", super::avx2);

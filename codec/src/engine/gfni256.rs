@@ -8,7 +8,9 @@ use std::arch::x86_64::{
 
 use super::Engine;
 use super::blocks::{self, Stores};
+use super::kernels::{COMBINE_AHEAD, FOLD_AHEAD};
 use super::portable::Portable;
+use super::x86::{fence, prefetch};
 use crate::field::BIT_MATRICES;
 
 /// A processor with AVX2 and GFNI: only [`Gfni256::detect`] makes a value.
@@ -82,7 +84,9 @@ fn multiply(by: Spread, x: Vector) -> Vector {
     _mm256_gf2p8affine_epi64_epi8::<0>(x, by)
 }
 
-// 16 registers: at most 8 sums, the inputs and a factor.
-kernels!("avx2,gfni"; 1 => 4, 2 => 4, 3 => 2, 4 => 2, 5 => 1, 6 => 1, 7 => 1, 8 => 1);
+fold_kernels!("avx2,gfni"; 1 => 4, 2 => 4, 3 => 4, 4 => 2, 5 => 2, 6 => 2, 7 => 2, 8 => 2);
 
-engine_on_kernels!(Gfni256, "gfni256");
+// 16 registers: at most 8 sums, the inputs and a factor.
+combine_kernels!("avx2,gfni"; 1 => 4, 2 => 4, 3 => 2, 4 => 2, 5 => 1, 6 => 1, 7 => 1, 8 => 1);
+
+engine_on_kernels!(Gfni256, "gfni256", super::gfni256);

@@ -8,10 +8,10 @@ mod portable;
 mod tests;
 
 // The kernels' loads, stores and calls into code for special processors are the only unsafe code of this crate.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[allow(unsafe_code)]
 #[macro_use]
-mod x86;
+mod kernels;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx2;
@@ -21,6 +21,12 @@ mod gfni256;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod gfni512;
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code)]
+mod neon;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod x86;
 
 use std::sync::OnceLock;
 
@@ -34,7 +40,7 @@ use portable::Portable;
 pub const ENGINE_VARIABLE: &str = "STORAGED_ENGINE";
 
 /// Every engine's name, on any processor, the fastest first.
-const NAMES: [&str; 5] = ["gfni512", "gfni256", "avx2", "portable", "naive"];
+const NAMES: [&str; 6] = ["gfni512", "gfni256", "avx2", "neon", "portable", "naive"];
 
 /// Arithmetic on blocks of bytes. All slices of one call have the same length; where they have not, each output
 /// gets what the shorter of it and the input allow.
@@ -141,8 +147,15 @@ fn special() -> Vec<&'static dyn Engine> {
     [gfni512, gfni256, avx2].into_iter().flatten().collect()
 }
 
+/// The engines for what only some processors have.
+#[cfg(target_arch = "aarch64")]
+fn special() -> Vec<&'static dyn Engine> {
+    let neon = neon::Neon::detect().map(|engine| engine as &dyn Engine);
+    neon.into_iter().collect()
+}
+
 /// The engines for what only some processors have: none are written for this kind of processor.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn special() -> Vec<&'static dyn Engine> {
     Vec::new()
 }

@@ -1,7 +1,8 @@
 //! The erasure code by its public face: the fused pass, progressive decode, stripe checks, and what must hold for
-//! every engine, geometry and length.
+//! every engine, geometry and length, and what must never change.
 
 mod fused;
+mod golden;
 mod progressive;
 mod properties;
 mod stripe;
@@ -36,6 +37,11 @@ fn views_mut(blocks: &mut [Vec<u8>]) -> Vec<&mut [u8]> {
 
 fn cauchy(k: usize, m: usize) -> CodingMatrix {
     CodingMatrix::cauchy(Geometry::new(k, m).expect("the test asks for a valid geometry"))
+}
+
+fn vandermonde(k: usize, m: usize) -> CodingMatrix {
+    let geometry = Geometry::new(k, m).expect("the test asks for a valid geometry");
+    CodingMatrix::vandermonde_rse(geometry).expect("it always exists")
 }
 
 fn parity(engine: &dyn Engine, matrix: &CodingMatrix, data: &[Vec<u8>]) -> Vec<Vec<u8>> {

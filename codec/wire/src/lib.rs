@@ -1,18 +1,21 @@
 //! Records that storaged sends, stores and shares. No I/O: types, their bytes, and the checks on both.
 //!
 //! Order of reading: `ids` (the nouns), `state`, `manifest` (what a checkpoint is), `local` (trainer and daemon),
-//! `peer` (daemon and daemon), `refusal` (what a caller is told when something cannot be done), `framing`.
+//! `peer` (daemon and daemon), `shape` (of a session), `refusal` (what a caller is told when something cannot be done), `framing`.
 //! Every record is CBOR with explicit field numbers; numbers are never reused.
 
 #![forbid(unsafe_code)]
 
+mod blocks;
 pub mod framing;
 pub mod ids;
+pub mod increment;
 pub mod local;
 pub mod manifest;
 pub mod peer;
 pub mod plan;
 pub mod refusal;
+pub mod shape;
 pub mod state;
 
 pub use framing::{WireError, decode, encode};
@@ -20,6 +23,7 @@ pub use ids::{
     Generation, IdError, Namespace, NodeName, Owner, Rank, RunId, SessionId, SlotId, Step,
     WorldSize,
 };
+pub use increment::{IncrementBase, IncrementIndex};
 pub use manifest::{Manifest, ManifestBytes, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};
 pub use state::CheckpointState;

@@ -140,6 +140,9 @@ pub enum Request {
         ranges: Vec<ByteRange>,
         #[n(3)]
         timeout_ms: u32,
+        /// A rung to leave out: what came from it did not have its digests.
+        #[n(4)]
+        without: Option<Rung>,
     },
     /// Gives up the shard that `OpenShard` opened on this connection.
     #[n(10)]

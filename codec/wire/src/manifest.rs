@@ -31,10 +31,10 @@ pub struct ShardEntry {
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct GroupEntry {
     /// At most k names; missing ones at the end count as zeros.
-    #[n(0)]
+    #[cbor(n(0), with = "crate::blocks")]
     pub data: Vec<NodeName>,
     /// Exactly m names.
-    #[n(1)]
+    #[cbor(n(1), with = "crate::blocks")]
     pub coding: Vec<NodeName>,
 }
 
@@ -131,9 +131,10 @@ impl Manifest {
         self.shards.get(rank.get() as usize)
     }
 
-    /// Total payload bytes.
+    /// Total payload bytes; as many as there are numbers for if a manifest that was never checked says more.
     pub fn length(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.length).sum()
+        let lengths = self.shards.iter().map(|shard| shard.length);
+        lengths.fold(0, u64::saturating_add)
     }
 
     fn check(&self) -> Result<(), ManifestError> {
@@ -155,6 +156,11 @@ impl Manifest {
             if shard.rank.get() as usize != index {
                 return wrong(format!("expected rank {index}, got {}", shard.rank));
             }
+        }
+        let mut lengths = self.shards.iter().map(|shard| shard.length);
+        let total = lengths.try_fold(0u64, |sum, length| sum.checked_add(length));
+        if total.is_none() {
+            return wrong("expected shards of less than 2^64 bytes together, got more".into());
         }
         for group in &self.groups {
             self.check_group(group)?;
@@ -282,6 +288,14 @@ mod tests {
         let mut wrong_count = sample();
         wrong_count.world_size = WorldSize::new(2).unwrap();
         assert!(wrong_count.seal().is_err());
+        let mut too_long = sample();
+        too_long.shards.push(ShardEntry {
+            rank: Rank::new(1),
+            length: u64::MAX,
+            ..too_long.shards[0].clone()
+        });
+        too_long.world_size = WorldSize::new(2).unwrap();
+        assert!(too_long.seal().is_err());
         let mut twice = sample();
         twice.groups[0].coding = twice.groups[0].data.clone();
         assert!(twice.seal().is_err());

@@ -7,6 +7,7 @@ use storaged_codec::Digest;
 
 use crate::ids::{Namespace, NodeName, Owner, Rank, RunId, SessionId, Step, WorldSize};
 use crate::local::{DurableWish, VerifiedPart};
+use crate::shape::{EncodeShape, RepairShape, StripeMap};
 use crate::state::CheckpointState;
 
 /// Longest control message.
@@ -54,13 +55,16 @@ pub enum SessionKind {
     Repair {
         #[n(0)]
         lane: Lane,
-        #[n(1)]
+        #[cbor(n(1), with = "crate::blocks")]
         survivors: Vec<u32>,
-        #[n(2)]
+        #[cbor(n(2), with = "crate::blocks")]
         wanted: Vec<(u32, NodeName)>,
         /// Chunks that are wanted, as (first, count); empty means all.
         #[n(3)]
         stripes: Vec<(u64, u64)>,
+        /// How the survivors' blocks come together.
+        #[n(4)]
+        shape: RepairShape,
     },
 }
 
@@ -110,6 +114,24 @@ pub enum SessionFault {
     /// Ended by its leader.
     #[n(7)]
     Aborted,
+    /// A node sent a block that does not have its digest.
+    #[n(8)]
+    WrongBytes {
+        #[n(0)]
+        node: NodeName,
+        #[n(1)]
+        reason: String,
+    },
+}
+
+impl SessionFault {
+    /// Whom it blames, if anybody but the member that tells of it.
+    pub fn blamed(&self) -> Option<&NodeName> {
+        match self {
+            Self::Neighbour { node, .. } | Self::WrongBytes { node, .. } => Some(node),
+            _ => None,
+        }
+    }
 }
 
 /// A table of chunk digests of one shard, which its root proves.
@@ -240,13 +262,16 @@ pub enum PeerMessage {
     /// Leader to members: take part in a session.
     #[n(8)]
     Propose(#[n(0)] SessionRecord),
-    /// Member to leader: ready, with the leaf tables that the leader's wanted shards need.
+    /// Member to leader: ready, with the leaf tables that the leader's wanted shards need, and the stripes that
+    /// this member needs to move: those of its shard that changed since the basis, or that its wanted block lacks.
     #[n(9)]
     Ready {
         #[n(0)]
         session: SessionId,
         #[n(1)]
         leaves: Vec<LeafTable>,
+        #[n(2)]
+        stripes: Option<StripeMap>,
     },
     /// Member to leader: will not or could not.
     #[n(10)]
@@ -256,13 +281,18 @@ pub enum PeerMessage {
         #[n(1)]
         fault: SessionFault,
     },
-    /// Leader to members: begin. The leaf tables that prove the wanted or coded shards come with it.
+    /// Leader to members: begin. The leaf tables that prove the wanted or coded shards come with it, and the union
+    /// of the stripes that members need (all, if none said), and for an encode its shape (none: the plain chain).
     #[n(11)]
     Begin {
         #[n(0)]
         session: SessionId,
         #[n(1)]
         leaves: Vec<LeafTable>,
+        #[n(2)]
+        stripes: Option<StripeMap>,
+        #[n(3)]
+        shape: Option<EncodeShape>,
     },
     /// Member to leader: this member's part is done and what it keeps is stored and verified.
     #[n(12)]
@@ -367,7 +397,7 @@ pub struct StreamRecord {
     /// The session.
     #[n(1)]
     pub session: SessionId,
-    /// Index of the edge in the session's plan.
+    /// Index of the link in the session's plan: of its pairs of nodes, in order.
     #[n(2)]
     pub edge: u32,
 }

@@ -15,7 +15,7 @@ pub enum Source {
     Ram(#[n(0)] NodeName),
     /// Decoded from the named survivors of its group.
     #[n(1)]
-    Decode(#[n(0)] Vec<NodeName>),
+    Decode(#[cbor(n(0), with = "crate::blocks")] Vec<NodeName>),
     /// The durable tier.
     #[n(2)]
     Durable,

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use storaged_sdk::wire::local::{ByteRange, Role};
+use storaged_sdk::wire::local::{ByteRange, Role, Rung};
 use storaged_sdk::wire::plan::{RestorePlan, Source};
 use storaged_sdk::wire::{CheckpointState, Digest, Namespace, Rank, RunId, Step};
 use storaged_sdk::{ClientError, ConnectOptions};
@@ -100,6 +100,7 @@ impl Client {
     }
 
     /// Brings byte ranges `(offset, length)` of a rank's shard into this node's RAM; none means all of it.
+    #[pyo3(signature = (manifest, rank, ranges, timeout_ms, without_own_ram=false))]
     fn open_shard(
         &self,
         py: Python<'_>,
@@ -107,14 +108,16 @@ impl Client {
         rank: u32,
         ranges: Vec<(u64, u64)>,
         timeout_ms: u32,
+        without_own_ram: bool,
     ) -> PyResult<Shard> {
         let ranges = ranges
             .into_iter()
             .map(|(offset, length)| ByteRange { offset, length })
             .collect();
         let rank = Rank::new(rank);
+        let without = without_own_ram.then_some(Rung::OwnRam);
         let opened = self.call(py, |client| {
-            client.open_shard(&manifest.0, rank, ranges, timeout_ms)
+            client.open_shard_without(&manifest.0, rank, ranges, timeout_ms, without)
         })?;
         Ok(Shard(opened))
     }

@@ -8,7 +8,7 @@ import mmap
 import os
 from pathlib import Path
 
-from storaged.errors import NoCheckpointError
+from storaged.errors import CorruptData, NoCheckpointError
 
 
 class Slot:
@@ -28,15 +28,15 @@ class Slot:
 
 
 class Shard:
-    rung = "own ram"
-
-    def __init__(self, path, ranges):
-        self.data, self.ranges = path.read_bytes(), ranges
+    def __init__(self, path, ranges, rung, damaged):
+        self.data, self.ranges, self.rung, self.damaged = path.read_bytes(), ranges, rung, damaged
         self.length = len(self.data)
 
     def take(self, offset, length):
         inside = any(start <= offset and offset + length <= start + count for start, count in self.ranges)
         assert inside, f"{length} bytes at {offset} were not asked for: {self.ranges}"
+        if self.damaged:
+            raise CorruptData(f"chunk {offset // Manifest.chunk_bytes} does not have its digest")
         return self.data[offset : offset + length]
 
     def read(self, offset, length):
@@ -71,6 +71,8 @@ class FakeSession:
     def __init__(self, folder):
         self.folder = Path(folder)
         self.rank, self.slots, self.free, self.opened, self.runs = 0, 0, [], [], {}
+        # Rungs whose bytes do not have their digests.
+        self.damaged = set()
 
     def connect(self):
         return self
@@ -130,9 +132,10 @@ class FakeSession:
     def manifest(self, digest):
         return Manifest(self.folder / digest)
 
-    def open_shard(self, manifest, rank, ranges, timeout_ms):
+    def open_shard(self, manifest, rank, ranges, timeout_ms, without_own_ram=False):
         self.opened.append((rank, ranges))
-        return Shard(shards_of(manifest.folder)[rank], ranges)
+        rung = "decoded" if without_own_ram else "own ram"
+        return Shard(shards_of(manifest.folder)[rank], ranges, rung, rung in self.damaged)
 
     def close_shard(self, manifest, rank):
         pass

@@ -8,6 +8,7 @@ import torch.distributed.checkpoint as dcp
 from fake import FakeSession
 from storaged.errors import InvalidArgument, NoCheckpointError, ProcessModeUnsupported
 from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
+from torch.distributed.checkpoint.api import CheckpointException
 
 
 def state_of(seed):
@@ -89,6 +90,19 @@ def test_parameters_may_change_once_staged(session):
     loaded = {"w": torch.empty(5000)}
     dcp.load(loaded, storage_reader=StoragedReader(session=session), no_dist=True)
     assert torch.equal(loaded["w"], torch.ones(5000))
+
+
+def test_a_shard_damaged_in_own_ram_is_read_from_elsewhere(session):
+    state = state_of(4)
+    staged_save(session, 4, state)
+    session.damaged = {"own ram"}
+    loaded, reader = blank(state), StoragedReader(session=session)
+    dcp.load(loaded, storage_reader=reader, no_dist=True)
+    assert_same(loaded, state)
+    assert set(reader.rungs) == {"decoded"}
+    session.damaged = {"own ram", "decoded"}
+    with pytest.raises(CheckpointException, match="does not have its digest"):
+        dcp.load(blank(state), storage_reader=StoragedReader(session=session), no_dist=True)
 
 
 @pytest.mark.parametrize("reader", ["file", "fsspec"])

@@ -11,6 +11,7 @@ use storaged_wire::{
 };
 
 use crate::encode::{ParityId, SessionWork, SlotShard};
+use crate::trickle::UploadBase;
 
 /// Milliseconds since the daemon started. The driver's clock; the core never asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -83,6 +84,8 @@ pub enum Input {
         leader: NodeName,
         session: SessionId,
         outcome: Result<SessionTally, SessionFault>,
+        /// Stripes of a shard that are in place and have their digests, ascending, also if the session failed.
+        kept: Vec<Range<u64>>,
     },
     /// `Output::Upload` ended.
     Uploaded {
@@ -161,6 +164,8 @@ pub enum Output {
         manifest: Arc<ManifestBytes>,
         rank: Rank,
         shard: SlotShard,
+        /// What it may be written against, if increments are wanted and there is one.
+        base: Option<UploadBase>,
     },
     /// Write the checkpoint's manifest to the durable tier: all its shards are there.
     Publish { manifest: Arc<ManifestBytes> },
@@ -200,6 +205,12 @@ pub enum Note {
         key: CheckpointKey,
         lane: Lane,
         elapsed_ms: u64,
+    },
+    /// The shape of an encode that this node leads, and why.
+    ShapeChosen {
+        key: CheckpointKey,
+        lane: Lane,
+        reason: String,
     },
     /// A session this node leads failed and will be tried again.
     SessionFailed {

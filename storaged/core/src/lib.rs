@@ -22,4 +22,5 @@ mod trickle;
 
 pub use budget::{Ledger, NoRoom};
 pub use io::{CheckPart, ConnId, Input, Note, Now, Output, QueryId, RequestId, SessionTally};
-pub use node::{DurablePolicy, Node, Setup};
+pub use node::{DurableForm, DurablePolicy, Node, Setup};
+pub use trickle::UploadBase;

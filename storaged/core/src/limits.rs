@@ -31,6 +31,9 @@ pub const UPLOAD_RETRY_MS: u64 = 5_000;
 /// Longest wait that a request may ask for.
 pub const REQUEST_MAX_MS: u64 = 600_000;
 
+/// A shard that a repair has brought back in part is kept this long for the next repair to go on with.
+pub const PART_FILLED_MAX_MS: u64 = 15_000;
+
 /// Sessions that one leader runs at once: each holds a few blocks per member.
 pub const SESSIONS_LED_MAX: usize = 4;
 
@@ -54,6 +57,10 @@ const _: () = assert!(
 const _: () = assert!(
     QUERY_MAX_MS < JOIN_GRACE_MS,
     "a query ends before the grace"
+);
+const _: () = assert!(
+    PART_FILLED_MAX_MS > SESSION_RETRY_MS + PROPOSE_MAX_MS,
+    "a broken-off repair outlives the next attempt"
 );
 const _: () = assert!(
     PROPOSE_MAX_MS < SESSION_MAX_MS,

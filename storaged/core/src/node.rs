@@ -12,12 +12,12 @@ use storaged_wire::{
 };
 
 use crate::budget::Budget;
-use crate::encode::{Joined, Led, ParityId};
+use crate::encode::{Beginning, Ending, Joined, Led, ParityId, PartFilled};
 use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::place::RunProposal;
 use crate::place::{Group, GroupError, Member, groups};
-use crate::restore::{Opening, PlanQuery, VerifyWork};
+use crate::restore::{OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::table::{Attached, Checkpoint, NamespaceTable, Peer, Slot, Waiter};
 
 /// When checkpoints go to the durable tier.
@@ -29,6 +29,16 @@ pub enum DurablePolicy {
     OnRequest,
     /// Those whose step is a multiple of this number.
     Every(u64),
+}
+
+/// What copies in the durable tier hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DurableForm {
+    /// Every one stands alone.
+    #[default]
+    Full,
+    /// What changed since an earlier one, where that is still in RAM.
+    Increments,
 }
 
 /// What a node is told at start.
@@ -48,8 +58,12 @@ pub struct Setup {
     pub slots_per_rank: usize,
     /// Bytes of RAM that slots and parity may take.
     pub budget: u64,
+    /// Bytes per second of every node's link, each way, if known: what the shape of an encode is chosen by.
+    pub link_rate: Option<u64>,
     /// The durable tier.
     pub durable: DurablePolicy,
+    /// What is copied there.
+    pub durable_form: DurableForm,
 }
 
 /// One daemon's decisions.
@@ -70,6 +84,8 @@ pub struct Node {
     pub(crate) led: BTreeMap<SessionId, Led>,
     pub(crate) joined: BTreeMap<(NodeName, SessionId), Joined>,
     pub(crate) lanes: crate::encode::LaneTable,
+    pub(crate) part_filled: BTreeMap<SlotId, PartFilled>,
+    pub(crate) ending: BTreeMap<(NodeName, SessionId), Ending>,
     pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
     pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
     pub(crate) openings: BTreeMap<SlotId, Opening>,
@@ -108,6 +124,8 @@ impl Node {
             led: BTreeMap::new(),
             joined: BTreeMap::new(),
             lanes: BTreeMap::new(),
+            part_filled: BTreeMap::new(),
+            ending: BTreeMap::new(),
             proposals: BTreeMap::new(),
             plans: BTreeMap::new(),
             openings: BTreeMap::new(),
@@ -153,7 +171,8 @@ impl Node {
                 leader,
                 session,
                 outcome,
-            } => self.session_ended(&leader, session, outcome),
+                kept,
+            } => self.session_ended(&leader, session, outcome, kept),
             Input::Uploaded {
                 manifest,
                 rank,
@@ -185,6 +204,7 @@ impl Node {
         self.announce_all();
         self.tell_all();
         self.expire_sessions();
+        self.expire_part_filled();
         self.lead_lanes();
         self.start_uploads();
         self.start_publishing();
@@ -222,7 +242,22 @@ impl Node {
                 rank,
                 ranges,
                 timeout_ms,
-            } => self.open_shard(id, manifest, rank, &ranges, timeout_ms),
+                without,
+            } => {
+                let ranges = ranges
+                    .iter()
+                    .map(|r| r.offset..r.offset.saturating_add(r.length))
+                    .collect();
+                let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
+                let wish = OpenWish {
+                    manifest,
+                    rank,
+                    ranges,
+                    deadline: self.now.plus(wait),
+                    without,
+                };
+                self.open_shard(id, wish, timeout_ms)
+            }
             Request::CloseShard { manifest, rank } => self.close_shard(id, manifest, rank),
             Request::Status => self.status(id),
             Request::List { namespace } => self.list(id, namespace.as_ref()),
@@ -273,9 +308,25 @@ impl Node {
             }
             PeerMessage::Abandoned { key, reason } => self.abandon(&key, &reason),
             PeerMessage::Propose(record) => self.proposed(from, record),
-            PeerMessage::Ready { session, leaves } => self.member_ready(from, session, leaves),
+            PeerMessage::Ready {
+                session,
+                leaves,
+                stripes,
+            } => self.member_ready(from, session, leaves, stripes),
             PeerMessage::Failed { session, fault } => self.member_failed(from, session, fault),
-            PeerMessage::Begin { session, leaves } => self.begin(from, session, leaves),
+            PeerMessage::Begin {
+                session,
+                leaves,
+                stripes,
+                shape,
+            } => {
+                let beginning = Beginning {
+                    leaves,
+                    stripes,
+                    shape,
+                };
+                self.begin(from, session, beginning);
+            }
             PeerMessage::Finished { session } => self.member_finished(from, session),
             PeerMessage::Close { session, kept } => self.close(from, session, kept),
             PeerMessage::LaneProtected { manifest, lane } => self.lane_protected(manifest, lane),

@@ -45,11 +45,14 @@ impl Node {
             .geometry
             .map_or("null".into(), |g| format!("\"{g}\""));
         format!(
-            r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"ready":{},"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
+            r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{}}},"ready":{},"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
             self.setup.name,
             self.setup.generation.get(),
             geometry,
             self.setup.chunk.bytes(),
+            self.setup
+                .link_rate
+                .map_or("null".into(), |rate| rate.to_string()),
             self.settled(),
             ledger.used,
             ledger.total,

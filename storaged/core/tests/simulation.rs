@@ -4,6 +4,7 @@
 mod sim;
 
 use sim::{Limits, World};
+use storaged_core::DurableForm;
 
 const SMALL: Limits = Limits {
     nodes: 6,
@@ -12,11 +13,28 @@ const SMALL: Limits = Limits {
     ranks: 4,
     loss_one_in: 0,
     durable_every: 7,
+    durable_form: DurableForm::Full,
     duration_ms: 240_000,
+    liar: None,
+    link_rate: None,
 };
 
 fn limits_of(seed: u64) -> Limits {
+    let link_rate = (!seed.is_multiple_of(5)).then_some(1_250_000);
     let loss_one_in = if seed.is_multiple_of(3) { 200 } else { 0 };
+    let durable_form = match seed / 4 % 2 {
+        0 => DurableForm::Increments,
+        _ => DurableForm::Full,
+    };
+    let limits = shape_of(seed, loss_one_in);
+    Limits {
+        durable_form,
+        link_rate,
+        ..limits
+    }
+}
+
+fn shape_of(seed: u64, loss_one_in: u64) -> Limits {
     match seed % 4 {
         0 => Limits {
             nodes: 4,
@@ -62,15 +80,24 @@ fn run(seed: u64) -> (World, String) {
 
 #[test]
 fn many_seeds() {
-    let (mut crashes, mut restores) = (0, 0);
+    let (mut crashes, mut restores, mut increments) = (0, 0, 0);
+    let (mut resumed, mut incremental, mut shapes) = (0, 0, 0);
     for seed in 0..number("STORAGED_SIM_SEEDS").unwrap_or(12) {
         let (world, _) = run(seed);
         crashes += world.crashes;
         restores += world.restores;
+        increments += world.increments;
+        resumed += world.resumed;
+        incremental += world.incremental;
+        shapes += world.shapes;
     }
     assert!(
-        crashes > 20 && restores > 20,
-        "the scenarios do something: {crashes} crashes, {restores} restores"
+        resumed > 8 && incremental > 20 && shapes > 20,
+        "sessions have less than all to do: {resumed} resumed, {incremental} increments, {shapes} shapes chosen"
+    );
+    assert!(
+        crashes > 20 && restores > 20 && increments > 20,
+        "the scenarios do something: {crashes} crashes, {restores} restores, {increments} increments"
     );
 }
 
@@ -83,4 +110,27 @@ fn one_seed() {
 fn a_seed_replays_identically() {
     assert_eq!(run(6).1, run(6).1);
     assert_ne!(run(6).1, run(7).1);
+}
+
+/// A node that sends wrong bytes in repairs: no wrong byte is ever returned (the job compares all it reads), nobody
+/// else is accused, and it is found out.
+#[test]
+fn a_lying_hop_is_named_and_routed_around() {
+    let (mut lies, mut named, mut restores) = (0, 0, 0);
+    for seed in 0..number("STORAGED_SIM_LIARS").unwrap_or(6) {
+        eprintln!("seed {seed}");
+        let limits = Limits {
+            liar: Some(seed as usize % 6),
+            ..SMALL
+        };
+        let mut world = World::new(1000 + seed, limits);
+        world.run();
+        lies += world.lies;
+        named += world.liar_named;
+        restores += world.restores;
+    }
+    assert!(
+        lies > 20 && named > 5 && restores > 20,
+        "{lies} lies, named {named} times, {restores} restores"
+    );
 }

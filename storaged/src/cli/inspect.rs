@@ -1,14 +1,14 @@
 //! `storaged status`, `ls`, `plan` and `verify`.
 
-use bytesize::ByteSize;
 use clap::Args;
 use serde_json::{Value, json};
 use storaged_sdk::Client;
-use storaged_sdk::wire::Namespace;
 use storaged_sdk::wire::local::{CheckpointInfo, VerifyReport};
 use storaged_sdk::wire::plan::{RestorePlan, Source};
+use storaged_sdk::wire::{Namespace, Step};
 
-use super::{CliError, NamespaceArgs, SocketArgs, print};
+use super::plan_encode::{EncodeArgs, plan_encode};
+use super::{CliError, NamespaceArgs, SocketArgs, parse_step, print, size};
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
@@ -32,11 +32,28 @@ pub struct LsArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing."
+    after_help = "Examples:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing.\n  storaged plan --encode --k 8 --m 2 --rate 125MB\nSays which coding plan a group would take; moves nothing."
 )]
 pub struct PlanArgs {
+    /// Namespace of the job
+    #[arg(env = "STORAGED_NAMESPACE", required_unless_present = "encode")]
+    namespace: Option<Namespace>,
+    /// Job token that the namespace was created with
+    #[arg(
+        long,
+        env = "STORAGED_TOKEN",
+        default_value = "",
+        hide_env_values = true
+    )]
+    token: String,
+    /// Step instead of the newest restorable one
+    #[arg(long, value_parser = parse_step)]
+    step: Option<Step>,
+    /// Longest wait, in seconds
+    #[arg(long, default_value_t = 60)]
+    timeout: u32,
     #[command(flatten)]
-    namespace: NamespaceArgs,
+    encode: EncodeArgs,
     #[command(flatten)]
     socket: SocketArgs,
     /// Print one JSON object
@@ -54,14 +71,6 @@ pub struct VerifyArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-fn size(bytes: u64) -> String {
-    ByteSize::b(bytes)
-        .display()
-        .iec()
-        .to_string()
-        .replace(' ', "")
 }
 
 pub fn status(args: &StatusArgs) -> Result<(), CliError> {
@@ -175,8 +184,17 @@ fn plan_json(plan: &RestorePlan) -> Value {
 }
 
 pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
-    let mut client = args.namespace.connect(&args.socket)?;
-    let plan = client.plan(args.namespace.step, args.namespace.timeout_ms())?;
+    let namespace = match &args.namespace {
+        Some(namespace) if !args.encode.encode => namespace.clone(),
+        _ => return plan_encode(&args.encode, &args.socket, args.json),
+    };
+    let of = NamespaceArgs {
+        namespace,
+        token: args.token.clone(),
+        step: args.step,
+        timeout: args.timeout,
+    };
+    let plan = of.connect(&args.socket)?.plan(of.step, of.timeout_ms())?;
     if args.json {
         print(&plan_json(&plan).to_string());
         return Ok(());

@@ -3,10 +3,12 @@
 mod bench;
 mod cert;
 mod inspect;
+mod plan_encode;
 mod run;
 
 use std::path::PathBuf;
 
+use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use storaged_sdk::wire::local::Role;
 use storaged_sdk::wire::{Namespace, Step};
@@ -67,7 +69,7 @@ enum Command {
     Status(inspect::StatusArgs),
     /// List the checkpoints that this node knows
     Ls(inspect::LsArgs),
-    /// Say what a restart would do: which checkpoint, from where, how long
+    /// Say what a restart would do: which checkpoint, from where, how long; or how a group would encode
     Plan(inspect::PlanArgs),
     /// Read every byte of a checkpoint on every live node and check it
     Verify(inspect::VerifyArgs),
@@ -145,6 +147,14 @@ pub fn main() -> Result<(), CliError> {
         Command::Config(args) => run::config(&args),
         Command::Bench(args) => bench::bench(&args),
     }
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize::b(bytes)
+        .display()
+        .iec()
+        .to_string()
+        .replace(' ', "")
 }
 
 /// Writes to stdout; a reader that went away is no error.

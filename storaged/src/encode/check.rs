@@ -1,41 +1,123 @@
 //! Checks of a session's work before anything is done for it, so that the pipeline need not check again: the plan
 //! is derived from what the leader proposed, and what does not fit together is the leader's fault.
 
-use storaged_core::encode::{Hop, SessionWork, Target};
+use std::collections::BTreeSet;
+
+use storaged_core::encode::plans::Link;
+use storaged_core::encode::{CodingPlan, Hop, SessionWork, Target};
 use storaged_wire::peer::SessionFault;
 
-/// The hop of this node, if its work fits together.
-pub(super) fn hop_of(work: &SessionWork) -> Result<Hop, SessionFault> {
-    fitting_hop(work).map_err(|what| SessionFault::Neighbour {
+/// This node's part in one class of stripes, with the links that its edges are.
+#[derive(Debug, Clone)]
+pub(super) struct ClassPart {
+    pub hop: Hop,
+    /// Per input edge of the hop, in order.
+    pub inputs: Vec<Way>,
+    /// Per output that is an edge, in the order of the hop's outputs.
+    pub outputs: Vec<Way>,
+}
+
+/// An edge as a place in a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    /// Number of its link in the plan.
+    pub link: usize,
+    /// Partial sums per stripe.
+    pub width: u8,
+    /// The source member whose block this is, as it is.
+    pub raw_from: Option<usize>,
+}
+
+/// What this node does, if its work fits together.
+#[derive(Debug, Clone)]
+pub(super) struct Parts {
+    /// Per class; none where it has no part.
+    pub classes: Vec<Option<ClassPart>>,
+    /// All links of the plan.
+    pub links: Vec<Link>,
+}
+
+pub(super) fn parts_of(work: &SessionWork) -> Result<Parts, SessionFault> {
+    fitting_parts(work).map_err(|what| SessionFault::Neighbour {
         node: work.leader.clone(),
         reason: format!("proposed a session that does not fit together: {what}"),
     })
 }
 
-fn fitting_hop(work: &SessionWork) -> Result<Hop, String> {
-    let hop = work
-        .plan
-        .hop(work.member)
-        .ok_or(format!("member {} has no part in the plan", work.member))?;
-    check_stripes(work)?;
-    let operands = check_inputs(work, hop)? + usize::from(hop.local.is_some());
-    if hop.local.is_some() != work.source.is_some() {
-        return Err("a member reads blocks exactly if the plan says so".into());
-    }
-    let keeps = hop
-        .outputs
-        .iter()
-        .filter(|output| matches!(output.target, Target::Keep(_)))
-        .count();
-    if keeps != usize::from(work.keep.is_some()) {
+fn fitting_parts(work: &SessionWork) -> Result<Parts, String> {
+    let links = work.plan.links();
+    let out_of_range = |link: &&Link| link.from.max(link.to) >= work.members.len();
+    if let Some(link) = links.iter().find(out_of_range) {
         return Err(format!(
-            "expected one place for each of {keeps} kept blocks, and at most one"
+            "link {link:?} does not lead from a member to another"
         ));
     }
+    let classes = work.plan.classes().iter();
+    let classes = classes
+        .map(|plan| {
+            plan.hop(work.member)
+                .map(|hop| class_part(work, plan, hop, &links))
+                .transpose()
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut mine = classes.iter().flatten().peekable();
+    if mine.peek().is_none() {
+        return Err(format!("member {} has no part in the plan", work.member));
+    }
+    let parts: Vec<&ClassPart> = mine.collect();
+    let reads = parts.iter().any(|part| part.hop.local.is_some());
+    if reads != work.source.is_some() {
+        return Err("a member reads blocks exactly if the plan says so".into());
+    }
+    let keeps = parts.iter().any(|part| keeps(&part.hop) > 0);
+    if keeps != work.keep.is_some() {
+        return Err("a member keeps blocks exactly if the plan says so".into());
+    }
+    check_stripes(work)?;
+    Ok(Parts { classes, links })
+}
+
+fn keeps(hop: &Hop) -> usize {
+    let targets = hop.outputs.iter().map(|output| output.target);
+    targets
+        .filter(|target| matches!(target, Target::Keep(_)))
+        .count()
+}
+
+fn class_part(
+    work: &SessionWork,
+    plan: &CodingPlan,
+    hop: &Hop,
+    links: &[Link],
+) -> Result<ClassPart, String> {
+    let input = |edge: &usize| {
+        let way = way(plan, *edge, links)?;
+        let ours = links[way.link].to == work.member;
+        ours.then_some(way).ok_or(format!(
+            "edge {edge} does not lead from a member to this one"
+        ))
+    };
+    let inputs = hop
+        .inputs
+        .iter()
+        .map(input)
+        .collect::<Result<Vec<_>, _>>()?;
+    let received: usize = inputs.iter().map(|way| usize::from(way.width)).sum();
+    let operands = received + usize::from(hop.local.is_some());
+    let mut outputs = Vec::new();
     for output in &hop.outputs {
         let width = match output.target {
-            Target::Edge(edge) => check_output(work, edge)?,
             Target::Keep(_) => 1,
+            Target::Edge(edge) => {
+                let way = way(plan, edge, links)?;
+                if links[way.link].from != work.member {
+                    return Err(format!(
+                        "edge {edge} does not lead from this member to another"
+                    ));
+                }
+                outputs.push(way);
+                usize::from(way.width)
+            }
         };
         if output.rows.len() != width || output.rows.iter().any(|row| row.len() != operands) {
             return Err(format!(
@@ -43,7 +125,50 @@ fn fitting_hop(work: &SessionWork) -> Result<Hop, String> {
             ));
         }
     }
-    Ok(hop.clone())
+    if keeps(hop) > 1 {
+        return Err("expected at most one kept block per stripe and member".into());
+    }
+    one_edge_per_link(inputs.iter().chain(&outputs))?;
+    let hop = hop.clone();
+    Ok(ClassPart {
+        hop,
+        inputs,
+        outputs,
+    })
+}
+
+/// Frames of one stripe on one stream would not be told apart.
+fn one_edge_per_link<'a>(ways: impl Iterator<Item = &'a Way>) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    let mut ways = ways;
+    match ways.find(|way| !seen.insert(way.link)) {
+        None => Ok(()),
+        Some(way) => Err(format!("link {} has two edges of one stripe", way.link)),
+    }
+}
+
+fn way(plan: &CodingPlan, edge: usize, links: &[Link]) -> Result<Way, String> {
+    let shape = plan
+        .edges
+        .get(edge)
+        .ok_or(format!("there is no edge {edge}"))?;
+    let link = Link {
+        from: shape.from,
+        to: shape.to,
+    };
+    let place = links.binary_search(&link);
+    let link = place.map_err(|_| format!("edge {edge} has no link"))?;
+    match u8::try_from(shape.width) {
+        Ok(width @ 1..) => Ok(Way {
+            link,
+            width,
+            raw_from: plan.is_raw(edge).then_some(shape.from),
+        }),
+        _ => Err(format!(
+            "edge {edge} carries {} sums, expected 1 to 255",
+            shape.width
+        )),
+    }
 }
 
 fn check_stripes(work: &SessionWork) -> Result<(), String> {
@@ -58,47 +183,4 @@ fn check_stripes(work: &SessionWork) -> Result<(), String> {
         next = range.end;
     }
     Ok(())
-}
-
-fn check_inputs(work: &SessionWork, hop: &Hop) -> Result<usize, String> {
-    let mut sums = 0;
-    for edge in &hop.inputs {
-        let shape = work
-            .plan
-            .edges
-            .get(*edge)
-            .ok_or(format!("there is no edge {edge}"))?;
-        if shape.to != work.member || work.members.get(shape.from).is_none() {
-            return Err(format!(
-                "edge {edge} does not lead from a member to this one"
-            ));
-        }
-        check_width(*edge, shape.width)?;
-        sums += shape.width;
-    }
-    Ok(sums)
-}
-
-fn check_output(work: &SessionWork, edge: usize) -> Result<usize, String> {
-    let shape = work
-        .plan
-        .edges
-        .get(edge)
-        .ok_or(format!("there is no edge {edge}"))?;
-    if shape.from != work.member || work.members.get(shape.to).is_none() {
-        return Err(format!(
-            "edge {edge} does not lead from this member to another"
-        ));
-    }
-    check_width(edge, shape.width)?;
-    Ok(shape.width)
-}
-
-fn check_width(edge: usize, width: usize) -> Result<(), String> {
-    match width {
-        1..=255 => Ok(()),
-        _ => Err(format!(
-            "edge {edge} carries {width} sums, expected 1 to 255"
-        )),
-    }
 }

@@ -1,12 +1,13 @@
 //! Runs this node's part of sessions: which are going on, how they begin and end, and what they may take.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use storaged_core::SessionTally;
-use storaged_core::encode::{Hop, SessionWork};
+use storaged_core::encode::{Keep, SessionWork};
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId};
 use tokio::time::Instant;
@@ -14,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::buffer::Buffers;
-use super::check;
+use super::check::{self, Parts};
 use super::inbound::Inbound;
 use super::pipeline::Pipeline;
 use super::stripe::Part;
@@ -41,17 +42,34 @@ impl Default for ExecutorLimits {
 
 impl ExecutorLimits {
     /// Most blocks that a session holds at this member: per stripe in flight the received sums, the local block and
-    /// the results, those that go on in the memory of a received sum counted twice. Blocks that the transport has
-    /// not had acknowledged come on top, and its send window bounds them.
+    /// the results, those that go on in the memory of a received sum counted twice; of the class of stripes that
+    /// needs most. Blocks that the transport has not had acknowledged come on top, and its send window bounds them.
     pub fn blocks_max(&self, work: &SessionWork) -> usize {
-        let Some(hop) = work.plan.hop(work.member) else {
-            return 0;
-        };
-        let width = |edge: &usize| work.plan.edges.get(*edge).map_or(0, |edge| edge.width);
-        let received: usize = hop.inputs.iter().map(width).sum();
-        let results: usize = hop.outputs.iter().map(|output| output.rows.len()).sum();
-        self.stripes_in_flight.max(1) * (received + usize::from(hop.local.is_some()) + results)
+        work.plan
+            .blocks_in_flight_max(work.member, self.stripes_in_flight.max(1))
     }
+}
+
+/// How a session ended at this member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionEnd {
+    /// What it did, or what went wrong first, and who is to blame.
+    pub outcome: Result<SessionTally, SessionFault>,
+    /// Stripes of a kept shard that are in place, verified, ascending.
+    pub kept: Vec<Range<u64>>,
+}
+
+/// Stripes in any order as ascending runs.
+fn runs(mut stripes: Vec<u64>) -> Vec<Range<u64>> {
+    stripes.sort_unstable();
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for stripe in stripes {
+        match runs.last_mut() {
+            Some(last) if last.end == stripe => last.end += 1,
+            _ => runs.push(stripe..stripe + 1),
+        }
+    }
+    runs
 }
 
 type Place = (NodeName, SessionId);
@@ -147,7 +165,29 @@ impl Executor {
     /// # Errors
     /// What went wrong first, and who is to blame.
     pub async fn run(&self, work: SessionWork) -> Result<SessionTally, SessionFault> {
-        let hop = check::hop_of(&work)?;
+        self.run_to_end(work).await.outcome
+    }
+
+    /// Runs a session, and says also of one that failed which stripes of a shard are in place.
+    pub async fn run_to_end(&self, work: SessionWork) -> SessionEnd {
+        let is_shard = matches!(work.keep, Some(Keep::Shard(_)));
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let outcome = self.run_keeping(work, &kept).await;
+        let mut stripes = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));
+        // Only what has its digest is worth keeping when the rest did not come.
+        stripes.retain(|_| is_shard);
+        SessionEnd {
+            outcome,
+            kept: runs(stripes),
+        }
+    }
+
+    async fn run_keeping(
+        &self,
+        work: SessionWork,
+        kept: &Arc<Mutex<Vec<u64>>>,
+    ) -> Result<SessionTally, SessionFault> {
+        let parts = check::parts_of(&work)?;
         let registered = self.register(&work);
         let jobs = TaskTracker::new();
         jobs.close();
@@ -155,7 +195,7 @@ impl Executor {
         let outcome = tokio::select! {
             biased;
             () = registered.over.cancelled() => Err(SessionFault::Aborted),
-            outcome = self.execute(work, hop, &registered.over, &jobs) => outcome,
+            outcome = self.execute((work, parts), kept, &registered.over, &jobs) => outcome,
         };
         drop(registered);
         jobs.wait().await;
@@ -166,8 +206,8 @@ impl Executor {
 
     async fn execute(
         &self,
-        work: SessionWork,
-        hop: Hop,
+        (work, parts): (SessionWork, Parts),
+        kept: &Arc<Mutex<Vec<u64>>>,
         over: &CancellationToken,
         jobs: &TaskTracker,
     ) -> Result<u64, SessionFault> {
@@ -178,10 +218,11 @@ impl Executor {
         let (blocks, buffers) = (self.blocks.clone(), self.buffers.clone());
         let part = Arc::new(Part {
             work,
-            hop,
+            parts,
             blocks,
             keep,
             buffers,
+            kept: kept.clone(),
             over: over.clone(),
         });
         let pipeline = Pipeline {

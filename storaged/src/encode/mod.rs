@@ -18,7 +18,7 @@ mod stripe;
 #[cfg(test)]
 mod tests;
 
-pub use executor::{Executor, ExecutorLimits};
+pub use executor::{Executor, ExecutorLimits, SessionEnd};
 pub use pool::Pool;
 pub use quic::{NoStreams, QuicStreams};
 

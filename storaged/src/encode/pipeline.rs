@@ -1,30 +1,64 @@
-//! The three stages of a session at one member: receive, calculate, send. They run side by side, joined by bounded
-//! queues; the first that fails ends the others, and dropping them resets their streams.
+//! The stages of a session at one member: receive, calculate, send. They run side by side, and stripes overtake each
+//! other where nothing orders them; the first stage that fails ends the others, and dropping them resets their
+//! streams.
 //!
-//! Memory is bounded by a window: a stripe is admitted only once the stripe `stripes_in_flight` before it has been
-//! sent on. All input edges share it, so that of many inputs none can run ahead and take the room of the others.
+//! One stream per neighbour and direction carries what all stripes send this way, in their order. Stripes are begun
+//! in order too (`Pipeline::begin`): each tells the streams it reads what it expects, and those it writes what will
+//! come, and is then computed whenever its inputs are there. So a stripe that waits for a slow neighbour holds up
+//! the streams it needs and no other.
+//!
+//! Memory is bounded by a window: a stripe is begun only while fewer than `stripes_in_flight` others are between
+//! their beginning and the hand-over of their results. No window deadlocks: of all stripes that are unfinished
+//! anywhere, the first is begun at all of its members, and nothing is before it on any stream.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use storaged_core::encode::Target;
+use futures::stream::{FuturesUnordered, StreamExt};
+use storaged_core::encode::Turn;
 use storaged_wire::NodeName;
 use storaged_wire::peer::{SessionFault, StreamRecord};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::check::Way;
 use super::frame::{self, Shape, Sums};
 use super::inbound::{Inbound, Place};
 use super::stripe::{Computed, Part};
 use super::{BlockReceiver, BlockSender, BlockState, ExecutorLimits, Pool, Streams};
 
-type Senders = BTreeMap<usize, Box<dyn BlockSender>>;
 /// A result, and then what shows that its job goes on: in this order, so that the blocks of a result that nobody
 /// takes any more are back before the session counts as ended.
 type Outcome = (Result<Computed, SessionFault>, TaskTrackerToken);
-type Job = oneshot::Receiver<Outcome>;
+
+/// What an input stream is to bring next, and who waits for it.
+struct Expected {
+    shape: Shape,
+    to: oneshot::Sender<Sums>,
+}
+
+/// What an output stream is to send next. The stripe is in flight until its last result is handed over.
+struct Promised {
+    shape: Shape,
+    from: oneshot::Receiver<Sums>,
+    _in_flight: Arc<OwnedSemaphorePermit>,
+}
+
+/// A stripe that has begun.
+struct Begun {
+    turn: Turn,
+    inputs: Vec<oneshot::Receiver<Sums>>,
+    outputs: Vec<oneshot::Sender<Sums>>,
+    _in_flight: Arc<OwnedSemaphorePermit>,
+}
+
+/// Where stripes announce what they need: per link, in the order of the stripes.
+struct Orders {
+    receive: BTreeMap<usize, mpsc::Sender<Expected>>,
+    send: BTreeMap<usize, mpsc::Sender<Promised>>,
+}
 
 /// One session in progress.
 pub(super) struct Pipeline<'a> {
@@ -43,73 +77,51 @@ impl Pipeline<'_> {
     /// Runs to the end. Gives the bytes of the stripes that were not clean.
     pub async fn run(&self) -> Result<u64, SessionFault> {
         let room = self.limits.stripes_in_flight.max(1);
-        let (done, window) = watch::channel(0);
-        let senders = self.open_outputs().await?;
-        let mut inputs = Vec::new();
+        let mut orders = Orders {
+            receive: BTreeMap::new(),
+            send: BTreeMap::new(),
+        };
+        let mut sending = Vec::new();
         let mut receiving = Vec::new();
-        for edge in &self.part.hop.inputs {
-            let (queue, received) = mpsc::channel(room);
-            inputs.push(received);
-            receiving.push(self.receive(*edge, queue, window.clone()));
+        for (link, ends) in self.part.parts.links.iter().enumerate() {
+            if ends.from == self.part.work.member {
+                let (order, promised) = mpsc::channel(room);
+                orders.send.insert(link, order);
+                sending.push(self.send(link, self.open(link).await?, promised));
+            }
+            if ends.to == self.part.work.member {
+                let (order, expected) = mpsc::channel(room);
+                orders.receive.insert(link, order);
+                receiving.push(self.receive(link, expected));
+            }
         }
-        let (jobs, computed) = mpsc::channel(room);
         let receive = futures::future::try_join_all(receiving);
-        let calculate = self.calculate(inputs, jobs, window);
-        let send = self.send(senders, computed, done);
-        let (_, (), bytes) = tokio::try_join!(receive, calculate, send)?;
+        let calculate = self.calculate(orders, room);
+        let send = futures::future::try_join_all(sending);
+        let (_, bytes, _) = tokio::try_join!(receive, calculate, send)?;
         Ok(bytes)
     }
 
-    /// Stripes in the plan's order, each with its position.
-    fn stripes(&self) -> impl Iterator<Item = (usize, u64)> + use<> {
-        self.part
-            .work
-            .stripes
-            .clone()
-            .into_iter()
-            .flatten()
-            .enumerate()
-    }
-
-    async fn admit(&self, position: usize, window: &mut watch::Receiver<usize>) {
-        let first = (position + 1).saturating_sub(self.limits.stripes_in_flight.max(1));
-        // An error means that sending has ended, and with it the session.
-        let _ = window.wait_for(|done| *done >= first).await;
-    }
-
-    fn shape(&self, edge: usize, stripe: u64) -> Result<Shape, SessionFault> {
+    fn shape(&self, way: Way, stripe: u64) -> Result<Shape, SessionFault> {
         let bytes = u32::try_from(self.part.work.stripe_bytes(stripe));
-        let width = u8::try_from(self.part.work.plan.edges[edge].width);
-        match (bytes, width) {
-            (Ok(bytes), Ok(width)) => Ok(Shape {
-                stripe,
-                bytes,
-                width,
-            }),
-            _ => Err(SessionFault::NoBlocks),
-        }
+        let bytes = bytes.map_err(|_| SessionFault::NoBlocks)?;
+        let width = way.width;
+        Ok(Shape {
+            stripe,
+            bytes,
+            width,
+        })
     }
 
-    async fn open_outputs(&self) -> Result<Senders, SessionFault> {
-        let work = &self.part.work;
-        let mut senders = BTreeMap::new();
-        for output in &self.part.hop.outputs {
-            let Target::Edge(edge) = output.target else {
-                continue;
-            };
-            let to = &work.members[work.plan.edges[edge].to];
-            let record = self.record(edge)?;
-            let opened = self
-                .in_time(to, "took no stream", self.streams.open(to, &record))
-                .await?;
-            senders.insert(edge, opened);
-        }
-        Ok(senders)
+    async fn open(&self, link: usize) -> Result<Box<dyn BlockSender>, SessionFault> {
+        let (to, record) = (self.receiver_of(link), self.record(link)?);
+        self.in_time(to, "took no stream", self.streams.open(to, &record))
+            .await
     }
 
-    fn record(&self, edge: usize) -> Result<StreamRecord, SessionFault> {
+    fn record(&self, link: usize) -> Result<StreamRecord, SessionFault> {
         let work = &self.part.work;
-        let edge = u32::try_from(edge).map_err(|_| SessionFault::NoBlocks)?;
+        let edge = u32::try_from(link).map_err(|_| SessionFault::NoBlocks)?;
         Ok(StreamRecord {
             leader: work.leader.clone(),
             session: work.session,
@@ -139,21 +151,16 @@ impl Pipeline<'_> {
 
     async fn receive(
         &self,
-        edge: usize,
-        queue: mpsc::Sender<Sums>,
-        mut window: watch::Receiver<usize>,
+        link: usize,
+        mut expected: mpsc::Receiver<Expected>,
     ) -> Result<(), SessionFault> {
-        let work = &self.part.work;
-        let from = &work.members[work.plan.edges[edge].from];
-        let mut stream = self.arrived(edge, from).await?;
-        for (position, stripe) in self.stripes() {
-            self.admit(position, &mut window).await;
-            let shape = self.shape(edge, stripe)?;
+        let from = self.sender_of(link);
+        let mut stream = self.arrived(link, from).await?;
+        while let Some(Expected { shape, to }) = expected.recv().await {
             let step = frame::receive(stream.as_mut(), shape, &self.part.buffers);
             let sums = self.in_time(from, "sent nothing whole", step).await?;
-            if queue.send(sums).await.is_err() {
-                return Ok(());
-            }
+            // Whoever does not wait any more has failed, and its own error ends the session.
+            let _ = to.send(sums);
         }
         self.in_time(from, "did not end its stream", stream.expect_end())
             .await
@@ -161,14 +168,14 @@ impl Pipeline<'_> {
 
     async fn arrived(
         &self,
-        edge: usize,
+        link: usize,
         from: &NodeName,
     ) -> Result<Box<dyn BlockReceiver>, SessionFault> {
         let StreamRecord {
             leader,
             session,
             edge,
-        } = self.record(edge)?;
+        } = self.record(link)?;
         let place = Place {
             leader,
             session,
@@ -184,85 +191,137 @@ impl Pipeline<'_> {
         self.in_time(from, "opened no stream", wait).await
     }
 
-    async fn calculate(
-        &self,
-        mut inputs: Vec<mpsc::Receiver<Sums>>,
-        queue: mpsc::Sender<Job>,
-        mut window: watch::Receiver<usize>,
-    ) -> Result<(), SessionFault> {
-        for (position, stripe) in self.stripes() {
-            self.admit(position, &mut window).await;
-            let mut sums = Vec::with_capacity(inputs.len());
-            for input in &mut inputs {
-                match input.recv().await {
-                    Some(received) => sums.push(received),
-                    // Receiving failed, and its own error ends the session.
-                    None => std::future::pending().await,
+    /// Begins the stripes in order and computes them as their inputs come.
+    async fn calculate(&self, orders: Orders, room: usize) -> Result<u64, SessionFault> {
+        let window = Arc::new(Semaphore::new(room));
+        let classes = &self.part.parts.classes;
+        let mine = self.part.work.turns();
+        let mine = mine.filter(|turn| classes.get(turn.class).is_some_and(Option::is_some));
+        let mut bytes = 0;
+        let mut computing = FuturesUnordered::new();
+        for turn in mine {
+            let begin = self.begin(turn, &orders, &window);
+            tokio::pin!(begin);
+            let begun = loop {
+                tokio::select! {
+                    biased;
+                    Some(computed) = computing.next(), if !computing.is_empty() => bytes += computed?,
+                    begun = &mut begin => break begun?,
                 }
-            }
-            let job = self.submit(stripe, sums).await?;
-            if queue.send(job).await.is_err() {
-                return Ok(());
-            }
+            };
+            computing.push(self.compute(begun));
         }
-        Ok(())
+        while let Some(computed) = computing.next().await {
+            bytes += computed?;
+        }
+        Ok(bytes)
     }
 
-    async fn submit(&self, stripe: u64, sums: Vec<Sums>) -> Result<Job, SessionFault> {
+    /// Waits for room, and tells the streams what this stripe expects and promises.
+    async fn begin(
+        &self,
+        turn: Turn,
+        orders: &Orders,
+        window: &Arc<Semaphore>,
+    ) -> Result<Begun, SessionFault> {
+        let permit = window.clone().acquire_owned().await;
+        let in_flight = Arc::new(permit.map_err(|_| SessionFault::Aborted)?);
+        let class = self.part.class(turn.class)?;
+        let mut inputs = Vec::with_capacity(class.inputs.len());
+        for way in &class.inputs {
+            let shape = self.shape(*way, turn.stripe)?;
+            let (to, from) = oneshot::channel();
+            announce(orders.receive.get(&way.link), Expected { shape, to }).await;
+            inputs.push(from);
+        }
+        let mut outputs = Vec::with_capacity(class.outputs.len());
+        for way in &class.outputs {
+            let shape = self.shape(*way, turn.stripe)?;
+            let (to, from) = oneshot::channel();
+            let promised = Promised {
+                shape,
+                from,
+                _in_flight: in_flight.clone(),
+            };
+            announce(orders.send.get(&way.link), promised).await;
+            outputs.push(to);
+        }
+        Ok(Begun {
+            turn,
+            inputs,
+            outputs,
+            _in_flight: in_flight,
+        })
+    }
+
+    /// Computes a stripe once its inputs are there. Gives its bytes if it was not clean.
+    async fn compute(&self, begun: Begun) -> Result<u64, SessionFault> {
+        let mut sums = Vec::with_capacity(begun.inputs.len());
+        for input in begun.inputs {
+            sums.push(or_never(input.await).await);
+        }
         let part = self.part.clone();
         let alive = self.jobs.token();
         let flight = InFlight::enter(self.in_flight);
-        let job = move || {
-            let outcome = part.compute(stripe, sums);
+        let turn = begun.turn;
+        let job = move || -> Outcome {
+            let outcome = part.compute(turn, sums);
             drop((part, flight));
             (outcome, alive)
         };
-        self.pool
-            .submit(job)
-            .await
-            .map_err(|_| SessionFault::Aborted)
+        let job = self.pool.submit(job).await;
+        let job = job.map_err(|_| SessionFault::Aborted)?;
+        // No result at all means that the thread is gone, or broke on it.
+        let (outcome, _alive) = job.await.map_err(|_| SessionFault::Aborted)?;
+        let Computed { edges, state } = outcome?;
+        for (output, sums) in begun.outputs.into_iter().zip(edges) {
+            // A stream that does not wait any more has failed, and its own error ends the session.
+            let _ = output.send(sums);
+        }
+        match state {
+            BlockState::Dirty => Ok(self.part.work.stripe_bytes(turn.stripe) as u64),
+            BlockState::Clean => Ok(0),
+        }
     }
 
     async fn send(
         &self,
-        mut senders: Senders,
-        mut computed: mpsc::Receiver<Job>,
-        done: watch::Sender<usize>,
-    ) -> Result<u64, SessionFault> {
-        let mut dirty_bytes = 0;
-        while let Some(job) = computed.recv().await {
-            // No result at all means that the thread is gone, or broke on it.
-            let (outcome, _alive) = job.await.map_err(|_| SessionFault::Aborted)?;
-            let Computed {
-                stripe,
-                edges,
-                state,
-            } = outcome?;
-            if state == BlockState::Dirty {
-                dirty_bytes += self.part.work.stripe_bytes(stripe) as u64;
-            }
-            for (edge, sums) in edges {
-                let Some(sender) = senders.get_mut(&edge) else {
-                    continue;
-                };
-                let shape = self.shape(edge, stripe)?;
-                let step = frame::send(sender.as_mut(), shape, sums);
-                self.in_time(self.receiver_of(edge), "took nothing", step)
-                    .await?;
-            }
-            done.send_modify(|stripes| *stripes += 1);
+        link: usize,
+        mut sender: Box<dyn BlockSender>,
+        mut promised: mpsc::Receiver<Promised>,
+    ) -> Result<(), SessionFault> {
+        let to = self.receiver_of(link);
+        while let Some(next) = promised.recv().await {
+            let sums = or_never(next.from.await).await;
+            let step = frame::send(sender.as_mut(), next.shape, sums);
+            self.in_time(to, "took nothing", step).await?;
         }
-        for (edge, sender) in &mut senders {
-            let late = "did not acknowledge the end";
-            self.in_time(self.receiver_of(*edge), late, sender.finish())
-                .await?;
-        }
-        Ok(dirty_bytes)
+        self.in_time(to, "did not acknowledge the end", sender.finish())
+            .await
     }
 
-    fn receiver_of(&self, edge: usize) -> &NodeName {
-        let work = &self.part.work;
-        &work.members[work.plan.edges[edge].to]
+    fn sender_of(&self, link: usize) -> &NodeName {
+        &self.part.work.members[self.part.parts.links[link].from]
+    }
+
+    fn receiver_of(&self, link: usize) -> &NodeName {
+        &self.part.work.members[self.part.parts.links[link].to]
+    }
+}
+
+/// Queues an order. A stream that takes none has failed, and its own error ends the session.
+async fn announce<T>(queue: Option<&mpsc::Sender<T>>, order: T) {
+    match queue {
+        Some(queue) if queue.send(order).await.is_ok() => {}
+        _ => std::future::pending().await,
+    }
+}
+
+/// What another stage gives; if it failed, its own error ends the session, and nothing comes here.
+async fn or_never<T>(outcome: Result<T, oneshot::error::RecvError>) -> T {
+    match outcome {
+        Ok(value) => value,
+        Err(_) => std::future::pending().await,
     }
 }
 

@@ -2,24 +2,27 @@
 //! and the local block. A sum that goes on with coefficient 1 keeps its memory, and the other operands are folded
 //! onto it; clean operands cost nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use storaged_codec::engine;
-use storaged_core::encode::{Hop, HopOutput, SessionWork, Target};
+use storaged_codec::{engine, leaf_digest};
+use storaged_core::encode::{HopOutput, SessionWork, Target, Turn};
 use storaged_wire::peer::SessionFault;
 use tokio_util::sync::CancellationToken;
 
 use super::buffer::{Block, Buffers};
+use super::check::{ClassPart, Parts, Way};
 use super::frame::Sums;
 use super::{BlockState, Blocks, KeepBlocks};
 
 /// This node's part of a session: all that the arithmetic of its stripes needs.
 pub(super) struct Part {
     pub work: SessionWork,
-    pub hop: Hop,
+    pub parts: Parts,
     pub blocks: Arc<dyn Blocks>,
     pub keep: Option<Box<dyn KeepBlocks>>,
     pub buffers: Arc<Buffers>,
+    /// Stripes kept so far.
+    pub kept: Arc<Mutex<Vec<u64>>>,
     /// Set when the session is over: stripes that still wait for a thread are not computed then, nor kept.
     pub over: CancellationToken,
 }
@@ -27,38 +30,53 @@ pub(super) struct Part {
 /// What a stripe sends: per output edge of the hop, in order.
 #[derive(Debug)]
 pub(super) struct Computed {
-    pub stripe: u64,
-    pub edges: Vec<(usize, Sums)>,
+    pub edges: Vec<Sums>,
     pub state: BlockState,
 }
 
 impl Part {
+    /// This node's part in a class; it is asked only for classes that it has a part in.
+    pub fn class(&self, class: usize) -> Result<&ClassPart, SessionFault> {
+        let part = self.parts.classes.get(class).and_then(Option::as_ref);
+        part.ok_or(SessionFault::NoBlocks)
+    }
+
     /// Computes one stripe. `inputs` are the sums of the hop's input edges, in order.
-    pub fn compute(&self, stripe: u64, inputs: Vec<Sums>) -> Result<Computed, SessionFault> {
+    pub fn compute(&self, turn: Turn, inputs: Vec<Sums>) -> Result<Computed, SessionFault> {
         self.go_on()?;
+        let stripe = turn.stripe;
+        let ClassPart {
+            hop, inputs: ways, ..
+        } = self.class(turn.class)?;
         let bytes = self.work.stripe_bytes(stripe);
-        let mut operands = self.flatten(inputs);
-        if self.hop.local.is_some() {
+        let mut operands = Vec::new();
+        for (way, sums) in ways.iter().zip(inputs) {
+            self.check_raw(*way, stripe, &sums)?;
+            match sums {
+                Some(sums) => operands.extend(sums.into_iter().map(Some)),
+                None => operands.extend((0..way.width).map(|_| None)),
+            }
+        }
+        if hop.local.is_some() {
             operands.push(self.local_block(stripe, bytes)?);
         }
         let state = match operands.iter().any(Option::is_some) {
             true => BlockState::Dirty,
             false => BlockState::Clean,
         };
-        let mut edges = Vec::with_capacity(self.hop.outputs.len());
-        for (index, output) in self.hop.outputs.iter().enumerate() {
-            let later = self.hop.outputs.get(index + 1..).unwrap_or_default();
+        let mut edges = Vec::with_capacity(hop.outputs.len());
+        for (index, output) in hop.outputs.iter().enumerate() {
+            let later = hop.outputs.get(index + 1..).unwrap_or_default();
             let sums = combine(&output.rows, &mut operands, later, bytes, &self.buffers);
             match output.target {
-                Target::Edge(edge) => edges.push((edge, sums)),
-                Target::Keep(_) => self.keep_block(stripe, &sums)?,
+                Target::Edge(_) => edges.push(sums),
+                Target::Keep(_) => {
+                    let kept = self.keep_block(stripe, &sums);
+                    kept.map_err(|fault| self.blame(fault, ways, hop.local.is_some()))?;
+                }
             }
         }
-        Ok(Computed {
-            stripe,
-            edges,
-            state,
-        })
+        Ok(Computed { edges, state })
     }
 
     fn go_on(&self) -> Result<(), SessionFault> {
@@ -77,27 +95,76 @@ impl Part {
         }
     }
 
-    /// One entry per partial sum of all input edges.
-    fn flatten(&self, inputs: Vec<Sums>) -> Vec<Option<Block>> {
-        let mut operands = Vec::new();
-        for (edge, sums) in self.hop.inputs.iter().zip(inputs) {
-            match sums {
-                Some(sums) => operands.extend(sums.into_iter().map(Some)),
-                None => operands.extend((0..self.work.plan.edges[*edge].width).map(|_| None)),
-            }
+    /// Compares a block that a member sent as it is with the digest that it must have, if that is known here.
+    fn check_raw(&self, way: Way, stripe: u64, sums: &Sums) -> Result<(), SessionFault> {
+        let proof = way.raw_from.and_then(|from| self.work.proofs.get(&from));
+        let (Some(from), Some(proof)) = (way.raw_from, proof) else {
+            return Ok(());
+        };
+        let range = self.work.chunk.range(stripe, proof.length);
+        let length = usize::try_from(range.end - range.start).unwrap_or(0);
+        let expected = usize::try_from(stripe)
+            .ok()
+            .and_then(|at| proof.leaves.get(at));
+        let sent = sums.as_ref().and_then(|sums| sums.first());
+        let right = match (expected, sent) {
+            // Beyond the shard's end all is zeros.
+            (None, sent) => sent.is_none_or(|block| block.iter().all(|byte| *byte == 0)),
+            (Some(leaf), Some(block)) => block.get(..length).is_some_and(|chunk| {
+                leaf_digest(chunk, stripe) == *leaf && block[length..].iter().all(|byte| *byte == 0)
+            }),
+            (Some(leaf), None) => leaf_digest(&vec![0; length], stripe) == *leaf,
+        };
+        match right {
+            true => Ok(()),
+            false => Err(SessionFault::WrongBytes {
+                node: self.work.members[from].clone(),
+                reason: format!("chunk {stripe} does not have its digest"),
+            }),
         }
-        operands
+    }
+
+    /// A wrong result of blocks that came as they are, all but one of which were checked, is because of that one:
+    /// parity, which has no digest that others know. Its node need not have lied: it may hold what another one sent.
+    fn blame(&self, fault: SessionFault, ways: &[Way], own: bool) -> SessionFault {
+        let SessionFault::WrongResult(reason) = fault else {
+            return fault;
+        };
+        let unchecked = |way: &&Way| {
+            let known = way
+                .raw_from
+                .is_some_and(|from| self.work.proofs.contains_key(&from));
+            !known
+        };
+        let mut suspects = ways.iter().filter(unchecked);
+        match (suspects.next(), suspects.next(), own) {
+            (
+                Some(Way {
+                    raw_from: Some(from),
+                    ..
+                }),
+                None,
+                false,
+            ) => SessionFault::Neighbour {
+                node: self.work.members[*from].clone(),
+                reason: format!(
+                    "sent the one block that has no digest here, and the result is wrong: {reason}"
+                ),
+            },
+            _ => SessionFault::WrongResult(reason),
+        }
     }
 
     fn keep_block(&self, stripe: u64, sums: &Sums) -> Result<(), SessionFault> {
         self.go_on()?;
         let keep = self.keep.as_ref().ok_or(SessionFault::NoBlocks)?;
-        keep.put(
-            stripe,
-            sums.as_ref()
-                .and_then(|sums| sums.first())
-                .map(AsRef::as_ref),
-        )
+        let block = sums.as_ref().and_then(|sums| sums.first());
+        keep.put(stripe, block.map(AsRef::as_ref))?;
+        self.kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(stripe);
+        Ok(())
     }
 }
 

@@ -4,19 +4,27 @@
 //! `storaged.leaves.RANK` (its chunk digests), `.metadata` (for stock PyTorch) and `storaged.manifest`, which ends in its own digest and
 //! is written last and only if absent. What no manifest names does not exist.
 
+mod chain;
+mod increment;
 mod packed;
 pub mod store;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use storaged_codec::{Digest, leaf_digest, root_digest};
+use storaged_core::UploadBase;
 use storaged_core::encode::SlotShard;
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 use tokio::sync::Semaphore;
 
 use crate::memory::Memory;
+use chain::{Stored, expected_object};
+pub use increment::IncrementReport;
+use increment::MeasuredRate;
 use store::{KeyPrefix, ObjectKey, PartBytes, PartNumber, Store, StoreError, Upload};
 
 /// Shards uploaded at once: each holds one part in RAM.
@@ -37,8 +45,21 @@ pub struct TrickleLimits {
     pub part_bytes: u64,
     /// Bytes per second over all uploads of this node; none for as fast as it goes.
     pub rate: Option<u64>,
-    /// How shards are stored.
+    /// How full copies are stored.
     pub packing: Packing,
+    /// Most increments in a row before the next full copy; 0 for full copies only.
+    pub increments: u32,
+}
+
+/// What a copy took.
+#[derive(Debug, Clone)]
+pub struct Copied {
+    /// Bytes of the shard.
+    pub bytes: u64,
+    /// Bytes of the object that holds it.
+    pub stored: u64,
+    /// Details, if it was written as an increment.
+    pub increment: Option<IncrementReport>,
 }
 
 /// How shards are stored.
@@ -58,6 +79,7 @@ pub struct Trickle {
     memory: Arc<Memory>,
     limits: TrickleLimits,
     turns: Semaphore,
+    rate: Arc<MeasuredRate>,
 }
 
 fn object(manifest: &Manifest, name: &str) -> Result<ObjectKey, String> {
@@ -91,6 +113,7 @@ impl Trickle {
             memory,
             limits,
             turns: Semaphore::new(UPLOADS_AT_ONCE),
+            rate: Arc::new(MeasuredRate::new(limits.rate)),
         }
     }
 
@@ -102,40 +125,62 @@ impl Trickle {
         }
     }
 
-    /// Copies a shard: parts that are there already are left.
+    /// Copies a shard, as an increment if there is a base for it: parts that are there already are left.
     ///
     /// # Errors
     /// In words; the upload can be tried again and goes on where it was.
     pub async fn upload(
         &self,
-        manifest: &Manifest,
+        manifest: &ManifestBytes,
         rank: Rank,
         shard: &SlotShard,
-    ) -> Result<(), String> {
-        let _turn = self
-            .turns
-            .acquire()
-            .await
-            .map_err(|error| error.to_string())?;
-        match self.limits.packing {
-            Packing::Zstd => self.upload_packed(manifest, rank, shard).await?,
-            Packing::None => {
-                let key = object(manifest, &shard_object(rank))?;
-                if self.length(&key).await? != Some(shard.length) {
-                    self.upload_parts(&key, manifest, shard).await?;
-                }
+        base: Option<&UploadBase>,
+    ) -> Result<Copied, String> {
+        let turn = self.turns.acquire().await;
+        let _turn = turn.map_err(|error| error.to_string())?;
+        let record = manifest.manifest();
+        let stored = self.stored(manifest, rank).await?;
+        let (name, length) = expected_object(&stored, rank, shard.length);
+        let there = self.length(&object(record, &name)?).await? == Some(length);
+        let (mut stored, mut increment) = (length, None);
+        if !there {
+            if let Some(base) = base {
+                increment = self.upload_increment(manifest, rank, shard, base).await?;
             }
+            stored = match &increment {
+                Some(increment) => increment.bytes,
+                None => self.upload_alone(record, rank, shard).await?,
+            };
         }
         let table: Vec<u8> = shard
             .leaves
             .iter()
             .flat_map(|leaf| *leaf.as_bytes())
             .collect();
-        let leaves = object(manifest, &leaves_object(rank))?;
-        self.store
-            .put_new(&leaves, table.into())
-            .await
-            .map_err(in_words)
+        let leaves = object(record, &leaves_object(rank))?;
+        let put = self.store.put_new(&leaves, table.into()).await;
+        put.map_err(in_words)?;
+        Ok(Copied {
+            bytes: shard.length,
+            stored,
+            increment,
+        })
+    }
+
+    async fn upload_alone(
+        &self,
+        manifest: &Manifest,
+        rank: Rank,
+        shard: &SlotShard,
+    ) -> Result<u64, String> {
+        match self.limits.packing {
+            Packing::Zstd => self.upload_packed(manifest, rank, shard).await,
+            Packing::None => {
+                let key = object(manifest, &shard_object(rank))?;
+                self.upload_parts(&key, manifest, shard).await?;
+                Ok(shard.length)
+            }
+        }
     }
 
     async fn upload_parts(
@@ -193,8 +238,10 @@ impl Trickle {
         if there.is_some_and(|part| part.matches(&bytes)) {
             return Ok(());
         }
+        let (length, began) = (bytes.len(), tokio::time::Instant::now());
         let state = self.store.put_part(upload, number, bytes).await;
         upload.note(number, state.map_err(in_words)?);
+        self.rate.note(length, began.elapsed().as_secs_f64());
         Ok(())
     }
 
@@ -229,16 +276,14 @@ impl Trickle {
         let record = manifest.manifest();
         let mut all_raw = true;
         for entry in &record.shards {
-            let ends = self.frames(record, entry.rank).await?;
-            all_raw &= ends.is_none();
-            let (name, expected) = match &ends {
-                Some(ends) => (packed::packed_object(entry.rank), ends.last().copied()),
-                None => (shard_object(entry.rank), Some(entry.length)),
-            };
+            let stored = self.stored(manifest, entry.rank).await?;
+            all_raw &= matches!(stored, Stored::Raw);
+            let (name, expected) = expected_object(&stored, entry.rank, entry.length);
             let key = object(record, &name)?;
-            let got = self.length(&key).await?;
-            if got != expected {
-                return Err(format!("{key}: expected {expected:?} bytes, got {got:?}"));
+            match self.length(&key).await? {
+                Some(got) if got == expected => {}
+                Some(got) => return Err(format!("{key}: expected {expected} bytes, got {got}")),
+                None => return Err(format!("{key}: expected {expected} bytes, got no object")),
             }
         }
         if all_raw && !record.torch_metadata.is_empty() {
@@ -274,10 +319,10 @@ impl Trickle {
         places.sort_by_key(|(run, step, _)| std::cmp::Reverse((*run, *step)));
         let mut found = Vec::new();
         for (run, step, key) in places {
-            match self.manifest_at(namespace, run, step, &key).await {
+            match self.usable_at(namespace, run, step, &key).await {
                 Ok(manifest) => found.push(Arc::new(manifest)),
                 Err(reason) => {
-                    tracing::warn!(%key, reason, "a manifest in the durable tier cannot be used")
+                    tracing::warn!(%key, reason, "a checkpoint in the durable tier cannot be used")
                 }
             }
             if found.len() >= LISTED_MAX {
@@ -285,6 +330,18 @@ impl Trickle {
             }
         }
         Ok(found)
+    }
+
+    async fn usable_at(
+        &self,
+        namespace: &Namespace,
+        run: RunId,
+        step: Step,
+        key: &ObjectKey,
+    ) -> Result<ManifestBytes, String> {
+        let manifest = self.manifest_at(namespace, run, step, key).await?;
+        self.bases_are_there(&manifest).await?;
+        Ok(manifest)
     }
 
     async fn manifest_at(
@@ -313,38 +370,33 @@ impl Trickle {
     /// In words.
     pub async fn fetch(
         &self,
-        manifest: &Manifest,
+        manifest: &Arc<ManifestBytes>,
         rank: Rank,
         slot: SlotId,
         ranges: &[Range<u64>],
     ) -> Result<Arc<[Digest]>, String> {
-        let entry = manifest.shard(rank).ok_or("no such rank")?;
-        let leaves = self.leaves(manifest, rank).await?;
-        let key = object(manifest, &shard_object(rank))?;
-        let whole = std::slice::from_ref(&(0..entry.length)).to_vec();
-        let chunk_bytes = manifest.chunk.bytes() as u64;
-        let packed = self.frames(manifest, rank).await?;
-        for range in if ranges.is_empty() {
+        let record = manifest.manifest();
+        let entry = record.shard(rank).ok_or("no such rank")?;
+        let chain = Arc::new(self.chain(manifest, rank).await?);
+        let leaves = chain.leaves();
+        let whole = std::iter::once(0..entry.length);
+        let whole: Vec<Range<u64>> = whole.collect();
+        let ranges = if ranges.is_empty() {
             &whole[..]
         } else {
             ranges
-        } {
-            if let Some(ends) = &packed {
-                self.fetch_packed(manifest, rank, ends, &leaves, slot, range)
+        };
+        let chunk_bytes = record.chunk.bytes() as u64;
+        let at_once = (FETCH_BYTES / chunk_bytes).max(1);
+        for range in ranges {
+            let last = range.end.min(entry.length).div_ceil(chunk_bytes);
+            let mut first = range.start / chunk_bytes;
+            while first < last {
+                let next = (first + at_once).min(last);
+                let bytes = self.read_chunks(&chain, first..next).await?;
+                self.place(record, &leaves, slot, first * chunk_bytes, bytes)
                     .await?;
-                continue;
-            }
-            let end = range.end.next_multiple_of(chunk_bytes).min(entry.length);
-            let mut at = range.start / chunk_bytes * chunk_bytes;
-            while at < end {
-                let next = (at + FETCH_BYTES).min(end);
-                let bytes = self
-                    .store
-                    .get(&key, Some(at..next))
-                    .await
-                    .map_err(in_words)?;
-                self.place(manifest, &leaves, slot, at, bytes).await?;
-                at = next;
+                first = next;
             }
         }
         Ok(leaves)

@@ -5,15 +5,13 @@
 //! ends (u64 little endian).
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use storaged_codec::Digest;
 use storaged_core::encode::SlotShard;
-use storaged_wire::{Manifest, Rank, SlotId};
+use storaged_wire::{Manifest, Rank};
 
 use super::store::StoreError;
-use super::{FETCH_BYTES, Trickle, in_words, object};
+use super::{Trickle, in_words, object};
 
 /// zstd's fastest ordinary level: state hardly shrinks more at higher ones.
 const LEVEL: i32 = 1;
@@ -27,16 +25,13 @@ fn frames_object(rank: Rank) -> String {
 }
 
 impl Trickle {
-    /// Packs and copies a shard. Packing the same chunks gives the same frames, so an interrupted upload goes on.
+    /// Packs and copies a shard; gives the bytes that it takes. Packing the same chunks gives the same frames, so an interrupted upload goes on.
     pub(super) async fn upload_packed(
         &self,
         manifest: &Manifest,
         rank: Rank,
         shard: &SlotShard,
-    ) -> Result<(), String> {
-        if self.frames(manifest, rank).await?.is_some() {
-            return Ok(());
-        }
+    ) -> Result<u64, String> {
         let key = object(manifest, &packed_object(rank))?;
         let count = manifest.chunk.count(shard.length);
         let mut ends = Vec::new();
@@ -67,12 +62,12 @@ impl Trickle {
                 .await
                 .map_err(in_words)?;
         }
+        let total = ends.last().copied().unwrap_or(0);
         let table: Vec<u8> = ends.into_iter().flat_map(u64::to_le_bytes).collect();
         let frames = object(manifest, &frames_object(rank))?;
-        self.store
-            .put_new(&frames, table.into())
-            .await
-            .map_err(in_words)
+        let put = self.store.put_new(&frames, table.into()).await;
+        put.map_err(in_words)?;
+        Ok(total)
     }
 
     async fn pack(
@@ -117,39 +112,27 @@ impl Trickle {
         }
     }
 
-    /// Reads and unpacks the chunks that cover a range; each is verified when it is placed.
-    pub(super) async fn fetch_packed(
+    /// Reads and unpacks chunks; they are not verified yet.
+    pub(super) async fn read_packed(
         &self,
         manifest: &Manifest,
         rank: Rank,
         ends: &[u64],
-        leaves: &Arc<[Digest]>,
-        slot: SlotId,
-        range: &Range<u64>,
-    ) -> Result<(), String> {
+        chunks: Range<u64>,
+        chunk_bytes: u64,
+    ) -> Result<Bytes, String> {
         let key = object(manifest, &packed_object(rank))?;
-        let chunk_bytes = manifest.chunk.bytes() as u64;
-        let last = range.end.div_ceil(chunk_bytes).min(ends.len() as u64);
-        let at_once = (FETCH_BYTES / chunk_bytes).max(1);
-        let mut first = range.start / chunk_bytes;
-        while first < last {
-            let next = (first + at_once).min(last);
-            let start = first
-                .checked_sub(1)
-                .map_or(0, |before| ends[before as usize]);
-            let window = start..ends[next as usize - 1];
-            let packed = self.store.get(&key, Some(window)).await.map_err(in_words)?;
-            let raw = unpack_frames(
-                &packed,
-                start,
-                &ends[first as usize..next as usize],
-                chunk_bytes,
-            )?;
-            self.place(manifest, leaves, slot, first * chunk_bytes, raw)
-                .await?;
-            first = next;
-        }
-        Ok(())
+        let start = match chunks.start {
+            0 => 0,
+            first => ends.get(first as usize - 1).copied().unwrap_or(0),
+        };
+        let wanted = ends.get(chunks.start as usize..chunks.end as usize);
+        let wanted = wanted
+            .filter(|ends| !ends.is_empty())
+            .ok_or("no such chunks")?;
+        let window = start..wanted[wanted.len() - 1];
+        let packed = self.store.get(&key, Some(window)).await.map_err(in_words)?;
+        unpack_frames(&packed, start, wanted, chunk_bytes)
     }
 }
 

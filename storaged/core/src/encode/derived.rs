@@ -1,20 +1,24 @@
-//! A session as every member derives it from its record: nothing but the record and the manifest goes in.
+//! A session as every member derives it: from its record and the manifest who is who and what is computed; from what
+//! the leader says at the beginning the plan.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use storaged_codec::CodingMatrix;
 use storaged_wire::peer::{Lane, SessionKind, SessionRecord};
+use storaged_wire::shape::{EncodeShape, RepairShape};
 use storaged_wire::{Manifest, NodeName};
 
 use super::lanes::LaneBlocks;
-use super::plan::CodingPlan;
+use super::plan::{CodingPlan, Coefficients};
+use super::plans::{self, Keepers, RepairTask, StripedPlan, encode_plan, repair_plans};
+use super::shapes::shape_of;
 
-/// A session's plan and who is who in it, as every member derives it.
+/// Who is who in a session, as every member derives it.
 #[derive(Debug, Clone)]
 pub(crate) struct Derived {
     pub lane: Lane,
     pub blocks: LaneBlocks,
-    pub plan: CodingPlan,
     /// One name per member of the plan.
     pub members: Vec<NodeName>,
     /// The block that each source member reads: the first members of the plan, in order.
@@ -24,6 +28,16 @@ pub(crate) struct Derived {
     /// Members that are sinks, in the order of `sinks`.
     pub sink_members: Vec<usize>,
     pub stripes: Vec<(u64, u64)>,
+    /// Of a repair.
+    pub shape: Option<RepairShape>,
+    computes: Computes,
+}
+
+/// What is computed: the rest of the plan is in the beginning, or is known already.
+#[derive(Debug, Clone)]
+enum Computes {
+    Parity(Coefficients),
+    Lost(Arc<StripedPlan>),
 }
 
 impl Derived {
@@ -36,7 +50,22 @@ impl Derived {
                 survivors,
                 wanted,
                 stripes,
-            } => Self::repair(manifest, *lane, survivors, wanted, stripes),
+                shape,
+            } => Self::repair(manifest, *lane, survivors, wanted, stripes, *shape),
+        }
+    }
+
+    /// The plan; none if the shape does not fit.
+    pub fn plan(&self, shape: Option<&EncodeShape>) -> Option<Arc<StripedPlan>> {
+        match (&self.computes, shape) {
+            (Computes::Parity(coefficients), shape) => {
+                let shape = shape_of(shape, self.sources.len())?;
+                encode_plan(coefficients, Keepers::Fixed, &shape)
+                    .ok()
+                    .map(Arc::new)
+            }
+            (Computes::Lost(plan), None) => Some(plan.clone()),
+            (Computes::Lost(_), Some(_)) => None,
         }
     }
 
@@ -45,7 +74,6 @@ impl Derived {
         let matrix = CodingMatrix::cauchy(manifest.geometry);
         let (sources, coefficients) = blocks.encode(&matrix);
         let sinks: Vec<usize> = (blocks.data.len()..blocks.blocks()).collect();
-        let plan = CodingPlan::chain(&coefficients?);
         let all = sources.iter().chain(&sinks);
         let members = all
             .map(|block| blocks.node(*block).cloned())
@@ -54,12 +82,13 @@ impl Derived {
         Some(Self {
             lane,
             blocks,
-            plan,
             members,
             sources,
             sinks,
             sink_members,
             stripes: Vec::new(),
+            shape: None,
+            computes: Computes::Parity(coefficients?),
         })
     }
 
@@ -69,53 +98,75 @@ impl Derived {
         survivors: &[u32],
         wanted: &[(u32, NodeName)],
         stripes: &[(u64, u64)],
+        shape: RepairShape,
     ) -> Option<Self> {
         let blocks = LaneBlocks::of(manifest, lane)?;
         let in_range = |block: &u32| (*block as usize) < blocks.blocks();
-        if !survivors
+        let named = survivors
             .iter()
-            .chain(wanted.iter().map(|(block, _)| block))
-            .all(in_range)
-        {
+            .chain(wanted.iter().map(|(block, _)| block));
+        if !named.copied().all(|block| in_range(&block)) {
             return None;
         }
         let matrix = CodingMatrix::cauchy(manifest.geometry);
         let mut sources: Vec<usize> = survivors.iter().map(|block| *block as usize).collect();
-        let first_sink = wanted.first().map(|(_, node)| node);
-        let into_last = wanted.len() == 1
-            && sources
-                .iter()
-                .any(|block| blocks.node(*block) == first_sink);
-        if into_last {
-            sources.sort_by_key(|block| blocks.node(*block) == first_sink);
-        }
         let sinks: Vec<usize> = wanted.iter().map(|(block, _)| *block as usize).collect();
-        let coefficients = blocks.repair(&matrix, &sources, &sinks).ok()??;
+        let first_sink = wanted.first().map(|(_, node)| node);
+        let is_sink = |block: &usize| blocks.node(*block) == first_sink;
+        let into_last = wanted.len() == 1 && sources.iter().any(is_sink);
+        if into_last {
+            sources.sort_by_key(is_sink);
+        }
         let holders = sources.iter().map(|block| blocks.node(*block).cloned());
         let mut members = holders.collect::<Option<Vec<_>>>()?;
         let (plan, sink_members) = if into_last {
-            (
-                CodingPlan::chain_into_last(&coefficients),
-                vec![sources.len() - 1],
-            )
+            // The newcomer holds a survivor's block itself: it stands last and keeps the sum.
+            let coefficients = blocks.repair(&matrix, &sources, &sinks).ok()??;
+            let plan = CodingPlan::chain_into_last(&coefficients);
+            let sinks = vec![sources.len() - 1];
+            (StripedPlan::uniform(plan, sources.len()), sinks)
         } else {
             members.extend(wanted.iter().map(|(_, node)| node.clone()));
-            (
-                CodingPlan::chain(&coefficients),
-                (sources.len()..members.len()).collect(),
-            )
+            let plan = repair_plan(&blocks, &matrix, &sources, &sinks, shape)?;
+            (plan, (sources.len()..members.len()).collect())
         };
         let distinct: BTreeSet<&NodeName> = members.iter().collect();
         (distinct.len() == members.len()).then_some(())?;
         Some(Self {
             lane,
             blocks,
-            plan,
             members,
             sources,
             sinks,
             sink_members,
             stripes: stripes.to_vec(),
+            shape: Some(shape),
+            computes: Computes::Lost(Arc::new(plan)),
         })
     }
+}
+
+/// One plan for all wanted blocks.
+fn repair_plan(
+    blocks: &LaneBlocks,
+    matrix: &CodingMatrix,
+    survivors: &[usize],
+    lost: &[usize],
+    shape: RepairShape,
+) -> Option<StripedPlan> {
+    let shape = match shape {
+        RepairShape::Chain => plans::RepairShape::Chain,
+        RepairShape::Gather => plans::RepairShape::Gather,
+        RepairShape::Direct if lost.len() == 1 => plans::RepairShape::GatherAtNewcomers,
+        RepairShape::Direct => return None,
+    };
+    let is_copy = survivors == lost;
+    let task = RepairTask {
+        survivors,
+        lost,
+        needed: if is_copy { 1 } else { blocks.needed() },
+    };
+    let rows = |survivors: &[usize], lost: &[usize]| blocks.repair(matrix, survivors, lost);
+    let mut made = repair_plans(&task, shape, rows).ok()?;
+    (made.len() == 1).then(|| made.remove(0))
 }

@@ -141,13 +141,15 @@ impl LaneBlocks {
         Ok(Coefficients::new(rows).ok())
     }
 
+    /// How many blocks it takes to compute the rest, beside the blocks of zeros.
+    pub fn needed(&self) -> usize {
+        self.data.iter().flatten().count()
+    }
+
     /// Which of the blocks that are here and there suffice to compute the rest: exactly as many as are needed
     /// beside the blocks of zeros, or none if there are too few.
     pub fn enough(&self, available: &[usize]) -> Option<Vec<usize>> {
-        let zeros = (0..self.data.len())
-            .filter(|block| self.is_zeros(*block))
-            .count();
-        let needed = self.data.len() - zeros;
+        let needed = self.needed();
         let mut chosen: Vec<usize> = available.to_vec();
         chosen.sort_unstable();
         chosen.dedup();

@@ -7,10 +7,13 @@ use std::sync::Arc;
 use storaged_wire::peer::{
     CheckpointKey, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
+use storaged_wire::shape::StripeMap;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
 
+use super::begin::{heard, said};
 use super::derived::Derived;
 use super::lanes::{LaneBlocks, lanes_of};
+use super::shapes::{Needs, chosen};
 
 use crate::io::{Note, Now};
 use crate::limits;
@@ -30,6 +33,10 @@ pub(crate) struct LaneProgress {
     /// What the members hold, as far as they have said since they came up.
     pub held: BTreeMap<NodeName, BTreeSet<usize>>,
     pub asked_at: BTreeMap<NodeName, Now>,
+    /// Nodes that were blamed for a repair that failed: others are asked first.
+    pub suspects: BTreeSet<NodeName>,
+    /// A block came out wrong: repair so that every block is checked by the one who gets it.
+    pub wary: bool,
 }
 
 /// Why a session is led.
@@ -47,9 +54,13 @@ pub(crate) struct Led {
     pub key: CheckpointKey,
     pub lane: Lane,
     pub members: Vec<NodeName>,
+    /// Stripes of the lane.
+    pub stripe_count: u64,
     pub ready: BTreeSet<NodeName>,
     pub finished: BTreeSet<NodeName>,
     pub leaves: Vec<LeafTable>,
+    /// Which stripes the members need.
+    pub needs: Needs,
     pub begun: bool,
     pub deadline: Now,
     pub purpose: Purpose,
@@ -64,6 +75,7 @@ impl Node {
         let committed: Vec<(CheckpointKey, Arc<ManifestBytes>, CheckpointState)> = self
             .checkpoints
             .values()
+            .filter(|c| !self.is_only_base(c))
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?, c.state)))
             .collect();
         self.lanes
@@ -167,9 +179,11 @@ impl Node {
             key,
             lane,
             members: derived.members.clone(),
+            stripe_count: manifest.manifest().chunk.count(derived.blocks.length),
             ready: BTreeSet::new(),
             finished: BTreeSet::new(),
             leaves: Vec::new(),
+            needs: Needs::default(),
             begun: false,
             deadline: now.plus(limits::PROPOSE_MAX_MS),
             purpose,
@@ -200,6 +214,7 @@ impl Node {
         from: &NodeName,
         session: SessionId,
         leaves: Vec<LeafTable>,
+        stripes: Option<StripeMap>,
     ) {
         let Some(led) = self.led.get_mut(&session) else {
             return self.send(
@@ -213,19 +228,54 @@ impl Node {
         if led.begun || !led.members.contains(from) {
             return;
         }
+        if let Some(map) = stripes {
+            let Some(map) = heard(&map, led.stripe_count) else {
+                let fault = SessionFault::Neighbour {
+                    node: from.clone(),
+                    reason: "said of other stripes than the lane has what it needs".into(),
+                };
+                return self.end_led(session, Err((from.clone(), fault)));
+            };
+            led.needs.add(&map);
+        }
         led.ready.insert(from.clone());
         led.leaves.extend(leaves);
-        if led.ready.len() < led.members.len() {
-            return;
+        if led.ready.len() == led.members.len() {
+            self.begin_led(session);
         }
+    }
+
+    /// All members are ready: the leader says which stripes move, and of an encode how.
+    fn begin_led(&mut self, session: SessionId) {
+        let Some(led) = self.led.get_mut(&session) else {
+            return;
+        };
         led.begun = true;
         led.deadline = self.now.plus(limits::SESSION_MAX_MS);
-        let (members, mut leaves) = (led.members.clone(), led.leaves.clone());
+        let led = led.clone();
+        let mut leaves = led.leaves;
         leaves.sort_by_key(|table| table.rank);
         leaves.dedup_by_key(|table| table.rank);
-        for member in members {
-            let leaves = leaves.clone();
-            self.send(&member, PeerMessage::Begin { session, leaves });
+        let stripes = led.needs.union.as_ref().map(said);
+        let chosen = match led.purpose {
+            Purpose::Encode => self
+                .manifest_named(led.record.manifest)
+                .and_then(|m| chosen(m.manifest(), led.lane, &led.needs, self.setup.link_rate)),
+            _ => None,
+        };
+        let shape = chosen.map(|(shape, reason)| {
+            let (key, lane) = (led.key, led.lane);
+            self.note(Note::ShapeChosen { key, lane, reason });
+            shape
+        });
+        for member in led.members {
+            let begin = PeerMessage::Begin {
+                session,
+                leaves: leaves.clone(),
+                stripes: stripes.clone(),
+                shape: shape.clone(),
+            };
+            self.send(&member, begin);
         }
     }
 
@@ -291,6 +341,10 @@ impl Node {
         match led.purpose {
             Purpose::Open(slot) => self.opening_filled(slot),
             Purpose::Heal(nodes) => {
+                if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
+                    progress.suspects.clear();
+                    progress.wary = false;
+                }
                 for node in nodes {
                     if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
                         progress.held.remove(&node);
@@ -339,6 +393,13 @@ impl Node {
                 _ => now.plus(limits::SESSION_RETRY_MS),
             };
             progress.held.clear();
+            if let Purpose::Heal(_) = led.purpose {
+                progress.wary |= matches!(
+                    fault,
+                    SessionFault::WrongResult(_) | SessionFault::WrongBytes { .. }
+                );
+                progress.suspects.extend(fault.blamed().cloned());
+            }
         }
         if led.purpose == Purpose::Encode
             && let SessionFault::Corrupt(reason) = &fault

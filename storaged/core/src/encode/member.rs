@@ -9,16 +9,19 @@ use storaged_codec::root_digest;
 use storaged_wire::peer::{
     CheckpointKey, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
-use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId, SlotId};
+use storaged_wire::shape::RepairShape;
+use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
+use super::begin::{changed, said};
 use super::derived::Derived;
 use super::lead::Purpose as LedFor;
-use super::work::{Keep, ParityId, SessionWork, SlotShard, Source};
+use super::plans::DirtyMap;
+use super::work::{ParityId, SlotShard, Source};
 use crate::budget::Purpose;
 use crate::io::{Now, Output, SessionTally};
 use crate::limits;
 use crate::node::Node;
-use crate::table::{LocalShard, SlotUse, Upload};
+use crate::table::{Checkpoint, LocalShard, SlotUse, Upload};
 
 /// What this member keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +54,12 @@ pub(crate) struct Joined {
     pub waits_for_slot: bool,
     pub running: bool,
     pub deadline: Now,
+    /// Stripes of the lane.
+    pub stripe_count: u64,
+    /// Stripes of a shard that the executor has put in place.
+    pub kept_stripes: Vec<Range<u64>>,
+    /// What this member needs to move, if it makes a difference.
+    needs: Option<DirtyMap>,
     tables: Vec<LeafTable>,
 }
 
@@ -75,7 +84,13 @@ impl Node {
         };
         joined.waits_for_slot = false;
         let leaves = std::mem::take(&mut joined.tables);
-        self.send(leader, PeerMessage::Ready { session, leaves });
+        let stripes = joined.needs.as_ref().map(said);
+        let ready = PeerMessage::Ready {
+            session,
+            leaves,
+            stripes,
+        };
+        self.send(leader, ready);
     }
 
     fn join(&mut self, leader: &NodeName, record: &SessionRecord) -> Result<Joined, SessionFault> {
@@ -110,6 +125,16 @@ impl Node {
             Some(sink) => self.room_for(opening, &key, &derived, derived.sinks[sink], basis)?,
             None => (Kept::Nothing, false),
         };
+        let chunk = manifest.manifest().chunk;
+        let stripe_count = chunk.count(derived.blocks.length);
+        let needs = match (&record.kind, &source, &kept) {
+            (SessionKind::Encode { .. }, Some(Source::Shard { shard, basis }), _) => {
+                let basis = basis.as_ref();
+                basis.map(|basis| changed(shard, basis, chunk, stripe_count))
+            }
+            (SessionKind::Repair { .. }, _, kept) => self.lacking(kept, &derived, stripe_count),
+            _ => None,
+        };
         Ok(Joined {
             key,
             derived,
@@ -122,6 +147,9 @@ impl Node {
             deadline: self
                 .now
                 .plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
+            stripe_count,
+            kept_stripes: Vec::new(),
+            needs,
             tables,
         })
     }
@@ -184,6 +212,17 @@ impl Node {
                 false,
             ));
         }
+        let manifest = self.checkpoints.get(key).and_then(Checkpoint::name);
+        let begun = manifest.and_then(|manifest| self.take_part_filled(manifest, rank));
+        if let Some(slot) = begun {
+            let kept = Kept::Shard {
+                rank,
+                slot,
+                length,
+                opening: false,
+            };
+            return Ok((kept, false));
+        }
         let made = self.create_slot(&key.namespace, rank, length, SlotUse::Restoring);
         let slot = made.map_err(|refusal| SessionFault::NoRoom(refusal.message))?;
         Ok((
@@ -228,9 +267,7 @@ impl Node {
             None => None,
         };
         let set = ParityId(self.fresh());
-        let reserved = self
-            .budget
-            .reserve(Purpose::Parity(set), derived.blocks.length);
+        let reserved = self.reserve(Purpose::Parity(set), derived.blocks.length);
         reserved.map_err(|no_room| SessionFault::NoRoom(no_room.to_string()))?;
         Ok(Kept::Parity { index, set, basis })
     }
@@ -245,6 +282,11 @@ impl Node {
     ) -> Vec<LeafTable> {
         let blocks: Vec<usize> = match kind {
             SessionKind::Encode { .. } => derived.sources.clone(),
+            // The one who gets the block checks every other.
+            SessionKind::Repair {
+                shape: RepairShape::Direct,
+                ..
+            } => (0..derived.blocks.data.len()).collect(),
             SessionKind::Repair { wanted, .. } => wanted
                 .iter()
                 .flat_map(
@@ -274,91 +316,19 @@ impl Node {
             .or_else(|| checkpoint.leaves.get(&rank).cloned())
     }
 
-    pub(crate) fn begin(&mut self, from: &NodeName, session: SessionId, leaves: Vec<LeafTable>) {
-        let place = (from.clone(), session);
-        let Some(joined) = self.joined.get(&place) else {
-            return;
-        };
-        let Some(manifest) = self
-            .checkpoints
-            .get(&joined.key)
-            .and_then(|c| c.manifest.clone())
-        else {
-            return;
-        };
-        let proven = prove(manifest.manifest(), leaves);
-        let work = self.work(from, session, joined, manifest.manifest(), &proven);
-        match work {
-            Ok(work) => {
-                if let Some(joined) = self.joined.get_mut(&place) {
-                    joined.leaves = proven;
-                    joined.running = true;
-                }
-                self.out.push(Output::Run(work));
-            }
-            Err(fault) => {
-                self.leave(&place, false);
-                self.send(from, PeerMessage::Failed { session, fault });
-            }
-        }
-    }
-
-    fn work(
-        &self,
-        leader: &NodeName,
-        session: SessionId,
-        joined: &Joined,
-        manifest: &Manifest,
-        proven: &BTreeMap<Rank, Arc<[Digest]>>,
-    ) -> Result<SessionWork, SessionFault> {
-        let keep = match &joined.kept {
-            Kept::Nothing => None,
-            Kept::Parity { set, basis, .. } => Some(Keep::Parity {
-                set: *set,
-                basis: *basis,
-            }),
-            Kept::Shard {
-                rank, slot, length, ..
-            } => {
-                let leaves = proven
-                    .get(rank)
-                    .cloned()
-                    .or_else(|| self.leaves_known(&joined.key, *rank));
-                let (slot, length) = (*slot, *length);
-                let leaves = leaves.ok_or(SessionFault::NoBlocks)?;
-                Some(Keep::Shard(SlotShard {
-                    slot,
-                    length,
-                    leaves,
-                }))
-            }
-        };
-        let count = manifest.chunk.count(joined.derived.blocks.length);
-        Ok(SessionWork {
-            leader: leader.clone(),
-            session,
-            plan: Arc::new(joined.derived.plan.clone()),
-            members: joined.derived.members.clone().into(),
-            member: joined.member,
-            chunk: manifest.chunk,
-            lane_length: joined.derived.blocks.length,
-            stripes: stripe_ranges(&joined.derived.stripes, count),
-            source: joined.source.clone(),
-            keep,
-        })
-    }
-
     pub(crate) fn session_ended(
         &mut self,
         leader: &NodeName,
         session: SessionId,
         outcome: Result<SessionTally, SessionFault>,
+        kept: Vec<Range<u64>>,
     ) {
         let place = (leader.clone(), session);
         let Some(joined) = self.joined.get_mut(&place) else {
-            return;
+            return self.ended_late(&place, kept);
         };
         joined.running = false;
+        joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
                 self.rates.session(tally);
@@ -408,7 +378,7 @@ impl Node {
     }
 
     /// Ends this node's part: what was kept counts or goes.
-    fn leave(&mut self, place: &(NodeName, SessionId), counts: bool) {
+    pub(super) fn leave(&mut self, place: &(NodeName, SessionId), counts: bool) {
         let Some(joined) = self.joined.remove(place) else {
             return;
         };
@@ -434,13 +404,24 @@ impl Node {
                 slot,
                 ..
             } => {
-                if let Some(leaves) = joined.leaves.get(&rank).filter(|_| counts) {
+                if !counts {
+                    return self.break_off(place, &joined, slot, rank, true);
+                }
+                self.forget_part_filled(slot);
+                if let Some(leaves) = joined.leaves.get(&rank) {
                     self.opening_leaves(slot, leaves.clone());
                 }
             }
+            Kept::Shard { slot, .. } if joined.waits_for_slot => self.drop_slot(slot),
+            Kept::Shard { rank, slot, .. } if !counts => {
+                self.break_off(place, &joined, slot, rank, false);
+            }
             Kept::Shard {
                 rank, slot, length, ..
-            } => self.settle_shard(&joined, rank, slot, length, counts),
+            } => {
+                self.forget_part_filled(slot);
+                self.settle_shard(&joined, rank, slot, length, counts);
+            }
         }
     }
 
@@ -554,32 +535,4 @@ impl Node {
             self.leave(&place, false);
         }
     }
-}
-
-/// Tables whose root is in the manifest; others prove nothing and are left out.
-fn prove(manifest: &Manifest, tables: Vec<LeafTable>) -> BTreeMap<Rank, Arc<[Digest]>> {
-    tables
-        .into_iter()
-        .filter(|table| {
-            manifest.shard(table.rank).is_some_and(|entry| {
-                table.leaves.len() as u64 == manifest.chunk.count(entry.length)
-                    && root_digest(&table.leaves, entry.length, manifest.chunk) == entry.root
-            })
-        })
-        .map(|table| (table.rank, table.leaves.into()))
-        .collect()
-}
-
-/// Stripes as ranges within `0..count`; all of them if none are named.
-fn stripe_ranges(named: &[(u64, u64)], count: u64) -> Vec<Range<u64>> {
-    if named.is_empty() {
-        return std::iter::once(0..count)
-            .filter(|range| !range.is_empty())
-            .collect();
-    }
-    named
-        .iter()
-        .map(|(first, length)| *first..first.saturating_add(*length).min(count))
-        .filter(|range| !range.is_empty())
-        .collect()
 }

@@ -4,6 +4,8 @@
 //! part or says why not (`member`), and once all are ready the leader begins it. What a session keeps counts only
 //! when its leader closes it so; until then the last protected step stays whole beside it (copy on write).
 
+mod begin;
+mod broken;
 pub mod choose;
 mod derived;
 mod lanes;
@@ -11,10 +13,13 @@ mod lead;
 mod member;
 mod plan;
 pub mod plans;
+mod shapes;
 mod work;
 
+pub(crate) use begin::Beginning;
+pub(crate) use broken::{Ending, PartFilled};
 pub use lanes::{LaneBlocks, lanes_of};
 pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;
 pub use plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
-pub use work::{Keep, ParityId, SessionWork, SlotShard, Source, stripe_bytes};
+pub use work::{Keep, ParityId, Proof, SessionWork, SlotShard, Source, Turn, stripe_bytes};

@@ -144,6 +144,16 @@ impl CodingPlan {
         plan
     }
 
+    /// Whether an edge carries its sender's own block, unchanged: then what comes must have that block's digest.
+    pub fn is_raw(&self, edge: usize) -> bool {
+        let Some(hop) = self.edges.get(edge).and_then(|edge| self.hop(edge.from)) else {
+            return false;
+        };
+        let sends =
+            |output: &HopOutput| output.target == Target::Edge(edge) && output.rows == [[1]];
+        hop.inputs.is_empty() && hop.local.is_some() && hop.outputs.iter().any(sends)
+    }
+
     /// The hop of `member`, if it has one.
     pub fn hop(&self, member: usize) -> Option<&Hop> {
         self.hops.iter().find(|hop| hop.member == member)

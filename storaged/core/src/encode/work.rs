@@ -1,11 +1,12 @@
 //! What one member of a session does: the contract between the decisions and the executor.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_wire::{ChunkSize, Digest, NodeName, SessionId, SlotId};
 
-use super::plan::CodingPlan;
+use super::plans::StripedPlan;
 
 /// A parity set in this node's RAM; never reused within a generation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -54,7 +55,7 @@ pub struct SessionWork {
     /// Unique per leader.
     pub session: SessionId,
     /// The plan that all members derived.
-    pub plan: Arc<CodingPlan>,
+    pub plan: Arc<StripedPlan>,
     /// The plan's members, in its order.
     pub members: Arc<[NodeName]>,
     /// Which of them this node is.
@@ -63,15 +64,47 @@ pub struct SessionWork {
     pub chunk: ChunkSize,
     /// Length of the longest shard of the lane: the last stripe is only as long as it needs to be.
     pub lane_length: u64,
-    /// Stripes to compute, ascending.
+    /// Stripes to compute, ascending; the same at every member, because a stripe's place among them may say who does
+    /// what for it.
     pub stripes: Vec<Range<u64>>,
     /// Blocks to read.
     pub source: Option<Source>,
     /// Blocks to keep.
     pub keep: Option<Keep>,
+    /// Digests of shards that other members send block by block as they are, by member: what such a member sends is
+    /// compared before it is used.
+    pub proofs: BTreeMap<usize, Proof>,
+}
+
+/// What a member's shard must be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Proof {
+    /// Bytes.
+    pub length: u64,
+    /// One digest per chunk.
+    pub leaves: Arc<[Digest]>,
+}
+
+/// A stripe of a session and the class of the plan that it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// Which stripe.
+    pub stripe: u64,
+    /// Index into the plan's classes.
+    pub class: usize,
 }
 
 impl SessionWork {
+    /// The stripes of the session in order, also those in which this member has no part.
+    pub fn turns(&self) -> impl Iterator<Item = Turn> + use<> {
+        let plan = self.plan.clone();
+        let stripes = self.stripes.clone().into_iter().flatten();
+        (0..).zip(stripes).map(move |(turn, stripe)| Turn {
+            stripe,
+            class: plan.class_of(stripe, turn),
+        })
+    }
+
     /// Bytes of every block of `stripe`.
     pub fn stripe_bytes(&self, stripe: u64) -> usize {
         stripe_bytes(self.chunk, self.lane_length, stripe)

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use storaged_wire::peer::{CheckpointKey, Holding, Lane, PeerMessage, SessionKind};
+use storaged_wire::shape::RepairShape;
 use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
 
 use crate::encode::{LaneBlocks, Purpose};
@@ -36,16 +37,24 @@ impl Node {
                 Some(_) => wanted.push((*block as u32, node.clone())),
             }
         }
-        let survivors = blocks.enough(&available);
+        let trusted = |block: &usize| {
+            let node = blocks.node(*block);
+            node.is_some_and(|node| !progress.suspects.contains(node))
+        };
+        let first: Vec<usize> = available.iter().copied().filter(trusted).collect();
+        // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.
+        let survivors = blocks.enough(&first).or_else(|| blocks.enough(&available));
         let (false, Some(survivors)) = (wanted.is_empty(), survivors) else {
             return;
         };
+        let shape = repair_shape(progress.wary, &mut wanted);
         let healed = wanted.iter().map(|(_, node)| node.clone()).collect();
         let kind = SessionKind::Repair {
             lane,
             survivors: survivors.into_iter().map(|block| block as u32).collect(),
             wanted,
             stripes: Vec::new(),
+            shape,
         };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
     }
@@ -148,6 +157,20 @@ impl Node {
         }
         self.announce_all();
         self.lead_lanes();
+    }
+}
+
+/// How wanted blocks are brought back. Per survivor a chain sends every sum once, a gather all of its block and, in
+/// its turn, the sums: with one block wanted both are a block per stripe, and the chain needs fewer connections. Once
+/// bytes came out wrong, one block at a time and checked.
+fn repair_shape(wary: bool, wanted: &mut Vec<(u32, NodeName)>) -> RepairShape {
+    match (wary, wanted.len()) {
+        (true, _) => {
+            wanted.truncate(1);
+            RepairShape::Direct
+        }
+        (false, 0 | 1) => RepairShape::Chain,
+        (false, _) => RepairShape::Gather,
     }
 }
 

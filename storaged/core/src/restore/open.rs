@@ -9,6 +9,7 @@ use std::sync::Arc;
 use storaged_codec::root_digest;
 use storaged_wire::local::{ByteRange, Reply, Rung};
 use storaged_wire::peer::{CheckpointKey, SessionFault, SessionKind};
+use storaged_wire::shape::RepairShape;
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode, SlotId,
 };
@@ -16,8 +17,7 @@ use storaged_wire::{
 use super::holdings::unknown_manifest;
 use super::plan::{Survey, Then};
 use crate::encode::{LaneBlocks, Purpose};
-use crate::io::{ConnId, Now, Output, RequestId};
-use crate::limits;
+use crate::io::{ConnId, Note, Now, Output, RequestId};
 use crate::node::Node;
 use crate::table::SlotUse;
 
@@ -34,6 +34,20 @@ pub(crate) struct OpenWish {
     pub rank: Rank,
     pub ranges: Vec<Range<u64>>,
     pub deadline: Now,
+    /// The rung that gave the reader wrong bytes.
+    pub without: Option<Rung>,
+}
+
+impl OpenWish {
+    fn byte_ranges(&self) -> Vec<ByteRange> {
+        let ranges = self.ranges.iter();
+        ranges
+            .map(|range| ByteRange {
+                offset: range.start,
+                length: range.end - range.start,
+            })
+            .collect()
+    }
 }
 
 /// A shard on its way into this node's RAM, or there for a reader.
@@ -50,6 +64,8 @@ pub(crate) struct Opening {
     attempts: usize,
     rung: Rung,
     leaves: Option<Arc<[Digest]>>,
+    /// A block came out wrong: from now on every block is checked by this node.
+    wary: bool,
     open: bool,
 }
 
@@ -57,29 +73,17 @@ impl Node {
     pub(crate) fn open_shard(
         &mut self,
         id: RequestId,
-        manifest: Digest,
-        rank: Rank,
-        ranges: &[ByteRange],
+        wish: OpenWish,
         timeout_ms: u32,
     ) -> Result<(), Refusal> {
         let attached = self.attached(id)?.clone();
-        if let Some(known) = self.manifest_named(manifest) {
+        if let Some(known) = self.manifest_named(wish.manifest) {
             self.check_readable(&known, attached.owner)?;
-            check_ranges(&known, rank, ranges)?;
-            if self.open_own(id, manifest, rank) {
+            check_ranges(&known, wish.rank, &wish.byte_ranges())?;
+            if self.open_own(id, &wish) {
                 return Ok(());
             }
         }
-        let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
-        let wish = OpenWish {
-            manifest,
-            rank,
-            ranges: ranges
-                .iter()
-                .map(|r| r.offset..r.offset.saturating_add(r.length))
-                .collect(),
-            deadline: self.now.plus(wait),
-        };
         self.survey(
             id,
             attached.namespace,
@@ -92,14 +96,17 @@ impl Node {
     }
 
     /// The first rung: this node's RAM.
-    fn open_own(&mut self, id: RequestId, manifest: Digest, rank: Rank) -> bool {
-        let Some(checkpoint) = self.checkpoint_named(manifest) else {
+    fn open_own(&mut self, id: RequestId, wish: &OpenWish) -> bool {
+        if wish.without == Some(Rung::OwnRam) {
+            return false;
+        }
+        let Some(checkpoint) = self.checkpoint_named(wish.manifest) else {
             return false;
         };
         let Some(chunk) = checkpoint.manifest.as_ref().map(|m| m.manifest().chunk) else {
             return false;
         };
-        let Some(local) = checkpoint.shards.get_mut(&rank) else {
+        let Some(local) = checkpoint.shards.get_mut(&wish.rank) else {
             return false;
         };
         let Some(shard) = local.sealed() else {
@@ -139,16 +146,8 @@ impl Node {
             .cloned()
             .ok_or_else(|| unknown_manifest(wish.manifest))?;
         self.check_readable(&manifest, attached.owner)?;
-        let ranges: Vec<ByteRange> = wish
-            .ranges
-            .iter()
-            .map(|range| ByteRange {
-                offset: range.start,
-                length: range.end - range.start,
-            })
-            .collect();
-        let length = check_ranges(&manifest, wish.rank, &ranges)?;
-        if self.open_own(id, wish.manifest, wish.rank) {
+        let length = check_ranges(&manifest, wish.rank, &wish.byte_ranges())?;
+        if self.open_own(id, &wish) {
             return Ok(());
         }
         let concerns_me = self.concerned(manifest.manifest()).contains(self.me());
@@ -161,6 +160,13 @@ impl Node {
         }
         let namespace = manifest.manifest().namespace.clone();
         let slot = self.create_slot(&namespace, wish.rank, length, SlotUse::Restoring)?;
+        let (mut excluded, mut faults) = (BTreeSet::new(), Vec::new());
+        if let Some(rung) = wish.without {
+            faults.push(format!("{rung:?}: the reader found wrong digests"));
+        }
+        if wish.without == Some(Rung::OwnRam) {
+            excluded.insert(self.me().clone());
+        }
         self.openings.insert(
             slot,
             Opening {
@@ -170,11 +176,12 @@ impl Node {
                 deadline: wish.deadline,
                 ranges: wish.ranges,
                 survey,
-                excluded: BTreeSet::new(),
-                faults: Vec::new(),
+                excluded,
+                faults,
                 attempts: 0,
                 rung: Rung::Durable,
                 leaves: None,
+                wary: false,
                 open: false,
             },
         );
@@ -269,6 +276,10 @@ impl Node {
             survivors: survivors.into_iter().map(|block| block as u32).collect(),
             wanted: vec![(block as u32, self.me().clone())],
             stripes: stripes_of(&opening.ranges, manifest.chunk),
+            shape: match opening.wary {
+                true => RepairShape::Direct,
+                false => RepairShape::Chain,
+            },
         };
         Some((lane, kind, rung))
     }
@@ -283,19 +294,38 @@ impl Node {
             return;
         };
         opening.faults.push(format!("{node}: {}", describe(fault)));
-        let blamed = match fault {
-            SessionFault::Neighbour { node, .. } => node.clone(),
-            _ => node.clone(),
+        let blamed = fault.blamed().unwrap_or(node).clone();
+        let manifest = opening.manifest.manifest();
+        let failed = Note::SessionFailed {
+            key: CheckpointKey {
+                namespace: manifest.namespace.clone(),
+                run: manifest.run,
+                step: manifest.step,
+            },
+            node: node.clone(),
+            fault: fault.clone(),
         };
-        // A wrong result names nobody: leave out one survivor after the other.
+        self.out.push(Output::Note(failed));
+        let was_wary = opening.wary;
+        opening.wary |= is_wrong(fault);
+        // A wrong result names nobody: next every block is checked on its own, which names who sent a wrong one. If
+        // that does not tell either, one survivor after the other is left out.
         let blamed = match fault {
-            SessionFault::WrongResult(_) => self.next_suspect(slot).unwrap_or(blamed),
-            _ => blamed,
+            SessionFault::WrongResult(_) if !was_wary => None,
+            SessionFault::WrongResult(_) => Some(self.next_suspect(slot).unwrap_or(blamed)),
+            _ => Some(blamed),
         };
-        if let Some(opening) = self.openings.get_mut(&slot) {
+        if let (Some(blamed), Some(opening)) = (blamed, self.openings.get_mut(&slot)) {
             opening.excluded.insert(blamed);
         }
-        self.climb(slot);
+        self.climb_again(slot);
+    }
+
+    /// Climbs on, once no session fills the slot any more: what it has filled till then need not come again.
+    pub(crate) fn climb_again(&mut self, slot: SlotId) {
+        if !self.slot_is_ending(slot) {
+            self.climb(slot);
+        }
     }
 
     fn next_suspect(&self, slot: SlotId) -> Option<NodeName> {
@@ -305,7 +335,8 @@ impl Node {
         let available = opening
             .survey
             .available(opening.manifest.name(), lane, &blocks);
-        let others = available.into_iter().filter(|other| *other != block);
+        // Parity first: shards have digests that all know.
+        let others = available.into_iter().rev().filter(|other| *other != block);
         others
             .filter_map(|other| blocks.node(other).cloned())
             .find(|node| !opening.excluded.contains(node))
@@ -575,6 +606,13 @@ fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
         .collect()
 }
 
+fn is_wrong(fault: &SessionFault) -> bool {
+    matches!(
+        fault,
+        SessionFault::WrongResult(_) | SessionFault::WrongBytes { .. }
+    )
+}
+
 fn describe(fault: &SessionFault) -> String {
     match fault {
         SessionFault::NoManifest => "the manifest is not there".into(),
@@ -585,6 +623,9 @@ fn describe(fault: &SessionFault) -> String {
         SessionFault::Neighbour { node, reason } => format!("{node} {reason}"),
         SessionFault::WrongResult(reason) => format!("decoded to a wrong digest: {reason}"),
         SessionFault::Aborted => "ended".into(),
+        SessionFault::WrongBytes { node, reason } => {
+            format!("{node} sent wrong bytes (digest): {reason}")
+        }
     }
 }
 

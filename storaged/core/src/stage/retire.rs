@@ -33,10 +33,15 @@ impl Node {
         let Some(newest) = newest else {
             return;
         };
+        let base = self.base_to_keep(&newest);
+        if let Some(base) = &base {
+            self.make_base(base);
+        }
         let older: Vec<CheckpointKey> = self
             .checkpoints
             .values()
             .filter(|c| c.key.namespace == *namespace && c.key < newest && !self.is_pinned(c))
+            .filter(|c| Some(&c.key) != base.as_ref())
             .map(|c| c.key.clone())
             .collect();
         for key in older {
@@ -66,7 +71,7 @@ impl Node {
         read || owed
     }
 
-    fn retire(&mut self, key: &CheckpointKey) {
+    pub(crate) fn retire(&mut self, key: &CheckpointKey) {
         self.remove(key);
         self.note(Note::State {
             key: key.clone(),

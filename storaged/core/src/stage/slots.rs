@@ -4,7 +4,7 @@
 use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
-use crate::budget::Purpose;
+use crate::budget::{NoRoom, Purpose};
 use crate::io::{ConnId, Output, RequestId};
 use crate::node::Node;
 use crate::table::{Slot, SlotUse, WaiterWish};
@@ -24,6 +24,11 @@ impl Node {
             return Err(self.no_budget(bytes, "which is more than the whole budget"));
         }
         if self.grant(id, &attached.namespace, rank, bytes)? {
+            return Ok(());
+        }
+        if self.give_up_base_of(&attached.namespace, rank)
+            && self.grant(id, &attached.namespace, rank, bytes)?
+        {
             return Ok(());
         }
         self.give_up_stale(&attached.namespace, rank);
@@ -93,7 +98,7 @@ impl Node {
     ) -> Result<SlotId, Refusal> {
         let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
         let slot = SlotId::new(self.fresh());
-        let reserved = self.budget.reserve(Purpose::Slot(slot), capacity);
+        let reserved = self.reserve(Purpose::Slot(slot), capacity);
         reserved.map_err(|no_room| self.no_budget(capacity, &no_room.to_string()))?;
         self.slots.insert(
             slot,
@@ -109,6 +114,14 @@ impl Node {
             bytes: capacity,
         });
         Ok(slot)
+    }
+
+    /// Reserves bytes; bases go before anything is refused.
+    pub(crate) fn reserve(&mut self, purpose: Purpose, bytes: u64) -> Result<(), NoRoom> {
+        match self.budget.reserve(purpose, bytes) {
+            Err(_) if self.give_up_bases() => self.budget.reserve(purpose, bytes),
+            outcome => outcome,
+        }
     }
 
     pub(crate) fn no_budget(&self, bytes: u64, why: &str) -> Refusal {

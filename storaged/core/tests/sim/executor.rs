@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use storaged_codec::{engine, leaf_digest};
-use storaged_core::encode::{Keep, SessionWork, Source, Target};
+use storaged_core::encode::{CodingPlan, Hop, Keep, SessionWork, Source, Target, Turn};
 use storaged_core::{Input, SessionTally};
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId};
@@ -12,6 +12,13 @@ use storaged_wire::{NodeName, SessionId};
 use super::world::{CHUNK_BYTES, Event, World, index};
 
 type Key = (NodeName, SessionId);
+
+/// What a session came to: the stripes of shards that each member has kept, and who failed first, with what.
+#[derive(Default)]
+struct Computed {
+    kept: BTreeMap<usize, Vec<u64>>,
+    failed: Option<(usize, SessionFault)>,
+}
 
 /// Works of sessions, by member.
 #[derive(Default)]
@@ -28,10 +35,14 @@ impl Sessions {
             .insert(work.member, (node, generation, work));
     }
 
-    pub fn stop(&mut self, node: usize, leader: &NodeName, session: SessionId) {
-        if let Some(members) = self.begun.get_mut(&(leader.clone(), session)) {
-            members.retain(|_, (at, _, _)| *at != node);
-        }
+    /// Whether it had begun and had not ended.
+    pub fn stop(&mut self, node: usize, leader: &NodeName, session: SessionId) -> bool {
+        let Some(members) = self.begun.get_mut(&(leader.clone(), session)) else {
+            return false;
+        };
+        let before = members.len();
+        members.retain(|_, (at, _, _)| *at != node);
+        members.len() < before
     }
 
     pub fn lost(&mut self, node: usize) {
@@ -47,7 +58,7 @@ impl World {
             members
                 .values()
                 .next()
-                .is_some_and(|(_, _, work)| members.len() == work.plan.hops.len())
+                .is_some_and(|(_, _, work)| members.len() == members_of(work))
         };
         let ready: Vec<Key> = self
             .sessions
@@ -59,15 +70,15 @@ impl World {
         self.sessions.begun.retain(|_, members| !members.is_empty());
         for key in ready {
             let members = self.sessions.begun.remove(&key).unwrap();
-            let outcome = self.compute(&members);
+            let Computed { kept, failed } = self.compute(&members);
             for (member, (node, generation, work)) in &members {
-                let outcome = match &outcome {
-                    Ok(()) => Ok(SessionTally {
+                let outcome = match &failed {
+                    None => Ok(SessionTally {
                         bytes: work.lane_length,
                         elapsed_ms: 5,
                     }),
-                    Err((guilty, fault)) if guilty == member => Err(fault.clone()),
-                    Err((guilty, _)) => {
+                    Some((guilty, fault)) if guilty == member => Err(fault.clone()),
+                    Some((guilty, _)) => {
                         let reason = "ended its stream".into();
                         Err(SessionFault::Neighbour {
                             node: work.members[*guilty].clone(),
@@ -79,6 +90,7 @@ impl World {
                     leader: work.leader.clone(),
                     session: work.session,
                     outcome,
+                    kept: runs(kept.get(member)),
                 };
                 let delay = 5 + self.random(20);
                 let event = Event::Input {
@@ -91,39 +103,100 @@ impl World {
         }
     }
 
-    fn compute(
+    fn compute(&mut self, members: &BTreeMap<usize, (usize, u64, SessionWork)>) -> Computed {
+        let mut computed = Computed::default();
+        for (member, (node, _, work)) in members {
+            if let Err(fault) = self.prepare(*node, work) {
+                computed.failed = Some((*member, fault));
+                return computed;
+            }
+        }
+        let (_, _, first) = members.values().next().unwrap();
+        let resumes = first
+            .stripes
+            .iter()
+            .map(|run| run.end - run.start)
+            .sum::<u64>()
+            < first.chunk.count(first.lane_length);
+        let mut keeps = members
+            .values()
+            .filter_map(|(_, _, work)| work.keep.as_ref());
+        let repairs = keeps.all(|keep| matches!(keep, Keep::Shard(_)));
+        self.resumed += u64::from(resumes && repairs);
+        self.incremental += u64::from(resumes && !repairs);
+        // One repair in three breaks off half-way, by somebody's silence.
+        let stripes = first.turns().count() as u64;
+        let breaks = repairs && stripes > 1 && self.random(3) == 0;
+        let breaks_at = breaks.then(|| 1 + self.random(stripes - 1));
+        for (turn, at) in (0..).zip(first.turns()) {
+            let outcome = match breaks_at == Some(turn) {
+                true => Err(self.silence(members)),
+                false => self.compute_stripe(members, at, repairs, &mut computed.kept),
+            };
+            if let Err(failed) = outcome {
+                computed.failed = Some(failed);
+                return computed;
+            }
+        }
+        computed
+    }
+
+    /// Some member blames some other one for being silent.
+    fn silence(
         &mut self,
         members: &BTreeMap<usize, (usize, u64, SessionWork)>,
+    ) -> (usize, SessionFault) {
+        let (_, _, work) = members.values().next().unwrap();
+        let count = work.members.len() as u64;
+        let (by, silent) = (self.random(count) as usize, self.random(count) as usize);
+        let node = work.members[silent].clone();
+        let reason = "sent nothing whole".into();
+        (by, SessionFault::Neighbour { node, reason })
+    }
+
+    fn compute_stripe(
+        &mut self,
+        members: &BTreeMap<usize, (usize, u64, SessionWork)>,
+        Turn { stripe, class }: Turn,
+        repairs: bool,
+        kept: &mut BTreeMap<usize, Vec<u64>>,
     ) -> Result<(), (usize, SessionFault)> {
         let (_, _, first) = members.values().next().unwrap();
-        let plan = first.plan.clone();
-        for (member, (node, _, work)) in members {
-            self.prepare(*node, work)
-                .map_err(|fault| (*member, fault))?;
-        }
-        for stripe in first.stripes.iter().cloned().flatten() {
-            let bytes = first.stripe_bytes(stripe);
-            let mut edges: Vec<Vec<Vec<u8>>> = vec![Vec::new(); plan.edges.len()];
-            for hop in &plan.hops {
-                let (node, _, work) = &members[&hop.member];
-                assert_eq!(index(&work.members[hop.member]), *node);
-                let mut operands: Vec<Vec<u8>> =
-                    hop.inputs.iter().flat_map(|e| edges[*e].clone()).collect();
-                if hop.local.is_some() {
-                    let block = self.read(*node, work, stripe, bytes);
-                    operands.push(block.map_err(|fault| (hop.member, fault))?);
-                }
-                for output in &hop.outputs {
-                    let sums = output
-                        .rows
-                        .iter()
-                        .map(|row| combine(row, &operands, bytes))
-                        .collect();
-                    match output.target {
-                        Target::Edge(edge) => edges[edge] = sums,
-                        Target::Keep(_) => {
-                            let kept = self.keep(*node, work, stripe, &sums[0]);
-                            kept.map_err(|fault| (hop.member, fault))?;
+        let plan = &first.plan.clone().classes()[class].clone();
+        let bytes = first.stripe_bytes(stripe);
+        let mut edges: Vec<Vec<Vec<u8>>> = vec![Vec::new(); plan.edges.len()];
+        for hop in &plan.hops {
+            let (node, _, work) = &members[&hop.member];
+            assert_eq!(index(&work.members[hop.member]), *node);
+            for edge in &hop.inputs {
+                check_raw(plan, *edge, work, stripe, &edges[*edge])
+                    .map_err(|fault| (hop.member, fault))?;
+            }
+            let mut operands: Vec<Vec<u8>> =
+                hop.inputs.iter().flat_map(|e| edges[*e].clone()).collect();
+            if hop.local.is_some() {
+                let block = self.read(*node, work, stripe, bytes);
+                operands.push(block.map_err(|fault| (hop.member, fault))?);
+            }
+            for output in &hop.outputs {
+                let mut sums: Vec<Vec<u8>> = output
+                    .rows
+                    .iter()
+                    .map(|row| combine(row, &operands, bytes))
+                    .collect();
+                match output.target {
+                    Target::Edge(edge) => {
+                        if repairs && self.limits.liar == Some(*node) && self.random(2) == 0 {
+                            sums[0][0] ^= 0x5a;
+                            self.lies += 1;
+                        }
+                        edges[edge] = sums;
+                    }
+                    Target::Keep(_) => {
+                        let put = self.keep(*node, work, stripe, &sums[0]);
+                        put.map_err(|fault| (hop.member, blame(plan, hop, work, fault)))?;
+                        if matches!(work.keep, Some(Keep::Shard(_))) {
+                            kept.entry(hop.member).or_default().push(stripe);
                         }
                     }
                 }
@@ -224,6 +297,60 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Members that have a part in some class.
+fn members_of(work: &SessionWork) -> usize {
+    let has_part = |member: &usize| {
+        let mut classes = work.plan.classes().iter();
+        classes.any(|plan| plan.hop(*member).is_some())
+    };
+    (0..work.members.len()).filter(has_part).count()
+}
+
+/// As the daemon's executor does it: a block that came as it is must have its digest, if that is known.
+fn check_raw(
+    plan: &CodingPlan,
+    edge: usize,
+    work: &SessionWork,
+    stripe: u64,
+    sums: &[Vec<u8>],
+) -> Result<(), SessionFault> {
+    let from = plan.edges[edge].from;
+    let proof = work.proofs.get(&from).filter(|_| plan.is_raw(edge));
+    let Some(proof) = proof else { return Ok(()) };
+    let range = work.chunk.range(stripe, proof.length);
+    let chunk = &sums[0][..(range.end - range.start) as usize];
+    let leaf = proof.leaves.get(stripe as usize);
+    match leaf.is_none_or(|leaf| leaf_digest(chunk, stripe) == *leaf) {
+        true => Ok(()),
+        false => Err(SessionFault::WrongBytes {
+            node: work.members[from].clone(),
+            reason: format!("chunk {stripe}"),
+        }),
+    }
+}
+
+/// A wrong result of blocks of which all but one were checked is because of that one.
+fn blame(plan: &CodingPlan, hop: &Hop, work: &SessionWork, fault: SessionFault) -> SessionFault {
+    let SessionFault::WrongResult(reason) = fault else {
+        return fault;
+    };
+    let mut unchecked = hop.inputs.iter().filter(|edge| {
+        !(plan.is_raw(**edge) && work.proofs.contains_key(&plan.edges[**edge].from))
+    });
+    match (unchecked.next(), unchecked.next(), hop.local) {
+        (Some(edge), None, None) if plan.is_raw(*edge) => SessionFault::Neighbour {
+            node: work.members[plan.edges[*edge].from].clone(),
+            reason,
+        },
+        _ => SessionFault::WrongResult(reason),
+    }
+}
+
+fn runs(stripes: Option<&Vec<u64>>) -> Vec<std::ops::Range<u64>> {
+    let stripes = stripes.into_iter().flatten();
+    stripes.map(|stripe| *stripe..*stripe + 1).collect()
 }
 
 fn combine(row: &[u8], operands: &[Vec<u8>], bytes: usize) -> Vec<u8> {

@@ -349,6 +349,7 @@ impl World {
                 rank,
                 ranges: vec![],
                 timeout_ms: 120_000,
+                without: None,
             };
             self.job.conns.insert(rank, conn);
             self.ask(node, conn, open, Expect::Shard(rank));

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use storaged_codec::{ChunkSize, Digest, Geometry, digest, leaf_digest, root_digest};
 use storaged_core::encode::{ParityId, SlotShard};
 use storaged_core::place::Member;
-use storaged_core::{CheckPart, DurablePolicy, Input, Node, Note, Now, Output, RequestId, Setup};
+use storaged_core::{
+    CheckPart, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, Setup,
+    UploadBase,
+};
 use storaged_wire::local::Reply;
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
 use storaged_wire::{
     CheckpointState, Generation, ManifestBytes, NodeName, Rank, RunId, SlotId, Step,
 };
@@ -27,8 +30,14 @@ pub struct Limits {
     pub loss_one_in: u64,
     /// Steps that go to the durable tier.
     pub durable_every: u64,
+    /// What copies there hold.
+    pub durable_form: DurableForm,
     /// Simulated milliseconds.
     pub duration_ms: u64,
+    /// A node that sends wrong bytes in every second frame of a repair.
+    pub liar: Option<usize>,
+    /// What all nodes are told of their links.
+    pub link_rate: Option<u64>,
 }
 
 /// One node's process: its decisions and its RAM. A crash loses all of it.
@@ -79,6 +88,16 @@ pub struct World {
     pub newest: BTreeMap<CheckpointState, CheckpointKey>,
     pub crashes: u64,
     pub restores: u64,
+    /// Repairs that had less than all of a lane to do, and encodes that had.
+    pub resumed: u64,
+    pub incremental: u64,
+    /// Wrong frames sent, and how often the liar was named.
+    pub lies: u64,
+    pub liar_named: u64,
+    /// Encodes whose shape was chosen.
+    pub shapes: u64,
+    /// Uploads that could be written against a base.
+    pub increments: u64,
     events: BTreeMap<(u64, u64), Event>,
     sequence: u64,
     random: u64,
@@ -111,6 +130,12 @@ impl World {
             newest: BTreeMap::new(),
             crashes: 0,
             restores: 0,
+            resumed: 0,
+            incremental: 0,
+            lies: 0,
+            liar_named: 0,
+            shapes: 0,
+            increments: 0,
             events: BTreeMap::new(),
             sequence: 0,
             random: seed,
@@ -158,6 +183,24 @@ impl World {
         self.at(self.now + ms, event);
     }
 
+    /// An increment builds on what is in the durable tier, and what it is written against is still in RAM.
+    fn check_base(&self, node: usize, rank: Rank, base: &UploadBase) {
+        let record = base.manifest.manifest();
+        let durable = self.durable.get(&(record.run, record.step));
+        assert_eq!(
+            durable.map(|manifest| manifest.name()),
+            Some(base.manifest.name()),
+            "a base is in the durable tier"
+        );
+        let slot = &self.processes[node].as_ref().unwrap().slots[&base.shard.slot];
+        let bytes = &self.durable_shards[&(base.manifest.name(), rank)];
+        assert_eq!(
+            &slot[..base.shard.length as usize],
+            bytes,
+            "a base is whole"
+        );
+    }
+
     pub fn is_up(&self, node: usize) -> bool {
         self.processes[node].is_some()
     }
@@ -196,9 +239,14 @@ impl World {
             members,
             geometry: Some(Geometry::new(self.limits.k, self.limits.m).unwrap()),
             chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
-            slots_per_rank: 3,
+            slots_per_rank: match self.limits.durable_form {
+                DurableForm::Full => 3,
+                DurableForm::Increments => 4,
+            },
             budget: 64 << 20,
+            link_rate: self.limits.link_rate,
             durable: DurablePolicy::Every(self.limits.durable_every),
+            durable_form: self.limits.durable_form,
         };
         self.processes[node] = Some(Process {
             node: Node::new(setup).unwrap(),
@@ -327,12 +375,27 @@ impl World {
                 self.sessions.begin(node, generation, work);
                 self.after(delay, Event::Sessions);
             }
-            Output::Stop { leader, session } => self.sessions.stop(node, &leader, session),
+            Output::Stop { leader, session } => {
+                if self.sessions.stop(node, &leader, session) {
+                    let input = Input::SessionEnded {
+                        leader,
+                        session,
+                        outcome: Err(SessionFault::Aborted),
+                        kept: Vec::new(),
+                    };
+                    self.back(node, generation, delay, input);
+                }
+            }
             Output::Upload {
                 manifest,
                 rank,
                 shard,
+                base,
             } => {
+                if let Some(base) = &base {
+                    self.increments += 1;
+                    self.check_base(node, rank, base);
+                }
                 let bytes = self.ram(node).slots[&shard.slot][..shard.length as usize].to_vec();
                 let outcome = match self.random(5) {
                     0 => Err("made to fail".into()),
@@ -451,7 +514,20 @@ impl World {
         );
     }
 
+    /// An honest node is never accused of wrong bytes.
+    fn only_liars_are_accused(&mut self, fault: &SessionFault) {
+        if let SessionFault::WrongBytes { node, .. } = fault {
+            assert_eq!(Some(index(node)), self.limits.liar, "{fault:?}");
+            self.liar_named += 1;
+        }
+    }
+
     fn noted(&mut self, note: &Note) {
+        match note {
+            Note::SessionFailed { fault, .. } => self.only_liars_are_accused(fault),
+            Note::ShapeChosen { .. } => self.shapes += 1,
+            _ => {}
+        }
         let Note::State { key, state } = note else {
             return;
         };

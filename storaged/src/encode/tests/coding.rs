@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use storaged_core::encode::plans::StripedPlan;
 use storaged_core::encode::{
     CodingPlan, Coefficients, Edge, Hop, HopOutput, Keep, ParityId, SlotShard, Source, Target,
 };
@@ -106,7 +107,8 @@ async fn repair(world: &World, shards: &[Vec<u8>], slots: &[SlotShard], lost: &[
         .take(k)
         .collect();
     let rows = world.matrix.repair_coefficients(&survivors, lost).unwrap();
-    let plan = Arc::new(CodingPlan::chain(&Coefficients::new(rows).unwrap()));
+    let plan = CodingPlan::chain(&Coefficients::new(rows).unwrap());
+    let plan = Arc::new(StripedPlan::uniform(plan, k));
     let source = |block: &usize| match slots.get(*block) {
         Some(shard) => Source::Shard {
             shard: shard.clone(),
@@ -241,7 +243,7 @@ async fn plans_that_are_no_chains_compute_their_sums_too() {
     });
     let works = session_of(
         1,
-        Arc::new(diamond()),
+        Arc::new(StripedPlan::uniform(diamond(), 3)),
         &[0, 1, 2, 3, 4],
         longest(&shards) as u64,
         &sources,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use storaged_core::encode::SessionWork;
+use storaged_core::encode::plans::StripedPlan;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{SessionId, SlotId};
 use tokio::io::AsyncWriteExt;
@@ -274,9 +275,9 @@ async fn work_that_does_not_fit_together_is_refused() {
             work.members = vec![node(0)].into()
         }),
         ("rows of 2 coefficients", |work| {
-            let mut plan = (*work.plan).clone();
+            let mut plan = work.plan.classes()[0].clone();
             plan.hops[1].outputs[0].rows[0].pop();
-            work.plan = plan.into();
+            work.plan = StripedPlan::uniform(plan, 2).into();
         }),
     ];
     for (expected, spoil) in spoilt {

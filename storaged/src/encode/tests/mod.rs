@@ -1,7 +1,9 @@
 //! Tests of the executor: whole sessions of many members in one process, over in-memory streams and RAM.
 
 mod bounds;
+mod broken;
 mod coding;
 mod hostile;
 mod rate;
+mod striped;
 mod world;

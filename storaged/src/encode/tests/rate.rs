@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
 use storaged_codec::{ChunkSize, CodingMatrix, Geometry};
+use storaged_core::encode::plans::StripedPlan;
 use storaged_core::encode::{
     CodingPlan, Coefficients, Keep, ParityId, SessionWork, SlotShard, Source,
 };
@@ -156,7 +157,8 @@ async fn chain(rows: Vec<Vec<u8>>, pool: &Pool) -> (Duration, u64) {
         basis: None,
     };
     let keeps = vec![Some(keep); members.len()];
-    let mut works = session_of(1, plan.clone(), &members, length, &sources, &keeps);
+    let striped = Arc::new(StripedPlan::uniform((*plan).clone(), sources.len()));
+    let mut works = session_of(1, striped, &members, length, &sources, &keeps);
     for work in &mut works {
         work.chunk = ChunkSize::new(BLOCK).unwrap();
         work.stripes = std::iter::once(0..STRIPES).collect();

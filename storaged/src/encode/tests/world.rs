@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use storaged_codec::{ChunkSize, CodingMatrix, Geometry, engine, leaf_digest};
 use storaged_core::SessionTally;
+use storaged_core::encode::plans::{Keepers, Shape, StripedPlan, encode_plan};
 use storaged_core::encode::{
     CodingPlan, Coefficients, Keep, ParityId, SessionWork, SlotShard, Source,
 };
@@ -52,6 +53,8 @@ pub struct Wires {
     pub sent: Mutex<BTreeMap<(NodeName, NodeName), u64>>,
     /// Nodes that open streams and then send nothing on them.
     pub silent: Mutex<BTreeSet<NodeName>>,
+    /// Nodes that send wrong bytes.
+    pub liars: Mutex<BTreeSet<NodeName>>,
 }
 
 struct NodeStreams {
@@ -114,7 +117,14 @@ impl BlockSender for Sender {
         if locked(&self.wires.silent).contains(&self.way.0) {
             return std::future::pending().await;
         }
+        let lies = locked(&self.wires.liars).contains(&self.way.0);
         for chunk in chunks {
+            // The headers are right: a wrong one would be noticed as it comes.
+            if lies && chunk.len() > 16 {
+                let mut spoilt = chunk.to_vec();
+                spoilt[7] ^= 0x20;
+                *chunk = spoilt.into();
+            }
             self.stream
                 .write_all(chunk)
                 .await
@@ -265,6 +275,8 @@ pub struct World {
     pub rams: Vec<Arc<Ram>>,
     pub executors: Vec<Arc<Executor>>,
     pub limits: ExecutorLimits,
+    /// How encodes come together; none for the plain chain.
+    pub shape: Option<Shape>,
 }
 
 impl World {
@@ -278,6 +290,7 @@ impl World {
             rams: Vec::new(),
             executors: Vec::new(),
             limits,
+            shape: None,
         };
         for index in 0..k + m {
             let ram = Arc::new(Ram::default());
@@ -320,13 +333,13 @@ impl World {
         }
     }
 
-    /// The part of every member of a full chain encode of `shards`, into parity set `set` of the coding nodes.
+    /// The part of every member of a full encode of `shards`, into parity set `set` of the coding nodes.
     pub fn encode(&self, session: u64, shards: &[SlotShard], set: u64) -> Vec<SessionWork> {
         let sources = shards.iter().map(|shard| Source::Shard {
             shard: shard.clone(),
             basis: None,
         });
-        self.chain_encode(
+        self.encode_from(
             session,
             sources.collect(),
             Keep::Parity {
@@ -353,14 +366,19 @@ impl World {
             set: ParityId(to),
             basis: Some(ParityId(from)),
         };
-        self.chain_encode(session, sources.collect(), keep)
+        self.encode_from(session, sources.collect(), keep)
     }
 
-    fn chain_encode(&self, session: u64, sources: Vec<Source>, keep: Keep) -> Vec<SessionWork> {
+    fn encode_from(&self, session: u64, sources: Vec<Source>, keep: Keep) -> Vec<SessionWork> {
         let rows = (0..self.geometry.m())
             .map(|row| self.matrix.parity_row(row).to_vec())
             .collect();
-        let plan = Arc::new(CodingPlan::chain(&Coefficients::new(rows).unwrap()));
+        let coefficients = Coefficients::new(rows).unwrap();
+        let plan = match &self.shape {
+            None => StripedPlan::uniform(CodingPlan::chain(&coefficients), self.geometry.k()),
+            Some(shape) => encode_plan(&coefficients, Keepers::Fixed, shape).unwrap(),
+        };
+        let plan = Arc::new(plan);
         let lengths = sources.iter().filter_map(|source| match source {
             Source::Shard { shard, .. } => Some(shard.length),
             Source::Parity { .. } => None,
@@ -430,7 +448,7 @@ impl World {
 /// The work of every member of a plan. Keeps go to the hops that keep, in order.
 pub fn session_of(
     session: u64,
-    plan: Arc<CodingPlan>,
+    plan: Arc<StripedPlan>,
     nodes: &[usize],
     lane_length: u64,
     sources: &[Option<Source>],
@@ -442,12 +460,9 @@ pub fn session_of(
     let mut keeps = keeps.iter();
     let mut works = Vec::new();
     for member in 0..nodes.len() {
-        let outputs = plan
-            .hop(member)
-            .map(|hop| hop.outputs.clone())
-            .unwrap_or_default();
-        let kept = outputs
-            .iter()
+        let hops = plan.classes().iter().filter_map(|class| class.hop(member));
+        let kept = hops
+            .flat_map(|hop| &hop.outputs)
             .any(|output| matches!(output.target, storaged_core::encode::Target::Keep(_)));
         works.push(SessionWork {
             leader: node(0),
@@ -459,6 +474,7 @@ pub fn session_of(
             lane_length,
             stripes: all.clone(),
             source: sources.get(member).cloned().flatten(),
+            proofs: BTreeMap::new(),
             keep: if kept {
                 keeps.next().cloned().flatten()
             } else {

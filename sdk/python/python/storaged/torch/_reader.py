@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 
 from .._session import Session, milliseconds
-from ..errors import CheckpointLoadError, InvalidArgument, StoragedError, UnsafeObject
+from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError, UnsafeObject
 from ._arena import is_plain
 from ._metadata import Place, decode_schema
 from ._ranks import from_rank_zero, step_of
@@ -120,14 +120,22 @@ class StoragedReader(StorageReader):
         if not ranges:
             self._fill(None, items, spans, planner)
             return 0
+        read = sum(length for _, length in spans)
         client = self.session.client()
-        shard = client.open_shard(self._manifest, rank, ranges, milliseconds(self.timeout))
-        self.rungs[shard.rung] = self.rungs.get(shard.rung, 0) + sum(n for _, n in spans)
-        try:
-            self._fill(shard, items, spans, planner)
-        finally:
-            client.close_shard(self._manifest, rank)
-        return sum(length for _, length in spans)
+        for without_own_ram in (False, True):
+            shard = client.open_shard(self._manifest, rank, ranges, milliseconds(self.timeout), without_own_ram)
+            try:
+                self._fill(shard, items, spans, planner)
+            except CorruptData as error:
+                if shard.rung != "own ram":
+                    raise
+                logger.warning("rank %s of step %s is damaged in this node's RAM (%s); reading it from elsewhere", rank, self.step, error)
+                continue
+            finally:
+                client.close_shard(self._manifest, rank)
+            self.rungs[shard.rung] = self.rungs.get(shard.rung, 0) + read
+            break
+        return read
 
     def _span(self, item: ReadItem) -> tuple[int, int]:
         """The bytes of the shard that hold the item: whole rows, which are contiguous."""

@@ -70,7 +70,7 @@ impl Plan {
 
 /// All candidates of a case, in a fixed order.
 pub(super) fn of(case: &EncodeCase) -> Vec<Plan> {
-    let shapes = shapes(case, &case.data);
+    let shapes = shapes(case, &busy(case));
     let keepers = keepers(&case.coding);
     let plan = |shape| Plan { shape, keepers };
     shapes.into_iter().map(plan).collect()
@@ -85,10 +85,33 @@ fn keepers(coding: &CodingNodes) -> Keepers {
     }
 }
 
+/// A node that may take part, and for how many other groups it receives parity meanwhile.
+#[derive(Debug, Clone, Copy)]
+struct Busy {
+    node: NodeMeasure,
+    codes_for: usize,
+}
+
+fn busy(case: &EncodeCase) -> Vec<Busy> {
+    let busy = |(index, node): (usize, &NodeMeasure)| Busy {
+        node: *node,
+        codes_for: case.codes_for(index),
+    };
+    case.data.iter().enumerate().map(busy).collect()
+}
+
+fn idle(node: &NodeMeasure) -> Busy {
+    Busy {
+        node: *node,
+        codes_for: 0,
+    }
+}
+
 /// The shapes for one group; for the two groups of a case they come in the same order, each with its own slow nodes.
-fn shapes(case: &EncodeCase, data: &[NodeMeasure]) -> Vec<Shape> {
+fn shapes(case: &EncodeCase, data: &[Busy]) -> Vec<Shape> {
     let mut orders = vec![Order::Rotating];
-    if is_uneven(&case.data) || is_uneven(case.coding.nodes()) {
+    let coding: Vec<Busy> = case.coding.nodes().iter().map(idle).collect();
+    if is_uneven(&busy(case)) || is_uneven(&coding) {
         orders.push(Order::Fixed(slowest_first(data)));
     }
     let chain = |order: &Order| Shape::Chain {
@@ -113,45 +136,57 @@ fn shapes(case: &EncodeCase, data: &[NodeMeasure]) -> Vec<Shape> {
     shapes
 }
 
-fn rate(node: &NodeMeasure) -> u64 {
-    node.up_bytes_per_s.min(node.down_bytes_per_s)
+/// What a node has left for this group, roughly: its slower direction, shared with the groups that it codes for.
+fn rate(busy: &Busy) -> u64 {
+    let slower = busy.node.up_bytes_per_s.min(busy.node.down_bytes_per_s);
+    slower / (1 + busy.codes_for as u64)
 }
 
-fn is_uneven(nodes: &[NodeMeasure]) -> bool {
+fn is_uneven(nodes: &[Busy]) -> bool {
     let slowest = nodes.iter().map(rate).min().unwrap_or(0) as f64;
     let fastest = nodes.iter().map(rate).max().unwrap_or(0) as f64;
     fastest > slowest * (1.0 + UNEVEN_ABOVE)
 }
 
-fn slowest_first(nodes: &[NodeMeasure]) -> Vec<usize> {
+fn slowest_first(nodes: &[Busy]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..nodes.len()).collect();
     order.sort_by_key(|node| rate(&nodes[*node]));
     order
 }
 
-/// Who gathers: all in turn, or, of uneven nodes, each turn the one that would then be the first to end.
-fn roots(nodes: &[NodeMeasure], sums: usize) -> Vec<usize> {
+/// Who gathers: all in turn, or, of uneven nodes, as many turns of each as make the last of them end first.
+fn roots(nodes: &[Busy], sums: usize) -> Vec<usize> {
     let sources = nodes.len();
     if !is_uneven(nodes) {
         return (0..sources).collect();
     }
-    let turns = (TURNS_PER_SOURCE * sources).min(TURNS_MAX);
-    let mut taken = vec![0_usize; sources];
+    let most = (TURNS_PER_SOURCE * sources).min(TURNS_MAX).max(sources);
+    let rounds = (sources..=most).map(|turns| dealt(nodes, sums, turns));
+    let best = rounds.min_by(|(a, _), (b, _)| a.total_cmp(b));
+    best.map_or_else(Vec::new, |(_, roots)| roots)
+}
+
+/// Each turn to the node that would then be the first to end; and when the last one ends, per turn.
+fn dealt(nodes: &[Busy], sums: usize, turns: usize) -> (f64, Vec<usize>) {
+    let mut taken = vec![0_usize; nodes.len()];
     let ends = |node: usize, taken: usize| {
+        let Busy { node, codes_for } = &nodes[node];
         let sent = (turns - taken + sums * taken) as f64;
-        let received = ((sources - 1) * taken) as f64;
-        let up = sent / nodes[node].up_bytes_per_s as f64;
-        up.max(received / nodes[node].down_bytes_per_s as f64)
+        // In each turn a block of parity of every other group that it codes for comes too.
+        let received = ((nodes.len() - 1) * taken + codes_for * turns) as f64;
+        let up = sent / node.up_bytes_per_s as f64;
+        up.max(received / node.down_bytes_per_s as f64)
     };
     let mut roots = Vec::with_capacity(turns);
     for _ in 0..turns {
         let by_end =
             |a: &usize, b: &usize| ends(*a, taken[*a] + 1).total_cmp(&ends(*b, taken[*b] + 1));
-        let next = (0..sources).min_by(by_end).unwrap_or(0);
+        let next = (0..nodes.len()).min_by(by_end).unwrap_or(0);
         taken[next] += 1;
         roots.push(next);
     }
-    roots
+    let last = (0..nodes.len()).map(|node| ends(node, taken[node]));
+    (last.fold(0.0, f64::max) / turns as f64, roots)
 }
 
 /// What a candidate takes; of partners, with the return service at the same time.
@@ -166,7 +201,8 @@ pub(super) fn estimate(case: &EncodeCase, plan: &Plan) -> Result<Estimate, Choos
     let returned;
     if let CodingNodes::Partners(nodes) = &case.coding {
         let place = of(case).iter().position(|candidate| candidate == plan);
-        let shape = place.and_then(|place| shapes(case, nodes).into_iter().nth(place));
+        let partners: Vec<Busy> = nodes.iter().map(idle).collect();
+        let shape = place.and_then(|place| shapes(case, &partners).into_iter().nth(place));
         let shape = shape.ok_or(ChooseError::NothingAllowed)?;
         let keepers = Keepers::Rotating { partners: k };
         returned = encode_plan(&stand_in(coding, m)?, keepers, &shape)?;
@@ -187,7 +223,7 @@ pub(super) fn estimate(case: &EncodeCase, plan: &Plan) -> Result<Estimate, Choos
         dirty: case.dirty,
         stripes_in_flight: case.stripes_in_flight,
     };
-    Ok(estimate::estimate(&parts, &nodes, &volume))
+    Ok(estimate::estimate(&parts, &nodes, &case.codes_for, &volume))
 }
 
 /// Any coefficients that are not 0 or 1 cost the same.

@@ -72,6 +72,9 @@ pub struct EncodeCase {
     pub data: Vec<NodeMeasure>,
     /// Its coding nodes.
     pub coding: CodingNodes,
+    /// Per data node, for how many other groups it is a dedicated coding node that receives parity at the same time.
+    /// Nodes beyond the end are for none.
+    pub codes_for: Vec<usize>,
     /// Stripes in flight per node.
     pub stripes_in_flight: usize,
     /// Kinds of plans to consider.
@@ -84,6 +87,11 @@ impl EncodeCase {
         let all = u128::from(self.chunk.count(self.shard_bytes));
         let moved = (all * u128::from(self.dirty.union_ppm.min(1_000_000))).div_ceil(1_000_000);
         u64::try_from(moved).unwrap_or(u64::MAX)
+    }
+
+    /// For how many other groups a data node receives parity at the same time.
+    pub(super) fn codes_for(&self, data_node: usize) -> usize {
+        self.codes_for.get(data_node).copied().unwrap_or(0)
     }
 
     pub(super) fn check(&self) -> Result<(), ChooseError> {

@@ -73,8 +73,17 @@ struct Traffic {
     pairs: BTreeMap<(usize, usize), f64>,
 }
 
-pub(super) fn estimate(parts: &[Part<'_>], nodes: &[NodeMeasure], volume: &Volume) -> Estimate {
-    let traffic = traffic(parts, nodes.len(), volume);
+pub(super) fn estimate(
+    parts: &[Part<'_>],
+    nodes: &[NodeMeasure],
+    codes_for: &[usize],
+    volume: &Volume,
+) -> Estimate {
+    let mut traffic = traffic(parts, nodes.len(), volume);
+    let moved = volume.stripes as f64 * volume.stripe_bytes as f64;
+    for (received, groups) in traffic.received.iter_mut().zip(codes_for) {
+        *received += *groups as f64 * moved;
+    }
     let (bound, busy) = busiest(&traffic, nodes);
     let delays = parts.iter().map(|part| delay(part, nodes, volume));
     let delay = delays.fold(0.0, f64::max);

@@ -1,11 +1,12 @@
 //! Which plan: from k, m, what is dirty and the links as measured, which candidate ends first, and why.
 //!
-//! Order of reading: `case` (what is known), `candidates` (the plans worth a look), `estimate` (how long one takes
+//! Order of reading: `case` (what is known), `group` (a case as a node knows it), `candidates` (the plans worth a look), `estimate` (how long one takes
 //! and what bounds it), `reason` (the sentences). The same case always gives the same answer.
 
 mod candidates;
 mod case;
 mod estimate;
+mod group;
 mod reason;
 mod repair;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use super::plans::{Order, Shape};
 pub use candidates::{Plan, ShapeKind};
 pub use case::{CodingNodes, Dirty, EncodeCase, NodeMeasure};
 pub use estimate::{Bound, Estimate};
+pub use group::GroupFacts;
 pub use repair::{RepairCase, RepairChoice, choose_repair};
 
 use thiserror::Error;

@@ -112,7 +112,7 @@ fn of(case: &RepairCase, shape: RepairShape, survivors: &[usize]) -> Result<Esti
         dirty: Dirty::FULL,
         stripes_in_flight: case.stripes_in_flight,
     };
-    Ok(estimate(&parts, &nodes, &volume))
+    Ok(estimate(&parts, &nodes, &[], &volume))
 }
 
 fn part(plan: &StripedPlan, members: usize) -> Part<'_> {

@@ -27,6 +27,7 @@ fn case(k: usize, m: usize, coding: CodingNodes) -> EncodeCase {
         dirty: Dirty::FULL,
         data: vec![node(GBIT); k],
         coding,
+        codes_for: Vec::new(),
         stripes_in_flight: 8,
         allowed: ShapeKind::ALL.to_vec(),
     }
@@ -379,4 +380,46 @@ proptest! {
             prop_assert!(best <= candidate.estimate.seconds * (1.0 + EQUAL_WITHIN));
         }
     }
+}
+
+#[test]
+fn of_two_groups_that_code_for_each_other_those_gather_that_keep_no_parity() {
+    let mut case = dedicated(8, 2);
+    case.codes_for = vec![1, 1];
+    let choice = choose_encode(&case).expect("a choice");
+    let Shape::GatherAtSources { roots } = &choice.best().plan.shape else {
+        panic!("{choice:#?}");
+    };
+    // The other group's parity takes nearly all of what their downlinks carry meanwhile.
+    let turns = |node: usize| roots.iter().filter(|root| **root == node).count();
+    assert!(turns(0) == 0 && turns(1) == 0 && turns(7) > 0, "{roots:?}");
+    let share = choice.best().estimate.busiest_bytes as f64 / f64::from(1 << 30);
+    assert!((1.125..1.18).contains(&share), "{share}");
+    let chain = of_kind(&choice, ShapeKind::Chain);
+    assert!(chain.estimate.seconds > choice.best().estimate.seconds / 0.62);
+}
+
+#[test]
+fn the_case_of_a_group_says_which_of_its_nodes_code_for_others() {
+    let members: Vec<crate::place::Member> = (0..16)
+        .map(|i| crate::place::Member {
+            name: storaged_wire::NodeName::new(format!("n{i:02}")).expect("a name"),
+            failure_domain: format!("n{i:02}"),
+        })
+        .collect();
+    let geometry = Geometry::new(8, 2).expect("valid");
+    let groups = crate::place::groups(&members, geometry).expect("grouped");
+    let facts = GroupFacts {
+        shard_bytes: 1 << 30,
+        chunk: ChunkSize::new(1 << 16).expect("valid"),
+        dirty: Dirty::FULL,
+        link_bytes_per_s: GBIT,
+    };
+    let all: Vec<usize> = (0..8).collect();
+    let first = EncodeCase::of_group(&groups, 0, &all, &facts).expect("a case");
+    assert_eq!(first.codes_for, [1, 1, 0, 0, 0, 0, 0, 0]);
+    let part = EncodeCase::of_group(&groups, 1, &all[1..], &facts).expect("a case");
+    assert_eq!((part.codes_for.len(), part.codes_for[0]), (7, 1));
+    assert!(EncodeCase::of_group(&groups, 2, &all, &facts).is_err());
+    assert!(EncodeCase::of_group(&groups, 0, &[], &facts).is_err());
 }

@@ -23,5 +23,5 @@ pub use error::PlanError;
 pub use load::NodeLoad;
 pub use prove::prove;
 pub use repair::{RepairShape, RepairTask, repair_plans};
-pub use striped::{Rotation, StripedPlan};
+pub use striped::{Link, Rotation, StripedPlan};
 pub use stripes::{DirtyMap, StripeSet};

@@ -2,7 +2,8 @@
 //! result towards the root, which hands each finished sum to the member that keeps it.
 //!
 //! A chain is a tree with one child per vertex, a gather one in which all sources are children of the root. What
-//! goes up from a subtree of t sources is the smaller of its t blocks as they are and its partial sums, one per sink.
+//! goes up from a subtree of t sources is the smaller of its t blocks as they are and its partial sums, one per sink;
+//! of as many blocks as sums the blocks, which nobody need have computed, and which have digests.
 
 use super::error::PlanError;
 use crate::encode::{CodingPlan, Coefficients, Edge, Hop, HopOutput, Target};
@@ -92,10 +93,10 @@ fn operands(vertex: &Vertex, sent: &[(usize, Vec<Carried>)]) -> Vec<Carried> {
     received.chain(vertex.source.map(Carried::Block)).collect()
 }
 
-/// What a vertex sends on: its subtree's blocks as they are while they are fewer than the sums.
+/// What a vertex sends on: its subtree's blocks as they are while they are no more than the sums.
 fn carry(operands: &[Carried], sums: usize) -> Vec<Carried> {
     let all_blocks = operands.iter().all(|c| matches!(c, Carried::Block(_)));
-    match all_blocks && operands.len() < sums {
+    match all_blocks && operands.len() <= sums {
         true => operands.to_vec(),
         false => (0..sums).map(Carried::Sum).collect(),
     }

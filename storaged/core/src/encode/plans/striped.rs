@@ -1,5 +1,6 @@
 //! A plan for every stripe of a lane, written down once per class of stripes.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::error::PlanError;
@@ -17,6 +18,15 @@ pub enum Rotation {
     /// By its own number, always the same: for plans in which the class says which node keeps what. The period is
     /// the number of nodes that keep sums.
     ByStripe { period: usize },
+}
+
+/// From one member to another: all that a session sends this way goes over one stream, in the order of the stripes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Link {
+    /// Sending member.
+    pub from: usize,
+    /// Receiving member.
+    pub to: usize,
 }
 
 /// One coding plan per class of stripes, over one list of nodes.
@@ -80,6 +90,18 @@ impl StripedPlan {
     /// One plan per class.
     pub fn classes(&self) -> &[CodingPlan] {
         &self.classes
+    }
+
+    /// Every pair of members between which some class has an edge, ascending: a link's place here is its number in
+    /// the streams of a session.
+    pub fn links(&self) -> Vec<Link> {
+        let edges = self.classes.iter().flat_map(|plan| &plan.edges);
+        let link = |edge: &crate::encode::Edge| Link {
+            from: edge.from,
+            to: edge.to,
+        };
+        let links: BTreeSet<Link> = edges.map(link).collect();
+        links.into_iter().collect()
     }
 
     /// The class of a stripe that is the `turn`-th to move.

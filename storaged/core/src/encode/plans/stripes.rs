@@ -23,6 +23,63 @@ impl DirtyMap {
         }
     }
 
+    /// All chunks dirty.
+    pub fn all(chunks: u64) -> Self {
+        let mut map = Self::clean(chunks);
+        map.words.fill(u64::MAX);
+        map.cut();
+        map
+    }
+
+    /// One bit per chunk in so many bytes as it takes, the first chunk in the lowest bit of the first byte.
+    pub fn to_bits(&self) -> Vec<u8> {
+        let mut bits: Vec<u8> = self.words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        bits.truncate(usize::try_from(self.chunks.div_ceil(8)).unwrap_or(usize::MAX));
+        bits
+    }
+
+    /// The map of these bits; none if there are more or fewer than it takes, or one beyond the last chunk.
+    pub fn of_bits(chunks: u64, bits: &[u8]) -> Option<Self> {
+        if bits.len() as u64 != chunks.div_ceil(8) {
+            return None;
+        }
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_le_bytes(word)
+        };
+        let words = bits.chunks(8).map(word).collect();
+        let map = Self { chunks, words };
+        let mut inside = map.clone();
+        inside.cut();
+        (inside == map).then_some(map)
+    }
+
+    /// Takes out what is dirty in the other.
+    pub fn remove(&mut self, other: &Self) {
+        let both = self.words.iter_mut().zip(&other.words);
+        both.for_each(|(mine, theirs)| *mine &= !theirs);
+    }
+
+    /// Leaves only what is dirty in the other too.
+    pub fn keep_only(&mut self, other: &Self) {
+        let theirs = other.words.iter().copied().chain(std::iter::repeat(0));
+        self.words
+            .iter_mut()
+            .zip(theirs)
+            .for_each(|(mine, theirs)| *mine &= theirs);
+    }
+
+    /// Nothing is dirty beyond the last chunk.
+    fn cut(&mut self) {
+        let rest = self.chunks % 64;
+        if rest > 0
+            && let Some(last) = self.words.last_mut()
+        {
+            *last &= (1 << rest) - 1;
+        }
+    }
+
     /// How many chunks it speaks of.
     pub fn chunks(&self) -> u64 {
         self.chunks
@@ -32,6 +89,13 @@ impl DirtyMap {
     pub fn mark(&mut self, chunk: u64) {
         if chunk < self.chunks {
             self.words[(chunk / 64) as usize] |= 1 << (chunk % 64);
+        }
+    }
+
+    /// Marks runs of chunks.
+    pub fn mark_all(&mut self, runs: impl IntoIterator<Item = Range<u64>>) {
+        for run in runs {
+            (run.start..run.end.min(self.chunks)).for_each(|chunk| self.mark(chunk));
         }
     }
 

@@ -1,5 +1,7 @@
 //! Policy of the verb *trickle*: which checkpoints go to the durable tier, and in which order: every shard first,
-//! by the node that holds it, then the manifest, by one of the home nodes.
+//! by the node that holds it, then the manifest, by one of the home nodes. `base` has what increments build on.
+
+mod base;
 
 use std::sync::Arc;
 
@@ -11,6 +13,8 @@ use crate::io::{Note, Output};
 use crate::limits;
 use crate::node::{DurablePolicy, Node};
 use crate::table::{Checkpoint, LocalShard, Upload};
+
+pub use base::UploadBase;
 
 impl Node {
     /// Whether the policy and the trainer want this checkpoint in the durable tier.
@@ -51,6 +55,7 @@ impl Node {
     }
 
     fn start_upload(&mut self, key: &CheckpointKey, rank: Rank) {
+        let base = self.upload_base(key, rank);
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
@@ -68,6 +73,7 @@ impl Node {
             manifest,
             rank,
             shard,
+            base,
         });
     }
 

@@ -1,0 +1,394 @@
+//! Sound records to start from: every message there is, with fields of every kind.
+
+use minicbor::bytes::ByteVec;
+use storaged_wire::local::{
+    ByteRange, CheckpointInfo, DurableWish, Reply, Request, Role, Rung, VerifiedPart, VerifyReport,
+};
+use storaged_wire::manifest::GroupEntry;
+use storaged_wire::peer::{
+    CheckpointKey, Fence, Holding, Lane, LeafTable, PeerMessage, SessionFault, SessionKind,
+    SessionRecord, StreamRecord,
+};
+use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
+use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
+use storaged_wire::{
+    CheckpointState, ChunkSize, Digest, Generation, Geometry, Manifest, Namespace, NodeName, Owner,
+    Rank, Refusal, RefusalCode, RunId, SessionId, ShardEntry, SlotId, Step, WorldSize,
+};
+
+pub fn node(name: &str) -> NodeName {
+    NodeName::new(name).expect("a node name")
+}
+
+fn namespace() -> Namespace {
+    Namespace::new("llama-70b.v2").expect("a namespace")
+}
+
+fn some_digest() -> Digest {
+    Digest::from_bytes(&[0xD1; 32])
+}
+
+fn bytes() -> ByteVec {
+    ByteVec::from(vec![1, 2, 3, 4])
+}
+
+fn world_size() -> WorldSize {
+    WorldSize::new(2).expect("a world size")
+}
+
+fn chunk() -> ChunkSize {
+    ChunkSize::new(1 << 16).expect("a chunk size")
+}
+
+fn key() -> CheckpointKey {
+    CheckpointKey {
+        namespace: namespace(),
+        run: RunId::new(3),
+        step: Step::new(1 << 40),
+    }
+}
+
+fn fence() -> Fence {
+    Fence {
+        namespace: namespace(),
+        owner: Owner::of_token(b"t"),
+        run: RunId::new(9),
+    }
+}
+
+fn lane() -> Lane {
+    Lane { group: 1, index: 2 }
+}
+
+fn leaves() -> Vec<LeafTable> {
+    vec![LeafTable {
+        rank: Rank::new(1),
+        leaves: vec![some_digest(); 2],
+    }]
+}
+
+fn part() -> VerifiedPart {
+    VerifiedPart {
+        node: node("a"),
+        what: "shard of rank 3".into(),
+        bytes: 77,
+        fault: Some("flipped".into()),
+    }
+}
+
+/// A manifest of two ranks.
+pub fn manifest() -> Manifest {
+    let shard = |rank: u32, name: &str| ShardEntry {
+        rank: Rank::new(rank),
+        node: node(name),
+        length: 100_000,
+        root: some_digest(),
+    };
+    Manifest {
+        version: Manifest::VERSION,
+        namespace: namespace(),
+        owner: Owner::of_token(b"t"),
+        run: RunId::new(2),
+        step: Step::new(40),
+        world_size: world_size(),
+        epoch: 1,
+        geometry: Geometry::new(2, 1).expect("a geometry"),
+        chunk: chunk(),
+        shards: vec![shard(0, "a"), shard(1, "b")],
+        groups: vec![GroupEntry {
+            data: vec![node("a"), node("b")],
+            coding: vec![node("c")],
+        }],
+        schema: bytes(),
+        torch_metadata: bytes(),
+    }
+}
+
+pub fn requests() -> Vec<Request> {
+    let (manifest, rank, step) = (some_digest(), Rank::new(1), Step::new(5));
+    let role = Role::Trainer {
+        run: RunId::new(2),
+        rank,
+        world_size: world_size(),
+    };
+    let hello = |role| Request::Hello {
+        version: 1,
+        namespace: namespace(),
+        token: bytes(),
+        role,
+    };
+    let (slot, timeout_ms) = (SlotId::new(4), 1000);
+    vec![
+        hello(role),
+        hello(Role::Reader),
+        Request::OpenRun { timeout_ms },
+        Request::AcquireSlot {
+            bytes: 1 << 33,
+            timeout_ms,
+        },
+        Request::SealSlot {
+            slot,
+            step,
+            length: 9,
+        },
+        Request::ReleaseSlot { slot },
+        Request::Commit {
+            step,
+            schema: bytes(),
+            torch_metadata: bytes(),
+            durable: DurableWish::Required,
+        },
+        Request::Wait {
+            run: RunId::new(2),
+            step,
+            state: CheckpointState::Protected,
+            timeout_ms,
+        },
+        Request::Plan {
+            step: Some(step),
+            timeout_ms,
+        },
+        Request::GetManifest { manifest },
+        Request::OpenShard {
+            manifest,
+            rank,
+            ranges: vec![ByteRange {
+                offset: 4096,
+                length: u64::MAX,
+            }],
+            timeout_ms,
+            without: Some(Rung::OwnRam),
+        },
+        Request::CloseShard { manifest, rank },
+        Request::Status,
+        Request::List {
+            namespace: Some(namespace()),
+        },
+        Request::Verify {
+            step: None,
+            timeout_ms,
+        },
+    ]
+}
+
+pub fn plan() -> RestorePlan {
+    let source = |source| ShardSource {
+        rank: Rank::new(0),
+        length: 5,
+        source,
+    };
+    RestorePlan {
+        namespace: namespace(),
+        run: RunId::new(2),
+        step: Step::new(40),
+        manifest: some_digest(),
+        world_size: world_size(),
+        state: CheckpointState::Committed,
+        shards: vec![
+            source(Source::Ram(node("a"))),
+            source(Source::Decode(vec![node("a"), node("b")])),
+            source(Source::Durable),
+        ],
+        expected_ms: 12,
+        passed_over: vec![Unrestorable {
+            run: RunId::new(1),
+            step: Step::new(50),
+            reason: "two nodes are gone".into(),
+        }],
+    }
+}
+
+pub fn replies() -> Vec<Reply> {
+    vec![
+        Reply::Welcome {
+            node: node("a"),
+            generation: Generation::new(u64::MAX),
+            geometry: Geometry::new(4, 2).ok(),
+            chunk: chunk(),
+        },
+        Reply::RunOpened { run: RunId::new(2) },
+        Reply::SlotGranted {
+            slot: SlotId::new(1),
+            capacity: 2 << 20,
+            descriptor: true,
+        },
+        Reply::Done,
+        Reply::Reached {
+            state: CheckpointState::Durable,
+            manifest: Some(some_digest()),
+        },
+        Reply::Plan(plan()),
+        Reply::Manifest(bytes()),
+        Reply::ShardOpened {
+            length: 9,
+            chunk: chunk(),
+            leaves: vec![some_digest(); 3],
+            rung: Rung::Decoded,
+        },
+        Reply::Status("{}".into()),
+        Reply::Checkpoints(vec![CheckpointInfo {
+            namespace: namespace(),
+            run: RunId::new(1),
+            step: Step::new(2),
+            state: CheckpointState::Staged,
+            durable: false,
+            world_size: world_size(),
+            length: 3,
+            manifest: None,
+        }]),
+        Reply::Verified(VerifyReport {
+            manifest: some_digest(),
+            step: Step::new(2),
+            parts: vec![part()],
+        }),
+        Reply::Refused(Refusal::new(RefusalCode::BudgetFull, "expected room")),
+    ]
+}
+
+pub fn stream_record() -> StreamRecord {
+    StreamRecord {
+        leader: node("a"),
+        session: SessionId::new(7),
+        edge: 3,
+    }
+}
+
+/// About checkpoints and fences.
+pub fn checkpoint_messages() -> Vec<PeerMessage> {
+    let (owner, manifest, query) = (Owner::of_token(b"t"), some_digest(), 6);
+    let (world_size, rank) = (world_size(), Rank::new(1));
+    let state = CheckpointState::Protected;
+    vec![
+        PeerMessage::Fences(vec![fence()]),
+        PeerMessage::FenceProposal {
+            query,
+            fence: fence(),
+        },
+        PeerMessage::FenceAnswer {
+            query,
+            accepted: true,
+            fence: fence(),
+        },
+        PeerMessage::ShardSealed {
+            key: key(),
+            owner,
+            world_size,
+            rank,
+            length: 10,
+            root: manifest,
+        },
+        PeerMessage::Description {
+            key: key(),
+            owner,
+            world_size,
+            schema: bytes(),
+            torch_metadata: bytes(),
+            durable: DurableWish::Never,
+        },
+        PeerMessage::Committed {
+            manifest: bytes(),
+            durable: DurableWish::Policy,
+        },
+        PeerMessage::ManifestStored { manifest, state },
+        PeerMessage::Abandoned {
+            key: key(),
+            reason: "rank 2 died".into(),
+        },
+        PeerMessage::LaneProtected {
+            manifest,
+            lane: lane(),
+        },
+        PeerMessage::Protected { manifest },
+        PeerMessage::ShardDurable { manifest, rank },
+        PeerMessage::Durable { manifest },
+        PeerMessage::HoldingsQuery {
+            query,
+            namespace: namespace(),
+        },
+        PeerMessage::Holdings {
+            query,
+            owner: Some(owner),
+            holdings: vec![Holding {
+                manifest,
+                key: key(),
+                state,
+                shards: vec![rank],
+                parity: vec![(lane(), 1)],
+            }],
+        },
+        PeerMessage::ManifestQuery { query, manifest },
+        PeerMessage::ManifestAnswer {
+            query,
+            manifest: Some(bytes()),
+        },
+        PeerMessage::VerifyQuery { query, manifest },
+        PeerMessage::VerifyAnswer {
+            query,
+            parts: vec![part()],
+        },
+    ]
+}
+
+/// About sessions.
+pub fn session_messages() -> Vec<PeerMessage> {
+    let session = SessionId::new(7);
+    let propose = |kind| {
+        PeerMessage::Propose(SessionRecord {
+            session,
+            manifest: some_digest(),
+            kind,
+        })
+    };
+    let failed = |fault| PeerMessage::Failed { session, fault };
+    let stripes = StripeMap {
+        stripes: 9,
+        bits: vec![0x81, 1].into(),
+    };
+    let begin = |shape| PeerMessage::Begin {
+        session,
+        leaves: leaves(),
+        stripes: Some(stripes.clone()),
+        shape,
+    };
+    vec![
+        propose(SessionKind::Encode {
+            lane: lane(),
+            basis: Some(some_digest()),
+        }),
+        propose(SessionKind::Repair {
+            lane: lane(),
+            survivors: vec![0, 2],
+            wanted: vec![(1, node("b"))],
+            stripes: vec![(5, u64::MAX)],
+            shape: RepairShape::Gather,
+        }),
+        PeerMessage::Ready {
+            session,
+            leaves: leaves(),
+            stripes: Some(stripes.clone()),
+        },
+        failed(SessionFault::NoManifest),
+        failed(SessionFault::NoRoom("full".into())),
+        failed(SessionFault::Neighbour {
+            node: node("c"),
+            reason: "slow".into(),
+        }),
+        failed(SessionFault::WrongBytes {
+            node: node("c"),
+            reason: "stripe 3".into(),
+        }),
+        begin(None),
+        begin(Some(EncodeShape::Chain { order: vec![] })),
+        begin(Some(EncodeShape::Tree {
+            fan_in: 3,
+            order: vec![1, 0],
+        })),
+        begin(Some(EncodeShape::GatherAtSources { roots: vec![2, 3] })),
+        begin(Some(EncodeShape::GatherAtKeepers)),
+        PeerMessage::Finished { session },
+        PeerMessage::Close {
+            session,
+            kept: true,
+        },
+    ]
+}

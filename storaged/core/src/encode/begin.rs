@@ -1,0 +1,234 @@
+//! The beginning of a session at a member: from what the leader says, the plan, the stripes that move, and the work
+//! that the executor gets.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use storaged_codec::{ChunkSize, root_digest};
+use storaged_wire::peer::{LeafTable, PeerMessage, SessionFault};
+use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
+use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId};
+
+use super::derived::Derived;
+use super::member::{Joined, Kept};
+use super::plans::{DirtyMap, StripedPlan};
+use super::work::{Keep, Proof, SessionWork, SlotShard};
+use crate::io::Output;
+use crate::node::Node;
+
+/// What a leader says when a session begins.
+#[derive(Debug, Clone)]
+pub(crate) struct Beginning {
+    pub leaves: Vec<LeafTable>,
+    pub stripes: Option<StripeMap>,
+    pub shape: Option<EncodeShape>,
+}
+
+impl Node {
+    pub(crate) fn begin(&mut self, from: &NodeName, session: SessionId, beginning: Beginning) {
+        let place = (from.clone(), session);
+        let Some(joined) = self.joined.get(&place) else {
+            return;
+        };
+        let Some(manifest) = self
+            .checkpoints
+            .get(&joined.key)
+            .and_then(|c| c.manifest.clone())
+        else {
+            return;
+        };
+        let proven = prove(manifest.manifest(), beginning.leaves);
+        let said = (beginning.stripes, beginning.shape);
+        let work = planned(from, joined, said).and_then(|planned| {
+            self.work(
+                (from, session),
+                joined,
+                manifest.manifest(),
+                &proven,
+                planned,
+            )
+        });
+        match work {
+            Ok(work) => {
+                if let Some(joined) = self.joined.get_mut(&place) {
+                    joined.leaves = proven;
+                    joined.running = true;
+                }
+                self.out.push(Output::Run(work));
+            }
+            Err(fault) => {
+                self.leave(&place, false);
+                self.send(from, PeerMessage::Failed { session, fault });
+            }
+        }
+    }
+
+    fn work(
+        &self,
+        (leader, session): (&NodeName, SessionId),
+        joined: &Joined,
+        manifest: &Manifest,
+        proven: &BTreeMap<Rank, Arc<[Digest]>>,
+        (plan, stripes): (Arc<StripedPlan>, Vec<Range<u64>>),
+    ) -> Result<SessionWork, SessionFault> {
+        let keep = match &joined.kept {
+            Kept::Nothing => None,
+            Kept::Parity { set, basis, .. } => Some(Keep::Parity {
+                set: *set,
+                basis: *basis,
+            }),
+            Kept::Shard {
+                rank, slot, length, ..
+            } => {
+                let leaves = proven
+                    .get(rank)
+                    .cloned()
+                    .or_else(|| self.leaves_known(&joined.key, *rank));
+                let (slot, length) = (*slot, *length);
+                let leaves = leaves.ok_or(SessionFault::NoBlocks)?;
+                Some(Keep::Shard(SlotShard {
+                    slot,
+                    length,
+                    leaves,
+                }))
+            }
+        };
+        Ok(SessionWork {
+            leader: leader.clone(),
+            session,
+            plan,
+            members: joined.derived.members.clone().into(),
+            member: joined.member,
+            chunk: manifest.chunk,
+            lane_length: joined.derived.blocks.length,
+            stripes,
+            source: joined.source.clone(),
+            proofs: match (&keep, joined.derived.shape) {
+                (Some(_), Some(RepairShape::Direct)) => self.proofs(joined, proven),
+                _ => BTreeMap::new(),
+            },
+            keep,
+        })
+    }
+
+    /// What the members that send a shard's chunks as they are must send.
+    fn proofs(
+        &self,
+        joined: &Joined,
+        proven: &BTreeMap<Rank, Arc<[Digest]>>,
+    ) -> BTreeMap<usize, Proof> {
+        let proof = |block: usize| {
+            let shard = joined.derived.blocks.data.get(block)?.as_ref()?;
+            let leaves = proven.get(&shard.rank).cloned();
+            let leaves = leaves.or_else(|| self.leaves_known(&joined.key, shard.rank))?;
+            let length = shard.length;
+            Some(Proof { length, leaves })
+        };
+        let sources = joined.derived.sources.iter().enumerate();
+        sources
+            .filter_map(|(member, block)| Some((member, proof(*block)?)))
+            .collect()
+    }
+
+    /// The stripes of a wanted block that are asked for and are not there yet.
+    pub(super) fn lacking(&self, kept: &Kept, derived: &Derived, count: u64) -> Option<DirtyMap> {
+        let mut lacking = DirtyMap::clean(count);
+        lacking.mark_all(stripe_ranges(&derived.stripes, count));
+        match kept {
+            Kept::Nothing => return None,
+            Kept::Parity { .. } => {}
+            Kept::Shard { slot, .. } => {
+                if let Some(filled) = self.filled(*slot) {
+                    lacking.remove(filled);
+                }
+            }
+        }
+        Some(lacking)
+    }
+}
+
+/// Tables whose root is in the manifest; others prove nothing and are left out.
+fn prove(manifest: &Manifest, tables: Vec<LeafTable>) -> BTreeMap<Rank, Arc<[Digest]>> {
+    tables
+        .into_iter()
+        .filter(|table| {
+            manifest.shard(table.rank).is_some_and(|entry| {
+                table.leaves.len() as u64 == manifest.chunk.count(entry.length)
+                    && root_digest(&table.leaves, entry.length, manifest.chunk) == entry.root
+            })
+        })
+        .map(|table| (table.rank, table.leaves.into()))
+        .collect()
+}
+
+/// The plan and the stripes of a session, as its leader began it.
+fn planned(
+    leader: &NodeName,
+    joined: &Joined,
+    (stripes, shape): (Option<StripeMap>, Option<EncodeShape>),
+) -> Result<(Arc<StripedPlan>, Vec<Range<u64>>), SessionFault> {
+    let wrong = |reason: &str| SessionFault::Neighbour {
+        node: leader.clone(),
+        reason: reason.into(),
+    };
+    let plan = joined.derived.plan(shape.as_ref());
+    let plan = plan.ok_or_else(|| wrong("began a session with a shape that does not fit"))?;
+    let count = joined.stripe_count;
+    let stripes = match stripes {
+        None => stripe_ranges(&joined.derived.stripes, count),
+        Some(map) => {
+            let map = heard(&map, count);
+            map.ok_or_else(|| wrong("began a session with a map of stripes that does not fit"))?
+                .runs()
+        }
+    };
+    Ok((plan, stripes))
+}
+
+/// The chunks of a shard that differ from the basis, of the stripes that its lane has.
+pub(super) fn changed(
+    shard: &SlotShard,
+    basis: &SlotShard,
+    chunk: ChunkSize,
+    count: u64,
+) -> DirtyMap {
+    let of = |shard: &SlotShard, stripe: u64| {
+        let range = chunk.range(stripe, shard.length);
+        let leaf = shard.leaves.get(stripe as usize).copied();
+        (leaf, range.end - range.start)
+    };
+    let mut map = DirtyMap::clean(count);
+    (0..count)
+        .filter(|stripe| of(shard, *stripe) != of(basis, *stripe))
+        .for_each(|stripe| map.mark(stripe));
+    map
+}
+
+/// A map as it is said.
+pub(super) fn said(map: &DirtyMap) -> StripeMap {
+    StripeMap {
+        stripes: map.chunks(),
+        bits: map.to_bits().into(),
+    }
+}
+
+/// A map as it was said, if it speaks of the lane's stripes and has as many bits as it takes.
+pub(super) fn heard(map: &StripeMap, count: u64) -> Option<DirtyMap> {
+    (map.stripes == count).then_some(())?;
+    DirtyMap::of_bits(count, &map.bits)
+}
+
+/// Stripes as ranges within `0..count`; all of them if none are named.
+fn stripe_ranges(named: &[(u64, u64)], count: u64) -> Vec<Range<u64>> {
+    if named.is_empty() {
+        return std::iter::once(0..count)
+            .filter(|range| !range.is_empty())
+            .collect();
+    }
+    named
+        .iter()
+        .map(|(first, length)| *first..first.saturating_add(*length).min(count))
+        .filter(|range| !range.is_empty())
+        .collect()
+}

@@ -1,0 +1,195 @@
+//! Shapes between the wire and the plans, and which one a leader chooses.
+
+use storaged_wire::Manifest;
+use storaged_wire::peer::Lane;
+use storaged_wire::shape::EncodeShape;
+
+use super::choose::{Dirty, EncodeCase, GroupFacts, choose_encode};
+use super::lanes::LaneBlocks;
+use super::plans::{DirtyMap, Order, Shape};
+use crate::place::Group;
+
+/// More turns than this are not taken from a leader: a turn is a class of stripes, which is written down.
+const ROOTS_MAX: usize = 256;
+const MILLION: u64 = 1_000_000;
+
+/// The shape that a leader said; the plain chain if it said none; none at all if it is out of bounds.
+pub(super) fn shape_of(said: Option<&EncodeShape>, sources: usize) -> Option<Shape> {
+    let numbers = |list: &[u32]| {
+        list.iter()
+            .map(|number| *number as usize)
+            .collect::<Vec<_>>()
+    };
+    let order = |list: &[u32]| match list.len() {
+        0 => Some(Order::Rotating),
+        length if length == sources => Some(Order::Fixed(numbers(list))),
+        _ => None,
+    };
+    Some(match said {
+        None => Shape::Chain {
+            order: Order::Fixed((0..sources).collect()),
+        },
+        Some(EncodeShape::Chain { order: list }) => Shape::Chain {
+            order: order(list)?,
+        },
+        Some(EncodeShape::Tree {
+            fan_in,
+            order: list,
+        }) => Shape::Tree {
+            fan_in: *fan_in as usize,
+            order: order(list)?,
+        },
+        Some(EncodeShape::GatherAtSources { roots }) if roots.len() <= ROOTS_MAX => {
+            Shape::GatherAtSources {
+                roots: numbers(roots),
+            }
+        }
+        Some(EncodeShape::GatherAtSources { .. }) => return None,
+        Some(EncodeShape::GatherAtKeepers) => Shape::GatherAtKeepers,
+    })
+}
+
+/// As a leader says it.
+fn said(shape: &Shape) -> EncodeShape {
+    let numbers = |list: &[usize]| list.iter().map(|number| *number as u32).collect::<Vec<_>>();
+    let list = |order: &Order| match order {
+        Order::Rotating => Vec::new(),
+        Order::Fixed(order) => numbers(order),
+    };
+    match shape {
+        Shape::Chain { order } => EncodeShape::Chain { order: list(order) },
+        Shape::Tree { fan_in, order } => EncodeShape::Tree {
+            fan_in: *fan_in as u32,
+            order: list(order),
+        },
+        Shape::GatherAtSources { roots } => EncodeShape::GatherAtSources {
+            roots: numbers(roots),
+        },
+        Shape::GatherAtKeepers => EncodeShape::GatherAtKeepers,
+    }
+}
+
+/// What has changed at the members of a session, as they said.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Needs {
+    /// Stripes that some member needs; none if nobody said, and then all move.
+    pub union: Option<DirtyMap>,
+    said_by: u64,
+    counted: u64,
+}
+
+impl Needs {
+    /// Takes in what one member said.
+    pub fn add(&mut self, map: &DirtyMap) {
+        self.said_by += 1;
+        self.counted += map.count();
+        match &mut self.union {
+            Some(union) => union.unite(map),
+            None => self.union = Some(map.clone()),
+        }
+    }
+
+    fn dirty(&self) -> Dirty {
+        let Some(union) = &self.union else {
+            return Dirty::FULL;
+        };
+        let share = |part: u64, whole: u64| {
+            let ppm = u128::from(part) * u128::from(MILLION) / u128::from(whole.max(1));
+            u32::try_from(ppm).unwrap_or(u32::MAX)
+        };
+        Dirty {
+            union_ppm: share(union.count(), union.chunks()),
+            own_ppm: share(self.counted, union.chunks() * self.said_by),
+        }
+    }
+}
+
+/// The shape that is expected to end first, and why. None if the links' rate is not known, or nothing moves.
+pub(super) fn chosen(
+    manifest: &Manifest,
+    lane: Lane,
+    needs: &Needs,
+    link_bytes_per_s: Option<u64>,
+) -> Option<(EncodeShape, String)> {
+    let link_bytes_per_s = link_bytes_per_s?;
+    let blocks = LaneBlocks::of(manifest, lane)?;
+    let groups: Vec<Group> = manifest
+        .groups
+        .iter()
+        .map(|group| Group {
+            data: group.data.clone(),
+            coding: group.coding.clone(),
+        })
+        .collect();
+    let sources: Vec<usize> = (0..blocks.data.len())
+        .filter(|block| !blocks.is_zeros(*block))
+        .collect();
+    let facts = GroupFacts {
+        shard_bytes: blocks.length,
+        chunk: manifest.chunk,
+        dirty: needs.dirty(),
+        link_bytes_per_s,
+    };
+    if facts.dirty.union_ppm == 0 {
+        return None;
+    }
+    let case = EncodeCase::of_group(&groups, lane.group as usize, &sources, &facts).ok()?;
+    let choice = choose_encode(&case).ok()?;
+    let best = choice.best();
+    Some((said(&best.plan.shape), best.reason.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_comes_back_as_it_was_said() {
+        for shape in [
+            Shape::Chain {
+                order: Order::Rotating,
+            },
+            Shape::Chain {
+                order: Order::Fixed(vec![2, 0, 1]),
+            },
+            Shape::Tree {
+                fan_in: 3,
+                order: Order::Rotating,
+            },
+            Shape::gather_at_all_sources(3),
+            Shape::GatherAtKeepers,
+        ] {
+            assert_eq!(shape_of(Some(&said(&shape)), 3), Some(shape));
+        }
+        let order = Order::Fixed(vec![0, 1, 2]);
+        assert_eq!(shape_of(None, 3), Some(Shape::Chain { order }));
+    }
+
+    #[test]
+    fn a_shape_out_of_bounds_is_none() {
+        let long = EncodeShape::Chain { order: vec![0; 4] };
+        assert_eq!(shape_of(Some(&long), 3), None);
+        let many = EncodeShape::GatherAtSources {
+            roots: vec![0; ROOTS_MAX + 1],
+        };
+        assert_eq!(shape_of(Some(&many), 3), None);
+    }
+
+    #[test]
+    fn the_share_that_moves_is_what_the_members_said() {
+        let map = |chunks: &[u64]| {
+            let mut map = DirtyMap::clean(10);
+            chunks.iter().for_each(|chunk| map.mark(*chunk));
+            map
+        };
+        let mut needs = Needs::default();
+        assert_eq!(needs.dirty(), Dirty::FULL);
+        needs.add(&map(&[1, 2]));
+        needs.add(&map(&[2, 3]));
+        let expected = Dirty {
+            union_ppm: 300_000,
+            own_ppm: 200_000,
+        };
+        assert_eq!(needs.dirty(), expected);
+    }
+}

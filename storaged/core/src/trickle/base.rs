@@ -1,0 +1,135 @@
+//! Bases: with increments, the newest durable checkpoint stays in RAM beside newer ones, because the next upload is
+//! written as what changed since then. It keeps its slots but no parity, is not healed, and goes as soon as a trainer
+//! or a reader needs its room: the upload that would have used it then stands alone.
+
+use std::sync::Arc;
+
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank, SlotId};
+
+use crate::budget::Purpose;
+use crate::encode::SlotShard;
+use crate::io::Output;
+use crate::node::{DurableForm, Node};
+use crate::table::{Checkpoint, SlotUse, WaiterWish};
+
+/// What an upload may be written against: the same rank's shard of a checkpoint that is in the durable tier.
+#[derive(Debug, Clone)]
+pub struct UploadBase {
+    /// The checkpoint.
+    pub manifest: Arc<ManifestBytes>,
+    /// The shard in RAM.
+    pub shard: SlotShard,
+}
+
+impl Node {
+    /// Of the checkpoints older than `newest`, the one to keep for the next increment.
+    pub(crate) fn base_to_keep(&self, newest: &CheckpointKey) -> Option<CheckpointKey> {
+        if self.setup.durable_form == DurableForm::Full {
+            return None;
+        }
+        let durable = self.checkpoints.range(..=newest).rev().find(|(key, c)| {
+            key.namespace == newest.namespace && c.state == CheckpointState::Durable
+        });
+        durable
+            .filter(|(key, c)| *key < newest && !c.shards.is_empty() && !self.is_awaited(c))
+            .map(|(key, _)| key.clone())
+    }
+
+    /// Whether a trainer waits for one of the slots that the checkpoint has here.
+    fn is_awaited(&self, checkpoint: &Checkpoint) -> bool {
+        self.waiters.iter().any(|waiter| {
+            let attached = self.conns.get(&waiter.id.conn);
+            let trainer = attached.and_then(|a| Some((&a.namespace, a.trainer?.1)));
+            matches!(waiter.wish, WaiterWish::Slot { .. })
+                && trainer.is_some_and(|(namespace, rank)| {
+                    *namespace == checkpoint.key.namespace && checkpoint.shards.contains_key(&rank)
+                })
+        })
+    }
+
+    /// Frees the parity of a checkpoint that is only a base from now on.
+    pub(crate) fn make_base(&mut self, key: &CheckpointKey) {
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        let sets = std::mem::take(&mut checkpoint.parity);
+        if sets.is_empty() {
+            return;
+        }
+        self.end_sessions_of(key);
+        for set in sets.into_values() {
+            self.budget.release(Purpose::Parity(set));
+            self.out.push(Output::DropParity { set });
+        }
+    }
+
+    /// Whether a checkpoint is kept for increments alone.
+    pub(crate) fn is_only_base(&self, checkpoint: &Checkpoint) -> bool {
+        let newer_is_safe = || {
+            let newer = self.checkpoints.range(&checkpoint.key..).skip(1);
+            newer
+                .take_while(|(key, _)| key.namespace == checkpoint.key.namespace)
+                .any(|(_, c)| c.state >= self.safe_state())
+        };
+        self.setup.durable_form == DurableForm::Increments
+            && checkpoint.state == CheckpointState::Durable
+            && newer_is_safe()
+    }
+
+    fn spare_bases(&self) -> Vec<CheckpointKey> {
+        let unread = |c: &Checkpoint| c.shards.values().all(|shard| shard.readers.is_empty());
+        self.checkpoints
+            .values()
+            .filter(|c| unread(c) && self.is_only_base(c))
+            .map(|c| c.key.clone())
+            .collect()
+    }
+
+    /// Gives up the bases that hold a slot of the rank, for a trainer that needs one; false if there is none.
+    pub(crate) fn give_up_base_of(&mut self, namespace: &Namespace, rank: Rank) -> bool {
+        let mut bases = self.spare_bases();
+        bases.retain(|key| {
+            key.namespace == *namespace && self.checkpoints[key].shards.contains_key(&rank)
+        });
+        for key in &bases {
+            self.retire(key);
+        }
+        !bases.is_empty()
+    }
+
+    /// Gives up every base, and the memory of its slots, for something that the budget has no room for; false if there
+    /// is none.
+    pub(crate) fn give_up_bases(&mut self) -> bool {
+        let bases = self.spare_bases();
+        for key in &bases {
+            let shards = self.checkpoints[key].shards.values();
+            let slots: Vec<SlotId> = shards.map(|shard| shard.slot).collect();
+            self.retire(key);
+            for slot in slots {
+                let free = self.slots.get(&slot).map(|slot| &slot.used_for) == Some(&SlotUse::Free);
+                if free {
+                    self.drop_slot(slot);
+                }
+            }
+        }
+        !bases.is_empty()
+    }
+
+    /// What the upload of a rank's shard may be written against.
+    pub(super) fn upload_base(&self, key: &CheckpointKey, rank: Rank) -> Option<UploadBase> {
+        if self.setup.durable_form == DurableForm::Full {
+            return None;
+        }
+        let older = self.checkpoints.range(..key).rev();
+        let mut durable = older
+            .map(|(_, c)| c)
+            .filter(|c| c.key.namespace == key.namespace && c.state == CheckpointState::Durable);
+        durable.find_map(|c| {
+            Some(UploadBase {
+                manifest: c.manifest.clone()?,
+                shard: c.shards.get(&rank)?.sealed()?,
+            })
+        })
+    }
+}

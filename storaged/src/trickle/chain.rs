@@ -1,0 +1,417 @@
+//! Reading shards back, however they are stored: alone (raw or packed), or as a chain of increments down to a copy
+//! that stands alone. A window of chunks is read from the newest level to the lowest one that it needs, and put
+//! together on the way back; every record is checked before it is taken apart, and every chunk of every level before
+//! the next builds on it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use storaged_codec::delta::{Basis, Coder, Record};
+use storaged_codec::{ChunkSize, Digest, digest, leaf_digest};
+use storaged_wire::{IncrementIndex, Manifest, ManifestBytes, Rank};
+
+use super::store::StoreError;
+use super::{MANIFEST_OBJECT, Trickle, in_words, increment, object, packed, shard_object};
+
+/// Ranks whose chains are looked at when checkpoints are listed.
+const RANKS_ASKED: usize = 4;
+
+/// How a shard is stored.
+#[derive(Debug)]
+pub(super) enum Stored {
+    /// As it is in RAM.
+    Raw,
+    /// Frames that end at these bytes.
+    Packed(Vec<u64>),
+    /// Delta records against another checkpoint.
+    Increment(IncrementIndex),
+}
+
+/// A shard at one checkpoint.
+#[derive(Debug)]
+pub(super) struct Level {
+    manifest: Arc<ManifestBytes>,
+    rank: Rank,
+    length: u64,
+    leaves: Arc<[Digest]>,
+    stored: Stored,
+}
+
+/// A shard and what it builds on, the newest first; the last level stands alone.
+#[derive(Debug)]
+pub(super) struct Chain {
+    levels: Vec<Level>,
+}
+
+/// Bytes of a level from an offset on.
+#[derive(Debug, Clone)]
+struct Piece {
+    start: u64,
+    bytes: Bytes,
+}
+
+/// Records of a level's window, each with the digest that it has.
+struct Window {
+    level: usize,
+    chunks: Range<u64>,
+    records: Vec<Bytes>,
+}
+
+impl Chain {
+    /// Increments on the copy that stands alone.
+    pub fn depth(&self) -> u32 {
+        self.levels.len() as u32 - 1
+    }
+
+    /// Digests of the newest level's chunks.
+    pub fn leaves(&self) -> Arc<[Digest]> {
+        self.levels[0].leaves.clone()
+    }
+}
+
+impl Level {
+    fn chunk(&self) -> ChunkSize {
+        self.manifest.manifest().chunk
+    }
+
+    fn check(&self, chunks: &Range<u64>, bytes: &[u8]) -> Result<(), String> {
+        for (index, block) in chunks.clone().zip(bytes.chunks(self.chunk().bytes())) {
+            if self.leaves.get(index as usize) != Some(&leaf_digest(block, index)) {
+                let step = self.manifest.manifest().step;
+                return Err(format!("step {step}: digest mismatch in chunk {index}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes_of(&self, chunks: &Range<u64>) -> Range<u64> {
+        let start = self.chunk().range(chunks.start, self.length).start;
+        let end = self.chunk().range(chunks.end, self.length).start;
+        start..end.max(start)
+    }
+}
+
+impl Trickle {
+    /// How a shard is stored. Raw if there is no sign of another form; it may then be missing.
+    pub(super) async fn stored(
+        &self,
+        manifest: &ManifestBytes,
+        rank: Rank,
+    ) -> Result<Stored, String> {
+        if let Some(index) = self.increment_index(manifest, rank).await? {
+            return Ok(Stored::Increment(index));
+        }
+        let ends = self.frames(manifest.manifest(), rank).await?;
+        Ok(ends.map_or(Stored::Raw, Stored::Packed))
+    }
+
+    async fn increment_index(
+        &self,
+        manifest: &ManifestBytes,
+        rank: Rank,
+    ) -> Result<Option<IncrementIndex>, String> {
+        let record = manifest.manifest();
+        let key = object(record, &increment::index_object(rank))?;
+        let bytes = match self.store.get(&key, None).await {
+            Err(StoreError::NotFound { .. }) => return Ok(None),
+            outcome => outcome.map_err(in_words)?,
+        };
+        let index =
+            IncrementIndex::from_object(&bytes).map_err(|error| format!("{key}: {error}"))?;
+        let entry = record.shard(rank).ok_or("no such rank")?;
+        let expected = (manifest.name(), rank, record.chunk.count(entry.length));
+        let got = (index.manifest, index.rank, index.ends.len() as u64);
+        match expected == got {
+            true => Ok(Some(index)),
+            false => Err(format!(
+                "{key}: expected the index of {} rank {} with {} records, got that of {} rank {} with {}",
+                expected.0, expected.1, expected.2, got.0, got.1, got.2
+            )),
+        }
+    }
+
+    /// A shard's chain: indices, manifests and digests of every level, checked against one another.
+    pub(super) async fn chain(
+        &self,
+        manifest: &Arc<ManifestBytes>,
+        rank: Rank,
+    ) -> Result<Chain, String> {
+        let mut levels: Vec<Level> = Vec::new();
+        let mut current = manifest.clone();
+        loop {
+            let level = self.level(current, rank).await?;
+            let base = match &level.stored {
+                Stored::Increment(index) => Some((index.base, index.depth)),
+                _ => None,
+            };
+            levels.push(level);
+            let Some((base, depth)) = base else {
+                return Ok(Chain { levels });
+            };
+            let above = levels[levels.len() - 1].manifest.clone();
+            if levels.len() as u32 > IncrementIndex::DEPTH_MAX {
+                return Err(format!(
+                    "step {}: its chain is too long",
+                    manifest.manifest().step
+                ));
+            }
+            current = self.base_of(above.manifest(), &base).await.map_err(|reason| {
+                format!(
+                    "step {} is an increment ({depth} above a full copy) on step {} of run {}, which cannot be used: {reason}",
+                    above.manifest().step, base.step, base.run
+                )
+            })?;
+        }
+    }
+
+    /// Whether what increments of this checkpoint build on is still there, as far as a few ranks tell: a folder that
+    /// somebody removed is noticed before a restart begins, not in the midst of it.
+    pub(super) async fn bases_are_there(&self, manifest: &ManifestBytes) -> Result<(), String> {
+        let ranks = manifest.manifest().shards.len();
+        let asked = (0..RANKS_ASKED.min(ranks)).map(|turn| turn * ranks / RANKS_ASKED.min(ranks));
+        let checks = asked.map(|rank| self.bases_of(manifest, Rank::new(rank as u32)));
+        futures::future::try_join_all(checks).await.map(|_| ())
+    }
+
+    async fn bases_of(&self, manifest: &ManifestBytes, rank: Rank) -> Result<(), String> {
+        let mut below = None;
+        for _ in 0..=IncrementIndex::DEPTH_MAX {
+            let current = below.as_deref().unwrap_or(manifest);
+            let Some(index) = self.increment_index(current, rank).await? else {
+                return Ok(());
+            };
+            below = Some(
+                self.base_of(current.manifest(), &index.base)
+                    .await
+                    .map_err(|reason| {
+                        format!(
+                            "the base of rank {rank}, step {} of run {}: {reason}",
+                            index.base.step, index.base.run
+                        )
+                    })?,
+            );
+        }
+        Err(format!("the chain of rank {rank} is too long"))
+    }
+
+    async fn base_of(
+        &self,
+        above: &Manifest,
+        base: &storaged_wire::IncrementBase,
+    ) -> Result<Arc<ManifestBytes>, String> {
+        if (base.run, base.step) >= (above.run, above.step) {
+            return Err("it is not older".into());
+        }
+        let folder = format!("{}/run-{}/step-{}", above.namespace, base.run, base.step);
+        let key = format!("{folder}/{MANIFEST_OBJECT}")
+            .parse()
+            .map_err(in_words)?;
+        let found = self
+            .manifest_at(&above.namespace, base.run, base.step, &key)
+            .await?;
+        if found.name() != base.manifest {
+            return Err(format!(
+                "expected manifest {}, got {}",
+                base.manifest,
+                found.name()
+            ));
+        }
+        match found.manifest().chunk == above.chunk {
+            true => Ok(Arc::new(found)),
+            false => Err("its chunks have another size".into()),
+        }
+    }
+
+    async fn level(&self, manifest: Arc<ManifestBytes>, rank: Rank) -> Result<Level, String> {
+        let record = manifest.manifest();
+        let length = record.shard(rank).ok_or("no such rank")?.length;
+        let leaves = self.leaves(record, rank).await?;
+        let stored = self.stored(&manifest, rank).await?;
+        Ok(Level {
+            manifest,
+            rank,
+            length,
+            leaves,
+            stored,
+        })
+    }
+
+    /// Chunks of the newest level. They are not checked yet: who places them does.
+    pub(super) async fn read_chunks(
+        &self,
+        chain: &Arc<Chain>,
+        chunks: Range<u64>,
+    ) -> Result<Bytes, String> {
+        let mut windows: Vec<Window> = Vec::new();
+        let mut wanted = chunks;
+        let mut lowest = None;
+        for (number, level) in chain.levels.iter().enumerate() {
+            let Stored::Increment(index) = &level.stored else {
+                let bytes = self.read_alone(level, &wanted).await?;
+                if number == 0 {
+                    return Ok(bytes);
+                }
+                lowest = Some((number, wanted, bytes));
+                break;
+            };
+            let window = self.read_records(number, level, index, &wanted).await?;
+            let needs = window.needs(level)?;
+            windows.push(window);
+            let Some(needs) = needs else { break };
+            wanted = chunks_of(&needs, level.chunk());
+        }
+        let chain = chain.clone();
+        let work = move || put_together(&chain, lowest, windows);
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|error| error.to_string())?
+    }
+
+    /// Chunks of a level that stands alone.
+    async fn read_alone(&self, level: &Level, chunks: &Range<u64>) -> Result<Bytes, String> {
+        let record = level.manifest.manifest();
+        let window = level.bytes_of(chunks);
+        match &level.stored {
+            Stored::Packed(ends) => {
+                let chunk_bytes = record.chunk.bytes() as u64;
+                let chunks = chunks.start..chunks.end.min(ends.len() as u64);
+                self.read_packed(record, level.rank, ends, chunks, chunk_bytes)
+                    .await
+            }
+            _ => {
+                let key = object(record, &shard_object(level.rank))?;
+                self.store.get(&key, Some(window)).await.map_err(in_words)
+            }
+        }
+    }
+
+    async fn read_records(
+        &self,
+        number: usize,
+        level: &Level,
+        index: &IncrementIndex,
+        chunks: &Range<u64>,
+    ) -> Result<Window, String> {
+        let record = level.manifest.manifest();
+        let key = object(record, &increment::records_object(level.rank))?;
+        let chunks = chunks.start..chunks.end.min(index.ends.len() as u64);
+        let place = index.place(&chunks).ok_or("no such records")?;
+        let start = place.start;
+        let bytes = self.store.get(&key, Some(place)).await.map_err(in_words)?;
+        let mut records = Vec::new();
+        let mut from = 0;
+        for chunk in chunks.clone() {
+            let to = (index.ends[chunk as usize] - start) as usize;
+            let one = bytes.slice(from..to);
+            if digest(&one) != index.digests[chunk as usize] {
+                return Err(format!("{key}: digest mismatch in record {chunk}"));
+            }
+            records.push(one);
+            from = to;
+        }
+        Ok(Window {
+            level: number,
+            chunks,
+            records,
+        })
+    }
+}
+
+impl Window {
+    /// The bytes of the basis that the records need, from the first to the last; none if they stand alone.
+    fn needs(&self, level: &Level) -> Result<Option<Range<u64>>, String> {
+        let mut all: Option<Range<u64>> = None;
+        for (index, bytes) in self.chunks.clone().zip(&self.records) {
+            let record = Record::parse(bytes).map_err(|error| wrong(level, index, &error))?;
+            let Some(needs) = record.needs().filter(|needs| !needs.is_empty()) else {
+                continue;
+            };
+            // A chunk on either side is all that a record may reach for.
+            let near = self.chunks.start.saturating_sub(1)..self.chunks.end + 1;
+            let near =
+                near.start * level.chunk().bytes() as u64..near.end * level.chunk().bytes() as u64;
+            if needs.start < near.start || needs.end > near.end {
+                return Err(format!(
+                    "step {}: record {index} needs bytes {}..{} of its base, which are not its neighbours",
+                    level.manifest.manifest().step,
+                    needs.start,
+                    needs.end
+                ));
+            }
+            all = Some(all.map_or(needs.clone(), |all| {
+                all.start.min(needs.start)..all.end.max(needs.end)
+            }));
+        }
+        Ok(all)
+    }
+
+    fn decode(
+        &self,
+        coder: &mut Coder,
+        level: &Level,
+        below: Option<&Piece>,
+    ) -> Result<Piece, String> {
+        let whole = level.bytes_of(&self.chunks);
+        let mut bytes = BytesMut::zeroed((whole.end - whole.start) as usize);
+        let basis = below.map(|piece| Basis {
+            start: piece.start,
+            bytes: &piece.bytes,
+        });
+        let blocks = bytes.chunks_mut(level.chunk().bytes());
+        for ((index, record), block) in self.chunks.clone().zip(&self.records).zip(blocks) {
+            let record = Record::parse(record).map_err(|error| wrong(level, index, &error))?;
+            let decoded = coder.decode(&record, basis, block);
+            decoded.map_err(|error| wrong(level, index, &error))?;
+        }
+        Ok(Piece {
+            start: whole.start,
+            bytes: bytes.freeze(),
+        })
+    }
+}
+
+/// From the lowest level up. Chunks of all levels but the newest are checked here.
+fn put_together(
+    chain: &Chain,
+    lowest: Option<(usize, Range<u64>, Bytes)>,
+    windows: Vec<Window>,
+) -> Result<Bytes, String> {
+    let mut coder = Coder::new().map_err(|error| error.to_string())?;
+    let mut below = None;
+    if let Some((number, chunks, bytes)) = lowest {
+        let level = &chain.levels[number];
+        level.check(&chunks, &bytes)?;
+        let start = level.bytes_of(&chunks).start;
+        below = Some(Piece { start, bytes });
+    }
+    for window in windows.iter().rev() {
+        let level = &chain.levels[window.level];
+        let piece = window.decode(&mut coder, level, below.as_ref())?;
+        if window.level > 0 {
+            level.check(&window.chunks, &piece.bytes)?;
+        }
+        below = Some(piece);
+    }
+    Ok(below.map_or_else(Bytes::new, |piece| piece.bytes))
+}
+
+fn chunks_of(bytes: &Range<u64>, chunk: ChunkSize) -> Range<u64> {
+    let each = chunk.bytes() as u64;
+    bytes.start / each..bytes.end.div_ceil(each)
+}
+
+fn wrong(level: &Level, index: u64, error: &storaged_codec::delta::DeltaError) -> String {
+    let step = level.manifest.manifest().step;
+    format!("step {step}: record {index}: {error}")
+}
+
+/// The name of the object that holds a shard's bytes, and its length.
+pub(super) fn expected_object(stored: &Stored, rank: Rank, length: u64) -> (String, u64) {
+    let last = |ends: &[u64]| ends.last().copied().unwrap_or(0);
+    match stored {
+        Stored::Raw => (shard_object(rank), length),
+        Stored::Packed(ends) => (packed::packed_object(rank), last(ends)),
+        Stored::Increment(index) => (increment::records_object(rank), last(&index.ends)),
+    }
+}

@@ -1,0 +1,447 @@
+//! Increments over a store in memory: chains come back byte by byte, and what is damaged or missing is said, never
+//! returned.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use storaged_codec::delta::Kind;
+use storaged_codec::{ChunkSize, Geometry};
+use storaged_core::UploadBase;
+use storaged_core::encode::SlotShard;
+use storaged_wire::{
+    Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId, ShardEntry, SlotId, Step,
+    WorldSize,
+};
+
+use super::store::{self, ObjectKey, Store};
+use super::{Copied, IncrementReport, Packing, Trickle, TrickleLimits};
+use crate::memory::Memory;
+
+const CHUNK: u32 = 64 << 10;
+const RANK: Rank = Rank::new(0);
+
+struct World {
+    store: Arc<dyn Store>,
+    memory: Arc<Memory>,
+    trickle: Trickle,
+    slots: u64,
+}
+
+/// A checkpoint of one shard, and what it was written as.
+struct Saved {
+    manifest: Arc<ManifestBytes>,
+    shard: SlotShard,
+    bytes: Vec<u8>,
+}
+
+impl Saved {
+    fn base(&self) -> UploadBase {
+        UploadBase {
+            manifest: self.manifest.clone(),
+            shard: self.shard.clone(),
+        }
+    }
+}
+
+impl World {
+    fn new(increments: u32, packing: Packing) -> Self {
+        Self::over_a_link(increments, packing, 16 << 20)
+    }
+
+    /// The link's rate counts: over a fast one records stay raw.
+    fn over_a_link(increments: u32, packing: Packing, bytes_per_second: u64) -> Self {
+        let store: Arc<dyn Store> = Arc::new(store::Memory::new());
+        let memory = Arc::new(Memory::new(ChunkSize::new(CHUNK).unwrap()));
+        let limits = TrickleLimits {
+            part_bytes: 1 << 20,
+            rate: Some(bytes_per_second),
+            packing,
+            increments,
+        };
+        let trickle = Trickle::new(store.clone(), memory.clone(), limits);
+        Self {
+            store,
+            memory,
+            trickle,
+            slots: 0,
+        }
+    }
+
+    fn slot(&mut self, bytes: &[u8]) -> SlotId {
+        self.slots += 1;
+        let slot = SlotId::new(self.slots);
+        let length = (bytes.len() as u64).max(1);
+        self.memory.create_slot(slot, length).unwrap();
+        self.memory.slot(slot).unwrap().write_at(0, bytes).unwrap();
+        slot
+    }
+
+    fn seal(&mut self, step: u64, bytes: Vec<u8>) -> Saved {
+        let slot = self.slot(&bytes);
+        let length = bytes.len() as u64;
+        let (leaves, root) = self.memory.digest(slot, length).unwrap();
+        let manifest = Manifest {
+            version: Manifest::VERSION,
+            namespace: Namespace::new("job").unwrap(),
+            owner: Owner::of_token(b"token"),
+            run: RunId::new(1),
+            step: Step::new(step),
+            world_size: WorldSize::new(1).unwrap(),
+            epoch: 0,
+            geometry: Geometry::new(1, 1).unwrap(),
+            chunk: ChunkSize::new(CHUNK).unwrap(),
+            shards: vec![ShardEntry {
+                rank: RANK,
+                node: NodeName::new("n0").unwrap(),
+                length,
+                root,
+            }],
+            groups: vec![],
+            schema: vec![].into(),
+            torch_metadata: zstd::bulk::compress(b"metadata", 1).unwrap().into(),
+        };
+        Saved {
+            manifest: Arc::new(manifest.seal().unwrap()),
+            shard: SlotShard {
+                slot,
+                length,
+                leaves,
+            },
+            bytes,
+        }
+    }
+
+    async fn copy(&self, saved: &Saved, base: Option<&Saved>) -> Copied {
+        let base = base.map(Saved::base);
+        let copied = self
+            .trickle
+            .upload(&saved.manifest, RANK, &saved.shard, base.as_ref());
+        let copied = copied.await.unwrap();
+        self.trickle.publish(&saved.manifest).await.unwrap();
+        copied
+    }
+
+    async fn save(&mut self, step: u64, bytes: Vec<u8>, base: Option<&Saved>) -> (Saved, Copied) {
+        let saved = self.seal(step, bytes);
+        let copied = self.copy(&saved, base).await;
+        (saved, copied)
+    }
+
+    async fn fetch(&mut self, saved: &Saved) -> Result<Vec<u8>, String> {
+        let slot = self.slot(&vec![0; saved.bytes.len()]);
+        self.trickle.fetch(&saved.manifest, RANK, slot, &[]).await?;
+        let mut got = vec![0; saved.bytes.len()];
+        self.memory
+            .slot(slot)
+            .unwrap()
+            .read_at(0, &mut got)
+            .unwrap();
+        Ok(got)
+    }
+
+    async fn comes_back(&mut self, saved: &Saved) {
+        let got = self.fetch(saved).await.unwrap();
+        assert!(
+            got == saved.bytes,
+            "step {} came back changed",
+            saved.manifest.manifest().step
+        );
+    }
+
+    async fn change(&self, key: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let key: ObjectKey = key.parse().unwrap();
+        let mut bytes = self.store.get(&key, None).await.unwrap().to_vec();
+        self.store.delete(&key).await.unwrap();
+        change(&mut bytes);
+        self.store.put_new(&key, Bytes::from(bytes)).await.unwrap();
+    }
+
+    async fn has(&self, key: &str) -> bool {
+        self.store.length(&key.parse().unwrap()).await.is_ok()
+    }
+}
+
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+/// Numbers as in training: nearly every one moves a little.
+fn trained(bytes: &[u8], step: u64) -> Vec<u8> {
+    let (words, _) = bytes.as_chunks::<4>();
+    let moved = words.iter().enumerate().map(|(index, word)| {
+        let nudge = (index as u32).wrapping_mul(step as u32 * 2 + 1) % 61;
+        u32::from_le_bytes(*word).wrapping_add(nudge).to_le_bytes()
+    });
+    moved.flatten().collect()
+}
+
+fn increment(copied: &Copied) -> &IncrementReport {
+    copied.increment.as_ref().expect("an increment")
+}
+
+fn chunks(report: &IncrementReport, kind: Kind) -> u64 {
+    report.tallies.get(&kind).map_or(0, |tally| tally.chunks)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chain_comes_back_at_every_step_and_ends_in_a_new_full_copy() {
+    let mut world = World::new(2, Packing::None);
+    let mut saved: Vec<Saved> = Vec::new();
+    let mut forms = Vec::new();
+    for step in 1..=5 {
+        let bytes = match saved.last() {
+            Some(last) => trained(&last.bytes, step),
+            None => noise(1, 5 * CHUNK as usize + 100),
+        };
+        let (next, copied) = world.save(step, bytes, saved.last()).await;
+        forms.push(copied.increment.as_ref().map(|report| report.depth));
+        if let Some(report) = &copied.increment {
+            assert!(report.bytes * 2 < copied.bytes, "{report:?}");
+            assert_eq!(report.bytes, copied.stored);
+            assert_eq!(report.without_base, 0);
+        }
+        saved.push(next);
+    }
+    assert_eq!(forms, [None, Some(1), Some(2), None, Some(1)]);
+    for step in &saved {
+        world.comes_back(step).await;
+    }
+    assert!(world.has("job/run-1/step-1/.metadata").await);
+    assert!(
+        !world.has("job/run-1/step-2/.metadata").await,
+        "stock readers must not see it"
+    );
+    assert!(!world.has("job/run-1/step-2/__0_0.distcp").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unchanged_chunks_are_neither_read_nor_sent() {
+    let mut world = World::new(8, Packing::Zstd);
+    let (first, _) = world.save(1, noise(1, 40 * CHUNK as usize), None).await;
+    let mut bytes = first.bytes.clone();
+    bytes[7 * CHUNK as usize] ^= 1;
+    // What is clean by its digest is not read from the base: one that lost all other chunks does as well.
+    let slot = world.memory.slot(first.shard.slot).unwrap();
+    slot.write_at(20 * u64::from(CHUNK), &noise(9, 20 * CHUNK as usize))
+        .unwrap();
+    let (second, copied) = world.save(2, bytes, Some(&first)).await;
+    let report = increment(&copied);
+    assert_eq!(chunks(report, Kind::Clean), 39);
+    assert!(report.bytes < 40 * 24 + 4096, "{report:?}");
+    assert_eq!(report.without_base, 0);
+    world.comes_back(&second).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn shards_may_grow_shrink_and_move() {
+    let mut world = World::new(8, Packing::None);
+    let bytes = noise(3, 6 * CHUNK as usize + 17);
+    let (first, _) = world.save(1, bytes.clone(), None).await;
+    let grown = [&bytes[..], &noise(4, 2 * CHUNK as usize + 5)].concat();
+    let (second, copied) = world.save(2, grown.clone(), Some(&first)).await;
+    assert_eq!(chunks(increment(&copied), Kind::Clean), 6);
+    let shrunk = grown[..3 * CHUNK as usize - 9].to_vec();
+    let (third, _) = world.save(3, shrunk.clone(), Some(&second)).await;
+    let moved = [&b"inserted"[..], &shrunk].concat();
+    let (fourth, copied) = world.save(4, moved, Some(&third)).await;
+    assert_eq!(increment(&copied).depth, 3);
+    for step in [&first, &second, &third, &fourth] {
+        world.comes_back(step).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn content_that_moved_is_found_over_a_slow_link() {
+    let mut world = World::over_a_link(8, Packing::None, 2 << 20);
+    let bytes = noise(3, 6 * CHUNK as usize);
+    let (first, _) = world.save(1, bytes.clone(), None).await;
+    let moved = [&b"inserted"[..], &bytes].concat();
+    let (second, copied) = world.save(2, moved, Some(&first)).await;
+    let report = increment(&copied);
+    assert!(chunks(report, Kind::Moved) >= 4, "{report:?}");
+    assert!(report.bytes * 2 < copied.bytes, "{report:?}");
+    world.comes_back(&second).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_range_moves_only_its_chunks() {
+    let mut world = World::new(8, Packing::None);
+    let (first, _) = world.save(1, noise(5, 8 * CHUNK as usize), None).await;
+    let (second, _) = world.save(2, trained(&first.bytes, 2), Some(&first)).await;
+    // Chunks outside the range are damaged at both levels, and nobody notices.
+    world
+        .change("job/run-1/step-1/__0_0.distcp", |bytes| bytes[0] ^= 1)
+        .await;
+    world
+        .change("job/run-1/step-2/__0_0.increment", |bytes| bytes[30] ^= 1)
+        .await;
+    let slot = world.slot(&vec![0; second.bytes.len()]);
+    let chunk = u64::from(CHUNK);
+    let range = 4 * chunk + 5..5 * chunk + 1;
+    let fetched = world
+        .trickle
+        .fetch(&second.manifest, RANK, slot, std::slice::from_ref(&range));
+    fetched.await.unwrap();
+    let mut got = vec![0; (range.end - range.start) as usize];
+    world
+        .memory
+        .slot(slot)
+        .unwrap()
+        .read_at(range.start, &mut got)
+        .unwrap();
+    assert_eq!(got, second.bytes[range.start as usize..range.end as usize]);
+    assert!(world.fetch(&second).await.is_err(), "the whole is damaged");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_base_that_leaves_ram_meanwhile_costs_bytes_and_no_step() {
+    let mut world = World::new(8, Packing::None);
+    let (first, _) = world.save(1, noise(6, 6 * CHUNK as usize), None).await;
+    let second = world.seal(2, trained(&first.bytes, 2));
+    // The slot holds another step's bytes by now.
+    let slot = world.memory.slot(first.shard.slot).unwrap();
+    slot.write_at(0, &noise(7, 6 * CHUNK as usize)).unwrap();
+    let copied = world.copy(&second, Some(&first)).await;
+    assert_eq!(increment(&copied).without_base, 6);
+    world.comes_back(&second).await;
+
+    let third = world.seal(3, trained(&second.bytes, 3));
+    world.memory.drop_slot(second.shard.slot);
+    let copied = world.copy(&third, Some(&second)).await;
+    assert_eq!(increment(&copied).without_base, 6);
+    world.comes_back(&third).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_base_that_is_not_whole_in_the_tier_is_not_built_on() {
+    let mut world = World::new(8, Packing::None);
+    let (first, _) = world.save(1, noise(8, 3 * CHUNK as usize), None).await;
+    let key: ObjectKey = "job/run-1/step-1/storaged.leaves.0".parse().unwrap();
+    world.store.delete(&key).await.unwrap();
+    let (second, copied) = world.save(2, trained(&first.bytes, 2), Some(&first)).await;
+    assert!(copied.increment.is_none());
+    world.comes_back(&second).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_damaged_or_missing_is_said_and_nothing_is_returned() {
+    let damages: [(&str, &str); 7] = [
+        (
+            "job/run-1/step-3/__0_0.increment",
+            "digest mismatch in record",
+        ),
+        ("job/run-1/step-3/storaged.increment.0", "digest mismatch"),
+        (
+            "job/run-1/step-2/__0_0.increment",
+            "digest mismatch in record",
+        ),
+        ("job/run-1/step-2/storaged.manifest", "cannot be used"),
+        (
+            "job/run-1/step-1/__0_0.distcp",
+            "step 1: digest mismatch in chunk",
+        ),
+        ("job/run-1/step-1/storaged.leaves.0", "digest mismatch"),
+        ("job/run-1/step-1/storaged.manifest", "cannot be used"),
+    ];
+    for (key, expected) in damages {
+        for missing in [false, true] {
+            let mut world = World::new(8, Packing::None);
+            let (first, _) = world.save(1, noise(2, 3 * CHUNK as usize), None).await;
+            let (second, _) = world.save(2, trained(&first.bytes, 2), Some(&first)).await;
+            let (third, _) = world
+                .save(3, trained(&second.bytes, 3), Some(&second))
+                .await;
+            world.comes_back(&third).await;
+            match missing {
+                true => world.store.delete(&key.parse().unwrap()).await.unwrap(),
+                false => world.change(key, |bytes| bytes[20] ^= 4).await,
+            }
+            let Err(error) = world.fetch(&third).await else {
+                panic!("{key}: a damaged chain came back");
+            };
+            assert!(missing || error.contains(expected), "{key}: {error}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_whose_base_was_removed_is_not_offered() {
+    let mut world = World::new(8, Packing::None);
+    let (first, _) = world.save(1, noise(2, 3 * CHUNK as usize), None).await;
+    let (second, _) = world.save(2, trained(&first.bytes, 2), Some(&first)).await;
+    world
+        .save(3, trained(&second.bytes, 3), Some(&second))
+        .await;
+    let offered = async |world: &World| {
+        let listed = world.trickle.list(&Namespace::new("job").unwrap()).await;
+        let steps = listed
+            .unwrap()
+            .into_iter()
+            .map(|one| one.manifest().step.get());
+        steps.collect::<Vec<_>>()
+    };
+    assert_eq!(offered(&world).await, [3, 2, 1]);
+    let manifest: ObjectKey = "job/run-1/step-2/storaged.manifest".parse().unwrap();
+    world.store.delete(&manifest).await.unwrap();
+    assert_eq!(offered(&world).await, [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_index_of_another_checkpoint_is_refused() {
+    let mut world = World::new(8, Packing::None);
+    let (first, _) = world.save(1, noise(2, 3 * CHUNK as usize), None).await;
+    let (second, _) = world.save(2, trained(&first.bytes, 2), Some(&first)).await;
+    let (third, _) = world
+        .save(3, trained(&second.bytes, 3), Some(&second))
+        .await;
+    let of = |step: u64| format!("job/run-1/step-{step}/storaged.increment.0");
+    let other = world
+        .store
+        .get(&of(2).parse().unwrap(), None)
+        .await
+        .unwrap();
+    world.change(&of(3), |bytes| *bytes = other.to_vec()).await;
+    let Err(error) = world.fetch(&third).await else {
+        panic!("an index of another checkpoint was taken");
+    };
+    assert!(error.contains("expected the index of"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upload_that_broke_off_is_done_again() {
+    let mut world = World::new(8, Packing::None);
+    let (first, _) = world.save(1, noise(2, 3 * CHUNK as usize), None).await;
+    let second = world.seal(2, trained(&first.bytes, 2));
+    let base = first.base();
+    let upload = world
+        .trickle
+        .upload(&second.manifest, RANK, &second.shard, Some(&base));
+    upload.await.unwrap();
+    // The records are there, the index is not: as after a crash between the two.
+    let index: ObjectKey = "job/run-1/step-2/storaged.increment.0".parse().unwrap();
+    world.store.delete(&index).await.unwrap();
+    assert!(world.trickle.publish(&second.manifest).await.is_err());
+    let copied = world.copy(&second, None).await;
+    assert!(
+        copied.increment.is_none(),
+        "after a restart there is no base"
+    );
+    world.comes_back(&second).await;
+
+    let third = world.seal(3, trained(&second.bytes, 3));
+    let copied = world.copy(&third, Some(&second)).await;
+    assert_eq!(increment(&copied).depth, 1);
+    let again = world.copy(&third, Some(&second)).await;
+    assert!(
+        again.increment.is_none(),
+        "what is there is not written twice"
+    );
+    world.comes_back(&third).await;
+}
