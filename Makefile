@@ -82,3 +82,4 @@ bench-delta: packages corpus ## Size and speed of deltas on real training state:
 	@$(CARGO) run -q --release -p storaged-bench --bin bench-delta -- --commit "$$(git rev-parse --short HEAD)"
 
 -include codec/bench.mk
+-include bench/net.mk

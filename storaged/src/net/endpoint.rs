@@ -24,13 +24,14 @@ const IDLE: Duration = Duration::from_secs(2);
 const FIRST_RECORD_WAIT: Duration = Duration::from_secs(5);
 /// First records are small.
 const FIRST_RECORD_BYTES_MAX: usize = 4096;
-/// Unread bytes that one stream may have in flight: bandwidth times delay of 10 GB/s over 1 ms, 10 MB.
-const STREAM_WINDOW_BYTES: u32 = 10 << 20;
+/// Unread bytes that one stream may have in flight: bandwidth times delay of 100 Gbit/s over 0.3 ms, 4 MB. More of
+/// them fall out of the cache between the socket and the reader, and cost a tenth more CPU (docs/operate/transport.md).
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// The same for all streams of a connection.
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Streams that a peer may have open to us at once: 64 sessions of 4 edges.
 const STREAMS_MAX: u32 = 256;
-/// Streams whose first record is awaited at once, per connection.
+/// Of the protocol.
 const VERSION: u16 = 2;
 
 pub(super) const KIND_CONTROL: u8 = 0;

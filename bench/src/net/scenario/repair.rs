@@ -1,0 +1,86 @@
+//! Repair at (8,2): one lost shard and two lost shards, against a plain copy of a shard over the same link.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::{Bench, Busy};
+use crate::net::daemons::Daemons;
+use crate::net::job::Job;
+use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
+use crate::net::raw::{self, How};
+
+const RATE: LinkRate = LinkRate::megabits(400);
+const K: usize = 8;
+const M: usize = 2;
+const CHUNK: u64 = 256 << 10;
+/// Chunks of a shard: 128 MiB, so that a plain copy takes 2.7 s.
+const CHUNKS: usize = 512;
+/// Where lost shards are brought to: coding nodes. While one data node is lost, the first of them is not among the k
+/// survivors that are read, so it takes part as an empty node would; when two are lost, every node left is one of them.
+const READERS: [usize; 2] = [K + 1, K];
+
+/// The best counts, because other work on the machine only slows.
+const ROUNDS: usize = 2;
+
+/// See the module.
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    eprintln!("repair at (8,2), links of 400 Mbit/s");
+    let network = Network::make(NetworkSpec {
+        nodes: K + M,
+        rate: Some(RATE),
+        mtu: 9000,
+        packets: Packets::Whole,
+    })?;
+    let shard = CHUNKS as u64 * CHUNK;
+    let certificates = bench.directory.join("repair-certs");
+    raw::certificates(&certificates)?;
+    let mut copy = f64::MAX;
+    for (how, name) in [(How::Tcp, "tcp"), (How::Own, "quic")] {
+        let way = (0, READERS[0]);
+        let done = raw::transfer(&network, &certificates, way, (how, ""), (shard, 2))?;
+        let seconds = shard as f64 / done.rate;
+        bench.figures.put(format!("copy_{name}_seconds"), seconds);
+        copy = copy.min(seconds);
+    }
+    let spec = bench.daemons((K, M), CHUNK, shard, 4);
+    let mut daemons = Daemons::start(&network, spec)?;
+    let mut job = Job::open(&daemons, K, CHUNKS)?;
+    let saved = job.save(&daemons, 1.0)?;
+    bench.figures.put(
+        "chain_efficiency_8_2_400mbit",
+        RATE.seconds(M as u64 * shard) / saved.protected.as_secs_f64(),
+    );
+    let manifest = job.manifest(&daemons, K)?;
+    job.end_training();
+    let nodes = network.spec().nodes;
+
+    daemons.kill(0)?;
+    READERS
+        .iter()
+        .try_for_each(|node| daemons.wait_for_peers(*node, nodes - 2))?;
+    let mut one = f64::MAX;
+    for _ in 0..ROUNDS {
+        let cores = Busy::start()?;
+        let took = job.decode(&daemons, &manifest, 0, READERS[0], &[])?;
+        one = one.min(took.as_secs_f64());
+        bench.figures.put("repair_one_cpu_busy", cores.share()?);
+    }
+    bench.figures.put("repair_one_seconds", one);
+    bench.figures.put("repair_one_vs_copy", one / copy);
+
+    daemons.kill(1)?;
+    READERS
+        .iter()
+        .try_for_each(|node| daemons.wait_for_peers(*node, nodes - 3))?;
+    let decode = |lost: usize| job.decode(&daemons, &manifest, lost, READERS[lost], &[]);
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| decode(1));
+        (decode(0), second.join())
+    });
+    let second: Duration = second.ok().context("a repair broke")??;
+    let two = first?.max(second).as_secs_f64();
+    bench.figures.put("repair_two_seconds", two);
+    bench.figures.put("repair_two_vs_copy", two / copy);
+    Ok(())
+}
