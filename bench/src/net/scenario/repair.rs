@@ -10,27 +10,27 @@ use crate::net::job::Job;
 use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
 use crate::net::raw::{self, How};
 
-const RATE: LinkRate = LinkRate::megabits(400);
+const RATE: LinkRate = LinkRate::megabits(100);
 const K: usize = 8;
 const M: usize = 2;
-const CHUNK: u64 = 256 << 10;
-/// Chunks of a shard: 128 MiB, so that a plain copy takes 2.7 s.
-const CHUNKS: usize = 512;
+const CHUNK: u64 = 64 << 10;
+/// Chunks of a shard: 64 MiB, so that a plain copy takes 5.4 s.
+const CHUNKS: usize = 1024;
 /// Where lost shards are brought to: coding nodes. While one data node is lost, the first of them is not among the k
 /// survivors that are read, so it takes part as an empty node would; when two are lost, every node left is one of them.
 const READERS: [usize; 2] = [K + 1, K];
 
 /// Lost shards are back within this time.
 const HEAL_WAIT: Duration = Duration::from_secs(60);
-/// More than handshakes and manifests: bytes of a shard are coming. It takes 20 ms at the rate of the link.
-const HEAL_BEGUN_BYTES: u64 = 1 << 20;
+/// More than handshakes and manifests: bytes of a shard are coming. It takes 42 ms at the rate of the link.
+const HEAL_BEGUN_BYTES: u64 = 512 << 10;
 
 /// The best counts, because other work on the machine only slows.
 const ROUNDS: usize = 2;
 
 /// See the module.
 pub fn measure(bench: &mut Bench) -> Result<()> {
-    eprintln!("repair at (8,2), links of 400 Mbit/s");
+    eprintln!("repair at (8,2), links of 100 Mbit/s");
     let network = Network::make(NetworkSpec {
         nodes: K + M,
         rate: Some(RATE),
@@ -53,7 +53,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let mut job = Job::open(&daemons, K, CHUNKS)?;
     let saved = job.save(&daemons, 1.0)?;
     bench.figures.put(
-        "chain_efficiency_8_2_400mbit",
+        "chain_efficiency_8_2_100mbit",
         RATE.seconds(M as u64 * shard) / saved.protected.as_secs_f64(),
     );
     let manifest = job.manifest(&daemons, K)?;
