@@ -35,6 +35,8 @@ pub struct DaemonsSpec {
     pub chunk: u64,
     /// Bytes of RAM for each.
     pub budget: u64,
+    /// What the daemons are told of their links, bytes per second; none, and they encode by the plain chain.
+    pub link_rate: Option<u64>,
 }
 
 /// Running daemons; they are killed when dropped.
@@ -88,6 +90,9 @@ impl<'a> Daemons<'a> {
             self.spec.chunk,
             self.spec.budget
         );
+        if let Some(rate) = self.spec.link_rate {
+            text += &format!("[encode]\nlink_rate = \"{rate}B\"\n\n");
+        }
         for peer in (0..nodes).filter(|peer| *peer != node) {
             text += &format!(
                 "[[peers]]\nname = \"n{peer:02}\"\naddress = \"{}\"\n\n",
@@ -165,6 +170,13 @@ impl<'a> Daemons<'a> {
         let process = process.with_context(|| format!("n{node:02} does not run"))?;
         rustix::process::kill_process(process, rustix::process::Signal::KILL)?;
         Ok(())
+    }
+
+    /// Whether a node has a sealed shard of the newest step in its RAM.
+    pub fn has_shard(&self, node: usize) -> bool {
+        let status =
+            Client::connect_anonymous(&self.socket(node)).and_then(|mut client| client.status());
+        status.is_ok_and(|text| text.contains(r#""shards_here":1"#))
     }
 
     /// CPU seconds that the living daemons have used, in user code and in the kernel.

@@ -135,7 +135,7 @@ impl Job {
         Ok(reader.manifest(plan.manifest)?)
     }
 
-    /// Brings a rank's shard, or the given chunks of it, into the RAM of a node; gives the time until they are there,
+    /// Decodes a rank's shard, or the given chunks of it, into the RAM of a node; gives the time until they are there,
     /// verified. Compares every byte afterwards.
     ///
     /// # Errors
@@ -147,6 +147,31 @@ impl Job {
         rank: usize,
         node: usize,
         chunks: &[usize],
+    ) -> Result<Duration> {
+        self.open_from(daemons, manifest, (rank, node), chunks, Rung::Decoded)
+    }
+
+    /// Compares every byte of a rank's shard that its node has in RAM.
+    ///
+    /// # Errors
+    /// If it is not there, or has other bytes.
+    pub fn compare(
+        &self,
+        daemons: &Daemons<'_>,
+        manifest: &ManifestBytes,
+        rank: usize,
+    ) -> Result<()> {
+        self.open_from(daemons, manifest, (rank, rank), &[], Rung::OwnRam)
+            .map(|_| ())
+    }
+
+    fn open_from(
+        &self,
+        daemons: &Daemons<'_>,
+        manifest: &ManifestBytes,
+        (rank, node): (usize, usize),
+        chunks: &[usize],
+        rung: Rung,
     ) -> Result<Duration> {
         let mut reader = self.reader(daemons, node)?;
         let range = |index: &usize| ByteRange {
@@ -161,8 +186,8 @@ impl Job {
             .with_context(|| format!("bringing the shard of rank {rank} to n{node:02}"))?;
         let elapsed = started.elapsed();
         ensure!(
-            shard.rung() == Rung::Decoded,
-            "expected a decoded shard, got one from {:?}",
+            shard.rung() == rung,
+            "expected a shard by {rung:?}, got one by {:?}",
             shard.rung()
         );
         let all: Vec<usize> = (0..self.versions.len()).collect();

@@ -202,13 +202,25 @@ impl Network {
     /// # Errors
     /// If the kernel does not say.
     pub fn bytes_sent(&self, node: usize) -> Result<u64> {
+        self.bytes(node, "tx")
+    }
+
+    /// Bytes that a node has received on its link since it was made.
+    ///
+    /// # Errors
+    /// If the kernel does not say.
+    pub fn bytes_received(&self, node: usize) -> Result<u64> {
+        self.bytes(node, "rx")
+    }
+
+    fn bytes(&self, node: usize, way: &str) -> Result<u64> {
         let space = self.space(node);
         let show = ["-n", &space, "-s", "-j", "link", "show", "dev", "eth0"];
         let text = run("ip", &show, "")?;
         let parsed: serde_json::Value = serde_json::from_str(&text)?;
-        parsed[0]["stats64"]["tx"]["bytes"]
+        parsed[0]["stats64"][way]["bytes"]
             .as_u64()
-            .with_context(|| format!("expected a count of bytes sent, got {text}"))
+            .with_context(|| format!("expected a count of bytes, got {text}"))
     }
 
     /// What it is like.

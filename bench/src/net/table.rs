@@ -123,7 +123,11 @@ const NOTES: &str = "
   first is near 1, the cores set the pace and not the links: the figure is a lower bound. All nodes share this machine.
 - `_wire_bytes_per_byte` is what the last data node sent, with all headers and acknowledgements, over its payload.
 - `copy_tcp_seconds` and `copy_quic_seconds` are plain copies of a shard over the link that repair uses; repair is
-  compared with the faster one. `repair_two` brings two lost shards to two nodes at the same time.
+  compared with the faster one. `repair_one` decodes a lost shard on a coding node. `repair_two` restarts two lost nodes
+  with empty RAM and runs from the first bytes of a shard on one of their links until both shards are there;
+  `open_two` decodes both at the same time on two coding nodes, as readers that know nothing of each other.
+- `gather_*` is what the daemons choose when they know the rate of their links, `chain_16_nodes_*` what they do without.
+  Two groups of 8 code for each other; `_most` is of the node that sent most.
 - `slow_hop_efficiency` takes the slow link as the busiest. `coding_node_killed_seconds` has the coding node's restart with
   empty RAM in it, `repair_hop_killed_seconds` the two seconds until its peers take a silent node for dead.
 - `raw_*` are plain processes on links without a limit, `raw_quinn_tuned` on the daemons' own transport; CPU seconds are

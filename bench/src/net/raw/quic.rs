@@ -248,7 +248,12 @@ pub fn send(args: &RawArgs) -> Result<Duration> {
             fastest = fastest.min(started.elapsed());
         }
         if let Some(connection) = connections.first() {
-            let (path, frames) = (connection.stats().path, connection.stats().frame_tx);
+            let stats = connection.stats();
+            let (path, frames) = (stats.path, stats.frame_tx);
+            eprintln!(
+                "sent {} datagrams in {} calls, received {} in {}",
+                stats.udp_tx.datagrams, stats.udp_tx.ios, stats.udp_rx.datagrams, stats.udp_rx.ios
+            );
             eprintln!(
                 "mtu {} rtt {:?} cwnd {} lost {} of {} packets, {} congestion events, {} black holes; data blocked {} stream {}",
                 path.current_mtu, path.rtt, path.cwnd, path.lost_packets, path.sent_packets, path.congestion_events,

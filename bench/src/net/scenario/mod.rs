@@ -3,6 +3,7 @@
 
 mod chain;
 mod faults;
+mod gather;
 mod repair;
 mod unshaped;
 
@@ -16,11 +17,12 @@ use super::daemons::DaemonsSpec;
 use super::figures::Figures;
 
 /// All scenarios by name, in order.
-pub const ALL: [(&str, Scenario); 7] = [
+pub const ALL: [(&str, Scenario); 8] = [
     ("chain8", chain::eight),
     ("chain16", chain::sixteen),
     ("chain32", chain::thirty_two),
     ("chain8-mtu1500", chain::usual_frames),
+    ("gather", gather::measure),
     ("repair", repair::measure),
     ("faults", faults::measure),
     ("unshaped", unshaped::measure),
@@ -69,6 +71,7 @@ impl Bench {
             m,
             chunk,
             budget: shard * sets,
+            link_rate: None,
         }
     }
 }
