@@ -192,7 +192,7 @@ async fn of_two_groups_that_code_for_each_other_the_gather_beats_the_chain() {
 #[tokio::test(start_paused = true)]
 async fn with_dedicated_coding_nodes_the_gather_takes_little_more_than_a_shard() {
     let stripes = 480;
-    for (k, m) in [(8, 2), (8, 4)] {
+    for (k, m) in [(8, 2), (8, 4), (32, 2)] {
         let world = world(k + m);
         let nodes: Vec<usize> = (0..k + m).collect();
         let shape = Shape::gather_at_all_sources(k);
