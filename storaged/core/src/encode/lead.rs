@@ -57,6 +57,9 @@ pub(crate) struct Led {
     pub members: Vec<NodeName>,
     /// How many of them, from the first, read blocks.
     pub sources: usize,
+    /// Those that keep what is computed. Only they need the tables of chunk digests: at k = 32, m = 2 and 64 KiB chunks
+    /// all tables to all members are half a shard, all of it on the leader's link, beside two shards for a chain.
+    pub keepers: BTreeSet<NodeName>,
     /// Stripes of the lane.
     pub stripe_count: u64,
     pub ready: BTreeSet<NodeName>,
@@ -185,6 +188,9 @@ impl Node {
             lane,
             members: derived.members.clone(),
             sources: derived.sources.len(),
+            keepers: (derived.sink_members.iter())
+                .filter_map(|at| derived.members.get(*at).cloned())
+                .collect(),
             stripe_count: manifest.manifest().chunk.count(derived.blocks.length),
             ready: BTreeSet::new(),
             finished: BTreeSet::new(),
@@ -280,9 +286,10 @@ impl Node {
             shape
         });
         for member in led.members {
+            let keeps = led.keepers.contains(&member);
             let begin = PeerMessage::Begin {
                 session,
-                leaves: leaves.clone(),
+                leaves: leaves.iter().filter(|_| keeps).cloned().collect(),
                 stripes: stripes.clone(),
                 shape: shape.clone(),
             };
