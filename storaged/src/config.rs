@@ -3,13 +3,14 @@
 
 mod memory_limit;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::DurablePolicy;
+use storaged_core::encode::LinkRates;
 use storaged_core::place::Member;
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;
@@ -146,6 +147,8 @@ pub struct EncodeSection {
     /// Bytes per second of every node's link, each way: what the shape of an encode is chosen by; by default the
     /// plain chain.
     pub link_rate: Option<ByteSize>,
+    /// The same of nodes that have another one, by name: a slow one gathers nothing, and stands first in a chain.
+    pub node_rates: BTreeMap<String, ByteSize>,
 }
 
 /// `[memory]`
@@ -224,8 +227,8 @@ pub struct Config {
     pub geometry: Option<Geometry>,
     /// Size of a chunk.
     pub chunk: ChunkSize,
-    /// Bytes per second of every node's link, if known.
-    pub link_rate: Option<u64>,
+    /// What is known of the links.
+    pub link_rates: LinkRates,
     /// Bytes of RAM.
     pub budget: u64,
     /// Slots per rank.
@@ -311,13 +314,7 @@ impl ConfigFile {
                 "expected more than 0 bytes per second, got 0",
             ));
         }
-        let link_rate = self.encode.link_rate.map(|rate| rate.as_u64());
-        if link_rate == Some(0) {
-            return Err(value(
-                "encode.link_rate",
-                "expected more than 0 bytes per second, got 0",
-            ));
-        }
+        let link_rates = self.encode.rates(&members)?;
         Ok(Config {
             members,
             peers,
@@ -330,7 +327,7 @@ impl ConfigFile {
             }),
             geometry,
             chunk,
-            link_rate,
+            link_rates,
             budget: self.budget()?,
             slots_per_rank: self.slots()?,
             sockets: self.sockets()?,
@@ -448,6 +445,27 @@ impl ConfigFile {
     }
 }
 
+impl EncodeSection {
+    fn rates(&self, members: &[Member]) -> Result<LinkRates, ConfigError> {
+        let usual = self.link_rate.map(|rate| rate.as_u64());
+        let zero = "expected more than 0 bytes per second, got 0";
+        if usual == Some(0) {
+            return Err(value("encode.link_rate", zero));
+        }
+        let mut unusual = BTreeMap::new();
+        for (name, rate) in &self.node_rates {
+            let node = members.iter().find(|member| member.name.as_str() == name);
+            let unknown = format!("expected names of nodes that are configured, got {name:?}");
+            let node = node.ok_or_else(|| value("encode.node_rates", unknown))?;
+            if rate.as_u64() == 0 {
+                return Err(value("encode.node_rates", zero));
+            }
+            unusual.insert(node.name.clone(), rate.as_u64());
+        }
+        Ok(LinkRates { usual, unusual })
+    }
+}
+
 fn no_name_twice(members: &[Member]) -> Result<(), ConfigError> {
     let mut names = BTreeSet::new();
     match members.iter().find(|member| !names.insert(&member.name)) {
@@ -554,7 +572,7 @@ mod tests {
         ];
         for (section, text) in sections {
             let keys = keys(section, text);
-            assert!(!keys.is_empty(), "{section} has keys: {keys:?}");
+            assert!(keys.len() > 1, "{section} has keys: {keys:?}");
             for key in keys {
                 assert!(page.contains(&format!("`{key}`")), "{key} is not explained");
             }
@@ -580,6 +598,7 @@ mod tests {
             ("[trickle]\npart = '1KiB'", "trickle.part"),
             ("[trickle]\nrate = '0B'", "trickle.rate"),
             ("[encode]\nlink_rate = '0B'", "encode.link_rate"),
+            ("[encode.node_rates]\nn7 = '1MB'", "encode.node_rates"),
             ("[trickle]\nincrements = 33", "trickle.increments"),
             ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
             (

@@ -469,7 +469,7 @@ fn setup(config: &Config, generation: Generation) -> Setup {
         chunk: config.chunk,
         slots_per_rank: config.slots_per_rank,
         budget: config.budget,
-        link_rate: config.link_rate,
+        link_rates: config.link_rates.clone(),
         durable: config.durable_policy,
         durable_form: match config.trickle.increments {
             0 => DurableForm::Full,

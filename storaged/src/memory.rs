@@ -248,6 +248,14 @@ impl Blocks for Memory {
                 fresh
                     .blocks
                     .resize_with(count.max(fresh.blocks.len()), || None);
+                // What a session that broke off has made of this set stays.
+                let before = sets.get(set);
+                for stripe in work.carried.iter().cloned().flatten() {
+                    let at = usize::try_from(stripe).unwrap_or(usize::MAX);
+                    let made = before.and_then(|set| set.blocks.get(at)).cloned();
+                    let place = fresh.blocks.get_mut(at).ok_or(SessionFault::NoBlocks)?;
+                    *place = made.ok_or(SessionFault::NoBlocks)?;
+                }
                 sets.insert(*set, fresh);
                 Ok(Box::new(KeepParity {
                     set: *set,

@@ -37,7 +37,12 @@ fn name(node: usize) -> NodeName {
     NodeName::new(format!("n{node}")).expect("a name")
 }
 
-fn config(directory: &Path, node: usize, addresses: &[IpAddr]) -> Result<Config> {
+fn config(
+    directory: &Path,
+    node: usize,
+    addresses: &[IpAddr],
+    link_rate: Option<u64>,
+) -> Result<Config> {
     let mut config = ConfigFile::default().validate()?;
     config.name = name(node);
     config.listen = SocketAddr::new(addresses[node], PORT);
@@ -45,6 +50,7 @@ fn config(directory: &Path, node: usize, addresses: &[IpAddr]) -> Result<Config>
     config.sockets = Vec::new();
     config.geometry = Some(Geometry::new(4, 2)?);
     config.budget = 1 << 30;
+    config.link_rates.usual = link_rate;
     config.members = (0..NODES)
         .map(|node| Member {
             name: name(node),
@@ -214,7 +220,7 @@ async fn restore(doors: &Doors, step: u64) -> Result<Vec<Rung>> {
     Ok(rungs)
 }
 
-fn run(seed: u64, loss_one_in: u64) -> Result<Vec<Rung>> {
+fn run(seed: u64, loss_one_in: u64, link_rate: Option<u64>) -> Result<Vec<Rung>> {
     storaged::log::start(storaged::log::LogFormat::Text);
     let directory = tempfile::tempdir()?;
     let day = Duration::from_secs(86_400);
@@ -244,7 +250,7 @@ fn run(seed: u64, loss_one_in: u64) -> Result<Vec<Rung>> {
         );
         let generations = generations.clone();
         sim.host(format!("n{node}"), move || {
-            let config = config(&path, node, &addresses);
+            let config = config(&path, node, &addresses, link_rate);
             let entropy = SeededEntropy::new(generations.fetch_add(1 << 32, Ordering::Relaxed));
             let doors = doors.clone();
             async move {
@@ -317,12 +323,18 @@ fn run(seed: u64, loss_one_in: u64) -> Result<Vec<Rung>> {
 
 #[test]
 fn six_nodes_lose_two_and_restore() -> Result<()> {
-    let rungs = run(1, 0)?;
+    let rungs = run(1, 0, None)?;
     assert_eq!(rungs[0], Rung::OwnRam);
     Ok(())
 }
 
 #[test]
 fn so_they_do_when_datagrams_are_lost() -> Result<()> {
-    run(2, 50).map(|_| ())
+    run(2, 50, None).map(|_| ())
+}
+
+/// With a rate the leaders choose gathers by the data nodes instead of the chain.
+#[test]
+fn so_they_do_with_rotating_gathers() -> Result<()> {
+    run(3, 0, Some(125_000_000)).map(|_| ())
 }

@@ -122,13 +122,24 @@ pub enum SessionFault {
         #[n(1)]
         reason: String,
     },
+    /// The computed block does not have its digest, and of the blocks that it was computed from only that of this
+    /// node could not be checked. It may hold what another one sent.
+    #[n(9)]
+    Unproven {
+        #[n(0)]
+        node: NodeName,
+        #[n(1)]
+        reason: String,
+    },
 }
 
 impl SessionFault {
     /// Whom it blames, if anybody but the member that tells of it.
     pub fn blamed(&self) -> Option<&NodeName> {
         match self {
-            Self::Neighbour { node, .. } | Self::WrongBytes { node, .. } => Some(node),
+            Self::Neighbour { node, .. }
+            | Self::WrongBytes { node, .. }
+            | Self::Unproven { node, .. } => Some(node),
             _ => None,
         }
     }

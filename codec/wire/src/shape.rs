@@ -35,7 +35,7 @@ pub enum EncodeShape {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 #[cbor(index_only)]
 pub enum RepairShape {
-    /// One chain carries the sums of all wanted blocks; every survivor stands in every place in turn.
+    /// One chain carries the sums of all wanted blocks; the survivors stand in the order in which they are named.
     #[n(0)]
     Chain,
     /// Every stripe is gathered by one survivor, in turn, which sends each wanted block to its node.

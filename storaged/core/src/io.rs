@@ -84,7 +84,7 @@ pub enum Input {
         leader: NodeName,
         session: SessionId,
         outcome: Result<SessionTally, SessionFault>,
-        /// Stripes of a shard that are in place and have their digests, ascending, also if the session failed.
+        /// Stripes that are kept, ascending, also if the session failed: of a shard verified, of parity whole.
         kept: Vec<Range<u64>>,
     },
     /// `Output::Upload` ended.

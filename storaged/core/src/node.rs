@@ -12,7 +12,7 @@ use storaged_wire::{
 };
 
 use crate::budget::Budget;
-use crate::encode::{Beginning, Ending, Joined, Led, ParityId, PartFilled};
+use crate::encode::{Beginning, Ending, Joined, Led, ParityId, ParityPlace, PartFilled, PartMade};
 use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::place::RunProposal;
@@ -58,8 +58,8 @@ pub struct Setup {
     pub slots_per_rank: usize,
     /// Bytes of RAM that slots and parity may take.
     pub budget: u64,
-    /// Bytes per second of every node's link, each way, if known: what the shape of an encode is chosen by.
-    pub link_rate: Option<u64>,
+    /// What is known of the links: what the shape of an encode is chosen by.
+    pub link_rates: crate::encode::LinkRates,
     /// The durable tier.
     pub durable: DurablePolicy,
     /// What is copied there.
@@ -85,6 +85,7 @@ pub struct Node {
     pub(crate) joined: BTreeMap<(NodeName, SessionId), Joined>,
     pub(crate) lanes: crate::encode::LaneTable,
     pub(crate) part_filled: BTreeMap<SlotId, PartFilled>,
+    pub(crate) part_made: BTreeMap<ParityPlace, PartMade>,
     pub(crate) ending: BTreeMap<(NodeName, SessionId), Ending>,
     pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
     pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
@@ -125,6 +126,7 @@ impl Node {
             joined: BTreeMap::new(),
             lanes: BTreeMap::new(),
             part_filled: BTreeMap::new(),
+            part_made: BTreeMap::new(),
             ending: BTreeMap::new(),
             proposals: BTreeMap::new(),
             plans: BTreeMap::new(),

@@ -51,7 +51,8 @@ impl Node {
             geometry,
             self.setup.chunk.bytes(),
             self.setup
-                .link_rate
+                .link_rates
+                .usual
                 .map_or("null".into(), |rate| rate.to_string()),
             self.settled(),
             ledger.used,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use storaged_core::SessionTally;
-use storaged_core::encode::{Keep, SessionWork};
+use storaged_core::encode::SessionWork;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId};
 use tokio::time::Instant;
@@ -55,7 +55,7 @@ impl ExecutorLimits {
 pub struct SessionEnd {
     /// What it did, or what went wrong first, and who is to blame.
     pub outcome: Result<SessionTally, SessionFault>,
-    /// Stripes of a kept shard that are in place, verified, ascending.
+    /// Stripes that are kept: of a shard verified, of parity whole; ascending.
     pub kept: Vec<Range<u64>>,
 }
 
@@ -168,14 +168,11 @@ impl Executor {
         self.run_to_end(work).await.outcome
     }
 
-    /// Runs a session, and says also of one that failed which stripes of a shard are in place.
+    /// Runs a session, and says also of one that failed which stripes are in place.
     pub async fn run_to_end(&self, work: SessionWork) -> SessionEnd {
-        let is_shard = matches!(work.keep, Some(Keep::Shard(_)));
         let kept = Arc::new(Mutex::new(Vec::new()));
         let outcome = self.run_keeping(work, &kept).await;
-        let mut stripes = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));
-        // Only what has its digest is worth keeping when the rest did not come.
-        stripes.retain(|_| is_shard);
+        let stripes = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));
         SessionEnd {
             outcome,
             kept: runs(stripes),

@@ -45,9 +45,8 @@ impl Part {
     pub fn compute(&self, turn: Turn, inputs: Vec<Sums>) -> Result<Computed, SessionFault> {
         self.go_on()?;
         let stripe = turn.stripe;
-        let ClassPart {
-            hop, inputs: ways, ..
-        } = self.class(turn.class)?;
+        let class = self.class(turn.class)?;
+        let (hop, ways) = (&class.hop, &class.inputs);
         let bytes = self.work.stripe_bytes(stripe);
         let mut operands = Vec::new();
         for (way, sums) in ways.iter().zip(inputs) {
@@ -72,7 +71,7 @@ impl Part {
                 Target::Edge(_) => edges.push(sums),
                 Target::Keep(_) => {
                     let kept = self.keep_block(stripe, &sums);
-                    kept.map_err(|fault| self.blame(fault, ways, hop.local.is_some()))?;
+                    kept.map_err(|fault| self.blame(fault, class, &output.rows))?;
                 }
             }
         }
@@ -124,34 +123,28 @@ impl Part {
         }
     }
 
-    /// A wrong result of blocks that came as they are, all but one of which were checked, is because of that one:
-    /// parity, which has no digest that others know. Its node need not have lied: it may hold what another one sent.
-    fn blame(&self, fault: SessionFault, ways: &[Way], own: bool) -> SessionFault {
+    /// A wrong result of one block that came as it is, and is the wanted one, is its sender's. Of blocks of which all
+    /// but one were checked it is because of that one: parity, which has no digest that others know. Its node need
+    /// not have lied: it may hold what another one sent.
+    fn blame(&self, fault: SessionFault, class: &ClassPart, rows: &[Vec<u8>]) -> SessionFault {
         let SessionFault::WrongResult(reason) = fault else {
             return fault;
         };
-        let unchecked = |way: &&Way| {
-            let known = way
-                .raw_from
-                .is_some_and(|from| self.work.proofs.contains_key(&from));
-            !known
+        let checked = |way: &Way| {
+            let from = way.raw_from;
+            from.is_some_and(|from| self.work.proofs.contains_key(&from))
         };
-        let mut suspects = ways.iter().filter(unchecked);
-        match (suspects.next(), suspects.next(), own) {
-            (
-                Some(Way {
-                    raw_from: Some(from),
-                    ..
-                }),
-                None,
-                false,
-            ) => SessionFault::Neighbour {
-                node: self.work.members[*from].clone(),
-                reason: format!(
-                    "sent the one block that has no digest here, and the result is wrong: {reason}"
-                ),
-            },
-            _ => SessionFault::WrongResult(reason),
+        let mut suspects = class.inputs.iter().filter(|way| !checked(way));
+        let (Some(suspect), None) = (suspects.next(), suspects.next()) else {
+            return SessionFault::WrongResult(reason);
+        };
+        let node = suspect.raw_from.filter(|_| class.hop.local.is_none());
+        let Some(node) = node.map(|from| self.work.members[from].clone()) else {
+            return SessionFault::WrongResult(reason);
+        };
+        match rows == [[1]] {
+            true => SessionFault::WrongBytes { node, reason },
+            false => SessionFault::Unproven { node, reason },
         }
     }
 

@@ -54,6 +54,9 @@ impl Node {
                 if let Some(joined) = self.joined.get_mut(&place) {
                     joined.leaves = proven;
                     joined.running = true;
+                    // What is computed again counts as made only once it is.
+                    joined.made = DirtyMap::clean(joined.stripe_count);
+                    joined.made.mark_all(work.carried.iter().cloned());
                 }
                 self.out.push(Output::Run(work));
             }
@@ -94,6 +97,10 @@ impl Node {
                 }))
             }
         };
+        let mut carried = joined.made.clone();
+        let mut moved = DirtyMap::clean(joined.stripe_count);
+        moved.mark_all(stripes.iter().cloned());
+        carried.remove(&moved);
         Ok(SessionWork {
             leader: leader.clone(),
             session,
@@ -109,6 +116,7 @@ impl Node {
                 _ => BTreeMap::new(),
             },
             keep,
+            carried: carried.runs(),
         })
     }
 
@@ -131,13 +139,18 @@ impl Node {
             .collect()
     }
 
-    /// The stripes of a wanted block that are asked for and are not there yet.
-    pub(super) fn lacking(&self, kept: &Kept, derived: &Derived, count: u64) -> Option<DirtyMap> {
-        let mut lacking = DirtyMap::clean(count);
-        lacking.mark_all(stripe_ranges(&derived.stripes, count));
+    /// The stripes of a block to keep that are asked for and are not there yet.
+    pub(super) fn lacking(
+        &self,
+        kept: &Kept,
+        derived: &Derived,
+        made: &DirtyMap,
+    ) -> Option<DirtyMap> {
+        let mut lacking = DirtyMap::clean(made.chunks());
+        lacking.mark_all(stripe_ranges(&derived.stripes, made.chunks()));
         match kept {
             Kept::Nothing => return None,
-            Kept::Parity { .. } => {}
+            Kept::Parity { .. } => lacking.remove(made),
             Kept::Shard { slot, .. } => {
                 if let Some(filled) = self.filled(*slot) {
                     lacking.remove(filled);

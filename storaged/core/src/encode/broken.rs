@@ -1,16 +1,19 @@
-//! Repairs that broke off: the stripes that are verified and in place stay for the next session of the same block,
-//! for a bounded time, so that another plan goes on where the last one ended.
+//! Sessions that broke off: the stripes that are in place stay for the next session of the same block, for a bounded
+//! time, so that another plan goes on where the last one ended.
 //!
-//! Only shards are kept so: each of their chunks has a digest, so what is there is right whoever sent it. Parity is
-//! begun again.
+//! Each chunk of a shard has a digest, so what is there is right whoever sent it. A finished stripe of parity is the new
+//! step's whole parity, whatever basis it was made from, so it stays too and is not made again.
 
 use std::ops::Range;
 
+use storaged_wire::peer::Lane;
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::member::Joined;
 use super::plans::DirtyMap;
-use crate::io::Now;
+use super::work::ParityId;
+use crate::budget::Purpose;
+use crate::io::{Now, Output};
 use crate::limits;
 use crate::node::Node;
 
@@ -25,11 +28,23 @@ pub(crate) struct PartFilled {
     until: Option<Now>,
 }
 
-/// A session that was ended from outside while it ran here: until the executor says so, its slot is not used again.
+/// A parity set that is made in part.
 #[derive(Debug, Clone)]
-pub(crate) struct Ending {
-    slot: SlotId,
-    part: PartFilled,
+pub(crate) struct PartMade {
+    set: ParityId,
+    made: DirtyMap,
+    until: Now,
+}
+
+/// Which parity block of which checkpoint.
+pub(crate) type ParityPlace = (Digest, Lane, u32);
+
+/// A session that was ended from outside while it ran here: until the executor says so, what it keeps is not used
+/// again.
+#[derive(Debug, Clone)]
+pub(crate) enum Ending {
+    Slot(SlotId, PartFilled),
+    Parity(ParityPlace, PartMade),
 }
 
 impl Node {
@@ -75,31 +90,83 @@ impl Node {
             until,
         };
         if joined.running {
-            self.ending.insert(place.clone(), Ending { slot, part });
+            self.ending.insert(place.clone(), Ending::Slot(slot, part));
         } else {
             self.settle_part(slot, part);
         }
     }
 
+    /// The same of a parity set.
+    pub(super) fn break_off_parity(
+        &mut self,
+        place: &(NodeName, SessionId),
+        joined: &Joined,
+        (index, set): (u32, ParityId),
+    ) {
+        let Some(manifest) = self.checkpoints.get(&joined.key).and_then(|c| c.name()) else {
+            return self.drop_parity(set);
+        };
+        let mut made = joined.made.clone();
+        made.mark_all(joined.kept_stripes.iter().cloned());
+        let until = self.now.plus(limits::PART_FILLED_MAX_MS);
+        let part = PartMade { set, made, until };
+        let block = (manifest, joined.derived.lane, index);
+        if joined.running {
+            self.ending
+                .insert(place.clone(), Ending::Parity(block, part));
+        } else {
+            self.settle_part_made(block, part);
+        }
+    }
+
+    /// The parity set that an earlier session began to make of this block.
+    pub(crate) fn part_made_of(&self, block: ParityPlace) -> Option<ParityId> {
+        self.part_made.get(&block).map(|part| part.set)
+    }
+
+    /// A session takes that set up: what has been made of it.
+    pub(crate) fn take_part_made(&mut self, block: ParityPlace) -> Option<DirtyMap> {
+        self.part_made.remove(&block).map(|part| part.made)
+    }
+
     /// The executor has ended a session that was over already.
     pub(super) fn ended_late(&mut self, place: &(NodeName, SessionId), kept: Vec<Range<u64>>) {
-        let Some(Ending { slot, mut part }) = self.ending.remove(place) else {
-            return;
-        };
-        part.filled.mark_all(kept);
-        if part.until.is_some() {
-            part.until = Some(self.now.plus(limits::PART_FILLED_MAX_MS));
-        }
-        let is_opening = part.until.is_none();
-        self.settle_part(slot, part);
-        if is_opening {
-            self.climb_again(slot);
+        match self.ending.remove(place) {
+            Some(Ending::Slot(slot, mut part)) => {
+                part.filled.mark_all(kept);
+                let is_opening = part.until.is_none();
+                self.settle_part(slot, part);
+                if is_opening {
+                    self.climb_again(slot);
+                }
+            }
+            Some(Ending::Parity(block, mut part)) => {
+                part.made.mark_all(kept);
+                self.settle_part_made(block, part);
+            }
+            None => {}
         }
     }
 
     /// Whether a session that filled this slot has still to end.
     pub(crate) fn slot_is_ending(&self, slot: SlotId) -> bool {
-        self.ending.values().any(|ending| ending.slot == slot)
+        let is_it = |ending: &Ending| matches!(ending, Ending::Slot(of, _) if *of == slot);
+        self.ending.values().any(is_it)
+    }
+
+    fn settle_part_made(&mut self, block: ParityPlace, part: PartMade) {
+        let gone = match part.made.count() {
+            0 => Some(part),
+            _ => self.part_made.insert(block, part),
+        };
+        if let Some(gone) = gone {
+            self.drop_parity(gone.set);
+        }
+    }
+
+    pub(super) fn drop_parity(&mut self, set: ParityId) {
+        self.budget.release(Purpose::Parity(set));
+        self.out.push(Output::DropParity { set });
     }
 
     fn settle_part(&mut self, slot: SlotId, part: PartFilled) {
@@ -123,6 +190,14 @@ impl Node {
         for slot in over {
             self.part_filled.remove(&slot);
             self.drop_slot(slot);
+        }
+        let parts = std::mem::take(&mut self.part_made);
+        for (block, part) in parts {
+            if part.until <= now {
+                self.drop_parity(part.set);
+            } else {
+                self.part_made.insert(block, part);
+            }
         }
     }
 

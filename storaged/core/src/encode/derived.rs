@@ -11,7 +11,7 @@ use storaged_wire::{Manifest, NodeName};
 
 use super::lanes::LaneBlocks;
 use super::plan::{CodingPlan, Coefficients};
-use super::plans::{self, Keepers, RepairTask, StripedPlan, encode_plan, repair_plans};
+use super::plans::{self, Keepers, RepairTask, Rotation, StripedPlan, encode_plan, repair_plans};
 use super::shapes::shape_of;
 
 /// Who is who in a session, as every member derives it.
@@ -168,5 +168,20 @@ fn repair_plan(
     };
     let rows = |survivors: &[usize], lost: &[usize]| blocks.repair(matrix, survivors, lost);
     let mut made = repair_plans(&task, shape, rows).ok()?;
-    (made.len() == 1).then(|| made.remove(0))
+    let plan = (made.len() == 1).then(|| made.remove(0))?;
+    match shape {
+        // With no survivor to spare every one sends the same in any order. A fixed one keeps a stripe no longer at a
+        // member than it takes to pass it on, whatever the window.
+        plans::RepairShape::Chain if task.needed == survivors.len() => {
+            let class = plan.classes()[0].clone();
+            StripedPlan::new(
+                plan.members(),
+                plan.sources(),
+                Rotation::ByTurn,
+                vec![class],
+            )
+            .ok()
+        }
+        _ => Some(plan),
+    }
 }

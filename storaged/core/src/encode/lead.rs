@@ -18,6 +18,7 @@ use super::shapes::{Needs, chosen};
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;
+use crate::restore::is_wrong;
 
 /// What a leader knows of its lanes.
 pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
@@ -57,6 +58,8 @@ pub(crate) struct Led {
     /// Those that keep what is computed. Only they need the tables of chunk digests: at k = 32, m = 2 and 64 KiB chunks
     /// all tables to all members are half a shard, all of it on the leader's link, beside two shards for a chain.
     pub keepers: BTreeSet<NodeName>,
+    /// How many of them, from the first, read blocks.
+    pub sources: usize,
     /// Stripes of the lane.
     pub stripe_count: u64,
     pub ready: BTreeSet<NodeName>,
@@ -65,6 +68,8 @@ pub(crate) struct Led {
     /// Which stripes the members need.
     pub needs: Needs,
     pub begun: bool,
+    /// What members that failed said.
+    pub faults: BTreeMap<NodeName, SessionFault>,
     pub deadline: Now,
     pub purpose: Purpose,
 }
@@ -185,12 +190,14 @@ impl Node {
             keepers: (derived.sink_members.iter())
                 .filter_map(|at| derived.members.get(*at).cloned())
                 .collect(),
+            sources: derived.sources.len(),
             stripe_count: manifest.manifest().chunk.count(derived.blocks.length),
             ready: BTreeSet::new(),
             finished: BTreeSet::new(),
             leaves: Vec::new(),
             needs: Needs::default(),
             begun: false,
+            faults: BTreeMap::new(),
             deadline: now.plus(limits::PROPOSE_MAX_MS),
             purpose,
         };
@@ -242,7 +249,11 @@ impl Node {
                 };
                 return self.end_led(session, Err((from.clone(), fault)));
             };
-            led.needs.add(&map);
+            let is_source = led.members.iter().position(|node| node == from) < Some(led.sources);
+            match led.purpose {
+                Purpose::Encode if is_source => led.needs.add_changed(&map),
+                _ => led.needs.add_lacking(&map),
+            }
         }
         led.ready.insert(from.clone());
         led.leaves.extend(leaves);
@@ -262,11 +273,11 @@ impl Node {
         let mut leaves = led.leaves;
         leaves.sort_by_key(|table| table.rank);
         leaves.dedup_by_key(|table| table.rank);
-        let stripes = led.needs.union.as_ref().map(said);
+        let stripes = led.needs.stripes().as_ref().map(said);
         let chosen = match led.purpose {
             Purpose::Encode => self
                 .manifest_named(led.record.manifest)
-                .and_then(|m| chosen(m.manifest(), led.lane, &led.needs, self.setup.link_rate)),
+                .and_then(|m| chosen(m.manifest(), led.lane, &led.needs, &self.setup.link_rates)),
             _ => None,
         };
         let shape = chosen.map(|(shape, reason)| {
@@ -310,13 +321,24 @@ impl Node {
         session: SessionId,
         fault: SessionFault,
     ) {
-        if self
-            .led
-            .get(&session)
-            .is_some_and(|led| led.members.contains(from))
-        {
-            self.end_led(session, Err((from.clone(), fault)));
+        let peers = &self.peers;
+        let Some(led) = self.led.get_mut(&session) else {
+            return;
+        };
+        if !led.members.contains(from) {
+            return;
         }
+        led.faults.insert(from.clone(), fault);
+        let (by, fault, waits_for) = root(&led.faults, from);
+        let may_tell = waits_for.is_some_and(|node| {
+            led.members.contains(&node) && (node == self.setup.name || peers.contains_key(&node))
+        });
+        if may_tell && led.begun {
+            // A failure ends streams, and whoever notices that first need not know why. The one it blames does.
+            led.deadline = led.deadline.min(self.now.plus(limits::REPEAT_MS / 2));
+            return;
+        }
+        self.end_led(session, Err((by, fault)));
     }
 
     /// Ends a session that this node leads, and says what counts.
@@ -401,10 +423,7 @@ impl Node {
             };
             progress.held.clear();
             if let Purpose::Heal(_) = led.purpose {
-                progress.wary |= matches!(
-                    fault,
-                    SessionFault::WrongResult(_) | SessionFault::WrongBytes { .. }
-                );
+                progress.wary |= is_wrong(&fault);
                 progress.suspects.extend(fault.blamed().cloned());
             }
         }
@@ -433,23 +452,27 @@ impl Node {
 
     pub(crate) fn expire_sessions(&mut self) {
         let now = self.now;
-        let late: Vec<(SessionId, NodeName)> = self
+        let late: Vec<(SessionId, NodeName, SessionFault)> = self
             .led
             .iter()
             .filter(|(_, led)| led.deadline <= now)
             .map(|(session, led)| {
+                if let Some(from) = led.faults.keys().next() {
+                    let (by, fault, _) = root(&led.faults, from);
+                    return (*session, by, fault);
+                }
                 let done = if led.begun { &led.finished } else { &led.ready };
                 let slow = led.members.iter().find(|member| !done.contains(*member));
-                (*session, slow.unwrap_or(&self.setup.name).clone())
+                let node = slow.unwrap_or(&self.setup.name).clone();
+                let fault = SessionFault::Neighbour {
+                    node: node.clone(),
+                    reason: "did not answer in time".into(),
+                };
+                (*session, node, fault)
             })
             .collect();
-        for (session, node) in late {
-            let reason = "did not answer in time".into();
-            let fault = SessionFault::Neighbour {
-                node: node.clone(),
-                reason,
-            };
-            self.end_led(session, Err((node, fault)));
+        for (session, by, fault) in late {
+            self.end_led(session, Err((by, fault)));
         }
         self.expire_joined();
     }
@@ -502,8 +525,66 @@ impl Node {
     }
 }
 
+/// Follows who blames whom from one member's fault to the first that tells of something else: that member, its fault,
+/// and whom it blames if that one has said nothing yet.
+fn root(
+    faults: &BTreeMap<NodeName, SessionFault>,
+    from: &NodeName,
+) -> (NodeName, SessionFault, Option<NodeName>) {
+    let mut seen = BTreeSet::from([from]);
+    let mut by = from;
+    loop {
+        let fault = faults.get(by).cloned().unwrap_or(SessionFault::Aborted);
+        let SessionFault::Neighbour { node, .. } = &fault else {
+            return (by.clone(), fault, None);
+        };
+        match faults.get_key_value(node) {
+            None => {
+                let blamed = node.clone();
+                return (by.clone(), fault, Some(blamed));
+            }
+            Some((next, _)) if seen.insert(next) => by = next,
+            // They blame each other: one is as good as the other.
+            Some(_) => return (by.clone(), fault, None),
+        }
+    }
+}
+
 impl Purpose {
     fn is_lane_work(&self) -> bool {
         !matches!(self, Self::Open(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(name: &str) -> NodeName {
+        NodeName::new(name).expect("a name")
+    }
+
+    fn blames(node: &str) -> SessionFault {
+        SessionFault::Neighbour {
+            node: name(node),
+            reason: String::new(),
+        }
+    }
+
+    #[test]
+    fn blame_is_followed_to_who_knows_why() {
+        let mut faults = BTreeMap::from([(name("a"), blames("b"))]);
+        let root_of = |faults: &_, from| root(faults, &name(from));
+        assert_eq!(
+            root_of(&faults, "a"),
+            (name("a"), blames("b"), Some(name("b")))
+        );
+        faults.insert(name("b"), blames("c"));
+        assert_eq!(root_of(&faults, "a").2, Some(name("c")));
+        let why = SessionFault::WrongResult("chunk 3".into());
+        faults.insert(name("c"), why.clone());
+        assert_eq!(root_of(&faults, "a"), (name("c"), why, None));
+        faults.insert(name("c"), blames("a"));
+        assert_eq!(root_of(&faults, "a").2, None);
     }
 }

@@ -56,8 +56,10 @@ pub(crate) struct Joined {
     pub deadline: Now,
     /// Stripes of the lane.
     pub stripe_count: u64,
-    /// Stripes of a shard that the executor has put in place.
+    /// Stripes that the executor has put in place.
     pub kept_stripes: Vec<Range<u64>>,
+    /// Stripes of the parity set to keep that an earlier session has made.
+    pub made: DirtyMap,
     /// What this member needs to move, if it makes a difference.
     needs: Option<DirtyMap>,
     tables: Vec<LeafTable>,
@@ -127,13 +129,19 @@ impl Node {
         };
         let chunk = manifest.manifest().chunk;
         let stripe_count = chunk.count(derived.blocks.length);
-        let needs = match (&record.kind, &source, &kept) {
-            (SessionKind::Encode { .. }, Some(Source::Shard { shard, basis }), _) => {
+        let made = match kept {
+            Kept::Parity { index, .. } => {
+                self.take_part_made((record.manifest, derived.lane, index))
+            }
+            _ => None,
+        };
+        let made = made.unwrap_or_else(|| DirtyMap::clean(stripe_count));
+        let needs = match (&record.kind, &source) {
+            (SessionKind::Encode { .. }, Some(Source::Shard { shard, basis })) => {
                 let basis = basis.as_ref();
                 basis.map(|basis| changed(shard, basis, chunk, stripe_count))
             }
-            (SessionKind::Repair { .. }, _, kept) => self.lacking(kept, &derived, stripe_count),
-            _ => None,
+            _ => self.lacking(&kept, &derived, &made),
         };
         Ok(Joined {
             key,
@@ -149,6 +157,7 @@ impl Node {
                 .plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
             stripe_count,
             kept_stripes: Vec::new(),
+            made,
             needs,
             tables,
         })
@@ -195,9 +204,11 @@ impl Node {
     ) -> Result<(Kept, bool), SessionFault> {
         let Some(entry) = derived.blocks.data.get(block) else {
             let index = (block - derived.blocks.data.len()) as u32;
-            return self
-                .room_for_parity(derived, index, basis)
-                .map(|kept| (kept, false));
+            let name = self.checkpoints.get(key).and_then(Checkpoint::name);
+            let block = name.map(|name| (name, derived.lane, index));
+            let begun = block.and_then(|block| self.part_made_of(block));
+            let kept = self.room_for_parity(derived, index, basis, begun)?;
+            return Ok((kept, false));
         };
         let shard = entry.as_ref().ok_or(SessionFault::NoBlocks)?;
         let (rank, length) = (shard.rank, shard.length);
@@ -254,6 +265,7 @@ impl Node {
         derived: &Derived,
         index: u32,
         basis: Option<Digest>,
+        begun: Option<ParityId>,
     ) -> Result<Kept, SessionFault> {
         let basis = match basis {
             Some(name) => {
@@ -266,6 +278,9 @@ impl Node {
             }
             None => None,
         };
+        if let Some(set) = begun {
+            return Ok(Kept::Parity { index, set, basis });
+        }
         let set = ParityId(self.fresh());
         let reserved = self.reserve(Purpose::Parity(set), derived.blocks.length);
         reserved.map_err(|no_room| SessionFault::NoRoom(no_room.to_string()))?;
@@ -397,6 +412,9 @@ impl Node {
         }
         match joined.kept.clone() {
             Kept::Nothing => {}
+            Kept::Parity { index, set, .. } if !counts => {
+                self.break_off_parity(place, &joined, (index, set));
+            }
             Kept::Parity { index, set, .. } => self.settle_parity(&joined, index, set, counts),
             Kept::Shard {
                 opening: true,

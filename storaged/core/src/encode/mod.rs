@@ -17,9 +17,10 @@ mod shapes;
 mod work;
 
 pub(crate) use begin::Beginning;
-pub(crate) use broken::{Ending, PartFilled};
+pub(crate) use broken::{Ending, ParityPlace, PartFilled, PartMade};
 pub use lanes::{LaneBlocks, lanes_of};
 pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;
 pub use plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
+pub use shapes::LinkRates;
 pub use work::{Keep, ParityId, Proof, SessionWork, SlotShard, Source, Turn, stripe_bytes};

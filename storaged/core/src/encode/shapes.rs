@@ -1,16 +1,19 @@
 //! Shapes between the wire and the plans, and which one a leader chooses.
 
-use storaged_wire::Manifest;
+use std::collections::BTreeMap;
+
 use storaged_wire::peer::Lane;
 use storaged_wire::shape::EncodeShape;
+use storaged_wire::{Manifest, NodeName};
 
-use super::choose::{Dirty, EncodeCase, GroupFacts, choose_encode};
+use super::choose::{CodingNodes, Dirty, EncodeCase, GroupFacts, NodeMeasure, choose_encode};
 use super::lanes::LaneBlocks;
 use super::plans::{DirtyMap, Order, Shape};
 use crate::place::Group;
 
-/// More turns than this are not taken from a leader: a turn is a class of stripes, which is written down.
-const ROOTS_MAX: usize = 256;
+/// More turns than this are not taken from a leader: a turn is a class of stripes, which is written down. The wire has
+/// the same bound.
+const ROOTS_MAX: usize = 255;
 const MILLION: u64 = 1_000_000;
 
 /// The shape that a leader said; the plain chain if it said none; none at all if it is out of bounds.
@@ -69,28 +72,44 @@ fn said(shape: &Shape) -> EncodeShape {
     }
 }
 
-/// What has changed at the members of a session, as they said.
+/// Which stripes a session needs, as its members said.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Needs {
-    /// Stripes that some member needs; none if nobody said, and then all move.
-    pub union: Option<DirtyMap>,
+    /// Changed at some source; none if no source said.
+    changed: Option<DirtyMap>,
+    /// Not there yet at some keeper; none if no keeper said.
+    lacking: Option<DirtyMap>,
     said_by: u64,
     counted: u64,
 }
 
 impl Needs {
-    /// Takes in what one member said.
-    pub fn add(&mut self, map: &DirtyMap) {
+    /// Takes in which chunks of a source's shard changed.
+    pub fn add_changed(&mut self, map: &DirtyMap) {
         self.said_by += 1;
         self.counted += map.count();
-        match &mut self.union {
-            Some(union) => union.unite(map),
-            None => self.union = Some(map.clone()),
+        unite(&mut self.changed, map);
+    }
+
+    /// Takes in which stripes a keeper lacks.
+    pub fn add_lacking(&mut self, map: &DirtyMap) {
+        unite(&mut self.lacking, map);
+    }
+
+    /// Stripes that move: those that changed and that somebody lacks. None if nobody said anything: then all.
+    pub fn stripes(&self) -> Option<DirtyMap> {
+        match (&self.changed, &self.lacking) {
+            (Some(changed), Some(lacking)) => {
+                let mut both = changed.clone();
+                both.keep_only(lacking);
+                Some(both)
+            }
+            (one, other) => one.as_ref().or(other.as_ref()).cloned(),
         }
     }
 
     fn dirty(&self) -> Dirty {
-        let Some(union) = &self.union else {
+        let Some(union) = self.stripes() else {
             return Dirty::FULL;
         };
         let share = |part: u64, whole: u64| {
@@ -99,8 +118,39 @@ impl Needs {
         };
         Dirty {
             union_ppm: share(union.count(), union.chunks()),
-            own_ppm: share(self.counted, union.chunks() * self.said_by),
+            own_ppm: match self.said_by {
+                0 => Dirty::FULL.own_ppm,
+                sources => share(self.counted, union.chunks() * sources),
+            },
         }
+    }
+}
+
+fn unite(union: &mut Option<DirtyMap>, map: &DirtyMap) {
+    match union {
+        Some(union) => union.unite(map),
+        None => *union = Some(map.clone()),
+    }
+}
+
+/// What is known of the links, as the operator says it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LinkRates {
+    /// Bytes per second of every node's link, each way, if known: without it nothing is chosen by rates.
+    pub usual: Option<u64>,
+    /// Of nodes that have another one.
+    pub unusual: BTreeMap<NodeName, u64>,
+}
+
+impl LinkRates {
+    fn of(&self, node: &NodeName) -> Option<u64> {
+        self.unusual.get(node).copied().or(self.usual)
+    }
+
+    /// Whether a node is so slow that others are asked first where there are enough.
+    pub fn is_slow(&self, node: &NodeName) -> bool {
+        let half = self.usual.map_or(0, |usual| usual / 2);
+        self.of(node).is_some_and(|rate| rate < half)
     }
 }
 
@@ -109,9 +159,9 @@ pub(super) fn chosen(
     manifest: &Manifest,
     lane: Lane,
     needs: &Needs,
-    link_bytes_per_s: Option<u64>,
+    rates: &LinkRates,
 ) -> Option<(EncodeShape, String)> {
-    let link_bytes_per_s = link_bytes_per_s?;
+    let link_bytes_per_s = rates.usual?;
     let blocks = LaneBlocks::of(manifest, lane)?;
     let groups: Vec<Group> = manifest
         .groups
@@ -133,7 +183,15 @@ pub(super) fn chosen(
     if facts.dirty.union_ppm == 0 {
         return None;
     }
-    let case = EncodeCase::of_group(&groups, lane.group as usize, &sources, &facts).ok()?;
+    let mut case = EncodeCase::of_group(&groups, lane.group as usize, &sources, &facts).ok()?;
+    for (measure, source) in case.data.iter_mut().zip(&sources) {
+        *measure = NodeMeasure::on_link(rates.of(blocks.node(*source)?)?);
+    }
+    if let CodingNodes::Dedicated(coding) = &mut case.coding {
+        for (measure, node) in coding.iter_mut().zip(&blocks.coding) {
+            *measure = NodeMeasure::on_link(rates.of(node)?);
+        }
+    }
     let choice = choose_encode(&case).ok()?;
     let best = choice.best();
     Some((said(&best.plan.shape), best.reason.clone()))
@@ -166,6 +224,17 @@ mod tests {
     }
 
     #[test]
+    fn a_node_is_slow_beside_the_usual_rate_only() {
+        let slow = NodeName::new("n1").expect("a name");
+        let mut rates = LinkRates::default();
+        rates.unusual.insert(slow.clone(), 40);
+        assert!(!rates.is_slow(&slow));
+        rates.usual = Some(100);
+        assert!(rates.is_slow(&slow));
+        assert!(!rates.is_slow(&NodeName::new("n2").expect("a name")));
+    }
+
+    #[test]
     fn a_shape_out_of_bounds_is_none() {
         let long = EncodeShape::Chain { order: vec![0; 4] };
         assert_eq!(shape_of(Some(&long), 3), None);
@@ -184,12 +253,16 @@ mod tests {
         };
         let mut needs = Needs::default();
         assert_eq!(needs.dirty(), Dirty::FULL);
-        needs.add(&map(&[1, 2]));
-        needs.add(&map(&[2, 3]));
+        needs.add_changed(&map(&[1, 2]));
+        needs.add_changed(&map(&[2, 3]));
         let expected = Dirty {
             union_ppm: 300_000,
             own_ppm: 200_000,
         };
         assert_eq!(needs.dirty(), expected);
+        // What a keeper has already need not move.
+        needs.add_lacking(&map(&[0, 3]));
+        needs.add_lacking(&map(&[2]));
+        assert_eq!(needs.stripes(), Some(map(&[2, 3])));
     }
 }

@@ -71,6 +71,9 @@ pub struct SessionWork {
     pub source: Option<Source>,
     /// Blocks to keep.
     pub keep: Option<Keep>,
+    /// Of a kept parity set, the stripes that an earlier session, which broke off, has made: they stay, and none of
+    /// them is among the stripes to compute.
+    pub carried: Vec<Range<u64>>,
     /// Digests of shards that other members send block by block as they are, by member: what such a member sends is
     /// compared before it is used.
     pub proofs: BTreeMap<usize, Proof>,

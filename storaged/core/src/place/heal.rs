@@ -39,7 +39,9 @@ impl Node {
         }
         let trusted = |block: &usize| {
             let node = blocks.node(*block);
-            node.is_some_and(|node| !progress.suspects.contains(node))
+            node.is_some_and(|node| {
+                !progress.suspects.contains(node) && !self.setup.link_rates.is_slow(node)
+            })
         };
         let first: Vec<usize> = available.iter().copied().filter(trusted).collect();
         // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.

@@ -6,7 +6,7 @@ mod open;
 mod plan;
 mod verify;
 
-pub(crate) use open::{OpenWish, Opening};
+pub(crate) use open::{OpenWish, Opening, is_wrong};
 pub(crate) use plan::PlanQuery;
 pub(crate) use verify::VerifyWork;
 

@@ -269,7 +269,13 @@ impl Node {
         let (survivors, rung) = if usable.contains(&block) {
             (vec![block], Rung::PeerRam)
         } else {
-            (blocks.enough(&usable)?, Rung::Decoded)
+            let fast = |block: &usize| {
+                let node = blocks.node(*block);
+                node.is_some_and(|node| !self.setup.link_rates.is_slow(node))
+            };
+            let first: Vec<usize> = usable.iter().copied().filter(fast).collect();
+            let survivors = blocks.enough(&first).or_else(|| blocks.enough(&usable));
+            (survivors?, Rung::Decoded)
         };
         let kind = SessionKind::Repair {
             lane,
@@ -606,10 +612,13 @@ fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
         .collect()
 }
 
-fn is_wrong(fault: &SessionFault) -> bool {
+/// Bytes came that were not what they should be.
+pub(crate) fn is_wrong(fault: &SessionFault) -> bool {
     matches!(
         fault,
-        SessionFault::WrongResult(_) | SessionFault::WrongBytes { .. }
+        SessionFault::WrongResult(_)
+            | SessionFault::WrongBytes { .. }
+            | SessionFault::Unproven { .. }
     )
 }
 
@@ -623,6 +632,9 @@ fn describe(fault: &SessionFault) -> String {
         SessionFault::Neighbour { node, reason } => format!("{node} {reason}"),
         SessionFault::WrongResult(reason) => format!("decoded to a wrong digest: {reason}"),
         SessionFault::Aborted => "ended".into(),
+        SessionFault::Unproven { node, reason } => {
+            format!("decoded to a wrong digest with what {node} holds: {reason}")
+        }
         SessionFault::WrongBytes { node, reason } => {
             format!("{node} sent wrong bytes (digest): {reason}")
         }

@@ -13,7 +13,7 @@ use super::world::{CHUNK_BYTES, Event, World, index};
 
 type Key = (NodeName, SessionId);
 
-/// What a session came to: the stripes of shards that each member has kept, and who failed first, with what.
+/// What a session came to: the stripes that each member has kept, and who failed first, with what.
 #[derive(Default)]
 struct Computed {
     kept: BTreeMap<usize, Vec<u64>>,
@@ -124,9 +124,14 @@ impl World {
         let repairs = keeps.all(|keep| matches!(keep, Keep::Shard(_)));
         self.resumed += u64::from(resumes && repairs);
         self.incremental += u64::from(resumes && !repairs);
-        // One repair in three breaks off half-way, by somebody's silence.
+        self.carried += members
+            .values()
+            .filter(|(_, _, work)| !work.carried.is_empty())
+            .count() as u64;
+        // Of repairs one in three, of encodes one in ten breaks off half-way, by somebody's silence.
         let stripes = first.turns().count() as u64;
-        let breaks = repairs && stripes > 1 && self.random(3) == 0;
+        let one_in = if repairs { 3 } else { 10 };
+        let breaks = stripes > 1 && self.limits.liar.is_none() && self.random(one_in) == 0;
         let breaks_at = breaks.then(|| 1 + self.random(stripes - 1));
         for (turn, at) in (0..).zip(first.turns()) {
             let outcome = match breaks_at == Some(turn) {
@@ -195,9 +200,7 @@ impl World {
                     Target::Keep(_) => {
                         let put = self.keep(*node, work, stripe, &sums[0]);
                         put.map_err(|fault| (hop.member, blame(plan, hop, work, fault)))?;
-                        if matches!(work.keep, Some(Keep::Shard(_))) {
-                            kept.entry(hop.member).or_default().push(stripe);
-                        }
+                        kept.entry(hop.member).or_default().push(stripe);
                     }
                 }
             }
@@ -218,6 +221,9 @@ impl World {
             };
             let count = work.chunk.count(work.lane_length) as usize;
             fresh.resize(count.max(fresh.len()), vec![0; CHUNK_BYTES as usize]);
+            for stripe in work.carried.iter().cloned().flatten() {
+                fresh[stripe as usize] = ram.parity[set][stripe as usize].clone();
+            }
             ram.parity.insert(*set, fresh);
         }
         Ok(())
@@ -340,7 +346,7 @@ fn blame(plan: &CodingPlan, hop: &Hop, work: &SessionWork, fault: SessionFault) 
         !(plan.is_raw(**edge) && work.proofs.contains_key(&plan.edges[**edge].from))
     });
     match (unchecked.next(), unchecked.next(), hop.local) {
-        (Some(edge), None, None) if plan.is_raw(*edge) => SessionFault::Neighbour {
+        (Some(edge), None, None) if plan.is_raw(*edge) => SessionFault::Unproven {
             node: work.members[plan.edges[*edge].from].clone(),
             reason,
         },

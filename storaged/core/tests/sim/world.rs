@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Digest, Geometry, digest, leaf_digest, root_digest};
-use storaged_core::encode::{ParityId, SlotShard};
+use storaged_core::encode::{LinkRates, ParityId, SlotShard};
 use storaged_core::place::Member;
 use storaged_core::{
     CheckPart, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, Setup,
@@ -90,6 +90,8 @@ pub struct World {
     pub restores: u64,
     /// Repairs that had less than all of a lane to do, and encodes that had.
     pub resumed: u64,
+    /// Parity sets that a session found made in part.
+    pub carried: u64,
     pub incremental: u64,
     /// Wrong frames sent, and how often the liar was named.
     pub lies: u64,
@@ -131,6 +133,7 @@ impl World {
             crashes: 0,
             restores: 0,
             resumed: 0,
+            carried: 0,
             incremental: 0,
             lies: 0,
             liar_named: 0,
@@ -244,7 +247,7 @@ impl World {
                 DurableForm::Increments => 4,
             },
             budget: 64 << 20,
-            link_rate: self.limits.link_rate,
+            link_rates: self.link_rates(),
             durable: DurablePolicy::Every(self.limits.durable_every),
             durable_form: self.limits.durable_form,
         };
@@ -261,6 +264,16 @@ impl World {
                 let delay = 20 + self.random(500);
                 self.after(delay, Event::Links { a, b });
             }
+        }
+    }
+
+    /// The last node's link is a tenth of the others'.
+    fn link_rates(&self) -> LinkRates {
+        let usual = self.limits.link_rate;
+        let slow = usual.map(|usual| (name(self.limits.nodes - 1), usual / 10));
+        LinkRates {
+            usual,
+            unusual: slow.into_iter().collect(),
         }
     }
 

@@ -1,10 +1,10 @@
-//! Repairs that break off, and nodes that send wrong bytes: what is in place stays, the rest comes by another plan,
+//! Sessions that break off, and nodes that send wrong bytes: what is in place stays, the rest comes by another plan,
 //! and whoever sent a block without its digest is named.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_core::encode::plans::{RepairShape, RepairTask, StripedPlan, repair_plans};
+use storaged_core::encode::plans::{RepairShape, RepairTask, Shape, StripedPlan, repair_plans};
 use storaged_core::encode::{Coefficients, Keep, ParityId, Proof, SessionWork, SlotShard, Source};
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
@@ -133,6 +133,51 @@ async fn a_repair_that_breaks_off_goes_on_where_it_ended_with_another_survivor()
     }
 }
 
+#[tokio::test]
+async fn an_encode_that_breaks_off_keeps_what_it_has_made() {
+    for shape in [Shape::gather_at_all_sources(4), Shape::GatherAtKeepers] {
+        let mut world = World::threaded(4, 2);
+        world.shape = Some(shape);
+        let shards: Vec<Vec<u8>> = (0..4)
+            .map(|at| noise(at + 1, STRIPES * CHUNK as usize - 11))
+            .collect();
+        let mut slots: Vec<_> = (0..4).map(|at| world.store(at, 1, &shards[at])).collect();
+        let spoilt = 25 * CHUNK as usize;
+        locked(&world.rams[3].slots)
+            .get_mut(&SlotId::new(1))
+            .unwrap()[spoilt] ^= 1;
+        let ends = run(&world, world.encode(1, &slots, 1)).await;
+        let kept = [ends[4].kept.clone(), ends[5].kept.clone()];
+        assert!(ends[4].outcome.is_err() && kept.iter().all(|kept| !kept.is_empty()));
+        slots[3] = world.store(3, 1, &shards[3]);
+        // What one of them lacks comes to both.
+        let mut both = rest(&kept[0]);
+        both.extend(rest(&kept[1]));
+        both.sort_by_key(|run| run.start);
+        both.dedup();
+        assert!(both.len() < STRIPES);
+        let is_left = |stripe: &u64| both.iter().any(|run| run.contains(stripe));
+        let mut works = world.encode(2, &slots, 1);
+        for (member, work) in works.iter_mut().enumerate() {
+            work.stripes = both.clone();
+            if let Some(kept) = member.checked_sub(4).map(|keeper| &kept[keeper]) {
+                let made = kept.iter().cloned().flatten();
+                let carried = made.filter(|stripe| !is_left(stripe));
+                work.carried = carried.map(|stripe| stripe..stripe + 1).collect();
+            }
+        }
+        let ends = run(&world, works).await;
+        assert!(ends.iter().all(|end| end.outcome.is_ok()), "{ends:?}");
+        for (row, expected) in world.oracle(&shards).iter().enumerate() {
+            assert!(
+                world.parity(row, 1, shards[0].len()) == *expected,
+                "parity {row}"
+            );
+        }
+        world.assert_all_came_back();
+    }
+}
+
 fn with_proofs(
     mut works: Vec<SessionWork>,
     survivors: &[usize],
@@ -200,7 +245,7 @@ async fn the_one_sender_of_what_has_no_digest_is_blamed_for_a_wrong_result() {
     let works = repair(&world, &slots, (2, &survivors), direct, all());
     let ends = run(&world, with_proofs(works, &survivors, &slots)).await;
     assert!(
-        matches!(&ends[4].outcome, Err(SessionFault::Neighbour { node: blamed, .. }) if *blamed == node(4)),
+        matches!(&ends[4].outcome, Err(SessionFault::Unproven { node: blamed, .. }) if *blamed == node(4)),
         "{ends:?}"
     );
 }

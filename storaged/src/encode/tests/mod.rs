@@ -4,6 +4,7 @@ mod bounds;
 mod broken;
 mod coding;
 mod hostile;
+mod links;
 mod rate;
 mod striped;
 mod world;

@@ -15,6 +15,7 @@ use storaged_core::encode::{
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId, SlotId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::time::Instant;
 
 use crate::encode::{
     BlockReceiver, BlockSender, BlockState, Blocks, Executor, ExecutorLimits, KeepBlocks, Pool,
@@ -53,8 +54,52 @@ pub struct Wires {
     pub sent: Mutex<BTreeMap<(NodeName, NodeName), u64>>,
     /// Nodes that open streams and then send nothing on them.
     pub silent: Mutex<BTreeSet<NodeName>>,
+    /// Bytes per second of every node's uplink and downlink; none for no limit.
+    pub rate: Mutex<Option<u64>>,
+    /// When each node's uplink and downlink are free again.
+    busy: Mutex<BTreeMap<(NodeName, Side), Instant>>,
     /// Nodes that send wrong bytes.
     pub liars: Mutex<BTreeSet<NodeName>>,
+}
+
+/// A side of a node's link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    Up,
+    Down,
+}
+
+impl Wires {
+    /// What has left the sender waits in the network for the receiver's downlink: a few blocks per stream.
+    fn carry(self: Arc<Self>, mut from: DuplexStream, to: NodeName) -> DuplexStream {
+        let (mut near, far) = duplex(4 * STREAM_BYTES);
+        tokio::spawn(async move {
+            let mut bytes = vec![0; CHUNK as usize];
+            while let Ok(count @ 1..) = from.read(&mut bytes).await {
+                self.pass(&to, Side::Down, count).await;
+                if near.write_all(&bytes[..count]).await.is_err() {
+                    return;
+                }
+            }
+        });
+        far
+    }
+
+    /// Waits while bytes pass one side of a node's link, after all that came before them.
+    async fn pass(&self, node: &NodeName, side: Side, bytes: usize) {
+        let Some(rate) = *locked(&self.rate) else {
+            return;
+        };
+        let takes = Duration::from_secs_f64(bytes as f64 / rate as f64);
+        let until = {
+            let mut busy = locked(&self.busy);
+            let now = Instant::now();
+            let free = busy.entry((node.clone(), side)).or_insert(now);
+            *free = (*free).max(now) + takes;
+            *free
+        };
+        tokio::time::sleep_until(until).await;
+    }
 }
 
 struct NodeStreams {
@@ -74,6 +119,10 @@ impl Streams for NodeStreams {
             .and_then(Weak::upgrade);
         let executor = executor.ok_or_else(|| format!("there is no link to {to}"))?;
         let (near, far) = duplex(STREAM_BYTES);
+        let far = match *locked(&self.wires.rate) {
+            None => far,
+            Some(_) => self.wires.clone().carry(far, to.clone()),
+        };
         executor.accept(record.clone(), self.me.clone(), Box::new(Receiver(far)));
         let way = (self.me.clone(), to.clone());
         Ok(Box::new(Sender {
@@ -125,6 +174,7 @@ impl BlockSender for Sender {
                 spoilt[7] ^= 0x20;
                 *chunk = spoilt.into();
             }
+            self.wires.pass(&self.way.0, Side::Up, chunk.len()).await;
             self.stream
                 .write_all(chunk)
                 .await
@@ -212,14 +262,18 @@ impl Blocks for NodeBlocks {
     fn begin_keep(
         &self,
         keep: &Keep,
-        _: &SessionWork,
+        work: &SessionWork,
     ) -> Result<Box<dyn KeepBlocks>, SessionFault> {
         if let Keep::Parity { set, basis } = keep {
             let mut sets = locked(&self.0.parity);
-            let fresh = match basis {
+            let mut fresh = match basis {
                 Some(basis) => sets.get(basis).cloned().ok_or(SessionFault::NoBasis)?,
                 None => ParitySet::new(),
             };
+            for stripe in work.carried.iter().cloned().flatten() {
+                let made = sets.get(set).and_then(|set| set.get(&stripe)).cloned();
+                fresh.insert(stripe, made.ok_or(SessionFault::NoBlocks)?);
+            }
             sets.insert(*set, fresh);
         }
         Ok(Box::new(NodeKeep {
@@ -475,6 +529,7 @@ pub fn session_of(
             stripes: all.clone(),
             source: sources.get(member).cloned().flatten(),
             proofs: BTreeMap::new(),
+            carried: Vec::new(),
             keep: if kept {
                 keeps.next().cloned().flatten()
             } else {

@@ -13,7 +13,7 @@ const UNEVEN_ABOVE: f64 = 0.05;
 /// Turns of uneven gathers per source: how finely unequal rates are matched.
 const TURNS_PER_SOURCE: usize = 4;
 /// And together: a turn is a class of stripes, which is written down.
-const TURNS_MAX: usize = 256;
+const TURNS_MAX: usize = 255;
 
 /// What kind of plan: what an executor may be able to run or not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -109,7 +109,12 @@ fn idle(node: &NodeMeasure) -> Busy {
 
 /// The shapes for one group; for the two groups of a case they come in the same order, each with its own slow nodes.
 fn shapes(case: &EncodeCase, data: &[Busy]) -> Vec<Shape> {
-    let mut orders = vec![Order::Rotating];
+    // In a rotating order a node is the last for some stripes and holds each of these until all before it have sent:
+    // about two stripes per place must be in flight, or the window and not the links sets the pace.
+    let mut orders = vec![Order::Fixed((0..data.len()).collect())];
+    if 2 * data.len() <= case.stripes_in_flight {
+        orders.push(Order::Rotating);
+    }
     let coding: Vec<Busy> = case.coding.nodes().iter().map(idle).collect();
     if is_uneven(&busy(case)) || is_uneven(&coding) {
         orders.push(Order::Fixed(slowest_first(data)));

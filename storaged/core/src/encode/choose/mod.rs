@@ -128,7 +128,8 @@ fn rank<T>(all: Vec<T>, estimate: impl Fn(&T) -> &Estimate) -> Vec<T> {
 /// A plan's name in one word or a few, as the operator reads it.
 pub fn shape_name(shape: &Shape) -> String {
     let placed = |order: &Order| match order {
-        Order::Rotating => "",
+        Order::Rotating => ", rotating",
+        Order::Fixed(order) if order.iter().copied().eq(0..order.len()) => "",
         Order::Fixed(_) => ", slowest first",
     };
     match shape {
