@@ -33,9 +33,10 @@ def size(count: float) -> str:
 
 def durable_tier(directory: Path, s3: bool) -> tuple[str, dict[str, str]]:
     """The [durable] section, and what the daemons' environment needs for it."""
+    place = directory.parent / "durable"
+    # Also with S3: what an earlier demo left there must not be taken for this one's.
+    subprocess.run(["rm", "-rf", str(place)], check=True)
     if not s3:
-        place = directory.parent / "durable"
-        subprocess.run(["rm", "-rf", str(place)], check=True)
         place.mkdir(parents=True)
         return f'[durable]\nkind = "directory"\npath = "{place}"\n', {}
     state = directory.parent / "s3"
