@@ -1,39 +1,19 @@
 //! The erasure code by its public face: the fused pass, progressive decode, stripe checks, and what must hold for
 //! every engine, geometry and length, and what must never change.
 
+#[path = "../support/blocks.rs"]
+mod blocks;
 mod fused;
 mod golden;
+#[path = "../support/noise.rs"]
+mod noise;
 mod progressive;
 mod properties;
 mod stripe;
 
+use blocks::{blocks_of, views, views_mut};
+use noise::noise;
 use storaged_codec::{CodingMatrix, Engine, Geometry};
-
-/// Bytes that look random and are the same in every run.
-fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 24) as u8
-    };
-    (0..length).map(|_| next()).collect()
-}
-
-fn blocks_of(seed: u64, count: usize, length: usize) -> Vec<Vec<u8>> {
-    (0..count as u64)
-        .map(|i| noise(seed * 1000 + i + 1, length))
-        .collect()
-}
-
-fn views(blocks: &[Vec<u8>]) -> Vec<&[u8]> {
-    blocks.iter().map(Vec::as_slice).collect()
-}
-
-fn views_mut(blocks: &mut [Vec<u8>]) -> Vec<&mut [u8]> {
-    blocks.iter_mut().map(Vec::as_mut_slice).collect()
-}
 
 fn cauchy(k: usize, m: usize) -> CodingMatrix {
     CodingMatrix::cauchy(Geometry::new(k, m).expect("the test asks for a valid geometry"))

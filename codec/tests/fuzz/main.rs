@@ -6,10 +6,13 @@ mod code;
 mod damage;
 mod delta;
 mod digests;
+#[path = "../support/noise.rs"]
+mod noise;
 
 use std::alloc::System;
 
 use cap::Cap;
+use noise::noise;
 
 /// What all targets together may hold, several running at once: a record of a few bytes may ask for a chunk of 4 MiB,
 /// the same again for its planes, and no more. Beyond it the process ends.
@@ -20,15 +23,3 @@ static ALLOCATOR: Cap<System> = Cap::new(System, MEMORY_BYTES_MAX);
 
 /// Inputs of each target when it runs as a test.
 const ITERATIONS: usize = 2000;
-
-/// Bytes that look random and are the same in every run.
-fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 24) as u8
-    };
-    (0..length).map(|_| next()).collect()
-}

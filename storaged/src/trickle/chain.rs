@@ -9,10 +9,10 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use storaged_codec::delta::{Basis, Coder, Record};
 use storaged_codec::{ChunkSize, Digest, digest, leaf_digest};
-use storaged_wire::{IncrementIndex, Manifest, ManifestBytes, Rank};
+use storaged_wire::{IncrementBase, IncrementIndex, Manifest, ManifestBytes, Rank};
 
 use super::store::StoreError;
-use super::{MANIFEST_OBJECT, Trickle, in_words, increment, object, packed, shard_object};
+use super::{Trickle, in_words, increment, object, packed, shard_object};
 
 /// Ranks whose chains are looked at when checkpoints are listed.
 const RANKS_ASKED: usize = 4;
@@ -142,26 +142,17 @@ impl Trickle {
         loop {
             let level = self.level(current, rank).await?;
             let base = match &level.stored {
-                Stored::Increment(index) => Some((index.base, index.depth)),
+                Stored::Increment(index) => Some(self.base_of(&level.manifest, index).await?),
                 _ => None,
             };
             levels.push(level);
-            let Some((base, depth)) = base else {
+            let Some(base) = base else {
                 return Ok(Chain { levels });
             };
-            let above = levels[levels.len() - 1].manifest.clone();
             if levels.len() as u32 > IncrementIndex::DEPTH_MAX {
-                return Err(format!(
-                    "step {}: its chain is too long",
-                    manifest.manifest().step
-                ));
+                return Err(too_long(manifest));
             }
-            current = self.base_of(above.manifest(), &base).await.map_err(|reason| {
-                format!(
-                    "step {} is an increment ({depth} above a full copy) on step {} of run {}, which cannot be used: {reason}",
-                    above.manifest().step, base.step, base.run
-                )
-            })?;
+            current = base;
         }
     }
 
@@ -169,7 +160,8 @@ impl Trickle {
     /// somebody removed is noticed before a restart begins, not in the midst of it.
     pub(super) async fn bases_are_there(&self, manifest: &ManifestBytes) -> Result<(), String> {
         let ranks = manifest.manifest().shards.len();
-        let asked = (0..RANKS_ASKED.min(ranks)).map(|turn| turn * ranks / RANKS_ASKED.min(ranks));
+        let count = RANKS_ASKED.min(ranks);
+        let asked = (0..count).map(|turn| turn * ranks / count);
         let checks = asked.map(|rank| self.bases_of(manifest, Rank::new(rank as u32)));
         futures::future::try_join_all(checks).await.map(|_| ())
     }
@@ -181,34 +173,36 @@ impl Trickle {
             let Some(index) = self.increment_index(current, rank).await? else {
                 return Ok(());
             };
-            below = Some(
-                self.base_of(current.manifest(), &index.base)
-                    .await
-                    .map_err(|reason| {
-                        format!(
-                            "the base of rank {rank}, step {} of run {}: {reason}",
-                            index.base.step, index.base.run
-                        )
-                    })?,
-            );
+            below = Some(self.base_of(current, &index).await?);
         }
-        Err(format!("the chain of rank {rank} is too long"))
+        Err(too_long(manifest))
     }
 
+    /// The checkpoint below an increment, or why it cannot be used.
     async fn base_of(
         &self,
+        above: &ManifestBytes,
+        index: &IncrementIndex,
+    ) -> Result<Arc<ManifestBytes>, String> {
+        let (above, base) = (above.manifest(), &index.base);
+        self.sound_base(above, base).await.map_err(|reason| {
+            format!(
+                "step {} is an increment ({} above a full copy) on step {} of run {}, which cannot be used: {reason}",
+                above.step, index.depth, base.step, base.run
+            )
+        })
+    }
+
+    async fn sound_base(
+        &self,
         above: &Manifest,
-        base: &storaged_wire::IncrementBase,
+        base: &IncrementBase,
     ) -> Result<Arc<ManifestBytes>, String> {
         if (base.run, base.step) >= (above.run, above.step) {
             return Err("it is not older".into());
         }
-        let folder = format!("{}/run-{}/step-{}", above.namespace, base.run, base.step);
-        let key = format!("{folder}/{MANIFEST_OBJECT}")
-            .parse()
-            .map_err(in_words)?;
         let found = self
-            .manifest_at(&above.namespace, base.run, base.step, &key)
+            .manifest_at(&above.namespace, base.run, base.step)
             .await?;
         if found.name() != base.manifest {
             return Err(format!(
@@ -274,10 +268,8 @@ impl Trickle {
         let window = level.bytes_of(chunks);
         match &level.stored {
             Stored::Packed(ends) => {
-                let chunk_bytes = record.chunk.bytes() as u64;
                 let chunks = chunks.start..chunks.end.min(ends.len() as u64);
-                self.read_packed(record, level.rank, ends, chunks, chunk_bytes)
-                    .await
+                self.read_packed(record, level.rank, ends, chunks).await
             }
             _ => {
                 let key = object(record, &shard_object(level.rank))?;
@@ -394,6 +386,11 @@ fn put_together(
         below = Some(piece);
     }
     Ok(below.map_or_else(Bytes::new, |piece| piece.bytes))
+}
+
+fn too_long(manifest: &ManifestBytes) -> String {
+    let step = manifest.manifest().step;
+    format!("step {step}: its chain is too long")
 }
 
 fn chunks_of(bytes: &Range<u64>, chunk: ChunkSize) -> Range<u64> {

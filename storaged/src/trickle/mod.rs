@@ -83,7 +83,15 @@ pub struct Trickle {
 }
 
 fn object(manifest: &Manifest, name: &str) -> Result<ObjectKey, String> {
-    let (namespace, run, step) = (&manifest.namespace, manifest.run, manifest.step);
+    object_at(&manifest.namespace, manifest.run, manifest.step, name)
+}
+
+fn object_at(
+    namespace: &Namespace,
+    run: RunId,
+    step: Step,
+    name: &str,
+) -> Result<ObjectKey, String> {
     let key = format!("{namespace}/run-{run}/step-{step}/{name}");
     key.parse().map_err(in_words)
 }
@@ -319,7 +327,7 @@ impl Trickle {
         places.sort_by_key(|(run, step, _)| std::cmp::Reverse((*run, *step)));
         let mut found = Vec::new();
         for (run, step, key) in places {
-            match self.usable_at(namespace, run, step, &key).await {
+            match self.usable_at(namespace, run, step).await {
                 Ok(manifest) => found.push(Arc::new(manifest)),
                 Err(reason) => {
                     tracing::warn!(%key, reason, "a checkpoint in the durable tier cannot be used")
@@ -337,9 +345,8 @@ impl Trickle {
         namespace: &Namespace,
         run: RunId,
         step: Step,
-        key: &ObjectKey,
     ) -> Result<ManifestBytes, String> {
-        let manifest = self.manifest_at(namespace, run, step, key).await?;
+        let manifest = self.manifest_at(namespace, run, step).await?;
         self.bases_are_there(&manifest).await?;
         Ok(manifest)
     }
@@ -349,9 +356,9 @@ impl Trickle {
         namespace: &Namespace,
         run: RunId,
         step: Step,
-        key: &ObjectKey,
     ) -> Result<ManifestBytes, String> {
-        let bytes = self.store.get(key, None).await.map_err(in_words)?;
+        let key = object_at(namespace, run, step, MANIFEST_OBJECT)?;
+        let bytes = self.store.get(&key, None).await.map_err(in_words)?;
         let manifest = read_manifest_object(&bytes)?;
         let record = manifest.manifest();
         let in_place = record.namespace == *namespace && record.run == run && record.step == step;

@@ -119,7 +119,6 @@ impl Trickle {
         rank: Rank,
         ends: &[u64],
         chunks: Range<u64>,
-        chunk_bytes: u64,
     ) -> Result<Bytes, String> {
         let key = object(manifest, &packed_object(rank))?;
         let start = match chunks.start {
@@ -132,7 +131,7 @@ impl Trickle {
             .ok_or("no such chunks")?;
         let window = start..wanted[wanted.len() - 1];
         let packed = self.store.get(&key, Some(window)).await.map_err(in_words)?;
-        unpack_frames(&packed, start, wanted, chunk_bytes)
+        unpack_frames(&packed, start, wanted, manifest.chunk.bytes() as u64)
     }
 }
 

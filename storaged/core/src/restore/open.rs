@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_codec::root_digest;
-use storaged_wire::local::{ByteRange, Reply, Rung};
+use storaged_wire::local::{Reply, Rung};
 use storaged_wire::peer::{CheckpointKey, SessionFault, SessionKind};
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{
@@ -36,18 +36,6 @@ pub(crate) struct OpenWish {
     pub deadline: Now,
     /// The rung that gave the reader wrong bytes.
     pub without: Option<Rung>,
-}
-
-impl OpenWish {
-    fn byte_ranges(&self) -> Vec<ByteRange> {
-        let ranges = self.ranges.iter();
-        ranges
-            .map(|range| ByteRange {
-                offset: range.start,
-                length: range.end - range.start,
-            })
-            .collect()
-    }
 }
 
 /// A shard on its way into this node's RAM, or there for a reader.
@@ -79,7 +67,7 @@ impl Node {
         let attached = self.attached(id)?.clone();
         if let Some(known) = self.manifest_named(wish.manifest) {
             self.check_readable(&known, attached.owner)?;
-            check_ranges(&known, wish.rank, &wish.byte_ranges())?;
+            check_ranges(&known, wish.rank, &wish.ranges)?;
             if self.open_own(id, &wish) {
                 return Ok(());
             }
@@ -146,7 +134,7 @@ impl Node {
             .cloned()
             .ok_or_else(|| unknown_manifest(wish.manifest))?;
         self.check_readable(&manifest, attached.owner)?;
-        let length = check_ranges(&manifest, wish.rank, &wish.byte_ranges())?;
+        let length = check_ranges(&manifest, wish.rank, &wish.ranges)?;
         if self.open_own(id, &wish) {
             return Ok(());
         }
@@ -561,7 +549,7 @@ impl Node {
 fn check_ranges(
     manifest: &ManifestBytes,
     rank: Rank,
-    ranges: &[ByteRange],
+    ranges: &[Range<u64>],
 ) -> Result<u64, Refusal> {
     let record = manifest.manifest();
     let Some(entry) = record.shard(rank) else {
@@ -573,18 +561,15 @@ fn check_ranges(
             ),
         ));
     };
-    let outside = ranges.iter().find(|range| {
-        range
-            .offset
-            .checked_add(range.length)
-            .is_none_or(|end| end > entry.length)
-    });
+    let outside = ranges.iter().find(|range| range.end > entry.length);
     match outside {
         Some(range) => Err(Refusal::new(
             RefusalCode::Malformed,
             format!(
                 "expected ranges within the {} bytes of rank {rank}'s shard, got {} bytes at {}",
-                entry.length, range.length, range.offset
+                entry.length,
+                range.end - range.start,
+                range.start
             ),
         )),
         None => Ok(entry.length),
