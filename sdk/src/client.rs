@@ -226,7 +226,8 @@ impl Client {
         self.open_shard_without(manifest, rank, ranges, timeout_ms, None)
     }
 
-    /// Like [`Client::open_shard`], but leaves a rung of the ladder out: for a reader that got
+    /// Like [`Client::open_shard`], but leaves a rung of the ladder out (only [`Rung::OwnRam`] has an effect: what comes
+    /// from the others was verified on its way): for a reader that got
     /// [`ClientError::Corrupt`] from a shard of this node's own RAM ([`RestoredShard::rung`]).
     ///
     /// # Errors

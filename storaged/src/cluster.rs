@@ -190,11 +190,6 @@ impl Cluster {
         })
     }
 
-    /// The id of a node's daemon while it runs.
-    pub fn process_id(&self, node: usize) -> Option<u32> {
-        self.children[node].as_ref().map(Child::id)
-    }
-
     /// Kills a node's daemon with SIGKILL: its RAM is gone.
     ///
     /// # Errors

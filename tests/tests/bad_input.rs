@@ -360,6 +360,41 @@ fn a_chunk_flipped_in_ram_is_never_read_and_is_decoded_elsewhere() -> Result<()>
 }
 
 #[test]
+fn a_shard_damaged_in_ram_comes_from_the_next_rung() -> Result<()> {
+    let (system, run, mut trainers) = three("")?;
+    let saved = shards(2, 10);
+    let slots = seal_and_keep_mapping(&mut trainers, 10, &saved)?;
+    trainers[0].commit(Step::new(10), vec![1], Vec::new(), DurableWish::Policy)?;
+    system.wait(0, run, 10, CheckpointState::Protected)?;
+    slots[0].copy_in(1000, &[saved[0][1000] ^ 1])?;
+    drop(trainers);
+
+    let mut reader = system.reader(0)?;
+    let plan = reader.plan(None, WAIT_MS)?;
+    let manifest = reader.manifest(plan.manifest)?;
+    let rank = Rank::new(0);
+    let own = reader.open_shard(&manifest, rank, Vec::new(), WAIT_MS)?;
+    assert_eq!(own.rung(), Rung::OwnRam);
+    let mut got = vec![0; saved[0].len()];
+    let wrong = own.read_at(0, &mut got).unwrap_err();
+    assert!(wrong.to_string().contains("digest"), "{wrong}");
+    let without = Some(Rung::OwnRam);
+    let other = reader.open_shard_without(&manifest, rank, Vec::new(), WAIT_MS, without)?;
+    assert_eq!(other.rung(), Rung::Decoded);
+    other.read_at(0, &mut got)?;
+    assert_eq!(got, saved[0]);
+
+    // A whole shard of the node itself takes the damaged one's place.
+    let healed = system
+        .reader(0)?
+        .open_shard(&manifest, rank, Vec::new(), WAIT_MS)?;
+    assert_eq!(healed.rung(), Rung::OwnRam);
+    healed.read_at(0, &mut got)?;
+    assert_eq!(got, saved[0]);
+    Ok(())
+}
+
+#[test]
 fn a_step_changed_after_its_seal_is_given_up_and_the_older_one_stays() -> Result<()> {
     let (system, run, mut trainers) = three("")?;
     save_until(&system, run, &mut trainers, 10, CheckpointState::Protected)?;

@@ -1,11 +1,9 @@
 //! Whole-system tests with real processes.
 
-use std::os::unix::fs::FileExt;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
+use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::{DurableWish, Rung};
-use storaged_sdk::wire::{CheckpointState, Rank};
-use storaged_tests::system::{System, WAIT_MS, shards};
+use storaged_tests::system::{System, shards};
 
 #[test]
 fn two_nodes_of_six_may_be_lost() -> Result<()> {
@@ -80,66 +78,6 @@ fn so_they_may_when_the_newest_copy_is_an_increment() -> Result<()> {
     }
     system.cluster.start_all()?;
     system.restore(&[0, 1], 60, &shards(2, 60))?;
-    Ok(())
-}
-
-#[test]
-fn a_shard_damaged_in_ram_comes_from_the_next_rung() -> Result<()> {
-    let system = System::start(3, Some((2, 1)), "")?;
-    let (run, mut trainers) = system.trainers(2)?;
-    let saved = shards(2, 10);
-    system.save(&mut trainers, 10, &saved, DurableWish::Policy)?;
-    system.wait(0, run, 10, CheckpointState::Protected)?;
-    drop(trainers);
-    flip_a_byte_of_every_slot(system.cluster.process_id(0).context("n0 runs")?)?;
-
-    let mut reader = system.reader(0)?;
-    let plan = reader.plan(None, WAIT_MS)?;
-    let manifest = reader.manifest(plan.manifest)?;
-    let rank = Rank::new(0);
-    let own = reader.open_shard(&manifest, rank, Vec::new(), WAIT_MS)?;
-    assert_eq!(own.rung(), Rung::OwnRam);
-    let mut got = vec![0; saved[0].len()];
-    let wrong = own.read_at(0, &mut got).unwrap_err();
-    assert!(wrong.to_string().contains("digest"), "{wrong}");
-    let without = Some(Rung::OwnRam);
-    let other = reader.open_shard_without(&manifest, rank, Vec::new(), WAIT_MS, without)?;
-    assert_eq!(other.rung(), Rung::Decoded);
-    other.read_at(0, &mut got)?;
-    assert_eq!(got, saved[0]);
-
-    // A whole shard of the node itself takes the damaged one's place.
-    let healed = system
-        .reader(0)?
-        .open_shard(&manifest, rank, Vec::new(), WAIT_MS)?;
-    assert_eq!(healed.rung(), Rung::OwnRam);
-    healed.read_at(0, &mut got)?;
-    assert_eq!(got, saved[0]);
-    Ok(())
-}
-
-/// Bit rot: writes into the daemon's shared memory behind its back.
-fn flip_a_byte_of_every_slot(process: u32) -> Result<()> {
-    let mut flipped = 0;
-    for entry in std::fs::read_dir(format!("/proc/{process}/fd"))? {
-        let path = entry?.path();
-        let is_slot =
-            std::fs::read_link(&path).is_ok_and(|name| name.to_string_lossy().contains("memfd:"));
-        if is_slot {
-            let file = std::fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(&path)?;
-            let mut byte = [0];
-            file.read_exact_at(&mut byte, 1000)?;
-            file.write_all_at(&[byte[0] ^ 1], 1000)?;
-            flipped += 1;
-        }
-    }
-    anyhow::ensure!(
-        flipped > 0,
-        "expected a slot among the descriptors of process {process}, got none"
-    );
     Ok(())
 }
 

@@ -140,7 +140,8 @@ pub enum Request {
         ranges: Vec<ByteRange>,
         #[n(3)]
         timeout_ms: u32,
-        /// A rung to leave out: what came from it did not have its digests.
+        /// A rung to leave out: what came from it did not have its digests. Only own RAM is: what comes from the others
+        /// was verified on its way.
         #[n(4)]
         without: Option<Rung>,
     },
