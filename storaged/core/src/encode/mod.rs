@@ -8,6 +8,7 @@ mod begin;
 mod broken;
 pub mod choose;
 mod derived;
+mod early;
 mod lanes;
 mod lead;
 mod member;
@@ -18,6 +19,7 @@ mod work;
 
 pub(crate) use begin::Beginning;
 pub(crate) use broken::{Ending, ParityPlace, PartFilled, PartMade};
+pub(crate) use early::EarlyProposal;
 pub use lanes::{LaneBlocks, lanes_of};
 pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;
