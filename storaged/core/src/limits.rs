@@ -16,6 +16,9 @@ pub const PROPOSE_MAX_MS: u64 = 5_000;
 /// A proposal waits this long for the manifest it is about, which may be on its way.
 pub const EARLY_PROPOSAL_MS: u64 = 1_000;
 
+/// A basis is worth its costs if at least one stripe in this many is clean.
+pub const CLEAN_SHARE_WORTH_A_BASIS: u64 = 50;
+
 /// A session is ended by its leader after this time: an upper bound beside the executor's own stall limit.
 pub const SESSION_MAX_MS: u64 = 600_000;
 

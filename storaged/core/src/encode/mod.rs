@@ -9,6 +9,7 @@ mod broken;
 pub mod choose;
 mod derived;
 mod early;
+mod in_full;
 mod lanes;
 mod lead;
 mod member;
