@@ -465,6 +465,11 @@ impl Node {
         self.namespaces.get(namespace).map(|table| table.owner)
     }
 
+    /// Bytes of the budget that nothing has reserved.
+    pub fn budget_free(&self) -> u64 {
+        self.budget.total() - self.budget.used()
+    }
+
     /// Everything that this node's RAM is used for, for the ledger's check after a stress test.
     pub fn ledger(&self) -> crate::budget::Ledger {
         let parity: BTreeSet<ParityId> = self
