@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_wire::local::{Reply, Request};
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, Geometry, ManifestBytes, Namespace, NodeName,
     Owner, Refusal, SessionId, SlotId,
@@ -87,6 +87,7 @@ pub struct Node {
     pub(crate) part_filled: BTreeMap<SlotId, PartFilled>,
     pub(crate) part_made: BTreeMap<ParityPlace, PartMade>,
     pub(crate) ending: BTreeMap<(NodeName, SessionId), Ending>,
+    pub(crate) waiting_proposals: BTreeMap<(NodeName, SessionId), SessionRecord>,
     pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
     pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
     pub(crate) openings: BTreeMap<SlotId, Opening>,
@@ -128,6 +129,7 @@ impl Node {
             part_filled: BTreeMap::new(),
             part_made: BTreeMap::new(),
             ending: BTreeMap::new(),
+            waiting_proposals: BTreeMap::new(),
             proposals: BTreeMap::new(),
             plans: BTreeMap::new(),
             openings: BTreeMap::new(),
@@ -153,7 +155,12 @@ impl Node {
         let plans = self.plans.values().map(|plan| plan.deadline);
         let proposals = self.proposals.values().map(|proposal| proposal.deadline);
         let openings = self.openings.values().map(|opening| opening.deadline);
-        let all = waits.chain(plans).chain(proposals).chain(openings);
+        let sessions = self.sessions_deadline();
+        let all = waits
+            .chain(plans)
+            .chain(proposals)
+            .chain(openings)
+            .chain(sessions);
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
     }
 
@@ -192,6 +199,7 @@ impl Node {
         self.expire_plans();
         self.expire_proposals();
         self.expire_openings();
+        self.tick_sessions();
         if self.now >= self.repeat_at {
             self.repeat_at = self.now.plus(limits::REPEAT_MS);
             self.repeat();
@@ -206,6 +214,7 @@ impl Node {
         self.announce_all();
         self.tell_all();
         self.expire_sessions();
+        self.propose_again(None);
         self.expire_part_filled();
         self.lead_lanes();
         self.start_uploads();

@@ -62,12 +62,19 @@ pub(crate) struct Joined {
     pub made: DirtyMap,
     /// What this member needs to move, if it makes a difference.
     needs: Option<DirtyMap>,
-    tables: Vec<LeafTable>,
+    /// Tables of chunk digests that others need from this member; none any more once the session has begun.
+    pub tables: Vec<LeafTable>,
 }
 
 impl Node {
     pub(crate) fn proposed(&mut self, from: &NodeName, record: SessionRecord) {
         let session = record.session;
+        if self.joined.contains_key(&(from.clone(), session)) {
+            return self.proposed_again(from, session);
+        }
+        if self.waits_for_ending(&record) {
+            return self.wait_for_ending(from, record);
+        }
         match self.join(from, &record) {
             Ok(joined) => {
                 let ready = !joined.waits_for_slot;
@@ -80,12 +87,12 @@ impl Node {
         }
     }
 
-    fn say_ready(&mut self, leader: &NodeName, session: SessionId) {
+    pub(super) fn say_ready(&mut self, leader: &NodeName, session: SessionId) {
         let Some(joined) = self.joined.get_mut(&(leader.clone(), session)) else {
             return;
         };
         joined.waits_for_slot = false;
-        let leaves = std::mem::take(&mut joined.tables);
+        let leaves = joined.tables.clone();
         let stripes = joined.needs.as_ref().map(said);
         let ready = PeerMessage::Ready {
             session,
@@ -96,11 +103,6 @@ impl Node {
     }
 
     fn join(&mut self, leader: &NodeName, record: &SessionRecord) -> Result<Joined, SessionFault> {
-        if self.joined.contains_key(&(leader.clone(), record.session)) {
-            let reason = "proposed a session twice".into();
-            let node = leader.clone();
-            return Err(SessionFault::Neighbour { node, reason });
-        }
         let manifest = self
             .manifest_named(record.manifest)
             .ok_or(SessionFault::NoManifest)?;
@@ -389,7 +391,9 @@ impl Node {
     }
 
     pub(crate) fn close(&mut self, from: &NodeName, session: SessionId, kept: bool) {
-        self.leave(&(from.clone(), session), kept);
+        let place = (from.clone(), session);
+        self.waiting_proposals.remove(&place);
+        self.leave(&place, kept);
     }
 
     /// Ends this node's part: what was kept counts or goes.
@@ -402,6 +406,7 @@ impl Node {
             self.out.push(Output::Stop { leader, session });
         }
         let counts = counts && self.checkpoints.contains_key(&joined.key);
+        let counts = counts && self.is_whole(&joined);
         if counts {
             let leaves = joined.leaves.clone();
             if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key)
@@ -530,6 +535,7 @@ impl Node {
     }
 
     pub(crate) fn joined_forget(&mut self, leader: &NodeName) {
+        self.forget_waiting(leader);
         self.leave_where(|(known, _), _| known == leader);
     }
 

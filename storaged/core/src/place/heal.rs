@@ -6,11 +6,18 @@ use std::sync::Arc;
 
 use storaged_wire::peer::{CheckpointKey, Holding, Lane, PeerMessage, SessionKind};
 use storaged_wire::shape::RepairShape;
-use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
+use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, SessionId};
 
 use crate::encode::{LaneBlocks, Purpose};
 use crate::limits;
 use crate::node::Node;
+
+/// The blocks of a lane as its members hold them.
+#[derive(Debug, Default)]
+struct Found {
+    available: Vec<usize>,
+    wanted: Vec<(u32, NodeName)>,
+}
 
 impl Node {
     /// Puts back what up members of a protected lane do not hold.
@@ -21,22 +28,17 @@ impl Node {
         lane: Lane,
         blocks: &LaneBlocks,
     ) {
-        let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
-            .filter_map(|block| Some((block, blocks.node(block)?.clone())))
-            .collect();
-        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders);
-        self.learn_own_blocks((manifest.name(), lane), key, blocks);
-        let progress = &self.lanes[&(manifest.name(), lane)];
-        let mut available = Vec::new();
-        let mut wanted = Vec::new();
-        for (block, node) in &holders {
-            match progress.held.get(node) {
-                _ if !self.is_up(node) => {}
-                None => return,
-                Some(held) if held.contains(block) => available.push(*block),
-                Some(_) => wanted.push((*block as u32, node.clone())),
-            }
+        if self.encodes_newer(key, lane) {
+            return;
         }
+        let Some(Found {
+            available,
+            mut wanted,
+        }) = self.find_blocks(key, manifest, lane, blocks)
+        else {
+            return;
+        };
+        let progress = &self.lanes[&(manifest.name(), lane)];
         let trusted = |block: &usize| {
             let node = blocks.node(*block);
             node.is_some_and(|node| {
@@ -59,6 +61,73 @@ impl Node {
             shape,
         };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
+    }
+
+    /// While a lane heals: a member that has come up and has lost its block too is healed along with the others, by one
+    /// session for all. One after the other each would take as long as all together. What the session has put in
+    /// place till now stays.
+    pub(crate) fn widen_heal(
+        &mut self,
+        session: SessionId,
+        manifest: &ManifestBytes,
+        blocks: &LaneBlocks,
+    ) {
+        let Some(led) = self.led.get(&session) else {
+            return;
+        };
+        let SessionKind::Repair { shape, .. } = &led.record.kind else {
+            return;
+        };
+        // Checked block by block, one is healed at a time.
+        let Purpose::Heal(healed) = &led.purpose else {
+            return;
+        };
+        if *shape == RepairShape::Direct {
+            return;
+        }
+        let (key, lane, healed) = (led.key.clone(), led.lane, healed.clone());
+        let Some(found) = self.find_blocks(&key, manifest, lane, blocks) else {
+            return;
+        };
+        let mut wanted = found.wanted.iter();
+        if wanted.any(|(_, node)| !healed.contains(node)) {
+            self.interrupt_led(session);
+            self.heal_lane(&key, manifest, lane, blocks);
+        }
+    }
+
+    /// Whether this node is at encoding the same lane of a newer checkpoint: that makes healing this one needless.
+    fn encodes_newer(&self, key: &CheckpointKey, lane: Lane) -> bool {
+        self.led.values().any(|led| {
+            let of_namespace = led.key.namespace == key.namespace && led.key > *key;
+            of_namespace && led.lane == lane && led.purpose == Purpose::Encode
+        })
+    }
+
+    /// Which blocks are there, and which up members lack theirs; none before all have said what they hold.
+    fn find_blocks(
+        &mut self,
+        key: &CheckpointKey,
+        manifest: &ManifestBytes,
+        lane: Lane,
+        blocks: &LaneBlocks,
+    ) -> Option<Found> {
+        let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
+            .filter_map(|block| Some((block, blocks.node(block)?.clone())))
+            .collect();
+        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders);
+        self.learn_own_blocks((manifest.name(), lane), key, blocks);
+        let progress = &self.lanes[&(manifest.name(), lane)];
+        let mut found = Found::default();
+        for (block, node) in &holders {
+            match progress.held.get(node) {
+                _ if !self.is_up(node) => {}
+                None => return None,
+                Some(held) if held.contains(block) => found.available.push(*block),
+                Some(_) => found.wanted.push((*block as u32, node.clone())),
+            }
+        }
+        Some(found)
     }
 
     fn ask_unknown_holders(

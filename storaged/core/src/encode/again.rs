@@ -1,0 +1,119 @@
+//! Proposals that are said again, and proposals that wait.
+//!
+//! A proposal or its answer is lost if the link that it goes over is just coming up or going down: a member may notice
+//! late that its leader was restarted, and forgets then what the new incarnation had proposed. So a leader says a
+//! proposal again every second, and at once to a peer that greets it, until the member is ready; to a member that is
+//! ready already this makes no difference.
+//!
+//! The other way round a proposal may come before the executor has said what the last session of the same block kept.
+//! It waits for that, so that nothing that is in place is sent again.
+
+use storaged_wire::peer::{PeerMessage, SessionRecord};
+use storaged_wire::{NodeName, SessionId};
+
+use super::broken::Ending;
+use super::derived::Derived;
+use super::member::Joined;
+use crate::io::Now;
+use crate::node::Node;
+
+/// Proposals that wait here, at most: four of each of 16 leaders. One too many is said again by its leader.
+const WAITING_MAX: usize = 64;
+
+impl Node {
+    /// A number for a session: no incarnation of this node has used it.
+    pub(super) fn fresh_session(&mut self) -> SessionId {
+        let incarnation = self.setup.generation.get() << 32;
+        SessionId::new(incarnation ^ self.fresh())
+    }
+
+    /// Says proposals again to members that have not said that they are ready: to this one, or to all.
+    pub(crate) fn propose_again(&mut self, only: Option<&NodeName>) {
+        let unanswered = self.led.values().filter(|led| !led.begun);
+        let mut missing: Vec<(NodeName, SessionRecord)> = Vec::new();
+        for led in unanswered {
+            let silent = led.members.iter().filter(|node| !led.ready.contains(*node));
+            let asked = silent.filter(|node| only.is_none_or(|only| only == *node));
+            missing.extend(asked.map(|node| (node.clone(), led.record.clone())));
+        }
+        for (node, record) in missing {
+            self.send(&node, PeerMessage::Propose(record));
+        }
+    }
+
+    /// A session that this node has joined is proposed again: its answer was lost, or is on its way.
+    pub(super) fn proposed_again(&mut self, from: &NodeName, session: SessionId) {
+        let place = (from.clone(), session);
+        let may_answer = |joined: &Joined| !joined.waits_for_slot && !joined.running;
+        if self.joined.get(&place).is_some_and(may_answer) {
+            self.say_ready(from, session);
+        }
+    }
+
+    /// Whether a proposal must wait for the end of an earlier session that still puts bytes where this one will.
+    pub(super) fn waits_for_ending(&self, record: &SessionRecord) -> bool {
+        let Some(manifest) = self.manifest_named(record.manifest) else {
+            return false;
+        };
+        let Some(derived) = Derived::of(record, manifest.manifest()) else {
+            return false;
+        };
+        let me = derived.members.iter().position(|name| name == self.me());
+        let sink = derived.sink_members.iter().position(|at| Some(*at) == me);
+        let Some(block) = sink.map(|sink| derived.sinks[sink]) else {
+            return false;
+        };
+        let k = derived.blocks.data.len();
+        let rank = derived.blocks.data.get(block).and_then(Option::as_ref);
+        self.ending.values().any(|ending| match ending {
+            Ending::Slot(_, part) => {
+                rank.is_some_and(|shard| part.is_of(record.manifest, shard.rank))
+            }
+            Ending::Parity(place, _) => {
+                let index = block.checked_sub(k).map(|index| index as u32);
+                index.is_some_and(|index| *place == (record.manifest, derived.lane, index))
+            }
+        })
+    }
+
+    pub(super) fn wait_for_ending(&mut self, from: &NodeName, record: SessionRecord) {
+        if self.waiting_proposals.len() < WAITING_MAX {
+            let place = (from.clone(), record.session);
+            self.waiting_proposals.insert(place, record);
+        }
+    }
+
+    /// A session has ended for good: proposals that waited for it are looked at again.
+    pub(super) fn ending_is_over(&mut self) {
+        for ((from, _), record) in std::mem::take(&mut self.waiting_proposals) {
+            self.proposed(&from, record);
+        }
+    }
+
+    /// When a session must be looked at again, at the latest.
+    pub(crate) fn sessions_deadline(&self) -> impl Iterator<Item = Now> {
+        let led = self.led.values().map(|led| led.deadline);
+        let lanes = self.lanes.values().filter_map(|lane| lane.retry_at);
+        led.chain(lanes)
+    }
+
+    /// Ends sessions whose time is over, and begins those again whose time has come.
+    pub(crate) fn tick_sessions(&mut self) {
+        let now = self.now;
+        if self.led.values().any(|led| led.deadline <= now) {
+            self.expire_sessions();
+        }
+        let mut due = false;
+        for lane in self.lanes.values_mut() {
+            due |= lane.retry_at.take_if(|at| *at <= now).is_some();
+        }
+        if due {
+            self.lead_lanes();
+        }
+    }
+
+    /// A leader is gone: what it proposed need not be looked at any more.
+    pub(super) fn forget_waiting(&mut self, leader: &NodeName) {
+        self.waiting_proposals.retain(|(from, _), _| from != leader);
+    }
+}
