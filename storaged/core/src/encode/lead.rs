@@ -116,7 +116,7 @@ impl Node {
         let now = self.now;
         let progress = self.lanes.entry((manifest.name(), lane)).or_default();
         if let Some(session) = progress.session {
-            return self.widen_heal(session, manifest, &blocks);
+            return self.look_again(session, manifest, &blocks, state);
         }
         if progress.retry_at.is_some_and(|at| now < at) {
             return;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use storaged_wire::peer::{CheckpointKey, Holding, Lane, PeerMessage, SessionKind};
 use storaged_wire::shape::RepairShape;
-use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, SessionId};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, SessionId};
 
 use crate::encode::{LaneBlocks, Purpose};
 use crate::limits;
@@ -63,29 +63,50 @@ impl Node {
         self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
     }
 
-    /// While a lane heals: a member that has come up and has lost its block too is healed along with the others, by one
-    /// session for all. One after the other each would take as long as all together. What the session has put in
-    /// place till now stays.
-    pub(crate) fn widen_heal(
+    /// Whether the session of a lane is still the right one.
+    pub(crate) fn look_again(
         &mut self,
         session: SessionId,
         manifest: &ManifestBytes,
+        blocks: &LaneBlocks,
+        state: CheckpointState,
+    ) {
+        let Some(led) = self.led.get(&session) else {
+            return;
+        };
+        let (key, lane) = (led.key.clone(), led.lane);
+        match led.purpose.clone() {
+            // A node that was restarted hears first that there is the checkpoint, and then that it is protected.
+            Purpose::Encode if state >= CheckpointState::Protected => {
+                self.interrupt_led(session);
+                self.heal_lane(&key, manifest, lane, blocks);
+            }
+            Purpose::Heal(healed) => self.widen_heal((session, &healed), manifest, lane, blocks),
+            Purpose::Encode | Purpose::Open(_) => {}
+        }
+    }
+
+    /// While a lane heals: a member that has come up and has lost its block too is healed along with the others, by one
+    /// session for all. One after the other each would take as long as all together. What the session has put in
+    /// place till now stays.
+    fn widen_heal(
+        &mut self,
+        (session, healed): (SessionId, &[NodeName]),
+        manifest: &ManifestBytes,
+        lane: Lane,
         blocks: &LaneBlocks,
     ) {
         let Some(led) = self.led.get(&session) else {
             return;
         };
-        let SessionKind::Repair { shape, .. } = &led.record.kind else {
-            return;
-        };
         // Checked block by block, one is healed at a time.
-        let Purpose::Heal(healed) = &led.purpose else {
+        let SessionKind::Repair { shape, .. } = led.record.kind else {
             return;
         };
-        if *shape == RepairShape::Direct {
+        if shape == RepairShape::Direct {
             return;
         }
-        let (key, lane, healed) = (led.key.clone(), led.lane, healed.clone());
+        let key = led.key.clone();
         let Some(found) = self.find_blocks(&key, manifest, lane, blocks) else {
             return;
         };
@@ -227,6 +248,10 @@ impl Node {
             }
         }
         self.announce_all();
+        // What failed because it was gone need not wait any more.
+        for progress in self.lanes.values_mut() {
+            progress.retry_at = None;
+        }
         self.lead_lanes();
     }
 }
