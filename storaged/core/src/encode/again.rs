@@ -93,8 +93,8 @@ impl Node {
     /// When a session must be looked at again, at the latest.
     pub(crate) fn sessions_deadline(&self) -> impl Iterator<Item = Now> {
         let led = self.led.values().map(|led| led.deadline);
-        let lanes = self.lanes.values().filter_map(|lane| lane.retry_at);
-        led.chain(lanes)
+        let lanes = self.lanes.values().map(|lane| lane.retry_at);
+        led.chain(lanes.filter(|at| *at != Now::default()))
     }
 
     /// Ends sessions whose time is over, and begins those again whose time has come.
@@ -105,7 +105,10 @@ impl Node {
         }
         let mut due = false;
         for lane in self.lanes.values_mut() {
-            due |= lane.retry_at.take_if(|at| *at <= now).is_some();
+            if lane.retry_at != Now::default() && lane.retry_at <= now {
+                lane.retry_at = Now::default();
+                due = true;
+            }
         }
         if due {
             self.lead_lanes();

@@ -29,7 +29,7 @@ pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
 pub(crate) struct LaneProgress {
     pub session: Option<SessionId>,
     /// After a failure, not again before this time.
-    pub retry_at: Option<Now>,
+    pub retry_at: Now,
     /// Some member has no basis: encode in full.
     pub in_full: bool,
     pub first_try: Option<Now>,
@@ -118,7 +118,7 @@ impl Node {
         if let Some(session) = progress.session {
             return self.look_again(session, manifest, &blocks, state);
         }
-        if progress.retry_at.is_some_and(|at| now < at) {
+        if now < progress.retry_at {
             return;
         }
         if self.led.len() >= limits::SESSIONS_LED_MAX {
@@ -450,8 +450,8 @@ impl Node {
         if let Some(progress) = self.lanes.get_mut(&place) {
             progress.in_full |= fault == SessionFault::NoBasis;
             progress.retry_at = match fault {
-                SessionFault::NoBasis => None,
-                _ => Some(now.plus(limits::SESSION_RETRY_MS)),
+                SessionFault::NoBasis => now,
+                _ => now.plus(limits::SESSION_RETRY_MS),
             };
             progress.held.clear();
             if let Purpose::Heal(_) = led.purpose {

@@ -16,6 +16,7 @@ mod member;
 mod plan;
 pub mod plans;
 mod shapes;
+mod survivors;
 mod work;
 
 pub(crate) use begin::Beginning;

@@ -9,6 +9,7 @@ use storaged_wire::shape::RepairShape;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, SessionId};
 
 use crate::encode::{LaneBlocks, Purpose};
+use crate::io::Now;
 use crate::limits;
 use crate::node::Node;
 
@@ -46,12 +47,12 @@ impl Node {
             })
         };
         let first: Vec<usize> = available.iter().copied().filter(trusted).collect();
+        let shape = repair_shape(progress.wary, &mut wanted);
         // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.
-        let survivors = blocks.enough(&first).or_else(|| blocks.enough(&available));
+        let survivors = self.survivors(blocks, [&first, &available], (wanted.len(), shape));
         let (false, Some(survivors)) = (wanted.is_empty(), survivors) else {
             return;
         };
-        let shape = repair_shape(progress.wary, &mut wanted);
         let healed = wanted.iter().map(|(_, node)| node.clone()).collect();
         let kind = SessionKind::Repair {
             lane,
@@ -250,15 +251,14 @@ impl Node {
         self.announce_all();
         // What failed because it was gone need not wait any more.
         for progress in self.lanes.values_mut() {
-            progress.retry_at = None;
+            progress.retry_at = Now::default();
         }
         self.lead_lanes();
     }
 }
 
-/// How wanted blocks are brought back. Per survivor a chain sends every sum once, a gather all of its block and, in
-/// its turn, the sums: with one block wanted both are a block per stripe, and the chain needs fewer connections. Once
-/// bytes came out wrong, one block at a time and checked.
+/// How wanted blocks are brought back (`encode::survivors` has the arithmetic). Once bytes came out wrong, one block at
+/// a time and checked.
 fn repair_shape(wary: bool, wanted: &mut Vec<(u32, NodeName)>) -> RepairShape {
     match (wary, wanted.len()) {
         (true, _) => {

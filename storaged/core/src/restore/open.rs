@@ -254,6 +254,10 @@ impl Node {
                     .is_some_and(|node| self.is_up(node) && !opening.excluded.contains(node))
             })
             .collect();
+        let shape = match opening.wary {
+            true => RepairShape::Direct,
+            false => RepairShape::Chain,
+        };
         let (survivors, rung) = if usable.contains(&block) {
             (vec![block], Rung::PeerRam)
         } else {
@@ -262,7 +266,7 @@ impl Node {
                 node.is_some_and(|node| !self.setup.link_rates.is_slow(node))
             };
             let first: Vec<usize> = usable.iter().copied().filter(fast).collect();
-            let survivors = blocks.enough(&first).or_else(|| blocks.enough(&usable));
+            let survivors = self.survivors(&blocks, [&first, &usable], (1, shape));
             (survivors?, Rung::Decoded)
         };
         let kind = SessionKind::Repair {
@@ -270,10 +274,7 @@ impl Node {
             survivors: survivors.into_iter().map(|block| block as u32).collect(),
             wanted: vec![(block as u32, self.me().clone())],
             stripes: stripes_of(&opening.ranges, manifest.chunk),
-            shape: match opening.wary {
-                true => RepairShape::Direct,
-                false => RepairShape::Chain,
-            },
+            shape,
         };
         Some((lane, kind, rung))
     }
