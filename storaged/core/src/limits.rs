@@ -34,6 +34,10 @@ pub const REQUEST_MAX_MS: u64 = 600_000;
 /// A shard that a repair has brought back in part is kept this long for the next repair to go on with.
 pub const PART_FILLED_MAX_MS: u64 = 15_000;
 
+/// An opening of a shard that the node itself has lost leaves it to the lane's heal if that begins within this time: to
+/// link up with a node that has come back and to ask what it holds takes a fraction of it.
+pub const HEAL_FIRST_MS: u64 = 500;
+
 /// Sessions that one leader runs at once: each holds a few blocks per member.
 pub const SESSIONS_LED_MAX: usize = 4;
 

@@ -17,7 +17,7 @@ use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::place::RunProposal;
 use crate::place::{Group, GroupError, Member, groups};
-use crate::restore::{OpenWish, Opening, PlanQuery, VerifyWork};
+use crate::restore::{HealFirst, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::table::{Attached, Checkpoint, NamespaceTable, Peer, Slot, Waiter};
 
 /// When checkpoints go to the durable tier.
@@ -91,6 +91,7 @@ pub struct Node {
     pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
     pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
     pub(crate) openings: BTreeMap<SlotId, Opening>,
+    pub(crate) heals_first: Vec<HealFirst>,
     pub(crate) verifies: BTreeMap<QueryId, VerifyWork>,
     pub(crate) planned: Vec<Arc<ManifestBytes>>,
     pub(crate) rates: crate::restore::Rates,
@@ -133,6 +134,7 @@ impl Node {
             proposals: BTreeMap::new(),
             plans: BTreeMap::new(),
             openings: BTreeMap::new(),
+            heals_first: Vec::new(),
             verifies: BTreeMap::new(),
             planned: Vec::new(),
             rates: crate::restore::Rates::default(),
@@ -155,7 +157,7 @@ impl Node {
         let plans = self.plans.values().map(|plan| plan.deadline);
         let proposals = self.proposals.values().map(|proposal| proposal.deadline);
         let openings = self.openings.values().map(|opening| opening.deadline);
-        let sessions = self.sessions_deadline();
+        let sessions = self.sessions_deadline().chain(self.heals_deadline());
         let all = waits
             .chain(plans)
             .chain(proposals)
@@ -200,6 +202,7 @@ impl Node {
         self.expire_proposals();
         self.expire_openings();
         self.tick_sessions();
+        self.look_after_heals();
         if self.now >= self.repeat_at {
             self.repeat_at = self.now.plus(limits::REPEAT_MS);
             self.repeat();
@@ -266,6 +269,7 @@ impl Node {
                     ranges,
                     deadline: self.now.plus(wait),
                     without,
+                    healed_in_vain: false,
                 };
                 self.open_shard(id, wish, timeout_ms)
             }
@@ -482,7 +486,7 @@ impl Node {
             slots: self.slots.len(),
             parity_sets: parity.len(),
             sessions: self.joined.len() + self.led.len(),
-            waiters: self.waiters.len(),
+            waiters: self.waiters.len() + self.heals_first.len(),
         }
     }
 }

@@ -3,6 +3,8 @@
 mod cluster;
 
 use cluster::{Block, Cluster, STRIPE_MS};
+use storaged_wire::local::{Reply, Request, Role, Rung};
+use storaged_wire::{Digest, Rank};
 
 const STRIPES: u64 = 400;
 
@@ -114,4 +116,84 @@ fn what_was_proposed_to_peers_that_had_not_noticed_a_restart_is_said_again() {
         let bound = STRIPES * STRIPE_MS + 2_500 + 1_100;
         assert!(took_ms <= bound, "n{node}: {took_ms} of {bound}");
     }
+}
+
+fn open(cluster: &mut Cluster, node: usize, manifest: Digest) -> storaged_core::RequestId {
+    let reader = cluster.connect(node, Role::Reader);
+    let open = Request::OpenShard {
+        manifest,
+        rank: Rank::new(node as u32),
+        ranges: vec![],
+        timeout_ms: 60_000,
+        without: None,
+    };
+    cluster.send(node, reader, open)
+}
+
+/// The checkpoint that a restart would take.
+fn planned(cluster: &mut Cluster, node: usize) -> Digest {
+    let reader = cluster.connect(node, Role::Reader);
+    let plan = Request::Plan {
+        step: None,
+        timeout_ms: 10_000,
+    };
+    match cluster.ask(node, reader, plan) {
+        Reply::Plan(plan) => plan.manifest,
+        other => panic!("expected a plan, got {other:?}"),
+    }
+}
+
+fn is_open(cluster: &Cluster, id: storaged_core::RequestId) -> bool {
+    match cluster.answer(id) {
+        Some(Reply::ShardOpened { rung, .. }) => *rung == Rung::OwnRam,
+        Some(other) => panic!("{other:?}"),
+        None => false,
+    }
+}
+
+#[test]
+fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
+    let mut cluster = protected(STRIPES);
+    let manifest = planned(&mut cluster, 5);
+    cluster.kill(0);
+    cluster.kill(1);
+    cluster.run_for(10_000);
+    cluster.reset_counts();
+    for node in [0, 1] {
+        cluster.start_after(0, node);
+    }
+    cluster.run_for(10);
+    let opened = [0, 1].map(|node| open(&mut cluster, node, manifest));
+    let took_ms = cluster.run_until(60_000, "opening", |cluster| {
+        opened.iter().all(|id| is_open(cluster, *id))
+    });
+    let copy_ms = STRIPES * STRIPE_MS;
+    assert!(
+        took_ms <= copy_ms * 105 / 100 + 100,
+        "{took_ms} of {copy_ms}"
+    );
+    let sent = cluster.sent.values().max().copied().unwrap_or_default();
+    assert!(sent <= STRIPES * 9 / 8 + 12, "{sent}");
+}
+
+#[test]
+fn an_opening_goes_its_own_way_if_nothing_heals_its_shard() {
+    let mut cluster = protected(STRIPES);
+    let manifest = planned(&mut cluster, 5);
+    cluster.kill(0);
+    // The lane's leader has gone too, and its death is not noticed before the other one is back.
+    cluster.run_for(10_000);
+    cluster.start_after(0, 0);
+    cluster.run_for(1);
+    cluster.kill(8);
+    cluster.run_for(10);
+    let opened = open(&mut cluster, 0, manifest);
+    let bound_ms = 2_500 + 3_000 + 500 + STRIPES * STRIPE_MS * 2;
+    let opens = |cluster: &Cluster| cluster.answer(opened).is_some();
+    cluster.run_until(bound_ms, "opening", opens);
+    let answer = cluster.answer(opened);
+    assert!(
+        matches!(answer, Some(Reply::ShardOpened { .. })),
+        "{answer:?}"
+    );
 }

@@ -5,10 +5,11 @@
 //! proposal again every second, and at once to a peer that greets it, until the member is ready; to a member that is
 //! ready already this makes no difference.
 //!
-//! The other way round a proposal may come before the executor has said what the last session of the same block kept.
-//! It waits for that, so that nothing that is in place is sent again.
+//! The other way round a proposal may come too early. Before the executor has said what the last session of the same
+//! block kept: it waits for that, so that nothing that is in place is sent again. Or, of an encode, before the manifest,
+//! which another node sends: a refusal would cost the second until the leader tries again.
 
-use storaged_wire::peer::{PeerMessage, SessionRecord};
+use storaged_wire::peer::{PeerMessage, SessionKind, SessionRecord};
 use storaged_wire::{NodeName, SessionId};
 
 use super::broken::Ending;
@@ -50,10 +51,11 @@ impl Node {
         }
     }
 
-    /// Whether a proposal must wait for the end of an earlier session that still puts bytes where this one will.
-    pub(super) fn waits_for_ending(&self, record: &SessionRecord) -> bool {
+    /// Whether a proposal must wait: for its manifest, or for the end of an earlier session that still puts bytes where
+    /// this one will.
+    pub(super) fn comes_too_early(&self, record: &SessionRecord) -> bool {
         let Some(manifest) = self.manifest_named(record.manifest) else {
-            return false;
+            return matches!(record.kind, SessionKind::Encode { .. });
         };
         let Some(derived) = Derived::of(record, manifest.manifest()) else {
             return false;
@@ -76,15 +78,15 @@ impl Node {
         })
     }
 
-    pub(super) fn wait_for_ending(&mut self, from: &NodeName, record: SessionRecord) {
+    pub(super) fn let_it_wait(&mut self, from: &NodeName, record: SessionRecord) {
         if self.waiting_proposals.len() < WAITING_MAX {
             let place = (from.clone(), record.session);
             self.waiting_proposals.insert(place, record);
         }
     }
 
-    /// A session has ended for good: proposals that waited for it are looked at again.
-    pub(super) fn ending_is_over(&mut self) {
+    /// A session has ended for good, or a manifest is there: proposals that waited are looked at again.
+    pub(crate) fn look_at_waiting(&mut self) {
         for ((from, _), record) in std::mem::take(&mut self.waiting_proposals) {
             self.proposed(&from, record);
         }

@@ -151,7 +151,7 @@ impl Node {
             }
             None => {}
         }
-        self.ending_is_over();
+        self.look_at_waiting();
     }
 
     /// Whether all stripes of what a heal keeps are in place, now that its leader says that it counts: if another

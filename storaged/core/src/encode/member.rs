@@ -66,14 +66,21 @@ pub(crate) struct Joined {
     pub tables: Vec<LeafTable>,
 }
 
+impl Joined {
+    /// Whether this is a heal of that shard here.
+    pub fn heals(&self, of: Rank) -> bool {
+        matches!(self.kept, Kept::Shard { rank, opening: false, .. } if rank == of)
+    }
+}
+
 impl Node {
     pub(crate) fn proposed(&mut self, from: &NodeName, record: SessionRecord) {
         let session = record.session;
         if self.joined.contains_key(&(from.clone(), session)) {
             return self.proposed_again(from, session);
         }
-        if self.waits_for_ending(&record) {
-            return self.wait_for_ending(from, record);
+        if self.comes_too_early(&record) {
+            return self.let_it_wait(from, record);
         }
         match self.join(from, &record) {
             Ok(joined) => {
@@ -503,6 +510,7 @@ impl Node {
         if let Some(old) = replaced {
             self.free_slot_again(old.slot);
         }
+        self.shard_is_back(rank);
         self.start_uploads();
     }
 

@@ -29,16 +29,29 @@ impl Node {
         lane: Lane,
         blocks: &LaneBlocks,
     ) {
-        if self.encodes_newer(key, lane) {
-            return;
+        if let Some((kind, healed)) = self.next_heal(key, manifest, lane, blocks) {
+            self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
         }
-        let Some(Found {
+    }
+
+    /// The session that puts back what is lost, and whose blocks those are; none if there is nothing to do, or not now.
+    fn next_heal(
+        &mut self,
+        key: &CheckpointKey,
+        manifest: &ManifestBytes,
+        lane: Lane,
+        blocks: &LaneBlocks,
+    ) -> Option<(SessionKind, Vec<NodeName>)> {
+        if self.encodes_newer(key, lane) {
+            return None;
+        }
+        let Found {
             available,
             mut wanted,
-        }) = self.find_blocks(key, manifest, lane, blocks)
-        else {
-            return;
-        };
+        } = self.find_blocks(key, manifest, lane, blocks)?;
+        if wanted.is_empty() {
+            return None;
+        }
         let progress = &self.lanes[&(manifest.name(), lane)];
         let trusted = |block: &usize| {
             let node = blocks.node(*block);
@@ -49,10 +62,7 @@ impl Node {
         let first: Vec<usize> = available.iter().copied().filter(trusted).collect();
         let shape = repair_shape(progress.wary, &mut wanted);
         // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.
-        let survivors = self.survivors(blocks, [&first, &available], (wanted.len(), shape));
-        let (false, Some(survivors)) = (wanted.is_empty(), survivors) else {
-            return;
-        };
+        let survivors = self.survivors(blocks, [&first, &available], (wanted.len(), shape))?;
         let healed = wanted.iter().map(|(_, node)| node.clone()).collect();
         let kind = SessionKind::Repair {
             lane,
@@ -61,7 +71,7 @@ impl Node {
             stripes: Vec::new(),
             shape,
         };
-        self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
+        Some((kind, healed))
     }
 
     /// Whether the session of a lane is still the right one.
@@ -108,13 +118,12 @@ impl Node {
             return;
         }
         let key = led.key.clone();
-        let Some(found) = self.find_blocks(&key, manifest, lane, blocks) else {
+        let Some((kind, all)) = self.next_heal(&key, manifest, lane, blocks) else {
             return;
         };
-        let mut wanted = found.wanted.iter();
-        if wanted.any(|(_, node)| !healed.contains(node)) {
+        if all.iter().any(|node| !healed.contains(node)) {
             self.interrupt_led(session);
-            self.heal_lane(&key, manifest, lane, blocks);
+            self.lead(key, manifest, lane, kind, Purpose::Heal(all));
         }
     }
 

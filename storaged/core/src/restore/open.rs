@@ -36,6 +36,8 @@ pub(crate) struct OpenWish {
     pub deadline: Now,
     /// The rung that gave the reader wrong bytes.
     pub without: Option<Rung>,
+    /// A heal was waited for and did not bring the shard back.
+    pub healed_in_vain: bool,
 }
 
 /// A shard on its way into this node's RAM, or there for a reader.
@@ -84,7 +86,7 @@ impl Node {
     }
 
     /// The first rung: this node's RAM.
-    fn open_own(&mut self, id: RequestId, wish: &OpenWish) -> bool {
+    pub(super) fn open_own(&mut self, id: RequestId, wish: &OpenWish) -> bool {
         if wish.without == Some(Rung::OwnRam) {
             return false;
         }
@@ -145,6 +147,10 @@ impl Node {
                 manifest.clone(),
                 state.unwrap_or(CheckpointState::Committed),
             );
+        }
+        if self.is_to_be_healed(&wish, &survey, manifest.manifest()) {
+            self.heal_first(id, wish);
+            return Ok(());
         }
         let namespace = manifest.manifest().namespace.clone();
         let slot = self.create_slot(&namespace, wish.rank, length, SlotUse::Restoring)?;

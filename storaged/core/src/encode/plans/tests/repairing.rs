@@ -164,12 +164,11 @@ fn two_lost_shards_cost_a_survivor_twice_the_shard_by_chains_and_nine_eighths_by
 
 /// Why nothing else is chosen for several lost blocks: whatever k, l and the number of survivors.
 #[test]
-fn a_gather_never_sends_more_than_a_chain_and_less_with_more_survivors() {
+fn a_gather_never_sends_more_than_a_chain_and_its_survivors_share_it() {
     for k in 1..=10 {
         for lost in 1..=4 {
             let geometry = Geometry::new(k, 5).expect("valid");
             let gone: Vec<usize> = (0..lost).collect();
-            let mut before = u64::MAX;
             for count in k..=k + 5 - lost {
                 let survivors: Vec<usize> = (lost..lost + count).collect();
                 let task = RepairTask {
@@ -194,8 +193,6 @@ fn a_gather_never_sends_more_than_a_chain_and_less_with_more_survivors() {
                     "{k} {lost} {count}"
                 );
                 assert!(gather.1 <= chain.1, "{k} {lost}: {gather:?} {chain:?}");
-                assert!(gather.0 < Some(before));
-                before = gather.0.unwrap_or_default();
             }
         }
     }
