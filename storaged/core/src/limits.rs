@@ -13,9 +13,6 @@ pub const COMMIT_MAX_MS: u64 = 120_000;
 /// A member answers a session's proposal within this time.
 pub const PROPOSE_MAX_MS: u64 = 5_000;
 
-/// A proposal waits this long for the manifest it is about, which may be on its way.
-pub const EARLY_PROPOSAL_MS: u64 = 1_000;
-
 /// A basis is worth its costs if at least one stripe in this many is clean.
 pub const CLEAN_SHARE_WORTH_A_BASIS: u64 = 50;
 
@@ -40,6 +37,10 @@ pub const REQUEST_MAX_MS: u64 = 600_000;
 /// A shard that a repair has brought back in part is kept this long for the next repair to go on with.
 pub const PART_FILLED_MAX_MS: u64 = 15_000;
 
+/// An opening of a shard that the node itself has lost leaves it to the lane's heal if that begins within this time: to
+/// link up with a node that has come back and to ask what it holds takes a fraction of it.
+pub const HEAL_FIRST_MS: u64 = 500;
+
 /// Sessions that one leader runs at once: each holds a few blocks per member.
 pub const SESSIONS_LED_MAX: usize = 4;
 
@@ -59,10 +60,6 @@ pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
 const _: () = assert!(
     PROPOSE_MAX_MS > 2 * REPEAT_MS,
     "a proposal outlives a repeat"
-);
-const _: () = assert!(
-    PROPOSE_MAX_MS > EARLY_PROPOSAL_MS + 2 * REPEAT_MS,
-    "a member refuses before the leader gives up"
 );
 const _: () = assert!(
     QUERY_MAX_MS < JOIN_GRACE_MS,

@@ -5,21 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_wire::local::{Reply, Request};
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, Geometry, ManifestBytes, Namespace, NodeName,
     Owner, Refusal, SessionId, SlotId,
 };
 
 use crate::budget::Budget;
-use crate::encode::{
-    Beginning, EarlyProposal, Ending, Joined, Led, ParityId, ParityPlace, PartFilled, PartMade,
-};
+use crate::encode::{Beginning, Ending, Joined, Led, ParityId, ParityPlace, PartFilled, PartMade};
 use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::place::RunProposal;
 use crate::place::{Group, GroupError, Member, groups};
-use crate::restore::{OpenWish, Opening, PlanQuery, VerifyWork};
+use crate::restore::{HealFirst, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::table::{Attached, Checkpoint, NamespaceTable, Peer, Slot, Waiter};
 
 /// When checkpoints go to the durable tier.
@@ -85,14 +83,15 @@ pub struct Node {
     pub(crate) waiters: Vec<Waiter>,
     pub(crate) led: BTreeMap<SessionId, Led>,
     pub(crate) joined: BTreeMap<(NodeName, SessionId), Joined>,
-    pub(crate) early: Vec<EarlyProposal>,
     pub(crate) lanes: crate::encode::LaneTable,
     pub(crate) part_filled: BTreeMap<SlotId, PartFilled>,
     pub(crate) part_made: BTreeMap<ParityPlace, PartMade>,
     pub(crate) ending: BTreeMap<(NodeName, SessionId), Ending>,
+    pub(crate) waiting_proposals: BTreeMap<(NodeName, SessionId), SessionRecord>,
     pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
     pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
     pub(crate) openings: BTreeMap<SlotId, Opening>,
+    pub(crate) heals_first: Vec<HealFirst>,
     pub(crate) verifies: BTreeMap<QueryId, VerifyWork>,
     pub(crate) planned: Vec<Arc<ManifestBytes>>,
     pub(crate) rates: crate::restore::Rates,
@@ -127,14 +126,15 @@ impl Node {
             waiters: Vec::new(),
             led: BTreeMap::new(),
             joined: BTreeMap::new(),
-            early: Vec::new(),
             lanes: BTreeMap::new(),
             part_filled: BTreeMap::new(),
             part_made: BTreeMap::new(),
             ending: BTreeMap::new(),
+            waiting_proposals: BTreeMap::new(),
             proposals: BTreeMap::new(),
             plans: BTreeMap::new(),
             openings: BTreeMap::new(),
+            heals_first: Vec::new(),
             verifies: BTreeMap::new(),
             planned: Vec::new(),
             rates: crate::restore::Rates::default(),
@@ -148,7 +148,6 @@ impl Node {
         self.now = now;
         self.started.get_or_insert(now);
         self.dispatch(input);
-        self.take_up_early();
         std::mem::take(&mut self.out)
     }
 
@@ -158,7 +157,12 @@ impl Node {
         let plans = self.plans.values().map(|plan| plan.deadline);
         let proposals = self.proposals.values().map(|proposal| proposal.deadline);
         let openings = self.openings.values().map(|opening| opening.deadline);
-        let all = waits.chain(plans).chain(proposals).chain(openings);
+        let sessions = self.sessions_deadline().chain(self.heals_deadline());
+        let all = waits
+            .chain(plans)
+            .chain(proposals)
+            .chain(openings)
+            .chain(sessions);
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
     }
 
@@ -197,6 +201,8 @@ impl Node {
         self.expire_plans();
         self.expire_proposals();
         self.expire_openings();
+        self.tick_sessions();
+        self.look_after_heals();
         if self.now >= self.repeat_at {
             self.repeat_at = self.now.plus(limits::REPEAT_MS);
             self.repeat();
@@ -211,6 +217,7 @@ impl Node {
         self.announce_all();
         self.tell_all();
         self.expire_sessions();
+        self.propose_again(None);
         self.expire_part_filled();
         self.lead_lanes();
         self.start_uploads();
@@ -262,6 +269,7 @@ impl Node {
                     ranges,
                     deadline: self.now.plus(wait),
                     without,
+                    healed_in_vain: false,
                 };
                 self.open_shard(id, wish, timeout_ms)
             }
@@ -483,7 +491,7 @@ impl Node {
             slots: self.slots.len(),
             parity_sets: parity.len(),
             sessions: self.joined.len() + self.led.len(),
-            waiters: self.waiters.len(),
+            waiters: self.waiters.len() + self.heals_first.len(),
         }
     }
 }

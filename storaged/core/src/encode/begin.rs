@@ -54,6 +54,7 @@ impl Node {
                 if let Some(joined) = self.joined.get_mut(&place) {
                     joined.leaves = proven;
                     joined.running = true;
+                    joined.tables = Vec::new();
                     // What is computed again counts as made only once it is.
                     joined.made = DirtyMap::clean(joined.stripe_count);
                     joined.made.mark_all(work.carried.iter().cloned());

@@ -9,7 +9,7 @@ use std::ops::Range;
 use storaged_wire::peer::Lane;
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
-use super::member::Joined;
+use super::member::{Joined, Kept};
 use super::plans::DirtyMap;
 use super::work::ParityId;
 use crate::budget::Purpose;
@@ -26,6 +26,13 @@ pub(crate) struct PartFilled {
     filled: DirtyMap,
     /// An opening's slot is the opening's to drop; another one is dropped at this time if no session took it up.
     until: Option<Now>,
+}
+
+impl PartFilled {
+    /// Whether it is of this shard, and no opening's.
+    pub(super) fn is_of(&self, manifest: Digest, rank: Rank) -> bool {
+        self.manifest == manifest && self.rank == rank && self.until.is_some()
+    }
 }
 
 /// A parity set that is made in part.
@@ -56,9 +63,7 @@ impl Node {
     /// The slot that an earlier session began to fill with this shard.
     pub(crate) fn take_part_filled(&mut self, manifest: Digest, rank: Rank) -> Option<SlotId> {
         let mut all = self.part_filled.iter_mut();
-        let (slot, part) = all.find(|(_, part)| {
-            part.manifest == manifest && part.rank == rank && part.until.is_some()
-        })?;
+        let (slot, part) = all.find(|(_, part)| part.is_of(manifest, rank))?;
         part.until = None;
         Some(*slot)
     }
@@ -146,6 +151,22 @@ impl Node {
             }
             None => {}
         }
+        self.look_at_waiting();
+    }
+
+    /// Whether all stripes of what a heal keeps are in place, now that its leader says that it counts: if another
+    /// newcomer lacked less, only what both lacked has moved, and the rest is still to come.
+    pub(super) fn is_whole(&self, joined: &Joined) -> bool {
+        let there = match &joined.kept {
+            // A stripe that did not change is the basis's: of an encode what has moved need not be all.
+            _ if joined.derived.shape.is_none() => return true,
+            Kept::Nothing | Kept::Shard { opening: true, .. } => return true,
+            Kept::Shard { slot, .. } => self.filled(*slot).cloned(),
+            Kept::Parity { .. } => Some(joined.made.clone()),
+        };
+        let mut there = there.unwrap_or_else(|| DirtyMap::clean(joined.stripe_count));
+        there.mark_all(joined.kept_stripes.iter().cloned());
+        there.count() == joined.stripe_count
     }
 
     /// Whether a session that filled this slot has still to end.

@@ -12,6 +12,7 @@ use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId,
 
 use super::begin::{heard, said};
 use super::derived::Derived;
+use super::lacking::Lacking;
 use super::lanes::{LaneBlocks, lanes_of};
 use super::shapes::{Needs, chosen};
 
@@ -27,6 +28,7 @@ pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LaneProgress {
     pub session: Option<SessionId>,
+    /// After a failure, not again before this time.
     pub retry_at: Now,
     /// Some member has no basis: encode in full.
     pub in_full: bool,
@@ -67,6 +69,8 @@ pub(crate) struct Led {
     pub leaves: Vec<LeafTable>,
     /// Which stripes the members need.
     pub needs: Needs,
+    /// Which of them the newcomers of a heal lack.
+    pub lacking: Lacking,
     pub begun: bool,
     /// What members that failed said.
     pub faults: BTreeMap<NodeName, SessionFault>,
@@ -88,7 +92,8 @@ impl Node {
             .collect();
         self.lanes
             .retain(|(name, _), _| self.by_name.contains_key(name));
-        for (key, manifest, state) in committed {
+        // The newest first: once it is protected, older ones need no healing.
+        for (key, manifest, state) in committed.into_iter().rev() {
             for lane in lanes_of(manifest.manifest()) {
                 self.lead_lane(&key, &manifest, lane, state);
             }
@@ -110,7 +115,10 @@ impl Node {
         }
         let now = self.now;
         let progress = self.lanes.entry((manifest.name(), lane)).or_default();
-        if progress.session.is_some() || now < progress.retry_at {
+        if let Some(session) = progress.session {
+            return self.look_again(session, manifest, &blocks, state);
+        }
+        if now < progress.retry_at {
             return;
         }
         if self.led.len() >= limits::SESSIONS_LED_MAX {
@@ -167,7 +175,7 @@ impl Node {
         kind: SessionKind,
         purpose: Purpose,
     ) -> bool {
-        let session = SessionId::new(self.fresh());
+        let session = self.fresh_session();
         let record = SessionRecord {
             session,
             manifest: manifest.name(),
@@ -196,6 +204,7 @@ impl Node {
             finished: BTreeSet::new(),
             leaves: Vec::new(),
             needs: Needs::default(),
+            lacking: Lacking::default(),
             begun: false,
             faults: BTreeMap::new(),
             deadline: now.plus(limits::PROPOSE_MAX_MS),
@@ -238,7 +247,7 @@ impl Node {
                 },
             );
         };
-        if led.begun || !led.members.contains(from) {
+        if led.begun || !led.members.contains(from) || led.ready.contains(from) {
             return;
         }
         if let Some(map) = stripes {
@@ -252,6 +261,7 @@ impl Node {
             let is_source = led.members.iter().position(|node| node == from) < Some(led.sources);
             match led.purpose {
                 Purpose::Encode if is_source => led.needs.add_changed(&map),
+                Purpose::Heal(_) => led.lacking.add(from.clone(), map),
                 _ => led.needs.add_lacking(&map),
             }
         }
@@ -276,7 +286,11 @@ impl Node {
         let mut leaves = led.leaves;
         leaves.sort_by_key(|table| table.rank);
         leaves.dedup_by_key(|table| table.rank);
-        let stripes = led.needs.stripes().as_ref().map(said);
+        let stripes = match led.purpose {
+            Purpose::Heal(_) => led.lacking.stripes(),
+            Purpose::Encode | Purpose::Open(_) => led.needs.stripes(),
+        };
+        let stripes = stripes.as_ref().map(said);
         let chosen = match led.purpose {
             Purpose::Encode => self
                 .manifest_named(led.record.manifest)
@@ -368,6 +382,20 @@ impl Node {
         }
     }
 
+    /// Ends a session that nothing is wrong with, so that another one goes on with what it has kept.
+    pub(crate) fn interrupt_led(&mut self, session: SessionId) {
+        let Some(led) = self.led.remove(&session) else {
+            return;
+        };
+        for member in &led.members {
+            let kept = false;
+            self.send(member, PeerMessage::Close { session, kept });
+        }
+        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane)) {
+            progress.session = None;
+        }
+    }
+
     fn session_succeeded(&mut self, led: Led) {
         let name = led.record.manifest;
         match led.purpose {
@@ -377,9 +405,13 @@ impl Node {
                     progress.suspects.clear();
                     progress.wary = false;
                 }
+                let moved = led.lacking.stripes();
                 for node in nodes {
                     if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
                         progress.held.remove(&node);
+                    }
+                    if !led.lacking.is_whole_with(&node, moved.as_ref()) {
+                        continue;
                     }
                     let (key, lane) = (led.key.clone(), led.lane);
                     self.note(Note::Healed { key, lane, node });

@@ -62,12 +62,26 @@ pub(crate) struct Joined {
     pub made: DirtyMap,
     /// What this member needs to move, if it makes a difference.
     needs: Option<DirtyMap>,
-    tables: Vec<LeafTable>,
+    /// Tables of chunk digests that others need from this member; none any more once the session has begun.
+    pub tables: Vec<LeafTable>,
+}
+
+impl Joined {
+    /// Whether this is a heal of that shard here.
+    pub fn heals(&self, of: Rank) -> bool {
+        matches!(self.kept, Kept::Shard { rank, opening: false, .. } if rank == of)
+    }
 }
 
 impl Node {
     pub(crate) fn proposed(&mut self, from: &NodeName, record: SessionRecord) {
         let session = record.session;
+        if self.joined.contains_key(&(from.clone(), session)) {
+            return self.proposed_again(from, session);
+        }
+        if self.comes_too_early(&record) {
+            return self.let_it_wait(from, record);
+        }
         match self.join(from, &record) {
             Ok(joined) => {
                 let ready = !joined.waits_for_slot;
@@ -76,19 +90,16 @@ impl Node {
                     self.say_ready(from, session);
                 }
             }
-            Err(SessionFault::NoManifest)
-                if !self.by_name.contains_key(&record.manifest)
-                    && self.keep_early(from, &record) => {}
             Err(fault) => self.send(from, PeerMessage::Failed { session, fault }),
         }
     }
 
-    fn say_ready(&mut self, leader: &NodeName, session: SessionId) {
+    pub(super) fn say_ready(&mut self, leader: &NodeName, session: SessionId) {
         let Some(joined) = self.joined.get_mut(&(leader.clone(), session)) else {
             return;
         };
         joined.waits_for_slot = false;
-        let leaves = std::mem::take(&mut joined.tables);
+        let leaves = joined.tables.clone();
         let stripes = joined.needs.as_ref().map(said);
         let ready = PeerMessage::Ready {
             session,
@@ -99,11 +110,6 @@ impl Node {
     }
 
     fn join(&mut self, leader: &NodeName, record: &SessionRecord) -> Result<Joined, SessionFault> {
-        if self.joined.contains_key(&(leader.clone(), record.session)) {
-            let reason = "proposed a session twice".into();
-            let node = leader.clone();
-            return Err(SessionFault::Neighbour { node, reason });
-        }
         let manifest = self
             .manifest_named(record.manifest)
             .ok_or(SessionFault::NoManifest)?;
@@ -392,8 +398,9 @@ impl Node {
     }
 
     pub(crate) fn close(&mut self, from: &NodeName, session: SessionId, kept: bool) {
-        self.forget_early(|leader, record| leader == from && record.session == session);
-        self.leave(&(from.clone(), session), kept);
+        let place = (from.clone(), session);
+        self.waiting_proposals.remove(&place);
+        self.leave(&place, kept);
     }
 
     /// Ends this node's part: what was kept counts or goes.
@@ -406,6 +413,7 @@ impl Node {
             self.out.push(Output::Stop { leader, session });
         }
         let counts = counts && self.checkpoints.contains_key(&joined.key);
+        let counts = counts && self.is_whole(&joined);
         if counts {
             let leaves = joined.leaves.clone();
             if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key)
@@ -502,6 +510,7 @@ impl Node {
         if let Some(old) = replaced {
             self.free_slot_again(old.slot);
         }
+        self.shard_is_back(rank);
         self.start_uploads();
     }
 
@@ -534,7 +543,7 @@ impl Node {
     }
 
     pub(crate) fn joined_forget(&mut self, leader: &NodeName) {
-        self.forget_early(|known, _| known == leader);
+        self.forget_waiting(leader);
         self.leave_where(|(known, _), _| known == leader);
     }
 
@@ -545,7 +554,6 @@ impl Node {
     pub(crate) fn expire_joined(&mut self) {
         let now = self.now;
         self.leave_where(|_, joined| joined.deadline <= now);
-        self.expire_early();
     }
 
     fn leave_where(&mut self, over: impl Fn(&(NodeName, SessionId), &Joined) -> bool) {

@@ -4,23 +4,24 @@
 //! part or says why not (`member`), and once all are ready the leader begins it. What a session keeps counts only
 //! when its leader closes it so; until then the last protected step stays whole beside it (copy on write).
 
+mod again;
 mod begin;
 mod broken;
 pub mod choose;
 mod derived;
-mod early;
 mod in_full;
+mod lacking;
 mod lanes;
 mod lead;
 mod member;
 mod plan;
 pub mod plans;
 mod shapes;
+mod survivors;
 mod work;
 
 pub(crate) use begin::Beginning;
 pub(crate) use broken::{Ending, ParityPlace, PartFilled, PartMade};
-pub(crate) use early::EarlyProposal;
 pub use lanes::{LaneBlocks, lanes_of};
 pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;

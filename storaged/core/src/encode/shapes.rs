@@ -148,7 +148,8 @@ pub struct LinkRates {
 }
 
 impl LinkRates {
-    fn of(&self, node: &NodeName) -> Option<u64> {
+    /// A node's rate, if it is known.
+    pub fn of(&self, node: &NodeName) -> Option<u64> {
         self.unusual.get(node).copied().or(self.usual)
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct OpenWish {
     pub deadline: Now,
     /// The rung that gave the reader wrong bytes.
     pub without: Option<Rung>,
+    /// A heal was waited for and did not bring the shard back.
+    pub healed_in_vain: bool,
 }
 
 /// A shard on its way into this node's RAM, or there for a reader.
@@ -84,7 +86,7 @@ impl Node {
     }
 
     /// The first rung: this node's RAM.
-    fn open_own(&mut self, id: RequestId, wish: &OpenWish) -> bool {
+    pub(super) fn open_own(&mut self, id: RequestId, wish: &OpenWish) -> bool {
         if wish.without == Some(Rung::OwnRam) {
             return false;
         }
@@ -145,6 +147,10 @@ impl Node {
                 manifest.clone(),
                 state.unwrap_or(CheckpointState::Committed),
             );
+        }
+        if self.is_to_be_healed(&wish, &survey, manifest.manifest()) {
+            self.heal_first(id, wish);
+            return Ok(());
         }
         let namespace = manifest.manifest().namespace.clone();
         let slot = self.create_slot(&namespace, wish.rank, length, SlotUse::Restoring)?;
@@ -254,6 +260,10 @@ impl Node {
                     .is_some_and(|node| self.is_up(node) && !opening.excluded.contains(node))
             })
             .collect();
+        let shape = match opening.wary {
+            true => RepairShape::Direct,
+            false => RepairShape::Chain,
+        };
         let (survivors, rung) = if usable.contains(&block) {
             (vec![block], Rung::PeerRam)
         } else {
@@ -262,7 +272,7 @@ impl Node {
                 node.is_some_and(|node| !self.setup.link_rates.is_slow(node))
             };
             let first: Vec<usize> = usable.iter().copied().filter(fast).collect();
-            let survivors = blocks.enough(&first).or_else(|| blocks.enough(&usable));
+            let survivors = self.survivors(&blocks, [&first, &usable], (1, shape));
             (survivors?, Rung::Decoded)
         };
         let kind = SessionKind::Repair {
@@ -270,10 +280,7 @@ impl Node {
             survivors: survivors.into_iter().map(|block| block as u32).collect(),
             wanted: vec![(block as u32, self.me().clone())],
             stripes: stripes_of(&opening.ranges, manifest.chunk),
-            shape: match opening.wary {
-                true => RepairShape::Direct,
-                false => RepairShape::Chain,
-            },
+            shape,
         };
         Some((lane, kind, rung))
     }
