@@ -198,6 +198,11 @@ impl Daemon {
         self.ops
             .metrics
             .observe_ledger(&self.node.ledger(), self.peers_up);
+        self.ops.metrics.observe_in_flight(
+            self.executor.stripes_in_flight(),
+            self.executor.blocks_in_flight(),
+            self.executor.blocks_in_flight_most(),
+        );
         self.ops.set_status(status, ready);
     }
 

@@ -47,6 +47,8 @@ pub struct Process {
     pub slots: BTreeMap<SlotId, Vec<u8>>,
     pub parity: BTreeMap<ParityId, Vec<Vec<u8>>>,
     started: u64,
+    /// When it wakes by itself, as the driver that sleeps to the deadline does.
+    wakes_at: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -215,7 +217,7 @@ impl World {
                 generation,
                 input,
             } => self.feed(node, generation, *input),
-            Event::Tick { node, generation } => self.feed(node, generation, Input::Tick),
+            Event::Tick { node, generation } => self.tick(node, generation),
             Event::Reply { id, reply, slot } => self.answered(id, *reply, slot),
             Event::Start { node } => self.start(node),
             Event::Links { a, b } => self.link(a, b),
@@ -257,6 +259,7 @@ impl World {
             slots: BTreeMap::new(),
             parity: BTreeMap::new(),
             started: self.now,
+            wakes_at: None,
         });
         self.feed(node, generation, Input::Tick);
         for other in (0..self.limits.nodes).filter(|other| *other != node) {
@@ -333,10 +336,26 @@ impl World {
         let local = Now(self.now - process.started);
         let outputs = process.node.handle(local, input);
         let deadline = process.started + process.node.deadline().0.min(local.0 + 3_600_000);
+        let wakes_at = deadline.max(self.now + 1);
+        let is_set = process.wakes_at == Some(wakes_at);
+        process.wakes_at = Some(wakes_at);
         for output in outputs {
             self.perform(node, generation, output);
         }
-        self.at(deadline.max(self.now + 1), Event::Tick { node, generation });
+        if !is_set {
+            self.at(wakes_at, Event::Tick { node, generation });
+        }
+    }
+
+    /// Only the newest deadline counts.
+    fn tick(&mut self, node: usize, generation: u64) {
+        let now = self.now;
+        let process = self.processes[node].as_mut();
+        let due = process.filter(|it| it.generation == generation && it.wakes_at == Some(now));
+        if let Some(process) = due {
+            process.wakes_at = None;
+            self.feed(node, generation, Input::Tick);
+        }
     }
 
     fn back(&mut self, node: usize, generation: u64, ms: u64, input: Input) {
