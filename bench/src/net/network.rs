@@ -4,11 +4,14 @@
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::{fs, thread};
 
 use anyhow::{Context, Result, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::command::run;
 
@@ -29,6 +32,10 @@ const BURST_BYTES: u64 = 65_536;
 
 /// The same where packets are to be dropped one by one: the largest frame, so that offloaded packets are cut up.
 const BURST_SINGLE_BYTES: u64 = 10_240;
+
+/// Where the kernel's table of devices has bytes.
+const RECEIVED_COLUMN: usize = 0;
+const SENT_COLUMN: usize = 8;
 
 /// Bits per second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -246,7 +253,7 @@ impl Network {
     /// # Errors
     /// If the kernel does not say.
     pub fn bytes_sent(&self, node: usize) -> Result<u64> {
-        self.bytes(node, "tx")
+        self.bytes(node, SENT_COLUMN)
     }
 
     /// Bytes that a node has received on its link since it was made.
@@ -254,17 +261,34 @@ impl Network {
     /// # Errors
     /// If the kernel does not say.
     pub fn bytes_received(&self, node: usize) -> Result<u64> {
-        self.bytes(node, "rx")
+        self.bytes(node, RECEIVED_COLUMN)
     }
 
-    fn bytes(&self, node: usize, way: &str) -> Result<u64> {
-        let space = self.space(node);
-        let show = ["-n", &space, "-s", "-j", "link", "show", "dev", "eth0"];
-        let text = run("ip", &show, "")?;
-        let parsed: serde_json::Value = serde_json::from_str(&text)?;
-        parsed[0]["stats64"][way]["bytes"]
-            .as_u64()
-            .with_context(|| format!("expected a count of bytes, got {text}"))
+    fn bytes(&self, node: usize, column: usize) -> Result<u64> {
+        let read = || Ok(fs::read_to_string("/proc/thread-self/net/dev")?);
+        let text = self.inside(node, read)?;
+        let mut lines = text.lines();
+        let link = lines.find_map(|line| line.trim().strip_prefix("eth0:"));
+        let count = link.and_then(|link| link.split_whitespace().nth(column)?.parse().ok());
+        count.with_context(|| format!("expected counts of eth0, got {text}"))
+    }
+
+    /// Does some work on a thread that is in a node's namespace.
+    ///
+    /// # Errors
+    /// If the namespace cannot be entered, or the work's own.
+    pub fn inside<T: Send>(
+        &self,
+        node: usize,
+        work: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<T> {
+        let space = fs::File::open(format!("/run/netns/{}", self.space(node)))?;
+        let enter_and_work = move || {
+            move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
+            work()
+        };
+        let done = thread::scope(|threads| threads.spawn(enter_and_work).join());
+        done.ok().context("work inside a namespace broke")?
     }
 
     /// What it is like.

@@ -18,29 +18,24 @@ use std::{fs, thread};
 use anyhow::{Context, Result, ensure};
 use storaged_bench::net::command::obstacle;
 use storaged_bench::net::network::{LinkRate, remove_leftovers};
-use storaged_tests::system::shards;
 
 use cases::{EncodeLoss, Partition, RepairLoss};
-use site::{Checkpoint, K, M, NODES, Site, SiteSpec};
+use site::{Checkpoint, M, NODES, Site, SiteSpec};
 
 /// Shards of about 1 MB on links so slow that an encode takes well over a second, whatever else the cores do.
 const SMALL: SiteSpec = SiteSpec {
-    rate: LinkRate::megabits(10),
+    rate: LinkRate::megabits(8),
     chunk: 16 << 10,
     budget: 24 << 20,
-    shards: small,
+    shards: [700_000, 800_003, 900_006, 1_000_009],
 };
 
 /// Clusters that work on the cases of a test at once: most of their time is spent waiting.
-const CLUSTERS: usize = 2;
+const CLUSTERS: usize = 3;
 
 /// Blocks that a node holds at once, at most: four sessions of eight stripes with the m sums of a chain received, the
 /// local block and m results, and what the transport has not had acknowledged, all of a step at most.
 const BLOCKS_MAX: u64 = (4 * 8 * (2 * M + 1) + M * 64) as u64;
-
-fn small(step: u64) -> Vec<Vec<u8>> {
-    shards(K as u32, step)
-}
 
 /// Whether networks can be made here; if not, the reason is printed, past the capture of the test's output.
 fn can_run() -> bool {
@@ -50,13 +45,18 @@ fn can_run() -> bool {
         if obstacle.is_none()
             && let Err(error) = remove_leftovers()
         {
-            return Some(format!("what an earlier run left cannot be removed: {error:#}"));
+            return Some(format!(
+                "what an earlier run left cannot be removed: {error:#}"
+            ));
         }
         obstacle
     });
     if let Some(obstacle) = obstacle {
         // Nobody reads what cannot be written.
-        let _ = writeln!(std::io::stderr(), "a test in network namespaces is skipped: {obstacle}");
+        let _ = writeln!(
+            std::io::stderr(),
+            "a test in network namespaces is skipped: {obstacle}"
+        );
     }
     obstacle.is_none()
 }
@@ -85,8 +85,13 @@ fn run_all<C: std::fmt::Debug + Send + Sync>(name: &str, cases: Vec<C>, run: Run
             });
         }
     });
-    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
-    println!("{name}: {count} cases in {:.0} s", started.elapsed().as_secs_f64());
+    let failures = failures
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    println!(
+        "{name}: {count} cases in {:.0} s",
+        started.elapsed().as_secs_f64()
+    );
     ensure!(
         failures.is_empty(),
         "{} of {count} cases failed:\n{}",
@@ -101,7 +106,11 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Cases on one cluster, until none is left or one fails.
-fn work_off<C: std::fmt::Debug>(place: &str, queue: &Mutex<VecDeque<C>>, run: Run<C>) -> Result<()> {
+fn work_off<C: std::fmt::Debug>(
+    place: &str,
+    queue: &Mutex<VecDeque<C>>,
+    run: Run<C>,
+) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let network = Site::network(&SMALL)?;
     let mut site = Site::start(SMALL, &network, directory.path().join("cluster"))?;
@@ -116,7 +125,10 @@ fn work_off<C: std::fmt::Debug>(place: &str, queue: &Mutex<VecDeque<C>>, run: Ru
             site.check_bounds(BLOCKS_MAX)?;
             Ok(newer)
         });
-        println!("{place}: {case:?} took {:.1} s", started.elapsed().as_secs_f64());
+        println!(
+            "{place}: {case:?} took {:.1} s",
+            started.elapsed().as_secs_f64()
+        );
         base = outcome.with_context(|| format!("{case:?}; logs in {}", keep_logs(place, &site)))?;
     }
 }

@@ -15,7 +15,7 @@ use storaged_sdk::{Client, Trainer};
 use storaged_tests::clients::{Clients, WAIT_MS};
 use storaged_tests::system::executable;
 
-use crate::process::{Metrics, bytes_sent, memory_most};
+use crate::process::{Metrics, memory_most};
 
 /// Data nodes, each with a rank of the job.
 pub const K: usize = 4;
@@ -29,7 +29,7 @@ const SETTLE: Duration = Duration::from_secs(60);
 /// How often something is looked at that is waited for.
 const LOOK: Duration = Duration::from_millis(10);
 /// More than the control messages of a save or of a restart come to: with so many bytes, blocks move.
-const MOVING_BYTES: u64 = 128 << 10;
+const MOVING_BYTES: u64 = 96 << 10;
 /// What a daemon may take beyond the budget of slots and parity: program, stacks and TLS sessions, and what
 /// docs/operate says of blocks in flight: idle ones of 32 MiB and the transport's.
 const BEYOND_BUDGET_BYTES: u64 = 96 << 20;
@@ -43,8 +43,32 @@ pub struct SiteSpec {
     pub chunk: u64,
     /// Bytes of slots and parity per node.
     pub budget: u64,
-    /// The shards of a step.
-    pub shards: fn(u64) -> Vec<Vec<u8>>,
+    /// Bytes of each rank's shard.
+    pub shards: [usize; K],
+}
+
+impl SiteSpec {
+    /// The shards of a step: random words (xorshift, Marsaglia 2003), so that no chunk is as in another step.
+    fn contents(&self, step: u64) -> Vec<Vec<u8>> {
+        let of_rank = |(rank, length): (usize, &usize)| {
+            let mut state = step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (rank as u64 + 1);
+            let mut shard = Vec::with_capacity(length.next_multiple_of(8));
+            while shard.len() < *length {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                shard.extend_from_slice(&state.to_le_bytes());
+            }
+            shard.truncate(*length);
+            shard
+        };
+        self.shards.iter().enumerate().map(of_rank).collect()
+    }
+
+    /// Bytes of the longest shard: what a lost block comes to on the wire.
+    fn block_bytes(&self) -> u64 {
+        self.shards.iter().copied().max().unwrap_or(0) as u64
+    }
 }
 
 /// A checkpoint: of which run, at which step.
@@ -66,7 +90,7 @@ impl<'a> Site<'a> {
         Network::make(NetworkSpec {
             nodes: NODES,
             rate: Some(spec.rate),
-            mtu: 1500,
+            mtu: 9000,
             packets: Packets::Whole,
         })
     }
@@ -106,12 +130,6 @@ impl<'a> Site<'a> {
         })
     }
 
-    /// Bytes of the longest shard: what a lost block comes to on the wire.
-    pub fn block_bytes(&self) -> u64 {
-        let longest = (self.spec.shards)(0).iter().map(Vec::len).max();
-        longest.unwrap_or(0) as u64
-    }
-
     /// Every rank saves a step of this run, or of a new one if there is none; gives the checkpoint once it is sealed
     /// everywhere.
     pub fn save(&mut self) -> Result<Checkpoint> {
@@ -119,7 +137,7 @@ impl<'a> Site<'a> {
             self.training = Some(self.clients.trainers(K as u32)?);
         }
         self.step += 1;
-        let shards = (self.spec.shards)(self.step);
+        let shards = self.spec.contents(self.step);
         let Some((run, trainers)) = &mut self.training else {
             bail!("expected trainers, got none")
         };
@@ -143,8 +161,7 @@ impl<'a> Site<'a> {
 
     /// Waits until a checkpoint is protected.
     pub fn wait_protected(&self, (run, step): Checkpoint) -> Result<()> {
-        self.clients
-            .wait(0, run, step, CheckpointState::Protected)
+        self.clients.wait(0, run, step, CheckpointState::Protected)
     }
 
     /// Waits until every node has its block of a checkpoint.
@@ -158,7 +175,11 @@ impl<'a> Site<'a> {
 
     /// Whether a node has its block, shard or parity, of a checkpoint.
     pub fn has_block(&self, node: usize, checkpoint: Checkpoint) -> bool {
-        let field = if node < K { "shards_here" } else { "parity_here" };
+        let field = if node < K {
+            "shards_here"
+        } else {
+            "parity_here"
+        };
         let known = self.known(node, checkpoint);
         known.is_some_and(|known| known[field].as_u64() == Some(1))
     }
@@ -191,13 +212,13 @@ impl<'a> Site<'a> {
         until(SETTLE, || Ok(self.sent()? >= before + MOVING_BYTES))
             .context("waiting for an encode to begin")?;
         // Every hop of a chain sends m blocks; all have begun when the first one has.
-        let encode = self.spec.rate.seconds(M as u64 * self.block_bytes());
+        let encode = self.spec.rate.seconds(M as u64 * self.spec.block_bytes());
         sleep(Duration::from_secs_f64(encode * part));
         Ok(checkpoint)
     }
 
     fn sent(&self) -> Result<u64> {
-        (0..NODES).map(|node| bytes_sent(self.process(node)?)).sum()
+        (0..NODES).map(|node| self.network.bytes_sent(node)).sum()
     }
 
     fn process(&self, node: usize) -> Result<u32> {
@@ -216,10 +237,13 @@ impl<'a> Site<'a> {
         self.replace(nodes)?;
         let moves = || {
             let now = received()?;
-            Ok(now.iter().zip(&before).any(|(now, before)| *now >= before + MOVING_BYTES))
+            Ok(now
+                .iter()
+                .zip(&before)
+                .any(|(now, before)| *now >= before + MOVING_BYTES))
         };
         until(SETTLE, moves).context("waiting for a repair to begin")?;
-        let repair = self.spec.rate.seconds(self.block_bytes());
+        let repair = self.spec.rate.seconds(self.spec.block_bytes());
         sleep(Duration::from_secs_f64(repair * part));
         Ok(())
     }
@@ -262,7 +286,7 @@ impl<'a> Site<'a> {
         let (_, step) = checkpoint;
         let nodes: Vec<usize> = (0..K).collect();
         self.clients
-            .restore(&nodes, step, &(self.spec.shards)(step))?;
+            .restore(&nodes, step, &self.spec.contents(step))?;
         self.end_training();
         self.wait_whole(checkpoint)
     }
@@ -272,16 +296,15 @@ impl<'a> Site<'a> {
     pub fn check_bounds(&self, blocks_max: u64) -> Result<()> {
         for node in 0..NODES {
             self.check_memory(node)?;
-            let process = self.process(node)?;
             let idle = || {
-                let metrics = Metrics::of(process)?;
+                let metrics = Metrics::of(self.network, node)?;
                 let none = |name| anyhow::Ok(metrics.number(name)? == 0);
                 Ok(none("storaged_sessions")?
                     && none("storaged_encode_stripes_in_flight")?
                     && none("storaged_encode_blocks_in_flight")?)
             };
             until(SETTLE, idle).with_context(|| format!("n{node:02} is not idle"))?;
-            let metrics = Metrics::of(process)?;
+            let metrics = Metrics::of(self.network, node)?;
             let blocks = metrics.number("storaged_encode_blocks_in_flight_most")?;
             ensure!(
                 blocks <= blocks_max,
