@@ -36,6 +36,8 @@ pub struct Limits {
     pub duration_ms: u64,
     /// A node that sends wrong bytes in every second frame of a repair.
     pub liar: Option<usize>,
+    /// A node whose hops take long, and whose control messages do.
+    pub slow: Option<usize>,
     /// What all nodes are told of their links.
     pub link_rate: Option<u64>,
 }
@@ -100,6 +102,9 @@ pub struct World {
     pub liar_named: u64,
     /// Encodes whose shape was chosen.
     pub shapes: u64,
+    /// Sessions that a member's end cut short, and that a slow hop stalled.
+    pub cut: u64,
+    pub stalls: u64,
     /// Uploads that could be written against a base.
     pub increments: u64,
     events: BTreeMap<(u64, u64), Event>,
@@ -108,10 +113,13 @@ pub struct World {
     generation: u64,
     link_free_at: BTreeMap<(usize, usize), u64>,
     up: BTreeSet<(usize, usize)>,
-    trace: blake3::Hasher,
+    trace: Option<blake3::Hasher>,
 }
 
 pub const CHUNK_BYTES: u32 = 4096;
+
+/// A control message over a slow link takes up to so many milliseconds.
+const SLOW_MESSAGE_MS: u64 = 300;
 
 pub fn name(node: usize) -> NodeName {
     NodeName::new(format!("n{node}")).unwrap()
@@ -140,6 +148,8 @@ impl World {
             lies: 0,
             liar_named: 0,
             shapes: 0,
+            cut: 0,
+            stalls: 0,
             increments: 0,
             events: BTreeMap::new(),
             sequence: 0,
@@ -147,7 +157,7 @@ impl World {
             generation: 0,
             link_free_at: BTreeMap::new(),
             up: BTreeSet::new(),
-            trace: blake3::Hasher::new(),
+            trace: None,
         };
         for node in 0..limits.nodes {
             world.at(0, Event::Start { node });
@@ -157,17 +167,28 @@ impl World {
     }
 
     /// Runs to the end and gives a digest of everything that happened.
-    pub fn run(&mut self) -> String {
+    pub fn run_traced(&mut self) -> String {
+        self.trace = Some(blake3::Hasher::new());
+        self.run();
+        let trace = self.trace.take();
+        trace
+            .map(|trace| trace.finalize().to_hex().to_string())
+            .unwrap_or_default()
+    }
+
+    /// Runs to the end.
+    pub fn run(&mut self) {
         while let Some(((time, _), event)) = self.events.pop_first() {
             if time > self.limits.duration_ms {
                 break;
             }
             self.now = time;
-            self.trace.update(format!("{time} {event:?}\n").as_bytes());
+            if let Some(trace) = &mut self.trace {
+                trace.update(format!("{time} {event:?}\n").as_bytes());
+            }
             self.happen(event);
             self.memory_stays_within_the_budget();
         }
-        self.trace.finalize().to_hex().to_string()
     }
 
     /// A random number below `bound`.
@@ -298,11 +319,12 @@ impl World {
     }
 
     pub fn crash(&mut self, node: usize) {
-        if self.processes[node].take().is_none() {
+        if !self.is_up(node) {
             return;
         }
+        self.lose_sessions(node);
+        self.processes[node] = None;
         self.crashes += 1;
-        self.sessions.lost(node);
         for other in 0..self.limits.nodes {
             self.up.remove(&(node, other));
             if self.up.remove(&(other, node))
@@ -408,12 +430,12 @@ impl World {
                 self.after(delay, Event::Sessions);
             }
             Output::Stop { leader, session } => {
-                if self.sessions.stop(node, &leader, session) {
+                if let Some(kept) = self.stop_session(node, &leader, session) {
                     let input = Input::SessionEnded {
                         leader,
                         session,
                         outcome: Err(SessionFault::Aborted),
-                        kept: Vec::new(),
+                        kept,
                     };
                     self.back(node, generation, delay, input);
                 }
@@ -528,7 +550,11 @@ impl World {
         if lost || !self.up.contains(&(from, to)) {
             return;
         }
-        let delay = 1 + self.random(8);
+        let is_slow = self
+            .limits
+            .slow
+            .is_some_and(|slow| slow == from || slow == to);
+        let delay = 1 + self.random(if is_slow { SLOW_MESSAGE_MS } else { 8 });
         let free = self.link_free_at.get(&(from, to)).copied().unwrap_or(0);
         let time = (self.now + delay).max(free);
         self.link_free_at.insert((from, to), time);
