@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Context, Result, ensure};
+use storaged::encode::ExecutorLimits;
 use storaged_bench::net::command::obstacle;
 use storaged_bench::net::network::{LinkRate, remove_leftovers};
 
 use cases::{EncodeLoss, Partition, RepairLoss};
-use site::{Checkpoint, M, NODES, Site, SiteSpec};
+use site::{Checkpoint, K, M, NODES, Site, SiteSpec};
 
 /// Shards of about 1 MB on links so slow that an encode takes well over a second, whatever else the cores do.
 const SMALL: SiteSpec = SiteSpec {
@@ -30,12 +31,26 @@ const SMALL: SiteSpec = SiteSpec {
     shards: [700_000, 800_003, 900_006, 1_000_009],
 };
 
+/// Shards of many times what may be in flight of them.
+const LARGE: SiteSpec = SiteSpec {
+    rate: LinkRate::megabits(100),
+    chunk: 64 << 10,
+    budget: 64 << 20,
+    shards: [12 << 20; K],
+};
+
+/// Unread bytes that a stream between daemons may have in flight: docs/operate/transport.md.
+const STREAM_WINDOW_BYTES: u64 = 4 << 20;
+
 /// Clusters that work on the cases of a test at once: most of their time is spent waiting.
 const CLUSTERS: usize = 3;
 
-/// Blocks that a node holds at once, at most: four sessions of eight stripes with the m sums of a chain received, the
-/// local block and m results, and what the transport has not had acknowledged, all of a step at most.
-const BLOCKS_MAX: u64 = (4 * 8 * (2 * M + 1) + M * 64) as u64;
+/// Blocks that a node holds at once, at most: per session and stripe in flight the m sums of a chain received, the
+/// local block and m results, and per session a stream's window of blocks that are not acknowledged.
+fn blocks_max(spec: &SiteSpec, sessions: u64) -> u64 {
+    let stripes = ExecutorLimits::default().stripes_in_flight as u64;
+    sessions * (stripes * (2 * M as u64 + 1) + STREAM_WINDOW_BYTES / spec.chunk)
+}
 
 /// Whether networks can be made here; if not, the reason is printed, past the capture of the test's output.
 fn can_run() -> bool {
@@ -122,7 +137,8 @@ fn work_off<C: std::fmt::Debug>(
         };
         let started = Instant::now();
         let outcome = run(&case, &mut site, base).and_then(|newer| {
-            site.check_bounds(BLOCKS_MAX)?;
+            // A new step is encoded and an older one healed at once.
+            site.check_bounds(blocks_max(&SMALL, 2))?;
             Ok(newer)
         });
         println!(
@@ -215,4 +231,24 @@ fn a_partition_while_a_step_is_encoded_heals() -> Result<()> {
         lasts: Duration::from_secs([1, 4][case % 2]),
     });
     run_all("partition", cases.collect(), Partition::run)
+}
+
+#[test]
+fn memory_is_bounded_before_a_slow_hop() -> Result<()> {
+    if !can_run() {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let network = Site::network(&LARGE)?;
+    let mut site = Site::start(LARGE, &network, directory.path().join("cluster"))?;
+    // The last hop of every chain; repairs of two lost blocks cannot do without it either.
+    network.shape(NODES - 1, LinkRate::megabits(30))?;
+    let checkpoint = site.save_protected()?;
+    site.check_bounds(blocks_max(&LARGE, 1))?;
+    site.lose(&[0, K])?;
+    site.replace(&[0, K])?;
+    site.wait_links()?;
+    site.restore(checkpoint)?;
+    // An opening and a healing may decode the same block at once.
+    site.check_bounds(blocks_max(&LARGE, 2))
 }
