@@ -292,7 +292,8 @@ impl<'a> Site<'a> {
         self.wait_whole(checkpoint)
     }
 
-    /// Slots and parity are within the budget, the process within what it may have beside them, no more blocks were in flight at once than
+    /// Slots and parity are within the budget, the process within what it may have beside them, no more blocks were in
+    /// flight at once than
     /// `blocks_max`, and nothing is left of sessions.
     pub fn check_bounds(&self, blocks_max: u64) -> Result<()> {
         for node in 0..NODES {
