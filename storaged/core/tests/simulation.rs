@@ -1,7 +1,7 @@
 //! The decisions under many seeds: nodes that die, hops that are slow or silent, and hops that lie.
 //! `STORAGED_SIM_SEEDS=N` sets how many seeds are tried, from `STORAGED_SIM_FIRST` on; each that fails is named.
 //! `STORAGED_SIM_SEED=N cargo test -p storaged-core --test simulation one_seed` replays one, and with
-//! `STORAGED_SIM_LIAR=N` instead one of those that have a liar.
+//! `STORAGED_SIM_LIAR=N` instead one of those that have a liar; `STORAGED_SIM_TELL=1` prints all that happens.
 
 mod sim;
 
@@ -186,7 +186,9 @@ fn one_seed() {
         Some(seed) => (seed, liar_limits),
         None => (number("STORAGED_SIM_SEED").unwrap_or(3), limits_of),
     };
-    World::new(seed, limits(seed)).run();
+    let mut world = World::new(seed, limits(seed));
+    world.told = std::env::var_os("STORAGED_SIM_TELL").is_some();
+    world.run();
 }
 
 #[test]

@@ -114,6 +114,8 @@ pub struct World {
     link_free_at: BTreeMap<(usize, usize), u64>,
     up: BTreeSet<(usize, usize)>,
     trace: Option<blake3::Hasher>,
+    /// Every event and output is printed.
+    pub told: bool,
 }
 
 pub const CHUNK_BYTES: u32 = 4096;
@@ -158,6 +160,7 @@ impl World {
             link_free_at: BTreeMap::new(),
             up: BTreeSet::new(),
             trace: None,
+            told: false,
         };
         for node in 0..limits.nodes {
             world.at(0, Event::Start { node });
@@ -183,6 +186,9 @@ impl World {
                 break;
             }
             self.now = time;
+            if self.told {
+                eprintln!("{time} {event:?}");
+            }
             if let Some(trace) = &mut self.trace {
                 trace.update(format!("{time} {event:?}\n").as_bytes());
             }
@@ -362,6 +368,9 @@ impl World {
         let is_set = process.wakes_at == Some(wakes_at);
         process.wakes_at = Some(wakes_at);
         for output in outputs {
+            if self.told {
+                eprintln!("{} n{node} {output:?}", self.now);
+            }
             self.perform(node, generation, output);
         }
         if !is_set {
