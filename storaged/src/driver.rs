@@ -204,6 +204,11 @@ impl Daemon {
             self.memory.spare_bytes(),
             self.peers_up,
         );
+        self.ops.metrics.observe_in_flight(
+            self.executor.stripes_in_flight(),
+            self.executor.blocks_in_flight(),
+            self.executor.blocks_in_flight_most(),
+        );
         self.ops.set_status(status, ready);
     }
 

@@ -36,6 +36,9 @@ pub struct Metrics {
     encode_bytes: Counter,
     encode_lane_seconds: Histogram,
     encode_failures: Counter,
+    encode_stripes_in_flight: Gauge,
+    encode_blocks_in_flight: Gauge,
+    encode_blocks_in_flight_most: Gauge,
     place_peers_up: Gauge,
     place_healed: Counter,
     place_peer_faults: Counter,
@@ -71,6 +74,9 @@ impl Metrics {
             encode_bytes: Counter::default(),
             encode_lane_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
             encode_failures: Counter::default(),
+            encode_stripes_in_flight: Gauge::default(),
+            encode_blocks_in_flight: Gauge::default(),
+            encode_blocks_in_flight_most: Gauge::default(),
             place_peers_up: Gauge::default(),
             place_healed: Counter::default(),
             place_peer_faults: Counter::default(),
@@ -123,6 +129,7 @@ impl Metrics {
             "Sessions led here that failed and were tried again",
             metrics.encode_failures.clone(),
         );
+        metrics.register_in_flight(&mut registry);
         registry.register(
             "place_peers_up",
             "Peers whose link is up",
@@ -173,6 +180,24 @@ impl Metrics {
             registry,
             ..metrics
         }
+    }
+
+    fn register_in_flight(&self, registry: &mut Registry) {
+        registry.register(
+            "encode_stripes_in_flight",
+            "Stripes being computed, over all sessions",
+            self.encode_stripes_in_flight.clone(),
+        );
+        registry.register(
+            "encode_blocks_in_flight",
+            "Blocks in use by sessions and by the transport until they are acknowledged",
+            self.encode_blocks_in_flight.clone(),
+        );
+        registry.register(
+            "encode_blocks_in_flight_most",
+            "Most blocks that were in use at once",
+            self.encode_blocks_in_flight_most.clone(),
+        );
     }
 
     fn register_increments(&self, registry: &mut Registry) {
@@ -285,9 +310,16 @@ impl Metrics {
         }
     }
 
+    /// What the executor has in its hands now, and the most blocks that it had.
+    pub fn observe_in_flight(&self, stripes: usize, blocks: usize, blocks_most: usize) {
+        self.encode_stripes_in_flight.set(gauge(stripes as u64));
+        self.encode_blocks_in_flight.set(gauge(blocks as u64));
+        self.encode_blocks_in_flight_most
+            .set(gauge(blocks_most as u64));
+    }
+
     /// What the ledger says now.
     pub fn observe_ledger(&self, ledger: &storaged_core::Ledger, spare: u64, peers_up: usize) {
-        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.memory_used_bytes.set(gauge(ledger.used));
         self.memory_budget_bytes.set(gauge(ledger.total));
         self.memory_spare_bytes.set(gauge(spare));
@@ -303,6 +335,10 @@ impl Metrics {
             Err(_) => unreachable!("writing to a string cannot fail"),
         }
     }
+}
+
+fn gauge(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -1,7 +1,15 @@
-//! The decisions under many seeds. `STORAGED_SIM_SEED=N cargo test -p storaged-core --test simulation one_seed`
-//! replays one; `STORAGED_SIM_SEEDS=N` sets how many `many_seeds` tries.
+//! The decisions under many seeds: nodes that die, hops that are slow or silent, and hops that lie.
+//! `STORAGED_SIM_SEEDS=N` sets how many seeds are tried, from `STORAGED_SIM_FIRST` on; each that fails is named.
+//! `STORAGED_SIM_SEED=N cargo test -p storaged-core --test simulation one_seed` replays one, and with
+//! `STORAGED_SIM_LIAR=N` instead one of those that have a liar; `STORAGED_SIM_TELL=1` prints all that happens.
 
 mod sim;
+
+use std::ops::AddAssign;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use sim::{Limits, World};
 use storaged_core::DurableForm;
@@ -16,6 +24,7 @@ const SMALL: Limits = Limits {
     durable_form: DurableForm::Full,
     duration_ms: 240_000,
     liar: None,
+    slow: None,
     link_rate: None,
 };
 
@@ -27,9 +36,26 @@ fn limits_of(seed: u64) -> Limits {
         _ => DurableForm::Full,
     };
     let limits = shape_of(seed, loss_one_in);
+    // Half of the seeds have a slow hop: the last node, which all know to be slow if they know rates, or any other.
+    let slow = match seed / 8 % 4 {
+        0 => Some(limits.nodes - 1),
+        1 => Some(seed as usize / 32 % limits.nodes),
+        _ => None,
+    };
     Limits {
         durable_form,
         link_rate,
+        slow,
+        ..limits
+    }
+}
+
+/// Of seeds with a liar: any node lies, in groups that can do with one node less.
+fn liar_limits(seed: u64) -> Limits {
+    let shape = [0, 2, 3][(seed / 6 % 3) as usize];
+    let limits = shape_of(shape, 0);
+    Limits {
+        liar: Some(seed as usize % limits.nodes),
         ..limits
     }
 }
@@ -71,67 +97,120 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-fn run(seed: u64) -> (World, String) {
-    eprintln!("seed {seed}");
-    let mut world = World::new(seed, limits_of(seed));
-    let trace = world.run();
-    (world, trace)
+/// What a number of runs did.
+#[derive(Debug, Default)]
+struct Tally {
+    crashes: u64,
+    restores: u64,
+    increments: u64,
+    resumed: u64,
+    carried: u64,
+    incremental: u64,
+    shapes: u64,
+    cut: u64,
+    stalls: u64,
+    lies: u64,
+    named: u64,
+}
+
+impl AddAssign<&World> for Tally {
+    fn add_assign(&mut self, world: &World) {
+        self.crashes += world.crashes;
+        self.restores += world.restores;
+        self.increments += world.increments;
+        self.resumed += world.resumed;
+        self.carried += world.carried;
+        self.incremental += world.incremental;
+        self.shapes += world.shapes;
+        self.cut += world.cut;
+        self.stalls += world.stalls;
+        self.lies += world.lies;
+        self.named += world.liar_named;
+    }
+}
+
+/// Runs seeds on all cores; the numbers of those that fail come with the tally.
+fn run_seeds(seeds: u64, limits: fn(u64) -> Limits) -> (Tally, Vec<u64>) {
+    let first = number("STORAGED_SIM_FIRST").unwrap_or(0);
+    let next = AtomicU64::new(first);
+    let done = Mutex::new((Tally::default(), Vec::new()));
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= first + seeds {
+                return;
+            }
+            let mut world = World::new(seed, limits(seed));
+            let outcome = catch_unwind(AssertUnwindSafe(|| world.run()));
+            let mut done = done.lock().expect("nothing fails while it is locked");
+            match outcome {
+                Ok(()) => done.0 += &world,
+                Err(_) => {
+                    eprintln!("seed {seed} failed");
+                    done.1.push(seed);
+                }
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    let (tally, mut failed) = done.into_inner().expect("nothing fails while it is locked");
+    failed.sort_unstable();
+    (tally, failed)
 }
 
 #[test]
 fn many_seeds() {
-    let (mut crashes, mut restores, mut increments) = (0, 0, 0);
-    let (mut resumed, mut carried, mut incremental, mut shapes) = (0, 0, 0, 0);
-    for seed in 0..number("STORAGED_SIM_SEEDS").unwrap_or(12) {
-        let (world, _) = run(seed);
-        crashes += world.crashes;
-        restores += world.restores;
-        increments += world.increments;
-        resumed += world.resumed;
-        carried += world.carried;
-        incremental += world.incremental;
-        shapes += world.shapes;
-    }
+    let seeds = number("STORAGED_SIM_SEEDS").unwrap_or(48);
+    let (tally, failed) = run_seeds(seeds, limits_of);
+    println!("{seeds} seeds: {tally:?}");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}");
     assert!(
-        resumed > 3 && carried > 3 && incremental > 20 && shapes > 20,
-        "sessions have less than all to do: {resumed} resumed, {carried} sets made in part, {incremental} increments, {shapes} shapes chosen"
+        tally.crashes > 20 && tally.restores > 20 && tally.increments > 8,
+        "the scenarios do something: {tally:?}"
     );
+    let parts = [tally.resumed, tally.carried, tally.cut, tally.stalls];
     assert!(
-        crashes > 20 && restores > 20 && increments > 5,
-        "the scenarios do something: {crashes} crashes, {restores} restores, {increments} increments"
+        parts.iter().all(|count| *count > 3) && tally.incremental > 20 && tally.shapes > 20,
+        "sessions have less than all to do: {tally:?}"
     );
 }
 
 #[test]
 fn one_seed() {
-    run(number("STORAGED_SIM_SEED").unwrap_or(3));
+    let (seed, limits): (u64, fn(u64) -> Limits) = match number("STORAGED_SIM_LIAR") {
+        Some(seed) => (seed, liar_limits),
+        None => (number("STORAGED_SIM_SEED").unwrap_or(3), limits_of),
+    };
+    let mut world = World::new(seed, limits(seed));
+    world.told = std::env::var_os("STORAGED_SIM_TELL").is_some();
+    world.run();
 }
 
 #[test]
 fn a_seed_replays_identically() {
-    assert_eq!(run(6).1, run(6).1);
-    assert_ne!(run(6).1, run(7).1);
+    let trace = |seed| World::new(seed, limits_of(seed)).run_traced();
+    assert_eq!(trace(6), trace(6));
+    assert_ne!(trace(6), trace(7));
 }
 
 /// A node that sends wrong bytes in repairs: no wrong byte is ever returned (the job compares all it reads), nobody
 /// else is accused, and it is found out.
 #[test]
 fn a_lying_hop_is_named_and_routed_around() {
-    let (mut lies, mut named, mut restores) = (0, 0, 0);
-    for seed in 0..number("STORAGED_SIM_LIARS").unwrap_or(12) {
-        eprintln!("seed {seed}");
-        let limits = Limits {
-            liar: Some(seed as usize % 6),
-            ..SMALL
-        };
-        let mut world = World::new(1000 + seed, limits);
-        world.run();
-        lies += world.lies;
-        named += world.liar_named;
-        restores += world.restores;
-    }
+    let seeds = number("STORAGED_SIM_LIARS").unwrap_or(18);
+    let (tally, failed) = run_seeds(seeds, liar_limits);
+    println!("{seeds} seeds with a liar: {tally:?}");
     assert!(
-        lies > 20 && named > 5 && restores > 20,
-        "{lies} lies, named {named} times, {restores} restores"
+        failed.is_empty(),
+        "seeds with a liar that failed: {failed:?}"
+    );
+    assert!(
+        tally.lies > 20 && tally.named > 5 && tally.restores > 20,
+        "the liar lies and is named: {tally:?}"
     );
 }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use storaged_wire::peer::Lane;
+use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::member::{Joined, Kept};
@@ -40,6 +40,8 @@ impl PartFilled {
 pub(crate) struct PartMade {
     set: ParityId,
     made: DirtyMap,
+    /// All of it is made: only the leader's word is missing.
+    whole: bool,
     until: Now,
 }
 
@@ -114,7 +116,12 @@ impl Node {
         let mut made = joined.made.clone();
         made.mark_all(joined.kept_stripes.iter().cloned());
         let until = self.now.plus(limits::PART_FILLED_MAX_MS);
-        let part = PartMade { set, made, until };
+        let part = PartMade {
+            set,
+            made,
+            whole: joined.finished,
+            until,
+        };
         let block = (manifest, joined.derived.lane, index);
         if joined.running {
             self.ending
@@ -175,9 +182,40 @@ impl Node {
         self.ending.values().any(is_it)
     }
 
+    /// A step is protected because all members of its sessions had finished. This one may not have heard that its
+    /// session was closed so: the link broke, and others told it of the state. What it has made counts all the same.
+    pub(crate) fn count_finished_parity(&mut self, key: &CheckpointKey) {
+        let is_it = |joined: &Joined| {
+            let makes_parity = matches!(joined.kept, Kept::Parity { .. });
+            joined.key == *key && joined.finished && makes_parity
+        };
+        let places = self.joined.iter().filter(|(_, joined)| is_it(joined));
+        for place in places.map(|(place, _)| place.clone()).collect::<Vec<_>>() {
+            self.leave(&place, true);
+        }
+        let Some(name) = self.checkpoints.get(key).and_then(|c| c.name()) else {
+            return;
+        };
+        let parts = self.part_made.iter();
+        let whole: Vec<ParityPlace> = parts
+            .filter(|((of, _, _), part)| *of == name && part.whole)
+            .map(|(block, _)| *block)
+            .collect();
+        for block in whole {
+            let (_, lane, index) = block;
+            let part = self.part_made.remove(&block);
+            let checkpoint = self.checkpoints.get_mut(key);
+            if let (Some(part), Some(checkpoint)) = (part, checkpoint)
+                && let Some(old) = checkpoint.parity.insert((lane, index), part.set)
+            {
+                self.drop_parity(old);
+            }
+        }
+    }
+
     fn settle_part_made(&mut self, block: ParityPlace, part: PartMade) {
         let gone = match part.made.count() {
-            0 => Some(part),
+            0 if !part.whole => Some(part),
             _ => self.part_made.insert(block, part),
         };
         if let Some(gone) = gone {

@@ -53,6 +53,8 @@ pub(crate) struct Joined {
     pub leaves: BTreeMap<Rank, Arc<[Digest]>>,
     pub waits_for_slot: bool,
     pub running: bool,
+    /// The executor has done all of this member's part.
+    pub finished: bool,
     pub deadline: Now,
     /// Stripes of the lane.
     pub stripe_count: u64,
@@ -161,6 +163,7 @@ impl Node {
             leaves: BTreeMap::new(),
             waits_for_slot,
             running: false,
+            finished: false,
             deadline: self
                 .now
                 .plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
@@ -355,6 +358,7 @@ impl Node {
         joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
+                joined.finished = true;
                 self.rates.session(tally);
                 self.send(leader, PeerMessage::Finished { session });
             }
@@ -381,17 +385,23 @@ impl Node {
         if checkpoint.state < safe {
             return;
         }
+        // What the session began to read may have been replaced meanwhile: then its place is somebody else's by now.
         match source {
             Some(Source::Shard { shard, .. }) => {
+                let before = checkpoint.shards.len();
                 checkpoint
                     .shards
                     .retain(|_, known| known.slot != shard.slot);
-                self.free_slot_again(shard.slot);
+                if checkpoint.shards.len() < before {
+                    self.free_slot_again(shard.slot);
+                }
             }
             Some(Source::Parity { set }) => {
+                let before = checkpoint.parity.len();
                 checkpoint.parity.retain(|_, known| *known != set);
-                self.budget.release(Purpose::Parity(set));
-                self.out.push(Output::DropParity { set });
+                if checkpoint.parity.len() < before {
+                    self.drop_parity(set);
+                }
             }
             None => {}
         }

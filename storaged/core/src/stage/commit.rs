@@ -358,6 +358,9 @@ impl Node {
         }
         checkpoint.state = state;
         let key = key.clone();
+        if state >= CheckpointState::Protected {
+            self.count_finished_parity(&key);
+        }
         self.note(Note::State {
             key: key.clone(),
             state,

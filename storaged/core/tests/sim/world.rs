@@ -36,6 +36,8 @@ pub struct Limits {
     pub duration_ms: u64,
     /// A node that sends wrong bytes in every second frame of a repair.
     pub liar: Option<usize>,
+    /// A node whose hops take long, and whose control messages do.
+    pub slow: Option<usize>,
     /// What all nodes are told of their links.
     pub link_rate: Option<u64>,
 }
@@ -47,6 +49,8 @@ pub struct Process {
     pub slots: BTreeMap<SlotId, Vec<u8>>,
     pub parity: BTreeMap<ParityId, Vec<Vec<u8>>>,
     started: u64,
+    /// When it wakes by itself, as the driver that sleeps to the deadline does.
+    wakes_at: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -98,6 +102,9 @@ pub struct World {
     pub liar_named: u64,
     /// Encodes whose shape was chosen.
     pub shapes: u64,
+    /// Sessions that a member's end cut short, and that a slow hop stalled.
+    pub cut: u64,
+    pub stalls: u64,
     /// Uploads that could be written against a base.
     pub increments: u64,
     events: BTreeMap<(u64, u64), Event>,
@@ -106,10 +113,15 @@ pub struct World {
     generation: u64,
     link_free_at: BTreeMap<(usize, usize), u64>,
     up: BTreeSet<(usize, usize)>,
-    trace: blake3::Hasher,
+    trace: Option<blake3::Hasher>,
+    /// Every event and output is printed.
+    pub told: bool,
 }
 
 pub const CHUNK_BYTES: u32 = 4096;
+
+/// A control message over a slow link takes up to so many milliseconds.
+const SLOW_MESSAGE_MS: u64 = 300;
 
 pub fn name(node: usize) -> NodeName {
     NodeName::new(format!("n{node}")).unwrap()
@@ -138,6 +150,8 @@ impl World {
             lies: 0,
             liar_named: 0,
             shapes: 0,
+            cut: 0,
+            stalls: 0,
             increments: 0,
             events: BTreeMap::new(),
             sequence: 0,
@@ -145,7 +159,8 @@ impl World {
             generation: 0,
             link_free_at: BTreeMap::new(),
             up: BTreeSet::new(),
-            trace: blake3::Hasher::new(),
+            trace: None,
+            told: false,
         };
         for node in 0..limits.nodes {
             world.at(0, Event::Start { node });
@@ -155,17 +170,31 @@ impl World {
     }
 
     /// Runs to the end and gives a digest of everything that happened.
-    pub fn run(&mut self) -> String {
+    pub fn run_traced(&mut self) -> String {
+        self.trace = Some(blake3::Hasher::new());
+        self.run();
+        let trace = self.trace.take();
+        trace
+            .map(|trace| trace.finalize().to_hex().to_string())
+            .unwrap_or_default()
+    }
+
+    /// Runs to the end.
+    pub fn run(&mut self) {
         while let Some(((time, _), event)) = self.events.pop_first() {
             if time > self.limits.duration_ms {
                 break;
             }
             self.now = time;
-            self.trace.update(format!("{time} {event:?}\n").as_bytes());
+            if self.told {
+                eprintln!("{time} {event:?}");
+            }
+            if let Some(trace) = &mut self.trace {
+                trace.update(format!("{time} {event:?}\n").as_bytes());
+            }
             self.happen(event);
             self.memory_stays_within_the_budget();
         }
-        self.trace.finalize().to_hex().to_string()
     }
 
     /// A random number below `bound`.
@@ -215,7 +244,7 @@ impl World {
                 generation,
                 input,
             } => self.feed(node, generation, *input),
-            Event::Tick { node, generation } => self.feed(node, generation, Input::Tick),
+            Event::Tick { node, generation } => self.tick(node, generation),
             Event::Reply { id, reply, slot } => self.answered(id, *reply, slot),
             Event::Start { node } => self.start(node),
             Event::Links { a, b } => self.link(a, b),
@@ -257,6 +286,7 @@ impl World {
             slots: BTreeMap::new(),
             parity: BTreeMap::new(),
             started: self.now,
+            wakes_at: None,
         });
         self.feed(node, generation, Input::Tick);
         for other in (0..self.limits.nodes).filter(|other| *other != node) {
@@ -295,11 +325,12 @@ impl World {
     }
 
     pub fn crash(&mut self, node: usize) {
-        if self.processes[node].take().is_none() {
+        if !self.is_up(node) {
             return;
         }
+        self.lose_sessions(node);
+        self.processes[node] = None;
         self.crashes += 1;
-        self.sessions.lost(node);
         for other in 0..self.limits.nodes {
             self.up.remove(&(node, other));
             if self.up.remove(&(other, node))
@@ -333,10 +364,29 @@ impl World {
         let local = Now(self.now - process.started);
         let outputs = process.node.handle(local, input);
         let deadline = process.started + process.node.deadline().0.min(local.0 + 3_600_000);
+        let wakes_at = deadline.max(self.now + 1);
+        let is_set = process.wakes_at == Some(wakes_at);
+        process.wakes_at = Some(wakes_at);
         for output in outputs {
+            if self.told {
+                eprintln!("{} n{node} {output:?}", self.now);
+            }
             self.perform(node, generation, output);
         }
-        self.at(deadline.max(self.now + 1), Event::Tick { node, generation });
+        if !is_set {
+            self.at(wakes_at, Event::Tick { node, generation });
+        }
+    }
+
+    /// Only the newest deadline counts.
+    fn tick(&mut self, node: usize, generation: u64) {
+        let now = self.now;
+        let process = self.processes[node].as_mut();
+        let due = process.filter(|it| it.generation == generation && it.wakes_at == Some(now));
+        if let Some(process) = due {
+            process.wakes_at = None;
+            self.feed(node, generation, Input::Tick);
+        }
     }
 
     fn back(&mut self, node: usize, generation: u64, ms: u64, input: Input) {
@@ -389,12 +439,12 @@ impl World {
                 self.after(delay, Event::Sessions);
             }
             Output::Stop { leader, session } => {
-                if self.sessions.stop(node, &leader, session) {
+                if let Some(kept) = self.stop_session(node, &leader, session) {
                     let input = Input::SessionEnded {
                         leader,
                         session,
                         outcome: Err(SessionFault::Aborted),
-                        kept: Vec::new(),
+                        kept,
                     };
                     self.back(node, generation, delay, input);
                 }
@@ -509,7 +559,11 @@ impl World {
         if lost || !self.up.contains(&(from, to)) {
             return;
         }
-        let delay = 1 + self.random(8);
+        let is_slow = self
+            .limits
+            .slow
+            .is_some_and(|slow| slow == from || slow == to);
+        let delay = 1 + self.random(if is_slow { SLOW_MESSAGE_MS } else { 8 });
         let free = self.link_free_at.get(&(from, to)).copied().unwrap_or(0);
         let time = (self.now + delay).max(free);
         self.link_free_at.insert((from, to), time);
