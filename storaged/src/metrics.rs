@@ -10,6 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use storaged_core::encode::NodeRate;
+
 use crate::trickle::Copied;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -27,6 +29,12 @@ struct VersionLabel {
     version: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LinkLabels {
+    node: String,
+    side: String,
+}
+
 /// The daemon's metrics.
 #[derive(Debug)]
 pub struct Metrics {
@@ -36,6 +44,9 @@ pub struct Metrics {
     encode_bytes: Counter,
     encode_lane_seconds: Histogram,
     encode_failures: Counter,
+    encode_replans: Counter,
+    encode_link_rates: Family<LinkLabels, Gauge>,
+    encode_slow_nodes: Gauge,
     place_peers_up: Gauge,
     place_healed: Counter,
     place_peer_faults: Counter,
@@ -70,6 +81,9 @@ impl Metrics {
             encode_bytes: Counter::default(),
             encode_lane_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
             encode_failures: Counter::default(),
+            encode_replans: Counter::default(),
+            encode_link_rates: Family::default(),
+            encode_slow_nodes: Gauge::default(),
             place_peers_up: Gauge::default(),
             place_healed: Counter::default(),
             place_peer_faults: Counter::default(),
@@ -121,6 +135,7 @@ impl Metrics {
             "Sessions led here that failed and were tried again",
             metrics.encode_failures.clone(),
         );
+        metrics.register_rates(&mut registry);
         registry.register(
             "place_peers_up",
             "Peers whose link is up",
@@ -166,6 +181,24 @@ impl Metrics {
             registry,
             ..metrics
         }
+    }
+
+    fn register_rates(&self, registry: &mut Registry) {
+        registry.register(
+            "encode_replans",
+            "Slow nodes that sessions led here were ended to go around",
+            self.encode_replans.clone(),
+        );
+        registry.register(
+            "encode_link_bytes_per_second",
+            "What a node's link was measured to carry in sessions led here, where links set the pace",
+            self.encode_link_rates.clone(),
+        );
+        registry.register(
+            "encode_slow_nodes",
+            "Nodes whose link is measured to be far below the usual rate",
+            self.encode_slow_nodes.clone(),
+        );
     }
 
     fn register_increments(&self, registry: &mut Registry) {
@@ -233,6 +266,31 @@ impl Metrics {
     /// A session led here failed.
     pub fn observe_session_failure(&self) {
         self.encode_failures.inc();
+    }
+
+    /// A session led here was ended to go around a slow node.
+    pub fn observe_replan(&self) {
+        self.encode_replans.inc();
+    }
+
+    /// What is known of the nodes' links now; what is not known any more goes.
+    pub fn observe_link_rates(&self, nodes: &[NodeRate]) {
+        self.encode_link_rates.clear();
+        for node in nodes {
+            let sides = [("up", node.up_bytes_per_s), ("down", node.down_bytes_per_s)];
+            for (side, rate) in sides {
+                if let Some(rate) = rate {
+                    let labels = LinkLabels {
+                        node: node.node.to_string(),
+                        side: side.into(),
+                    };
+                    let rate = i64::try_from(rate).unwrap_or(i64::MAX);
+                    self.encode_link_rates.get_or_create(&labels).set(rate);
+                }
+            }
+        }
+        let slow = nodes.iter().filter(|node| node.slow_ppm.is_some()).count();
+        self.encode_slow_nodes.set(slow as i64);
     }
 
     /// A lane led here is protected.

@@ -156,6 +156,41 @@ pub struct LeafTable {
     pub leaves: Vec<Digest>,
 }
 
+/// What a member of a session has measured since it began. Every number only grows.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Encode, Decode)]
+pub struct MemberTally {
+    /// Milliseconds since the session began at this member.
+    #[n(0)]
+    pub elapsed_ms: u64,
+    /// Stripes of which this member has done its part.
+    #[n(1)]
+    pub stripes: u64,
+    /// One entry per neighbour in the session's plan.
+    #[cbor(n(2), with = "crate::blocks")]
+    pub links: Vec<LinkTally>,
+}
+
+/// What one end of a link saw of it. Only together do both ends say what held the bytes up: a sender waits also for a
+/// receiver that has no room, and a receiver also for a sender that has nothing; if both wait, it is the link.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct LinkTally {
+    /// The neighbour.
+    #[n(0)]
+    pub node: NodeName,
+    /// Bytes that the transport took for it.
+    #[n(1)]
+    pub sent_bytes: u64,
+    /// Milliseconds in which bytes for it were there and the transport did not take them, or had not delivered the last.
+    #[n(2)]
+    pub blocked_ms: u64,
+    /// Bytes that came from it.
+    #[n(3)]
+    pub received_bytes: u64,
+    /// Milliseconds in which there was room for bytes from it and they did not come.
+    #[n(4)]
+    pub waiting_ms: u64,
+}
+
 /// What one node holds of one checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Holding {
@@ -305,11 +340,14 @@ pub enum PeerMessage {
         #[n(3)]
         shape: Option<EncodeShape>,
     },
-    /// Member to leader: this member's part is done and what it keeps is stored and verified.
+    /// Member to leader: this member's part is done and what it keeps is stored and verified. With it comes what the
+    /// member measured on its links.
     #[n(12)]
     Finished {
         #[n(0)]
         session: SessionId,
+        #[n(1)]
+        tally: MemberTally,
     },
     /// Leader to members: over. Blocks kept by it count if `kept`, else they go.
     #[n(13)]
@@ -397,6 +435,14 @@ pub enum PeerMessage {
         #[n(1)]
         parts: Vec<VerifiedPart>,
     },
+    /// Member to leader, about once a second while a session runs: how far this member is, and what it measured.
+    #[n(24)]
+    Progress {
+        #[n(0)]
+        session: SessionId,
+        #[n(1)]
+        tally: MemberTally,
+    },
 }
 
 /// First record of a data stream.
@@ -411,4 +457,67 @@ pub struct StreamRecord {
     /// Index of the link in the session's plan: of its pairs of nodes, in order.
     #[n(2)]
     pub edge: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{decode, encode};
+
+    fn tally(links: usize) -> MemberTally {
+        let link = LinkTally {
+            node: NodeName::new("a").expect("a name"),
+            sent_bytes: 300,
+            blocked_ms: 2,
+            received_bytes: 4,
+            waiting_ms: 5,
+        };
+        MemberTally {
+            elapsed_ms: 1000,
+            stripes: 3,
+            links: vec![link; links],
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_what_a_member_measured_are_pinned() {
+        for (number, message) in [
+            (
+                12,
+                PeerMessage::Finished {
+                    session: SessionId::new(7),
+                    tally: tally(1),
+                },
+            ),
+            (
+                24,
+                PeerMessage::Progress {
+                    session: SessionId::new(7),
+                    tally: tally(1),
+                },
+            ),
+        ] {
+            let bytes = encode(&message);
+            assert_eq!(decode::<PeerMessage>("message", &bytes).unwrap(), message);
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            let number = if number < 24 {
+                format!("{number:02x}")
+            } else {
+                format!("18{number:02x}")
+            };
+            let expected = format!("82{number} 8207 83 1903e8 03 81 85 6161 19012c 02 04 05");
+            assert_eq!(hex, expected.replace(' ', ""), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn more_links_than_a_stripe_has_blocks_are_refused() {
+        let with = |links| PeerMessage::Progress {
+            session: SessionId::new(7),
+            tally: tally(links),
+        };
+        assert!(decode::<PeerMessage>("message", &encode(&with(255))).is_ok());
+        let error = decode::<PeerMessage>("message", &encode(&with(256))).unwrap_err();
+        assert!(format!("{error:?}").contains("at most 255"), "{error:?}");
+    }
 }

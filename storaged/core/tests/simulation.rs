@@ -17,6 +17,9 @@ const SMALL: Limits = Limits {
     duration_ms: 240_000,
     liar: None,
     link_rate: None,
+    slow: None,
+    fibber: None,
+    shard_scale: 1,
 };
 
 fn limits_of(seed: u64) -> Limits {
@@ -133,5 +136,41 @@ fn a_lying_hop_is_named_and_routed_around() {
     assert!(
         lies > 20 && named > 5 && restores > 20,
         "{lies} lies, named {named} times, {restores} restores"
+    );
+}
+
+/// Shards long enough for sessions of many seconds.
+const LONG: Limits = Limits {
+    slow: Some(1),
+    shard_scale: 40,
+    ..SMALL
+};
+
+/// A node whose link is a tenth of the others' and of which nobody is told: sessions that it holds up are ended, what
+/// they had finished stays, and the next ones go around it.
+#[test]
+fn a_slow_hop_is_found_and_routed_around() {
+    let (mut replans, mut carried, mut resumed, mut restores) = (0, 0, 0, 0);
+    for seed in 0..number("STORAGED_SIM_SLOW").unwrap_or(4) {
+        eprintln!("seed {seed}");
+        let mut world = World::new(2000 + seed, LONG);
+        world.run();
+        eprintln!(
+            "{:?} {} {} {}",
+            world.replans, world.carried, world.resumed, world.restores
+        );
+        assert!(
+            world.replans.keys().all(|node| *node == 1),
+            "only the slow node is gone around: {:?}",
+            world.replans
+        );
+        replans += world.replans.values().sum::<u64>();
+        carried += world.carried;
+        resumed += world.resumed;
+        restores += world.restores;
+    }
+    assert!(
+        replans > 3 && carried > 3 && restores > 8,
+        "{replans} sessions planned again, {carried} sets made in part, {resumed} repairs resumed, {restores} restores"
     );
 }

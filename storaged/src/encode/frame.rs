@@ -54,6 +54,15 @@ pub(super) enum FrameError {
 }
 
 impl Shape {
+    /// Bytes of a frame with these sums.
+    pub fn frame_bytes(self, sums: &Sums) -> u64 {
+        let payload = match sums {
+            Some(_) => u64::from(self.bytes) * u64::from(self.width),
+            None => 0,
+        };
+        HEADER_BYTES as u64 + payload
+    }
+
     fn encode(self, state: BlockState) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[0..8].copy_from_slice(&self.stripe.to_le_bytes());

@@ -26,6 +26,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::check::Way;
 use super::frame::{self, Shape, Sums};
 use super::inbound::{Inbound, Place};
+use super::meter::Meters;
 use super::stripe::{Computed, Part};
 use super::{BlockReceiver, BlockSender, BlockState, ExecutorLimits, Pool, Streams};
 
@@ -71,6 +72,7 @@ pub(super) struct Pipeline<'a> {
     pub in_flight: &'a Arc<AtomicUsize>,
     /// Jobs of this session that have not ended.
     pub jobs: &'a TaskTracker,
+    pub meters: &'a Meters,
 }
 
 impl Pipeline<'_> {
@@ -156,9 +158,11 @@ impl Pipeline<'_> {
     ) -> Result<(), SessionFault> {
         let from = self.sender_of(link);
         let mut stream = self.arrived(link, from).await?;
+        let flow = self.meters.back(from);
         while let Some(Expected { shape, to }) = expected.recv().await {
-            let step = frame::receive(stream.as_mut(), shape, &self.part.buffers);
+            let step = flow.waits(frame::receive(stream.as_mut(), shape, &self.part.buffers));
             let sums = self.in_time(from, "sent nothing whole", step).await?;
+            flow.moved(shape.frame_bytes(&sums));
             // Whoever does not wait any more has failed, and its own error ends the session.
             let _ = to.send(sums);
         }
@@ -278,10 +282,12 @@ impl Pipeline<'_> {
             // A stream that does not wait any more has failed, and its own error ends the session.
             let _ = output.send(sums);
         }
-        match state {
-            BlockState::Dirty => Ok(self.part.work.stripe_bytes(turn.stripe) as u64),
-            BlockState::Clean => Ok(0),
-        }
+        let bytes = match state {
+            BlockState::Dirty => self.part.work.stripe_bytes(turn.stripe) as u64,
+            BlockState::Clean => 0,
+        };
+        self.meters.did(bytes);
+        Ok(bytes)
     }
 
     async fn send(
@@ -291,13 +297,17 @@ impl Pipeline<'_> {
         mut promised: mpsc::Receiver<Promised>,
     ) -> Result<(), SessionFault> {
         let to = self.receiver_of(link);
+        let flow = self.meters.out(to);
         while let Some(next) = promised.recv().await {
             let sums = or_never(next.from.await).await;
-            let step = frame::send(sender.as_mut(), next.shape, sums);
+            let bytes = next.shape.frame_bytes(&sums);
+            let step = flow.waits(frame::send(sender.as_mut(), next.shape, sums));
             self.in_time(to, "took nothing", step).await?;
+            flow.moved(bytes);
         }
-        self.in_time(to, "did not acknowledge the end", sender.finish())
-            .await
+        // What the transport has taken and not delivered is waited for too.
+        let end = flow.waits(sender.finish());
+        self.in_time(to, "did not acknowledge the end", end).await
     }
 
     fn sender_of(&self, link: usize) -> &NodeName {

@@ -346,8 +346,9 @@ impl Node {
         joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
-                self.rates.session(tally);
-                self.send(leader, PeerMessage::Finished { session });
+                self.rates.session(&tally);
+                let tally = tally.said();
+                self.send(leader, PeerMessage::Finished { session, tally });
             }
             Err(fault) => {
                 if let SessionFault::Corrupt(_) = &fault {

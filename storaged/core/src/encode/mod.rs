@@ -13,6 +13,7 @@ mod lead;
 mod member;
 mod plan;
 pub mod plans;
+mod rates;
 mod shapes;
 mod work;
 
@@ -22,5 +23,6 @@ pub use lanes::{LaneBlocks, lanes_of};
 pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;
 pub use plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
-pub use shapes::LinkRates;
+pub(crate) use rates::MeasuredRates;
+pub use rates::{LinkRates, NodeRate, RateBasis};
 pub use work::{Keep, ParityId, Proof, SessionWork, SlotShard, Source, Turn, stripe_bytes};

@@ -37,13 +37,7 @@ impl Node {
                 Some(_) => wanted.push((*block as u32, node.clone())),
             }
         }
-        let trusted = |block: &usize| {
-            let node = blocks.node(*block);
-            node.is_some_and(|node| {
-                !progress.suspects.contains(node) && !self.setup.link_rates.is_slow(node)
-            })
-        };
-        let first: Vec<usize> = available.iter().copied().filter(trusted).collect();
+        let first = self.trusted((manifest.name(), lane), blocks, &available);
         // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.
         let survivors = blocks.enough(&first).or_else(|| blocks.enough(&available));
         let (false, Some(survivors)) = (wanted.is_empty(), survivors) else {
@@ -59,6 +53,23 @@ impl Node {
             shape,
         };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
+    }
+
+    /// Of these blocks of a lane, those whose nodes were neither blamed nor are slow.
+    pub(crate) fn trusted(
+        &self,
+        place: (Digest, Lane),
+        blocks: &LaneBlocks,
+        available: &[usize],
+    ) -> Vec<usize> {
+        let suspects = self.lanes.get(&place).map(|progress| &progress.suspects);
+        let is_trusted = |block: &usize| {
+            let node = blocks.node(*block);
+            node.is_some_and(|node| {
+                suspects.is_none_or(|nodes| !nodes.contains(node)) && !self.links().is_slow(node)
+            })
+        };
+        available.iter().copied().filter(is_trusted).collect()
     }
 
     fn ask_unknown_holders(

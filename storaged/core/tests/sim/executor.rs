@@ -9,21 +9,22 @@ use storaged_core::{Input, SessionTally};
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId};
 
+use super::slow::{Key, Members, Running};
 use super::world::{CHUNK_BYTES, Event, World, index};
-
-type Key = (NodeName, SessionId);
 
 /// What a session came to: the stripes that each member has kept, and who failed first, with what.
 #[derive(Default)]
-struct Computed {
-    kept: BTreeMap<usize, Vec<u64>>,
+pub struct Computed {
+    pub kept: BTreeMap<usize, Vec<u64>>,
     failed: Option<(usize, SessionFault)>,
 }
 
 /// Works of sessions, by member.
 #[derive(Default)]
 pub struct Sessions {
-    begun: BTreeMap<Key, BTreeMap<usize, (usize, u64, SessionWork)>>,
+    begun: BTreeMap<Key, Members>,
+    /// Those that take their time.
+    pub running: BTreeMap<Key, Running>,
 }
 
 impl Sessions {
@@ -49,12 +50,15 @@ impl Sessions {
         self.begun
             .values_mut()
             .for_each(|members| members.retain(|_, (at, _, _)| *at != node));
+        self.running.values_mut().for_each(|running| {
+            running.members.retain(|_, (at, _, _)| *at != node);
+        });
     }
 }
 
 impl World {
     pub fn advance_sessions(&mut self) {
-        let whole = |members: &BTreeMap<usize, (usize, u64, SessionWork)>| {
+        let whole = |members: &Members| {
             members
                 .values()
                 .next()
@@ -70,40 +74,50 @@ impl World {
         self.sessions.begun.retain(|_, members| !members.is_empty());
         for key in ready {
             let members = self.sessions.begun.remove(&key).unwrap();
-            let Computed { kept, failed } = self.compute(&members);
-            for (member, (node, generation, work)) in &members {
-                let outcome = match &failed {
-                    None => Ok(SessionTally {
-                        bytes: work.lane_length,
-                        elapsed_ms: 5,
-                    }),
-                    Some((guilty, fault)) if guilty == member => Err(fault.clone()),
-                    Some((guilty, _)) => {
-                        let reason = "ended its stream".into();
-                        Err(SessionFault::Neighbour {
-                            node: work.members[*guilty].clone(),
-                            reason,
-                        })
-                    }
-                };
-                let input = Input::SessionEnded {
-                    leader: work.leader.clone(),
-                    session: work.session,
-                    outcome,
-                    kept: runs(kept.get(member)),
-                };
-                let delay = 5 + self.random(20);
-                let event = Event::Input {
-                    node: *node,
-                    generation: *generation,
-                    input: Box::new(input),
-                };
-                self.after(delay, event);
+            match self.limits.slow {
+                Some(_) => self.run_slowly(key, members),
+                None => self.complete(&members, &BTreeMap::new()),
             }
         }
     }
 
-    fn compute(&mut self, members: &BTreeMap<usize, (usize, u64, SessionWork)>) -> Computed {
+    /// Computes a session, and tells its members how it ended.
+    pub fn complete(&mut self, members: &Members, tallies: &BTreeMap<usize, SessionTally>) {
+        let Computed { kept, failed } = self.compute(members, None);
+        for (member, (node, generation, work)) in members {
+            let outcome = match &failed {
+                None => Ok(tallies.get(member).cloned().unwrap_or(SessionTally {
+                    bytes: work.lane_length,
+                    elapsed_ms: 5,
+                    ..SessionTally::default()
+                })),
+                Some((guilty, fault)) if guilty == member => Err(fault.clone()),
+                Some((guilty, _)) => {
+                    let reason = "ended its stream".into();
+                    Err(SessionFault::Neighbour {
+                        node: work.members[*guilty].clone(),
+                        reason,
+                    })
+                }
+            };
+            let input = Input::SessionEnded {
+                leader: work.leader.clone(),
+                session: work.session,
+                outcome,
+                kept: runs(kept.get(member)),
+            };
+            let delay = 5 + self.random(20);
+            let event = Event::Input {
+                node: *node,
+                generation: *generation,
+                input: Box::new(input),
+            };
+            self.after(delay, event);
+        }
+    }
+
+    /// Computes a session, or as many turns of it.
+    pub fn compute(&mut self, members: &Members, turns: Option<u64>) -> Computed {
         let mut computed = Computed::default();
         for (member, (node, _, work)) in members {
             if let Err(fault) = self.prepare(*node, work) {
@@ -133,7 +147,7 @@ impl World {
         let one_in = if repairs { 3 } else { 10 };
         let breaks = stripes > 1 && self.limits.liar.is_none() && self.random(one_in) == 0;
         let breaks_at = breaks.then(|| 1 + self.random(stripes - 1));
-        for (turn, at) in (0..).zip(first.turns()) {
+        for (turn, at) in (0..turns.unwrap_or(u64::MAX)).zip(first.turns()) {
             let outcome = match breaks_at == Some(turn) {
                 true => Err(self.silence(members)),
                 false => self.compute_stripe(members, at, repairs, &mut computed.kept),
@@ -147,10 +161,7 @@ impl World {
     }
 
     /// Some member blames some other one for being silent.
-    fn silence(
-        &mut self,
-        members: &BTreeMap<usize, (usize, u64, SessionWork)>,
-    ) -> (usize, SessionFault) {
+    fn silence(&mut self, members: &Members) -> (usize, SessionFault) {
         let (_, _, work) = members.values().next().unwrap();
         let count = work.members.len() as u64;
         let (by, silent) = (self.random(count) as usize, self.random(count) as usize);
@@ -161,7 +172,7 @@ impl World {
 
     fn compute_stripe(
         &mut self,
-        members: &BTreeMap<usize, (usize, u64, SessionWork)>,
+        members: &Members,
         Turn { stripe, class }: Turn,
         repairs: bool,
         kept: &mut BTreeMap<usize, Vec<u64>>,
@@ -306,7 +317,7 @@ impl World {
 }
 
 /// Members that have a part in some class.
-fn members_of(work: &SessionWork) -> usize {
+pub fn members_of(work: &SessionWork) -> usize {
     let has_part = |member: &usize| {
         let mut classes = work.plan.classes().iter();
         classes.any(|plan| plan.hop(*member).is_some())
@@ -354,7 +365,7 @@ fn blame(plan: &CodingPlan, hop: &Hop, work: &SessionWork, fault: SessionFault) 
     }
 }
 
-fn runs(stripes: Option<&Vec<u64>>) -> Vec<std::ops::Range<u64>> {
+pub fn runs(stripes: Option<&Vec<u64>>) -> Vec<std::ops::Range<u64>> {
     let stripes = stripes.into_iter().flatten();
     stripes.map(|stripe| *stripe..*stripe + 1).collect()
 }

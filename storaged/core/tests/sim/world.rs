@@ -18,6 +18,7 @@ use storaged_wire::{
 
 use super::executor::Sessions;
 use super::job::Job;
+use super::slow::Key;
 
 /// What a scenario allows.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +39,12 @@ pub struct Limits {
     pub liar: Option<usize>,
     /// What all nodes are told of their links.
     pub link_rate: Option<u64>,
+    /// A node on a link that is a tenth of the others'; with one, sessions take their time.
+    pub slow: Option<usize>,
+    /// A node that tells nonsense of how sessions go.
+    pub fibber: Option<usize>,
+    /// Shards are so many times as long.
+    pub shard_scale: usize,
 }
 
 /// One node's process: its decisions and its RAM. A crash loses all of it.
@@ -73,6 +80,8 @@ pub enum Event {
         b: usize,
     },
     Sessions,
+    Progress(Key),
+    SessionOver(Key),
     Job,
 }
 
@@ -98,6 +107,9 @@ pub struct World {
     pub liar_named: u64,
     /// Encodes whose shape was chosen.
     pub shapes: u64,
+    /// Slow nodes that sessions were ended to go around, by node, and reports that were refused.
+    pub replans: BTreeMap<usize, u64>,
+    pub refused_reports: u64,
     /// Uploads that could be written against a base.
     pub increments: u64,
     events: BTreeMap<(u64, u64), Event>,
@@ -138,6 +150,8 @@ impl World {
             lies: 0,
             liar_named: 0,
             shapes: 0,
+            replans: BTreeMap::new(),
+            refused_reports: 0,
             increments: 0,
             events: BTreeMap::new(),
             sequence: 0,
@@ -220,6 +234,8 @@ impl World {
             Event::Start { node } => self.start(node),
             Event::Links { a, b } => self.link(a, b),
             Event::Sessions => self.advance_sessions(),
+            Event::Progress(key) => self.session_progress(key),
+            Event::SessionOver(key) => self.session_over(&key),
             Event::Job => self.advance_job(),
         }
     }
@@ -389,7 +405,10 @@ impl World {
                 self.after(delay, Event::Sessions);
             }
             Output::Stop { leader, session } => {
-                if self.sessions.stop(node, &leader, session) {
+                let key = (leader.clone(), session);
+                if let Some(input) = self.stop_running(node, &key) {
+                    self.back(node, generation, delay, input);
+                } else if self.sessions.stop(node, &leader, session) {
                     let input = Input::SessionEnded {
                         leader,
                         session,
@@ -539,6 +558,11 @@ impl World {
         match note {
             Note::SessionFailed { fault, .. } => self.only_liars_are_accused(fault),
             Note::ShapeChosen { .. } => self.shapes += 1,
+            Note::Replanned { node, .. } => *self.replans.entry(index(node)).or_default() += 1,
+            Note::PeerFault { node, reason } => {
+                assert_eq!(Some(index(node)), self.limits.fibber, "{reason}");
+                self.refused_reports += 1;
+            }
             _ => {}
         }
         let Note::State { key, state } = note else {
@@ -580,10 +604,10 @@ pub fn digests(bytes: &[u8]) -> (Arc<[Digest]>, Digest) {
 }
 
 /// The bytes of a rank at a step of a run: what every restore is compared with.
-pub fn content(run: RunId, step: Step, rank: Rank) -> Vec<u8> {
+pub fn content(run: RunId, step: Step, rank: Rank, scale: usize) -> Vec<u8> {
     let seed = digest(format!("{run} {step} {rank}").as_bytes());
     // Mostly the same from step to step, so that increments have clean chunks; lengths differ by rank.
-    let length = 3000 + 2500 * rank.get() as usize;
+    let length = (3000 + 2500 * rank.get() as usize) * scale;
     let mut bytes: Vec<u8> = (0..length)
         .map(|at| (at as u64 * 31 + u64::from(rank.get())) as u8)
         .collect();

@@ -256,3 +256,20 @@ async fn lost_shards_come_back_in_the_time_of_a_copy() {
         assert!(locked(&world.rams[3].slots)[&SlotId::new(1)].len() == stripes * CHUNK as usize);
     }
 }
+
+/// Of the links of a chain one node's is a tenth as fast as the others.
+#[tokio::test(start_paused = true)]
+async fn the_link_that_both_ends_wait_for_is_the_slow_one() {
+    let (k, stripes) = (8, 100);
+    for slow in [0, 3, 7] {
+        let world = world(k + 2);
+        locked(&world.wires.rates).insert(node(slow), RATE / 10);
+        let nodes: Vec<usize> = (0..k + 2).collect();
+        let works = encode(&world, (1, &nodes, stripes), (k, 2), &plain_chain(k));
+        let tallies: Vec<_> = world.run(works).await;
+        let tallies: Vec<_> = tallies.into_iter().map(Result::unwrap).collect();
+        for (at, tally) in tallies.iter().enumerate() {
+            eprintln!("{slow} {at} {} {:?}", tally.elapsed_ms, tally.links.iter().map(|l| (l.node.to_string(), l.sent_bytes, l.blocked_ms, l.received_bytes, l.waiting_ms)).collect::<Vec<_>>());
+        }
+    }
+}
