@@ -150,15 +150,11 @@ const LONG: Limits = Limits {
 /// they had finished stays, and the next ones go around it.
 #[test]
 fn a_slow_hop_is_found_and_routed_around() {
-    let (mut replans, mut carried, mut resumed, mut restores) = (0, 0, 0, 0);
+    let (mut replans, mut carried, mut restores) = (0, 0, 0);
     for seed in 0..number("STORAGED_SIM_SLOW").unwrap_or(4) {
         eprintln!("seed {seed}");
         let mut world = World::new(2000 + seed, LONG);
         world.run();
-        eprintln!(
-            "{:?} {} {} {}",
-            world.replans, world.carried, world.resumed, world.restores
-        );
         assert!(
             world.replans.keys().all(|node| *node == 1),
             "only the slow node is gone around: {:?}",
@@ -166,11 +162,30 @@ fn a_slow_hop_is_found_and_routed_around() {
         );
         replans += world.replans.values().sum::<u64>();
         carried += world.carried;
-        resumed += world.resumed;
         restores += world.restores;
     }
     assert!(
-        replans > 3 && carried > 3 && restores > 8,
-        "{replans} sessions planned again, {carried} sets made in part, {resumed} repairs resumed, {restores} restores"
+        replans > 8 && carried > 8 && restores > 20,
+        "{replans} times gone around, {carried} sets made in part, {restores} restores"
+    );
+}
+
+/// A node that tells nonsense of how sessions go, beside a slow one or as the slow one itself: what cannot be is refused
+/// and named, what could be makes plans slower at most, and every byte comes back.
+#[test]
+fn nonsense_of_how_sessions_go_breaks_nothing() {
+    let (mut refused, mut replans, mut restores) = (0, 0, 0);
+    for seed in 0..number("STORAGED_SIM_FIBBERS").unwrap_or(3) {
+        eprintln!("seed {seed}");
+        let fibber = Some(seed as usize % SMALL.nodes);
+        let mut world = World::new(3000 + seed, Limits { fibber, ..LONG });
+        world.run();
+        refused += world.refused_reports;
+        replans += world.replans.values().sum::<u64>();
+        restores += world.restores;
+    }
+    assert!(
+        refused > 20 && restores > 15,
+        "{refused} reports refused, {replans} times gone around, {restores} restores"
     );
 }

@@ -290,6 +290,7 @@ impl World {
         LinkRates {
             usual,
             unusual: slow.into_iter().collect(),
+            ..LinkRates::default()
         }
     }
 
