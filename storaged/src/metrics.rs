@@ -277,19 +277,18 @@ impl Metrics {
     pub fn observe_link_rates(&self, nodes: &[NodeRate]) {
         self.encode_link_rates.clear();
         for node in nodes {
-            let sides = [("up", node.up_bytes_per_s), ("down", node.down_bytes_per_s)];
-            for (side, rate) in sides {
+            for (side, rate) in [("up", node.up), ("down", node.down)] {
                 if let Some(rate) = rate {
                     let labels = LinkLabels {
                         node: node.node.to_string(),
                         side: side.into(),
                     };
-                    let rate = i64::try_from(rate).unwrap_or(i64::MAX);
+                    let rate = i64::try_from(rate.bytes_per_s).unwrap_or(i64::MAX);
                     self.encode_link_rates.get_or_create(&labels).set(rate);
                 }
             }
         }
-        let slow = nodes.iter().filter(|node| node.slow_ppm.is_some()).count();
+        let slow = nodes.iter().filter(|node| node.is_slow()).count();
         self.encode_slow_nodes.set(slow as i64);
     }
 
@@ -357,6 +356,8 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use storaged_core::encode::SideRate;
+
     use super::*;
 
     #[test]
@@ -373,6 +374,27 @@ mod tests {
             text.contains("storaged_stage_digest_bytes_total 7"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_link_any_more_is_not_exposed() {
+        let metrics = Metrics::new();
+        let up = SideRate {
+            bytes_per_s: 7,
+            slow_ppm: Some(100_000),
+        };
+        let node = NodeRate {
+            node: storaged_wire::NodeName::new("n1").expect("a name"),
+            up: Some(up),
+            down: None,
+        };
+        metrics.observe_link_rates(&[node]);
+        let text = metrics.text();
+        let row = "storaged_encode_link_bytes_per_second{node=\"n1\",side=\"up\"} 7";
+        assert!(text.contains(row) && text.contains("storaged_encode_slow_nodes 1"));
+        metrics.observe_link_rates(&[]);
+        let text = metrics.text();
+        assert!(!text.contains("n1") && text.contains("storaged_encode_slow_nodes 0"));
     }
 
     #[test]

@@ -24,5 +24,5 @@ pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;
 pub use plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
 pub(crate) use rates::MeasuredRates;
-pub use rates::{LinkRates, NodeRate, RateBasis};
+pub use rates::{LinkRates, NodeRate, RateBasis, SideRate};
 pub use work::{Keep, ParityId, Proof, SessionWork, SlotShard, Source, Turn, stripe_bytes};

@@ -269,7 +269,21 @@ async fn the_link_that_both_ends_wait_for_is_the_slow_one() {
         let tallies: Vec<_> = world.run(works).await;
         let tallies: Vec<_> = tallies.into_iter().map(Result::unwrap).collect();
         for (at, tally) in tallies.iter().enumerate() {
-            eprintln!("{slow} {at} {} {:?}", tally.elapsed_ms, tally.links.iter().map(|l| (l.node.to_string(), l.sent_bytes, l.blocked_ms, l.received_bytes, l.waiting_ms)).collect::<Vec<_>>());
+            eprintln!(
+                "{slow} {at} {} {:?}",
+                tally.elapsed_ms,
+                tally
+                    .links
+                    .iter()
+                    .map(|l| (
+                        l.node.to_string(),
+                        l.sent_bytes,
+                        l.blocked_ms,
+                        l.received_bytes,
+                        l.waiting_ms
+                    ))
+                    .collect::<Vec<_>>()
+            );
         }
     }
 }

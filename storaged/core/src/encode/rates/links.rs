@@ -63,7 +63,8 @@ impl<'a> Links<'a> {
         }
     }
 
-    fn usual_measured(&self) -> Option<u64> {
+    /// What was measured of it.
+    pub fn usual_measured(&self) -> Option<u64> {
         self.measured?.usual(self.now)
     }
 

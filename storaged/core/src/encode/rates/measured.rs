@@ -47,12 +47,27 @@ pub(crate) struct MeasuredRates {
 pub struct NodeRate {
     /// The node.
     pub node: NodeName,
-    /// Bytes per second that it sends, if that was measured.
-    pub up_bytes_per_s: Option<u64>,
-    /// Bytes per second that it receives, if that was measured.
-    pub down_bytes_per_s: Option<u64>,
-    /// Share of what is usual, of the slower side, if that one counts as slow, in parts per million.
+    /// What it sends, if that was measured.
+    pub up: Option<SideRate>,
+    /// What it receives, if that was measured.
+    pub down: Option<SideRate>,
+}
+
+/// One direction of a node's link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SideRate {
+    /// Bytes per second.
+    pub bytes_per_s: u64,
+    /// If it counts as slow, its share of what is usual, in parts per million.
     pub slow_ppm: Option<u64>,
+}
+
+impl NodeRate {
+    /// Whether either side counts as slow.
+    pub fn is_slow(&self) -> bool {
+        let mut sides = [self.up, self.down].into_iter().flatten();
+        sides.any(|side| side.slow_ppm.is_some())
+    }
 }
 
 fn mean(one: u64, other: u64) -> u64 {
@@ -134,21 +149,19 @@ impl MeasuredRates {
     /// All that is known, for the operator.
     pub fn nodes(&self, now: Now) -> Vec<NodeRate> {
         let names: BTreeSet<&NodeName> = self.sides.keys().map(|(node, _)| node).collect();
-        let rate = |node: &NodeName, side| {
+        let side = |node: &NodeName, side| {
             let known = self.sides.get(&(node.clone(), side))?;
-            is_fresh(known.at, now).then_some(known.bytes_per_s)
+            is_fresh(known.at, now).then_some(SideRate {
+                bytes_per_s: known.bytes_per_s,
+                slow_ppm: self.slow_ppm(now, node, side),
+            })
         };
-        let node = |node: &NodeName| {
-            let slow = |side| self.slow_ppm(now, node, side);
-            NodeRate {
-                node: node.clone(),
-                up_bytes_per_s: rate(node, Side::Up),
-                down_bytes_per_s: rate(node, Side::Down),
-                slow_ppm: slow(Side::Up).into_iter().chain(slow(Side::Down)).min(),
-            }
+        let node = |node: &NodeName| NodeRate {
+            node: node.clone(),
+            up: side(node, Side::Up),
+            down: side(node, Side::Down),
         };
-        let known =
-            |node: &NodeRate| node.up_bytes_per_s.is_some() || node.down_bytes_per_s.is_some();
+        let known = |node: &NodeRate| node.up.is_some() || node.down.is_some();
         names.into_iter().map(node).filter(known).collect()
     }
 }
