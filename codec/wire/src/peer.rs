@@ -165,29 +165,23 @@ pub struct MemberTally {
     /// Stripes of which this member has done its part.
     #[n(1)]
     pub stripes: u64,
-    /// One entry per neighbour in the session's plan.
+    /// One entry per neighbour that sends to this member.
     #[cbor(n(2), with = "crate::blocks")]
     pub links: Vec<LinkTally>,
 }
 
-/// What one end of a link saw of it. Only together do both ends say what held the bytes up: a sender waits also for a
-/// receiver that has no room, and a receiver also for a sender that has nothing; if both wait, it is the link.
+/// What came over a link, as its receiving end saw it. While a block is on its way and not whole the link carries it as
+/// fast as it can: what waits for a sender that has nothing, or for room, has no block on its way.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct LinkTally {
-    /// The neighbour.
+    /// The neighbour that sends.
     #[n(0)]
     pub node: NodeName,
-    /// Bytes that the transport took for it.
+    /// Bytes of blocks that came.
     #[n(1)]
-    pub sent_bytes: u64,
-    /// Milliseconds in which bytes for it were there and the transport did not take them, or had not delivered the last.
+    pub bytes: u64,
+    /// Milliseconds in which a block had begun to come and was waited for.
     #[n(2)]
-    pub blocked_ms: u64,
-    /// Bytes that came from it.
-    #[n(3)]
-    pub received_bytes: u64,
-    /// Milliseconds in which there was room for bytes from it and they did not come.
-    #[n(4)]
     pub waiting_ms: u64,
 }
 
@@ -467,9 +461,7 @@ mod tests {
     fn tally(links: usize) -> MemberTally {
         let link = LinkTally {
             node: NodeName::new("a").expect("a name"),
-            sent_bytes: 300,
-            blocked_ms: 2,
-            received_bytes: 4,
+            bytes: 300,
             waiting_ms: 5,
         };
         MemberTally {
@@ -505,7 +497,7 @@ mod tests {
             } else {
                 format!("18{number:02x}")
             };
-            let expected = format!("82{number} 8207 83 1903e8 03 81 85 6161 19012c 02 04 05");
+            let expected = format!("82{number} 8207 83 1903e8 03 81 83 6161 19012c 05");
             assert_eq!(hex, expected.replace(' ', ""), "{message:?}");
         }
     }

@@ -216,7 +216,7 @@ fn known_rates(case: &mut EncodeCase, group: &Group, usual: u64, status: &Value)
     let mut others = Vec::new();
     for (measure, node) in measures.zip(group.data.iter().chain(&group.coding)) {
         let encode = &status["encode"];
-        let told = share_told(encode, node.as_str());
+        let told = share_told(encode, node.as_str(), usual);
         let mut links = encode["links"].as_array().into_iter().flatten();
         let link = links.find(|link| link["node"] == node.as_str());
         let slow = |side: &str| link.and_then(|link| link[side]["slow_ppm"].as_u64());
@@ -239,12 +239,13 @@ fn known_rates(case: &mut EncodeCase, group: &Group, usual: u64, status: &Value)
     others
 }
 
-/// What the operator says of a node, as a share of the usual rate.
-fn share_told(encode: &Value, node: &str) -> f64 {
+/// What the operator says of a node, as a share of the usual rate: of the configured one, if there is one.
+fn share_told(encode: &Value, node: &str, measured: u64) -> f64 {
     let (own, usual) = (&encode["node_rates"][node], &encode["link_rate"]);
     match (own.as_f64(), usual.as_f64()) {
         (Some(own), Some(usual)) => own / usual.max(1.0),
-        _ => 1.0,
+        (Some(own), None) => (own / measured.max(1) as f64).min(1.0),
+        (None, _) => 1.0,
     }
 }
 

@@ -1,7 +1,6 @@
-//! What a session measures of its links at this member: bytes, and the time in which somebody waited for the network.
-//!
-//! A sender waits while bytes are there and the transport does not take them, a receiver while there is room and
-//! none come. Neither says alone what holds a link up (`storaged_core::encode` puts both ends together).
+//! What a session measures of the links over which this member receives: bytes, and the time in which a block had begun
+//! to come and was waited for. While that is so the link carries what it can; what else keeps a member waiting (a sender
+//! that has nothing, a window that is full) is not counted. `storaged_core` puts the members' figures together.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,16 +18,10 @@ pub struct Meters {
     began: Instant,
     bytes: AtomicU64,
     stripes: AtomicU64,
-    flows: Mutex<BTreeMap<NodeName, Flows>>,
+    flows: Mutex<BTreeMap<NodeName, Arc<Flow>>>,
 }
 
-#[derive(Debug, Default)]
-struct Flows {
-    out: Arc<Flow>,
-    back: Arc<Flow>,
-}
-
-/// One direction of a link.
+/// What comes over one link.
 #[derive(Debug, Default)]
 pub(super) struct Flow(Mutex<Counts>);
 
@@ -56,14 +49,11 @@ impl Meters {
     pub fn tally(&self) -> SessionTally {
         let now = Instant::now();
         let flows = locked(&self.flows);
-        let link = |(node, flows): (&NodeName, &Flows)| {
-            let ((sent_bytes, blocked_ms), (received_bytes, waiting_ms)) =
-                (flows.out.read(now), flows.back.read(now));
+        let link = |(node, flow): (&NodeName, &Arc<Flow>)| {
+            let (bytes, waiting_ms) = flow.read(now);
             LinkTally {
                 node: node.clone(),
-                sent_bytes,
-                blocked_ms,
-                received_bytes,
+                bytes,
                 waiting_ms,
             }
         };
@@ -75,16 +65,9 @@ impl Meters {
         }
     }
 
-    /// What goes to a neighbour.
-    pub(super) fn out(&self, to: &NodeName) -> Arc<Flow> {
-        let mut flows = locked(&self.flows);
-        flows.entry(to.clone()).or_default().out.clone()
-    }
-
     /// What comes from a neighbour.
-    pub(super) fn back(&self, from: &NodeName) -> Arc<Flow> {
-        let mut flows = locked(&self.flows);
-        flows.entry(from.clone()).or_default().back.clone()
+    pub(super) fn from(&self, node: &NodeName) -> Arc<Flow> {
+        locked(&self.flows).entry(node.clone()).or_default().clone()
     }
 
     /// A stripe is done here; its bytes, if it was not clean.
@@ -143,24 +126,22 @@ mod tests {
     async fn waiting_counts_while_it_goes_on_and_afterwards() {
         let meters = Meters::default();
         let node = NodeName::new("n1").expect("a name");
-        let out = meters.out(&node);
+        let flow = meters.from(&node);
         tokio::time::sleep(Duration::from_millis(5)).await;
-        let wait = out.waits(tokio::time::sleep(Duration::from_millis(30)));
+        let wait = flow.waits(tokio::time::sleep(Duration::from_millis(30)));
         tokio::pin!(wait);
         let early = tokio::time::timeout(Duration::from_millis(10), &mut wait).await;
         assert!(early.is_err());
-        assert_eq!(meters.tally().links[0].blocked_ms, 10);
+        assert_eq!(meters.tally().links[0].waiting_ms, 10);
         wait.await;
-        out.moved(7);
+        flow.moved(7);
         meters.did(3);
         let tally = meters.tally();
         assert_eq!((tally.elapsed_ms, tally.stripes, tally.bytes), (35, 1, 3));
         let expected = LinkTally {
             node,
-            sent_bytes: 7,
-            blocked_ms: 30,
-            received_bytes: 0,
-            waiting_ms: 0,
+            bytes: 7,
+            waiting_ms: 30,
         };
         assert_eq!(tally.links, [expected]);
     }

@@ -158,11 +158,10 @@ impl Pipeline<'_> {
     ) -> Result<(), SessionFault> {
         let from = self.sender_of(link);
         let mut stream = self.arrived(link, from).await?;
-        let flow = self.meters.back(from);
+        let flow = self.meters.from(from);
         while let Some(Expected { shape, to }) = expected.recv().await {
-            let step = flow.waits(frame::receive(stream.as_mut(), shape, &self.part.buffers));
+            let step = frame::receive(stream.as_mut(), shape, &self.part.buffers, &flow);
             let sums = self.in_time(from, "sent nothing whole", step).await?;
-            flow.moved(shape.frame_bytes(&sums));
             // Whoever does not wait any more has failed, and its own error ends the session.
             let _ = to.send(sums);
         }
@@ -297,17 +296,13 @@ impl Pipeline<'_> {
         mut promised: mpsc::Receiver<Promised>,
     ) -> Result<(), SessionFault> {
         let to = self.receiver_of(link);
-        let flow = self.meters.out(to);
         while let Some(next) = promised.recv().await {
             let sums = or_never(next.from.await).await;
-            let bytes = next.shape.frame_bytes(&sums);
-            let step = flow.waits(frame::send(sender.as_mut(), next.shape, sums));
+            let step = frame::send(sender.as_mut(), next.shape, sums);
             self.in_time(to, "took nothing", step).await?;
-            flow.moved(bytes);
         }
-        // What the transport has taken and not delivered is waited for too.
-        let end = flow.waits(sender.finish());
-        self.in_time(to, "did not acknowledge the end", end).await
+        self.in_time(to, "did not acknowledge the end", sender.finish())
+            .await
     }
 
     fn sender_of(&self, link: usize) -> &NodeName {

@@ -19,10 +19,8 @@ use storaged_wire::{
 fn link_tally(name: &str) -> LinkTally {
     LinkTally {
         node: node(name),
-        sent_bytes: 1 << 20,
-        blocked_ms: 900,
-        received_bytes: 0,
-        waiting_ms: 10,
+        bytes: 1 << 20,
+        waiting_ms: 900,
     }
 }
 

@@ -1,5 +1,5 @@
-//! Sessions that take their time: one node's link is a tenth of the others'. Bytes flow evenly; the links that set the
-//! pace are waited for by both their ends. A session that is stopped half-way keeps the stripes that are done.
+//! Sessions that take their time: one node's link is a tenth of the others'. Bytes flow evenly, and a link is waited for
+//! for the share of the time that it is busy. A session that is stopped half-way keeps the stripes that are done.
 
 use std::collections::BTreeMap;
 
@@ -107,33 +107,22 @@ impl World {
         let share = elapsed_ms as f64 / running.takes_ms as f64;
         let sides = self.sides(&running.members, &running.links);
         let (_, _, work) = &running.members[&member];
-        let mut seen: BTreeMap<usize, LinkTally> = BTreeMap::new();
-        let mine = running.links.iter();
-        let mine = mine.filter(|((from, to), _)| *from == member || *to == member);
-        for ((from, to), bytes) in mine {
+        let mut seen = Vec::new();
+        for ((from, to), bytes) in running.links.iter().filter(|((_, to), _)| *to == member) {
             let busy = sides[&(*from, true)].max(sides[&(*to, false)]);
             let waited = (busy / running.takes_ms as f64 * 1000.0).min(1.0) * elapsed_ms as f64;
-            let (waited, bytes) = (waited as u64, (bytes * share) as u64);
-            let other = if *from == member { *to } else { *from };
-            let link = seen.entry(other).or_insert_with(|| LinkTally {
-                node: work.members[other].clone(),
-                sent_bytes: 0,
-                blocked_ms: 0,
-                received_bytes: 0,
-                waiting_ms: 0,
+            seen.push(LinkTally {
+                node: work.members[*from].clone(),
+                bytes: (bytes * share) as u64,
+                waiting_ms: waited as u64,
             });
-            if *from == member {
-                (link.sent_bytes, link.blocked_ms) = (bytes, waited);
-            } else {
-                (link.received_bytes, link.waiting_ms) = (bytes, waited);
-            }
         }
         let stripes = work.turns().count() as f64 * share;
         SessionTally {
             bytes: 0,
             elapsed_ms,
             stripes: stripes as u64,
-            links: seen.into_values().collect(),
+            links: seen,
         }
     }
 
@@ -143,11 +132,11 @@ impl World {
             return;
         };
         match self.random(6) {
-            0 => link.sent_bytes = u64::MAX,
+            0 => link.bytes = u64::MAX,
             1 => link.node = name(99),
             2 => tally.elapsed_ms = u64::MAX,
             3 => tally.stripes = 0,
-            4 => (link.blocked_ms, link.waiting_ms) = (tally.elapsed_ms, tally.elapsed_ms),
+            4 => link.waiting_ms = tally.elapsed_ms,
             _ => {
                 let again = link.clone();
                 tally.links.push(again);

@@ -18,10 +18,10 @@ use super::world::{CHUNK, World, locked, node, noise, session_of};
 use crate::encode::{ExecutorLimits, Pool};
 
 /// Bytes per second of every link: a block takes a tenth of a second.
-const RATE: u64 = CHUNK as u64 * 10;
+pub const RATE: u64 = CHUNK as u64 * 10;
 
 /// So many nodes on such links.
-fn world(nodes: usize) -> World {
+pub fn world(nodes: usize) -> World {
     let limits = ExecutorLimits {
         stall: Duration::from_secs(1000),
         ..ExecutorLimits::default()
@@ -38,7 +38,7 @@ fn coefficients(k: usize, m: usize) -> Coefficients {
 }
 
 /// An encode of shards of so many stripes on these nodes, data first.
-fn encode(
+pub fn encode(
     world: &World,
     (session, nodes, stripes): (u64, &[usize], usize),
     (k, m): (usize, usize),
@@ -86,7 +86,7 @@ fn ideal(blocks: usize) -> f64 {
     blocks as f64 * f64::from(CHUNK) / RATE as f64
 }
 
-fn plain_chain(k: usize) -> Shape {
+pub fn plain_chain(k: usize) -> Shape {
     Shape::Chain {
         order: Order::Fixed((0..k).collect()),
     }
@@ -254,36 +254,5 @@ async fn lost_shards_come_back_in_the_time_of_a_copy() {
         eprintln!("{} lost: {:.3} of a copy", lost.len(), took / copy);
         assert!(took <= bound * copy, "{lost:?}: {}", took / copy);
         assert!(locked(&world.rams[3].slots)[&SlotId::new(1)].len() == stripes * CHUNK as usize);
-    }
-}
-
-/// Of the links of a chain one node's is a tenth as fast as the others.
-#[tokio::test(start_paused = true)]
-async fn the_link_that_both_ends_wait_for_is_the_slow_one() {
-    let (k, stripes) = (8, 100);
-    for slow in [0, 3, 7] {
-        let world = world(k + 2);
-        locked(&world.wires.rates).insert(node(slow), RATE / 10);
-        let nodes: Vec<usize> = (0..k + 2).collect();
-        let works = encode(&world, (1, &nodes, stripes), (k, 2), &plain_chain(k));
-        let tallies: Vec<_> = world.run(works).await;
-        let tallies: Vec<_> = tallies.into_iter().map(Result::unwrap).collect();
-        for (at, tally) in tallies.iter().enumerate() {
-            eprintln!(
-                "{slow} {at} {} {:?}",
-                tally.elapsed_ms,
-                tally
-                    .links
-                    .iter()
-                    .map(|l| (
-                        l.node.to_string(),
-                        l.sent_bytes,
-                        l.blocked_ms,
-                        l.received_bytes,
-                        l.waiting_ms
-                    ))
-                    .collect::<Vec<_>>()
-            );
-        }
     }
 }

@@ -1,11 +1,11 @@
-//! What held a session up: from what both ends of every link say, the rates that the members' links really carried,
+//! What held a session up: from what the receivers of all links saw, the rates that the members' links really carried,
 //! and whose link is to blame, if it is one or a few.
 //!
-//! A link is *saturated* for the share of the time in which its sender waited for the transport and its receiver for
-//! bytes. Before a slow link senders wait too, but for receivers that have no room and wait for nothing; behind it
-//! receivers wait, but for senders that have nothing. So one slow link among others is the only saturated one, and
-//! what the others carry while they are saturated says how much faster they could go. Where every link is as fast as
-//! every other all of them are saturated, and nobody is to blame; where processors set the pace, none is.
+//! A link is *saturated* for the share of the time in which its receiver waited for a block that had begun to come: then
+//! the link carries what it can. Before a slow link blocks wait for room, whole, in the memory of the next hop; behind
+//! it receivers wait, but for blocks that have not begun to come. So a slow link among others is the only saturated one,
+//! and what the others carry while they are saturated is how fast they are. Where every link is as fast as every other
+//! all of them are saturated, and nobody is to blame; where processors set the pace, none is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ const SATURATED_PPM_MIN: u64 = WHOLE_PPM / 16;
 /// So much more saturated are the other links of the node whose link is the slow one of two.
 const TELLING_PPM: u64 = 150_000;
 
-/// One link of a session's plan in a stretch of time, as both its ends agree on it.
+/// One link of a session's plan in a stretch of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LinkSeen {
     /// Sending member.
@@ -27,7 +27,7 @@ pub(crate) struct LinkSeen {
     pub to: usize,
     /// What came through.
     pub bytes_per_s: u64,
-    /// Share of the time in which both ends waited for it.
+    /// Share of the time in which its receiver waited for a block on its way.
     pub saturated_ppm: u64,
 }
 

@@ -1,13 +1,13 @@
 //! Measured link rates, and what follows from them.
 //!
-//! Order of reading: `pace` (what the members of a session said, and the links that both ends agree on), `findings`
+//! Order of reading: `pace` (what the members of a session said, and its links as their receivers saw them), `findings`
 //! (what each member's link carries, and whose link holds the session up), `measured` (what a node has learned of the
 //! others, how it ages, who counts as slow), `links` (measured and configured rates together, as the chooser asks
 //! for them), `replan` (sessions that are ended because another plan goes around a slow hop).
 //!
-//! A member says only what it saw itself, and a link counts as saturated only as far as both ends say so. So a member
-//! that lies spoils the rate of its own links and of the neighbours on their other ends; plans made from that are
-//! slower, never wrong, and a lane is planned again a bounded number of times.
+//! A member speaks only of the links over which it receives. So a member that lies spoils the rate of its own link and of
+//! the neighbours on the other ends; plans made from that are slower, never wrong, and a lane is planned again a bounded
+//! number of times.
 
 mod findings;
 mod links;

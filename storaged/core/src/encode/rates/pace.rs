@@ -1,4 +1,4 @@
-//! What the members of a session that this node leads have said of it, and the links that both ends agree on.
+//! What the members of a session that this node leads have said of it, and its links as their receivers saw them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -89,13 +89,7 @@ impl Pace {
         grows("stripes", reports.last.stripes, tally.stripes)?;
         for before in &reports.last.links {
             let after = link_to(&tally, &before.node);
-            grows("bytes sent", before.sent_bytes, after.sent_bytes)?;
-            grows(
-                "bytes received",
-                before.received_bytes,
-                after.received_bytes,
-            )?;
-            grows("milliseconds blocked", before.blocked_ms, after.blocked_ms)?;
+            grows("bytes", before.bytes, after.bytes)?;
             grows("milliseconds waiting", before.waiting_ms, after.waiting_ms)?;
         }
         reports.last = tally;
@@ -126,26 +120,24 @@ impl Pace {
         members: &[NodeName],
         since: impl Fn(&'a Reports) -> &'a MemberTally,
     ) -> Vec<LinkSeen> {
-        let of = |node: &NodeName| Some((since(self.reports.get(node)?), &self.reports[node].last));
         let mut links = Vec::new();
-        for (from, sender) in members.iter().enumerate() {
-            let Some((first, last)) = of(sender) else {
+        for (to, receiver) in members.iter().enumerate() {
+            let Some(reports) = self.reports.get(receiver) else {
                 continue;
             };
-            for link in &last.links {
-                let to = members.iter().position(|node| *node == link.node);
-                let Some((to, received)) = to.and_then(|to| Some((to, of(&members[to])?))) else {
-                    continue;
-                };
-                links.extend(seen(
-                    (from, to),
-                    (sender, &link.node),
-                    (first, last),
-                    received,
-                ));
+            for link in &reports.last.links {
+                let from = members.iter().position(|node| *node == link.node);
+                let seen = from
+                    .and_then(|from| seen((from, to), since(reports), &reports.last, &link.node));
+                links.extend(seen);
             }
         }
         links
+    }
+
+    /// Milliseconds since the session began.
+    pub fn lasted_ms(&self, now: Now) -> u64 {
+        now.since(self.began_at)
     }
 
     /// Counts these members as slow in one more stretch, and all others as not. Gives those that were so in
@@ -198,9 +190,7 @@ fn check(
         if !named.insert(&link.node) {
             return Err(ReportError::Twice(link.node.clone()));
         }
-        at_most("bytes over a link", bounds.bytes, link.sent_bytes)?;
-        at_most("bytes over a link", bounds.bytes, link.received_bytes)?;
-        at_most("milliseconds blocked", lasted_ms, link.blocked_ms)?;
+        at_most("bytes over a link", bounds.bytes, link.bytes)?;
         at_most("milliseconds waiting", lasted_ms, link.waiting_ms)?;
     }
     Ok(())
@@ -225,40 +215,30 @@ fn link_to(tally: &MemberTally, node: &NodeName) -> LinkTally {
     let found = tally.links.iter().find(|link| link.node == *node);
     found.cloned().unwrap_or_else(|| LinkTally {
         node: node.clone(),
-        sent_bytes: 0,
-        blocked_ms: 0,
-        received_bytes: 0,
+        bytes: 0,
         waiting_ms: 0,
     })
 }
 
-/// One link, by the reports of both its ends at the beginning and the end of a stretch; none if nothing went over it,
-/// or the reports are too close to each other.
+/// One link, by what its receiver said at the beginning and the end of a stretch; none if nothing came over it, or the
+/// reports are too close to each other.
 fn seen(
     (from, to): (usize, usize),
-    (sender, receiver): (&NodeName, &NodeName),
-    (sent_first, sent_last): (&MemberTally, &MemberTally),
-    (got_first, got_last): (&MemberTally, &MemberTally),
+    first: &MemberTally,
+    last: &MemberTally,
+    sender: &NodeName,
 ) -> Option<LinkSeen> {
-    let sending_ms = sent_last.elapsed_ms - sent_first.elapsed_ms;
-    let receiving_ms = got_last.elapsed_ms - got_first.elapsed_ms;
-    if sending_ms.min(receiving_ms) < limits::EVIDENCE_MS_MIN {
+    let elapsed_ms = last.elapsed_ms - first.elapsed_ms;
+    let (before, after) = (link_to(first, sender), link_to(last, sender));
+    if elapsed_ms < limits::EVIDENCE_MS_MIN || after.bytes == 0 {
         return None;
     }
-    let blocked =
-        link_to(sent_last, receiver).blocked_ms - link_to(sent_first, receiver).blocked_ms;
-    let (got_last, got_first) = (link_to(got_last, sender), link_to(got_first, sender));
-    let waiting = got_last.waiting_ms - got_first.waiting_ms;
-    let bytes = got_last.received_bytes - got_first.received_bytes;
-    if got_last.received_bytes == 0 {
-        return None;
-    }
-    let share = |part: u64, whole: u64| part.min(whole) * WHOLE_PPM / whole;
+    let waited_ms = (after.waiting_ms - before.waiting_ms).min(elapsed_ms);
     Some(LinkSeen {
         from,
         to,
-        bytes_per_s: bytes.saturating_mul(1000) / receiving_ms,
-        saturated_ppm: share(blocked, sending_ms).min(share(waiting, receiving_ms)),
+        bytes_per_s: (after.bytes - before.bytes).saturating_mul(1000) / elapsed_ms,
+        saturated_ppm: waited_ms * WHOLE_PPM / elapsed_ms,
     })
 }
 
@@ -279,13 +259,11 @@ mod tests {
         (0..3).map(name).collect()
     }
 
-    fn link(node: usize, sent: (u64, u64), received: (u64, u64)) -> LinkTally {
+    fn link(node: usize, bytes: u64, waiting_ms: u64) -> LinkTally {
         LinkTally {
             node: name(node),
-            sent_bytes: sent.0,
-            blocked_ms: sent.1,
-            received_bytes: received.0,
-            waiting_ms: received.1,
+            bytes,
+            waiting_ms,
         }
     }
 
@@ -307,52 +285,36 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_as_saturated_as_both_ends_say() {
+    fn a_link_is_as_saturated_as_its_receiver_waits_for_what_has_begun_to_come() {
         let mut pace = Pace::begin(Now(0), None);
-        // n0 waits all the time, n1 has room half of it; n1 hardly waits for n2, which always has room.
-        report(
-            &mut pace,
-            2000,
-            0,
-            tally(2000, 4, vec![link(1, (9000, 2000), (0, 0))]),
-        )
-        .unwrap();
-        let links = vec![link(0, (0, 0), (8000, 1000)), link(2, (8000, 200), (0, 0))];
-        report(&mut pace, 2000, 1, tally(2000, 3, links)).unwrap();
-        let expected = LinkSeen {
-            from: 0,
-            to: 1,
-            bytes_per_s: 4000,
-            saturated_ppm: 500_000,
+        let of_n1 = tally(2000, 3, vec![link(0, 8000, 1000)]);
+        report(&mut pace, 2000, 1, of_n1).expect("a report");
+        let seen = |from, to, bytes_per_s, saturated_ppm| LinkSeen {
+            from,
+            to,
+            bytes_per_s,
+            saturated_ppm,
         };
-        // Of the other link only one end has reported.
-        assert_eq!(pace.whole(&members()), [expected]);
-        report(
-            &mut pace,
-            2000,
-            2,
-            tally(2000, 3, vec![link(1, (0, 0), (8000, 1900))]),
-        )
-        .unwrap();
-        let other = LinkSeen {
-            from: 1,
-            to: 2,
-            bytes_per_s: 4000,
-            saturated_ppm: 100_000,
-        };
-        assert_eq!(pace.whole(&members()), [expected, other]);
-        // Nobody has reported in the next stretch, and nothing is judged.
-        assert_eq!(pace.stretch(Now(2000), &members()).unwrap().len(), 2);
-        assert_eq!(pace.stretch(Now(4000), &members()), Some(vec![]));
-        assert_eq!(pace.stretch(Now(4001), &members()), None);
+        assert_eq!(pace.whole(&members()), [seen(0, 1, 4000, 500_000)]);
+        let of_n2 = tally(1000, 2, vec![link(1, 1000, 1000), link(0, 0, 0)]);
+        report(&mut pace, 2000, 2, of_n2).expect("a report");
+        let both = [seen(0, 1, 4000, 500_000), seen(1, 2, 1000, WHOLE_PPM)];
+        assert_eq!(pace.whole(&members()), both);
         let left = pace.left_ms(12, [name(1), name(2)].iter());
-        assert_eq!(left, Some(6000));
+        assert_eq!(left, Some(5000));
         assert_eq!(pace.left_ms(12, [name(7)].iter()), None);
+        // A stretch is what came since the last one was judged.
+        assert_eq!(pace.stretch(Now(1999), &members()), None);
+        assert_eq!(pace.stretch(Now(2000), &members()), Some(both.to_vec()));
+        let of_n1 = tally(4000, 9, vec![link(0, 10_000, 1200)]);
+        report(&mut pace, 4000, 1, of_n1).expect("a report");
+        let second = pace.stretch(Now(4000), &members());
+        assert_eq!(second, Some(vec![seen(0, 1, 1000, 100_000)]));
     }
 
     #[test]
     fn what_cannot_be_counts_for_nothing() {
-        let good = || tally(1000, 5, vec![link(1, (500, 600), (700, 800))]);
+        let good = || tally(1000, 5, vec![link(1, 500, 800)]);
         let spoilt = |spoil: &dyn Fn(&mut MemberTally)| {
             let mut pace = Pace::begin(Now(0), None);
             report(&mut pace, 1000, 0, good()).expect("a good one");
@@ -371,18 +333,15 @@ mod tests {
             ),
             (&|t| t.stripes = 101, "at most 100 stripes, got 101"),
             (&|t| t.stripes = 4, "stripes that only grow, got 4 after 5"),
-            (&|t| t.links[0].sent_bytes = u64::MAX, "bytes over a link"),
+            (&|t| t.links[0].bytes = u64::MAX, "bytes over a link"),
             (
                 &|t| t.links[0].waiting_ms = u64::MAX,
                 "milliseconds waiting",
             ),
-            (
-                &|t| t.links[0].received_bytes = 1,
-                "bytes received that only grow",
-            ),
+            (&|t| t.links[0].bytes = 1, "bytes that only grow, got 1"),
             (
                 &|t| t.links.clear(),
-                "bytes sent that only grow, got 0 after 500",
+                "bytes that only grow, got 0 after 500",
             ),
             (
                 &|t| t.links.push(t.links[0].clone()),

@@ -20,7 +20,7 @@ use crate::node::Node;
 /// Another plan must be expected to take no more than this share of the time that the running one takes.
 const GAIN_SHARE: f64 = 0.75;
 /// Fewer chunks than this over the busiest link say nothing of its rate.
-const TELLING_CHUNKS: u64 = 4;
+const TELLING_CHUNKS: u64 = 2;
 
 impl SessionTally {
     /// As a member says it.
@@ -98,8 +98,8 @@ impl Node {
     /// A session ended well: what its members measured counts, if there was enough of it.
     pub(in crate::encode) fn learn_rates(&mut self, led: &Led) {
         let links = led.pace.whole(&led.members);
-        if let Some(findings) = self.telling(led, &links, limits::EVIDENCE_MS_MIN) {
-            let now = self.now;
+        let now = self.now;
+        if let Some(findings) = self.telling(led, &links, led.pace.lasted_ms(now)) {
             self.measured
                 .learn(now, &led.members, &findings, Weight::Half);
         }
@@ -167,8 +167,12 @@ impl Node {
             .map_or(led.stripe_count, |map| map.count());
         let left_ms = led.pace.left_ms(stripes, led.keepers.iter())?;
         let manifest = self.manifest_named(led.record.manifest)?;
+        // Whoever gets a block back gets it over its own link.
+        let survivors = led.members.iter().take(led.sources);
+        let mut survivors = survivors.filter(|node| !led.keepers.contains(*node));
+        let is_in_the_way = survivors.any(|node| slow.contains(node));
         let (share, what) = match &led.purpose {
-            _ if replans >= limits::REPLANS_MAX => return None,
+            _ if replans >= limits::REPLANS_MAX || !is_in_the_way => return None,
             Purpose::Encode => {
                 let links = self.links();
                 let (manifest, lane, needs) = (manifest.manifest(), led.lane, &led.needs);
