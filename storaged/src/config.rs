@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::DurablePolicy;
-use storaged_core::encode::LinkRates;
+use storaged_core::encode::{LinkRates, RateBasis};
 use storaged_core::place::Member;
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;
@@ -144,8 +144,11 @@ fn default_chunk() -> ByteSize {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EncodeSection {
-    /// Bytes per second of every node's link, each way: what the shape of an encode is chosen by; by default the
-    /// plain chain.
+    /// What plans are chosen by: rates measured in sessions and, where nothing was measured, the configured ones; or
+    /// the configured ones alone.
+    pub rates: RatesName,
+    /// Bytes per second of every node's link, each way: what is assumed of a link that was not measured; by default
+    /// nothing, and until something is measured the plain chain is taken.
     pub link_rate: Option<ByteSize>,
     /// The same of nodes that have another one, by name: a slow one gathers nothing, and stands first in a chain.
     pub node_rates: BTreeMap<String, ByteSize>,
@@ -166,6 +169,15 @@ pub enum CodecThreads {
 
 /// Threads of the codec, at most: each has blocks in its cache and two jobs in the queue.
 const CODEC_THREADS_MAX: usize = 256;
+
+/// What plans are chosen by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RatesName {
+    #[default]
+    Measured,
+    Configured,
+}
 
 /// `[memory]`
 #[derive(Debug, Clone, Deserialize)]
@@ -510,7 +522,15 @@ impl EncodeSection {
             }
             unusual.insert(node.name.clone(), rate.as_u64());
         }
-        Ok(LinkRates { usual, unusual })
+        let basis = match self.rates {
+            RatesName::Measured => RateBasis::Measured,
+            RatesName::Configured => RateBasis::Configured,
+        };
+        Ok(LinkRates {
+            usual,
+            unusual,
+            basis,
+        })
     }
 }
 

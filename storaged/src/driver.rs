@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use storaged_codec::delta::Estimate;
+use storaged_core::encode::SessionWork;
 use storaged_core::{CheckPart, DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
@@ -13,7 +15,9 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::config::Config;
-use crate::encode::{Executor, ExecutorLimits, NoStreams, Pool, QuicStreams, SessionEnd, Streams};
+use crate::encode::{
+    Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
+};
 use crate::http::{self, OpsState};
 use crate::memory::Memory;
 use crate::net::{Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
@@ -21,6 +25,9 @@ use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::store::{self, Store, StoreError};
 use crate::trickle::{Copied, Trickle};
+
+/// A session that runs says so often how it goes.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// Events of each kind that wait for the driver; senders wait when it is full.
 const QUEUE: usize = 4096;
@@ -199,16 +206,18 @@ impl Daemon {
     fn show(&self) {
         let status = self.node.status_json();
         let ready = status.contains(r#""ready":true"#);
-        self.ops.metrics.observe_ledger(
+        let metrics = &self.ops.metrics;
+        metrics.observe_ledger(
             &self.node.ledger(),
             self.memory.spare_bytes(),
             self.peers_up,
         );
-        self.ops.metrics.observe_in_flight(
+        metrics.observe_in_flight(
             self.executor.stripes_in_flight(),
             self.executor.blocks_in_flight(),
             self.executor.blocks_in_flight_most(),
         );
+        metrics.observe_link_rates(&self.node.measured_rates());
         self.ops.set_status(status, ready);
     }
 
@@ -301,9 +310,10 @@ impl Daemon {
             }
             Output::Run(work) => {
                 let (executor, ops) = (self.executor.clone(), self.ops.clone());
+                let inputs = self.inputs.clone();
                 self.when_done(async move {
                     let (leader, session) = (work.leader.clone(), work.session);
-                    let SessionEnd { outcome, kept } = executor.run_to_end(work).await;
+                    let SessionEnd { outcome, kept } = run(&executor, work, &inputs).await;
                     if let Ok(tally) = &outcome {
                         ops.metrics.observe_session(tally.bytes);
                     }
@@ -456,6 +466,15 @@ impl Daemon {
                 metrics.observe_session_failure();
                 tracing::info!(step = %key.step, %node, ?fault, "a session failed and will be tried again");
             }
+            Note::Replanned {
+                key,
+                lane,
+                node,
+                reason,
+            } => {
+                metrics.observe_replan();
+                tracing::info!(step = %key.step, group = lane.group, lane = lane.index, %node, reason, "a slow node is gone around");
+            }
             Note::Healed { key, lane, node } => {
                 metrics.observe_healed();
                 tracing::info!(step = %key.step, group = lane.group, lane = lane.index, %node, "healed");
@@ -466,6 +485,25 @@ impl Daemon {
             Note::PeerFault { node, reason } => {
                 metrics.observe_peer_fault();
                 tracing::warn!(%node, reason, "a peer sent something that cannot be");
+            }
+        }
+    }
+}
+
+/// Runs a session, and says from time to time how it goes.
+async fn run(executor: &Executor, work: SessionWork, inputs: &mpsc::Sender<Input>) -> SessionEnd {
+    let (leader, session) = (work.leader.clone(), work.session);
+    let meters = Meters::default();
+    let running = executor.run_metered(work, &meters);
+    tokio::pin!(running);
+    loop {
+        tokio::select! {
+            biased;
+            end = &mut running => return end,
+            () = tokio::time::sleep(PROGRESS_EVERY) => {
+                let (leader, tally) = (leader.clone(), meters.tally());
+                // Nothing depends on one report: with a full queue the next one says it.
+                let _ = inputs.try_send(Input::SessionProgress { leader, session, tally });
             }
         }
     }

@@ -10,6 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use storaged_core::encode::NodeRate;
+
 use crate::trickle::Copied;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -27,6 +29,12 @@ struct VersionLabel {
     version: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LinkLabels {
+    node: String,
+    side: String,
+}
+
 /// The daemon's metrics.
 #[derive(Debug)]
 pub struct Metrics {
@@ -39,6 +47,9 @@ pub struct Metrics {
     encode_stripes_in_flight: Gauge,
     encode_blocks_in_flight: Gauge,
     encode_blocks_in_flight_most: Gauge,
+    encode_replans: Counter,
+    encode_link_rates: Family<LinkLabels, Gauge>,
+    encode_slow_nodes: Gauge,
     place_peers_up: Gauge,
     place_healed: Counter,
     place_peer_faults: Counter,
@@ -77,6 +88,9 @@ impl Metrics {
             encode_stripes_in_flight: Gauge::default(),
             encode_blocks_in_flight: Gauge::default(),
             encode_blocks_in_flight_most: Gauge::default(),
+            encode_replans: Counter::default(),
+            encode_link_rates: Family::default(),
+            encode_slow_nodes: Gauge::default(),
             place_peers_up: Gauge::default(),
             place_healed: Counter::default(),
             place_peer_faults: Counter::default(),
@@ -130,6 +144,7 @@ impl Metrics {
             metrics.encode_failures.clone(),
         );
         metrics.register_in_flight(&mut registry);
+        metrics.register_rates(&mut registry);
         registry.register(
             "place_peers_up",
             "Peers whose link is up",
@@ -200,6 +215,24 @@ impl Metrics {
         );
     }
 
+    fn register_rates(&self, registry: &mut Registry) {
+        registry.register(
+            "encode_replans",
+            "Slow nodes that sessions led here were ended to go around",
+            self.encode_replans.clone(),
+        );
+        registry.register(
+            "encode_link_bytes_per_second",
+            "What a node's link was measured to carry in sessions led here, where links set the pace",
+            self.encode_link_rates.clone(),
+        );
+        registry.register(
+            "encode_slow_nodes",
+            "Nodes whose link is measured to be far below the usual rate",
+            self.encode_slow_nodes.clone(),
+        );
+    }
+
     fn register_increments(&self, registry: &mut Registry) {
         registry.register(
             "trickle_bytes",
@@ -265,6 +298,30 @@ impl Metrics {
     /// A session led here failed.
     pub fn observe_session_failure(&self) {
         self.encode_failures.inc();
+    }
+
+    /// A session led here was ended to go around a slow node.
+    pub fn observe_replan(&self) {
+        self.encode_replans.inc();
+    }
+
+    /// What is known of the nodes' links now; what is not known any more goes.
+    pub fn observe_link_rates(&self, nodes: &[NodeRate]) {
+        self.encode_link_rates.clear();
+        for node in nodes {
+            for (side, rate) in [("up", node.up), ("down", node.down)] {
+                if let Some(rate) = rate {
+                    let labels = LinkLabels {
+                        node: node.node.to_string(),
+                        side: side.into(),
+                    };
+                    let rate = i64::try_from(rate.bytes_per_s).unwrap_or(i64::MAX);
+                    self.encode_link_rates.get_or_create(&labels).set(rate);
+                }
+            }
+        }
+        let slow = nodes.iter().filter(|node| node.is_slow()).count();
+        self.encode_slow_nodes.set(slow as i64);
     }
 
     /// A lane led here is protected.
@@ -343,6 +400,8 @@ fn gauge(value: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use storaged_core::encode::SideRate;
+
     use super::*;
 
     #[test]
@@ -359,6 +418,27 @@ mod tests {
             text.contains("storaged_stage_digest_bytes_total 7"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_link_any_more_is_not_exposed() {
+        let metrics = Metrics::new();
+        let up = SideRate {
+            bytes_per_s: 7,
+            slow_ppm: Some(100_000),
+        };
+        let node = NodeRate {
+            node: storaged_wire::NodeName::new("n1").expect("a name"),
+            up: Some(up),
+            down: None,
+        };
+        metrics.observe_link_rates(&[node]);
+        let text = metrics.text();
+        let row = "storaged_encode_link_bytes_per_second{node=\"n1\",side=\"up\"} 7";
+        assert!(text.contains(row) && text.contains("storaged_encode_slow_nodes 1"));
+        metrics.observe_link_rates(&[]);
+        let text = metrics.text();
+        assert!(!text.contains("n1") && text.contains("storaged_encode_slow_nodes 0"));
     }
 
     #[test]

@@ -90,9 +90,12 @@ impl<'a> Daemons<'a> {
             self.spec.chunk,
             self.spec.budget
         );
+        // Measured rates would turn the chains that are to be timed into gathers from the second step on.
+        text += "[encode]\nrates = \"configured\"\n";
         if let Some(rate) = self.spec.link_rate {
-            text += &format!("[encode]\nlink_rate = \"{rate}B\"\n\n");
+            text += &format!("link_rate = \"{rate}B\"\n");
         }
+        text += "\n";
         for peer in (0..nodes).filter(|peer| *peer != node) {
             text += &format!(
                 "[[peers]]\nname = \"n{peer:02}\"\naddress = \"{}\"\n\n",

@@ -156,6 +156,35 @@ pub struct LeafTable {
     pub leaves: Vec<Digest>,
 }
 
+/// What a member of a session has measured since it began. Every number only grows.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Encode, Decode)]
+pub struct MemberTally {
+    /// Milliseconds since the session began at this member.
+    #[n(0)]
+    pub elapsed_ms: u64,
+    /// Stripes of which this member has done its part.
+    #[n(1)]
+    pub stripes: u64,
+    /// One entry per neighbour that sends to this member.
+    #[cbor(n(2), with = "crate::blocks")]
+    pub links: Vec<LinkTally>,
+}
+
+/// What came over a link, as its receiving end saw it. While a block is on its way and not whole the link carries it as
+/// fast as it can: what waits for a sender that has nothing, or for room, has no block on its way.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct LinkTally {
+    /// The neighbour that sends.
+    #[n(0)]
+    pub node: NodeName,
+    /// Bytes of blocks that came.
+    #[n(1)]
+    pub bytes: u64,
+    /// Milliseconds in which a block had begun to come and was waited for.
+    #[n(2)]
+    pub waiting_ms: u64,
+}
+
 /// What one node holds of one checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Holding {
@@ -305,11 +334,14 @@ pub enum PeerMessage {
         #[n(3)]
         shape: Option<EncodeShape>,
     },
-    /// Member to leader: this member's part is done and what it keeps is stored and verified.
+    /// Member to leader: this member's part is done and what it keeps is stored and verified. With it comes what the
+    /// member measured on its links.
     #[n(12)]
     Finished {
         #[n(0)]
         session: SessionId,
+        #[n(1)]
+        tally: MemberTally,
     },
     /// Leader to members: over. Blocks kept by it count if `kept`, else they go.
     #[n(13)]
@@ -397,6 +429,14 @@ pub enum PeerMessage {
         #[n(1)]
         parts: Vec<VerifiedPart>,
     },
+    /// Member to leader, about once a second while a session runs: how far this member is, and what it measured.
+    #[n(24)]
+    Progress {
+        #[n(0)]
+        session: SessionId,
+        #[n(1)]
+        tally: MemberTally,
+    },
 }
 
 /// First record of a data stream.
@@ -411,4 +451,65 @@ pub struct StreamRecord {
     /// Index of the link in the session's plan: of its pairs of nodes, in order.
     #[n(2)]
     pub edge: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{decode, encode};
+
+    fn tally(links: usize) -> MemberTally {
+        let link = LinkTally {
+            node: NodeName::new("a").expect("a name"),
+            bytes: 300,
+            waiting_ms: 5,
+        };
+        MemberTally {
+            elapsed_ms: 1000,
+            stripes: 3,
+            links: vec![link; links],
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_what_a_member_measured_are_pinned() {
+        for (number, message) in [
+            (
+                12,
+                PeerMessage::Finished {
+                    session: SessionId::new(7),
+                    tally: tally(1),
+                },
+            ),
+            (
+                24,
+                PeerMessage::Progress {
+                    session: SessionId::new(7),
+                    tally: tally(1),
+                },
+            ),
+        ] {
+            let bytes = encode(&message);
+            assert_eq!(decode::<PeerMessage>("message", &bytes).unwrap(), message);
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            let number = if number < 24 {
+                format!("{number:02x}")
+            } else {
+                format!("18{number:02x}")
+            };
+            let expected = format!("82{number} 8207 83 1903e8 03 81 83 6161 19012c 05");
+            assert_eq!(hex, expected.replace(' ', ""), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn more_links_than_a_stripe_has_blocks_are_refused() {
+        let with = |links| PeerMessage::Progress {
+            session: SessionId::new(7),
+            tally: tally(links),
+        };
+        assert!(decode::<PeerMessage>("message", &encode(&with(255))).is_ok());
+        let error = decode::<PeerMessage>("message", &encode(&with(256))).unwrap_err();
+        assert!(format!("{error:?}").contains("at most 255"), "{error:?}");
+    }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_wire::local::{Reply, Request};
-use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage, SessionFault};
+use storaged_wire::peer::{CheckpointKey, Lane, LinkTally, PeerMessage, SessionFault};
 use storaged_wire::{
     CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Rank, SessionId,
     SlotId,
@@ -87,6 +87,12 @@ pub enum Input {
         /// Stripes that are kept, ascending, also if the session failed: of a shard verified, of parity whole.
         kept: Vec<Range<u64>>,
     },
+    /// Of an `Output::Run` that goes on, about once a second: how far it is.
+    SessionProgress {
+        leader: NodeName,
+        session: SessionId,
+        tally: SessionTally,
+    },
     /// `Output::Upload` ended.
     Uploaded {
         manifest: Digest,
@@ -116,12 +122,16 @@ pub enum Input {
 }
 
 /// What a session moved, for the measured rates.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SessionTally {
     /// Bytes of blocks computed or kept by this member.
     pub bytes: u64,
     /// Milliseconds.
     pub elapsed_ms: u64,
+    /// Stripes of which this member has done its part.
+    pub stripes: u64,
+    /// What this member saw of the links to its neighbours.
+    pub links: Vec<LinkTally>,
 }
 
 /// A shard or parity set to read and check.
@@ -217,6 +227,13 @@ pub enum Note {
         key: CheckpointKey,
         node: NodeName,
         fault: SessionFault,
+    },
+    /// A session this node leads was ended because of a slow member, to go on with a plan around it.
+    Replanned {
+        key: CheckpointKey,
+        lane: Lane,
+        node: NodeName,
+        reason: String,
     },
     /// A lost block was put back.
     Healed {

@@ -41,6 +41,28 @@ pub const PART_FILLED_MAX_MS: u64 = 15_000;
 /// link up with a node that has come back and to ask what it holds takes a fraction of it.
 pub const HEAL_FIRST_MS: u64 = 500;
 
+/// What was measured of a link is forgotten after this time: ten steps that are a minute apart.
+pub const RATE_AGE_MAX_MS: u64 = 600_000;
+
+/// A stretch of a session shorter than this says nothing of its links.
+pub const EVIDENCE_MS_MIN: u64 = 500;
+
+/// A session that runs is judged this often: members report once a second, so that each stretch has a report of every
+/// member.
+pub const PACE_STRETCH_MS: u64 = 2_000;
+
+/// A member that holds a session up in so many stretches in a row is gone around.
+pub const PACE_STRIKES: u32 = 2;
+
+/// What another plan must save: more than the second until it is tried and the second that agreeing on it may take.
+pub const REPLAN_GAIN_MS_MIN: u64 = 4_000;
+
+/// Times that a lane of one checkpoint is planned again because of a slow hop; after that it goes on as it does.
+pub const REPLANS_MAX: u32 = 2;
+
+/// How far a member's clock may be ahead of its leader's in what it says of a session.
+pub const REPORT_SLACK_MS: u64 = 2_000;
+
 /// Sessions that one leader runs at once: each holds a few blocks per member.
 pub const SESSIONS_LED_MAX: usize = 4;
 
@@ -68,6 +90,14 @@ const _: () = assert!(
 const _: () = assert!(
     PART_FILLED_MAX_MS > SESSION_RETRY_MS + PROPOSE_MAX_MS,
     "a broken-off repair outlives the next attempt"
+);
+const _: () = assert!(
+    REPLAN_GAIN_MS_MIN > SESSION_RETRY_MS + REPEAT_MS,
+    "another plan pays for its attempt"
+);
+const _: () = assert!(
+    EVIDENCE_MS_MIN < REPEAT_MS && REPEAT_MS < PACE_STRETCH_MS,
+    "a stretch has room for a report"
 );
 const _: () = assert!(
     PROPOSE_MAX_MS < SESSION_MAX_MS,

@@ -95,6 +95,7 @@ pub struct Node {
     pub(crate) verifies: BTreeMap<QueryId, VerifyWork>,
     pub(crate) planned: Vec<Arc<ManifestBytes>>,
     pub(crate) rates: crate::restore::Rates,
+    pub(crate) measured: crate::encode::MeasuredRates,
     pub(crate) next: u64,
     pub(crate) repeat_at: Now,
 }
@@ -138,6 +139,7 @@ impl Node {
             verifies: BTreeMap::new(),
             planned: Vec::new(),
             rates: crate::restore::Rates::default(),
+            measured: crate::encode::MeasuredRates::default(),
             next: 0,
             repeat_at: Now(0),
         })
@@ -184,6 +186,11 @@ impl Node {
                 outcome,
                 kept,
             } => self.session_ended(&leader, session, outcome, kept),
+            Input::SessionProgress {
+                leader,
+                session,
+                tally,
+            } => self.session_progress(&leader, session, &tally),
             Input::Uploaded {
                 manifest,
                 rank,
@@ -219,6 +226,7 @@ impl Node {
         self.expire_sessions();
         self.propose_again(None);
         self.expire_part_filled();
+        self.judge_sessions();
         self.lead_lanes();
         self.start_uploads();
         self.start_publishing();
@@ -342,7 +350,11 @@ impl Node {
                 };
                 self.begin(from, session, beginning);
             }
-            PeerMessage::Finished { session } => self.member_finished(from, session),
+            PeerMessage::Finished { session, tally } => {
+                self.member_progress(from, session, tally);
+                self.member_finished(from, session);
+            }
+            PeerMessage::Progress { session, tally } => self.member_progress(from, session, tally),
             PeerMessage::Close { session, kept } => self.close(from, session, kept),
             PeerMessage::LaneProtected { manifest, lane } => self.lane_protected(manifest, lane),
             PeerMessage::Protected { manifest } => {

@@ -1,9 +1,10 @@
 //! The daemon's state for `storaged status` and the status page: one JSON object. Names are validated ids, so
 //! nothing in it needs escaping.
 
-use storaged_wire::Refusal;
 use storaged_wire::local::Reply;
+use storaged_wire::{NodeName, Refusal};
 
+use crate::encode::SideRate;
 use crate::io::RequestId;
 use crate::node::Node;
 
@@ -45,15 +46,16 @@ impl Node {
             .geometry
             .map_or("null".into(), |g| format!("\"{g}\""));
         format!(
-            r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{}}},"ready":{},"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
+            r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
             self.setup.name,
             self.setup.generation.get(),
             geometry,
             self.setup.chunk.bytes(),
-            self.setup
-                .link_rates
-                .usual
-                .map_or("null".into(), |rate| rate.to_string()),
+            or_null(self.setup.link_rates.usual),
+            self.node_rates_json(),
+            or_null(self.links().usual_measured()),
+            self.links_json(),
+            self.groups_json(),
             self.settled(),
             ledger.used,
             ledger.total,
@@ -65,4 +67,44 @@ impl Node {
             checkpoints.join(",")
         )
     }
+
+    /// The links that were measured, as this node knows them.
+    fn links_json(&self) -> String {
+        let side = |side: Option<SideRate>| match side {
+            None => "null".into(),
+            Some(side) => format!(
+                r#"{{"rate":{},"slow_ppm":{}}}"#,
+                side.bytes_per_s,
+                or_null(side.slow_ppm)
+            ),
+        };
+        let links = self.measured_rates().into_iter().map(|node| {
+            let (up, down) = (side(node.up), side(node.down));
+            format!(r#"{{"node":"{}","up":{up},"down":{down}}}"#, node.node)
+        });
+        links.collect::<Vec<_>>().join(",")
+    }
+
+    /// What the operator says of single nodes.
+    fn node_rates_json(&self) -> String {
+        let rates = self.setup.link_rates.unusual.iter();
+        let rates = rates.map(|(node, rate)| format!("\"{node}\":{rate}"));
+        rates.collect::<Vec<_>>().join(",")
+    }
+
+    fn groups_json(&self) -> String {
+        let names = |nodes: &[NodeName]| {
+            let names = nodes.iter().map(|node| format!("\"{node}\""));
+            names.collect::<Vec<_>>().join(",")
+        };
+        let groups = self.groups.iter().map(|group| {
+            let (data, coding) = (names(&group.data), names(&group.coding));
+            format!(r#"{{"data":[{data}],"coding":[{coding}]}}"#)
+        });
+        groups.collect::<Vec<_>>().join(",")
+    }
+}
+
+fn or_null(number: Option<u64>) -> String {
+    number.map_or("null".into(), |number| number.to_string())
 }

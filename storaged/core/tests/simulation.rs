@@ -26,6 +26,9 @@ const SMALL: Limits = Limits {
     liar: None,
     slow: None,
     link_rate: None,
+    slow_link: None,
+    fibber: None,
+    shard_scale: 1,
 };
 
 fn limits_of(seed: u64) -> Limits {
@@ -212,5 +215,56 @@ fn a_lying_hop_is_named_and_routed_around() {
     assert!(
         tally.lies > 20 && tally.named > 5 && tally.restores > 20,
         "the liar lies and is named: {tally:?}"
+    );
+}
+
+/// Shards long enough for sessions of many seconds.
+const LONG: Limits = Limits {
+    slow_link: Some(1),
+    shard_scale: 40,
+    ..SMALL
+};
+
+/// A node whose link is a tenth of the others' and of which nobody is told: sessions that it holds up are ended, what
+/// they had finished stays, and the next ones go around it.
+#[test]
+fn a_slow_hop_is_found_and_routed_around() {
+    let (mut replans, mut carried, mut restores) = (0, 0, 0);
+    for seed in 0..number("STORAGED_SIM_SLOW").unwrap_or(4) {
+        eprintln!("seed {seed}");
+        let mut world = World::new(2000 + seed, LONG);
+        world.run();
+        assert!(
+            world.replans.keys().all(|node| *node == 1),
+            "only the slow node is gone around: {:?}",
+            world.replans
+        );
+        replans += world.replans.values().sum::<u64>();
+        carried += world.carried;
+        restores += world.restores;
+    }
+    assert!(
+        replans > 8 && carried > 8 && restores > 20,
+        "{replans} times gone around, {carried} sets made in part, {restores} restores"
+    );
+}
+
+/// A node that tells nonsense of how sessions go, beside a slow one or as the slow one itself: what cannot be is refused
+/// and named, what could be makes plans slower at most, and every byte comes back.
+#[test]
+fn nonsense_of_how_sessions_go_breaks_nothing() {
+    let (mut refused, mut replans, mut restores) = (0, 0, 0);
+    for seed in 0..number("STORAGED_SIM_FIBBERS").unwrap_or(3) {
+        eprintln!("seed {seed}");
+        let fibber = Some(seed as usize % SMALL.nodes);
+        let mut world = World::new(3000 + seed, Limits { fibber, ..LONG });
+        world.run();
+        refused += world.refused_reports;
+        replans += world.replans.values().sum::<u64>();
+        restores += world.restores;
+    }
+    assert!(
+        refused > 20 && restores > 15,
+        "{refused} reports refused, {replans} times gone around, {restores} restores"
     );
 }

@@ -4,9 +4,9 @@ use bytesize::ByteSize;
 use clap::Args;
 use serde_json::{Value, json};
 use storaged_core::encode::choose::{
-    Bound, Choice, Dirty, EncodeCase, GroupFacts, NodeMeasure, choose_encode,
+    Bound, Choice, CodingNodes, Dirty, EncodeCase, GroupFacts, NodeMeasure, choose_encode,
 };
-use storaged_core::place::{Member, groups};
+use storaged_core::place::{Group, Member, groups};
 use storaged_sdk::Client;
 use storaged_sdk::wire::{ChunkSize, Geometry, NodeName};
 
@@ -32,6 +32,9 @@ pub struct EncodeArgs {
     /// daemon has it, or with --k one group and coding nodes without shards
     #[arg(long)]
     nodes: Option<usize>,
+    /// Which of the daemon's groups
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["k", "nodes"])]
+    group: usize,
     /// Bytes of the longest shard
     #[arg(long, default_value = "1GiB")]
     shard: ByteSize,
@@ -41,7 +44,7 @@ pub struct EncodeArgs {
     /// Share of the chunks that changed since the last protected step, from 0 to 1
     #[arg(long, default_value_t = 1.0)]
     dirty: f64,
-    /// Bytes per second of every link, each way; by default the daemon's encode.link_rate
+    /// Bytes per second of every link, each way; by default what the daemon has measured, else its encode.link_rate
     #[arg(long)]
     rate: Option<ByteSize>,
     /// Another rate of one data node's link, as INDEX=RATE; may come several times
@@ -60,6 +63,7 @@ fn node_rate(text: &str) -> Result<(usize, ByteSize), String> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Flag,
+    Measured,
     Daemon,
     Assumed,
 }
@@ -68,7 +72,8 @@ impl Origin {
     fn as_str(self) -> &'static str {
         match self {
             Self::Flag => "given",
-            Self::Daemon => "the daemon's",
+            Self::Measured => "measured by the daemon",
+            Self::Daemon => "configured",
             Self::Assumed => "assumed",
         }
     }
@@ -81,6 +86,8 @@ struct Question {
     nodes: usize,
     facts: GroupFacts,
     rate_from: Origin,
+    /// Data and coding nodes that have another rate than the rest, and what is known of it.
+    others: Vec<String>,
     case: EncodeCase,
 }
 
@@ -121,24 +128,28 @@ fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
         .or(status["chunk_bytes"].as_u64())
         .unwrap_or(256 << 10);
     let chunk = ChunkSize::new(u32::try_from(chunk).unwrap_or(u32::MAX)).map_err(unexpected)?;
-    let (rate, rate_from) = match (args.rate, status["encode"]["link_rate"].as_u64()) {
-        (Some(rate), _) => (rate.as_u64(), Origin::Flag),
-        (None, Some(rate)) => (rate, Origin::Daemon),
-        (None, None) => (RATE_ASSUMED, Origin::Assumed),
-    };
+    let (rate, rate_from) = rate(args, status);
     let facts = GroupFacts {
         shard_bytes: args.shard.as_u64(),
         chunk,
         dirty: dirty(args.dirty)?,
         link_bytes_per_s: rate,
     };
-    let members: Vec<Member> = (0..nodes).map(member).collect::<Result<_, _>>()?;
-    let mut groups = groups(&members, geometry).map_err(unexpected)?;
-    if args.nodes.or(peers).is_none() {
-        groups.truncate(1);
-    }
+    let own = match (args.k, args.nodes) {
+        (None, None) => daemon_groups(status)?,
+        _ => Vec::new(),
+    };
+    let groups = match own.is_empty() {
+        true => made_groups(geometry, nodes, args.nodes.or(peers).is_some())?,
+        false => own,
+    };
     let sources: Vec<usize> = (0..geometry.k()).collect();
-    let mut case = EncodeCase::of_group(&groups, 0, &sources, &facts).map_err(unexpected)?;
+    let mut case =
+        EncodeCase::of_group(&groups, args.group, &sources, &facts).map_err(unexpected)?;
+    let others = match args.k {
+        Some(_) => Vec::new(),
+        None => known_rates(&mut case, &groups[args.group], rate, status),
+    };
     for (index, rate) in &args.node_rates {
         let expected = format!(
             "expected a data node from 0 to {} in --node-rate, got {index}",
@@ -152,8 +163,90 @@ fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
         nodes,
         facts,
         rate_from,
+        others,
         case,
     })
+}
+
+fn rate(args: &EncodeArgs, status: &Value) -> (u64, Origin) {
+    let encode = &status["encode"];
+    let (measured, told) = (&encode["link_rate_measured"], &encode["link_rate"]);
+    match (args.rate, measured.as_u64(), told.as_u64()) {
+        (Some(rate), _, _) => (rate.as_u64(), Origin::Flag),
+        (None, Some(rate), _) => (rate, Origin::Measured),
+        (None, None, Some(rate)) => (rate, Origin::Daemon),
+        (None, None, None) => (RATE_ASSUMED, Origin::Assumed),
+    }
+}
+
+/// Groups of nodes that nobody has named; one only, if nobody said how many nodes there are.
+fn made_groups(geometry: Geometry, nodes: usize, told: bool) -> Result<Vec<Group>, CliError> {
+    let members: Vec<Member> = (0..nodes).map(member).collect::<Result<_, _>>()?;
+    let mut groups = groups(&members, geometry).map_err(unexpected)?;
+    if !told {
+        groups.truncate(1);
+    }
+    Ok(groups)
+}
+
+/// The daemon's own groups; none if it does not say.
+fn daemon_groups(status: &Value) -> Result<Vec<Group>, CliError> {
+    let names = |names: &Value| -> Result<Vec<NodeName>, CliError> {
+        let names = names.as_array().into_iter().flatten();
+        names
+            .map(|name| NodeName::new(name.as_str().unwrap_or_default()).map_err(unexpected))
+            .collect()
+    };
+    let groups = status["groups"].as_array().into_iter().flatten();
+    let group = |group: &Value| {
+        Ok(Group {
+            data: names(&group["data"])?,
+            coding: names(&group["coding"])?,
+        })
+    };
+    groups.map(group).collect()
+}
+
+/// Puts in what the daemon knows of single nodes, as its leaders do: measured if slow, and what is configured.
+fn known_rates(case: &mut EncodeCase, group: &Group, usual: u64, status: &Value) -> Vec<String> {
+    let CodingNodes::Dedicated(coding) = &mut case.coding else {
+        return Vec::new();
+    };
+    let measures = case.data.iter_mut().chain(coding);
+    let mut others = Vec::new();
+    for (measure, node) in measures.zip(group.data.iter().chain(&group.coding)) {
+        let encode = &status["encode"];
+        let told = share_told(encode, node.as_str(), usual);
+        let mut links = encode["links"].as_array().into_iter().flatten();
+        let link = links.find(|link| link["node"] == node.as_str());
+        let slow = |side: &str| link.and_then(|link| link[side]["slow_ppm"].as_u64());
+        let share = |side: &str| {
+            let measured = slow(side).map_or(1.0, |ppm| ppm as f64 / MILLION);
+            measured.min(told)
+        };
+        let (up, down) = (share("up"), share("down"));
+        measure.up_bytes_per_s = ((usual as f64 * up) as u64).max(1);
+        measure.down_bytes_per_s = ((usual as f64 * down) as u64).max(1);
+        if up.min(down) < 1.0 {
+            let origin = match slow("up").or(slow("down")) {
+                Some(_) => "measured",
+                None => "configured",
+            };
+            let share = up.min(down);
+            others.push(format!("{node} at {share:.2} of the usual rate ({origin})"));
+        }
+    }
+    others
+}
+
+/// What the operator says of a node, as a share of the usual rate: of the configured one, if there is one.
+fn share_told(encode: &Value, node: &str, measured: u64) -> f64 {
+    let (own, usual) = (&encode["node_rates"][node], &encode["link_rate"]);
+    match (own.as_f64(), usual.as_f64()) {
+        (Some(own), Some(usual)) => own / usual.max(1.0),
+        (Some(own), None) => (own / measured.max(1) as f64).min(1.0),
+        (None, _) => 1.0,
+    }
 }
 
 fn member(index: usize) -> Result<Member, CliError> {
@@ -222,6 +315,7 @@ fn to_json(question: &Question, choice: &Choice) -> Value {
         "shard_bytes": facts.shard_bytes, "chunk_bytes": facts.chunk.bytes(),
         "dirty": f64::from(facts.dirty.union_ppm) / MILLION,
         "link_rate": facts.link_bytes_per_s, "link_rate_from": question.rate_from.as_str(),
+        "other_rates": question.others,
         "chosen": choice.best().plan.name(),
         "candidates": candidates.collect::<Vec<_>>(),
     })
@@ -241,10 +335,12 @@ fn to_text(question: &Question, choice: &Choice) -> Vec<String> {
     )];
     if question.rate_from == Origin::Assumed {
         lines.push(
-            "no rate is known, so a daemon takes the chain: give --rate here, set encode.link_rate there"
+            "no rate is known, so a daemon takes the chain until its sessions have measured one: give --rate here, \
+             set encode.link_rate there"
                 .into(),
         );
     }
+    lines.extend(question.others.iter().cloned());
     for (place, candidate) in choice.candidates.iter().enumerate() {
         let mark = if place == 0 { "chosen" } else { "      " };
         lines.push(format!("{mark}  {}", candidate.reason));
@@ -300,6 +396,49 @@ mod tests {
         assert_eq!(question.rate_from, Origin::Daemon);
         // The coding nodes are data nodes of the other group, whose parity two of these keep.
         assert_eq!(question.case.codes_for, [1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn what_the_daemon_measured_counts_in_its_own_groups() {
+        let group = |data: [&str; 4], coding: [&str; 2]| json!({"data": data, "coding": coding});
+        let mut status = json!({
+            "geometry": "4+2", "chunk_bytes": 65536, "peers": [{}, {}, {}, {}, {}],
+            "encode": {
+                "link_rate": 50_000_000, "node_rates": {"d": 25_000_000}, "link_rate_measured": 100_000_000,
+                "links": [
+                    {"node": "b", "up": {"rate": 9_000_000, "slow_ppm": 90_000}, "down": null},
+                    {"node": "e", "up": null, "down": {"rate": 99_000_000, "slow_ppm": null}},
+                ],
+            },
+            "groups": [group(["a", "b", "c", "d"], ["e", "f"]), group(["e", "f", "a", "b"], ["c", "d"])],
+        });
+        let (question, choice) = ask("--encode", &status).unwrap();
+        assert_eq!(question.rate_from, Origin::Measured);
+        let rates: Vec<(u64, u64)> = (question.case.data.iter())
+            .map(|node| {
+                (
+                    node.up_bytes_per_s / 1_000_000,
+                    node.down_bytes_per_s / 1_000_000,
+                )
+            })
+            .collect();
+        assert_eq!(rates, [(100, 100), (9, 100), (100, 100), (50, 50)]);
+        let text = to_text(&question, &choice).join("\n");
+        assert!(text.contains("(measured by the daemon)"), "{text}");
+        assert!(
+            text.contains("b at 0.09 of the usual rate (measured)"),
+            "{text}"
+        );
+        assert!(
+            text.contains("d at 0.50 of the usual rate (configured)"),
+            "{text}"
+        );
+        let (other, _) = ask("--encode --group 1", &status).unwrap();
+        assert_eq!(other.case.data[3].up_bytes_per_s, 9_000_000);
+        assert!(ask("--encode --group 2", &status).is_err());
+        // Nothing measured, and names that cannot be.
+        status["groups"] = json!([{"data": ["no name"], "coding": []}]);
+        assert!(ask("--encode", &status).is_err());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::buffer::Buffers;
 use super::check::{self, Parts};
 use super::inbound::Inbound;
+use super::meter::Meters;
 use super::pipeline::Pipeline;
 use super::stripe::Part;
 use super::{BlockReceiver, Blocks, Pool, Streams};
@@ -170,8 +171,13 @@ impl Executor {
 
     /// Runs a session, and says also of one that failed which stripes are in place.
     pub async fn run_to_end(&self, work: SessionWork) -> SessionEnd {
+        self.run_metered(work, &Meters::default()).await
+    }
+
+    /// The same, with meters that others may read meanwhile.
+    pub async fn run_metered(&self, work: SessionWork, meters: &Meters) -> SessionEnd {
         let kept = Arc::new(Mutex::new(Vec::new()));
-        let outcome = self.run_keeping(work, &kept).await;
+        let outcome = self.run_keeping(work, &kept, meters).await;
         let stripes = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));
         SessionEnd {
             outcome,
@@ -183,22 +189,24 @@ impl Executor {
         &self,
         work: SessionWork,
         kept: &Arc<Mutex<Vec<u64>>>,
+        meters: &Meters,
     ) -> Result<SessionTally, SessionFault> {
         let parts = check::parts_of(&work)?;
         let registered = self.register(&work);
         let jobs = TaskTracker::new();
         jobs.close();
-        let started = Instant::now();
         let outcome = tokio::select! {
             biased;
             () = registered.over.cancelled() => Err(SessionFault::Aborted),
-            outcome = self.execute((work, parts), kept, &registered.over, &jobs) => outcome,
+            outcome = self.execute((work, parts), kept, &registered.over, &jobs, meters) => outcome,
         };
         drop(registered);
         jobs.wait().await;
         let bytes = outcome?;
-        let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Ok(SessionTally { bytes, elapsed_ms })
+        Ok(SessionTally {
+            bytes,
+            ..meters.tally()
+        })
     }
 
     async fn execute(
@@ -207,6 +215,7 @@ impl Executor {
         kept: &Arc<Mutex<Vec<u64>>>,
         over: &CancellationToken,
         jobs: &TaskTracker,
+        meters: &Meters,
     ) -> Result<u64, SessionFault> {
         let keep = match &work.keep {
             Some(keep) => Some(self.blocks.begin_keep(keep, &work)?),
@@ -230,6 +239,7 @@ impl Executor {
             limits: self.limits,
             in_flight: &self.in_flight,
             jobs,
+            meters,
         };
         let bytes = pipeline.run().await?;
         if let Some(keep) = &part.keep {

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use super::buffer::{Block, Buffers};
+use super::meter::Flow;
 use super::{BlockReceiver, BlockSender, BlockState};
 
 const HEADER_BYTES: usize = 16;
@@ -137,11 +138,13 @@ pub(super) async fn send(to: &mut dyn BlockSender, shape: Shape, sums: Sums) -> 
     to.send(&mut chunks).await
 }
 
-/// Receives the partial sums of exactly this stripe.
+/// Receives the partial sums of exactly this stripe. From its header on a frame is on its way, and `flow` counts the
+/// time until it is whole.
 pub(super) async fn receive(
     from: &mut dyn BlockReceiver,
     shape: Shape,
     buffers: &Arc<Buffers>,
+    flow: &Flow,
 ) -> Result<Sums, String> {
     let mut header = [0; HEADER_BYTES];
     from.read_exact(&mut header).await?;
@@ -151,7 +154,8 @@ pub(super) async fn receive(
     let mut sums = Vec::with_capacity(shape.width.into());
     for _ in 0..shape.width {
         let mut sum = buffers.lend(shape.bytes as usize);
-        from.read_exact(&mut sum).await?;
+        flow.waits(from.read_exact(&mut sum)).await?;
+        flow.moved(sum.len() as u64);
         sums.push(sum);
     }
     Ok(Some(sums))

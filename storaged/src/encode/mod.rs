@@ -4,13 +4,15 @@
 //! The three overlap: blocks wait in bounded queues between receiving, arithmetic (on a pool of threads) and
 //! sending, and QUIC's flow control carries the back-pressure from hop to hop.
 //! Order of reading: `executor` (sessions), `pipeline` (the stages of one), `stripe` (the arithmetic of one stripe),
-//! `frame` (the bytes on the wire), then `check`, `buffer`, `inbound`, `pool` and `quic`.
+//! `frame` (the bytes on the wire), then `check`, `buffer`, `inbound`, `pool`, `meter`
+//! and `quic`.
 
 mod buffer;
 mod check;
 mod executor;
 mod frame;
 mod inbound;
+mod meter;
 mod pipeline;
 mod pool;
 mod quic;
@@ -19,6 +21,7 @@ mod stripe;
 mod tests;
 
 pub use executor::{Executor, ExecutorLimits, SessionEnd};
+pub use meter::Meters;
 pub use pool::Pool;
 pub use quic::{NoStreams, QuicStreams};
 

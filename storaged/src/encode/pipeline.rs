@@ -26,6 +26,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::check::Way;
 use super::frame::{self, Shape, Sums};
 use super::inbound::{Inbound, Place};
+use super::meter::Meters;
 use super::stripe::{Computed, Part};
 use super::{BlockReceiver, BlockSender, BlockState, ExecutorLimits, Pool, Streams};
 
@@ -71,6 +72,7 @@ pub(super) struct Pipeline<'a> {
     pub in_flight: &'a Arc<AtomicUsize>,
     /// Jobs of this session that have not ended.
     pub jobs: &'a TaskTracker,
+    pub meters: &'a Meters,
 }
 
 impl Pipeline<'_> {
@@ -156,8 +158,9 @@ impl Pipeline<'_> {
     ) -> Result<(), SessionFault> {
         let from = self.sender_of(link);
         let mut stream = self.arrived(link, from).await?;
+        let flow = self.meters.from(from);
         while let Some(Expected { shape, to }) = expected.recv().await {
-            let step = frame::receive(stream.as_mut(), shape, &self.part.buffers);
+            let step = frame::receive(stream.as_mut(), shape, &self.part.buffers, &flow);
             let sums = self.in_time(from, "sent nothing whole", step).await?;
             // Whoever does not wait any more has failed, and its own error ends the session.
             let _ = to.send(sums);
@@ -278,10 +281,12 @@ impl Pipeline<'_> {
             // A stream that does not wait any more has failed, and its own error ends the session.
             let _ = output.send(sums);
         }
-        match state {
-            BlockState::Dirty => Ok(self.part.work.stripe_bytes(turn.stripe) as u64),
-            BlockState::Clean => Ok(0),
-        }
+        let bytes = match state {
+            BlockState::Dirty => self.part.work.stripe_bytes(turn.stripe) as u64,
+            BlockState::Clean => 0,
+        };
+        self.meters.did(bytes);
+        Ok(bytes)
     }
 
     async fn send(

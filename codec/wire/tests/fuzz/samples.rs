@@ -6,8 +6,8 @@ use storaged_wire::local::{
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
-    CheckpointKey, Fence, Holding, Lane, LeafTable, PeerMessage, SessionFault, SessionKind,
-    SessionRecord, StreamRecord,
+    CheckpointKey, Fence, Holding, Lane, LeafTable, LinkTally, MemberTally, PeerMessage,
+    SessionFault, SessionKind, SessionRecord, StreamRecord,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
@@ -15,6 +15,14 @@ use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, Geometry, Manifest, Namespace, NodeName, Owner,
     Rank, Refusal, RefusalCode, RunId, SessionId, ShardEntry, SlotId, Step, WorldSize,
 };
+
+fn link_tally(name: &str) -> LinkTally {
+    LinkTally {
+        node: node(name),
+        bytes: 1 << 20,
+        waiting_ms: 900,
+    }
+}
 
 pub fn node(name: &str) -> NodeName {
     NodeName::new(name).expect("a node name")
@@ -385,7 +393,18 @@ pub fn session_messages() -> Vec<PeerMessage> {
         })),
         begin(Some(EncodeShape::GatherAtSources { roots: vec![2, 3] })),
         begin(Some(EncodeShape::GatherAtKeepers)),
-        PeerMessage::Finished { session },
+        PeerMessage::Finished {
+            session,
+            tally: MemberTally::default(),
+        },
+        PeerMessage::Progress {
+            session,
+            tally: MemberTally {
+                elapsed_ms: 1000,
+                stripes: 3,
+                links: vec![link_tally("a"), link_tally("b")],
+            },
+        },
         PeerMessage::Close {
             session,
             kept: true,

@@ -14,6 +14,7 @@ use super::begin::{heard, said};
 use super::derived::Derived;
 use super::lacking::Lacking;
 use super::lanes::{LaneBlocks, lanes_of};
+use super::rates::Pace;
 use super::shapes::{Needs, chosen};
 
 use crate::io::{Note, Now};
@@ -40,6 +41,8 @@ pub(crate) struct LaneProgress {
     pub suspects: BTreeSet<NodeName>,
     /// A block came out wrong: repair so that every block is checked by the one who gets it.
     pub wary: bool,
+    /// Sessions that were ended because of a slow member.
+    pub replans: u32,
 }
 
 /// Why a session is led.
@@ -76,6 +79,8 @@ pub(crate) struct Led {
     pub faults: BTreeMap<NodeName, SessionFault>,
     pub deadline: Now,
     pub purpose: Purpose,
+    /// What its members say of it while it runs.
+    pub pace: Pace,
 }
 
 impl Node {
@@ -209,6 +214,7 @@ impl Node {
             faults: BTreeMap::new(),
             deadline: now.plus(limits::PROPOSE_MAX_MS),
             purpose,
+            pace: Pace::default(),
         };
         self.led.insert(session, led);
         for member in derived.members {
@@ -294,14 +300,17 @@ impl Node {
         let chosen = match led.purpose {
             Purpose::Encode => self
                 .manifest_named(led.record.manifest)
-                .and_then(|m| chosen(m.manifest(), led.lane, &led.needs, &self.setup.link_rates)),
+                .and_then(|m| chosen(m.manifest(), led.lane, &led.needs, &self.links())),
             _ => None,
         };
-        let shape = chosen.map(|(shape, reason)| {
-            let (key, lane) = (led.key, led.lane);
+        let shape = chosen.map(|chosen| {
+            let (key, lane, reason) = (led.key, led.lane, chosen.reason);
             self.note(Note::ShapeChosen { key, lane, reason });
-            shape
+            chosen.shape
         });
+        if let Some(led) = self.led.get_mut(&session) {
+            led.pace = Pace::begin(self.now, shape.clone());
+        }
         for member in led.members {
             let keeps = led.keepers.contains(&member);
             let begin = PeerMessage::Begin {
@@ -397,6 +406,7 @@ impl Node {
     }
 
     fn session_succeeded(&mut self, led: Led) {
+        self.learn_rates(&led);
         let name = led.record.manifest;
         match led.purpose {
             Purpose::Open(slot) => self.opening_filled(slot),

@@ -359,8 +359,9 @@ impl Node {
         match outcome {
             Ok(tally) => {
                 joined.finished = true;
-                self.rates.session(tally);
-                self.send(leader, PeerMessage::Finished { session });
+                self.rates.session(&tally);
+                let tally = tally.said();
+                self.send(leader, PeerMessage::Finished { session, tally });
             }
             Err(fault) => {
                 if let SessionFault::Corrupt(_) = &fault {

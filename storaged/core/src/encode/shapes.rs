@@ -1,14 +1,13 @@
 //! Shapes between the wire and the plans, and which one a leader chooses.
 
-use std::collections::BTreeMap;
-
 use storaged_wire::peer::Lane;
 use storaged_wire::shape::EncodeShape;
 use storaged_wire::{Manifest, NodeName};
 
-use super::choose::{CodingNodes, Dirty, EncodeCase, GroupFacts, NodeMeasure, choose_encode};
+use super::choose::{CodingNodes, Dirty, EncodeCase, GroupFacts, choose_encode, estimate_encode};
 use super::lanes::LaneBlocks;
 use super::plans::{DirtyMap, Order, Shape};
+use super::rates::Links;
 use crate::place::Group;
 
 /// More turns than this are not taken from a leader: a turn is a class of stripes, which is written down. The wire has
@@ -138,26 +137,14 @@ fn unite(union: &mut Option<DirtyMap>, map: &DirtyMap) {
     }
 }
 
-/// What is known of the links, as the operator says it.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct LinkRates {
-    /// Bytes per second of every node's link, each way, if known: without it nothing is chosen by rates.
-    pub usual: Option<u64>,
-    /// Of nodes that have another one.
-    pub unusual: BTreeMap<NodeName, u64>,
-}
-
-impl LinkRates {
-    /// A node's rate, if it is known.
-    pub fn of(&self, node: &NodeName) -> Option<u64> {
-        self.unusual.get(node).copied().or(self.usual)
-    }
-
-    /// Whether a node is so slow that others are asked first where there are enough.
-    pub fn is_slow(&self, node: &NodeName) -> bool {
-        let half = self.usual.map_or(0, |usual| usual / 2);
-        self.of(node).is_some_and(|rate| rate < half)
-    }
+/// A shape that a leader chose.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Chosen {
+    pub shape: EncodeShape,
+    /// Why, and what is known of the links.
+    pub reason: String,
+    /// How long it is expected to take.
+    pub seconds: f64,
 }
 
 /// The shape that is expected to end first, and why. None if the links' rate is not known, or nothing moves.
@@ -165,10 +152,43 @@ pub(super) fn chosen(
     manifest: &Manifest,
     lane: Lane,
     needs: &Needs,
-    rates: &LinkRates,
-) -> Option<(EncodeShape, String)> {
-    let link_bytes_per_s = rates.usual?;
+    links: &Links<'_>,
+) -> Option<Chosen> {
     let blocks = LaneBlocks::of(manifest, lane)?;
+    let case = case(manifest, (lane, &blocks), needs, links)?;
+    let choice = choose_encode(&case).ok()?;
+    let best = choice.best();
+    let nodes: Vec<&NodeName> = (0..blocks.blocks())
+        .filter_map(|block| blocks.node(block))
+        .collect();
+    Some(Chosen {
+        shape: said(&best.plan.shape),
+        reason: format!("{}; {}", best.reason, links.basis(&nodes)),
+        seconds: best.estimate.seconds,
+    })
+}
+
+/// How long a shape is expected to take, by the same figures.
+pub(super) fn expected_seconds(
+    manifest: &Manifest,
+    lane: Lane,
+    needs: &Needs,
+    links: &Links<'_>,
+    shape: Option<&EncodeShape>,
+) -> Option<f64> {
+    let blocks = LaneBlocks::of(manifest, lane)?;
+    let case = case(manifest, (lane, &blocks), needs, links)?;
+    let shape = shape_of(shape, case.data.len())?;
+    let estimate = estimate_encode(&case, &shape).ok()?;
+    Some(estimate.seconds)
+}
+
+fn case(
+    manifest: &Manifest,
+    (lane, blocks): (Lane, &LaneBlocks),
+    needs: &Needs,
+    links: &Links<'_>,
+) -> Option<EncodeCase> {
     let groups: Vec<Group> = manifest
         .groups
         .iter()
@@ -184,23 +204,21 @@ pub(super) fn chosen(
         shard_bytes: blocks.length,
         chunk: manifest.chunk,
         dirty: needs.dirty(),
-        link_bytes_per_s,
+        link_bytes_per_s: links.usual()?,
     };
     if facts.dirty.union_ppm == 0 {
         return None;
     }
     let mut case = EncodeCase::of_group(&groups, lane.group as usize, &sources, &facts).ok()?;
     for (measure, source) in case.data.iter_mut().zip(&sources) {
-        *measure = NodeMeasure::on_link(rates.of(blocks.node(*source)?)?);
+        *measure = links.measure(blocks.node(*source)?)?;
     }
     if let CodingNodes::Dedicated(coding) = &mut case.coding {
         for (measure, node) in coding.iter_mut().zip(&blocks.coding) {
-            *measure = NodeMeasure::on_link(rates.of(node)?);
+            *measure = links.measure(node)?;
         }
     }
-    let choice = choose_encode(&case).ok()?;
-    let best = choice.best();
-    Some((said(&best.plan.shape), best.reason.clone()))
+    Some(case)
 }
 
 #[cfg(test)]
@@ -227,17 +245,6 @@ mod tests {
         }
         let order = Order::Fixed(vec![0, 1, 2]);
         assert_eq!(shape_of(None, 3), Some(Shape::Chain { order }));
-    }
-
-    #[test]
-    fn a_node_is_slow_beside_the_usual_rate_only() {
-        let slow = NodeName::new("n1").expect("a name");
-        let mut rates = LinkRates::default();
-        rates.unusual.insert(slow.clone(), 40);
-        assert!(!rates.is_slow(&slow));
-        rates.usual = Some(100);
-        assert!(rates.is_slow(&slow));
-        assert!(!rates.is_slow(&NodeName::new("n2").expect("a name")));
     }
 
     #[test]

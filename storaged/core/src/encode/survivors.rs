@@ -22,9 +22,10 @@ impl Node {
         choices: [&[usize]; 2],
         (wanted, shape): (usize, RepairShape),
     ) -> Option<Vec<usize>> {
+        let links = self.links();
         let rate = |block: usize| {
-            let node = blocks.node(block);
-            node.and_then(|node| self.setup.link_rates.of(node))
+            let link = links.measure(blocks.node(block)?)?;
+            Some(link.up_bytes_per_s.min(link.down_bytes_per_s))
         };
         let all_turn = shape == RepairShape::Gather && wanted > 1;
         let mut choices = choices.into_iter();

@@ -53,13 +53,7 @@ impl Node {
             return None;
         }
         let progress = &self.lanes[&(manifest.name(), lane)];
-        let trusted = |block: &usize| {
-            let node = blocks.node(*block);
-            node.is_some_and(|node| {
-                !progress.suspects.contains(node) && !self.setup.link_rates.is_slow(node)
-            })
-        };
-        let first: Vec<usize> = available.iter().copied().filter(trusted).collect();
+        let first = self.trusted((manifest.name(), lane), blocks, &available);
         let shape = repair_shape(progress.wary, &mut wanted);
         // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.
         let survivors = self.survivors(blocks, [&first, &available], (wanted.len(), shape))?;
@@ -159,6 +153,23 @@ impl Node {
             }
         }
         Some(found)
+    }
+
+    /// Of these blocks of a lane, those whose nodes were neither blamed nor are slow.
+    pub(crate) fn trusted(
+        &self,
+        place: (Digest, Lane),
+        blocks: &LaneBlocks,
+        available: &[usize],
+    ) -> Vec<usize> {
+        let suspects = self.lanes.get(&place).map(|progress| &progress.suspects);
+        let is_trusted = |block: &usize| {
+            let node = blocks.node(*block);
+            node.is_some_and(|node| {
+                suspects.is_none_or(|nodes| !nodes.contains(node)) && !self.links().is_slow(node)
+            })
+        };
+        available.iter().copied().filter(is_trusted).collect()
     }
 
     fn ask_unknown_holders(

@@ -35,7 +35,7 @@ impl Default for Rates {
 
 impl Rates {
     /// Moves the estimate a quarter of the way to what a session just did. Tiny sessions say nothing of the rate.
-    pub fn session(&mut self, tally: SessionTally) {
+    pub fn session(&mut self, tally: &SessionTally) {
         const TELLING_BYTES: u64 = 1 << 20;
         if tally.bytes < TELLING_BYTES {
             return;

@@ -18,6 +18,7 @@ use super::holdings::unknown_manifest;
 use super::plan::{Survey, Then};
 use crate::encode::{LaneBlocks, Purpose};
 use crate::io::{ConnId, Note, Now, Output, RequestId};
+use crate::limits;
 use crate::node::Node;
 use crate::table::SlotUse;
 
@@ -264,16 +265,20 @@ impl Node {
             true => RepairShape::Direct,
             false => RepairShape::Chain,
         };
-        let (survivors, rung) = if usable.contains(&block) {
-            (vec![block], Rung::PeerRam)
-        } else {
-            let fast = |block: &usize| {
-                let node = blocks.node(*block);
-                node.is_some_and(|node| !self.setup.link_rates.is_slow(node))
-            };
-            let first: Vec<usize> = usable.iter().copied().filter(fast).collect();
-            let survivors = self.survivors(&blocks, [&first, &usable], (1, shape));
-            (survivors?, Rung::Decoded)
+        let fast = |block: &usize| {
+            let node = blocks.node(*block);
+            node.is_some_and(|node| !self.links().is_slow(node))
+        };
+        let first: Vec<usize> = usable.iter().copied().filter(fast).collect();
+        let others = self.survivors(&blocks, [&first, &[]], (1, shape));
+        // A copy over a slow link takes longer than decoding from others, if they are enough.
+        let copies = usable.contains(&block) && (first.contains(&block) || others.is_none());
+        let (survivors, rung) = match copies {
+            true => (vec![block], Rung::PeerRam),
+            false => {
+                let any = || self.survivors(&blocks, [&first, &usable], (1, shape));
+                (others.or_else(any)?, Rung::Decoded)
+            }
         };
         let kind = SessionKind::Repair {
             lane,
@@ -283,6 +288,24 @@ impl Node {
             shape,
         };
         Some((lane, kind, rung))
+    }
+
+    /// Whether an opening would go on without any of these nodes, and has attempts to spare for it.
+    pub(crate) fn opening_goes_around(&self, slot: SlotId, slow: &BTreeSet<NodeName>) -> bool {
+        let Some(opening) = self.openings.get(&slot) else {
+            return false;
+        };
+        let Some((lane, SessionKind::Repair { survivors, .. }, _)) = self.session_for(opening)
+        else {
+            return false;
+        };
+        let blocks = LaneBlocks::of(opening.manifest.manifest(), lane);
+        let may_try = opening.attempts <= limits::REPLANS_MAX as usize;
+        may_try
+            && blocks.is_some_and(|blocks| {
+                let mut nodes = survivors.iter().map(|block| blocks.node(*block as usize));
+                nodes.all(|node| node.is_some_and(|node| !slow.contains(node)))
+            })
     }
 
     pub(crate) fn opening_session_failed(

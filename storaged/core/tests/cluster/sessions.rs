@@ -169,6 +169,7 @@ impl Cluster {
             let tally = SessionTally {
                 bytes: work.lane_length,
                 elapsed_ms: 1,
+                ..SessionTally::default()
             };
             let kept = session.kept.get(member);
             self.session_ended(key, (*node, *generation), Ok(tally), kept);

@@ -11,13 +11,14 @@ use storaged_core::{Input, SessionTally};
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId};
 
+use super::slow::Pace;
 use super::world::{CHUNK_BYTES, Event, World, index};
 
-type Key = (NodeName, SessionId);
+pub type Key = (NodeName, SessionId);
 
 /// A member's node, its generation and its work.
-type Member = (usize, u64, SessionWork);
-type Members = BTreeMap<usize, Member>;
+pub type Member = (usize, u64, SessionWork);
+pub type Members = BTreeMap<usize, Member>;
 
 /// A slow hop makes a session last this long and up to so much longer, in milliseconds; one in so many such sessions
 /// stalls for good.
@@ -45,15 +46,17 @@ enum Course {
 
 /// A session that members have begun; once all have, it runs until some time.
 #[derive(Default)]
-struct Session {
-    members: Members,
+pub struct Session {
+    pub members: Members,
     ends_at: Option<u64>,
+    /// How it goes over the links, if one of them is slow.
+    pub pace: Option<Pace>,
 }
 
 /// Sessions by their leader and number.
 #[derive(Default)]
 pub struct Sessions {
-    begun: BTreeMap<Key, Session>,
+    pub begun: BTreeMap<Key, Session>,
 }
 
 impl Sessions {
@@ -90,13 +93,16 @@ impl World {
 
     fn start_session(&mut self, key: &Key) {
         let slow = self.slow_member(key).is_some();
-        let lasts = match slow {
-            true => SLOW_MS + self.random(SLOWER_MS),
-            false => 5 + self.random(20),
+        let pace = self.pace(key);
+        let lasts = match (&pace, slow) {
+            (Some(pace), _) => pace.takes_ms,
+            (None, true) => SLOW_MS + self.random(SLOWER_MS),
+            (None, false) => 5 + self.random(20),
         };
         let ends_at = self.now + lasts;
         let session = self.sessions.begun.get_mut(key).expect("it has begun");
         session.ends_at = Some(ends_at);
+        session.pace = pace;
         let members = session.members.clone();
         self.at(ends_at, Event::Sessions);
         self.count(&members);
@@ -110,7 +116,7 @@ impl World {
                 kept,
                 failed: Some(failed),
             };
-            self.tell(&members, &computed, 20);
+            self.tell(&members, (&computed, None), 20);
         }
     }
 
@@ -122,7 +128,7 @@ impl World {
 
     fn end_session(&mut self, key: &Key) {
         let slow = self.slow_member(key);
-        let Some(Session { members, .. }) = self.sessions.begun.remove(key) else {
+        let Some(Session { members, pace, .. }) = self.sessions.begun.remove(key) else {
             return;
         };
         let stripes = stripes(&members);
@@ -140,7 +146,7 @@ impl World {
             Course::Whole
         };
         let computed = self.compute(&members, course);
-        self.tell(&members, &computed, 10);
+        self.tell(&members, (&computed, pace.as_ref()), 10);
     }
 
     /// Ends the sessions of a node that is about to die, while its RAM is still there: some stripes are done by then,
@@ -169,6 +175,7 @@ impl World {
         let Some(Session {
             mut members,
             ends_at,
+            pace,
         }) = self.sessions.begun.remove(key)
         else {
             return Vec::new();
@@ -180,27 +187,39 @@ impl World {
         if ends_at.is_none() {
             members.remove(&lost);
             if !members.is_empty() {
-                let session = Session { members, ends_at };
+                let session = Session {
+                    members,
+                    ends_at,
+                    pace,
+                };
                 self.sessions.begun.insert(key.clone(), session);
             }
             return Vec::new();
         }
         self.cut += 1;
-        let done = self.random(stripes(&members).max(1));
+        let done = match &pace {
+            Some(pace) => pace.stripes(stripes(&members), self.now),
+            None => self.random(stripes(&members).max(1)),
+        };
         let course = Course::Breaks(done, missed(&members, lost));
         let computed = self.compute(&members, course);
         members.remove(&lost);
-        self.tell(&members, &computed, ms);
+        self.tell(&members, (&computed, None), ms);
         runs(computed.kept.get(&lost))
     }
 
     /// Every member hears within `ms` how its session ended.
-    fn tell(&mut self, members: &Members, computed: &Computed, ms: u64) {
+    fn tell(&mut self, members: &Members, outcome: (&Computed, Option<&Pace>), ms: u64) {
+        let (computed, pace) = outcome;
         for (member, (node, generation, work)) in members {
             let outcome = match &computed.failed {
-                None => Ok(SessionTally {
-                    bytes: work.lane_length,
-                    elapsed_ms: 5,
+                None => Ok(match pace {
+                    Some(pace) => self.tally(pace, members, *member),
+                    None => SessionTally {
+                        bytes: work.lane_length,
+                        elapsed_ms: 5,
+                        ..SessionTally::default()
+                    },
                 }),
                 Some((guilty, fault)) if guilty == member => Err(fault.clone()),
                 Some((guilty, _)) => {
@@ -443,7 +462,7 @@ fn missed(members: &Members, silent: usize) -> Failed {
 }
 
 /// Members that have a part in some class.
-fn members_of(work: &SessionWork) -> usize {
+pub fn members_of(work: &SessionWork) -> usize {
     let has_part = |member: &usize| {
         let mut classes = work.plan.classes().iter();
         classes.any(|plan| plan.hop(*member).is_some())
@@ -491,7 +510,7 @@ fn blame(plan: &CodingPlan, hop: &Hop, work: &SessionWork, fault: SessionFault) 
     }
 }
 
-fn runs(stripes: Option<&Vec<u64>>) -> Vec<Range<u64>> {
+pub fn runs(stripes: Option<&Vec<u64>>) -> Vec<Range<u64>> {
     let stripes = stripes.into_iter().flatten();
     stripes.map(|stripe| *stripe..*stripe + 1).collect()
 }

@@ -241,7 +241,7 @@ impl World {
         let step = Step::new(self.job.step);
         for rank in self.all_ranks() {
             let (conn, node) = (self.job.conns[&rank], self.rank_node(rank));
-            let bytes = content(self.job.run, step, rank).len() as u64;
+            let bytes = content(self.job.run, step, rank, self.limits.shard_scale).len() as u64;
             self.ask(
                 node,
                 conn,
@@ -284,7 +284,7 @@ impl World {
                 let got = self.ram(node).slots[&slot.unwrap()][..length as usize].to_vec();
                 assert_eq!(
                     got,
-                    content(plan.run, plan.step, rank),
+                    content(plan.run, plan.step, rank, self.limits.shard_scale),
                     "wrong bytes are never returned"
                 );
                 self.restores += 1;
@@ -393,7 +393,7 @@ impl World {
     }
 
     fn stage(&mut self, node: usize, rank: Rank, step: Step, slot: SlotId) {
-        let bytes = content(self.job.run, step, rank);
+        let bytes = content(self.job.run, step, rank, self.limits.shard_scale);
         let length = bytes.len() as u64;
         self.ram(node).slots.get_mut(&slot).unwrap()[..bytes.len()].copy_from_slice(&bytes);
         self.job

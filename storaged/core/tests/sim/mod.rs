@@ -4,6 +4,7 @@
 
 mod executor;
 mod job;
+mod slow;
 mod world;
 
 pub use world::{Limits, World};

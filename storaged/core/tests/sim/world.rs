@@ -16,6 +16,7 @@ use storaged_wire::{
     CheckpointState, Generation, ManifestBytes, NodeName, Rank, RunId, SlotId, Step,
 };
 
+use super::executor::Key;
 use super::executor::Sessions;
 use super::job::Job;
 
@@ -40,6 +41,12 @@ pub struct Limits {
     pub slow: Option<usize>,
     /// What all nodes are told of their links.
     pub link_rate: Option<u64>,
+    /// A node on a link that is a tenth of the others'; with one, sessions take their time.
+    pub slow_link: Option<usize>,
+    /// A node that tells nonsense of how sessions go.
+    pub fibber: Option<usize>,
+    /// Shards are so many times as long.
+    pub shard_scale: usize,
 }
 
 /// One node's process: its decisions and its RAM. A crash loses all of it.
@@ -77,6 +84,7 @@ pub enum Event {
         b: usize,
     },
     Sessions,
+    Progress(Key),
     Job,
 }
 
@@ -105,6 +113,9 @@ pub struct World {
     /// Sessions that a member's end cut short, and that a slow hop stalled.
     pub cut: u64,
     pub stalls: u64,
+    /// Slow nodes that sessions were ended to go around, by node, and reports that were refused.
+    pub replans: BTreeMap<usize, u64>,
+    pub refused_reports: u64,
     /// Uploads that could be written against a base.
     pub increments: u64,
     events: BTreeMap<(u64, u64), Event>,
@@ -152,6 +163,8 @@ impl World {
             shapes: 0,
             cut: 0,
             stalls: 0,
+            replans: BTreeMap::new(),
+            refused_reports: 0,
             increments: 0,
             events: BTreeMap::new(),
             sequence: 0,
@@ -249,6 +262,7 @@ impl World {
             Event::Start { node } => self.start(node),
             Event::Links { a, b } => self.link(a, b),
             Event::Sessions => self.advance_sessions(),
+            Event::Progress(key) => self.session_progress(key),
             Event::Job => self.advance_job(),
         }
     }
@@ -304,6 +318,7 @@ impl World {
         LinkRates {
             usual,
             unusual: slow.into_iter().collect(),
+            ..LinkRates::default()
         }
     }
 
@@ -593,6 +608,11 @@ impl World {
         match note {
             Note::SessionFailed { fault, .. } => self.only_liars_are_accused(fault),
             Note::ShapeChosen { .. } => self.shapes += 1,
+            Note::Replanned { node, .. } => *self.replans.entry(index(node)).or_default() += 1,
+            Note::PeerFault { node, reason } => {
+                assert_eq!(Some(index(node)), self.limits.fibber, "{reason}");
+                self.refused_reports += 1;
+            }
             _ => {}
         }
         let Note::State { key, state } = note else {
@@ -634,10 +654,10 @@ pub fn digests(bytes: &[u8]) -> (Arc<[Digest]>, Digest) {
 }
 
 /// The bytes of a rank at a step of a run: what every restore is compared with.
-pub fn content(run: RunId, step: Step, rank: Rank) -> Vec<u8> {
+pub fn content(run: RunId, step: Step, rank: Rank, scale: usize) -> Vec<u8> {
     let seed = digest(format!("{run} {step} {rank}").as_bytes());
     // Mostly the same from step to step, so that increments have clean chunks; lengths differ by rank.
-    let length = 3000 + 2500 * rank.get() as usize;
+    let length = (3000 + 2500 * rank.get() as usize) * scale;
     let mut bytes: Vec<u8> = (0..length)
         .map(|at| (at as u64 * 31 + u64::from(rank.get())) as u8)
         .collect();

@@ -18,10 +18,10 @@ use super::world::{CHUNK, World, locked, node, noise, session_of};
 use crate::encode::{ExecutorLimits, Pool};
 
 /// Bytes per second of every link: a block takes a tenth of a second.
-const RATE: u64 = CHUNK as u64 * 10;
+pub const RATE: u64 = CHUNK as u64 * 10;
 
 /// So many nodes on such links.
-fn world(nodes: usize) -> World {
+pub fn world(nodes: usize) -> World {
     let limits = ExecutorLimits {
         stall: Duration::from_secs(1000),
         ..ExecutorLimits::default()
@@ -38,7 +38,7 @@ fn coefficients(k: usize, m: usize) -> Coefficients {
 }
 
 /// An encode of shards of so many stripes on these nodes, data first.
-fn encode(
+pub fn encode(
     world: &World,
     (session, nodes, stripes): (u64, &[usize], usize),
     (k, m): (usize, usize),
@@ -86,7 +86,7 @@ fn ideal(blocks: usize) -> f64 {
     blocks as f64 * f64::from(CHUNK) / RATE as f64
 }
 
-fn plain_chain(k: usize) -> Shape {
+pub fn plain_chain(k: usize) -> Shape {
     Shape::Chain {
         order: Order::Fixed((0..k).collect()),
     }

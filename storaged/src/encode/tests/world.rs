@@ -56,6 +56,8 @@ pub struct Wires {
     pub silent: Mutex<BTreeSet<NodeName>>,
     /// Bytes per second of every node's uplink and downlink; none for no limit.
     pub rate: Mutex<Option<u64>>,
+    /// Of nodes on other links.
+    pub rates: Mutex<BTreeMap<NodeName, u64>>,
     /// When each node's uplink and downlink are free again.
     busy: Mutex<BTreeMap<(NodeName, Side), Instant>>,
     /// Nodes that send wrong bytes.
@@ -90,6 +92,7 @@ impl Wires {
         let Some(rate) = *locked(&self.rate) else {
             return;
         };
+        let rate = locked(&self.rates).get(node).copied().unwrap_or(rate);
         let takes = Duration::from_secs_f64(bytes as f64 / rate as f64);
         let until = {
             let mut busy = locked(&self.busy);

@@ -76,7 +76,7 @@ pub(super) fn of(case: &EncodeCase) -> Vec<Plan> {
     shapes.into_iter().map(plan).collect()
 }
 
-fn keepers(coding: &CodingNodes) -> Keepers {
+pub(super) fn keepers(coding: &CodingNodes) -> Keepers {
     match coding {
         CodingNodes::Dedicated(_) => Keepers::Fixed,
         CodingNodes::Partners(nodes) => Keepers::Rotating {

@@ -97,6 +97,19 @@ pub fn choose_encode(case: &EncodeCase) -> Result<Choice, ChooseError> {
     Ok(Choice { candidates })
 }
 
+/// What an encoding is expected to take in a shape, whether it is among the candidates or not.
+///
+/// # Errors
+/// [`ChooseError`] if the case or the shape does not fit.
+pub fn estimate_encode(case: &EncodeCase, shape: &Shape) -> Result<Estimate, ChooseError> {
+    case.check()?;
+    let plan = Plan {
+        shape: shape.clone(),
+        keepers: candidates::keepers(&case.coding),
+    };
+    candidates::estimate(case, &plan)
+}
+
 /// By expected time, but the first place goes to the one with the fewest connections, and then the least memory,
 /// among those that are as good as the best; of equals, the one named first.
 fn rank<T>(all: Vec<T>, estimate: impl Fn(&T) -> &Estimate) -> Vec<T> {
