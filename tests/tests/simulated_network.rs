@@ -220,7 +220,14 @@ async fn restore(doors: &Doors, step: u64) -> Result<Vec<Rung>> {
     Ok(rungs)
 }
 
-fn run(seed: u64, loss_one_in: u64, link_rate: Option<u64>) -> Result<Vec<Rung>> {
+/// The two that crash come back after a second, and the job restores so long after the crash. Gives where the shards
+/// came from, and the simulated time that it took.
+fn run(
+    seed: u64,
+    loss_one_in: u64,
+    link_rate: Option<u64>,
+    restore_after: Duration,
+) -> Result<(Vec<Rung>, Duration)> {
     storaged::log::start(storaged::log::LogFormat::Text);
     let directory = tempfile::tempdir()?;
     let day = Duration::from_secs(86_400);
@@ -278,7 +285,7 @@ fn run(seed: u64, loss_one_in: u64, link_rate: Option<u64>) -> Result<Vec<Rung>>
         });
     }
     let (told, ask_for_crash) = std::sync::mpsc::channel();
-    let outcome: Arc<Mutex<Option<Vec<Rung>>>> = Arc::default();
+    let outcome: Arc<Mutex<Option<(Vec<Rung>, Duration)>>> = Arc::default();
     let (result, seen) = (outcome.clone(), doors.clone());
     sim.client("job", async move {
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -294,8 +301,10 @@ fn run(seed: u64, loss_one_in: u64, link_rate: Option<u64>) -> Result<Vec<Rung>>
         save(&seen, run, 10).await?;
         save(&seen, run, 20).await?;
         told.send(())?;
-        tokio::time::sleep(Duration::from_secs(8)).await;
-        *result.lock().expect("unpoisoned") = Some(restore(&seen, 20).await?);
+        tokio::time::sleep(restore_after).await;
+        let began = tokio::time::Instant::now();
+        let rungs = restore(&seen, 20).await?;
+        *result.lock().expect("unpoisoned") = Some((rungs, began.elapsed()));
         Ok(())
     });
     let mut crash_at = None;
@@ -317,24 +326,37 @@ fn run(seed: u64, loss_one_in: u64, link_rate: Option<u64>) -> Result<Vec<Rung>>
             break;
         }
     }
-    let rungs = outcome.lock().expect("unpoisoned").take();
-    rungs.context("the job did not finish")
+    let restored = outcome.lock().expect("unpoisoned").take();
+    restored.context("the job did not finish")
 }
+
+/// Long after the crash.
+const CALM: Duration = Duration::from_secs(8);
 
 #[test]
 fn six_nodes_lose_two_and_restore() -> Result<()> {
-    let rungs = run(1, 0, None)?;
+    let (rungs, _) = run(1, 0, None, CALM)?;
     assert_eq!(rungs[0], Rung::OwnRam);
     Ok(())
 }
 
 #[test]
 fn so_they_do_when_datagrams_are_lost() -> Result<()> {
-    run(2, 50, None).map(|_| ())
+    run(2, 50, None, CALM).map(|_| ())
 }
 
 /// With a rate the leaders choose gathers by the data nodes instead of the chain.
 #[test]
 fn so_they_do_with_rotating_gathers() -> Result<()> {
-    run(3, 0, Some(125_000_000)).map(|_| ())
+    run(3, 0, Some(125_000_000), CALM).map(|_| ())
+}
+
+/// Half a second after two nodes are back under their names everything is where it was, without anybody having asked:
+/// their peers take their hellos for what they are, instead of waiting for silence on the connections to those that died.
+#[test]
+fn two_that_come_back_are_healed_at_once() -> Result<()> {
+    let (rungs, took) = run(4, 0, None, Duration::from_millis(1_500))?;
+    anyhow::ensure!(rungs.iter().all(|rung| *rung == Rung::OwnRam), "{rungs:?}");
+    anyhow::ensure!(took < Duration::from_millis(500), "{took:?}");
+    Ok(())
 }
