@@ -227,6 +227,7 @@ async fn restore(doors: &Doors, steps: &[u64]) -> Result<Vec<Rung>> {
     Ok(rungs)
 }
 
+<<<<<<< HEAD
 /// What happens to a cluster.
 #[derive(Debug, Clone, Copy)]
 struct Scenario {
@@ -301,6 +302,16 @@ impl Scenario {
 }
 
 fn run(scenario: Scenario) -> Result<Vec<Rung>> {
+=======
+/// The two that crash come back after a second, and the job restores so long after the crash. Gives where the shards
+/// came from, and the simulated time that it took.
+fn run(
+    seed: u64,
+    loss_one_in: u64,
+    link_rate: Option<u64>,
+    restore_after: Duration,
+) -> Result<(Vec<Rung>, Duration)> {
+>>>>>>> repair
     storaged::log::start(storaged::log::LogFormat::Text);
     let directory = tempfile::tempdir()?;
     let day = Duration::from_secs(86_400);
@@ -389,32 +400,91 @@ fn add_daemons(sim: &mut turmoil::Sim<'_>, scenario: Scenario, directory: &Path,
             }
         });
     }
+<<<<<<< HEAD
 }
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
+=======
+    let (told, ask_for_crash) = std::sync::mpsc::channel();
+    let outcome: Arc<Mutex<Option<(Vec<Rung>, Duration)>>> = Arc::default();
+    let (result, seen) = (outcome.clone(), doors.clone());
+    sim.client("job", async move {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let mut opener = Client::connect(&seen, 0, Role::Reader).await?;
+        let opened = opener
+            .ask(Request::OpenRun {
+                timeout_ms: WAIT_MS,
+            })
+            .await?;
+        let Reply::RunOpened { run } = opened.reply else {
+            return Err("no run".into());
+        };
+        save(&seen, run, 10).await?;
+        save(&seen, run, 20).await?;
+        told.send(())?;
+        tokio::time::sleep(restore_after).await;
+        let began = tokio::time::Instant::now();
+        let rungs = restore(&seen, 20).await?;
+        *result.lock().expect("unpoisoned") = Some((rungs, began.elapsed()));
+        Ok(())
+    });
+    let mut crash_at = None;
+    loop {
+        let done = sim
+            .step()
+            .map_err(|error| anyhow::anyhow!("seed {seed}: {error}"))?;
+        if ask_for_crash.try_recv().is_ok() {
+            sim.crash("n1");
+            sim.crash("n2");
+            crash_at = Some(sim.elapsed());
+        }
+        if crash_at.is_some_and(|at| sim.elapsed() > at + Duration::from_secs(1)) {
+            sim.bounce("n1");
+            sim.bounce("n2");
+            crash_at = None;
+        }
+        if done {
+            break;
+        }
+    }
+    let restored = outcome.lock().expect("unpoisoned").take();
+    restored.context("the job did not finish")
+>>>>>>> repair
 }
+
+/// Long after the crash.
+const CALM: Duration = Duration::from_secs(8);
 
 #[test]
 fn six_nodes_lose_two_and_restore() -> Result<()> {
+<<<<<<< HEAD
     let rungs = run(PLAIN)?;
+=======
+    let (rungs, _) = run(1, 0, None, CALM)?;
+>>>>>>> repair
     assert_eq!(rungs[0], Rung::OwnRam);
     Ok(())
 }
 
 #[test]
 fn so_they_do_when_datagrams_are_lost() -> Result<()> {
+<<<<<<< HEAD
     run(Scenario {
         seed: 2,
         loss_one_in: 50,
         ..PLAIN
     })
     .map(|_| ())
+=======
+    run(2, 50, None, CALM).map(|_| ())
+>>>>>>> repair
 }
 
 /// With a rate the leaders choose gathers by the data nodes instead of the chain.
 #[test]
 fn so_they_do_with_rotating_gathers() -> Result<()> {
+<<<<<<< HEAD
     run(Scenario {
         seed: 3,
         link_rate: Some(125_000_000),
@@ -443,4 +513,17 @@ fn many_seeds() -> Result<()> {
 #[test]
 fn one_seed() -> Result<()> {
     run(Scenario::of(number("STORAGED_SIM_NETWORK").unwrap_or(0))).map(|_| ())
+=======
+    run(3, 0, Some(125_000_000), CALM).map(|_| ())
+}
+
+/// Half a second after two nodes are back under their names everything is where it was, without anybody having asked:
+/// their peers take their hellos for what they are, instead of waiting for silence on the connections to those that died.
+#[test]
+fn two_that_come_back_are_healed_at_once() -> Result<()> {
+    let (rungs, took) = run(4, 0, None, Duration::from_millis(1_500))?;
+    anyhow::ensure!(rungs.iter().all(|rung| *rung == Rung::OwnRam), "{rungs:?}");
+    anyhow::ensure!(took < Duration::from_millis(500), "{took:?}");
+    Ok(())
+>>>>>>> repair
 }
