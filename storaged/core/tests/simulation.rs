@@ -5,9 +5,7 @@
 
 mod sim;
 
-use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -116,19 +114,35 @@ struct Tally {
     named: u64,
 }
 
-impl AddAssign<&World> for Tally {
-    fn add_assign(&mut self, world: &World) {
-        self.crashes += world.crashes;
-        self.restores += world.restores;
-        self.increments += world.increments;
-        self.resumed += world.resumed;
-        self.carried += world.carried;
-        self.incremental += world.incremental;
-        self.shapes += world.shapes;
-        self.cut += world.cut;
-        self.stalls += world.stalls;
-        self.lies += world.lies;
-        self.named += world.liar_named;
+impl Tally {
+    fn add(&mut self, world: &World) {
+        self.merge(&Self {
+            crashes: world.crashes,
+            restores: world.restores,
+            increments: world.increments,
+            resumed: world.resumed,
+            carried: world.carried,
+            incremental: world.incremental,
+            shapes: world.shapes,
+            cut: world.cut,
+            stalls: world.stalls,
+            lies: world.lies,
+            named: world.liar_named,
+        });
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.crashes += other.crashes;
+        self.restores += other.restores;
+        self.increments += other.increments;
+        self.resumed += other.resumed;
+        self.carried += other.carried;
+        self.incremental += other.incremental;
+        self.shapes += other.shapes;
+        self.cut += other.cut;
+        self.stalls += other.stalls;
+        self.lies += other.lies;
+        self.named += other.named;
     }
 }
 
@@ -136,32 +150,31 @@ impl AddAssign<&World> for Tally {
 fn run_seeds(seeds: u64, limits: fn(u64) -> Limits) -> (Tally, Vec<u64>) {
     let first = number("STORAGED_SIM_FIRST").unwrap_or(0);
     let next = AtomicU64::new(first);
-    let done = Mutex::new((Tally::default(), Vec::new()));
     let work = || {
+        let (mut tally, mut failed) = (Tally::default(), Vec::new());
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= first + seeds {
-                return;
+                return (tally, failed);
             }
             let mut world = World::new(seed, limits(seed));
-            let outcome = catch_unwind(AssertUnwindSafe(|| world.run()));
-            let mut done = done.lock().expect("nothing fails while it is locked");
-            match outcome {
-                Ok(()) => done.0 += &world,
-                Err(_) => {
-                    eprintln!("seed {seed} failed");
-                    done.1.push(seed);
-                }
+            if catch_unwind(AssertUnwindSafe(|| world.run())).is_err() {
+                eprintln!("seed {seed} failed");
+                failed.push(seed);
             }
+            tally.add(&world);
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from);
+    let (mut tally, mut failed) = (Tally::default(), Vec::new());
     thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(work);
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for thread in threads {
+            let (some, of_it) = thread.join().expect("failures were caught");
+            tally.merge(&some);
+            failed.extend(of_it);
         }
     });
-    let (tally, mut failed) = done.into_inner().expect("nothing fails while it is locked");
     failed.sort_unstable();
     (tally, failed)
 }
