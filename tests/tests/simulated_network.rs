@@ -227,7 +227,12 @@ async fn restore(doors: &Doors, steps: &[u64]) -> Result<Vec<Rung>> {
     Ok(rungs)
 }
 
-<<<<<<< HEAD
+/// Long after the crash.
+const CALM: Duration = Duration::from_secs(8);
+
+/// Where the shards came from, and the simulated time that it took.
+type Restored = (Vec<Rung>, Duration);
+
 /// What happens to a cluster.
 #[derive(Debug, Clone, Copy)]
 struct Scenario {
@@ -242,6 +247,8 @@ struct Scenario {
     crash: [usize; 2],
     /// They do so long after a third step is committed; without it, once the second one is protected.
     after_commit: Option<Duration>,
+    /// The job restores so long after the crash; those that crash come back after a second.
+    restore_after: Duration,
 }
 
 /// Two nodes crash once two steps are protected.
@@ -252,6 +259,7 @@ const PLAIN: Scenario = Scenario {
     link_rate: None,
     crash: [1, 2],
     after_commit: None,
+    restore_after: CALM,
 };
 
 impl Scenario {
@@ -268,6 +276,7 @@ impl Scenario {
             link_rate: (below(2) == 0).then_some(125_000_000),
             crash: [first, second],
             after_commit: (below(4) > 0).then(|| Duration::from_millis(below(300))),
+            restore_after: CALM,
         }
     }
 
@@ -277,7 +286,7 @@ impl Scenario {
     }
 
     /// The job: saves, tells of the time to crash, and restores when the nodes have been replaced.
-    async fn job(self, doors: Doors, crash: std::sync::mpsc::Sender<()>) -> Result<Vec<Rung>> {
+    async fn job(self, doors: Doors, crash: std::sync::mpsc::Sender<()>) -> Result<Restored> {
         tokio::time::sleep(Duration::from_secs(2)).await;
         let mut opener = Client::connect(&doors, 0, Role::Reader).await?;
         let timeout_ms = WAIT_MS;
@@ -296,22 +305,14 @@ impl Scenario {
             offered.push(30);
         }
         crash.send(())?;
-        tokio::time::sleep(Duration::from_secs(8)).await;
-        restore(&doors, &offered).await
+        tokio::time::sleep(self.restore_after).await;
+        let began = tokio::time::Instant::now();
+        let rungs = restore(&doors, &offered).await?;
+        Ok((rungs, began.elapsed()))
     }
 }
 
-fn run(scenario: Scenario) -> Result<Vec<Rung>> {
-=======
-/// The two that crash come back after a second, and the job restores so long after the crash. Gives where the shards
-/// came from, and the simulated time that it took.
-fn run(
-    seed: u64,
-    loss_one_in: u64,
-    link_rate: Option<u64>,
-    restore_after: Duration,
-) -> Result<(Vec<Rung>, Duration)> {
->>>>>>> repair
+fn run(scenario: Scenario) -> Result<Restored> {
     storaged::log::start(storaged::log::LogFormat::Text);
     let directory = tempfile::tempdir()?;
     let day = Duration::from_secs(86_400);
@@ -331,7 +332,7 @@ fn run(
     let doors: Doors = Arc::default();
     add_daemons(&mut sim, scenario, directory.path(), &doors);
     let (told, ask_for_crash) = std::sync::mpsc::channel();
-    let outcome: Arc<Mutex<Option<Result<Vec<Rung>>>>> = Arc::default();
+    let outcome: Arc<Mutex<Option<Result<Restored>>>> = Arc::default();
     let result = outcome.clone();
     sim.client("job", async move {
         let restored = scenario.job(doors, told).await;
@@ -400,91 +401,32 @@ fn add_daemons(sim: &mut turmoil::Sim<'_>, scenario: Scenario, directory: &Path,
             }
         });
     }
-<<<<<<< HEAD
 }
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
-=======
-    let (told, ask_for_crash) = std::sync::mpsc::channel();
-    let outcome: Arc<Mutex<Option<(Vec<Rung>, Duration)>>> = Arc::default();
-    let (result, seen) = (outcome.clone(), doors.clone());
-    sim.client("job", async move {
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let mut opener = Client::connect(&seen, 0, Role::Reader).await?;
-        let opened = opener
-            .ask(Request::OpenRun {
-                timeout_ms: WAIT_MS,
-            })
-            .await?;
-        let Reply::RunOpened { run } = opened.reply else {
-            return Err("no run".into());
-        };
-        save(&seen, run, 10).await?;
-        save(&seen, run, 20).await?;
-        told.send(())?;
-        tokio::time::sleep(restore_after).await;
-        let began = tokio::time::Instant::now();
-        let rungs = restore(&seen, 20).await?;
-        *result.lock().expect("unpoisoned") = Some((rungs, began.elapsed()));
-        Ok(())
-    });
-    let mut crash_at = None;
-    loop {
-        let done = sim
-            .step()
-            .map_err(|error| anyhow::anyhow!("seed {seed}: {error}"))?;
-        if ask_for_crash.try_recv().is_ok() {
-            sim.crash("n1");
-            sim.crash("n2");
-            crash_at = Some(sim.elapsed());
-        }
-        if crash_at.is_some_and(|at| sim.elapsed() > at + Duration::from_secs(1)) {
-            sim.bounce("n1");
-            sim.bounce("n2");
-            crash_at = None;
-        }
-        if done {
-            break;
-        }
-    }
-    let restored = outcome.lock().expect("unpoisoned").take();
-    restored.context("the job did not finish")
->>>>>>> repair
 }
-
-/// Long after the crash.
-const CALM: Duration = Duration::from_secs(8);
 
 #[test]
 fn six_nodes_lose_two_and_restore() -> Result<()> {
-<<<<<<< HEAD
-    let rungs = run(PLAIN)?;
-=======
-    let (rungs, _) = run(1, 0, None, CALM)?;
->>>>>>> repair
+    let (rungs, _) = run(PLAIN)?;
     assert_eq!(rungs[0], Rung::OwnRam);
     Ok(())
 }
 
 #[test]
 fn so_they_do_when_datagrams_are_lost() -> Result<()> {
-<<<<<<< HEAD
     run(Scenario {
         seed: 2,
         loss_one_in: 50,
         ..PLAIN
     })
     .map(|_| ())
-=======
-    run(2, 50, None, CALM).map(|_| ())
->>>>>>> repair
 }
 
 /// With a rate the leaders choose gathers by the data nodes instead of the chain.
 #[test]
 fn so_they_do_with_rotating_gathers() -> Result<()> {
-<<<<<<< HEAD
     run(Scenario {
         seed: 3,
         link_rate: Some(125_000_000),
@@ -513,17 +455,19 @@ fn many_seeds() -> Result<()> {
 #[test]
 fn one_seed() -> Result<()> {
     run(Scenario::of(number("STORAGED_SIM_NETWORK").unwrap_or(0))).map(|_| ())
-=======
-    run(3, 0, Some(125_000_000), CALM).map(|_| ())
 }
 
 /// Half a second after two nodes are back under their names everything is where it was, without anybody having asked:
 /// their peers take their hellos for what they are, instead of waiting for silence on the connections to those that died.
 #[test]
 fn two_that_come_back_are_healed_at_once() -> Result<()> {
-    let (rungs, took) = run(4, 0, None, Duration::from_millis(1_500))?;
+    let restore_after = Duration::from_millis(1_500);
+    let (rungs, took) = run(Scenario {
+        seed: 4,
+        restore_after,
+        ..PLAIN
+    })?;
     anyhow::ensure!(rungs.iter().all(|rung| *rung == Rung::OwnRam), "{rungs:?}");
     anyhow::ensure!(took < Duration::from_millis(500), "{took:?}");
     Ok(())
->>>>>>> repair
 }
