@@ -7,7 +7,7 @@ use std::sync::Arc;
 use storaged_codec::delta::Estimate;
 use storaged_core::{CheckPart, DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
-use storaged_wire::peer::PeerMessage;
+use storaged_wire::peer::{PeerMessage, SessionFault};
 use storaged_wire::{Generation, Rank, RefusalCode, Step, decode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config::Config;
 use crate::encode::{Executor, ExecutorLimits, NoStreams, Pool, QuicStreams, SessionEnd, Streams};
 use crate::http::{self, OpsState};
-use crate::memory::Memory;
+use crate::memory::{Digested, Memory};
 use crate::net::{Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
@@ -281,9 +281,19 @@ impl Daemon {
             Output::Digest { slot, length } => {
                 let (memory, ops) = (self.memory.clone(), self.ops.clone());
                 self.later(move || match memory.digest(slot, length) {
-                    Ok((leaves, root)) => {
+                    Ok(digested) => {
                         ops.metrics.observe_digest(length);
-                        Input::Digested { slot, leaves, root }
+                        let Digested {
+                            leaves,
+                            prints,
+                            root,
+                        } = digested;
+                        Input::Digested {
+                            slot,
+                            leaves,
+                            prints,
+                            root,
+                        }
                     }
                     Err(reason) => Input::DigestFailed { slot, reason },
                 });
@@ -443,6 +453,11 @@ impl Daemon {
             }
             Note::SessionFailed { key, node, fault } => {
                 metrics.observe_session_failure();
+                if let SessionFault::WrongBytes { node: blamed, .. } = fault {
+                    metrics.observe_wrong_bytes(blamed);
+                    tracing::warn!(step = %key.step, %node, %blamed, ?fault, "a node sent wrong bytes; its memory or processor may be failing");
+                    return;
+                }
                 tracing::info!(step = %key.step, %node, ?fault, "a session failed and will be tried again");
             }
             Note::Healed { key, lane, node } => {

@@ -10,6 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use storaged_wire::NodeName;
+
 use crate::trickle::Copied;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -20,6 +22,11 @@ struct StateLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabel {
     kind: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NodeLabel {
+    node: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -36,6 +43,7 @@ pub struct Metrics {
     encode_bytes: Counter,
     encode_lane_seconds: Histogram,
     encode_failures: Counter,
+    encode_wrong_bytes: Family<NodeLabel, Counter>,
     place_peers_up: Gauge,
     place_healed: Counter,
     place_peer_faults: Counter,
@@ -70,6 +78,7 @@ impl Metrics {
             encode_bytes: Counter::default(),
             encode_lane_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
             encode_failures: Counter::default(),
+            encode_wrong_bytes: Family::default(),
             place_peers_up: Gauge::default(),
             place_healed: Counter::default(),
             place_peer_faults: Counter::default(),
@@ -120,6 +129,11 @@ impl Metrics {
             "encode_session_failures",
             "Sessions led here that failed and were tried again",
             metrics.encode_failures.clone(),
+        );
+        registry.register(
+            "encode_wrong_bytes",
+            "Sessions led here that failed because this node had sent wrong bytes, as the node that got them says",
+            metrics.encode_wrong_bytes.clone(),
         );
         registry.register(
             "place_peers_up",
@@ -233,6 +247,14 @@ impl Metrics {
     /// A session led here failed.
     pub fn observe_session_failure(&self) {
         self.encode_failures.inc();
+    }
+
+    /// A node was named for wrong bytes.
+    pub fn observe_wrong_bytes(&self, node: &NodeName) {
+        let node = node.to_string();
+        self.encode_wrong_bytes
+            .get_or_create(&NodeLabel { node })
+            .inc();
     }
 
     /// A lane led here is protected.

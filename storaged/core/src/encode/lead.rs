@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use storaged_wire::peer::{
     CheckpointKey, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
+    SumChecks,
 };
 use storaged_wire::shape::StripeMap;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
@@ -18,7 +19,6 @@ use super::shapes::{Needs, chosen};
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;
-use crate::restore::is_wrong;
 
 /// What a leader knows of its lanes.
 pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
@@ -36,7 +36,7 @@ pub(crate) struct LaneProgress {
     pub asked_at: BTreeMap<NodeName, Now>,
     /// Nodes that were blamed for a repair that failed: others are asked first.
     pub suspects: BTreeSet<NodeName>,
-    /// A block came out wrong: repair so that every block is checked by the one who gets it.
+    /// A block came out wrong: every block and every sum is checked by the one who gets it.
     pub wary: bool,
 }
 
@@ -154,7 +154,12 @@ impl Node {
         } else {
             self.basis_for(key, manifest.manifest(), lane, blocks)
         };
-        let kind = SessionKind::Encode { lane, basis };
+        let checks = self.checks_of(manifest.name(), lane);
+        let kind = SessionKind::Encode {
+            lane,
+            basis,
+            checks,
+        };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Encode);
     }
 
@@ -229,6 +234,7 @@ impl Node {
         leaves: Vec<LeafTable>,
         stripes: Option<StripeMap>,
     ) {
+        let leaves = self.tables_from(from, session, leaves);
         let Some(led) = self.led.get_mut(&session) else {
             return self.send(
                 from,
@@ -269,8 +275,8 @@ impl Node {
         };
         led.begun = true;
         led.deadline = self.now.plus(limits::SESSION_MAX_MS);
-        let led = led.clone();
-        let mut leaves = led.leaves;
+        let mut led = led.clone();
+        let mut leaves = std::mem::take(&mut led.leaves);
         leaves.sort_by_key(|table| table.rank);
         leaves.dedup_by_key(|table| table.rank);
         let stripes = led.needs.stripes().as_ref().map(said);
@@ -280,13 +286,17 @@ impl Node {
                 .and_then(|m| chosen(m.manifest(), led.lane, &led.needs, &self.setup.link_rates)),
             _ => None,
         };
+        let around = self.around_suspects(&led);
+        let chosen = chosen.filter(|_| around.is_none());
         let shape = chosen.map(|(shape, reason)| {
             let (key, lane) = (led.key, led.lane);
             self.note(Note::ShapeChosen { key, lane, reason });
             shape
         });
+        let shape = around.or(shape);
+        let all_check = led.record.kind.checks() == SumChecks::Every;
         for member in led.members {
-            let keeps = led.keepers.contains(&member);
+            let keeps = all_check || led.keepers.contains(&member);
             let begin = PeerMessage::Begin {
                 session,
                 leaves: leaves.iter().filter(|_| keeps).cloned().collect(),
@@ -371,8 +381,7 @@ impl Node {
             Purpose::Open(slot) => self.opening_filled(slot),
             Purpose::Heal(nodes) => {
                 if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
-                    progress.suspects.clear();
-                    progress.wary = false;
+                    progress.trust();
                 }
                 for node in nodes {
                     if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
@@ -384,7 +393,11 @@ impl Node {
             }
             Purpose::Encode => {
                 let now = self.now;
-                let started = self.lanes.get(&(name, led.lane)).and_then(|p| p.first_try);
+                let progress = self.lanes.get_mut(&(name, led.lane));
+                let started = progress.and_then(|progress| {
+                    progress.trust();
+                    progress.first_try
+                });
                 if let Some(checkpoint) = self.checkpoints.get_mut(&led.key) {
                     checkpoint.lanes_led.insert(led.lane);
                 }
@@ -416,16 +429,11 @@ impl Node {
             return self.opening_session_failed(slot, &node, &fault);
         }
         if let Some(progress) = self.lanes.get_mut(&place) {
-            progress.in_full |= fault == SessionFault::NoBasis;
-            progress.retry_at = match fault {
-                SessionFault::NoBasis => now,
-                _ => now.plus(limits::SESSION_RETRY_MS),
+            progress.retry_at = match progress.learn(&led.purpose, &fault) {
+                true => now,
+                false => now.plus(limits::SESSION_RETRY_MS),
             };
             progress.held.clear();
-            if let Purpose::Heal(_) = led.purpose {
-                progress.wary |= is_wrong(&fault);
-                progress.suspects.extend(fault.blamed().cloned());
-            }
         }
         if led.purpose == Purpose::Encode
             && let SessionFault::Corrupt(reason) = &fault

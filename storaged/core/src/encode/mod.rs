@@ -13,7 +13,9 @@ mod lead;
 mod member;
 mod plan;
 pub mod plans;
+mod prints;
 mod shapes;
+mod wary;
 mod work;
 
 pub(crate) use begin::Beginning;
