@@ -66,3 +66,55 @@ impl Node {
         (!roots.is_empty()).then_some(EncodeShape::GatherAtSources { roots })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> NodeName {
+        NodeName::new(name).expect("a name")
+    }
+
+    fn wrong_bytes(by: &str) -> SessionFault {
+        SessionFault::WrongBytes {
+            node: node(by),
+            reason: String::new(),
+        }
+    }
+
+    #[test]
+    fn after_wrong_parity_the_lane_is_coded_in_full_and_warily_at_once() {
+        let mut progress = LaneProgress::default();
+        let wrong = SessionFault::WrongResult("stripe 3".into());
+        assert!(progress.learn(&Purpose::Encode, &wrong));
+        assert!(progress.wary && progress.in_full && progress.suspects.is_empty());
+        // Once it is, trying again at once would only be busy.
+        assert!(!progress.learn(&Purpose::Encode, &wrong));
+        assert!(!progress.learn(&Purpose::Encode, &wrong_bytes("b")));
+        assert_eq!(progress.suspects, [node("b")].into());
+        progress.trust();
+        assert!(!progress.wary && progress.suspects.is_empty());
+    }
+
+    #[test]
+    fn silence_makes_nobody_suspect_of_lying() {
+        let mut progress = LaneProgress::default();
+        let silent = SessionFault::Neighbour {
+            node: node("b"),
+            reason: "sent nothing whole".into(),
+        };
+        assert!(!progress.learn(&Purpose::Encode, &silent));
+        assert!(!progress.wary && !progress.in_full && progress.suspects.is_empty());
+        assert!(progress.learn(&Purpose::Encode, &SessionFault::NoBasis));
+        assert!(progress.in_full && !progress.wary);
+    }
+
+    #[test]
+    fn a_repair_asks_others_than_whoever_it_was_blamed_on() {
+        let mut progress = LaneProgress::default();
+        let heal = Purpose::Heal(vec![node("a")]);
+        assert!(!progress.learn(&heal, &wrong_bytes("b")));
+        assert!(progress.wary && !progress.in_full);
+        assert_eq!(progress.suspects, [node("b")].into());
+    }
+}
