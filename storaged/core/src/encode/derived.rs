@@ -46,6 +46,12 @@ impl Derived {
     /// Derives a session from its record; none if the record does not fit the manifest.
     pub fn of(record: &SessionRecord, manifest: &Manifest) -> Option<Self> {
         match &record.kind {
+            // What whole chunks must be says nothing about differences.
+            SessionKind::Encode {
+                basis: Some(_),
+                checks: SumChecks::Every,
+                ..
+            } => None,
             SessionKind::Encode { lane, checks, .. } => Self::encode(manifest, *lane, *checks),
             SessionKind::Repair {
                 lane,

@@ -148,7 +148,7 @@ impl Node {
         let in_full = self
             .lanes
             .get(&(manifest.name(), lane))
-            .is_some_and(|p| p.in_full);
+            .is_some_and(|p| p.in_full || p.wary);
         let basis = if in_full {
             None
         } else {
@@ -277,7 +277,7 @@ impl Node {
         led.deadline = self.now.plus(limits::SESSION_MAX_MS);
         let mut led = led.clone();
         let mut leaves = std::mem::take(&mut led.leaves);
-        leaves.sort_by_key(|table| table.rank);
+        leaves.sort_by_key(|table| (table.rank, table.prints.is_empty()));
         leaves.dedup_by_key(|table| table.rank);
         let stripes = led.needs.stripes().as_ref().map(said);
         let chosen = match led.purpose {

@@ -35,7 +35,8 @@ fn shapes(k: usize) -> Vec<Shape> {
 /// Shards of different lengths, one of which ends long before the others.
 fn stored(world: &World, seed: u64) -> (Vec<Vec<u8>>, Vec<SlotShard>) {
     let longest = STRIPES * CHUNK as usize - 11;
-    let length = |at: usize| if at == 1 { 5 } else { longest - at * 2003 };
+    let half = longest / 2;
+    let length = |at: usize| if at == 1 { half } else { longest - at * 2003 };
     let shards: Vec<Vec<u8>> = (0..world.geometry.k())
         .map(|at| noise(seed + at as u64, length(at)))
         .collect();
@@ -86,17 +87,23 @@ fn assert_kept_is_right(world: &World, shards: &[Vec<u8>], ends: &[SessionEnd], 
     }
 }
 
+/// Stripes that all keepers have kept: the next session carries them, and moves the others.
+fn done(k: usize, ends: &[SessionEnd]) -> (Vec<u64>, Vec<u64>) {
+    let kept_by = |end: &SessionEnd, stripe: u64| end.kept.iter().any(|run| run.contains(&stripe));
+    let all = |stripe: &u64| ends[k..].iter().all(|end| kept_by(end, *stripe));
+    (0..STRIPES as u64).partition(all)
+}
+
+fn runs(stripes: &[u64]) -> Vec<Range<u64>> {
+    stripes.iter().map(|stripe| *stripe..stripe + 1).collect()
+}
+
 fn carry_on(mut works: Vec<SessionWork>, k: usize, ends: &[SessionEnd]) -> Vec<SessionWork> {
-    let kept_by =
-        |keeper: usize, stripe: u64| ends[keeper].kept.iter().any(|r| r.contains(&stripe));
-    let all = |stripe: &u64| (k..ends.len()).all(|keeper| kept_by(keeper, *stripe));
-    let runs =
-        |stripes: Vec<u64>| -> Vec<Range<u64>> { stripes.into_iter().map(|s| s..s + 1).collect() };
-    let (done, left): (Vec<u64>, Vec<u64>) = (0..STRIPES as u64).partition(all);
+    let (done, left) = done(k, ends);
     for work in &mut works {
-        work.stripes = runs(left.clone());
+        work.stripes = runs(&left);
         if work.keep.is_some() {
-            work.carried = runs(done.clone());
+            work.carried = runs(&done);
         }
     }
     works
@@ -136,7 +143,7 @@ async fn a_hop_lies((k, m): (usize, usize), shape: &Shape, liar: usize) {
     let all_the_liar = blamed.iter().all(|name| *name == node(liar));
     assert!(!blamed.is_empty() && all_the_liar, "{what}: {wary:?}");
     assert!(!wary.iter().any(is_caught), "{what}: {wary:?}");
-    let kept = merged(&ends, &wary);
+    let kept = merged(k, &ends, &wary);
     assert_kept_is_right(&world, &shards, &kept, 1);
 
     locked(&world.wires.liars).clear();
@@ -160,14 +167,14 @@ async fn a_hop_lies((k, m): (usize, usize), shape: &Shape, liar: usize) {
     world.assert_all_came_back();
 }
 
-/// What two sessions after one another have kept.
-fn merged(first: &[SessionEnd], second: &[SessionEnd]) -> Vec<SessionEnd> {
-    let both = first.iter().zip(second).map(|(first, second)| {
-        let mut end = second.clone();
-        end.kept.extend(first.kept.iter().cloned());
-        end
-    });
-    both.collect()
+/// What is kept after a session that carried on with another one's.
+fn merged(k: usize, first: &[SessionEnd], second: &[SessionEnd]) -> Vec<SessionEnd> {
+    let mut ends = second.to_vec();
+    let (carried, _) = done(k, first);
+    ends[k..]
+        .iter_mut()
+        .for_each(|end| end.kept.extend(runs(&carried)));
+    ends
 }
 
 #[tokio::test]
