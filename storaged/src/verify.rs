@@ -176,7 +176,7 @@ mod tests {
         assert!(is_wrong(
             begin(&memory, &new.work(2, Some(1), vec![])).map(drop)
         ));
-        let moved = vec![2..3];
+        let moved = std::iter::once(2..3).collect();
         let keep = begin(&memory, &new.work(2, Some(1), moved)).unwrap();
         // Or that what moves is no difference.
         assert!(is_wrong(keep.put(2, None)));

@@ -189,6 +189,13 @@ async fn good_stripes_stay_when_a_hop_begins_to_lie() {
     assert!(kept > 0 && kept <= LIES_FROM, "{ends:?}");
 }
 
+/// A parity chunk of set 1 of a node loses a bit.
+fn rot(world: &World, at: usize, stripe: u64) {
+    let mut sets = locked(&world.rams[at].parity);
+    let set = sets.get_mut(&ParityId(1)).unwrap();
+    set.get_mut(&stripe).unwrap()[100] ^= 8;
+}
+
 #[tokio::test]
 async fn a_rotten_basis_is_caught_and_nobody_is_accused() {
     for shape in shapes(4) {
@@ -199,9 +206,7 @@ async fn a_rotten_basis_is_caught_and_nobody_is_accused() {
         assert!(ends.iter().all(|end| end.outcome.is_ok()));
         shards[2][3 * CHUNK as usize] ^= 1;
         let new: Vec<_> = (0..4).map(|at| world.store(at, 2, &shards[at])).collect();
-        let mut sets = locked(&world.rams[5].parity);
-        sets.get_mut(&ParityId(1)).unwrap().get_mut(&3).unwrap()[100] ^= 8;
-        drop(sets);
+        rot(&world, 5, 3);
         let ends = run(&world, world.increment(2, &new, &old, (1, 2))).await;
         let wrong = SessionFault::WrongResult("stripe 3".into());
         assert_eq!(ends[5].outcome, Err(wrong), "{ends:?}");
