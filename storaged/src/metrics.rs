@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use storaged_core::encode::NodeRate;
+use storaged_wire::NodeName;
 
 use crate::trickle::Copied;
 
@@ -22,6 +23,11 @@ struct StateLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabel {
     kind: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NodeLabel {
+    node: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -50,6 +56,7 @@ pub struct Metrics {
     encode_replans: Counter,
     encode_link_rates: Family<LinkLabels, Gauge>,
     encode_slow_nodes: Gauge,
+    encode_wrong_bytes: Family<NodeLabel, Counter>,
     place_peers_up: Gauge,
     place_healed: Counter,
     place_peer_faults: Counter,
@@ -91,6 +98,7 @@ impl Metrics {
             encode_replans: Counter::default(),
             encode_link_rates: Family::default(),
             encode_slow_nodes: Gauge::default(),
+            encode_wrong_bytes: Family::default(),
             place_peers_up: Gauge::default(),
             place_healed: Counter::default(),
             place_peer_faults: Counter::default(),
@@ -145,6 +153,11 @@ impl Metrics {
         );
         metrics.register_in_flight(&mut registry);
         metrics.register_rates(&mut registry);
+        registry.register(
+            "encode_wrong_bytes",
+            "Sessions led here that failed because this node had sent wrong bytes, as the node that got them says",
+            metrics.encode_wrong_bytes.clone(),
+        );
         registry.register(
             "place_peers_up",
             "Peers whose link is up",
@@ -322,6 +335,14 @@ impl Metrics {
         }
         let slow = nodes.iter().filter(|node| node.is_slow()).count();
         self.encode_slow_nodes.set(slow as i64);
+    }
+
+    /// A node was named for wrong bytes.
+    pub fn observe_wrong_bytes(&self, node: &NodeName) {
+        let node = node.to_string();
+        self.encode_wrong_bytes
+            .get_or_create(&NodeLabel { node })
+            .inc();
     }
 
     /// A lane led here is protected.

@@ -178,7 +178,12 @@ impl Node {
             Input::Disconnected { conn } => self.disconnected(conn),
             Input::SlotCreated { slot } => self.slot_created(slot),
             Input::SlotFailed { slot, reason } => self.slot_failed(slot, &reason),
-            Input::Digested { slot, leaves, root } => self.digested(slot, leaves, root),
+            Input::Digested {
+                slot,
+                leaves,
+                prints,
+                root,
+            } => self.digested(slot, (leaves, root), prints),
             Input::DigestFailed { slot, reason } => self.digest_failed(slot, &reason),
             Input::SessionEnded {
                 leader,

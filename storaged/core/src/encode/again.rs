@@ -130,7 +130,7 @@ mod tests {
     use storaged_codec::{ChunkSize, Digest, Geometry, digest};
     use storaged_wire::local::DurableWish;
     use storaged_wire::manifest::GroupEntry;
-    use storaged_wire::peer::{Lane, SessionKind};
+    use storaged_wire::peer::{Lane, SessionKind, SumChecks};
     use storaged_wire::{
         Generation, Manifest, ManifestBytes, Namespace, Owner, Rank, RunId, SessionId, ShardEntry,
         Step, WorldSize,
@@ -221,7 +221,11 @@ mod tests {
         PeerMessage::Propose(SessionRecord {
             session: SessionId::new(session),
             manifest,
-            kind: SessionKind::Encode { lane, basis: None },
+            kind: SessionKind::Encode {
+                lane,
+                basis: None,
+                checks: SumChecks::Parity,
+            },
         })
     }
 

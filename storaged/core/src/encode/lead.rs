@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use storaged_wire::peer::{
     CheckpointKey, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
+    SumChecks,
 };
 use storaged_wire::shape::StripeMap;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
@@ -20,7 +21,6 @@ use super::shapes::{Needs, chosen};
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;
-use crate::restore::is_wrong;
 
 /// What a leader knows of its lanes.
 pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
@@ -39,7 +39,7 @@ pub(crate) struct LaneProgress {
     pub asked_at: BTreeMap<NodeName, Now>,
     /// Nodes that were blamed for a repair that failed: others are asked first.
     pub suspects: BTreeSet<NodeName>,
-    /// A block came out wrong: repair so that every block is checked by the one who gets it.
+    /// A block came out wrong: every block and every sum is checked by the one who gets it.
     pub wary: bool,
     /// Sessions that were ended because of a slow member.
     pub replans: u32,
@@ -161,13 +161,18 @@ impl Node {
         let in_full = self
             .lanes
             .get(&(manifest.name(), lane))
-            .is_some_and(|p| p.in_full);
+            .is_some_and(|p| p.in_full || p.wary);
         let basis = if in_full {
             None
         } else {
             self.basis_for(key, manifest.manifest(), lane, blocks)
         };
-        let kind = SessionKind::Encode { lane, basis };
+        let checks = self.checks_of(manifest.name(), lane);
+        let kind = SessionKind::Encode {
+            lane,
+            basis,
+            checks,
+        };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Encode);
     }
 
@@ -244,6 +249,7 @@ impl Node {
         leaves: Vec<LeafTable>,
         stripes: Option<StripeMap>,
     ) {
+        let leaves = self.tables_from(from, session, leaves);
         let Some(led) = self.led.get_mut(&session) else {
             return self.send(
                 from,
@@ -288,9 +294,9 @@ impl Node {
         }
         led.begun = true;
         led.deadline = self.now.plus(limits::SESSION_MAX_MS);
-        let led = led.clone();
-        let mut leaves = led.leaves;
-        leaves.sort_by_key(|table| table.rank);
+        let mut led = led.clone();
+        let mut leaves = std::mem::take(&mut led.leaves);
+        leaves.sort_by_key(|table| (table.rank, table.prints.is_empty()));
         leaves.dedup_by_key(|table| table.rank);
         let stripes = match led.purpose {
             Purpose::Heal(_) => led.lacking.stripes(),
@@ -303,16 +309,20 @@ impl Node {
                 .and_then(|m| chosen(m.manifest(), led.lane, &led.needs, &self.links())),
             _ => None,
         };
+        let around = self.around_suspects(&led);
+        let chosen = chosen.filter(|_| around.is_none());
         let shape = chosen.map(|chosen| {
-            let (key, lane, reason) = (led.key, led.lane, chosen.reason);
+            let (key, lane, reason) = (led.key.clone(), led.lane, chosen.reason);
             self.note(Note::ShapeChosen { key, lane, reason });
             chosen.shape
         });
+        let shape = around.or(shape);
         if let Some(led) = self.led.get_mut(&session) {
             led.pace = Pace::begin(self.now, shape.clone());
         }
+        let all_check = led.record.kind.checks() == SumChecks::Every;
         for member in led.members {
-            let keeps = led.keepers.contains(&member);
+            let keeps = all_check || led.keepers.contains(&member);
             let begin = PeerMessage::Begin {
                 session,
                 leaves: leaves.iter().filter(|_| keeps).cloned().collect(),
@@ -412,8 +422,7 @@ impl Node {
             Purpose::Open(slot) => self.opening_filled(slot),
             Purpose::Heal(nodes) => {
                 if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
-                    progress.suspects.clear();
-                    progress.wary = false;
+                    progress.trust();
                 }
                 let moved = led.lacking.stripes();
                 for node in nodes {
@@ -429,7 +438,11 @@ impl Node {
             }
             Purpose::Encode => {
                 let now = self.now;
-                let started = self.lanes.get(&(name, led.lane)).and_then(|p| p.first_try);
+                let progress = self.lanes.get_mut(&(name, led.lane));
+                let started = progress.and_then(|progress| {
+                    progress.trust();
+                    progress.first_try
+                });
                 if let Some(checkpoint) = self.checkpoints.get_mut(&led.key) {
                     checkpoint.lanes_led.insert(led.lane);
                 }
@@ -461,16 +474,11 @@ impl Node {
             return self.opening_session_failed(slot, &node, &fault);
         }
         if let Some(progress) = self.lanes.get_mut(&place) {
-            progress.in_full |= fault == SessionFault::NoBasis;
-            progress.retry_at = match fault {
-                SessionFault::NoBasis => now,
-                _ => now.plus(limits::SESSION_RETRY_MS),
+            progress.retry_at = match progress.learn(&led.purpose, &fault) {
+                true => now,
+                false => now.plus(limits::SESSION_RETRY_MS),
             };
             progress.held.clear();
-            if let Purpose::Heal(_) = led.purpose {
-                progress.wary |= is_wrong(&fault);
-                progress.suspects.extend(fault.blamed().cloned());
-            }
         }
         if led.purpose == Purpose::Encode
             && let SessionFault::Corrupt(reason) = &fault

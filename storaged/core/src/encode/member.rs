@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_codec::root_digest;
+use storaged_codec::{Fingerprint, root_digest};
 use storaged_wire::peer::{
     CheckpointKey, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
@@ -51,6 +51,8 @@ pub(crate) struct Joined {
     pub kept: Kept,
     /// Digests that came with the beginning.
     pub leaves: BTreeMap<Rank, Arc<[Digest]>>,
+    /// And fingerprints.
+    pub prints: BTreeMap<Rank, Arc<[Fingerprint]>>,
     pub waits_for_slot: bool,
     pub running: bool,
     /// The executor has done all of this member's part.
@@ -161,6 +163,7 @@ impl Node {
             source,
             kept,
             leaves: BTreeMap::new(),
+            prints: BTreeMap::new(),
             waits_for_slot,
             running: false,
             finished: false,
@@ -308,7 +311,11 @@ impl Node {
         kind: &SessionKind,
     ) -> Vec<LeafTable> {
         let blocks: Vec<usize> = match kind {
-            SessionKind::Encode { .. } => derived.sources.clone(),
+            // Nobody else can say what a shard's fingerprints are.
+            SessionKind::Encode { .. } => {
+                let mine = |block: &usize| derived.blocks.node(*block) == Some(self.me());
+                derived.sources.iter().copied().filter(mine).collect()
+            }
             // The one who gets the block checks every other.
             SessionKind::Repair {
                 shape: RepairShape::Direct,
@@ -331,7 +338,12 @@ impl Node {
         ranks
             .filter_map(|rank| {
                 let leaves = self.leaves_known(key, rank)?.to_vec();
-                Some(LeafTable { rank, leaves })
+                let prints = self.prints_known(key, rank).unwrap_or_default().to_vec();
+                Some(LeafTable {
+                    rank,
+                    leaves,
+                    prints,
+                })
             })
             .collect()
     }
@@ -426,11 +438,12 @@ impl Node {
         let counts = counts && self.checkpoints.contains_key(&joined.key);
         let counts = counts && self.is_whole(&joined);
         if counts {
-            let leaves = joined.leaves.clone();
+            let (leaves, prints) = (joined.leaves.clone(), joined.prints.clone());
             if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key)
                 && matches!(joined.kept, Kept::Parity { .. })
             {
                 checkpoint.leaves.extend(leaves);
+                checkpoint.prints.extend(prints);
             }
         }
         match joined.kept.clone() {
@@ -512,10 +525,12 @@ impl Node {
             slot,
             length,
             digests: Some((leaves, root)),
+            prints: Arc::default(),
             readers: std::collections::BTreeSet::new(),
             upload: Upload::Idle,
         };
         let replaced = checkpoint.shards.insert(rank, shard);
+        self.out.push(Output::Digest { slot, length });
         let key = key.clone();
         self.slot_mut(slot).used_for = SlotUse::Sealed(key);
         if let Some(old) = replaced {

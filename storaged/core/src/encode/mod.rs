@@ -16,9 +16,11 @@ mod lead;
 mod member;
 mod plan;
 pub mod plans;
+mod prints;
 mod rates;
 mod shapes;
 mod survivors;
+mod wary;
 mod work;
 
 pub(crate) use begin::Beginning;

@@ -6,7 +6,7 @@ mod sessions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, Digest, Geometry, digest, root_digest};
+use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, digest, root_digest};
 use storaged_core::encode::LinkRates;
 use storaged_core::place::Member;
 use storaged_core::{
@@ -286,10 +286,15 @@ impl Cluster {
             }
             Output::Digest { slot, length } => {
                 let (leaves, root) = digests(node, self.step, length);
-                self.at(
-                    soon,
-                    Event::Input(node, generation, Input::Digested { slot, leaves, root }),
-                );
+                // Nothing is computed here, so that any fingerprint will do.
+                let prints = leaves.iter().map(|_| Fingerprint::ZERO).collect();
+                let input = Input::Digested {
+                    slot,
+                    leaves,
+                    prints,
+                    root,
+                };
+                self.at(soon, Event::Input(node, generation, input));
             }
             Output::Run(work) => self.begin_session(node, generation, work),
             Output::Stop { leader, session } => self.stop_session(node, (leader, session)),

@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use storaged_codec::{engine, leaf_digest};
+use storaged_codec::{Fingerprint, engine, fingerprint, leaf_digest};
+use storaged_core::encode::plans::trace;
 use storaged_core::encode::{CodingPlan, Hop, Keep, SessionWork, Source, Target, Turn};
 use storaged_core::{Input, SessionTally};
 use storaged_wire::peer::SessionFault;
@@ -261,11 +262,10 @@ impl World {
     fn compute(&mut self, members: &Members, course: Course) -> Computed {
         let mut computed = Computed::default();
         let (_, _, first) = members.values().next().expect("a session has members");
-        let repairs = repairs(members);
         for (turn, at) in (0..).zip(first.turns()) {
             let outcome = match &course {
                 Course::Breaks(breaks_at, failed) if *breaks_at == turn => Err(failed.clone()),
-                _ => self.compute_stripe(members, at, repairs, &mut computed.kept),
+                _ => self.compute_stripe(members, at, &mut computed.kept),
             };
             if let Err(failed) = outcome {
                 computed.failed = Some(failed);
@@ -292,7 +292,6 @@ impl World {
         &mut self,
         members: &Members,
         Turn { stripe, class }: Turn,
-        repairs: bool,
         kept: &mut BTreeMap<usize, Vec<u64>>,
     ) -> Result<(), (usize, SessionFault)> {
         let (_, _, first) = members.values().next().unwrap();
@@ -304,6 +303,7 @@ impl World {
             assert_eq!(index(&work.members[hop.member]), *node);
             for edge in &hop.inputs {
                 check_raw(plan, *edge, work, stripe, &edges[*edge])
+                    .and_then(|()| check_sums(plan, *edge, work, stripe, &edges[*edge]))
                     .map_err(|fault| (hop.member, fault))?;
             }
             let mut operands: Vec<Vec<u8>> =
@@ -320,7 +320,7 @@ impl World {
                     .collect();
                 match output.target {
                     Target::Edge(edge) => {
-                        if repairs && self.limits.liar == Some(*node) && self.random(2) == 0 {
+                        if self.limits.liar == Some(*node) && self.random(2) == 0 {
                             sums[0][0] ^= 0x5a;
                             self.lies += 1;
                         }
@@ -338,7 +338,7 @@ impl World {
     }
 
     fn prepare(&mut self, node: usize, work: &SessionWork) -> Result<(), SessionFault> {
-        if let Some(Keep::Parity { set, basis }) = &work.keep {
+        if let Some(Keep::Parity { set, basis, prints }) = &work.keep {
             let ram = self.ram(node);
             let mut fresh = match basis {
                 Some(basis) => ram
@@ -352,6 +352,13 @@ impl World {
             fresh.resize(count.max(fresh.len()), vec![0; CHUNK_BYTES as usize]);
             for stripe in work.carried.iter().cloned().flatten() {
                 fresh[stripe as usize] = ram.parity[set][stripe as usize].clone();
+            }
+            let moves = |stripe: usize| work.turns().any(|turn| turn.stripe == stripe as u64);
+            for stripe in (0..count).filter(|stripe| !moves(*stripe)) {
+                let bytes = work.stripe_bytes(stripe as u64);
+                if fingerprint(&fresh[stripe][..bytes]) != prints[stripe] {
+                    return Err(SessionFault::WrongResult(format!("kept stripe {stripe}")));
+                }
             }
             ram.parity.insert(*set, fresh);
         }
@@ -408,10 +415,14 @@ impl World {
     ) -> Result<(), SessionFault> {
         let ram = self.ram(node);
         match work.keep.as_ref().unwrap() {
-            Keep::Parity { set, .. } => {
-                let block =
-                    &mut ram.parity.get_mut(set).ok_or(SessionFault::Aborted)?[stripe as usize];
+            Keep::Parity { set, prints, .. } => {
+                let set = ram.parity.get_mut(set).ok_or(SessionFault::Aborted)?;
+                let mut block = set[stripe as usize].clone();
                 engine().xor(&mut block[..sum.len()], sum);
+                if fingerprint(&block[..sum.len()]) != prints[stripe as usize] {
+                    return Err(SessionFault::WrongResult(format!("stripe {stripe}")));
+                }
+                set[stripe as usize] = block;
             }
             Keep::Shard(shard) => {
                 let range = work.chunk.range(stripe, shard.length);
@@ -493,11 +504,50 @@ fn check_raw(
     }
 }
 
+/// As the daemon's executor does it: a sum of blocks whose fingerprints are known must have their combination.
+fn check_sums(
+    plan: &CodingPlan,
+    edge: usize,
+    work: &SessionWork,
+    stripe: u64,
+    sums: &[Vec<u8>],
+) -> Result<(), SessionFault> {
+    if work.proofs.is_empty() {
+        return Ok(());
+    }
+    let print = |source: usize| {
+        let proof = work.proofs.get(&source)?;
+        let at = stripe as usize;
+        (proof.prints.len() == proof.leaves.len())
+            .then(|| proof.prints.get(at).copied().unwrap_or_default())
+    };
+    let made = trace(plan, work.plan.sources()).unwrap();
+    for (row, sum) in made.edges[edge].iter().zip(sums) {
+        let terms = row.iter().enumerate().filter(|(_, c)| **c != 0);
+        let terms: Option<Vec<_>> = terms
+            .map(|(source, c)| Some((*c, print(source)?)))
+            .collect();
+        let Some(terms) = terms else { continue };
+        let mut expected = Fingerprint::ZERO;
+        terms.iter().for_each(|(c, print)| expected.fold(*c, print));
+        if fingerprint(sum) != expected {
+            return Err(SessionFault::WrongBytes {
+                node: work.members[plan.edges[edge].from].clone(),
+                reason: format!("stripe {stripe}"),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// A wrong result of blocks of which all but one were checked is because of that one.
 fn blame(plan: &CodingPlan, hop: &Hop, work: &SessionWork, fault: SessionFault) -> SessionFault {
     let SessionFault::WrongResult(reason) = fault else {
         return fault;
     };
+    if let Some(Keep::Parity { basis: Some(_), .. }) = &work.keep {
+        return SessionFault::WrongResult(reason);
+    }
     let mut unchecked = hop.inputs.iter().filter(|edge| {
         !(plan.is_raw(**edge) && work.proofs.contains_key(&plan.edges[**edge].from))
     });

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, Digest, Geometry, digest, leaf_digest, root_digest};
+use storaged_codec::{ChunkSize, Digest, Geometry, digest, fingerprint, leaf_digest, root_digest};
 use storaged_core::encode::{LinkRates, ParityId, SlotShard};
 use storaged_core::place::Member;
 use storaged_core::{
@@ -441,13 +441,16 @@ impl World {
             Output::DropSlot { slot } => drop(self.ram(node).slots.remove(&slot)),
             Output::DropParity { set } => drop(self.ram(node).parity.remove(&set)),
             Output::Digest { slot, length } => {
-                let (leaves, root) = digests(&self.ram(node).slots[&slot][..length as usize]);
-                self.back(
-                    node,
-                    generation,
-                    delay,
-                    Input::Digested { slot, leaves, root },
-                );
+                let bytes = &self.ram(node).slots[&slot][..length as usize];
+                let (leaves, root) = digests(bytes);
+                let prints = bytes.chunks(CHUNK_BYTES as usize).map(fingerprint);
+                let input = Input::Digested {
+                    slot,
+                    leaves,
+                    prints: prints.collect(),
+                    root,
+                };
+                self.back(node, generation, delay, input);
             }
             Output::Run(work) => {
                 self.sessions.begin(node, generation, work);

@@ -54,6 +54,7 @@ pub fn encode(
     let keep = Keep::Parity {
         set: ParityId(session),
         basis: None,
+        prints: Arc::default(),
     };
     let keeps = vec![Some(keep); m];
     session_of(
