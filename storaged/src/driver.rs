@@ -177,10 +177,14 @@ impl Daemon {
             };
             if let Some(input) = input {
                 let tick = matches!(input, Input::Tick);
-                for output in self.node.handle(self.clock.now(), input) {
+                let outputs = self.node.handle(self.clock.now(), input);
+                // What was just reserved is about to be taken.
+                self.memory.spare_at_most(self.node.budget_free());
+                for output in outputs {
                     self.perform(output);
                 }
                 if tick {
+                    self.memory.rest();
                     self.show();
                 }
             }
@@ -195,9 +199,11 @@ impl Daemon {
     fn show(&self) {
         let status = self.node.status_json();
         let ready = status.contains(r#""ready":true"#);
-        self.ops
-            .metrics
-            .observe_ledger(&self.node.ledger(), self.peers_up);
+        self.ops.metrics.observe_ledger(
+            &self.node.ledger(),
+            self.memory.spare_bytes(),
+            self.peers_up,
+        );
         self.ops.metrics.observe_in_flight(
             self.executor.stripes_in_flight(),
             self.executor.blocks_in_flight(),

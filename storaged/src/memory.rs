@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use storaged_arena::{Slot, SlotError};
 use storaged_codec::{ChunkSize, Digest, digest, engine, leaf_digest, root_digest};
@@ -11,12 +12,20 @@ use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
 
 use crate::encode::{BlockState, Blocks, KeepBlocks};
+use crate::spare::Spare;
 
 /// One parity chunk and its digest.
 #[derive(Debug)]
 struct ParityBlock {
     bytes: Vec<u8>,
     digest: Digest,
+    home: Arc<Spare>,
+}
+
+impl Drop for ParityBlock {
+    fn drop(&mut self) {
+        self.home.give(std::mem::take(&mut self.bytes));
+    }
 }
 
 /// One parity set: per stripe a chunk, or none where parity is all zeros. Unchanged chunks are shared with the set
@@ -32,6 +41,7 @@ pub struct Memory {
     chunk: ChunkSize,
     slots: Mutex<BTreeMap<SlotId, Arc<Slot>>>,
     parity: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
+    spare: Arc<Spare>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -45,6 +55,7 @@ impl Memory {
             chunk,
             slots: Mutex::default(),
             parity: Arc::default(),
+            spare: Arc::new(Spare::new()),
         }
     }
 
@@ -70,7 +81,24 @@ impl Memory {
 
     /// Frees a parity set.
     pub fn drop_parity(&self, id: ParityId) {
-        locked(&self.parity).remove(&id);
+        let set = locked(&self.parity).remove(&id);
+        // Its blocks go one by one: not under the lock.
+        drop(set);
+    }
+
+    /// Memory that no set uses and the next one will: at most so many bytes from now on.
+    pub fn spare_at_most(&self, bytes: u64) {
+        self.spare.at_most(bytes);
+    }
+
+    /// Gives memory back that was spare for long.
+    pub fn rest(&self) {
+        self.spare.rest(Instant::now());
+    }
+
+    /// Bytes of memory that no set uses and the next one will.
+    pub fn spare_bytes(&self) -> u64 {
+        self.spare.bytes()
     }
 
     /// Bytes of parity held, each shared chunk counted once.
@@ -260,6 +288,7 @@ impl Blocks for Memory {
                 Ok(Box::new(KeepParity {
                     set: *set,
                     sets: self.parity.clone(),
+                    spare: self.spare.clone(),
                 }))
             }
         }
@@ -304,6 +333,7 @@ impl KeepBlocks for KeepShard {
 struct KeepParity {
     set: ParityId,
     sets: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
+    spare: Arc<Spare>,
 }
 
 impl KeepBlocks for KeepParity {
@@ -316,7 +346,9 @@ impl KeepBlocks for KeepParity {
             let set = sets.get(&self.set).ok_or(SessionFault::Aborted)?;
             set.blocks.get(stripe as usize).cloned().flatten()
         };
-        let mut bytes = difference.to_vec();
+        let longest = old.as_ref().map_or(0, |old| old.bytes.len());
+        let mut bytes = self.spare.take(difference.len().max(longest));
+        bytes.extend_from_slice(difference);
         if let Some(old) = old {
             if old.bytes.len() > bytes.len() {
                 bytes.resize(old.bytes.len(), 0);
@@ -325,14 +357,21 @@ impl KeepBlocks for KeepParity {
             engine().xor(&mut bytes[..length], &old.bytes);
         }
         let digest = digest(&bytes);
-        let block = Arc::new(ParityBlock { bytes, digest });
+        let home = self.spare.clone();
+        let block = Arc::new(ParityBlock {
+            bytes,
+            digest,
+            home,
+        });
         let mut sets = locked(&self.sets);
         let set = sets.get_mut(&self.set).ok_or(SessionFault::Aborted)?;
         let place = set
             .blocks
             .get_mut(stripe as usize)
             .ok_or(SessionFault::NoBlocks)?;
-        *place = Some(block);
+        let before = place.replace(block);
+        drop(sets);
+        drop(before);
         Ok(())
     }
 

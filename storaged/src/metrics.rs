@@ -54,6 +54,7 @@ pub struct Metrics {
     trickle_record_seconds: Counter<f64, AtomicU64>,
     memory_used_bytes: Gauge,
     memory_budget_bytes: Gauge,
+    memory_spare_bytes: Gauge,
     sessions: Gauge,
 }
 
@@ -91,6 +92,7 @@ impl Metrics {
             trickle_record_seconds: Counter::default(),
             memory_used_bytes: Gauge::default(),
             memory_budget_bytes: Gauge::default(),
+            memory_spare_bytes: Gauge::default(),
             sessions: Gauge::default(),
             registry: Registry::default(),
         };
@@ -163,6 +165,11 @@ impl Metrics {
             "memory_budget_bytes",
             "Bytes that slots and parity may take",
             metrics.memory_budget_bytes.clone(),
+        );
+        registry.register(
+            "memory_spare_bytes",
+            "Bytes of parity memory kept for the next set, beside those used",
+            metrics.memory_spare_bytes.clone(),
         );
         registry.register(
             "sessions",
@@ -312,9 +319,10 @@ impl Metrics {
     }
 
     /// What the ledger says now.
-    pub fn observe_ledger(&self, ledger: &storaged_core::Ledger, peers_up: usize) {
+    pub fn observe_ledger(&self, ledger: &storaged_core::Ledger, spare: u64, peers_up: usize) {
         self.memory_used_bytes.set(gauge(ledger.used));
         self.memory_budget_bytes.set(gauge(ledger.total));
+        self.memory_spare_bytes.set(gauge(spare));
         self.sessions.set(gauge(ledger.sessions as u64));
         self.place_peers_up.set(gauge(peers_up as u64));
     }

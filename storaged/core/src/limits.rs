@@ -13,6 +13,12 @@ pub const COMMIT_MAX_MS: u64 = 120_000;
 /// A member answers a session's proposal within this time.
 pub const PROPOSE_MAX_MS: u64 = 5_000;
 
+/// A proposal waits this long for the manifest it is about, which may be on its way.
+pub const EARLY_PROPOSAL_MS: u64 = 1_000;
+
+/// A basis is worth its costs if at least one stripe in this many is clean.
+pub const CLEAN_SHARE_WORTH_A_BASIS: u64 = 50;
+
 /// A session is ended by its leader after this time: an upper bound beside the executor's own stall limit.
 pub const SESSION_MAX_MS: u64 = 600_000;
 
@@ -53,6 +59,10 @@ pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
 const _: () = assert!(
     PROPOSE_MAX_MS > 2 * REPEAT_MS,
     "a proposal outlives a repeat"
+);
+const _: () = assert!(
+    PROPOSE_MAX_MS > EARLY_PROPOSAL_MS + 2 * REPEAT_MS,
+    "a member refuses before the leader gives up"
 );
 const _: () = assert!(
     QUERY_MAX_MS < JOIN_GRACE_MS,

@@ -12,7 +12,9 @@ use storaged_wire::{
 };
 
 use crate::budget::Budget;
-use crate::encode::{Beginning, Ending, Joined, Led, ParityId, ParityPlace, PartFilled, PartMade};
+use crate::encode::{
+    Beginning, EarlyProposal, Ending, Joined, Led, ParityId, ParityPlace, PartFilled, PartMade,
+};
 use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::place::RunProposal;
@@ -83,6 +85,7 @@ pub struct Node {
     pub(crate) waiters: Vec<Waiter>,
     pub(crate) led: BTreeMap<SessionId, Led>,
     pub(crate) joined: BTreeMap<(NodeName, SessionId), Joined>,
+    pub(crate) early: Vec<EarlyProposal>,
     pub(crate) lanes: crate::encode::LaneTable,
     pub(crate) part_filled: BTreeMap<SlotId, PartFilled>,
     pub(crate) part_made: BTreeMap<ParityPlace, PartMade>,
@@ -124,6 +127,7 @@ impl Node {
             waiters: Vec::new(),
             led: BTreeMap::new(),
             joined: BTreeMap::new(),
+            early: Vec::new(),
             lanes: BTreeMap::new(),
             part_filled: BTreeMap::new(),
             part_made: BTreeMap::new(),
@@ -144,6 +148,7 @@ impl Node {
         self.now = now;
         self.started.get_or_insert(now);
         self.dispatch(input);
+        self.take_up_early();
         std::mem::take(&mut self.out)
     }
 
@@ -458,6 +463,11 @@ impl Node {
 
     pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {
         self.namespaces.get(namespace).map(|table| table.owner)
+    }
+
+    /// Bytes of the budget that nothing has reserved.
+    pub fn budget_free(&self) -> u64 {
+        self.budget.total() - self.budget.used()
     }
 
     /// Everything that this node's RAM is used for, for the ledger's check after a stress test.

@@ -267,6 +267,9 @@ impl Node {
         let Some(led) = self.led.get_mut(&session) else {
             return;
         };
+        if led.is_in_full_but_for_the_name() {
+            return self.lead_in_full(session);
+        }
         led.begun = true;
         led.deadline = self.now.plus(limits::SESSION_MAX_MS);
         let led = led.clone();

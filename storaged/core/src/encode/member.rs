@@ -78,6 +78,9 @@ impl Node {
                     self.say_ready(from, session);
                 }
             }
+            Err(SessionFault::NoManifest)
+                if !self.by_name.contains_key(&record.manifest)
+                    && self.keep_early(from, &record) => {}
             Err(fault) => self.send(from, PeerMessage::Failed { session, fault }),
         }
     }
@@ -399,6 +402,7 @@ impl Node {
     }
 
     pub(crate) fn close(&mut self, from: &NodeName, session: SessionId, kept: bool) {
+        self.forget_early(|leader, record| leader == from && record.session == session);
         self.leave(&(from.clone(), session), kept);
     }
 
@@ -540,6 +544,7 @@ impl Node {
     }
 
     pub(crate) fn joined_forget(&mut self, leader: &NodeName) {
+        self.forget_early(|known, _| known == leader);
         self.leave_where(|(known, _), _| known == leader);
     }
 
@@ -550,6 +555,7 @@ impl Node {
     pub(crate) fn expire_joined(&mut self) {
         let now = self.now;
         self.leave_where(|_, joined| joined.deadline <= now);
+        self.expire_early();
     }
 
     fn leave_where(&mut self, over: impl Fn(&(NodeName, SessionId), &Joined) -> bool) {

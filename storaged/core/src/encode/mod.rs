@@ -8,6 +8,8 @@ mod begin;
 mod broken;
 pub mod choose;
 mod derived;
+mod early;
+mod in_full;
 mod lanes;
 mod lead;
 mod member;
@@ -18,6 +20,7 @@ mod work;
 
 pub(crate) use begin::Beginning;
 pub(crate) use broken::{Ending, ParityPlace, PartFilled, PartMade};
+pub(crate) use early::EarlyProposal;
 pub use lanes::{LaneBlocks, lanes_of};
 pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;
