@@ -56,8 +56,8 @@ test: packages network-packages python ## All tests: Rust, real processes, simul
 sim: packages ## Thousands of simulated clusters whose nodes die, are slow or lie (SEEDS=2000, FIRST=0)
 	@export STORAGED_SIM_SEEDS=$(or $(SEEDS),2000) STORAGED_SIM_FIRST=$(or $(FIRST),0); \
 	export STORAGED_SIM_LIARS=$$((STORAGED_SIM_SEEDS / 4 + 18)) STORAGED_SIM_NETWORKS=$$((STORAGED_SIM_SEEDS / 20 + 4)); \
-	$(CARGO) test -p storaged-core --test simulation -- --nocapture seeds lying; \
-	$(CARGO) test -p storaged-tests --test simulated_network -- --nocapture seeds
+	$(CARGO) test $(RUST_CRATES) --test simulation -- --nocapture seeds lying; \
+	$(CARGO) test $(RUST_CRATES) --test simulated_network -- --nocapture many_seeds
 
 .PHONY: check
 check: packages ## What must hold before a commit lands: format, lints, licences, docs, tests, 50 rounds of kill -9
