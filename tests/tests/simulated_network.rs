@@ -220,14 +220,19 @@ async fn restore(doors: &Doors, step: u64) -> Result<Vec<Rung>> {
     Ok(rungs)
 }
 
-/// The two that crash come back after a second, and the job restores so long after the crash. Gives where the shards
-/// came from, and the simulated time that it took.
+/// Where the shards came from, and the simulated time that it took.
+struct Restored {
+    rungs: Vec<Rung>,
+    took: Duration,
+}
+
+/// The two that crash come back after a second, and the job restores so long after the crash.
 fn run(
     seed: u64,
     loss_one_in: u64,
     link_rate: Option<u64>,
     restore_after: Duration,
-) -> Result<(Vec<Rung>, Duration)> {
+) -> Result<Restored> {
     storaged::log::start(storaged::log::LogFormat::Text);
     let directory = tempfile::tempdir()?;
     let day = Duration::from_secs(86_400);
@@ -285,7 +290,7 @@ fn run(
         });
     }
     let (told, ask_for_crash) = std::sync::mpsc::channel();
-    let outcome: Arc<Mutex<Option<(Vec<Rung>, Duration)>>> = Arc::default();
+    let outcome: Arc<Mutex<Option<Restored>>> = Arc::default();
     let (result, seen) = (outcome.clone(), doors.clone());
     sim.client("job", async move {
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -304,7 +309,10 @@ fn run(
         tokio::time::sleep(restore_after).await;
         let began = tokio::time::Instant::now();
         let rungs = restore(&seen, 20).await?;
-        *result.lock().expect("unpoisoned") = Some((rungs, began.elapsed()));
+        *result.lock().expect("unpoisoned") = Some(Restored {
+            rungs,
+            took: began.elapsed(),
+        });
         Ok(())
     });
     let mut crash_at = None;
@@ -335,7 +343,7 @@ const CALM: Duration = Duration::from_secs(8);
 
 #[test]
 fn six_nodes_lose_two_and_restore() -> Result<()> {
-    let (rungs, _) = run(1, 0, None, CALM)?;
+    let Restored { rungs, .. } = run(1, 0, None, CALM)?;
     assert_eq!(rungs[0], Rung::OwnRam);
     Ok(())
 }
@@ -355,7 +363,7 @@ fn so_they_do_with_rotating_gathers() -> Result<()> {
 /// their peers take their hellos for what they are, instead of waiting for silence on the connections to those that died.
 #[test]
 fn two_that_come_back_are_healed_at_once() -> Result<()> {
-    let (rungs, took) = run(4, 0, None, Duration::from_millis(1_500))?;
+    let Restored { rungs, took } = run(4, 0, None, Duration::from_millis(1_500))?;
     anyhow::ensure!(rungs.iter().all(|rung| *rung == Rung::OwnRam), "{rungs:?}");
     anyhow::ensure!(took < Duration::from_millis(500), "{took:?}");
     Ok(())
