@@ -31,28 +31,33 @@ impl Node {
         let mut choices = choices.into_iter();
         choices.find_map(|available| match all_turn {
             true => for_a_gather(blocks, available, rate),
-            false => Some(by_rate(blocks, available, rate)?.0),
+            false => for_a_chain(blocks, available, rate),
         })
     }
 }
 
-/// The fastest that suffice, ascending, and then all by rate, fastest first. A rate that is not known counts as the best,
-/// so that what is known to be slow is left out; of equals the first are taken.
+/// Blocks that can be read, with the rates of their nodes, fastest first; none if they do not suffice. A rate that is
+/// not known counts as the best, so that what is known to be slow is left out; of equals the first come first.
 fn by_rate(
     blocks: &LaneBlocks,
     available: &[usize],
     rate: impl Fn(usize) -> Option<u64>,
-) -> Option<(Vec<usize>, Vec<(u64, usize)>)> {
-    let there = blocks.readable(available);
-    let rated = there
-        .iter()
-        .map(|block| (rate(*block).unwrap_or(u64::MAX), *block));
+) -> Option<Vec<(u64, usize)>> {
+    let there = blocks.readable(available).into_iter();
+    let rated = there.map(|block| (rate(block).unwrap_or(u64::MAX), block));
     let mut rated: Vec<(u64, usize)> = rated.collect();
     rated.sort_by_key(|(rate, _)| std::cmp::Reverse(*rate));
-    let fastest = rated.get(..blocks.needed())?;
-    let mut chosen: Vec<usize> = fastest.iter().map(|(_, block)| *block).collect();
-    chosen.sort_unstable();
-    Some((chosen, rated))
+    (rated.len() >= blocks.needed()).then_some(rated)
+}
+
+/// The fastest that suffice, ascending.
+fn for_a_chain(
+    blocks: &LaneBlocks,
+    available: &[usize],
+    rate: impl Fn(usize) -> Option<u64>,
+) -> Option<Vec<usize>> {
+    let rated = by_rate(blocks, available, rate)?;
+    Some(first(&rated, blocks.needed()))
 }
 
 /// As many of the fastest as make the gather quickest, ascending.
@@ -61,15 +66,19 @@ fn for_a_gather(
     available: &[usize],
     rate: impl Fn(usize) -> Option<u64>,
 ) -> Option<Vec<usize>> {
-    let (_, rated) = by_rate(blocks, available, rate)?;
+    let rated = by_rate(blocks, available, rate)?;
     let speed = |count: &usize| {
         let slowest = rated[..*count].last().map_or(0, |(rate, _)| *rate);
         *count as u128 * u128::from(slowest)
     };
     let count = (blocks.needed()..=rated.len()).max_by_key(speed)?;
-    let mut chosen: Vec<usize> = rated[..count].iter().map(|(_, block)| *block).collect();
-    chosen.sort_unstable();
-    Some(chosen)
+    Some(first(&rated, count))
+}
+
+fn first(rated: &[(u64, usize)], count: usize) -> Vec<usize> {
+    let mut blocks: Vec<usize> = rated[..count].iter().map(|(_, block)| *block).collect();
+    blocks.sort_unstable();
+    blocks
 }
 
 #[cfg(test)]
@@ -105,7 +114,7 @@ mod tests {
     }
 
     fn chain(lane: &LaneBlocks, available: &[usize], of: &[(usize, u64)]) -> Option<Vec<usize>> {
-        by_rate(lane, available, rates(of)).map(|(chosen, _)| chosen)
+        for_a_chain(lane, available, rates(of))
     }
 
     #[test]
