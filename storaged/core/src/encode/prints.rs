@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use storaged_codec::{CodingMatrix, Fingerprint};
+use storaged_codec::{CodingMatrix, Fingerprint, engine};
 use storaged_wire::peer::{CheckpointKey, LeafTable, SessionFault, SessionKind};
 use storaged_wire::{Manifest, NodeName, Rank, SessionId};
 
@@ -74,17 +74,19 @@ impl Node {
     ) -> Result<Arc<[Fingerprint]>, SessionFault> {
         let matrix = CodingMatrix::cauchy(manifest.geometry);
         let stripes = usize::try_from(joined.stripe_count).unwrap_or(usize::MAX);
-        let mut expected = vec![Fingerprint::ZERO; stripes];
+        // All fingerprints side by side are a block like any other.
+        let mut sum = vec![0; stripes.saturating_mul(Fingerprint::BYTES)];
         for (block, entry) in joined.derived.blocks.data.iter().enumerate() {
             let Some(shard) = entry else { continue };
             let known = prints.get(&shard.rank).cloned();
             let known = known.or_else(|| self.prints_known(&joined.key, shard.rank));
             let known = known.ok_or_else(|| missing(&shard.node))?;
+            let bytes: Vec<u8> = known.iter().flat_map(|print| *print.as_bytes()).collect();
+            let both = sum.len().min(bytes.len());
             let coefficient = matrix.coefficient(index as usize, block);
-            for (sum, print) in expected.iter_mut().zip(known.iter()) {
-                sum.fold(coefficient, print);
-            }
+            engine().fold(&mut [&mut sum[..both]], &[coefficient], &bytes[..both]);
         }
-        Ok(expected.into())
+        let expected = sum.as_chunks().0.iter().copied();
+        Ok(expected.map(Fingerprint::from_bytes).collect())
     }
 }
