@@ -127,10 +127,10 @@ impl Pace {
                 continue;
             };
             for link in &reports.last.links {
-                let seen = places.get(&link.node).copied();
-                let seen = seen
-                    .and_then(|from| seen((from, to), since(reports), &reports.last, &link.node));
-                links.extend(seen);
+                if let Some(from) = places.get(&link.node) {
+                    let ends = (*from, to);
+                    links.extend(seen(ends, since(reports), &reports.last, &link.node));
+                }
             }
         }
         links
