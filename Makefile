@@ -47,10 +47,17 @@ demo: release python ## The main job on this machine; S3=1 with a real S3 server
 	@$(PYTHON) tests/demo/demo.py $(if $(S3),--s3)
 
 .PHONY: test
-test: packages python ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
+test: packages network-packages python ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
 	@$(CARGO) build -p storaged
 	@$(CARGO) test $(RUST_CRATES) --lib --bins --tests --no-fail-fast
 	@$(PYTHON) -m pytest -q sdk/python/tests
+
+.PHONY: sim
+sim: packages ## Thousands of simulated clusters whose nodes die, are slow or lie (SEEDS=2000, FIRST=0)
+	@export STORAGED_SIM_SEEDS=$(or $(SEEDS),2000) STORAGED_SIM_FIRST=$(or $(FIRST),0); \
+	export STORAGED_SIM_LIARS=$$((STORAGED_SIM_SEEDS / 4 + 18)) STORAGED_SIM_NETWORKS=$$((STORAGED_SIM_SEEDS / 20 + 4)); \
+	$(CARGO) test -p storaged-core --test simulation -- --nocapture seeds lying; \
+	$(CARGO) test -p storaged-tests --test simulated_network -- --nocapture seeds
 
 .PHONY: check
 check: packages ## What must hold before a commit lands: format, lints, licences, docs, tests, 50 rounds of kill -9

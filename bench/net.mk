@@ -1,7 +1,8 @@
-# The bench of plans and transport on a network of namespaces: needs root, ip, tc and nft, and says so without them.
+# What makes networks of namespaces, and the bench of plans and transport on one: needs root, ip, tc and nft, and says
+# so without them.
 
-.PHONY: bench-net-packages
-bench-net-packages: packages
+.PHONY: network-packages
+network-packages: packages
 	@if [ "$$(id -u)" -eq 0 ]; then \
 		missing=(); \
 		{ command -v ip && command -v tc; } >/dev/null || missing+=(iproute2); \
@@ -13,6 +14,6 @@ bench-net-packages: packages
 	fi
 
 .PHONY: bench-net
-bench-net: bench-net-packages release ## Plans, repair and transport on shaped links (ONLY=chain8 for one): docs/bench/net.*
+bench-net: network-packages release ## Plans, repair and transport on shaped links (ONLY=chain8 for one): docs/bench/net.*
 	@$(CARGO) build -q --release -p storaged-bench --bin bench-net
 	@target/release/bench-net $(if $(ONLY),--only $(ONLY),--write docs/bench) --commit "$$(git rev-parse --short HEAD)"

@@ -1,10 +1,10 @@
-//! How the types of this crate look inside CBOR records: a digest is 32 bytes, a geometry the array [k, m], a
+//! How the types of this crate look inside CBOR records: a digest is 32 bytes, a fingerprint 16, a geometry the array [k, m], a
 //! chunk size its bytes. Decoding validates.
 
 use minicbor::decode::{Decode, Decoder, Error};
 use minicbor::encode::{self, Encode, Encoder, Write};
 
-use crate::{ChunkSize, Digest, Geometry};
+use crate::{ChunkSize, Digest, Fingerprint, Geometry};
 
 impl<C> Encode<C> for Digest {
     fn encode<W: Write>(
@@ -22,6 +22,29 @@ impl<'b, C> Decode<'b, C> for Digest {
         let bytes: &[u8; 32] = bytes.try_into().map_err(|_| {
             Error::message(format!(
                 "expected a digest of 32 bytes, got {}",
+                bytes.len()
+            ))
+        })?;
+        Ok(Self::from_bytes(bytes))
+    }
+}
+
+impl<C> Encode<C> for Fingerprint {
+    fn encode<W: Write>(
+        &self,
+        e: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        e.bytes(self.as_bytes())?.ok()
+    }
+}
+
+impl<'b, C> Decode<'b, C> for Fingerprint {
+    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, Error> {
+        let bytes = d.bytes()?;
+        let bytes = <[u8; Self::BYTES]>::try_from(bytes).map_err(|_| {
+            Error::message(format!(
+                "expected a fingerprint of 16 bytes, got {}",
                 bytes.len()
             ))
         })?;

@@ -10,6 +10,7 @@ pub mod delta;
 mod digest;
 mod engine;
 mod field;
+mod fingerprint;
 mod fused;
 mod geometry;
 mod matrix;
@@ -22,6 +23,7 @@ pub use digest::{Digest, DigestTextError, LeafHasher, digest, leaf_digest, root_
 pub use engine::{
     ENGINE_VARIABLE, Engine, EngineError, engine, engine_from_env, engine_named, engines,
 };
+pub use fingerprint::{Fingerprint, fingerprint, fingerprint_by};
 pub use fused::{Change, NewChunk, PrivateBlock, Sums, TakeError, Taken, from_memory};
 pub use geometry::{Geometry, GeometryError};
 pub use matrix::{CodingMatrix, RepairError};

@@ -152,7 +152,23 @@ pub struct EncodeSection {
     pub link_rate: Option<ByteSize>,
     /// The same of nodes that have another one, by name: a slow one gathers nothing, and stands first in a chain.
     pub node_rates: BTreeMap<String, ByteSize>,
+    /// Threads of the codec; by default half as many as there are cores, at most 4.
+    pub threads: Option<usize>,
+    /// Cores for the codec: one thread on each, which stays there.
+    pub cores: Option<Vec<usize>>,
 }
+
+/// Which threads the codec has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CodecThreads {
+    /// So many, wherever the system puts them.
+    Anywhere(usize),
+    /// One on each of these cores.
+    Cores(Vec<usize>),
+}
+
+/// Threads of the codec, at most: each has blocks in its cache and two jobs in the queue.
+const CODEC_THREADS_MAX: usize = 256;
 
 /// What plans are chosen by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -241,6 +257,8 @@ pub struct Config {
     pub chunk: ChunkSize,
     /// What is known of the links.
     pub link_rates: LinkRates,
+    /// Threads of the codec.
+    pub codec_threads: CodecThreads,
     /// Bytes of RAM.
     pub budget: u64,
     /// Slots per rank.
@@ -340,6 +358,7 @@ impl ConfigFile {
             geometry,
             chunk,
             link_rates,
+            codec_threads: self.encode.codec_threads()?,
             budget: self.budget()?,
             slots_per_rank: self.slots()?,
             sockets: self.sockets()?,
@@ -458,6 +477,35 @@ impl ConfigFile {
 }
 
 impl EncodeSection {
+    fn codec_threads(&self) -> Result<CodecThreads, ConfigError> {
+        let some = 1..=CODEC_THREADS_MAX;
+        let of_machine = || {
+            let cores = std::thread::available_parallelism();
+            cores.map_or(1, |cores| cores.get().div_ceil(2).min(4))
+        };
+        match (self.threads, &self.cores) {
+            (Some(_), Some(_)) => Err(value(
+                "encode.threads",
+                "expected this or encode.cores, which has a thread for each core, got both",
+            )),
+            (threads, None) => {
+                let threads = threads.unwrap_or_else(of_machine);
+                let wrong = || format!("expected 1 to {CODEC_THREADS_MAX}, got {threads}");
+                let fits = some.contains(&threads).then_some(());
+                fits.ok_or_else(|| value("encode.threads", wrong()))?;
+                Ok(CodecThreads::Anywhere(threads))
+            }
+            (None, Some(cores)) => {
+                let once = cores.iter().collect::<BTreeSet<_>>().len() == cores.len();
+                let wrong =
+                    || format!("expected 1 to {CODEC_THREADS_MAX} different cores, got {cores:?}");
+                let fits = (once && some.contains(&cores.len())).then_some(());
+                fits.ok_or_else(|| value("encode.cores", wrong()))?;
+                Ok(CodecThreads::Cores(cores.clone()))
+            }
+        }
+    }
+
     fn rates(&self, members: &[Member]) -> Result<LinkRates, ConfigError> {
         let usual = self.link_rate.map(|rate| rate.as_u64());
         let zero = "expected more than 0 bytes per second, got 0";
@@ -618,6 +666,10 @@ mod tests {
             ("[trickle]\npart = '1KiB'", "trickle.part"),
             ("[trickle]\nrate = '0B'", "trickle.rate"),
             ("[encode]\nlink_rate = '0B'", "encode.link_rate"),
+            ("[encode]\nthreads = 0", "encode.threads"),
+            ("[encode]\nthreads = 1\ncores = [0]", "encode.threads"),
+            ("[encode]\ncores = [1, 1]", "encode.cores"),
+            ("[encode]\ncores = []", "encode.cores"),
             ("[encode.node_rates]\nn7 = '1MB'", "encode.node_rates"),
             ("[trickle]\nincrements = 33", "trickle.increments"),
             ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),

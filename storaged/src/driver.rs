@@ -9,7 +9,7 @@ use storaged_codec::delta::Estimate;
 use storaged_core::encode::SessionWork;
 use storaged_core::{CheckPart, DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
-use storaged_wire::peer::PeerMessage;
+use storaged_wire::peer::{PeerMessage, SessionFault};
 use storaged_wire::{Generation, Rank, RefusalCode, Step, decode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -19,7 +19,7 @@ use crate::encode::{
     Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
 };
 use crate::http::{self, OpsState};
-use crate::memory::Memory;
+use crate::memory::{Digested, Memory};
 use crate::net::{Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
@@ -184,10 +184,14 @@ impl Daemon {
             };
             if let Some(input) = input {
                 let tick = matches!(input, Input::Tick);
-                for output in self.node.handle(self.clock.now(), input) {
+                let outputs = self.node.handle(self.clock.now(), input);
+                // What was just reserved is about to be taken.
+                self.memory.spare_at_most(self.node.budget_free());
+                for output in outputs {
                     self.perform(output);
                 }
                 if tick {
+                    self.memory.rest();
                     self.show();
                 }
             }
@@ -202,12 +206,18 @@ impl Daemon {
     fn show(&self) {
         let status = self.node.status_json();
         let ready = status.contains(r#""ready":true"#);
-        self.ops
-            .metrics
-            .observe_ledger(&self.node.ledger(), self.peers_up);
-        self.ops
-            .metrics
-            .observe_link_rates(&self.node.measured_rates());
+        let metrics = &self.ops.metrics;
+        metrics.observe_ledger(
+            &self.node.ledger(),
+            self.memory.spare_bytes(),
+            self.peers_up,
+        );
+        metrics.observe_in_flight(
+            self.executor.stripes_in_flight(),
+            self.executor.blocks_in_flight(),
+            self.executor.blocks_in_flight_most(),
+        );
+        metrics.observe_link_rates(&self.node.measured_rates());
         self.ops.set_status(status, ready);
     }
 
@@ -291,9 +301,19 @@ impl Daemon {
             Output::Digest { slot, length } => {
                 let (memory, ops) = (self.memory.clone(), self.ops.clone());
                 self.later(move || match memory.digest(slot, length) {
-                    Ok((leaves, root)) => {
+                    Ok(digested) => {
                         ops.metrics.observe_digest(length);
-                        Input::Digested { slot, leaves, root }
+                        let Digested {
+                            leaves,
+                            prints,
+                            root,
+                        } = digested;
+                        Input::Digested {
+                            slot,
+                            leaves,
+                            prints,
+                            root,
+                        }
                     }
                     Err(reason) => Input::DigestFailed { slot, reason },
                 });
@@ -454,6 +474,11 @@ impl Daemon {
             }
             Note::SessionFailed { key, node, fault } => {
                 metrics.observe_session_failure();
+                if let SessionFault::WrongBytes { node: blamed, .. } = fault {
+                    metrics.observe_wrong_bytes(blamed);
+                    tracing::warn!(step = %key.step, %node, %blamed, ?fault, "a node sent wrong bytes; its memory or processor may be failing");
+                    return;
+                }
                 tracing::info!(step = %key.step, %node, ?fault, "a session failed and will be tried again");
             }
             Note::Replanned {

@@ -2,7 +2,8 @@
 //!
 //! Order of reading: `driver` (the loop), then the verbs as effects: `stage` (sockets of trainers), `encode` (the
 //! executor, also for repair and so for *restore*), `trickle` (the durable tier, both ways). *delta* and digests are
-//! in `memory`, where chunks are read; *place* is in `net`, whose links say who lives. Then `config`, `cli`, `http`,
+//! in `memory` (with `spare`), where chunks are read, and `verify`, without which no parity is kept; *place* is in `net`,
+//! whose links say who lives. Then `config`, `cli`, `http`,
 //! `metrics`, `log`, `seam`.
 
 #![deny(unsafe_code)]
@@ -18,5 +19,7 @@ pub mod memory;
 pub mod metrics;
 pub mod net;
 pub mod seam;
+mod spare;
 pub mod stage;
 pub mod trickle;
+mod verify;

@@ -3,20 +3,44 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use storaged_arena::{Slot, SlotError};
-use storaged_codec::{ChunkSize, Digest, digest, engine, leaf_digest, root_digest};
-use storaged_core::encode::{Keep, ParityId, SessionWork, SlotShard, Source};
+use storaged_codec::{
+    ChunkSize, Digest, Fingerprint, digest, engine, fingerprint, leaf_digest, root_digest,
+};
+use storaged_core::encode::{Keep, ParityId, SessionWork, SlotShard, Source, stripe_bytes};
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
 
 use crate::encode::{BlockState, Blocks, KeepBlocks};
+use crate::spare::Spare;
+use crate::verify::ParityCheck;
 
-/// One parity chunk and its digest.
+/// One parity chunk and its digest, and the fingerprint that it had when it was verified.
 #[derive(Debug)]
 struct ParityBlock {
     bytes: Vec<u8>,
     digest: Digest,
+    print: Fingerprint,
+    home: Arc<Spare>,
+}
+
+impl Drop for ParityBlock {
+    fn drop(&mut self) {
+        self.home.give(std::mem::take(&mut self.bytes));
+    }
+}
+
+/// A sealed shard as it was digested.
+#[derive(Debug, Clone)]
+pub struct Digested {
+    /// One digest per chunk.
+    pub leaves: Arc<[Digest]>,
+    /// One fingerprint per chunk.
+    pub prints: Arc<[Fingerprint]>,
+    /// The shard's digest.
+    pub root: Digest,
 }
 
 /// One parity set: per stripe a chunk, or none where parity is all zeros. Unchanged chunks are shared with the set
@@ -32,6 +56,7 @@ pub struct Memory {
     chunk: ChunkSize,
     slots: Mutex<BTreeMap<SlotId, Arc<Slot>>>,
     parity: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
+    spare: Arc<Spare>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -45,6 +70,7 @@ impl Memory {
             chunk,
             slots: Mutex::default(),
             parity: Arc::default(),
+            spare: Arc::new(Spare::new()),
         }
     }
 
@@ -70,7 +96,24 @@ impl Memory {
 
     /// Frees a parity set.
     pub fn drop_parity(&self, id: ParityId) {
-        locked(&self.parity).remove(&id);
+        let set = locked(&self.parity).remove(&id);
+        // Its blocks go one by one: not under the lock.
+        drop(set);
+    }
+
+    /// Memory that no set uses and the next one will: at most so many bytes from now on.
+    pub fn spare_at_most(&self, bytes: u64) {
+        self.spare.at_most(bytes);
+    }
+
+    /// Gives memory back that was spare for long.
+    pub fn rest(&self) {
+        self.spare.rest(Instant::now());
+    }
+
+    /// Bytes of memory that no set uses and the next one will.
+    pub fn spare_bytes(&self) -> u64 {
+        self.spare.bytes()
     }
 
     /// Bytes of parity held, each shared chunk counted once.
@@ -83,23 +126,29 @@ impl Memory {
         unique.values().map(|bytes| *bytes as u64).sum()
     }
 
-    /// Digests the first `length` bytes of a slot, chunk by chunk, each read once into a private block.
+    /// Digests the first `length` bytes of a slot, chunk by chunk, each read once into a private block, of which the
+    /// fingerprint is taken too.
     ///
     /// # Errors
     /// In words, if the slot cannot be read.
-    pub fn digest(&self, id: SlotId, length: u64) -> Result<(Arc<[Digest]>, Digest), String> {
+    pub fn digest(&self, id: SlotId, length: u64) -> Result<Digested, String> {
         let slot = self.slot(id).ok_or("the slot is gone")?;
         let mut block = vec![0; self.chunk.bytes()];
-        let mut leaves = Vec::new();
+        let (mut leaves, mut prints) = (Vec::new(), Vec::new());
         for index in 0..self.chunk.count(length) {
             let range = self.chunk.range(index, length);
             let part = &mut block[..(range.end - range.start) as usize];
             slot.read_at(range.start, part)
                 .map_err(|error| error.to_string())?;
             leaves.push(leaf_digest(part, index));
+            prints.push(fingerprint(part));
         }
         let root = root_digest(&leaves, length, self.chunk);
-        Ok((leaves.into(), root))
+        Ok(Digested {
+            leaves: leaves.into(),
+            prints: prints.into(),
+            root,
+        })
     }
 
     /// Reads a whole shard and checks every chunk. Gives the bytes read and what is wrong, if anything.
@@ -238,16 +287,16 @@ impl Blocks for Memory {
                 shard: shard.clone(),
                 chunk: self.chunk,
             })),
-            Keep::Parity { set, basis } => {
+            Keep::Parity { set, basis, prints } => {
                 let mut sets = locked(&self.parity);
                 let mut fresh = match basis {
                     Some(basis) => sets.get(basis).cloned().ok_or(SessionFault::NoBasis)?,
                     None => ParitySet::default(),
                 };
                 let count = work.chunk.count(work.lane_length) as usize;
-                fresh
-                    .blocks
-                    .resize_with(count.max(fresh.blocks.len()), || None);
+                let check = ParityCheck::new(prints.clone(), count)?;
+                // What lies beyond is another step's: a longer shard later would be put onto it.
+                fresh.blocks.resize_with(count, || None);
                 // What a session that broke off has made of this set stays.
                 let before = sets.get(set);
                 for stripe in work.carried.iter().cloned().flatten() {
@@ -256,14 +305,34 @@ impl Blocks for Memory {
                     let place = fresh.blocks.get_mut(at).ok_or(SessionFault::NoBlocks)?;
                     *place = made.ok_or(SessionFault::NoBlocks)?;
                 }
+                verify_kept(&fresh, &check, work)?;
                 sets.insert(*set, fresh);
                 Ok(Box::new(KeepParity {
                     set: *set,
                     sets: self.parity.clone(),
+                    spare: self.spare.clone(),
+                    check,
+                    chunk: work.chunk,
+                    lane_length: work.lane_length,
                 }))
             }
         }
     }
+}
+
+/// Stripes that do not move are the basis' own, or an earlier session's: they must be right too.
+fn verify_kept(
+    set: &ParitySet,
+    check: &ParityCheck,
+    work: &SessionWork,
+) -> Result<(), SessionFault> {
+    let mut moving = work.stripes.iter().cloned().flatten().peekable();
+    for (stripe, block) in (0..).zip(&set.blocks) {
+        if moving.next_if_eq(&stripe).is_none() {
+            check.print(stripe, block.as_ref().map(|block| block.print))?;
+        }
+    }
+    Ok(())
 }
 
 /// A shard being put back: every chunk must have its digest.
@@ -304,19 +373,25 @@ impl KeepBlocks for KeepShard {
 struct KeepParity {
     set: ParityId,
     sets: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
+    spare: Arc<Spare>,
+    check: ParityCheck,
+    chunk: ChunkSize,
+    lane_length: u64,
 }
 
 impl KeepBlocks for KeepParity {
     fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault> {
-        let Some(difference) = block else {
-            return Ok(());
-        };
         let old = {
             let sets = locked(&self.sets);
             let set = sets.get(&self.set).ok_or(SessionFault::Aborted)?;
             set.blocks.get(stripe as usize).cloned().flatten()
         };
-        let mut bytes = difference.to_vec();
+        let Some(difference) = block else {
+            return self.check.print(stripe, old.map(|old| old.print));
+        };
+        let longest = old.as_ref().map_or(0, |old| old.bytes.len());
+        let mut bytes = self.spare.take(difference.len().max(longest));
+        bytes.extend_from_slice(difference);
         if let Some(old) = old {
             if old.bytes.len() > bytes.len() {
                 bytes.resize(old.bytes.len(), 0);
@@ -324,15 +399,26 @@ impl KeepBlocks for KeepParity {
             let length = old.bytes.len();
             engine().xor(&mut bytes[..length], &old.bytes);
         }
+        // Of a longer step before nothing may stay.
+        bytes.truncate(stripe_bytes(self.chunk, self.lane_length, stripe));
+        let print = self.check.bytes(stripe, &bytes)?;
         let digest = digest(&bytes);
-        let block = Arc::new(ParityBlock { bytes, digest });
+        let home = self.spare.clone();
+        let block = Arc::new(ParityBlock {
+            bytes,
+            digest,
+            home,
+            print,
+        });
         let mut sets = locked(&self.sets);
         let set = sets.get_mut(&self.set).ok_or(SessionFault::Aborted)?;
         let place = set
             .blocks
             .get_mut(stripe as usize)
             .ok_or(SessionFault::NoBlocks)?;
-        *place = Some(block);
+        let before = place.replace(block);
+        drop(sets);
+        drop(before);
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use storaged_core::encode::NodeRate;
+use storaged_wire::NodeName;
 
 use crate::trickle::Copied;
 
@@ -22,6 +23,11 @@ struct StateLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabel {
     kind: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NodeLabel {
+    node: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -44,9 +50,13 @@ pub struct Metrics {
     encode_bytes: Counter,
     encode_lane_seconds: Histogram,
     encode_failures: Counter,
+    encode_stripes_in_flight: Gauge,
+    encode_blocks_in_flight: Gauge,
+    encode_blocks_in_flight_most: Gauge,
     encode_replans: Counter,
     encode_link_rates: Family<LinkLabels, Gauge>,
     encode_slow_nodes: Gauge,
+    encode_wrong_bytes: Family<NodeLabel, Counter>,
     place_peers_up: Gauge,
     place_healed: Counter,
     place_peer_faults: Counter,
@@ -62,6 +72,7 @@ pub struct Metrics {
     trickle_record_seconds: Counter<f64, AtomicU64>,
     memory_used_bytes: Gauge,
     memory_budget_bytes: Gauge,
+    memory_spare_bytes: Gauge,
     sessions: Gauge,
 }
 
@@ -81,9 +92,13 @@ impl Metrics {
             encode_bytes: Counter::default(),
             encode_lane_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
             encode_failures: Counter::default(),
+            encode_stripes_in_flight: Gauge::default(),
+            encode_blocks_in_flight: Gauge::default(),
+            encode_blocks_in_flight_most: Gauge::default(),
             encode_replans: Counter::default(),
             encode_link_rates: Family::default(),
             encode_slow_nodes: Gauge::default(),
+            encode_wrong_bytes: Family::default(),
             place_peers_up: Gauge::default(),
             place_healed: Counter::default(),
             place_peer_faults: Counter::default(),
@@ -99,6 +114,7 @@ impl Metrics {
             trickle_record_seconds: Counter::default(),
             memory_used_bytes: Gauge::default(),
             memory_budget_bytes: Gauge::default(),
+            memory_spare_bytes: Gauge::default(),
             sessions: Gauge::default(),
             registry: Registry::default(),
         };
@@ -135,7 +151,13 @@ impl Metrics {
             "Sessions led here that failed and were tried again",
             metrics.encode_failures.clone(),
         );
+        metrics.register_in_flight(&mut registry);
         metrics.register_rates(&mut registry);
+        registry.register(
+            "encode_wrong_bytes",
+            "Sessions led here that failed because this node had sent wrong bytes, as the node that got them says",
+            metrics.encode_wrong_bytes.clone(),
+        );
         registry.register(
             "place_peers_up",
             "Peers whose link is up",
@@ -173,6 +195,11 @@ impl Metrics {
             metrics.memory_budget_bytes.clone(),
         );
         registry.register(
+            "memory_spare_bytes",
+            "Bytes of parity memory kept for the next set, beside those used",
+            metrics.memory_spare_bytes.clone(),
+        );
+        registry.register(
             "sessions",
             "Sessions that this node takes part in or leads",
             metrics.sessions.clone(),
@@ -181,6 +208,24 @@ impl Metrics {
             registry,
             ..metrics
         }
+    }
+
+    fn register_in_flight(&self, registry: &mut Registry) {
+        registry.register(
+            "encode_stripes_in_flight",
+            "Stripes being computed, over all sessions",
+            self.encode_stripes_in_flight.clone(),
+        );
+        registry.register(
+            "encode_blocks_in_flight",
+            "Blocks in use by sessions and by the transport until they are acknowledged",
+            self.encode_blocks_in_flight.clone(),
+        );
+        registry.register(
+            "encode_blocks_in_flight_most",
+            "Most blocks that were in use at once",
+            self.encode_blocks_in_flight_most.clone(),
+        );
     }
 
     fn register_rates(&self, registry: &mut Registry) {
@@ -292,6 +337,14 @@ impl Metrics {
         self.encode_slow_nodes.set(slow as i64);
     }
 
+    /// A node was named for wrong bytes.
+    pub fn observe_wrong_bytes(&self, node: &NodeName) {
+        let node = node.to_string();
+        self.encode_wrong_bytes
+            .get_or_create(&NodeLabel { node })
+            .inc();
+    }
+
     /// A lane led here is protected.
     pub fn observe_lane(&self, elapsed_ms: u64) {
         self.encode_lane_seconds.observe(elapsed_ms as f64 / 1000.0);
@@ -335,11 +388,19 @@ impl Metrics {
         }
     }
 
+    /// What the executor has in its hands now, and the most blocks that it had.
+    pub fn observe_in_flight(&self, stripes: usize, blocks: usize, blocks_most: usize) {
+        self.encode_stripes_in_flight.set(gauge(stripes as u64));
+        self.encode_blocks_in_flight.set(gauge(blocks as u64));
+        self.encode_blocks_in_flight_most
+            .set(gauge(blocks_most as u64));
+    }
+
     /// What the ledger says now.
-    pub fn observe_ledger(&self, ledger: &storaged_core::Ledger, peers_up: usize) {
-        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    pub fn observe_ledger(&self, ledger: &storaged_core::Ledger, spare: u64, peers_up: usize) {
         self.memory_used_bytes.set(gauge(ledger.used));
         self.memory_budget_bytes.set(gauge(ledger.total));
+        self.memory_spare_bytes.set(gauge(spare));
         self.sessions.set(gauge(ledger.sessions as u64));
         self.place_peers_up.set(gauge(peers_up as u64));
     }
@@ -352,6 +413,10 @@ impl Metrics {
             Err(_) => unreachable!("writing to a string cannot fail"),
         }
     }
+}
+
+fn gauge(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
 //! What the whole-system tests share: a cluster of real processes, and clients that save and restore.
 
+pub mod clients;
 pub mod sim;
 pub mod system;

@@ -1,20 +1,18 @@
 //! A cluster of real daemons in a directory of its own, and the steps that tests are made of.
 
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use storaged::cluster::{Cluster, ClusterSpec};
-use storaged_sdk::wire::local::{DurableWish, Role};
-use storaged_sdk::wire::{CheckpointState, ManifestBytes, Namespace, Rank, RunId, Step, WorldSize};
-use storaged_sdk::{Client, ConnectOptions, Trainer};
+use storaged_sdk::wire::Namespace;
 use tempfile::TempDir;
+
+use crate::clients::Clients;
 
 /// Ports of clusters of one test process; processes of other tests start elsewhere.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
-
-/// How long a test waits for anything.
-pub const WAIT_MS: u32 = 60_000;
 
 /// The `storaged` executable that was built with these tests.
 pub fn executable() -> PathBuf {
@@ -26,12 +24,25 @@ pub fn executable() -> PathBuf {
     path.join("storaged")
 }
 
-/// A running cluster.
+/// A running cluster, and its clients.
 pub struct System {
     pub cluster: Cluster,
     pub root: TempDir,
-    pub namespace: Namespace,
-    pub token: Vec<u8>,
+    clients: Clients,
+}
+
+impl Deref for System {
+    type Target = Clients;
+
+    fn deref(&self) -> &Clients {
+        &self.clients
+    }
+}
+
+impl DerefMut for System {
+    fn deref_mut(&mut self) -> &mut Clients {
+        &mut self.clients
+    }
 }
 
 impl System {
@@ -52,107 +63,16 @@ impl System {
             extra,
         })?;
         cluster.start_all()?;
+        let clients = Clients {
+            sockets: (0..nodes).map(|node| cluster.socket(node)).collect(),
+            namespace: Namespace::new("job")?,
+            token: b"secret".to_vec(),
+        };
         Ok(Self {
             cluster,
             root,
-            namespace: Namespace::new("job")?,
-            token: b"secret".to_vec(),
+            clients,
         })
-    }
-
-    fn options(&self, node: usize) -> ConnectOptions {
-        ConnectOptions {
-            socket: self.cluster.socket(node),
-            namespace: self.namespace.clone(),
-            token: self.token.clone(),
-            role: Role::Reader,
-        }
-    }
-
-    /// A reader on a node.
-    pub fn reader(&self, node: usize) -> Result<Client> {
-        Ok(Client::connect(&self.options(node))?.0)
-    }
-
-    /// A trainer on a node.
-    pub fn trainer(&self, node: usize, run: RunId, rank: u32, world: u32) -> Result<Trainer> {
-        let world = WorldSize::new(world)?;
-        Ok(Trainer::connect(
-            self.options(node),
-            run,
-            Rank::new(rank),
-            world,
-        )?)
-    }
-
-    /// One trainer per node on nodes `0..world`, of a new run.
-    pub fn trainers(&self, world: u32) -> Result<(RunId, Vec<Trainer>)> {
-        let run = self.reader(0)?.open_run(WAIT_MS)?;
-        let trainers = (0..world).map(|rank| self.trainer(rank as usize, run, rank, world));
-        Ok((run, trainers.collect::<Result<_>>()?))
-    }
-
-    /// Every rank saves its shard; rank 0 commits.
-    pub fn save(
-        &self,
-        trainers: &mut [Trainer],
-        step: u64,
-        shards: &[Vec<u8>],
-        durable: DurableWish,
-    ) -> Result<()> {
-        for (trainer, shard) in trainers.iter_mut().zip(shards) {
-            let slot = trainer
-                .acquire(shard.len() as u64, WAIT_MS)
-                .context("acquiring")?;
-            slot.copy_in(0, shard)?;
-            trainer
-                .seal(&slot, Step::new(step), shard.len() as u64)
-                .context("sealing")?;
-        }
-        trainers[0]
-            .commit(Step::new(step), vec![1, 2, 3], Vec::new(), durable)
-            .context("committing")
-    }
-
-    /// Waits on a node until a step is in a state.
-    pub fn wait(&self, node: usize, run: RunId, step: u64, state: CheckpointState) -> Result<()> {
-        let reached = self
-            .reader(node)?
-            .wait(run, Step::new(step), state, WAIT_MS);
-        reached
-            .map(|_| ())
-            .with_context(|| format!("waiting on n{node} for step {step} to be {state}"))
-    }
-
-    /// Restores every rank on its node, as the plan of node 0 says, and compares with what was saved.
-    pub fn restore(
-        &self,
-        nodes: &[usize],
-        expect_step: u64,
-        shards: &[Vec<u8>],
-    ) -> Result<Vec<storaged_sdk::wire::local::Rung>> {
-        let mut first = self.reader(nodes[0])?;
-        let plan = first.plan(None, WAIT_MS).context("planning")?;
-        anyhow::ensure!(
-            plan.step.get() == expect_step,
-            "expected step {expect_step}, the plan offers {}",
-            plan.step
-        );
-        let manifest: ManifestBytes = first.manifest(plan.manifest)?;
-        let mut rungs = Vec::new();
-        for (rank, expected) in shards.iter().enumerate() {
-            let node = nodes[rank % nodes.len()];
-            let rank = Rank::new(rank as u32);
-            let mut reader = self.reader(node)?;
-            let shard = reader
-                .open_shard(&manifest, rank, Vec::new(), WAIT_MS)
-                .with_context(|| format!("opening rank {rank} on n{node}"))?;
-            let mut got = vec![0; expected.len()];
-            shard.read_at(0, &mut got)?;
-            anyhow::ensure!(got == *expected, "rank {rank} came back with other bytes");
-            rungs.push(shard.rung());
-        }
-        Ok(rungs)
     }
 }
 

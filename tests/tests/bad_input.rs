@@ -13,7 +13,8 @@ use storaged::net::cert::{create_ca, issue};
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, Rank, RefusalCode, RunId, Step};
 use storaged_sdk::{ClientError, StagedSlot, Trainer};
-use storaged_tests::system::{System, WAIT_MS, executable, shards};
+use storaged_tests::clients::WAIT_MS;
+use storaged_tests::system::{System, executable, shards};
 
 /// A refusal has its code, and a sentence with these words.
 #[track_caller]

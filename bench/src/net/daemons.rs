@@ -144,7 +144,7 @@ impl<'a> Daemons<'a> {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        let log = fs::read_to_string(self.file(node, "log")).unwrap_or_default();
+        let log = self.log(node);
         let lines: Vec<&str> = log.lines().collect();
         let last = lines[lines.len().saturating_sub(5)..].join("\n");
         bail!("n{node:02} sees {seen} peers, expected {peers}; its log ends with:\n{last}")
@@ -167,12 +167,21 @@ impl<'a> Daemons<'a> {
     /// # Errors
     /// If there is no such process.
     pub fn kill_beside(&self, node: usize) -> Result<()> {
-        let child = self.children[node].as_ref();
-        let process = child.and_then(|child| i32::try_from(child.id()).ok());
+        let process = self.process(node).and_then(|id| i32::try_from(id).ok());
         let process = process.and_then(rustix::process::Pid::from_raw);
         let process = process.with_context(|| format!("n{node:02} does not run"))?;
         rustix::process::kill_process(process, rustix::process::Signal::KILL)?;
         Ok(())
+    }
+
+    /// The process of a node's daemon, from its start until it is killed by [`Daemons::kill`].
+    pub fn process(&self, node: usize) -> Option<u32> {
+        self.children[node].as_ref().map(Child::id)
+    }
+
+    /// What a node's daemons have logged.
+    pub fn log(&self, node: usize) -> String {
+        fs::read_to_string(self.file(node, "log")).unwrap_or_default()
     }
 
     /// Whether a node has a sealed shard of the newest step in its RAM.

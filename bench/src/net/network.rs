@@ -4,15 +4,22 @@
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{fs, thread};
 
 use anyhow::{Context, Result, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::command::run;
 
-/// How the names of our namespaces begin; the number of the process that made them follows.
+/// How the names of our namespaces begin; the number of the process that made them follows, then that of the network.
 const PREFIX: &str = "stbn";
+
+/// Number of the next network of this process.
+static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// Nodes of one network, at most: addresses of one 10.77.0.0/24, and room on a small machine.
 const NODES_MAX: usize = 64;
@@ -25,6 +32,10 @@ const BURST_BYTES: u64 = 65_536;
 
 /// The same where packets are to be dropped one by one: the largest frame, so that offloaded packets are cut up.
 const BURST_SINGLE_BYTES: u64 = 10_240;
+
+/// Where the kernel's table of devices has bytes.
+const RECEIVED_COLUMN: usize = 0;
+const SENT_COLUMN: usize = 8;
 
 /// Bits per second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,7 +89,8 @@ pub struct NetworkSpec {
 #[derive(Debug)]
 pub struct Network {
     spec: NetworkSpec,
-    owner: u32,
+    /// How the names of its namespaces begin: no other network's do.
+    prefix: String,
 }
 
 impl Network {
@@ -92,12 +104,11 @@ impl Network {
             "expected 1 to {NODES_MAX} nodes, got {}",
             spec.nodes
         );
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let network = Self {
             spec,
-            owner: std::process::id(),
+            prefix: format!("{PREFIX}{}-{number}-", std::process::id()),
         };
-        // A network before this one in the same process is gone by now, unless its removal failed.
-        remove_of(network.owner)?;
         network.join().context("making a network")?;
         if let Some(rate) = spec.rate {
             for node in 0..spec.nodes {
@@ -181,6 +192,46 @@ impl Network {
         Ok(())
     }
 
+    /// Parts the network: nodes of `side` get nothing from the others any more, nor the others from them.
+    ///
+    /// # Errors
+    /// If a side has no node, or `nft` refuses.
+    pub fn part(&self, side: &[usize]) -> Result<()> {
+        let inside = (0..self.spec.nodes).filter(|node| side.contains(node));
+        ensure!(
+            (1..self.spec.nodes).contains(&inside.count()),
+            "expected nodes on both sides, got {side:?} of {}",
+            self.spec.nodes
+        );
+        for node in 0..self.spec.nodes {
+            let is_across = |other: &usize| side.contains(other) != side.contains(&node);
+            let across: Vec<String> = (0..self.spec.nodes)
+                .filter(is_across)
+                .map(|other| self.address(other).to_string())
+                .collect();
+            // What arrives is dropped, and not what leaves: a sender is not told.
+            let rules = format!(
+                "table inet parted {{ chain arriving {{ type filter hook input priority 0; \
+                 ip saddr {{ {} }} drop\n }}\n }}\n",
+                across.join(", ")
+            );
+            run("nsenter", &[&self.enter(node), "nft", "-f", "-"], &rules)?;
+        }
+        Ok(())
+    }
+
+    /// Joins a parted network again.
+    ///
+    /// # Errors
+    /// If `nft` refuses, also where the network is not parted.
+    pub fn rejoin(&self) -> Result<()> {
+        let rules = "delete table inet parted\n";
+        for node in 0..self.spec.nodes {
+            run("nsenter", &[&self.enter(node), "nft", "-f", "-"], rules)?;
+        }
+        Ok(())
+    }
+
     /// A node's address.
     pub fn address(&self, node: usize) -> IpAddr {
         // At most 64 nodes.
@@ -202,7 +253,7 @@ impl Network {
     /// # Errors
     /// If the kernel does not say.
     pub fn bytes_sent(&self, node: usize) -> Result<u64> {
-        self.bytes(node, "tx")
+        self.bytes(node, SENT_COLUMN)
     }
 
     /// Bytes that a node has received on its link since it was made.
@@ -210,17 +261,34 @@ impl Network {
     /// # Errors
     /// If the kernel does not say.
     pub fn bytes_received(&self, node: usize) -> Result<u64> {
-        self.bytes(node, "rx")
+        self.bytes(node, RECEIVED_COLUMN)
     }
 
-    fn bytes(&self, node: usize, way: &str) -> Result<u64> {
-        let space = self.space(node);
-        let show = ["-n", &space, "-s", "-j", "link", "show", "dev", "eth0"];
-        let text = run("ip", &show, "")?;
-        let parsed: serde_json::Value = serde_json::from_str(&text)?;
-        parsed[0]["stats64"][way]["bytes"]
-            .as_u64()
-            .with_context(|| format!("expected a count of bytes, got {text}"))
+    fn bytes(&self, node: usize, column: usize) -> Result<u64> {
+        let read = || Ok(fs::read_to_string("/proc/thread-self/net/dev")?);
+        let text = self.inside(node, read)?;
+        let mut lines = text.lines();
+        let link = lines.find_map(|line| line.trim().strip_prefix("eth0:"));
+        let count = link.and_then(|link| link.split_whitespace().nth(column)?.parse().ok());
+        count.with_context(|| format!("expected counts of eth0, got {text}"))
+    }
+
+    /// Does some work on a thread that is in a node's namespace.
+    ///
+    /// # Errors
+    /// If the namespace cannot be entered, or the work's own.
+    pub fn inside<T: Send>(
+        &self,
+        node: usize,
+        work: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<T> {
+        let space = fs::File::open(format!("/run/netns/{}", self.space(node)))?;
+        let enter_and_work = move || {
+            move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
+            work()
+        };
+        let done = thread::scope(|threads| threads.spawn(enter_and_work).join());
+        done.ok().context("work inside a namespace broke")?
     }
 
     /// What it is like.
@@ -233,17 +301,17 @@ impl Network {
     }
 
     fn space(&self, node: usize) -> String {
-        format!("{PREFIX}{}-{node:02}", self.owner)
+        format!("{}{node:02}", self.prefix)
     }
 
     fn switch(&self) -> String {
-        format!("{PREFIX}{}-sw", self.owner)
+        format!("{}sw", self.prefix)
     }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
-        if let Err(error) = remove_of(self.owner) {
+        if let Err(error) = remove(&|name| name.starts_with(&self.prefix)) {
             eprintln!("removing the network failed: {error:#}");
         }
     }
@@ -256,7 +324,7 @@ impl Drop for Network {
 pub fn remove_leftovers() -> Result<()> {
     let own = std::process::id();
     let is_gone = |owner: u32| owner != own && !Path::new(&format!("/proc/{owner}")).exists();
-    remove(&|owner| is_gone(owner))
+    remove(&|name| owner_of(name).is_some_and(is_gone))
 }
 
 /// Removes the namespaces that this process made.
@@ -264,19 +332,16 @@ pub fn remove_leftovers() -> Result<()> {
 /// # Errors
 /// If `ip` refuses.
 pub fn remove_own() -> Result<()> {
-    remove_of(std::process::id())
+    remove(&|name| owner_of(name) == Some(std::process::id()))
 }
 
-fn remove_of(process: u32) -> Result<()> {
-    remove(&|owner| owner == process)
-}
-
-fn remove(which: &dyn Fn(u32) -> bool) -> Result<()> {
+/// Removes the namespaces whose names fit.
+fn remove(which: &dyn Fn(&str) -> bool) -> Result<()> {
     let listed = run("ip", &["netns", "list"], "")?;
     let ours = listed
         .lines()
         .filter_map(|line| line.split_whitespace().next())
-        .filter(|name| owner_of(name).is_some_and(which));
+        .filter(|name| which(name));
     let mut steps = String::new();
     for name in ours {
         // Processes keep a namespace alive that has no name any more: they go first.
@@ -317,7 +382,7 @@ mod tests {
     #[test]
     fn only_our_namespaces_have_an_owner() {
         assert_eq!(owner_of("stbn123-07"), Some(123));
-        assert_eq!(owner_of("stbn123-sw"), Some(123));
+        assert_eq!(owner_of("stbn123-4-sw"), Some(123));
         for strange in ["stbn", "stbn12", "stbnx-1", "docker-1", "stb1-2"] {
             assert_eq!(owner_of(strange), None, "{strange}");
         }

@@ -132,7 +132,7 @@ const NOTES: &str = "
   empty RAM in it, `repair_hop_killed_seconds` the two seconds until its peers take a silent node for dead.
 - `raw_*` are plain processes on links without a limit, `raw_quinn_tuned` on the daemons' own transport; CPU seconds are
   those of both ends. `executor_encode` runs from commit until protected, from one data node to one coding node.
-  `cpu_s_per_gb_encode` is what both daemons use for 1e9 bytes in that time.
+  `cpu_s_per_gb_encode` is what both daemons use for 1e9 bytes in that time; without a size both are of chunks of 1 MiB.
 - A figure that is not here was not measured.
 ";
 

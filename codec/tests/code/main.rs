@@ -3,6 +3,7 @@
 
 #[path = "../support/blocks.rs"]
 mod blocks;
+mod fingerprint;
 mod fused;
 mod golden;
 #[path = "../support/noise.rs"]

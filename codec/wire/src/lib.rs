@@ -27,4 +27,4 @@ pub use increment::{IncrementBase, IncrementIndex};
 pub use manifest::{Manifest, ManifestBytes, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};
 pub use state::CheckpointState;
-pub use storaged_codec::{ChunkSize, Digest, Geometry};
+pub use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry};

@@ -3,7 +3,7 @@
 
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
-use storaged_codec::Digest;
+use storaged_codec::{Digest, Fingerprint};
 
 use crate::ids::{Namespace, NodeName, Owner, Rank, RunId, SessionId, Step, WorldSize};
 use crate::local::{DurableWish, VerifiedPart};
@@ -48,6 +48,9 @@ pub enum SessionKind {
         lane: Lane,
         #[n(1)]
         basis: Option<Digest>,
+        /// What is compared on the way.
+        #[n(2)]
+        checks: SumChecks,
     },
     /// Blocks of a lane computed from those of `survivors` (block indices: data 0..k, parity k..k+m) for
     /// `wanted`, each of which goes to the node named. A plain copy is the case of one survivor, itself.
@@ -66,6 +69,29 @@ pub enum SessionKind {
         #[n(4)]
         shape: RepairShape,
     },
+}
+
+impl SessionKind {
+    /// What is compared on the way; of a repair nothing by fingerprints but parity.
+    pub fn checks(&self) -> SumChecks {
+        match self {
+            Self::Encode { checks, .. } => *checks,
+            Self::Repair { .. } => SumChecks::Parity,
+        }
+    }
+}
+
+/// Which sums of an encode are compared with the fingerprints of the chunks that they are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum SumChecks {
+    /// The parity chunks, by the nodes that keep them.
+    #[n(0)]
+    Parity,
+    /// Also every sum on its way, by the node that gets it: after a wrong one, to find out whose it is. Needs an encode
+    /// in full.
+    #[n(1)]
+    Every,
 }
 
 /// One execution of a coding plan: all members derive the same plan from this record.
@@ -145,7 +171,8 @@ impl SessionFault {
     }
 }
 
-/// A table of chunk digests of one shard, which its root proves.
+/// A table of chunk digests of one shard, which its root proves, and of the chunks' fingerprints, which nothing proves:
+/// they are what the shard's node says.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct LeafTable {
     /// Whose shard.
@@ -154,6 +181,9 @@ pub struct LeafTable {
     /// One digest per chunk.
     #[n(1)]
     pub leaves: Vec<Digest>,
+    /// One fingerprint per chunk; none at all where they are not known.
+    #[n(2)]
+    pub prints: Vec<Fingerprint>,
 }
 
 /// What a member of a session has measured since it began. Every number only grows.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use storaged_codec::Fingerprint;
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::peer::{CheckpointKey, Lane, LinkTally, PeerMessage, SessionFault};
 use storaged_wire::{
@@ -75,6 +76,7 @@ pub enum Input {
     Digested {
         slot: SlotId,
         leaves: Arc<[Digest]>,
+        prints: Arc<[Fingerprint]>,
         root: Digest,
     },
     /// `Output::Digest` failed.

@@ -13,6 +13,9 @@ pub const COMMIT_MAX_MS: u64 = 120_000;
 /// A member answers a session's proposal within this time.
 pub const PROPOSE_MAX_MS: u64 = 5_000;
 
+/// A basis is worth its costs if at least one stripe in this many is clean.
+pub const CLEAN_SHARE_WORTH_A_BASIS: u64 = 50;
+
 /// A session is ended by its leader after this time: an upper bound beside the executor's own stall limit.
 pub const SESSION_MAX_MS: u64 = 600_000;
 
@@ -33,6 +36,10 @@ pub const REQUEST_MAX_MS: u64 = 600_000;
 
 /// A shard that a repair has brought back in part is kept this long for the next repair to go on with.
 pub const PART_FILLED_MAX_MS: u64 = 15_000;
+
+/// An opening of a shard that the node itself has lost leaves it to the lane's heal if that begins within this time: to
+/// link up with a node that has come back and to ask what it holds takes a fraction of it.
+pub const HEAL_FIRST_MS: u64 = 500;
 
 /// What was measured of a link is forgotten after this time: ten steps that are a minute apart.
 pub const RATE_AGE_MAX_MS: u64 = 600_000;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_wire::local::{Reply, Request};
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, Geometry, ManifestBytes, Namespace, NodeName,
     Owner, Refusal, SessionId, SlotId,
@@ -17,7 +17,7 @@ use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::place::RunProposal;
 use crate::place::{Group, GroupError, Member, groups};
-use crate::restore::{OpenWish, Opening, PlanQuery, VerifyWork};
+use crate::restore::{HealFirst, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::table::{Attached, Checkpoint, NamespaceTable, Peer, Slot, Waiter};
 
 /// When checkpoints go to the durable tier.
@@ -87,9 +87,11 @@ pub struct Node {
     pub(crate) part_filled: BTreeMap<SlotId, PartFilled>,
     pub(crate) part_made: BTreeMap<ParityPlace, PartMade>,
     pub(crate) ending: BTreeMap<(NodeName, SessionId), Ending>,
+    pub(crate) waiting_proposals: BTreeMap<(NodeName, SessionId), SessionRecord>,
     pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
     pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
     pub(crate) openings: BTreeMap<SlotId, Opening>,
+    pub(crate) heals_first: Vec<HealFirst>,
     pub(crate) verifies: BTreeMap<QueryId, VerifyWork>,
     pub(crate) planned: Vec<Arc<ManifestBytes>>,
     pub(crate) rates: crate::restore::Rates,
@@ -129,9 +131,11 @@ impl Node {
             part_filled: BTreeMap::new(),
             part_made: BTreeMap::new(),
             ending: BTreeMap::new(),
+            waiting_proposals: BTreeMap::new(),
             proposals: BTreeMap::new(),
             plans: BTreeMap::new(),
             openings: BTreeMap::new(),
+            heals_first: Vec::new(),
             verifies: BTreeMap::new(),
             planned: Vec::new(),
             rates: crate::restore::Rates::default(),
@@ -155,7 +159,12 @@ impl Node {
         let plans = self.plans.values().map(|plan| plan.deadline);
         let proposals = self.proposals.values().map(|proposal| proposal.deadline);
         let openings = self.openings.values().map(|opening| opening.deadline);
-        let all = waits.chain(plans).chain(proposals).chain(openings);
+        let sessions = self.sessions_deadline().chain(self.heals_deadline());
+        let all = waits
+            .chain(plans)
+            .chain(proposals)
+            .chain(openings)
+            .chain(sessions);
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
     }
 
@@ -169,7 +178,12 @@ impl Node {
             Input::Disconnected { conn } => self.disconnected(conn),
             Input::SlotCreated { slot } => self.slot_created(slot),
             Input::SlotFailed { slot, reason } => self.slot_failed(slot, &reason),
-            Input::Digested { slot, leaves, root } => self.digested(slot, leaves, root),
+            Input::Digested {
+                slot,
+                leaves,
+                prints,
+                root,
+            } => self.digested(slot, (leaves, root), prints),
             Input::DigestFailed { slot, reason } => self.digest_failed(slot, &reason),
             Input::SessionEnded {
                 leader,
@@ -199,6 +213,8 @@ impl Node {
         self.expire_plans();
         self.expire_proposals();
         self.expire_openings();
+        self.tick_sessions();
+        self.look_after_heals();
         if self.now >= self.repeat_at {
             self.repeat_at = self.now.plus(limits::REPEAT_MS);
             self.repeat();
@@ -213,6 +229,7 @@ impl Node {
         self.announce_all();
         self.tell_all();
         self.expire_sessions();
+        self.propose_again(None);
         self.expire_part_filled();
         self.judge_sessions();
         self.lead_lanes();
@@ -265,6 +282,7 @@ impl Node {
                     ranges,
                     deadline: self.now.plus(wait),
                     without,
+                    healed_in_vain: false,
                 };
                 self.open_shard(id, wish, timeout_ms)
             }
@@ -472,6 +490,11 @@ impl Node {
         self.namespaces.get(namespace).map(|table| table.owner)
     }
 
+    /// Bytes of the budget that nothing has reserved.
+    pub fn budget_free(&self) -> u64 {
+        self.budget.total() - self.budget.used()
+    }
+
     /// Everything that this node's RAM is used for, for the ledger's check after a stress test.
     pub fn ledger(&self) -> crate::budget::Ledger {
         let parity: BTreeSet<ParityId> = self
@@ -485,7 +508,7 @@ impl Node {
             slots: self.slots.len(),
             parity_sets: parity.len(),
             sessions: self.joined.len() + self.led.len(),
-            waiters: self.waiters.len(),
+            waiters: self.waiters.len() + self.heals_first.len(),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
+use storaged_codec::Fingerprint;
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::{CheckpointKey, Holding, Lane};
 use storaged_wire::{
@@ -53,6 +54,8 @@ pub(crate) struct LocalShard {
     pub length: u64,
     /// Known once digested.
     pub digests: Option<(Arc<[Digest]>, Digest)>,
+    /// The chunks' fingerprints, once digested here; none of a restored shard till then.
+    pub prints: Arc<[Fingerprint]>,
     /// Readers that have it open: it stays while there are any.
     pub readers: BTreeSet<ConnId>,
     /// Being uploaded, or uploaded.
@@ -111,6 +114,8 @@ pub(crate) struct Checkpoint {
     pub parity: BTreeMap<(Lane, u32), ParityId>,
     /// Chunk digests of other nodes' shards of the lanes this node codes.
     pub leaves: BTreeMap<Rank, Arc<[Digest]>>,
+    /// And their fingerprints.
+    pub prints: BTreeMap<Rank, Arc<[Fingerprint]>>,
     /// What this node has to say to the home nodes: the description, if a trainer here gave it.
     pub description_here: Option<Description>,
     /// As a home node: shards announced.
@@ -142,6 +147,7 @@ impl Checkpoint {
             shards: BTreeMap::new(),
             parity: BTreeMap::new(),
             leaves: BTreeMap::new(),
+            prints: BTreeMap::new(),
             description_here: None,
             announced: BTreeMap::new(),
             description: None,

@@ -1,7 +1,13 @@
-//! The decisions under many seeds. `STORAGED_SIM_SEED=N cargo test -p storaged-core --test simulation one_seed`
-//! replays one; `STORAGED_SIM_SEEDS=N` sets how many `many_seeds` tries.
+//! The decisions under many seeds: nodes that die, hops that are slow or silent, and hops that lie.
+//! `STORAGED_SIM_SEEDS=N` sets how many seeds are tried, from `STORAGED_SIM_FIRST` on; each that fails is named.
+//! `STORAGED_SIM_SEED=N cargo test -p storaged-core --test simulation one_seed` replays one, and with
+//! `STORAGED_SIM_LIAR=N` instead one of those that have a liar; `STORAGED_SIM_TELL=1` prints all that happens.
 
 mod sim;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use sim::{Limits, World};
 use storaged_core::DurableForm;
@@ -16,8 +22,9 @@ const SMALL: Limits = Limits {
     durable_form: DurableForm::Full,
     duration_ms: 240_000,
     liar: None,
-    link_rate: None,
     slow: None,
+    link_rate: None,
+    slow_link: None,
     fibber: None,
     shard_scale: 1,
 };
@@ -30,9 +37,26 @@ fn limits_of(seed: u64) -> Limits {
         _ => DurableForm::Full,
     };
     let limits = shape_of(seed, loss_one_in);
+    // Half of the seeds have a slow hop: the last node, which all know to be slow if they know rates, or any other.
+    let slow = match seed / 8 % 4 {
+        0 => Some(limits.nodes - 1),
+        1 => Some(seed as usize / 32 % limits.nodes),
+        _ => None,
+    };
     Limits {
         durable_form,
         link_rate,
+        slow,
+        ..limits
+    }
+}
+
+/// Of seeds with a liar: any node lies, in groups that can do with one node less.
+fn liar_limits(seed: u64) -> Limits {
+    let shape = [0, 2, 3][(seed / 6 % 3) as usize];
+    let limits = shape_of(shape, 0);
+    Limits {
+        liar: Some(seed as usize % limits.nodes),
         ..limits
     }
 }
@@ -74,74 +98,142 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-fn run(seed: u64) -> (World, String) {
-    eprintln!("seed {seed}");
-    let mut world = World::new(seed, limits_of(seed));
-    let trace = world.run();
-    (world, trace)
+/// What a number of runs did.
+#[derive(Debug, Default)]
+struct Tally {
+    crashes: u64,
+    restores: u64,
+    increments: u64,
+    resumed: u64,
+    carried: u64,
+    incremental: u64,
+    shapes: u64,
+    cut: u64,
+    stalls: u64,
+    lies: u64,
+    named: u64,
+}
+
+impl Tally {
+    fn add(&mut self, world: &World) {
+        self.merge(&Self {
+            crashes: world.crashes,
+            restores: world.restores,
+            increments: world.increments,
+            resumed: world.resumed,
+            carried: world.carried,
+            incremental: world.incremental,
+            shapes: world.shapes,
+            cut: world.cut,
+            stalls: world.stalls,
+            lies: world.lies,
+            named: world.liar_named,
+        });
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.crashes += other.crashes;
+        self.restores += other.restores;
+        self.increments += other.increments;
+        self.resumed += other.resumed;
+        self.carried += other.carried;
+        self.incremental += other.incremental;
+        self.shapes += other.shapes;
+        self.cut += other.cut;
+        self.stalls += other.stalls;
+        self.lies += other.lies;
+        self.named += other.named;
+    }
+}
+
+/// Runs seeds on all cores; the numbers of those that fail come with the tally.
+fn run_seeds(seeds: u64, limits: fn(u64) -> Limits) -> (Tally, Vec<u64>) {
+    let first = number("STORAGED_SIM_FIRST").unwrap_or(0);
+    let next = AtomicU64::new(first);
+    let work = || {
+        let (mut tally, mut failed) = (Tally::default(), Vec::new());
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= first + seeds {
+                return (tally, failed);
+            }
+            let mut world = World::new(seed, limits(seed));
+            if catch_unwind(AssertUnwindSafe(|| world.run())).is_err() {
+                eprintln!("seed {seed} failed");
+                failed.push(seed);
+            }
+            tally.add(&world);
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let (mut tally, mut failed) = (Tally::default(), Vec::new());
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for thread in threads {
+            let (some, of_it) = thread.join().expect("failures were caught");
+            tally.merge(&some);
+            failed.extend(of_it);
+        }
+    });
+    failed.sort_unstable();
+    (tally, failed)
 }
 
 #[test]
 fn many_seeds() {
-    let (mut crashes, mut restores, mut increments) = (0, 0, 0);
-    let (mut resumed, mut carried, mut incremental, mut shapes) = (0, 0, 0, 0);
-    for seed in 0..number("STORAGED_SIM_SEEDS").unwrap_or(12) {
-        let (world, _) = run(seed);
-        crashes += world.crashes;
-        restores += world.restores;
-        increments += world.increments;
-        resumed += world.resumed;
-        carried += world.carried;
-        incremental += world.incremental;
-        shapes += world.shapes;
-    }
+    let seeds = number("STORAGED_SIM_SEEDS").unwrap_or(48);
+    let (tally, failed) = run_seeds(seeds, limits_of);
+    println!("{seeds} seeds: {tally:?}");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}");
     assert!(
-        resumed > 3 && carried > 3 && incremental > 20 && shapes > 20,
-        "sessions have less than all to do: {resumed} resumed, {carried} sets made in part, {incremental} increments, {shapes} shapes chosen"
+        tally.crashes > 20 && tally.restores > 20 && tally.increments > 8,
+        "the scenarios do something: {tally:?}"
     );
+    let parts = [tally.resumed, tally.carried, tally.cut, tally.stalls];
     assert!(
-        crashes > 20 && restores > 20 && increments > 8,
-        "the scenarios do something: {crashes} crashes, {restores} restores, {increments} increments"
+        parts.iter().all(|count| *count > 3) && tally.incremental > 20 && tally.shapes > 20,
+        "sessions have less than all to do: {tally:?}"
     );
 }
 
 #[test]
 fn one_seed() {
-    run(number("STORAGED_SIM_SEED").unwrap_or(3));
+    let (seed, limits): (u64, fn(u64) -> Limits) = match number("STORAGED_SIM_LIAR") {
+        Some(seed) => (seed, liar_limits),
+        None => (number("STORAGED_SIM_SEED").unwrap_or(3), limits_of),
+    };
+    let mut world = World::new(seed, limits(seed));
+    world.told = std::env::var_os("STORAGED_SIM_TELL").is_some();
+    world.run();
 }
 
 #[test]
 fn a_seed_replays_identically() {
-    assert_eq!(run(6).1, run(6).1);
-    assert_ne!(run(6).1, run(7).1);
+    let trace = |seed| World::new(seed, limits_of(seed)).run_traced();
+    assert_eq!(trace(6), trace(6));
+    assert_ne!(trace(6), trace(7));
 }
 
 /// A node that sends wrong bytes in repairs: no wrong byte is ever returned (the job compares all it reads), nobody
 /// else is accused, and it is found out.
 #[test]
 fn a_lying_hop_is_named_and_routed_around() {
-    let (mut lies, mut named, mut restores) = (0, 0, 0);
-    for seed in 0..number("STORAGED_SIM_LIARS").unwrap_or(6) {
-        eprintln!("seed {seed}");
-        let limits = Limits {
-            liar: Some(seed as usize % 6),
-            ..SMALL
-        };
-        let mut world = World::new(1000 + seed, limits);
-        world.run();
-        lies += world.lies;
-        named += world.liar_named;
-        restores += world.restores;
-    }
+    let seeds = number("STORAGED_SIM_LIARS").unwrap_or(18);
+    let (tally, failed) = run_seeds(seeds, liar_limits);
+    println!("{seeds} seeds with a liar: {tally:?}");
     assert!(
-        lies > 20 && named > 5 && restores > 20,
-        "{lies} lies, named {named} times, {restores} restores"
+        failed.is_empty(),
+        "seeds with a liar that failed: {failed:?}"
+    );
+    assert!(
+        tally.lies > 20 && tally.named > 5 && tally.restores > 20,
+        "the liar lies and is named: {tally:?}"
     );
 }
 
 /// Shards long enough for sessions of many seconds.
 const LONG: Limits = Limits {
-    slow: Some(1),
+    slow_link: Some(1),
     shard_scale: 40,
     ..SMALL
 };

@@ -7,7 +7,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{CliError, print};
-use crate::config::{Config, ConfigFile};
+use crate::config::{CodecThreads, Config, ConfigFile};
 use crate::driver::{Daemon, Offload, Seams};
 use crate::encode::Pool;
 use crate::log::{self, LogFormat};
@@ -65,9 +65,11 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
         .enable_all()
         .build()
         .map_err(io("starting the runtime"))?;
-    let threads =
-        std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2).min(4));
-    let pool = Pool::start(threads).map_err(io("starting the codec's threads"))?;
+    let pool = match &config.codec_threads {
+        CodecThreads::Anywhere(threads) => Pool::start(*threads),
+        CodecThreads::Cores(cores) => Pool::start_on(cores),
+    };
+    let pool = pool.map_err(io("starting the codec's threads"))?;
     let outcome = runtime.block_on(async {
         let seams = Seams {
             sockets: Arc::new(UdpFactory),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use storaged_core::encode::plans::Link;
+use storaged_core::encode::plans::{Link, Made, trace};
 use storaged_core::encode::{CodingPlan, Hop, SessionWork, Target};
 use storaged_wire::peer::SessionFault;
 
@@ -15,6 +15,8 @@ pub(super) struct ClassPart {
     pub inputs: Vec<Way>,
     /// Per output that is an edge, in the order of the hop's outputs.
     pub outputs: Vec<Way>,
+    /// Per input, what its sums are made of; none at all if they are not checked.
+    pub made: Vec<Made>,
 }
 
 /// An edge as a place in a stream.
@@ -130,11 +132,23 @@ fn class_part(
     }
     one_edge_per_link(inputs.iter().chain(&outputs))?;
     let hop = hop.clone();
+    let made = made_of(work, plan, &hop)?;
     Ok(ClassPart {
         hop,
         inputs,
         outputs,
+        made,
     })
+}
+
+/// What comes to a hop is made of, if it is to be checked.
+fn made_of(work: &SessionWork, plan: &CodingPlan, hop: &Hop) -> Result<Vec<Made>, String> {
+    if work.proofs.values().all(|proof| proof.prints.is_empty()) {
+        return Ok(Vec::new());
+    }
+    let traced = trace(plan, work.plan.sources()).map_err(|error| error.to_string())?;
+    let made = |edge: &usize| traced.edges.get(*edge).cloned().unwrap_or_default();
+    Ok(hop.inputs.iter().map(made).collect())
 }
 
 /// Frames of one stripe on one stream would not be told apart.

@@ -4,7 +4,7 @@
 //! The three overlap: blocks wait in bounded queues between receiving, arithmetic (on a pool of threads) and
 //! sending, and QUIC's flow control carries the back-pressure from hop to hop.
 //! Order of reading: `executor` (sessions), `pipeline` (the stages of one), `stripe` (the arithmetic of one stripe),
-//! `frame` (the bytes on the wire), then `check`, `buffer`, `inbound`, `pool`, `meter`
+//! `frame` (the bytes on the wire), `wary` (sums that are checked), then `check`, `buffer`, `inbound`, `pool`, `meter`
 //! and `quic`.
 
 mod buffer;
@@ -19,6 +19,7 @@ mod quic;
 mod stripe;
 #[cfg(test)]
 mod tests;
+mod wary;
 
 pub use executor::{Executor, ExecutorLimits, SessionEnd};
 pub use meter::Meters;
@@ -70,7 +71,7 @@ pub trait KeepBlocks: Send + Sync {
     /// Keeps the block of a stripe; none if it is clean.
     ///
     /// # Errors
-    /// [`SessionFault::WrongResult`] if it does not have the digest that it must have.
+    /// [`SessionFault::WrongResult`] if it does not have the digest, of parity the fingerprint, that it must have.
     fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault>;
 
     /// Every stripe is in.

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam::channel::{Sender, bounded};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::sync::{Semaphore, oneshot};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -32,13 +33,35 @@ impl Pool {
     /// # Errors
     /// As the system says.
     pub fn start(threads: usize) -> std::io::Result<Self> {
-        let threads = threads.max(1);
+        Self::start_each(&vec![None; threads.max(1)])
+    }
+
+    /// Starts a thread on each of these cores, which it never leaves.
+    ///
+    /// # Errors
+    /// As the system says, also if there is no such core or this process may not use it.
+    pub fn start_on(cores: &[usize]) -> std::io::Result<Self> {
+        let cores: Vec<Option<usize>> = cores.iter().copied().map(Some).collect();
+        Self::start_each(&cores)
+    }
+
+    /// One thread for each, on that core if one is named.
+    fn start_each(cores: &[Option<usize>]) -> std::io::Result<Self> {
+        let threads = cores.len();
         // Twice as many jobs as threads wait: a thread always finds its next one, and no more memory is held.
         let places = 2 * threads;
         let (jobs, queue) = bounded::<Job>(places);
-        for index in 0..threads {
+        for (index, core) in cores.iter().copied().enumerate() {
             let queue = queue.clone();
+            let (pinned, told) = std::sync::mpsc::channel();
             let work = move || {
+                let outcome = core.map_or(Ok(()), pin);
+                let runs = outcome.is_ok();
+                // Whoever started this thread waits for the word.
+                let _ = pinned.send(outcome);
+                if !runs {
+                    return;
+                }
                 for job in queue.iter() {
                     // A broken job ends its own session (its result never comes), not this thread.
                     let _ = catch_unwind(AssertUnwindSafe(job));
@@ -47,6 +70,7 @@ impl Pool {
             std::thread::Builder::new()
                 .name(format!("codec-{index}"))
                 .spawn(work)?;
+            told.recv().map_err(std::io::Error::other)??;
         }
         let places = Arc::new(Semaphore::new(places));
         Ok(Self {
@@ -93,6 +117,23 @@ impl Pool {
     }
 }
 
+/// Keeps the calling thread on a core.
+fn pin(core: usize) -> std::io::Result<()> {
+    let unknown = || {
+        let (most, got) = (CpuSet::MAX_CPU - 1, core);
+        std::io::Error::other(format!(
+            "expected a core's number, at most {most}, got {got}"
+        ))
+    };
+    let mut only = CpuSet::new();
+    (core < CpuSet::MAX_CPU).then_some(()).ok_or_else(unknown)?;
+    only.set(core);
+    sched_setaffinity(None, &only).map_err(|error| {
+        let source = std::io::Error::from(error);
+        std::io::Error::new(source.kind(), format!("staying on core {core}: {source}"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,6 +156,26 @@ mod tests {
             results,
             (0..100).map(|number| number * 2).collect::<Vec<_>>()
         );
+    }
+
+    #[tokio::test]
+    async fn a_thread_stays_on_the_core_that_it_was_given() {
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let core = (0..CpuSet::MAX_CPU)
+            .find(|core| allowed.is_set(*core))
+            .unwrap();
+        let pool = Pool::start_on(&[core]).unwrap();
+        let where_it_may_run = || rustix::thread::sched_getaffinity(None).unwrap();
+        let its = pool.submit(where_it_may_run).await.unwrap().await.unwrap();
+        assert!(its.is_set(core) && its.count() == 1);
+    }
+
+    #[test]
+    fn a_core_that_is_not_there_is_refused() {
+        for core in [CpuSet::MAX_CPU - 1, CpuSet::MAX_CPU] {
+            let error = Pool::start_on(&[0, core]).unwrap_err().to_string();
+            assert!(error.contains(&core.to_string()), "{error}");
+        }
     }
 
     #[tokio::test]

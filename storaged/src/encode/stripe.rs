@@ -5,13 +5,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use storaged_codec::{engine, leaf_digest};
-use storaged_core::encode::{HopOutput, SessionWork, Target, Turn};
+use storaged_core::encode::{HopOutput, Keep, SessionWork, Target, Turn};
 use storaged_wire::peer::SessionFault;
 use tokio_util::sync::CancellationToken;
 
 use super::buffer::{Block, Buffers};
 use super::check::{ClassPart, Parts, Way};
 use super::frame::Sums;
+use super::wary;
 use super::{BlockState, Blocks, KeepBlocks};
 
 /// This node's part of a session: all that the arithmetic of its stripes needs.
@@ -49,8 +50,9 @@ impl Part {
         let (hop, ways) = (&class.hop, &class.inputs);
         let bytes = self.work.stripe_bytes(stripe);
         let mut operands = Vec::new();
-        for (way, sums) in ways.iter().zip(inputs) {
+        for (input, (way, sums)) in ways.iter().zip(inputs).enumerate() {
             self.check_raw(*way, stripe, &sums)?;
+            wary::check_sums(&self.work, &self.parts, class, (input, stripe), &sums)?;
             match sums {
                 Some(sums) => operands.extend(sums.into_iter().map(Some)),
                 None => operands.extend((0..way.width).map(|_| None)),
@@ -130,6 +132,10 @@ impl Part {
         let SessionFault::WrongResult(reason) = fault else {
             return fault;
         };
+        // Nobody who sends a difference can help what it is put onto.
+        if let Some(Keep::Parity { basis: Some(_), .. }) = &self.work.keep {
+            return SessionFault::WrongResult(reason);
+        }
         let checked = |way: &Way| {
             let from = way.raw_from;
             from.is_some_and(|from| self.work.proofs.contains_key(&from))

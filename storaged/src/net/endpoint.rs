@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use super::link::Link;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
+use super::wake::Wake;
 use super::{NetError, TlsIdentity, frame, tls};
 
 /// Keep-alives: a dead peer is seen after four missed ones, in 2.0 to 2.5 s.
@@ -108,7 +109,8 @@ pub struct Net {
 pub(super) struct Shared {
     pub hello: LinkHello,
     pub events: mpsc::Sender<NetEvent>,
-    pub known: Vec<NodeName>,
+    /// The configured peers, and what wakes our links to them.
+    pub known: BTreeMap<NodeName, Arc<Wake>>,
 }
 
 impl Net {
@@ -154,11 +156,15 @@ impl Net {
                 generation: config.generation,
             },
             events,
-            known: config.peers.iter().map(|peer| peer.name.clone()).collect(),
+            known: (config.peers.iter())
+                .map(|peer| (peer.name.clone(), Arc::default()))
+                .collect(),
         });
         let links = config.peers.into_iter().map(|peer| {
             let name = peer.name.clone();
-            (name, Link::start(endpoint.clone(), peer, shared.clone()))
+            let wake = shared.known.get(&name).cloned().unwrap_or_default();
+            let link = Link::start(endpoint.clone(), peer, shared.clone(), wake);
+            (name, link)
         });
         let links = links.collect();
         tokio::spawn(accept_all(endpoint.clone(), shared));
@@ -187,6 +193,7 @@ impl Net {
             .ok_or_else(|| NetError::UnknownPeer(to.clone()))?;
         let connection = link
             .connection()
+            .await
             .ok_or_else(|| NetError::Down(to.clone()))?;
         let failed = |reason: String| NetError::Connection {
             peer: to.to_string(),
@@ -331,13 +338,14 @@ async fn welcome(connection: &Connection, shared: &Shared) -> Result<NodeName, N
         return Err(broke(text));
     }
     check_identity(connection, &hello.node)?;
-    if !shared.known.contains(&hello.node) {
+    let Some(wake) = shared.known.get(&hello.node) else {
         return Err(NetError::UnknownPeer(hello.node));
-    }
+    };
     frame::write(&mut send, encode(&shared.hello).into())
         .await
         .map_err(broke)?;
     let _ = send.finish();
+    wake.heard(hello.generation);
     Ok(hello.node)
 }
 

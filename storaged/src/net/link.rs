@@ -1,14 +1,15 @@
 //! One outgoing link: dial, say hello, keep the connection, report its end, dial again.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::{Connection, Endpoint, VarInt};
 use storaged_wire::{Generation, decode, encode};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::endpoint::{KIND_CONTROL, LinkHello, NetEvent, Peer, Shared, refused};
+use super::wake::Wake;
 use super::{NetError, frame, tls};
 
 /// Dial again after this time, doubled at each failure up to the longest.
@@ -20,22 +21,28 @@ const DIAL_WAIT: Duration = Duration::from_secs(3);
 const QUEUE: usize = 4096;
 /// Repeated dial errors are told once in this many tries.
 const TELL_EVERY: u32 = 30;
+/// Whoever needs a link that is just coming up waits for it so long: members of a session hear of a node that came back
+/// a few milliseconds one after the other.
+const UP_WAIT: Duration = Duration::from_secs(2);
 
 /// The outgoing link to one peer.
 #[derive(Debug)]
 pub(super) struct Link {
     queue: mpsc::Sender<Bytes>,
-    connection: Mutex<Option<Connection>>,
+    connection: watch::Sender<Option<Connection>>,
 }
 
 impl Link {
-    pub(super) fn start(endpoint: Endpoint, peer: Peer, shared: Arc<Shared>) -> Arc<Self> {
+    pub(super) fn start(
+        endpoint: Endpoint,
+        peer: Peer,
+        shared: Arc<Shared>,
+        wake: Arc<Wake>,
+    ) -> Arc<Self> {
         let (queue, messages) = mpsc::channel(QUEUE);
-        let link = Arc::new(Self {
-            queue,
-            connection: Mutex::new(None),
-        });
-        tokio::spawn(link.clone().keep(endpoint, peer, shared, messages));
+        let connection = watch::Sender::new(None);
+        let link = Arc::new(Self { queue, connection });
+        tokio::spawn(link.clone().keep(endpoint, peer, shared, wake, messages));
         link
     }
 
@@ -44,18 +51,12 @@ impl Link {
         let _ = self.queue.try_send(body);
     }
 
-    pub(super) fn connection(&self) -> Option<Connection> {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    fn set(&self, connection: Option<Connection>) {
-        *self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = connection;
+    /// The connection, as soon as there is one; none if that takes too long.
+    pub(super) async fn connection(&self) -> Option<Connection> {
+        let mut connection = self.connection.subscribe();
+        let up = connection.wait_for(Option::is_some);
+        let up = tokio::time::timeout(UP_WAIT, up).await.ok()?.ok()?;
+        up.clone()
     }
 
     async fn keep(
@@ -63,26 +64,24 @@ impl Link {
         endpoint: Endpoint,
         peer: Peer,
         shared: Arc<Shared>,
+        wake: Arc<Wake>,
         mut messages: mpsc::Receiver<Bytes>,
     ) {
         let mut failures = 0u32;
         // Counted apart: a peer that was down for long and comes back with a bad certificate is told of at once.
         let mut refusals = 0u32;
         loop {
-            let dialled =
-                tokio::time::timeout(DIAL_WAIT, dial(&endpoint, &peer, &shared.hello)).await;
-            let dialled = dialled.unwrap_or_else(|_| {
-                let reason = "no answer".into();
-                Err(NetError::Connection {
-                    peer: peer.name.to_string(),
-                    reason,
-                })
-            });
+            let dialled = tokio::select! {
+                biased;
+                dialled = dial_in_time(&endpoint, &peer, &shared.hello) => dialled,
+                () = wake.is_there() => continue,
+            };
             match dialled {
                 Ok((connection, generation)) => {
                     (failures, refusals) = (0, 0);
                     while messages.try_recv().is_ok() {}
-                    self.set(Some(connection.clone()));
+                    wake.connected(generation);
+                    self.connection.send_replace(Some(connection.clone()));
                     let up = NetEvent::Up {
                         peer: peer.name.clone(),
                         generation,
@@ -90,8 +89,13 @@ impl Link {
                     if shared.events.send(up).await.is_err() {
                         return;
                     }
-                    let reason = carry(&connection, &mut messages).await;
-                    self.set(None);
+                    let (reason, anew) = tokio::select! {
+                        biased;
+                        reason = carry(&connection, &mut messages) => (reason, false),
+                        () = wake.is_another() => ("it was started anew".into(), true),
+                    };
+                    self.connection.send_replace(None);
+                    wake.lost();
                     connection.close(VarInt::from_u32(0), b"");
                     let down = NetEvent::Down {
                         peer: peer.name.clone(),
@@ -99,6 +103,9 @@ impl Link {
                     };
                     if shared.events.send(down).await.is_err() {
                         return;
+                    }
+                    if anew {
+                        continue;
                     }
                 }
                 Err(error) => {
@@ -115,9 +122,28 @@ impl Link {
             let wait = BACKOFF
                 .saturating_mul(1 << failures.min(4))
                 .min(BACKOFF_LONGEST);
-            tokio::time::sleep(wait).await;
+            tokio::select! {
+                biased;
+                () = wake.is_there() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
         }
     }
+}
+
+async fn dial_in_time(
+    endpoint: &Endpoint,
+    peer: &Peer,
+    hello: &LinkHello,
+) -> Result<(Connection, Generation), NetError> {
+    let dialled = tokio::time::timeout(DIAL_WAIT, dial(endpoint, peer, hello)).await;
+    dialled.unwrap_or_else(|_| {
+        let reason = "no answer".into();
+        Err(NetError::Connection {
+            peer: peer.name.to_string(),
+            reason,
+        })
+    })
 }
 
 async fn dial(

@@ -2,7 +2,7 @@
 //! how a peer's death is seen) and the streams. Knows nothing of what the messages mean.
 //!
 //! Order of reading: `tls` and `cert` (who is who), `socket` (the UDP seam), `endpoint` (start, accept), `link`
-//! (dial, keep, report).
+//! (dial, keep, report), `wake` (a peer that came back is dialled at once).
 
 pub mod cert;
 mod endpoint;
@@ -10,6 +10,7 @@ mod frame;
 mod link;
 mod socket;
 mod tls;
+mod wake;
 
 pub use endpoint::{Net, NetConfig, NetEvent, Peer};
 pub use socket::{SocketFactory, UdpFactory};

@@ -15,7 +15,7 @@ use storaged_wire::{
 
 use super::store::{self, ObjectKey, Store};
 use super::{Copied, IncrementReport, Packing, Trickle, TrickleLimits};
-use crate::memory::Memory;
+use crate::memory::{Digested, Memory};
 
 const CHUNK: u32 = 64 << 10;
 const RANK: Rank = Rank::new(0);
@@ -79,7 +79,7 @@ impl World {
     fn seal(&mut self, step: u64, bytes: Vec<u8>) -> Saved {
         let slot = self.slot(&bytes);
         let length = bytes.len() as u64;
-        let (leaves, root) = self.memory.digest(slot, length).unwrap();
+        let Digested { leaves, root, .. } = self.memory.digest(slot, length).unwrap();
         let manifest = Manifest {
             version: Manifest::VERSION,
             namespace: Namespace::new("job").unwrap(),

@@ -14,6 +14,8 @@ use crate::net::raw::{self, How};
 /// Bytes of a transfer, and of the shard: 512 MiB.
 const CHUNKS: usize = 512;
 const CHUNK: u64 = 1 << 20;
+/// Sizes of a chunk that are compared; the default is one of them.
+const CHUNKS_TRIED: [u64; 4] = [64 << 10, 256 << 10, CHUNK, 4 << 20];
 const ROUNDS: usize = 3;
 /// Steps until every slot of a rank and every parity set has been used once.
 const WARM_UP: usize = 4;
@@ -79,11 +81,29 @@ fn at_a_link(bench: &mut Bench, certificates: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One data node and one coding node: the same bytes over the same link, read, coded, kept and verified.
+/// One data node and one coding node: the same bytes over the same link, read, coded, kept and verified; with chunks of
+/// several sizes.
 fn executor(bench: &mut Bench, network: &Network, raw: f64) -> Result<()> {
+    for chunk in CHUNKS_TRIED {
+        let (rate, cpu) = encode(bench, network, chunk)?;
+        let figures = &mut bench.figures;
+        let of_size = |what: &str| format!("{what}_{}kib_chunks", chunk >> 10);
+        figures.put(of_size("executor_encode_bytes_per_second"), rate);
+        figures.put(of_size("cpu_s_per_gb_encode"), cpu);
+        if chunk == CHUNK {
+            figures.put("executor_encode_bytes_per_second", rate);
+            figures.put("executor_vs_raw_quinn", rate / raw);
+            figures.put("cpu_s_per_gb_encode", cpu);
+        }
+    }
+    repair(bench, network, raw)
+}
+
+/// Bytes per second, and CPU seconds of both daemons for 1e9 bytes.
+fn encode(bench: &mut Bench, network: &Network, chunk: u64) -> Result<(f64, f64)> {
     let shard = CHUNKS as u64 * CHUNK;
-    let daemons = Daemons::start(network, bench.daemons((1, 1), CHUNK, shard, 6))?;
-    let mut job = Job::open(&daemons, 1, CHUNKS)?;
+    let daemons = Daemons::start(network, bench.daemons((1, 1), chunk, shard, 6))?;
+    let mut job = Job::open(&daemons, 1, usize::try_from(shard / chunk)?)?;
     // The first steps make slots, buffers and parity sets, which later ones use again: not timed.
     for _ in 0..WARM_UP {
         job.save(&daemons, 1.0)?;
@@ -98,13 +118,7 @@ fn executor(bench: &mut Bench, network: &Network, raw: f64) -> Result<()> {
         encode = encode.min(took.as_secs_f64());
         cpu = cpu.min(after.0 + after.1 - before.0 - before.1);
     }
-    let rate = shard as f64 / encode;
-    let figures = &mut bench.figures;
-    figures.put("executor_encode_bytes_per_second", rate);
-    figures.put("executor_vs_raw_quinn", rate / raw);
-    figures.put("cpu_s_per_gb_encode", cpu * 1e9 / shard as f64);
-    drop((job, daemons));
-    repair(bench, network, raw)
+    Ok((shard as f64 / encode, cpu * 1e9 / shard as f64))
 }
 
 /// One data node that is lost, and two coding nodes: one sends what it has, the other makes the shard of it.

@@ -7,13 +7,14 @@ use storaged_wire::local::{
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
     CheckpointKey, Fence, Holding, Lane, LeafTable, LinkTally, MemberTally, PeerMessage,
-    SessionFault, SessionKind, SessionRecord, StreamRecord,
+    SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{
-    CheckpointState, ChunkSize, Digest, Generation, Geometry, Manifest, Namespace, NodeName, Owner,
-    Rank, Refusal, RefusalCode, RunId, SessionId, ShardEntry, SlotId, Step, WorldSize,
+    CheckpointState, ChunkSize, Digest, Fingerprint, Generation, Geometry, Manifest, Namespace,
+    NodeName, Owner, Rank, Refusal, RefusalCode, RunId, SessionId, ShardEntry, SlotId, Step,
+    WorldSize,
 };
 
 fn link_tally(name: &str) -> LinkTally {
@@ -72,6 +73,7 @@ fn leaves() -> Vec<LeafTable> {
     vec![LeafTable {
         rank: Rank::new(1),
         leaves: vec![some_digest(); 2],
+        prints: vec![Fingerprint::from_bytes([7; 16]); 2],
     }]
 }
 
@@ -362,6 +364,12 @@ pub fn session_messages() -> Vec<PeerMessage> {
         propose(SessionKind::Encode {
             lane: lane(),
             basis: Some(some_digest()),
+            checks: SumChecks::Parity,
+        }),
+        propose(SessionKind::Encode {
+            lane: lane(),
+            basis: None,
+            checks: SumChecks::Every,
         }),
         propose(SessionKind::Repair {
             lane: lane(),

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, root_digest};
-use storaged_wire::peer::{LeafTable, PeerMessage, SessionFault};
+use storaged_codec::{ChunkSize, Fingerprint, root_digest};
+use storaged_wire::peer::{LeafTable, PeerMessage, SessionFault, SumChecks};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId};
 
 use super::derived::Derived;
 use super::member::{Joined, Kept};
 use super::plans::{DirtyMap, StripedPlan};
+use super::prints::{self, Prints};
 use super::work::{Keep, Proof, SessionWork, SlotShard};
 use crate::io::Output;
 use crate::node::Node;
@@ -38,14 +39,16 @@ impl Node {
         else {
             return;
         };
+        let mut prints = prints::said(&beginning.leaves);
         let proven = prove(manifest.manifest(), beginning.leaves);
+        prints.retain(|rank, prints| proven.get(rank).is_some_and(|l| l.len() == prints.len()));
         let said = (beginning.stripes, beginning.shape);
         let work = planned(from, joined, said).and_then(|planned| {
             self.work(
                 (from, session),
                 joined,
                 manifest.manifest(),
-                &proven,
+                (&proven, &prints),
                 planned,
             )
         });
@@ -53,7 +56,9 @@ impl Node {
             Ok(work) => {
                 if let Some(joined) = self.joined.get_mut(&place) {
                     joined.leaves = proven;
+                    joined.prints = prints;
                     joined.running = true;
+                    joined.tables = Vec::new();
                     // What is computed again counts as made only once it is.
                     joined.made = DirtyMap::clean(joined.stripe_count);
                     joined.made.mark_all(work.carried.iter().cloned());
@@ -72,14 +77,15 @@ impl Node {
         (leader, session): (&NodeName, SessionId),
         joined: &Joined,
         manifest: &Manifest,
-        proven: &BTreeMap<Rank, Arc<[Digest]>>,
+        (proven, prints): (&BTreeMap<Rank, Arc<[Digest]>>, &Prints),
         (plan, stripes): (Arc<StripedPlan>, Vec<Range<u64>>),
     ) -> Result<SessionWork, SessionFault> {
         let keep = match &joined.kept {
             Kept::Nothing => None,
-            Kept::Parity { set, basis, .. } => Some(Keep::Parity {
+            Kept::Parity { index, set, basis } => Some(Keep::Parity {
                 set: *set,
                 basis: *basis,
+                prints: self.parity_prints(joined, manifest, prints, *index)?,
             }),
             Kept::Shard {
                 rank, slot, length, ..
@@ -111,32 +117,48 @@ impl Node {
             lane_length: joined.derived.blocks.length,
             stripes,
             source: joined.source.clone(),
-            proofs: match (&keep, joined.derived.shape) {
-                (Some(_), Some(RepairShape::Direct)) => self.proofs(joined, proven),
-                _ => BTreeMap::new(),
+            proofs: match (&keep, joined.derived.shape, joined.derived.checks) {
+                (Some(_), Some(RepairShape::Direct), _) => {
+                    self.proofs(joined, proven, |_| Some(Arc::default()))?
+                }
+                (.., SumChecks::Every) => {
+                    self.proofs(joined, proven, |rank| prints.get(&rank).cloned())?
+                }
+                (.., SumChecks::Parity) => BTreeMap::new(),
             },
             keep,
             carried: carried.runs(),
         })
     }
 
-    /// What the members that send a shard's chunks as they are must send.
+    /// What the members' shards must be, as far as it is known. An encode that checks every sum needs all of it.
     fn proofs(
         &self,
         joined: &Joined,
         proven: &BTreeMap<Rank, Arc<[Digest]>>,
-    ) -> BTreeMap<usize, Proof> {
+        prints: impl Fn(Rank) -> Option<Arc<[Fingerprint]>>,
+    ) -> Result<BTreeMap<usize, Proof>, SessionFault> {
         let proof = |block: usize| {
             let shard = joined.derived.blocks.data.get(block)?.as_ref()?;
             let leaves = proven.get(&shard.rank).cloned();
             let leaves = leaves.or_else(|| self.leaves_known(&joined.key, shard.rank))?;
-            let length = shard.length;
-            Some(Proof { length, leaves })
+            Some(Proof {
+                length: shard.length,
+                leaves,
+                prints: prints(shard.rank)?,
+            })
         };
-        let sources = joined.derived.sources.iter().enumerate();
-        sources
-            .filter_map(|(member, block)| Some((member, proof(*block)?)))
-            .collect()
+        let mut proofs = BTreeMap::new();
+        for (member, block) in joined.derived.sources.iter().enumerate() {
+            match (proof(*block), joined.derived.checks) {
+                (Some(proof), _) => drop(proofs.insert(member, proof)),
+                (None, SumChecks::Parity) => {}
+                (None, SumChecks::Every) => {
+                    return Err(prints::missing(&joined.derived.members[member]));
+                }
+            }
+        }
+        Ok(proofs)
     }
 
     /// The stripes of a block to keep that are asked for and are not there yet.

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use storaged_wire::peer::Lane;
+use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
-use super::member::Joined;
+use super::member::{Joined, Kept};
 use super::plans::DirtyMap;
 use super::work::ParityId;
 use crate::budget::Purpose;
@@ -28,11 +28,20 @@ pub(crate) struct PartFilled {
     until: Option<Now>,
 }
 
+impl PartFilled {
+    /// Whether it is of this shard, and no opening's.
+    pub(super) fn is_of(&self, manifest: Digest, rank: Rank) -> bool {
+        self.manifest == manifest && self.rank == rank && self.until.is_some()
+    }
+}
+
 /// A parity set that is made in part.
 #[derive(Debug, Clone)]
 pub(crate) struct PartMade {
     set: ParityId,
     made: DirtyMap,
+    /// All of it is made: only the leader's word is missing.
+    whole: bool,
     until: Now,
 }
 
@@ -56,9 +65,7 @@ impl Node {
     /// The slot that an earlier session began to fill with this shard.
     pub(crate) fn take_part_filled(&mut self, manifest: Digest, rank: Rank) -> Option<SlotId> {
         let mut all = self.part_filled.iter_mut();
-        let (slot, part) = all.find(|(_, part)| {
-            part.manifest == manifest && part.rank == rank && part.until.is_some()
-        })?;
+        let (slot, part) = all.find(|(_, part)| part.is_of(manifest, rank))?;
         part.until = None;
         Some(*slot)
     }
@@ -109,7 +116,12 @@ impl Node {
         let mut made = joined.made.clone();
         made.mark_all(joined.kept_stripes.iter().cloned());
         let until = self.now.plus(limits::PART_FILLED_MAX_MS);
-        let part = PartMade { set, made, until };
+        let part = PartMade {
+            set,
+            made,
+            whole: joined.finished,
+            until,
+        };
         let block = (manifest, joined.derived.lane, index);
         if joined.running {
             self.ending
@@ -146,6 +158,22 @@ impl Node {
             }
             None => {}
         }
+        self.look_at_waiting();
+    }
+
+    /// Whether all stripes of what a heal keeps are in place, now that its leader says that it counts: if another
+    /// newcomer lacked less, only what both lacked has moved, and the rest is still to come.
+    pub(super) fn is_whole(&self, joined: &Joined) -> bool {
+        let there = match &joined.kept {
+            // A stripe that did not change is the basis's: of an encode what has moved need not be all.
+            _ if joined.derived.shape.is_none() => return true,
+            Kept::Nothing | Kept::Shard { opening: true, .. } => return true,
+            Kept::Shard { slot, .. } => self.filled(*slot).cloned(),
+            Kept::Parity { .. } => Some(joined.made.clone()),
+        };
+        let mut there = there.unwrap_or_else(|| DirtyMap::clean(joined.stripe_count));
+        there.mark_all(joined.kept_stripes.iter().cloned());
+        there.count() == joined.stripe_count
     }
 
     /// Whether a session that filled this slot has still to end.
@@ -154,9 +182,40 @@ impl Node {
         self.ending.values().any(is_it)
     }
 
+    /// A step is protected because all members of its sessions had finished. This one may not have heard that its
+    /// session was closed so: the link broke, and others told it of the state. What it has made counts all the same.
+    pub(crate) fn count_finished_parity(&mut self, key: &CheckpointKey) {
+        let is_it = |joined: &Joined| {
+            let makes_parity = matches!(joined.kept, Kept::Parity { .. });
+            joined.key == *key && joined.finished && makes_parity
+        };
+        let places = self.joined.iter().filter(|(_, joined)| is_it(joined));
+        for place in places.map(|(place, _)| place.clone()).collect::<Vec<_>>() {
+            self.leave(&place, true);
+        }
+        let Some(name) = self.checkpoints.get(key).and_then(|c| c.name()) else {
+            return;
+        };
+        let parts = self.part_made.iter();
+        let whole: Vec<ParityPlace> = parts
+            .filter(|((of, _, _), part)| *of == name && part.whole)
+            .map(|(block, _)| *block)
+            .collect();
+        for block in whole {
+            let (_, lane, index) = block;
+            let part = self.part_made.remove(&block);
+            let checkpoint = self.checkpoints.get_mut(key);
+            if let (Some(part), Some(checkpoint)) = (part, checkpoint)
+                && let Some(old) = checkpoint.parity.insert((lane, index), part.set)
+            {
+                self.drop_parity(old);
+            }
+        }
+    }
+
     fn settle_part_made(&mut self, block: ParityPlace, part: PartMade) {
         let gone = match part.made.count() {
-            0 => Some(part),
+            0 if !part.whole => Some(part),
             _ => self.part_made.insert(block, part),
         };
         if let Some(gone) = gone {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use storaged_codec::CodingMatrix;
-use storaged_wire::peer::{Lane, SessionKind, SessionRecord};
+use storaged_wire::peer::{Lane, SessionKind, SessionRecord, SumChecks};
 use storaged_wire::shape::{EncodeShape, RepairShape};
 use storaged_wire::{Manifest, NodeName};
 
@@ -30,6 +30,8 @@ pub(crate) struct Derived {
     pub stripes: Vec<(u64, u64)>,
     /// Of a repair.
     pub shape: Option<RepairShape>,
+    /// Of an encode.
+    pub checks: SumChecks,
     computes: Computes,
 }
 
@@ -44,7 +46,13 @@ impl Derived {
     /// Derives a session from its record; none if the record does not fit the manifest.
     pub fn of(record: &SessionRecord, manifest: &Manifest) -> Option<Self> {
         match &record.kind {
-            SessionKind::Encode { lane, .. } => Self::encode(manifest, *lane),
+            // What whole chunks must be says nothing about differences.
+            SessionKind::Encode {
+                basis: Some(_),
+                checks: SumChecks::Every,
+                ..
+            } => None,
+            SessionKind::Encode { lane, checks, .. } => Self::encode(manifest, *lane, *checks),
             SessionKind::Repair {
                 lane,
                 survivors,
@@ -69,7 +77,7 @@ impl Derived {
         }
     }
 
-    fn encode(manifest: &Manifest, lane: Lane) -> Option<Self> {
+    fn encode(manifest: &Manifest, lane: Lane, checks: SumChecks) -> Option<Self> {
         let blocks = LaneBlocks::of(manifest, lane)?;
         let matrix = CodingMatrix::cauchy(manifest.geometry);
         let (sources, coefficients) = blocks.encode(&matrix);
@@ -88,6 +96,7 @@ impl Derived {
             sink_members,
             stripes: Vec::new(),
             shape: None,
+            checks,
             computes: Computes::Parity(coefficients?),
         })
     }
@@ -141,6 +150,7 @@ impl Derived {
             sink_members,
             stripes: stripes.to_vec(),
             shape: Some(shape),
+            checks: SumChecks::Parity,
             computes: Computes::Lost(Arc::new(plan)),
         })
     }

@@ -146,14 +146,20 @@ impl LaneBlocks {
         self.data.iter().flatten().count()
     }
 
+    /// Which of these blocks can be read: those of the lane that are not zeros, ascending.
+    pub fn readable(&self, available: &[usize]) -> Vec<usize> {
+        let mut there: Vec<usize> = available.to_vec();
+        there.sort_unstable();
+        there.dedup();
+        there.retain(|block| *block < self.blocks() && !self.is_zeros(*block));
+        there
+    }
+
     /// Which of the blocks that are here and there suffice to compute the rest: exactly as many as are needed
     /// beside the blocks of zeros, or none if there are too few.
     pub fn enough(&self, available: &[usize]) -> Option<Vec<usize>> {
         let needed = self.needed();
-        let mut chosen: Vec<usize> = available.to_vec();
-        chosen.sort_unstable();
-        chosen.dedup();
-        chosen.retain(|block| *block < self.blocks() && !self.is_zeros(*block));
-        (chosen.len() >= needed).then(|| chosen[..needed].to_vec())
+        let there = self.readable(available);
+        (there.len() >= needed).then(|| there[..needed].to_vec())
     }
 }

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use storaged_wire::peer::{
     CheckpointKey, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
+    SumChecks,
 };
 use storaged_wire::shape::StripeMap;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
 
 use super::begin::{heard, said};
 use super::derived::Derived;
+use super::lacking::Lacking;
 use super::lanes::{LaneBlocks, lanes_of};
 use super::rates::Pace;
 use super::shapes::{Needs, chosen};
@@ -19,7 +21,6 @@ use super::shapes::{Needs, chosen};
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;
-use crate::restore::is_wrong;
 
 /// What a leader knows of its lanes.
 pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
@@ -28,6 +29,7 @@ pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LaneProgress {
     pub session: Option<SessionId>,
+    /// After a failure, not again before this time.
     pub retry_at: Now,
     /// Some member has no basis: encode in full.
     pub in_full: bool,
@@ -37,7 +39,7 @@ pub(crate) struct LaneProgress {
     pub asked_at: BTreeMap<NodeName, Now>,
     /// Nodes that were blamed for a repair that failed: others are asked first.
     pub suspects: BTreeSet<NodeName>,
-    /// A block came out wrong: repair so that every block is checked by the one who gets it.
+    /// A block came out wrong: every block and every sum is checked by the one who gets it.
     pub wary: bool,
     /// Sessions that were ended because of a slow member.
     pub replans: u32,
@@ -70,6 +72,8 @@ pub(crate) struct Led {
     pub leaves: Vec<LeafTable>,
     /// Which stripes the members need.
     pub needs: Needs,
+    /// Which of them the newcomers of a heal lack.
+    pub lacking: Lacking,
     pub begun: bool,
     /// What members that failed said.
     pub faults: BTreeMap<NodeName, SessionFault>,
@@ -93,7 +97,8 @@ impl Node {
             .collect();
         self.lanes
             .retain(|(name, _), _| self.by_name.contains_key(name));
-        for (key, manifest, state) in committed {
+        // The newest first: once it is protected, older ones need no healing.
+        for (key, manifest, state) in committed.into_iter().rev() {
             for lane in lanes_of(manifest.manifest()) {
                 self.lead_lane(&key, &manifest, lane, state);
             }
@@ -115,7 +120,10 @@ impl Node {
         }
         let now = self.now;
         let progress = self.lanes.entry((manifest.name(), lane)).or_default();
-        if progress.session.is_some() || now < progress.retry_at {
+        if let Some(session) = progress.session {
+            return self.look_again(session, manifest, &blocks, state);
+        }
+        if now < progress.retry_at {
             return;
         }
         if self.led.len() >= limits::SESSIONS_LED_MAX {
@@ -153,13 +161,18 @@ impl Node {
         let in_full = self
             .lanes
             .get(&(manifest.name(), lane))
-            .is_some_and(|p| p.in_full);
+            .is_some_and(|p| p.in_full || p.wary);
         let basis = if in_full {
             None
         } else {
             self.basis_for(key, manifest.manifest(), lane, blocks)
         };
-        let kind = SessionKind::Encode { lane, basis };
+        let checks = self.checks_of(manifest.name(), lane);
+        let kind = SessionKind::Encode {
+            lane,
+            basis,
+            checks,
+        };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Encode);
     }
 
@@ -172,7 +185,7 @@ impl Node {
         kind: SessionKind,
         purpose: Purpose,
     ) -> bool {
-        let session = SessionId::new(self.fresh());
+        let session = self.fresh_session();
         let record = SessionRecord {
             session,
             manifest: manifest.name(),
@@ -201,6 +214,7 @@ impl Node {
             finished: BTreeSet::new(),
             leaves: Vec::new(),
             needs: Needs::default(),
+            lacking: Lacking::default(),
             begun: false,
             faults: BTreeMap::new(),
             deadline: now.plus(limits::PROPOSE_MAX_MS),
@@ -235,6 +249,7 @@ impl Node {
         leaves: Vec<LeafTable>,
         stripes: Option<StripeMap>,
     ) {
+        let leaves = self.tables_from(from, session, leaves);
         let Some(led) = self.led.get_mut(&session) else {
             return self.send(
                 from,
@@ -244,7 +259,7 @@ impl Node {
                 },
             );
         };
-        if led.begun || !led.members.contains(from) {
+        if led.begun || !led.members.contains(from) || led.ready.contains(from) {
             return;
         }
         if let Some(map) = stripes {
@@ -258,6 +273,7 @@ impl Node {
             let is_source = led.members.iter().position(|node| node == from) < Some(led.sources);
             match led.purpose {
                 Purpose::Encode if is_source => led.needs.add_changed(&map),
+                Purpose::Heal(_) => led.lacking.add(from.clone(), map),
                 _ => led.needs.add_lacking(&map),
             }
         }
@@ -273,29 +289,40 @@ impl Node {
         let Some(led) = self.led.get_mut(&session) else {
             return;
         };
+        if led.is_in_full_but_for_the_name() {
+            return self.lead_in_full(session);
+        }
         led.begun = true;
         led.deadline = self.now.plus(limits::SESSION_MAX_MS);
-        let led = led.clone();
-        let mut leaves = led.leaves;
-        leaves.sort_by_key(|table| table.rank);
+        let mut led = led.clone();
+        let mut leaves = std::mem::take(&mut led.leaves);
+        leaves.sort_by_key(|table| (table.rank, table.prints.is_empty()));
         leaves.dedup_by_key(|table| table.rank);
-        let stripes = led.needs.stripes().as_ref().map(said);
+        let stripes = match led.purpose {
+            Purpose::Heal(_) => led.lacking.stripes(),
+            Purpose::Encode | Purpose::Open(_) => led.needs.stripes(),
+        };
+        let stripes = stripes.as_ref().map(said);
         let chosen = match led.purpose {
             Purpose::Encode => self
                 .manifest_named(led.record.manifest)
                 .and_then(|m| chosen(m.manifest(), led.lane, &led.needs, &self.links())),
             _ => None,
         };
+        let around = self.around_suspects(&led);
+        let chosen = chosen.filter(|_| around.is_none());
         let shape = chosen.map(|chosen| {
-            let (key, lane, reason) = (led.key, led.lane, chosen.reason);
+            let (key, lane, reason) = (led.key.clone(), led.lane, chosen.reason);
             self.note(Note::ShapeChosen { key, lane, reason });
             chosen.shape
         });
+        let shape = around.or(shape);
         if let Some(led) = self.led.get_mut(&session) {
             led.pace = Pace::begin(self.now, shape.clone());
         }
+        let all_check = led.record.kind.checks() == SumChecks::Every;
         for member in led.members {
-            let keeps = led.keepers.contains(&member);
+            let keeps = all_check || led.keepers.contains(&member);
             let begin = PeerMessage::Begin {
                 session,
                 leaves: leaves.iter().filter(|_| keeps).cloned().collect(),
@@ -374,6 +401,20 @@ impl Node {
         }
     }
 
+    /// Ends a session that nothing is wrong with, so that another one goes on with what it has kept.
+    pub(crate) fn interrupt_led(&mut self, session: SessionId) {
+        let Some(led) = self.led.remove(&session) else {
+            return;
+        };
+        for member in &led.members {
+            let kept = false;
+            self.send(member, PeerMessage::Close { session, kept });
+        }
+        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane)) {
+            progress.session = None;
+        }
+    }
+
     fn session_succeeded(&mut self, led: Led) {
         self.learn_rates(&led);
         let name = led.record.manifest;
@@ -381,12 +422,15 @@ impl Node {
             Purpose::Open(slot) => self.opening_filled(slot),
             Purpose::Heal(nodes) => {
                 if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
-                    progress.suspects.clear();
-                    progress.wary = false;
+                    progress.trust();
                 }
+                let moved = led.lacking.stripes();
                 for node in nodes {
                     if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
                         progress.held.remove(&node);
+                    }
+                    if !led.lacking.is_whole_with(&node, moved.as_ref()) {
+                        continue;
                     }
                     let (key, lane) = (led.key.clone(), led.lane);
                     self.note(Note::Healed { key, lane, node });
@@ -394,7 +438,11 @@ impl Node {
             }
             Purpose::Encode => {
                 let now = self.now;
-                let started = self.lanes.get(&(name, led.lane)).and_then(|p| p.first_try);
+                let progress = self.lanes.get_mut(&(name, led.lane));
+                let started = progress.and_then(|progress| {
+                    progress.trust();
+                    progress.first_try
+                });
                 if let Some(checkpoint) = self.checkpoints.get_mut(&led.key) {
                     checkpoint.lanes_led.insert(led.lane);
                 }
@@ -426,16 +474,11 @@ impl Node {
             return self.opening_session_failed(slot, &node, &fault);
         }
         if let Some(progress) = self.lanes.get_mut(&place) {
-            progress.in_full |= fault == SessionFault::NoBasis;
-            progress.retry_at = match fault {
-                SessionFault::NoBasis => now,
-                _ => now.plus(limits::SESSION_RETRY_MS),
+            progress.retry_at = match progress.learn(&led.purpose, &fault) {
+                true => now,
+                false => now.plus(limits::SESSION_RETRY_MS),
             };
             progress.held.clear();
-            if let Purpose::Heal(_) = led.purpose {
-                progress.wary |= is_wrong(&fault);
-                progress.suspects.extend(fault.blamed().cloned());
-            }
         }
         if led.purpose == Purpose::Encode
             && let SessionFault::Corrupt(reason) = &fault

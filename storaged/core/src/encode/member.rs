@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_codec::root_digest;
+use storaged_codec::{Fingerprint, root_digest};
 use storaged_wire::peer::{
     CheckpointKey, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
@@ -51,8 +51,12 @@ pub(crate) struct Joined {
     pub kept: Kept,
     /// Digests that came with the beginning.
     pub leaves: BTreeMap<Rank, Arc<[Digest]>>,
+    /// And fingerprints.
+    pub prints: BTreeMap<Rank, Arc<[Fingerprint]>>,
     pub waits_for_slot: bool,
     pub running: bool,
+    /// The executor has done all of this member's part.
+    pub finished: bool,
     pub deadline: Now,
     /// Stripes of the lane.
     pub stripe_count: u64,
@@ -62,12 +66,26 @@ pub(crate) struct Joined {
     pub made: DirtyMap,
     /// What this member needs to move, if it makes a difference.
     needs: Option<DirtyMap>,
-    tables: Vec<LeafTable>,
+    /// Tables of chunk digests that others need from this member; none any more once the session has begun.
+    pub tables: Vec<LeafTable>,
+}
+
+impl Joined {
+    /// Whether this is a heal of that shard here.
+    pub fn heals(&self, of: Rank) -> bool {
+        matches!(self.kept, Kept::Shard { rank, opening: false, .. } if rank == of)
+    }
 }
 
 impl Node {
     pub(crate) fn proposed(&mut self, from: &NodeName, record: SessionRecord) {
         let session = record.session;
+        if self.joined.contains_key(&(from.clone(), session)) {
+            return self.proposed_again(from, session);
+        }
+        if self.comes_too_early(&record) {
+            return self.let_it_wait(from, record);
+        }
         match self.join(from, &record) {
             Ok(joined) => {
                 let ready = !joined.waits_for_slot;
@@ -80,12 +98,12 @@ impl Node {
         }
     }
 
-    fn say_ready(&mut self, leader: &NodeName, session: SessionId) {
+    pub(super) fn say_ready(&mut self, leader: &NodeName, session: SessionId) {
         let Some(joined) = self.joined.get_mut(&(leader.clone(), session)) else {
             return;
         };
         joined.waits_for_slot = false;
-        let leaves = std::mem::take(&mut joined.tables);
+        let leaves = joined.tables.clone();
         let stripes = joined.needs.as_ref().map(said);
         let ready = PeerMessage::Ready {
             session,
@@ -96,11 +114,6 @@ impl Node {
     }
 
     fn join(&mut self, leader: &NodeName, record: &SessionRecord) -> Result<Joined, SessionFault> {
-        if self.joined.contains_key(&(leader.clone(), record.session)) {
-            let reason = "proposed a session twice".into();
-            let node = leader.clone();
-            return Err(SessionFault::Neighbour { node, reason });
-        }
         let manifest = self
             .manifest_named(record.manifest)
             .ok_or(SessionFault::NoManifest)?;
@@ -150,8 +163,10 @@ impl Node {
             source,
             kept,
             leaves: BTreeMap::new(),
+            prints: BTreeMap::new(),
             waits_for_slot,
             running: false,
+            finished: false,
             deadline: self
                 .now
                 .plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
@@ -296,7 +311,11 @@ impl Node {
         kind: &SessionKind,
     ) -> Vec<LeafTable> {
         let blocks: Vec<usize> = match kind {
-            SessionKind::Encode { .. } => derived.sources.clone(),
+            // Nobody else can say what a shard's fingerprints are.
+            SessionKind::Encode { .. } => {
+                let mine = |block: &usize| derived.blocks.node(*block) == Some(self.me());
+                derived.sources.iter().copied().filter(mine).collect()
+            }
             // The one who gets the block checks every other.
             SessionKind::Repair {
                 shape: RepairShape::Direct,
@@ -319,7 +338,12 @@ impl Node {
         ranks
             .filter_map(|rank| {
                 let leaves = self.leaves_known(key, rank)?.to_vec();
-                Some(LeafTable { rank, leaves })
+                let prints = self.prints_known(key, rank).unwrap_or_default().to_vec();
+                Some(LeafTable {
+                    rank,
+                    leaves,
+                    prints,
+                })
             })
             .collect()
     }
@@ -346,6 +370,7 @@ impl Node {
         joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
+                joined.finished = true;
                 self.rates.session(&tally);
                 let tally = tally.said();
                 self.send(leader, PeerMessage::Finished { session, tally });
@@ -373,24 +398,32 @@ impl Node {
         if checkpoint.state < safe {
             return;
         }
+        // What the session began to read may have been replaced meanwhile: then its place is somebody else's by now.
         match source {
             Some(Source::Shard { shard, .. }) => {
+                let before = checkpoint.shards.len();
                 checkpoint
                     .shards
                     .retain(|_, known| known.slot != shard.slot);
-                self.free_slot_again(shard.slot);
+                if checkpoint.shards.len() < before {
+                    self.free_slot_again(shard.slot);
+                }
             }
             Some(Source::Parity { set }) => {
+                let before = checkpoint.parity.len();
                 checkpoint.parity.retain(|_, known| *known != set);
-                self.budget.release(Purpose::Parity(set));
-                self.out.push(Output::DropParity { set });
+                if checkpoint.parity.len() < before {
+                    self.drop_parity(set);
+                }
             }
             None => {}
         }
     }
 
     pub(crate) fn close(&mut self, from: &NodeName, session: SessionId, kept: bool) {
-        self.leave(&(from.clone(), session), kept);
+        let place = (from.clone(), session);
+        self.waiting_proposals.remove(&place);
+        self.leave(&place, kept);
     }
 
     /// Ends this node's part: what was kept counts or goes.
@@ -403,12 +436,14 @@ impl Node {
             self.out.push(Output::Stop { leader, session });
         }
         let counts = counts && self.checkpoints.contains_key(&joined.key);
+        let counts = counts && self.is_whole(&joined);
         if counts {
-            let leaves = joined.leaves.clone();
+            let (leaves, prints) = (joined.leaves.clone(), joined.prints.clone());
             if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key)
                 && matches!(joined.kept, Kept::Parity { .. })
             {
                 checkpoint.leaves.extend(leaves);
+                checkpoint.prints.extend(prints);
             }
         }
         match joined.kept.clone() {
@@ -490,15 +525,18 @@ impl Node {
             slot,
             length,
             digests: Some((leaves, root)),
+            prints: Arc::default(),
             readers: std::collections::BTreeSet::new(),
             upload: Upload::Idle,
         };
         let replaced = checkpoint.shards.insert(rank, shard);
+        self.out.push(Output::Digest { slot, length });
         let key = key.clone();
         self.slot_mut(slot).used_for = SlotUse::Sealed(key);
         if let Some(old) = replaced {
             self.free_slot_again(old.slot);
         }
+        self.shard_is_back(rank);
         self.start_uploads();
     }
 
@@ -531,6 +569,7 @@ impl Node {
     }
 
     pub(crate) fn joined_forget(&mut self, leader: &NodeName) {
+        self.forget_waiting(leader);
         self.leave_where(|(known, _), _| known == leader);
     }
 

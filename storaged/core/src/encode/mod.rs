@@ -4,17 +4,23 @@
 //! part or says why not (`member`), and once all are ready the leader begins it. What a session keeps counts only
 //! when its leader closes it so; until then the last protected step stays whole beside it (copy on write).
 
+mod again;
 mod begin;
 mod broken;
 pub mod choose;
 mod derived;
+mod in_full;
+mod lacking;
 mod lanes;
 mod lead;
 mod member;
 mod plan;
 pub mod plans;
+mod prints;
 mod rates;
 mod shapes;
+mod survivors;
+mod wary;
 mod work;
 
 pub(crate) use begin::Beginning;

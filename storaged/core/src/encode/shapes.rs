@@ -95,6 +95,11 @@ impl Needs {
         unite(&mut self.lacking, map);
     }
 
+    /// Stripes that changed at some source, if any source said.
+    pub fn changed(&self) -> Option<&DirtyMap> {
+        self.changed.as_ref()
+    }
+
     /// Stripes that move: those that changed and that somebody lacks. None if nobody said anything: then all.
     pub fn stripes(&self) -> Option<DirtyMap> {
         match (&self.changed, &self.lacking) {

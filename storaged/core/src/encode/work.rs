@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use storaged_codec::Fingerprint;
 use storaged_wire::{ChunkSize, Digest, NodeName, SessionId, SlotId};
 
 use super::plans::StripedPlan;
@@ -38,10 +39,13 @@ pub enum Source {
 /// The blocks that a member keeps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// A new parity set; with a basis, what arrives is the difference from that set, which stays as it is.
+    /// A new parity set; with a basis, what arrives is the difference from that set, which stays as it is. Every chunk
+    /// must have its fingerprint, also those that are the basis' own.
     Parity {
         set: ParityId,
         basis: Option<ParityId>,
+        /// Of every stripe of the lane.
+        prints: Arc<[Fingerprint]>,
     },
     /// A shard into a slot; every chunk must have its digest.
     Shard(SlotShard),
@@ -74,8 +78,8 @@ pub struct SessionWork {
     /// Of a kept parity set, the stripes that an earlier session, which broke off, has made: they stay, and none of
     /// them is among the stripes to compute.
     pub carried: Vec<Range<u64>>,
-    /// Digests of shards that other members send block by block as they are, by member: what such a member sends is
-    /// compared before it is used.
+    /// What the members' shards must be, by member, if what they send is to be checked: a block that comes as it is
+    /// against its digest, a sum against the fingerprints of the blocks in it.
     pub proofs: BTreeMap<usize, Proof>,
 }
 
@@ -86,6 +90,8 @@ pub struct Proof {
     pub length: u64,
     /// One digest per chunk.
     pub leaves: Arc<[Digest]>,
+    /// One fingerprint per chunk; none at all if sums are not checked.
+    pub prints: Arc<[Fingerprint]>,
 }
 
 /// A stripe of a session and the class of the plan that it has.

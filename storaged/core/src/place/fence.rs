@@ -237,12 +237,14 @@ impl Node {
         self.plans_ask(node);
     }
 
-    pub(crate) fn learn_fences(&mut self, _from: &NodeName, fences: Vec<Fence>) {
+    pub(crate) fn learn_fences(&mut self, from: &NodeName, fences: Vec<Fence>) {
         for fence in fences {
             if self.check_owner(&fence.namespace, fence.owner).is_ok() {
                 self.raise_fence(&fence.namespace, fence.owner, fence.run);
             }
         }
+        // Whoever greets has just come up, or sees us anew: it may have missed or forgotten what we proposed.
+        self.propose_again(Some(from));
     }
 
     pub(crate) fn forget_proposals(&mut self, conn: ConnId) {

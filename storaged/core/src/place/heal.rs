@@ -6,11 +6,19 @@ use std::sync::Arc;
 
 use storaged_wire::peer::{CheckpointKey, Holding, Lane, PeerMessage, SessionKind};
 use storaged_wire::shape::RepairShape;
-use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, SessionId};
 
 use crate::encode::{LaneBlocks, Purpose};
+use crate::io::Now;
 use crate::limits;
 use crate::node::Node;
+
+/// The blocks of a lane as its members hold them.
+#[derive(Debug, Default)]
+struct Found {
+    available: Vec<usize>,
+    wanted: Vec<(u32, NodeName)>,
+}
 
 impl Node {
     /// Puts back what up members of a protected lane do not hold.
@@ -21,29 +29,34 @@ impl Node {
         lane: Lane,
         blocks: &LaneBlocks,
     ) {
-        let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
-            .filter_map(|block| Some((block, blocks.node(block)?.clone())))
-            .collect();
-        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders);
-        self.learn_own_blocks((manifest.name(), lane), key, blocks);
-        let progress = &self.lanes[&(manifest.name(), lane)];
-        let mut available = Vec::new();
-        let mut wanted = Vec::new();
-        for (block, node) in &holders {
-            match progress.held.get(node) {
-                _ if !self.is_up(node) => {}
-                None => return,
-                Some(held) if held.contains(block) => available.push(*block),
-                Some(_) => wanted.push((*block as u32, node.clone())),
-            }
+        if let Some((kind, healed)) = self.next_heal(key, manifest, lane, blocks) {
+            self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
         }
+    }
+
+    /// The session that puts back what is lost, and whose blocks those are; none if there is nothing to do, or not now.
+    fn next_heal(
+        &mut self,
+        key: &CheckpointKey,
+        manifest: &ManifestBytes,
+        lane: Lane,
+        blocks: &LaneBlocks,
+    ) -> Option<(SessionKind, Vec<NodeName>)> {
+        if self.encodes_newer(key, lane) {
+            return None;
+        }
+        let Found {
+            available,
+            mut wanted,
+        } = self.find_blocks(key, manifest, lane, blocks)?;
+        if wanted.is_empty() {
+            return None;
+        }
+        let progress = &self.lanes[&(manifest.name(), lane)];
         let first = self.trusted((manifest.name(), lane), blocks, &available);
-        // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.
-        let survivors = blocks.enough(&first).or_else(|| blocks.enough(&available));
-        let (false, Some(survivors)) = (wanted.is_empty(), survivors) else {
-            return;
-        };
         let shape = repair_shape(progress.wary, &mut wanted);
+        // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.
+        let survivors = self.survivors(blocks, [&first, &available], (wanted.len(), shape))?;
         let healed = wanted.iter().map(|(_, node)| node.clone()).collect();
         let kind = SessionKind::Repair {
             lane,
@@ -52,7 +65,94 @@ impl Node {
             stripes: Vec::new(),
             shape,
         };
-        self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
+        Some((kind, healed))
+    }
+
+    /// Whether the session of a lane is still the right one.
+    pub(crate) fn look_again(
+        &mut self,
+        session: SessionId,
+        manifest: &ManifestBytes,
+        blocks: &LaneBlocks,
+        state: CheckpointState,
+    ) {
+        let Some(led) = self.led.get(&session) else {
+            return;
+        };
+        let (key, lane) = (led.key.clone(), led.lane);
+        match led.purpose.clone() {
+            // A node that was restarted hears first that there is the checkpoint, and then that it is protected.
+            Purpose::Encode if state >= CheckpointState::Protected => {
+                self.interrupt_led(session);
+                self.heal_lane(&key, manifest, lane, blocks);
+            }
+            Purpose::Heal(healed) => self.widen_heal((session, &healed), manifest, lane, blocks),
+            Purpose::Encode | Purpose::Open(_) => {}
+        }
+    }
+
+    /// While a lane heals: a member that has come up and has lost its block too is healed along with the others, by one
+    /// session for all. One after the other each would take as long as all together. What the session has put in
+    /// place till now stays.
+    fn widen_heal(
+        &mut self,
+        (session, healed): (SessionId, &[NodeName]),
+        manifest: &ManifestBytes,
+        lane: Lane,
+        blocks: &LaneBlocks,
+    ) {
+        let Some(led) = self.led.get(&session) else {
+            return;
+        };
+        // Checked block by block, one is healed at a time.
+        let SessionKind::Repair { shape, .. } = led.record.kind else {
+            return;
+        };
+        if shape == RepairShape::Direct {
+            return;
+        }
+        let key = led.key.clone();
+        let Some((kind, all)) = self.next_heal(&key, manifest, lane, blocks) else {
+            return;
+        };
+        if all.iter().any(|node| !healed.contains(node)) {
+            self.interrupt_led(session);
+            self.lead(key, manifest, lane, kind, Purpose::Heal(all));
+        }
+    }
+
+    /// Whether this node is at encoding the same lane of a newer checkpoint: that makes healing this one needless.
+    fn encodes_newer(&self, key: &CheckpointKey, lane: Lane) -> bool {
+        self.led.values().any(|led| {
+            let of_namespace = led.key.namespace == key.namespace && led.key > *key;
+            of_namespace && led.lane == lane && led.purpose == Purpose::Encode
+        })
+    }
+
+    /// Which blocks are there, and which up members lack theirs; none before all have said what they hold.
+    fn find_blocks(
+        &mut self,
+        key: &CheckpointKey,
+        manifest: &ManifestBytes,
+        lane: Lane,
+        blocks: &LaneBlocks,
+    ) -> Option<Found> {
+        let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
+            .filter_map(|block| Some((block, blocks.node(block)?.clone())))
+            .collect();
+        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders);
+        self.learn_own_blocks((manifest.name(), lane), key, blocks);
+        let progress = &self.lanes[&(manifest.name(), lane)];
+        let mut found = Found::default();
+        for (block, node) in &holders {
+            match progress.held.get(node) {
+                _ if !self.is_up(node) => {}
+                None => return None,
+                Some(held) if held.contains(block) => found.available.push(*block),
+                Some(_) => found.wanted.push((*block as u32, node.clone())),
+            }
+        }
+        Some(found)
     }
 
     /// Of these blocks of a lane, those whose nodes were neither blamed nor are slow.
@@ -169,13 +269,16 @@ impl Node {
             }
         }
         self.announce_all();
+        // What failed because it was gone need not wait any more.
+        for progress in self.lanes.values_mut() {
+            progress.retry_at = Now::default();
+        }
         self.lead_lanes();
     }
 }
 
-/// How wanted blocks are brought back. Per survivor a chain sends every sum once, a gather all of its block and, in
-/// its turn, the sums: with one block wanted both are a block per stripe, and the chain needs fewer connections. Once
-/// bytes came out wrong, one block at a time and checked.
+/// How wanted blocks are brought back (`encode::survivors` has the arithmetic). Once bytes came out wrong, one block at
+/// a time and checked.
 fn repair_shape(wary: bool, wanted: &mut Vec<(u32, NodeName)>) -> RepairShape {
     match (wary, wanted.len()) {
         (true, _) => {

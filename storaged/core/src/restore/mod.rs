@@ -1,11 +1,14 @@
-//! Policy of the verb *restore*: the plan before action (`plan`), the ladder per shard (`open`), what nodes hold
+//! Policy of the verb *restore*: the plan before action (`plan`), the ladder per shard (`open`), openings that a
+//! heal serves (`heal_first`), what nodes hold
 //! (`holdings`), and checking a whole checkpoint (`verify`).
 
+mod heal_first;
 mod holdings;
 mod open;
 mod plan;
 mod verify;
 
+pub(crate) use heal_first::HealFirst;
 pub(crate) use open::{OpenWish, Opening, is_wrong};
 pub(crate) use plan::PlanQuery;
 pub(crate) use verify::VerifyWork;
@@ -70,6 +73,7 @@ impl Node {
             .retain(|_, plan| plan.id.is_none_or(|id| id.conn != conn));
         self.verifies
             .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
+        self.forget_heals(conn);
         self.forget_proposals(conn);
     }
 }

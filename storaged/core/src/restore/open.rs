@@ -37,6 +37,8 @@ pub(crate) struct OpenWish {
     pub deadline: Now,
     /// The rung that gave the reader wrong bytes.
     pub without: Option<Rung>,
+    /// A heal was waited for and did not bring the shard back.
+    pub healed_in_vain: bool,
 }
 
 /// A shard on its way into this node's RAM, or there for a reader.
@@ -85,7 +87,7 @@ impl Node {
     }
 
     /// The first rung: this node's RAM.
-    fn open_own(&mut self, id: RequestId, wish: &OpenWish) -> bool {
+    pub(super) fn open_own(&mut self, id: RequestId, wish: &OpenWish) -> bool {
         if wish.without == Some(Rung::OwnRam) {
             return false;
         }
@@ -146,6 +148,10 @@ impl Node {
                 manifest.clone(),
                 state.unwrap_or(CheckpointState::Committed),
             );
+        }
+        if self.is_to_be_healed(&wish, &survey, manifest.manifest()) {
+            self.heal_first(id, wish);
+            return Ok(());
         }
         let namespace = manifest.manifest().namespace.clone();
         let slot = self.create_slot(&namespace, wish.rank, length, SlotUse::Restoring)?;
@@ -255,27 +261,31 @@ impl Node {
                     .is_some_and(|node| self.is_up(node) && !opening.excluded.contains(node))
             })
             .collect();
+        let shape = match opening.wary {
+            true => RepairShape::Direct,
+            false => RepairShape::Chain,
+        };
         let fast = |block: &usize| {
             let node = blocks.node(*block);
             node.is_some_and(|node| !self.links().is_slow(node))
         };
         let first: Vec<usize> = usable.iter().copied().filter(fast).collect();
-        let others = blocks.enough(&first);
+        let others = self.survivors(&blocks, [&first, &[]], (1, shape));
         // A copy over a slow link takes longer than decoding from others, if they are enough.
         let copies = usable.contains(&block) && (first.contains(&block) || others.is_none());
         let (survivors, rung) = match copies {
             true => (vec![block], Rung::PeerRam),
-            false => (others.or_else(|| blocks.enough(&usable))?, Rung::Decoded),
+            false => {
+                let any = || self.survivors(&blocks, [&first, &usable], (1, shape));
+                (others.or_else(any)?, Rung::Decoded)
+            }
         };
         let kind = SessionKind::Repair {
             lane,
             survivors: survivors.into_iter().map(|block| block as u32).collect(),
             wanted: vec![(block as u32, self.me().clone())],
             stripes: stripes_of(&opening.ranges, manifest.chunk),
-            shape: match opening.wary {
-                true => RepairShape::Direct,
-                false => RepairShape::Chain,
-            },
+            shape,
         };
         Some((lane, kind, rung))
     }

@@ -301,6 +301,7 @@ impl Node {
         self.by_name.insert(manifest.name(), key.clone());
         self.drop_unlisted_shards(&key);
         self.reach(&key, CheckpointState::Committed);
+        self.look_at_waiting();
     }
 
     /// Stores a manifest that a survey found, in the state it is known to be in.
@@ -357,6 +358,9 @@ impl Node {
         }
         checkpoint.state = state;
         let key = key.clone();
+        if state >= CheckpointState::Protected {
+            self.count_finished_parity(&key);
+        }
         self.note(Note::State {
             key: key.clone(),
             state,

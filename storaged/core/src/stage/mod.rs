@@ -8,6 +8,7 @@ mod slots;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use storaged_codec::Fingerprint;
 use storaged_wire::local::{LOCAL_VERSION, Reply, Role};
 use storaged_wire::peer::{CheckpointKey, Fence, PeerMessage};
 use storaged_wire::{
@@ -225,6 +226,7 @@ impl Node {
                 slot,
                 length,
                 digests: None,
+                prints: Arc::default(),
                 readers: BTreeSet::new(),
                 upload: Upload::Idle,
             },
@@ -258,23 +260,40 @@ impl Node {
         }
     }
 
-    pub(crate) fn digested(&mut self, slot: SlotId, leaves: Arc<[Digest]>, root: Digest) {
+    pub(crate) fn digested(
+        &mut self,
+        slot: SlotId,
+        digests: (Arc<[Digest]>, Digest),
+        prints: Arc<[Fingerprint]>,
+    ) {
         let Some(key) = self.sealed_key(slot) else {
             return;
         };
         let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
             return;
         };
+        let mut is_new = false;
         for shard in checkpoint.shards.values_mut() {
-            if shard.slot == slot {
-                shard.digests = Some((leaves.clone(), root));
+            // A restored shard has digests already; what does not have them any more has no fingerprints either.
+            let known = shard.digests.as_ref();
+            if shard.slot == slot && known.is_none_or(|known| *known == digests) {
+                is_new |= known.is_none();
+                shard.digests = Some(digests.clone());
+                shard.prints = prints.clone();
             }
         }
-        self.announce(&key);
+        if is_new {
+            self.announce(&key);
+        }
     }
 
     pub(crate) fn digest_failed(&mut self, slot: SlotId, reason: &str) {
-        if let Some(key) = self.sealed_key(slot) {
+        let Some(key) = self.sealed_key(slot) else {
+            return;
+        };
+        let shards = self.checkpoints.get(&key).map(|c| &c.shards);
+        let waits = |shard: &LocalShard| shard.slot == slot && shard.digests.is_none();
+        if shards.is_some_and(|shards| shards.values().any(waits)) {
             self.abandon_everywhere(&key, &format!("digesting the shard failed: {reason}"));
         }
     }

@@ -1,96 +1,227 @@
-//! Sessions: once every member of a plan has begun, its stripes are computed by the definition of a hop, on the
-//! bytes in the members' RAM.
+//! Sessions: once every member of a plan has begun, a session runs for some time, and then its stripes are computed by
+//! the definition of a hop, on the bytes in the members' RAM. A slow hop makes it run for seconds, and sometimes stalls
+//! it; a member that dies or is told to stop ends it half-way for all.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use storaged_codec::{engine, leaf_digest};
+use storaged_codec::{Fingerprint, engine, fingerprint, leaf_digest};
+use storaged_core::encode::plans::trace;
 use storaged_core::encode::{CodingPlan, Hop, Keep, SessionWork, Source, Target, Turn};
 use storaged_core::{Input, SessionTally};
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId};
 
-use super::slow::{Key, Members, Running};
+use super::slow::Pace;
 use super::world::{CHUNK_BYTES, Event, World, index};
+
+pub type Key = (NodeName, SessionId);
+
+/// A member's node, its generation and its work.
+pub type Member = (usize, u64, SessionWork);
+pub type Members = BTreeMap<usize, Member>;
+
+/// A slow hop makes a session last this long and up to so much longer, in milliseconds; one in so many such sessions
+/// stalls for good.
+const SLOW_MS: u64 = 500;
+const SLOWER_MS: u64 = 4_000;
+const STALL_ONE_IN: u64 = 4;
 
 /// What a session came to: the stripes that each member has kept, and who failed first, with what.
 #[derive(Default)]
-pub struct Computed {
-    pub kept: BTreeMap<usize, Vec<u64>>,
-    failed: Option<(usize, SessionFault)>,
+struct Computed {
+    kept: BTreeMap<usize, Vec<u64>>,
+    failed: Option<Failed>,
 }
 
-/// Works of sessions, by member.
+/// Which member, with what.
+type Failed = (usize, SessionFault);
+
+/// How a session goes.
+enum Course {
+    /// To its end.
+    Whole,
+    /// So many stripes, then somebody fails.
+    Breaks(u64, Failed),
+}
+
+/// A session that members have begun; once all have, it runs until some time.
+#[derive(Default)]
+pub struct Session {
+    pub members: Members,
+    ends_at: Option<u64>,
+    /// How it goes over the links, if one of them is slow.
+    pub pace: Option<Pace>,
+}
+
+/// Sessions by their leader and number.
 #[derive(Default)]
 pub struct Sessions {
-    begun: BTreeMap<Key, Members>,
-    /// Those that take their time.
-    pub running: BTreeMap<Key, Running>,
+    pub begun: BTreeMap<Key, Session>,
 }
 
 impl Sessions {
     pub fn begin(&mut self, node: usize, generation: u64, work: SessionWork) {
         let key = (work.leader.clone(), work.session);
-        self.begun
-            .entry(key)
-            .or_default()
+        let session = self.begun.entry(key).or_default();
+        session
+            .members
             .insert(work.member, (node, generation, work));
     }
 
-    /// Whether it had begun and had not ended.
-    pub fn stop(&mut self, node: usize, leader: &NodeName, session: SessionId) -> bool {
-        let Some(members) = self.begun.get_mut(&(leader.clone(), session)) else {
-            return false;
-        };
-        let before = members.len();
-        members.retain(|_, (at, _, _)| *at != node);
-        members.len() < before
-    }
-
-    pub fn lost(&mut self, node: usize) {
-        self.begun
-            .values_mut()
-            .for_each(|members| members.retain(|_, (at, _, _)| *at != node));
-        self.running.values_mut().for_each(|running| {
-            running.members.retain(|_, (at, _, _)| *at != node);
-        });
+    /// Sessions that a node takes part in.
+    fn of(&self, node: usize) -> Vec<Key> {
+        let takes_part = |session: &Session| session.members.values().any(|(at, _, _)| *at == node);
+        let sessions = self.begun.iter().filter(|(_, it)| takes_part(it));
+        sessions.map(|(key, _)| key.clone()).collect()
     }
 }
 
 impl World {
+    /// Begins sessions whose members are all there, and ends those whose time has come.
     pub fn advance_sessions(&mut self) {
-        let whole = |members: &Members| {
-            members
-                .values()
-                .next()
-                .is_some_and(|(_, _, work)| members.len() == members_of(work))
-        };
-        let ready: Vec<Key> = self
-            .sessions
-            .begun
-            .iter()
-            .filter(|(_, m)| whole(m))
-            .map(|(k, _)| k.clone())
-            .collect();
-        self.sessions.begun.retain(|_, members| !members.is_empty());
-        for key in ready {
-            let members = self.sessions.begun.remove(&key).unwrap();
-            match self.limits.slow {
-                Some(_) => self.run_slowly(key, members),
-                None => self.complete(&members, &BTreeMap::new()),
+        let keys: Vec<Key> = self.sessions.begun.keys().cloned().collect();
+        for key in keys {
+            let session = &self.sessions.begun[&key];
+            let whole = is_whole(&session.members);
+            match session.ends_at {
+                None if whole => self.start_session(&key),
+                Some(end) if end <= self.now => self.end_session(&key),
+                _ => {}
             }
         }
     }
 
-    /// Computes a session, and tells its members how it ended.
-    pub fn complete(&mut self, members: &Members, tallies: &BTreeMap<usize, SessionTally>) {
-        let Computed { kept, failed } = self.compute(members, None);
+    fn start_session(&mut self, key: &Key) {
+        let slow = self.slow_member(key).is_some();
+        let pace = self.pace(key);
+        let lasts = match (&pace, slow) {
+            (Some(pace), _) => pace.takes_ms,
+            (None, true) => SLOW_MS + self.random(SLOWER_MS),
+            (None, false) => 5 + self.random(20),
+        };
+        let ends_at = self.now + lasts;
+        let session = self.sessions.begun.get_mut(key).expect("it has begun");
+        session.ends_at = Some(ends_at);
+        session.pace = pace;
+        let members = session.members.clone();
+        self.at(ends_at, Event::Sessions);
+        self.count(&members);
+        let prepared = members.iter().find_map(|(member, (node, _, work))| {
+            Some((*member, self.prepare(*node, work).err()?))
+        });
+        if let Some(failed) = prepared {
+            self.sessions.begun.remove(key);
+            let kept = BTreeMap::new();
+            let computed = Computed {
+                kept,
+                failed: Some(failed),
+            };
+            self.tell(&members, (&computed, None), 20);
+        }
+    }
+
+    fn slow_member(&self, key: &Key) -> Option<usize> {
+        let slow = self.limits.slow?;
+        let mut members = self.sessions.begun[key].members.iter();
+        members.find_map(|(member, (node, _, _))| (*node == slow).then_some(*member))
+    }
+
+    fn end_session(&mut self, key: &Key) {
+        let slow = self.slow_member(key);
+        let Some(Session { members, pace, .. }) = self.sessions.begun.remove(key) else {
+            return;
+        };
+        let stripes = stripes(&members);
+        // Of repairs one in three, of encodes one in ten breaks off half-way, by somebody's silence.
+        let one_in = if repairs(&members) { 3 } else { 10 };
+        let may_break = stripes > 1 && self.limits.liar.is_none();
+        let stalls = slow.filter(|_| stripes > 1 && self.random(STALL_ONE_IN) == 0);
+        let course = if let Some(slow) = stalls {
+            self.stalls += 1;
+            Course::Breaks(1 + self.random(stripes - 1), missed(&members, slow))
+        } else if may_break && self.random(one_in) == 0 {
+            let silence = self.silence(&members);
+            Course::Breaks(1 + self.random(stripes - 1), silence)
+        } else {
+            Course::Whole
+        };
+        let computed = self.compute(&members, course);
+        self.tell(&members, (&computed, pace.as_ref()), 10);
+    }
+
+    /// Ends the sessions of a node that is about to die, while its RAM is still there: some stripes are done by then,
+    /// and the others notice within the time that a link may be silent.
+    pub fn lose_sessions(&mut self, node: usize) {
+        for key in self.sessions.of(node) {
+            self.lose_member(&key, node, 2_000);
+        }
+    }
+
+    /// A node's executor is told to end a session. Gives the stripes that it has kept, or none if it had not begun or
+    /// had ended.
+    pub fn stop_session(
+        &mut self,
+        node: usize,
+        leader: &NodeName,
+        session: SessionId,
+    ) -> Option<Vec<Range<u64>>> {
+        let key = (leader.clone(), session);
+        let takes_part = self.sessions.of(node).contains(&key);
+        takes_part.then(|| self.lose_member(&key, node, 20))
+    }
+
+    /// One member of a session ends; if it runs, the others fail within `ms`. Gives what that member has kept.
+    fn lose_member(&mut self, key: &Key, node: usize, ms: u64) -> Vec<Range<u64>> {
+        let Some(Session {
+            mut members,
+            ends_at,
+            pace,
+        }) = self.sessions.begun.remove(key)
+        else {
+            return Vec::new();
+        };
+        let is_lost = |(_, (at, _, _)): &(&usize, &Member)| *at == node;
+        let Some(lost) = members.iter().find(is_lost).map(|(member, _)| *member) else {
+            return Vec::new();
+        };
+        if ends_at.is_none() {
+            members.remove(&lost);
+            if !members.is_empty() {
+                let session = Session {
+                    members,
+                    ends_at,
+                    pace,
+                };
+                self.sessions.begun.insert(key.clone(), session);
+            }
+            return Vec::new();
+        }
+        self.cut += 1;
+        let done = match &pace {
+            Some(pace) => pace.stripes(stripes(&members), self.now),
+            None => self.random(stripes(&members).max(1)),
+        };
+        let course = Course::Breaks(done, missed(&members, lost));
+        let computed = self.compute(&members, course);
+        members.remove(&lost);
+        self.tell(&members, (&computed, None), ms);
+        runs(computed.kept.get(&lost))
+    }
+
+    /// Every member hears within `ms` how its session ended.
+    fn tell(&mut self, members: &Members, outcome: (&Computed, Option<&Pace>), ms: u64) {
+        let (computed, pace) = outcome;
         for (member, (node, generation, work)) in members {
-            let outcome = match &failed {
-                None => Ok(tallies.get(member).cloned().unwrap_or(SessionTally {
-                    bytes: work.lane_length,
-                    elapsed_ms: 5,
-                    ..SessionTally::default()
-                })),
+            let outcome = match &computed.failed {
+                None => Ok(match pace {
+                    Some(pace) => self.tally(pace, members, *member),
+                    None => SessionTally {
+                        bytes: work.lane_length,
+                        elapsed_ms: 5,
+                        ..SessionTally::default()
+                    },
+                }),
                 Some((guilty, fault)) if guilty == member => Err(fault.clone()),
                 Some((guilty, _)) => {
                     let reason = "ended its stream".into();
@@ -104,9 +235,9 @@ impl World {
                 leader: work.leader.clone(),
                 session: work.session,
                 outcome,
-                kept: runs(kept.get(member)),
+                kept: runs(computed.kept.get(member)),
             };
-            let delay = 5 + self.random(20);
+            let delay = 1 + self.random(ms);
             let event = Event::Input {
                 node: *node,
                 generation: *generation,
@@ -116,52 +247,39 @@ impl World {
         }
     }
 
-    /// Computes a session, or as many turns of it.
-    pub fn compute(&mut self, members: &Members, turns: Option<u64>) -> Computed {
-        let mut computed = Computed::default();
-        for (member, (node, _, work)) in members {
-            if let Err(fault) = self.prepare(*node, work) {
-                computed.failed = Some((*member, fault));
-                return computed;
-            }
-        }
-        let (_, _, first) = members.values().next().unwrap();
-        let resumes = first
-            .stripes
-            .iter()
-            .map(|run| run.end - run.start)
-            .sum::<u64>()
-            < first.chunk.count(first.lane_length);
-        let mut keeps = members
-            .values()
-            .filter_map(|(_, _, work)| work.keep.as_ref());
-        let repairs = keeps.all(|keep| matches!(keep, Keep::Shard(_)));
+    /// What sessions are like, for the tallies of a run.
+    fn count(&mut self, members: &Members) {
+        let (_, _, first) = members.values().next().expect("a session has members");
+        let some = first.stripes.iter().map(|run| run.end - run.start);
+        let resumes = some.sum::<u64>() < first.chunk.count(first.lane_length);
+        let repairs = repairs(members);
         self.resumed += u64::from(resumes && repairs);
         self.incremental += u64::from(resumes && !repairs);
-        self.carried += members
-            .values()
-            .filter(|(_, _, work)| !work.carried.is_empty())
-            .count() as u64;
-        // Of repairs one in three, of encodes one in ten breaks off half-way, by somebody's silence.
-        let stripes = first.turns().count() as u64;
-        let one_in = if repairs { 3 } else { 10 };
-        let breaks = stripes > 1 && self.limits.liar.is_none() && self.random(one_in) == 0;
-        let breaks_at = breaks.then(|| 1 + self.random(stripes - 1));
-        for (turn, at) in (0..turns.unwrap_or(u64::MAX)).zip(first.turns()) {
-            let outcome = match breaks_at == Some(turn) {
-                true => Err(self.silence(members)),
-                false => self.compute_stripe(members, at, repairs, &mut computed.kept),
+        let carry = |(_, _, work): &&Member| !work.carried.is_empty();
+        self.carried += members.values().filter(carry).count() as u64;
+    }
+
+    fn compute(&mut self, members: &Members, course: Course) -> Computed {
+        let mut computed = Computed::default();
+        let (_, _, first) = members.values().next().expect("a session has members");
+        for (turn, at) in (0..).zip(first.turns()) {
+            let outcome = match &course {
+                Course::Breaks(breaks_at, failed) if *breaks_at == turn => Err(failed.clone()),
+                _ => self.compute_stripe(members, at, &mut computed.kept),
             };
             if let Err(failed) = outcome {
                 computed.failed = Some(failed);
                 return computed;
             }
         }
+        if let Course::Breaks(_, failed) = course {
+            computed.failed = Some(failed);
+        }
         computed
     }
 
     /// Some member blames some other one for being silent.
-    fn silence(&mut self, members: &Members) -> (usize, SessionFault) {
+    fn silence(&mut self, members: &Members) -> Failed {
         let (_, _, work) = members.values().next().unwrap();
         let count = work.members.len() as u64;
         let (by, silent) = (self.random(count) as usize, self.random(count) as usize);
@@ -174,7 +292,6 @@ impl World {
         &mut self,
         members: &Members,
         Turn { stripe, class }: Turn,
-        repairs: bool,
         kept: &mut BTreeMap<usize, Vec<u64>>,
     ) -> Result<(), (usize, SessionFault)> {
         let (_, _, first) = members.values().next().unwrap();
@@ -186,6 +303,7 @@ impl World {
             assert_eq!(index(&work.members[hop.member]), *node);
             for edge in &hop.inputs {
                 check_raw(plan, *edge, work, stripe, &edges[*edge])
+                    .and_then(|()| check_sums(plan, *edge, work, stripe, &edges[*edge]))
                     .map_err(|fault| (hop.member, fault))?;
             }
             let mut operands: Vec<Vec<u8>> =
@@ -202,7 +320,7 @@ impl World {
                     .collect();
                 match output.target {
                     Target::Edge(edge) => {
-                        if repairs && self.limits.liar == Some(*node) && self.random(2) == 0 {
+                        if self.limits.liar == Some(*node) && self.random(2) == 0 {
                             sums[0][0] ^= 0x5a;
                             self.lies += 1;
                         }
@@ -220,7 +338,7 @@ impl World {
     }
 
     fn prepare(&mut self, node: usize, work: &SessionWork) -> Result<(), SessionFault> {
-        if let Some(Keep::Parity { set, basis }) = &work.keep {
+        if let Some(Keep::Parity { set, basis, prints }) = &work.keep {
             let ram = self.ram(node);
             let mut fresh = match basis {
                 Some(basis) => ram
@@ -234,6 +352,13 @@ impl World {
             fresh.resize(count.max(fresh.len()), vec![0; CHUNK_BYTES as usize]);
             for stripe in work.carried.iter().cloned().flatten() {
                 fresh[stripe as usize] = ram.parity[set][stripe as usize].clone();
+            }
+            let moves = |stripe: usize| work.turns().any(|turn| turn.stripe == stripe as u64);
+            for stripe in (0..count).filter(|stripe| !moves(*stripe)) {
+                let bytes = work.stripe_bytes(stripe as u64);
+                if fingerprint(&fresh[stripe][..bytes]) != prints[stripe] {
+                    return Err(SessionFault::WrongResult(format!("kept stripe {stripe}")));
+                }
             }
             ram.parity.insert(*set, fresh);
         }
@@ -290,10 +415,14 @@ impl World {
     ) -> Result<(), SessionFault> {
         let ram = self.ram(node);
         match work.keep.as_ref().unwrap() {
-            Keep::Parity { set, .. } => {
-                let block =
-                    &mut ram.parity.get_mut(set).ok_or(SessionFault::Aborted)?[stripe as usize];
+            Keep::Parity { set, prints, .. } => {
+                let set = ram.parity.get_mut(set).ok_or(SessionFault::Aborted)?;
+                let mut block = set[stripe as usize].clone();
                 engine().xor(&mut block[..sum.len()], sum);
+                if fingerprint(&block[..sum.len()]) != prints[stripe as usize] {
+                    return Err(SessionFault::WrongResult(format!("stripe {stripe}")));
+                }
+                set[stripe as usize] = block;
             }
             Keep::Shard(shard) => {
                 let range = work.chunk.range(stripe, shard.length);
@@ -314,6 +443,33 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Whether all members have begun.
+fn is_whole(members: &Members) -> bool {
+    let first = members.values().next();
+    first.is_some_and(|(_, _, work)| members.len() == members_of(work))
+}
+
+fn stripes(members: &Members) -> u64 {
+    let (_, _, first) = members.values().next().expect("a session has members");
+    first.turns().count() as u64
+}
+
+fn repairs(members: &Members) -> bool {
+    let mut keeps = members
+        .values()
+        .filter_map(|(_, _, work)| work.keep.as_ref());
+    keeps.all(|keep| matches!(keep, Keep::Shard(_)))
+}
+
+/// Some other member misses what this one should have sent.
+fn missed(members: &Members, silent: usize) -> Failed {
+    let by = members.keys().find(|member| **member != silent);
+    let by = *by.unwrap_or(&silent);
+    let node = members[&by].2.members[silent].clone();
+    let reason = "sent nothing in time".into();
+    (by, SessionFault::Neighbour { node, reason })
 }
 
 /// Members that have a part in some class.
@@ -348,11 +504,50 @@ fn check_raw(
     }
 }
 
+/// As the daemon's executor does it: a sum of blocks whose fingerprints are known must have their combination.
+fn check_sums(
+    plan: &CodingPlan,
+    edge: usize,
+    work: &SessionWork,
+    stripe: u64,
+    sums: &[Vec<u8>],
+) -> Result<(), SessionFault> {
+    if work.proofs.is_empty() {
+        return Ok(());
+    }
+    let print = |source: usize| {
+        let proof = work.proofs.get(&source)?;
+        let at = stripe as usize;
+        (proof.prints.len() == proof.leaves.len())
+            .then(|| proof.prints.get(at).copied().unwrap_or_default())
+    };
+    let made = trace(plan, work.plan.sources()).unwrap();
+    for (row, sum) in made.edges[edge].iter().zip(sums) {
+        let terms = row.iter().enumerate().filter(|(_, c)| **c != 0);
+        let terms: Option<Vec<_>> = terms
+            .map(|(source, c)| Some((*c, print(source)?)))
+            .collect();
+        let Some(terms) = terms else { continue };
+        let mut expected = Fingerprint::ZERO;
+        terms.iter().for_each(|(c, print)| expected.fold(*c, print));
+        if fingerprint(sum) != expected {
+            return Err(SessionFault::WrongBytes {
+                node: work.members[plan.edges[edge].from].clone(),
+                reason: format!("stripe {stripe}"),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// A wrong result of blocks of which all but one were checked is because of that one.
 fn blame(plan: &CodingPlan, hop: &Hop, work: &SessionWork, fault: SessionFault) -> SessionFault {
     let SessionFault::WrongResult(reason) = fault else {
         return fault;
     };
+    if let Some(Keep::Parity { basis: Some(_), .. }) = &work.keep {
+        return SessionFault::WrongResult(reason);
+    }
     let mut unchecked = hop.inputs.iter().filter(|edge| {
         !(plan.is_raw(**edge) && work.proofs.contains_key(&plan.edges[**edge].from))
     });
@@ -365,7 +560,7 @@ fn blame(plan: &CodingPlan, hop: &Hop, work: &SessionWork, fault: SessionFault) 
     }
 }
 
-pub fn runs(stripes: Option<&Vec<u64>>) -> Vec<std::ops::Range<u64>> {
+pub fn runs(stripes: Option<&Vec<u64>>) -> Vec<Range<u64>> {
     let stripes = stripes.into_iter().flatten();
     stripes.map(|stripe| *stripe..*stripe + 1).collect()
 }

@@ -48,6 +48,7 @@ pub struct Job {
     next_conn: u64,
     next_request: u64,
     crash_next_at: u64,
+    save_next_at: u64,
 }
 
 impl Default for Job {
@@ -66,6 +67,7 @@ impl Default for Job {
             next_conn: 0,
             next_request: 0,
             crash_next_at: 5_000,
+            save_next_at: 0,
         }
     }
 }
@@ -192,7 +194,9 @@ impl World {
                     Expect::Plan,
                 );
             }
-            Phase::Training if self.job.sealed.is_empty() => self.save(),
+            Phase::Training if self.job.sealed.is_empty() && self.now >= self.job.save_next_at => {
+                self.save();
+            }
             _ => {}
         }
     }
@@ -229,7 +233,10 @@ impl World {
         self.job.crash_next_at = self.now + 30_000 + self.random(10_000);
     }
 
+    /// Half of the steps follow as fast as slots are there, the others take some time to train.
     fn save(&mut self) {
+        let trains_for = self.random(2) * self.random(800);
+        self.job.save_next_at = self.now + trains_for;
         self.job.step += 1;
         let step = Step::new(self.job.step);
         for rank in self.all_ranks() {

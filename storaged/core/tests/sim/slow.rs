@@ -3,16 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use storaged_core::encode::SessionWork;
 use storaged_core::{Input, SessionTally};
-use storaged_wire::peer::{LinkTally, SessionFault};
-use storaged_wire::{NodeName, SessionId};
+use storaged_wire::peer::LinkTally;
 
-use super::executor::{Computed, runs};
+use super::executor::{Key, Members};
 use super::world::{CHUNK_BYTES, Event, World, name};
-
-pub type Key = (NodeName, SessionId);
-pub type Members = BTreeMap<usize, (usize, u64, SessionWork)>;
 
 /// Bytes per second of every link but the slow one.
 const RATE: f64 = 500_000.0;
@@ -20,40 +15,44 @@ const SLOW_RATE: f64 = RATE / 10.0;
 /// As the daemon's executors do it.
 const PROGRESS_MS: u64 = 1000;
 
-/// A session that takes its time.
-pub struct Running {
-    pub members: Members,
+/// How a session goes over links of which one is slow.
+pub struct Pace {
     began: u64,
-    takes_ms: u64,
+    pub takes_ms: u64,
     /// Bytes per link, of the whole session.
     links: BTreeMap<(usize, usize), f64>,
-    /// Once it was stopped.
-    computed: Option<Computed>,
+}
+
+impl Pace {
+    /// Of so many stripes, those that are done.
+    pub fn stripes(&self, of: u64, now: u64) -> u64 {
+        let share = (now - self.began) as f64 / self.takes_ms as f64;
+        (of as f64 * share) as u64
+    }
 }
 
 impl World {
     /// Bytes per second of a node's link.
     fn rate(&self, node: usize) -> f64 {
-        match self.limits.slow == Some(node) {
+        match self.limits.slow_link == Some(node) {
             true => SLOW_RATE,
             false => RATE,
         }
     }
 
-    pub fn run_slowly(&mut self, key: Key, members: Members) {
-        let links = links(&members);
-        let sides = self.sides(&members, &links);
+    /// How a session that begins now will go; none if no link is slow.
+    pub fn pace(&mut self, key: &Key) -> Option<Pace> {
+        self.limits.slow_link?;
+        let members = &self.sessions.begun[key].members;
+        let links = links(members);
+        let sides = self.sides(members, &links);
         let takes = sides.values().copied().fold(0.0, f64::max);
-        let running = Running {
-            members,
+        self.after(PROGRESS_MS, Event::Progress(key.clone()));
+        Some(Pace {
             began: self.now,
             takes_ms: (takes * 1000.0) as u64 + 5,
             links,
-            computed: None,
-        };
-        self.after(running.takes_ms, Event::SessionOver(key.clone()));
-        self.after(PROGRESS_MS, Event::Progress(key.clone()));
-        self.sessions.running.insert(key, running);
+        })
     }
 
     /// Seconds that each side of each member's link is busy: sending, receiving.
@@ -73,17 +72,16 @@ impl World {
     }
 
     pub fn session_progress(&mut self, key: Key) {
-        let Some(running) = self.sessions.running.get(&key) else {
+        let Some(session) = self.sessions.begun.get(&key) else {
             return;
         };
-        if running.computed.is_some() {
+        let (Some(pace), members) = (&session.pace, &session.members) else {
             return;
-        }
-        let tallies: Vec<_> = running
-            .members
+        };
+        let tallies: Vec<_> = members
             .iter()
             .map(|(member, (node, generation, _))| {
-                (*node, *generation, self.tally(running, *member))
+                (*node, *generation, self.tally(pace, members, *member))
             })
             .collect();
         for (node, generation, mut tally) in tallies {
@@ -102,15 +100,15 @@ impl World {
     }
 
     /// What a member saw till now.
-    fn tally(&self, running: &Running, member: usize) -> SessionTally {
-        let elapsed_ms = self.now - running.began;
-        let share = elapsed_ms as f64 / running.takes_ms as f64;
-        let sides = self.sides(&running.members, &running.links);
-        let (_, _, work) = &running.members[&member];
+    pub fn tally(&self, pace: &Pace, members: &Members, member: usize) -> SessionTally {
+        let elapsed_ms = self.now - pace.began;
+        let share = elapsed_ms as f64 / pace.takes_ms as f64;
+        let sides = self.sides(members, &pace.links);
+        let (_, _, work) = &members[&member];
         let mut seen = Vec::new();
-        for ((from, to), bytes) in running.links.iter().filter(|((_, to), _)| *to == member) {
+        for ((from, to), bytes) in pace.links.iter().filter(|((_, to), _)| *to == member) {
             let busy = sides[&(*from, true)].max(sides[&(*to, false)]);
-            let waited = (busy / running.takes_ms as f64 * 1000.0).min(1.0) * elapsed_ms as f64;
+            let waited = (busy / pace.takes_ms as f64 * 1000.0).min(1.0) * elapsed_ms as f64;
             seen.push(LinkTally {
                 node: work.members[*from].clone(),
                 bytes: (bytes * share) as u64,
@@ -142,55 +140,6 @@ impl World {
                 tally.links.push(again);
             }
         }
-    }
-
-    pub fn session_over(&mut self, key: &Key) {
-        let Some(running) = self.sessions.running.remove(key) else {
-            return;
-        };
-        if let Some((_, _, work)) = running.members.values().next()
-            && running.computed.is_none()
-            && running.members.len() == super::executor::members_of(work)
-        {
-            let mut tallies: BTreeMap<usize, SessionTally> = BTreeMap::new();
-            for member in running.members.keys() {
-                tallies.insert(*member, self.tally(&running, *member));
-            }
-            self.complete(&running.members, &tallies);
-        }
-    }
-
-    /// A member's part is stopped: what it has kept, if the session was running.
-    pub fn stop_running(&mut self, node: usize, key: &Key) -> Option<Input> {
-        let mut running = self.sessions.running.remove(key)?;
-        let (leader, session) = key.clone();
-        if running.computed.is_none() {
-            let (_, _, work) = running.members.values().next()?;
-            let share = (self.now - running.began) as f64 / running.takes_ms as f64;
-            let done = (work.turns().count() as f64 * share) as u64;
-            let whole = running.members.len() == super::executor::members_of(work);
-            running.computed = Some(match whole {
-                true => self.compute(&running.members, Some(done)),
-                false => Computed::default(),
-            });
-        }
-        let member = running.members.iter().find(|(_, (at, _, _))| *at == node);
-        let member = member.map(|(member, _)| *member);
-        let kept = running.computed.as_ref().map(|computed| &computed.kept);
-        let kept = member.and_then(|member| kept?.get(&member));
-        let input = Input::SessionEnded {
-            leader,
-            session,
-            outcome: Err(SessionFault::Aborted),
-            kept: runs(kept),
-        };
-        if let Some(member) = member {
-            running.members.remove(&member);
-        }
-        if !running.members.is_empty() {
-            self.sessions.running.insert(key.clone(), running);
-        }
-        member.map(|_| input)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, Digest, Geometry, digest, leaf_digest, root_digest};
+use storaged_codec::{ChunkSize, Digest, Geometry, digest, fingerprint, leaf_digest, root_digest};
 use storaged_core::encode::{LinkRates, ParityId, SlotShard};
 use storaged_core::place::Member;
 use storaged_core::{
@@ -16,9 +16,9 @@ use storaged_wire::{
     CheckpointState, Generation, ManifestBytes, NodeName, Rank, RunId, SlotId, Step,
 };
 
+use super::executor::Key;
 use super::executor::Sessions;
 use super::job::Job;
-use super::slow::Key;
 
 /// What a scenario allows.
 #[derive(Debug, Clone, Copy)]
@@ -37,10 +37,12 @@ pub struct Limits {
     pub duration_ms: u64,
     /// A node that sends wrong bytes in every second frame of a repair.
     pub liar: Option<usize>,
+    /// A node whose hops take long, and whose control messages do.
+    pub slow: Option<usize>,
     /// What all nodes are told of their links.
     pub link_rate: Option<u64>,
     /// A node on a link that is a tenth of the others'; with one, sessions take their time.
-    pub slow: Option<usize>,
+    pub slow_link: Option<usize>,
     /// A node that tells nonsense of how sessions go.
     pub fibber: Option<usize>,
     /// Shards are so many times as long.
@@ -54,6 +56,8 @@ pub struct Process {
     pub slots: BTreeMap<SlotId, Vec<u8>>,
     pub parity: BTreeMap<ParityId, Vec<Vec<u8>>>,
     started: u64,
+    /// When it wakes by itself, as the driver that sleeps to the deadline does.
+    wakes_at: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -81,7 +85,6 @@ pub enum Event {
     },
     Sessions,
     Progress(Key),
-    SessionOver(Key),
     Job,
 }
 
@@ -107,6 +110,9 @@ pub struct World {
     pub liar_named: u64,
     /// Encodes whose shape was chosen.
     pub shapes: u64,
+    /// Sessions that a member's end cut short, and that a slow hop stalled.
+    pub cut: u64,
+    pub stalls: u64,
     /// Slow nodes that sessions were ended to go around, by node, and reports that were refused.
     pub replans: BTreeMap<usize, u64>,
     pub refused_reports: u64,
@@ -118,10 +124,15 @@ pub struct World {
     generation: u64,
     link_free_at: BTreeMap<(usize, usize), u64>,
     up: BTreeSet<(usize, usize)>,
-    trace: blake3::Hasher,
+    trace: Option<blake3::Hasher>,
+    /// Every event and output is printed.
+    pub told: bool,
 }
 
 pub const CHUNK_BYTES: u32 = 4096;
+
+/// A control message over a slow link takes up to so many milliseconds.
+const SLOW_MESSAGE_MS: u64 = 300;
 
 pub fn name(node: usize) -> NodeName {
     NodeName::new(format!("n{node}")).unwrap()
@@ -150,6 +161,8 @@ impl World {
             lies: 0,
             liar_named: 0,
             shapes: 0,
+            cut: 0,
+            stalls: 0,
             replans: BTreeMap::new(),
             refused_reports: 0,
             increments: 0,
@@ -159,7 +172,8 @@ impl World {
             generation: 0,
             link_free_at: BTreeMap::new(),
             up: BTreeSet::new(),
-            trace: blake3::Hasher::new(),
+            trace: None,
+            told: false,
         };
         for node in 0..limits.nodes {
             world.at(0, Event::Start { node });
@@ -169,17 +183,31 @@ impl World {
     }
 
     /// Runs to the end and gives a digest of everything that happened.
-    pub fn run(&mut self) -> String {
+    pub fn run_traced(&mut self) -> String {
+        self.trace = Some(blake3::Hasher::new());
+        self.run();
+        let trace = self.trace.take();
+        trace
+            .map(|trace| trace.finalize().to_hex().to_string())
+            .unwrap_or_default()
+    }
+
+    /// Runs to the end.
+    pub fn run(&mut self) {
         while let Some(((time, _), event)) = self.events.pop_first() {
             if time > self.limits.duration_ms {
                 break;
             }
             self.now = time;
-            self.trace.update(format!("{time} {event:?}\n").as_bytes());
+            if self.told {
+                eprintln!("{time} {event:?}");
+            }
+            if let Some(trace) = &mut self.trace {
+                trace.update(format!("{time} {event:?}\n").as_bytes());
+            }
             self.happen(event);
             self.memory_stays_within_the_budget();
         }
-        self.trace.finalize().to_hex().to_string()
     }
 
     /// A random number below `bound`.
@@ -229,13 +257,12 @@ impl World {
                 generation,
                 input,
             } => self.feed(node, generation, *input),
-            Event::Tick { node, generation } => self.feed(node, generation, Input::Tick),
+            Event::Tick { node, generation } => self.tick(node, generation),
             Event::Reply { id, reply, slot } => self.answered(id, *reply, slot),
             Event::Start { node } => self.start(node),
             Event::Links { a, b } => self.link(a, b),
             Event::Sessions => self.advance_sessions(),
             Event::Progress(key) => self.session_progress(key),
-            Event::SessionOver(key) => self.session_over(&key),
             Event::Job => self.advance_job(),
         }
     }
@@ -273,6 +300,7 @@ impl World {
             slots: BTreeMap::new(),
             parity: BTreeMap::new(),
             started: self.now,
+            wakes_at: None,
         });
         self.feed(node, generation, Input::Tick);
         for other in (0..self.limits.nodes).filter(|other| *other != node) {
@@ -312,11 +340,12 @@ impl World {
     }
 
     pub fn crash(&mut self, node: usize) {
-        if self.processes[node].take().is_none() {
+        if !self.is_up(node) {
             return;
         }
+        self.lose_sessions(node);
+        self.processes[node] = None;
         self.crashes += 1;
-        self.sessions.lost(node);
         for other in 0..self.limits.nodes {
             self.up.remove(&(node, other));
             if self.up.remove(&(other, node))
@@ -350,10 +379,29 @@ impl World {
         let local = Now(self.now - process.started);
         let outputs = process.node.handle(local, input);
         let deadline = process.started + process.node.deadline().0.min(local.0 + 3_600_000);
+        let wakes_at = deadline.max(self.now + 1);
+        let is_set = process.wakes_at == Some(wakes_at);
+        process.wakes_at = Some(wakes_at);
         for output in outputs {
+            if self.told {
+                eprintln!("{} n{node} {output:?}", self.now);
+            }
             self.perform(node, generation, output);
         }
-        self.at(deadline.max(self.now + 1), Event::Tick { node, generation });
+        if !is_set {
+            self.at(wakes_at, Event::Tick { node, generation });
+        }
+    }
+
+    /// Only the newest deadline counts.
+    fn tick(&mut self, node: usize, generation: u64) {
+        let now = self.now;
+        let process = self.processes[node].as_mut();
+        let due = process.filter(|it| it.generation == generation && it.wakes_at == Some(now));
+        if let Some(process) = due {
+            process.wakes_at = None;
+            self.feed(node, generation, Input::Tick);
+        }
     }
 
     fn back(&mut self, node: usize, generation: u64, ms: u64, input: Input) {
@@ -393,28 +441,28 @@ impl World {
             Output::DropSlot { slot } => drop(self.ram(node).slots.remove(&slot)),
             Output::DropParity { set } => drop(self.ram(node).parity.remove(&set)),
             Output::Digest { slot, length } => {
-                let (leaves, root) = digests(&self.ram(node).slots[&slot][..length as usize]);
-                self.back(
-                    node,
-                    generation,
-                    delay,
-                    Input::Digested { slot, leaves, root },
-                );
+                let bytes = &self.ram(node).slots[&slot][..length as usize];
+                let (leaves, root) = digests(bytes);
+                let prints = bytes.chunks(CHUNK_BYTES as usize).map(fingerprint);
+                let input = Input::Digested {
+                    slot,
+                    leaves,
+                    prints: prints.collect(),
+                    root,
+                };
+                self.back(node, generation, delay, input);
             }
             Output::Run(work) => {
                 self.sessions.begin(node, generation, work);
                 self.after(delay, Event::Sessions);
             }
             Output::Stop { leader, session } => {
-                let key = (leader.clone(), session);
-                if let Some(input) = self.stop_running(node, &key) {
-                    self.back(node, generation, delay, input);
-                } else if self.sessions.stop(node, &leader, session) {
+                if let Some(kept) = self.stop_session(node, &leader, session) {
                     let input = Input::SessionEnded {
                         leader,
                         session,
                         outcome: Err(SessionFault::Aborted),
-                        kept: Vec::new(),
+                        kept,
                     };
                     self.back(node, generation, delay, input);
                 }
@@ -529,7 +577,11 @@ impl World {
         if lost || !self.up.contains(&(from, to)) {
             return;
         }
-        let delay = 1 + self.random(8);
+        let is_slow = self
+            .limits
+            .slow
+            .is_some_and(|slow| slow == from || slow == to);
+        let delay = 1 + self.random(if is_slow { SLOW_MESSAGE_MS } else { 8 });
         let free = self.link_free_at.get(&(from, to)).copied().unwrap_or(0);
         let time = (self.now + delay).max(free);
         self.link_free_at.insert((from, to), time);

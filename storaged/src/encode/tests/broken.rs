@@ -72,9 +72,10 @@ fn repair(
     works
 }
 
-async fn run(world: &World, works: Vec<SessionWork>) -> Vec<SessionEnd> {
+pub(super) async fn run(world: &World, works: Vec<SessionWork>) -> Vec<SessionEnd> {
     let running = works.into_iter().map(|work| {
-        let at = (0..6).find(|at| node(*at) == work.members[work.member]);
+        let mut all = 0..world.executors.len();
+        let at = all.find(|at| node(*at) == work.members[work.member]);
         let executor = world.executors[at.unwrap()].clone();
         tokio::spawn(async move { executor.run_to_end(work).await })
     });
@@ -186,6 +187,7 @@ fn with_proofs(
     let proof = |shard: &SlotShard| Proof {
         length: shard.length,
         leaves: shard.leaves.clone(),
+        prints: Arc::default(),
     };
     let members = survivors.iter().enumerate();
     works[survivors.len()].proofs = members

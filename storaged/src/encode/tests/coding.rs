@@ -240,6 +240,7 @@ async fn plans_that_are_no_chains_compute_their_sums_too() {
     let keep = Some(Keep::Parity {
         set: ParityId(1),
         basis: None,
+        prints: Arc::default(),
     });
     let works = session_of(
         1,

@@ -54,6 +54,7 @@ pub fn encode(
     let keep = Keep::Parity {
         set: ParityId(session),
         basis: None,
+        prints: Arc::default(),
     };
     let keeps = vec![Some(keep); m];
     session_of(
@@ -204,10 +205,20 @@ async fn with_dedicated_coding_nodes_the_gather_takes_little_more_than_a_shard()
     }
 }
 
-/// The repair of these lost blocks of (8, 2), each at its own node.
-fn repair(world: &World, stripes: usize, lost: &[usize], shape: RepairShape) -> Vec<SessionWork> {
-    let matrix = CodingMatrix::cauchy(Geometry::new(8, 2).unwrap());
-    let survivors: Vec<usize> = (0..10).filter(|at| !lost.contains(at)).take(8).collect();
+/// The repair of these lost blocks of (8, m), each at its own node. All survivors gather in turn; a chain takes eight.
+fn repair(
+    world: &World,
+    (m, stripes): (usize, usize),
+    lost: &[usize],
+    shape: RepairShape,
+) -> Vec<SessionWork> {
+    let matrix = CodingMatrix::cauchy(Geometry::new(8, m).unwrap());
+    let read = match shape {
+        RepairShape::Chain => 8,
+        _ => 8 + m - lost.len(),
+    };
+    let survivors = (0..8 + m).filter(|at| !lost.contains(at)).take(read);
+    let survivors: Vec<usize> = survivors.collect();
     let rows = |survivors: &[usize], lost: &[usize]| {
         Ok(Coefficients::new(matrix.repair_coefficients(survivors, lost)?).ok())
     };
@@ -244,14 +255,20 @@ fn repair(world: &World, stripes: usize, lost: &[usize], shape: RepairShape) -> 
 async fn lost_shards_come_back_in_the_time_of_a_copy() {
     let stripes = 400;
     let copy = ideal(stripes);
-    for (lost, shape, bound) in [
-        (vec![3], RepairShape::Chain, 1.15),
-        (vec![3, 6], RepairShape::Gather, 1.25),
+    for (m, lost, shape, bound) in [
+        (2, vec![3], RepairShape::Chain, 1.15),
+        (2, vec![3, 6], RepairShape::Gather, 1.25),
+        // Ten survivors for eight blocks: the newcomers' links are the busiest.
+        (4, vec![3, 6], RepairShape::Gather, 1.10),
     ] {
-        let world = world(10);
-        let works = repair(&world, stripes, &lost, shape);
+        let world = world(8 + m);
+        let works = repair(&world, (m, stripes), &lost, shape);
         let took = seconds(&world, vec![works]).await;
-        eprintln!("{} lost: {:.3} of a copy", lost.len(), took / copy);
+        eprintln!(
+            "(8, {m}), {} lost: {:.3} of a copy",
+            lost.len(),
+            took / copy
+        );
         assert!(took <= bound * copy, "{lost:?}: {}", took / copy);
         assert!(locked(&world.rams[3].slots)[&SlotId::new(1)].len() == stripes * CHUNK as usize);
     }

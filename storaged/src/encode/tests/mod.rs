@@ -5,6 +5,7 @@ mod broken;
 mod coding;
 mod hostile;
 mod links;
+mod lying;
 mod meters;
 mod rate;
 mod striped;

@@ -155,6 +155,7 @@ async fn chain(rows: Vec<Vec<u8>>, pool: &Pool) -> (Duration, u64) {
     let keep = Keep::Parity {
         set: ParityId(1),
         basis: None,
+        prints: Arc::default(),
     };
     let keeps = vec![Some(keep); members.len()];
     let striped = Arc::new(StripedPlan::uniform((*plan).clone(), sources.len()));

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use storaged_codec::{ChunkSize, CodingMatrix, Geometry, engine, leaf_digest};
+use storaged_codec::{
+    ChunkSize, CodingMatrix, Fingerprint, Geometry, engine, fingerprint, leaf_digest,
+};
 use storaged_core::SessionTally;
 use storaged_core::encode::plans::{Keepers, Shape, StripedPlan, encode_plan};
 use storaged_core::encode::{
-    CodingPlan, Coefficients, Keep, ParityId, SessionWork, SlotShard, Source,
+    CodingPlan, Coefficients, Keep, ParityId, Proof, SessionWork, SlotShard, Source,
 };
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId, SlotId};
@@ -62,6 +64,8 @@ pub struct Wires {
     busy: Mutex<BTreeMap<(NodeName, Side), Instant>>,
     /// Nodes that send wrong bytes.
     pub liars: Mutex<BTreeSet<NodeName>>,
+    /// From this stripe on.
+    pub lies_from: Mutex<u64>,
 }
 
 /// A side of a node's link.
@@ -169,7 +173,10 @@ impl BlockSender for Sender {
         if locked(&self.wires.silent).contains(&self.way.0) {
             return std::future::pending().await;
         }
-        let lies = locked(&self.wires.liars).contains(&self.way.0);
+        let is_liar = locked(&self.wires.liars).contains(&self.way.0);
+        let stripe = chunks.first().and_then(|header| header.first_chunk());
+        let stripe = stripe.map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let lies = is_liar && stripe >= *locked(&self.wires.lies_from);
         for chunk in chunks {
             // The headers are right: a wrong one would be noticed as it comes.
             if lies && chunk.len() > 16 {
@@ -203,6 +210,8 @@ type ParitySet = BTreeMap<u64, Vec<u8>>;
 #[derive(Default)]
 pub struct Ram {
     pub slots: Mutex<BTreeMap<SlotId, Vec<u8>>>,
+    /// The slots as they were stored.
+    sealed: Mutex<BTreeMap<SlotId, Vec<u8>>>,
     pub parity: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
     /// Sleeps this long in every read, on the pool's thread.
     pub slow: Mutex<Duration>,
@@ -267,7 +276,7 @@ impl Blocks for NodeBlocks {
         keep: &Keep,
         work: &SessionWork,
     ) -> Result<Box<dyn KeepBlocks>, SessionFault> {
-        if let Keep::Parity { set, basis } = keep {
+        if let Keep::Parity { set, basis, .. } = keep {
             let mut sets = locked(&self.0.parity);
             let mut fresh = match basis {
                 Some(basis) => sets.get(basis).cloned().ok_or(SessionFault::NoBasis)?,
@@ -294,13 +303,22 @@ struct NodeKeep {
 impl KeepBlocks for NodeKeep {
     fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault> {
         match &self.keep {
-            Keep::Parity { set, .. } => {
-                let Some(block) = block else { return Ok(()) };
+            Keep::Parity { set, prints, .. } => {
                 let mut sets = locked(&self.ram.parity);
                 let set = sets.get_mut(set).ok_or(SessionFault::NoBlocks)?;
-                let old = set.entry(stripe).or_default();
-                old.resize(block.len().max(old.len()), 0);
-                engine().xor(&mut old[..block.len()], block);
+                let mut new = set.get(&stripe).cloned().unwrap_or_default();
+                if let Some(block) = block {
+                    new.resize(block.len().max(new.len()), 0);
+                    engine().xor(&mut new[..block.len()], block);
+                }
+                // Without a table, as in benches, nothing is compared.
+                let expected = prints.get(stripe as usize);
+                if expected.is_some_and(|print| *print != fingerprint(&new)) {
+                    return Err(SessionFault::WrongResult(format!("stripe {stripe}")));
+                }
+                if block.is_some() {
+                    set.insert(stripe, new);
+                }
                 Ok(())
             }
             Keep::Shard(shard) => {
@@ -379,6 +397,7 @@ impl World {
     pub fn store(&self, at: usize, slot: u64, bytes: &[u8]) -> SlotShard {
         let slot = SlotId::new(slot);
         locked(&self.rams[at].slots).insert(slot, bytes.to_vec());
+        locked(&self.rams[at].sealed).insert(slot, bytes.to_vec());
         let leaves = bytes
             .chunks(CHUNK as usize)
             .zip(0..)
@@ -396,14 +415,7 @@ impl World {
             shard: shard.clone(),
             basis: None,
         });
-        self.encode_from(
-            session,
-            sources.collect(),
-            Keep::Parity {
-                set: ParityId(set),
-                basis: None,
-            },
-        )
+        self.encode_from(session, sources.collect(), shards, (set, None))
     }
 
     /// Increments: only what changed since `old` goes onto set `from`, and makes set `to`.
@@ -419,14 +431,16 @@ impl World {
             shard: new.clone(),
             basis: Some(old.clone()),
         });
-        let keep = Keep::Parity {
-            set: ParityId(to),
-            basis: Some(ParityId(from)),
-        };
-        self.encode_from(session, sources.collect(), keep)
+        self.encode_from(session, sources.collect(), new, (to, Some(from)))
     }
 
-    fn encode_from(&self, session: u64, sources: Vec<Source>, keep: Keep) -> Vec<SessionWork> {
+    fn encode_from(
+        &self,
+        session: u64,
+        sources: Vec<Source>,
+        shards: &[SlotShard],
+        (set, basis): (u64, Option<u64>),
+    ) -> Vec<SessionWork> {
         let rows = (0..self.geometry.m())
             .map(|row| self.matrix.parity_row(row).to_vec())
             .collect();
@@ -441,10 +455,63 @@ impl World {
             Source::Parity { .. } => None,
         });
         let lane_length = lengths.max().unwrap_or(0);
-        let keeps = vec![Some(keep); self.geometry.m()];
+        let tables: Vec<_> = (0..shards.len())
+            .map(|at| self.prints(at, &shards[at]))
+            .collect();
+        let keep = |parity: usize| {
+            Some(Keep::Parity {
+                set: ParityId(set),
+                basis: basis.map(ParityId),
+                prints: self.parity_prints(parity, &tables, lane_length),
+            })
+        };
+        let keeps: Vec<_> = (0..self.geometry.m()).map(keep).collect();
         let sources: Vec<Option<Source>> = sources.into_iter().map(Some).collect();
         let members = (0..self.geometry.n()).collect::<Vec<_>>();
         session_of(session, plan, &members, lane_length, &sources, &keeps)
+    }
+
+    /// The same session with every sum checked by the member that gets it.
+    pub fn wary(&self, mut works: Vec<SessionWork>, shards: &[SlotShard]) -> Vec<SessionWork> {
+        let proof = |(at, shard): (usize, &SlotShard)| {
+            let proof = Proof {
+                length: shard.length,
+                leaves: shard.leaves.clone(),
+                prints: self.prints(at, shard),
+            };
+            (at, proof)
+        };
+        let proofs: BTreeMap<_, _> = shards.iter().enumerate().map(proof).collect();
+        works
+            .iter_mut()
+            .for_each(|work| work.proofs = proofs.clone());
+        works
+    }
+
+    /// The fingerprints of a shard's chunks, as they were when it was stored.
+    pub fn prints(&self, at: usize, shard: &SlotShard) -> Arc<[Fingerprint]> {
+        let sealed = locked(&self.rams[at].sealed);
+        let bytes = &sealed[&shard.slot];
+        bytes.chunks(CHUNK as usize).map(fingerprint).collect()
+    }
+
+    fn parity_prints(
+        &self,
+        parity: usize,
+        tables: &[Arc<[Fingerprint]>],
+        lane_length: u64,
+    ) -> Arc<[Fingerprint]> {
+        let stripes = lane_length.div_ceil(u64::from(CHUNK));
+        let print = |stripe: u64| {
+            let mut sum = Fingerprint::ZERO;
+            for (source, table) in tables.iter().enumerate() {
+                if let Some(print) = table.get(stripe as usize) {
+                    sum.fold(self.matrix.coefficient(parity, source), print);
+                }
+            }
+            sum
+        };
+        (0..stripes).map(print).collect()
     }
 
     /// Runs all members; one outcome each, in their order.

@@ -8,7 +8,6 @@ mod case;
 mod estimate;
 mod group;
 mod reason;
-mod repair;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +17,6 @@ pub use candidates::{Plan, ShapeKind};
 pub use case::{CodingNodes, Dirty, EncodeCase, NodeMeasure};
 pub use estimate::{Bound, Estimate};
 pub use group::GroupFacts;
-pub use repair::{RepairCase, RepairChoice, choose_repair};
 
 use thiserror::Error;
 

@@ -4,7 +4,6 @@ use proptest::prelude::*;
 use storaged_codec::{ChunkSize, Geometry};
 
 use super::*;
-use crate::encode::plans::RepairShape;
 
 const GBIT: u64 = 125_000_000;
 
@@ -275,59 +274,6 @@ fn cases_that_do_not_fit_are_refused() {
     assert_eq!(choose_encode(&dead), Err(ChooseError::NoRate(3)));
     let none = only(dedicated(8, 2), &[]);
     assert_eq!(choose_encode(&none), Err(ChooseError::NothingAllowed));
-}
-
-fn repair(survivors: usize, newcomers: usize) -> RepairCase {
-    RepairCase {
-        survivors: vec![node(GBIT); survivors],
-        newcomers: vec![node(GBIT); newcomers],
-        needed: 8,
-        stripes: 16_384,
-        stripe_bytes: 1 << 16,
-        stripes_in_flight: 8,
-        allowed: vec![
-            RepairShape::Chain,
-            RepairShape::ParallelChains,
-            RepairShape::Gather,
-            RepairShape::GatherAtNewcomers,
-        ],
-    }
-}
-
-#[test]
-fn one_lost_shard_takes_the_time_of_a_copy_and_two_an_eighth_more() {
-    let copy = (16_384u64 << 16) as f64 / GBIT as f64;
-    let one = &choose_repair(&repair(9, 1)).expect("a choice")[0];
-    assert!(one.estimate.seconds < 1.01 * copy, "{one:?}");
-    assert_ne!(one.shape, RepairShape::GatherAtNewcomers);
-    let two = choose_repair(&repair(8, 2)).expect("a choice");
-    assert_eq!(two[0].shape, RepairShape::Gather);
-    assert!(two[0].estimate.seconds < 1.13 * copy, "{two:#?}");
-    let chains = two
-        .iter()
-        .find(|choice| choice.shape == RepairShape::ParallelChains);
-    assert!(chains.expect("considered").estimate.seconds > 1.99 * copy);
-}
-
-#[test]
-fn a_slow_survivor_is_left_out_while_there_are_enough() {
-    let mut case = repair(9, 1);
-    case.survivors[4] = node(GBIT / 10);
-    let best = &choose_repair(&case).expect("a choice")[0];
-    assert_eq!(best.survivors, [0, 1, 2, 3, 5, 6, 7, 8]);
-    let copy = (16_384u64 << 16) as f64 / GBIT as f64;
-    assert!(best.estimate.seconds < 1.01 * copy);
-}
-
-#[test]
-fn a_read_of_one_chunk_is_gathered() {
-    let mut case = repair(9, 1);
-    case.stripes = 1;
-    case.survivors
-        .iter_mut()
-        .for_each(|node| node.round_trip_us = 20_000);
-    let best = &choose_repair(&case).expect("a choice")[0];
-    assert_eq!(best.shape, RepairShape::GatherAtNewcomers);
 }
 
 prop_compose! {

@@ -3,8 +3,8 @@
 //!
 //! Members are the survivors, in the order given, and then one newcomer per lost block. With more survivors than are
 //! needed, each stripe uses the next ones in turn, so that all send equally little. Blocks that one survivor sends
-//! per stripe, with k needed of s survivors and l lost: one chain `l*k/s`, parallel chains the same (but each
-//! newcomer is filled by a chain of its own), a gather `(k - 1 + l)/s`.
+//! per stripe, with k needed of s survivors and l lost: a chain `l*k/s`, a gather `(k - 1 + l)/s`. One chain per lost
+//! block, all at once, would be as many blocks as one chain for all: it is not offered.
 
 use storaged_codec::RepairError;
 
@@ -30,8 +30,6 @@ pub struct RepairTask<'a> {
 pub enum RepairShape {
     /// One chain carries the sums of all lost blocks.
     Chain,
-    /// One chain per lost block, each beginning at another survivor; all run at once.
-    ParallelChains,
     /// Each stripe is gathered by one survivor, in turn, which sends each newcomer its block.
     Gather,
     /// Every newcomer gathers for itself: the least delay, for a few stripes.
@@ -58,7 +56,7 @@ pub fn repair_plans(
     let all: Vec<usize> = (0..task.lost.len()).collect();
     match shape {
         RepairShape::Chain | RepairShape::Gather => Ok(vec![striped(task, shape, &all, 0, &rows)?]),
-        RepairShape::ParallelChains | RepairShape::GatherAtNewcomers => all
+        RepairShape::GatherAtNewcomers => all
             .iter()
             .map(|lost| {
                 let first = lost * survivors / all.len();

@@ -4,3 +4,4 @@ mod encoding;
 mod execute;
 mod repairing;
 mod stripes;
+mod trace;

@@ -10,9 +10,8 @@ use crate::encode::plans::{
     NodeLoad, PlanError, RepairShape, RepairTask, StripeSet, StripedPlan, repair_plans,
 };
 
-const SHAPES: [RepairShape; 4] = [
+const SHAPES: [RepairShape; 3] = [
     RepairShape::Chain,
-    RepairShape::ParallelChains,
     RepairShape::Gather,
     RepairShape::GatherAtNewcomers,
 ];
@@ -159,9 +158,44 @@ fn two_lost_shards_cost_a_survivor_twice_the_shard_by_chains_and_nine_eighths_by
         let plans = repair_plans(&task, shape, rows(geometry)).expect("repairable");
         loads(&plans, &set).iter().map(|load| load.sent).max()
     };
-    assert_eq!(most(RepairShape::ParallelChains), Some(2 * shard));
     assert_eq!(most(RepairShape::Chain), Some(2 * shard - shard / 8));
     assert_eq!(most(RepairShape::Gather), Some(shard + shard / 8));
+}
+
+/// Why nothing else is chosen for several lost blocks: whatever k, l and the number of survivors.
+#[test]
+fn a_gather_never_sends_more_than_a_chain_and_its_survivors_share_it() {
+    for k in 1..=10 {
+        for lost in 1..=4 {
+            let geometry = Geometry::new(k, 5).expect("valid");
+            let gone: Vec<usize> = (0..lost).collect();
+            for count in k..=k + 5 - lost {
+                let survivors: Vec<usize> = (lost..lost + count).collect();
+                let task = RepairTask {
+                    survivors: &survivors,
+                    lost: &gone,
+                    needed: k,
+                };
+                // Every survivor has every turn equally often.
+                let set = StripeSet::all(chunk(), 2 * (count * chunk().bytes()) as u64);
+                let sent = |shape| {
+                    let plans = repair_plans(&task, shape, rows(geometry)).expect("repairable");
+                    let loads = loads(&plans, &set);
+                    let sent = loads[..count].iter().map(|load| load.sent);
+                    (sent.clone().max(), sent.sum::<u64>())
+                };
+                let (chain, gather) = (sent(RepairShape::Chain), sent(RepairShape::Gather));
+                let stripes = set.bytes();
+                let turns = (k - 1 + lost) as u64 * stripes;
+                assert_eq!(
+                    gather,
+                    (Some(turns / count as u64), turns),
+                    "{k} {lost} {count}"
+                );
+                assert!(gather.1 <= chain.1, "{k} {lost}: {gather:?} {chain:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -174,11 +208,7 @@ fn one_lost_shard_costs_no_node_more_than_a_plain_copy() {
     };
     let shard = 63 * 4096;
     let set = StripeSet::all(chunk(), shard);
-    for shape in [
-        RepairShape::Chain,
-        RepairShape::ParallelChains,
-        RepairShape::Gather,
-    ] {
+    for shape in [RepairShape::Chain, RepairShape::Gather] {
         let plans = repair_plans(&task, shape, rows(geometry)).expect("repairable");
         let loads = loads(&plans, &set);
         assert_eq!(loads[9].received, shard);

@@ -1,0 +1,244 @@
+//! Proposals that are said again, and proposals that wait.
+//!
+//! A proposal or its answer is lost if the link that it goes over is just coming up or going down: a member may notice
+//! late that its leader was restarted, and forgets then what the new incarnation had proposed. So a leader says a
+//! proposal again every second, and at once to a peer that greets it, until the member is ready; to a member that is
+//! ready already this makes no difference.
+//!
+//! The other way round a proposal may come too early. Before the executor has said what the last session of the same
+//! block kept: it waits for that, so that nothing that is in place is sent again. Or, of an encode, before the manifest,
+//! which another node sends: a refusal would cost the second until the leader tries again.
+
+use storaged_wire::peer::{PeerMessage, SessionKind, SessionRecord};
+use storaged_wire::{NodeName, SessionId};
+
+use super::broken::Ending;
+use super::derived::Derived;
+use super::member::Joined;
+use crate::io::Now;
+use crate::node::Node;
+
+/// Proposals that wait here, at most: four of each of 16 leaders. One too many is said again by its leader.
+const WAITING_MAX: usize = 64;
+
+impl Node {
+    /// A number for a session: no incarnation of this node has used it.
+    pub(super) fn fresh_session(&mut self) -> SessionId {
+        let incarnation = self.setup.generation.get() << 32;
+        SessionId::new(incarnation ^ self.fresh())
+    }
+
+    /// Says proposals again to members that have not said that they are ready: to this one, or to all.
+    pub(crate) fn propose_again(&mut self, only: Option<&NodeName>) {
+        let unanswered = self.led.values().filter(|led| !led.begun);
+        let mut missing: Vec<(NodeName, SessionRecord)> = Vec::new();
+        for led in unanswered {
+            let silent = led.members.iter().filter(|node| !led.ready.contains(*node));
+            let asked = silent.filter(|node| only.is_none_or(|only| only == *node));
+            missing.extend(asked.map(|node| (node.clone(), led.record.clone())));
+        }
+        for (node, record) in missing {
+            self.send(&node, PeerMessage::Propose(record));
+        }
+    }
+
+    /// A session that this node has joined is proposed again: its answer was lost, or is on its way.
+    pub(super) fn proposed_again(&mut self, from: &NodeName, session: SessionId) {
+        let place = (from.clone(), session);
+        let may_answer = |joined: &Joined| !joined.waits_for_slot && !joined.running;
+        if self.joined.get(&place).is_some_and(may_answer) {
+            self.say_ready(from, session);
+        }
+    }
+
+    /// Whether a proposal must wait: for its manifest, or for the end of an earlier session that still puts bytes where
+    /// this one will.
+    pub(super) fn comes_too_early(&self, record: &SessionRecord) -> bool {
+        let Some(manifest) = self.manifest_named(record.manifest) else {
+            return matches!(record.kind, SessionKind::Encode { .. });
+        };
+        let Some(derived) = Derived::of(record, manifest.manifest()) else {
+            return false;
+        };
+        let me = derived.members.iter().position(|name| name == self.me());
+        let sink = derived.sink_members.iter().position(|at| Some(*at) == me);
+        let Some(block) = sink.map(|sink| derived.sinks[sink]) else {
+            return false;
+        };
+        let k = derived.blocks.data.len();
+        let rank = derived.blocks.data.get(block).and_then(Option::as_ref);
+        self.ending.values().any(|ending| match ending {
+            Ending::Slot(_, part) => {
+                rank.is_some_and(|shard| part.is_of(record.manifest, shard.rank))
+            }
+            Ending::Parity(place, _) => {
+                let index = block.checked_sub(k).map(|index| index as u32);
+                index.is_some_and(|index| *place == (record.manifest, derived.lane, index))
+            }
+        })
+    }
+
+    pub(super) fn let_it_wait(&mut self, from: &NodeName, record: SessionRecord) {
+        if self.waiting_proposals.len() < WAITING_MAX {
+            let place = (from.clone(), record.session);
+            self.waiting_proposals.insert(place, record);
+        }
+    }
+
+    /// A session has ended for good, or a manifest is there: proposals that waited are looked at again.
+    pub(crate) fn look_at_waiting(&mut self) {
+        for ((from, _), record) in std::mem::take(&mut self.waiting_proposals) {
+            self.proposed(&from, record);
+        }
+    }
+
+    /// When a session must be looked at again, at the latest.
+    pub(crate) fn sessions_deadline(&self) -> impl Iterator<Item = Now> {
+        let led = self.led.values().map(|led| led.deadline);
+        let lanes = self.lanes.values().map(|lane| lane.retry_at);
+        led.chain(lanes.filter(|at| *at != Now::default()))
+    }
+
+    /// Ends sessions whose time is over, and begins those again whose time has come.
+    pub(crate) fn tick_sessions(&mut self) {
+        let now = self.now;
+        if self.led.values().any(|led| led.deadline <= now) {
+            self.expire_sessions();
+        }
+        let mut due = false;
+        for lane in self.lanes.values_mut() {
+            if lane.retry_at != Now::default() && lane.retry_at <= now {
+                lane.retry_at = Now::default();
+                due = true;
+            }
+        }
+        if due {
+            self.lead_lanes();
+        }
+    }
+
+    /// A leader is gone: what it proposed need not be looked at any more.
+    pub(super) fn forget_waiting(&mut self, leader: &NodeName) {
+        self.waiting_proposals.retain(|(from, _), _| from != leader);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use storaged_codec::{ChunkSize, Digest, Geometry, digest};
+    use storaged_wire::local::DurableWish;
+    use storaged_wire::manifest::GroupEntry;
+    use storaged_wire::peer::{Lane, SessionKind, SumChecks};
+    use storaged_wire::{
+        Generation, Manifest, ManifestBytes, Namespace, Owner, Rank, RunId, SessionId, ShardEntry,
+        Step, WorldSize,
+    };
+
+    use super::*;
+    use crate::io::{Input, Output};
+    use crate::node::{DurableForm, DurablePolicy, Setup};
+    use crate::place::Member;
+
+    fn name(name: &str) -> NodeName {
+        NodeName::new(name).expect("a name")
+    }
+
+    /// The shard of `a`, with parity on `b` and `c`.
+    fn manifest() -> Arc<ManifestBytes> {
+        let manifest = Manifest {
+            version: Manifest::VERSION,
+            namespace: Namespace::new("job").expect("a name"),
+            owner: Owner::of_token(b"t"),
+            run: RunId::new(1),
+            step: Step::new(1),
+            world_size: WorldSize::new(1).expect("one rank"),
+            epoch: 1,
+            geometry: Geometry::new(1, 2).expect("a geometry"),
+            chunk: ChunkSize::new(65_536).expect("a size"),
+            shards: vec![ShardEntry {
+                rank: Rank::new(0),
+                node: name("a"),
+                length: 5,
+                root: digest(b"hello"),
+            }],
+            groups: vec![GroupEntry {
+                data: vec![name("a")],
+                coding: vec![name("b"), name("c")],
+            }],
+            schema: Vec::new().into(),
+            torch_metadata: Vec::new().into(),
+        };
+        Arc::new(manifest.seal().expect("a sound manifest"))
+    }
+
+    /// `c`, with links to the others.
+    fn member() -> Node {
+        let members = ["a", "b", "c"].map(|node| Member {
+            name: name(node),
+            failure_domain: node.into(),
+        });
+        let mut node = Node::new(Setup {
+            name: name("c"),
+            generation: Generation::new(1),
+            members: members.into(),
+            geometry: Geometry::new(1, 2).ok(),
+            chunk: ChunkSize::new(65_536).expect("a size"),
+            slots_per_rank: 2,
+            budget: 64 << 20,
+            link_rates: crate::encode::LinkRates::default(),
+            durable: DurablePolicy::OnRequest,
+            durable_form: DurableForm::Full,
+        })
+        .expect("groups");
+        for peer in ["a", "b"] {
+            let generation = Generation::new(1);
+            let up = Input::PeerUp {
+                node: name(peer),
+                generation,
+            };
+            node.handle(Now(0), up);
+        }
+        node
+    }
+
+    fn says(node: &mut Node, at: u64, from: &str, message: PeerMessage) -> Vec<PeerMessage> {
+        let from = name(from);
+        sent(node.handle(Now(at), Input::Message { from, message }))
+    }
+
+    fn sent(outputs: Vec<Output>) -> Vec<PeerMessage> {
+        let sent = outputs.into_iter().filter_map(|output| match output {
+            Output::Send { message, .. } => Some(message),
+            _ => None,
+        });
+        sent.collect()
+    }
+
+    fn proposal(session: u64, manifest: Digest) -> PeerMessage {
+        let lane = Lane { group: 0, index: 0 };
+        PeerMessage::Propose(SessionRecord {
+            session: SessionId::new(session),
+            manifest,
+            kind: SessionKind::Encode {
+                lane,
+                basis: None,
+                checks: SumChecks::Parity,
+            },
+        })
+    }
+
+    #[test]
+    fn a_proposal_before_its_manifest_is_taken_up_when_that_comes() {
+        let (mut node, manifest) = (member(), manifest());
+        assert_eq!(says(&mut node, 1, "b", proposal(7, manifest.name())), []);
+        let committed = PeerMessage::Committed {
+            manifest: manifest.bytes().to_vec().into(),
+            durable: DurableWish::Policy,
+        };
+        let answers = says(&mut node, 2, "a", committed);
+        let ready = |message: &PeerMessage| matches!(message, PeerMessage::Ready { session, .. } if *session == SessionId::new(7));
+        assert!(answers.iter().any(ready), "{answers:?}");
+    }
+}

@@ -1,0 +1,43 @@
+//! Increments that save nothing. Where nearly every stripe moves anyhow, as in dense training with AdamW, the basis only
+//! costs: each source reads and digests the old chunk beside the new one, and each keeper reads its old parity. Then the
+//! lane is encoded in full.
+
+use storaged_wire::SessionId;
+use storaged_wire::peer::{PeerMessage, SessionKind};
+
+use super::lead::{Led, Purpose};
+use crate::limits;
+use crate::node::Node;
+
+impl Led {
+    /// Whether this is an increment on a basis of which hardly a stripe is left as it was.
+    pub(super) fn is_in_full_but_for_the_name(&self) -> bool {
+        let on_a_basis = matches!(
+            &self.record.kind,
+            SessionKind::Encode { basis: Some(_), .. }
+        );
+        let moved = self.needs.changed().map_or(0, |changed| changed.count());
+        let clean = self.stripe_count.saturating_sub(moved);
+        on_a_basis
+            && self.purpose == Purpose::Encode
+            && clean <= self.stripe_count / limits::CLEAN_SHARE_WORTH_A_BASIS
+    }
+}
+
+impl Node {
+    /// Calls a session off before it has begun, and leads its lane in full.
+    pub(super) fn lead_in_full(&mut self, session: SessionId) {
+        let Some(led) = self.led.remove(&session) else {
+            return;
+        };
+        for member in &led.members {
+            let kept = false;
+            self.send(member, PeerMessage::Close { session, kept });
+        }
+        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane)) {
+            progress.session = None;
+            progress.in_full = true;
+        }
+        self.lead_lanes();
+    }
+}

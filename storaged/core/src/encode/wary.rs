@@ -1,0 +1,120 @@
+//! Leading an encode after parity came out wrong. The lane is coded again, in full and with every sum on its way checked
+//! by the node that gets it, so that the first one that gets a wrong sum names its sender. Whoever was named is from then
+//! on only asked for its own chunks, as they are, and passes nothing on that others have made.
+
+use storaged_wire::peer::{Lane, SessionFault, SumChecks};
+use storaged_wire::shape::EncodeShape;
+use storaged_wire::{Digest, NodeName};
+
+use super::lead::{LaneProgress, Led, Purpose};
+use crate::node::Node;
+use crate::restore::is_wrong;
+
+impl LaneProgress {
+    /// Takes in why a session of the lane failed. Says whether it may be tried again at once.
+    pub(super) fn learn(&mut self, purpose: &Purpose, fault: &SessionFault) -> bool {
+        let was_wary = self.wary;
+        match purpose {
+            Purpose::Heal(_) => {
+                self.wary |= is_wrong(fault);
+                self.suspects.extend(fault.blamed().cloned());
+                false
+            }
+            Purpose::Encode => {
+                self.wary |= is_wrong(fault);
+                // A basis may be what is wrong, and differences cannot be checked by what whole chunks must be.
+                self.in_full |= self.wary || *fault == SessionFault::NoBasis;
+                if let SessionFault::WrongBytes { node, .. } = fault {
+                    self.suspects.insert(node.clone());
+                }
+                *fault == SessionFault::NoBasis || self.wary != was_wary
+            }
+            Purpose::Open(_) => false,
+        }
+    }
+
+    /// All is well again.
+    pub(super) fn trust(&mut self) {
+        self.suspects.clear();
+        self.wary = false;
+    }
+}
+
+impl Node {
+    /// What the members of an encode of this lane compare.
+    pub(super) fn checks_of(&self, manifest: Digest, lane: Lane) -> SumChecks {
+        match self.lanes.get(&(manifest, lane)) {
+            Some(progress) if progress.wary => SumChecks::Every,
+            _ => SumChecks::Parity,
+        }
+    }
+
+    /// The shape of an encode in which no member that sent wrong bytes passes on what others have made: the others take
+    /// turns at gathering chunks as they are, and send each sum straight to its keeper. None if nobody is suspected, or
+    /// all are.
+    pub(super) fn around_suspects(&self, led: &Led) -> Option<EncodeShape> {
+        let progress = self.lanes.get(&(led.record.manifest, led.lane))?;
+        let suspected = |node: &NodeName| progress.suspects.contains(node);
+        if led.purpose != Purpose::Encode || !led.members.iter().any(suspected) {
+            return None;
+        }
+        let sources = led.members[..led.sources].iter().zip(0u32..);
+        let roots: Vec<u32> = sources
+            .filter(|(node, _)| !suspected(node))
+            .map(|(_, source)| source)
+            .collect();
+        (!roots.is_empty()).then_some(EncodeShape::GatherAtSources { roots })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> NodeName {
+        NodeName::new(name).expect("a name")
+    }
+
+    fn wrong_bytes(by: &str) -> SessionFault {
+        SessionFault::WrongBytes {
+            node: node(by),
+            reason: String::new(),
+        }
+    }
+
+    #[test]
+    fn after_wrong_parity_the_lane_is_coded_in_full_and_warily_at_once() {
+        let mut progress = LaneProgress::default();
+        let wrong = SessionFault::WrongResult("stripe 3".into());
+        assert!(progress.learn(&Purpose::Encode, &wrong));
+        assert!(progress.wary && progress.in_full && progress.suspects.is_empty());
+        // Once it is, trying again at once would only be busy.
+        assert!(!progress.learn(&Purpose::Encode, &wrong));
+        assert!(!progress.learn(&Purpose::Encode, &wrong_bytes("b")));
+        assert_eq!(progress.suspects, [node("b")].into());
+        progress.trust();
+        assert!(!progress.wary && progress.suspects.is_empty());
+    }
+
+    #[test]
+    fn silence_makes_nobody_suspect_of_lying() {
+        let mut progress = LaneProgress::default();
+        let silent = SessionFault::Neighbour {
+            node: node("b"),
+            reason: "sent nothing whole".into(),
+        };
+        assert!(!progress.learn(&Purpose::Encode, &silent));
+        assert!(!progress.wary && !progress.in_full && progress.suspects.is_empty());
+        assert!(progress.learn(&Purpose::Encode, &SessionFault::NoBasis));
+        assert!(progress.in_full && !progress.wary);
+    }
+
+    #[test]
+    fn a_repair_asks_others_than_whoever_it_was_blamed_on() {
+        let mut progress = LaneProgress::default();
+        let heal = Purpose::Heal(vec![node("a")]);
+        assert!(!progress.learn(&heal, &wrong_bytes("b")));
+        assert!(progress.wary && !progress.in_full);
+        assert_eq!(progress.suspects, [node("b")].into());
+    }
+}

@@ -1,0 +1,125 @@
+//! Openings that a heal serves. A node that came back with empty RAM gets its shards from the leaders of their lanes,
+//! asked or not, by one session with the other nodes that were lost (`place/heal.rs`). A trainer that opens its own
+//! node's shard meanwhile waits for that. A session of its own would read every survivor a second time over the same
+//! links, and two such openings a third.
+
+use storaged_wire::local::Reply;
+use storaged_wire::{CheckpointState, Digest, Manifest, Rank, Refusal, RefusalCode};
+
+use super::open::OpenWish;
+use super::plan::{Survey, Then};
+use crate::encode::LaneBlocks;
+use crate::io::{ConnId, Now, RequestId};
+use crate::limits;
+use crate::node::Node;
+
+/// An opening that waits for a heal.
+#[derive(Debug, Clone)]
+pub(crate) struct HealFirst {
+    id: RequestId,
+    wish: OpenWish,
+    /// If nothing heals the shard by then, the opening brings it back itself.
+    alone_at: Now,
+}
+
+impl Node {
+    /// Whether the shard is this node's own and can be expected to be healed soon.
+    pub(super) fn is_to_be_healed(
+        &self,
+        wish: &OpenWish,
+        survey: &Survey,
+        manifest: &Manifest,
+    ) -> bool {
+        let is_own = |rank| {
+            manifest
+                .shard(rank)
+                .is_some_and(|shard| shard.node == *self.me())
+        };
+        let whole = wish.ranges.is_empty() && wish.without.is_none();
+        let state = survey.states.get(&wish.manifest);
+        let healable = || {
+            let (lane, _) = LaneBlocks::find(manifest, wish.rank)?;
+            let blocks = LaneBlocks::of(manifest, lane)?;
+            blocks.enough(&survey.available(wish.manifest, lane, &blocks))
+        };
+        whole
+            && !wish.healed_in_vain
+            && is_own(wish.rank)
+            && state.is_some_and(|state| *state >= CheckpointState::Protected)
+            && healable().is_some()
+    }
+
+    pub(super) fn heal_first(&mut self, id: RequestId, wish: OpenWish) {
+        let alone_at = self.now.plus(limits::HEAL_FIRST_MS);
+        let waiting = HealFirst { id, wish, alone_at };
+        self.heals_first.push(waiting);
+    }
+
+    /// A whole shard is in this node's RAM: whoever waited for it has it.
+    pub(crate) fn shard_is_back(&mut self, rank: Rank) {
+        let all = std::mem::take(&mut self.heals_first);
+        for waiting in all {
+            let is_it = waiting.wish.rank == rank;
+            if !is_it || !self.open_own(waiting.id, &waiting.wish) {
+                self.heals_first.push(waiting);
+            }
+        }
+    }
+
+    /// Openings whose heal goes on wait on; those without one go their own way after a while.
+    pub(crate) fn look_after_heals(&mut self) {
+        let now = self.now;
+        for mut waiting in std::mem::take(&mut self.heals_first) {
+            if waiting.wish.deadline <= now {
+                let text = format!(
+                    "expected the shard of rank {} in time, its heal has not ended yet; ask again",
+                    waiting.wish.rank
+                );
+                let refusal = Refusal::new(RefusalCode::TimedOut, text);
+                self.reply(waiting.id, Reply::Refused(refusal));
+                continue;
+            }
+            if self.heals(waiting.wish.manifest, waiting.wish.rank) {
+                waiting.alone_at = now.plus(limits::HEAL_FIRST_MS);
+            }
+            match waiting.alone_at <= now {
+                true => self.open_alone(waiting.id, waiting.wish),
+                false => self.heals_first.push(waiting),
+            }
+        }
+    }
+
+    /// Looks anew who holds what, and brings the shard here by a session of its own.
+    fn open_alone(&mut self, id: RequestId, wish: OpenWish) {
+        let wish = OpenWish {
+            healed_in_vain: true,
+            ..wish
+        };
+        let Ok(attached) = self.attached(id).cloned() else {
+            return;
+        };
+        let left_ms = u32::try_from(wish.deadline.since(self.now)).unwrap_or(u32::MAX);
+        let (namespace, owner) = (attached.namespace, attached.owner);
+        self.survey(id, namespace, owner, None, left_ms, Then::Open(wish));
+    }
+
+    /// When an opening that waits for a heal must be looked at again.
+    pub(crate) fn heals_deadline(&self) -> impl Iterator<Item = Now> {
+        let waiting = self.heals_first.iter();
+        waiting.map(|waiting| waiting.alone_at.min(waiting.wish.deadline))
+    }
+
+    pub(super) fn forget_heals(&mut self, conn: ConnId) {
+        self.heals_first.retain(|waiting| waiting.id.conn != conn);
+    }
+
+    /// Whether a session that puts this shard into this node's RAM goes on.
+    fn heals(&self, manifest: Digest, rank: Rank) -> bool {
+        let key = self.by_name.get(&manifest);
+        let mut joined = self
+            .joined
+            .values()
+            .filter(|joined| Some(&joined.key) == key);
+        joined.any(|joined| joined.heals(rank))
+    }
+}

@@ -1,0 +1,440 @@
+//! A small cluster whose links, deaths and restarts a test sets to the millisecond, and which counts what sessions send
+//! and where they put it. Sessions take their time, stripe by stripe, and share it; no payload bytes exist.
+
+mod sessions;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, digest, root_digest};
+use storaged_core::encode::LinkRates;
+use storaged_core::place::Member;
+use storaged_core::{
+    ConnId, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, Setup,
+};
+use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::{
+    CheckpointState, Generation, Namespace, NodeName, Rank, RunId, Step, WorldSize,
+};
+
+use sessions::Sessions;
+pub use sessions::{Block, STRIPE_MS};
+
+pub const CHUNK: u64 = 4096;
+/// A message's way.
+const WAY_MS: u64 = 1;
+
+pub fn name(node: usize) -> NodeName {
+    NodeName::new(format!("n{node:02}")).unwrap()
+}
+
+pub fn index(name: &NodeName) -> usize {
+    name.as_str()[1..].parse().unwrap()
+}
+
+struct Process {
+    node: Node,
+    generation: u64,
+    began: u64,
+}
+
+enum Event {
+    Input(usize, u64, Input),
+    Start(usize),
+    Link(usize, usize),
+    Unlink(usize, usize, u64),
+    Stripe(sessions::Key),
+}
+
+/// What a test sees.
+pub struct Cluster {
+    pub geometry: Geometry,
+    pub stripes: u64,
+    pub now: u64,
+    /// Blocks sent by each node in sessions.
+    pub sent: BTreeMap<usize, u64>,
+    /// How often each stripe of a block was put in place, by node.
+    pub put: BTreeMap<(usize, Block), BTreeMap<u64, u32>>,
+    /// Sessions that have moved something.
+    pub moved: BTreeSet<sessions::Key>,
+    /// What nodes told, with the time.
+    pub notes: Vec<(u64, usize, Note)>,
+    nodes: Vec<Option<Process>>,
+    events: BTreeMap<(u64, u64), Event>,
+    sequence: u64,
+    generation: u64,
+    /// Links that are up, with the generation of their far end.
+    links: BTreeMap<(usize, usize), u64>,
+    sessions: Sessions,
+    replies: BTreeMap<RequestId, Reply>,
+    next_request: u64,
+    /// Connections of the ranks' trainers.
+    trainers: BTreeMap<usize, ConnId>,
+    step: u64,
+}
+
+impl Cluster {
+    /// All nodes are up, and each of the k data nodes has a trainer whose shards have so many stripes.
+    pub fn start(k: usize, m: usize, stripes: u64) -> Self {
+        let mut cluster = Self {
+            geometry: Geometry::new(k, m).unwrap(),
+            stripes,
+            now: 0,
+            sent: BTreeMap::new(),
+            put: BTreeMap::new(),
+            moved: BTreeSet::new(),
+            notes: Vec::new(),
+            nodes: (0..k + m).map(|_| None).collect(),
+            events: BTreeMap::new(),
+            sequence: 0,
+            generation: 0,
+            links: BTreeMap::new(),
+            sessions: Sessions::default(),
+            replies: BTreeMap::new(),
+            next_request: 0,
+            trainers: BTreeMap::new(),
+            step: 0,
+        };
+        (0..k + m).for_each(|node| cluster.at(0, Event::Start(node)));
+        cluster.run_for(50);
+        cluster.open_run();
+        cluster
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        self.sequence += 1;
+        self.events
+            .insert((time.max(self.now), self.sequence), event);
+    }
+
+    /// Runs for so many milliseconds.
+    pub fn run_for(&mut self, ms: u64) {
+        let end = self.now + ms;
+        while self
+            .events
+            .first_key_value()
+            .is_some_and(|((time, _), _)| *time <= end)
+        {
+            self.happen_next();
+        }
+        self.now = end;
+    }
+
+    /// Runs until something holds; gives the milliseconds that it took.
+    pub fn run_until(&mut self, limit_ms: u64, what: &str, holds: impl Fn(&Self) -> bool) -> u64 {
+        let began = self.now;
+        while !holds(self) {
+            assert!(
+                self.now < began + limit_ms,
+                "{what} within {limit_ms} ms: {:?}",
+                self.notes
+            );
+            self.happen_next();
+        }
+        self.now - began
+    }
+
+    fn happen_next(&mut self) {
+        let Some(((time, _), event)) = self.events.pop_first() else {
+            panic!("nothing will ever happen again");
+        };
+        self.now = time;
+        match event {
+            Event::Input(node, generation, input) => self.feed(node, generation, input),
+            Event::Start(node) => self.begin_process(node),
+            Event::Link(from, to) => self.link_up(from, to),
+            Event::Unlink(from, to, generation) => self.link_down(from, to, generation),
+            Event::Stripe(key) => self.stripe(&key),
+        }
+    }
+
+    fn begin_process(&mut self, node: usize) {
+        self.generation += 1;
+        let generation = self.generation;
+        let members = (0..self.nodes.len()).map(|other| Member {
+            name: name(other),
+            failure_domain: format!("n{other}"),
+        });
+        let setup = Setup {
+            name: name(node),
+            generation: Generation::new(generation),
+            members: members.collect(),
+            geometry: Some(self.geometry),
+            chunk: ChunkSize::new(CHUNK as u32).unwrap(),
+            slots_per_rank: 3,
+            budget: 1 << 30,
+            link_rates: LinkRates::default(),
+            durable: DurablePolicy::Absent,
+            durable_form: DurableForm::Full,
+        };
+        self.nodes[node] = Some(Process {
+            node: Node::new(setup).unwrap(),
+            generation,
+            began: self.now,
+        });
+        self.feed(node, generation, Input::Tick);
+        for other in (0..self.nodes.len()).filter(|other| *other != node) {
+            self.at(self.now + 2 * WAY_MS, Event::Link(node, other));
+            self.at(self.now + 3 * WAY_MS, Event::Link(other, node));
+        }
+    }
+
+    fn link_up(&mut self, from: usize, to: usize) {
+        let (Some(_), Some(far)) = (&self.nodes[from], &self.nodes[to]) else {
+            return;
+        };
+        let generation = far.generation;
+        match self.links.get(&(from, to)) {
+            Some(known) if *known == generation => return,
+            // As the transport does it: the peer is another one, so the connection that was is gone.
+            Some(known) => self.link_down(from, to, *known),
+            None => {}
+        }
+        self.links.insert((from, to), generation);
+        let node = name(to);
+        let generation = Generation::new(generation);
+        self.tell(from, Input::PeerUp { node, generation });
+    }
+
+    fn link_down(&mut self, from: usize, to: usize, generation: u64) {
+        if self.links.get(&(from, to)) == Some(&generation) {
+            self.links.remove(&(from, to));
+            self.tell(from, Input::PeerDown { node: name(to) });
+        }
+    }
+
+    fn tell(&mut self, node: usize, input: Input) {
+        if let Some(process) = &self.nodes[node] {
+            self.feed(node, process.generation, input);
+        }
+    }
+
+    /// Kills a node; the others notice by its silence.
+    pub fn kill(&mut self, node: usize) {
+        self.nodes[node] = None;
+        self.sessions_lose(node);
+        for other in 0..self.nodes.len() {
+            self.links.remove(&(node, other));
+            if let Some(generation) = self.links.get(&(other, node)) {
+                let silent_for = 2000 + 50 * other as u64;
+                self.at(
+                    self.now + silent_for,
+                    Event::Unlink(other, node, *generation),
+                );
+            }
+        }
+    }
+
+    /// Starts a node after so many milliseconds, with nothing in its RAM.
+    pub fn start_after(&mut self, ms: u64, node: usize) {
+        self.at(self.now + ms, Event::Start(node));
+    }
+
+    /// As of a transport that does not see that a peer was restarted before its silence ends the connection.
+    pub fn links_notice_late(&mut self, node: usize, ms: u64) {
+        let late = |event: &Event| matches!(event, Event::Link(_, to) if *to == node);
+        let moved: Vec<_> = self
+            .events
+            .iter()
+            .filter(|(_, e)| late(e))
+            .map(|(at, _)| *at)
+            .collect();
+        for at in moved {
+            let event = self.events.remove(&at).unwrap();
+            self.at(at.0 + ms, event);
+        }
+    }
+
+    fn feed(&mut self, node: usize, generation: u64, input: Input) {
+        let Some(process) = &mut self.nodes[node] else {
+            return;
+        };
+        if process.generation != generation {
+            return;
+        }
+        let local = Now(self.now - process.began);
+        let outputs = process.node.handle(local, input);
+        let deadline = process.began + process.node.deadline().0.min(local.0 + 3_600_000);
+        for output in outputs {
+            self.perform(node, generation, output);
+        }
+        let deadline = deadline.max(self.now + 1);
+        self.at(deadline, Event::Input(node, generation, Input::Tick));
+    }
+
+    fn perform(&mut self, node: usize, generation: u64, output: Output) {
+        let soon = self.now + 1;
+        match output {
+            Output::Reply { id, reply, .. } => {
+                self.replies.insert(id, reply);
+            }
+            Output::Send { to, message } => {
+                let to = index(&to);
+                // On a connection to an incarnation that is gone everything is lost.
+                let alive = self.nodes[to].as_ref().map(|process| process.generation);
+                if alive.is_some() && self.links.get(&(node, to)).copied() == alive {
+                    let from = name(node);
+                    let input = Input::Message { from, message };
+                    self.at(self.now + WAY_MS, Event::Input(to, alive.unwrap(), input));
+                }
+            }
+            Output::CreateSlot { slot, .. } => {
+                self.at(
+                    soon,
+                    Event::Input(node, generation, Input::SlotCreated { slot }),
+                );
+            }
+            Output::Digest { slot, length } => {
+                let (leaves, root) = digests(node, self.step, length);
+                // Nothing is computed here, so that any fingerprint will do.
+                let prints = leaves.iter().map(|_| Fingerprint::ZERO).collect();
+                let input = Input::Digested {
+                    slot,
+                    leaves,
+                    prints,
+                    root,
+                };
+                self.at(soon, Event::Input(node, generation, input));
+            }
+            Output::Run(work) => self.begin_session(node, generation, work),
+            Output::Stop { leader, session } => self.stop_session(node, (leader, session)),
+            Output::Note(note) => self.notes.push((self.now, node, note)),
+            Output::DropSlot { .. } | Output::DropParity { .. } => {}
+            other => panic!("nobody asked for {other:?}"),
+        }
+    }
+
+    /// Asks a node and waits for its answer.
+    pub fn ask(&mut self, node: usize, conn: ConnId, request: Request) -> Reply {
+        let id = self.send(node, conn, request);
+        self.run_until(600_000, "an answer", |cluster| {
+            cluster.replies.contains_key(&id)
+        });
+        self.replies.remove(&id).unwrap()
+    }
+
+    /// Asks a node; the answer comes to `answer`.
+    pub fn send(&mut self, node: usize, conn: ConnId, request: Request) -> RequestId {
+        self.next_request += 1;
+        let id = RequestId {
+            conn,
+            index: self.next_request,
+        };
+        self.tell(node, Input::Request { id, request });
+        id
+    }
+
+    /// What was answered.
+    pub fn answer(&self, id: RequestId) -> Option<&Reply> {
+        self.replies.get(&id)
+    }
+
+    /// A connection to a node's daemon.
+    pub fn connect(&mut self, node: usize, role: Role) -> ConnId {
+        let conn = ConnId(1000 * (node as u64 + 1) + self.next_request);
+        let hello = Request::Hello {
+            version: LOCAL_VERSION,
+            namespace: Namespace::new("job").unwrap(),
+            token: Vec::new().into(),
+            role,
+        };
+        let reply = self.ask(node, conn, hello);
+        assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+        conn
+    }
+
+    fn open_run(&mut self) {
+        let reader = self.connect(0, Role::Reader);
+        let reply = self.ask(0, reader, Request::OpenRun { timeout_ms: 10_000 });
+        assert!(
+            matches!(reply, Reply::RunOpened { run } if run == RunId::new(1)),
+            "{reply:?}"
+        );
+        for node in 0..self.geometry.k() {
+            let role = Role::Trainer {
+                run: RunId::new(1),
+                rank: Rank::new(node as u32),
+                world_size: WorldSize::new(self.geometry.k() as u32).unwrap(),
+            };
+            let conn = self.connect(node, role);
+            self.trainers.insert(node, conn);
+        }
+    }
+
+    /// Stages a step on every rank and commits it.
+    pub fn save(&mut self) {
+        self.step += 1;
+        let (step, length) = (Step::new(self.step), self.stripes * CHUNK);
+        for (node, conn) in self.trainers.clone() {
+            let acquire = Request::AcquireSlot {
+                bytes: length,
+                timeout_ms: 10_000,
+            };
+            let Reply::SlotGranted { slot, .. } = self.ask(node, conn, acquire) else {
+                panic!("no slot");
+            };
+            let reply = self.ask(node, conn, Request::SealSlot { slot, step, length });
+            assert!(matches!(reply, Reply::Done), "{reply:?}");
+        }
+        let commit = Request::Commit {
+            step,
+            schema: vec![].into(),
+            torch_metadata: vec![].into(),
+            durable: DurableWish::Never,
+        };
+        let conn = self.trainers[&0];
+        self.send(0, conn, commit);
+    }
+
+    /// Whether a node knows the newest step to be protected.
+    pub fn is_protected(&self, node: usize) -> bool {
+        self.notes.iter().any(|(_, at, note)| {
+            let Note::State { key, state } = note else {
+                return false;
+            };
+            *at == node && key.step == Step::new(self.step) && *state == CheckpointState::Protected
+        })
+    }
+
+    /// When these nodes were told of as healed; none before all are.
+    pub fn healed_at(&self, nodes: &[usize], since: u64) -> Option<u64> {
+        let of = |wanted: &usize| {
+            let mut healed = self.notes.iter().filter_map(|(at, _, note)| match note {
+                Note::Healed { node, .. } if *at >= since && index(node) == *wanted => Some(*at),
+                _ => None,
+            });
+            healed.next()
+        };
+        nodes
+            .iter()
+            .map(of)
+            .collect::<Option<Vec<_>>>()?
+            .into_iter()
+            .max()
+    }
+
+    /// Faults of sessions that were told since.
+    pub fn failures(&self, since: u64) -> Vec<&Note> {
+        let failed = self
+            .notes
+            .iter()
+            .filter(|(at, _, note)| *at >= since && matches!(note, Note::SessionFailed { .. }));
+        failed.map(|(_, _, note)| note).collect()
+    }
+
+    /// Counts anew.
+    pub fn reset_counts(&mut self) {
+        self.sent.clear();
+        self.put.clear();
+        self.moved.clear();
+    }
+}
+
+/// Digests of a shard that nobody has ever seen.
+fn digests(node: usize, step: u64, length: u64) -> (Arc<[Digest]>, Digest) {
+    let chunk = ChunkSize::new(CHUNK as u32).unwrap();
+    let leaf = |stripe| digest(format!("{node} {step} {stripe}").as_bytes());
+    let leaves: Vec<Digest> = (0..chunk.count(length)).map(leaf).collect();
+    let root = root_digest(&leaves, length, chunk);
+    (leaves.into(), root)
+}

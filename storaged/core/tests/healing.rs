@@ -1,0 +1,199 @@
+//! Nodes that come back with empty RAM: several are healed at the speed of one, and nothing waits without need.
+
+mod cluster;
+
+use cluster::{Block, Cluster, STRIPE_MS};
+use storaged_wire::local::{Reply, Request, Role, Rung};
+use storaged_wire::{Digest, Rank};
+
+const STRIPES: u64 = 400;
+
+/// A protected checkpoint at (8, 2).
+fn protected(stripes: u64) -> Cluster {
+    let mut cluster = Cluster::start(8, 2, stripes);
+    cluster.save();
+    let everywhere = |cluster: &Cluster| (0..10).all(|node| cluster.is_protected(node));
+    cluster.run_until(60_000, "protection", everywhere);
+    cluster.run_for(2_000);
+    cluster
+}
+
+/// Two data nodes that come back this far apart. Gives the time from the second one's start until both are healed.
+fn two_come_back(gap_ms: u64) -> (Cluster, u64) {
+    let mut cluster = protected(STRIPES);
+    cluster.kill(0);
+    cluster.kill(1);
+    cluster.run_for(10_000);
+    cluster.reset_counts();
+    let since = cluster.now;
+    cluster.start_after(0, 0);
+    cluster.start_after(gap_ms, 1);
+    cluster.run_until(60_000, "healing", |cluster| {
+        cluster.healed_at(&[0, 1], since).is_some()
+    });
+    let healed = cluster.healed_at(&[0, 1], since).unwrap_or_default();
+    assert!(
+        cluster.failures(since).is_empty(),
+        "{:?}",
+        cluster.failures(since)
+    );
+    cluster.run_for(3_000);
+    (cluster, healed - since - gap_ms)
+}
+
+#[test]
+fn two_replacements_are_healed_by_one_gather_and_nothing_is_sent_twice() {
+    for gap_ms in [0, 50, 500, 3_000] {
+        let (cluster, took_ms) = two_come_back(gap_ms);
+        for node in [0, 1] {
+            let put = &cluster.put[&(node, Block::Shard)];
+            assert_eq!(
+                put.len() as u64,
+                STRIPES,
+                "n{node} has all, {gap_ms} ms apart"
+            );
+            let again: Vec<_> = put.iter().filter(|(_, times)| **times > 1).collect();
+            assert!(
+                again.is_empty(),
+                "sent again to n{node}, {gap_ms} ms apart: {again:?}"
+            );
+        }
+        // From the second one's start on all of its shard comes, and of the other one's what is left comes with it.
+        let copy_ms = STRIPES * STRIPE_MS;
+        assert!(
+            took_ms <= copy_ms * 105 / 100 + 100,
+            "{gap_ms} ms apart: {took_ms} of {copy_ms}"
+        );
+        // Nine eighths of a block per stripe of both, and one of each other stripe for each of them.
+        let alone = (gap_ms / STRIPE_MS).min(STRIPES);
+        let most = (STRIPES - alone) * 9 / 8 + 2 * alone + 12;
+        let sent = cluster.sent.values().max().copied().unwrap_or_default();
+        assert!(sent <= most, "{gap_ms} ms apart: {sent} of {most}");
+        assert!(
+            cluster.moved.len() <= 3,
+            "{gap_ms} ms apart: {} sessions",
+            cluster.moved.len()
+        );
+    }
+}
+
+/// A coding node is killed half-way through an encode and comes back at once. Gives the time from its start until the
+/// step is protected.
+fn coding_node_comes_back(node: usize, noticed_after_ms: u64) -> (Cluster, u64) {
+    let mut cluster = protected(STRIPES);
+    cluster.save();
+    cluster.run_for(STRIPES * STRIPE_MS / 2);
+    assert!(!cluster.is_protected(0));
+    cluster.kill(node);
+    cluster.reset_counts();
+    cluster.start_after(50, node);
+    cluster.run_for(50);
+    cluster.links_notice_late(node, noticed_after_ms);
+    let took = cluster.run_until(60_000, "protection", |cluster| cluster.is_protected(0));
+    (cluster, took)
+}
+
+#[test]
+fn a_coding_node_killed_during_an_encode_costs_that_encode_and_hardly_more() {
+    for node in [8, 9] {
+        let (cluster, took_ms) = coding_node_comes_back(node, 0);
+        let encode_ms = STRIPES * STRIPE_MS;
+        assert!(
+            took_ms <= encode_ms + 300,
+            "n{node}: {took_ms} of {encode_ms}"
+        );
+        // The step before it is not healed meanwhile: it is not needed any more.
+        let put = &cluster.put[&(node, Block::Parity)];
+        assert!(put.values().all(|times| *times == 1), "n{node}: {put:?}");
+    }
+}
+
+#[test]
+fn what_was_proposed_to_peers_that_had_not_noticed_a_restart_is_said_again() {
+    for node in [8, 9] {
+        let (_, took_ms) = coding_node_comes_back(node, 2_000);
+        // They notice by silence, up to 2.5 s after the death; a proposal is said again every second.
+        let bound = STRIPES * STRIPE_MS + 2_500 + 1_100;
+        assert!(took_ms <= bound, "n{node}: {took_ms} of {bound}");
+    }
+}
+
+fn open(cluster: &mut Cluster, node: usize, manifest: Digest) -> storaged_core::RequestId {
+    let reader = cluster.connect(node, Role::Reader);
+    let open = Request::OpenShard {
+        manifest,
+        rank: Rank::new(node as u32),
+        ranges: vec![],
+        timeout_ms: 60_000,
+        without: None,
+    };
+    cluster.send(node, reader, open)
+}
+
+/// The checkpoint that a restart would take.
+fn planned(cluster: &mut Cluster, node: usize) -> Digest {
+    let reader = cluster.connect(node, Role::Reader);
+    let plan = Request::Plan {
+        step: None,
+        timeout_ms: 10_000,
+    };
+    match cluster.ask(node, reader, plan) {
+        Reply::Plan(plan) => plan.manifest,
+        other => panic!("expected a plan, got {other:?}"),
+    }
+}
+
+fn is_open(cluster: &Cluster, id: storaged_core::RequestId) -> bool {
+    match cluster.answer(id) {
+        Some(Reply::ShardOpened { rung, .. }) => *rung == Rung::OwnRam,
+        Some(other) => panic!("{other:?}"),
+        None => false,
+    }
+}
+
+#[test]
+fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
+    let mut cluster = protected(STRIPES);
+    let manifest = planned(&mut cluster, 5);
+    cluster.kill(0);
+    cluster.kill(1);
+    cluster.run_for(10_000);
+    cluster.reset_counts();
+    for node in [0, 1] {
+        cluster.start_after(0, node);
+    }
+    cluster.run_for(10);
+    let opened = [0, 1].map(|node| open(&mut cluster, node, manifest));
+    let took_ms = cluster.run_until(60_000, "opening", |cluster| {
+        opened.iter().all(|id| is_open(cluster, *id))
+    });
+    let copy_ms = STRIPES * STRIPE_MS;
+    assert!(
+        took_ms <= copy_ms * 105 / 100 + 100,
+        "{took_ms} of {copy_ms}"
+    );
+    let sent = cluster.sent.values().max().copied().unwrap_or_default();
+    assert!(sent <= STRIPES * 9 / 8 + 12, "{sent}");
+}
+
+#[test]
+fn an_opening_goes_its_own_way_if_nothing_heals_its_shard() {
+    let mut cluster = protected(STRIPES);
+    let manifest = planned(&mut cluster, 5);
+    cluster.kill(0);
+    // The lane's leader has gone too, and its death is not noticed before the other one is back.
+    cluster.run_for(10_000);
+    cluster.start_after(0, 0);
+    cluster.run_for(1);
+    cluster.kill(8);
+    cluster.run_for(10);
+    let opened = open(&mut cluster, 0, manifest);
+    let bound_ms = 2_500 + 3_000 + 500 + STRIPES * STRIPE_MS * 2;
+    let opens = |cluster: &Cluster| cluster.answer(opened).is_some();
+    cluster.run_until(bound_ms, "opening", opens);
+    let answer = cluster.answer(opened);
+    assert!(
+        matches!(answer, Some(Reply::ShardOpened { .. })),
+        "{answer:?}"
+    );
+}
