@@ -13,9 +13,14 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) const WHOLE_PPM: u64 = 1_000_000;
 /// A link that is saturated for this share of the time sets the pace.
 const SATURATED_PPM: u64 = 600_000;
+/// So are, together, the links of one node that share one side of it, if that side is busy for this share of the time;
+const SIDE_SATURATED_PPM: u64 = 900_000;
+/// of them those that are so many times as busy as is usual, and at least so busy.
+const SIDE_TIMES: u64 = 3;
+const SIDE_PPM_MIN: u64 = 100_000;
 /// Shares below this are taken for it: how much faster an idle link could go is not known from its being idle.
 const SATURATED_PPM_MIN: u64 = WHOLE_PPM / 16;
-/// So much more saturated are the other links of the node whose link is the slow one of two.
+/// So much busier than is usual are the other links of the node whose link is the slow one of two.
 const TELLING_PPM: u64 = 150_000;
 
 /// One link of a session's plan in a stretch of time.
@@ -99,9 +104,9 @@ pub(crate) fn findings(links: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Opti
         };
         (at, side)
     };
-    let limit = match links.iter().any(is_saturated) {
-        true => Limit::Links,
-        false => Limit::SomethingElse,
+    let limit = match saturated(links).is_empty() {
+        true => Limit::SomethingElse,
+        false => Limit::Links,
     };
     Some(Findings {
         usual,
@@ -110,8 +115,31 @@ pub(crate) fn findings(links: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Opti
     })
 }
 
-fn is_saturated(link: &LinkSeen) -> bool {
-    link.saturated_ppm >= SATURATED_PPM
+/// Links that set the pace. A node that sends to many sends one block after the other or a bit of each in turn: of a slow
+/// one each link is busy for a part of the time only, or all are all the time.
+fn saturated(links: &[LinkSeen]) -> Vec<LinkSeen> {
+    let mut sides: BTreeMap<(usize, Side), u64> = BTreeMap::new();
+    for link in links {
+        for side in [(link.from, Side::Up), (link.to, Side::Down)] {
+            let busy = sides.entry(side).or_default();
+            *busy = busy.saturating_add(link.saturated_ppm);
+        }
+    }
+    let telling = (SIDE_TIMES.saturating_mul(usual_ppm(links))).max(SIDE_PPM_MIN);
+    let is_saturated = |link: &&LinkSeen| {
+        let side = sides[&(link.from, Side::Up)].max(sides[&(link.to, Side::Down)]);
+        link.saturated_ppm >= SATURATED_PPM
+            || (side >= SIDE_SATURATED_PPM && link.saturated_ppm >= telling)
+    };
+    links.iter().filter(is_saturated).copied().collect()
+}
+
+/// How busy links usually are: the median, the lower one of two in the middle.
+fn usual_ppm(links: &[LinkSeen]) -> u64 {
+    let mut shares: Vec<u64> = links.iter().map(|link| link.saturated_ppm).collect();
+    shares.sort_unstable();
+    let middle = shares.len().saturating_sub(1) / 2;
+    shares.get(middle).copied().unwrap_or(0)
 }
 
 fn touches(link: &LinkSeen, member: usize) -> bool {
@@ -126,7 +154,7 @@ fn blamed(links: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Blamed {
     let members: BTreeSet<usize> = links.iter().flat_map(|l| [l.from, l.to]).collect();
     let rounds = (members.len() / 4).max(1);
     let mut blamed = Blamed::new();
-    let mut left: Vec<LinkSeen> = links.iter().copied().filter(is_saturated).collect();
+    let mut left = saturated(links);
     for _ in 0..rounds {
         if left.is_empty() {
             break;
@@ -141,17 +169,17 @@ fn blamed(links: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Blamed {
 }
 
 /// Who is on most of these saturated links. Of the two on one link it is the one that is known, or whose other links
-/// are nearly saturated too; if neither tells, both may be.
-fn worst(saturated: &[LinkSeen], all: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Blamed {
+/// are busier than is usual; if neither tells, both may be.
+fn worst(left: &[LinkSeen], all: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Blamed {
     let mut on: BTreeMap<usize, usize> = BTreeMap::new();
-    for link in saturated {
+    for link in left {
         *on.entry(link.from).or_default() += 1;
         *on.entry(link.to).or_default() += 1;
     }
     let most = on.values().copied().max().unwrap_or(0);
     let is_worst = |member: &usize| on.get(member) == Some(&most);
     let of_worst = |link: &&LinkSeen| is_worst(&link.from) || is_worst(&link.to);
-    let fullest = saturated.iter().filter(of_worst);
+    let fullest = left.iter().filter(of_worst);
     let Some(fullest) = fullest.max_by_key(|link| link.saturated_ppm) else {
         return Blamed::new();
     };
@@ -160,11 +188,13 @@ fn worst(saturated: &[LinkSeen], all: &[LinkSeen], known_slow: &BTreeSet<usize>)
     if let Some(known) = only(&ends, |end| known_slow.contains(end)) {
         return Blamed::from([(known, Certainty::Measured)]);
     }
+    let usual = usual_ppm(all);
     let nearly = |member: &usize| -> u64 {
         let others = all
             .iter()
-            .filter(|link| touches(link, *member) && !is_saturated(link));
-        others.map(|link| link.saturated_ppm).sum()
+            .filter(|link| touches(link, *member) && *link != fullest);
+        let more = others.map(|link| link.saturated_ppm.saturating_sub(usual));
+        more.fold(0, u64::saturating_add)
     };
     ends.sort_by_key(|end| std::cmp::Reverse(nearly(end)));
     match ends[..] {
@@ -188,30 +218,50 @@ fn only(ends: &[usize], is_so: impl Fn(&usize) -> bool) -> Option<usize> {
 /// What each side of each member's link carries: of the blamed all of it, of the others what does not go to a blamed
 /// one, for that says nothing of them.
 fn carried(links: &[LinkSeen], blamed: &Blamed) -> BTreeMap<(usize, Side), (u64, Certainty)> {
-    let mut sums: BTreeMap<(usize, Side), (u64, u64)> = BTreeMap::new();
+    let full = saturated(links)
+        .into_iter()
+        .map(|link| (link.from, link.to));
+    let full: BTreeSet<(usize, usize)> = full.collect();
+    let mut sums: BTreeMap<(usize, Side), Carried> = BTreeMap::new();
     for link in links {
         for (member, side, other) in [
             (link.from, Side::Up, link.to),
             (link.to, Side::Down, link.from),
         ] {
             if blamed.contains_key(&member) || !blamed.contains_key(&other) {
-                let (bytes_per_s, saturated) = sums.entry((member, side)).or_default();
-                *bytes_per_s = bytes_per_s.saturating_add(link.bytes_per_s);
-                *saturated = (*saturated).max(link.saturated_ppm);
+                let sum = sums.entry((member, side)).or_default();
+                sum.bytes_per_s = sum.bytes_per_s.saturating_add(link.bytes_per_s);
+                sum.busy_ppm = sum.busy_ppm.saturating_add(link.saturated_ppm);
+                sum.busiest_ppm = sum.busiest_ppm.max(link.saturated_ppm);
+                sum.is_full |= full.contains(&(link.from, link.to));
             }
         }
     }
-    let rate = |((member, side), (bytes_per_s, saturated)): ((usize, Side), (u64, u64))| {
-        let busy = saturated.clamp(SATURATED_PPM_MIN, WHOLE_PPM);
-        let rate = u128::from(bytes_per_s) * u128::from(WHOLE_PPM) / u128::from(busy);
-        let certainty = match saturated >= SATURATED_PPM {
+    let rate = |((member, side), sum): ((usize, Side), Carried)| {
+        let certainty = match sum.is_full {
             true => blamed.get(&member).copied().unwrap_or(Certainty::Measured),
             false => Certainty::AtLeast,
         };
+        // A side with time to spare is as busy as its busiest link at least.
+        let busy = match sum.is_full {
+            true => sum.busy_ppm,
+            false => sum.busiest_ppm,
+        };
+        let busy = busy.clamp(SATURATED_PPM_MIN, WHOLE_PPM);
+        let rate = u128::from(sum.bytes_per_s) * u128::from(WHOLE_PPM) / u128::from(busy);
         let rate = u64::try_from(rate).unwrap_or(u64::MAX);
         ((member, side), (rate, certainty))
     };
     sums.into_iter().map(rate).collect()
+}
+
+/// What goes over one side of a member's link.
+#[derive(Debug, Clone, Copy, Default)]
+struct Carried {
+    bytes_per_s: u64,
+    busy_ppm: u64,
+    busiest_ppm: u64,
+    is_full: bool,
 }
 
 /// Of those not to blame; the lower one of two in the middle.
@@ -283,7 +333,7 @@ mod tests {
         // Whoever was slow before is slow again.
         let known = findings(&links, &BTreeSet::from([3])).expect("findings");
         assert_eq!(slow(&known), [(3, Side::Down, Certainty::Measured)]);
-        // Or the one whose other link is nearly saturated.
+        // Or the one whose other link is busier than is usual.
         let nearly = judged(&chain(&[0.05, 0.1, 0.98, 0.5, 0.05]));
         assert_eq!(slow(&nearly), [(3, Side::Down, Certainty::Measured)]);
     }
@@ -327,6 +377,38 @@ mod tests {
             .collect();
         let findings = judged(&links);
         assert_eq!(slow(&findings), [(5, Side::Up, Certainty::Measured)]);
+    }
+
+    #[test]
+    fn so_it_is_where_each_of_its_links_is_busy_in_its_turn() {
+        let all = (0..8).flat_map(|from| (0..8).map(move |to| (from, to)));
+        let links: Vec<LinkSeen> = all
+            .filter(|(from, to)| from != to)
+            .map(|(from, to)| match (from == 5, to == 5) {
+                (true, _) => link(from, to, 0.3),
+                (_, true) => link(from, to, 0.2),
+                _ => link(from, to, 0.02),
+            })
+            .collect();
+        let both = [
+            (5, Side::Up, Certainty::Measured),
+            (5, Side::Down, Certainty::Measured),
+        ];
+        let findings = judged(&links);
+        assert_eq!(slow(&findings), both);
+        // Seven links, busy all the time together.
+        assert_eq!(findings.sides[&(5, Side::Up)].bytes_per_s, 7 * RATE);
+    }
+
+    #[test]
+    fn the_first_of_a_chain_is_not_told_from_the_second() {
+        // What goes through the rest is all alike, and says nothing of either.
+        let links = chain(&[1.0, 0.30, 0.30, 0.29, 0.29, 0.28]);
+        let either = [
+            (0, Side::Up, Certainty::Shared),
+            (1, Side::Down, Certainty::Shared),
+        ];
+        assert_eq!(slow(&judged(&links)), either);
     }
 
     #[test]

@@ -120,16 +120,17 @@ impl Pace {
         members: &[NodeName],
         since: impl Fn(&'a Reports) -> &'a MemberTally,
     ) -> Vec<LinkSeen> {
+        let places: BTreeMap<&NodeName, usize> = members.iter().zip(0..).collect();
         let mut links = Vec::new();
         for (to, receiver) in members.iter().enumerate() {
             let Some(reports) = self.reports.get(receiver) else {
                 continue;
             };
             for link in &reports.last.links {
-                let from = members.iter().position(|node| *node == link.node);
-                let seen = from
-                    .and_then(|from| seen((from, to), since(reports), &reports.last, &link.node));
-                links.extend(seen);
+                if let Some(from) = places.get(&link.node) {
+                    let ends = (*from, to);
+                    links.extend(seen(ends, since(reports), &reports.last, &link.node));
+                }
             }
         }
         links
