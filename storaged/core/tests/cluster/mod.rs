@@ -272,10 +272,12 @@ impl Cluster {
                 let to = index(&to);
                 // On a connection to an incarnation that is gone everything is lost.
                 let alive = self.nodes[to].as_ref().map(|process| process.generation);
-                if alive.is_some() && self.links.get(&(node, to)).copied() == alive {
+                if let Some(alive) = alive
+                    && self.links.get(&(node, to)) == Some(&alive)
+                {
                     let from = name(node);
                     let input = Input::Message { from, message };
-                    self.at(self.now + WAY_MS, Event::Input(to, alive.unwrap(), input));
+                    self.at(self.now + WAY_MS, Event::Input(to, alive, input));
                 }
             }
             Output::CreateSlot { slot, .. } => {
