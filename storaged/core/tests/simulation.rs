@@ -113,11 +113,11 @@ fn a_seed_replays_identically() {
     assert_ne!(run(6).1, run(7).1);
 }
 
-/// A node that sends wrong bytes in repairs: no wrong byte is ever returned (the job compares all it reads), nobody
+/// A node that sends wrong bytes in encodes and repairs: no wrong byte is ever returned (the job compares all it reads), nobody
 /// else is accused, and it is found out.
 #[test]
 fn a_lying_hop_is_named_and_routed_around() {
-    let (mut lies, mut named, mut restores) = (0, 0, 0);
+    let (mut lies, mut encodes, mut named, mut restores) = (0, 0, 0, 0);
     for seed in 0..number("STORAGED_SIM_LIARS").unwrap_or(6) {
         eprintln!("seed {seed}");
         let limits = Limits {
@@ -127,11 +127,12 @@ fn a_lying_hop_is_named_and_routed_around() {
         let mut world = World::new(1000 + seed, limits);
         world.run();
         lies += world.lies;
+        encodes += world.lies_in_encodes;
         named += world.liar_named;
         restores += world.restores;
     }
     assert!(
-        lies > 20 && named > 5 && restores > 20,
-        "{lies} lies, named {named} times, {restores} restores"
+        lies > 20 && encodes > 20 && named > 5 && restores > 20,
+        "{lies} lies, {encodes} in encodes, named {named} times, {restores} restores"
     );
 }

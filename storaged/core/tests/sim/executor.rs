@@ -195,6 +195,7 @@ impl World {
                         if self.limits.liar == Some(*node) && self.random(2) == 0 {
                             sums[0][0] ^= 0x5a;
                             self.lies += 1;
+                            self.lies_in_encodes += u64::from(encodes(members));
                         }
                         edges[edge] = sums;
                     }
@@ -315,6 +316,14 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Whether shards go in and nothing but parity comes out.
+fn encodes(members: &BTreeMap<usize, (usize, u64, SessionWork)>) -> bool {
+    members.values().all(|(_, _, work)| {
+        !matches!(work.source, Some(Source::Parity { .. }))
+            && !matches!(work.keep, Some(Keep::Shard(_)))
+    })
 }
 
 /// Members that have a part in some class.
