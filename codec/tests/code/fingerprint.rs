@@ -176,7 +176,7 @@ proptest! {
     }
 }
 
-/// `cargo test -p storaged-codec --release --test code -- --ignored --nocapture fingerprint_rate`
+/// `cargo test -p storaged-codec --test code -- --ignored --nocapture fingerprint_rate`
 #[test]
 #[ignore = "a measurement"]
 fn the_fingerprint_rate() {

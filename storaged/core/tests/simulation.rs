@@ -111,6 +111,7 @@ struct Tally {
     cut: u64,
     stalls: u64,
     lies: u64,
+    lies_in_encodes: u64,
     named: u64,
 }
 
@@ -127,6 +128,7 @@ impl Tally {
             cut: world.cut,
             stalls: world.stalls,
             lies: world.lies,
+            lies_in_encodes: world.lies_in_encodes,
             named: world.liar_named,
         });
     }
@@ -142,6 +144,7 @@ impl Tally {
         self.cut += other.cut;
         self.stalls += other.stalls;
         self.lies += other.lies;
+        self.lies_in_encodes += other.lies_in_encodes;
         self.named += other.named;
     }
 }
@@ -214,7 +217,7 @@ fn a_seed_replays_identically() {
     assert_ne!(trace(6), trace(7));
 }
 
-/// A node that sends wrong bytes in repairs: no wrong byte is ever returned (the job compares all it reads), nobody
+/// A node that sends wrong bytes in encodes and repairs: no wrong byte is ever returned (the job compares all it reads), nobody
 /// else is accused, and it is found out.
 #[test]
 fn a_lying_hop_is_named_and_routed_around() {
@@ -226,7 +229,7 @@ fn a_lying_hop_is_named_and_routed_around() {
         "seeds with a liar that failed: {failed:?}"
     );
     assert!(
-        tally.lies > 20 && tally.named > 5 && tally.restores > 20,
+        tally.lies > 20 && tally.lies_in_encodes > 20 && tally.named > 5 && tally.restores > 20,
         "the liar lies and is named: {tally:?}"
     );
 }

@@ -2,6 +2,8 @@
 //! by the node that gets it, so that the first one that gets a wrong sum names its sender. Whoever was named is from then
 //! on only asked for its own chunks, as they are, and passes nothing on that others have made.
 
+use std::collections::BTreeSet;
+
 use storaged_wire::peer::{Lane, SessionFault, SumChecks};
 use storaged_wire::shape::EncodeShape;
 use storaged_wire::{Digest, NodeName};
@@ -49,22 +51,32 @@ impl Node {
         }
     }
 
-    /// The shape of an encode in which no member that sent wrong bytes passes on what others have made: the others take
-    /// turns at gathering chunks as they are, and send each sum straight to its keeper. None if nobody is suspected, or
-    /// all are.
+    /// The shape of an encode in which no member that sent wrong bytes passes on what others have made.
     pub(super) fn around_suspects(&self, led: &Led) -> Option<EncodeShape> {
         let progress = self.lanes.get(&(led.record.manifest, led.lane))?;
-        let suspected = |node: &NodeName| progress.suspects.contains(node);
-        if led.purpose != Purpose::Encode || !led.members.iter().any(suspected) {
-            return None;
+        match led.purpose {
+            Purpose::Encode => around(&progress.suspects, &led.members, led.sources),
+            _ => None,
         }
-        let sources = led.members[..led.sources].iter().zip(0u32..);
-        let roots: Vec<u32> = sources
-            .filter(|(node, _)| !suspected(node))
-            .map(|(_, source)| source)
-            .collect();
-        (!roots.is_empty()).then_some(EncodeShape::GatherAtSources { roots })
     }
+}
+
+/// The sources that are not suspected take turns at gathering chunks as they are, and send each sum straight to its
+/// keeper. None if no member is suspected, or all sources are.
+fn around(
+    suspects: &BTreeSet<NodeName>,
+    members: &[NodeName],
+    sources: usize,
+) -> Option<EncodeShape> {
+    if !members.iter().any(|member| suspects.contains(member)) {
+        return None;
+    }
+    let roots: Vec<u32> = (0u32..)
+        .zip(members.iter().take(sources))
+        .filter(|(_, node)| !suspects.contains(*node))
+        .map(|(source, _)| source)
+        .collect();
+    (!roots.is_empty()).then_some(EncodeShape::GatherAtSources { roots })
 }
 
 #[cfg(test)]
@@ -94,6 +106,25 @@ mod tests {
         assert_eq!(progress.suspects, [node("b")].into());
         progress.trust();
         assert!(!progress.wary && progress.suspects.is_empty());
+    }
+
+    #[test]
+    fn whoever_was_named_passes_nothing_on() {
+        let members = ["a", "b", "c", "p", "q"].map(node);
+        let shape = |suspects: &[&str]| {
+            let suspects = suspects.iter().map(|name| node(name)).collect();
+            around(&suspects, &members, 3)
+        };
+        let gathers = |roots: &[u32]| {
+            let roots = roots.to_vec();
+            Some(EncodeShape::GatherAtSources { roots })
+        };
+        assert_eq!(shape(&[]), None);
+        assert_eq!(shape(&["z"]), None);
+        assert_eq!(shape(&["b"]), gathers(&[0, 2]));
+        // From a keeper nobody takes anything in a gather at the sources.
+        assert_eq!(shape(&["q"]), gathers(&[0, 1, 2]));
+        assert_eq!(shape(&["a", "b", "c"]), None);
     }
 
     #[test]

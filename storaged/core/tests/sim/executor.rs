@@ -323,6 +323,7 @@ impl World {
                         if self.limits.liar == Some(*node) && self.random(2) == 0 {
                             sums[0][0] ^= 0x5a;
                             self.lies += 1;
+                            self.lies_in_encodes += u64::from(encodes(members));
                         }
                         edges[edge] = sums;
                     }
@@ -470,6 +471,14 @@ fn missed(members: &Members, silent: usize) -> Failed {
     let node = members[&by].2.members[silent].clone();
     let reason = "sent nothing in time".into();
     (by, SessionFault::Neighbour { node, reason })
+}
+
+/// Whether shards go in and nothing but parity comes out.
+fn encodes(members: &Members) -> bool {
+    members.values().all(|(_, _, work)| {
+        !matches!(work.source, Some(Source::Parity { .. }))
+            && !matches!(work.keep, Some(Keep::Shard(_)))
+    })
 }
 
 /// Members that have a part in some class.

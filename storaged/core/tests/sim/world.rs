@@ -107,6 +107,7 @@ pub struct World {
     pub incremental: u64,
     /// Wrong frames sent, and how often the liar was named.
     pub lies: u64,
+    pub lies_in_encodes: u64,
     pub liar_named: u64,
     /// Encodes whose shape was chosen.
     pub shapes: u64,
@@ -159,6 +160,7 @@ impl World {
             carried: 0,
             incremental: 0,
             lies: 0,
+            lies_in_encodes: 0,
             liar_named: 0,
             shapes: 0,
             cut: 0,
