@@ -25,7 +25,7 @@ use super::{BlockReceiver, Blocks, Pool, Streams};
 /// What a session may take.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutorLimits {
-    /// Stripes in flight per session: from the first byte received of one until its results are handed to the
+    /// Stripes in flight per session, up to twice as many where roles rotate: from the first byte received of one until its results are handed to the
     /// transport. See [`ExecutorLimits::blocks_max`].
     pub stripes_in_flight: usize,
     /// A session whose streams do not move for this long is over.
@@ -46,8 +46,8 @@ impl ExecutorLimits {
     /// the results, those that go on in the memory of a received sum counted twice; of the class of stripes that
     /// needs most. Blocks that the transport has not had acknowledged come on top, and its send window bounds them.
     pub fn blocks_max(&self, work: &SessionWork) -> usize {
-        work.plan
-            .blocks_in_flight_max(work.member, self.stripes_in_flight.max(1))
+        let stripes = work.plan.stripes_in_flight(self.stripes_in_flight);
+        work.plan.blocks_in_flight_max(work.member, stripes)
     }
 }
 

@@ -7,8 +7,8 @@
 //! come, and is then computed whenever its inputs are there. So a stripe that waits for a slow neighbour holds up
 //! the streams it needs and no other.
 //!
-//! Memory is bounded by a window: a stripe is begun only while fewer than `stripes_in_flight` others are between
-//! their beginning and the hand-over of their results. No window deadlocks: of all stripes that are unfinished
+//! Memory is bounded by a window: a stripe is begun only while fewer than `StripedPlan::stripes_in_flight` others are
+//! between their beginning and the hand-over of their results. No window deadlocks: of all stripes that are unfinished
 //! anywhere, the first is begun at all of its members, and nothing is before it on any stream.
 
 use std::collections::BTreeMap;
@@ -78,7 +78,8 @@ pub(super) struct Pipeline<'a> {
 impl Pipeline<'_> {
     /// Runs to the end. Gives the bytes of the stripes that were not clean.
     pub async fn run(&self) -> Result<u64, SessionFault> {
-        let room = self.limits.stripes_in_flight.max(1);
+        let usual = self.limits.stripes_in_flight;
+        let room = self.part.work.plan.stripes_in_flight(usual);
         let mut orders = Orders {
             receive: BTreeMap::new(),
             send: BTreeMap::new(),

@@ -35,7 +35,8 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         nodes: K + M,
         rate: Some(RATE),
         mtu: 9000,
-        packets: Packets::Whole,
+        // As in `gather`: nine nodes send to each at once.
+        packets: Packets::Single,
     })?;
     let shard = CHUNKS as u64 * CHUNK;
     let certificates = bench.directory.join("repair-certs");

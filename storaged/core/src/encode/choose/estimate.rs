@@ -268,6 +268,7 @@ fn blocks_max(parts: &[Part<'_>], nodes: usize, in_flight: usize) -> usize {
     let mut blocks = vec![0; nodes];
     for part in parts {
         for (member, node) in part.nodes.iter().enumerate() {
+            let in_flight = part.plan.stripes_in_flight(in_flight);
             blocks[*node] += part.plan.blocks_in_flight_max(member, in_flight);
         }
     }

@@ -72,6 +72,14 @@ impl StripedPlan {
         loads
     }
 
+    /// How many stripes are in flight at a member where `usual` are in a plan in which every stripe goes the same way. In
+    /// one whose roles rotate a stripe waits for its own root, so it takes two for each role, or some roots have nothing
+    /// to do; at most twice as many as usual.
+    pub fn stripes_in_flight(&self, usual: usize) -> usize {
+        let usual = usual.max(1);
+        (2 * self.classes().len()).clamp(usual, 2 * usual)
+    }
+
     /// Most blocks that a member holds while `stripes_in_flight` stripes are: per stripe what it received, its own
     /// block and its results. Those that go on in the memory of what came in are counted twice.
     pub fn blocks_in_flight_max(&self, member: usize, stripes_in_flight: usize) -> usize {
