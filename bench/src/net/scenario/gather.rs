@@ -1,7 +1,7 @@
 //! Rotating gather against the chain on the same nodes: two groups of 8 that code for each other, every node a data
 //! node. Daemons that know the rate of their links choose the shape themselves; without it they take the chain.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::Bench;
 use crate::net::daemons::Daemons;
@@ -14,6 +14,8 @@ const NODES: usize = 2 * K;
 const BLOCK: u64 = 64 << 10;
 /// Chunks of a shard: 64 MiB, 5.4 s on a link.
 const CHUNKS: usize = 1024;
+/// Saves of which the best counts.
+const ROUNDS: usize = 2;
 /// Up to fifteen senders meet at a link. Whole offloaded packets of 62 KiB, of which its queue holds four, would be
 /// dropped seven frames at a time, as no switch does.
 const PACKETS: Packets = Packets::Single;
@@ -71,24 +73,31 @@ fn full_step(bench: &mut Bench, m: usize, told: Option<LinkRate>) -> Result<Took
             .map(|node| network.bytes_received(node))
             .collect::<Result<Vec<_>>>()
     };
-    let before = (sent()?, received()?);
-    let seconds = job.save(&daemons, 1.0)?.protected.as_secs_f64();
-    let after = (sent()?, received()?);
-    let (sent, received) = (
-        per_byte(&before.0, &after.0, shard),
-        per_byte(&before.1, &after.1, shard),
-    );
+    let mut best: Option<Took> = None;
+    for _ in 0..ROUNDS {
+        let before = (sent()?, received()?);
+        let seconds = job.save(&daemons, 1.0)?.protected.as_secs_f64();
+        let after = (sent()?, received()?);
+        if best.as_ref().is_none_or(|best| seconds < best.seconds) {
+            let sent = per_byte(&before.0, &after.0, shard);
+            best = Some(Took {
+                seconds,
+                sent: sent.iter().sum::<f64>() / NODES as f64,
+                sent_most: most(&sent),
+                received_most: most(&per_byte(&before.1, &after.1, shard)),
+            });
+        }
+    }
     let manifest = job.manifest(&daemons, K)?;
     job.end_training();
     daemons.kill(0)?;
     daemons.wait_for_peers(K, NODES - 2)?;
     job.decode(&daemons, &manifest, 0, K, &[0, CHUNKS / 2, CHUNKS - 1])?;
-    Ok(Took {
-        seconds,
-        sent: sent.iter().sum::<f64>() / NODES as f64,
-        sent_most: sent.iter().copied().fold(0.0, f64::max),
-        received_most: received.iter().copied().fold(0.0, f64::max),
-    })
+    best.context("no round")
+}
+
+fn most(figures: &[f64]) -> f64 {
+    figures.iter().copied().fold(0.0, f64::max)
 }
 
 /// What was counted between two readings, for each byte of a shard.
