@@ -51,9 +51,10 @@ impl System {
         let root = tempfile::tempdir()?;
         std::fs::create_dir(root.path().join("tier"))?;
         let extra = extra.replace("ROOT", &root.path().display().to_string());
+        // Each takes two; the first of a process may still run when all tests after it have had theirs.
         let port = 20_000
-            + (std::process::id() % 2000) as u16 * 16
-            + NEXT_PORT.fetch_add(2, Ordering::Relaxed) % 16;
+            + (std::process::id() % 300) as u16 * 128
+            + NEXT_PORT.fetch_add(2, Ordering::Relaxed) % 128;
         let mut cluster = Cluster::prepare(ClusterSpec {
             executable: executable(),
             directory: root.path().into(),
