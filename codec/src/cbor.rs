@@ -18,15 +18,16 @@ impl<C> Encode<C> for Digest {
 
 impl<'b, C> Decode<'b, C> for Digest {
     fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, Error> {
-        let bytes = d.bytes()?;
-        let bytes: &[u8; 32] = bytes.try_into().map_err(|_| {
-            Error::message(format!(
-                "expected a digest of 32 bytes, got {}",
-                bytes.len()
-            ))
-        })?;
-        Ok(Self::from_bytes(bytes))
+        Ok(Self::from_bytes(&exactly(d, "a digest")?))
     }
+}
+
+/// A byte string of a fixed length.
+fn exactly<const N: usize>(d: &mut Decoder<'_>, what: &str) -> Result<[u8; N], Error> {
+    let bytes = d.bytes()?;
+    let got = bytes.len();
+    let wrong = |_| Error::message(format!("expected {what} of {N} bytes, got {got}"));
+    bytes.try_into().map_err(wrong)
 }
 
 impl<C> Encode<C> for Fingerprint {
@@ -41,14 +42,7 @@ impl<C> Encode<C> for Fingerprint {
 
 impl<'b, C> Decode<'b, C> for Fingerprint {
     fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, Error> {
-        let bytes = d.bytes()?;
-        let bytes = <[u8; Self::BYTES]>::try_from(bytes).map_err(|_| {
-            Error::message(format!(
-                "expected a fingerprint of 16 bytes, got {}",
-                bytes.len()
-            ))
-        })?;
-        Ok(Self::from_bytes(bytes))
+        Ok(Self::from_bytes(exactly(d, "a fingerprint")?))
     }
 }
 

@@ -3,7 +3,7 @@
 //! lane is encoded in full.
 
 use storaged_wire::SessionId;
-use storaged_wire::peer::{PeerMessage, SessionKind};
+use storaged_wire::peer::SessionKind;
 
 use super::lead::{Led, Purpose};
 use crate::limits;
@@ -27,15 +27,12 @@ impl Led {
 impl Node {
     /// Calls a session off before it has begun, and leads its lane in full.
     pub(super) fn lead_in_full(&mut self, session: SessionId) {
-        let Some(led) = self.led.remove(&session) else {
+        let Some(led) = self.led.get(&session) else {
             return;
         };
-        for member in &led.members {
-            let kept = false;
-            self.send(member, PeerMessage::Close { session, kept });
-        }
-        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane)) {
-            progress.session = None;
+        let place = (led.record.manifest, led.lane);
+        self.interrupt_led(session);
+        if let Some(progress) = self.lanes.get_mut(&place) {
             progress.in_full = true;
         }
         self.lead_lanes();
