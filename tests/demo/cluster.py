@@ -28,6 +28,12 @@ def check(holds: bool, text: str) -> None:
         raise CheckFailed(text)
 
 
+def place(checkpoint: tuple[str, int]) -> tuple[int, str, int]:
+    """Orders (run, step): a run is a number, and an identity that tells it from others of its number."""
+    number, _, identity = checkpoint[0].partition("-")
+    return int(number), identity, checkpoint[1]
+
+
 class Cluster:
     """The daemons. Every process started here is killed at the end, by its own id."""
 
@@ -120,10 +126,10 @@ every = {every}
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         return json.loads(done.stdout) if done.returncode == 0 else []
 
-    def newest(self, node: int, *states: str) -> tuple[int, int] | None:
+    def newest(self, node: int, *states: str) -> tuple[str, int] | None:
         """(run, step) of the newest checkpoint in one of the states."""
         found = [(one["run"], one["step"]) for one in self.checkpoints(node) if one["state"] in states]
-        return max(found, default=None)
+        return max(found, key=place, default=None)
 
     def kill(self, *nodes: int) -> None:
         for node in nodes:

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from cluster import HERE, K, M, NODES, RANKS, ROOT, Cluster, CheckFailed, Job, check, end_all, read_losses
+from cluster import HERE, K, M, NODES, RANKS, ROOT, Cluster, CheckFailed, Job, check, end_all, place, read_losses
 
 STEPS, SAVE_EVERY, DURABLE_EVERY = 300, 20, 60
 # Copies in a row that hold only what changed, and a rate as one would set it beside training.
@@ -141,7 +141,7 @@ def demo(cluster: Cluster, directory: Path) -> None:
     say(f"    replacements up after {cluster.wait_up():.1f} s")
     plan = cluster.plan(0)
     show_plan(plan)
-    check((plan["run"], plan["step"]) >= protected, f"expected step {protected[1]} or newer, the plan offers step {plan['step']}")
+    check(place((plan["run"], plan["step"])) >= place(protected), f"expected step {protected[1]} or newer, the plan offers step {plan['step']}")
     job = Job(cluster, directory, "3-after-nodes", "--resume", *options)
     job.wait()
     show_log(job, "restored", "step 300")

@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from cluster import HERE, NAMESPACE, NODES, RANKS, ROOT, TOKEN, Cluster, CheckFailed, check, end_all, kill
+from cluster import HERE, NAMESPACE, NODES, RANKS, ROOT, TOKEN, Cluster, CheckFailed, check, end_all, kill, place
 from saver import content
 from storaged import _native
 
 WAIT_MS = 60_000
+NOTHING = ("0", 0)
 
 
 class Loop:
@@ -57,20 +58,21 @@ class Loop:
             kill(saver)
         self.savers.clear()
 
-    def newest_protected(self) -> tuple[int, int]:
+    def newest_protected(self) -> tuple[str, int]:
         if not self.log.exists():
-            return (0, 0)
+            return NOTHING
         lines = self.log.read_text("ascii").split("\n")[:-1]
-        return max((tuple(map(int, line.split())) for line in lines), default=(0, 0))
+        found = [(run, int(step)) for run, step in map(str.split, lines)]
+        return max(found, key=place, default=NOTHING)
 
     def restore(self) -> int:
         """Every rank's bytes, through its own node's daemon, against what was saved."""
         newest = self.newest_protected()
-        if newest == (0, 0):
+        if newest == NOTHING:
             return 0
         plan = self.client(0).plan(None, WAIT_MS)
         offered = (plan["run"], plan["step"])
-        check(offered >= newest, f"run {newest[0]} step {newest[1]} was protected, but the plan offers {offered}")
+        check(place(offered) >= place(newest), f"run {newest[0]} step {newest[1]} was protected, but the plan offers {offered}")
         for rank in range(RANKS):
             client = self.client(rank)
             manifest = self.client(0).manifest(plan["manifest"])
@@ -85,7 +87,7 @@ class Loop:
         before = self.newest_protected()
         self.save(first)
         # Something must be protected before something is killed, the first time.
-        while number == 1 and self.newest_protected() == (0, 0):
+        while number == 1 and self.newest_protected() == NOTHING:
             check(time.monotonic() - started < 60, "nothing was protected within 60 s")
             time.sleep(0.05)
         what = self.strike()

@@ -10,7 +10,7 @@ from storaged import _native
 BYTES, CHANGED = 3_000_001, 64
 
 
-def content(run: int, step: int, rank: int) -> bytes:
+def content(run: str, step: int, rank: int) -> bytes:
     """Mostly the same from step to step, so that increments are small; different for every run, step and rank."""
     base = bytearray(hashlib.shake_256(f"base {rank}".encode()).digest(4096) * (BYTES // 4096 + 1))[: BYTES + rank * 4099]
     mark = hashlib.sha256(f"{run} {step} {rank}".encode()).digest() * 2
@@ -23,7 +23,8 @@ def content(run: int, step: int, rank: int) -> bytes:
 
 def main() -> int:
     socket, namespace, token, log = sys.argv[1:5]
-    run, rank, ranks, first = map(int, sys.argv[5:9])
+    run = sys.argv[5]
+    rank, ranks, first = map(int, sys.argv[6:9])
     trainer = _native.Trainer(socket, namespace, token.encode(), run, rank, ranks)
     waiter = _native.Client(socket, namespace, token.encode())
     for step in range(first, first + 10_000):

@@ -1,8 +1,8 @@
 //! Whole-system tests with real processes.
 
 use anyhow::Result;
-use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::{DurableWish, Rung};
+use storaged_sdk::wire::{CheckpointState, RunId};
 use storaged_tests::system::{System, shards};
 
 #[test]
@@ -30,8 +30,11 @@ fn all_nodes_may_be_lost_after_durable() -> Result<()> {
 
 #[test]
 fn so_they_may_when_the_durable_tier_is_packed() -> Result<()> {
-    let system = lose_everything("zstd")?;
-    let step = system.root.path().join("tier/job/run-1/step-40");
+    let (system, run) = lose_everything("zstd")?;
+    let step = system
+        .root
+        .path()
+        .join(format!("tier/job/run-{run}/step-40"));
     assert!(step.join("__0_0.distcp.zst").exists());
     assert!(!step.join("__0_0.distcp").exists());
     Ok(())
@@ -47,7 +50,7 @@ fn so_they_may_when_the_newest_copy_is_an_increment() -> Result<()> {
         system.save(&mut trainers, step, &shards(2, step), DurableWish::Policy)?;
         system.wait(0, run, step, CheckpointState::Durable)?;
     }
-    let tier = system.root.path().join("tier/job/run-1");
+    let tier = system.root.path().join(format!("tier/job/run-{run}"));
     let full = |step: u64| tier.join(format!("step-{step}/__0_0.distcp")).exists();
     let increment = |step: u64| {
         tier.join(format!("step-{step}/storaged.increment.0"))
@@ -81,7 +84,7 @@ fn so_they_may_when_the_newest_copy_is_an_increment() -> Result<()> {
     Ok(())
 }
 
-fn lose_everything(packing: &str) -> Result<System> {
+fn lose_everything(packing: &str) -> Result<(System, RunId)> {
     let durable = format!(
         "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 20\npart = \"1MiB\"\npacking = \"{packing}\"\n"
     );
@@ -100,5 +103,5 @@ fn lose_everything(packing: &str) -> Result<System> {
     system.cluster.start_all()?;
     let rungs = system.restore(&[0, 1], 40, &shards(2, 40))?;
     assert_eq!(rungs, [Rung::Durable, Rung::Durable]);
-    Ok(system)
+    Ok((system, run))
 }

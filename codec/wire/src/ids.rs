@@ -151,11 +151,6 @@ macro_rules! number_id {
 }
 
 number_id!(
-    /// One incarnation of the job's trainers; a higher run fences every lower one.
-    RunId,
-    u64
-);
-number_id!(
     /// The training step a checkpoint was taken at.
     Step,
     u64

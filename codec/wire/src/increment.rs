@@ -10,13 +10,14 @@ use storaged_codec::{Digest, digest};
 use thiserror::Error;
 
 use crate::framing::{WireError, decode, encode};
-use crate::ids::{Rank, RunId, Step};
+use crate::ids::{Rank, Step};
+use crate::run::RunId;
 
 /// The checkpoint that an increment builds on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct IncrementBase {
     /// Its run.
-    #[n(0)]
+    #[cbor(n(0), decode_with = "crate::run::decode_stored")]
     pub run: RunId,
     /// Its step.
     #[n(1)]
@@ -77,7 +78,7 @@ pub enum IncrementError {
     Short(usize),
     /// A version of the future or the past.
     #[error(
-        "increment index version must be {expected}, got {got}: use a storaged release that knows it"
+        "increment index version must be at most {expected}, got {got}: use a storaged release that knows it"
     )]
     Version { expected: u16, got: u16 },
     /// Fields contradict one another.
@@ -86,8 +87,8 @@ pub enum IncrementError {
 }
 
 impl IncrementIndex {
-    /// The version that this code writes and reads.
-    pub const VERSION: u16 = 1;
+    /// The version that this code writes. It reads version 1 too, whose runs are numbers alone.
+    pub const VERSION: u16 = 2;
     /// The longest chain of increments on one base.
     pub const DEPTH_MAX: u32 = 32;
 
@@ -127,7 +128,7 @@ impl IncrementIndex {
             return Err(IncrementError::Digest { expected, got });
         }
         let fields: Fields = decode("increment index", bytes)?;
-        if fields.version != Self::VERSION {
+        if !(1..=Self::VERSION).contains(&fields.version) {
             return Err(IncrementError::Version {
                 expected: Self::VERSION,
                 got: fields.version,

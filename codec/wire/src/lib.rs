@@ -1,6 +1,6 @@
 //! Records that storaged sends, stores and shares. No I/O: types, their bytes, and the checks on both.
 //!
-//! Order of reading: `ids` (the nouns), `state`, `manifest` (what a checkpoint is), `local` (trainer and daemon),
+//! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `local` (trainer and daemon),
 //! `peer` (daemon and daemon), `shape` (of a session), `refusal` (what a caller is told when something cannot be done), `framing`.
 //! Every record is CBOR with explicit field numbers; numbers are never reused.
 
@@ -15,16 +15,17 @@ pub mod manifest;
 pub mod peer;
 pub mod plan;
 pub mod refusal;
+pub mod run;
 pub mod shape;
 pub mod state;
 
 pub use framing::{WireError, decode, encode};
 pub use ids::{
-    Generation, IdError, Namespace, NodeName, Owner, Rank, RunId, SessionId, SlotId, Step,
-    WorldSize,
+    Generation, IdError, Namespace, NodeName, Owner, Rank, SessionId, SlotId, Step, WorldSize,
 };
 pub use increment::{IncrementBase, IncrementIndex};
 pub use manifest::{Manifest, ManifestBytes, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};
+pub use run::{RunId, RunIdError};
 pub use state::CheckpointState;
 pub use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry};

@@ -5,13 +5,14 @@ use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Geometry};
 
-use crate::ids::{Generation, Namespace, NodeName, Rank, RunId, SlotId, Step, WorldSize};
+use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
 use crate::plan::RestorePlan;
 use crate::refusal::Refusal;
+use crate::run::RunId;
 use crate::state::CheckpointState;
 
 /// Version of this protocol; both sides must have the same.
-pub const LOCAL_VERSION: u16 = 1;
+pub const LOCAL_VERSION: u16 = 2;
 
 /// Who a connection speaks for.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]

@@ -8,7 +8,8 @@ use storaged_codec::{ChunkSize, Digest, Geometry, digest};
 use thiserror::Error;
 
 use crate::framing::{WireError, decode, encode};
-use crate::ids::{Namespace, NodeName, Owner, Rank, RunId, Step, WorldSize};
+use crate::ids::{Namespace, NodeName, Owner, Rank, Step, WorldSize};
+use crate::run::RunId;
 
 /// One rank's shard.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
@@ -51,7 +52,7 @@ pub struct Manifest {
     #[n(2)]
     pub owner: Owner,
     /// The incarnation of the trainers.
-    #[n(3)]
+    #[cbor(n(3), decode_with = "crate::run::decode_stored")]
     pub run: RunId,
     /// The training step.
     #[n(4)]
@@ -92,7 +93,9 @@ pub enum ManifestError {
     #[error("manifest digest mismatch: expected {expected}, got {got}")]
     Digest { expected: Digest, got: Digest },
     /// A version of the future or the past.
-    #[error("manifest version must be {expected}, got {got}: use a storaged release that knows it")]
+    #[error(
+        "manifest version must be at most {expected}, got {got}: use a storaged release that knows it"
+    )]
     Version { expected: u16, got: u16 },
     /// Fields contradict one another.
     #[error("inconsistent manifest: {0}")]
@@ -108,8 +111,8 @@ pub struct ManifestBytes {
 }
 
 impl Manifest {
-    /// The version that this code writes and reads.
-    pub const VERSION: u16 = 1;
+    /// The version that this code writes. It reads version 1 too, whose runs are numbers alone.
+    pub const VERSION: u16 = 2;
 
     /// Seals the manifest: its bytes and its name.
     ///
@@ -138,7 +141,7 @@ impl Manifest {
     }
 
     fn check(&self) -> Result<(), ManifestError> {
-        if self.version != Self::VERSION {
+        if !(1..=Self::VERSION).contains(&self.version) {
             return Err(ManifestError::Version {
                 expected: Self::VERSION,
                 got: self.version,
@@ -236,7 +239,7 @@ mod tests {
             version: Manifest::VERSION,
             namespace: Namespace::new("job").unwrap(),
             owner: Owner::of_token(b"t"),
-            run: RunId::new(2),
+            run: RunId::with_identity(2, 0x5eed),
             step: Step::new(40),
             world_size: WorldSize::new(1).unwrap(),
             epoch: 1,
@@ -265,9 +268,25 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_version_one_are_pinned() {
+    fn the_bytes_of_version_two_are_pinned() {
         let name = sample().seal().unwrap().name().to_string();
-        assert_eq!(name, include_str!("../golden/manifest-v1.digest").trim());
+        assert_eq!(name, include_str!("../golden/manifest-v2.digest").trim());
+    }
+
+    #[test]
+    fn a_manifest_of_version_one_is_still_read() {
+        let mut old = sample();
+        (old.version, old.run) = (1, RunId::new(2));
+        let new_bytes = encode(&old);
+        let run = encode(&old.run);
+        let at = new_bytes.windows(3).position(|three| three == run).unwrap();
+        let bytes = [&new_bytes[..at], &[2], &new_bytes[at + 3..]].concat();
+        let expected: Digest = include_str!("../golden/manifest-v1.digest")
+            .trim()
+            .parse()
+            .unwrap();
+        let read = ManifestBytes::verify(bytes.clone(), expected).unwrap();
+        assert_eq!((read.manifest(), read.bytes()), (&old, &bytes[..]));
     }
 
     #[test]

@@ -5,8 +5,9 @@ use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use storaged_codec::{Digest, Fingerprint};
 
-use crate::ids::{Namespace, NodeName, Owner, Rank, RunId, SessionId, Step, WorldSize};
+use crate::ids::{Namespace, NodeName, Owner, Rank, SessionId, Step, WorldSize};
 use crate::local::{DurableWish, VerifiedPart};
+use crate::run::RunId;
 use crate::shape::{EncodeShape, RepairShape, StripeMap};
 use crate::state::CheckpointState;
 

@@ -4,7 +4,8 @@
 use minicbor::{Decode, Encode};
 use storaged_codec::Digest;
 
-use crate::ids::{Namespace, NodeName, Rank, RunId, Step, WorldSize};
+use crate::ids::{Namespace, NodeName, Rank, Step, WorldSize};
+use crate::run::RunId;
 use crate::state::CheckpointState;
 
 /// The rung of the ladder that a shard comes from.

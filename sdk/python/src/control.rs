@@ -37,6 +37,11 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A run as `open_run` gave it.
+pub(crate) fn run_of(py: Python<'_>, text: &str) -> PyResult<RunId> {
+    text.parse().map_err(|error| invalid(py, &error))
+}
+
 fn digest_of(py: Python<'_>, text: &str) -> PyResult<Digest> {
     text.parse().map_err(|error| invalid(py, &error))
 }
@@ -62,15 +67,16 @@ impl Client {
         Ok(Self(Mutex::new(client)))
     }
 
-    fn open_run(&self, py: Python<'_>, timeout_ms: u32) -> PyResult<u64> {
-        Ok(self.call(py, |client| client.open_run(timeout_ms))?.get())
+    fn open_run(&self, py: Python<'_>, timeout_ms: u32) -> PyResult<String> {
+        let run = self.call(py, |client| client.open_run(timeout_ms))?;
+        Ok(run.to_string())
     }
 
     /// The state reached, and the manifest's digest once there is one.
     fn wait(
         &self,
         py: Python<'_>,
-        run: u64,
+        run: &str,
         step: u64,
         state: &str,
         timeout_ms: u32,
@@ -78,7 +84,7 @@ impl Client {
         let state: CheckpointState = state
             .parse()
             .map_err(pyo3::exceptions::PyValueError::new_err::<String>)?;
-        let (run, step) = (RunId::new(run), Step::new(step));
+        let (run, step) = (run_of(py, run)?, Step::new(step));
         let (state, manifest) =
             self.call(py, |client| client.wait(run, step, state, timeout_ms))?;
         Ok((state.to_string(), manifest.map(|digest| digest.to_string())))
@@ -139,13 +145,13 @@ impl Client {
         &self,
         py: Python<'_>,
         namespace: &str,
-    ) -> PyResult<Vec<(u64, u64, String, Durable, u32, u64, Option<String>)>> {
+    ) -> PyResult<Vec<(String, u64, String, Durable, u32, u64, Option<String>)>> {
         let namespace = Namespace::new(namespace).map_err(|error| invalid(py, &error))?;
         let infos = self.call(py, |client| client.list(Some(namespace)))?;
         let row = |info: storaged_sdk::wire::local::CheckpointInfo| {
             let manifest = info.manifest.map(|digest| digest.to_string());
             let state = info.state.to_string();
-            let (run, step) = (info.run.get(), info.step.get());
+            let (run, step) = (info.run.to_string(), info.step.get());
             (
                 run,
                 step,
@@ -165,7 +171,7 @@ type Durable = bool;
 
 fn plan_dict<'py>(py: Python<'py>, plan: &RestorePlan) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    dict.set_item("run", plan.run.get())?;
+    dict.set_item("run", plan.run.to_string())?;
     dict.set_item("step", plan.step.get())?;
     dict.set_item("manifest", plan.manifest.to_string())?;
     dict.set_item("world_size", plan.world_size.get())?;
@@ -177,10 +183,16 @@ fn plan_dict<'py>(py: Python<'py>, plan: &RestorePlan) -> PyResult<Bound<'py, Py
         .map(|shard| (shard.rank.get(), shard.length, source_text(&shard.source)))
         .collect();
     dict.set_item("shards", shards)?;
-    let passed_over: Vec<(u64, u64, &str)> = plan
+    let passed_over: Vec<(String, u64, &str)> = plan
         .passed_over
         .iter()
-        .map(|other| (other.run.get(), other.step.get(), other.reason.as_str()))
+        .map(|other| {
+            (
+                other.run.to_string(),
+                other.step.get(),
+                other.reason.as_str(),
+            )
+        })
         .collect();
     dict.set_item("passed_over", passed_over)?;
     Ok(dict)

@@ -30,8 +30,8 @@ impl Manifest {
     }
 
     #[getter]
-    fn run(&self) -> u64 {
-        self.0.manifest().run.get()
+    fn run(&self) -> String {
+        self.0.manifest().run.to_string()
     }
 
     #[getter]

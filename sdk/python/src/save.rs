@@ -9,9 +9,9 @@ use pyo3::types::PyBytes;
 use storaged_sdk::StagedSlot;
 use storaged_sdk::layout::{Layout, TensorSpec};
 use storaged_sdk::wire::local::DurableWish;
-use storaged_sdk::wire::{Rank, RunId, Step, WorldSize};
+use storaged_sdk::wire::{Rank, Step, WorldSize};
 
-use crate::control::{locked, options};
+use crate::control::{locked, options, run_of};
 use crate::fault::{invalid, raised};
 
 /// A copy shorter than this is not worth a thread of its own.
@@ -35,15 +35,14 @@ impl Trainer {
         socket: PathBuf,
         namespace: &str,
         token: Vec<u8>,
-        run: u64,
+        run: &str,
         rank: u32,
         world_size: u32,
     ) -> PyResult<Self> {
         let options = options(py, socket, namespace, token)?;
         let world_size = WorldSize::new(world_size).map_err(|error| invalid(py, &error))?;
-        let connect = || {
-            storaged_sdk::Trainer::connect(options, RunId::new(run), Rank::new(rank), world_size)
-        };
+        let run = run_of(py, run)?;
+        let connect = || storaged_sdk::Trainer::connect(options, run, Rank::new(rank), world_size);
         let trainer = py.detach(connect).map_err(|error| raised(py, &error))?;
         Ok(Self(Mutex::new(trainer)))
     }

@@ -93,7 +93,7 @@ class FakeSession:
         pass
 
     def open_run(self, timeout_ms):
-        return 1
+        return "1-00f3a9c1d2e4b5a6"
 
     def acquire(self, size, timeout_ms):
         for slot in self.free:
@@ -126,7 +126,7 @@ class FakeSession:
         found = [s for s in steps if step in (None, s)]
         if not found:
             raise NoCheckpointError(f"expected a checkpoint of step {step}, got steps {sorted(steps)}")
-        plan = {"run": 1, "step": max(found), "manifest": f"step-{max(found)}", "state": "committed"}
+        plan = {"run": "1-00f3a9c1d2e4b5a6", "step": max(found), "manifest": f"step-{max(found)}", "state": "committed"}
         return plan | {"shards": [], "passed_over": []}
 
     def manifest(self, digest):

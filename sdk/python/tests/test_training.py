@@ -21,7 +21,7 @@ def run(folder, ranks, *arguments):
         port = probe.getsockname()[1]
     paths = [str(HERE), *filter(None, sys.path)]
     common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    common |= {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo", "STORAGED_RUN": "1"}
+    common |= {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo", "STORAGED_RUN": "1-00f3a9c1d2e4b5a6"}
     command = [sys.executable, str(HERE / "with_fake.py"), str(folder), str(TRAIN), *map(str, arguments)]
     workers = [
         subprocess.Popen(command, env=common | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

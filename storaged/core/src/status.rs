@@ -36,7 +36,7 @@ impl Node {
             .values()
             .map(|c| {
                 format!(
-                    r#"{{"namespace":"{}","run":{},"step":{},"state":"{}","world_size":{},"shards_here":{},"parity_here":{}}}"#,
+                    r#"{{"namespace":"{}","run":"{}","step":{},"state":"{}","world_size":{},"shards_here":{},"parity_here":{}}}"#,
                     c.key.namespace, c.key.run, c.key.step, c.state, c.world_size, c.shards.len(), c.parity.len()
                 )
             })

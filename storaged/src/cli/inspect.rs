@@ -118,7 +118,7 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
 
 fn info_json(info: &CheckpointInfo) -> Value {
     json!({
-        "namespace": info.namespace.as_str(), "run": info.run.get(), "step": info.step.get(),
+        "namespace": info.namespace.as_str(), "run": info.run.to_string(), "step": info.step.get(),
         "state": info.state.as_str(), "durable": info.durable, "world_size": info.world_size.get(),
         "bytes": info.length, "manifest": info.manifest.map(|name| name.to_string()),
     })
@@ -171,14 +171,14 @@ fn source_text(source: &Source) -> String {
 
 fn plan_json(plan: &RestorePlan) -> Value {
     json!({
-        "namespace": plan.namespace.as_str(), "run": plan.run.get(), "step": plan.step.get(),
+        "namespace": plan.namespace.as_str(), "run": plan.run.to_string(), "step": plan.step.get(),
         "manifest": plan.manifest.to_string(), "world_size": plan.world_size.get(), "state": plan.state.as_str(),
         "expected_ms": plan.expected_ms,
         "shards": plan.shards.iter().map(|shard| json!({
             "rank": shard.rank.get(), "bytes": shard.length, "source": source_json(&shard.source),
         })).collect::<Vec<_>>(),
         "passed_over": plan.passed_over.iter().map(|one| json!({
-            "run": one.run.get(), "step": one.step.get(), "reason": one.reason,
+            "run": one.run.to_string(), "step": one.step.get(), "reason": one.reason,
         })).collect::<Vec<_>>(),
     })
 }

@@ -33,7 +33,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Streams that a peer may have open to us at once: 64 sessions of 4 edges.
 const STREAMS_MAX: u32 = 256;
 /// Of the protocol.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 
 pub(super) const KIND_CONTROL: u8 = 0;
 pub(super) const KIND_DATA: u8 = 1;

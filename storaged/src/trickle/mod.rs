@@ -477,7 +477,7 @@ fn place_of(namespace: &Namespace, key: &ObjectKey) -> Option<(RunId, Step)> {
         .strip_prefix("/run-")?;
     let (run, rest) = rest.split_once("/step-")?;
     let (step, name) = rest.split_once('/')?;
-    let place = (RunId::new(run.parse().ok()?), Step::new(step.parse().ok()?));
+    let place = (run.parse().ok()?, Step::new(step.parse().ok()?));
     (name == MANIFEST_OBJECT).then_some(place)
 }
 

@@ -197,7 +197,7 @@ impl<'a> Site<'a> {
     fn known(&self, node: usize, (run, step): Checkpoint) -> Option<Value> {
         let status = self.status(node).ok()?;
         let mut checkpoints = status["checkpoints"].as_array()?.iter();
-        let is_it = |one: &&Value| one["run"] == run.get() && one["step"] == step;
+        let is_it = |one: &&Value| one["run"] == run.to_string() && one["step"] == step;
         checkpoints.find(is_it).cloned()
     }
 

@@ -36,8 +36,8 @@ class Session:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._client: _native.Client | None = None
-        self._trainers: dict[tuple[int, int, int], _native.Trainer] = {}
-        self._runs: dict[object, int] = {}
+        self._trainers: dict[tuple[str, int, int], _native.Trainer] = {}
+        self._runs: dict[object, str] = {}
 
     @classmethod
     def shared(cls, namespace: str | None = None) -> Session:
@@ -62,7 +62,7 @@ class Session:
                 self._client = self.connect()
             return self._client
 
-    def trainer(self, run: int, rank: int, world_size: int) -> _native.Trainer:
+    def trainer(self, run: str, rank: int, world_size: int) -> _native.Trainer:
         """The connection that saves as one rank of one run; it keeps the slots mapped."""
         key = (run, rank, world_size)
         with self._lock:
@@ -77,11 +77,11 @@ class Session:
             self._client = None
             self._trainers = {}
 
-    def run_of(self, key: object) -> int | None:
+    def run_of(self, key: object) -> str | None:
         with self._lock:
             return self._runs.get(key)
 
-    def set_run(self, key: object, run: int) -> None:
+    def set_run(self, key: object, run: str) -> None:
         with self._lock:
             self._runs[key] = run
 

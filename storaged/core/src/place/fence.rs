@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use storaged_codec::digest;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{Fence, PeerMessage};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
@@ -32,6 +33,7 @@ impl Node {
         let attached = self.attached(id)?.clone();
         let query = QueryId(self.fresh());
         let fence = self.fence_of(&attached.namespace);
+        let identity = self.identity(query);
         let listed = self.setup.durable == DurablePolicy::Absent;
         let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
         self.proposals.insert(
@@ -40,7 +42,7 @@ impl Node {
                 id,
                 namespace: attached.namespace.clone(),
                 owner: attached.owner,
-                run: RunId::new(fence.get() + 1),
+                run: above(fence, identity),
                 accepted: BTreeSet::new(),
                 asked: BTreeSet::new(),
                 durable_known: listed,
@@ -54,6 +56,17 @@ impl Node {
         }
         self.advance_proposal(query);
         Ok(())
+    }
+
+    /// Of one proposal: generations are random, and a query's number is used once in a generation.
+    fn identity(&self, query: QueryId) -> u64 {
+        let name = format!("run {} {} {}", self.me(), self.setup.generation, query.0);
+        let digest = digest(name.as_bytes());
+        let (first, _) = digest
+            .as_bytes()
+            .split_first_chunk::<8>()
+            .expect("32 bytes");
+        u64::from_le_bytes(*first).max(1)
     }
 
     fn fence_of(&self, namespace: &Namespace) -> RunId {
@@ -75,7 +88,7 @@ impl Node {
                 return self.reply(id, Reply::Refused(wrong_token(&namespace)));
             }
             if run >= proposal.run {
-                proposal.run = RunId::new(run.get() + 1);
+                proposal.run = above(run, proposal.run.identity());
                 proposal.accepted.clear();
                 proposal.asked.clear();
             }
@@ -172,7 +185,7 @@ impl Node {
         if accepted || fence.run == proposal.run {
             proposal.accepted.insert(from.clone());
         } else if fence.run > proposal.run {
-            proposal.run = RunId::new(fence.run.get() + 1);
+            proposal.run = above(fence.run, proposal.run.identity());
             proposal.accepted.clear();
             proposal.asked.clear();
         }
@@ -251,6 +264,11 @@ impl Node {
         self.proposals
             .retain(|_, proposal| proposal.id.conn != conn);
     }
+}
+
+/// A run above `highest`, told by its proposal's identity from another of the same number.
+fn above(highest: RunId, identity: u64) -> RunId {
+    RunId::with_identity(highest.number().saturating_add(1), identity)
 }
 
 fn wrong_token(namespace: &Namespace) -> Refusal {

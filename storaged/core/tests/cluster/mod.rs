@@ -13,9 +13,7 @@ use storaged_core::{
     ConnId, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, Setup,
 };
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
-use storaged_wire::{
-    CheckpointState, Generation, Namespace, NodeName, Rank, RunId, Step, WorldSize,
-};
+use storaged_wire::{CheckpointState, Generation, Namespace, NodeName, Rank, Step, WorldSize};
 
 use sessions::Sessions;
 pub use sessions::{Block, STRIPE_MS};
@@ -348,13 +346,13 @@ impl Cluster {
     fn open_run(&mut self) {
         let reader = self.connect(0, Role::Reader);
         let reply = self.ask(0, reader, Request::OpenRun { timeout_ms: 10_000 });
-        assert!(
-            matches!(reply, Reply::RunOpened { run } if run == RunId::new(1)),
-            "{reply:?}"
-        );
+        let Reply::RunOpened { run } = reply else {
+            panic!("no run: {reply:?}");
+        };
+        assert_eq!(run.number(), 1);
         for node in 0..self.geometry.k() {
             let role = Role::Trainer {
-                run: RunId::new(1),
+                run,
                 rank: Rank::new(node as u32),
                 world_size: WorldSize::new(self.geometry.k() as u32).unwrap(),
             };

@@ -39,14 +39,14 @@ def from_rank_zero(make: Any, group: Any = None) -> Any:
     return box[0]
 
 
-def resolve_run(session: Session, run: int | None, group: Any = None) -> int:
+def resolve_run(session: Session, run: str | None, group: Any = None) -> str:
     """The run to save in: given, from STORAGED_RUN, or opened by rank 0 once per process group."""
     if run is not None:
         return run
     if (text := os.environ.get("STORAGED_RUN")) is not None:
-        if not text.isdecimal():
-            raise InvalidArgument(f"STORAGED_RUN must be a whole number, got {text!r}")
-        return int(text)
+        if not re.fullmatch(r"\d+(-[0-9a-f]{16})?", text, re.ASCII):
+            raise InvalidArgument(f"STORAGED_RUN must be a run such as 7-00f3a9c1d2e4b5a6, as open_run gives it, got {text!r}")
+        return text
     # A group that was destroyed and made anew is a new object, and its job a new run.
     pg = group if group is not None else (dist.group.WORLD if distributed() else None)
     key = ("run", id(pg))

@@ -29,7 +29,7 @@ _layouts: dict[Session, tuple[Any, Layouts]] = {}
 class SaveHandle:
     """One save: block on `staged` before the parameters change."""
 
-    def __init__(self, session: Session, run: int) -> None:
+    def __init__(self, session: Session, run: str) -> None:
         self.session = session
         self.run = run
         self.step: int | None = None
@@ -53,7 +53,7 @@ class StoragedWriter(StorageWriter):
         step: int | None = None,
         *,
         namespace: str | None = None,
-        run: int | None = None,
+        run: str | None = None,
         durable: str = "policy",
         until: str = "committed",
         threads: int = 1,
