@@ -38,7 +38,8 @@ fn four(arithmetic: Arithmetic) -> Encoding {
 }
 
 fn encodings() -> Vec<Encoding> {
-    let mut all = vec![Encoding::Packed, Encoding::Raw, Encoding::Moved];
+    let mut all = vec![Encoding::Packed, Encoding::Raw];
+    all.extend(cfg!(feature = "moved").then_some(Encoding::Moved));
     for element in ElementSize::ALL {
         all.push(Encoding::Difference(element, Arithmetic::Xor));
         all.push(Encoding::Difference(element, Arithmetic::Subtract));
@@ -197,6 +198,7 @@ fn training_numbers_shrink_and_subtraction_beats_xor() {
 }
 
 #[test]
+#[cfg(feature = "moved")]
 fn content_that_moved_over_a_chunks_edge_is_found_in_the_basis_around_it() {
     let old = noise(200_000, 7);
     let mut new = old.clone();
@@ -244,6 +246,26 @@ fn the_writer_takes_the_encoding_that_fits_the_content() {
 }
 
 #[test]
+#[cfg(not(feature = "moved"))]
+fn a_build_without_vcdiff_says_so_and_writes_something_else() {
+    let old = noise(256 << 10, 12);
+    let mut new = old.clone();
+    new.splice(100..100, [7; 13]);
+    let (mut writer, mut out) = (writer(1e6), Vec::new());
+    let block = &new[..64 << 10];
+    let choice = writer.write(0, block, Some(whole(&old)), &mut frozen, &mut out);
+    assert_eq!(choice.unwrap().encoding.kind(), Kind::Raw);
+    assert_eq!(decoded(&out, Some(whole(&old))).unwrap(), block);
+    let (mut coder, before) = (Coder::new().unwrap(), out.clone());
+    let outcome = coder.encode(Encoding::Moved, 0, block, Some(whole(&old)), &mut out);
+    assert_eq!(outcome, Err(DeltaError::MovedNotBuilt));
+    assert_eq!(out, before, "a failed record leaves nothing behind");
+    let text = DeltaError::MovedNotBuilt.to_string();
+    assert!(text.contains("`moved`"), "{text}");
+}
+
+#[test]
+#[cfg(feature = "moved")]
 fn the_writer_finds_moved_content() {
     let old = noise(256 << 10, 12);
     let mut new = old.clone();

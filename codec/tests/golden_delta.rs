@@ -4,7 +4,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use storaged_codec::delta::{Arithmetic, Basis, Coder, ElementSize, Encoding, Kind, Record};
+use storaged_codec::delta::{
+    Arithmetic, Basis, Coder, DeltaError, ElementSize, Encoding, Kind, Record,
+};
 use storaged_codec::{Digest, leaf_digest};
 
 /// Bytes of the chunk: whole elements of eight bytes and three more.
@@ -68,6 +70,11 @@ fn path(name: &str) -> PathBuf {
     folder.join(format!("{name}.record"))
 }
 
+/// Whether this build writes it.
+fn can_be_written(encoding: Encoding) -> bool {
+    cfg!(feature = "moved") || encoding != Encoding::Moved
+}
+
 fn written(encoding: Encoding) -> Vec<u8> {
     let (old, mut out) = (basis(), Vec::new());
     let basis = Basis {
@@ -97,6 +104,10 @@ fn stored_records_give_their_chunks() {
         let mut out = vec![0xEE; record.length()];
         let decoded =
             Coder::new().and_then(|mut coder| coder.decode(&record, Some(basis), &mut out));
+        if cfg!(not(feature = "moved")) && encoding == Encoding::Moved {
+            assert_eq!(decoded, Err(DeltaError::MovedNotBuilt));
+            continue;
+        }
         assert_eq!(decoded, Ok(()), "{name}");
         assert!(out == chunk(encoding.kind()), "{name}");
     }
@@ -124,7 +135,8 @@ fn records_that_no_library_shapes_are_written_as_ever() {
         assert!(written(*encoding) == stored, "{name}");
     }
     // Of the others the header, save the length of the payload.
-    for (name, encoding) in records() {
+    let known = records().into_iter();
+    for (name, encoding) in known.filter(|(_, encoding)| can_be_written(*encoding)) {
         let stored = fs::read(path(&name)).expect("the golden record is there");
         assert_eq!(written(encoding)[..20], stored[..20], "{name}");
     }

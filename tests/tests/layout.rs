@@ -152,6 +152,39 @@ fn the_top_level_is_fixed() {
     );
 }
 
+/// The crates that a package is built from, without its tests.
+fn built_from(package: &str, options: &[&str]) -> Vec<String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = std::process::Command::new(cargo)
+        .args([
+            "tree",
+            "--offline",
+            "--edges",
+            "normal,build",
+            "--prefix",
+            "none",
+        ])
+        .args(["--package", package])
+        .args(options)
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{package}: {said}");
+    let listed = String::from_utf8(output.stdout).expect("names are text");
+    let names = listed.lines().filter_map(|line| line.split(' ').next());
+    names.map(Into::into).collect()
+}
+
+#[test]
+fn only_the_feature_moved_needs_clang() {
+    let clang = |package, options| built_from(package, options).contains(&"clang-sys".into());
+    assert!(clang("storaged", &[]), "the feature is on by default");
+    assert!(!clang("storaged", &["--no-default-features"]));
+    assert!(!clang("storaged-sdk", &[]));
+    assert!(!clang("storaged-python", &[]));
+}
+
 /// What the decisions may not touch.
 fn effects_in(text: &str) -> Option<&'static str> {
     let forbidden = [

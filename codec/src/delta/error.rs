@@ -52,6 +52,12 @@ pub enum DeltaError {
     /// VCDIFF could not express the chunk within its bounds.
     #[error("expected content that VCDIFF can express, got a chunk that it cannot")]
     NotMoved,
+    /// This build has no VCDIFF.
+    #[error(
+        "expected a build that has VCDIFF for a record of content that moved, got one without the cargo feature `moved`: \
+         use a storaged that was built with its default features"
+    )]
+    MovedNotBuilt,
     /// The record's own bytes are not what their digest says.
     #[error("record digest mismatch: expected {expected}, got {got}")]
     Digest {

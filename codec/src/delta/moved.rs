@@ -3,6 +3,9 @@
 //! xdelta3 is C code of 2019 behind a thin crate, so it sees only what this module has bounded: at most a chunk and
 //! three chunks of basis to write, and to read only payloads whose record digest the caller has checked. Whatever it
 //! writes is read back and compared before it is used.
+//!
+//! Its build needs libclang, so it is behind the cargo feature `moved`. Without it nothing looks moved, and a record that
+//! was written by a build with it is an error that says which build reads it.
 
 use super::DeltaError;
 use super::record::{BASIS_BYTES_MAX, CHUNK_BYTES_MAX, within};
@@ -15,8 +18,8 @@ const WINDOWS: usize = 8;
 /// VCDIFF of `new` against `basis`.
 pub(super) fn encode(new: &[u8], basis: &[u8]) -> Result<Vec<u8>, DeltaError> {
     bounds(new.len(), basis.len())?;
-    let diff = xdelta3::encode(new, basis).ok_or(DeltaError::NotMoved)?;
-    match xdelta3::decode(&diff, basis) {
+    let diff = vcdiff::encode(new, basis)?.ok_or(DeltaError::NotMoved)?;
+    match vcdiff::decode(&diff, basis)? {
         Some(back) if back == new => Ok(diff),
         _ => Err(DeltaError::NotMoved),
     }
@@ -30,16 +33,49 @@ pub(super) fn decode(diff: &[u8], basis: &[u8], length: usize) -> Result<Vec<u8>
         what: "VCDIFF",
         reason: "xdelta3 refuses it".into(),
     };
-    let new = xdelta3::decode(diff, basis).ok_or_else(damaged)?;
+    let new = vcdiff::decode(diff, basis)?.ok_or_else(damaged)?;
     match new.len() == length {
         true => Ok(new),
         false => Err(super::record::size("VCDIFF", length as u64, new.len())),
     }
 }
 
+#[cfg(feature = "moved")]
+mod vcdiff {
+    //! xdelta3 itself; `None` is what it refuses.
+
+    use super::DeltaError;
+
+    pub(super) fn encode(new: &[u8], basis: &[u8]) -> Result<Option<Vec<u8>>, DeltaError> {
+        Ok(xdelta3::encode(new, basis))
+    }
+
+    pub(super) fn decode(diff: &[u8], basis: &[u8]) -> Result<Option<Vec<u8>>, DeltaError> {
+        Ok(xdelta3::decode(diff, basis))
+    }
+}
+
+#[cfg(not(feature = "moved"))]
+mod vcdiff {
+    //! What stands in for xdelta3 in a build without it.
+
+    use super::DeltaError;
+
+    pub(super) fn encode(_new: &[u8], _basis: &[u8]) -> Result<Option<Vec<u8>>, DeltaError> {
+        Err(DeltaError::MovedNotBuilt)
+    }
+
+    pub(super) fn decode(_diff: &[u8], _basis: &[u8]) -> Result<Option<Vec<u8>>, DeltaError> {
+        Err(DeltaError::MovedNotBuilt)
+    }
+}
+
 /// Whether at least half of some windows of `new` stand elsewhere in the basis than at their own place, which is
-/// `place` bytes into it. Windows of one repeated byte say nothing.
+/// `place` bytes into it. Windows of one repeated byte say nothing; in a build without VCDIFF nothing does.
 pub(super) fn looks_moved(new: &[u8], basis: &[u8], place: usize) -> bool {
+    if cfg!(not(feature = "moved")) {
+        return false;
+    }
     let stride = (new.len() / WINDOWS).max(WINDOW);
     let starts = (0..new.len().saturating_sub(WINDOW)).step_by(stride);
     let (mut telling, mut moved) = (0, 0);

@@ -16,7 +16,8 @@ const START: usize = 512;
 const LENGTH: usize = 709;
 
 fn encodings() -> Vec<Encoding> {
-    let mut all = vec![Encoding::Packed, Encoding::Raw, Encoding::Moved];
+    let mut all = vec![Encoding::Packed, Encoding::Raw];
+    all.extend(cfg!(feature = "moved").then_some(Encoding::Moved));
     for element in ElementSize::ALL {
         all.push(Encoding::Difference(element, Arithmetic::Xor));
         all.push(Encoding::Difference(element, Arithmetic::Subtract));

@@ -257,6 +257,7 @@ async fn shards_may_grow_shrink_and_move() {
     }
 }
 
+#[cfg(feature = "moved")]
 #[tokio::test(start_paused = true)]
 async fn content_that_moved_is_found_over_a_slow_link() {
     let mut world = World::over_a_link(8, Packing::None, 2 << 20);
