@@ -4,9 +4,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use storaged_arena::{PassingError, Slot, recv_frame, send_frame};
+use storaged_arena::{PassingError, Slot, recv_frame_waiting, send_frame_waiting};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
     ByteRange, CheckpointInfo, LOCAL_VERSION, Reply, Request, Role, Rung, VerifyReport,
@@ -18,13 +18,15 @@ use storaged_wire::{
 };
 
 use crate::error::ClientError;
+use crate::patience::{Deadline, Patience, was_called_away};
 use crate::restored::RestoredShard;
 
 /// Where a daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/storaged/storaged.sock";
 
-/// What a request may take beyond the wait that it asks the daemon for.
-const ANSWER_SLACK: Duration = Duration::from_secs(15);
+/// What the answer may take beyond the wait that a request asks the daemon for: the daemon keeps time itself, so a live
+/// one is late by scheduling alone.
+const ANSWER_GRACE: Duration = Duration::from_millis(700);
 
 /// How to reach the daemon and as whom.
 #[derive(Debug, Clone)]
@@ -57,7 +59,17 @@ pub struct Welcome {
 pub struct Client {
     stream: UnixStream,
     socket: PathBuf,
+    patience: Patience,
     broken: bool,
+}
+
+/// How long the answer to a request may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Answer {
+    /// The daemon waits so many milliseconds itself.
+    After(u32),
+    /// At once; the caller's [`Patience`] says how long that may take.
+    Prompt,
 }
 
 impl Client {
@@ -66,13 +78,25 @@ impl Client {
     /// # Errors
     /// [`ClientError::Unavailable`] if nobody listens.
     pub fn connect_anonymous(socket: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(socket).map_err(|source| ClientError::Unavailable {
-            socket: socket.into(),
-            source,
+        let patience = Patience::default();
+        let deadline = Instant::now() + patience.answer();
+        Self::dial(socket, patience, deadline)
+    }
+
+    fn dial(socket: &Path, patience: Patience, deadline: Instant) -> Result<Self, ClientError> {
+        let connected = patience.until(deadline).connect(socket);
+        let stream = connected.map_err(|source| match source.kind() {
+            _ if was_called_away(&source) => ClientError::CalledAway { request: "connect" },
+            io::ErrorKind::TimedOut => timed_out("connect", patience.answer()),
+            _ => ClientError::Unavailable {
+                socket: socket.into(),
+                source,
+            },
         })?;
         Ok(Self {
             stream,
             socket: socket.into(),
+            patience,
             broken: false,
         })
     }
@@ -82,14 +106,26 @@ impl Client {
     /// # Errors
     /// [`ClientError`] if nobody listens or the daemon refuses.
     pub fn connect(options: &ConnectOptions) -> Result<(Self, Welcome), ClientError> {
-        let mut client = Self::connect_anonymous(&options.socket)?;
+        Self::connect_with(options, Patience::default())
+    }
+
+    /// Connects and says hello, both within the caller's patience, which the connection keeps.
+    ///
+    /// # Errors
+    /// As `connect`.
+    pub fn connect_with(
+        options: &ConnectOptions,
+        patience: Patience,
+    ) -> Result<(Self, Welcome), ClientError> {
+        let deadline = Instant::now() + patience.answer();
+        let mut client = Self::dial(&options.socket, patience, deadline)?;
         let hello = Request::Hello {
             version: LOCAL_VERSION,
             namespace: options.namespace.clone(),
             token: options.token.clone().into(),
             role: options.role.clone(),
         };
-        match client.call("hello", &hello, 0)? {
+        match client.call_until("hello", &hello, deadline)? {
             (
                 Reply::Welcome {
                     node,
@@ -116,14 +152,35 @@ impl Client {
         &self.socket
     }
 
-    /// Sends a request and waits for its answer, `wait_ms` of which is the daemon's own wait.
+    /// From now on answers without a time of their own may take this long, and this ends waits early.
+    pub fn be_patient(&mut self, patience: Patience) {
+        self.patience = patience;
+    }
+
+    pub(crate) fn patience(&self) -> &Patience {
+        &self.patience
+    }
+
+    /// Sends a request and waits for its answer.
     pub(crate) fn call(
         &mut self,
         name: &'static str,
         request: &Request,
-        wait_ms: u32,
+        answer: Answer,
     ) -> Result<(Reply, Option<OwnedFd>), ClientError> {
-        let limit = Duration::from_millis(u64::from(wait_ms)) + ANSWER_SLACK;
+        let limit = match answer {
+            Answer::After(ms) => Duration::from_millis(ms.into()) + ANSWER_GRACE,
+            Answer::Prompt => self.patience.answer(),
+        };
+        self.call_until(name, request, Instant::now() + limit)
+    }
+
+    fn call_until(
+        &mut self,
+        name: &'static str,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<(Reply, Option<OwnedFd>), ClientError> {
         if self.broken {
             let source = PassingError::Closed;
             return Err(ClientError::Broken {
@@ -131,7 +188,9 @@ impl Client {
                 source,
             });
         }
-        let outcome = self.exchange(request, limit);
+        let limit = deadline.saturating_duration_since(Instant::now());
+        let mut wait = self.patience.until(deadline);
+        let outcome = exchange(&self.stream, request, &mut wait);
         // After a failed exchange an answer may still come: the connection is of no use any more.
         self.broken = outcome.is_err();
         let (body, descriptor) = outcome.map_err(|source| failed(name, limit, source))?;
@@ -141,23 +200,16 @@ impl Client {
         }
     }
 
-    fn exchange(
-        &mut self,
-        request: &Request,
-        limit: Duration,
-    ) -> Result<(Vec<u8>, Option<OwnedFd>), PassingError> {
-        self.stream.set_write_timeout(Some(limit))?;
-        self.stream.set_read_timeout(Some(limit))?;
-        send_frame(&mut self.stream, &encode(request), None)?;
-        recv_frame(&mut self.stream, LOCAL_FRAME_BYTES_MAX)
-    }
-
     /// Opens a new run of the namespace, above every run that a live node knows.
     ///
     /// # Errors
     /// [`ClientError`] if no majority of the nodes agrees within `timeout_ms`.
     pub fn open_run(&mut self, timeout_ms: u32) -> Result<RunId, ClientError> {
-        match self.call("open run", &Request::OpenRun { timeout_ms }, timeout_ms)? {
+        match self.call(
+            "open run",
+            &Request::OpenRun { timeout_ms },
+            Answer::After(timeout_ms),
+        )? {
             (Reply::RunOpened { run }, _) => Ok(run),
             (other, _) => Err(unexpected("open run", "a run", &other)),
         }
@@ -180,7 +232,7 @@ impl Client {
             state,
             timeout_ms,
         };
-        match self.call("wait", &request, timeout_ms)? {
+        match self.call("wait", &request, Answer::After(timeout_ms))? {
             (Reply::Reached { state, manifest }, _) => Ok((state, manifest)),
             (other, _) => Err(unexpected("wait", "a state", &other)),
         }
@@ -195,7 +247,11 @@ impl Client {
         step: Option<Step>,
         timeout_ms: u32,
     ) -> Result<RestorePlan, ClientError> {
-        match self.call("plan", &Request::Plan { step, timeout_ms }, timeout_ms)? {
+        match self.call(
+            "plan",
+            &Request::Plan { step, timeout_ms },
+            Answer::After(timeout_ms),
+        )? {
             (Reply::Plan(plan), _) => Ok(plan),
             (other, _) => Err(unexpected("plan", "a plan", &other)),
         }
@@ -206,7 +262,11 @@ impl Client {
     /// # Errors
     /// [`ClientError`] if it is unknown or does not have the digest.
     pub fn manifest(&mut self, name: Digest) -> Result<ManifestBytes, ClientError> {
-        match self.call("get manifest", &Request::GetManifest { manifest: name }, 0)? {
+        match self.call(
+            "get manifest",
+            &Request::GetManifest { manifest: name },
+            Answer::Prompt,
+        )? {
             (Reply::Manifest(bytes), _) => Ok(ManifestBytes::verify(bytes.into(), name)?),
             (other, _) => Err(unexpected("get manifest", "a manifest", &other)),
         }
@@ -247,7 +307,7 @@ impl Client {
             timeout_ms,
             without,
         };
-        match self.call("open shard", &request, timeout_ms)? {
+        match self.call("open shard", &request, Answer::After(timeout_ms))? {
             (
                 Reply::ShardOpened {
                     length,
@@ -281,7 +341,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`] if the daemon does not answer.
     pub fn status(&mut self) -> Result<String, ClientError> {
-        match self.call("status", &Request::Status, 0)? {
+        match self.call("status", &Request::Status, Answer::Prompt)? {
             (Reply::Status(json), _) => Ok(json),
             (other, _) => Err(unexpected("status", "a status", &other)),
         }
@@ -295,7 +355,7 @@ impl Client {
         &mut self,
         namespace: Option<Namespace>,
     ) -> Result<Vec<CheckpointInfo>, ClientError> {
-        match self.call("list", &Request::List { namespace }, 0)? {
+        match self.call("list", &Request::List { namespace }, Answer::Prompt)? {
             (Reply::Checkpoints(infos), _) => Ok(infos),
             (other, _) => Err(unexpected("list", "a listing", &other)),
         }
@@ -310,7 +370,11 @@ impl Client {
         step: Option<Step>,
         timeout_ms: u32,
     ) -> Result<VerifyReport, ClientError> {
-        match self.call("verify", &Request::Verify { step, timeout_ms }, timeout_ms)? {
+        match self.call(
+            "verify",
+            &Request::Verify { step, timeout_ms },
+            Answer::After(timeout_ms),
+        )? {
             (Reply::Verified(report), _) => Ok(report),
             (other, _) => Err(unexpected("verify", "a report", &other)),
         }
@@ -321,7 +385,7 @@ impl Client {
         name: &'static str,
         request: &Request,
     ) -> Result<(), ClientError> {
-        match self.call(name, request, 0)? {
+        match self.call(name, request, Answer::Prompt)? {
             (Reply::Done, _) => Ok(()),
             (other, _) => Err(unexpected(name, "done", &other)),
         }
@@ -341,17 +405,26 @@ pub(crate) fn unexpected(
     }
 }
 
+fn exchange(
+    stream: &UnixStream,
+    request: &Request,
+    wait: &mut Deadline<'_>,
+) -> Result<(Vec<u8>, Option<OwnedFd>), PassingError> {
+    send_frame_waiting(stream, &encode(request), None, wait)?;
+    recv_frame_waiting(stream, LOCAL_FRAME_BYTES_MAX, wait)
+}
+
 fn failed(request: &'static str, limit: Duration, source: PassingError) -> ClientError {
     match &source {
-        PassingError::Io(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-            ) =>
-        {
-            let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-            ClientError::TimedOut { request, limit_ms }
+        PassingError::Io(error) if was_called_away(error) => ClientError::CalledAway { request },
+        PassingError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
+            timed_out(request, limit)
         }
         _ => ClientError::Broken { request, source },
     }
+}
+
+fn timed_out(request: &'static str, limit: Duration) -> ClientError {
+    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+    ClientError::TimedOut { request, limit_ms }
 }

@@ -31,6 +31,9 @@ pub enum ClientError {
         request: &'static str,
         limit_ms: u64,
     },
+    /// The caller was called away, by Ctrl-C for example, before the answer came.
+    #[error("the wait for an answer to {request} was ended by the caller")]
+    CalledAway { request: &'static str },
     /// The connection broke: the daemon died or was restarted.
     #[error("the connection to the daemon broke during {request}: connect again")]
     Broken {

@@ -1,6 +1,6 @@
 //! Blocking client of the storaged daemon on this node.
 //!
-//! Order of reading: `client` (connection and requests), `trainer` (saving), `restored` (reading back, verified),
+//! Order of reading: `client` (connection and requests), `patience` (how every wait ends), `trainer` (saving), `restored` (reading back, verified),
 //! `layout` (the one byte layout of a shard).
 //! Every wait has a limit; a dead or slow daemon costs a bounded wait and a clear error.
 
@@ -9,11 +9,13 @@
 mod client;
 mod error;
 pub mod layout;
+mod patience;
 mod restored;
 mod trainer;
 
 pub use client::{Client, ConnectOptions, DEFAULT_SOCKET, Welcome};
 pub use error::ClientError;
+pub use patience::Patience;
 pub use restored::RestoredShard;
 pub use storaged_wire as wire;
 pub use trainer::{StagedSlot, Trainer};

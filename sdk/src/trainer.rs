@@ -7,8 +7,12 @@ use storaged_arena::{Mapping, Slot};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{Rank, RunId, SlotId, Step, WorldSize};
 
-use crate::client::{Client, ConnectOptions, Welcome, unexpected};
+use crate::client::{Answer, Client, ConnectOptions, Welcome, unexpected};
 use crate::error::ClientError;
+use crate::patience::Patience;
+
+/// Page tables of so many bytes are filled at once: some 50 ms.
+const PAGES_AT_ONCE_BYTES: usize = 32 << 20;
 
 /// One rank of one run, saving.
 #[derive(Debug)]
@@ -52,23 +56,42 @@ impl Trainer {
     /// # Errors
     /// [`ClientError`] if the daemon is not there or refuses the run, the token or the world size.
     pub fn connect(
+        options: ConnectOptions,
+        run: RunId,
+        rank: Rank,
+        world_size: WorldSize,
+    ) -> Result<Self, ClientError> {
+        Self::connect_with(options, run, rank, world_size, Patience::default())
+    }
+
+    /// Like [`Trainer::connect`], within the caller's patience, which the connection keeps.
+    ///
+    /// # Errors
+    /// As `connect`.
+    pub fn connect_with(
         mut options: ConnectOptions,
         run: RunId,
         rank: Rank,
         world_size: WorldSize,
+        patience: Patience,
     ) -> Result<Self, ClientError> {
         options.role = Role::Trainer {
             run,
             rank,
             world_size,
         };
-        let (client, welcome) = Client::connect(&options)?;
+        let (client, welcome) = Client::connect_with(&options, patience)?;
         Ok(Self {
             client,
             welcome,
             run,
             mappings: BTreeMap::new(),
         })
+    }
+
+    /// From now on answers without a time of their own may take this long, and this ends waits early.
+    pub fn be_patient(&mut self, patience: Patience) {
+        self.client.be_patient(patience);
     }
 
     /// What the daemon said of itself.
@@ -87,14 +110,16 @@ impl Trainer {
     /// [`ClientError::Refused`] if the budget is full or all slots stay in use.
     pub fn acquire(&mut self, bytes: u64, timeout_ms: u32) -> Result<StagedSlot, ClientError> {
         let request = Request::AcquireSlot { bytes, timeout_ms };
-        let (reply, fd) = self.client.call("acquire slot", &request, timeout_ms)?;
+        let answer = Answer::After(timeout_ms);
+        let (reply, fd) = self.client.call("acquire slot", &request, answer)?;
         let Reply::SlotGranted { slot, .. } = reply else {
             return Err(unexpected("acquire slot", "a slot", &reply));
         };
         if let Some(fd) = fd {
             // A fresh slot may take the place of one that the daemon has dropped: keep no more than a few mapped.
-            let mapping = Arc::new(Mapping::new(&Slot::adopt(fd)?)?);
-            self.mappings.insert(slot, mapping);
+            let mapping = Mapping::unfilled(&Slot::adopt(fd)?)?;
+            self.fill_pages(&mapping)?;
+            self.mappings.insert(slot, Arc::new(mapping));
             while self.mappings.len() > 8 {
                 self.mappings.pop_first();
             }
@@ -110,6 +135,19 @@ impl Trainer {
                 &reply,
             )),
         }
+    }
+
+    /// Fills the page tables of a new mapping, so that no page fault costs time later: piece by piece, because this
+    /// takes seconds for a large one.
+    fn fill_pages(&self, mapping: &Mapping) -> Result<(), ClientError> {
+        for start in (0..mapping.length()).step_by(PAGES_AT_ONCE_BYTES) {
+            if self.client.patience().is_called_away() {
+                let request = "acquire slot";
+                return Err(ClientError::CalledAway { request });
+            }
+            mapping.fill(start, PAGES_AT_ONCE_BYTES);
+        }
+        Ok(())
     }
 
     /// Seals the first `length` bytes as this rank's shard at `step`: nothing may change any more.

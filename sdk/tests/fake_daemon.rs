@@ -4,7 +4,10 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use storaged_arena::{Slot, recv_frame, send_frame};
 use storaged_codec::{digest, leaf_digest, root_digest};
@@ -14,7 +17,7 @@ use storaged_sdk::wire::{
     ChunkSize, Generation, Geometry, ManifestBytes, Namespace, NodeName, Owner, Rank, Refusal,
     RefusalCode, RunId, ShardEntry, SlotId, Step, WorldSize, decode, encode,
 };
-use storaged_sdk::{Client, ClientError, ConnectOptions, Trainer};
+use storaged_sdk::{Client, ClientError, ConnectOptions, Patience, Trainer};
 
 const CHUNK_BYTES: u32 = 65536;
 const FRAME_BYTES_MAX: usize = 1 << 20;
@@ -87,6 +90,67 @@ fn a_daemon_that_dies_breaks_the_connection_for_good() {
         client.open_run(1000),
         Err(ClientError::Broken { .. })
     ));
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_daemon_that_says_nothing_costs_the_limit_and_less_than_a_second() {
+    let (_directory, options, thread) = daemon(|stream| {
+        welcome(stream);
+        hear(stream);
+        std::thread::sleep(Duration::from_secs(3));
+    });
+    let (mut client, _) = Client::connect(&options).unwrap();
+    let started = Instant::now();
+    let error = client.open_run(300).unwrap_err();
+    assert!(matches!(error, ClientError::TimedOut { .. }));
+    assert!(started.elapsed() < Duration::from_millis(1300));
+    thread.join().unwrap();
+}
+
+#[test]
+fn hello_and_a_full_queue_count_against_one_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    // Nobody accepts: hellos stay unanswered, and after some hundreds of them nobody can connect at all.
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let mut kept = Vec::new();
+    for attempt in 0..2 {
+        let started = Instant::now();
+        let patience = Patience::of(Duration::from_millis(300));
+        let error = Client::connect_with(&options(socket.clone()), patience).unwrap_err();
+        assert!(matches!(error, ClientError::TimedOut { .. }), "{attempt}");
+        assert!(started.elapsed() < Duration::from_millis(1300), "{attempt}");
+        kept.extend(fill_the_queue(&socket));
+    }
+    assert!(!kept.is_empty());
+}
+
+/// Connects until the listener's queue has no room.
+fn fill_the_queue(socket: &std::path::Path) -> Vec<UnixStream> {
+    let full = || Err(std::io::ErrorKind::WouldBlock.into());
+    std::iter::from_fn(|| storaged_arena::connect_waiting(socket, &mut || full()).ok()).collect()
+}
+
+#[test]
+fn a_caller_that_is_called_away_goes_at_once() {
+    let (_directory, options, thread) = daemon(|stream| {
+        welcome(stream);
+        hear(stream);
+        std::thread::sleep(Duration::from_secs(2));
+    });
+    let called = Arc::new(AtomicBool::new(false));
+    let heard = called.clone();
+    let patience = Patience::default().unless(move || heard.load(Ordering::Relaxed));
+    let (mut client, _) = Client::connect_with(&options, patience).unwrap();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        called.store(true, Ordering::Relaxed);
+    });
+    let started = Instant::now();
+    let error = client.open_run(60_000).unwrap_err();
+    assert!(matches!(error, ClientError::CalledAway { .. }));
+    assert!(started.elapsed() < Duration::from_millis(600));
     thread.join().unwrap();
 }
 

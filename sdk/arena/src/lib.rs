@@ -9,5 +9,8 @@ mod passing;
 mod slot;
 
 pub use mapping::Mapping;
-pub use passing::{PassingError, recv_frame, send_frame};
+pub use passing::{
+    PassingError, Wait, Wish, connect_waiting, ready_within, recv_frame, recv_frame_waiting,
+    send_frame, send_frame_waiting,
+};
 pub use slot::{Slot, SlotError};

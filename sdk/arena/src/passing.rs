@@ -1,15 +1,20 @@
 //! Frames on a Unix stream socket, one descriptor at most with a frame's first byte (SCM_RIGHTS).
 //!
-//! Blocking calls: the SDK uses them under socket time-outs, the daemon on a thread per connection.
+//! The daemon blocks, on a thread per connection. The SDK's sockets do not block: what they would wait for is handed
+//! to a [`Wait`], which ends the call at its caller's limit or when its caller is called away.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use thiserror::Error;
 
@@ -32,6 +37,82 @@ pub enum PassingError {
     Descriptors,
 }
 
+/// What a socket is waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wish {
+    /// Bytes to read, or the end.
+    Read,
+    /// Room to write.
+    Write,
+}
+
+/// How a caller waits for a socket that does not block.
+pub trait Wait {
+    /// Returns once the socket may be tried again.
+    ///
+    /// # Errors
+    /// What ends the call: the limit passed, or the caller was called away.
+    fn until(&mut self, stream: &UnixStream, wish: Wish) -> io::Result<()>;
+}
+
+/// For sockets that block: one that says that it would block has had its time-out.
+struct Blocking;
+
+impl Wait for Blocking {
+    fn until(&mut self, _: &UnixStream, _: Wish) -> io::Result<()> {
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+}
+
+/// A stream whose every wait goes through a [`Wait`].
+struct Waited<'a> {
+    stream: &'a UnixStream,
+    wait: &'a mut dyn Wait,
+}
+
+impl Waited<'_> {
+    fn again<T>(
+        &mut self,
+        wish: Wish,
+        mut attempt: impl FnMut(&UnixStream) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            match attempt(self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait.until(self.stream, wish)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+impl Read for Waited<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.again(Wish::Read, |mut stream| stream.read(out))
+    }
+}
+
+impl Write for Waited<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.again(Wish::Write, |stream| {
+            let slices = [IoSlice::new(bytes)];
+            let sent = rustix::net::sendmsg(
+                stream,
+                &slices,
+                &mut SendAncillaryBuffer::default(),
+                SendFlags::NOSIGNAL,
+            );
+            Ok(sent?)
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Sends a body with its length prefix, and a descriptor with its first byte.
 ///
 /// # Errors
@@ -41,6 +122,19 @@ pub fn send_frame(
     body: &[u8],
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<(), PassingError> {
+    send_frame_waiting(stream, body, descriptor, &mut Blocking)
+}
+
+/// Like [`send_frame`] on a socket that does not block.
+///
+/// # Errors
+/// [`PassingError`] if the socket fails or the wait is ended.
+pub fn send_frame_waiting(
+    stream: &UnixStream,
+    body: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+    wait: &mut dyn Wait,
+) -> Result<(), PassingError> {
     let length = u32::try_from(body.len()).map_err(|_| PassingError::TooLong {
         got: body.len(),
         limit: u32::MAX as usize,
@@ -48,20 +142,24 @@ pub fn send_frame(
     let mut frame = Vec::with_capacity(PREFIX_BYTES + body.len());
     frame.extend_from_slice(&length.to_le_bytes());
     frame.extend_from_slice(body);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
-    if !descriptors.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    }
-    let sent = loop {
-        let slices = [IoSlice::new(&frame)];
-        match rustix::net::sendmsg(&*stream, &slices, &mut ancillary, SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::INTR) => {}
-            outcome => break outcome.map_err(io::Error::from)?,
+    let mut waited = Waited { stream, wait };
+    let sent = waited.again(Wish::Write, |stream| {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
-    };
-    stream.write_all(&frame[sent..])?;
+        let slices = [IoSlice::new(&frame)];
+        let flags = SendFlags::NOSIGNAL;
+        Ok(rustix::net::sendmsg(
+            stream,
+            &slices,
+            &mut ancillary,
+            flags,
+        )?)
+    })?;
+    waited.write_all(&frame[sent..])?;
     Ok(())
 }
 
@@ -73,35 +171,46 @@ pub fn recv_frame(
     stream: &mut UnixStream,
     limit: usize,
 ) -> Result<(Vec<u8>, Option<OwnedFd>), PassingError> {
+    recv_frame_waiting(stream, limit, &mut Blocking)
+}
+
+/// Like [`recv_frame`] on a socket that does not block.
+///
+/// # Errors
+/// As `recv_frame`, or what ended the wait.
+pub fn recv_frame_waiting(
+    stream: &UnixStream,
+    limit: usize,
+    wait: &mut dyn Wait,
+) -> Result<(Vec<u8>, Option<OwnedFd>), PassingError> {
     let mut prefix = [0; PREFIX_BYTES];
-    let (got, descriptor) = recv_first(stream, &mut prefix)?;
+    let mut waited = Waited { stream, wait };
+    let (got, mut descriptors, cut) =
+        waited.again(Wish::Read, |stream| recv_first(stream, &mut prefix))?;
+    if descriptors.len() > 1 || cut {
+        return Err(PassingError::Descriptors);
+    }
     if got == 0 {
         return Err(PassingError::Closed);
     }
-    stream.read_exact(&mut prefix[got..])?;
+    waited.read_exact(&mut prefix[got..])?;
     let length = u32::from_le_bytes(prefix) as usize;
     if length > limit {
         return Err(PassingError::TooLong { got: length, limit });
     }
     let mut body = vec![0; length];
-    stream.read_exact(&mut body)?;
-    Ok((body, descriptor))
+    waited.read_exact(&mut body)?;
+    Ok((body, descriptors.pop()))
 }
 
-fn recv_first(
-    stream: &UnixStream,
-    prefix: &mut [u8],
-) -> Result<(usize, Option<OwnedFd>), PassingError> {
+/// The first bytes, the descriptors that came with them, and whether some were cut off.
+fn recv_first(stream: &UnixStream, prefix: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>, bool)> {
     // Room for two, so that a second descriptor is seen (and closed) instead of cut off unseen.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let message = loop {
-        let mut slices = [IoSliceMut::new(prefix)];
-        match rustix::net::recvmsg(stream, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            outcome => break outcome.map_err(io::Error::from)?,
-        }
-    };
+    let mut slices = [IoSliceMut::new(prefix)];
+    let message =
+        rustix::net::recvmsg(stream, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
     let mut descriptors: Vec<OwnedFd> = Vec::new();
     for part in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = part {
@@ -109,10 +218,48 @@ fn recv_first(
         }
     }
     let cut = message.flags.contains(ReturnFlags::CTRUNC);
-    if descriptors.len() > 1 || cut {
-        return Err(PassingError::Descriptors);
+    Ok((message.bytes, descriptors, cut))
+}
+
+/// Connects without blocking; a daemon whose queue is full (a stopped one accepts nobody) is tried again until `wait`
+/// ends it. The stream does not block.
+///
+/// # Errors
+/// What the system or `wait` says.
+pub fn connect_waiting(
+    path: &Path,
+    wait: &mut dyn FnMut() -> io::Result<()>,
+) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    loop {
+        match rustix::net::connect(&socket, &address) {
+            Err(Errno::AGAIN) => wait()?,
+            Err(Errno::INTR) => {}
+            outcome => break outcome?,
+        }
     }
-    Ok((message.bytes, descriptors.pop()))
+    Ok(socket.into())
+}
+
+/// Waits until the socket is ready for `wish`, for at most `slice`; whether it is ready.
+///
+/// # Errors
+/// What the system says. A signal only ends the wait early.
+pub fn ready_within(stream: &UnixStream, wish: Wish, slice: Duration) -> io::Result<bool> {
+    let events = match wish {
+        Wish::Read => PollFlags::IN,
+        Wish::Write => PollFlags::OUT,
+    };
+    let slice = Timespec {
+        tv_sec: i64::try_from(slice.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: slice.subsec_nanos().into(),
+    };
+    match rustix::event::poll(&mut [PollFd::new(stream, events)], Some(&slice)) {
+        Err(Errno::INTR) => Ok(false),
+        outcome => Ok(outcome? > 0),
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A reader's connection: runs, waits, plans, manifests, shards.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -12,6 +12,10 @@ use storaged_sdk::{ClientError, ConnectOptions};
 
 use crate::fault::{invalid, raised};
 use crate::load::{Manifest, Shard};
+use crate::turn::{patience, take_turn};
+
+/// How long a call may take that is given no limit.
+pub(crate) const LIMIT_MS: u32 = 15_000;
 
 /// A connection that saves nothing. One call at a time; others wait.
 #[pyclass(frozen, module = "storaged._native")]
@@ -32,11 +36,6 @@ pub(crate) fn options(
     })
 }
 
-/// A poisoned lock only says that another thread panicked between two calls; the connection knows if it is broken.
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A run as `open_run` gave it.
 pub(crate) fn run_of(py: Python<'_>, text: &str) -> PyResult<RunId> {
     text.parse().map_err(|error| invalid(py, &error))
@@ -50,25 +49,36 @@ impl Client {
     fn call<T: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut storaged_sdk::Client) -> Result<T, ClientError> + Send,
+        limit_ms: u32,
+        call: impl FnOnce(&mut storaged_sdk::Client, u32) -> Result<T, ClientError> + Send,
     ) -> PyResult<T> {
-        py.detach(|| call(&mut locked(&self.0)))
-            .map_err(|error| raised(py, &error))
+        take_turn(py, &self.0, limit_ms, |client, left_ms| {
+            client.be_patient(patience(left_ms));
+            call(client, left_ms)
+        })
     }
 }
 
 #[pymethods]
 impl Client {
     #[new]
-    fn new(py: Python<'_>, socket: PathBuf, namespace: &str, token: Vec<u8>) -> PyResult<Self> {
+    #[pyo3(signature = (socket, namespace, token, timeout_ms=LIMIT_MS))]
+    fn new(
+        py: Python<'_>,
+        socket: PathBuf,
+        namespace: &str,
+        token: Vec<u8>,
+        timeout_ms: u32,
+    ) -> PyResult<Self> {
         let options = options(py, socket, namespace, token)?;
-        let connected = py.detach(|| storaged_sdk::Client::connect(&options));
+        let patience = patience(timeout_ms);
+        let connected = py.detach(|| storaged_sdk::Client::connect_with(&options, patience));
         let (client, _) = connected.map_err(|error| raised(py, &error))?;
         Ok(Self(Mutex::new(client)))
     }
 
     fn open_run(&self, py: Python<'_>, timeout_ms: u32) -> PyResult<String> {
-        let run = self.call(py, |client| client.open_run(timeout_ms))?;
+        let run = self.call(py, timeout_ms, storaged_sdk::Client::open_run)?;
         Ok(run.to_string())
     }
 
@@ -85,8 +95,9 @@ impl Client {
             .parse()
             .map_err(pyo3::exceptions::PyValueError::new_err::<String>)?;
         let (run, step) = (run_of(py, run)?, Step::new(step));
-        let (state, manifest) =
-            self.call(py, |client| client.wait(run, step, state, timeout_ms))?;
+        let (state, manifest) = self.call(py, timeout_ms, |client, left| {
+            client.wait(run, step, state, left)
+        })?;
         Ok((state.to_string(), manifest.map(|digest| digest.to_string())))
     }
 
@@ -96,13 +107,17 @@ impl Client {
         step: Option<u64>,
         timeout_ms: u32,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let plan = self.call(py, |client| client.plan(step.map(Step::new), timeout_ms))?;
+        let plan = self.call(py, timeout_ms, |client, left| {
+            client.plan(step.map(Step::new), left)
+        })?;
         plan_dict(py, &plan)
     }
 
-    fn manifest(&self, py: Python<'_>, digest: &str) -> PyResult<Manifest> {
+    #[pyo3(signature = (digest, timeout_ms=LIMIT_MS))]
+    fn manifest(&self, py: Python<'_>, digest: &str, timeout_ms: u32) -> PyResult<Manifest> {
         let digest = digest_of(py, digest)?;
-        Ok(Manifest(self.call(py, |client| client.manifest(digest))?))
+        let manifest = self.call(py, timeout_ms, |client, _| client.manifest(digest))?;
+        Ok(Manifest(manifest))
     }
 
     /// Brings byte ranges `(offset, length)` of a rank's shard into this node's RAM; none means all of it.
@@ -122,32 +137,42 @@ impl Client {
             .collect();
         let rank = Rank::new(rank);
         let without = without_own_ram.then_some(Rung::OwnRam);
-        let opened = self.call(py, |client| {
-            client.open_shard_without(&manifest.0, rank, ranges, timeout_ms, without)
+        let opened = self.call(py, timeout_ms, |client, left| {
+            client.open_shard_without(&manifest.0, rank, ranges, left, without)
         })?;
         Ok(Shard(opened))
     }
 
-    fn close_shard(&self, py: Python<'_>, manifest: &Manifest, rank: u32) -> PyResult<()> {
-        self.call(py, |client| {
+    #[pyo3(signature = (manifest, rank, timeout_ms=LIMIT_MS))]
+    fn close_shard(
+        &self,
+        py: Python<'_>,
+        manifest: &Manifest,
+        rank: u32,
+        timeout_ms: u32,
+    ) -> PyResult<()> {
+        self.call(py, timeout_ms, |client, _| {
             client.close_shard(manifest.0.name(), Rank::new(rank))
         })
     }
 
     /// The daemon's state as JSON.
-    fn status(&self, py: Python<'_>) -> PyResult<String> {
-        self.call(py, storaged_sdk::Client::status)
+    #[pyo3(signature = (timeout_ms=LIMIT_MS))]
+    fn status(&self, py: Python<'_>, timeout_ms: u32) -> PyResult<String> {
+        self.call(py, timeout_ms, |client, _| client.status())
     }
 
     /// The namespace's checkpoints: (run, step, state, durable, world size, bytes, manifest).
     #[allow(clippy::type_complexity)]
+    #[pyo3(signature = (namespace, timeout_ms=LIMIT_MS))]
     fn list(
         &self,
         py: Python<'_>,
         namespace: &str,
+        timeout_ms: u32,
     ) -> PyResult<Vec<(String, u64, String, Durable, u32, u64, Option<String>)>> {
         let namespace = Namespace::new(namespace).map_err(|error| invalid(py, &error))?;
-        let infos = self.call(py, |client| client.list(Some(namespace)))?;
+        let infos = self.call(py, timeout_ms, |client, _| client.list(Some(namespace)))?;
         let row = |info: storaged_sdk::wire::local::CheckpointInfo| {
             let manifest = info.manifest.map(|digest| digest.to_string());
             let state = info.state.to_string();

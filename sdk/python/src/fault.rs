@@ -1,19 +1,54 @@
 //! Which exception of `storaged.errors` a failure becomes.
 
+use std::cell::RefCell;
 use std::error::Error;
 
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use storaged_sdk::ClientError;
 use storaged_sdk::wire::RefusalCode;
 
+thread_local! {
+    /// What a signal's handler raised while this thread waited.
+    static SIGNALLED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Whether a signal's handler has raised something, such as `KeyboardInterrupt`; [`raised`] gives it on. Only the main
+/// thread runs handlers.
+pub(crate) fn is_signalled() -> bool {
+    let handled = Python::attach(|py| py.check_signals());
+    let Err(error) = handled else {
+        return false;
+    };
+    SIGNALLED.set(Some(error));
+    true
+}
+
 /// The exception for a failed call.
 pub(crate) fn raised(py: Python<'_>, error: &ClientError) -> PyErr {
+    if matches!(error, ClientError::CalledAway { .. }) {
+        return signalled();
+    }
     exception(py, class_of(error), &sentence(error))
+}
+
+/// What the signal's handler raised.
+pub(crate) fn signalled() -> PyErr {
+    let none = || PyKeyboardInterrupt::new_err(());
+    SIGNALLED.take().unwrap_or_else(none)
 }
 
 /// The exception for an argument that cannot be.
 pub(crate) fn invalid(py: Python<'_>, error: &dyn Error) -> PyErr {
     exception(py, "InvalidArgument", &sentence(error))
+}
+
+/// The exception for memory that is nowhere.
+pub(crate) fn null(py: Python<'_>, length: usize) -> PyErr {
+    let text = format!(
+        "expected the address of {length} bytes, got a null one: the tensor has no memory of its own"
+    );
+    exception(py, "InvalidArgument", &text)
 }
 
 fn exception(py: Python<'_>, class: &str, text: &str) -> PyErr {
@@ -28,7 +63,7 @@ fn class_of(error: &ClientError) -> &'static str {
     match error {
         ClientError::Unavailable { .. } | ClientError::Broken { .. } => "DaemonUnavailable",
         ClientError::Refused(refusal) => class_of_code(refusal.code),
-        ClientError::TimedOut { .. } => "WaitTimeout",
+        ClientError::TimedOut { .. } | ClientError::CalledAway { .. } => "WaitTimeout",
         ClientError::Corrupt { .. }
         | ClientError::WrongLeaves { .. }
         | ClientError::Manifest(_) => "CorruptData",

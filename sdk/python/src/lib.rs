@@ -1,12 +1,14 @@
 //! Native part of the Python package: the SDK's calls with the interpreter lock released.
 //!
 //! It knows integers and bytes, nothing of torch. Order of reading: `save` (slots and copies), `load` (manifests and
-//! shards), `control` (runs, waits, plans), `fault` (which exception a failure becomes).
+//! shards), `control` (runs, waits, plans), `turn` (one call at a time, within its limit), `fault` (which exception a
+//! failure becomes). Every wait ends within its limit and less than a second, and within 0.2 s of Ctrl-C.
 
 mod control;
 mod fault;
 mod load;
 mod save;
+mod turn;
 
 use pyo3::prelude::*;
 

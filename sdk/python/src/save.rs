@@ -6,16 +6,19 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use storaged_sdk::StagedSlot;
 use storaged_sdk::layout::{Layout, TensorSpec};
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{Rank, Step, WorldSize};
+use storaged_sdk::{ClientError, StagedSlot};
 
-use crate::control::{locked, options, run_of};
-use crate::fault::{invalid, raised};
+use crate::control::{LIMIT_MS, options, run_of};
+use crate::fault::{invalid, is_signalled, null, raised, signalled};
+use crate::turn::{patience, take_turn};
 
 /// A copy shorter than this is not worth a thread of its own.
 const PIECE_BYTES: usize = 8 << 20;
+/// Signals are looked for after so many bytes per thread: some 50 ms.
+const BATCH_PIECES: usize = 32;
 /// zstd's fast default; metadata is small and repetitive.
 const PACK_LEVEL: i32 = 3;
 
@@ -30,6 +33,11 @@ pub(crate) struct Slot(StagedSlot);
 #[pymethods]
 impl Trainer {
     #[new]
+    #[pyo3(signature = (socket, namespace, token, run, rank, world_size, timeout_ms=LIMIT_MS))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one per keyword of the Python class"
+    )]
     fn new(
         py: Python<'_>,
         socket: PathBuf,
@@ -38,31 +46,45 @@ impl Trainer {
         run: &str,
         rank: u32,
         world_size: u32,
+        timeout_ms: u32,
     ) -> PyResult<Self> {
         let options = options(py, socket, namespace, token)?;
         let world_size = WorldSize::new(world_size).map_err(|error| invalid(py, &error))?;
         let run = run_of(py, run)?;
-        let connect = || storaged_sdk::Trainer::connect(options, run, Rank::new(rank), world_size);
+        let (rank, patience) = (Rank::new(rank), patience(timeout_ms));
+        let connect =
+            || storaged_sdk::Trainer::connect_with(options, run, rank, world_size, patience);
         let trainer = py.detach(connect).map_err(|error| raised(py, &error))?;
         Ok(Self(Mutex::new(trainer)))
     }
 
     fn acquire(&self, py: Python<'_>, bytes: u64, timeout_ms: u32) -> PyResult<Slot> {
-        let acquired = py.detach(|| locked(&self.0).acquire(bytes, timeout_ms));
-        Ok(Slot(acquired.map_err(|error| raised(py, &error))?))
+        let acquired = self.call(py, timeout_ms, |trainer, left| trainer.acquire(bytes, left));
+        Ok(Slot(acquired?))
     }
 
-    fn seal(&self, py: Python<'_>, slot: &Slot, step: u64, length: u64) -> PyResult<()> {
-        let sealed = py.detach(|| locked(&self.0).seal(&slot.0, Step::new(step), length));
-        sealed.map_err(|error| raised(py, &error))
+    #[pyo3(signature = (slot, step, length, timeout_ms=LIMIT_MS))]
+    fn seal(
+        &self,
+        py: Python<'_>,
+        slot: &Slot,
+        step: u64,
+        length: u64,
+        timeout_ms: u32,
+    ) -> PyResult<()> {
+        let step = Step::new(step);
+        self.call(py, timeout_ms, |trainer, _| {
+            trainer.seal(&slot.0, step, length)
+        })
     }
 
-    fn release(&self, py: Python<'_>, slot: &Slot) -> PyResult<()> {
-        let released = py.detach(|| locked(&self.0).release(&slot.0));
-        released.map_err(|error| raised(py, &error))
+    #[pyo3(signature = (slot, timeout_ms=LIMIT_MS))]
+    fn release(&self, py: Python<'_>, slot: &Slot, timeout_ms: u32) -> PyResult<()> {
+        self.call(py, timeout_ms, |trainer, _| trainer.release(&slot.0))
     }
 
     /// Describes the checkpoint; both descriptions travel compressed. `durable`: `policy`, `required` or `never`.
+    #[pyo3(signature = (step, schema, torch_metadata, durable, timeout_ms=LIMIT_MS))]
     fn commit(
         &self,
         py: Python<'_>,
@@ -70,6 +92,7 @@ impl Trainer {
         schema: &[u8],
         torch_metadata: &[u8],
         durable: &str,
+        timeout_ms: u32,
     ) -> PyResult<()> {
         let durable = match durable {
             "policy" => DurableWish::Policy,
@@ -83,8 +106,24 @@ impl Trainer {
         let pack = |bytes| zstd::bulk::compress(bytes, PACK_LEVEL);
         let (schema, torch_metadata) = py.detach(|| (pack(schema), pack(torch_metadata)));
         let (schema, torch_metadata) = (schema?, torch_metadata?);
-        let commit = || locked(&self.0).commit(Step::new(step), schema, torch_metadata, durable);
-        py.detach(commit).map_err(|error| raised(py, &error))
+        let step = Step::new(step);
+        self.call(py, timeout_ms, |trainer, _| {
+            trainer.commit(step, schema, torch_metadata, durable)
+        })
+    }
+}
+
+impl Trainer {
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        limit_ms: u32,
+        call: impl FnOnce(&mut storaged_sdk::Trainer, u32) -> Result<T, ClientError> + Send,
+    ) -> PyResult<T> {
+        take_turn(py, &self.0, limit_ms, |trainer, left_ms| {
+            trainer.be_patient(patience(left_ms));
+            call(trainer, left_ms)
+        })
     }
 }
 
@@ -124,7 +163,10 @@ impl Slot {
         threads: usize,
     ) -> PyResult<()> {
         let capacity = self.capacity();
-        for (_, offset, length) in &parts {
+        for (address, offset, length) in &parts {
+            if *address == 0 && *length > 0 {
+                return Err(null(py, *length));
+            }
             if offset.checked_add(*length).is_none_or(|end| end > capacity) {
                 let text = format!(
                     "expected bytes within the slot's {capacity}, got {length} at {offset}"
@@ -132,8 +174,16 @@ impl Slot {
                 return Err(PyValueError::new_err(text));
             }
         }
-        py.detach(|| copy_on_threads(&self.0, &pieces(&parts), threads.max(1)));
-        Ok(())
+        let threads = threads.max(1);
+        py.detach(|| {
+            for batch in pieces(&parts).chunks(BATCH_PIECES * threads) {
+                copy_on_threads(&self.0, batch, threads);
+                if is_signalled() {
+                    return Err(signalled());
+                }
+            }
+            Ok(())
+        })
     }
 }
 
