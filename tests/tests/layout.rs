@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Crates by layer; arrows go down only, within L2 the daemon's command line may use the SDK.
+/// Crates by layer; arrows go down only. docs/ARCHITECTURE.md has the same numbers.
 const LAYERS: &[(&str, &str, u8)] = &[
     ("codec", "storaged-codec", 0),
     ("codec/wire", "storaged-wire", 1),
@@ -20,6 +20,7 @@ const LAYERS: &[(&str, &str, u8)] = &[
 const TOP: &[&str] = &[
     ".cargo",
     ".ci",
+    ".dockerignore",
     ".gitignore",
     "CHANGELOG.md",
     "Cargo.lock",
@@ -150,6 +151,22 @@ fn the_top_level_is_fixed() {
         strangers.is_empty(),
         "not in the fixed top level: {strangers:?}"
     );
+}
+
+#[test]
+fn the_layers_are_numbered_as_the_document_says() {
+    let text = fs::read_to_string(root().join("docs/ARCHITECTURE.md")).expect("readable");
+    let says = |folder: &str, layer: u8| {
+        let (number, folder) = (format!("L{layer}"), format!("{folder}/"));
+        text.lines().any(|line| {
+            let mut words = line.split_whitespace();
+            words.next() == Some(&number) && words.any(|word| word == folder)
+        })
+    };
+    for (folder, name, layer) in LAYERS {
+        assert!(says(folder, *layer), "{name} is not at L{layer} there");
+        assert!(!says(folder, layer + 1), "{name} is at two layers there");
+    }
 }
 
 /// The crates that a package is built from, without its tests.
