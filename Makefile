@@ -11,22 +11,26 @@ RUST_CRATES := --workspace --exclude storaged-python
 
 .PHONY: help
 help: ## This list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# What a build says is one line now and then; its warnings and errors come through.
+BUILD := python3 tests/fresh/build.py
+PACKAGES := bash tests/fresh/packages.sh
 
 .PHONY: packages
 packages:
-	@missing=(); \
-	command -v cc >/dev/null || missing+=(build-essential); \
-	ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* >/dev/null 2>&1 || missing+=(libclang-dev clang); \
-	$${PYTHON3:-python3} -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv); \
-	if [ $${#missing[@]} -gt 0 ]; then \
-		[ "$$(id -u)" -eq 0 ] || { echo "missing Debian packages: $${missing[*]}; install them or run as root" >&2; exit 1; }; \
-		echo "installing Debian packages: $${missing[*]}"; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $${missing[@]} >/dev/null; \
-	fi
+	@$(PACKAGES) build python
+
+.PHONY: clang-packages
+clang-packages: packages
+	@$(PACKAGES) clang
+
+.PHONY: network-packages
+network-packages: packages
+	@$(PACKAGES) network
 
 .venv/.packages-$(TORCH): | packages
-	@echo "installing PyTorch $(TORCH) and what builds and tests the Python package into .venv (about 5 GB)"
+	@echo "==> installing PyTorch $(TORCH) and what builds and tests the Python package into .venv (about 5 GB, minutes)"
 	@python3 -m venv .venv
 	@.venv/bin/pip install -q --disable-pip-version-check "torch==$(TORCH)" numpy "maturin>=1.7,<2" pytest fsspec
 	@touch $@
@@ -34,40 +38,72 @@ packages:
 .PHONY: venv
 venv: .venv/.packages-$(TORCH)
 
+MATURIN := VIRTUAL_ENV=$(CURDIR)/.venv $(BUILD)
+
 .PHONY: python
-python: venv ## Build the Python package (release) into .venv
-	@VIRTUAL_ENV=$(CURDIR)/.venv .venv/bin/maturin develop -q --release -m sdk/python/Cargo.toml
+python: venv ## Build the Python package (release) into .venv; needs no clang
+	@$(MATURIN) "the Python package" .venv/bin/maturin develop --release -m sdk/python/Cargo.toml
+
+# For tests: the crates that it shares with theirs are built once.
+.PHONY: python-for-tests
+python-for-tests: venv
+	@$(MATURIN) "the Python package for tests" .venv/bin/maturin develop -m sdk/python/Cargo.toml
 
 .PHONY: release
-release: packages
-	@$(CARGO) build -q --release -p storaged
+release: clang-packages ## target/release/storaged, stripped, and storaged.debug beside it
+	@$(BUILD) "the release of storaged" $(CARGO) build --release -p storaged
+	@cd target/release && objcopy --only-keep-debug --compress-debug-sections storaged storaged.debug \
+		&& objcopy --strip-all --add-gnu-debuglink=storaged.debug storaged storaged.stripped && mv storaged.stripped storaged
 
 .PHONY: demo
 demo: release python ## The main job on this machine; S3=1 with a real S3 server
 	@$(PYTHON) tests/demo/demo.py $(if $(S3),--s3)
 
+# Daemon and tests are built at once: alone, the daemon needs other features of what both use, and all of it is built twice.
+.PHONY: tests-built
+tests-built: clang-packages
+	@$(BUILD) "the daemon and all tests" $(CARGO) build $(RUST_CRATES) --bin storaged --lib --tests
+
 .PHONY: test
-test: packages network-packages python ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
-	@$(CARGO) build -p storaged
+test: network-packages tests-built python-for-tests ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
 	@$(CARGO) test $(RUST_CRATES) --lib --bins --tests --no-fail-fast
-	@$(PYTHON) -m pytest -q sdk/python/tests
+	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests
+
+.PHONY: fresh
+fresh: ## make demo and make test on a bare Debian 12 (root; an hour on two cores, 25 GB of disk while it runs)
+	@bash tests/fresh/fresh.sh target/fresh python demo test
 
 .PHONY: sim
-sim: packages ## Thousands of simulated clusters whose nodes die, are slow or lie (SEEDS=2000, FIRST=0)
+sim: clang-packages ## Thousands of simulated clusters whose nodes die, are slow or lie (SEEDS=2000, FIRST=0)
 	@export STORAGED_SIM_SEEDS=$(or $(SEEDS),2000) STORAGED_SIM_FIRST=$(or $(FIRST),0); \
 	export STORAGED_SIM_LIARS=$$((STORAGED_SIM_SEEDS / 4 + 18)) STORAGED_SIM_NETWORKS=$$((STORAGED_SIM_SEEDS / 20 + 4)); \
 	$(CARGO) test $(RUST_CRATES) --test simulation -- --nocapture seeds lying; \
 	$(CARGO) test $(RUST_CRATES) --test simulated_network -- --nocapture many_seeds
 
+.PHONY: mutants
+mutants: packages ## Random mutants of the core against its own tests (SAMPLE=60 SEED=n): keys of docs/bench/sim.json; hours
+	@command -v cargo-mutants >/dev/null || $(BUILD) "cargo-mutants" $(CARGO) install --locked cargo-mutants
+	@python3 tests/mutants/mutants.py --sample $(or $(SAMPLE),60) $(if $(SEED),--seed $(SEED)) --write docs/bench/sim.json
+
+SOAK_WRITE := --write docs/bench/soak.json
+
+.PHONY: soak
+soak: network-packages release python ## Daemons, S3 and two jobs under kills, pauses, cuts and outages (MINUTES=15; root): docs/bench/soak.json
+	@$(PACKAGES) s3
+	@$(PYTHON) tests/soak/soak.py --minutes $(or $(MINUTES),15) $(if $(SEED),--seed $(SEED)) $(SOAK_WRITE)
+
 .PHONY: check
-check: packages ## What must hold before a commit lands: format, lints, licences, docs, tests, 50 rounds of kill -9
+check: clang-packages ## What must hold before a commit lands: format, lints, licences, docs, tests, kill -9, a fresh machine (hours)
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc -q $(RUST_CRATES) --no-deps
 	@command -v cargo-deny >/dev/null || $(CARGO) install -q --locked cargo-deny
 	@$(CARGO) deny --log-level error check bans licenses sources
+	@$(CARGO) test -q -p storaged-codec --no-default-features --test delta --test golden_delta
 	@$(MAKE) test
 	@$(MAKE) kill-loop
+	@$(MAKE) soak MINUTES=5 SOAK_WRITE=
+	@$(MAKE) fresh
 
 .PHONY: kill-loop
 kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)
@@ -85,7 +121,7 @@ corpus: venv ## Train small models and keep successive states for bench-delta: t
 	@[ -f target/corpus/corpus.json ] || $(PYTHON) bench/corpus/make_corpus.py --out target/corpus
 
 .PHONY: bench-delta
-bench-delta: packages corpus ## Size and speed of deltas on real training state: docs/bench/delta.{json,md}
+bench-delta: clang-packages corpus ## Size and speed of deltas on real training state: docs/bench/delta.{json,md}
 	@$(CARGO) run -q --release -p storaged-bench --bin bench-delta -- --commit "$$(git rev-parse --short HEAD)"
 
 -include codec/bench.mk

@@ -7,7 +7,7 @@ BENCH_CODEC_ROUNDS := $(or $(ROUNDS),48)
 BENCH_CODEC_ROUNDS_APART := $(or $(ROUNDS),16)
 
 .PHONY: bench-codec-packages
-bench-codec-packages: packages
+bench-codec-packages: clang-packages
 	@if ! [ -e /usr/include/isa-l/erasure_code.h ]; then \
 		[ "$$(id -u)" -eq 0 ] || { echo "missing Debian package: libisal-dev; install it or run as root" >&2; exit 1; }; \
 		echo "installing Debian package: libisal-dev"; \

@@ -9,25 +9,12 @@
 set -euo pipefail
 
 readonly ACCESS_KEY=storaged SECRET_KEY=storaged-demo-secret BUCKET=storaged REGION=us-east-1
-readonly PACKAGES=(ceph-mon ceph-osd ceph-mgr radosgw curl)
 readonly START_SECONDS_MAX=60
 # The SHA-256 of no bytes: the gateway wants the body's digest as a header of every signed request.
 readonly EMPTY_SHA256=e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
 
 fail() { echo "ceph.sh: $*" >&2; exit 1; }
 usage() { sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
-
-install_packages() {
-    local tool missing=()
-    for tool in ceph-mon ceph-osd radosgw radosgw-admin ceph-authtool monmaptool curl; do
-        command -v "$tool" >/dev/null || missing+=("$tool")
-    done
-    [ ${#missing[@]} -eq 0 ] && return
-    [ "$(id -u)" -eq 0 ] || fail "missing ${missing[*]}: install the Debian packages ${PACKAGES[*]}, or run as root"
-    echo "installing ${PACKAGES[*]}" >&2
-    apt-get update -qq >&2
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${PACKAGES[@]}" >&2
-}
 
 answers() { curl -s -o /dev/null --max-time 2 "http://127.0.0.1:$1/"; }
 
@@ -136,7 +123,7 @@ start() {
         return
     fi
     answers "$port" && fail "port $port is taken by another server: give another port"
-    install_packages
+    bash "$(dirname "${BASH_SOURCE[0]}")/../fresh/packages.sh" s3 >&2
     stop "$dir"
     # Only what an earlier start made is removed, so a wrongly given DIR loses nothing else.
     rm -rf "$dir"/{mon,osd,rgw,keyring,monmap,ceph.conf,env}
