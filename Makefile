@@ -30,9 +30,8 @@ network-packages: packages
 	@$(PACKAGES) network
 
 .venv/.packages-$(TORCH): | packages
-	@echo "==> installing PyTorch $(TORCH) and what builds and tests the Python package into .venv (about 5 GB, minutes)"
 	@python3 -m venv .venv
-	@.venv/bin/pip install -q --disable-pip-version-check "torch==$(TORCH)" numpy "maturin>=1.7,<2" pytest fsspec
+	@$(BUILD) "installing PyTorch $(TORCH) and what builds and tests the Python package into .venv (about 5 GB)" .venv/bin/pip install -q --disable-pip-version-check "torch==$(TORCH)" numpy "maturin>=1.7,<2" pytest fsspec
 	@touch $@
 
 .PHONY: venv
@@ -42,16 +41,16 @@ MATURIN := VIRTUAL_ENV=$(CURDIR)/.venv $(BUILD)
 
 .PHONY: python
 python: venv ## Build the Python package (release) into .venv; needs no clang
-	@$(MATURIN) "the Python package" .venv/bin/maturin develop --release -m sdk/python/Cargo.toml
+	@$(MATURIN) "building the Python package" .venv/bin/maturin develop --release -m sdk/python/Cargo.toml
 
 # For tests: the crates that it shares with theirs are built once.
 .PHONY: python-for-tests
 python-for-tests: venv
-	@$(MATURIN) "the Python package for tests" .venv/bin/maturin develop -m sdk/python/Cargo.toml
+	@$(MATURIN) "building the Python package for tests" .venv/bin/maturin develop -m sdk/python/Cargo.toml
 
 .PHONY: release
 release: clang-packages ## target/release/storaged, stripped, and storaged.debug beside it
-	@$(BUILD) "the release of storaged" $(CARGO) build --release -p storaged
+	@$(BUILD) "building the release of storaged" $(CARGO) build --release -p storaged
 	@cd target/release && objcopy --only-keep-debug --compress-debug-sections storaged storaged.debug \
 		&& objcopy --strip-all --add-gnu-debuglink=storaged.debug storaged storaged.stripped && mv storaged.stripped storaged
 
@@ -62,7 +61,7 @@ demo: release python ## The main job on this machine; S3=1 with a real S3 server
 # Daemon and tests are built at once: alone, the daemon needs other features of what both use, and all of it is built twice.
 .PHONY: tests-built
 tests-built: clang-packages
-	@$(BUILD) "the daemon and all tests" $(CARGO) build $(RUST_CRATES) --bin storaged --lib --tests
+	@$(BUILD) "building the daemon and all tests" $(CARGO) build $(RUST_CRATES) --bin storaged --lib --tests
 
 .PHONY: test
 test: network-packages tests-built python-for-tests ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
@@ -82,7 +81,7 @@ sim: clang-packages ## Thousands of simulated clusters whose nodes die, are slow
 
 .PHONY: mutants
 mutants: packages ## Random mutants of the core against its own tests (SAMPLE=60 SEED=n): keys of docs/bench/sim.json; hours
-	@command -v cargo-mutants >/dev/null || $(BUILD) "cargo-mutants" $(CARGO) install --locked cargo-mutants
+	@command -v cargo-mutants >/dev/null || $(BUILD) "installing cargo-mutants" $(CARGO) install --debug --locked cargo-mutants
 	@python3 tests/mutants/mutants.py --sample $(or $(SAMPLE),60) $(if $(SEED),--seed $(SEED)) --write docs/bench/sim.json
 
 SOAK_WRITE := --write docs/bench/soak.json
@@ -97,7 +96,7 @@ check: clang-packages ## What must hold before a commit lands: format, lints, li
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc -q $(RUST_CRATES) --no-deps
-	@command -v cargo-deny >/dev/null || $(CARGO) install -q --locked cargo-deny
+	@command -v cargo-deny >/dev/null || $(BUILD) "installing cargo-deny" $(CARGO) install --locked cargo-deny
 	@$(CARGO) deny --log-level error check bans licenses sources
 	@$(CARGO) test -q -p storaged-codec --no-default-features --test delta --test golden_delta
 	@$(MAKE) test

@@ -21,6 +21,8 @@ from storaged.errors import NoCheckpointError, RunFenced, StoragedError, Unknown
 
 # How long a save waits for its slot, a restart for its plan.
 SAVE_MS, RESTORE_MS = 5_000, 60_000
+# How long a job that starts waits for daemons that start too.
+DAEMON_SECONDS = 30
 MARKED = 64
 
 
@@ -48,6 +50,7 @@ class Settings:
     interval: float
     seconds: float
     log: str
+    attempt: int
 
 
 @dataclass
@@ -97,7 +100,8 @@ class Job:
         self.ending = False
 
     def tell(self, event: str, **values) -> None:
-        self.log.write(json.dumps({"at": time.time(), "event": event, **values}) + "\n")
+        line = {"at": time.time(), "event": event, "attempt": self.settings.attempt, **values}
+        self.log.write(json.dumps(line) + "\n")
         self.log.flush()
 
     def each(self, what, *arguments) -> list[StoragedError]:
@@ -113,9 +117,23 @@ class Job:
                     rank.broke()
         return errors
 
+    def wait_for_daemons(self) -> None:
+        """A job that starts with its node finds the daemon on its way up."""
+        until = time.monotonic() + DAEMON_SECONDS
+        for rank in self.ranks:
+            while True:
+                try:
+                    rank.client().status()
+                    break
+                except ConnectionError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.1)
+
     def restore(self) -> int:
         """The newest step there is, compared byte for byte; 0 if there is none."""
         started = time.time()
+        self.wait_for_daemons()
         try:
             plan = self.ranks[0].client().plan(None, RESTORE_MS)
         except (NoCheckpointError, UnknownNamespace) as error:

@@ -53,7 +53,7 @@ class Job:
         self.owed.append(self.watch.newest())
         sockets = [str(self.soak.cluster.socket(node)) for node in self.nodes]
         settings = dict(namespace=self.name, token=f"{self.name}-token", sockets=sockets, length=self.length)
-        settings |= dict(interval=self.interval, seconds=seconds, log=str(self.log))
+        settings |= dict(interval=self.interval, seconds=seconds, log=str(self.log), attempt=len(self.owed) - 1)
         with self.log.with_suffix(".err").open("ab") as err:
             command = [sys.executable, str(HERE / "job.py"), json.dumps(settings)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=err, stderr=err)
@@ -74,16 +74,14 @@ class Job:
         return [one for one in map(json.loads, lines) if one["event"] == event]
 
     def lost(self) -> list[str]:
-        """Restarts that came back with less than was protected, or not at all."""
+        """What was protected when a restart began and did not come back with it, or, if it was refused, with the next one."""
         restored, found = self.events("restored"), []
-        for number, owed in enumerate(self.owed):
+        for attempt, owed in enumerate(self.owed):
             if owed is None:
                 continue
-            if number >= len(restored):
-                found.append(f"{self.name}: run {owed[0]} step {owed[1]} was protected, restart {number} restored nothing")
-            elif not restored[number]["run"] or order((restored[number]["run"], restored[number]["step"])) < order(owed):
-                got = f"run {restored[number]['run']} step {restored[number]['step']}"
-                found.append(f"{self.name}: run {owed[0]} step {owed[1]} was protected, restart {number} restored {got}")
+            got = next(((one["run"], one["step"]) for one in restored if one["attempt"] >= attempt), ("", 0))
+            if not got[0] or order(got) < order(owed):
+                found.append(f"{self.name}: run {owed[0]} step {owed[1]} was protected, restart {attempt} got run {got[0]} step {got[1]}")
         return found
 
 
@@ -357,6 +355,7 @@ def figures(soak: Soak, minutes: float, seed: int, ratio: float) -> dict:
         "saves_rate_vs_no_tier": round(ratio, 3),
         "protected_lost": len(lost),
         "wrong_bytes": sum(one["wrong"] for job in soak.jobs for one in job.events("restored")),
+        "restarts_refused": [one["error"] for job in soak.jobs for one in job.events("failed")],
         "restores": sum(len(job.events("restored")) for job in soak.jobs),
         "longest_unprotected_s": round(max(soak.gaps, default=0.0), 1),
         "pinned_slots_end": pinned(soak),
