@@ -87,6 +87,13 @@ impl Budget {
         Ok(())
     }
 
+    /// All of them.
+    pub fn reservations(&self) -> impl Iterator<Item = (Purpose, u64)> + '_ {
+        self.reserved
+            .iter()
+            .map(|(purpose, bytes)| (*purpose, *bytes))
+    }
+
     /// Gives bytes back.
     pub fn release(&mut self, purpose: Purpose) {
         if let Some(bytes) = self.reserved.remove(&purpose) {

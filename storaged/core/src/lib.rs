@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
 mod budget;
 mod delta;
 pub mod encode;
@@ -20,6 +21,7 @@ mod status;
 mod table;
 mod trickle;
 
+pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};
 pub use io::{CheckPart, ConnId, Input, Note, Now, Output, QueryId, RequestId, SessionTally};
 pub use node::{DurableForm, DurablePolicy, Node, Setup};

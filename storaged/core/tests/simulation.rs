@@ -3,6 +3,7 @@
 //! `STORAGED_SIM_SEED=N cargo test -p storaged-core --test simulation one_seed` replays one, and with
 //! `STORAGED_SIM_LIAR=N` instead one of those that have a liar; `STORAGED_SIM_TELL=1` prints all that happens.
 
+mod ordinary;
 mod sim;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -45,6 +45,13 @@ pub(crate) struct PartMade {
     until: Now,
 }
 
+impl PartMade {
+    /// The set's id.
+    pub fn set(&self) -> ParityId {
+        self.set
+    }
+}
+
 /// Which parity block of which checkpoint.
 pub(crate) type ParityPlace = (Digest, Lane, u32);
 
@@ -54,6 +61,16 @@ pub(crate) type ParityPlace = (Digest, Lane, u32);
 pub(crate) enum Ending {
     Slot(SlotId, PartFilled),
     Parity(ParityPlace, PartMade),
+}
+
+impl Ending {
+    /// The parity set that it made.
+    pub fn parity_set(&self) -> Option<ParityId> {
+        match self {
+            Self::Parity(_, part) => Some(part.set),
+            Self::Slot(..) => None,
+        }
+    }
 }
 
 impl Node {

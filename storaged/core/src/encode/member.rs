@@ -75,6 +75,14 @@ impl Joined {
     pub fn heals(&self, of: Rank) -> bool {
         matches!(self.kept, Kept::Shard { rank, opening: false, .. } if rank == of)
     }
+
+    /// The parity set that it makes.
+    pub fn parity_set(&self) -> Option<ParityId> {
+        match &self.kept {
+            Kept::Parity { set, .. } => Some(*set),
+            Kept::Nothing | Kept::Shard { .. } => None,
+        }
+    }
 }
 
 impl Node {

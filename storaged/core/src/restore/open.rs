@@ -60,6 +60,13 @@ pub(crate) struct Opening {
     open: bool,
 }
 
+impl Opening {
+    /// Whether the reader has the shard.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+}
+
 impl Node {
     pub(crate) fn open_shard(
         &mut self,

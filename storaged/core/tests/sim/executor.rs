@@ -70,7 +70,7 @@ impl Sessions {
     }
 
     /// Sessions that a node takes part in.
-    fn of(&self, node: usize) -> Vec<Key> {
+    pub fn of(&self, node: usize) -> Vec<Key> {
         let takes_part = |session: &Session| session.members.values().any(|(at, _, _)| *at == node);
         let sessions = self.begun.iter().filter(|(_, it)| takes_part(it));
         sessions.map(|(key, _)| key.clone()).collect()
@@ -110,6 +110,7 @@ impl World {
         let prepared = members.iter().find_map(|(member, (node, _, work))| {
             Some((*member, self.prepare(*node, work).err()?))
         });
+        let prepared = prepared.or_else(|| self.unreachable_members(&members));
         if let Some(failed) = prepared {
             self.sessions.begun.remove(key);
             let kept = BTreeMap::new();
@@ -207,6 +208,46 @@ impl World {
         members.remove(&lost);
         self.tell(&members, (&computed, None), ms);
         runs(computed.kept.get(&lost))
+    }
+
+    /// A link or a process stops in the midst of a session: all members find out within `ms`.
+    pub fn cut_session(&mut self, key: &Key, node: usize, ms: u64) {
+        let is_lost = |(_, (at, _, _)): &(&usize, &Member)| *at == node;
+        let lost = self.sessions.begun.get(key).and_then(|session| {
+            let begun = session.ends_at.is_some();
+            let lost = session.members.iter().find(is_lost);
+            lost.filter(|_| begun).map(|(member, _)| *member)
+        });
+        let Some(lost) = lost else { return };
+        let Some(Session { members, .. }) = self.sessions.begun.remove(key) else {
+            return;
+        };
+        self.cut += 1;
+        let done = self.random(stripes(&members).max(1));
+        let computed = self.compute(&members, Course::Breaks(done, missed(&members, lost)));
+        self.tell(&members, (&computed, None), ms);
+    }
+
+    /// Members that have waited in vain for the others give up.
+    pub fn end_unbegun_session(&mut self, key: &Key) {
+        let waits = |session: &Session| session.ends_at.is_none();
+        if !self.sessions.begun.get(key).is_some_and(waits) {
+            return;
+        }
+        let Some(Session { members, .. }) = self.sessions.begun.remove(key) else {
+            return;
+        };
+        let Some((at, (_, _, work))) = members.iter().next() else {
+            return;
+        };
+        let absent = (0..work.members.len()).find(|member| !members.contains_key(member));
+        let node = work.members[absent.unwrap_or(*at)].clone();
+        let reason = "sent nothing in time".into();
+        let computed = Computed {
+            kept: BTreeMap::new(),
+            failed: Some((*at, SessionFault::Neighbour { node, reason })),
+        };
+        self.tell(&members, (&computed, None), 20);
     }
 
     /// Every member hears within `ms` how its session ended.

@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use storaged_codec::digest;
 use storaged_core::{ConnId, Input, RequestId};
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{CheckpointState, Namespace, Rank, RunId, SlotId, Step, WorldSize};
 
-use super::world::{Event, World, content};
+use super::world::{Event, World};
 
 const TOKEN: &[u8] = b"token";
 
@@ -409,4 +410,17 @@ impl World {
             Expect::Sealed(rank),
         );
     }
+}
+
+/// The bytes of a rank at a step of a run: what every restore is compared with.
+fn content(run: RunId, step: Step, rank: Rank, scale: usize) -> Vec<u8> {
+    let seed = digest(format!("{run} {step} {rank}").as_bytes());
+    // Mostly the same from step to step, so that increments have clean chunks; lengths differ by rank.
+    let length = (3000 + 2500 * rank.get() as usize) * scale;
+    let mut bytes: Vec<u8> = (0..length)
+        .map(|at| (at as u64 * 31 + u64::from(rank.get())) as u8)
+        .collect();
+    let at = seed.as_bytes()[0] as usize * 8;
+    bytes[at..at + 32].copy_from_slice(seed.as_bytes());
+    bytes
 }

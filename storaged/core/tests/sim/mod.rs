@@ -4,6 +4,7 @@
 
 mod executor;
 mod job;
+pub mod month;
 mod slow;
 mod world;
 

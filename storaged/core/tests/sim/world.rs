@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, Digest, Geometry, digest, fingerprint, leaf_digest, root_digest};
+use storaged_codec::{ChunkSize, Digest, Geometry, fingerprint, leaf_digest, root_digest};
 use storaged_core::encode::{LinkRates, ParityId, SlotShard};
 use storaged_core::place::Member;
 use storaged_core::{
@@ -19,6 +19,7 @@ use storaged_wire::{
 use super::executor::Key;
 use super::executor::Sessions;
 use super::job::Job;
+use super::month::{Happening, Month, is_of_month, is_queued};
 
 /// What a scenario allows.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +56,9 @@ pub struct Process {
     pub generation: u64,
     pub slots: BTreeMap<SlotId, Vec<u8>>,
     pub parity: BTreeMap<ParityId, Vec<Vec<u8>>>,
-    started: u64,
+    pub started: u64,
+    /// How far its clock has jumped ahead.
+    pub ahead: u64,
     /// When it wakes by itself, as the driver that sleeps to the deadline does.
     wakes_at: Option<u64>,
 }
@@ -86,6 +89,7 @@ pub enum Event {
     Sessions,
     Progress(Key),
     Job,
+    Month(Happening),
 }
 
 pub struct World {
@@ -124,10 +128,12 @@ pub struct World {
     random: u64,
     generation: u64,
     link_free_at: BTreeMap<(usize, usize), u64>,
-    up: BTreeSet<(usize, usize)>,
+    pub up: BTreeSet<(usize, usize)>,
     trace: Option<blake3::Hasher>,
     /// Every event and output is printed.
     pub told: bool,
+    /// An ordinary month instead of the one job that is killed again and again.
+    pub month: Option<Box<Month>>,
 }
 
 pub const CHUNK_BYTES: u32 = 4096;
@@ -176,6 +182,7 @@ impl World {
             up: BTreeSet::new(),
             trace: None,
             told: false,
+            month: None,
         };
         for node in 0..limits.nodes {
             world.at(0, Event::Start { node });
@@ -260,12 +267,17 @@ impl World {
                 input,
             } => self.feed(node, generation, *input),
             Event::Tick { node, generation } => self.tick(node, generation),
+            Event::Reply { id, reply, slot } if is_of_month(id) => {
+                self.answered_in_month(id, *reply, slot)
+            }
             Event::Reply { id, reply, slot } => self.answered(id, *reply, slot),
             Event::Start { node } => self.start(node),
             Event::Links { a, b } => self.link(a, b),
             Event::Sessions => self.advance_sessions(),
             Event::Progress(key) => self.session_progress(key),
+            Event::Job if self.month.is_some() => {}
             Event::Job => self.advance_job(),
+            Event::Month(happening) => self.happen_in_month(happening),
         }
     }
 
@@ -281,7 +293,7 @@ impl World {
                 failure_domain: format!("n{other}"),
             })
             .collect();
-        let setup = Setup {
+        let mut setup = Setup {
             name: name(node),
             generation: Generation::new(generation),
             members,
@@ -296,15 +308,22 @@ impl World {
             durable: DurablePolicy::Every(self.limits.durable_every),
             durable_form: self.limits.durable_form,
         };
+        if let Some(month) = &self.month {
+            month.sets_up(node, &mut setup);
+        }
         self.processes[node] = Some(Process {
             node: Node::new(setup).unwrap(),
             generation,
             slots: BTreeMap::new(),
             parity: BTreeMap::new(),
             started: self.now,
+            ahead: 0,
             wakes_at: None,
         });
         self.feed(node, generation, Input::Tick);
+        if self.month.is_some() {
+            return self.links_begin(node);
+        }
         for other in (0..self.limits.nodes).filter(|other| *other != node) {
             for (a, b) in [(node, other), (other, node)] {
                 let delay = 20 + self.random(500);
@@ -372,15 +391,19 @@ impl World {
     }
 
     pub fn feed(&mut self, node: usize, generation: u64, input: Input) {
+        if is_queued(self, node, generation, &input) {
+            return;
+        }
         let Some(process) = &mut self.processes[node] else {
             return;
         };
         if process.generation != generation {
             return;
         }
-        let local = Now(self.now - process.started);
+        let local = Now(self.now - process.started + process.ahead);
         let outputs = process.node.handle(local, input);
-        let deadline = process.started + process.node.deadline().0.min(local.0 + 3_600_000);
+        let due = process.node.deadline().0.min(local.0 + 3_600_000);
+        let deadline = (process.started + due).saturating_sub(process.ahead);
         let wakes_at = deadline.max(self.now + 1);
         let is_set = process.wakes_at == Some(wakes_at);
         process.wakes_at = Some(wakes_at);
@@ -418,6 +441,9 @@ impl World {
     }
 
     fn perform(&mut self, node: usize, generation: u64, output: Output) {
+        let Some(output) = self.tier_performs(node, generation, output) else {
+            return;
+        };
         let delay = 1 + self.random(10);
         match output {
             Output::Reply {
@@ -455,6 +481,7 @@ impl World {
                 self.back(node, generation, delay, input);
             }
             Output::Run(work) => {
+                self.session_waits((work.leader.clone(), work.session));
                 self.sessions.begin(node, generation, work);
                 self.after(delay, Event::Sessions);
             }
@@ -571,6 +598,9 @@ impl World {
 
     /// The control stream keeps order; what is on it when a side crashes is lost.
     fn send(&mut self, from: usize, to: usize, message: PeerMessage) {
+        if self.month.is_some() {
+            return self.send_in_month(from, to, message);
+        }
         let lost = self.limits.loss_one_in > 0 && self.random(self.limits.loss_one_in) == 0;
         let Some(process) = &self.processes[to] else {
             return;
@@ -610,6 +640,9 @@ impl World {
     }
 
     fn noted(&mut self, note: &Note) {
+        if self.month.is_some() {
+            return;
+        }
         match note {
             Note::SessionFailed { fault, .. } => self.only_liars_are_accused(fault),
             Note::ShapeChosen { .. } => self.shapes += 1,
@@ -656,17 +689,4 @@ pub fn digests(bytes: &[u8]) -> (Arc<[Digest]>, Digest) {
         .collect();
     let root = root_digest(&leaves, bytes.len() as u64, chunk);
     (leaves.into(), root)
-}
-
-/// The bytes of a rank at a step of a run: what every restore is compared with.
-pub fn content(run: RunId, step: Step, rank: Rank, scale: usize) -> Vec<u8> {
-    let seed = digest(format!("{run} {step} {rank}").as_bytes());
-    // Mostly the same from step to step, so that increments have clean chunks; lengths differ by rank.
-    let length = (3000 + 2500 * rank.get() as usize) * scale;
-    let mut bytes: Vec<u8> = (0..length)
-        .map(|at| (at as u64 * 31 + u64::from(rank.get())) as u8)
-        .collect();
-    let at = seed.as_bytes()[0] as usize * 8;
-    bytes[at..at + 32].copy_from_slice(seed.as_bytes());
-    bytes
 }

@@ -1,0 +1,136 @@
+//! What a node has at this instant, for whoever checks from outside that nothing is kept without an owner: the
+//! simulation counts blocks and slots by it. Nothing here decides anything.
+
+use std::collections::BTreeSet;
+
+use storaged_wire::peer::{CheckpointKey, Lane};
+use storaged_wire::{CheckpointState, Digest, Rank, SlotId};
+
+use crate::budget::Purpose;
+use crate::encode::ParityId;
+use crate::node::Node;
+use crate::table::SlotUse;
+
+/// How many of everything that should end by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Audit {
+    /// Slots that a trainer fills.
+    pub held: usize,
+    /// Slots that are being made for a trainer.
+    pub creating: usize,
+    /// Slots that a restore or a heal fills.
+    pub restoring: usize,
+    /// Slots that readers of another node's shard have.
+    pub guests: usize,
+    /// Slots that nobody uses.
+    pub free: usize,
+    /// Slots that hold a shard of a checkpoint.
+    pub sealed: usize,
+    /// Slots that say they hold a shard of a checkpoint which does not know them.
+    pub astray: usize,
+    /// Bytes of the budget reserved for no slot and for no parity set that anything knows.
+    pub unowned_bytes: u64,
+    /// Sessions led, joined, ending or waiting for their manifest.
+    pub sessions: usize,
+    /// Shards and parity sets made in part, kept for the next attempt.
+    pub parts: usize,
+    /// Requests that have not been answered.
+    pub requests: usize,
+    /// Connections.
+    pub connections: usize,
+}
+
+/// A checkpoint as a node shows it, and what of it lies in this node's RAM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Shown {
+    /// Which.
+    pub key: CheckpointKey,
+    /// How safe it is said to be.
+    pub state: CheckpointState,
+    /// Its manifest, once committed.
+    pub manifest: Option<Digest>,
+    /// Shards whose digests are known, and their slots.
+    pub shards: Vec<(Rank, SlotId)>,
+    /// Parity sets.
+    pub parity: Vec<(Lane, u32, ParityId)>,
+}
+
+impl Node {
+    /// Counts what is there.
+    pub fn audit(&self) -> Audit {
+        let all = || self.slots.values().map(|slot| &slot.used_for);
+        let slots = |is: fn(&&SlotUse) -> bool| all().filter(is).count();
+        Audit {
+            held: slots(|it| matches!(it, SlotUse::Held(_))),
+            creating: slots(|it| matches!(it, SlotUse::Creating(_))),
+            restoring: slots(|it| matches!(it, SlotUse::Restoring)),
+            guests: slots(|it| matches!(it, SlotUse::Guest)),
+            free: slots(|it| matches!(it, SlotUse::Free)),
+            sealed: slots(|it| matches!(it, SlotUse::Sealed(_))),
+            astray: self.astray(),
+            unowned_bytes: self.unowned_bytes(),
+            sessions: self.led.len()
+                + self.joined.len()
+                + self.ending.len()
+                + self.waiting_proposals.len(),
+            parts: self.part_filled.len() + self.part_made.len(),
+            requests: self.waiters.len()
+                + self.heals_first.len()
+                + self.plans.len()
+                + self.proposals.len()
+                + self.openings.values().filter(|it| !it.is_open()).count()
+                + self.verifies.len(),
+            connections: self.conns.len(),
+        }
+    }
+
+    /// Every checkpoint that this node knows.
+    pub fn shown(&self) -> Vec<Shown> {
+        let shown = self.checkpoints.values().map(|c| {
+            let shards = c.shards.iter().filter(|(_, shard)| shard.digests.is_some());
+            let parity = c.parity.iter();
+            Shown {
+                key: c.key.clone(),
+                state: c.state,
+                manifest: c.name(),
+                shards: shards.map(|(rank, shard)| (*rank, shard.slot)).collect(),
+                parity: parity.map(|((lane, i), set)| (*lane, *i, *set)).collect(),
+            }
+        });
+        shown.collect()
+    }
+
+    fn astray(&self) -> usize {
+        let claimed = self.slots.iter().filter(|(id, slot)| {
+            let SlotUse::Sealed(key) = &slot.used_for else {
+                return false;
+            };
+            let checkpoint = self.checkpoints.get(key);
+            !checkpoint.is_some_and(|c| c.shards.values().any(|shard| shard.slot == **id))
+        });
+        claimed.count()
+    }
+
+    fn unowned_bytes(&self) -> u64 {
+        let sets = self.checkpoints.values().flat_map(|c| c.parity.values());
+        let mut owned: BTreeSet<ParityId> = sets.copied().collect();
+        owned.extend(self.part_made.values().map(|part| part.set()));
+        owned.extend(
+            self.joined
+                .values()
+                .filter_map(|joined| joined.parity_set()),
+        );
+        owned.extend(
+            self.ending
+                .values()
+                .filter_map(|ending| ending.parity_set()),
+        );
+        let is_owned = |purpose: &Purpose| match purpose {
+            Purpose::Slot(slot) => self.slots.contains_key(slot),
+            Purpose::Parity(set) => owned.contains(set),
+        };
+        let all = self.budget.reservations();
+        let unowned = all.filter(|(purpose, _)| !is_owned(purpose));
+        unowned.map(|(_, bytes)| bytes).sum()
+    }
+}

@@ -1,0 +1,270 @@
+//! Ordinary months (`sim/month`): one class of seeds per kind of fault. `STORAGED_SIM_MONTHS=N` sets how many seeds each
+//! class has, from `STORAGED_SIM_FIRST` on; `STORAGED_SIM_MONTH=links STORAGED_SIM_SEED=7 cargo test -p storaged-core
+//! --test simulation one_month` replays one.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use crate::number;
+use crate::sim::World;
+use crate::sim::month::{CALM, Crashes, Scenario, TierKind, Trainers, Unequal};
+
+/// Every class.
+pub const SCENARIOS: &[Scenario] = &[
+    CALM,
+    Scenario {
+        name: "links",
+        links: true,
+        ..CALM
+    },
+    Scenario {
+        name: "pauses",
+        pauses: true,
+        ..CALM
+    },
+    Scenario {
+        name: "clocks",
+        clocks: true,
+        crashes: Crashes::UpToM,
+        ..CALM
+    },
+    Scenario {
+        name: "crashes",
+        crashes: Crashes::UpToM,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "one_node_down",
+        crashes: Crashes::OneForLong,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "restarts_in_turn",
+        crashes: Crashes::AllInTurn,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "restarts_that_wait",
+        crashes: Crashes::AllInTurnWaiting,
+        ..CALM
+    },
+    Scenario {
+        name: "slow_tier",
+        tier: TierKind::Slow,
+        ..CALM
+    },
+    Scenario {
+        name: "failing_tier",
+        tier: TierKind::Failing,
+        crashes: Crashes::UpToM,
+        ..CALM
+    },
+    Scenario {
+        name: "lying_tier",
+        tier: TierKind::Lying,
+        crashes: Crashes::UpToM,
+        ..CALM
+    },
+    Scenario {
+        name: "two_jobs",
+        jobs: 2,
+        links: true,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "two_incarnations",
+        twins: true,
+        tier: TierKind::Slow,
+        ..CALM
+    },
+    Scenario {
+        name: "ill_trainers",
+        trainers: Trainers::Ill,
+        ..CALM
+    },
+    Scenario {
+        name: "lying_trainers",
+        trainers: Trainers::Lying,
+        ..CALM
+    },
+    Scenario {
+        name: "small_budget",
+        budget_slots: 6,
+        jobs: 2,
+        tier: TierKind::Slow,
+        ..CALM
+    },
+    Scenario {
+        name: "another_chunk",
+        unequal: Unequal::Chunk,
+        ..CALM
+    },
+    Scenario {
+        name: "another_m",
+        unequal: Unequal::Parity,
+        ..CALM
+    },
+    Scenario {
+        name: "everything",
+        links: true,
+        pauses: true,
+        clocks: true,
+        crashes: Crashes::UpToM,
+        tier: TierKind::Failing,
+        jobs: 2,
+        twins: true,
+        trainers: Trainers::Ill,
+        ..CALM
+    },
+];
+
+/// Classes whose fix has not landed; `STORAGED_SIM_PENDING=1` runs them all the same.
+const PENDING: &[&str] = &[
+    "links",
+    "pauses",
+    "clocks",
+    "crashes",
+    "one_node_down",
+    "restarts_in_turn",
+    "slow_tier",
+    "failing_tier",
+    "lying_tier",
+    "two_jobs",
+    "two_incarnations",
+    "ill_trainers",
+    "lying_trainers",
+    "everything",
+];
+
+/// Seeds per class in `make test`.
+const SEEDS: u64 = 8;
+
+fn named(name: &str) -> Scenario {
+    let found = SCENARIOS.iter().find(|scenario| scenario.name == name);
+    *found.unwrap_or_else(|| panic!("expected a scenario, got {name}"))
+}
+
+fn is_pending(name: &str) -> bool {
+    PENDING.contains(&name) && std::env::var_os("STORAGED_SIM_PENDING").is_none()
+}
+
+/// What the months of a class did together.
+#[derive(Debug, Default)]
+struct Tally {
+    struck: BTreeMap<&'static str, u64>,
+    refusals: BTreeMap<String, u64>,
+    restores: u64,
+    durable: u64,
+    failed: Vec<u64>,
+}
+
+impl Tally {
+    fn add(&mut self, world: &mut World) {
+        self.restores += world.restores;
+        let month = world.month();
+        self.durable += month.tier.published.len() as u64;
+        for (what, count) in &month.struck {
+            *self.struck.entry(what).or_default() += count;
+        }
+        for (code, count) in &month.promises.refusals {
+            *self.refusals.entry(code.clone()).or_default() += count;
+        }
+    }
+
+    fn merged(mut self, other: Self) -> Self {
+        self.restores += other.restores;
+        self.durable += other.durable;
+        self.failed.extend(other.failed);
+        self.failed.sort_unstable();
+        for (what, count) in other.struck {
+            *self.struck.entry(what).or_default() += count;
+        }
+        for (code, count) in other.refusals {
+            *self.refusals.entry(code).or_default() += count;
+        }
+        self
+    }
+}
+
+/// Runs the seeds of a class on all cores.
+fn months(scenario: Scenario) -> Tally {
+    let first = number("STORAGED_SIM_FIRST").unwrap_or(0);
+    let end = first + number("STORAGED_SIM_MONTHS").unwrap_or(SEEDS);
+    let next = AtomicU64::new(first);
+    let work = || {
+        let mut tally = Tally::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                return tally;
+            }
+            let mut world = World::of_month(seed, scenario);
+            if catch_unwind(AssertUnwindSafe(|| world.run())).is_err() {
+                eprintln!("month of {}: seed {seed} failed", scenario.name);
+                tally.failed.push(seed);
+            }
+            tally.add(&mut world);
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let tallies = threads
+            .into_iter()
+            .map(|it| it.join().expect("failures were caught"));
+        tallies.reduce(Tally::merged).unwrap_or_default()
+    })
+}
+
+fn check(name: &str) {
+    if is_pending(name) {
+        return eprintln!("{name} waits for its fix: STORAGED_SIM_PENDING=1 runs it");
+    }
+    let tally = months(named(name));
+    println!("months of {name}: {tally:?}");
+    assert!(
+        tally.failed.is_empty(),
+        "{name}: seeds that failed: {:?}",
+        tally.failed
+    );
+}
+
+macro_rules! months {
+    ($($name:ident)*) => {$(
+        #[test]
+        fn $name() {
+            check(stringify!($name));
+        }
+    )*};
+}
+
+mod seeds_of {
+    use super::check;
+
+    months! {
+        calm links pauses clocks crashes one_node_down restarts_in_turn restarts_that_wait slow_tier failing_tier
+        lying_tier two_jobs two_incarnations ill_trainers lying_trainers small_budget another_chunk another_m everything
+    }
+}
+
+#[test]
+fn one_month() {
+    let name = std::env::var("STORAGED_SIM_MONTH").unwrap_or_else(|_| "calm".into());
+    let seed = number("STORAGED_SIM_SEED").unwrap_or(1);
+    let mut world = World::of_month(seed, named(&name));
+    world.told = std::env::var_os("STORAGED_SIM_TELL").is_some();
+    world.run();
+}
+
+#[test]
+fn a_month_replays_identically() {
+    let trace = |seed| World::of_month(seed, named("calm")).run_traced();
+    assert_eq!(trace(6), trace(6));
+    assert_ne!(trace(6), trace(7));
+}

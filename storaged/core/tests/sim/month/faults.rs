@@ -1,0 +1,191 @@
+//! The adversary of a month: cuts, pauses, clocks that jump, crashes and restarts. All of it ends at one time.
+
+use storaged_core::Input;
+
+use super::super::world::{Event, World};
+use super::links::IDLE_MS;
+use super::{Crashes, FAULTS_END_MS, Happening, JOBS_END_MS, Pause, TierKind};
+
+/// Of the beats (one each 50 ms), each fault strikes at one in so many.
+const CUT_ONE_IN: u64 = 120;
+const PAUSE_ONE_IN: u64 = 160;
+const JUMP_ONE_IN: u64 = 300;
+const CRASH_ONE_IN: u64 = 300;
+
+impl World {
+    pub(super) fn strike_in_month(&mut self) {
+        if self.now < 5_000 || self.now >= JOBS_END_MS {
+            return;
+        }
+        if self.now >= FAULTS_END_MS {
+            return self.all_well();
+        }
+        let scenario = self.month().scenario;
+        if scenario.links && self.random(CUT_ONE_IN) == 0 {
+            self.strike_links();
+        }
+        if scenario.pauses && self.random(PAUSE_ONE_IN) == 0 {
+            let (node, ms) = (self.any_node(), self.any_time(500, 40_000));
+            self.pause(node, ms);
+        }
+        if scenario.clocks && self.random(JUMP_ONE_IN) == 0 {
+            let (node, ms) = (self.any_node(), self.any_time(1_000, 300_000));
+            self.jump(node, ms);
+        }
+        self.strike_nodes(scenario.crashes);
+        self.strike_tier();
+    }
+
+    fn any_node(&mut self) -> usize {
+        self.random(self.limits.nodes as u64) as usize
+    }
+
+    /// Short times as often as long ones, and none beyond the end of faults.
+    fn any_time(&mut self, least: u64, most: u64) -> u64 {
+        let doublings = (most / least).ilog2() as u64 + 1;
+        let scale = least << self.random(doublings);
+        let ms = (scale + self.random(scale)).min(most);
+        ms.min(FAULTS_END_MS.saturating_sub(self.now)).max(1)
+    }
+
+    /// A link, or all links of a node, in both directions or one way.
+    fn strike_links(&mut self) {
+        let ms = self.any_time(100, 60_000);
+        let (a, one_way) = (self.any_node(), self.random(3) == 0);
+        let others = self.others(a);
+        let all = self.random(3) == 0;
+        let one = others[self.random(others.len() as u64) as usize];
+        let hit = others.into_iter().filter(|b| all || *b == one);
+        self.struck(if one_way { "one-way cuts" } else { "cuts" });
+        for b in hit.collect::<Vec<_>>() {
+            self.cut_link((a, b), ms, one_way);
+        }
+    }
+
+    /// A process handles nothing for a while; what comes is queued.
+    pub(super) fn pause(&mut self, node: usize, ms: u64) {
+        if !self.is_awake(node) {
+            return;
+        }
+        self.struck("pauses");
+        let pause = Pause {
+            began: self.now,
+            until: self.now + ms,
+            queued: Vec::new(),
+        };
+        self.month().paused.insert(node, pause);
+        self.links_pause(node, ms);
+        self.happens_after(ms, Happening::Resume(node));
+    }
+
+    pub(super) fn resume(&mut self, node: usize) {
+        let now = self.now;
+        let due = |pause: &Pause| pause.until <= now;
+        if !self.month().paused.get(&node).is_some_and(due) {
+            return;
+        }
+        let Some(pause) = self.month().paused.remove(&node) else {
+            return;
+        };
+        self.month().resumed_at.insert(node, now);
+        if pause.until - pause.began >= IDLE_MS {
+            self.links_resume(node);
+        }
+        for (generation, input) in pause.queued {
+            self.feed(node, generation, input);
+        }
+        if let Some(process) = &self.processes[node] {
+            let generation = process.generation;
+            self.feed(node, generation, Input::Tick);
+        }
+    }
+
+    /// A monotonic clock goes on that much faster for an instant: a suspended machine.
+    fn jump(&mut self, node: usize, ms: u64) {
+        if !self.is_awake(node) {
+            return;
+        }
+        self.struck("clock jumps");
+        let now = self.now;
+        let Some(process) = self.processes[node].as_mut() else {
+            return;
+        };
+        process.ahead += ms;
+        let generation = process.generation;
+        self.month().resumed_at.insert(node, now);
+        self.feed(node, generation, Input::Tick);
+    }
+
+    fn strike_nodes(&mut self, crashes: Crashes) {
+        let (turn, at) = self.month().in_turn;
+        match crashes {
+            Crashes::Never => {}
+            Crashes::UpToM => {
+                let lost = self.month().promises.lost_since_shown();
+                if lost < self.limits.m && self.random(CRASH_ONE_IN) == 0 {
+                    let (node, back) = (self.any_node(), 200 + self.random(7_000));
+                    self.kill(node, Some(back));
+                }
+            }
+            Crashes::OneForLong => {
+                if turn == 0 && self.now >= at {
+                    self.month().in_turn = (1, u64::MAX);
+                    let last = self.limits.nodes - 1;
+                    self.kill(last, None);
+                }
+            }
+            Crashes::AllInTurn | Crashes::AllInTurnWaiting => {
+                let waits = crashes == Crashes::AllInTurnWaiting;
+                let due = turn < self.limits.nodes && self.now >= at;
+                if due && (!waits || self.everything_bears_m()) {
+                    let (back, next) = (200 + self.random(2_000), 1_000 + self.random(4_000));
+                    self.kill(turn, Some(back));
+                    self.month().in_turn = (turn + 1, self.now + back + next);
+                }
+            }
+        }
+    }
+
+    /// kill -9, and a new process after a while.
+    pub(super) fn kill(&mut self, node: usize, back_after: Option<u64>) {
+        if !self.is_awake(node) {
+            return;
+        }
+        self.struck("crashes");
+        self.lose_sessions(node);
+        self.processes[node] = None;
+        self.crashes += 1;
+        self.month().promises.lost(node);
+        self.links_lose(node);
+        self.jobs_lose_node(node);
+        match back_after {
+            Some(ms) => self.after(ms, Event::Start { node }),
+            None => drop(self.month().kept_down.insert(node)),
+        }
+    }
+
+    /// Faults have ended: who was kept down starts, the tier is well.
+    fn all_well(&mut self) {
+        for node in std::mem::take(&mut self.month().kept_down) {
+            self.after(1, Event::Start { node });
+        }
+        self.tier_is_well();
+    }
+
+    fn strike_tier(&mut self) {
+        let kind = self.month().scenario.tier;
+        if !matches!(kind, TierKind::Absent | TierKind::Well) {
+            self.tier_weather();
+        }
+    }
+}
+
+/// An input of a node that is paused waits.
+pub fn is_queued(world: &mut World, node: usize, generation: u64, input: &Input) -> bool {
+    let pauses = world.month.as_deref_mut().map(|month| &mut month.paused);
+    let Some(pause) = pauses.and_then(|paused| paused.get_mut(&node)) else {
+        return false;
+    };
+    pause.queued.push((generation, input.clone()));
+    true
+}

@@ -1,0 +1,180 @@
+//! What must happen in time: every request is answered within its own limit, always; and once faults have ended and
+//! settled, saves get their slots, steps become protected and durable, what is durable is unpinned, and in the end
+//! nothing is led, pinned, reserved or remembered without an owner.
+
+use storaged_core::Audit;
+use storaged_wire::Namespace;
+
+use super::super::world::World;
+use super::jobs::Phase;
+use super::tier::TierKind;
+use super::trainers::RankState;
+use super::{Crashes, END_MS, FAULTS_END_MS, JOBS_END_MS, SETTLED_MS, Unequal};
+
+const IN_TIME_MS: u64 = 10_000;
+/// The last restart of a job after the loss of a node, its plan, its restore and its first steps.
+const RESTART_MS: u64 = 15_000;
+/// An answer may be so much later than its request's limit.
+const SLACK_MS: u64 = 1_000;
+
+impl World {
+    pub(super) fn requests_are_answered_in_time(&mut self) {
+        let now = self.now;
+        let month = self.month.as_deref().expect("it is a month");
+        for asked in month.jobs.asked.values() {
+            let process = self.processes[asked.node].as_ref();
+            let lives = process.is_some_and(|it| it.generation == asked.generation);
+            if !lives || month.paused.contains_key(&asked.node) {
+                continue;
+            }
+            let resumed = month.resumed_at.get(&asked.node).copied().unwrap_or(0);
+            let due = asked.at.max(resumed) + asked.limit_ms + SLACK_MS;
+            assert!(
+                now <= due,
+                "every request is answered within its limit: {asked:?} at {now} ms"
+            );
+        }
+    }
+
+    pub(super) fn what_must_go_on_goes_on(&mut self, namespace: &Namespace) {
+        let scenario = self.month().scenario;
+        if scenario.unequal != Unequal::Nothing || scenario.budget_slots < 16 {
+            return;
+        }
+        if self.is_settled() {
+            self.jobs_train(namespace);
+            self.steps_become_safe(namespace, SETTLED_MS);
+            self.what_is_durable_is_unpinned(namespace);
+            self.steps_become_durable(namespace);
+        }
+        let down = self.month().in_turn.0 == 1 && scenario.crashes == Crashes::OneForLong;
+        let since = 15_000 + RESTART_MS;
+        if down && (since..FAULTS_END_MS).contains(&self.now) {
+            self.steps_become_safe(namespace, since);
+        }
+    }
+
+    /// A save gets its slot within 10 s.
+    fn jobs_train(&mut self, namespace: &Namespace) {
+        let now = self.now;
+        let jobs = &self.month().jobs.all;
+        let Some(job) = jobs.iter().find(|job| job.namespace == *namespace) else {
+            return;
+        };
+        let trains = job.alive.iter().any(|it| it.phase == Phase::Training);
+        assert!(
+            trains,
+            "a job that nothing is in the way of trains at {now} ms"
+        );
+        for (id, rank, state) in job.alive.iter().flat_map(|it| {
+            let states = it.ranks.states.iter();
+            states.map(|(rank, state)| (it.id, *rank, *state))
+        }) {
+            if let RankState::Acquiring(since) = state {
+                assert!(
+                    now - since.max(SETTLED_MS - 5_000) < IN_TIME_MS,
+                    "a save gets its slot within 10 s: rank {rank} of incarnation {id} waits since {since} ms at {now} ms"
+                );
+            }
+        }
+    }
+
+    /// Something new is protected every 10 s.
+    fn steps_become_safe(&mut self, namespace: &Namespace, since: u64) {
+        let now = self.now;
+        let progress = self.month().promises.progress.get(namespace);
+        let last = progress.map_or(0, |(_, at)| *at).max(since - 5_000);
+        assert!(
+            now - last < IN_TIME_MS,
+            "a committed step becomes protected: nothing new for 10 s at {now} ms, the newest is {progress:?}"
+        );
+    }
+
+    /// A durable step that a newer one makes needless holds no slot anywhere.
+    fn what_is_durable_is_unpinned(&mut self, namespace: &Namespace) {
+        let now = self.now;
+        let month = self.month.as_deref().expect("it is a month");
+        let newest = month.tier.newest(namespace).cloned();
+        let safe = month.promises.floors.get(namespace).map(|floor| &floor.key);
+        let long_ago = |at: u64| now - at >= IN_TIME_MS;
+        for (key, published) in month.tier.published.iter() {
+            let is_base = Some(key) == newest.as_ref();
+            if key.namespace != *namespace
+                || is_base
+                || !long_ago(published.at)
+                || safe <= Some(key)
+            {
+                continue;
+            }
+            for (node, process) in self.processes.iter().enumerate() {
+                let shown = process.iter().flat_map(|process| process.node.shown());
+                let pins = shown
+                    .into_iter()
+                    .any(|shown| shown.key == *key && !shown.shards.is_empty());
+                assert!(
+                    !pins,
+                    "what is durable is unpinned everywhere within 10 s: node {node} keeps {key:?}, durable since {} ms, at {now} ms",
+                    published.at
+                );
+            }
+        }
+    }
+
+    /// With a tier that is well, something new is durable every 15 s.
+    fn steps_become_durable(&mut self, namespace: &Namespace) {
+        let tier = &self.month().tier;
+        if tier.kind == TierKind::Absent {
+            return;
+        }
+        let of_it = tier
+            .published
+            .iter()
+            .filter(|(key, _)| key.namespace == *namespace);
+        let last = of_it
+            .map(|(_, it)| it.at)
+            .max()
+            .unwrap_or(0)
+            .max(SETTLED_MS - 5_000);
+        assert!(
+            self.now - last < IN_TIME_MS + 5_000,
+            "a step becomes durable again at {} ms, the last one was at {last} ms",
+            self.now
+        );
+    }
+
+    /// When all jobs have ended and all is quiet.
+    pub(super) fn nothing_is_left_without_an_owner(&mut self) {
+        if self.now < END_MS - 300 {
+            return;
+        }
+        let equal = self.month().scenario.unequal == Unequal::Nothing;
+        for (node, process) in self.processes.iter().enumerate() {
+            let Some(process) = process else {
+                panic!("node {node} is up again by {} ms", self.now);
+            };
+            let audit = process.node.audit();
+            let baseline = Audit {
+                sealed: audit.sealed,
+                free: if super::is_on("free slots") {
+                    0
+                } else {
+                    audit.free
+                },
+                sessions: if equal { 0 } else { audit.sessions },
+                parts: if equal { 0 } else { audit.parts },
+                ..Audit::default()
+            };
+            assert_eq!(
+                audit,
+                baseline,
+                "nothing is left without an owner on node {node}, {} ms after the jobs ended",
+                self.now - JOBS_END_MS
+            );
+        }
+        let begun = self.sessions.begun.keys().next();
+        assert!(
+            begun.is_none() || !equal,
+            "a session goes on for nobody: {begun:?}"
+        );
+    }
+}

@@ -1,0 +1,463 @@
+//! Training jobs of a month: each restarts from the newest checkpoint whenever it is ended, sometimes while an older
+//! incarnation of it is still there. What the daemons answer is judged by `promises`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use storaged_core::{ConnId, Input, RequestId};
+use storaged_wire::local::{LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::plan::RestorePlan;
+use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, RunId, SlotId, Step};
+
+use super::super::world::{Event, Limits, World};
+use super::trainers::{RankState, Ranks};
+use super::{Crashes, FAULTS_END_MS, JOBS_END_MS, Trainers};
+
+/// Connections of a month are numbered from here.
+const FIRST_CONN: u64 = 1 << 32;
+const TOKEN: &[u8] = b"token";
+
+/// What requests may take, each; those that name no limit are answered at once.
+const PLAN_MS: u32 = 20_000;
+const RUN_MS: u32 = 20_000;
+const SHARD_MS: u32 = 40_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    Planning,
+    Opening,
+    Restoring,
+    Training,
+}
+
+/// What was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    Hello,
+    Plan(Option<Step>),
+    Run,
+    Shard(Rank),
+    Slot(Rank, Step),
+    Seal(Rank, Step),
+    /// A seal with a step that is not newer.
+    SealBack,
+    Commit,
+    Wait,
+    /// A hello that lies about its run.
+    Lie(RunId),
+}
+
+/// A request that has not been answered.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    pub job: usize,
+    pub incarnation: u64,
+    pub node: usize,
+    pub generation: u64,
+    pub at: u64,
+    pub limit_ms: u64,
+    pub what: What,
+    /// What was known to be safe when it was asked.
+    pub floor: Option<CheckpointKey>,
+}
+
+/// A connection of a trainer or reader.
+pub type Place = (usize, u64, ConnId);
+
+/// One incarnation of a job.
+#[derive(Debug)]
+pub struct Incarnation {
+    pub id: u64,
+    pub phase: Phase,
+    /// Each rank's node.
+    pub nodes: Vec<usize>,
+    pub coordinator: Place,
+    pub run: Option<RunId>,
+    pub plan: Option<RestorePlan>,
+    pub conns: BTreeMap<Rank, Place>,
+    pub restored: BTreeSet<Rank>,
+    pub ranks: Ranks,
+}
+
+#[derive(Debug)]
+pub struct Job {
+    pub namespace: Namespace,
+    pub starts_at: u64,
+    pub alive: Vec<Incarnation>,
+    /// The next incarnation asks for a step before the newest.
+    pub rolls_back: Option<Step>,
+}
+
+pub struct Jobs {
+    pub all: Vec<Job>,
+    pub asked: BTreeMap<RequestId, Asked>,
+    /// Connections that outlive their incarnation.
+    pub left: Vec<Place>,
+    limits: Limits,
+    next: u64,
+}
+
+impl Jobs {
+    pub fn new(count: usize, limits: Limits) -> Self {
+        let job = |index: usize| Job {
+            namespace: Namespace::new(format!("job{index}")).unwrap(),
+            starts_at: 500 + 700 * index as u64,
+            alive: Vec::new(),
+            rolls_back: None,
+        };
+        Self {
+            all: (0..count).map(job).collect(),
+            asked: BTreeMap::new(),
+            left: Vec::new(),
+            limits,
+            next: 0,
+        }
+    }
+
+    pub fn fresh(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub fn ranks(&self) -> Vec<Rank> {
+        (0..self.limits.ranks).map(Rank::new).collect()
+    }
+
+    pub fn incarnation(&mut self, job: usize, id: u64) -> Option<&mut Incarnation> {
+        self.all[job].alive.iter_mut().find(|it| it.id == id)
+    }
+}
+
+/// Whether a reply is for a job of a month.
+pub fn is_of_month(id: RequestId) -> bool {
+    id.conn.0 >= FIRST_CONN
+}
+
+impl World {
+    pub(super) fn advance_jobs(&mut self) {
+        if self.now >= JOBS_END_MS {
+            return self.end_all_jobs();
+        }
+        let scenario = self.month().scenario;
+        for job in 0..self.month().jobs.all.len() {
+            let now = self.now;
+            let it = &self.month().jobs.all[job];
+            let starts = it.alive.is_empty() && it.starts_at <= now;
+            let twin = scenario.twins && now < FAULTS_END_MS && self.random(200) == 0;
+            if starts || twin {
+                self.start_incarnation(job);
+            }
+            // Both at once is where two of them meet.
+            if (starts || twin) && scenario.twins && now < FAULTS_END_MS && self.random(2) == 0 {
+                self.start_incarnation(job);
+            }
+            let ids: Vec<u64> = self.month().jobs.all[job]
+                .alive
+                .iter()
+                .map(|it| it.id)
+                .collect();
+            for id in ids {
+                self.train_on(job, id);
+            }
+            if scenario.trainers == Trainers::Lying && now < FAULTS_END_MS && self.random(60) == 0 {
+                self.lie(job);
+            }
+        }
+    }
+
+    /// Each rank on its own node if that is awake, else on another one.
+    fn placement(&mut self) -> Option<Vec<usize>> {
+        let spare = self.month().scenario.crashes == Crashes::OneForLong;
+        let usable = self.limits.nodes - usize::from(spare);
+        let awake: Vec<usize> = (0..usable).filter(|node| self.is_awake(*node)).collect();
+        if awake.is_empty() {
+            return None;
+        }
+        let ranks = 0..self.limits.ranks as usize;
+        let place = |rank: usize| {
+            let own = rank % usable;
+            if awake.contains(&own) {
+                own
+            } else {
+                awake[rank % awake.len()]
+            }
+        };
+        Some(ranks.map(place).collect())
+    }
+
+    fn start_incarnation(&mut self, job: usize) {
+        let Some(nodes) = self.placement() else {
+            return;
+        };
+        let id = self.month().jobs.fresh();
+        let node = nodes[self.random(nodes.len() as u64) as usize];
+        let coordinator = self.connect_in_month((job, id), node, Role::Reader, What::Hello);
+        let incarnation = Incarnation {
+            id,
+            phase: Phase::Planning,
+            nodes,
+            coordinator,
+            run: None,
+            plan: None,
+            conns: BTreeMap::new(),
+            restored: BTreeSet::new(),
+            ranks: Ranks::default(),
+        };
+        let it = &mut self.month().jobs.all[job];
+        it.alive.push(incarnation);
+        let step = it.rolls_back.take();
+        self.plan_in_month((job, id), step);
+    }
+
+    fn plan_in_month(&mut self, (job, id): (usize, u64), step: Option<Step>) {
+        let Some(place) = self
+            .month()
+            .jobs
+            .incarnation(job, id)
+            .map(|it| it.coordinator)
+        else {
+            return;
+        };
+        let plan = Request::Plan {
+            step,
+            timeout_ms: PLAN_MS,
+        };
+        let limit = u64::from(PLAN_MS);
+        self.ask_in_month((job, id), place, plan, (limit, What::Plan(step)));
+        // A node that is stopped at the very moment of the plan.
+        if self.month().scenario.pauses && self.now < FAULTS_END_MS && self.random(4) == 0 {
+            let ms = (500 << self.random(6)).min(FAULTS_END_MS - self.now);
+            self.pause(place.0, ms);
+        }
+    }
+
+    pub(super) fn connect_in_month(
+        &mut self,
+        whose: (usize, u64),
+        node: usize,
+        role: Role,
+        what: What,
+    ) -> Place {
+        let conn = ConnId(FIRST_CONN + self.month().jobs.fresh());
+        let generation = self.processes[node].as_ref().map_or(0, |it| it.generation);
+        let place = (node, generation, conn);
+        let hello = Request::Hello {
+            version: LOCAL_VERSION,
+            namespace: self.month().jobs.all[whose.0].namespace.clone(),
+            token: TOKEN.to_vec().into(),
+            role,
+        };
+        let limit = 5_000;
+        self.ask_in_month(whose, place, hello, (limit, what));
+        place
+    }
+
+    pub(super) fn ask_in_month(
+        &mut self,
+        (job, incarnation): (usize, u64),
+        (node, generation, conn): Place,
+        request: Request,
+        (limit_ms, what): (u64, What),
+    ) {
+        let index = self.month().jobs.fresh();
+        let id = RequestId { conn, index };
+        let (at, floor) = (self.now, self.known_safe(job));
+        let asked = Asked {
+            job,
+            incarnation,
+            node,
+            generation,
+            at,
+            limit_ms,
+            what,
+            floor,
+        };
+        self.month().jobs.asked.insert(id, asked);
+        let input = Box::new(Input::Request { id, request });
+        let event = Event::Input {
+            node,
+            generation,
+            input,
+        };
+        self.after(1, event);
+    }
+
+    pub fn answered_in_month(&mut self, id: RequestId, reply: Reply, slot: Option<SlotId>) {
+        let Some(asked) = self.month().jobs.asked.remove(&id) else {
+            return;
+        };
+        let process = self.processes[asked.node].as_ref();
+        if process.is_none_or(|it| it.generation != asked.generation) {
+            return;
+        }
+        let whose = (asked.job, asked.incarnation);
+        if let What::Lie(run) = asked.what {
+            return self.a_run_counts_only_if_it_was_opened(&asked, run, &reply);
+        }
+        if self.month().jobs.incarnation(whose.0, whose.1).is_none() {
+            return;
+        }
+        match (&asked.what, reply) {
+            (What::Plan(wish), Reply::Plan(plan)) => {
+                self.no_plan_goes_below(&asked, wish.is_none(), &plan);
+                self.open_run_in_month(whose, Some(plan));
+            }
+            (What::Run, Reply::RunOpened { run }) => {
+                self.run_numbers_are_unique(&asked, run);
+                self.restore_in_month(whose, run);
+            }
+            (What::Shard(rank), Reply::ShardOpened { length, .. }) => {
+                let bytes = self.ram(asked.node).slots[&slot.unwrap()][..length as usize].to_vec();
+                self.shard_is_back_in_month(whose, *rank, &bytes);
+            }
+            (What::Slot(rank, step), Reply::SlotGranted { slot, .. }) => {
+                self.fill(whose, *rank, *step, slot);
+            }
+            (What::Seal(rank, step), Reply::Done) => self.sealed(whose, *rank, *step),
+            (What::SealBack, Reply::Done) => panic!("a step that is not newer was sealed"),
+            (What::Hello, Reply::Welcome { .. })
+            | (What::Commit, Reply::Done)
+            | (What::Wait, Reply::Reached { .. }) => {}
+            (_, Reply::Refused(refusal)) => self.refused(&asked, &refusal),
+            (what, reply) => panic!("unexpected answer to {what:?}: {reply:?}"),
+        }
+    }
+
+    /// What a refusal means for a job, once it has been judged.
+    fn refused(&mut self, asked: &Asked, refusal: &Refusal) {
+        self.judge(asked, refusal);
+        let whose = (asked.job, asked.incarnation);
+        match (&asked.what, refusal.code) {
+            (
+                What::Plan(_),
+                RefusalCode::NoCheckpoint
+                | RefusalCode::UnknownNamespace
+                | RefusalCode::TooManyLost,
+            ) => self.open_run_in_month(whose, None),
+            (What::Slot(rank, _), RefusalCode::Busy | RefusalCode::BudgetFull) => {
+                self.rank_is(whose, *rank, RankState::Ready);
+            }
+            (What::SealBack | What::Wait, _) => {}
+            _ => self.end_incarnation(whose),
+        }
+    }
+
+    fn open_run_in_month(&mut self, (job, id): (usize, u64), plan: Option<RestorePlan>) {
+        let Some(it) = self.month().jobs.incarnation(job, id) else {
+            return;
+        };
+        it.phase = Phase::Opening;
+        it.plan = plan;
+        let place = it.coordinator;
+        let open = Request::OpenRun { timeout_ms: RUN_MS };
+        let limit = u64::from(RUN_MS);
+        self.ask_in_month((job, id), place, open, (limit, What::Run));
+    }
+
+    fn restore_in_month(&mut self, (job, id): (usize, u64), run: RunId) {
+        let Some(it) = self.month().jobs.incarnation(job, id) else {
+            return;
+        };
+        it.run = Some(run);
+        it.phase = Phase::Restoring;
+        let (plan, nodes) = (it.plan.clone(), it.nodes.clone());
+        let Some(plan) = plan else {
+            return self.begin_training((job, id));
+        };
+        for rank in self.month().jobs.ranks() {
+            let node = nodes[rank.get() as usize];
+            if !self.is_up(node) {
+                return self.end_incarnation((job, id));
+            }
+            let place = self.connect_in_month((job, id), node, Role::Reader, What::Hello);
+            let open = Request::OpenShard {
+                manifest: plan.manifest,
+                rank,
+                ranges: vec![],
+                timeout_ms: SHARD_MS,
+                without: None,
+            };
+            if let Some(it) = self.month().jobs.incarnation(job, id) {
+                it.conns.insert(rank, place);
+            }
+            let limit = u64::from(SHARD_MS);
+            self.ask_in_month((job, id), place, open, (limit, What::Shard(rank)));
+        }
+    }
+
+    fn shard_is_back_in_month(&mut self, (job, id): (usize, u64), rank: Rank, bytes: &[u8]) {
+        self.bytes_are_what_was_sealed((job, id), rank, bytes);
+        self.restores += 1;
+        let all = self.month().jobs.ranks().len();
+        let Some(it) = self.month().jobs.incarnation(job, id) else {
+            return;
+        };
+        it.restored.insert(rank);
+        if it.restored.len() == all {
+            self.begin_training((job, id));
+        }
+    }
+
+    /// A process of the job is gone: all of the job ends.
+    pub(super) fn jobs_lose_node(&mut self, node: usize) {
+        let mut hit = Vec::new();
+        for (job, it) in self.month().jobs.all.iter().enumerate() {
+            let of_node = |it: &&Incarnation| it.coordinator.0 == node || it.nodes.contains(&node);
+            hit.extend(it.alive.iter().filter(of_node).map(|it| (job, it.id)));
+        }
+        for whose in hit {
+            self.end_incarnation(whose);
+        }
+        self.month()
+            .jobs
+            .asked
+            .retain(|_, asked| asked.node != node);
+    }
+
+    pub(super) fn end_incarnation(&mut self, (job, id): (usize, u64)) {
+        let again = self.now + 300 + self.random(2_000);
+        let it = &mut self.month().jobs.all[job];
+        let Some(at) = it.alive.iter().position(|it| it.id == id) else {
+            return;
+        };
+        let gone = it.alive.remove(at);
+        it.starts_at = it.starts_at.max(again);
+        let jobs = &mut self.month().jobs;
+        jobs.asked.retain(|_, asked| asked.incarnation != id);
+        let ill = self.month().scenario.trainers == Trainers::Ill && self.now < FAULTS_END_MS;
+        let places = gone.conns.into_values().chain([gone.coordinator]);
+        for place in places.collect::<Vec<_>>() {
+            match ill && self.random(2) == 0 {
+                true => self.month().jobs.left.push(place),
+                false => self.disconnect(place),
+            }
+        }
+    }
+
+    pub(super) fn disconnect(&mut self, (node, generation, conn): Place) {
+        let input = Box::new(Input::Disconnected { conn });
+        let event = Event::Input {
+            node,
+            generation,
+            input,
+        };
+        self.after(2, event);
+    }
+
+    fn end_all_jobs(&mut self) {
+        for job in 0..self.month().jobs.all.len() {
+            let ids: Vec<u64> = self.month().jobs.all[job]
+                .alive
+                .iter()
+                .map(|it| it.id)
+                .collect();
+            for id in ids {
+                self.end_incarnation((job, id));
+            }
+            self.month().jobs.all[job].starts_at = u64::MAX;
+        }
+        for place in std::mem::take(&mut self.month().jobs.left) {
+            self.disconnect(place);
+        }
+    }
+}
