@@ -238,20 +238,44 @@ impl Client {
         }
     }
 
-    /// Asks what a restart would do; without a step, with the newest restorable checkpoint.
+    /// Asks what a restart would do; without a step, with the newest restorable checkpoint. Never offers one that is
+    /// older than what is known to have been protected: it waits for nodes that have not answered.
     ///
     /// # Errors
-    /// [`ClientError`] if nothing is restorable.
+    /// [`ClientError`] if nothing is restorable, or what is newer cannot be reached within `timeout_ms`.
     pub fn plan(
         &mut self,
         step: Option<Step>,
         timeout_ms: u32,
     ) -> Result<RestorePlan, ClientError> {
-        match self.call(
-            "plan",
-            &Request::Plan { step, timeout_ms },
-            Answer::After(timeout_ms),
-        )? {
+        let request = Request::Plan {
+            step,
+            timeout_ms,
+            allow_older: false,
+        };
+        self.planned(&request, timeout_ms)
+    }
+
+    /// Like [`Client::plan`], but at the end of the wait takes the newest that could be reached: for when the nodes that
+    /// hold newer ones will not come back.
+    ///
+    /// # Errors
+    /// [`ClientError`] if nothing is restorable.
+    pub fn plan_allowing_older(
+        &mut self,
+        step: Option<Step>,
+        timeout_ms: u32,
+    ) -> Result<RestorePlan, ClientError> {
+        let request = Request::Plan {
+            step,
+            timeout_ms,
+            allow_older: true,
+        };
+        self.planned(&request, timeout_ms)
+    }
+
+    fn planned(&mut self, request: &Request, timeout_ms: u32) -> Result<RestorePlan, ClientError> {
+        match self.call("plan", request, Answer::After(timeout_ms))? {
             (Reply::Plan(plan), _) => Ok(plan),
             (other, _) => Err(unexpected("plan", "a plan", &other)),
         }

@@ -191,6 +191,7 @@ async fn restore(doors: &Doors, steps: &[u64]) -> Result<Vec<Rung>> {
         .ask(Request::Plan {
             step: None,
             timeout_ms: WAIT_MS,
+            allow_older: false,
         })
         .await?;
     let Reply::Plan(plan) = planned.reply else {

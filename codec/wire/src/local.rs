@@ -123,6 +123,10 @@ pub enum Request {
         step: Option<Step>,
         #[n(1)]
         timeout_ms: u32,
+        /// Whether a checkpoint older than one that is known to have been protected may be offered at the end of the
+        /// wait, because nodes that may hold that one have not answered.
+        #[n(2)]
+        allow_older: bool,
     },
     /// The manifest's bytes.
     #[n(8)]

@@ -250,6 +250,31 @@ pub struct Fence {
     pub run: RunId,
 }
 
+/// The highest checkpoint of a namespace that is known to have been protected: a plan does not go below it unasked.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
+pub struct HighMark {
+    /// Its run.
+    #[n(0)]
+    pub run: RunId,
+    /// Its step.
+    #[n(1)]
+    pub step: Step,
+}
+
+/// A namespace's high-water mark.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct NamespaceMark {
+    /// The job.
+    #[n(0)]
+    pub namespace: Namespace,
+    /// Whom it belongs to.
+    #[n(1)]
+    pub owner: Owner,
+    /// How far it got.
+    #[n(2)]
+    pub mark: HighMark,
+}
+
 /// A control message.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub enum PeerMessage {
@@ -427,6 +452,9 @@ pub enum PeerMessage {
         owner: Option<Owner>,
         #[n(2)]
         holdings: Vec<Holding>,
+        /// The highest checkpoint of the namespace that the sender knows to have been protected.
+        #[n(3)]
+        mark: Option<HighMark>,
     },
     /// Asks for a manifest.
     #[n(20)]
@@ -468,6 +496,9 @@ pub enum PeerMessage {
         #[n(1)]
         tally: MemberTally,
     },
+    /// After a link comes up, and from a home node when a checkpoint becomes protected: how far namespaces got.
+    #[n(50)]
+    Marks(#[n(0)] Vec<NamespaceMark>),
 }
 
 /// First record of a data stream.

@@ -69,6 +69,10 @@ pub enum RefusalCode {
     /// The daemon is shutting down or draining.
     #[n(19)]
     Draining,
+    /// A newer checkpoint than could be offered was protected, or may have been, and nodes that may hold it have not
+    /// answered.
+    #[n(20)]
+    NewerUnreachable,
 }
 
 /// A refused request.

@@ -101,14 +101,18 @@ impl Client {
         Ok((state.to_string(), manifest.map(|digest| digest.to_string())))
     }
 
+    #[pyo3(signature = (step, timeout_ms, allow_older=false))]
     fn plan<'py>(
         &self,
         py: Python<'py>,
         step: Option<u64>,
         timeout_ms: u32,
+        allow_older: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let plan = self.call(py, timeout_ms, |client, left| {
-            client.plan(step.map(Step::new), left)
+        let step = step.map(Step::new);
+        let plan = self.call(py, timeout_ms, |client, left| match allow_older {
+            true => client.plan_allowing_older(step, left),
+            false => client.plan(step, left),
         })?;
         plan_dict(py, &plan)
     }

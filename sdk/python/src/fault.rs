@@ -90,6 +90,7 @@ fn class_of_code(code: RefusalCode) -> &'static str {
         RefusalCode::TimedOut => "WaitTimeout",
         RefusalCode::Durable => "DurableTierError",
         RefusalCode::Draining => "DaemonUnavailable",
+        RefusalCode::NewerUnreachable => "NewerUnreachable",
     }
 }
 

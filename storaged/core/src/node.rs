@@ -17,7 +17,7 @@ use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::place::RunProposal;
 use crate::place::{Group, GroupError, Member, groups};
-use crate::restore::{HealFirst, OpenWish, Opening, PlanQuery, VerifyWork};
+use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::table::{Attached, Checkpoint, NamespaceTable, Peer, Slot, Waiter};
 
 /// When checkpoints go to the durable tier.
@@ -262,7 +262,17 @@ impl Node {
                 state,
                 timeout_ms,
             } => self.wait(id, run, step, state, timeout_ms),
-            Request::Plan { step, timeout_ms } => self.plan(id, step, timeout_ms),
+            Request::Plan {
+                step,
+                timeout_ms,
+                allow_older,
+            } => {
+                let older = match allow_older {
+                    true => Older::Allowed,
+                    false => Older::Refused,
+                };
+                self.plan(id, step, timeout_ms, older)
+            }
             Request::GetManifest { manifest } => self.get_manifest(id, manifest),
             Request::OpenShard {
                 manifest,
@@ -376,7 +386,9 @@ impl Node {
                 query,
                 owner,
                 holdings,
-            } => self.holdings_told(from, QueryId(query), owner, holdings),
+                mark,
+            } => self.holdings_told(from, QueryId(query), owner, holdings, mark),
+            PeerMessage::Marks(marks) => self.learn_marks(marks),
             PeerMessage::ManifestQuery { query, manifest } => {
                 self.manifest_asked(from, query, manifest);
             }
@@ -399,6 +411,7 @@ impl Node {
             self.forget_peer(&node);
         }
         self.peers.insert(node.clone(), Peer { generation });
+        self.tell_marks(&node);
         self.greet(&node);
         self.peer_may_have_lost(&node);
     }
@@ -422,11 +435,6 @@ impl Node {
         let started = self.started.unwrap_or(self.now);
         self.peers.len() + 1 >= self.setup.members.len()
             || self.now.since(started) >= limits::JOIN_GRACE_MS
-    }
-
-    /// When [`Node::settled`] becomes true at the latest.
-    pub(crate) fn settled_at(&self) -> Now {
-        self.started.unwrap_or(self.now).plus(limits::JOIN_GRACE_MS)
     }
 
     pub(crate) fn me(&self) -> &NodeName {

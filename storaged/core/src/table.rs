@@ -6,7 +6,7 @@ use std::sync::Arc;
 use minicbor::bytes::ByteVec;
 use storaged_codec::Fingerprint;
 use storaged_wire::local::DurableWish;
-use storaged_wire::peer::{CheckpointKey, Holding, Lane};
+use storaged_wire::peer::{CheckpointKey, HighMark, Holding, Lane};
 use storaged_wire::{
     CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
     SlotId, Step, WorldSize,
@@ -193,6 +193,8 @@ pub(crate) struct NamespaceTable {
     pub world_sizes: BTreeMap<RunId, WorldSize>,
     /// Last step sealed here, per run and rank.
     pub last_step: BTreeMap<(RunId, Rank), Step>,
+    /// The highest checkpoint known to have been protected.
+    pub mark: Option<HighMark>,
     /// Why checkpoints were given up, for those who wait for them.
     pub abandoned: BTreeMap<(RunId, Step), String>,
 }
@@ -204,6 +206,7 @@ impl NamespaceTable {
             fence: RunId::new(0),
             world_sizes: BTreeMap::new(),
             last_step: BTreeMap::new(),
+            mark: None,
             abandoned: BTreeMap::new(),
         }
     }

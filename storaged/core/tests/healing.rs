@@ -136,6 +136,7 @@ fn planned(cluster: &mut Cluster, node: usize) -> Digest {
     let plan = Request::Plan {
         step: None,
         timeout_ms: 10_000,
+        allow_older: false,
     };
     match cluster.ask(node, reader, plan) {
         Reply::Plan(plan) => plan.manifest,

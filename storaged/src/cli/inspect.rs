@@ -52,6 +52,10 @@ pub struct PlanArgs {
     /// Longest wait, in seconds
     #[arg(long, default_value_t = 60)]
     timeout: u32,
+    /// At the end of the wait say what a restart would do that goes back to an older checkpoint than one that is known to
+    /// have been protected, because nodes that may hold that one have not answered
+    #[arg(long)]
+    allow_older: bool,
     #[command(flatten)]
     encode: EncodeArgs,
     #[command(flatten)]
@@ -194,7 +198,11 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
         step: args.step,
         timeout: args.timeout,
     };
-    let plan = of.connect(&args.socket)?.plan(of.step, of.timeout_ms())?;
+    let mut client = of.connect(&args.socket)?;
+    let plan = match args.allow_older {
+        true => client.plan_allowing_older(of.step, of.timeout_ms())?,
+        false => client.plan(of.step, of.timeout_ms())?,
+    };
     if args.json {
         print(&plan_json(&plan).to_string());
         return Ok(());

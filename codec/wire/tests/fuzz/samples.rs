@@ -6,8 +6,8 @@ use storaged_wire::local::{
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
-    CheckpointKey, Fence, Holding, Lane, LeafTable, LinkTally, MemberTally, PeerMessage,
-    SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks,
+    CheckpointKey, Fence, HighMark, Holding, Lane, LeafTable, LinkTally, MemberTally,
+    NamespaceMark, PeerMessage, SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
@@ -62,6 +62,13 @@ fn fence() -> Fence {
         namespace: namespace(),
         owner: Owner::of_token(b"t"),
         run: RunId::new(9),
+    }
+}
+
+fn mark() -> HighMark {
+    HighMark {
+        run: RunId::new(3),
+        step: Step::new(1 << 40),
     }
 }
 
@@ -157,6 +164,7 @@ pub fn requests() -> Vec<Request> {
         Request::Plan {
             step: Some(step),
             timeout_ms,
+            allow_older: true,
         },
         Request::GetManifest { manifest },
         Request::OpenShard {
@@ -325,7 +333,13 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
                 shards: vec![rank],
                 parity: vec![(lane(), 1)],
             }],
+            mark: Some(mark()),
         },
+        PeerMessage::Marks(vec![NamespaceMark {
+            namespace: namespace(),
+            owner,
+            mark: mark(),
+        }]),
         PeerMessage::ManifestQuery { query, manifest },
         PeerMessage::ManifestAnswer {
             query,

@@ -57,6 +57,11 @@ class TooManyLost(StoragedError):
     """The checkpoint exists, but too much of it is lost."""
 
 
+class NewerUnreachable(StoragedError):
+    """A newer checkpoint than could be offered was protected, or may have been, and the nodes that may hold it have not
+    answered: wait for them, or load with ``allow_older=True``."""
+
+
 class CorruptData(StoragedError):
     """Bytes do not have the digest that they must have; none of them were used."""
 

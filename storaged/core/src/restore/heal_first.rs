@@ -7,7 +7,8 @@ use storaged_wire::local::Reply;
 use storaged_wire::{CheckpointState, Digest, Manifest, Rank, Refusal, RefusalCode};
 
 use super::open::OpenWish;
-use super::plan::{Survey, Then};
+use super::plan::{Surveyor, Then};
+use super::survey::Survey;
 use crate::encode::LaneBlocks;
 use crate::io::{ConnId, Now, RequestId};
 use crate::limits;
@@ -100,7 +101,12 @@ impl Node {
         };
         let left_ms = u32::try_from(wish.deadline.since(self.now)).unwrap_or(u32::MAX);
         let (namespace, owner) = (attached.namespace, attached.owner);
-        self.survey(id, namespace, owner, None, left_ms, Then::Open(wish));
+        let surveyor = Surveyor {
+            id,
+            namespace,
+            owner,
+        };
+        self.survey(surveyor, None, left_ms, Then::Open(wish));
     }
 
     /// When an opening that waits for a heal must be looked at again.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{CheckpointInfo, Reply};
-use storaged_wire::peer::{Holding, PeerMessage};
+use storaged_wire::peer::{HighMark, Holding, PeerMessage};
 use storaged_wire::{
     CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode,
 };
@@ -35,6 +35,7 @@ impl Node {
                 query,
                 owner,
                 holdings,
+                mark: self.mark_of(namespace),
             },
         );
     }
@@ -45,6 +46,7 @@ impl Node {
         query: QueryId,
         owner: Option<Owner>,
         holdings: Vec<Holding>,
+        mark: Option<HighMark>,
     ) {
         if query == QueryId(0) {
             let mut namespaces: Vec<Namespace> = self
@@ -62,7 +64,7 @@ impl Node {
             }
             return;
         }
-        self.plan_learns(from, query, owner, &holdings);
+        self.plan_learns(from, query, owner, (&holdings, mark));
     }
 
     pub(crate) fn manifest_asked(&mut self, from: &NodeName, query: u64, name: Digest) {
@@ -73,7 +75,6 @@ impl Node {
     }
 
     pub(crate) fn get_manifest(&mut self, id: RequestId, name: Digest) -> Result<(), Refusal> {
-        let attached = self.attached(id)?.clone();
         let known = self
             .manifest_named(name)
             .or_else(|| self.planned_manifest(name));
@@ -81,15 +82,8 @@ impl Node {
             return self.give_manifest(id, &manifest);
         }
         // A node that has just started may not know what rank 0's node planned with: it asks around.
-        let (namespace, owner) = (attached.namespace, attached.owner);
-        self.survey(
-            id,
-            namespace,
-            owner,
-            None,
-            MANIFEST_WAIT_MS,
-            Then::Manifest(name),
-        );
+        let surveyor = self.surveyor(id)?;
+        self.survey(surveyor, None, MANIFEST_WAIT_MS, Then::Manifest(name));
         Ok(())
     }
 

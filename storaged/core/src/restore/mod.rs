@@ -1,16 +1,20 @@
-//! Policy of the verb *restore*: the plan before action (`plan`), the ladder per shard (`open`), openings that a
-//! heal serves (`heal_first`), what nodes hold
-//! (`holdings`), and checking a whole checkpoint (`verify`).
+//! Policy of the verb *restore*: the plan before action (`plan` asks, `survey` has what was told, `settle` says for how
+//! long, `offer` what comes of it, `marks` what it must not go below), the ladder per shard (`open`), openings that a
+//! heal serves (`heal_first`), what nodes hold (`holdings`), and checking a whole checkpoint (`verify`).
 
 mod heal_first;
 mod holdings;
+mod marks;
+mod offer;
 mod open;
 mod plan;
+mod settle;
+mod survey;
 mod verify;
 
 pub(crate) use heal_first::HealFirst;
 pub(crate) use open::{OpenWish, Opening, is_wrong};
-pub(crate) use plan::PlanQuery;
+pub(crate) use plan::{Older, PlanQuery};
 pub(crate) use verify::VerifyWork;
 
 use storaged_wire::NodeName;
@@ -69,8 +73,7 @@ impl Node {
 
     /// A connection is gone: its plans, openings and runs are over.
     pub(crate) fn forget_requests(&mut self, conn: ConnId) {
-        self.plans
-            .retain(|_, plan| plan.id.is_none_or(|id| id.conn != conn));
+        self.plans.retain(|_, plan| plan.id.conn != conn);
         self.verifies
             .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
         self.forget_heals(conn);

@@ -15,7 +15,8 @@ use storaged_wire::{
 };
 
 use super::holdings::unknown_manifest;
-use super::plan::{Survey, Then};
+use super::plan::Then;
+use super::survey::Survey;
 use crate::encode::{LaneBlocks, Purpose};
 use crate::io::{ConnId, Note, Now, Output, RequestId};
 use crate::limits;
@@ -82,14 +83,8 @@ impl Node {
                 return Ok(());
             }
         }
-        self.survey(
-            id,
-            attached.namespace,
-            attached.owner,
-            None,
-            timeout_ms,
-            Then::Open(wish),
-        );
+        let surveyor = self.surveyor(id)?;
+        self.survey(surveyor, None, timeout_ms, Then::Open(wish));
         Ok(())
     }
 

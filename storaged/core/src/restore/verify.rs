@@ -48,15 +48,8 @@ impl Node {
         step: Option<Step>,
         timeout_ms: u32,
     ) -> Result<(), Refusal> {
-        let attached = self.attached(id)?.clone();
-        self.survey(
-            id,
-            attached.namespace,
-            attached.owner,
-            step,
-            timeout_ms,
-            Then::Verify,
-        );
+        let surveyor = self.surveyor(id)?;
+        self.survey(surveyor, step, timeout_ms, Then::Verify);
         Ok(())
     }
 

@@ -361,6 +361,9 @@ impl Node {
         if state >= CheckpointState::Protected {
             self.count_finished_parity(&key);
         }
+        if state >= self.safe_state() {
+            self.raise_mark(&key);
+        }
         self.note(Note::State {
             key: key.clone(),
             state,

@@ -1,7 +1,10 @@
 //! A small cluster whose links, deaths and restarts a test sets to the millisecond, and which counts what sessions send
 //! and where they put it. Sessions take their time, stripe by stripe, and share it; no payload bytes exist.
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
+mod pauses;
 mod sessions;
+mod tier;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,8 +18,10 @@ use storaged_core::{
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::{CheckpointState, Generation, Namespace, NodeName, Rank, Step, WorldSize};
 
+use pauses::Pauses;
 use sessions::Sessions;
 pub use sessions::{Block, STRIPE_MS};
+pub use tier::{Listing, Tier};
 
 pub const CHUNK: u64 = 4096;
 /// A message's way.
@@ -42,6 +47,9 @@ enum Event {
     Link(usize, usize),
     Unlink(usize, usize, u64),
     Stripe(sessions::Key),
+    /// A node has been silent to another one for as long as its transport bears.
+    Silent(usize, usize),
+    Resume(usize),
 }
 
 /// What a test sees.
@@ -66,6 +74,9 @@ pub struct Cluster {
     sessions: Sessions,
     replies: BTreeMap<RequestId, Reply>,
     next_request: u64,
+    pauses: Pauses,
+    /// The durable tier, if there is one.
+    pub tier: Option<Tier>,
     /// Connections of the ranks' trainers.
     trainers: BTreeMap<usize, ConnId>,
     step: u64,
@@ -74,6 +85,15 @@ pub struct Cluster {
 impl Cluster {
     /// All nodes are up, and each of the k data nodes has a trainer whose shards have so many stripes.
     pub fn start(k: usize, m: usize, stripes: u64) -> Self {
+        Self::start_with(k, m, stripes, None)
+    }
+
+    /// The same with a durable tier.
+    pub fn start_with_tier(k: usize, m: usize, stripes: u64) -> Self {
+        Self::start_with(k, m, stripes, Some(Tier::default()))
+    }
+
+    fn start_with(k: usize, m: usize, stripes: u64, tier: Option<Tier>) -> Self {
         let mut cluster = Self {
             geometry: Geometry::new(k, m).unwrap(),
             stripes,
@@ -90,6 +110,8 @@ impl Cluster {
             sessions: Sessions::default(),
             replies: BTreeMap::new(),
             next_request: 0,
+            pauses: Pauses::default(),
+            tier,
             trainers: BTreeMap::new(),
             step: 0,
         };
@@ -143,6 +165,8 @@ impl Cluster {
             Event::Link(from, to) => self.link_up(from, to),
             Event::Unlink(from, to, generation) => self.link_down(from, to, generation),
             Event::Stripe(key) => self.stripe(&key),
+            Event::Silent(node, to) => self.is_silent(node, to),
+            Event::Resume(node) => self.resume(node),
         }
     }
 
@@ -162,7 +186,10 @@ impl Cluster {
             slots_per_rank: 3,
             budget: 1 << 30,
             link_rates: LinkRates::default(),
-            durable: DurablePolicy::Absent,
+            durable: match self.tier {
+                Some(_) => DurablePolicy::OnRequest,
+                None => DurablePolicy::Absent,
+            },
             durable_form: DurableForm::Full,
         };
         self.nodes[node] = Some(Process {
@@ -189,6 +216,7 @@ impl Cluster {
             None => {}
         }
         self.links.insert((from, to), generation);
+        self.is_joined(from, to);
         let node = name(to);
         let generation = Generation::new(generation);
         self.tell(from, Input::PeerUp { node, generation });
@@ -250,6 +278,9 @@ impl Cluster {
         if process.generation != generation {
             return;
         }
+        let Some(input) = self.pauses.let_through(node, input) else {
+            return;
+        };
         let local = Now(self.now - process.began);
         let outputs = process.node.handle(local, input);
         let deadline = process.began + process.node.deadline().0.min(local.0 + 3_600_000);
@@ -272,6 +303,7 @@ impl Cluster {
                 let alive = self.nodes[to].as_ref().map(|process| process.generation);
                 if let Some(alive) = alive
                     && self.links.get(&(node, to)) == Some(&alive)
+                    && !self.pauses.is_severed(node, to)
                 {
                     let from = name(node);
                     let input = Input::Message { from, message };
@@ -300,7 +332,7 @@ impl Cluster {
             Output::Stop { leader, session } => self.stop_session(node, (leader, session)),
             Output::Note(note) => self.notes.push((self.now, node, note)),
             Output::DropSlot { .. } | Output::DropParity { .. } => {}
-            other => panic!("nobody asked for {other:?}"),
+            other => self.perform_durable(node, generation, other),
         }
     }
 
@@ -363,6 +395,11 @@ impl Cluster {
 
     /// Stages a step on every rank and commits it.
     pub fn save(&mut self) {
+        self.save_as(DurableWish::Never);
+    }
+
+    /// The same, with a wish for the durable tier.
+    pub fn save_as(&mut self, durable: DurableWish) {
         self.step += 1;
         let (step, length) = (Step::new(self.step), self.stripes * CHUNK);
         for (node, conn) in self.trainers.clone() {
@@ -380,7 +417,7 @@ impl Cluster {
             step,
             schema: vec![].into(),
             torch_metadata: vec![].into(),
-            durable: DurableWish::Never,
+            durable,
         };
         let conn = self.trainers[&0];
         self.send(0, conn, commit);

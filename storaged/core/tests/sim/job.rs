@@ -191,6 +191,7 @@ impl World {
                     Request::Plan {
                         step: None,
                         timeout_ms: 60_000,
+                        allow_older: false,
                     },
                     Expect::Plan,
                 );

@@ -1,0 +1,72 @@
+//! High-water marks: the highest checkpoint of each namespace that is known to have been protected. A plan does not go
+//! below it while nodes that may hold it have not answered. Home nodes tell everybody when a checkpoint becomes
+//! protected, and whoever links up says what it knows; so any majority has a node that knows. A mark only rises. A
+//! restart that was allowed to go below it opens a newer run, and whatever that protects ranks above.
+
+use storaged_wire::Namespace;
+use storaged_wire::NodeName;
+use storaged_wire::peer::{CheckpointKey, HighMark, NamespaceMark, PeerMessage};
+
+use crate::node::Node;
+
+/// The mark that a checkpoint sets.
+pub(crate) fn mark_at(key: &CheckpointKey) -> HighMark {
+    HighMark {
+        run: key.run,
+        step: key.step,
+    }
+}
+
+impl Node {
+    pub(crate) fn mark_of(&self, namespace: &Namespace) -> Option<HighMark> {
+        self.namespaces.get(namespace)?.mark
+    }
+
+    /// A checkpoint is as safe as nodes can make it: nothing below it is offered unasked from now on.
+    pub(crate) fn raise_mark(&mut self, key: &CheckpointKey) {
+        let Some(table) = self.namespaces.get_mut(&key.namespace) else {
+            return;
+        };
+        let mark = mark_at(key);
+        if table.mark >= Some(mark) {
+            return;
+        }
+        table.mark = Some(mark);
+        if self.homes_of(key).contains(self.me()) {
+            let told = self.namespace_mark(&key.namespace);
+            let told = PeerMessage::Marks(told.into_iter().collect());
+            for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
+                self.send(&peer, told.clone());
+            }
+        }
+    }
+
+    fn namespace_mark(&self, namespace: &Namespace) -> Option<NamespaceMark> {
+        let table = self.namespaces.get(namespace)?;
+        Some(NamespaceMark {
+            namespace: namespace.clone(),
+            owner: table.owner,
+            mark: table.mark?,
+        })
+    }
+
+    /// What a peer that has just come up may not know.
+    pub(crate) fn tell_marks(&mut self, node: &NodeName) {
+        let namespaces = self.namespaces.keys();
+        let marks: Vec<NamespaceMark> = namespaces
+            .filter_map(|namespace| self.namespace_mark(namespace))
+            .collect();
+        if !marks.is_empty() {
+            self.send(node, PeerMessage::Marks(marks));
+        }
+    }
+
+    pub(crate) fn learn_marks(&mut self, marks: Vec<NamespaceMark>) {
+        for told in marks {
+            if self.check_owner(&told.namespace, told.owner).is_ok() {
+                let table = self.namespace_table(&told.namespace, told.owner);
+                table.mark = table.mark.max(Some(told.mark));
+            }
+        }
+    }
+}

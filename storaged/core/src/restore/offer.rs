@@ -1,0 +1,264 @@
+//! What a plan offers in the end, or why nothing.
+
+use storaged_wire::peer::{CheckpointKey, HighMark};
+use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
+use storaged_wire::{CheckpointState, Digest, NodeName, Refusal, RefusalCode};
+
+use super::Rates;
+use super::holdings::unknown_namespace;
+use super::plan::{Older, PlanQuery, Then, Tier};
+use crate::node::Node;
+
+/// Reasons and names that a refusal lists.
+const LISTED_MAX: usize = 5;
+
+impl Node {
+    pub(super) fn choose(&self, plan: &PlanQuery) -> Result<RestorePlan, Refusal> {
+        if plan.foreign_owner {
+            self.check_owner(&plan.namespace, plan.owner)?;
+            return Err(wrong_token(plan));
+        }
+        let mut passed_over = Vec::new();
+        for (key, name) in candidates(plan) {
+            match self.offer(plan, name, key) {
+                Ok(mut offer) => {
+                    self.check_newer(plan, Some(key))?;
+                    offer.passed_over = passed_over;
+                    return Ok(offer);
+                }
+                Err(reason) => passed_over.push(Unrestorable {
+                    run: key.run,
+                    step: key.step,
+                    reason,
+                }),
+            }
+        }
+        Err(self.nothing_offered(plan, &passed_over))
+    }
+
+    fn nothing_offered(&self, plan: &PlanQuery, passed_over: &[Unrestorable]) -> Refusal {
+        if passed_over.is_empty()
+            && let Err(refusal) = self.check_newer(plan, None)
+        {
+            return refusal;
+        }
+        let is_known = self.namespaces.contains_key(&plan.namespace) || self.bar(plan).is_some();
+        let was_read = matches!(plan.tier, Tier::Absent | Tier::Read);
+        if plan.survey.keys.is_empty() && !is_known && was_read {
+            return unknown_namespace(&plan.namespace);
+        }
+        nothing_restorable(plan, passed_over, &self.silent(plan))
+    }
+
+    /// Whether what was found may be offered: nothing newer that is known to have been protected, or that a majority
+    /// would know of, may be hidden on nodes that have not answered.
+    fn check_newer(&self, plan: &PlanQuery, found: Option<&CheckpointKey>) -> Result<(), Refusal> {
+        let silent = self.silent(plan);
+        let all_heard = silent.is_empty() && matches!(plan.tier, Tier::Absent | Tier::Read);
+        let asked_for = plan.step.is_some() && found.is_some();
+        if all_heard || asked_for || matches!(plan.then, Then::Verify | Then::Offer(Older::Allowed))
+        {
+            return Ok(());
+        }
+        match (self.bar(plan), found) {
+            (Some(bar), Some(key)) if !self.is_high_enough(plan, key) => {
+                Err(newer_unreachable(plan, Hidden::Known(bar), &silent, found))
+            }
+            (Some(_), Some(_)) => Ok(()),
+            // Of all that answered, some know of it and none holds anything: what the tier holds is said elsewhere.
+            (Some(bar), None) if !silent.is_empty() => {
+                Err(newer_unreachable(plan, Hidden::Known(bar), &silent, found))
+            }
+            (None, _) if !self.majority_answered(plan) => {
+                let members = self.setup.members.len();
+                Err(newer_unreachable(
+                    plan,
+                    Hidden::Unknown { members },
+                    &silent,
+                    found,
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The newest checkpoint that is whole by what is known till now.
+    pub(super) fn newest_offer(&self, plan: &PlanQuery) -> Option<CheckpointKey> {
+        let mut all = candidates(plan).into_iter();
+        all.find(|(key, name)| self.offer(plan, *name, key).is_ok())
+            .map(|(key, _)| key.clone())
+    }
+
+    fn offer(
+        &self,
+        plan: &PlanQuery,
+        name: Digest,
+        key: &CheckpointKey,
+    ) -> Result<RestorePlan, String> {
+        let manifest = plan
+            .survey
+            .manifests
+            .get(&name)
+            .ok_or("its manifest was not found on any live node")?;
+        let record = manifest.manifest();
+        let mut shards = Vec::with_capacity(record.shards.len());
+        let mut lost = Vec::new();
+        for entry in &record.shards {
+            match plan.survey.source(manifest, entry.rank, self.me()) {
+                Some(source) => shards.push(ShardSource {
+                    rank: entry.rank,
+                    length: entry.length,
+                    source,
+                }),
+                None => lost.push(entry.rank),
+            }
+        }
+        if !lost.is_empty() {
+            return Err(format!(
+                "{} of {} shards are lost and cannot be decoded (ranks {:?}), and it is not in the durable tier",
+                lost.len(),
+                record.shards.len(),
+                &lost[..lost.len().min(8)]
+            ));
+        }
+        let state = plan.survey.states.get(&name).copied();
+        let slowest = shards.iter().map(|shard| self.expected_ms(shard)).max();
+        Ok(RestorePlan {
+            namespace: key.namespace.clone(),
+            run: key.run,
+            step: key.step,
+            manifest: name,
+            world_size: record.world_size,
+            state: state.unwrap_or(CheckpointState::Committed),
+            expected_ms: slowest.unwrap_or(0),
+            shards,
+            passed_over: Vec::new(),
+        })
+    }
+
+    /// Every rank reads its own shard on its own node, all at once.
+    fn expected_ms(&self, shard: &ShardSource) -> u64 {
+        let ram = Rates::ram_ms(shard.length);
+        match &shard.source {
+            Source::Ram(_) => ram,
+            Source::Decode(_) => ram + self.rates.session_ms(shard.length),
+            Source::Durable => ram + Rates::durable_ms(shard.length),
+        }
+    }
+}
+
+/// What was found of the step asked for, newest first.
+fn candidates(plan: &PlanQuery) -> Vec<(&CheckpointKey, Digest)> {
+    let wanted = |key: &CheckpointKey| plan.step.is_none_or(|step| step == key.step);
+    let keys = plan.survey.keys.iter();
+    let mut found: Vec<(&CheckpointKey, Digest)> = keys
+        .filter(|(_, key)| wanted(key))
+        .map(|(name, key)| (key, *name))
+        .collect();
+    found.sort();
+    found.reverse();
+    found
+}
+
+/// What may be hidden on nodes that have not answered.
+enum Hidden {
+    /// This one was protected.
+    Known(HighMark),
+    /// Too few have answered to know.
+    Unknown { members: usize },
+}
+
+fn newer_unreachable(
+    plan: &PlanQuery,
+    hidden: Hidden,
+    silent: &[NodeName],
+    found: Option<&CheckpointKey>,
+) -> Refusal {
+    let namespace = &plan.namespace;
+    let mut text = match hidden {
+        Hidden::Known(bar) => format!(
+            "run {} step {} of {namespace} was protected, and what answered in time does not make it whole",
+            bar.run, bar.step
+        ),
+        Hidden::Unknown { members } => format!(
+            "expected a majority of the {members} nodes to say in time what is the newest of {namespace}, got {}",
+            plan.answered.len()
+        ),
+    };
+    if let Some(key) = found {
+        text.push_str(&format!("; older: run {} step {}", key.run, key.step));
+    }
+    text.push_str(&not_answered(plan, silent));
+    text.push_str(
+        "; start them or wait and ask again, or allow an older one (`storaged plan --allow-older`, \
+         `allow_older=True`): what is newer is lost then",
+    );
+    Refusal::new(RefusalCode::NewerUnreachable, text)
+}
+
+/// Who has not said what it holds.
+fn not_answered(plan: &PlanQuery, silent: &[NodeName]) -> String {
+    let mut text = String::new();
+    if !silent.is_empty() {
+        let names = silent.iter().take(LISTED_MAX).map(NodeName::to_string);
+        let names = names.collect::<Vec<_>>().join(", ");
+        let more = match silent.len().saturating_sub(LISTED_MAX) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        text.push_str(&format!("; not answered: {names}{more}"));
+    }
+    match &plan.tier {
+        Tier::Unreadable(error) => {
+            text.push_str(&format!("; the durable tier could not be read: {error}"));
+        }
+        Tier::Asked => text.push_str("; the durable tier did not answer in time"),
+        Tier::Absent | Tier::Read => {}
+    }
+    text
+}
+
+fn wrong_token(plan: &PlanQuery) -> Refusal {
+    Refusal::new(
+        RefusalCode::WrongToken,
+        format!(
+            "namespace {} belongs to another job token: set STORAGED_TOKEN to the token it was created with",
+            plan.namespace
+        ),
+    )
+}
+
+fn nothing_restorable(
+    plan: &PlanQuery,
+    passed_over: &[Unrestorable],
+    silent: &[NodeName],
+) -> Refusal {
+    let wanted = match plan.step {
+        Some(step) => format!("checkpoint of step {step}"),
+        None => "checkpoint".into(),
+    };
+    let mut text = format!(
+        "no restorable {wanted} of {} in RAM, on peers or in the durable tier",
+        plan.namespace
+    );
+    for one in passed_over.iter().take(LISTED_MAX) {
+        text.push_str(&format!(
+            "; run {} step {}: {}",
+            one.run, one.step, one.reason
+        ));
+    }
+    text.push_str(&not_answered(plan, silent));
+    let newest = plan.survey.keys.values().max();
+    if let Some(newest) = newest.filter(|_| plan.step.is_some()) {
+        text.push_str(&format!(
+            "; newest known: run {} step {}",
+            newest.run, newest.step
+        ));
+    }
+    let code = match (&plan.tier, passed_over.is_empty()) {
+        (Tier::Unreadable(_) | Tier::Asked, _) => RefusalCode::Durable,
+        (_, true) => RefusalCode::NoCheckpoint,
+        (_, false) => RefusalCode::TooManyLost,
+    };
+    Refusal::new(code, text)
+}

@@ -1,0 +1,101 @@
+//! How long a survey waits. A plan is settled once every member has answered, or a majority has and what it found is
+//! at or above everything known to have been protected; peers whose links are up are given a moment even so, because
+//! they may hold something newer that was only committed. Till then the caller's time is used: a link that is down may
+//! come up, and a daemon that was paused has links that only look as if they were up.
+
+use storaged_wire::local::Rung;
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::plan::Source;
+use storaged_wire::{Digest, NodeName};
+
+use super::marks::mark_at;
+use super::open::OpenWish;
+use super::plan::{PlanQuery, Then};
+use crate::limits;
+use crate::node::Node;
+
+impl Node {
+    pub(super) fn is_settled(&self, plan: &PlanQuery) -> bool {
+        if self.everybody_answered(plan) {
+            return true;
+        }
+        match &plan.then {
+            Then::Manifest(name) => self.manifest_settles(plan, *name),
+            Then::Open(wish) => self.linked_answered(plan) && self.opening_settles(plan, wish),
+            Then::Offer(_) | Then::Verify => {
+                self.majority_answered(plan)
+                    && self.linked_answered(plan)
+                    && self.offer_settles(plan)
+            }
+        }
+    }
+
+    fn everybody_answered(&self, plan: &PlanQuery) -> bool {
+        plan.manifests_due.is_empty() && plan.tier.is_settled() && self.silent(plan).is_empty()
+    }
+
+    /// Members that have not said what they hold.
+    pub(super) fn silent(&self, plan: &PlanQuery) -> Vec<NodeName> {
+        let members = self.setup.members.iter().map(|member| &member.name);
+        members
+            .filter(|name| !plan.answered.contains(*name))
+            .cloned()
+            .collect()
+    }
+
+    pub(super) fn majority_answered(&self, plan: &PlanQuery) -> bool {
+        plan.answered.len() > self.setup.members.len() / 2
+    }
+
+    /// Whether those whose links are up have answered, or have had the time to.
+    fn linked_answered(&self, plan: &PlanQuery) -> bool {
+        let had_time = self.now.since(plan.began) >= limits::QUERY_MAX_MS;
+        let all = || self.peers.keys().all(|peer| plan.answered.contains(peer));
+        had_time || plan.manifests_due.is_empty() && all()
+    }
+
+    /// What is whole in RAM and high enough does not wait for the durable tier.
+    fn offer_settles(&self, plan: &PlanQuery) -> bool {
+        match self.newest_offer(plan) {
+            Some(key) => self.is_high_enough(plan, &key),
+            None => plan.tier.is_settled() && self.knows_nothing(plan),
+        }
+    }
+
+    /// Whether nobody who answered has ever heard of what is asked for.
+    fn knows_nothing(&self, plan: &PlanQuery) -> bool {
+        let mut keys = plan.survey.keys.values();
+        match plan.step {
+            Some(step) => !keys.any(|key| key.step == step),
+            None => keys.next().is_none() && self.bar(plan).is_none(),
+        }
+    }
+
+    /// What a plan must not go below.
+    pub(super) fn bar(&self, plan: &PlanQuery) -> Option<storaged_wire::peer::HighMark> {
+        plan.mark.max(self.mark_of(&plan.namespace))
+    }
+
+    /// Whoever asks for a step by its number gets it, whatever came after it.
+    pub(super) fn is_high_enough(&self, plan: &PlanQuery, key: &CheckpointKey) -> bool {
+        plan.step.is_some() || self.bar(plan) <= Some(mark_at(key))
+    }
+
+    fn manifest_settles(&self, plan: &PlanQuery, name: Digest) -> bool {
+        let all = || self.majority_answered(plan) && self.linked_answered(plan);
+        plan.survey.manifests.contains_key(&name) || plan.tier.is_settled() && all()
+    }
+
+    fn opening_settles(&self, plan: &PlanQuery, wish: &OpenWish) -> bool {
+        let Some(manifest) = plan.survey.manifests.get(&wish.manifest) else {
+            return plan.tier.is_settled() && self.majority_answered(plan);
+        };
+        let source = plan.survey.source(manifest, wish.rank, self.me());
+        match source {
+            Some(Source::Ram(node)) if node == *self.me() => wish.without != Some(Rung::OwnRam),
+            Some(Source::Ram(_) | Source::Decode(_)) => true,
+            Some(Source::Durable) => self.majority_answered(plan),
+            None => false,
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The small cluster's durable tier: it holds what was published, and lists it as a test says.
+
+use std::sync::Arc;
+
+use storaged_core::{Input, Output};
+use storaged_wire::{Digest, ManifestBytes};
+
+use super::{Cluster, Event};
+
+/// What an upload takes.
+const UPLOAD_MS: u64 = 20;
+
+/// How a listing goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listing {
+    /// It is there after so many milliseconds.
+    After(u64),
+    /// It fails after so many milliseconds.
+    FailsAfter(u64),
+    /// It never ends.
+    Hangs,
+}
+
+pub struct Tier {
+    pub listing: Listing,
+    /// Published manifests, oldest first.
+    pub manifests: Vec<Arc<ManifestBytes>>,
+}
+
+impl Default for Tier {
+    fn default() -> Self {
+        Self {
+            listing: Listing::After(20),
+            manifests: Vec::new(),
+        }
+    }
+}
+
+impl Cluster {
+    pub(super) fn perform_durable(&mut self, node: usize, generation: u64, output: Output) {
+        let Some(tier) = &mut self.tier else {
+            panic!("nobody asked for {output:?}");
+        };
+        let (after, input) = match output {
+            Output::Upload { manifest, rank, .. } => {
+                let manifest = manifest.name();
+                let outcome = Ok(());
+                let uploaded = Input::Uploaded {
+                    manifest,
+                    rank,
+                    outcome,
+                };
+                (UPLOAD_MS, uploaded)
+            }
+            Output::Publish { manifest } => {
+                let name: Digest = manifest.name();
+                tier.manifests.push(manifest);
+                let outcome = Ok(());
+                let published = Input::Published {
+                    manifest: name,
+                    outcome,
+                };
+                (UPLOAD_MS, published)
+            }
+            Output::ListDurable { query, .. } => {
+                let (after, outcome) = match tier.listing {
+                    Listing::After(ms) => (ms, Ok(tier.manifests.iter().rev().cloned().collect())),
+                    Listing::FailsAfter(ms) => (ms, Err("503 slow down".into())),
+                    Listing::Hangs => return,
+                };
+                (after, Input::DurableListed { query, outcome })
+            }
+            other => panic!("nobody asked for {other:?}"),
+        };
+        self.at(self.now + after, Event::Input(node, generation, input));
+    }
+}

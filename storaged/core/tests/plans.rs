@@ -1,0 +1,210 @@
+//! Plans asked while links are down, nodes are paused or the durable tier hangs: never an older step than the one that
+//! was protected, unless the caller allows it.
+
+mod cluster;
+
+use cluster::{Cluster, Listing, STRIPE_MS};
+use storaged_core::RequestId;
+use storaged_wire::RefusalCode;
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+
+const NODES: usize = 6;
+
+/// Step 1 is durable, step 2 was protected after it.
+fn two_steps() -> Cluster {
+    let mut cluster = Cluster::start_with_tier(4, 2, 10);
+    cluster.save_as(DurableWish::Required);
+    cluster.run_until(60_000, "a durable step", |cluster| {
+        let tier = cluster.tier.as_ref();
+        tier.is_some_and(|tier| !tier.manifests.is_empty())
+    });
+    cluster.run_for(2_000);
+    cluster.save();
+    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
+    cluster.run_until(60_000 + STRIPE_MS, "protection", everywhere);
+    cluster.run_for(2_000);
+    cluster
+}
+
+fn plan(cluster: &mut Cluster, node: usize, timeout_ms: u32, allow_older: bool) -> RequestId {
+    let reader = cluster.connect(node, Role::Reader);
+    ask_again(cluster, node, reader, timeout_ms, allow_older)
+}
+
+fn ask_again(
+    cluster: &mut Cluster,
+    node: usize,
+    reader: storaged_core::ConnId,
+    timeout_ms: u32,
+    allow_older: bool,
+) -> RequestId {
+    let plan = Request::Plan {
+        step: None,
+        timeout_ms,
+        allow_older,
+    };
+    cluster.send(node, reader, plan)
+}
+
+/// The step offered, or the code and text of the refusal; and how long it took.
+fn answer(cluster: &mut Cluster, id: RequestId) -> (Result<u64, (RefusalCode, String)>, u64) {
+    let took = cluster.run_until(100_000, "an answer", |cluster| cluster.answer(id).is_some());
+    let answer = match cluster.answer(id) {
+        Some(Reply::Plan(plan)) => Ok(plan.step.get()),
+        Some(Reply::Refused(refusal)) => Err((refusal.code, refusal.message.clone())),
+        other => panic!("{other:?}"),
+    };
+    (answer, took)
+}
+
+#[test]
+fn a_plan_waits_for_nodes_that_are_paused() {
+    for pause_ms in [500, 1_900, 2_100, 3_500, 20_000] {
+        let mut cluster = two_steps();
+        let reader = cluster.connect(0, Role::Reader);
+        (1..NODES).for_each(|node| cluster.pause(node, pause_ms));
+        for asked_after_ms in [0, 1_000, 3_000] {
+            cluster.run_for(asked_after_ms);
+            let id = ask_again(&mut cluster, 0, reader, 60_000, false);
+            let (offered, took) = answer(&mut cluster, id);
+            assert_eq!(offered, Ok(2), "{pause_ms}, {asked_after_ms} ms");
+            assert!(took <= pause_ms + 1_500, "{took} of {pause_ms} ms");
+        }
+    }
+}
+
+#[test]
+fn a_plan_asked_while_the_own_node_is_paused_waits_for_its_links() {
+    for pause_ms in [500, 3_000, 40_000] {
+        let mut cluster = two_steps();
+        let reader = cluster.connect(0, Role::Reader);
+        cluster.pause(0, pause_ms);
+        cluster.run_for(pause_ms / 2);
+        let id = ask_again(&mut cluster, 0, reader, 60_000, false);
+        let (offered, _) = answer(&mut cluster, id);
+        assert_eq!(offered, Ok(2), "{pause_ms} ms");
+    }
+}
+
+#[test]
+fn so_does_one_of_a_node_that_was_restarted_empty_while_the_others_are_paused() {
+    let mut cluster = two_steps();
+    cluster.kill(0);
+    (1..NODES).for_each(|node| cluster.pause(node, 6_000));
+    cluster.start_after(100, 0);
+    cluster.run_for(1_000);
+    let id = plan(&mut cluster, 0, 60_000, false);
+    let (offered, _) = answer(&mut cluster, id);
+    assert_eq!(offered, Ok(2));
+}
+
+#[test]
+fn at_the_end_of_its_time_a_plan_names_what_it_cannot_reach_and_whom_it_did_not_hear() {
+    let mut cluster = two_steps();
+    let reader = cluster.connect(0, Role::Reader);
+    (3..NODES).for_each(|node| cluster.kill(node));
+    cluster.run_for(5_000);
+    let id = ask_again(&mut cluster, 0, reader, 5_000, false);
+    let (refused, took) = answer(&mut cluster, id);
+    let (code, text) = refused.unwrap_err();
+    assert_eq!(code, RefusalCode::NewerUnreachable, "{text}");
+    for named in [" step 2 of job was protected", "n03, n04, n05", " step 1;"] {
+        assert!(text.contains(named), "{named}: {text}");
+    }
+    assert!((4_900..=5_100).contains(&took), "{took}");
+    let id = ask_again(&mut cluster, 0, reader, 5_000, true);
+    assert_eq!(answer(&mut cluster, id).0, Ok(1), "what was allowed");
+}
+
+#[test]
+fn a_node_that_knows_nothing_and_hears_too_few_does_not_say_what_is_newest() {
+    let mut cluster = two_steps();
+    (0..NODES).for_each(|node| cluster.kill(node));
+    cluster.start_after(5_000, 0);
+    cluster.start_after(5_000, 1);
+    cluster.run_for(6_000);
+    let id = plan(&mut cluster, 0, 10_000, false);
+    let (refused, took) = answer(&mut cluster, id);
+    let (code, text) = refused.unwrap_err();
+    assert_eq!(code, RefusalCode::NewerUnreachable, "{text}");
+    assert!(text.contains("majority of the 6 nodes"), "{text}");
+    assert!(took <= 10_100, "{took}");
+    (2..NODES).for_each(|node| cluster.start_after(0, node));
+    let id = plan(&mut cluster, 0, 10_000, false);
+    let (offered, took) = answer(&mut cluster, id);
+    assert_eq!(
+        (offered, took < 100),
+        (Ok(1), true),
+        "all have answered: {took}"
+    );
+}
+
+#[test]
+fn what_is_really_lost_is_passed_over_once_all_have_answered() {
+    let mut cluster = two_steps();
+    (3..NODES).for_each(|node| cluster.kill(node));
+    cluster.run_for(5_000);
+    (3..NODES).for_each(|node| cluster.start_after(0, node));
+    cluster.run_for(100);
+    let id = plan(&mut cluster, 0, 60_000, false);
+    let (offered, took) = answer(&mut cluster, id);
+    assert_eq!(offered, Ok(1));
+    assert!(took < 1_000, "{took}");
+    let Some(Reply::Plan(plan)) = cluster.answer(id) else {
+        unreachable!("it was offered");
+    };
+    assert_eq!(plan.passed_over.len(), 1, "{plan:?}");
+}
+
+#[test]
+fn with_one_node_down_a_plan_answers_at_once() {
+    let mut cluster = two_steps();
+    cluster.kill(5);
+    cluster.run_for(5_000);
+    let id = plan(&mut cluster, 0, 60_000, false);
+    let (offered, took) = answer(&mut cluster, id);
+    assert_eq!((offered, took < 100), (Ok(2), true), "{took}");
+}
+
+#[test]
+fn what_is_whole_in_ram_does_not_wait_for_the_durable_tier() {
+    for listing in [
+        Listing::Hangs,
+        Listing::After(20_000),
+        Listing::FailsAfter(3),
+    ] {
+        let mut cluster = two_steps();
+        cluster.tier.as_mut().unwrap().listing = listing;
+        let id = plan(&mut cluster, 0, 60_000, false);
+        let (offered, took) = answer(&mut cluster, id);
+        assert_eq!((offered, took < 100), (Ok(2), true), "{took}");
+    }
+}
+
+#[test]
+fn nothing_found_and_a_tier_that_cannot_be_read_is_not_nothing_saved() {
+    for (listing, within) in [(Listing::FailsAfter(300), 1_000), (Listing::Hangs, 5_000)] {
+        let mut cluster = two_steps();
+        (0..NODES).for_each(|node| cluster.kill(node));
+        (0..NODES).for_each(|node| cluster.start_after(1_000, node));
+        cluster.tier.as_mut().unwrap().listing = listing;
+        cluster.run_for(2_000);
+        let id = plan(&mut cluster, 0, 5_000, false);
+        let (refused, took) = answer(&mut cluster, id);
+        let (code, text) = refused.unwrap_err();
+        assert_eq!(code, RefusalCode::Durable, "{text}");
+        assert!(took <= within, "{took}");
+    }
+}
+
+#[test]
+fn the_first_start_of_a_job_with_a_node_down_is_told_at_once_that_there_is_nothing() {
+    let mut cluster = Cluster::start_with_tier(4, 2, 10);
+    cluster.kill(5);
+    cluster.run_for(5_000);
+    let id = plan(&mut cluster, 0, 60_000, false);
+    let (refused, took) = answer(&mut cluster, id);
+    let (code, text) = refused.unwrap_err();
+    assert_eq!(code, RefusalCode::NoCheckpoint, "{text}");
+    assert!(took < 100, "{took}");
+}
