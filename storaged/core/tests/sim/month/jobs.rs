@@ -221,6 +221,7 @@ impl World {
         let plan = Request::Plan {
             step,
             timeout_ms: PLAN_MS,
+            allow_older: false,
         };
         let limit = u64::from(PLAN_MS);
         self.ask_in_month((job, id), place, plan, (limit, What::Plan(step)));
