@@ -107,7 +107,7 @@ impl Daemon {
     /// [`StartError`] if a part cannot start.
     pub async fn start(config: Config, seams: Seams) -> Result<Self, StartError> {
         let generation = Generation::new(seams.entropy.next());
-        let memory = Arc::new(Memory::new(config.chunk));
+        let memory = Arc::new(Memory::new());
         let (to_net, from_net) = mpsc::channel(QUEUE);
         let net = start_net(&config, &seams, generation, to_net).await?;
         let streams: Arc<dyn Streams> = match &net {
@@ -298,9 +298,13 @@ impl Daemon {
                 });
             }
             Output::DropSlot { slot } => self.memory.drop_slot(slot),
-            Output::Digest { slot, length } => {
+            Output::Digest {
+                slot,
+                length,
+                chunk,
+            } => {
                 let (memory, ops) = (self.memory.clone(), self.ops.clone());
-                self.later(move || match memory.digest(slot, length) {
+                self.later(move || match memory.digest(slot, length, chunk) {
                     Ok(digested) => {
                         ops.metrics.observe_digest(length);
                         let Digested {

@@ -50,10 +50,10 @@ struct ParitySet {
     blocks: Vec<Option<Arc<ParityBlock>>>,
 }
 
-/// All of it.
+/// All of it. The size of a chunk is each shard's own: it comes from the manifest, so that a daemon that is configured
+/// anew goes on with what it had.
 #[derive(Debug)]
 pub struct Memory {
-    chunk: ChunkSize,
     slots: Mutex<BTreeMap<SlotId, Arc<Slot>>>,
     parity: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
     spare: Arc<Spare>,
@@ -65,9 +65,12 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Memory {
     /// Nothing yet.
-    pub fn new(chunk: ChunkSize) -> Self {
+    #[expect(
+        clippy::new_without_default,
+        reason = "there is one, made by the driver"
+    )]
+    pub fn new() -> Self {
         Self {
-            chunk,
             slots: Mutex::default(),
             parity: Arc::default(),
             spare: Arc::new(Spare::new()),
@@ -126,24 +129,24 @@ impl Memory {
         unique.values().map(|bytes| *bytes as u64).sum()
     }
 
-    /// Digests the first `length` bytes of a slot, chunk by chunk, each read once into a private block, of which the
+    /// Digests the first `length` bytes of a slot, chunk by chunk of this size, each read once into a private block, of which the
     /// fingerprint is taken too.
     ///
     /// # Errors
     /// In words, if the slot cannot be read.
-    pub fn digest(&self, id: SlotId, length: u64) -> Result<Digested, String> {
+    pub fn digest(&self, id: SlotId, length: u64, chunk: ChunkSize) -> Result<Digested, String> {
         let slot = self.slot(id).ok_or("the slot is gone")?;
-        let mut block = vec![0; self.chunk.bytes()];
+        let mut block = vec![0; chunk.bytes()];
         let (mut leaves, mut prints) = (Vec::new(), Vec::new());
-        for index in 0..self.chunk.count(length) {
-            let range = self.chunk.range(index, length);
+        for index in 0..chunk.count(length) {
+            let range = chunk.range(index, length);
             let part = &mut block[..(range.end - range.start) as usize];
             slot.read_at(range.start, part)
                 .map_err(|error| error.to_string())?;
             leaves.push(leaf_digest(part, index));
             prints.push(fingerprint(part));
         }
-        let root = root_digest(&leaves, length, self.chunk);
+        let root = root_digest(&leaves, length, chunk);
         Ok(Digested {
             leaves: leaves.into(),
             prints: prints.into(),
@@ -153,10 +156,10 @@ impl Memory {
 
     /// Reads a whole shard and checks every chunk. Gives the bytes read and what is wrong, if anything.
     pub fn check_shard(&self, shard: &SlotShard) -> (u64, Option<String>) {
-        let mut block = vec![0; self.chunk.bytes()];
-        for index in 0..self.chunk.count(shard.length) {
+        let mut block = vec![0; shard.chunk.bytes()];
+        for index in 0..shard.chunk.count(shard.length) {
             if let Err(fault) = self.read_chunk(shard, index, &mut block) {
-                let at = self.chunk.range(index, shard.length).start;
+                let at = shard.chunk.range(index, shard.length).start;
                 return (at, Some(format!("{fault:?}")));
             }
         }
@@ -191,7 +194,7 @@ impl Memory {
         index: u64,
         out: &mut [u8],
     ) -> Result<usize, SessionFault> {
-        let range = self.chunk.range(index, shard.length);
+        let range = shard.chunk.range(index, shard.length);
         let filled = (range.end - range.start) as usize;
         let Some(expected) = shard.leaves.get(index as usize) else {
             return Ok(0);
@@ -217,11 +220,14 @@ impl Memory {
     ) -> Result<BlockState, SessionFault> {
         let leaf = |shard: &SlotShard| shard.leaves.get(stripe as usize).copied();
         let bytes = |shard: &SlotShard| {
-            let range = self.chunk.range(stripe, shard.length);
+            let range = shard.chunk.range(stripe, shard.length);
             (range.end - range.start) as usize
         };
         let unchanged =
             basis.is_some_and(|basis| leaf(basis) == leaf(shard) && bytes(basis) == bytes(shard));
+        if basis.is_some_and(|basis| basis.chunk != shard.chunk) {
+            return Err(SessionFault::NoBasis);
+        }
         if unchanged || (basis.is_none() && leaf(shard).is_none()) {
             return Ok(BlockState::Clean);
         }
@@ -287,7 +293,6 @@ impl Blocks for Memory {
             Keep::Shard(shard) => Ok(Box::new(KeepShard {
                 slot: self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?,
                 shard: shard.clone(),
-                chunk: self.chunk,
             })),
             Keep::Parity { set, basis, prints } => {
                 let mut sets = locked(&self.parity);
@@ -341,12 +346,11 @@ fn verify_kept(
 struct KeepShard {
     slot: Arc<Slot>,
     shard: SlotShard,
-    chunk: ChunkSize,
 }
 
 impl KeepBlocks for KeepShard {
     fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault> {
-        let range = self.chunk.range(stripe, self.shard.length);
+        let range = self.shard.chunk.range(stripe, self.shard.length);
         let length = (range.end - range.start) as usize;
         let Some(expected) = self.shard.leaves.get(stripe as usize) else {
             return Ok(());

@@ -127,7 +127,7 @@ mod tests {
     }
 
     fn memory() -> Memory {
-        Memory::new(ChunkSize::new(CHUNK as u32).unwrap())
+        Memory::new()
     }
 
     fn begin(memory: &Memory, work: &SessionWork) -> Result<Box<dyn KeepBlocks>, SessionFault> {

@@ -7,8 +7,8 @@ use storaged_codec::Fingerprint;
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::peer::{CheckpointKey, Lane, LinkTally, PeerMessage, SessionFault};
 use storaged_wire::{
-    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Rank, SessionId,
-    SlotId,
+    CheckpointState, ChunkSize, Digest, Generation, ManifestBytes, Namespace, NodeName, Rank,
+    SessionId, SlotId,
 };
 
 use crate::encode::{ParityId, SessionWork, SlotShard};
@@ -160,8 +160,12 @@ pub enum Output {
     CreateSlot { slot: SlotId, bytes: u64 },
     /// Unmap and close a slot.
     DropSlot { slot: SlotId },
-    /// Digest the first `length` bytes of a sealed slot.
-    Digest { slot: SlotId, length: u64 },
+    /// Digest the first `length` bytes of a sealed slot, chunk by chunk.
+    Digest {
+        slot: SlotId,
+        length: u64,
+        chunk: ChunkSize,
+    },
     /// Do this node's part of a session.
     Run(SessionWork),
     /// End this node's part of a session.

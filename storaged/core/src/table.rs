@@ -8,8 +8,8 @@ use storaged_codec::Fingerprint;
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::{CheckpointKey, HighMark, Holding, Lane};
 use storaged_wire::{
-    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
-    SlotId, Step, WorldSize,
+    CheckpointState, ChunkSize, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner,
+    Rank, RunId, SlotId, Step, WorldSize,
 };
 
 use crate::encode::{ParityId, SlotShard};
@@ -52,6 +52,8 @@ pub(crate) struct Slot {
 pub(crate) struct LocalShard {
     pub slot: SlotId,
     pub length: u64,
+    /// Size of the chunks that it is digested in: its manifest's, or of a new one the configured size.
+    pub chunk: ChunkSize,
     /// Known once digested.
     pub digests: Option<(Arc<[Digest]>, Digest)>,
     /// The chunks' fingerprints, once digested here; none of a restored shard till then.
@@ -77,6 +79,7 @@ impl LocalShard {
         self.digests.as_ref().map(|(leaves, _)| SlotShard {
             slot: self.slot,
             length: self.length,
+            chunk: self.chunk,
             leaves: leaves.clone(),
         })
     }

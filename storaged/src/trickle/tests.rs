@@ -51,7 +51,7 @@ impl World {
     /// The link's rate counts: over a fast one records stay raw.
     fn over_a_link(increments: u32, packing: Packing, bytes_per_second: u64) -> Self {
         let store: Arc<dyn Store> = Arc::new(store::Memory::new());
-        let memory = Arc::new(Memory::new(ChunkSize::new(CHUNK).unwrap()));
+        let memory = Arc::new(Memory::new());
         let limits = TrickleLimits {
             part_bytes: 1 << 20,
             rate: Some(bytes_per_second),
@@ -79,7 +79,10 @@ impl World {
     fn seal(&mut self, step: u64, bytes: Vec<u8>) -> Saved {
         let slot = self.slot(&bytes);
         let length = bytes.len() as u64;
-        let Digested { leaves, root, .. } = self.memory.digest(slot, length).unwrap();
+        let Digested { leaves, root, .. } = self
+            .memory
+            .digest(slot, length, ChunkSize::new(CHUNK).unwrap())
+            .unwrap();
         let manifest = Manifest {
             version: Manifest::VERSION,
             namespace: Namespace::new("job").unwrap(),
@@ -105,6 +108,7 @@ impl World {
             shard: SlotShard {
                 slot,
                 length,
+                chunk: ChunkSize::new(CHUNK).unwrap(),
                 leaves,
             },
             bytes,

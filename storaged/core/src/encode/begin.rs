@@ -99,6 +99,7 @@ impl Node {
                 Some(Keep::Shard(SlotShard {
                     slot,
                     length,
+                    chunk: manifest.chunk,
                     leaves,
                 }))
             }

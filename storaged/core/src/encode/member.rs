@@ -532,13 +532,18 @@ impl Node {
         let shard = LocalShard {
             slot,
             length,
+            chunk,
             digests: Some((leaves, root)),
             prints: Arc::default(),
             readers: std::collections::BTreeSet::new(),
             upload: Upload::Idle,
         };
         let replaced = checkpoint.shards.insert(rank, shard);
-        self.out.push(Output::Digest { slot, length });
+        self.out.push(Output::Digest {
+            slot,
+            length,
+            chunk,
+        });
         let key = key.clone();
         self.slot_mut(slot).used_for = SlotUse::Sealed(key);
         if let Some(old) = replaced {

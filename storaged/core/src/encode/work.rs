@@ -20,6 +20,8 @@ pub struct SlotShard {
     pub slot: SlotId,
     /// Bytes.
     pub length: u64,
+    /// Size of the chunks that it was digested in: its manifest's, whatever is configured now.
+    pub chunk: ChunkSize,
     /// One digest per chunk.
     pub leaves: Arc<[Digest]>,
 }

@@ -225,13 +225,18 @@ impl Node {
             LocalShard {
                 slot,
                 length,
+                chunk: self.setup.chunk,
                 digests: None,
                 prints: Arc::default(),
                 readers: BTreeSet::new(),
                 upload: Upload::Idle,
             },
         );
-        self.out.push(Output::Digest { slot, length });
+        self.out.push(Output::Digest {
+            slot,
+            length,
+            chunk: self.setup.chunk,
+        });
         self.reply(id, Reply::Done);
         let state = CheckpointState::Staged;
         self.note(Note::State {

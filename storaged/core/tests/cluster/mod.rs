@@ -316,7 +316,7 @@ impl Cluster {
                     Event::Input(node, generation, Input::SlotCreated { slot }),
                 );
             }
-            Output::Digest { slot, length } => {
+            Output::Digest { slot, length, .. } => {
                 let (leaves, root) = digests(node, self.step, length);
                 // Nothing is computed here, so that any fingerprint will do.
                 let prints = leaves.iter().map(|_| Fingerprint::ZERO).collect();

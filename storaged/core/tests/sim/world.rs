@@ -468,7 +468,7 @@ impl World {
             }
             Output::DropSlot { slot } => drop(self.ram(node).slots.remove(&slot)),
             Output::DropParity { set } => drop(self.ram(node).parity.remove(&set)),
-            Output::Digest { slot, length } => {
+            Output::Digest { slot, length, .. } => {
                 let bytes = &self.ram(node).slots[&slot][..length as usize];
                 let (leaves, root) = digests(bytes);
                 let prints = bytes.chunks(CHUNK_BYTES as usize).map(fingerprint);
@@ -587,6 +587,7 @@ impl World {
                 slot,
                 length,
                 leaves,
+                ..
             }) => {
                 let bytes = &self.ram(node).slots[slot][..*length as usize];
                 let same = digests(bytes).0 == *leaves;

@@ -142,6 +142,7 @@ async fn chain(rows: Vec<Vec<u8>>, pool: &Pool) -> (Duration, u64) {
     let shard = SlotShard {
         slot: SlotId::new(1),
         length,
+        chunk: ChunkSize::new(BLOCK).unwrap(),
         leaves: Arc::default(),
     };
     let local = |member: &usize| plan.hop(*member).and_then(|hop| hop.local);

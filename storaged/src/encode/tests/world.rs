@@ -405,6 +405,7 @@ impl World {
         SlotShard {
             slot,
             length: bytes.len() as u64,
+            chunk: ChunkSize::new(CHUNK).unwrap(),
             leaves: leaves.collect(),
         }
     }
