@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use storaged_sdk::Client;
 use storaged_wire::NodeName;
 use thiserror::Error;
@@ -200,6 +201,26 @@ impl Cluster {
             child.wait().map_err(io_error("waiting for a daemon"))?;
         }
         Ok(())
+    }
+
+    /// Stops a node's daemon with SIGTERM, as a service manager does, and waits for its end.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if there is no such process.
+    pub fn stop(&mut self, node: usize) -> Result<(), ClusterError> {
+        if let Some(mut child) = self.children[node].take() {
+            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+            let sent = pid.and_then(|pid| Ok(kill_process(pid, Signal::TERM)?));
+            sent.map_err(io_error("stopping a daemon"))?;
+            child.wait().map_err(io_error("waiting for a daemon"))?;
+        }
+        Ok(())
+    }
+
+    /// Process number of a node's daemon, if it was started.
+    pub fn pid(&self, node: usize) -> Option<u32> {
+        self.children[node].as_ref().map(Child::id)
     }
 
     /// Where everything is.

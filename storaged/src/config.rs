@@ -1,7 +1,11 @@
 //! The daemon's configuration: a TOML file, or nothing at all for one useful node. Everything is validated here;
 //! an explicit setting that cannot hold fails at start, a default that cannot hold shrinks.
 
+mod admin;
+mod bill;
+mod budget;
 mod memory_limit;
+mod reload;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,10 +19,13 @@ use storaged_core::place::Member;
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;
 
+pub use admin::AdminSection;
+pub use budget::BudgetSize;
 use memory_limit::{DefaultBudget, MemoryLimit};
+pub use reload::Fixed;
 
-use crate::net::{Peer, TlsFiles};
-use crate::stage::TenantSocket;
+use crate::net::{Peer, PeerAddress, TlsFiles};
+use crate::stage::{Access, TenantSocket};
 use crate::trickle::store::StoreConfig;
 use crate::trickle::{Packing, TrickleLimits};
 
@@ -65,6 +72,10 @@ pub struct ConfigFile {
     pub memory: MemorySection,
     /// Who may use the daemon; by default its own user.
     pub tenants: Vec<TenantSection>,
+    /// The operator's own socket.
+    pub admin: AdminSection,
+    /// What is logged.
+    pub log: LogSection,
     /// The durable tier; by default none.
     pub durable: Option<StoreConfig>,
     /// What goes there and how fast.
@@ -117,10 +128,26 @@ pub struct TlsSection {
 pub struct PeerSection {
     /// Its name.
     pub name: String,
-    /// Its UDP address.
-    pub address: SocketAddr,
+    /// Its UDP address: an IP address or a host's name, and a port.
+    pub address: PeerAddress,
     /// What fails together with it; by default the node alone.
     pub failure_domain: Option<String>,
+}
+
+/// `[log]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogSection {
+    /// Such as `info,storaged::net=debug`; the environment's STORAGED_LOG goes before it.
+    pub filter: String,
+}
+
+impl Default for LogSection {
+    fn default() -> Self {
+        Self {
+            filter: "info".into(),
+        }
+    }
 }
 
 /// `[coding]`
@@ -183,8 +210,9 @@ pub enum RatesName {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemorySection {
-    /// Bytes that slots and parity may take; by default half of what this machine or container has.
-    pub budget: Option<ByteSize>,
+    /// Bytes that slots and parity may take, or a share such as "60%"; by default half of what this machine or
+    /// container has.
+    pub budget: Option<BudgetSize>,
     /// Slots per rank: 2, and one more so that an upload does not hold up the next save.
     pub slots_per_rank: usize,
 }
@@ -261,10 +289,14 @@ pub struct Config {
     pub codec_threads: CodecThreads,
     /// Bytes of RAM.
     pub budget: u64,
+    /// The budget as it is written; the bytes of a default change with what is free.
+    pub budget_set: String,
     /// Slots per rank.
     pub slots_per_rank: usize,
-    /// Sockets.
+    /// Sockets, the operator's among them.
     pub sockets: Vec<TenantSocket>,
+    /// What is logged.
+    pub log_filter: String,
     /// The durable tier.
     pub durable: Option<StoreConfig>,
     /// Which checkpoints go there.
@@ -322,7 +354,7 @@ impl ConfigFile {
             });
             peers.push(Peer {
                 name: peer_name,
-                address: peer.address,
+                address: peer.address.clone(),
             });
         }
         if !peers.is_empty() && self.tls.is_none() {
@@ -360,8 +392,10 @@ impl ConfigFile {
             link_rates,
             codec_threads: self.encode.codec_threads()?,
             budget: self.budget()?,
+            budget_set: format!("{:?}", self.memory.budget),
             slots_per_rank: self.slots()?,
             sockets: self.sockets()?,
+            log_filter: self.log.filter.clone(),
             durable_policy: self.policy(),
             trickle: TrickleLimits {
                 part_bytes: self.part()?,
@@ -395,6 +429,7 @@ impl ConfigFile {
         let Some(asked) = self.memory.budget else {
             return Ok(default_budget(memory));
         };
+        let asked = asked.of(memory.limit);
         match asked.as_u64() <= memory.limit {
             true => Ok(asked.as_u64()),
             false => Err(value(
@@ -442,10 +477,11 @@ impl ConfigFile {
         let socket = |directory: &Path| directory.join("storaged.sock");
         if self.tenants.is_empty() {
             let uids = BTreeSet::from([rustix::process::getuid().as_raw()]);
-            return Ok(vec![TenantSocket {
+            let own = TenantSocket {
                 path: socket(&self.node.runtime_dir),
-                uids,
-            }]);
+                access: Access::Users(uids),
+            };
+            return Ok(vec![own, self.admin_socket()?]);
         }
         let paths: BTreeSet<&PathBuf> = self
             .tenants
@@ -459,12 +495,11 @@ impl ConfigFile {
             ));
         }
         let tenants = self.tenants.iter();
-        Ok(tenants
-            .map(|tenant| TenantSocket {
-                path: socket(&tenant.directory),
-                uids: tenant.uids.clone(),
-            })
-            .collect())
+        let sockets = tenants.map(|tenant| TenantSocket {
+            path: socket(&tenant.directory),
+            access: Access::Users(tenant.uids.clone()),
+        });
+        Ok(sockets.chain([self.admin_socket()?]).collect())
     }
 
     fn policy(&self) -> DurablePolicy {
@@ -567,124 +602,4 @@ fn default_budget(memory: MemoryLimit) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(text: &str) -> Result<Config, ConfigError> {
-        let file: Result<ConfigFile, _> = toml::from_str(text);
-        file.map_err(|error| ConfigError::Parse {
-            path: "test".into(),
-            reason: error.to_string(),
-        })?
-        .validate()
-    }
-
-    #[test]
-    fn no_config_is_one_useful_node() {
-        let config = parse("").unwrap();
-        assert!(config.peers.is_empty() && config.geometry.is_none());
-        assert!(config.budget > 0);
-    }
-
-    #[test]
-    fn the_example_for_operators_holds() {
-        let config = parse(include_str!("../../deploy/storaged.toml")).unwrap();
-        assert_eq!((config.members.len(), config.peers.len()), (6, 5));
-        assert!(config.geometry.is_some() && config.durable.is_some());
-    }
-
-    #[test]
-    fn an_unknown_key_is_named_with_those_that_are_known() {
-        let error = parse("[memory]\nbugdet = '1GiB'\n")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("bugdet") && error.contains("budget") && error.contains("line 2"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn an_unknown_key_of_the_durable_tier_is_named() {
-        let error = parse("[durable]\nkind = 'directory'\npath = '/a'\npaht = '/b'\n")
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("paht") && error.contains("path"), "{error}");
-    }
-
-    /// Keys of a section, from the error that an unknown one gets.
-    fn keys(section: &str, text: &str) -> Vec<String> {
-        let error = toml::from_str::<ConfigFile>(&format!("{text}\nzzz = 1\n")).unwrap_err();
-        let (_, known) = error
-            .message()
-            .split_once("expected ")
-            .expect("names the known keys");
-        let names = known.split('`').skip(1).step_by(2);
-        names.map(|name| format!("{section}.{name}")).collect()
-    }
-
-    #[test]
-    fn the_operators_page_has_every_key() {
-        let page = include_str!("../../docs/operate/config.md");
-        let sections = [
-            ("node", "[node]"),
-            ("tls", "[tls]"),
-            ("peers", "[[peers]]"),
-            ("coding", "[coding]"),
-            ("memory", "[memory]"),
-            ("tenants", "[[tenants]]"),
-            ("durable", "[durable]\nkind = 'directory'"),
-            ("durable", "[durable]\nkind = 's3'"),
-            ("trickle", "[trickle]"),
-            ("encode", "[encode]"),
-        ];
-        for (section, text) in sections {
-            let keys = keys(section, text);
-            assert!(keys.len() > 1, "{section} has keys: {keys:?}");
-            for key in keys {
-                assert!(page.contains(&format!("`{key}`")), "{key} is not explained");
-            }
-        }
-    }
-
-    #[test]
-    fn a_wrong_type_says_where() {
-        let error = parse("[coding]\nk = 4\nm = 'two'\n")
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("line 3"), "{error}");
-    }
-
-    #[test]
-    fn values_that_cannot_hold_are_refused_with_their_key() {
-        for (text, key) in [
-            ("[node]\nname = 'A'", "node.name"),
-            ("[coding]\nk = 4\nm = 2", "coding"),
-            ("[coding]\nk = 0\nm = 2", "coding"),
-            ("[memory]\nbudget = '900TiB'", "memory.budget"),
-            ("[memory]\nslots_per_rank = 1", "memory.slots_per_rank"),
-            ("[trickle]\npart = '1KiB'", "trickle.part"),
-            ("[trickle]\nrate = '0B'", "trickle.rate"),
-            ("[encode]\nlink_rate = '0B'", "encode.link_rate"),
-            ("[encode]\nthreads = 0", "encode.threads"),
-            ("[encode]\nthreads = 1\ncores = [0]", "encode.threads"),
-            ("[encode]\ncores = [1, 1]", "encode.cores"),
-            ("[encode]\ncores = []", "encode.cores"),
-            ("[encode.node_rates]\nn7 = '1MB'", "encode.node_rates"),
-            ("[trickle]\nincrements = 33", "trickle.increments"),
-            ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
-            (
-                "tls = { ca = 'a', certificate = 'b', key = 'c' }\nnode = { name = 'b' }\n\
-                 [[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'",
-                "peers.name",
-            ),
-            (
-                "[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/a'\nuids=[2]",
-                "tenants.directory",
-            ),
-        ] {
-            let error = parse(text).unwrap_err().to_string();
-            assert!(error.contains(key), "{text}: {error}");
-        }
-    }
-}
+mod tests;

@@ -1,30 +1,39 @@
 //! The driver: one loop that feeds the decisions and performs what they say. One input, all outputs, sleep to the
 //! deadline. Everything slow is done elsewhere and comes back as an input.
 
+mod certificate;
+mod operate;
+mod readiness;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use storaged_codec::delta::Estimate;
 use storaged_core::encode::SessionWork;
-use storaged_core::{CheckPart, DurableForm, Input, Node, Note, Output, RequestId, Setup};
+use storaged_core::{DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
-use storaged_wire::peer::{PeerMessage, SessionFault};
-use storaged_wire::{Generation, Rank, RefusalCode, Step, decode, encode};
+use storaged_wire::peer::SessionFault;
+use storaged_wire::{Generation, Manifest, Rank, RefusalCode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::config::Config;
+use crate::digest;
 use crate::encode::{
     Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
 };
 use crate::http::{self, OpsState};
 use crate::memory::{Digested, Memory};
-use crate::net::{Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
+use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
+use crate::repeats::Repeats;
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::store::{self, Store, StoreError};
 use crate::trickle::{Copied, Trickle};
+use certificate::OwnCertificate;
+pub use certificate::{date, expiry_fault};
+use readiness::LinkFacts;
 
 /// A session that runs says so often how it goes.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -92,7 +101,15 @@ pub struct Daemon {
     ops: Arc<OpsState>,
     offload: Offload,
     answers: BTreeMap<RequestId, oneshot::Sender<Answer>>,
-    peers_up: usize,
+    /// What runs now; a reload changes some of it.
+    config: Config,
+    links: LinkFacts,
+    certificate: Option<OwnCertificate>,
+    repeats: Repeats,
+    net_runtime: tokio::runtime::Handle,
+    pool: Pool,
+    reloads: mpsc::Sender<Config>,
+    from_reloads: mpsc::Receiver<Config>,
     inputs: mpsc::Sender<Input>,
     from_effects: mpsc::Receiver<Input>,
     from_net: mpsc::Receiver<NetEvent>,
@@ -109,6 +126,7 @@ impl Daemon {
         let generation = Generation::new(seams.entropy.next());
         let memory = Arc::new(Memory::new());
         let (to_net, from_net) = mpsc::channel(QUEUE);
+        let certificate = own_certificate(&config)?;
         let net = start_net(&config, &seams, generation, to_net).await?;
         let streams: Arc<dyn Streams> = match &net {
             Some(net) => Arc::new(QuicStreams::new(net.clone())),
@@ -142,6 +160,8 @@ impl Daemon {
         let (to_stage, from_stage) = mpsc::channel(QUEUE);
         stage::listen(&config.sockets, &to_stage)?;
         let (inputs, from_effects) = mpsc::channel(QUEUE);
+        let (reloads, from_reloads) = mpsc::channel(1);
+        ops.metrics.expect_nodes(&config.members);
         tracing::info!(node = %config.name, generation = %format!("{:016x}", generation.get()),
             geometry = %config.geometry.map_or("none".into(), |g| g.to_string()),
             budget = %bytesize::ByteSize::b(config.budget), "started");
@@ -155,7 +175,17 @@ impl Daemon {
             ops,
             offload: seams.offload,
             answers: BTreeMap::new(),
-            peers_up: 0,
+            links: LinkFacts {
+                configured: operate::names(&config.peers),
+                ..LinkFacts::default()
+            },
+            certificate,
+            repeats: Repeats::default(),
+            net_runtime: seams.net_runtime,
+            pool: seams.pool,
+            reloads,
+            from_reloads,
+            config,
             inputs,
             from_effects,
             from_net,
@@ -169,9 +199,15 @@ impl Daemon {
         self.to_stage.clone()
     }
 
+    /// Where a configuration that was read again goes: what may change while the daemon runs does.
+    pub fn reloads(&self) -> mpsc::Sender<Config> {
+        self.reloads.clone()
+    }
+
     /// Runs until `stop` is done.
     pub async fn run(mut self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
+        self.show();
         loop {
             let deadline = self.clock.instant(self.node.deadline());
             let input = tokio::select! {
@@ -180,6 +216,7 @@ impl Daemon {
                 Some(event) = self.from_net.recv() => self.net_event(event),
                 Some(input) = self.from_effects.recv() => Some(input),
                 Some(event) = self.from_stage.recv() => Some(self.stage_event(event)),
+                Some(config) = self.from_reloads.recv() => self.reload(&config),
                 () = tokio::time::sleep_until(deadline) => Some(Input::Tick),
             };
             if let Some(input) = input {
@@ -202,62 +239,6 @@ impl Daemon {
         tracing::info!("stopped");
     }
 
-    /// Brings the operator's pages up to date.
-    fn show(&self) {
-        let status = self.node.status_json();
-        let ready = status.contains(r#""ready":true"#);
-        let metrics = &self.ops.metrics;
-        metrics.observe_ledger(
-            &self.node.ledger(),
-            self.memory.spare_bytes(),
-            self.peers_up,
-        );
-        metrics.observe_in_flight(
-            self.executor.stripes_in_flight(),
-            self.executor.blocks_in_flight(),
-            self.executor.blocks_in_flight_most(),
-        );
-        metrics.observe_link_rates(&self.node.measured_rates());
-        self.ops.set_status(status, ready);
-    }
-
-    fn net_event(&mut self, event: NetEvent) -> Option<Input> {
-        match event {
-            NetEvent::Up { peer, generation } => {
-                tracing::info!(%peer, generation = %format!("{:016x}", generation.get()), "peer up");
-                self.peers_up += 1;
-                Some(Input::PeerUp {
-                    node: peer,
-                    generation,
-                })
-            }
-            NetEvent::Down { peer, reason } => {
-                tracing::info!(%peer, reason, "peer down");
-                self.peers_up = self.peers_up.saturating_sub(1);
-                Some(Input::PeerDown { node: peer })
-            }
-            NetEvent::Message { from, body } => {
-                match decode::<PeerMessage>("peer message", &body) {
-                    Ok(message) => Some(Input::Message { from, message }),
-                    Err(error) => {
-                        self.ops.metrics.observe_peer_fault();
-                        tracing::warn!(peer = %from, %error, "a control message could not be read");
-                        None
-                    }
-                }
-            }
-            NetEvent::Stream { from, record, recv } => {
-                self.executor.accept(record, from, Box::new(recv));
-                None
-            }
-            NetEvent::Fault(error) => {
-                self.ops.metrics.observe_peer_fault();
-                tracing::warn!(%error, "a connection was refused");
-                None
-            }
-        }
-    }
-
     fn stage_event(&mut self, event: StageEvent) -> Input {
         match event {
             StageEvent::Request {
@@ -268,6 +249,7 @@ impl Daemon {
                 self.answers.insert(id, answer);
                 Input::Request { id, request }
             }
+            StageEvent::Operator { conn } => Input::OperatorConnected { conn },
             StageEvent::Gone { conn } => {
                 self.answers.retain(|id, _| id.conn != conn);
                 Input::Disconnected { conn }
@@ -304,22 +286,27 @@ impl Daemon {
                 chunk,
             } => {
                 let (memory, ops) = (self.memory.clone(), self.ops.clone());
-                self.later(move || match memory.digest(slot, length, chunk) {
-                    Ok(digested) => {
-                        ops.metrics.observe_digest(length);
-                        let Digested {
+                let pool = self.pool.clone();
+                self.when_done(async move {
+                    match digest::digest(&pool, &memory, slot, length, chunk).await {
+                        Ok(Digested {
                             leaves,
                             prints,
                             root,
-                        } = digested;
-                        Input::Digested {
-                            slot,
-                            leaves,
-                            prints,
-                            root,
+                        }) => {
+                            ops.metrics.observe_digest(length);
+                            Input::Digested {
+                                slot,
+                                leaves,
+                                prints,
+                                root,
+                            }
                         }
+                        Err(error) => Input::DigestFailed {
+                            slot,
+                            reason: chain(&error),
+                        },
                     }
-                    Err(reason) => Input::DigestFailed { slot, reason },
                 });
             }
             Output::Run(work) => {
@@ -342,16 +329,10 @@ impl Daemon {
             Output::Stop { leader, session } => self.executor.stop(&leader, session),
             Output::DropParity { set } => self.memory.drop_parity(set),
             Output::Check { query, parts } => {
-                let memory = self.memory.clone();
-                self.later(move || {
-                    let check = |part: &CheckPart| match part {
-                        CheckPart::Shard(shard) => memory.check_shard(shard),
-                        CheckPart::Parity(set) => memory.check_parity(*set),
-                    };
-                    Input::Checked {
-                        query,
-                        outcomes: parts.iter().map(check).collect(),
-                    }
+                let (memory, pool) = (self.memory.clone(), self.pool.clone());
+                self.when_done(async move {
+                    let outcomes = digest::check_all(&pool, &memory, parts).await;
+                    Input::Checked { query, outcomes }
                 });
             }
             Output::Note(note) => self.note(&note),
@@ -380,7 +361,7 @@ impl Daemon {
                 let copied = copied.await;
                 ops.metrics.observe_upload(&copied);
                 if let Ok(copied) = &copied {
-                    say_copied(manifest.manifest().step, rank, copied);
+                    say_copied(manifest.manifest(), rank, copied);
                 }
                 let outcome = copied.map(|_| ());
                 Input::Uploaded {
@@ -391,6 +372,7 @@ impl Daemon {
             }),
             Output::Publish { manifest } => self.when_done(async move {
                 let outcome = trickle.publish(&manifest).await;
+                ops.metrics.observe_publish(outcome.is_ok());
                 Input::Published {
                     manifest: manifest.name(),
                     outcome,
@@ -416,6 +398,10 @@ impl Daemon {
     }
 
     fn answer(&mut self, id: RequestId, reply: Reply, descriptor: Option<storaged_wire::SlotId>) {
+        let reply = match reply {
+            Reply::Status(status) => Reply::Status(self.links.complete(&status).0),
+            other => other,
+        };
         if let Reply::Refused(refusal) = &reply {
             let expected = matches!(
                 refusal.code,
@@ -454,16 +440,16 @@ impl Daemon {
         });
     }
 
-    fn note(&self, note: &Note) {
+    fn note(&mut self, note: &Note) {
         let metrics = &self.ops.metrics;
         match note {
             Note::State { key, state } => {
                 metrics.observe_state(state.as_str());
-                tracing::info!(namespace = %key.namespace, run = %key.run, step = %key.step, "{state}");
+                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), "{state}");
             }
             Note::Abandoned { key, reason } => {
-                metrics.observe_state("abandoned");
-                tracing::warn!(namespace = %key.namespace, run = %key.run, step = %key.step, reason, "given up");
+                metrics.observe_abandoned();
+                tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, "given up");
             }
             Note::LaneProtected {
                 key,
@@ -471,19 +457,23 @@ impl Daemon {
                 elapsed_ms,
             } => {
                 metrics.observe_lane(*elapsed_ms);
-                tracing::debug!(step = %key.step, group = lane.group, lane = lane.index, elapsed_ms, "lane protected");
+                tracing::debug!(namespace = %key.namespace, run = %key.run, step = key.step.get(), group = lane.group, lane = lane.index, elapsed_ms, "lane protected");
             }
             Note::ShapeChosen { key, lane, reason } => {
-                tracing::debug!(step = %key.step, group = lane.group, lane = lane.index, reason, "encode planned");
+                tracing::debug!(namespace = %key.namespace, run = %key.run, step = key.step.get(), group = lane.group, lane = lane.index, reason, "encode planned");
             }
             Note::SessionFailed { key, node, fault } => {
                 metrics.observe_session_failure();
                 if let SessionFault::WrongBytes { node: blamed, .. } = fault {
                     metrics.observe_wrong_bytes(blamed);
-                    tracing::warn!(step = %key.step, %node, %blamed, ?fault, "a node sent wrong bytes; its memory or processor may be failing");
+                    tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), %node, %blamed, ?fault, "a node sent wrong bytes; its memory or processor may be failing");
                     return;
                 }
-                tracing::info!(step = %key.step, %node, ?fault, "a session failed and will be tried again");
+                let line = format!("{key:?} {node} {fault:?}");
+                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+                    tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), %node, ?fault, silent,
+                        "a session failed and will be tried again");
+                }
             }
             Note::Replanned {
                 key,
@@ -492,18 +482,25 @@ impl Daemon {
                 reason,
             } => {
                 metrics.observe_replan();
-                tracing::info!(step = %key.step, group = lane.group, lane = lane.index, %node, reason, "a slow node is gone around");
+                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), group = lane.group, lane = lane.index, %node, reason, "a slow node is gone around");
             }
             Note::Healed { key, lane, node } => {
                 metrics.observe_healed();
-                tracing::info!(step = %key.step, group = lane.group, lane = lane.index, %node, "healed");
+                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), group = lane.group, lane = lane.index, %node, "healed");
             }
             Note::DurableFailed { key, reason } => {
-                tracing::warn!(step = %key.step, reason, "the durable tier failed; trying again");
+                let line = format!("{key:?} durable {reason}");
+                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+                    tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, silent,
+                        "the durable tier failed; trying again");
+                }
             }
             Note::PeerFault { node, reason } => {
                 metrics.observe_peer_fault();
-                tracing::warn!(%node, reason, "a peer sent something that cannot be");
+                let line = format!("{node} cannot be {reason}");
+                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+                    tracing::warn!(%node, reason, silent, "a peer sent something that cannot be");
+                }
             }
         }
     }
@@ -546,6 +543,15 @@ fn setup(config: &Config, generation: Generation) -> Setup {
     }
 }
 
+/// Its dates, if there are links.
+fn own_certificate(config: &Config) -> Result<Option<OwnCertificate>, NetError> {
+    let Some(files) = &config.tls else {
+        return Ok(None);
+    };
+    let identity = TlsIdentity::load(files)?;
+    Ok(Some(OwnCertificate::new(identity.validity()?)))
+}
+
 async fn start_net(
     config: &Config,
     seams: &Seams,
@@ -566,6 +572,8 @@ async fn start_net(
         listen: config.listen,
         identity,
         peers: config.peers.clone(),
+        agreement: config.agreement(),
+        versions: LINK_VERSIONS,
         sockets: seams.sockets.clone(),
         seed: Some(seed),
     };
@@ -580,9 +588,10 @@ async fn start_net(
     Ok(Some(started?))
 }
 
-fn say_copied(step: Step, rank: Rank, copied: &Copied) {
+fn say_copied(of: &Manifest, rank: Rank, copied: &Copied) {
+    let (namespace, run, step) = (&of.namespace, of.run, of.step.get());
     let Some(increment) = &copied.increment else {
-        return tracing::debug!(%step, %rank, bytes = copied.bytes, "copied to the durable tier");
+        return tracing::debug!(%namespace, %run, step, rank = rank.get(), bytes = copied.bytes, "copied to the durable tier");
     };
     let mut expected = Estimate::default();
     let mut got = Estimate::default();
@@ -592,7 +601,7 @@ fn say_copied(step: Step, rank: Rank, copied: &Copied) {
         got += tally.got;
         kinds.push(format!("{} {}", tally.chunks, kind.name()));
     }
-    tracing::info!(%step, %rank, base = %increment.base, depth = increment.depth, bytes = copied.bytes,
+    tracing::info!(%namespace, %run, step, rank = rank.get(), base = increment.base.get(), depth = increment.depth, bytes = copied.bytes,
         stored = increment.bytes, chunks = kinds.join(", "), without_base = increment.without_base,
         expected = %format!("{:.0} bytes in {:.3} s", expected.bytes, expected.seconds),
         got = %format!("{:.0} bytes in {:.3} s", got.bytes, got.seconds),

@@ -27,16 +27,34 @@ const LIMITS: DoorLimits = DoorLimits {
 pub struct OpsState {
     /// Metrics.
     pub metrics: Metrics,
-    status: Mutex<(String, bool)>,
+    status: Mutex<Shown>,
+}
+
+/// The newest status.
+#[derive(Debug, Clone)]
+struct Shown {
+    json: String,
+    /// Why the node is not ready; empty if it is.
+    not_ready: Vec<String>,
+}
+
+impl Default for Shown {
+    fn default() -> Self {
+        Self {
+            json: String::new(),
+            not_ready: vec!["the daemon is starting".into()],
+        }
+    }
 }
 
 impl OpsState {
-    /// The newest status, and whether the node is ready: it knows its peers or has had time to.
-    pub fn set_status(&self, json: String, ready: bool) {
-        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = (json, ready);
+    /// The newest status, and why the node is not ready, if it is not.
+    pub fn set_status(&self, json: String, not_ready: Vec<String>) {
+        let shown = Shown { json, not_ready };
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = shown;
     }
 
-    fn status(&self) -> (String, bool) {
+    fn status(&self) -> Shown {
         self.status
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -77,14 +95,17 @@ async fn start(
 
 /// The status for people: a page without scripts that any browser shows.
 async fn page(State(state): State<Arc<OpsState>>) -> Html<String> {
-    let (status, ready) = state.status();
-    let ready = if ready { "ready" } else { "not ready" };
+    let shown = state.status();
+    let ready = match shown.not_ready.as_slice() {
+        [] => "ready".into(),
+        reasons => format!("<b>not ready</b>: {}", escaped(&reasons.join("; "))),
+    };
     Html(format!(
         "<!doctype html><meta charset=\"utf-8\"><title>storaged</title><h1>storaged</h1>\
          <p>Version {}, {ready}. <a href=\"/metrics\">metrics</a> <a href=\"/status\">status as JSON</a></p>\
          <pre>{}</pre>",
         env!("CARGO_PKG_VERSION"),
-        escaped(&indented(&status)),
+        escaped(&indented(&shown.json)),
     ))
 }
 
@@ -105,17 +126,21 @@ async fn metrics(State(state): State<Arc<OpsState>>) -> Response {
     ([(header::CONTENT_TYPE, kind)], state.metrics.text()).into_response()
 }
 
-async fn ready(State(state): State<Arc<OpsState>>) -> (StatusCode, &'static str) {
-    match state.status().1 {
-        true => (StatusCode::OK, "ready\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "waiting for peers\n"),
+async fn ready(State(state): State<Arc<OpsState>>) -> (StatusCode, String) {
+    let reasons = state.status().not_ready;
+    match reasons.is_empty() {
+        true => (StatusCode::OK, "ready\n".into()),
+        false => {
+            let lines: String = reasons.iter().map(|reason| format!("{reason}\n")).collect();
+            (StatusCode::SERVICE_UNAVAILABLE, lines)
+        }
     }
 }
 
 async fn status(State(state): State<Arc<OpsState>>) -> Response {
     (
         [(header::CONTENT_TYPE, "application/json")],
-        state.status().0,
+        state.status().json,
     )
         .into_response()
 }
@@ -156,11 +181,15 @@ mod tests {
         let (address, state) = server(LIMITS).await;
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 503"));
-        state.set_status(r#"{"node":"<b>"}"#.into(), true);
+        state.set_status(r#"{"node":"<b>"}"#.into(), vec!["n2 <is> down".into()]);
+        let ready = get(address, "/readyz").await;
+        assert!(ready.starts_with("HTTP/1.1 503") && ready.ends_with("n2 <is> down\n"));
+        assert!(get(address, "/").await.contains("n2 &lt;is> down"));
+        state.set_status(r#"{"node":"<b>"}"#.into(), Vec::new());
         assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
         assert!(get(address, "/status").await.ends_with(r#"{"node":"<b>"}"#));
         let page = get(address, "/").await;
-        assert!(page.contains("&lt;b>") && !page.contains("<b>"), "{page}");
+        assert!(page.contains("&lt;b>") && !page.contains("\"<b>"), "{page}");
         assert!(get(address, "/metrics").await.ends_with("# EOF\n"));
         assert!(get(address, "/other").await.starts_with("HTTP/1.1 404"));
     }

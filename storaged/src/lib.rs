@@ -2,15 +2,16 @@
 //!
 //! Order of reading: `driver` (the loop), then the verbs as effects: `stage` (sockets of trainers), `encode` (the
 //! executor, also for repair and so for *restore*), `trickle` (the durable tier, both ways). *delta* and digests are
-//! in `memory` (with `spare`), where chunks are read, and `verify`, without which no parity is kept; *place* is in `net`,
+//! in `digest` and `memory` (with `spare`), where chunks are read, and `verify`, without which no parity is kept; *place* is in `net`,
 //! whose links say who lives. Then `config`, `cli`, `http`,
-//! `metrics`, `log`, `seam`.
+//! `metrics`, `log`, `repeats`, `pool` (threads for arithmetic), `seam`.
 
 #![deny(unsafe_code)]
 
 pub mod cli;
 pub mod cluster;
 pub mod config;
+mod digest;
 pub mod driver;
 pub mod encode;
 pub mod http;
@@ -18,6 +19,8 @@ pub mod log;
 pub mod memory;
 pub mod metrics;
 pub mod net;
+pub mod pool;
+mod repeats;
 pub mod seam;
 mod spare;
 pub mod stage;

@@ -1,6 +1,15 @@
 //! Logs to stderr, as text or JSON.
 
-use tracing_subscriber::EnvFilter;
+use std::sync::OnceLock;
+
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
+
+/// The environment variable with the filter; it goes before `log.filter` of the configuration.
+const VARIABLE: &str = "STORAGED_LOG";
+
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
 /// Text for people, JSON for collectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -11,15 +20,44 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging; `STORAGED_LOG` takes filters such as `info,storaged::net=debug`.
+/// A filter that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("expected a log filter such as info,storaged::net=debug, got {filter:?}")]
+pub struct FilterError {
+    filter: String,
+    #[source]
+    source: tracing_subscriber::filter::ParseError,
+}
+
+/// Starts logging at `info`, or as the environment says.
 pub fn start(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("STORAGED_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
+    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
+    let (filter, handle) = reload::Layer::new(filter);
     // A second start in one process (tests) keeps the first.
+    let _ = FILTER.set(handle);
+    let layers = tracing_subscriber::registry().with(filter);
+    let lines = fmt::layer().with_writer(std::io::stderr);
     let _ = match format {
-        LogFormat::Text => builder.with_ansi(false).try_init(),
-        LogFormat::Json => builder.json().try_init(),
+        LogFormat::Text => layers.with(lines.with_ansi(false)).try_init(),
+        LogFormat::Json => layers.with(lines.json()).try_init(),
     };
+}
+
+/// Takes the configuration's filter, at start and at a reload; the environment's stays if there is one.
+///
+/// # Errors
+/// [`FilterError`] for one that cannot be read; then nothing changes.
+pub fn set_filter(filter: &str) -> Result<(), FilterError> {
+    let parsed = EnvFilter::builder().parse(filter);
+    let parsed = parsed.map_err(|source| FilterError {
+        filter: filter.into(),
+        source,
+    })?;
+    if std::env::var_os(VARIABLE).is_none()
+        && let Some(handle) = FILTER.get()
+    {
+        // It fails only when logging has ended with the process.
+        let _ = handle.reload(parsed);
+    }
+    Ok(())
 }

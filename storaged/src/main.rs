@@ -9,7 +9,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("storaged: {}", storaged::driver::chain(&error));
-            ExitCode::FAILURE
+            error.exit_code()
         }
     }
 }

@@ -2,16 +2,16 @@
 //! this file holds it, and is the only place where chunks are read and verified or parity is kept.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use storaged_arena::{Slot, SlotError};
-use storaged_codec::{
-    ChunkSize, Digest, Fingerprint, engine, fingerprint, leaf_digest, root_digest,
-};
+use storaged_codec::{ChunkSize, Digest, Fingerprint, engine, fingerprint, leaf_digest};
 use storaged_core::encode::{Keep, ParityId, SessionWork, SlotShard, Source, stripe_bytes};
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
+use thiserror::Error;
 
 use crate::encode::{BlockState, Blocks, KeepBlocks};
 use crate::spare::Spare;
@@ -30,6 +30,17 @@ impl Drop for ParityBlock {
     fn drop(&mut self) {
         self.home.give(std::mem::take(&mut self.bytes));
     }
+}
+
+/// Why a slot could not be read.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// It was dropped meanwhile.
+    #[error("the slot is gone")]
+    Gone,
+    /// The system.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
 }
 
 /// A sealed shard as it was digested.
@@ -129,58 +140,66 @@ impl Memory {
         unique.values().map(|bytes| *bytes as u64).sum()
     }
 
-    /// Digests the first `length` bytes of a slot, chunk by chunk of this size, each read once into a private block, of which the
+    /// Digests these chunks of the first `length` bytes of a slot, each read once into a private block, of which the
     /// fingerprint is taken too.
     ///
     /// # Errors
-    /// In words, if the slot cannot be read.
-    pub fn digest(&self, id: SlotId, length: u64, chunk: ChunkSize) -> Result<Digested, String> {
-        let slot = self.slot(id).ok_or("the slot is gone")?;
+    /// [`ReadError`] if the slot cannot be read.
+    pub fn digest(
+        &self,
+        id: SlotId,
+        length: u64,
+        chunk: ChunkSize,
+        chunks: Range<u64>,
+    ) -> Result<(Vec<Digest>, Vec<Fingerprint>), ReadError> {
+        let slot = self.slot(id).ok_or(ReadError::Gone)?;
         let mut block = vec![0; chunk.bytes()];
         let (mut leaves, mut prints) = (Vec::new(), Vec::new());
-        for index in 0..chunk.count(length) {
+        for index in chunks {
             let range = chunk.range(index, length);
             let part = &mut block[..(range.end - range.start) as usize];
-            slot.read_at(range.start, part)
-                .map_err(|error| error.to_string())?;
+            slot.read_at(range.start, part)?;
             leaves.push(leaf_digest(part, index));
             prints.push(fingerprint(part));
         }
-        let root = root_digest(&leaves, length, chunk);
-        Ok(Digested {
-            leaves: leaves.into(),
-            prints: prints.into(),
-            root,
-        })
+        Ok((leaves, prints))
     }
 
-    /// Reads a whole shard and checks every chunk. Gives the bytes read and what is wrong, if anything.
-    pub fn check_shard(&self, shard: &SlotShard) -> (u64, Option<String>) {
+    /// Reads these chunks of a shard and checks every one. Gives the bytes read and what is wrong, if anything.
+    pub fn check_shard(&self, shard: &SlotShard, chunks: Range<u64>) -> (u64, Option<String>) {
         let mut block = vec![0; shard.chunk.bytes()];
-        for index in 0..shard.chunk.count(shard.length) {
-            if let Err(fault) = self.read_chunk(shard, index, &mut block) {
-                let at = shard.chunk.range(index, shard.length).start;
-                return (at, Some(format!("{fault:?}")));
+        let mut read = 0;
+        for index in chunks {
+            match self.read_chunk(shard, index, &mut block) {
+                Ok(filled) => read += filled as u64,
+                Err(fault) => return (read, Some(format!("{fault:?}"))),
             }
         }
-        (shard.length, None)
+        (read, None)
     }
 
-    /// Reads a whole parity set and checks every chunk.
-    pub fn check_parity(&self, id: ParityId) -> (u64, Option<String>) {
+    /// Blocks of a parity set and the size of the longest.
+    pub fn parity_blocks(&self, id: ParityId) -> Option<(u64, ChunkSize)> {
+        let sets = locked(&self.parity);
+        let blocks = &sets.get(&id)?.blocks;
+        let lengths = blocks.iter().flatten().map(|block| block.bytes.len());
+        let longest = u32::try_from(lengths.max().unwrap_or(0)).ok()?;
+        let chunk = ChunkSize::new(longest.next_power_of_two().max(1 << 12)).ok()?;
+        Some((blocks.len() as u64, chunk))
+    }
+
+    /// Reads these blocks of a parity set and checks every one.
+    pub fn check_parity(&self, id: ParityId, stripes: Range<u64>) -> (u64, Option<String>) {
         let Some(set) = locked(&self.parity).get(&id).cloned() else {
             return (0, Some("the parity set is gone".into()));
         };
         let mut read = 0;
-        for (stripe, block) in set.blocks.iter().enumerate() {
+        for stripe in stripes {
+            let block = set.blocks.get(stripe as usize).and_then(Option::as_ref);
             let Some(block) = block else { continue };
             if fingerprint(&block.bytes) != block.print {
-                return (
-                    read,
-                    Some(format!(
-                        "parity chunk {stripe} does not have its fingerprint"
-                    )),
-                );
+                let fault = format!("parity chunk {stripe} does not have its fingerprint");
+                return (read, Some(fault));
             }
             read += block.bytes.len() as u64;
         }

@@ -10,10 +10,15 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use storaged_codec::delta::Kind;
 use storaged_core::encode::NodeRate;
-use storaged_wire::NodeName;
+use storaged_core::place::Member;
+use storaged_wire::{CheckpointState, NodeName};
 
 use crate::trickle::Copied;
+
+/// What the states' counter says of a checkpoint that was given up.
+const ABANDONED: &str = "abandoned";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
@@ -60,6 +65,8 @@ pub struct Metrics {
     place_peers_up: Gauge,
     place_healed: Counter,
     place_peer_faults: Counter,
+    place_peers_refused: Gauge,
+    place_certificate_expires: Gauge,
     trickle_failures: Counter,
     trickle_uploads: Counter,
     trickle_bytes: Counter,
@@ -102,6 +109,8 @@ impl Metrics {
             place_peers_up: Gauge::default(),
             place_healed: Counter::default(),
             place_peer_faults: Counter::default(),
+            place_peers_refused: Gauge::default(),
+            place_certificate_expires: Gauge::default(),
             trickle_failures: Counter::default(),
             trickle_uploads: Counter::default(),
             trickle_bytes: Counter::default(),
@@ -174,8 +183,18 @@ impl Metrics {
             metrics.place_peer_faults.clone(),
         );
         registry.register(
+            "place_peers_refused",
+            "Peers that answer and are not linked to: configured differently, or a certificate is refused",
+            metrics.place_peers_refused.clone(),
+        );
+        registry.register(
+            "place_certificate_expires_seconds",
+            "When the certificate of this node expires, in seconds since 1970; 0 without one",
+            metrics.place_certificate_expires.clone(),
+        );
+        registry.register(
             "trickle_failures",
-            "Copies to or from the durable tier that failed and will be tried again",
+            "Copies and manifests that could not be written to the durable tier and will be tried again",
             metrics.trickle_failures.clone(),
         );
         registry.register(
@@ -204,9 +223,36 @@ impl Metrics {
             "Sessions that this node takes part in or leads",
             metrics.sessions.clone(),
         );
+        metrics.begin_at_zero();
         Self {
             registry,
             ..metrics
+        }
+    }
+
+    /// A counter that is not there before its first event hides that event from whoever watches its growth.
+    fn begin_at_zero(&self) {
+        let states = [
+            CheckpointState::Staged,
+            CheckpointState::Committed,
+            CheckpointState::Protected,
+            CheckpointState::Durable,
+            CheckpointState::Retired,
+        ];
+        let states = states.iter().map(|state| state.as_str());
+        for state in states.chain([ABANDONED]) {
+            drop(self.states.get_or_create(&state_label(state)));
+        }
+        for kind in Kind::ALL {
+            drop(self.trickle_records.get_or_create(&kind_label(kind)));
+        }
+    }
+
+    /// The counters of single nodes begin at zero too.
+    pub fn expect_nodes(&self, members: &[Member]) {
+        for member in members {
+            let node = member.name.to_string();
+            drop(self.encode_wrong_bytes.get_or_create(&NodeLabel { node }));
         }
     }
 
@@ -291,11 +337,29 @@ impl Metrics {
 
     /// A checkpoint reached a state.
     pub fn observe_state(&self, state: &str) {
-        self.states
-            .get_or_create(&StateLabel {
-                state: state.into(),
-            })
-            .inc();
+        self.states.get_or_create(&state_label(state)).inc();
+    }
+
+    /// A checkpoint was given up.
+    pub fn observe_abandoned(&self) {
+        self.observe_state(ABANDONED);
+    }
+
+    /// So many peers answer and are not linked to.
+    pub fn observe_refused(&self, peers: usize) {
+        self.place_peers_refused.set(gauge(peers as u64));
+    }
+
+    /// When this node's certificate expires.
+    pub fn observe_certificate(&self, expires: i64) {
+        self.place_certificate_expires.set(expires);
+    }
+
+    /// A manifest was written to the durable tier, or could not be.
+    pub fn observe_publish(&self, written: bool) {
+        if !written {
+            self.trickle_failures.inc();
+        }
     }
 
     /// A shard was digested.
@@ -374,11 +438,8 @@ impl Metrics {
         };
         self.trickle_increments.inc();
         for (kind, tally) in &increment.tallies {
-            let label = KindLabel {
-                kind: kind.name().into(),
-            };
             self.trickle_records
-                .get_or_create(&label)
+                .get_or_create(&kind_label(*kind))
                 .inc_by(tally.chunks);
             self.trickle_expected_bytes
                 .inc_by(tally.expected.bytes as u64);
@@ -415,6 +476,16 @@ impl Metrics {
     }
 }
 
+fn state_label(state: &str) -> StateLabel {
+    let state = state.into();
+    StateLabel { state }
+}
+
+fn kind_label(kind: Kind) -> KindLabel {
+    let kind = kind.name().into();
+    KindLabel { kind }
+}
+
 fn gauge(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -439,6 +510,41 @@ mod tests {
             text.contains("storaged_stage_digest_bytes_total 7"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn every_counter_is_there_before_its_first_event() {
+        let metrics = Metrics::new();
+        let member = Member {
+            name: NodeName::new("n1").expect("a name"),
+            failure_domain: "r1".into(),
+        };
+        metrics.expect_nodes(&[member]);
+        let text = metrics.text();
+        for name in [
+            "checkpoint_states_total{state=\"protected\"}",
+            "checkpoint_states_total{state=\"durable\"}",
+            "checkpoint_states_total{state=\"abandoned\"}",
+            "trickle_increment_records_total{kind=\"raw\"}",
+            "encode_wrong_bytes_total{node=\"n1\"}",
+            "trickle_failures_total",
+            "place_peer_faults_total",
+        ] {
+            assert!(
+                text.contains(&format!("storaged_{name} 0")),
+                "{name} in {text}"
+            );
+        }
+        // No family is without a single line.
+        let counters = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        for name in counters.filter_map(|line| line.strip_suffix(" counter")) {
+            assert!(
+                text.contains(&format!("\n{name}_total")),
+                "{name} in {text}"
+            );
+        }
+        metrics.observe_publish(false);
+        assert!(metrics.text().contains("storaged_trickle_failures_total 1"));
     }
 
     #[test]

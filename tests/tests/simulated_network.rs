@@ -62,7 +62,7 @@ fn config(
         .filter(|peer| *peer != node)
         .map(|peer| Peer {
             name: name(peer),
-            address: SocketAddr::new(addresses[peer], PORT),
+            address: SocketAddr::new(addresses[peer], PORT).into(),
         })
         .collect();
     config.tls = Some(TlsFiles {

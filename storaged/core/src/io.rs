@@ -12,6 +12,7 @@ use storaged_wire::{
 };
 
 use crate::encode::{ParityId, SessionWork, SlotShard};
+use crate::place::Member;
 use crate::trickle::UploadBase;
 
 /// Milliseconds since the daemon started. The driver's clock; the core never asks for it.
@@ -66,8 +67,12 @@ pub enum Input {
     },
     /// A request of a trainer, a reader or an operator.
     Request { id: RequestId, request: Request },
+    /// A connection came through the operator's own socket: its readers need no job's token.
+    OperatorConnected { conn: ConnId },
     /// A connection ended, or the process behind it died.
     Disconnected { conn: ConnId },
+    /// The configuration has another list of nodes, this one included, that can be grouped.
+    Members { members: Vec<Member> },
     /// `Output::CreateSlot` is done.
     SlotCreated { slot: SlotId },
     /// `Output::CreateSlot` failed.

@@ -80,6 +80,8 @@ pub struct Node {
     pub(crate) slots: BTreeMap<SlotId, Slot>,
     pub(crate) budget: Budget,
     pub(crate) conns: BTreeMap<ConnId, Attached>,
+    /// Connections of operators.
+    pub(crate) operators: BTreeSet<ConnId>,
     pub(crate) waiters: Vec<Waiter>,
     pub(crate) led: BTreeMap<SessionId, Led>,
     pub(crate) joined: BTreeMap<(NodeName, SessionId), Joined>,
@@ -124,6 +126,7 @@ impl Node {
             by_name: BTreeMap::new(),
             slots: BTreeMap::new(),
             conns: BTreeMap::new(),
+            operators: BTreeSet::new(),
             waiters: Vec::new(),
             led: BTreeMap::new(),
             joined: BTreeMap::new(),
@@ -175,7 +178,9 @@ impl Node {
             Input::PeerDown { node } => self.peer_down(&node),
             Input::Message { from, message } => self.message(&from, message),
             Input::Request { id, request } => self.request(id, request),
+            Input::OperatorConnected { conn } => drop(self.operators.insert(conn)),
             Input::Disconnected { conn } => self.disconnected(conn),
+            Input::Members { members } => self.set_members(members),
             Input::SlotCreated { slot } => self.slot_created(slot),
             Input::SlotFailed { slot, reason } => self.slot_failed(slot, &reason),
             Input::Digested {

@@ -21,7 +21,9 @@ use tokio::sync::mpsc;
 use super::{CliError, print};
 use crate::cluster::{Cluster, ClusterError, ClusterSpec};
 use crate::net::cert::{CA_CERTIFICATE, create_ca, issue};
-use crate::net::{Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory};
+use crate::net::{
+    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
+};
 
 const NODES: usize = 6;
 const K: usize = 4;
@@ -343,8 +345,14 @@ fn raw_quic(directory: &std::path::Path, length: usize) -> Result<f64, CliError>
             listen: address(node),
             peers: vec![Peer {
                 name: node_name(1 - node)?,
-                address: address(1 - node),
+                address: address(1 - node).into(),
             }],
+            agreement: Agreement::of(
+                None,
+                storaged_sdk::wire::ChunkSize::new(1 << 18).expect("a size"),
+                &[],
+            ),
+            versions: LINK_VERSIONS,
             sockets: Arc::new(UdpFactory),
             seed: None,
         };

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use storaged_sdk::wire::NodeName;
 
 use super::{CliError, print};
-use crate::net::cert::{create_ca, issue};
+use crate::net::cert::{create_ca, issue, renew};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -37,6 +37,19 @@ pub enum CertCommand {
         #[arg(long, default_value_t = 365)]
         days: u32,
     },
+    /// Make a new certificate and key in place of a node's DIR/NODE.pem and DIR/NODE.key
+    #[command(
+        after_help = "Next: copy both files to the node and reload its daemon: systemctl reload storaged, or kill -HUP. Links and RAM stay."
+    )]
+    Renew {
+        /// Directory of the authority
+        directory: PathBuf,
+        /// The node's name, as in its configuration
+        node: NodeName,
+        /// How long it is valid
+        #[arg(long, default_value_t = 365)]
+        days: u32,
+    },
 }
 
 pub fn cert(command: CertCommand) -> Result<(), CliError> {
@@ -47,6 +60,11 @@ pub fn cert(command: CertCommand) -> Result<(), CliError> {
             node,
             days,
         } => issue(&directory, &node, DAY * days)?,
+        CertCommand::Renew {
+            directory,
+            node,
+            days,
+        } => renew(&directory, &node, DAY * days)?,
     };
     print(&path.display().to_string());
     Ok(())

@@ -78,7 +78,7 @@ pub struct VerifyArgs {
 }
 
 pub fn status(args: &StatusArgs) -> Result<(), CliError> {
-    let text = Client::connect_anonymous(&args.socket.socket)?.status()?;
+    let text = Client::connect_anonymous(&args.socket.path())?.status()?;
     if args.json {
         print(&text);
         return Ok(());
@@ -89,8 +89,22 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
     let memory = &status["memory"];
     print(&format!(
         "node {}  geometry {}  ready {}",
-        status["node"], status["geometry"], status["ready"]
+        status["node"].as_str().unwrap_or_default(),
+        status["geometry"].as_str().unwrap_or("none"),
+        status["ready"]
     ));
+    for reason in status["not_ready"].as_array().into_iter().flatten() {
+        print(&format!(
+            "not ready: {}",
+            reason.as_str().unwrap_or_default()
+        ));
+    }
+    if let Some(expires) = status["certificate_expires"].as_i64() {
+        print(&format!(
+            "certificate until {}",
+            crate::driver::date(expires)
+        ));
+    }
     print(&format!(
         "memory {} of {}  slots {}  parity sets {}",
         bytes(&memory["used"]),
@@ -129,7 +143,7 @@ fn info_json(info: &CheckpointInfo) -> Value {
 }
 
 pub fn ls(args: &LsArgs) -> Result<(), CliError> {
-    let infos = Client::connect_anonymous(&args.socket.socket)?.list(args.namespace.clone())?;
+    let infos = Client::connect_anonymous(&args.socket.path())?.list(args.namespace.clone())?;
     if args.json {
         print(&Value::Array(infos.iter().map(info_json).collect()).to_string());
         return Ok(());

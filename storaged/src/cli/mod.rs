@@ -7,6 +7,7 @@ mod plan_encode;
 mod run;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
@@ -17,6 +18,8 @@ use thiserror::Error;
 
 use crate::config::ConfigError;
 use crate::driver::StartError;
+use crate::log::FilterError;
+use crate::net::TlsError;
 use crate::net::cert::CertError;
 
 /// Why a command failed.
@@ -31,9 +34,15 @@ pub enum CliError {
     /// Talking to it.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// Certificates.
+    /// Making certificates.
     #[error(transparent)]
     Cert(#[from] CertError),
+    /// Certificates that are there.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// What is to be logged.
+    #[error("configuration key log.filter")]
+    Log(#[from] FilterError),
     /// The system.
     #[error("{what} failed")]
     Io {
@@ -49,12 +58,25 @@ pub enum CliError {
     Faults { faults: usize, parts: usize },
 }
 
+/// A configuration that cannot be used (EX_CONFIG of sysexits.h): starting again does not help.
+const EXIT_CONFIG: u8 = 78;
+
+impl CliError {
+    /// What a script sees.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Config(_) | Self::Tls(_) | Self::Log(_) => EXIT_CONFIG.into(),
+            _ => ExitCode::FAILURE,
+        }
+    }
+}
+
 /// Keeps training checkpoints in the RAM of the nodes that train, erasure-coded, and trickles them to S3.
 #[derive(Debug, Parser)]
 #[command(
     name = "storaged",
     version,
-    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments."
+    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 78 a configuration that cannot be used."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -85,9 +107,25 @@ enum Command {
 /// How to reach the daemon.
 #[derive(Debug, Clone, Args)]
 pub struct SocketArgs {
-    /// Socket of the daemon
-    #[arg(long, env = "STORAGED_SOCKET", default_value = DEFAULT_SOCKET)]
-    pub socket: PathBuf,
+    /// Socket of the daemon; by default the operator's, /run/storaged/admin.sock, or if that one cannot be used
+    /// /run/storaged/storaged.sock
+    #[arg(long, env = "STORAGED_SOCKET")]
+    socket: Option<PathBuf>,
+}
+
+/// Where the operator's socket is unless the configuration says otherwise.
+const ADMIN_SOCKET: &str = "/run/storaged/admin.sock";
+
+impl SocketArgs {
+    /// Where to connect.
+    pub fn path(&self) -> PathBuf {
+        let usable = |path: &str| std::os::unix::net::UnixStream::connect(path).is_ok();
+        match &self.socket {
+            Some(socket) => socket.clone(),
+            None if usable(ADMIN_SOCKET) || !usable(DEFAULT_SOCKET) => ADMIN_SOCKET.into(),
+            None => DEFAULT_SOCKET.into(),
+        }
+    }
 }
 
 /// A namespace and the token it belongs to.
@@ -119,7 +157,7 @@ fn parse_step(text: &str) -> Result<Step, std::num::ParseIntError> {
 impl NamespaceArgs {
     fn connect(&self, socket: &SocketArgs) -> Result<Client, CliError> {
         let options = ConnectOptions {
-            socket: socket.socket.clone(),
+            socket: socket.path(),
             namespace: self.namespace.clone(),
             token: self.token.clone().into_bytes(),
             role: Role::Reader,

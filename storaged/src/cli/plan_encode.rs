@@ -111,7 +111,7 @@ pub fn plan_encode(args: &EncodeArgs, socket: &SocketArgs, json: bool) -> Result
 }
 
 fn status(socket: &SocketArgs) -> Result<Value, CliError> {
-    let text = Client::connect_anonymous(&socket.socket)?.status()?;
+    let text = Client::connect_anonymous(&socket.path())?.status()?;
     serde_json::from_str(&text).map_err(|error| CliError::Unexpected(error.to_string()))
 }
 

@@ -4,22 +4,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 
 use super::{CliError, print};
 use crate::config::{CodecThreads, Config, ConfigFile};
-use crate::driver::{Daemon, Offload, Seams};
+use crate::driver::{Daemon, Offload, Seams, date, expiry_fault};
 use crate::encode::Pool;
 use crate::log::{self, LogFormat};
-use crate::net::UdpFactory;
+use crate::net::{TlsIdentity, UdpFactory};
 use crate::seam::SystemEntropy;
 
 /// Threads of the network's runtime: one encrypts and sends while another receives.
 const NET_THREADS: usize = 2;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it."
+    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it. SIGHUP reads the\nconfiguration and the certificates again; links and RAM stay."
 )]
 pub struct RunArgs {
     /// Configuration file (TOML); see docs/operate/config.md
@@ -53,7 +54,8 @@ fn load(file: Option<&PathBuf>, runtime_dir: Option<PathBuf>) -> Result<Config, 
 
 pub fn run(args: RunArgs) -> Result<(), CliError> {
     log::start(args.log_format);
-    let config = load(args.config.as_ref(), args.runtime_dir)?;
+    let config = load(args.config.as_ref(), args.runtime_dir.clone())?;
+    log::set_filter(&config.log_filter)?;
     let io = |what| move |source| CliError::Io { what, source };
     let net = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
@@ -81,7 +83,16 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
         };
         let mut term = signal(SignalKind::terminate()).map_err(io("listening for SIGTERM"))?;
         let mut int = signal(SignalKind::interrupt()).map_err(io("listening for SIGINT"))?;
+        let hup = signal(SignalKind::hangup()).map_err(io("listening for SIGHUP"))?;
+        // What would end a process that does not say otherwise; nothing but SIGTERM and SIGINT ends this one.
+        let ignored = [
+            SignalKind::user_defined1(),
+            SignalKind::user_defined2(),
+            SignalKind::alarm(),
+        ];
+        let ignored = ignored.map(signal);
         let daemon = Daemon::start(config, seams).await?;
+        tokio::spawn(reload_at(hup, args, daemon.reloads()));
         let stop = async {
             tokio::select! {
                 _ = term.recv() => {}
@@ -89,6 +100,7 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
             }
         };
         daemon.run(stop).await;
+        drop(ignored);
         Ok(())
     });
     // Connections may still wait for trainers: they end with the process.
@@ -97,9 +109,44 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
     outcome
 }
 
+/// Reads the configuration again at every SIGHUP.
+async fn reload_at(mut hup: Signal, args: RunArgs, reloads: mpsc::Sender<Config>) {
+    while hup.recv().await.is_some() {
+        let file = load(args.config.as_ref(), args.runtime_dir.clone());
+        let taken = file.and_then(|config| {
+            log::set_filter(&config.log_filter)?;
+            Ok(config)
+        });
+        match taken {
+            Ok(config) => drop(reloads.send(config).await),
+            Err(error) => {
+                tracing::error!(
+                    error = crate::driver::chain(&error),
+                    "the configuration cannot be used: the old one stays"
+                );
+            }
+        }
+    }
+}
+
+/// What `run` would find wrong with the certificates, or when this node's expires.
+fn check_certificates(config: &Config) -> Result<Option<String>, CliError> {
+    let Some(files) = &config.tls else {
+        return Ok(None);
+    };
+    let identity = TlsIdentity::load(files)?;
+    identity.check(&config.name)?;
+    let validity = identity.validity()?;
+    match expiry_fault(&config.name, validity) {
+        Some(fault) => Err(CliError::Unexpected(fault)),
+        None => Ok(Some(date(validity.ends))),
+    }
+}
+
 pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
     let file = ConfigFile::load(&args.file)?;
     let config = file.validate()?;
+    let expires = check_certificates(&config)?;
     let protection = match config.geometry {
         Some(geometry) => format!(
             "{geometry}: survives the loss of any {} nodes",
@@ -107,8 +154,9 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
         ),
         None => "none: a node's loss loses its shards unless the durable tier has them".into(),
     };
+    let expires = expires.unwrap_or_else(|| "none".into());
     print(&format!(
-        "node {} of {}\nprotection {protection}\nRAM for checkpoints {}\nslots per rank {}\nsocket {}",
+        "node {} of {}\nprotection {protection}\nRAM for checkpoints {}\nslots per rank {}\nsockets {}\ncertificate until {expires}\n{}",
         config.name,
         config.members.len(),
         bytesize::ByteSize::b(config.budget),
@@ -118,7 +166,8 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
             .iter()
             .map(|socket| socket.path.display().to_string())
             .collect::<Vec<_>>()
-            .join(", ")
+            .join(", "),
+        config.bill()
     ));
     Ok(())
 }

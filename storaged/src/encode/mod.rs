@@ -4,8 +4,8 @@
 //! The three overlap: blocks wait in bounded queues between receiving, arithmetic (on a pool of threads) and
 //! sending, and QUIC's flow control carries the back-pressure from hop to hop.
 //! Order of reading: `executor` (sessions), `pipeline` (the stages of one), `stripe` (the arithmetic of one stripe),
-//! `frame` (the bytes on the wire), `wary` (sums that are checked), then `check`, `buffer`, `inbound`, `pool`, `meter`
-//! and `quic`.
+//! `frame` (the bytes on the wire), `wary` (sums that are checked), then `check`, `buffer`, `inbound`, `meter` and `quic`.
+//! The arithmetic runs on the threads of `crate::pool`.
 
 mod buffer;
 mod check;
@@ -14,7 +14,6 @@ mod frame;
 mod inbound;
 mod meter;
 mod pipeline;
-mod pool;
 mod quic;
 mod stripe;
 #[cfg(test)]
@@ -23,9 +22,9 @@ mod wary;
 
 pub use executor::{Executor, ExecutorLimits, SessionEnd};
 pub use meter::Meters;
-pub use pool::Pool;
 pub use quic::{NoStreams, QuicStreams};
 
+pub use crate::pool::Pool;
 use async_trait::async_trait;
 use bytes::Bytes;
 use storaged_core::encode::{Keep, SessionWork, Source};

@@ -27,8 +27,13 @@ pub enum CertError {
         source: io::Error,
     },
     /// There is something already; nothing is overwritten.
-    #[error("{0} exists already: remove it first if it may go, or name another directory")]
+    #[error(
+        "{0} exists already: `storaged cert renew` puts a new one in its place; or name another directory"
+    )]
     Exists(PathBuf),
+    /// There is nothing to renew.
+    #[error("{0} does not exist: `storaged cert issue` makes the first one")]
+    NotIssued(PathBuf),
     /// The certificate library.
     #[error("making the certificate failed")]
     Rcgen(#[from] rcgen::Error),
@@ -65,6 +70,40 @@ pub fn create_ca(directory: &Path, valid: Duration) -> Result<PathBuf, CertError
 /// # Errors
 /// [`CertError`] if there is no authority, or the node has a certificate already.
 pub fn issue(directory: &Path, node: &NodeName, valid: Duration) -> Result<PathBuf, CertError> {
+    let (certificate, key) = sign(directory, node, valid)?;
+    let (path, key_path) = paths(directory, node);
+    write_new(&key_path, &key, 0o600)?;
+    write_new(&path, &certificate, 0o644)?;
+    Ok(path)
+}
+
+/// The same in place of the ones that the node has: a daemon that reads the files meanwhile gets old or new ones, whole.
+///
+/// # Errors
+/// [`CertError`] if there is no authority, or the node has no certificate yet.
+pub fn renew(directory: &Path, node: &NodeName, valid: Duration) -> Result<PathBuf, CertError> {
+    let (path, key_path) = paths(directory, node);
+    if !path.exists() {
+        return Err(CertError::NotIssued(path));
+    }
+    let (certificate, key) = sign(directory, node, valid)?;
+    for (path, text, mode) in [(&key_path, key, 0o600), (&path, certificate, 0o644)] {
+        let fresh = path.with_added_extension("new");
+        // Of a renewal that was broken off.
+        let _ = std::fs::remove_file(&fresh);
+        write_new(&fresh, &text, mode)?;
+        std::fs::rename(&fresh, path).map_err(|source| file(path, source))?;
+    }
+    Ok(path)
+}
+
+fn paths(directory: &Path, node: &NodeName) -> (PathBuf, PathBuf) {
+    let path = |kind: &str| directory.join(format!("{node}.{kind}"));
+    (path("pem"), path("key"))
+}
+
+/// A certificate and its key, in PEM.
+fn sign(directory: &Path, node: &NodeName, valid: Duration) -> Result<(String, String), CertError> {
     let read = |name: &str| {
         let path = directory.join(name);
         std::fs::read_to_string(&path).map_err(|source| file(&path, source))
@@ -82,14 +121,7 @@ pub fn issue(directory: &Path, node: &NodeName, valid: Duration) -> Result<PathB
     set_validity(&mut params, valid);
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, &issuer)?;
-    let path = directory.join(format!("{node}.pem"));
-    write_new(
-        &directory.join(format!("{node}.key")),
-        &key.serialize_pem(),
-        0o600,
-    )?;
-    write_new(&path, &certificate.pem(), 0o644)?;
-    Ok(path)
+    Ok((certificate.pem(), key.serialize_pem()))
 }
 
 /// From an hour ago, so that clocks may differ a little.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,11 +12,14 @@ use rustls::pki_types::CertificateDer;
 use storaged_wire::peer::{CONTROL_FRAME_BYTES_MAX, StreamRecord};
 use storaged_wire::{Generation, NodeName, decode, encode};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
+use super::address::PeerAddress;
+use super::agreement::{Agreement, Difference, VersionRange};
 use super::link::Link;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::wake::Wake;
-use super::{NetError, TlsIdentity, frame, tls};
+use super::{NetError, TlsIdentity, failure, frame, tls};
 
 /// Keep-alives: a dead peer is seen after four missed ones, in 2.0 to 2.5 s.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
@@ -24,7 +27,7 @@ const IDLE: Duration = Duration::from_secs(2);
 /// First records of connections and streams come within this time.
 const FIRST_RECORD_WAIT: Duration = Duration::from_secs(5);
 /// First records are small.
-const FIRST_RECORD_BYTES_MAX: usize = 4096;
+pub(super) const FIRST_RECORD_BYTES_MAX: usize = 4096;
 /// Unread bytes that one stream may have in flight: bandwidth times delay of 100 Gbit/s over 0.3 ms, 4 MB. More of
 /// them fall out of the cache between the socket and the reader, and cost a tenth more CPU (docs/operate/transport.md).
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
@@ -32,19 +35,21 @@ const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Streams that a peer may have open to us at once: 64 sessions of 4 edges.
 const STREAMS_MAX: u32 = 256;
-/// Of the protocol.
-const VERSION: u16 = 4;
+/// A peer that was refused reads why before the connection ends.
+const REFUSED_WAIT: Duration = Duration::from_secs(1);
+/// Of the protocol. What is new gets the next number, and both are spoken until no node speaks the old one only.
+pub const LINK_VERSIONS: VersionRange = VersionRange { min: 4, max: 4 };
 
 pub(super) const KIND_CONTROL: u8 = 0;
 pub(super) const KIND_DATA: u8 = 1;
 
 /// A configured peer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Its name.
     pub name: NodeName,
     /// Where it listens.
-    pub address: SocketAddr,
+    pub address: PeerAddress,
 }
 
 /// How to start.
@@ -60,6 +65,10 @@ pub struct NetConfig {
     pub identity: TlsIdentity,
     /// Whom to link to.
     pub peers: Vec<Peer>,
+    /// What they must have in common with this node.
+    pub agreement: Agreement,
+    /// Versions of the protocol to speak: [`LINK_VERSIONS`], but in tests.
+    pub versions: VersionRange,
     /// Where sockets come from.
     pub sockets: Arc<dyn SocketFactory>,
     /// Seed of the endpoint's random choices; none for the system's.
@@ -73,6 +82,7 @@ pub enum NetEvent {
     Up {
         peer: NodeName,
         generation: Generation,
+        version: u16,
     },
     /// Our link to a peer is down.
     Down { peer: NodeName, reason: String },
@@ -84,8 +94,10 @@ pub enum NetEvent {
         record: StreamRecord,
         recv: RecvStream,
     },
-    /// A peer or somebody else did what it may not; worth a log line.
-    Fault(NetError),
+    /// A peer that could be reached is not linked to, and will be tried again: one of the two must be changed.
+    Refused { peer: NodeName, why: NetError },
+    /// A connection did not come about or ended: somebody did what he may not, or it just ended.
+    Failed(NetError),
 }
 
 /// First record of a connection, both ways.
@@ -97,20 +109,99 @@ pub(super) struct LinkHello {
     pub node: NodeName,
     #[n(2)]
     pub generation: Generation,
+    /// The lowest version; without it `version` is the only one.
+    #[n(3)]
+    pub version_min: Option<u16>,
+    #[n(4)]
+    pub agreement: Option<Agreement>,
+}
+
+impl LinkHello {
+    fn versions(&self) -> VersionRange {
+        VersionRange {
+            min: self.version_min.unwrap_or(self.version),
+            max: self.version,
+        }
+    }
+
+    /// The version that both speak, if they speak one and are configured alike.
+    pub fn agree(&self, there: &Self) -> Result<u16, NetError> {
+        let (here, theirs) = (self.versions(), there.versions());
+        let version = here.common(theirs).ok_or_else(|| NetError::Version {
+            peer: there.node.clone(),
+            here,
+            there: theirs,
+        })?;
+        let differences = self.differences(there);
+        match differences.is_empty() {
+            true => Ok(version),
+            false => Err(NetError::Disagreement {
+                peer: there.node.clone(),
+                differences,
+            }),
+        }
+    }
+
+    fn differences(&self, there: &Self) -> Vec<Difference> {
+        let both = self.agreement.as_ref().zip(there.agreement.as_ref());
+        both.map_or_else(Vec::new, |(here, there)| here.differences(there))
+    }
 }
 
 /// The transport of one daemon.
-#[derive(Debug)]
 pub struct Net {
     endpoint: Endpoint,
-    links: BTreeMap<NodeName, Arc<Link>>,
+    shared: Arc<Shared>,
 }
 
 pub(super) struct Shared {
-    pub hello: LinkHello,
     pub events: mpsc::Sender<NetEvent>,
-    /// The configured peers, and what wakes our links to them.
-    pub known: BTreeMap<NodeName, Arc<Wake>>,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Net {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Net")
+            .field("endpoint", &self.endpoint)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a reload may change.
+struct State {
+    hello: LinkHello,
+    client: quinn::ClientConfig,
+    known: BTreeMap<NodeName, Known>,
+}
+
+/// A configured peer.
+#[derive(Clone)]
+struct Known {
+    link: Arc<Link>,
+    /// Wakes our link to it.
+    wake: Arc<Wake>,
+    /// It is configured no more.
+    gone: CancellationToken,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What this node says first.
+    pub fn hello(&self) -> LinkHello {
+        self.state().hello.clone()
+    }
+
+    /// Who this node is to those that it dials.
+    pub fn client(&self) -> quinn::ClientConfig {
+        self.state().client.clone()
+    }
+
+    fn known(&self, peer: &NodeName) -> Option<Known> {
+        self.state().known.get(peer).cloned()
+    }
 }
 
 impl Net {
@@ -123,11 +214,7 @@ impl Net {
         events: mpsc::Sender<NetEvent>,
     ) -> Result<Arc<Self>, NetError> {
         config.identity.check_name(&config.node)?;
-        let transport = Arc::new(transport());
-        let mut server = quinn::ServerConfig::with_crypto(Arc::new(config.identity.server()?));
-        server.transport_config(transport.clone());
-        let mut client = quinn::ClientConfig::new(Arc::new(config.identity.client()?));
-        client.transport_config(transport);
+        let (server, client) = credentials(&config.identity)?;
         let bound = config.sockets.bind(config.listen).await;
         let socket = bound.map_err(|source| NetError::Bind {
             address: config.listen,
@@ -144,37 +231,87 @@ impl Net {
         let runtime = Arc::new(TokioRuntime);
         let made =
             Endpoint::new_with_abstract_socket(endpoint_config, Some(server), socket, runtime);
-        let mut endpoint = made.map_err(|source| NetError::Bind {
+        let endpoint = made.map_err(|source| NetError::Bind {
             address: config.listen,
             source,
         })?;
-        endpoint.set_default_client_config(client);
+        let hello = LinkHello {
+            version: config.versions.max,
+            node: config.node,
+            generation: config.generation,
+            version_min: Some(config.versions.min),
+            agreement: Some(config.agreement),
+        };
+        let state = State {
+            hello,
+            client,
+            known: BTreeMap::new(),
+        };
         let shared = Arc::new(Shared {
-            hello: LinkHello {
-                version: VERSION,
-                node: config.node,
-                generation: config.generation,
-            },
             events,
-            known: (config.peers.iter())
-                .map(|peer| (peer.name.clone(), Arc::default()))
-                .collect(),
+            state: Mutex::new(state),
         });
-        let links = config.peers.into_iter().map(|peer| {
+        let net = Arc::new(Self { endpoint, shared });
+        net.link_to(config.peers);
+        tokio::spawn(accept_all(net.endpoint.clone(), net.shared.clone()));
+        Ok(net)
+    }
+
+    /// Takes another certificate for the connections that begin from now on.
+    ///
+    /// # Errors
+    /// [`NetError`] if it is not this node's, or cannot be used; then nothing changes.
+    pub fn set_identity(&self, identity: &TlsIdentity) -> Result<(), NetError> {
+        identity.check_name(&self.shared.hello().node)?;
+        let (server, client) = credentials(identity)?;
+        self.endpoint.set_server_config(Some(server));
+        self.shared.state().client = client;
+        Ok(())
+    }
+
+    /// Takes another list of peers and what they must have in common with this node from now on: links to those that
+    /// stay go on, also if their address is another one.
+    pub fn set_peers(&self, peers: Vec<Peer>, agreement: Agreement) {
+        let mut state = self.shared.state();
+        state.hello.agreement = Some(agreement);
+        let stays = |name: &NodeName| peers.iter().any(|peer| peer.name == *name);
+        let gone: Vec<NodeName> = (state.known.keys())
+            .filter(|name| !stays(name))
+            .cloned()
+            .collect();
+        for name in gone {
+            if let Some(known) = state.known.remove(&name) {
+                known.gone.cancel();
+            }
+        }
+        drop(state);
+        self.link_to(peers);
+    }
+
+    /// Links to those that are new, and says where the others are now.
+    fn link_to(&self, peers: Vec<Peer>) {
+        for peer in peers {
+            if let Some(known) = self.shared.known(&peer.name) {
+                known.link.set_address(peer.address);
+                continue;
+            }
+            let (wake, gone) = (Arc::<Wake>::default(), CancellationToken::new());
             let name = peer.name.clone();
-            let wake = shared.known.get(&name).cloned().unwrap_or_default();
-            let link = Link::start(endpoint.clone(), peer, shared.clone(), wake);
-            (name, link)
-        });
-        let links = links.collect();
-        tokio::spawn(accept_all(endpoint.clone(), shared));
-        Ok(Arc::new(Self { endpoint, links }))
+            let link = Link::new(peer.address);
+            let known = Known {
+                link: link.link.clone(),
+                wake: wake.clone(),
+                gone: gone.clone(),
+            };
+            self.shared.state().known.insert(name.clone(), known);
+            link.start(name, self.endpoint.clone(), self.shared.clone(), wake, gone);
+        }
     }
 
     /// Queues a control message; it is lost if the link is down or its queue is full.
     pub fn send(&self, to: &NodeName, body: Bytes) {
-        if let Some(link) = self.links.get(to) {
-            link.send(body);
+        if let Some(known) = self.shared.known(to) {
+            known.link.send(body);
         }
     }
 
@@ -187,11 +324,10 @@ impl Net {
         to: &NodeName,
         record: &StreamRecord,
     ) -> Result<SendStream, NetError> {
-        let link = self
-            .links
-            .get(to)
-            .ok_or_else(|| NetError::UnknownPeer(to.clone()))?;
-        let connection = link
+        let known = self.shared.known(to);
+        let known = known.ok_or_else(|| NetError::UnknownPeer(to.clone()))?;
+        let connection = known
+            .link
             .connection()
             .await
             .ok_or_else(|| NetError::Down(to.clone()))?;
@@ -228,6 +364,18 @@ impl Net {
     }
 }
 
+/// Who a node is to those that dial it, and to those that it dials.
+fn credentials(
+    identity: &TlsIdentity,
+) -> Result<(quinn::ServerConfig, quinn::ClientConfig), NetError> {
+    let transport = Arc::new(transport());
+    let mut server = quinn::ServerConfig::with_crypto(Arc::new(identity.server()?));
+    server.transport_config(transport.clone());
+    let mut client = quinn::ClientConfig::new(Arc::new(identity.client()?));
+    client.transport_config(transport);
+    Ok((server, client))
+}
+
 fn transport() -> quinn::TransportConfig {
     let mut config = quinn::TransportConfig::default();
     let mut discovery = quinn::MtuDiscoveryConfig::default();
@@ -252,40 +400,34 @@ async fn accept_all(endpoint: Endpoint, shared: Arc<Shared>) {
             let address = incoming.remote_address().to_string();
             let outcome = match incoming.await {
                 Ok(connection) => serve(connection, &shared).await,
-                Err(error) => Err(refused(&address, &error)),
+                Err(error) => Err(failure::of_connection(&address, &error)),
             };
             if let Err(error) = outcome {
-                let _ = shared.events.send(NetEvent::Fault(error)).await;
+                let _ = shared.events.send(failed(error)).await;
             }
         });
     }
 }
 
-/// A connection error, told apart by whether a certificate is to blame.
-pub(super) fn refused(peer: &str, error: &quinn::ConnectionError) -> NetError {
-    let reason = error.to_string();
-    let peer = peer.to_owned();
-    let about_certificate = [
-        "certificate",
-        "Certificate",
-        "cert",
-        "BadSignature",
-        "UnknownIssuer",
-    ]
-    .iter()
-    .any(|word| reason.contains(word));
-    match about_certificate {
-        true => NetError::PeerCertificate { peer, reason },
-        false => NetError::Connection { peer, reason },
-    }
+/// Which event an error is.
+pub(super) fn failed(error: NetError) -> NetEvent {
+    let peer = match &error {
+        NetError::Disagreement { peer, .. } | NetError::Version { peer, .. } => peer.clone(),
+        _ => return NetEvent::Failed(error),
+    };
+    NetEvent::Refused { peer, why: error }
 }
 
 async fn serve(connection: Connection, shared: &Arc<Shared>) -> Result<(), NetError> {
     let address = connection.remote_address().to_string();
     let hello = tokio::time::timeout(FIRST_RECORD_WAIT, welcome(&connection, shared)).await;
-    let from = match hello {
-        Ok(Ok(from)) => from,
+    let (from, gone) = match hello {
+        Ok(Ok(peer)) => peer,
         Ok(Err(error)) => {
+            if matches!(failed_kind(&error), Answered::Yes) {
+                // It reads our hello, finds the same and goes.
+                let _ = tokio::time::timeout(REFUSED_WAIT, connection.closed()).await;
+            }
             connection.close(VarInt::from_u32(1), b"refused");
             return Err(error);
         }
@@ -298,55 +440,68 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) -> Result<(), NetEr
             });
         }
     };
-    while let Ok(stream) = connection.accept_uni().await {
+    loop {
+        let stream = tokio::select! {
+            biased;
+            () = gone.cancelled() => break,
+            stream = connection.accept_uni() => stream,
+        };
+        let Ok(stream) = stream else { return Ok(()) };
         let (shared, from, connection) = (shared.clone(), from.clone(), connection.clone());
         tokio::spawn(async move {
             if let Err(reason) = serve_stream(stream, &from, &shared).await {
-                connection.close(VarInt::from_u32(2), b"protocol");
                 let peer = from.to_string();
-                let _ = shared
-                    .events
-                    .send(NetEvent::Fault(NetError::Protocol { peer, reason }))
-                    .await;
+                let error = failure::of_stream(&peer, &connection, reason);
+                let _ = shared.events.send(NetEvent::Failed(error)).await;
+                connection.close(VarInt::from_u32(2), b"protocol");
             }
         });
     }
+    connection.close(VarInt::from_u32(1), b"not a peer any more");
     Ok(())
 }
 
+/// Whether the peer got our hello before it was refused.
+enum Answered {
+    Yes,
+    No,
+}
+
+fn failed_kind(error: &NetError) -> Answered {
+    match error {
+        NetError::Disagreement { .. } | NetError::Version { .. } => Answered::Yes,
+        _ => Answered::No,
+    }
+}
+
 /// Takes the peer's hello, checks that its certificate is the node's it says it is, and answers.
-async fn welcome(connection: &Connection, shared: &Shared) -> Result<NodeName, NetError> {
+async fn welcome(
+    connection: &Connection,
+    shared: &Shared,
+) -> Result<(NodeName, CancellationToken), NetError> {
     let peer = connection.remote_address().to_string();
-    let broke = |reason: String| NetError::Protocol {
-        peer: peer.clone(),
-        reason,
-    };
+    let broke = |reason: String| failure::of_stream(&peer, connection, reason);
     let (mut send, mut recv) = connection
         .accept_bi()
         .await
-        .map_err(|e| broke(e.to_string()))?;
+        .map_err(|error| failure::of_connection(&peer, &error))?;
     let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX)
         .await
         .map_err(broke)?;
     let body = body.ok_or_else(|| broke("the hello is empty".into()))?;
     let hello: LinkHello = decode("hello", &body).map_err(|e| broke(e.to_string()))?;
-    if hello.version != shared.hello.version {
-        let text = format!(
-            "expected version {}, got {}",
-            shared.hello.version, hello.version
-        );
-        return Err(broke(text));
-    }
     check_identity(connection, &hello.node)?;
-    let Some(wake) = shared.known.get(&hello.node) else {
+    let Some(known) = shared.known(&hello.node) else {
         return Err(NetError::UnknownPeer(hello.node));
     };
-    frame::write(&mut send, encode(&shared.hello).into())
+    let own = shared.hello();
+    frame::write(&mut send, encode(&own).into())
         .await
         .map_err(broke)?;
     let _ = send.finish();
-    wake.heard(hello.generation);
-    Ok(hello.node)
+    own.agree(&hello)?;
+    known.wake.heard(hello.generation);
+    Ok((hello.node, known.gone))
 }
 
 fn check_identity(connection: &Connection, node: &NodeName) -> Result<(), NetError> {

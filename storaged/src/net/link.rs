@@ -1,16 +1,18 @@
 //! One outgoing link: dial, say hello, keep the connection, report its end, dial again.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::{Connection, Endpoint, VarInt};
-use storaged_wire::{Generation, decode, encode};
+use storaged_wire::{Generation, NodeName, decode, encode};
 use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
 
-use super::endpoint::{KIND_CONTROL, LinkHello, NetEvent, Peer, Shared, refused};
+use super::address::PeerAddress;
+use super::endpoint::{FIRST_RECORD_BYTES_MAX, KIND_CONTROL, LinkHello, NetEvent, Shared};
 use super::wake::Wake;
-use super::{NetError, frame, tls};
+use super::{NetError, failure, frame, tls};
 
 /// Dial again after this time, doubled at each failure up to the longest.
 const BACKOFF: Duration = Duration::from_millis(100);
@@ -26,121 +28,212 @@ const TELL_EVERY: u32 = 30;
 const UP_WAIT: Duration = Duration::from_secs(2);
 
 /// The outgoing link to one peer.
-#[derive(Debug)]
 pub(super) struct Link {
     queue: mpsc::Sender<Bytes>,
     connection: watch::Sender<Option<Connection>>,
+    address: Mutex<PeerAddress>,
+}
+
+/// A link that is not kept yet.
+pub(super) struct NewLink {
+    pub link: Arc<Link>,
+    messages: mpsc::Receiver<Bytes>,
+}
+
+impl NewLink {
+    /// Dials, and goes on until the peer is `gone` from the configuration.
+    pub fn start(
+        self,
+        peer: NodeName,
+        endpoint: Endpoint,
+        shared: Arc<Shared>,
+        wake: Arc<Wake>,
+        gone: CancellationToken,
+    ) {
+        let keeper = Keeper {
+            peer,
+            endpoint,
+            shared,
+            wake,
+            gone,
+            link: self.link,
+            messages: self.messages,
+            failures: 0,
+            refusals: 0,
+        };
+        tokio::spawn(keeper.keep());
+    }
 }
 
 impl Link {
-    pub(super) fn start(
-        endpoint: Endpoint,
-        peer: Peer,
-        shared: Arc<Shared>,
-        wake: Arc<Wake>,
-    ) -> Arc<Self> {
+    pub fn new(address: PeerAddress) -> NewLink {
         let (queue, messages) = mpsc::channel(QUEUE);
-        let connection = watch::Sender::new(None);
-        let link = Arc::new(Self { queue, connection });
-        tokio::spawn(link.clone().keep(endpoint, peer, shared, wake, messages));
-        link
+        let link = Arc::new(Self {
+            queue,
+            connection: watch::Sender::new(None),
+            address: Mutex::new(address),
+        });
+        NewLink { link, messages }
     }
 
-    pub(super) fn send(&self, body: Bytes) {
+    pub fn send(&self, body: Bytes) {
         // A full queue means a link that is down or very slow: the message is lost, as documented.
         let _ = self.queue.try_send(body);
     }
 
+    /// Where to dial from now on.
+    pub fn set_address(&self, address: PeerAddress) {
+        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address;
+    }
+
+    fn address(&self) -> PeerAddress {
+        let address = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+        address.clone()
+    }
+
     /// The connection, as soon as there is one; none if that takes too long.
-    pub(super) async fn connection(&self) -> Option<Connection> {
+    pub async fn connection(&self) -> Option<Connection> {
         let mut connection = self.connection.subscribe();
         let up = connection.wait_for(Option::is_some);
         let up = tokio::time::timeout(UP_WAIT, up).await.ok()?.ok()?;
         up.clone()
     }
+}
 
-    async fn keep(
-        self: Arc<Self>,
-        endpoint: Endpoint,
-        peer: Peer,
-        shared: Arc<Shared>,
-        wake: Arc<Wake>,
-        mut messages: mpsc::Receiver<Bytes>,
-    ) {
-        let mut failures = 0u32;
-        // Counted apart: a peer that was down for long and comes back with a bad certificate is told of at once.
-        let mut refusals = 0u32;
-        loop {
-            let dialled = tokio::select! {
-                biased;
-                dialled = dial_in_time(&endpoint, &peer, &shared.hello) => dialled,
-                () = wake.is_there() => continue,
-            };
-            match dialled {
-                Ok((connection, generation)) => {
-                    (failures, refusals) = (0, 0);
-                    while messages.try_recv().is_ok() {}
-                    wake.connected(generation);
-                    self.connection.send_replace(Some(connection.clone()));
-                    let up = NetEvent::Up {
-                        peer: peer.name.clone(),
-                        generation,
-                    };
-                    if shared.events.send(up).await.is_err() {
-                        return;
-                    }
-                    let (reason, anew) = tokio::select! {
-                        biased;
-                        reason = carry(&connection, &mut messages) => (reason, false),
-                        () = wake.is_another() => ("it was started anew".into(), true),
-                    };
-                    self.connection.send_replace(None);
-                    wake.lost();
-                    connection.close(VarInt::from_u32(0), b"");
-                    let down = NetEvent::Down {
-                        peer: peer.name.clone(),
-                        reason,
-                    };
-                    if shared.events.send(down).await.is_err() {
-                        return;
-                    }
-                    if anew {
-                        continue;
-                    }
-                }
-                Err(error) => {
-                    let certificate = matches!(error, NetError::PeerCertificate { .. });
-                    if certificate {
-                        if refusals.is_multiple_of(TELL_EVERY) {
-                            let _ = shared.events.send(NetEvent::Fault(error)).await;
-                        }
-                        refusals = refusals.saturating_add(1);
-                    }
-                    failures = failures.saturating_add(1);
-                }
-            }
-            let wait = BACKOFF
-                .saturating_mul(1 << failures.min(4))
-                .min(BACKOFF_LONGEST);
-            tokio::select! {
-                biased;
-                () = wake.is_there() => {}
-                () = tokio::time::sleep(wait) => {}
-            }
-        }
+/// Why a link is not kept any more.
+enum End {
+    /// The daemon stops, or the peer is configured no more.
+    Unwanted,
+}
+
+/// What keeps a link.
+struct Keeper {
+    peer: NodeName,
+    endpoint: Endpoint,
+    shared: Arc<Shared>,
+    wake: Arc<Wake>,
+    gone: CancellationToken,
+    link: Arc<Link>,
+    messages: mpsc::Receiver<Bytes>,
+    failures: u32,
+    /// Counted apart: a peer that was down for long and comes back with a bad certificate is told of at once.
+    refusals: u32,
+}
+
+impl Keeper {
+    async fn keep(mut self) {
+        while let Ok(()) = self.once().await {}
     }
+
+    /// Dials once, carries what comes of it, and waits for the next time.
+    async fn once(&mut self) -> Result<(), End> {
+        let address = self.link.address();
+        let dialled = tokio::select! {
+            biased;
+            () = self.gone.cancelled() => return Err(End::Unwanted),
+            dialled = dial_in_time(&self.endpoint, &self.peer, &address, &self.shared) => dialled,
+            () = self.wake.is_there() => return Ok(()),
+        };
+        match dialled {
+            Ok(dialled) => {
+                if let After::DialNow = self.connected(dialled).await? {
+                    return Ok(());
+                }
+            }
+            Err(error) => self.not_connected(error).await,
+        }
+        let wait = BACKOFF
+            .saturating_mul(1 << self.failures.min(4))
+            .min(BACKOFF_LONGEST);
+        tokio::select! {
+            biased;
+            () = self.gone.cancelled() => return Err(End::Unwanted),
+            () = self.wake.is_there() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+        Ok(())
+    }
+
+    async fn connected(&mut self, dialled: Dialled) -> Result<After, End> {
+        let Dialled {
+            connection,
+            generation,
+            version,
+        } = dialled;
+        (self.failures, self.refusals) = (0, 0);
+        while self.messages.try_recv().is_ok() {}
+        self.wake.connected(generation);
+        self.link.connection.send_replace(Some(connection.clone()));
+        let peer = self.peer.clone();
+        self.tell(NetEvent::Up {
+            peer,
+            generation,
+            version,
+        })
+        .await?;
+        let (reason, after) = tokio::select! {
+            biased;
+            () = self.gone.cancelled() => ("it is not configured any more".into(), Ok(After::DialNow)),
+            reason = carry(&connection, &mut self.messages) => (reason, Ok(After::Wait)),
+            () = self.wake.is_another() => ("it was started anew".into(), Ok(After::DialNow)),
+        };
+        self.link.connection.send_replace(None);
+        self.wake.lost();
+        connection.close(VarInt::from_u32(0), b"");
+        let peer = self.peer.clone();
+        self.tell(NetEvent::Down { peer, reason }).await?;
+        after
+    }
+
+    async fn not_connected(&mut self, error: NetError) {
+        self.failures = self.failures.saturating_add(1);
+        // That nobody answers is the ordinary case of a node that is down.
+        if matches!(error, NetError::Connection { .. }) {
+            return;
+        }
+        if self.refusals.is_multiple_of(TELL_EVERY) {
+            let event = match error {
+                NetError::Protocol { .. } => NetEvent::Failed(error),
+                why => NetEvent::Refused {
+                    peer: self.peer.clone(),
+                    why,
+                },
+            };
+            let _ = self.tell(event).await;
+        }
+        self.refusals = self.refusals.saturating_add(1);
+    }
+
+    async fn tell(&self, event: NetEvent) -> Result<(), End> {
+        let sent = self.shared.events.send(event).await;
+        sent.map_err(|_| End::Unwanted)
+    }
+}
+
+/// What comes after a connection.
+enum After {
+    DialNow,
+    Wait,
+}
+
+/// A connection, and what its other end said.
+struct Dialled {
+    connection: Connection,
+    generation: Generation,
+    version: u16,
 }
 
 async fn dial_in_time(
     endpoint: &Endpoint,
-    peer: &Peer,
-    hello: &LinkHello,
-) -> Result<(Connection, Generation), NetError> {
-    let dialled = tokio::time::timeout(DIAL_WAIT, dial(endpoint, peer, hello)).await;
+    peer: &NodeName,
+    address: &PeerAddress,
+    shared: &Shared,
+) -> Result<Dialled, NetError> {
+    let dialled = tokio::time::timeout(DIAL_WAIT, dial(endpoint, peer, address, shared)).await;
     dialled.unwrap_or_else(|_| {
         let reason = "no answer".into();
         Err(NetError::Connection {
-            peer: peer.name.to_string(),
+            peer: peer.to_string(),
             reason,
         })
     })
@@ -148,38 +241,49 @@ async fn dial_in_time(
 
 async fn dial(
     endpoint: &Endpoint,
-    peer: &Peer,
-    hello: &LinkHello,
-) -> Result<(Connection, Generation), NetError> {
-    let name = peer.name.to_string();
-    let failed = |reason: String| NetError::Connection {
+    peer: &NodeName,
+    address: &PeerAddress,
+    shared: &Shared,
+) -> Result<Dialled, NetError> {
+    let name = peer.to_string();
+    let down = |reason: String| NetError::Connection {
         peer: name.clone(),
         reason,
     };
-    let connecting = endpoint.connect(peer.address, &tls::dns_name(&peer.name));
-    let connecting = connecting.map_err(|error| failed(error.to_string()))?;
-    let connection = connecting.await.map_err(|error| refused(&name, &error))?;
-    let opened = connection.open_bi().await;
-    let (mut send, mut recv) = opened.map_err(|error| refused(&name, &error))?;
-    frame::write(&mut send, encode(hello).into())
-        .await
-        .map_err(failed)?;
-    let _ = send.finish();
-    let body = frame::read(&mut recv, 4096).await;
-    // A server that refuses our certificate says so by closing, which shows here.
-    let body = body.map_err(|reason| match connection.close_reason() {
-        Some(error) => refused(&name, &error),
-        None => failed(reason),
+    let from = endpoint.local_addr().map_err(|e| down(e.to_string()))?;
+    let resolved = address.resolve(from).await;
+    let resolved = resolved.map_err(|source| NetError::Address {
+        peer: peer.clone(),
+        address: address.clone(),
+        source,
     })?;
-    let body = body.ok_or_else(|| failed("no hello".into()))?;
-    let answer: LinkHello = decode("hello", &body).map_err(|error| failed(error.to_string()))?;
-    if answer.version != hello.version || answer.node != peer.name {
-        return Err(failed(format!(
-            "expected {} version {}, got {} version {}",
-            peer.name, hello.version, answer.node, answer.version
-        )));
+    let connecting = endpoint.connect_with(shared.client(), resolved, &tls::dns_name(peer));
+    let connecting = connecting.map_err(|error| down(error.to_string()))?;
+    let of_connection = |error| failure::of_connection(&name, &error);
+    let connection = connecting.await.map_err(of_connection)?;
+    let (mut send, mut recv) = connection.open_bi().await.map_err(of_connection)?;
+    // A server that refuses our certificate says so by closing, which shows in the streams.
+    let of_stream = |reason| failure::of_stream(&name, &connection, reason);
+    let hello = shared.hello();
+    frame::write(&mut send, encode(&hello).into())
+        .await
+        .map_err(of_stream)?;
+    let _ = send.finish();
+    let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX)
+        .await
+        .map_err(of_stream)?;
+    let body = body.ok_or_else(|| of_stream("no hello".into()))?;
+    let answer: LinkHello = decode("hello", &body).map_err(|error| of_stream(error.to_string()))?;
+    if answer.node != *peer {
+        let reason = format!("expected {peer}, got {}: see peers.address", answer.node);
+        return Err(of_stream(reason));
     }
-    Ok((connection, answer.generation))
+    let version = hello.agree(&answer)?;
+    Ok(Dialled {
+        generation: answer.generation,
+        connection,
+        version,
+    })
 }
 
 /// Carries messages until the connection ends; says why it did.

@@ -1,20 +1,28 @@
 //! Transport between daemons: QUIC with mutual TLS. Owns the endpoint, one outgoing link per peer (which is also
 //! how a peer's death is seen) and the streams. Knows nothing of what the messages mean.
 //!
-//! Order of reading: `tls` and `cert` (who is who), `socket` (the UDP seam), `endpoint` (start, accept), `link`
-//! (dial, keep, report), `wake` (a peer that came back is dialled at once).
+//! Order of reading: `tls` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
+//! UDP seam), `endpoint` (start, accept), `link` (dial, keep, report), `wake` (a peer that came back is dialled at once),
+//! `failure` (whose fault the end of a connection is).
 
+mod address;
+mod agreement;
 pub mod cert;
 mod endpoint;
+mod failure;
 mod frame;
 mod link;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod tls;
 mod wake;
 
-pub use endpoint::{Net, NetConfig, NetEvent, Peer};
+pub use address::PeerAddress;
+pub use agreement::{Agreement, Difference, VersionRange, told};
+pub use endpoint::{LINK_VERSIONS, Net, NetConfig, NetEvent, Peer};
 pub use socket::{SocketFactory, UdpFactory};
-pub use tls::{TlsError, TlsFiles, TlsIdentity};
+pub use tls::{TlsError, TlsFiles, TlsIdentity, Validity};
 
 use storaged_wire::NodeName;
 use thiserror::Error;
@@ -40,9 +48,35 @@ pub enum NetError {
     Down(NodeName),
     /// The peer's certificate is not that of the node it should be.
     #[error(
-        "the certificate of {peer} was refused: {reason}; issue it with `storaged cert issue {peer}`"
+        "the certificate of {peer} was refused here: {reason}; renew it where the authority is with `storaged cert renew DIR NODE`, copy it to that node and reload the daemon there"
     )]
     PeerCertificate { peer: String, reason: String },
+    /// The peer refused ours.
+    #[error(
+        "{peer} refused the certificate of this node: {reason}; see its dates in `storaged status`, renew it where the authority is with `storaged cert renew DIR NODE`, copy it here and reload this daemon"
+    )]
+    OwnCertificate { peer: String, reason: String },
+    /// What must be equal is not.
+    #[error("{}", told(peer, differences))]
+    Disagreement {
+        peer: NodeName,
+        differences: Vec<Difference>,
+    },
+    /// No version that both speak.
+    #[error("{peer} speaks versions {there} of the link, this node {here}: upgrade the older one")]
+    Version {
+        peer: NodeName,
+        here: VersionRange,
+        there: VersionRange,
+    },
+    /// The peer's host name has no address.
+    #[error("the address {address} of {peer} could not be looked up: check peers.address")]
+    Address {
+        peer: NodeName,
+        address: PeerAddress,
+        #[source]
+        source: std::io::Error,
+    },
     /// The peer broke the protocol.
     #[error("{peer} broke the protocol: {reason}")]
     Protocol { peer: String, reason: String },

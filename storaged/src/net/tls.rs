@@ -11,6 +11,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use storaged_wire::NodeName;
 use thiserror::Error;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer;
 
 /// The protocol's name in TLS.
 const ALPN: &[u8] = b"storaged/1";
@@ -34,7 +36,7 @@ pub enum TlsError {
 }
 
 /// Where the certificates are.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The certificate authority of the cluster.
     pub ca: PathBuf,
@@ -42,6 +44,15 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
+}
+
+/// When a certificate is valid, in seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validity {
+    /// From.
+    pub begins: i64,
+    /// To.
+    pub ends: i64,
 }
 
 /// Certificates in memory.
@@ -111,6 +122,31 @@ impl TlsIdentity {
             node: node.clone(),
             reason,
         })
+    }
+
+    /// From when to when the certificate is valid.
+    ///
+    /// # Errors
+    /// [`TlsError::Unusable`] if it cannot be read.
+    pub fn validity(&self) -> Result<Validity, TlsError> {
+        let first = self.certificate.first();
+        let first = first.ok_or_else(|| unusable("no certificate"))?;
+        let (_, parsed) = X509Certificate::from_der(first).map_err(unusable)?;
+        let dates = parsed.validity();
+        Ok(Validity {
+            begins: dates.not_before.timestamp(),
+            ends: dates.not_after.timestamp(),
+        })
+    }
+
+    /// Checks all that starting with it would: that it is `node`'s own, and goes together with its key.
+    ///
+    /// # Errors
+    /// [`TlsError`] for what does not fit.
+    pub fn check(&self, node: &NodeName) -> Result<(), TlsError> {
+        self.check_name(node)?;
+        self.server().map(drop)?;
+        self.client().map(drop)
     }
 
     pub(super) fn server(&self) -> Result<QuicServerConfig, TlsError> {

@@ -2,15 +2,15 @@
 //! reads a request, hands it to the driver, and sends the answer with its descriptor. A process that dies is
 //! noticed by its pidfd, also while a forked child keeps its socket open.
 
+mod access;
 mod watch;
 
-use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -23,6 +23,7 @@ use storaged_wire::{Refusal, RefusalCode, decode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
+pub use access::Access;
 use watch::Watch;
 
 /// Connections at once: each is a thread of little memory; a node has some dozens of trainers.
@@ -57,21 +58,23 @@ pub enum StageEvent {
         request: Request,
         answer: oneshot::Sender<Answer>,
     },
+    /// A connection came through the operator's own socket; its requests follow.
+    Operator { conn: ConnId },
     /// A connection or the process behind it is gone.
     Gone { conn: ConnId },
 }
 
-/// A tenant's socket.
-#[derive(Debug, Clone)]
+/// A tenant's socket, or the operator's.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantSocket {
     /// Where it is.
     pub path: PathBuf,
-    /// Users that may use it.
-    pub uids: BTreeSet<u32>,
+    /// Who may use it.
+    pub access: Access,
 }
 
 struct Door {
-    uids: BTreeSet<u32>,
+    access: Access,
     events: mpsc::Sender<StageEvent>,
     watch: Arc<Watch>,
     next: Arc<AtomicU64>,
@@ -101,9 +104,9 @@ pub fn listen(
             path: socket.path.clone(),
             source,
         };
-        let listener = bind(&socket.path).map_err(failed)?;
+        let listener = bind(socket).map_err(failed)?;
         let door = Door {
-            uids: socket.uids.clone(),
+            access: socket.access.clone(),
             events: events.clone(),
             watch: watch.clone(),
             next: next.clone(),
@@ -119,7 +122,8 @@ pub fn listen(
 }
 
 /// Binds a socket; one that nobody listens on any more is replaced.
-fn bind(path: &Path) -> io::Result<UnixListener> {
+fn bind(socket: &TenantSocket) -> io::Result<UnixListener> {
+    let path = socket.path.as_path();
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
     }
@@ -130,8 +134,14 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
         fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
-    // Who may connect is decided by the peer's credentials, which cannot be forged.
-    fs::set_permissions(path, Permissions::from_mode(0o666))?;
+    // Who may connect is decided by the peer's credentials, which cannot be forged; of the operator's socket by its
+    // file's mode too.
+    match &socket.access {
+        Access::Users(_) => {}
+        Access::Operators { group: None } => {}
+        Access::Operators { group } => std::os::unix::fs::chown(path, None, *group)?,
+    }
+    fs::set_permissions(path, Permissions::from_mode(socket.access.mode()))?;
     Ok(listener)
 }
 
@@ -168,12 +178,17 @@ fn serve(mut stream: UnixStream, conn: ConnId, door: &Door) {
     let refusal = match rustix::net::sockopt::socket_peercred(&stream) {
         Ok(peer) => {
             door.watch.add(conn, peer.pid, &stream);
-            let uid = peer.uid.as_raw();
-            (!door.uids.contains(&uid)).then(|| wrong_user(uid, &door.uids))
+            door.access.check(&peer).err()
         }
         Err(_) => return,
     };
     let _ = stream.set_write_timeout(Some(SEND_WAIT));
+    if matches!(door.access, Access::Operators { .. }) && refusal.is_none() {
+        let operator = StageEvent::Operator { conn };
+        if door.events.blocking_send(operator).is_err() {
+            return;
+        }
+    }
     for index in 0.. {
         let Ok((body, _)) = recv_frame(&mut stream, LOCAL_FRAME_BYTES_MAX) else {
             return;
@@ -213,13 +228,4 @@ fn plain(refusal: Refusal) -> Answer {
         reply: Reply::Refused(refusal),
         slot: None,
     }
-}
-
-fn wrong_user(uid: u32, allowed: &BTreeSet<u32>) -> Refusal {
-    Refusal::new(
-        RefusalCode::WrongUser,
-        format!(
-            "expected a process of user id {allowed:?} on this socket, got {uid}: use your own tenant's socket or add the user to [[tenants]]"
-        ),
-    )
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use storaged_codec::delta::Kind;
-use storaged_codec::{ChunkSize, Geometry};
+use storaged_codec::{ChunkSize, Digest, Geometry};
 use storaged_core::UploadBase;
 use storaged_core::encode::SlotShard;
 use storaged_wire::{
@@ -15,7 +15,7 @@ use storaged_wire::{
 
 use super::store::{self, ObjectKey, Store};
 use super::{Copied, IncrementReport, Packing, Trickle, TrickleLimits};
-use crate::memory::{Digested, Memory};
+use crate::memory::Memory;
 
 const CHUNK: u32 = 64 << 10;
 const RANK: Rank = Rank::new(0);
@@ -79,10 +79,11 @@ impl World {
     fn seal(&mut self, step: u64, bytes: Vec<u8>) -> Saved {
         let slot = self.slot(&bytes);
         let length = bytes.len() as u64;
-        let Digested { leaves, root, .. } = self
-            .memory
-            .digest(slot, length, ChunkSize::new(CHUNK).unwrap())
-            .unwrap();
+        let chunk = ChunkSize::new(CHUNK).unwrap();
+        let all = 0..chunk.count(length);
+        let (leaves, _) = self.memory.digest(slot, length, chunk, all).unwrap();
+        let root = storaged_codec::root_digest(&leaves, length, chunk);
+        let leaves: Arc<[Digest]> = leaves.into();
         let manifest = Manifest {
             version: Manifest::VERSION,
             namespace: Namespace::new("job").unwrap(),

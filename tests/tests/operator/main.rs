@@ -1,4 +1,9 @@
 //! What an operator does in an ordinary month, with real processes: other settings, reloads, certificates, doors.
 
+mod certificates;
 mod chunk;
+mod disagree;
+mod door;
 mod node;
+mod quiet;
+mod reload;

@@ -86,3 +86,11 @@ pub fn metric(system: &System, node: usize, name: &str) -> Result<f64> {
     let value = line.with_context(|| format!("no {name} in {body}"))?;
     Ok(value.parse()?)
 }
+
+/// Sends a signal to a node's daemon.
+pub fn signal(system: &System, node: usize, signal: rustix::process::Signal) -> Result<()> {
+    let pid = system.cluster.pid(node).context("the daemon runs")?;
+    let pid = rustix::process::Pid::from_raw(pid as i32).context("a process number")?;
+    rustix::process::kill_process(pid, signal)?;
+    Ok(())
+}

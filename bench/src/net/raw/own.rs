@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use storaged::net::cert::CA_CERTIFICATE;
-use storaged::net::{Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory};
+use storaged::net::{
+    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
+};
 use storaged_sdk::wire::peer::StreamRecord;
 use storaged_sdk::wire::{Generation, NodeName, SessionId};
 use tokio::runtime::Runtime;
@@ -85,8 +87,10 @@ async fn start(args: &RawArgs, end: usize) -> Result<(Arc<Net>, mpsc::Receiver<N
         listen: addresses[end],
         peers: vec![Peer {
             name: NodeName::new(NAMES[1 - end])?,
-            address: addresses[1 - end],
+            address: addresses[1 - end].into(),
         }],
+        agreement: Agreement::of(None, storaged_sdk::wire::ChunkSize::new(1 << 18)?, &[]),
+        versions: LINK_VERSIONS,
         sockets: Arc::new(UdpFactory),
         seed: None,
     };

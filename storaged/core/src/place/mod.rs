@@ -4,6 +4,7 @@ mod fence;
 mod groups;
 mod heal;
 mod home;
+mod members;
 
 pub(crate) use fence::RunProposal;
 pub use groups::{Group, GroupError, Member, groups};

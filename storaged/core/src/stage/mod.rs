@@ -40,7 +40,7 @@ impl Node {
                 ),
             ));
         }
-        let owner = Owner::of_token(token);
+        let owner = self.owner_said(id, &namespace, token, &role);
         self.check_owner(&namespace, owner)?;
         let trainer = match role {
             Role::Reader => None,
@@ -70,6 +70,13 @@ impl Node {
         };
         self.reply(id, reply);
         Ok(())
+    }
+
+    /// Whose reader or trainer this is: an operator reads in the owner's name.
+    fn owner_said(&self, id: RequestId, namespace: &Namespace, token: &[u8], role: &Role) -> Owner {
+        let operator = *role == Role::Reader && self.operators.contains(&id.conn);
+        let known = self.owner_of(namespace).filter(|_| operator);
+        known.unwrap_or_else(|| Owner::of_token(token))
     }
 
     /// A namespace belongs to the token that first used it.
@@ -421,6 +428,7 @@ impl Node {
 
     pub(crate) fn disconnected(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
+        self.operators.remove(&conn);
         self.waiters.retain(|waiter| waiter.id.conn != conn);
         self.reclaim_slots(conn);
         self.close_readers(conn);

@@ -1,17 +1,21 @@
 //! The S3 client from its configuration. Credentials come from the configuration or environment.
 
+use std::path::PathBuf;
+
 use aws_credential_types::Credentials;
+use aws_credential_types::provider::ProvideCredentials;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
-    BehaviorVersion, Region, RequestChecksumCalculation, ResponseChecksumValidation,
+    BehaviorVersion, IdentityCache, Region, RequestChecksumCalculation, ResponseChecksumValidation,
     StalledStreamProtectionConfig,
 };
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
 use serde::Deserialize;
 
 use super::S3;
+use super::credentials::FileCredentials;
 use crate::trickle::store::{ObjectKey, StoreError};
 
 /// The longest prefix, so that prefix and key fit S3's 1024 bytes.
@@ -39,6 +43,8 @@ pub struct S3Config {
     pub secret_key_env: String,
     #[serde(default = "default_session_token_env")]
     pub session_token_env: String,
+    /// A file with lines of those names instead of the environment; it may be replaced while the daemon runs.
+    pub credentials_file: Option<PathBuf>,
 }
 
 fn default_region() -> String {
@@ -60,6 +66,10 @@ fn default_session_token_env() -> String {
 impl S3 {
     /// Makes the client with credentials from the environment; nothing is sent yet.
     pub fn open(config: &S3Config) -> Result<Self, StoreError> {
+        if let Some(path) = &config.credentials_file {
+            let credentials = FileCredentials::open(path.clone(), config)?;
+            return Self::with_credentials(config, credentials);
+        }
         let access = variable(&config.access_key_env)?;
         let secret = variable(&config.secret_key_env)?;
         let token = std::env::var(&config.session_token_env)
@@ -74,7 +84,7 @@ impl S3 {
     /// Makes the client with given credentials; nothing is sent yet.
     pub fn with_credentials(
         config: &S3Config,
-        credentials: Credentials,
+        credentials: impl ProvideCredentials + 'static,
     ) -> Result<Self, StoreError> {
         let prefix = checked_prefix(&config.prefix)?;
         check_bucket(&config.bucket)?;
@@ -85,6 +95,8 @@ impl S3 {
             .behavior_version(BehaviorVersion::latest())
             .region(Region::new(config.region.clone()))
             .credentials_provider(credentials)
+            // Whoever provides them knows when they are others.
+            .identity_cache(IdentityCache::no_cache())
             .http_client(http)
             .retry_config(RetryConfig::disabled())
             .timeout_config(TimeoutConfig::disabled())

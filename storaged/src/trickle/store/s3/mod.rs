@@ -19,6 +19,7 @@ use super::{
 };
 
 mod client;
+mod credentials;
 mod failure;
 mod uploads;
 

@@ -1,4 +1,5 @@
-//! A small pool of threads for arithmetic, so that no kernel runs on the async threads. Jobs come over a bounded
+//! A small pool of threads for arithmetic, so that no kernel runs on the async threads: codec, digests, checks,
+//! compression and deltas all run here, on the cores that the operator names and no others. Jobs come over a bounded
 //! channel (crossbeam), results go back by a oneshot.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -81,6 +82,16 @@ impl Pool {
     /// A pool that computes where it is called, for simulated time.
     pub fn inline() -> Self {
         Self { threads: None }
+    }
+
+    /// A pool whose threads are gone, for tests.
+    #[cfg(test)]
+    pub fn closed() -> Self {
+        let (jobs, _) = bounded(1);
+        let places = Arc::new(Semaphore::new(1));
+        Self {
+            threads: Some(Threads { jobs, places }),
+        }
     }
 
     /// Queues a computation; the result comes on the receiver. Waits without blocking while the queue is full.

@@ -1,0 +1,62 @@
+//! What `storaged config` says of a configuration: groups, and what a rank's shards cost in RAM.
+
+use std::fmt::Write;
+
+use bytesize::ByteSize;
+
+use super::Config;
+
+/// Ranks per node that the bill is made out for.
+const RANKS: [u64; 3] = [1, 4, 8];
+
+impl Config {
+    /// Parity sets that this node holds for each of its ranks, by the groups that it codes.
+    fn groups_coded(&self) -> u64 {
+        let groups = self.groups();
+        let codes = groups
+            .iter()
+            .filter(|group| group.coding.contains(&self.name));
+        codes.count() as u64
+    }
+
+    fn groups(&self) -> Vec<storaged_core::place::Group> {
+        let groups = self
+            .geometry
+            .map(|geometry| storaged_core::place::groups(&self.members, geometry));
+        // They were made once when the file was checked.
+        groups.and_then(Result::ok).unwrap_or_default()
+    }
+
+    /// The largest shard for so many ranks per node: each has its slots, and parity is there twice while a step is
+    /// coded, of the newest safe step and of the one that is made.
+    pub fn shard_bytes_max(&self, ranks: u64) -> u64 {
+        let copies = self.slots_per_rank as u64 + 2 * self.groups_coded();
+        self.budget / (ranks * copies).max(1)
+    }
+
+    /// Groups and bill as text.
+    pub fn bill(&self) -> String {
+        let mut text = String::new();
+        let names = |nodes: &[storaged_wire::NodeName]| {
+            let names: Vec<&str> = nodes.iter().map(|node| node.as_str()).collect();
+            names.join(" ")
+        };
+        for (number, group) in self.groups().iter().enumerate() {
+            let (data, coding) = (names(&group.data), names(&group.coding));
+            let _ = writeln!(text, "group {number}  data {data}  coding {coding}");
+        }
+        let coded = self.groups_coded();
+        let _ = writeln!(
+            text,
+            "RAM per rank and byte of shard: {} slots and, as this node codes for {coded} groups, {coded} to {} of parity",
+            self.slots_per_rank,
+            2 * coded
+        );
+        for ranks in RANKS {
+            let most = ByteSize::b(self.shard_bytes_max(ranks));
+            let _ = writeln!(text, "ranks per node {ranks}  shards up to {most}");
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+}

@@ -1,0 +1,85 @@
+//! What may change while the daemon runs (kill -HUP), and what may not.
+
+use storaged_core::place::Member;
+
+use super::Config;
+
+/// A key that a reload cannot change: the old value stays.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fixed {
+    /// As in the file.
+    pub key: &'static str,
+    /// The value that stays.
+    pub running: String,
+    /// The one in the file.
+    pub file: String,
+}
+
+fn text<T: std::fmt::Debug>(value: &T) -> String {
+    format!("{value:?}")
+}
+
+impl Config {
+    /// Takes what a reload may change from `file`: certificates, peers and their failure domains, the log filter. Says
+    /// which other keys differ; of those the old values stay.
+    pub fn take(&mut self, file: &Self) -> Vec<Fixed> {
+        let fixed = self.differing(file);
+        self.tls = file.tls.clone();
+        self.log_filter = file.log_filter.clone();
+        self.peers = file.peers.clone();
+        // This node's own failure domain stays: its peers have it in their lists.
+        let own = self.members.iter().find(|member| member.name == self.name);
+        let own: Vec<Member> = own.cloned().into_iter().collect();
+        let others = file
+            .members
+            .iter()
+            .filter(|member| member.name != self.name);
+        self.members = own.into_iter().chain(others.cloned()).collect();
+        fixed
+    }
+
+    fn differing(&self, file: &Self) -> Vec<Fixed> {
+        let own = |config: &Self| {
+            let own = config
+                .members
+                .iter()
+                .find(|member| member.name == config.name);
+            own.map(|member| member.failure_domain.clone())
+        };
+        let named = |name: &dyn Fn(&Self) -> String, key| {
+            let (running, file) = (name(self), name(file));
+            (running != file).then_some(Fixed { key, running, file })
+        };
+        let keys: [(&'static str, &dyn Fn(&Self) -> String); 14] = [
+            ("node.name", &|config| config.name.to_string()),
+            ("node.failure_domain", &|config| text(&own(config))),
+            ("node.listen", &|config| config.listen.to_string()),
+            ("node.ops_listen", &|config| text(&config.ops_listen)),
+            ("coding.k and coding.m", &|config| text(&config.geometry)),
+            ("coding.chunk", &|config| config.chunk.bytes().to_string()),
+            (
+                "encode.rates, encode.link_rate and encode.node_rates",
+                &|config| text(&config.link_rates),
+            ),
+            ("encode.threads and encode.cores", &|config| {
+                text(&config.codec_threads)
+            }),
+            ("memory.budget", &|config| config.budget_set.clone()),
+            ("memory.slots_per_rank", &|config| {
+                config.slots_per_rank.to_string()
+            }),
+            ("tenants and admin", &|config| text(&config.sockets)),
+            ("durable", &|config| text(&config.durable)),
+            ("trickle.every", &|config| text(&config.durable_policy)),
+            ("trickle", &|config| text(&config.trickle)),
+        ];
+        keys.into_iter()
+            .filter_map(|(key, name)| named(name, key))
+            .collect()
+    }
+
+    /// What this node and its peers must have in common.
+    pub fn agreement(&self) -> crate::net::Agreement {
+        crate::net::Agreement::of(self.geometry, self.chunk, &self.members)
+    }
+}

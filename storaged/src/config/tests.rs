@@ -1,0 +1,123 @@
+//! What is taken, what is refused, and that the operator's page has every key.
+
+use super::*;
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    let file: Result<ConfigFile, _> = toml::from_str(text);
+    file.map_err(|error| ConfigError::Parse {
+        path: "test".into(),
+        reason: error.to_string(),
+    })?
+    .validate()
+}
+
+#[test]
+fn no_config_is_one_useful_node() {
+    let config = parse("").unwrap();
+    assert!(config.peers.is_empty() && config.geometry.is_none());
+    assert!(config.budget > 0);
+}
+
+#[test]
+fn the_example_for_operators_holds() {
+    let config = parse(include_str!("../../../deploy/storaged.toml")).unwrap();
+    assert_eq!((config.members.len(), config.peers.len()), (6, 5));
+    assert!(config.geometry.is_some() && config.durable.is_some());
+}
+
+#[test]
+fn an_unknown_key_is_named_with_those_that_are_known() {
+    let error = parse("[memory]\nbugdet = '1GiB'\n")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("bugdet") && error.contains("budget") && error.contains("line 2"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_unknown_key_of_the_durable_tier_is_named() {
+    let error = parse("[durable]\nkind = 'directory'\npath = '/a'\npaht = '/b'\n")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("paht") && error.contains("path"), "{error}");
+}
+
+/// Keys of a section, from the error that an unknown one gets.
+fn keys(section: &str, text: &str) -> Vec<String> {
+    let error = toml::from_str::<ConfigFile>(&format!("{text}\nzzz = 1\n")).unwrap_err();
+    let (_, known) = error
+        .message()
+        .split_once("expected ")
+        .expect("names the known keys");
+    let names = known.split('`').skip(1).step_by(2);
+    names.map(|name| format!("{section}.{name}")).collect()
+}
+
+#[test]
+fn the_operators_page_has_every_key() {
+    let page = include_str!("../../../docs/operate/config.md");
+    let sections = [
+        ("node", "[node]"),
+        ("tls", "[tls]"),
+        ("peers", "[[peers]]"),
+        ("coding", "[coding]"),
+        ("memory", "[memory]"),
+        ("tenants", "[[tenants]]"),
+        ("admin", "[admin]"),
+        ("log", "[log]"),
+        ("durable", "[durable]\nkind = 'directory'"),
+        ("durable", "[durable]\nkind = 's3'"),
+        ("trickle", "[trickle]"),
+        ("encode", "[encode]"),
+    ];
+    for (section, text) in sections {
+        let keys = keys(section, text);
+        assert!(keys.len() > 1, "{section} has keys: {keys:?}");
+        for key in keys {
+            assert!(page.contains(&format!("`{key}`")), "{key} is not explained");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_type_says_where() {
+    let error = parse("[coding]\nk = 4\nm = 'two'\n")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("line 3"), "{error}");
+}
+
+#[test]
+fn values_that_cannot_hold_are_refused_with_their_key() {
+    for (text, key) in [
+        ("[node]\nname = 'A'", "node.name"),
+        ("[coding]\nk = 4\nm = 2", "coding"),
+        ("[coding]\nk = 0\nm = 2", "coding"),
+        ("[memory]\nbudget = '900TiB'", "memory.budget"),
+        ("[memory]\nslots_per_rank = 1", "memory.slots_per_rank"),
+        ("[trickle]\npart = '1KiB'", "trickle.part"),
+        ("[trickle]\nrate = '0B'", "trickle.rate"),
+        ("[encode]\nlink_rate = '0B'", "encode.link_rate"),
+        ("[encode]\nthreads = 0", "encode.threads"),
+        ("[encode]\nthreads = 1\ncores = [0]", "encode.threads"),
+        ("[encode]\ncores = [1, 1]", "encode.cores"),
+        ("[encode]\ncores = []", "encode.cores"),
+        ("[encode.node_rates]\nn7 = '1MB'", "encode.node_rates"),
+        ("[trickle]\nincrements = 33", "trickle.increments"),
+        ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
+        (
+            "tls = { ca = 'a', certificate = 'b', key = 'c' }\nnode = { name = 'b' }\n\
+             [[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'",
+            "peers.name",
+        ),
+        (
+            "[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/a'\nuids=[2]",
+            "tenants.directory",
+        ),
+    ] {
+        let error = parse(text).unwrap_err().to_string();
+        assert!(error.contains(key), "{text}: {error}");
+    }
+}

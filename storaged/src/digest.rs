@@ -1,0 +1,187 @@
+//! Digests and checks of whole shards, on the codec's threads and no others. A shard is done window by window, so that
+//! a large one does not keep sessions from the threads, and several threads share it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use storaged_codec::{ChunkSize, root_digest};
+use storaged_core::CheckPart;
+use storaged_core::encode::{ParityId, SlotShard};
+use storaged_wire::SlotId;
+use thiserror::Error;
+
+use crate::memory::{Digested, Memory, ReadError};
+use crate::pool::Pool;
+
+/// Bytes of a window: a few milliseconds of one thread.
+const WINDOW_BYTES: usize = 8 << 20;
+/// Windows of one shard that are in the threads' queue at once.
+const WINDOWS_AT_ONCE: usize = 4;
+
+/// Why a shard has no digest.
+#[derive(Debug, Error)]
+pub enum DigestError {
+    /// The slot.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The threads: the daemon stops, or the computation broke.
+    #[error("expected a result of the codec's threads, got none: the daemon is stopping")]
+    Stopped,
+}
+
+fn windows(count: u64, chunk: ChunkSize) -> Vec<Range<u64>> {
+    let step = (WINDOW_BYTES / chunk.bytes()).max(1);
+    let starts = (0..count).step_by(step);
+    starts
+        .map(|start| start..count.min(start + step as u64))
+        .collect()
+}
+
+/// Computes on the pool; nothing if it is gone.
+async fn compute<T: Send + 'static>(
+    pool: &Pool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, DigestError> {
+    let submitted = pool.submit(work).await;
+    let result = submitted.map_err(|_| DigestError::Stopped)?;
+    result.await.map_err(|_| DigestError::Stopped)
+}
+
+/// Digests the first `length` bytes of a slot, chunk by chunk.
+///
+/// # Errors
+/// [`DigestError`] if the slot cannot be read, or the daemon stops.
+pub async fn digest(
+    pool: &Pool,
+    memory: &Arc<Memory>,
+    slot: SlotId,
+    length: u64,
+    chunk: ChunkSize,
+) -> Result<Digested, DigestError> {
+    let windows = windows(chunk.count(length), chunk).into_iter();
+    let mut parts = futures::stream::iter(windows.map(|window| {
+        let memory = memory.clone();
+        compute(pool, move || memory.digest(slot, length, chunk, window))
+    }))
+    .buffered(WINDOWS_AT_ONCE);
+    let (mut leaves, mut prints) = (Vec::new(), Vec::new());
+    while let Some(part) = parts.next().await {
+        let (more_leaves, more_prints) = part??;
+        leaves.extend(more_leaves);
+        prints.extend(more_prints);
+    }
+    Ok(Digested {
+        root: root_digest(&leaves, length, chunk),
+        leaves: leaves.into(),
+        prints: prints.into(),
+    })
+}
+
+/// Reads and checks parts one after the other: the bytes that are good, and what is wrong, if anything.
+pub async fn check_all(
+    pool: &Pool,
+    memory: &Arc<Memory>,
+    parts: Vec<CheckPart>,
+) -> Vec<(u64, Option<String>)> {
+    let mut outcomes = Vec::with_capacity(parts.len());
+    for part in parts {
+        outcomes.push(match part {
+            CheckPart::Shard(shard) => check_shard(pool, memory, shard).await,
+            CheckPart::Parity(set) => check_parity(pool, memory, set).await,
+        });
+    }
+    outcomes
+}
+
+async fn check_shard(pool: &Pool, memory: &Arc<Memory>, shard: SlotShard) -> (u64, Option<String>) {
+    let shard = Arc::new(shard);
+    let all = windows(shard.chunk.count(shard.length), shard.chunk).into_iter();
+    let works = all.map(|window| {
+        let (memory, shard) = (memory.clone(), shard.clone());
+        compute(pool, move || memory.check_shard(&shard, window))
+    });
+    first_fault(works).await
+}
+
+async fn check_parity(pool: &Pool, memory: &Arc<Memory>, set: ParityId) -> (u64, Option<String>) {
+    let Some((blocks, chunk)) = memory.parity_blocks(set) else {
+        return (0, Some("the parity set is gone".into()));
+    };
+    let works = windows(blocks, chunk).into_iter().map(|window| {
+        let memory = memory.clone();
+        compute(pool, move || memory.check_parity(set, window))
+    });
+    first_fault(works).await
+}
+
+/// Bytes up to the first fault, in order.
+async fn first_fault<F>(works: impl Iterator<Item = F>) -> (u64, Option<String>)
+where
+    F: Future<Output = Result<(u64, Option<String>), DigestError>>,
+{
+    let mut checked = futures::stream::iter(works).buffered(WINDOWS_AT_ONCE);
+    let mut read = 0;
+    while let Some(outcome) = checked.next().await {
+        let (bytes, fault) = outcome.unwrap_or_else(|error| (0, Some(error.to_string())));
+        read += bytes;
+        if fault.is_some() {
+            return (read, fault);
+        }
+    }
+    (read, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names of the threads that a digest and a check ran on would be the pool's: with a pool that is closed nothing
+    /// runs anywhere.
+    #[tokio::test]
+    async fn digests_and_checks_run_on_the_codecs_threads() {
+        let (memory, slot) = (Arc::new(Memory::new()), SlotId::new(1));
+        let chunk = ChunkSize::new(1 << 16).unwrap();
+        let length = (WINDOW_BYTES * 5 + 7) as u64;
+        memory.create_slot(slot, length).unwrap();
+        let bytes: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+        memory.slot(slot).unwrap().write_at(0, &bytes).unwrap();
+        let pool = Pool::start(2).unwrap();
+        let digested = digest(&pool, &memory, slot, length, chunk).await.unwrap();
+        assert_eq!(digested.leaves.len() as u64, chunk.count(length));
+        let whole = memory
+            .digest(slot, length, chunk, 0..chunk.count(length))
+            .unwrap();
+        assert_eq!(
+            (&digested.leaves[..], &digested.prints[..]),
+            (&whole.0[..], &whole.1[..])
+        );
+        let shard = SlotShard {
+            slot,
+            length,
+            chunk,
+            leaves: digested.leaves,
+        };
+        let parts = vec![CheckPart::Shard(shard.clone())];
+        assert_eq!(
+            check_all(&pool, &memory, parts.clone()).await,
+            [(length, None)]
+        );
+        memory
+            .slot(slot)
+            .unwrap()
+            .write_at(length - 1, &[0xff])
+            .unwrap();
+        let (read, fault) = check_all(&pool, &memory, parts).await.remove(0);
+        assert!(read < length && fault.is_some());
+        assert!(
+            check_all(&Pool::closed(), &memory, vec![CheckPart::Shard(shard)]).await[0]
+                .1
+                .is_some()
+        );
+        assert!(matches!(
+            digest(&Pool::closed(), &memory, slot, length, chunk).await,
+            Err(DigestError::Stopped)
+        ));
+    }
+}

@@ -1,0 +1,230 @@
+//! What the driver does for the operator: events of the network as log lines, the pages, and reloads.
+
+use storaged_core::Input;
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::{NodeName, decode};
+
+use super::certificate::{Nearness, OwnCertificate, advice, date, wall_clock};
+use super::{Daemon, chain};
+use crate::config::Config;
+use crate::net::{Net, NetError, NetEvent, Peer, TlsIdentity};
+
+impl Daemon {
+    pub(super) fn net_event(&mut self, event: NetEvent) -> Option<Input> {
+        match event {
+            NetEvent::Up {
+                peer,
+                generation,
+                version,
+            } => {
+                tracing::info!(%peer, generation = %format!("{:016x}", generation.get()), version, "peer up");
+                self.links.up.insert(peer.clone(), version);
+                self.links.refused.remove(&peer);
+                let node = peer;
+                Some(Input::PeerUp { node, generation })
+            }
+            NetEvent::Down { peer, reason } => {
+                tracing::info!(%peer, reason, "peer down");
+                self.links.up.remove(&peer);
+                Some(Input::PeerDown { node: peer })
+            }
+            NetEvent::Message { from, body } => {
+                match decode::<PeerMessage>("peer message", &body) {
+                    Ok(message) => Some(Input::Message { from, message }),
+                    Err(error) => {
+                        self.ops.metrics.observe_peer_fault();
+                        tracing::warn!(peer = %from, %error, "a control message could not be read");
+                        None
+                    }
+                }
+            }
+            NetEvent::Stream { from, record, recv } => {
+                self.executor.accept(record, from, Box::new(recv));
+                None
+            }
+            NetEvent::Refused { peer, why } => {
+                self.refused(peer, &why);
+                None
+            }
+            NetEvent::Failed(error) => {
+                self.connection_failed(&error);
+                None
+            }
+        }
+    }
+
+    /// A peer that is there and cannot be linked to: told when it begins or its reason changes, not at every dial.
+    fn refused(&mut self, peer: NodeName, why: &NetError) {
+        let reason = chain(why);
+        let before = self.links.refused.insert(peer.clone(), reason.clone());
+        if before.as_ref() == Some(&reason) {
+            return;
+        }
+        if matches!(why, NetError::PeerCertificate { .. }) {
+            self.ops.metrics.observe_peer_fault();
+        }
+        tracing::warn!(%peer, reason, "not linked to a peer");
+    }
+
+    /// A connection that only ended is no fault: every restart of a peer ends some.
+    fn connection_failed(&mut self, error: &NetError) {
+        let told = chain(error);
+        if let NetError::Connection { .. } = error {
+            tracing::debug!(error = told, "a connection ended");
+            return;
+        }
+        if !matches!(error, NetError::OwnCertificate { .. }) {
+            self.ops.metrics.observe_peer_fault();
+        }
+        if let Some(silent) = self.repeats.tell(&told, self.clock.now()) {
+            tracing::warn!(error = told, silent, "a connection was refused");
+        }
+    }
+
+    /// Brings the operator's pages up to date.
+    pub(super) fn show(&mut self) {
+        self.look_at_certificate();
+        let (status, reasons) = self.links.complete(&self.node.status_json());
+        let metrics = &self.ops.metrics;
+        metrics.observe_ledger(
+            &self.node.ledger(),
+            self.memory.spare_bytes(),
+            self.links.up.len(),
+        );
+        metrics.observe_refused(self.links.refused.len());
+        metrics.observe_in_flight(
+            self.executor.stripes_in_flight(),
+            self.executor.blocks_in_flight(),
+            self.executor.blocks_in_flight_most(),
+        );
+        metrics.observe_link_rates(&self.node.measured_rates());
+        self.ops.set_status(status, reasons);
+    }
+
+    fn look_at_certificate(&mut self) {
+        let Some(own) = &mut self.certificate else {
+            return;
+        };
+        let (now, node) = (wall_clock(), &self.config.name);
+        let news = own.news(now);
+        self.links.own_fault = own.fault(node, now);
+        let ends = own.validity.ends;
+        self.links.expires = Some(ends);
+        self.ops.metrics.observe_certificate(ends);
+        match (news, &self.links.own_fault) {
+            (Some(Nearness::Invalid), Some(fault)) => tracing::error!("{fault}"),
+            (Some(_), _) => {
+                let days = (ends - now).div_euclid(86_400);
+                tracing::warn!(
+                    days,
+                    "the certificate of this node expires on {}: {}",
+                    date(ends),
+                    advice(node)
+                );
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Takes what a reload of the configuration may change; links and RAM stay.
+    pub(super) fn reload(&mut self, file: &Config) -> Option<Input> {
+        self.reload_certificate(file);
+        let mut taken = self.config.clone();
+        let fixed = taken.take(file);
+        for one in &fixed {
+            tracing::warn!(
+                key = one.key,
+                running = one.running,
+                file = one.file,
+                "this key cannot change while the daemon runs: the old value stays until a restart"
+            );
+        }
+        let input = self.reload_peers(&taken);
+        tracing::info!(kept = fixed.len(), "reloaded the configuration");
+        self.show();
+        input
+    }
+
+    fn reload_certificate(&mut self, file: &Config) {
+        let (Some(net), Some(files)) = (&self.net, &file.tls) else {
+            return;
+        };
+        match own_certificate(net, files) {
+            Ok(own) => {
+                tracing::info!(expires = date(own.validity.ends), "took the certificate");
+                self.config.tls = file.tls.clone();
+                self.certificate = Some(own);
+            }
+            Err(error) => {
+                tracing::error!(
+                    key = "tls",
+                    error = chain(&error),
+                    "the old certificate stays"
+                );
+            }
+        }
+    }
+
+    fn reload_peers(&mut self, taken: &Config) -> Option<Input> {
+        if self.config.peers == taken.peers && self.config.members == taken.members {
+            return None;
+        }
+        let Some(net) = &self.net else {
+            tracing::warn!(
+                key = "peers",
+                "a daemon that was started without [tls] has no links: restart it to give it peers"
+            );
+            return None;
+        };
+        let grouped = taken
+            .geometry
+            .map(|geometry| storaged_core::place::groups(&taken.members, geometry));
+        if let Some(Err(error)) = grouped {
+            tracing::error!(key = "peers", error = chain(&error), "the old peers stay");
+            return None;
+        }
+        say_peers(&self.config.peers, &taken.peers);
+        // Links are tasks of the network's own runtime.
+        let entered = self.net_runtime.enter();
+        net.set_peers(taken.peers.clone(), taken.agreement());
+        drop(entered);
+        self.config.peers.clone_from(&taken.peers);
+        self.config.members.clone_from(&taken.members);
+        self.links.configured = names(&taken.peers);
+        let configured = &self.links.configured;
+        self.links
+            .refused
+            .retain(|peer, _| configured.contains(peer));
+        Some(Input::Members {
+            members: taken.members.clone(),
+        })
+    }
+}
+
+pub(super) fn names(peers: &[Peer]) -> Vec<NodeName> {
+    peers.iter().map(|peer| peer.name.clone()).collect()
+}
+
+fn own_certificate(net: &Net, files: &crate::net::TlsFiles) -> Result<OwnCertificate, NetError> {
+    let identity = TlsIdentity::load(files)?;
+    net.set_identity(&identity)?;
+    Ok(OwnCertificate::new(identity.validity()?))
+}
+
+fn say_peers(before: &[Peer], now: &[Peer]) {
+    for peer in now {
+        match before.iter().find(|old| old.name == peer.name) {
+            None => tracing::info!(peer = %peer.name, address = %peer.address, "a peer was added"),
+            Some(old) if old.address != peer.address => {
+                tracing::info!(peer = %peer.name, address = %peer.address, "a peer has another address; a link that is up stays");
+            }
+            Some(_) => {}
+        }
+    }
+    let gone = before
+        .iter()
+        .filter(|old| now.iter().all(|peer| peer.name != old.name));
+    for peer in gone {
+        tracing::info!(peer = %peer.name, "a peer was removed");
+    }
+}

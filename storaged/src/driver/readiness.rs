@@ -1,0 +1,112 @@
+//! Whether this node is ready, and if not why: what `/readyz`, `storaged status` and the page say.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use storaged_wire::NodeName;
+
+/// What the driver knows of the links and of its own certificate.
+#[derive(Debug, Default)]
+pub(super) struct LinkFacts {
+    /// Peers whose link is up, and the version that it speaks.
+    pub up: BTreeMap<NodeName, u16>,
+    /// Peers that could be reached and are not linked to, and why.
+    pub refused: BTreeMap<NodeName, String>,
+    /// Peers that are configured.
+    pub configured: Vec<NodeName>,
+    /// What is wrong with the own certificate.
+    pub own_fault: Option<String>,
+    /// When it expires, in seconds since 1970.
+    pub expires: Option<i64>,
+}
+
+impl LinkFacts {
+    /// Why the node is not ready; empty if it is. `settled`: all peers are up or have had time to be.
+    pub fn reasons(&self, settled: bool) -> Vec<String> {
+        let mut reasons = Vec::new();
+        reasons.extend(self.own_fault.clone());
+        reasons.extend(self.refused.values().cloned());
+        let down = self
+            .configured
+            .iter()
+            .filter(|peer| !self.up.contains_key(*peer));
+        let down: Vec<&str> = down.map(|peer| peer.as_str()).collect();
+        if !settled {
+            reasons.push(format!("waiting for peers: {}", down.join(", ")));
+        } else if self.up.is_empty() && !down.is_empty() {
+            reasons.push(format!(
+                "expected a link to at least one of {} peers, got none: {}; see peers.address and the log",
+                down.len(),
+                down.join(", ")
+            ));
+        }
+        reasons
+    }
+
+    /// The core's status, with what only the driver knows: its `ready` counts how the links are.
+    pub fn complete(&self, status: &str) -> (String, Vec<String>) {
+        let settled = status.contains(r#""ready":true"#);
+        let reasons = self.reasons(settled);
+        let refused: Vec<Value> = (self.refused.iter())
+            .map(|(node, reason)| json!({"node": node.as_str(), "reason": reason}))
+            .collect();
+        let fields = format!(
+            r#""ready":{},"not_ready":{},"refused":{},"link_versions":{},"certificate_expires":{}"#,
+            reasons.is_empty(),
+            json!(reasons),
+            Value::Array(refused),
+            json!(
+                self.up
+                    .iter()
+                    .map(|(node, version)| (node.as_str(), *version))
+                    .collect::<BTreeMap<_, _>>()
+            ),
+            json!(self.expires),
+        );
+        let own = if settled {
+            r#""ready":true"#
+        } else {
+            r#""ready":false"#
+        };
+        (status.replacen(own, &fields, 1), reasons)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> NodeName {
+        NodeName::new(text).unwrap()
+    }
+
+    #[test]
+    fn a_node_alone_is_ready_and_one_without_any_of_its_peers_is_not() {
+        let mut facts = LinkFacts::default();
+        assert!(facts.reasons(true).is_empty());
+        facts.configured = vec![name("n1"), name("n2")];
+        assert!(facts.reasons(false)[0].contains("waiting for peers: n1, n2"));
+        assert!(facts.reasons(true)[0].contains("none: n1, n2"));
+        facts.up.insert(name("n1"), 4);
+        assert!(facts.reasons(true).is_empty());
+        facts
+            .refused
+            .insert(name("n2"), "coding.m is 1 here and 2 there".into());
+        assert_eq!(facts.reasons(true).len(), 1);
+    }
+
+    #[test]
+    fn the_status_says_why_and_stays_json() {
+        let mut facts = LinkFacts::default();
+        facts
+            .refused
+            .insert(name("n2"), r#"a "quoted" reason"#.into());
+        let (text, reasons) = facts.complete(r#"{"node":"n1","ready":true,"peers":[]}"#);
+        let status: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(status["ready"], false);
+        assert_eq!(status["refused"][0]["reason"], r#"a "quoted" reason"#);
+        assert_eq!(reasons, [r#"a "quoted" reason"#]);
+        let (text, _) = LinkFacts::default().complete(r#"{"ready":true}"#);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["ready"], true);
+    }
+}

@@ -1,0 +1,226 @@
+//! What nodes of one cluster must have in common, compared when they link up: two that code differently, or take others
+//! for members, would only find out by sessions that fail.
+
+use minicbor::{Decode, Encode};
+use storaged_core::place::Member;
+use storaged_wire::{ChunkSize, Digest, Geometry, NodeName, encode};
+
+/// Longer values travel shortened, with a digest: a hello is at most 4096 bytes.
+const VALUE_BYTES_MAX: usize = 600;
+
+/// One value that must be equal.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+struct AgreedValue {
+    #[n(0)]
+    key: String,
+    #[n(1)]
+    value: String,
+}
+
+/// All of them, and their digest.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Agreement {
+    #[n(0)]
+    digest: Digest,
+    #[n(1)]
+    values: Vec<AgreedValue>,
+}
+
+/// A configuration key of which two nodes have different values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// As in the configuration file.
+    pub key: String,
+    /// The value here.
+    pub here: String,
+    /// The value there.
+    pub there: String,
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { key, here, there } = self;
+        write!(f, "{key} is {here} here and {there} there")
+    }
+}
+
+impl Agreement {
+    /// Of a node's configuration.
+    pub fn of(geometry: Option<Geometry>, chunk: ChunkSize, members: &[Member]) -> Self {
+        let number = |count: fn(&Geometry) -> usize| match &geometry {
+            Some(geometry) => count(geometry).to_string(),
+            None => "not set".into(),
+        };
+        let mut members: Vec<&Member> = members.iter().collect();
+        members.sort();
+        let joined = |one: &dyn Fn(&&Member) -> String| {
+            let all: Vec<String> = members.iter().map(one).collect();
+            all.join(" ")
+        };
+        let whole = [
+            ("coding.k", number(Geometry::k)),
+            ("coding.m", number(Geometry::m)),
+            ("coding.chunk", format!("{}KiB", chunk.bytes() / 1024)),
+            ("peers.name", joined(&|member| member.name.to_string())),
+            (
+                "failure_domain",
+                joined(&|member| format!("{}={}", member.name, member.failure_domain)),
+            ),
+        ];
+        let whole: Vec<AgreedValue> = whole
+            .into_iter()
+            .map(|(key, value)| AgreedValue {
+                key: key.into(),
+                value,
+            })
+            .collect();
+        Self {
+            digest: storaged_codec::digest(&encode(&whole)),
+            values: whole.into_iter().map(shortened).collect(),
+        }
+    }
+
+    /// What differs between this node and a peer, by key.
+    pub fn differences(&self, there: &Self) -> Vec<Difference> {
+        if self.digest == there.digest {
+            return Vec::new();
+        }
+        let other = |key: &str| {
+            let found = there.values.iter().find(|value| value.key == key);
+            found.map_or("not said", |value| &value.value)
+        };
+        let differ = |ours: &&AgreedValue| other(&ours.key) != ours.value;
+        self.values
+            .iter()
+            .filter(differ)
+            .map(|ours| Difference {
+                key: ours.key.clone(),
+                here: ours.value.clone(),
+                there: other(&ours.key).into(),
+            })
+            .collect()
+    }
+}
+
+/// Differences in one line.
+pub fn told(peer: &NodeName, differences: &[Difference]) -> String {
+    let all: Vec<String> = differences.iter().map(ToString::to_string).collect();
+    format!(
+        "{peer} is configured differently: {}; give both the same and reload or restart the one that is wrong",
+        all.join("; ")
+    )
+}
+
+fn shortened(whole: AgreedValue) -> AgreedValue {
+    if whole.value.len() <= VALUE_BYTES_MAX {
+        return whole;
+    }
+    let shown = whole.value.floor_char_boundary(VALUE_BYTES_MAX / 2);
+    let count = whole.value.split(' ').count();
+    let digest = storaged_codec::digest(whole.value.as_bytes()).to_string();
+    AgreedValue {
+        value: format!(
+            "{}... ({count} in all, digest {:.16})",
+            &whole.value[..shown],
+            digest
+        ),
+        ..whole
+    }
+}
+
+/// Protocol versions that a node speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VersionRange {
+    /// The lowest.
+    pub min: u16,
+    /// The highest.
+    pub max: u16,
+}
+
+impl VersionRange {
+    /// The highest that both speak.
+    pub fn common(self, other: Self) -> Option<u16> {
+        let highest = self.max.min(other.max);
+        (highest >= self.min.max(other.min)).then_some(highest)
+    }
+}
+
+impl std::fmt::Display for VersionRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} to {}", self.min, self.max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(names: &[&str]) -> Vec<Member> {
+        let member = |name: &&str| Member {
+            name: NodeName::new(*name).unwrap(),
+            failure_domain: (*name).into(),
+        };
+        names.iter().map(member).collect()
+    }
+
+    fn agreement(k: usize, m: usize, chunk: u32, names: &[&str]) -> Agreement {
+        let geometry = Geometry::new(k, m).unwrap();
+        Agreement::of(
+            Some(geometry),
+            ChunkSize::new(chunk).unwrap(),
+            &members(names),
+        )
+    }
+
+    #[test]
+    fn every_key_that_differs_is_named_with_both_values() {
+        let here = agreement(2, 1, 1 << 16, &["a", "b", "c"]);
+        assert!(
+            here.differences(&agreement(2, 1, 1 << 16, &["c", "b", "a"]))
+                .is_empty()
+        );
+        let there = agreement(3, 2, 1 << 18, &["a", "b", "d"]);
+        let found = here.differences(&there);
+        let keys: Vec<&str> = found.iter().map(|one| one.key.as_str()).collect();
+        let all = [
+            "coding.k",
+            "coding.m",
+            "coding.chunk",
+            "peers.name",
+            "failure_domain",
+        ];
+        assert_eq!(keys, all);
+        let text = told(&NodeName::new("n7").unwrap(), &found);
+        for part in [
+            "n7",
+            "coding.m is 1 here and 2 there",
+            "64KiB here and 256KiB there",
+            "a b c",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_thousand_members_fit_a_hello_and_differ_by_one() {
+        let names: Vec<String> = (0..1000)
+            .map(|n| format!("a-rather-long-name-{n:04}"))
+            .collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (all, fewer) = (
+            agreement(8, 2, 1 << 18, &names),
+            agreement(8, 2, 1 << 18, &names[..999]),
+        );
+        assert!(encode(&all).len() < 3000);
+        assert_eq!(all.differences(&fewer).len(), 2);
+    }
+
+    #[test]
+    fn the_highest_common_version_is_spoken() {
+        let range = |min, max| VersionRange { min, max };
+        assert_eq!(range(4, 5).common(range(3, 4)), Some(4));
+        assert_eq!(range(4, 5).common(range(4, 6)), Some(5));
+        assert_eq!(range(5, 6).common(range(3, 4)), None);
+        assert_eq!(range(3, 4).common(range(5, 6)), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! Why a connection ended: whose certificate was refused, who broke the protocol, or neither. Told apart by codes, never
+//! by an error's text.
+
+use quinn::ConnectionError;
+
+use super::NetError;
+
+/// QUIC says TLS alerts as 0x100 and the alert (RFC 9001, 4.8).
+const ALERTS: std::ops::Range<u64> = 0x100..0x200;
+
+/// TLS alerts about a certificate (RFC 8446, 6.2): bad, unsupported, revoked, expired, unknown, of an unknown authority,
+/// denied, a signature that does not fit, required.
+const ABOUT_CERTIFICATES: [u64; 9] = [42, 43, 44, 45, 46, 48, 49, 51, 116];
+
+/// Who refused whose certificate, or what else happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// We refused the peer's certificate.
+    TheirCertificate,
+    /// The peer refused ours.
+    OurCertificate,
+    /// The peer sent what may not be.
+    Protocol,
+    /// It ended: a restart, a duplicate that was given up, silence.
+    Ended,
+}
+
+fn cause(error: &ConnectionError) -> Cause {
+    let alert = |code: u64| ALERTS.contains(&code) && ABOUT_CERTIFICATES.contains(&(code & 0xff));
+    match error {
+        ConnectionError::TransportError(found) if alert(found.code.into()) => {
+            Cause::TheirCertificate
+        }
+        ConnectionError::ConnectionClosed(said) if alert(said.error_code.into()) => {
+            Cause::OurCertificate
+        }
+        ConnectionError::TransportError(_) | ConnectionError::VersionMismatch => Cause::Protocol,
+        ConnectionError::ConnectionClosed(_)
+        | ConnectionError::ApplicationClosed(_)
+        | ConnectionError::Reset
+        | ConnectionError::TimedOut
+        | ConnectionError::LocallyClosed
+        | ConnectionError::CidsExhausted => Cause::Ended,
+    }
+}
+
+/// A connection's end as an error.
+pub(super) fn of_connection(peer: &str, error: &ConnectionError) -> NetError {
+    let (peer, reason) = (peer.to_owned(), error.to_string());
+    match cause(error) {
+        Cause::TheirCertificate => NetError::PeerCertificate { peer, reason },
+        Cause::OurCertificate => NetError::OwnCertificate { peer, reason },
+        Cause::Protocol => NetError::Protocol { peer, reason },
+        Cause::Ended => NetError::Connection { peer, reason },
+    }
+}
+
+/// What a failed read or write of a stream means: the connection's end if it has ended, or else that the peer broke
+/// the protocol.
+pub(super) fn of_stream(peer: &str, connection: &quinn::Connection, reason: String) -> NetError {
+    match connection.close_reason() {
+        Some(error) => of_connection(peer, &error),
+        None => NetError::Protocol {
+            peer: peer.to_owned(),
+            reason,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quinn::{ApplicationClose, VarInt};
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_stops_or_gives_up_a_duplicate_is_no_fault() {
+        let stopped = ConnectionError::ApplicationClosed(ApplicationClose {
+            error_code: VarInt::from_u32(0),
+            reason: bytes::Bytes::from_static(b"stopping"),
+        });
+        for ended in [stopped, ConnectionError::TimedOut, ConnectionError::Reset] {
+            assert!(matches!(
+                of_connection("n1", &ended),
+                NetError::Connection { .. }
+            ));
+        }
+    }
+}

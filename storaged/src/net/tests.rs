@@ -1,0 +1,297 @@
+//! Transports in one process: who links to whom, and what they say if not.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use storaged_core::place::Member;
+use storaged_wire::{ChunkSize, Generation, Geometry, NodeName};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::cert::{CA_CERTIFICATE, create_ca, issue, renew};
+use super::{
+    Agreement, Net, NetConfig, NetError, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
+    VersionRange,
+};
+
+const DAY: Duration = Duration::from_secs(86_400);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn name(node: usize) -> NodeName {
+    NodeName::new(format!("n{node}")).unwrap()
+}
+
+fn files(directory: &Path, node: usize) -> TlsFiles {
+    TlsFiles {
+        ca: directory.join(CA_CERTIFICATE),
+        certificate: directory.join(format!("n{node}.pem")),
+        key: directory.join(format!("n{node}.key")),
+    }
+}
+
+fn identity(directory: &Path, node: usize) -> TlsIdentity {
+    TlsIdentity::load(&files(directory, node)).unwrap()
+}
+
+fn certificates(nodes: usize) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    create_ca(directory.path(), DAY).unwrap();
+    (0..nodes).for_each(|node| drop(issue(directory.path(), &name(node), DAY).unwrap()));
+    directory
+}
+
+fn agreement(m: usize) -> Agreement {
+    let member = |node| Member {
+        name: name(node),
+        failure_domain: format!("rack-{node}"),
+    };
+    let members: Vec<Member> = (0..3).map(member).collect();
+    let geometry = Geometry::new(1, m).unwrap();
+    Agreement::of(Some(geometry), ChunkSize::new(1 << 16).unwrap(), &members)
+}
+
+/// What one transport is started with.
+struct Spec {
+    node: usize,
+    peers: Vec<Peer>,
+    m: usize,
+    versions: (u16, u16),
+}
+
+impl Spec {
+    fn new(node: usize, peers: Vec<Peer>) -> Self {
+        Self {
+            node,
+            peers,
+            m: 1,
+            versions: (4, 5),
+        }
+    }
+}
+
+struct Started {
+    net: Arc<Net>,
+    events: mpsc::Receiver<NetEvent>,
+}
+
+async fn start(directory: &Path, spec: Spec) -> Started {
+    let (sender, events) = mpsc::channel(64);
+    let config = NetConfig {
+        node: name(spec.node),
+        generation: Generation::new(spec.node as u64),
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        identity: identity(directory, spec.node),
+        peers: spec.peers,
+        agreement: agreement(spec.m),
+        versions: VersionRange {
+            min: spec.versions.0,
+            max: spec.versions.1,
+        },
+        sockets: Arc::new(UdpFactory),
+        seed: None,
+    };
+    let net = Net::start(config, sender).await.unwrap();
+    Started { net, events }
+}
+
+impl Started {
+    fn peer(&self, node: usize) -> Peer {
+        Peer {
+            name: name(node),
+            address: self.net.local_addr().unwrap().into(),
+        }
+    }
+
+    /// Waits for an event that is the wanted one.
+    async fn wait<T>(&mut self, wanted: impl Fn(NetEvent) -> Option<T>) -> T {
+        let waiting = async {
+            loop {
+                let event = self.events.recv().await.expect("the transport runs");
+                if let Some(found) = wanted(event) {
+                    return found;
+                }
+            }
+        };
+        timeout(PATIENCE, waiting).await.expect("in time")
+    }
+
+    async fn version_of_link(&mut self) -> u16 {
+        self.wait(|event| match event {
+            NetEvent::Up { version, .. } => Some(version),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn refusal(&mut self) -> NetError {
+        self.wait(|event| match event {
+            NetEvent::Refused { why, .. } => Some(why),
+            NetEvent::Up { .. } => panic!("it is linked"),
+            _ => None,
+        })
+        .await
+    }
+}
+
+/// Two transports that know each other: node 1 dials node 0, and is told to it as a peer.
+async fn pair(directory: &Path, first: Spec, second: Spec) -> (Started, Started) {
+    let (m, node) = (first.m, second.node);
+    let first = start(directory, first).await;
+    let mut second = second;
+    second.peers = vec![first.peer(0)];
+    let second = start(directory, second).await;
+    first.net.set_peers(vec![second.peer(node)], agreement(m));
+    (first, second)
+}
+
+#[tokio::test]
+async fn an_older_and_a_newer_version_speak_the_highest_that_both_know() {
+    let directory = certificates(2);
+    let older = Spec {
+        versions: (3, 4),
+        ..Spec::new(0, Vec::new())
+    };
+    let newer = Spec::new(1, Vec::new());
+    let (mut older, mut newer) = pair(directory.path(), older, newer).await;
+    assert_eq!(newer.version_of_link().await, 4);
+    assert_eq!(older.version_of_link().await, 4);
+}
+
+#[tokio::test]
+async fn without_a_common_version_both_say_both_ranges() {
+    let directory = certificates(2);
+    let newer = Spec {
+        versions: (6, 7),
+        ..Spec::new(0, Vec::new())
+    };
+    let (mut newer, mut older) = pair(directory.path(), newer, Spec::new(1, Vec::new())).await;
+    for side in [&mut newer, &mut older] {
+        let told = side.refusal().await.to_string();
+        assert!(told.contains("4 to 5") && told.contains("6 to 7"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn nodes_that_are_configured_differently_name_the_key_and_both_values() {
+    let directory = certificates(2);
+    let other = Spec {
+        m: 2,
+        ..Spec::new(0, Vec::new())
+    };
+    let (mut other, mut one) = pair(directory.path(), other, Spec::new(1, Vec::new())).await;
+    let told = one.refusal().await.to_string();
+    assert!(told.contains("coding.m is 1 here and 2 there"), "{told}");
+    let told = other.refusal().await.to_string();
+    assert!(told.contains("coding.m is 2 here and 1 there"), "{told}");
+    // A reload of the one that is wrong mends it.
+    one.net.set_peers(vec![other.peer(0)], agreement(2));
+    assert_eq!(one.version_of_link().await, 5);
+}
+
+#[tokio::test]
+async fn a_reload_adds_and_removes_peers_and_keeps_the_links_of_the_others() {
+    let directory = certificates(3);
+    let (mut hub, mut first) = pair(
+        directory.path(),
+        Spec::new(0, Vec::new()),
+        Spec::new(1, Vec::new()),
+    )
+    .await;
+    hub.version_of_link().await;
+    first.version_of_link().await;
+    let mut second = start(directory.path(), Spec::new(2, vec![hub.peer(0)])).await;
+    hub.net
+        .set_peers(vec![first.peer(1), second.peer(2)], agreement(1));
+    hub.version_of_link().await;
+    second.version_of_link().await;
+    hub.net.set_peers(vec![second.peer(2)], agreement(1));
+    let gone = hub
+        .wait(|event| match event {
+            NetEvent::Down { peer, .. } => Some(peer),
+            NetEvent::Up { peer, .. } => panic!("{peer} was linked to again"),
+            _ => None,
+        })
+        .await;
+    assert_eq!(gone, name(1));
+    let refused = hub
+        .wait(|event| match event {
+            NetEvent::Failed(error @ NetError::UnknownPeer(_)) => Some(error),
+            _ => None,
+        })
+        .await;
+    assert!(refused.to_string().contains("n1"));
+}
+
+#[tokio::test]
+async fn a_certificate_is_taken_anew_and_the_link_stays() {
+    let directory = certificates(2);
+    let (mut hub, mut first) = pair(
+        directory.path(),
+        Spec::new(0, Vec::new()),
+        Spec::new(1, Vec::new()),
+    )
+    .await;
+    hub.version_of_link().await;
+    first.version_of_link().await;
+    let before = identity(directory.path(), 0).validity().unwrap();
+    renew(directory.path(), &name(0), 2 * DAY).unwrap();
+    let renewed = identity(directory.path(), 0);
+    assert!(renewed.validity().unwrap().ends > before.ends);
+    hub.net.set_identity(&renewed).unwrap();
+    let other = identity(directory.path(), 1);
+    assert!(hub.net.set_identity(&other).is_err());
+    let quiet = timeout(Duration::from_secs(1), first.events.recv()).await;
+    assert!(quiet.is_err(), "{quiet:?}");
+}
+
+/// One whose certificate has expired is told that it is its own; the others are told whose it is.
+#[tokio::test]
+async fn it_is_said_whose_certificate_expired() {
+    let directory = certificates(1);
+    issue(directory.path(), &name(1), Duration::ZERO).unwrap();
+    let (mut sound, mut expired) = pair(
+        directory.path(),
+        Spec::new(0, Vec::new()),
+        Spec::new(1, Vec::new()),
+    )
+    .await;
+    let own = expired.refusal().await;
+    assert!(matches!(own, NetError::OwnCertificate { .. }), "{own}");
+    assert!(own.to_string().contains("storaged cert renew"), "{own}");
+    let theirs = sound.refusal().await;
+    assert!(
+        matches!(&theirs, NetError::PeerCertificate { peer, .. } if peer == "n1"),
+        "{theirs}"
+    );
+}
+
+/// A peer that stops in the midst of a handshake or at once after it has done nothing wrong.
+#[tokio::test]
+async fn a_restart_is_no_fault_of_a_peer() {
+    let directory = certificates(2);
+    let (mut hub, mut first) = pair(
+        directory.path(),
+        Spec::new(0, Vec::new()),
+        Spec::new(1, Vec::new()),
+    )
+    .await;
+    hub.version_of_link().await;
+    first.version_of_link().await;
+    first.net.close().await;
+    drop(first);
+    let again = start(directory.path(), Spec::new(1, vec![hub.peer(0)])).await;
+    hub.net.set_peers(vec![again.peer(1)], agreement(1));
+    let worst = hub
+        .wait(|event| match event {
+            NetEvent::Up { .. } => Some(None),
+            NetEvent::Failed(NetError::Connection { .. }) => None,
+            NetEvent::Failed(error) => Some(Some(error)),
+            NetEvent::Refused { why, .. } => Some(Some(why)),
+            _ => None,
+        })
+        .await;
+    assert!(worst.is_none(), "{worst:?}");
+}

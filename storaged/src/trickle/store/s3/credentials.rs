@@ -1,0 +1,135 @@
+//! Credentials from a file that may be replaced while the daemon runs: lines `NAME=VALUE` with the names that the
+//! environment would have, as systemd's EnvironmentFile has them. The file is looked at before every request and read
+//! when it is another one, so that what rotates it need tell nobody.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+use aws_credential_types::Credentials;
+use aws_credential_types::provider::error::CredentialsError;
+use aws_credential_types::provider::{self, ProvideCredentials, future};
+
+use super::client::S3Config;
+use crate::trickle::store::StoreError;
+
+/// Credentials of a file.
+#[derive(Debug)]
+pub(super) struct FileCredentials {
+    path: PathBuf,
+    names: [String; 3],
+    read: Mutex<Option<(FileState, Credentials)>>,
+}
+
+/// What tells a file from another one at its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FileState {
+    modified: SystemTime,
+    length: u64,
+}
+
+impl FileCredentials {
+    /// Reads the file once, so that a mistake is told at start.
+    pub fn open(path: PathBuf, config: &S3Config) -> Result<Self, StoreError> {
+        let names = [
+            config.access_key_env.clone(),
+            config.secret_key_env.clone(),
+            config.session_token_env.clone(),
+        ];
+        let credentials = Self {
+            path,
+            names,
+            read: Mutex::default(),
+        };
+        let read = credentials.current();
+        read.map_err(|got| StoreError::Invalid {
+            what: "S3 credentials".into(),
+            expected: format!(
+                "{} and {} in {}",
+                credentials.names[0],
+                credentials.names[1],
+                credentials.path.display()
+            ),
+            got,
+        })?;
+        Ok(credentials)
+    }
+
+    fn current(&self) -> Result<Credentials, String> {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state()?;
+        if let Some((_, known)) = read.as_ref().filter(|(of, _)| *of == state) {
+            return Ok(known.clone());
+        }
+        let text = fs::read_to_string(&self.path).map_err(|error| error.to_string())?;
+        let value = |name: &String| value_of(&text, name).ok_or_else(|| format!("no {name}"));
+        let [access, secret, token] = &self.names;
+        let fresh = Credentials::new(
+            value(access)?,
+            value(secret)?,
+            value_of(&text, token),
+            None,
+            "storaged",
+        );
+        if read.is_some() {
+            tracing::info!(path = %self.path.display(), "took the S3 credentials anew");
+        }
+        *read = Some((state, fresh.clone()));
+        Ok(fresh)
+    }
+
+    fn state(&self) -> Result<FileState, String> {
+        let metadata = fs::metadata(&self.path).map_err(|error| error.to_string())?;
+        Ok(FileState {
+            modified: metadata.modified().map_err(|error| error.to_string())?,
+            length: metadata.len(),
+        })
+    }
+}
+
+impl ProvideCredentials for FileCredentials {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        let read: provider::Result = self
+            .current()
+            .map_err(|reason| CredentialsError::provider_error(reason));
+        future::ProvideCredentials::ready(read)
+    }
+}
+
+fn value_of(text: &str, name: &str) -> Option<String> {
+    let mut lines = text.lines().filter_map(|line| line.trim().split_once('='));
+    let (_, value) = lines.find(|(key, _)| key.trim() == name)?;
+    let value = value.trim().trim_matches(['"', '\'']);
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_replaced_is_read_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("environment");
+        let config: S3Config = toml::from_str("bucket = 'ckpt'").unwrap();
+        let error = FileCredentials::open(path.clone(), &config).unwrap_err();
+        assert!(error.to_string().contains("AWS_ACCESS_KEY_ID"), "{error}");
+        let write = |key: &str| {
+            let text = format!("# S3\nAWS_ACCESS_KEY_ID={key}\nAWS_SECRET_ACCESS_KEY=\"s=1\"\n");
+            fs::write(&path, text).unwrap();
+        };
+        write("old");
+        let credentials = FileCredentials::open(path.clone(), &config).unwrap();
+        let current = || credentials.current().unwrap();
+        assert_eq!(
+            (current().access_key_id(), current().secret_access_key()),
+            ("old", "s=1")
+        );
+        write("another");
+        assert_eq!(current().access_key_id(), "another");
+    }
+}

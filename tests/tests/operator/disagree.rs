@@ -1,0 +1,60 @@
+//! Nodes that are configured differently say so, by key and with both values, and are not ready.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use storaged_tests::system::System;
+
+use crate::node::{log, metric, page, rewrite, said, status, storaged, until};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn disagree(from: &str, to: &str, told: &[&str]) -> Result<()> {
+    let mut system = System::start(3, Some((1, 1)), "")?;
+    system.cluster.kill(2)?;
+    rewrite(&system, 2, from, to)?;
+    system.cluster.start(2)?;
+    for (node, peers) in [(0, 1), (2, 2)] {
+        let refused =
+            || Ok(metric(&system, node, "storaged_place_peers_refused")? == f64::from(peers));
+        until("the others are refused", LONG, refused)?;
+        let (code, reasons) = page(&system, node, "/readyz")?;
+        assert_eq!(code, 503, "{reasons}");
+        let json = status(&system, node)?;
+        assert_eq!(json["ready"], false);
+        let text = said(&storaged(&system, node, &["status"])?);
+        for part in told {
+            assert!(reasons.contains(part), "readyz: {part} in {reasons}");
+            assert!(text.contains(part), "status: {part} in {text}");
+        }
+    }
+    // Once, not at every dial.
+    std::thread::sleep(Duration::from_secs(4));
+    let text = log(&system, 0)?;
+    assert_eq!(text.matches("not linked to a peer").count(), 1, "{text}");
+    Ok(())
+}
+
+#[test]
+fn another_m_is_named_with_both_values() -> Result<()> {
+    disagree("m = 1\n", "m = 2\n", &["coding.m", "1 ", "2 "])
+}
+
+#[test]
+fn another_chunk_size_is_named_with_both_values() -> Result<()> {
+    disagree(
+        "m = 1\n",
+        "m = 1\nchunk = \"64KiB\"\n",
+        &["coding.chunk", "256KiB", "64KiB"],
+    )
+}
+
+#[test]
+fn another_failure_domain_is_named_with_both_values() -> Result<()> {
+    let to = "name = \"n2\"\nfailure_domain = \"rack-7\"\n";
+    disagree(
+        "name = \"n2\"\n",
+        to,
+        &["failure_domain", "n2=rack-7", "n2=n2"],
+    )
+}

@@ -1,0 +1,57 @@
+//! The operator's own socket: with tenants configured every command works through it, without a job's token.
+
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::{Context, Result};
+use storaged_sdk::wire::CheckpointState;
+use storaged_sdk::wire::local::DurableWish;
+use storaged_tests::system::{System, shards};
+
+use crate::node::said;
+
+#[test]
+fn with_tenants_the_operators_socket_serves_every_command() -> Result<()> {
+    let uid = rustix::process::getuid().as_raw();
+    // The tenant's directory is where the clients of this test look.
+    let mut system = System::start(1, None, "")?;
+    system.cluster.kill(0)?;
+    let path = system.cluster.config_path(0);
+    let directory = system.cluster.socket(0);
+    let directory = directory.parent().context("a directory")?;
+    let tenants = format!(
+        "[[tenants]]\ndirectory = \"{}\"\nuids = [{uid}]\n",
+        directory.display()
+    );
+    std::fs::write(&path, std::fs::read_to_string(&path)? + &tenants)?;
+    system.cluster.start(0)?;
+    system.cluster.wait_for_peers(0, 0)?;
+    let (run, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Policy)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+
+    let admin = directory.join("admin.sock");
+    let mode = std::fs::metadata(&admin)?.permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let command = |arguments: &[&str], token: &str| {
+        let mut command = std::process::Command::new(storaged_tests::system::executable());
+        command.args(arguments).env("STORAGED_SOCKET", &admin);
+        command.env("STORAGED_TOKEN", token).output()
+    };
+    for arguments in [
+        &["status"][..],
+        &["ls"],
+        &["plan", "job"],
+        &["verify", "job"],
+    ] {
+        let done = command(arguments, "")?;
+        assert!(done.status.success(), "{arguments:?}: {}", said(&done));
+    }
+    // On the tenant's socket the token is still needed.
+    let mut tenant = std::process::Command::new(storaged_tests::system::executable());
+    tenant.args(["plan", "job"]).env("STORAGED_TOKEN", "");
+    let refused = tenant
+        .env("STORAGED_SOCKET", system.cluster.socket(0))
+        .output()?;
+    assert!(!refused.status.success(), "{}", said(&refused));
+    Ok(())
+}

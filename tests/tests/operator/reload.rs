@@ -1,0 +1,117 @@
+//! kill -HUP: certificates, peers and the log filter are read again; links and RAM stay, and nothing ends the daemon.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::Result;
+use rustix::process::Signal;
+use storaged::net::cert::{issue, renew};
+use storaged_sdk::wire::CheckpointState;
+use storaged_sdk::wire::NodeName;
+use storaged_sdk::wire::local::{DurableWish, Rung};
+use storaged_tests::system::{System, shards};
+
+use crate::node::{log, metric, page, rewrite, signal, until};
+
+const LONG: Duration = Duration::from_secs(20);
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn reloads(system: &System, node: usize) -> Result<usize> {
+    Ok(log(system, node)?
+        .matches("reloaded the configuration")
+        .count())
+}
+
+fn reload(system: &System, node: usize) -> Result<()> {
+    let before = reloads(system, node)?;
+    signal(system, node, Signal::HUP)?;
+    until("the log says so", LONG, || {
+        Ok(reloads(system, node)? > before)
+    })
+}
+
+#[test]
+fn a_hup_reloads_and_keeps_links_and_ram() -> Result<()> {
+    let system = System::start(3, Some((2, 1)), "")?;
+    let (run, mut trainers) = system.trainers(2)?;
+    system.save(&mut trainers, 10, &shards(2, 10), DurableWish::Policy)?;
+    system.wait(0, run, 10, CheckpointState::Protected)?;
+
+    let certificates = system.root.path().join("certs");
+    let expires = "storaged_place_certificate_expires_seconds";
+    let before = metric(&system, 0, expires)?;
+    renew(&certificates, &NodeName::new("n0")?, 30 * DAY)?;
+    rewrite(
+        &system,
+        0,
+        "m = 1\n",
+        "m = 1\nchunk = \"64KiB\"\n\n[log]\nfilter = \"debug\"\n",
+    )?;
+    for _ in 0..20 {
+        signal(&system, 0, Signal::HUP)?;
+    }
+    signal(&system, 0, Signal::USR1)?;
+    reload(&system, 0)?;
+    assert!(
+        metric(&system, 0, expires)? > before,
+        "the new certificate is in use"
+    );
+    let text = log(&system, 0)?;
+    assert!(
+        text.contains("coding.chunk") && text.contains("the old value stays"),
+        "{text}"
+    );
+    assert!(text.contains(" DEBUG "), "the log filter is the new one");
+
+    // The same links, the same RAM.
+    assert_eq!(text.matches("peer up").count(), 2, "{text}");
+    assert!(!text.contains("peer down"), "{text}");
+    drop(trainers);
+    let rungs = system.restore(&[0, 1], 10, &shards(2, 10))?;
+    assert_eq!(rungs, [Rung::OwnRam, Rung::OwnRam]);
+
+    // A file that cannot be used changes nothing.
+    let path = system.cluster.config_path(0);
+    let sound = fs::read_to_string(&path)?;
+    fs::write(&path, "[node]\nnaem = 'x'\n")?;
+    signal(&system, 0, Signal::HUP)?;
+    until("it is refused", LONG, || {
+        Ok(log(&system, 0)?.contains("naem"))
+    })?;
+    fs::write(&path, sound)?;
+    reload(&system, 0)?;
+    assert_eq!(page(&system, 0, "/readyz")?.0, 200);
+    Ok(())
+}
+
+#[test]
+fn a_hup_adds_and_removes_peers() -> Result<()> {
+    let mut system = System::start(3, None, "")?;
+    let directory = system.root.path().to_owned();
+    issue(&directory.join("certs"), &NodeName::new("n9")?, DAY)?;
+    // A fourth node takes the place of the third: the lists first, then the node.
+    let old = fs::read_to_string(system.cluster.config_path(2))?;
+    let new = old
+        .replace("name = \"n2\"", "name = \"n9\"")
+        .replace("/n2", "/n9");
+    for node in [0, 1] {
+        rewrite(&system, node, "name = \"n2\"", "name = \"n9\"")?;
+        reload(&system, node)?;
+    }
+    system.cluster.kill(2)?;
+    fs::write(system.cluster.config_path(2), new)?;
+    system.cluster.start(2)?;
+    for node in [0, 1] {
+        let peer = "peer up peer=n9";
+        until("the new peer is up", LONG, || {
+            Ok(log(&system, node)?.contains(peer))
+        })?;
+        assert!(log(&system, node)?.contains("a peer was removed peer=n2"));
+        assert_eq!(page(&system, node, "/readyz")?, (200, "ready\n".into()));
+    }
+    // And it saves with the new one.
+    let (run, mut trainers) = system.trainers(2)?;
+    system.save(&mut trainers, 10, &shards(2, 10), DurableWish::Policy)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+    Ok(())
+}
