@@ -331,7 +331,10 @@ impl Blocks for Memory {
                     let place = fresh.blocks.get_mut(at).ok_or(SessionFault::NoBlocks)?;
                     *place = made.ok_or(SessionFault::NoBlocks)?;
                 }
-                verify_kept(&fresh, &check, work)?;
+                match basis {
+                    Some(_) => verify_kept(&fresh, &check, work)?,
+                    None => verify_carried(&fresh, &check, work)?,
+                }
                 sets.insert(*set, fresh);
                 Ok(Box::new(KeepParity {
                     set: *set,
@@ -344,6 +347,23 @@ impl Blocks for Memory {
             }
         }
     }
+}
+
+/// Without a basis only what an earlier session has made is there. The rest need not move now: of a heal that several
+/// newcomers share the stripes move first that all of them lack.
+fn verify_carried(
+    set: &ParitySet,
+    check: &ParityCheck,
+    work: &SessionWork,
+) -> Result<(), SessionFault> {
+    for stripe in work.carried.iter().cloned().flatten() {
+        let block = usize::try_from(stripe)
+            .ok()
+            .and_then(|at| set.blocks.get(at));
+        let print = block.and_then(|block| block.as_ref().map(|block| block.print));
+        check.print(stripe, print)?;
+    }
+    Ok(())
 }
 
 /// Stripes that do not move are the basis' own, or an earlier session's: they must be right too.

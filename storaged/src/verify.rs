@@ -185,6 +185,26 @@ mod tests {
     }
 
     #[test]
+    fn of_a_set_that_is_put_back_part_by_part_only_what_is_there_must_be_right() {
+        let (memory, lane) = (memory(), Lane::new(1, 4 * CHUNK));
+        let some = |range: Range<u64>| std::iter::once(range).collect::<Vec<_>>();
+        let keep = begin(&memory, &lane.work(1, None, some(1..3))).unwrap();
+        (1..3).for_each(|stripe| keep.put(stripe, Some(lane.chunk(stripe))).unwrap());
+        drop(keep);
+        let mut rest = lane.work(1, None, vec![0..1, 3..4]);
+        rest.carried = some(1..3);
+        let keep = begin(&memory, &rest).unwrap();
+        for stripe in [0, 3] {
+            keep.put(stripe, Some(lane.chunk(stripe))).unwrap();
+        }
+        assert!(lane.is_held(&memory, 1));
+        // What is said to be there and is not is found at once.
+        let mut lying = lane.work(2, None, some(0..1));
+        lying.carried = some(1..2);
+        assert!(begin(&memory, &lying).is_err());
+    }
+
+    #[test]
     fn without_a_fingerprint_per_stripe_nothing_is_kept() {
         let (memory, lane) = (memory(), Lane::new(1, 2 * CHUNK));
         let mut work = lane.work(1, None, all(&lane));

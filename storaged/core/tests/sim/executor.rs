@@ -396,7 +396,15 @@ impl World {
                 fresh[stripe as usize] = ram.parity[set][stripe as usize].clone();
             }
             let moves = |stripe: usize| work.turns().any(|turn| turn.stripe == stripe as u64);
-            for stripe in (0..count).filter(|stripe| !moves(*stripe)) {
+            let carried = |stripe: usize| {
+                let mut ranges = work.carried.iter();
+                ranges.any(|range| range.contains(&(stripe as u64)))
+            };
+            let stays = |stripe: &usize| match basis {
+                Some(_) => !moves(*stripe),
+                None => carried(*stripe),
+            };
+            for stripe in (0..count).filter(stays) {
                 let bytes = work.stripe_bytes(stripe as u64);
                 if fingerprint(&fresh[stripe][..bytes]) != prints[stripe] {
                     return Err(SessionFault::WrongResult(format!("kept stripe {stripe}")));
