@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use storaged_arena::{PassingError, Slot, recv_frame_waiting, send_frame_waiting};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
-    ByteRange, CheckpointInfo, LOCAL_VERSION, Reply, Request, Role, Rung, VerifyReport,
+    Bears, ByteRange, CheckpointInfo, LOCAL_VERSION, Reply, Request, Role, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
@@ -70,6 +70,18 @@ pub(crate) enum Answer {
     After(u32),
     /// At once; the caller's [`Patience`] says how long that may take.
     Prompt,
+}
+
+/// How far a checkpoint that was waited for has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reached {
+    /// At least the state that was waited for.
+    pub state: CheckpointState,
+    /// Its manifest, once committed.
+    pub manifest: Option<Digest>,
+    /// How many more node losses it survives now, if it is coded and still in RAM. While a node is away a step is
+    /// protected as far as it goes: fewer than `of`.
+    pub bears: Option<Bears>,
 }
 
 impl Client {
@@ -225,7 +237,7 @@ impl Client {
         step: Step,
         state: CheckpointState,
         timeout_ms: u32,
-    ) -> Result<(CheckpointState, Option<Digest>), ClientError> {
+    ) -> Result<Reached, ClientError> {
         let request = Request::Wait {
             run,
             step,
@@ -233,8 +245,39 @@ impl Client {
             timeout_ms,
         };
         match self.call("wait", &request, Answer::After(timeout_ms))? {
-            (Reply::Reached { state, manifest }, _) => Ok((state, manifest)),
+            (
+                Reply::Reached {
+                    state,
+                    manifest,
+                    bears,
+                },
+                _,
+            ) => Ok(Reached {
+                state,
+                manifest,
+                bears,
+            }),
             (other, _) => Err(unexpected("wait", "a state", &other)),
+        }
+    }
+
+    /// What speaks against restarting this daemon's node now, one line per namespace; nothing if nothing does. `bears` are
+    /// the node losses that every namespace's newest checkpoint must bear before, by default min(2, m).
+    ///
+    /// # Errors
+    /// [`ClientError`] if the daemon does not answer in `timeout_ms`.
+    pub fn restart_objections(
+        &mut self,
+        bears: Option<u32>,
+        timeout_ms: u32,
+    ) -> Result<Vec<String>, ClientError> {
+        match self.call(
+            "restart-safe",
+            &Request::RestartSafe { bears },
+            Answer::After(timeout_ms),
+        )? {
+            (Reply::RestartSafe(objections), _) => Ok(objections),
+            (other, _) => Err(unexpected("restart-safe", "objections", &other)),
         }
     }
 

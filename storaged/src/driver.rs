@@ -14,9 +14,10 @@ use storaged_core::encode::SessionWork;
 use storaged_core::{DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
-use storaged_wire::{Generation, Manifest, Rank, RefusalCode, encode};
+use storaged_wire::{Digest, Generation, Manifest, Rank, RefusalCode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
 
 use crate::config::Config;
 use crate::digest;
@@ -101,6 +102,8 @@ pub struct Daemon {
     ops: Arc<OpsState>,
     offload: Offload,
     answers: BTreeMap<RequestId, oneshot::Sender<Answer>>,
+    /// Uploads that run: they are ended when their checkpoint is given up.
+    uploads: BTreeMap<(Digest, Rank), AbortHandle>,
     /// What runs now; a reload changes some of it.
     config: Config,
     links: LinkFacts,
@@ -175,6 +178,7 @@ impl Daemon {
             ops,
             offload: seams.offload,
             answers: BTreeMap::new(),
+            uploads: BTreeMap::new(),
             links: LinkFacts {
                 configured: operate::names(&config.peers),
                 ..LinkFacts::default()
@@ -337,6 +341,7 @@ impl Daemon {
             }
             Output::Note(note) => self.note(&note),
             Output::Upload { .. }
+            | Output::StopUpload { .. }
             | Output::Publish { .. }
             | Output::ListDurable { .. }
             | Output::Fetch { .. } => {
@@ -356,43 +361,53 @@ impl Daemon {
                 rank,
                 shard,
                 base,
-            } => self.when_done(async move {
-                let copied = trickle.upload(&manifest, rank, &shard, base.as_ref());
-                let copied = copied.await;
-                ops.metrics.observe_upload(&copied);
-                if let Ok(copied) = &copied {
-                    say_copied(manifest.manifest(), rank, copied);
+            } => {
+                let place = (manifest.name(), rank);
+                let upload = self.when_done(async move {
+                    let copied = trickle.upload(&manifest, rank, &shard, base.as_ref());
+                    let copied = copied.await;
+                    ops.metrics.observe_upload(&copied);
+                    if let Ok(copied) = &copied {
+                        say_copied(manifest.manifest(), rank, copied);
+                    }
+                    let outcome = copied.map(|_| ());
+                    Input::Uploaded {
+                        manifest: manifest.name(),
+                        rank,
+                        outcome,
+                    }
+                });
+                self.uploads.retain(|_, upload| !upload.is_finished());
+                self.uploads.insert(place, upload);
+            }
+            Output::StopUpload { manifest, rank } => {
+                if let Some(upload) = self.uploads.remove(&(manifest, rank)) {
+                    upload.abort();
                 }
-                let outcome = copied.map(|_| ());
-                Input::Uploaded {
-                    manifest: manifest.name(),
-                    rank,
-                    outcome,
-                }
-            }),
-            Output::Publish { manifest } => self.when_done(async move {
+            }
+            Output::Publish { manifest } => drop(self.when_done(async move {
                 let outcome = trickle.publish(&manifest).await;
                 ops.metrics.observe_publish(outcome.is_ok());
                 Input::Published {
                     manifest: manifest.name(),
                     outcome,
                 }
-            }),
-            Output::ListDurable { query, namespace } => self.when_done(async move {
+            })),
+            Output::ListDurable { query, namespace } => drop(self.when_done(async move {
                 Input::DurableListed {
                     query,
                     outcome: trickle.list(&namespace).await,
                 }
-            }),
+            })),
             Output::Fetch {
                 manifest,
                 rank,
                 slot,
                 ranges,
-            } => self.when_done(async move {
+            } => drop(self.when_done(async move {
                 let outcome = trickle.fetch(&manifest, rank, slot, &ranges).await;
                 Input::Fetched { slot, outcome }
-            }),
+            })),
             _ => {}
         }
     }
@@ -433,11 +448,12 @@ impl Daemon {
         });
     }
 
-    fn when_done(&self, work: impl Future<Output = Input> + Send + 'static) {
+    fn when_done(&self, work: impl Future<Output = Input> + Send + 'static) -> AbortHandle {
         let inputs = self.inputs.clone();
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let _ = inputs.send(work.await).await;
         });
+        task.abort_handle()
     }
 
     fn note(&mut self, note: &Note) {
@@ -446,6 +462,15 @@ impl Daemon {
             Note::State { key, state } => {
                 metrics.observe_state(state.as_str());
                 tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), "{state}");
+            }
+            Note::Bears { key, bears } => {
+                let (losses, of) = (bears.losses, bears.of);
+                let full = bears.is_full();
+                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), losses, of, full, "survives the loss of so many more nodes");
+            }
+            Note::DurableGivenUp { key, reason } => {
+                metrics.observe_durable_given_up();
+                tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, "the durable copy was given up");
             }
             Note::Abandoned { key, reason } => {
                 metrics.observe_abandoned();

@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 
 use storaged_codec::delta::Kind;
 use storaged_core::encode::NodeRate;
-use storaged_core::place::Member;
+use storaged_core::place::{Member, Standings};
 use storaged_wire::{CheckpointState, NodeName};
 
 use crate::trickle::Copied;
@@ -23,6 +23,11 @@ const ABANDONED: &str = "abandoned";
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
     state: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NamespaceLabel {
+    namespace: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -68,6 +73,10 @@ pub struct Metrics {
     place_peers_refused: Gauge,
     place_certificate_expires: Gauge,
     trickle_failures: Counter,
+    trickle_given_up: Counter,
+    trickle_owed: Gauge,
+    place_bears: Family<NamespaceLabel, Gauge>,
+    place_restart_objections: Gauge,
     trickle_uploads: Counter,
     trickle_bytes: Counter,
     trickle_stored_bytes: Counter,
@@ -112,6 +121,10 @@ impl Metrics {
             place_peers_refused: Gauge::default(),
             place_certificate_expires: Gauge::default(),
             trickle_failures: Counter::default(),
+            trickle_given_up: Counter::default(),
+            trickle_owed: Gauge::default(),
+            place_bears: Family::default(),
+            place_restart_objections: Gauge::default(),
             trickle_uploads: Counter::default(),
             trickle_bytes: Counter::default(),
             trickle_stored_bytes: Counter::default(),
@@ -203,6 +216,7 @@ impl Metrics {
             metrics.trickle_uploads.clone(),
         );
         metrics.register_increments(&mut registry);
+        metrics.register_standings(&mut registry);
         registry.register(
             "memory_used_bytes",
             "Bytes of slots and parity",
@@ -292,6 +306,29 @@ impl Metrics {
         );
     }
 
+    fn register_standings(&self, registry: &mut Registry) {
+        registry.register(
+            "trickle_given_up",
+            "Checkpoints whose copy in the durable tier was given up for a newer one's",
+            self.trickle_given_up.clone(),
+        );
+        registry.register(
+            "trickle_owed",
+            "Checkpoints kept in RAM for their way to the durable tier",
+            self.trickle_owed.clone(),
+        );
+        registry.register(
+            "place_bears",
+            "Node losses that the newest protected checkpoint of a namespace survives now",
+            self.place_bears.clone(),
+        );
+        registry.register(
+            "place_restart_objections",
+            "Namespaces that speak against restarting this node now",
+            self.place_restart_objections.clone(),
+        );
+    }
+
     fn register_increments(&self, registry: &mut Registry) {
         registry.register(
             "trickle_bytes",
@@ -360,6 +397,33 @@ impl Metrics {
         if !written {
             self.trickle_failures.inc();
         }
+    }
+
+    /// A durable copy was given up.
+    pub fn observe_durable_given_up(&self) {
+        self.trickle_given_up.inc();
+    }
+
+    /// What committed checkpoints bear now, oldest first, and how many namespaces speak against a restart.
+    pub fn observe_standings(&self, standings: &[Standings], objections: usize) {
+        self.place_bears.clear();
+        for one in standings {
+            if let Some(bears) = one
+                .bears
+                .filter(|_| one.state >= CheckpointState::Protected)
+            {
+                let namespace = one.namespace.to_string();
+                let gauge = self
+                    .place_bears
+                    .get_or_create(&NamespaceLabel { namespace });
+                gauge.set(bears.into());
+            }
+        }
+        let owed = standings.iter().filter(|one| one.owed).count();
+        self.trickle_owed
+            .set(i64::try_from(owed).unwrap_or(i64::MAX));
+        let objections = i64::try_from(objections).unwrap_or(i64::MAX);
+        self.place_restart_objections.set(objections);
     }
 
     /// A shard was digested.

@@ -175,6 +175,14 @@ pub enum Request {
         #[n(1)]
         timeout_ms: u32,
     },
+    /// Whether this node may be restarted now. Needs no hello.
+    #[n(25)]
+    RestartSafe {
+        /// Node losses that the newest checkpoint of every namespace must bear now; none for min(2, m), so that with
+        /// this node gone one more may be lost where m allows it.
+        #[n(0)]
+        bears: Option<u32>,
+    },
 }
 
 /// `offset..offset + length` of a shard.
@@ -230,6 +238,9 @@ pub enum Reply {
         state: CheckpointState,
         #[n(1)]
         manifest: Option<Digest>,
+        /// What it bears now, if that is known here.
+        #[n(2)]
+        bears: Option<Bears>,
     },
     /// To `Plan`.
     #[n(5)]
@@ -262,6 +273,9 @@ pub enum Reply {
     /// To any request.
     #[n(11)]
     Refused(#[n(0)] Refusal),
+    /// To `RestartSafe`: what speaks against it, one line per namespace; nothing if the node may be restarted.
+    #[n(25)]
+    RestartSafe(#[n(0)] Vec<String>),
 }
 
 /// The rung of the ladder that a shard came from in the end.
@@ -309,6 +323,41 @@ pub struct CheckpointInfo {
     /// Its manifest, once committed.
     #[n(7)]
     pub manifest: Option<Digest>,
+    /// What it bears now, if it is committed and coded.
+    #[n(8)]
+    pub bears: Option<Bears>,
+}
+
+/// How many node losses a checkpoint in RAM survives from now on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
+pub struct Bears {
+    /// Any so many.
+    #[n(0)]
+    pub losses: u32,
+    /// And with every block in place: m.
+    #[n(1)]
+    pub of: u32,
+}
+
+impl Bears {
+    /// Every block is in place.
+    pub fn is_full(self) -> bool {
+        self.losses >= self.of
+    }
+}
+
+/// How `storaged` shows a checkpoint that is in this state and bears so much: `protected` alone only while any m nodes
+/// may be lost, `protected, bears 1 of 2` while blocks are missing, `exposed` when the next loss may be one too many.
+pub fn standing(state: CheckpointState, bears: Option<Bears>) -> String {
+    match bears {
+        Some(bears) if state == CheckpointState::Protected && !bears.is_full() => {
+            match bears.losses {
+                0 => format!("exposed, bears 0 of {}", bears.of),
+                losses => format!("protected, bears {losses} of {}", bears.of),
+            }
+        }
+        _ => state.to_string(),
+    }
 }
 
 /// What a verification found.

@@ -52,6 +52,9 @@ pub enum SessionKind {
         /// What is compared on the way.
         #[n(2)]
         checks: SumChecks,
+        /// Which parity blocks are made, ascending: those of the coding nodes that are up.
+        #[cbor(n(3), with = "crate::blocks")]
+        parities: Vec<u32>,
     },
     /// Blocks of a lane computed from those of `survivors` (block indices: data 0..k, parity k..k+m) for
     /// `wanted`, each of which goes to the node named. A plain copy is the case of one survivor, itself.
@@ -339,13 +342,16 @@ pub enum PeerMessage {
         #[n(1)]
         durable: DurableWish,
     },
-    /// Answer to `Committed`, `Protected` and `Durable`: the manifest is stored and known to be in `state`.
+    /// Answer to `Committed`, `Protected` and `Durable`: the manifest is stored, and the receiver has said that the
+    /// checkpoint is in `state` and bears so many losses.
     #[n(6)]
     ManifestStored {
         #[n(0)]
         manifest: Digest,
         #[n(1)]
         state: CheckpointState,
+        #[n(2)]
+        bears: u32,
     },
     /// A home node gave the checkpoint up.
     #[n(7)]
@@ -407,27 +413,14 @@ pub enum PeerMessage {
         #[n(1)]
         kept: bool,
     },
-    /// Leader to home nodes: every parity chunk of the lane is held; repeated until `Protected`.
-    #[n(14)]
-    LaneProtected {
-        #[n(0)]
-        manifest: Digest,
-        #[n(1)]
-        lane: Lane,
-    },
-    /// Home node to everyone in the manifest: the checkpoint is protected.
+    /// Home node to everyone in the manifest: the checkpoint is protected, and from now on bears the loss of so many
+    /// more nodes. Said again when that number changes.
     #[n(15)]
     Protected {
         #[n(0)]
         manifest: Digest,
-    },
-    /// A rank's shard is in the durable tier; to home nodes, repeated until `Durable`.
-    #[n(16)]
-    ShardDurable {
-        #[n(0)]
-        manifest: Digest,
         #[n(1)]
-        rank: Rank,
+        bears: u32,
     },
     /// Home node to everyone in the manifest: the durable tier holds the checkpoint whole.
     #[n(17)]
@@ -496,9 +489,67 @@ pub enum PeerMessage {
         #[n(1)]
         tally: MemberTally,
     },
+    /// To home nodes: the blocks of a checkpoint that the sender holds whole, all of them. Repeated until `HeldNoted`
+    /// answers with the same version, which rises whenever the sender gains or loses a block.
+    #[n(40)]
+    Held {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        version: u32,
+        #[n(2)]
+        shards: Vec<Rank>,
+        #[n(3)]
+        parity: Vec<(Lane, u32)>,
+    },
+    /// The answer.
+    #[n(41)]
+    HeldNoted {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        version: u32,
+    },
+    /// To home nodes: the sender keeps its shards of a checkpoint for their way to the durable tier, where these ranks'
+    /// are by now. Repeated until `Durable` or `Unowed` answers.
+    #[n(42)]
+    Owed {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        done: Vec<Rank>,
+    },
+    /// Nobody need keep the checkpoint for the durable tier: the sender gave its copy up for the reason said, or is a
+    /// home node that does not know it any more.
+    #[n(43)]
+    Unowed {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        cause: UnowedCause,
+    },
+    /// To everyone in the manifest: the durable tier did not take the sender's part, in its own words. It is tried again.
+    #[n(44)]
+    DurableFailed {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        reason: String,
+    },
     /// After a link comes up, and from a home node when a checkpoint becomes protected: how far namespaces got.
     #[n(50)]
     Marks(#[n(0)] Vec<NamespaceMark>),
+}
+
+/// Why a checkpoint is not owed to the durable tier any more.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum UnowedCause {
+    /// A shard or its upload was given up.
+    #[n(0)]
+    GivenUp(#[n(0)] String),
+    /// The home node has retired it: if it is in the durable tier, others have been told.
+    #[n(1)]
+    Retired,
 }
 
 /// First record of a data stream.

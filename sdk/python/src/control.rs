@@ -95,10 +95,11 @@ impl Client {
             .parse()
             .map_err(pyo3::exceptions::PyValueError::new_err::<String>)?;
         let (run, step) = (run_of(py, run)?, Step::new(step));
-        let (state, manifest) = self.call(py, timeout_ms, |client, left| {
+        let reached = self.call(py, timeout_ms, |client, left| {
             client.wait(run, step, state, left)
         })?;
-        Ok((state.to_string(), manifest.map(|digest| digest.to_string())))
+        let manifest = reached.manifest.map(|digest| digest.to_string());
+        Ok((reached.state.to_string(), manifest))
     }
 
     #[pyo3(signature = (step, timeout_ms, allow_older=false))]

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_codec::Fingerprint;
-use storaged_wire::local::{Reply, Request};
+use storaged_wire::local::{Bears, Reply, Request};
 use storaged_wire::peer::{CheckpointKey, Lane, LinkTally, PeerMessage, SessionFault};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, ManifestBytes, Namespace, NodeName, Rank,
@@ -188,6 +188,8 @@ pub enum Output {
         /// What it may be written against, if increments are wanted and there is one.
         base: Option<UploadBase>,
     },
+    /// Give up the upload of a shard: its checkpoint has left RAM or is not owed any more.
+    StopUpload { manifest: Digest, rank: Rank },
     /// Write the checkpoint's manifest to the durable tier: all its shards are there.
     Publish { manifest: Arc<ManifestBytes> },
     /// Find the newest manifests of a namespace in the durable tier.
@@ -219,6 +221,10 @@ pub enum Note {
         key: CheckpointKey,
         state: CheckpointState,
     },
+    /// A checkpoint bears another number of node losses than before, as far as this node knows.
+    Bears { key: CheckpointKey, bears: Bears },
+    /// A checkpoint's copy in the durable tier was given up; the checkpoint itself may live on in RAM.
+    DurableGivenUp { key: CheckpointKey, reason: String },
     /// A checkpoint was given up.
     Abandoned { key: CheckpointKey, reason: String },
     /// A lane this node leads was protected, after so many milliseconds.

@@ -10,6 +10,27 @@ pub const REPEAT_MS: u64 = 1_000;
 /// A checkpoint that has not committed this long after its first shard was sealed is given up.
 pub const COMMIT_MAX_MS: u64 = 120_000;
 
+/// A home node commits nothing later than that, and gives it up so much later: in between every home node hears of a
+/// commit that another one has just made, so that no checkpoint is committed at one and given up at another.
+pub const COMMIT_SETTLE_MS: u64 = 10_000;
+
+/// A coding node that is gone for so long is not waited for: a step is protected without it, and topped up when it is
+/// back. Longer than a cut of a second that links recover from by themselves; with the 2.5 s that silence takes to be
+/// noticed, less than half of the 10 s without a protected step that the loss of a node may cost.
+pub const DEGRADE_AFTER_MS: u64 = 2_000;
+
+/// A committed checkpoint that lacks nodes to be protected goes to the durable tier unprotected after this time.
+pub const UPLOAD_UNPROTECTED_AFTER_MS: u64 = 3_000;
+
+/// A trainer waits so long for a slot before a checkpoint that can be made no safer gives way to a newer one.
+pub const SUPERSEDE_AFTER_MS: u64 = 1_000;
+
+/// And so long before the one that is on its way to the durable tier does.
+pub const UPLOAD_YIELDS_AFTER_MS: u64 = 3_000;
+
+/// Checkpoints that have left RAM whose end is remembered, for those who ask late.
+pub const ENDS_KEPT: usize = 1_024;
+
 /// A member answers a session's proposal within this time.
 pub const PROPOSE_MAX_MS: u64 = 5_000;
 
@@ -79,6 +100,10 @@ pub const SESSION_BYTES_PER_MS: u64 = 500_000;
 /// First guess of the rate of the durable tier, bytes per millisecond (100 MB/s).
 pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
 
+const _: () = assert!(
+    DEGRADE_AFTER_MS < UPLOAD_UNPROTECTED_AFTER_MS,
+    "first as much protection as there can be"
+);
 const _: () = assert!(
     PROPOSE_MAX_MS > 2 * REPEAT_MS,
     "a proposal outlives a repeat"

@@ -1,7 +1,7 @@
 //! The machine: one daemon's decisions. `handle` takes one input and appends outputs; `deadline` says when to
 //! come back with `Tick`. The verbs are in their own folders, each as an `impl Node`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use storaged_wire::local::{Reply, Request};
@@ -16,9 +16,9 @@ use crate::encode::{Beginning, Ending, Joined, Led, ParityId, ParityPlace, PartF
 use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::place::RunProposal;
-use crate::place::{Group, GroupError, Member, groups};
+use crate::place::{Blocks, Group, GroupError, Member, groups};
 use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
-use crate::table::{Attached, Checkpoint, NamespaceTable, Peer, Slot, Waiter};
+use crate::table::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Told, Waiter};
 
 /// When checkpoints go to the durable tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +74,12 @@ pub struct Node {
     pub(crate) now: Now,
     pub(crate) out: Vec<Output>,
     pub(crate) peers: BTreeMap<NodeName, Peer>,
+    /// Since when peers are down that were up.
+    pub(crate) down_since: BTreeMap<NodeName, Now>,
+    /// Messages to this node itself, handled once the input is.
+    loopback: VecDeque<PeerMessage>,
+    /// How checkpoints that have left RAM ended.
+    pub(crate) ends: Ends,
     pub(crate) namespaces: BTreeMap<Namespace, NamespaceTable>,
     pub(crate) checkpoints: BTreeMap<CheckpointKey, Checkpoint>,
     pub(crate) by_name: BTreeMap<Digest, CheckpointKey>,
@@ -121,6 +127,9 @@ impl Node {
             now: Now(0),
             out: Vec::new(),
             peers: BTreeMap::new(),
+            down_since: BTreeMap::new(),
+            loopback: VecDeque::new(),
+            ends: Ends::default(),
             namespaces: BTreeMap::new(),
             checkpoints: BTreeMap::new(),
             by_name: BTreeMap::new(),
@@ -153,6 +162,10 @@ impl Node {
         self.now = now;
         self.started.get_or_insert(now);
         self.dispatch(input);
+        while let Some(message) = self.loopback.pop_front() {
+            let me = self.me().clone();
+            self.message(&me, message);
+        }
         std::mem::take(&mut self.out)
     }
 
@@ -238,8 +251,10 @@ impl Node {
         self.expire_part_filled();
         self.judge_sessions();
         self.lead_lanes();
+        self.weigh_all();
         self.start_uploads();
         self.start_publishing();
+        self.make_room_for_waiters();
         self.expire_verifies();
     }
 
@@ -303,6 +318,7 @@ impl Node {
             }
             Request::CloseShard { manifest, rank } => self.close_shard(id, manifest, rank),
             Request::Status => self.status(id),
+            Request::RestartSafe { bears } => self.restart_safe(id, bears),
             Request::List { namespace } => self.list(id, namespace.as_ref()),
             Request::Verify { step, timeout_ms } => self.verify(id, step, timeout_ms),
         };
@@ -346,10 +362,12 @@ impl Node {
             PeerMessage::Committed { manifest, durable } => {
                 self.committed_elsewhere(from, manifest.into(), durable);
             }
-            PeerMessage::ManifestStored { manifest, state } => {
-                self.manifest_stored(from, manifest, state);
-            }
-            PeerMessage::Abandoned { key, reason } => self.abandon(&key, &reason),
+            PeerMessage::ManifestStored {
+                manifest,
+                state,
+                bears,
+            } => self.manifest_stored(from, manifest, Told { state, bears }),
+            PeerMessage::Abandoned { key, reason } => self.abandoned_elsewhere(&key, &reason),
             PeerMessage::Propose(record) => self.proposed(from, record),
             PeerMessage::Ready {
                 session,
@@ -376,13 +394,32 @@ impl Node {
             }
             PeerMessage::Progress { session, tally } => self.member_progress(from, session, tally),
             PeerMessage::Close { session, kept } => self.close(from, session, kept),
-            PeerMessage::LaneProtected { manifest, lane } => self.lane_protected(manifest, lane),
-            PeerMessage::Protected { manifest } => {
-                self.told_state(from, manifest, CheckpointState::Protected);
+            PeerMessage::Protected { manifest, bears } => {
+                let state = CheckpointState::Protected;
+                self.told_state(from, manifest, state, Some(bears));
             }
-            PeerMessage::ShardDurable { manifest, rank } => self.shard_durable(manifest, rank),
+            PeerMessage::Held {
+                manifest,
+                version,
+                shards,
+                parity,
+            } => {
+                let blocks = Blocks {
+                    shards: shards.into_iter().collect(),
+                    parity: parity.into_iter().collect(),
+                };
+                self.held(from, manifest, version, blocks);
+            }
+            PeerMessage::HeldNoted { manifest, version } => {
+                self.held_noted(from, manifest, version);
+            }
+            PeerMessage::Owed { manifest, done } => self.owed(from, manifest, done),
+            PeerMessage::Unowed { manifest, cause } => self.unowed(from, manifest, cause),
+            PeerMessage::DurableFailed { manifest, reason } => {
+                self.durable_failed(manifest, reason);
+            }
             PeerMessage::Durable { manifest } => {
-                self.told_state(from, manifest, CheckpointState::Durable);
+                self.told_state(from, manifest, CheckpointState::Durable, None);
             }
             PeerMessage::HoldingsQuery { query, namespace } => {
                 self.holdings_asked(from, query, &namespace);
@@ -417,18 +454,25 @@ impl Node {
         }
         self.peers.insert(node.clone(), Peer { generation });
         self.tell_marks(&node);
+        self.down_since.remove(&node);
         self.greet(&node);
         self.peer_may_have_lost(&node);
+        self.weigh_all();
     }
 
     fn peer_down(&mut self, node: &NodeName) {
+        if self.peers.contains_key(node) {
+            self.down_since.insert(node.clone(), self.now);
+        }
         self.forget_peer(node);
+        self.weigh_all();
     }
 
     fn forget_peer(&mut self, node: &NodeName) {
         self.peers.remove(node);
         for checkpoint in self.checkpoints.values_mut() {
             checkpoint.told.remove(node);
+            checkpoint.standing.forget(node);
         }
         self.lanes_forget(node);
         self.sessions_forget(node);
@@ -463,11 +507,11 @@ impl Node {
         self.out.push(Output::Note(note));
     }
 
-    /// Sends to a peer, or handles at once if it is this node.
+    /// Sends to a peer. What goes to this node itself is handled after the input that it came of: handled at once it
+    /// would change tables under the hands of whoever sends, and a message that answers itself would never end.
     pub(crate) fn send(&mut self, to: &NodeName, message: PeerMessage) {
         if to == self.me() {
-            let me = self.me().clone();
-            self.message(&me, message);
+            self.loopback.push_back(message);
         } else if self.peers.contains_key(to) {
             let to = to.clone();
             self.out.push(Output::Send { to, message });

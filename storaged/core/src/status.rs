@@ -1,7 +1,7 @@
 //! The daemon's state for `storaged status` and the status page: one JSON object. Names are validated ids, so
 //! nothing in it needs escaping.
 
-use storaged_wire::local::Reply;
+use storaged_wire::local::{Reply, standing};
 use storaged_wire::{NodeName, Refusal};
 
 use crate::encode::SideRate;
@@ -36,8 +36,18 @@ impl Node {
             .values()
             .map(|c| {
                 format!(
-                    r#"{{"namespace":"{}","run":"{}","step":{},"state":"{}","world_size":{},"shards_here":{},"parity_here":{}}}"#,
-                    c.key.namespace, c.key.run, c.key.step, c.state, c.world_size, c.shards.len(), c.parity.len()
+                    r#"{{"namespace":"{}","run":"{}","step":{},"state":"{}","standing":"{}","bears":{},"bears_full":{},"owed":{},"world_size":{},"shards_here":{},"parity_here":{}}}"#,
+                    c.key.namespace,
+                    c.key.run,
+                    c.key.step,
+                    c.state,
+                    standing(c.state, self.bears(c)),
+                    or_null(self.bears(c).map(|bears| bears.losses.into())),
+                    or_null(self.bears(c).map(|bears| bears.of.into())),
+                    self.is_due(c),
+                    c.world_size,
+                    c.shards.len(),
+                    c.parity.len()
                 )
             })
             .collect();
@@ -46,7 +56,7 @@ impl Node {
             .geometry
             .map_or("null".into(), |g| format!("\"{g}\""));
         format!(
-            r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
+            r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
             self.setup.name,
             self.setup.generation.get(),
             geometry,
@@ -57,6 +67,7 @@ impl Node {
             self.links_json(),
             self.groups_json(),
             self.settled(),
+            self.restart_objections(None).is_empty(),
             ledger.used,
             ledger.total,
             ledger.slots,

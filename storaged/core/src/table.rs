@@ -1,6 +1,6 @@
 //! The tables: what this node knows of its peers, slots, namespaces and checkpoints.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
@@ -101,6 +101,13 @@ pub(crate) struct Description {
     pub durable: DurableWish,
 }
 
+/// What a node was last told of a checkpoint, and has acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub state: CheckpointState,
+    pub bears: u32,
+}
+
 /// One checkpoint as this node knows it.
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoint {
@@ -108,9 +115,13 @@ pub(crate) struct Checkpoint {
     pub owner: Owner,
     pub world_size: WorldSize,
     pub first_seen: Now,
+    /// When this node heard of the manifest.
+    pub committed_at: Option<Now>,
     pub state: CheckpointState,
     pub manifest: Option<Arc<ManifestBytes>>,
     pub durable_wish: DurableWish,
+    /// Its way to the durable tier.
+    pub owing: Owing,
     /// Shards in this node's RAM.
     pub shards: BTreeMap<Rank, LocalShard>,
     /// Parity sets in this node's RAM.
@@ -125,16 +136,71 @@ pub(crate) struct Checkpoint {
     pub announced: BTreeMap<Rank, Announced>,
     /// As a home node: the description.
     pub description: Option<Description>,
-    /// As a home node: who has stored the manifest, and the state it was last told.
-    pub told: BTreeMap<NodeName, CheckpointState>,
-    /// As a home node: lanes whose parity is held.
-    pub lanes_protected: BTreeSet<Lane>,
+    /// As a home node: who has stored the manifest, and what it was last told.
+    pub told: BTreeMap<NodeName, Told>,
+    /// Which blocks are where.
+    pub standing: crate::place::Standing,
     /// As a home node: shards in the durable tier.
     pub shards_durable: BTreeSet<Rank>,
     /// As a home node: the manifest is being written to the durable tier, or may be tried again at this time.
     pub publishing: Upload,
-    /// Lanes that this node led to protection, to be told to the home nodes.
+    /// Lanes that this node led to protection.
     pub lanes_led: BTreeSet<Lane>,
+}
+
+/// How a checkpoint that has left RAM ended.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    /// The furthest that it came.
+    pub state: CheckpointState,
+    pub name: Option<Digest>,
+    /// Why it came no further, if anybody would ask.
+    pub reason: String,
+}
+
+/// The last ends, for those who ask late.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ends {
+    by_key: BTreeMap<CheckpointKey, End>,
+    by_name: BTreeMap<Digest, CheckpointKey>,
+    order: VecDeque<CheckpointKey>,
+}
+
+impl Ends {
+    pub fn note(&mut self, key: CheckpointKey, end: End) {
+        if let Some(name) = end.name {
+            self.by_name.insert(name, key.clone());
+        }
+        if self.by_key.insert(key.clone(), end).is_none() {
+            self.order.push_back(key);
+        }
+        while self.order.len() > crate::limits::ENDS_KEPT {
+            let oldest = self.order.pop_front();
+            let end = oldest.and_then(|key| self.by_key.remove(&key));
+            if let Some(name) = end.and_then(|end| end.name) {
+                self.by_name.remove(&name);
+            }
+        }
+    }
+
+    pub fn of(&self, key: &CheckpointKey) -> Option<&End> {
+        self.by_key.get(key)
+    }
+
+    pub fn named(&self, name: Digest) -> Option<&End> {
+        self.of(self.by_name.get(&name)?)
+    }
+}
+
+/// A checkpoint's way to the durable tier, beside the state of each upload.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Owing {
+    /// Why its durable copy was given up, if it was.
+    pub given_up: Option<String>,
+    /// What the tier last said against it, here or at another node.
+    pub failed: Option<String>,
+    /// Home nodes that have retired it: when all have, nobody will publish it.
+    pub retired_at: BTreeSet<NodeName>,
 }
 
 impl Checkpoint {
@@ -144,9 +210,11 @@ impl Checkpoint {
             owner,
             world_size,
             first_seen: now,
+            committed_at: None,
             state: CheckpointState::Staged,
             manifest: None,
             durable_wish: DurableWish::Policy,
+            owing: Owing::default(),
             shards: BTreeMap::new(),
             parity: BTreeMap::new(),
             leaves: BTreeMap::new(),
@@ -155,7 +223,7 @@ impl Checkpoint {
             announced: BTreeMap::new(),
             description: None,
             told: BTreeMap::new(),
-            lanes_protected: BTreeSet::new(),
+            standing: crate::place::Standing::default(),
             shards_durable: BTreeSet::new(),
             publishing: Upload::Idle,
             lanes_led: BTreeSet::new(),
@@ -238,6 +306,7 @@ pub(crate) struct Waiter {
 pub(crate) enum WaiterWish {
     Slot {
         bytes: u64,
+        since: Now,
     },
     State {
         key: CheckpointKey,

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 use storaged_sdk::Client;
-use storaged_sdk::wire::local::{CheckpointInfo, VerifyReport};
+use storaged_sdk::wire::local::{CheckpointInfo, VerifyReport, standing};
 use storaged_sdk::wire::plan::{RestorePlan, Source};
 use storaged_sdk::wire::{Namespace, Step};
 
@@ -126,7 +126,7 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
             text("namespace"),
             one["run"],
             one["step"],
-            text("state"),
+            text("standing"),
             one["shards_here"],
             one["parity_here"]
         ));
@@ -139,6 +139,7 @@ fn info_json(info: &CheckpointInfo) -> Value {
         "namespace": info.namespace.as_str(), "run": info.run.to_string(), "step": info.step.get(),
         "state": info.state.as_str(), "durable": info.durable, "world_size": info.world_size.get(),
         "bytes": info.length, "manifest": info.manifest.map(|name| name.to_string()),
+        "bears": info.bears.map(|bears| bears.losses), "bears_full": info.bears.map(|bears| bears.of),
     })
 }
 
@@ -149,16 +150,16 @@ pub fn ls(args: &LsArgs) -> Result<(), CliError> {
         return Ok(());
     }
     print(&format!(
-        "{:<24} {:>6} {:>10} {:<10} {:>6} {:>10}",
+        "{:<24} {:>6} {:>10} {:<24} {:>6} {:>10}",
         "NAMESPACE", "RUN", "STEP", "STATE", "RANKS", "SIZE"
     ));
     for info in &infos {
         print(&format!(
-            "{:<24} {:>6} {:>10} {:<10} {:>6} {:>10}",
+            "{:<24} {:>6} {:>10} {:<24} {:>6} {:>10}",
             info.namespace.as_str(),
             info.run,
             info.step,
-            info.state.as_str(),
+            standing(info.state, info.bears),
             info.world_size,
             size(info.length)
         ));

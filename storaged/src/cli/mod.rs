@@ -4,6 +4,7 @@ mod bench;
 mod cert;
 mod inspect;
 mod plan_encode;
+mod restart_safe;
 mod run;
 
 use std::path::PathBuf;
@@ -53,6 +54,9 @@ pub enum CliError {
     /// An answer of the daemon's, or a benched process, that cannot be.
     #[error("{0}")]
     Unexpected(String),
+    /// A node that must not be restarted now.
+    #[error("not safe to restart now: {0}")]
+    NotSafe(String),
     /// A check that found faults.
     #[error("{faults} of {parts} parts have faults")]
     Faults { faults: usize, parts: usize },
@@ -95,6 +99,8 @@ enum Command {
     Plan(inspect::PlanArgs),
     /// Read every byte of a checkpoint on every live node and check it
     Verify(inspect::VerifyArgs),
+    /// Say whether this node may be restarted now without losing anything; exit code 1 if not
+    RestartSafe(restart_safe::RestartSafeArgs),
     /// Make certificates for a cluster
     #[command(subcommand)]
     Cert(cert::CertCommand),
@@ -181,6 +187,7 @@ pub fn main() -> Result<(), CliError> {
         Command::Ls(args) => inspect::ls(&args),
         Command::Plan(args) => inspect::plan(&args),
         Command::Verify(args) => inspect::verify(&args),
+        Command::RestartSafe(args) => restart_safe::restart_safe(&args),
         Command::Cert(command) => cert::cert(command),
         Command::Config(args) => run::config(&args),
         Command::Bench(args) => bench::bench(&args),

@@ -98,6 +98,8 @@ impl Daemon {
             self.executor.blocks_in_flight_most(),
         );
         metrics.observe_link_rates(&self.node.measured_rates());
+        let objections = self.node.restart_objections(None).len();
+        metrics.observe_standings(&self.node.standings(), objections);
         self.ops.set_status(status, reasons);
     }
 

@@ -2,12 +2,14 @@
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{
-    ByteRange, CheckpointInfo, DurableWish, Reply, Request, Role, Rung, VerifiedPart, VerifyReport,
+    Bears, ByteRange, CheckpointInfo, DurableWish, Reply, Request, Role, Rung, VerifiedPart,
+    VerifyReport,
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
     CheckpointKey, Fence, HighMark, Holding, Lane, LeafTable, LinkTally, MemberTally,
     NamespaceMark, PeerMessage, SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks,
+    UnowedCause,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
@@ -186,6 +188,7 @@ pub fn requests() -> Vec<Request> {
             step: None,
             timeout_ms,
         },
+        Request::RestartSafe { bears: Some(1) },
     ]
 }
 
@@ -234,7 +237,9 @@ pub fn replies() -> Vec<Reply> {
         Reply::Reached {
             state: CheckpointState::Durable,
             manifest: Some(some_digest()),
+            bears: Some(Bears { losses: 1, of: 2 }),
         },
+        Reply::RestartSafe(vec!["job: step 3 bears 0 of 2".into()]),
         Reply::Plan(plan()),
         Reply::Manifest(bytes()),
         Reply::ShardOpened {
@@ -253,6 +258,7 @@ pub fn replies() -> Vec<Reply> {
             world_size: world_size(),
             length: 3,
             manifest: None,
+            bears: None,
         }]),
         Reply::Verified(VerifyReport {
             manifest: some_digest(),
@@ -307,17 +313,42 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
             manifest: bytes(),
             durable: DurableWish::Policy,
         },
-        PeerMessage::ManifestStored { manifest, state },
+        PeerMessage::ManifestStored {
+            manifest,
+            state,
+            bears: 1,
+        },
         PeerMessage::Abandoned {
             key: key(),
             reason: "rank 2 died".into(),
         },
-        PeerMessage::LaneProtected {
+        PeerMessage::Protected { manifest, bears: 2 },
+        PeerMessage::Held {
             manifest,
-            lane: lane(),
+            version: 3,
+            shards: vec![rank],
+            parity: vec![(lane(), 1)],
         },
-        PeerMessage::Protected { manifest },
-        PeerMessage::ShardDurable { manifest, rank },
+        PeerMessage::HeldNoted {
+            manifest,
+            version: 3,
+        },
+        PeerMessage::Owed {
+            manifest,
+            done: vec![rank],
+        },
+        PeerMessage::Unowed {
+            manifest,
+            cause: UnowedCause::GivenUp("the tier is slower than the steps".into()),
+        },
+        PeerMessage::Unowed {
+            manifest,
+            cause: UnowedCause::Retired,
+        },
+        PeerMessage::DurableFailed {
+            manifest,
+            reason: "no room".into(),
+        },
         PeerMessage::Durable { manifest },
         PeerMessage::HoldingsQuery {
             query,
@@ -379,11 +410,13 @@ pub fn session_messages() -> Vec<PeerMessage> {
             lane: lane(),
             basis: Some(some_digest()),
             checks: SumChecks::Parity,
+            parities: vec![0, 1],
         }),
         propose(SessionKind::Encode {
             lane: lane(),
             basis: None,
             checks: SumChecks::Every,
+            parities: vec![1],
         }),
         propose(SessionKind::Repair {
             lane: lane(),

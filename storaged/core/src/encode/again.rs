@@ -225,6 +225,7 @@ mod tests {
                 lane,
                 basis: None,
                 checks: SumChecks::Parity,
+                parities: vec![0, 1],
             },
         })
     }

@@ -228,6 +228,7 @@ impl Node {
                 self.drop_parity(old);
             }
         }
+        self.report_held(key);
     }
 
     fn settle_part_made(&mut self, block: ParityPlace, part: PartMade) {

@@ -52,7 +52,12 @@ impl Derived {
                 checks: SumChecks::Every,
                 ..
             } => None,
-            SessionKind::Encode { lane, checks, .. } => Self::encode(manifest, *lane, *checks),
+            SessionKind::Encode {
+                lane,
+                checks,
+                parities,
+                ..
+            } => Self::encode(manifest, *lane, *checks, parities),
             SessionKind::Repair {
                 lane,
                 survivors,
@@ -77,11 +82,23 @@ impl Derived {
         }
     }
 
-    fn encode(manifest: &Manifest, lane: Lane, checks: SumChecks) -> Option<Self> {
+    fn encode(
+        manifest: &Manifest,
+        lane: Lane,
+        checks: SumChecks,
+        parities: &[u32],
+    ) -> Option<Self> {
         let blocks = LaneBlocks::of(manifest, lane)?;
+        let parities: Vec<usize> = parities.iter().map(|index| *index as usize).collect();
+        let ascending = parities.is_sorted_by(|a, b| a < b);
+        let in_range = parities
+            .last()
+            .is_some_and(|last| *last < blocks.coding.len());
+        (ascending && in_range).then_some(())?;
         let matrix = CodingMatrix::cauchy(manifest.geometry);
-        let (sources, coefficients) = blocks.encode(&matrix);
-        let sinks: Vec<usize> = (blocks.data.len()..blocks.blocks()).collect();
+        let (sources, coefficients) = blocks.encode(&matrix, &parities);
+        let k = blocks.data.len();
+        let sinks: Vec<usize> = parities.iter().map(|parity| k + parity).collect();
         let all = sources.iter().chain(&sinks);
         let members = all
             .map(|block| blocks.node(*block).cloned())

@@ -45,10 +45,26 @@ fn ranks_per_node(manifest: &Manifest) -> BTreeMap<&NodeName, Vec<&ShardEntry>> 
 }
 
 impl LaneBlocks {
+    /// Every lane with its blocks.
+    pub fn all(manifest: &Manifest) -> Vec<(Lane, Self)> {
+        let per_node = ranks_per_node(manifest);
+        let lanes = lanes_of(manifest).into_iter();
+        lanes
+            .filter_map(|lane| Some((lane, Self::among(manifest, lane, &per_node)?)))
+            .collect()
+    }
+
     /// The blocks of `lane`, if the manifest has such a lane.
     pub fn of(manifest: &Manifest, lane: Lane) -> Option<Self> {
+        Self::among(manifest, lane, &ranks_per_node(manifest))
+    }
+
+    fn among(
+        manifest: &Manifest,
+        lane: Lane,
+        per_node: &BTreeMap<&NodeName, Vec<&ShardEntry>>,
+    ) -> Option<Self> {
         let group = manifest.groups.get(lane.group as usize)?;
-        let per_node = ranks_per_node(manifest);
         let mut data: Vec<Option<ShardEntry>> = group
             .data
             .iter()
@@ -95,16 +111,21 @@ impl LaneBlocks {
         self.data.get(block).is_some_and(Option::is_none)
     }
 
-    /// Sources and sinks of a full encode: data blocks that are not zeros, and their coefficients.
-    pub fn encode(&self, matrix: &CodingMatrix) -> (Vec<usize>, Option<Coefficients>) {
+    /// Sources of an encode, the data blocks that are not zeros, and the coefficients of these parity blocks over them.
+    pub fn encode(
+        &self,
+        matrix: &CodingMatrix,
+        parities: &[usize],
+    ) -> (Vec<usize>, Option<Coefficients>) {
         let sources: Vec<usize> = (0..self.data.len())
             .filter(|block| !self.is_zeros(*block))
             .collect();
-        let rows = (0..self.coding.len())
+        let rows = parities
+            .iter()
             .map(|parity| {
                 sources
                     .iter()
-                    .map(|block| matrix.coefficient(parity, *block))
+                    .map(|block| matrix.coefficient(*parity, *block))
                     .collect()
             })
             .collect();

@@ -43,6 +43,8 @@ pub(crate) struct LaneProgress {
     pub wary: bool,
     /// Sessions that were ended because of a slow member.
     pub replans: u32,
+    /// Failures in a row: what fails again and again is tried less often.
+    pub failures: u32,
 }
 
 /// Why a session is led.
@@ -152,12 +154,9 @@ impl Node {
         lane: Lane,
         blocks: &LaneBlocks,
     ) {
-        let all_up = (0..blocks.blocks())
-            .filter_map(|block| blocks.node(block))
-            .all(|node| self.is_up(node));
-        if !all_up {
+        let Some(parities) = self.parities_to_make(blocks) else {
             return;
-        }
+        };
         let in_full = self
             .lanes
             .get(&(manifest.name(), lane))
@@ -172,8 +171,23 @@ impl Node {
             lane,
             basis,
             checks,
+            parities,
         };
         self.lead(key.clone(), manifest, lane, kind, Purpose::Encode);
+    }
+
+    /// The parity blocks of an encode: those of the coding nodes that are up. None while it must wait: a data node is
+    /// down, or a coding node that may be back any moment.
+    fn parities_to_make(&self, blocks: &LaneBlocks) -> Option<Vec<u32>> {
+        let mut data = blocks.data.iter().flatten();
+        let waits = |node: &NodeName| !self.is_up(node) && !self.is_gone(node);
+        if !data.all(|shard| self.is_up(&shard.node)) || blocks.coding.iter().any(waits) {
+            return None;
+        }
+        let coding = (0u32..).zip(&blocks.coding);
+        let up = coding.filter(|(_, node)| self.is_up(node));
+        let parities: Vec<u32> = up.map(|(index, _)| index).collect();
+        (!parities.is_empty()).then_some(parities)
     }
 
     /// Proposes a session to its members.
@@ -453,15 +467,6 @@ impl Node {
                     lane,
                     elapsed_ms,
                 });
-                for home in self.homes_of(&led.key) {
-                    self.send(
-                        &home,
-                        PeerMessage::LaneProtected {
-                            manifest: name,
-                            lane,
-                        },
-                    );
-                }
             }
         }
         self.lead_lanes();
@@ -476,8 +481,9 @@ impl Node {
         if let Some(progress) = self.lanes.get_mut(&place) {
             progress.retry_at = match progress.learn(&led.purpose, &fault) {
                 true => now,
-                false => now.plus(limits::SESSION_RETRY_MS),
+                false => now.plus(limits::SESSION_RETRY_MS << progress.failures.min(5)),
             };
+            progress.failures += 1;
             progress.held.clear();
         }
         if led.purpose == Purpose::Encode
@@ -492,15 +498,6 @@ impl Node {
         let key = led.key;
         self.note(Note::SessionFailed { key, node, fault });
         self.lead_lanes();
-    }
-
-    pub(crate) fn lane_protected(&mut self, manifest: Digest, lane: Lane) {
-        let Some(checkpoint) = self.checkpoint_named(manifest) else {
-            return;
-        };
-        checkpoint.lanes_protected.insert(lane);
-        let key = checkpoint.key.clone();
-        self.count_manifests(&key);
     }
 
     pub(crate) fn expire_sessions(&mut self) {

@@ -426,6 +426,7 @@ impl Node {
             }
             None => {}
         }
+        self.report_held(&key);
     }
 
     pub(crate) fn close(&mut self, from: &NodeName, session: SessionId, kept: bool) {
@@ -496,6 +497,7 @@ impl Node {
             self.budget.release(Purpose::Parity(set));
             self.out.push(Output::DropParity { set });
         }
+        self.report_held(&joined.key);
     }
 
     fn settle_shard(
@@ -544,13 +546,14 @@ impl Node {
             length,
             chunk,
         });
-        let key = key.clone();
-        self.slot_mut(slot).used_for = SlotUse::Sealed(key);
+        let restored = key.clone();
+        self.slot_mut(slot).used_for = SlotUse::Sealed(restored.clone());
         if let Some(old) = replaced {
             self.free_slot_again(old.slot);
         }
         self.shard_is_back(rank);
         self.start_uploads();
+        self.report_held(&restored);
     }
 
     /// A slot for a healed shard is there, or is not.

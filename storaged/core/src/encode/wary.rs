@@ -38,6 +38,7 @@ impl LaneProgress {
     /// All is well again.
     pub(super) fn trust(&mut self) {
         self.suspects.clear();
+        self.failures = 0;
         self.wary = false;
     }
 }

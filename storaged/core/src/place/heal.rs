@@ -272,6 +272,7 @@ impl Node {
         // What failed because it was gone need not wait any more.
         for progress in self.lanes.values_mut() {
             progress.retry_at = Now::default();
+            progress.failures = 0;
         }
         self.lead_lanes();
     }

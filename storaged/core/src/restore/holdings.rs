@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
-use storaged_wire::local::{CheckpointInfo, Reply};
+use storaged_wire::local::{Bears, CheckpointInfo, Reply};
 use storaged_wire::peer::{HighMark, Holding, PeerMessage};
 use storaged_wire::{
     CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode,
@@ -131,14 +131,14 @@ impl Node {
             .checkpoints
             .values()
             .filter(|c| namespace.is_none_or(|name| c.key.namespace == *name))
-            .map(info)
+            .map(|c| info(c, self.bears(c)))
             .collect();
         self.reply(id, Reply::Checkpoints(infos));
         Ok(())
     }
 }
 
-fn info(checkpoint: &Checkpoint) -> CheckpointInfo {
+fn info(checkpoint: &Checkpoint, bears: Option<Bears>) -> CheckpointInfo {
     let sealed = checkpoint.shards.values().map(|shard| shard.length).sum();
     let length = checkpoint
         .manifest
@@ -153,6 +153,7 @@ fn info(checkpoint: &Checkpoint) -> CheckpointInfo {
         world_size: checkpoint.world_size,
         length,
         manifest: checkpoint.name(),
+        bears,
     }
 }
 

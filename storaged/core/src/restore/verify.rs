@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use storaged_wire::local::{Reply, VerifiedPart, VerifyReport};
-use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Digest, ManifestBytes, NodeName, Refusal, Step};
+use storaged_wire::peer::{Lane, PeerMessage};
+use storaged_wire::{Digest, Manifest, ManifestBytes, NodeName, Rank, Refusal, Step};
 
 use super::plan::Then;
+use crate::encode::lanes_of;
 use crate::io::{CheckPart, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::node::Node;
@@ -90,7 +91,7 @@ impl Node {
         if let Some(checkpoint) = self.checkpoint_named(name) {
             for (rank, local) in &checkpoint.shards {
                 if let Some(shard) = local.sealed() {
-                    let what = format!("shard of rank {rank}");
+                    let what = shard_part(*rank);
                     parts.push(VerifiedPart {
                         node: me.clone(),
                         what,
@@ -101,7 +102,7 @@ impl Node {
                 }
             }
             for ((lane, index), set) in &checkpoint.parity {
-                let what = format!("parity {index} of group {} lane {}", lane.group, lane.index);
+                let what = parity_part(*lane, *index);
                 parts.push(VerifiedPart {
                     node: me.clone(),
                     what,
@@ -187,6 +188,7 @@ impl Node {
                 fault,
             });
         }
+        parts.extend(missing(manifest.manifest(), &parts));
         parts.sort_by(|a, b| (&a.node, &a.what).cmp(&(&b.node, &b.what)));
         let step = manifest.manifest().step;
         let report = VerifyReport {
@@ -238,4 +240,38 @@ impl Node {
             }
         }
     }
+}
+
+fn shard_part(rank: Rank) -> String {
+    format!("shard of rank {rank}")
+}
+
+fn parity_part(lane: Lane, index: u32) -> String {
+    format!("parity {index} of group {} lane {}", lane.group, lane.index)
+}
+
+/// Parts that the manifest expects of a node and that it did not tell of.
+fn missing(manifest: &Manifest, told: &[VerifiedPart]) -> Vec<VerifiedPart> {
+    let known: BTreeSet<(&NodeName, &str)> = told
+        .iter()
+        .map(|part| (&part.node, part.what.as_str()))
+        .collect();
+    let shards = manifest.shards.iter();
+    let shards = shards.map(|shard| (&shard.node, shard_part(shard.rank)));
+    let lanes = lanes_of(manifest).into_iter();
+    let parity = lanes.flat_map(|lane| {
+        let group = &manifest.groups[lane.group as usize];
+        let coding = (0u32..).zip(&group.coding);
+        coding.map(move |(index, node)| (node, parity_part(lane, index)))
+    });
+    let expected = shards.chain(parity);
+    expected
+        .filter(|(node, what)| !known.contains(&(*node, what.as_str())))
+        .map(|(node, what)| VerifiedPart {
+            node: node.clone(),
+            what,
+            bytes: 0,
+            fault: Some("expected here, not found: its node is down or has lost it".into()),
+        })
+        .collect()
 }

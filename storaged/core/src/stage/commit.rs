@@ -15,9 +15,10 @@ use storaged_wire::{
 };
 
 use crate::io::{Note, RequestId};
+use crate::limits;
 use crate::node::Node;
 use crate::place::{Group, homes};
-use crate::table::{Announced, Checkpoint, Description};
+use crate::table::{Announced, Checkpoint, Description, Told};
 
 /// The membership is the configured list, which does not change while daemons run.
 const EPOCH: u64 = 1;
@@ -226,6 +227,10 @@ impl Node {
         if checkpoint.manifest.is_some() {
             return;
         }
+        // Another home node may be about to give it up.
+        if self.now.since(checkpoint.first_seen) >= limits::COMMIT_MAX_MS {
+            return;
+        }
         let Some(manifest) = self.build_manifest(checkpoint) else {
             return;
         };
@@ -297,11 +302,13 @@ impl Node {
             return;
         }
         checkpoint.manifest = Some(manifest.clone());
+        checkpoint.committed_at = Some(now);
         checkpoint.durable_wish = wish;
         self.by_name.insert(manifest.name(), key.clone());
         self.drop_unlisted_shards(&key);
         self.reach(&key, CheckpointState::Committed);
         self.look_at_waiting();
+        self.report_held(&key);
     }
 
     /// Stores a manifest that a survey found, in the state it is known to be in.
@@ -402,16 +409,16 @@ impl Node {
         if known.is_none() {
             self.adopt(Arc::new(manifest), wish);
         }
-        let state = self
-            .checkpoints
-            .get(&key)
-            .map_or(CheckpointState::Committed, |c| c.state);
+        let checkpoint = self.checkpoints.get(&key);
+        let state = checkpoint.map_or(CheckpointState::Committed, |c| c.state);
+        let bears = checkpoint.map_or(0, |c| c.standing.told_by(from));
         if known.is_none_or(|known| known == name) {
             self.send(
                 from,
                 PeerMessage::ManifestStored {
                     manifest: name,
                     state,
+                    bears,
                 },
             );
         }
@@ -440,7 +447,7 @@ impl Node {
         shards.chain(coding).chain(self.homes_of(&key)).collect()
     }
 
-    fn tell_everyone(&mut self, key: &CheckpointKey) {
+    pub(crate) fn tell_everyone(&mut self, key: &CheckpointKey) {
         let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
             return;
         };
@@ -449,7 +456,6 @@ impl Node {
                 self.tell(key, &node);
             }
         }
-        self.count_manifests(key);
     }
 
     /// Brings one node up to what this node knows of a committed checkpoint.
@@ -461,6 +467,11 @@ impl Node {
             return;
         };
         let (state, wish) = (checkpoint.state, checkpoint.durable_wish);
+        let counted = self.bears(checkpoint);
+        // A durable one that is not protected yet bears nothing that would be worth a word.
+        let bears = counted.map_or(0, |bears| bears.losses);
+        let is_protected = state == CheckpointState::Protected || (counted.is_some() && bears > 0);
+        let is_protected = is_protected && state >= CheckpointState::Protected;
         let told = checkpoint.told.get(node).copied();
         if told.is_none() {
             let bytes = ByteVec::from(manifest.bytes().to_vec());
@@ -473,14 +484,13 @@ impl Node {
             );
         }
         let name = manifest.name();
-        if state >= CheckpointState::Protected
-            && told.is_none_or(|told| told < CheckpointState::Protected)
-        {
-            self.send(node, PeerMessage::Protected { manifest: name });
+        let knows = |known: CheckpointState| told.is_some_and(|told| told.state >= known);
+        let knows_bears = told.is_some_and(|told| told.bears == bears);
+        if is_protected && !(knows(CheckpointState::Protected) && knows_bears) {
+            let manifest = name;
+            self.send(node, PeerMessage::Protected { manifest, bears });
         }
-        if state >= CheckpointState::Durable
-            && told.is_none_or(|told| told < CheckpointState::Durable)
-        {
+        if state >= CheckpointState::Durable && !knows(CheckpointState::Durable) {
             self.send(node, PeerMessage::Durable { manifest: name });
         }
     }
@@ -494,103 +504,64 @@ impl Node {
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
             .collect();
         for (key, manifest) in committed {
-            if !self.homes_of(&key).contains(&me) {
-                self.report_to_homes(&key, manifest.name());
-                continue;
+            if self.homes_of(&key).contains(&me) {
+                self.tell_unaware(&key, manifest.manifest());
             }
-            for node in self.concerned(manifest.manifest()) {
-                let Some(checkpoint) = self.checkpoints.get(&key) else {
-                    break;
-                };
-                let told = checkpoint.told.get(&node).copied();
-                if node != me && told.is_none_or(|told| told < checkpoint.state) {
-                    self.tell(&key, &node);
-                }
-            }
-            self.report_to_homes(&key, manifest.name());
-            self.count_manifests(&key);
+            self.report_held(&key);
+            self.report_owed(&key);
         }
     }
 
-    /// What this node did for a checkpoint and a home node may have missed.
-    fn report_to_homes(&mut self, key: &CheckpointKey, name: Digest) {
-        let Some(checkpoint) = self.checkpoints.get(key) else {
+    fn tell_unaware(&mut self, key: &CheckpointKey, manifest: &Manifest) {
+        for node in self.concerned(manifest) {
+            let Some(checkpoint) = self.checkpoints.get(key) else {
+                return;
+            };
+            let bears = self.bears(checkpoint).map_or(0, |bears| bears.losses);
+            let told = checkpoint.told.get(&node);
+            let is_current = |told: &Told| told.state >= checkpoint.state && told.bears == bears;
+            if node != *self.me() && !told.is_some_and(is_current) {
+                self.tell(key, &node);
+            }
+        }
+    }
+
+    pub(crate) fn manifest_stored(&mut self, from: &NodeName, name: Digest, told: Told) {
+        let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
         };
-        let mut messages = Vec::new();
-        if checkpoint.state < CheckpointState::Protected {
-            let lanes = checkpoint.lanes_led.iter();
-            messages.extend(lanes.map(|lane| PeerMessage::LaneProtected {
-                manifest: name,
-                lane: *lane,
-            }));
-        }
-        if checkpoint.state < CheckpointState::Durable {
-            let shards = checkpoint.shards.iter();
-            let done = shards.filter(|(_, shard)| Self::upload_is_over(shard.upload));
-            messages.extend(done.map(|(rank, _)| PeerMessage::ShardDurable {
-                manifest: name,
-                rank: *rank,
-            }));
-        }
-        for home in self.homes_of(key) {
-            for message in &messages {
-                self.send(&home, message.clone());
-            }
-        }
+        let known = checkpoint.told.entry(from.clone()).or_insert(told);
+        known.state = known.state.max(told.state);
+        known.bears = told.bears;
+        let key = checkpoint.key.clone();
+        self.weigh(&key);
     }
 
-    pub(crate) fn manifest_stored(
+    /// A home node says that a checkpoint reached a state.
+    pub(crate) fn told_state(
         &mut self,
         from: &NodeName,
         name: Digest,
         state: CheckpointState,
+        bears: Option<u32>,
     ) {
         let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
         };
-        let known = checkpoint.told.entry(from.clone()).or_insert(state);
-        *known = (*known).max(state);
         let key = checkpoint.key.clone();
-        self.count_manifests(&key);
-    }
-
-    /// Protected: every lane's parity is held and the manifest is on more than m nodes.
-    pub(crate) fn count_manifests(&mut self, key: &CheckpointKey) {
-        let Some(checkpoint) = self.checkpoints.get(key) else {
-            return;
-        };
-        let (Some(manifest), Some(geometry)) = (&checkpoint.manifest, self.setup.geometry) else {
-            return;
-        };
-        let enough = checkpoint.told.len() + 1 > geometry.m();
-        let lanes = crate::encode::lanes_of(manifest.manifest());
-        let all_lanes = lanes
-            .iter()
-            .all(|lane| checkpoint.lanes_protected.contains(lane));
-        if enough && all_lanes && checkpoint.state == CheckpointState::Committed {
-            let key = key.clone();
-            self.reach(&key, CheckpointState::Protected);
-            self.tell_everyone(&key);
+        if let Some(bears) = bears {
+            self.bears_told(from, name, bears);
         }
-    }
-
-    /// A home node says that a checkpoint reached a state.
-    pub(crate) fn told_state(&mut self, from: &NodeName, name: Digest, state: CheckpointState) {
-        let Some(checkpoint) = self.checkpoint_named(name) else {
-            return;
-        };
-        let key = checkpoint.key.clone();
         self.reach(&key, state);
         if let Some(checkpoint) = self.checkpoint_named(name) {
+            let bears = checkpoint.standing.told_by(from);
             let state = checkpoint.state;
-            self.send(
-                from,
-                PeerMessage::ManifestStored {
-                    manifest: name,
-                    state,
-                },
-            );
+            let stored = PeerMessage::ManifestStored {
+                manifest: name,
+                state,
+                bears,
+            };
+            self.send(from, stored);
         }
     }
 

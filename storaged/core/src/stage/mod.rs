@@ -3,6 +3,7 @@
 
 mod commit;
 mod retire;
+mod room;
 mod slots;
 
 use std::collections::BTreeSet;
@@ -20,7 +21,8 @@ use crate::io::{ConnId, Note, Output, RequestId};
 use crate::limits;
 use crate::node::Node;
 use crate::table::{
-    Attached, Checkpoint, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter, WaiterWish,
+    Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
+    WaiterWish,
 };
 
 impl Node {
@@ -378,9 +380,20 @@ impl Node {
 
     fn answer_to_wait(&self, key: &CheckpointKey, wanted: CheckpointState) -> Option<Reply> {
         if let Some(checkpoint) = self.checkpoints.get(key) {
-            let manifest = checkpoint.name();
-            let state = checkpoint.state;
-            return (state >= wanted).then_some(Reply::Reached { state, manifest });
+            let (state, manifest) = (checkpoint.state, checkpoint.name());
+            let bears = self.bears(checkpoint);
+            let reached = Reply::Reached {
+                state,
+                manifest,
+                bears,
+            };
+            return match state >= wanted {
+                true => Some(reached),
+                false => self.never_durable(checkpoint, wanted).map(Reply::Refused),
+            };
+        }
+        if let Some(end) = self.ends.of(key) {
+            return Some(answer_of_end(key, end, wanted));
         }
         let table = self.namespaces.get(&key.namespace)?;
         let reason = table.abandoned.get(&(key.run, key.step))?;
@@ -391,6 +404,21 @@ impl Node {
                 key.step, key.run
             ),
         )))
+    }
+
+    /// Why a committed checkpoint will not become durable, if it will not.
+    fn never_durable(&self, checkpoint: &Checkpoint, wanted: CheckpointState) -> Option<Refusal> {
+        if wanted != CheckpointState::Durable || checkpoint.manifest.is_none() {
+            return None;
+        }
+        let reason = match (&checkpoint.owing.given_up, self.wants_durable(checkpoint)) {
+            (Some(reason), _) => format!("its durable copy was given up: {reason}"),
+            (None, true) => return None,
+            (None, false) => self.why_not_wanted(checkpoint),
+        };
+        let (run, step) = (checkpoint.key.run, checkpoint.key.step);
+        let text = format!("step {step} of run {run} will not be durable: {reason}");
+        Some(Refusal::new(RefusalCode::Durable, text))
     }
 
     pub(crate) fn expire_waiters(&mut self) {
@@ -440,4 +468,24 @@ impl Node {
             .get_mut(&slot)
             .expect("callers hold a slot of the table")
     }
+}
+
+/// What somebody hears who waits for a checkpoint that has left RAM.
+fn answer_of_end(key: &CheckpointKey, end: &End, wanted: CheckpointState) -> Reply {
+    if end.state >= wanted {
+        return Reply::Reached {
+            state: end.state,
+            manifest: end.name,
+            bears: None,
+        };
+    }
+    let code = match wanted {
+        CheckpointState::Durable => RefusalCode::Durable,
+        _ => RefusalCode::Abandoned,
+    };
+    let text = format!(
+        "step {} of run {} left RAM when it was {}, before it was {wanted}: {}",
+        key.step, key.run, end.state, end.reason
+    );
+    Reply::Refused(Refusal::new(code, text))
 }

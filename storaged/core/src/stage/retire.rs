@@ -1,13 +1,13 @@
 //! When a checkpoint leaves RAM: once a newer one is as safe as this node can make it, or when it is given up.
 
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{CheckpointState, Namespace, Rank, RunId};
+use storaged_wire::{CheckpointState, Namespace, Rank};
 
 use crate::budget::Purpose;
 use crate::io::{Note, Output};
 use crate::limits;
 use crate::node::Node;
-use crate::table::{Checkpoint, Upload};
+use crate::table::{Checkpoint, End, LocalShard, Upload};
 
 /// Reasons kept for those who ask late, per namespace.
 const ABANDONED_KEPT: usize = 64;
@@ -21,16 +21,17 @@ impl Node {
         }
     }
 
+    /// The newest checkpoint of a namespace that is as safe as this node can make one.
+    pub(crate) fn newest_safe(&self, namespace: &Namespace) -> Option<CheckpointKey> {
+        let safe = self.safe_state();
+        let mut of_it = self.checkpoints.values().rev();
+        let newest = of_it.find(|c| c.key.namespace == *namespace && c.state >= safe)?;
+        Some(newest.key.clone())
+    }
+
     /// Retires what the newest safe checkpoint of the namespace makes needless.
     pub(crate) fn retire_older(&mut self, namespace: &Namespace) {
-        let safe = self.safe_state();
-        let newest = self
-            .checkpoints
-            .values()
-            .filter(|c| c.key.namespace == *namespace && c.state >= safe)
-            .map(|c| c.key.clone())
-            .next_back();
-        let Some(newest) = newest else {
+        let Some(newest) = self.newest_safe(namespace) else {
             return;
         };
         let base = self.base_to_keep(&newest);
@@ -42,6 +43,7 @@ impl Node {
             .values()
             .filter(|c| c.key.namespace == *namespace && c.key < newest && !self.is_pinned(c))
             .filter(|c| Some(&c.key) != base.as_ref())
+            .filter(|c| self.is_as_safe(&newest, c))
             .map(|c| c.key.clone())
             .collect();
         for key in older {
@@ -59,20 +61,45 @@ impl Node {
         }
     }
 
+    /// Whether a newer checkpoint bears at least as many losses as an older one does now. While a node is away a step may
+    /// be protected without it; the one before must not go before it has no more to offer.
+    pub(crate) fn is_as_safe(&self, newer: &CheckpointKey, older: &Checkpoint) -> bool {
+        let losses = |c: &Checkpoint| self.bears(c).map_or(0, |bears| bears.losses);
+        let newer = self.checkpoints.get(newer);
+        newer.is_some_and(|newer| {
+            newer.state == CheckpointState::Durable || losses(newer) >= losses(older)
+        })
+    }
+
+    /// Whether this node can tell what a checkpoint bears: without a home node that is up it cannot.
+    pub(crate) fn knows_bears(&self, key: &CheckpointKey) -> bool {
+        self.homes_of(key).iter().any(|home| self.is_up(home))
+    }
+
     /// Readers have it open, or its way to the durable tier is not at its end.
     fn is_pinned(&self, checkpoint: &Checkpoint) -> bool {
-        let read = checkpoint
-            .shards
-            .values()
-            .any(|shard| !shard.readers.is_empty());
-        let owed = self.wants_durable(checkpoint)
-            && checkpoint.state >= self.safe_state()
-            && checkpoint.state < CheckpointState::Durable;
-        read || owed
+        Self::is_read(checkpoint) || self.is_due(checkpoint)
+    }
+
+    /// Whether somebody has a shard of it open here.
+    pub(crate) fn is_read(checkpoint: &Checkpoint) -> bool {
+        let mut shards = checkpoint.shards.values();
+        shards.any(|shard| !shard.readers.is_empty())
     }
 
     pub(crate) fn retire(&mut self, key: &CheckpointKey) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let given_up = checkpoint.owing.given_up.clone();
+        let end = End {
+            state: checkpoint.state,
+            name: checkpoint.name(),
+            reason: given_up.unwrap_or_else(|| "a newer one was safe first".into()),
+        };
+        self.ends.note(key.clone(), end);
         self.remove(key);
+        self.wake(key);
         self.note(Note::State {
             key: key.clone(),
             state: CheckpointState::Retired,
@@ -87,6 +114,13 @@ impl Node {
         };
         if let Some(name) = checkpoint.name() {
             self.by_name.remove(&name);
+            let running = |shard: &LocalShard| shard.upload == Upload::Running;
+            let shards = checkpoint.shards.iter().filter(|(_, shard)| running(shard));
+            let stop = |rank: Rank| Output::StopUpload {
+                manifest: name,
+                rank,
+            };
+            self.out.extend(shards.map(|(rank, _)| stop(*rank)));
         }
         for set in checkpoint.parity.into_values() {
             self.budget.release(Purpose::Parity(set));
@@ -131,48 +165,41 @@ impl Node {
         self.abandon(key, reason);
     }
 
-    /// Checkpoints whose commit did not come in time are given up, by every node for itself.
-    pub(crate) fn give_up_old_commits(&mut self) {
-        let now = self.now;
-        let late: Vec<(CheckpointKey, String)> = self
-            .checkpoints
-            .values()
-            .filter(|c| c.manifest.is_none() && now.since(c.first_seen) >= limits::COMMIT_MAX_MS)
-            .map(|c| {
-                (
-                    c.key.clone(),
-                    format!("it did not commit within 120 s{}", self.why_not_yet(&c.key)),
-                )
-            })
-            .collect();
-        for (key, reason) in late {
-            self.abandon(&key, &reason);
+    /// A peer gave a checkpoint up. One that is committed here goes only if there is a newer one to restart from.
+    pub(crate) fn abandoned_elsewhere(&mut self, key: &CheckpointKey, reason: &str) {
+        let committed = |key: &CheckpointKey| {
+            let checkpoint = self.checkpoints.get(key);
+            checkpoint.is_some_and(|c| c.manifest.is_some())
+        };
+        let newer = self.checkpoints.keys().rev();
+        let mut newer = newer.take_while(|newer| *newer > key);
+        let is_needless = newer.any(|newer| newer.namespace == key.namespace && committed(newer));
+        if !committed(key) || is_needless {
+            self.abandon(key, reason);
         }
     }
 
-    /// A newer run needs slots that hold what older runs left unprotected, newest last.
-    pub(crate) fn give_up_stale(&mut self, namespace: &Namespace, rank: Rank) {
-        let fence = self
-            .namespaces
-            .get(namespace)
-            .map_or(RunId::new(0), |table| table.fence);
-        let safe = self.safe_state();
-        let stale: Vec<CheckpointKey> = self
-            .checkpoints
-            .values()
-            .filter(|c| c.key.namespace == *namespace && c.key.run < fence && c.state < safe)
-            .filter(|c| {
-                c.shards
-                    .get(&rank)
-                    .is_some_and(|shard| shard.readers.is_empty())
+    /// Checkpoints whose commit did not come in time are given up: by their home nodes first, once no other home node can
+    /// have committed them unheard; by the others when no home node has answered for as long again.
+    pub(crate) fn give_up_old_commits(&mut self) {
+        let now = self.now;
+        let limit = |c: &Checkpoint| {
+            let is_home = self.homes_of(&c.key).contains(self.me());
+            let turns = if is_home { 1 } else { 2 };
+            limits::COMMIT_MAX_MS + turns * limits::COMMIT_SETTLE_MS
+        };
+        let uncommitted = self.checkpoints.values().filter(|c| c.manifest.is_none());
+        let late: Vec<(CheckpointKey, String)> = uncommitted
+            .filter(|c| now.since(c.first_seen) >= limit(c))
+            .map(|c| {
+                let why = self.why_not_yet(&c.key);
+                let seconds = limits::COMMIT_MAX_MS / 1000;
+                let reason = format!("it did not commit within {seconds} s{why}");
+                (c.key.clone(), reason)
             })
-            .map(|c| c.key.clone())
             .collect();
-        for key in stale {
-            self.abandon(
-                &key,
-                "a newer run of the job needs its slot, and it was not protected",
-            );
+        for (key, reason) in late {
+            self.abandon_everywhere(&key, &reason);
         }
     }
 
@@ -189,10 +216,5 @@ impl Node {
             self.retire_older(&namespace);
         }
         self.drop_guests_of(conn);
-    }
-
-    /// The slot of a shard that is already in the durable tier may go as soon as RAM needs it.
-    pub(crate) fn upload_is_over(upload: Upload) -> bool {
-        upload == Upload::Done
     }
 }

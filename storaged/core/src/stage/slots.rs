@@ -31,11 +31,13 @@ impl Node {
         {
             return Ok(());
         }
-        self.give_up_stale(&attached.namespace, rank);
-        if self.grant(id, &attached.namespace, rank, bytes)? {
+        if self.make_room(&attached.namespace, rank, 0)
+            && self.grant(id, &attached.namespace, rank, bytes)?
+        {
             return Ok(());
         }
-        self.add_waiter(id, u64::from(timeout_ms), WaiterWish::Slot { bytes })
+        let wish = self.slot_wish(bytes);
+        self.add_waiter(id, u64::from(timeout_ms), wish)
     }
 
     /// Grants a free slot or starts making one; false if the rank's slots are all in use.
@@ -52,11 +54,16 @@ impl Node {
             return Ok(true);
         }
         self.drop_small_free_slots(namespace, rank, bytes);
-        if self.slots_in_use(namespace, rank) >= self.setup.slots_per_rank {
+        let most = self.setup.slots_per_rank;
+        if self.slots_that_count(namespace, rank) >= most {
             return Ok(false);
         }
-        self.create_slot(namespace, rank, bytes, SlotUse::Creating(id))?;
-        Ok(true)
+        let is_spare = self.slots_in_use(namespace, rank) >= most;
+        match self.create_slot(namespace, rank, bytes, SlotUse::Creating(id)) {
+            // One more than the rank has is taken only where there is room.
+            Err(_) if is_spare => Ok(false),
+            outcome => outcome.map(|_| true),
+        }
     }
 
     fn free_slot(&self, namespace: &Namespace, rank: Rank, bytes: u64) -> Option<SlotId> {
@@ -219,7 +226,17 @@ impl Node {
     pub(crate) fn free_slot_again(&mut self, slot: SlotId) {
         let entry = self.slot_mut(slot);
         entry.used_for = SlotUse::Free;
+        let (namespace, rank) = (entry.namespace.clone(), entry.rank);
         self.serve_slot_waiters();
+        self.drop_spare_slot(slot, &namespace, rank);
+    }
+
+    /// A slot that the rank had beside its own while one waited for the durable tier is not kept.
+    fn drop_spare_slot(&mut self, slot: SlotId, namespace: &Namespace, rank: Rank) {
+        let free = self.slots.get(&slot).map(|slot| &slot.used_for) == Some(&SlotUse::Free);
+        if free && self.slots_in_use(namespace, rank) > self.setup.slots_per_rank {
+            self.drop_slot(slot);
+        }
     }
 
     pub(crate) fn drop_slot(&mut self, slot: SlotId) {
@@ -232,7 +249,7 @@ impl Node {
     pub(crate) fn serve_slot_waiters(&mut self) {
         let waiters = std::mem::take(&mut self.waiters);
         for waiter in waiters {
-            let WaiterWish::Slot { bytes } = waiter.wish else {
+            let WaiterWish::Slot { bytes, .. } = waiter.wish else {
                 self.waiters.push(waiter);
                 continue;
             };
@@ -265,9 +282,10 @@ impl Node {
         Refusal::new(
             RefusalCode::Busy,
             format!(
-                "expected a free slot of rank {rank} in time, but all {} are in use ({}): save less often or raise memory.slots_per_rank",
+                "expected a free slot of rank {rank} in time, but all {} are in use ({}): {}",
                 uses.len(),
-                uses.join(", ")
+                uses.join(", "),
+                self.slot_advice(conn)
             ),
         )
     }

@@ -2,17 +2,19 @@
 //! by the node that holds it, then the manifest, by one of the home nodes. `base` has what increments build on.
 
 mod base;
+mod owed;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use storaged_wire::local::DurableWish;
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{CheckpointState, Digest, ManifestBytes, Rank};
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, Rank};
 
-use crate::io::{Note, Output};
+use crate::io::Output;
 use crate::limits;
 use crate::node::{DurablePolicy, Node};
-use crate::table::{Checkpoint, LocalShard, Upload};
+use crate::table::{Checkpoint, Upload};
 
 pub use base::UploadBase;
 
@@ -29,25 +31,51 @@ impl Node {
         }
     }
 
-    fn is_due(&self, checkpoint: &Checkpoint) -> bool {
-        self.wants_durable(checkpoint)
-            && checkpoint.state >= self.safe_state()
-            && checkpoint.state < CheckpointState::Durable
+    /// Whether it is on its way there: safe in RAM or as safe as it can be made while nodes are gone, and not given up.
+    pub(crate) fn is_due(&self, checkpoint: &Checkpoint) -> bool {
+        let open =
+            checkpoint.state < CheckpointState::Durable && checkpoint.owing.given_up.is_none();
+        open && self.wants_durable(checkpoint)
+            && (checkpoint.state >= self.safe_state() || self.stays_unprotected(checkpoint))
     }
 
-    /// Starts the uploads of shards here that are due; one at a time per rank, oldest checkpoint first.
+    /// A committed checkpoint that is not protected because nodes are gone: the durable tier is all the safety it can have.
+    fn stays_unprotected(&self, checkpoint: &Checkpoint) -> bool {
+        let waited = checkpoint.committed_at.map_or(0, |at| self.now.since(at));
+        let Some(manifest) = &checkpoint.manifest else {
+            return false;
+        };
+        waited >= limits::UPLOAD_UNPROTECTED_AFTER_MS
+            && !self.gone_nodes(manifest.manifest()).is_empty()
+    }
+
+    /// The checkpoint of a namespace that is being uploaded: the oldest that is due.
+    pub(crate) fn upload_in_turn(&self, namespace: &Namespace) -> Option<CheckpointKey> {
+        let mut of_it = self.checkpoints.values();
+        let due = of_it.find(|c| c.key.namespace == *namespace && self.is_due(c))?;
+        Some(due.key.clone())
+    }
+
+    /// Starts the uploads of shards here that are due; one at a time per rank, oldest checkpoint first: the next one
+    /// would only take its share of the link from the one that is to be finished.
     pub(crate) fn start_uploads(&mut self) {
         let now = self.now;
         let mut due: Vec<(CheckpointKey, Rank)> = Vec::new();
+        let mut busy: BTreeSet<(Namespace, Rank)> = BTreeSet::new();
         for checkpoint in self.checkpoints.values().filter(|c| self.is_due(c)) {
-            let ready = |shard: &LocalShard| match shard.upload {
-                Upload::Idle => true,
-                Upload::RetryAt(at) => at <= now,
-                Upload::Running | Upload::Done => false,
-            };
-            let shards = checkpoint.shards.iter();
-            let ready = shards.filter(|(_, shard)| ready(shard) && shard.digests.is_some());
-            due.extend(ready.map(|(rank, _)| (checkpoint.key.clone(), *rank)));
+            let namespace = &checkpoint.key.namespace;
+            for (rank, shard) in &checkpoint.shards {
+                let is_next =
+                    shard.upload != Upload::Done && busy.insert((namespace.clone(), *rank));
+                let ready = match shard.upload {
+                    Upload::Idle => true,
+                    Upload::RetryAt(at) => at <= now,
+                    Upload::Running | Upload::Done => false,
+                };
+                if is_next && ready && shard.digests.is_some() {
+                    due.push((checkpoint.key.clone(), *rank));
+                }
+            }
         }
         for (key, rank) in due {
             self.start_upload(&key, rank);
@@ -89,29 +117,14 @@ impl Node {
         match outcome {
             Ok(()) => {
                 shard.upload = Upload::Done;
-                for home in self.homes_of(&key) {
-                    self.send(
-                        &home,
-                        PeerMessage::ShardDurable {
-                            manifest: name,
-                            rank,
-                        },
-                    );
-                }
+                self.report_owed(&key);
+                self.start_uploads();
             }
             Err(reason) => {
                 shard.upload = retry;
-                self.note(Note::DurableFailed { key, reason });
+                self.tell_durable_failed(&key, reason);
             }
         }
-    }
-
-    pub(crate) fn shard_durable(&mut self, name: Digest, rank: Rank) {
-        let Some(checkpoint) = self.checkpoint_named(name) else {
-            return;
-        };
-        checkpoint.shards_durable.insert(rank);
-        self.start_publishing();
     }
 
     /// The first home node that is up writes the manifest once every shard is there.
@@ -152,12 +165,12 @@ impl Node {
         match outcome {
             Ok(()) => {
                 checkpoint.publishing = Upload::Done;
+                self.tell_durable(&key);
                 self.reach(&key, CheckpointState::Durable);
-                self.tell_all();
             }
             Err(reason) => {
                 checkpoint.publishing = retry;
-                self.note(Note::DurableFailed { key, reason });
+                self.tell_durable_failed(&key, reason);
             }
         }
     }

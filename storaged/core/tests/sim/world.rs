@@ -521,6 +521,8 @@ impl World {
                 };
                 self.back(node, generation, 50 + delay, input);
             }
+            // What is in the tier by then stays there, and its end is told late: both happen.
+            Output::StopUpload { .. } => {}
             Output::Publish { manifest } => {
                 let record = manifest.manifest();
                 for shard in &record.shards {

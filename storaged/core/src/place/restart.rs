@@ -1,0 +1,93 @@
+//! Whether this node may be restarted now without losing anything: asked by whoever rolls a cluster, before each node.
+
+use std::collections::BTreeSet;
+
+use storaged_wire::local::Reply;
+use storaged_wire::{CheckpointState, Namespace, Refusal};
+
+use crate::io::RequestId;
+use crate::node::Node;
+use crate::table::Checkpoint;
+
+impl Node {
+    pub(crate) fn restart_safe(
+        &mut self,
+        id: RequestId,
+        bears: Option<u32>,
+    ) -> Result<(), Refusal> {
+        let objections = self.restart_objections(bears);
+        self.reply(id, Reply::RestartSafe(objections));
+        Ok(())
+    }
+
+    /// What speaks against it, a line per namespace. `bears` are the node losses that must be bearable before; without a
+    /// number one more than this node's own, where m allows it.
+    pub fn restart_objections(&self, bears: Option<u32>) -> Vec<String> {
+        if !self.settled() {
+            return vec!["this node is still linking up with its peers".into()];
+        }
+        let namespaces: BTreeSet<&Namespace> =
+            self.checkpoints.keys().map(|key| &key.namespace).collect();
+        let objections = namespaces.into_iter();
+        objections
+            .filter_map(|namespace| self.restart_objection(namespace, bears))
+            .collect()
+    }
+
+    fn restart_objection(&self, namespace: &Namespace, bears: Option<u32>) -> Option<String> {
+        let mut of_it = self.checkpoints.values().rev();
+        let newest = match self.newest_safe(namespace) {
+            Some(newest) => &self.checkpoints[&newest],
+            None => of_it.find(|c| c.key.namespace == *namespace && c.manifest.is_some())?,
+        };
+        if newest.state == CheckpointState::Durable {
+            return None;
+        }
+        let (run, step) = (newest.key.run, newest.key.step);
+        let Some(counted) = self.bears(newest) else {
+            return Some(format!(
+                "{namespace}: step {step} of run {run} is not coded and not in the durable tier"
+            ));
+        };
+        let wanted = bears.unwrap_or(2).min(counted.of);
+        let waits = self.why_not_yet(&newest.key);
+        (counted.losses < wanted).then(|| {
+            format!(
+                "{namespace}: step {step} of run {run} bears {} of {} losses, expected {wanted}{waits}",
+                counted.losses, counted.of
+            )
+        })
+    }
+
+    /// Every committed checkpoint here with what it bears, for metrics.
+    pub fn standings(&self) -> Vec<Standings> {
+        let committed = self.checkpoints.values().filter(|c| c.manifest.is_some());
+        committed.map(|c| self.standings_of(c)).collect()
+    }
+
+    fn standings_of(&self, checkpoint: &Checkpoint) -> Standings {
+        let bears = self.bears(checkpoint);
+        Standings {
+            namespace: checkpoint.key.namespace.clone(),
+            state: checkpoint.state,
+            bears: bears.map(|bears| bears.losses),
+            bears_full: bears.map(|bears| bears.of),
+            owed: self.is_due(checkpoint),
+        }
+    }
+}
+
+/// A committed checkpoint as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standings {
+    /// Its job.
+    pub namespace: Namespace,
+    /// How far it came.
+    pub state: CheckpointState,
+    /// Node losses that it survives now; none where nothing is coded.
+    pub bears: Option<u32>,
+    /// And with all blocks in place.
+    pub bears_full: Option<u32>,
+    /// It is kept for its way to the durable tier.
+    pub owed: bool,
+}

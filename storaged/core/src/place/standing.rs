@@ -1,0 +1,339 @@
+//! What a checkpoint bears: how many more node losses it survives, at this instant. Every node tells the home nodes
+//! which blocks it holds whole; these count, per lane, the blocks on nodes that are up, and tell everyone in the
+//! manifest. A block counts only for the incarnation of its node that said so: one that was restarted has lost it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use storaged_wire::local::Bears;
+use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
+use storaged_wire::{CheckpointState, Digest, Generation, Manifest, NodeName, Rank};
+
+use crate::encode::LaneBlocks;
+use crate::io::Note;
+use crate::limits;
+use crate::node::Node;
+use crate::table::Checkpoint;
+
+/// Blocks that a node holds whole.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Blocks {
+    pub shards: BTreeSet<Rank>,
+    pub parity: BTreeSet<(Lane, u32)>,
+}
+
+/// Blocks of another node, as it said.
+#[derive(Debug, Clone)]
+struct HeldBy {
+    generation: Generation,
+    blocks: Blocks,
+}
+
+/// One checkpoint's blocks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Standing {
+    /// As a home node: of the other nodes.
+    held: BTreeMap<NodeName, HeldBy>,
+    /// This node's own, as last said, and how often they have changed.
+    own: Blocks,
+    version: u32,
+    /// Home nodes that know this version.
+    noted: BTreeMap<NodeName, (Generation, u32)>,
+    /// As a home node: what it bore when that was last told.
+    bears: u32,
+    /// What home nodes have told.
+    told: BTreeMap<NodeName, u32>,
+    /// What was noted last, so that every change is and nothing twice.
+    bears_noted: Option<Bears>,
+}
+
+impl Standing {
+    /// What a home node has told that the checkpoint bears.
+    pub fn told_by(&self, home: &NodeName) -> u32 {
+        self.told.get(home).copied().unwrap_or(0)
+    }
+
+    /// A home node is gone, and what it was told and has told with it.
+    pub fn forget(&mut self, node: &NodeName) {
+        self.noted.remove(node);
+        self.told.remove(node);
+    }
+}
+
+impl Blocks {
+    fn of(checkpoint: &Checkpoint) -> Self {
+        let whole = checkpoint.shards.iter();
+        Self {
+            shards: whole
+                .filter(|(_, shard)| shard.digests.is_some())
+                .map(|(rank, _)| *rank)
+                .collect(),
+            parity: checkpoint.parity.keys().copied().collect(),
+        }
+    }
+
+    fn has(&self, lane: Lane, blocks: &LaneBlocks, block: usize) -> bool {
+        match blocks.data.get(block) {
+            Some(entry) => entry
+                .as_ref()
+                .is_some_and(|shard| self.shards.contains(&shard.rank)),
+            None => {
+                let index = (block - blocks.data.len()) as u32;
+                self.parity.contains(&(lane, index))
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Tells the home nodes which blocks of a checkpoint are here, as far as they have not acknowledged it.
+    pub(crate) fn report_held(&mut self, key: &CheckpointKey) {
+        let homes = self.homes_of(key);
+        let peers = &self.peers;
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        let Some(name) = checkpoint.name() else {
+            return;
+        };
+        let own = Blocks::of(checkpoint);
+        let standing = &mut checkpoint.standing;
+        if standing.own != own {
+            standing.version = standing.version.wrapping_add(1);
+            standing.own = own;
+        }
+        let version = standing.version;
+        let message = PeerMessage::Held {
+            manifest: name,
+            version,
+            shards: standing.own.shards.iter().copied().collect(),
+            parity: standing.own.parity.iter().copied().collect(),
+        };
+        let knows = |home: &NodeName| {
+            let current = peers.get(home).map(|peer| (peer.generation, version));
+            current.is_some() && standing.noted.get(home).copied() == current
+        };
+        let unaware: Vec<&NodeName> = homes.iter().filter(|home| !knows(home)).collect();
+        let me = self.me().clone();
+        for home in unaware.into_iter().filter(|home| **home != me) {
+            self.send(home, message.clone());
+        }
+        if homes.contains(&me) {
+            self.weigh(key);
+        }
+    }
+
+    /// A node says which blocks of a checkpoint it holds.
+    pub(crate) fn held(&mut self, from: &NodeName, name: Digest, version: u32, blocks: Blocks) {
+        let Some(generation) = self.peers.get(from).map(|peer| peer.generation) else {
+            return;
+        };
+        let Some(checkpoint) = self.checkpoint_named(name) else {
+            return;
+        };
+        let held = HeldBy { generation, blocks };
+        checkpoint.standing.held.insert(from.clone(), held);
+        let key = checkpoint.key.clone();
+        let manifest = name;
+        self.send(from, PeerMessage::HeldNoted { manifest, version });
+        self.weigh(&key);
+    }
+
+    pub(crate) fn held_noted(&mut self, from: &NodeName, name: Digest, version: u32) {
+        let Some(generation) = self.peers.get(from).map(|peer| peer.generation) else {
+            return;
+        };
+        if let Some(checkpoint) = self.checkpoint_named(name) {
+            let noted = (generation, version);
+            checkpoint.standing.noted.insert(from.clone(), noted);
+        }
+    }
+
+    /// As a home node: counts what a checkpoint bears, says so if it changed, and protects it once it can.
+    pub(crate) fn weigh(&mut self, key: &CheckpointKey) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let Some(counted) = self.count_losses(checkpoint) else {
+            return;
+        };
+        let (state, was) = (checkpoint.state, checkpoint.standing.bears);
+        let settled = self.has_all_it_can(checkpoint, counted);
+        let protects = state == CheckpointState::Committed && counted.losses > 0 && settled;
+        // Less is said at once. More only when nothing else is on its way, or every block would be told of one by one.
+        let changed = counted.losses < was || (settled && counted.losses > was);
+        if !protects && (!changed || state < CheckpointState::Protected) {
+            return;
+        }
+        if let Some(checkpoint) = self.checkpoints.get_mut(key) {
+            checkpoint.standing.bears = counted.losses;
+        }
+        match protects {
+            true => self.reach(key, CheckpointState::Protected),
+            false => self.bears_changed(key),
+        }
+        self.tell_everyone(key);
+    }
+
+    /// Links came up or went down, or time has passed.
+    pub(crate) fn weigh_all(&mut self) {
+        let committed = self.checkpoints.values().filter(|c| c.manifest.is_some());
+        let keys: Vec<CheckpointKey> = committed.map(|c| c.key.clone()).collect();
+        for key in keys {
+            if self.homes_of(&key).contains(self.me()) {
+                self.weigh(&key);
+            }
+        }
+    }
+
+    /// A home node tells what a checkpoint bears now.
+    pub(crate) fn bears_told(&mut self, from: &NodeName, name: Digest, bears: u32) {
+        let Some(key) = self.by_name.get(&name).cloned() else {
+            return;
+        };
+        // Whoever knows a checkpoint brings a peer up to date that comes up; what it bears only home nodes can tell.
+        let homes = self.homes_of(&key);
+        let Some(checkpoint) = self
+            .checkpoints
+            .get_mut(&key)
+            .filter(|_| homes.contains(from))
+        else {
+            return;
+        };
+        let before = checkpoint.standing.told.insert(from.clone(), bears);
+        let is_home = homes.contains(self.me());
+        if before != Some(bears) && !is_home {
+            self.bears_changed(&key);
+        }
+    }
+
+    /// A checkpoint bears more or less than before: say so, and retire what it has made needless.
+    fn bears_changed(&mut self, key: &CheckpointKey) {
+        let bears = self.checkpoints.get(key).and_then(|c| self.bears(c));
+        let noted = self
+            .checkpoints
+            .get_mut(key)
+            .map(|c| &mut c.standing.bears_noted);
+        if let (Some(noted), Some(bears)) = (noted, bears)
+            && noted.replace(bears) != Some(bears)
+        {
+            let key = key.clone();
+            self.note(Note::Bears { key, bears });
+        }
+        self.retire_older(&key.namespace);
+    }
+
+    /// What a checkpoint bears now, as far as this node knows: a home node counts, the others take the lowest of what
+    /// home nodes tell that are up. None before it is committed, and where nothing is coded.
+    pub(crate) fn bears(&self, checkpoint: &Checkpoint) -> Option<Bears> {
+        if self.homes_of(&checkpoint.key).contains(self.me()) {
+            let mut counted = self.count_losses(checkpoint)?;
+            counted.losses = counted.losses.min(checkpoint.standing.bears);
+            return Some(counted);
+        }
+        let of = coded(checkpoint.manifest.as_ref()?.manifest())?;
+        let told = checkpoint.standing.told.iter();
+        let lowest = told
+            .filter(|(node, _)| self.is_up(node))
+            .map(|(_, bears)| *bears)
+            .min();
+        let losses = lowest.unwrap_or(0).min(of);
+        Some(Bears { losses, of })
+    }
+
+    /// Losses that this home node counts.
+    fn count_losses(&self, checkpoint: &Checkpoint) -> Option<Bears> {
+        let manifest = checkpoint.manifest.as_ref()?.manifest();
+        let of = coded(manifest)?;
+        let own = Blocks::of(checkpoint);
+        let there = self.blocks_there(checkpoint, &own);
+        let spare = |(lane, blocks): &(Lane, LaneBlocks)| {
+            let held = (0..blocks.blocks()).filter(|block| {
+                let node = blocks.node(*block);
+                let found = node.and_then(|node| there.get(node));
+                found.is_some_and(|found| found.has(*lane, blocks, *block))
+            });
+            held.count().saturating_sub(blocks.needed())
+        };
+        let lanes = LaneBlocks::all(manifest);
+        let fewest = lanes.iter().map(spare).min().unwrap_or(of as usize);
+        let copies = 1 + self.manifest_copies(checkpoint);
+        let losses = u32::try_from(fewest.min(copies - 1)).unwrap_or(u32::MAX);
+        Some(Bears {
+            losses: losses.min(of),
+            of,
+        })
+    }
+
+    /// The blocks on nodes that are up, of the incarnations that are.
+    fn blocks_there<'a>(
+        &'a self,
+        checkpoint: &'a Checkpoint,
+        own: &'a Blocks,
+    ) -> BTreeMap<&'a NodeName, &'a Blocks> {
+        let same = |node: &NodeName, held: &HeldBy| {
+            let peer = self.peers.get(node);
+            peer.is_some_and(|peer| peer.generation == held.generation)
+        };
+        let held = checkpoint.standing.held.iter();
+        held.filter(|(node, held)| same(node, held))
+            .map(|(node, held)| (node, &held.blocks))
+            .chain([(self.me(), own)])
+            .collect()
+    }
+
+    /// Other nodes that are up and have the manifest.
+    fn manifest_copies(&self, checkpoint: &Checkpoint) -> usize {
+        let own = Blocks::default();
+        let there = self.blocks_there(checkpoint, &own);
+        let told = checkpoint.told.keys().filter(|node| self.is_up(node));
+        let copies: BTreeSet<&NodeName> = told.chain(there.into_keys()).collect();
+        copies.into_iter().filter(|node| *node != self.me()).count()
+    }
+
+    /// Whether nothing is missing but what nodes hold that are gone for some time: those are not waited for.
+    fn has_all_it_can(&self, checkpoint: &Checkpoint, counted: Bears) -> bool {
+        let Some(manifest) = checkpoint.manifest.as_ref() else {
+            return false;
+        };
+        let own = Blocks::of(checkpoint);
+        let there = self.blocks_there(checkpoint, &own);
+        let is_settled = |lane: Lane, blocks: &LaneBlocks, block: usize| {
+            let Some(node) = blocks.node(block) else {
+                return true;
+            };
+            let found = there.get(node);
+            found.is_some_and(|found| found.has(lane, blocks, block)) || self.is_gone(node)
+        };
+        counted.is_full()
+            || LaneBlocks::all(manifest.manifest())
+                .iter()
+                .all(|(lane, blocks)| {
+                    (0..blocks.blocks()).all(|block| is_settled(*lane, blocks, block))
+                })
+    }
+
+    /// Whether a node is down, and has been for longer than links take to recover.
+    pub(crate) fn is_gone(&self, node: &NodeName) -> bool {
+        if self.is_up(node) {
+            return false;
+        }
+        let started = self.started.unwrap_or(self.now);
+        match self.down_since.get(node) {
+            Some(since) => self.now.since(*since) >= limits::DEGRADE_AFTER_MS,
+            None => self.now.since(started) >= limits::JOIN_GRACE_MS,
+        }
+    }
+
+    /// Nodes of a checkpoint that are gone.
+    pub(crate) fn gone_nodes(&self, manifest: &Manifest) -> Vec<NodeName> {
+        let concerned = self.concerned(manifest).into_iter();
+        concerned.filter(|node| self.is_gone(node)).collect()
+    }
+}
+
+/// m, if the checkpoint is coded.
+fn coded(manifest: &Manifest) -> Option<u32> {
+    let is_coded = !manifest.groups.is_empty();
+    let m = u32::try_from(manifest.geometry.m()).ok();
+    m.filter(|_| is_coded)
+}

@@ -1,0 +1,201 @@
+//! What gives way when a trainer waits for a slot. A save is never refused because of what is older: neither because the
+//! durable tier is slow, full or gone, nor because a node is away and nothing can be protected. What is kept is the
+//! newest checkpoint that is whole, and whatever older one is safer than all that came after it.
+
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
+
+use crate::io::{ConnId, Now};
+use crate::limits;
+use crate::node::Node;
+use crate::table::{Checkpoint, SlotUse, WaiterWish};
+
+/// How a checkpoint gives way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Yield {
+    /// Its copy in the durable tier is given up for a newer one's; with it what kept it in RAM.
+    DurableCopy,
+    /// It goes: it can be made no safer, and a newer one is as safe.
+    Checkpoint,
+}
+
+impl Node {
+    /// Makes room for a rank's next slot, if anything may go for a trainer that has waited so long; false if nothing may.
+    pub(crate) fn make_room(&mut self, namespace: &Namespace, rank: Rank, waited_ms: u64) -> bool {
+        let Some((key, how)) = self.first_to_yield(namespace, rank, waited_ms) else {
+            return false;
+        };
+        match how {
+            Yield::DurableCopy => {
+                let reason = self.why_not_durable(&key);
+                self.give_up_durable(&key, &reason);
+                self.retire_older(namespace);
+            }
+            Yield::Checkpoint if self.is_protected(&key) => self.retire(&key),
+            Yield::Checkpoint => {
+                let reason =
+                    "a newer step is committed and needs its slot, and it could not be protected";
+                self.abandon_everywhere(&key, reason);
+            }
+        }
+        !self.checkpoints.contains_key(&key)
+    }
+
+    /// Looks after the trainers that still wait.
+    pub(crate) fn make_room_for_waiters(&mut self) {
+        let now = self.now;
+        let waiting = self.waiters.iter().filter_map(|waiter| {
+            let attached = self.conns.get(&waiter.id.conn)?;
+            let (_, rank, _) = attached.trainer?;
+            match waiter.wish {
+                WaiterWish::Slot { since, .. } => {
+                    Some((attached.namespace.clone(), rank, now.since(since)))
+                }
+                WaiterWish::State { .. } => None,
+            }
+        });
+        for (namespace, rank, waited_ms) in waiting.collect::<Vec<_>>() {
+            self.make_room(&namespace, rank, waited_ms);
+        }
+        self.serve_slot_waiters();
+    }
+
+    /// The oldest checkpoint that holds a slot of the rank and may go.
+    fn first_to_yield(
+        &self,
+        namespace: &Namespace,
+        rank: Rank,
+        waited_ms: u64,
+    ) -> Option<(CheckpointKey, Yield)> {
+        let mine = self.checkpoints.values().filter(|c| {
+            c.key.namespace == *namespace && c.shards.contains_key(&rank) && !Self::is_read(c)
+        });
+        let in_turn = self.upload_in_turn(namespace);
+        let how = |c: &Checkpoint| {
+            let is_in_turn = in_turn.as_ref() == Some(&c.key);
+            self.may_yield(c, is_in_turn, waited_ms)
+        };
+        let found = mine.filter_map(|c| Some((c.key.clone(), how(c)?)));
+        // What was never protected goes before what was: nodes that are away may bring its blocks back. What is on its way
+        // to the tier goes last.
+        let worth = |(key, _): &(CheckpointKey, Yield)| {
+            (
+                in_turn.as_ref() == Some(key),
+                self.is_protected(key),
+                key.clone(),
+            )
+        };
+        found.min_by_key(worth)
+    }
+
+    fn may_yield(&self, checkpoint: &Checkpoint, in_turn: bool, waited_ms: u64) -> Option<Yield> {
+        let patience = match in_turn {
+            true => limits::UPLOAD_YIELDS_AFTER_MS,
+            false if self.is_due(checkpoint) => 0,
+            false if checkpoint.state >= CheckpointState::Protected => {
+                limits::UPLOAD_YIELDS_AFTER_MS
+            }
+            false => limits::SUPERSEDE_AFTER_MS,
+        };
+        if waited_ms < patience {
+            return None;
+        }
+        if checkpoint.manifest.is_none() {
+            return self
+                .is_of_older_run(checkpoint)
+                .then_some(Yield::Checkpoint);
+        }
+        let newer = self.newest_whole(&checkpoint.key.namespace)?;
+        let superseded = checkpoint.key < newer
+            && self.knows_bears(&checkpoint.key)
+            && self.is_as_safe(&newer, checkpoint);
+        match superseded {
+            false => None,
+            true if self.is_due(checkpoint) => {
+                let safe = self.checkpoints[&newer].state >= self.safe_state();
+                (safe || self.is_stuck(checkpoint)).then_some(Yield::DurableCopy)
+            }
+            true => self.is_stuck(checkpoint).then_some(Yield::Checkpoint),
+        }
+    }
+
+    /// The newest checkpoint that could be restored from RAM right now, as far as this node knows.
+    fn newest_whole(&self, namespace: &Namespace) -> Option<CheckpointKey> {
+        let all_up = |manifest: &ManifestBytes| {
+            let mut shards = manifest.manifest().shards.iter();
+            shards.all(|shard| self.is_up(&shard.node))
+        };
+        let whole = |c: &&Checkpoint| {
+            let bears = self.bears(c).map_or(0, |bears| bears.losses);
+            c.manifest
+                .as_deref()
+                .is_some_and(|m| bears > 0 || all_up(m))
+        };
+        let mut of_it = self.checkpoints.values().rev();
+        let newest = of_it.find(|c| c.key.namespace == *namespace && whole(c))?;
+        Some(newest.key.clone())
+    }
+
+    /// Whether waiting would not make it safer: nodes that it needs are gone, or it was left unprotected by an older run.
+    fn is_stuck(&self, checkpoint: &Checkpoint) -> bool {
+        let Some(manifest) = &checkpoint.manifest else {
+            return false;
+        };
+        let unprotected = checkpoint.state < CheckpointState::Protected;
+        (unprotected && self.is_of_older_run(checkpoint))
+            || !self.gone_nodes(manifest.manifest()).is_empty()
+    }
+
+    fn is_of_older_run(&self, checkpoint: &Checkpoint) -> bool {
+        let table = self.namespaces.get(&checkpoint.key.namespace);
+        table.is_some_and(|table| checkpoint.key.run < table.fence)
+    }
+
+    fn is_protected(&self, key: &CheckpointKey) -> bool {
+        let checkpoint = self.checkpoints.get(key);
+        checkpoint.is_some_and(|c| c.state >= CheckpointState::Protected)
+    }
+
+    /// Slots of a rank that count against what it may have. One that only waits for the durable tier to take it does
+    /// not, as long as there is room for another: the tier's pace is none of the trainer's concern.
+    pub(super) fn slots_that_count(&self, namespace: &Namespace, rank: Rank) -> usize {
+        let waits_for_tier = self.upload_in_turn(namespace).filter(|key| {
+            let newest = self.newest_safe(namespace);
+            newest.is_some_and(|newest| newest > *key)
+        });
+        let counts = |used_for: &SlotUse| match used_for {
+            SlotUse::Guest => false,
+            SlotUse::Sealed(key) => Some(key) != waits_for_tier.as_ref(),
+            _ => true,
+        };
+        let slots = self.slots.values();
+        slots
+            .filter(|slot| slot.namespace == *namespace && slot.rank == rank)
+            .filter(|slot| counts(&slot.used_for))
+            .count()
+    }
+
+    /// Since when a connection has waited, for a new wish of it.
+    pub(super) fn slot_wish(&self, bytes: u64) -> WaiterWish {
+        let since: Now = self.now;
+        WaiterWish::Slot { bytes, since }
+    }
+
+    /// What the refusal of a slot advises, by what holds them.
+    pub(super) fn slot_advice(&self, conn: ConnId) -> &'static str {
+        let attached = self.conns.get(&conn);
+        let of_it = attached.and_then(|a| Some((a.namespace.clone(), a.trainer?.1)));
+        let Some((namespace, rank)) = of_it else {
+            return "connect again";
+        };
+        let mine = |c: &&Checkpoint| c.key.namespace == namespace && c.shards.contains_key(&rank);
+        let held: Vec<&Checkpoint> = self.checkpoints.values().filter(mine).collect();
+        if held.iter().any(|c| Self::is_read(c)) {
+            return "a reader has a step open: let it end, or raise memory.slots_per_rank";
+        }
+        if held.iter().any(|c| c.manifest.is_none()) {
+            return "a step has not committed, because a rank has not sealed it: save on every rank";
+        }
+        "steps follow one another faster than they are protected: save less often, or raise memory.slots_per_rank"
+    }
+}

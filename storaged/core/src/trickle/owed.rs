@@ -1,0 +1,205 @@
+//! What is owed to the durable tier, and how every node learns that it is not any more. A node keeps its shards of a
+//! checkpoint until that is durable or given up; should it miss the word, it asks the home nodes each second, and those
+//! answer also of what they have retired themselves. So nothing stays pinned for a message that was lost.
+
+use storaged_wire::local::DurableWish;
+use storaged_wire::peer::{CheckpointKey, PeerMessage, UnowedCause};
+use storaged_wire::{CheckpointState, Digest, NodeName, Rank};
+
+use crate::io::{Note, Output};
+use crate::node::{DurablePolicy, Node};
+use crate::table::{Checkpoint, Upload};
+
+/// Longest text of the tier's error that is told to peers.
+const REASON_BYTES_MAX: usize = 1_024;
+
+impl Node {
+    /// Tells the home nodes what this node has done for a checkpoint that is owed, and asks whether it still is.
+    pub(crate) fn report_owed(&mut self, key: &CheckpointKey) {
+        let Some(checkpoint) = self.checkpoints.get(key).filter(|c| self.is_due(c)) else {
+            return;
+        };
+        let Some(manifest) = checkpoint.name() else {
+            return;
+        };
+        let shards = checkpoint.shards.iter();
+        let done = shards.filter(|(_, shard)| shard.upload == Upload::Done);
+        let done: Vec<Rank> = done.map(|(rank, _)| *rank).collect();
+        for home in self.homes_of(key) {
+            let done = done.clone();
+            self.send(&home, PeerMessage::Owed { manifest, done });
+        }
+    }
+
+    /// A node says which of its shards are in the tier.
+    pub(crate) fn owed(&mut self, from: &NodeName, name: Digest, done: Vec<Rank>) {
+        let Some(manifest) = self.manifest_named(name) else {
+            return self.answer_owed(from, name);
+        };
+        let is_its_own = |rank: &Rank| {
+            let shard = manifest.manifest().shard(*rank);
+            shard.is_some_and(|shard| shard.node == *from)
+        };
+        let Some(checkpoint) = self.checkpoint_named(name) else {
+            return;
+        };
+        let done = done.into_iter().filter(is_its_own);
+        checkpoint.shards_durable.extend(done);
+        let given_up = checkpoint.owing.given_up.clone();
+        match (checkpoint.state >= CheckpointState::Durable, given_up) {
+            (true, _) => self.send(from, PeerMessage::Durable { manifest: name }),
+            (false, Some(reason)) => self.say_given_up(from, name, reason),
+            (false, None) => self.start_publishing(),
+        }
+    }
+
+    fn say_given_up(&mut self, to: &NodeName, manifest: Digest, reason: String) {
+        let cause = UnowedCause::GivenUp(reason);
+        self.send(to, PeerMessage::Unowed { manifest, cause });
+    }
+
+    /// Of a checkpoint that this home node does not have any more.
+    fn answer_owed(&mut self, from: &NodeName, manifest: Digest) {
+        let ended = self.ends.named(manifest).map(|end| end.state);
+        match ended {
+            Some(CheckpointState::Durable) => {
+                self.send(from, PeerMessage::Durable { manifest });
+            }
+            // Just started, it may be told of it any moment.
+            None if !self.settled() => {}
+            _ => {
+                let cause = UnowedCause::Retired;
+                self.send(from, PeerMessage::Unowed { manifest, cause });
+            }
+        }
+    }
+
+    /// A node says that a checkpoint is not owed any more.
+    pub(crate) fn unowed(&mut self, from: &NodeName, name: Digest, cause: UnowedCause) {
+        let Some(checkpoint) = self.checkpoint_named(name) else {
+            return;
+        };
+        let key = checkpoint.key.clone();
+        match cause {
+            UnowedCause::GivenUp(reason) => self.note_given_up(&key, &reason),
+            UnowedCause::Retired => {
+                checkpoint.owing.retired_at.insert(from.clone());
+                if self.no_home_has(&key) {
+                    self.note_given_up(&key, "its home nodes have retired it");
+                }
+            }
+        }
+        self.retire_older(&key.namespace);
+    }
+
+    /// Whether every other home node that is up has retired a checkpoint.
+    fn no_home_has(&self, key: &CheckpointKey) -> bool {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return false;
+        };
+        let retired = &checkpoint.owing.retired_at;
+        let homes = self.homes_of(key).into_iter();
+        let mut others = homes.filter(|home| home != self.me() && self.is_up(home));
+        others.all(|home| retired.contains(&home))
+    }
+
+    /// Gives up the copy of a checkpoint in the durable tier, and tells everyone who keeps it for that.
+    pub(crate) fn give_up_durable(&mut self, key: &CheckpointKey, reason: &str) {
+        let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
+            return;
+        };
+        for node in self.concerned(manifest.manifest()) {
+            if node != *self.me() {
+                self.say_given_up(&node, manifest.name(), reason.into());
+            }
+        }
+        self.note_given_up(key, reason);
+    }
+
+    fn note_given_up(&mut self, key: &CheckpointKey, reason: &str) {
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        let over =
+            checkpoint.owing.given_up.is_some() || checkpoint.state >= CheckpointState::Durable;
+        let (Some(manifest), false) = (checkpoint.name(), over) else {
+            return;
+        };
+        checkpoint.owing.given_up = Some(reason.into());
+        for (rank, shard) in &mut checkpoint.shards {
+            if shard.upload == Upload::Running {
+                shard.upload = Upload::Idle;
+                let rank = *rank;
+                self.out.push(Output::StopUpload { manifest, rank });
+            }
+        }
+        let (key, reason) = (key.clone(), reason.into());
+        self.note(Note::DurableGivenUp {
+            key: key.clone(),
+            reason,
+        });
+        self.wake(&key);
+    }
+
+    /// The manifest is in the tier: whoever keeps the checkpoint hears it now, because this node may retire it at once.
+    pub(super) fn tell_durable(&mut self, key: &CheckpointKey) {
+        let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
+            return;
+        };
+        for node in self.concerned(manifest.manifest()) {
+            if node != *self.me() {
+                let manifest = manifest.name();
+                self.send(&node, PeerMessage::Durable { manifest });
+            }
+        }
+    }
+
+    /// The tier did not take something: whoever waits for the checkpoint is told, on whichever node.
+    pub(super) fn tell_durable_failed(&mut self, key: &CheckpointKey, reason: String) {
+        let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
+            return;
+        };
+        let mut told = reason.clone();
+        told.truncate(told.floor_char_boundary(REASON_BYTES_MAX));
+        for node in self.concerned(manifest.manifest()) {
+            let (manifest, reason) = (manifest.name(), told.clone());
+            self.send(&node, PeerMessage::DurableFailed { manifest, reason });
+        }
+        let key = key.clone();
+        self.note(Note::DurableFailed { key, reason });
+    }
+
+    pub(crate) fn durable_failed(&mut self, name: Digest, reason: String) {
+        if let Some(checkpoint) = self.checkpoint_named(name) {
+            checkpoint.owing.failed = Some(reason);
+        }
+    }
+
+    /// Why a checkpoint's copy does not come to its end, for whoever hears that it was given up.
+    pub(crate) fn why_not_durable(&self, key: &CheckpointKey) -> String {
+        let failed = self
+            .checkpoints
+            .get(key)
+            .and_then(|c| c.owing.failed.as_ref());
+        match failed {
+            Some(reason) => format!("a newer step needs its slot; the durable tier: {reason}"),
+            None => "a newer step needs its slot: the durable tier is slower than the steps, \
+                     so copy fewer of them (trickle.every) or raise trickle.rate"
+                .into(),
+        }
+    }
+
+    /// Why a checkpoint is not to be copied at all.
+    pub(crate) fn why_not_wanted(&self, checkpoint: &Checkpoint) -> String {
+        match (self.setup.durable, checkpoint.durable_wish) {
+            (DurablePolicy::Absent, _) => "no durable tier is configured ([durable])".into(),
+            (_, DurableWish::Never) => "it was committed with durable=\"never\"".into(),
+            (DurablePolicy::Every(steps), _) => format!(
+                "trickle.every is {steps}, which does not divide it; commit with durable=\"required\""
+            ),
+            (DurablePolicy::OnRequest, _) => {
+                "only steps committed with durable=\"required\" are copied".into()
+            }
+        }
+    }
+}
