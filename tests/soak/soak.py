@@ -113,7 +113,7 @@ class Soak:
             self.costs.sample([daemon.pid for daemon in self.cluster.daemons.values()])
             time.sleep(min(0.5, max(0.0, until - time.monotonic())))
 
-    def settled(self, limit: float = 90) -> bool:
+    def settled(self, limit: float = 60) -> bool:
         """Until all nodes see each other and each job that runs had two new steps protected since."""
         started = time.monotonic()
         try:
@@ -413,6 +413,8 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, default=ROOT / ".demo" / "soak")
     parser.add_argument("--write", type=Path, default=None)
     args = parser.parse_args()
+    # Ended from outside, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if "STORAGED_SOAK_INSIDE" not in os.environ:
         if os.geteuid() != 0:
             sys.exit("soak: expected root, which a network of its own and nftables need: run it as root")
