@@ -48,7 +48,7 @@ make_root() {
     local mirror
     mapfile -t mirror < <(mirrors)
     apt_settings >"$DIR/apt.conf"
-    mmdebstrap --quiet --mode=root --variant=minbase --include="$includes" --aptopt="$DIR/apt.conf" \
+    python3 "$SOURCE/tests/fresh/build.py" "making a bare Debian 12 under $DIR" mmdebstrap --quiet --mode=root --variant=minbase --include="$includes" --aptopt="$DIR/apt.conf" \
         "$SUITE" "$ROOT" "${mirror[@]}"
 }
 
@@ -123,7 +123,6 @@ in_root() {
 # The processor time that a command took, user and system.
 TIMEFORMAT='%0R s, %0U s + %0S s of processor time'
 
-say "a bare Debian 12 under $DIR"
 rm -rf --one-file-system "$ROOT"
 trap 'rm -rf --one-file-system "$ROOT"' EXIT
 make_root
