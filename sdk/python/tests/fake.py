@@ -1,6 +1,5 @@
-"""A daemon's stand-in for tests of the Python layer: slots are private memory, a sealed shard is a file.
-
-What it leaves behind is exactly what the durable tier holds, so stock readers can be pointed at it.
+"""A daemon's stand-in that misbehaves on purpose: slots are private memory, a sealed shard is a file, and what it gives
+back may be damaged. Tests of behaviour use the real daemon (`daemon.py`).
 """
 
 import ctypes
@@ -74,12 +73,12 @@ class FakeSession:
         # Rungs whose bytes do not have their digests.
         self.damaged = set()
 
-    def connect(self):
+    def connect(self, deadline=None):
         return self
 
     client = connect
 
-    def trainer(self, run, rank, world_size):
+    def trainer(self, run, rank, world_size, deadline=None):
         self.rank = rank
         return self
 
@@ -92,6 +91,12 @@ class FakeSession:
     def drop_connections(self):
         pass
 
+    def note_step(self, run, step):
+        pass
+
+    def last_step(self, key):
+        return None
+
     def open_run(self, timeout_ms):
         return "1-00f3a9c1d2e4b5a6"
 
@@ -103,16 +108,16 @@ class FakeSession:
         self.slots += 1
         return Slot(self.slots, size)
 
-    def release(self, slot):
+    def release(self, slot, timeout_ms):
         self.free.append(slot)
 
-    def seal(self, slot, step, length):
+    def seal(self, slot, step, length, timeout_ms):
         folder = self.folder / f"step-{step}"
         folder.mkdir(exist_ok=True)
         (folder / f"__{self.rank}_0.distcp").write_bytes(ctypes.string_at(slot.address, length))
         self.free.append(slot)
 
-    def commit(self, step, schema, torch_metadata, durable):
+    def commit(self, step, schema, torch_metadata, durable, timeout_ms):
         folder = self.folder / f"step-{step}"
         (folder / "schema.json").write_bytes(schema)
         (folder / ".metadata.tmp").write_bytes(torch_metadata)
@@ -129,7 +134,7 @@ class FakeSession:
         plan = {"run": "1-00f3a9c1d2e4b5a6", "step": max(found), "manifest": f"step-{max(found)}", "state": "committed"}
         return plan | {"shards": [], "passed_over": []}
 
-    def manifest(self, digest):
+    def manifest(self, digest, timeout_ms):
         return Manifest(self.folder / digest)
 
     def open_shard(self, manifest, rank, ranges, timeout_ms, without_own_ram=False):
@@ -137,5 +142,5 @@ class FakeSession:
         rung = "decoded" if without_own_ram else "own ram"
         return Shard(shards_of(manifest.folder)[rank], ranges, rung, rung in self.damaged)
 
-    def close_shard(self, manifest, rank):
+    def close_shard(self, manifest, rank, timeout_ms):
         pass

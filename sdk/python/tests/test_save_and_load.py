@@ -1,13 +1,15 @@
-"""Saving and loading through DCP, against the stand-in daemon."""
+"""Saving and loading through DCP, against a real daemon."""
 
 import pickle
+import time
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from fake import FakeSession
-from storaged.errors import InvalidArgument, NoCheckpointError, ProcessModeUnsupported
-from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
+from storaged import errors
+from storaged.errors import InvalidArgument, ProcessModeUnsupported
+from storaged.torch import StoragedReader, StoragedWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
 
@@ -44,17 +46,18 @@ def assert_same(a, b):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def staged_save(session, step, state):
+def staged_save(session, step, state, **settings):
     """What async_save does with a writer that is also the stager."""
-    writer = StoragedWriter(step, session=session)
+    writer = StoragedWriter(step, session=session, **settings)
     staged = writer.stage(state)
     dcp.save(staged, storage_writer=writer, no_dist=True)
     return writer
 
 
-@pytest.fixture
-def session(tmp_path):
-    return FakeSession(tmp_path)
+def durable(daemon, session, step, state):
+    """The folder that the durable tier has of a step."""
+    staged_save(session, step, state, durable="required", until="durable")
+    return daemon.step_folder(session, step)
 
 
 @pytest.mark.parametrize("save", ["plain", "staged"])
@@ -92,7 +95,8 @@ def test_parameters_may_change_once_staged(session):
     assert torch.equal(loaded["w"], torch.ones(5000))
 
 
-def test_a_shard_damaged_in_own_ram_is_read_from_elsewhere(session):
+def test_a_shard_damaged_in_own_ram_is_read_from_elsewhere(tmp_path):
+    session = FakeSession(tmp_path)
     state = state_of(4)
     staged_save(session, 4, state)
     session.damaged = {"own ram"}
@@ -106,10 +110,9 @@ def test_a_shard_damaged_in_own_ram_is_read_from_elsewhere(session):
 
 
 @pytest.mark.parametrize("reader", ["file", "fsspec"])
-def test_stock_readers_read_the_directory(session, reader):
+def test_stock_readers_read_the_directory(shared_daemon, session, reader):
     state = state_of(3)
-    staged_save(session, 3, state)
-    folder = str(session.folder / "step-3")
+    folder = str(durable(shared_daemon, session, 3, state))
     if reader == "file":
         stock = dcp.FileSystemReader(folder)
     else:
@@ -120,22 +123,18 @@ def test_stock_readers_read_the_directory(session, reader):
     assert_same(loaded, state)
 
 
-def test_offsets_are_equal_from_step_to_step_and_slots_are_reused(session):
-    for step in (1, 2, 3):
-        staged_save(session, step, state_of(step))
-    assert session.slots == 1
-    sizes = {path.stat().st_size for path in session.folder.glob("step-*/__0_0.distcp")}
-    assert len(sizes) == 1
+def test_offsets_are_equal_from_step_to_step(shared_daemon, session):
+    folders = [durable(shared_daemon, session, step, state_of(step)) for step in (1, 2, 3, 4, 5, 6)]
+    assert len({(folder / "__0_0.distcp").stat().st_size for folder in folders}) == 1
 
 
-def test_a_layout_that_changes_leaves_no_old_bytes_between_records(session, tmp_path):
+def test_a_layout_that_changes_leaves_no_old_bytes_between_records(shared_daemon, session):
+    shapes = {"b": torch.ones(7), "a": torch.full((4000,), 3.0)}
     staged_save(session, 1, {"a": torch.full((40000,), 3.0), "b": torch.ones(7)})
-    staged_save(session, 2, {"b": torch.ones(7), "a": torch.full((4000,), 3.0)})
-    fresh = FakeSession(tmp_path / "fresh")
-    fresh.folder.mkdir()
-    staged_save(fresh, 2, {"b": torch.ones(7), "a": torch.full((4000,), 3.0)})
-    used, clean = (s.folder / "step-2" / "__0_0.distcp" for s in (session, fresh))
-    assert used.read_bytes() == clean.read_bytes()
+    used = durable(shared_daemon, session, 2, shapes)
+    fresh = shared_daemon.session("fresh-slot")
+    clean = durable(shared_daemon, fresh, 2, shapes)
+    assert (used / "__0_0.distcp").read_bytes() == (clean / "__0_0.distcp").read_bytes()
 
 
 def test_byte_items_beyond_the_spare_room_move_to_a_larger_slot(session):
@@ -146,22 +145,28 @@ def test_byte_items_beyond_the_spare_room_move_to_a_larger_slot(session):
     assert_same(loaded, state)
 
 
-def test_only_the_ranges_asked_for_are_opened(session):
+def test_only_the_ranges_asked_for_are_opened(session, monkeypatch):
     staged_save(session, 1, {"a": torch.randn(500, 1000), "b": torch.randn(500, 1000)})
-    dcp.load({"b": torch.empty(500, 1000)}, storage_reader=StoragedReader(session=session), no_dist=True)
-    ((_, ranges),) = session.opened
-    assert sum(length for _, length in ranges) <= 2_000_000 + 2 * 4096
+    opened = []
 
+    class Spy:
+        def __init__(self, client):
+            self.client = client
 
-def test_an_object_that_needs_trust_is_not_loaded(session):
-    class Plain:
-        pass
+        def __getattr__(self, name):
+            return getattr(self.client, name)
 
-    Plain.__qualname__ = "Plain"
-    globals()["Plain"] = Plain
-    staged_save(session, 1, {"x": Plain()})
-    with pytest.raises(BaseException, match="not plain data"):
-        dcp.load({"x": 1}, storage_reader=StoragedReader(session=session), no_dist=True)
+        def open_shard(self, manifest, rank, ranges, *rest):
+            opened.append(ranges)
+            return self.client.open_shard(manifest, rank, ranges, *rest)
+
+    real = session.client
+    monkeypatch.setattr(session, "client", lambda deadline=None: Spy(real(deadline)))
+    wanted = {"b": torch.empty(500, 1000)}
+    reader = StoragedReader(session=session)
+    dcp.load(wanted, storage_reader=reader, no_dist=True)
+    (ranges,) = opened
+    assert sum(length for _, length in ranges) <= 2_000_000 + 2 * reader._manifest.chunk_bytes
 
 
 def test_process_mode_is_refused(session):
@@ -176,8 +181,8 @@ def test_a_save_without_a_step_is_refused(session):
         StoragedWriter(session=session).reset("latest")
 
 
-def test_metadata_has_the_five_fields_that_old_readers_know(session):
-    staged_save(session, 1, {"w": torch.ones(1)})
+def test_metadata_has_the_five_fields_that_old_readers_know(shared_daemon, session):
+    folder = durable(shared_daemon, session, 1, {"w": torch.ones(1)})
     states = []
 
     class Spy(pickle.Unpickler):
@@ -186,19 +191,52 @@ def test_metadata_has_the_five_fields_that_old_readers_know(session):
                 return super().find_class(module, name)
             return type("Properties", (), {"__setstate__": lambda self, state: states.append(state)})
 
-    with open(session.folder / "step-1" / ".metadata", "rb") as file:
+    with open(folder / ".metadata", "rb") as file:
         Spy(file).load()
     assert states and all(len(state) == 5 for state in states)
 
 
-def test_checkpointer(session):
-    state = state_of(5)
-    with Checkpointer(session=session) as checkpointer:
-        assert checkpointer.load(blank(state)) is None
-        with pytest.raises(NoCheckpointError):
-            checkpointer.load(blank(state), step=9)
-        checkpointer.save(5, state)
-        assert checkpointer.latest_step() == 5
-        loaded = blank(state)
-        assert checkpointer.load(loaded)["step"] == 5
-    assert_same(loaded, state)
+def test_two_saves_of_one_session_at_once_are_both_right(session):
+    first, second = StoragedWriter(1, session=session), StoragedWriter(2, session=session)
+    kept = [writer.stage({"w": torch.full((3000,), float(writer.step))}) for writer in (first, second)]
+    for writer, staged in zip((first, second), kept):
+        dcp.save(staged, storage_writer=writer, no_dist=True)
+    loaded = {"w": torch.empty(3000)}
+    dcp.load(loaded, storage_reader=StoragedReader(session=session), no_dist=True)
+    assert torch.equal(loaded["w"], torch.full((3000,), 2.0))
+
+
+def test_a_null_address_is_refused(session):
+    slot = session.trainer(session.connect().open_run(5000), 0, 1).acquire(1000, 5000)
+    with pytest.raises(InvalidArgument, match="null"):
+        slot.copy_many([(0, 0, 10)], 1)
+    slot.copy_many([(0, 0, 0)], 1)
+
+
+def test_the_plain_loop_goes_back_to_an_older_step(session):
+    for step in (1, 2):
+        writer = StoragedWriter(step, session=session, durable="required", until="durable")
+        dcp.save(state_of(step), storage_writer=writer, no_dist=True)
+    dcp.load(blank(state_of(1)), storage_reader=StoragedReader(1, session=session), no_dist=True)
+    dcp.save(state_of(12), storage_writer=StoragedWriter(2, session=session), no_dist=True)
+    loaded = blank(state_of(12))
+    dcp.load(loaded, storage_reader=StoragedReader(session=session), no_dist=True)
+    assert_same(loaded, state_of(12))
+
+
+def test_a_stopped_daemon_costs_a_plain_save_and_load_the_limit(daemons):
+    daemon = daemons()
+    session = daemon.session()
+    staged_save(session, 1, state_of(1))
+    writer, reader = (kind(2, session=session, timeout=1) for kind in (StoragedWriter, StoragedReader))
+    daemon.stop()
+    calls = (
+        lambda: dcp.save(state_of(2), storage_writer=writer, no_dist=True),
+        lambda: dcp.load(blank(state_of(1)), storage_reader=reader, no_dist=True),
+        lambda: writer.handle.wait(timeout=1),
+    )
+    for call in calls:
+        started = time.monotonic()
+        with pytest.raises((CheckpointException, errors.StoragedError)):
+            call()
+        assert time.monotonic() - started < 2

@@ -1,28 +1,24 @@
 """The demo's training job on several ranks: interrupted and resumed, its losses are the uninterrupted run's, bit for bit."""
 
 import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from fake import FakeSession
+from daemon import PACKAGE, ROOT, free_port
 from storaged.torch import StoragedReader
 
-HERE = Path(__file__).parent
-TRAIN = HERE.parents[2] / "tests" / "demo" / "train.py"
+TRAIN = ROOT / "tests" / "demo" / "train.py"
+DURABLE = '[durable]\nkind = "directory"\npath = "TIER"\n\n[trickle]\nevery = 8\n'
 
 
-def run(folder, ranks, *arguments):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    paths = [str(HERE), *filter(None, sys.path)]
-    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    common |= {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo", "STORAGED_RUN": "1-00f3a9c1d2e4b5a6"}
-    command = [sys.executable, str(HERE / "with_fake.py"), str(folder), str(TRAIN), *map(str, arguments)]
+def run(daemon, ranks, *arguments):
+    common = os.environ | {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_NAMESPACE": "job", "STORAGED_TOKEN": "secret",
+    }
+    command = [sys.executable, str(TRAIN), *map(str, arguments)]
     workers = [
         subprocess.Popen(command, env=common | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for r in range(ranks)
@@ -36,29 +32,33 @@ def run(folder, ranks, *arguments):
     return outputs[0]
 
 
-def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path):
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(daemons, tmp_path):
+    daemon = daemons(DURABLE)
     straight, resumed = tmp_path / "straight.txt", tmp_path / "resumed.txt"
-    run(tmp_path, 2, "--steps", 8, "--no-save", "--losses", straight)
-    run(tmp_path, 2, "--steps", 6, "--save-every", 2, "--losses", resumed)
-    for late in (tmp_path / "step-6").iterdir():
-        late.unlink()
+    run(daemon, 2, "--steps", 8, "--no-save", "--losses", straight)
+    output = run(daemon, 2, "--steps", 5, "--save-every", 2, "--losses", resumed, "--resume")
+    assert "nothing saved yet" in output
     kept = resumed.read_text().splitlines()[:4]
-    output = run(tmp_path, 2, "--steps", 8, "--save-every", 2, "--losses", resumed, "--resume")
+    output = run(daemon, 2, "--steps", 8, "--save-every", 2, "--losses", resumed, "--resume")
     assert "restored step 4" in output
-    assert kept + resumed.read_text().splitlines()[6:] == straight.read_text().splitlines()
-    reads_whole_on_one_rank(tmp_path)
+    assert kept + resumed.read_text().splitlines()[5:] == straight.read_text().splitlines()
+    reads_whole_on_one_rank(daemon)
 
 
-def reads_whole_on_one_rank(folder):
+def reads_whole_on_one_rank(daemon):
     """Another world size: unsharded, through our reader and the stock one, the same."""
-    metadata = StoragedReader(session=FakeSession(folder)).read_metadata()
-    names = [name for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")]
-    blank = lambda: {
-        name: torch.zeros(metadata.state_dict_metadata[name].size, dtype=metadata.state_dict_metadata[name].properties.dtype)
-        for name in names
-    }
+    session = daemon.session()
+    metadata = StoragedReader(session=session).read_metadata()
+    entries = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
+
+    def blank():
+        return {name: torch.zeros(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+
     ours, stock = blank(), blank()
-    dcp.load(ours, storage_reader=StoragedReader(session=FakeSession(folder)), no_dist=True)
-    dcp.load(stock, storage_reader=dcp.FileSystemReader(folder / "step-8"), no_dist=True)
-    assert names and any(value.any() for value in ours.values())
-    assert all(torch.equal(ours[name], stock[name]) for name in names)
+    reader = StoragedReader(session=session)
+    run_of_8 = reader.resolve()["run"]
+    session.connect().wait(run_of_8, 8, "durable", 30_000)
+    dcp.load(ours, storage_reader=reader, no_dist=True)
+    dcp.load(stock, storage_reader=dcp.FileSystemReader(daemon.step_folder(session, 8)), no_dist=True)
+    assert entries and any(value.any() for value in ours.values())
+    assert all(torch.equal(ours[name], stock[name]) for name in entries)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from . import _native
+from ._deadline import Deadline
+from .errors import WaitTimeout
 
 #: How long an ordinary request may take, in seconds.
 DEFAULT_TIMEOUT = 60.0
 
 
-def milliseconds(seconds: float) -> int:
-    return min(max(int(seconds * 1000), 0), 0xFFFF_FFFF)
-
-
 class Session:
-    """Who the job is and how to reach its daemon. Thread-safe."""
+    """Who the job is and how to reach its daemon. Thread-safe. Calls with a deadline end with it."""
 
-    _shared: dict[tuple, Session] = {}
+    _shared: dict[tuple[str | None, ...], Session] = {}
     _shared_lock = threading.Lock()
 
     def __init__(
@@ -38,6 +38,7 @@ class Session:
         self._client: _native.Client | None = None
         self._trainers: dict[tuple[str, int, int], _native.Trainer] = {}
         self._runs: dict[object, str] = {}
+        self._last_steps: dict[str, int] = {}
 
     @classmethod
     def shared(cls, namespace: str | None = None) -> Session:
@@ -46,44 +47,69 @@ class Session:
         with cls._shared_lock:
             return cls._shared.setdefault(key, cls(namespace))
 
-    @property
-    def timeout_ms(self) -> int:
-        return milliseconds(self.timeout)
+    def deadline(self) -> Deadline:
+        """Of an ordinary request."""
+        return Deadline(self.timeout)
 
-    def connect(self) -> _native.Client:
+    def connect(self, deadline: Deadline | None = None) -> _native.Client:
         """A connection of the caller's own, so that a long wait blocks nobody else."""
-        return _native.Client(self.socket, self.namespace, self.token)
+        limit = deadline or self.deadline()
+        return _native.Client(self.socket, self.namespace, self.token, limit.left_ms())
 
-    def client(self) -> _native.Client:
+    def client(self, deadline: Deadline | None = None) -> _native.Client:
         """The connection that loads share."""
-        with self._lock:
+        limit = deadline or self.deadline()
+        with self._locked(limit):
             self._forget_after_fork()
             if self._client is None:
-                self._client = self.connect()
+                self._client = self.connect(limit)
             return self._client
 
-    def trainer(self, run: str, rank: int, world_size: int) -> _native.Trainer:
+    def trainer(self, run: str, rank: int, world_size: int, deadline: Deadline | None = None) -> _native.Trainer:
         """The connection that saves as one rank of one run; it keeps the slots mapped."""
+        limit = deadline or self.deadline()
         key = (run, rank, world_size)
-        with self._lock:
+        with self._locked(limit):
             self._forget_after_fork()
             if key not in self._trainers:
-                self._trainers = {key: _native.Trainer(self.socket, self.namespace, self.token, *key)}
+                connected = _native.Trainer(self.socket, self.namespace, self.token, *key, limit.left_ms())
+                self._trainers = {key: connected}
             return self._trainers[key]
 
     def drop_connections(self) -> None:
         """After a failure: the next call connects anew. Runs stay as they are."""
-        with self._lock:
-            self._client = None
-            self._trainers = {}
+        # Without the lock, which a thread that connects may hold: each assignment is whole.
+        self._client = None
+        self._trainers = {}
 
     def run_of(self, key: object) -> str | None:
-        with self._lock:
-            return self._runs.get(key)
+        """The run that saves of these ranks belong to, once one was opened."""
+        return self._runs.get(key)
 
     def set_run(self, key: object, run: str) -> None:
-        with self._lock:
-            self._runs[key] = run
+        self._runs[key] = run
+
+    def forget_run(self, key: object) -> None:
+        """The next save opens a new run."""
+        self._runs.pop(key, None)
+
+    def note_step(self, run: str, step: int) -> None:
+        """A save of the step was begun here."""
+        self._last_steps[run] = max(step, self._last_steps.get(run, step))
+
+    def last_step(self, key: object) -> int | None:
+        """The highest step that was begun here in the run of these ranks."""
+        run = self._runs.get(key)
+        return self._last_steps.get(run) if run is not None else None
+
+    @contextmanager
+    def _locked(self, limit: Deadline) -> Iterator[None]:
+        if not self._lock.acquire(timeout=min(limit.left(), threading.TIMEOUT_MAX)):
+            raise WaitTimeout(f"another thread has been connecting to the daemon for {limit.seconds:g} s: is it stopped?")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _forget_after_fork(self) -> None:
         # A forked child must not speak on its parent's sockets.

@@ -17,10 +17,6 @@ class InvalidArgument(StoragedError, ValueError):
     """An argument that cannot be."""
 
 
-class UnknownNamespace(StoragedError, LookupError):
-    """No node knows the namespace."""
-
-
 class AccessDenied(StoragedError, PermissionError):
     """The namespace or the socket belongs to somebody else."""
 
@@ -53,6 +49,10 @@ class NoCheckpointError(StoragedError, LookupError):
     """Nothing restorable."""
 
 
+class UnknownNamespace(NoCheckpointError):
+    """No node knows the namespace: nothing was ever saved in it."""
+
+
 class TooManyLost(StoragedError):
     """The checkpoint exists, but too much of it is lost."""
 
@@ -82,12 +82,28 @@ class UnsafeObject(StoragedError):
     """A saved object that would need trust to be loaded."""
 
 
+class UnsavableState(StoragedError, TypeError):
+    """A value of the state dict that could not be loaded again, or has no bytes to save. Named in the text."""
+
+
+class RanksMissing(StoragedError, TimeoutError):
+    """Ranks did not come to a save or a load in time, or are at another step."""
+
+    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.ranks = ranks
+
+
 class ProcessModeUnsupported(StoragedError, TypeError):
     """Arena tensors cannot go to another process."""
 
 
 class CheckpointSaveError(StoragedError):
-    """A save failed; training may go on."""
+    """A save failed; training may go on. The cause is in `__cause__`, or in the text if it was another rank's."""
+
+    def __init__(self, text: str, step: int | None = None) -> None:
+        super().__init__(text)
+        self.step = step
 
 
 class CheckpointLoadError(StoragedError):

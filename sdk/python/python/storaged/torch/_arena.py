@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from .. import _native
+from ..errors import UnsavableState
 from ._metadata import Place
-
-try:
-    from torch.distributed.tensor import DTensor
-except ImportError:  # torch 2.4 keeps it in a private module
-    from torch.distributed._tensor import DTensor
+from ._objects import check_savable
+from ._tensors import DTensor, is_described, is_plain, own_memory, taken_apart
 
 # Room behind the tensors for byte items, so that a second copy is a rare thing.
 SPARE_BYTES = 1 << 20
@@ -27,17 +25,6 @@ Spec = tuple[str, tuple[int, ...]]
 
 def spec_of(tensor: torch.Tensor) -> Spec:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the memory behind the tensor is its value, in order: a byte copy is a copy of it."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
 
 
 class Layouts:
@@ -179,18 +166,21 @@ def rebuilt(value: Any, leaf_of: Callable[[tuple, Any], Any], path: tuple = ()) 
     return leaf_of(path, value)
 
 
-def stage_state_dict(shard: Shard, state_dict: dict[str, Any]) -> dict[str, Any]:
+def stage_state_dict(shard: Shard, state_dict: dict[str, Any], trust_pickle: bool = False) -> dict[str, Any]:
     """A training-safe twin of the state dict whose tensors lie in the shard's slot."""
     from torch.distributed.checkpoint.stateful import Stateful
 
     resolved = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state_dict.items()}
+    resolved = taken_apart(resolved)
     leaves = list(leaves_of(resolved))
     locals_by_path: dict[tuple, torch.Tensor] = {}
     for path, leaf in leaves:
         if isinstance(leaf, DTensor):
-            locals_by_path[path] = leaf.to_local().detach()
-        elif type(leaf) in (torch.Tensor, torch.nn.Parameter) and leaf.layout == torch.strided:
-            locals_by_path[path] = leaf.detach()
+            locals_by_path[path] = own_memory(name_of(path), leaf.to_local())
+        elif isinstance(leaf, torch.Tensor) and not is_described(leaf):
+            locals_by_path[path] = own_memory(name_of(path), leaf)
+        elif not isinstance(leaf, torch.Tensor) and not trust_pickle:
+            check_savable(name_of(path), leaf)
     # Tied tensors are staged once: the same memory, read the same way, is the same tensor.
     index_of: dict[tuple, int] = {}
     unique: list[torch.Tensor] = []
@@ -204,11 +194,22 @@ def stage_state_dict(shard: Shard, state_dict: dict[str, Any]) -> dict[str, Any]
     def leaf_of(path: tuple, leaf: Any) -> Any:
         local = locals_by_path.get(path)
         if local is None:
-            return copy.deepcopy(leaf)
+            return copied(path, leaf)
         view = views[index_of[identity(local)]]
         return distributed_again(view, leaf) if isinstance(leaf, DTensor) else view
 
     return rebuilt(resolved, leaf_of)
+
+
+def name_of(path: tuple) -> str:
+    return ".".join(map(str, path))
+
+
+def copied(path: tuple, leaf: Any) -> Any:
+    try:
+        return copy.deepcopy(leaf)
+    except Exception as error:
+        raise UnsavableState(f"value {name_of(path)!r} of type {type(leaf).__qualname__} cannot be copied: {error}") from error
 
 
 def identity(tensor: torch.Tensor) -> tuple:

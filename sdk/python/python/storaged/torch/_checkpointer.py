@@ -1,109 +1,346 @@
-"""The plain way to save and load: one object, ordinary exceptions."""
+"""The plain way to save and load: one object, ordinary exceptions, nothing collective but what says so."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
+from .._deadline import Deadline
 from .._session import Session
-from ..errors import CheckpointLoadError, CheckpointSaveError, NoCheckpointError, StoragedError
-from ._ranks import distributed, from_rank_zero
+from ..errors import (
+    CheckpointLoadError,
+    CheckpointSaveError,
+    InvalidArgument,
+    NoCheckpointError,
+    StoragedError,
+    UnsavableState,
+    WaitTimeout,
+)
+from ._ranks import Ranks, given_run, run_key
 from ._reader import StoragedLoadPlanner, StoragedReader
+from ._saving import FOLLOW_SECONDS, Save, said
 from ._writer import SaveHandle, StoragedWriter
+
+logger = logging.getLogger("storaged")
+
+ON_ERROR = ("raise", "warn")
+# A save ends by its own deadline, on the ranks that follow a little later: whoever waits for it waits that long.
+END_SECONDS = FOLLOW_SECONDS + 0.2
 
 
 class Checkpointer:
-    """Saves in the background, one save at a time. A failed save is raised once, by the next call."""
+    """Saves in the background, one save at a time; every rank of the process group calls `save` with the same steps.
+
+    `timeout` bounds each call, in seconds, and each save from its beginning to its commit. `on_error` says what becomes of
+    a save that fails: "raise" raises it once, as `CheckpointSaveError`, in the call that failed or the next one (which has
+    then begun its own save, so that ranks stay together); "warn" logs it, counts it in `failed_saves` and lets training go
+    on. A state dict that cannot be saved at all (`UnsavableState`) is always raised, and so is what goes wrong in a load.
+
+    `run` is the run to save in; without it, or STORAGED_RUN, the first save opens one.
+    """
 
     def __init__(
         self,
         namespace: str | None = None,
         *,
         process_group: Any = None,
+        run: str | None = None,
         durable: str = "policy",
         timeout: float = 120.0,
+        on_error: str = "raise",
+        threads: int = 1,
+        trust_pickle: bool = False,
         session: Session | None = None,
     ) -> None:
+        if on_error not in ON_ERROR:
+            raise InvalidArgument(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
         self.session = session or Session.shared(namespace)
+        self.process_group = process_group
         self.durable = durable
         self.timeout = timeout
-        # Saves run their collectives in a thread: they need a group that training does not use.
-        self.process_group = process_group
-        if process_group is None and distributed():
-            self.process_group = dist.new_group(backend="gloo")
-        self._last: tuple[int, SaveHandle, Future[Any] | None] | None = None
+        self.on_error = on_error
+        self.threads = threads
+        self.trust_pickle = trust_pickle
+        #: Saves that failed so far, as far as this rank knows.
+        self.failed_saves = 0
+        #: Why the last of them failed.
+        self.last_error: CheckpointSaveError | None = None
+        self._last_failed = False
+        self._own_run = run
+        self._run = given_run(run)
+        self._ranks = Ranks(self.session.namespace, process_group)
+        self._worker: ThreadPoolExecutor | None = None
+        self._last: Save | None = None
+        self._seen: set[str] = set()
+        self._asked = 0
 
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            self.close()
+        except CheckpointSaveError as failure:
+            if error is None:
+                raise
+            logger.warning("%s", failure)
 
     def save(self, step: int, state_dict: dict[str, Any]) -> SaveHandle:
         """Returns when every tensor is staged: parameters may change again."""
-        self.wait()
-        writer = StoragedWriter(
-            step, session=self.session, durable=self.durable, timeout=self.timeout, process_group=self.process_group
-        )
-        try:
-            if distributed():
-                result: Any = dcp.async_save(state_dict, storage_writer=writer, process_group=self.process_group)
-                # Recent versions answer with two futures; only this one tells of a failure.
-                self._last = (step, writer.handle, getattr(result, "upload_completion", result))
-            else:
-                dcp.save(state_dict, storage_writer=writer, no_dist=True)
-                self._last = (step, writer.handle, None)
-        except CheckpointException as error:
-            raise CheckpointSaveError(f"step {step} was not saved: {error}") from error
-        return writer.handle
+        deadline = Deadline(self.timeout)
+        before = self._settled(deadline.later(END_SECONDS))
+        save = Save(self._ranks, step, deadline, self._seen)
+        handle = self._stage(save, state_dict, deadline)
+        handle.step, handle.saved = step, save.ended
+        # Also where this rank has nothing to save: the others hear of it and give this step up, not the ones after it.
+        self._last, self._last_failed = save, False
+        self._background().submit(save.drive)
+        own = save.failure
+        if isinstance(own, (UnsavableState, InvalidArgument)):
+            self._last = None
+            self._count(step, own)
+            raise own
+        if own is not None:
+            self._last = None
+            self._raise(self._count(step, own))
+        if before is not None:
+            self._raise(before)
+        return handle
 
-    def load(self, state_dict: dict[str, Any], step: int | None = None) -> dict[str, Any] | None:
-        """Fills the state dict; the plan that was followed, or None if nothing was saved yet."""
-        reader = StoragedReader(step, session=self.session, process_group=self.process_group)
+    def load(
+        self, state_dict: dict[str, Any], step: int | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any] | None:
+        """Fills the state dict; the plan that was followed, or None if nothing was saved yet.
+
+        Every rank calls it. A durable tier that cannot be read is an error, never None. `timeout` (by default the
+        checkpointer's) bounds the plan and, separately, each shard. Where it goes back to a step below one that was saved
+        since the run began, the next save opens a new run.
+        """
+        limit = self.timeout if timeout is None else timeout
+        # What a save did wrong was counted and logged then; a load says what it did wrong itself.
+        self._settled(Deadline(limit))
+        reader = StoragedReader(
+            step, session=self.session, threads=self.threads, trust_pickle=self.trust_pickle, timeout=limit
+        )
+        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, step), limit)
+        if plan is None:
+            return None
+        reader.follow(plan)
         try:
-            plan = reader.resolve()
-        except NoCheckpointError:
-            if step is None:
-                return None
-            raise
-        try:
-            dcp.load(
-                state_dict,
-                storage_reader=reader,
-                planner=StoragedLoadPlanner(),
-                process_group=self.process_group,
-                no_dist=not distributed(),
-            )
-        except CheckpointException as error:
-            raise CheckpointLoadError(f"step {reader.step} was not loaded: {error}") from error
+            planner = StoragedLoadPlanner(trust_pickle=self.trust_pickle)
+            dcp.load(state_dict, storage_reader=reader, planner=planner, no_dist=True)
+        except CheckpointException as failure:
+            error: BaseException | None = _only_cause(failure)
+            if not isinstance(error, Exception):
+                raise error from failure  # Ctrl-C, which DCP wraps too
+        else:
+            error = None
+        self._agree_on_load(plan, error, limit)
         return plan
 
     def latest_step(self) -> int | None:
-        """The newest restorable step. A collective."""
-        limit = self.session.timeout_ms
-        try:
-            return from_rank_zero(lambda: self.session.client().plan(None, limit)["step"], self.process_group)
-        except NoCheckpointError:
-            return None
+        """The newest restorable step, or None if nothing was saved yet. Every rank calls it."""
+        reader = StoragedReader(session=self.session, timeout=self.timeout)
+        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, None), self.timeout)
+        return None if plan is None else plan["step"]
 
-    def wait(self, until: str = "committed", timeout: float | None = None) -> None:
-        """Waits for the last save, and raises what went wrong with it, once."""
-        last, self._last = self._last, None
+    def wait(self, until: str = "committed", timeout: float | None = None) -> bool:
+        """Waits for the last save; whether it got there. What went wrong is raised or logged, and counted, once."""
+        last, deadline = self._last, Deadline(self.timeout + END_SECONDS if timeout is None else timeout)
         if last is None:
-            return
-        step, handle, future = last
-        limit = self.timeout if timeout is None else timeout
+            return not self._last_failed
         try:
-            if future is not None:
-                future.result(limit)
-            handle.wait(until, limit)
-        except (CheckpointException, StoragedError, TimeoutError) as error:
-            raise CheckpointSaveError(f"step {step} did not become {until}: {error}") from error
+            last.ended.result(deadline.left())
+        except FutureTimeout:
+            if not last.ended.done():
+                self._raise(CheckpointSaveError(f"step {last.step} is still being saved after {deadline.seconds:g} s", last.step))
+                return False
+        except CheckpointSaveError:
+            pass
+        self._last = None
+        failure = last.ended.exception()
+        if failure is None and until not in ("staged", "committed"):
+            failure = self._not_yet(last, until, deadline)
+        if failure is not None:
+            self._raise(self._count(last.step, failure))
+        return failure is None
 
     def close(self) -> None:
         """Waits for the last save."""
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            worker, self._worker = self._worker, None
+            if worker is not None:
+                worker.shutdown(wait=False)
+
+    # Parts of `save`.
+
+    def _settled(self, deadline: Deadline) -> CheckpointSaveError | None:
+        """Waits for the save before this one; what went wrong with it, counted."""
+        last = self._last
+        if last is None:
+            return None
+        try:
+            last.ended.result(deadline.left())
+        except FutureTimeout:
+            if not last.ended.done():
+                return None
+        except CheckpointSaveError:
+            pass
+        self._last = None
+        failure = last.ended.exception()
+        if failure is None:
+            return None
+        assert isinstance(failure, CheckpointSaveError)
+        return self._count(last.step, failure)
+
+    def _stage(self, save: Save, state_dict: dict[str, Any], deadline: Deadline) -> SaveHandle:
+        """Stages, or leaves in the save why not."""
+        handle = SaveHandle(self.session, None)
+        try:
+            if self._last is not None:
+                raise WaitTimeout(f"the save of step {self._last.step} has not ended within {deadline.seconds:g} s")
+            run = self._begun(save, deadline)
+            writer = StoragedWriter(
+                save.step,
+                session=self.session,
+                run=run,
+                durable=self.durable,
+                threads=self.threads,
+                timeout=self.timeout,
+                trust_pickle=self.trust_pickle,
+                rank=self._ranks.rank,
+                world_size=self._ranks.size,
+            )
+            handle = writer.handle
+            save.staged = writer.stage_within(state_dict, deadline)
+            save.writer = writer
+            return writer.handle
+        except Exception as error:
+            save.failure = error
+            self._begin_without(save)
+            handle._fail(error)
+            return handle
+
+    def _begun(self, save: Save, deadline: Deadline) -> str:
+        """The run. Rank 0 opens it if there is none and tells it; the others know it or wait to hear it."""
+        key = run_key(self.process_group)
+        run = self._run or self.session.run_of(key)
+        if self._ranks.rank == 0:
+            if run is None:
+                run = self.session.connect(deadline).open_run(deadline.left_ms())
+            save.begin(run)
+        else:
+            save.begin(None)
+            run = run or save.hear_begin()
+        self.session.set_run(key, run)
+        return run
+
+    def _begin_without(self, save: Save) -> None:
+        try:
+            if not save.has_begun:
+                save.begin(None)
+        except StoragedError as error:
+            logger.debug("the other ranks could not be told: %s", error)
+
+    def _background(self) -> ThreadPoolExecutor:
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "storaged-save")
+        return self._worker
+
+    # What becomes of failures.
+
+    def _count(self, step: int, error: BaseException) -> CheckpointSaveError:
+        """Counts and logs a save that failed; its error."""
+        if isinstance(error, CheckpointSaveError):
+            failure = error
+        else:
+            failure = CheckpointSaveError(f"step {step} was not saved: {said(error)}", step)
+            failure.__cause__ = error
+        self.failed_saves += 1
+        self.last_error = failure
+        self._last_failed = True
+        logger.warning("%s (%d saves failed so far)", failure, self.failed_saves)
+        return failure
+
+    def _raise(self, error: CheckpointSaveError) -> None:
+        if self.on_error == "raise":
+            raise error
+
+    def _not_yet(self, save: Save, until: str, deadline: Deadline) -> StoragedError | None:
+        assert save.writer is not None
+        try:
+            save.writer.handle._reached(until, deadline)
+        except StoragedError as error:
+            failure = CheckpointSaveError(f"step {save.step} did not become {until}: {error}", save.step)
+            failure.__cause__ = error
+            return failure
+        return None
+
+    # What the ranks agree on.
+
+    def _from_rank_zero(self, name: str, make: Any, limit: float) -> Any:
+        """Rank 0 makes a value, every rank gets it, or the same error."""
+        self._asked += 1
+        key = f"{name}/{self._asked}"
+        if self._ranks.rank != 0:
+            kind, value = self._ranks.hear_rank_zero([key], f"a load (call {self._asked})", Deadline(limit + 0.5))
+        else:
+            try:
+                kind, value = "ok", make()
+            except StoragedError as error:
+                kind, value = "failed", error
+            self._ranks.tell(key, (kind, value))
+            self._ranks.forget_later([key])
+        if kind == "failed":
+            raise value
+        return value
+
+    def _agree_on_load(self, plan: dict[str, Any], error: BaseException | None, limit: float) -> None:
+        """All ranks have loaded, or all raise; all go back to an older step, or none."""
+        run = run_key(self.process_group)
+        own = (said(error), self.session.last_step(run))
+        key, what = f"loaded/{self._asked}", f"the load of step {plan['step']}"
+        if self._ranks.rank == 0:
+            try:
+                told = self._ranks.gather(key, own, what, Deadline(limit))
+            except StoragedError as missing:
+                verdict: tuple[str, Any] = ("failed", str(missing))
+            else:
+                failures = [f"rank {rank}: {why}" for rank, (why, _) in enumerate(told) if why is not None]
+                last = max((step for _, step in told if step is not None), default=plan["step"])
+                verdict = ("failed", "; ".join(failures[:5])) if failures else ("ok", last > plan["step"])
+            self._ranks.tell(f"{key}/all", verdict)
+            self._ranks.forget_later([f"{key}/{rank}" for rank in range(self._ranks.size)] + [f"{key}/all"])
+        else:
+            self._ranks.tell(f"{key}/{self._ranks.rank}", own)
+            verdict = self._ranks.hear_rank_zero([f"{key}/all"], what, Deadline(limit + 0.5))
+        kind, value = verdict
+        if kind == "failed":
+            raise CheckpointLoadError(f"step {plan['step']} was not loaded: {value}") from error
+        if value:
+            self.session.forget_run(run)
+            # STORAGED_RUN names the first run of this process only; a run that the caller named stays.
+            self._run = self._own_run
+
+
+def _plan_or_none(reader: StoragedReader, step: int | None) -> dict[str, Any] | None:
+    try:
+        return reader.ask()
+    except NoCheckpointError:
+        if step is None:
+            return None
+        raise
+
+
+def _only_cause(failure: CheckpointException) -> BaseException:
+    """Without collectives there is one failure, this rank's."""
+    for wrapped in failure.failures.values():
+        return wrapped[0] if isinstance(wrapped, tuple) else wrapped
+    return failure

@@ -1,15 +1,22 @@
-"""Which rank of which run this process is."""
+"""Which rank of which run this process is, and what the ranks tell each other."""
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
+from .._deadline import Deadline
 from .._session import Session
-from ..errors import InvalidArgument, StoragedError
+from ..errors import InvalidArgument, RanksMissing, StoragedError
+
+logger = logging.getLogger("storaged")
 
 
 def distributed() -> bool:
@@ -22,7 +29,7 @@ def rank_and_world(group: Any = None) -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def from_rank_zero(make: Any, group: Any = None) -> Any:
+def from_rank_zero(make: Callable[[], Any], group: Any = None) -> Any:
     """Rank 0 makes a value, every rank gets it, or the same error. A collective where there is a process group."""
     if not distributed():
         return make()
@@ -39,21 +46,31 @@ def from_rank_zero(make: Any, group: Any = None) -> Any:
     return box[0]
 
 
-def resolve_run(session: Session, run: str | None, group: Any = None) -> str:
-    """The run to save in: given, from STORAGED_RUN, or opened by rank 0 once per process group."""
-    if run is not None:
-        return run
-    if (text := os.environ.get("STORAGED_RUN")) is not None:
-        if not re.fullmatch(r"\d+(-[0-9a-f]{16})?", text, re.ASCII):
-            raise InvalidArgument(f"STORAGED_RUN must be a run such as 7-00f3a9c1d2e4b5a6, as open_run gives it, got {text!r}")
-        return text
+def run_key(group: Any = None) -> tuple[str, int]:
+    """By which a session knows the run of these ranks."""
     # A group that was destroyed and made anew is a new object, and its job a new run.
     pg = group if group is not None else (dist.group.WORLD if distributed() else None)
-    key = ("run", id(pg))
-    known = session.run_of(key)
+    return ("run", id(pg))
+
+
+def given_run(run: str | None) -> str | None:
+    """The run that the caller or the environment names."""
+    if run is not None:
+        return run
+    text = os.environ.get("STORAGED_RUN")
+    if text is not None and not re.fullmatch(r"\d+(-[0-9a-f]{16})?", text, re.ASCII):
+        raise InvalidArgument(f"STORAGED_RUN must be a run such as 7-00f3a9c1d2e4b5a6, as open_run gives it, got {text!r}")
+    return text
+
+
+def resolve_run(session: Session, run: str | None, group: Any, deadline: Deadline) -> str:
+    """The run to save in: given, from STORAGED_RUN, or opened by rank 0 once per process group."""
+    if (given := given_run(run)) is not None:
+        return given
+    known = session.run_of(run_key(group))
     if known is None:
-        known = from_rank_zero(lambda: session.connect().open_run(session.timeout_ms), group)
-        session.set_run(key, known)
+        known = from_rank_zero(lambda: session.connect(deadline).open_run(deadline.left_ms()), group)
+        session.set_run(run_key(group), known)
     return known
 
 
@@ -64,3 +81,123 @@ def step_of(checkpoint_id: object) -> int | None:
     text = str(checkpoint_id)
     found = re.search(r"step[-_](\d+)/?$", text) or re.fullmatch(r"(\d+)", text)
     return int(found.group(1)) if found else None
+
+
+class Ranks:
+    """What the ranks of a group tell each other, by key, through the store that the process group was made with.
+
+    Unlike collectives, which pair the n-th call of one rank with the n-th of another, a key says what it belongs to: a
+    rank that leaves a save out disturbs no other save. Every wait is bounded and can say who is missing.
+    """
+
+    # Checkpointers made so far, by namespace and group: ranks make them in the same order.
+    _made: dict[tuple[str, str], int] = {}
+    FIRST_PAUSE, LONGEST_PAUSE, LOOK_EVERY = 0.002, 0.1, 0.2
+
+    def __init__(self, namespace: str, group: Any = None) -> None:
+        self.rank, self.size = rank_and_world(group) if distributed() else (0, 1)
+        self._store: Any = None
+        if self.size > 1:
+            name = str(getattr(group, "group_name", "") or "world")
+            count = self._made[namespace, name] = self._made.get((namespace, name), 0) + 1
+            self._store = dist.PrefixStore(f"storaged/{namespace}/{name}/{count}", _own_store())
+        self._old: list[list[str]] = []
+
+    def tell(self, key: str, value: Any) -> None:
+        if self._store is not None:
+            self._call(lambda: self._store.set(key, pickle.dumps(value)))
+
+    def heard(self, key: str) -> bool:
+        return self._store is not None and bool(self._call(lambda: self._store.check([key])))
+
+    def value(self, key: str) -> Any:
+        return pickle.loads(self._call(lambda: self._store.get(key)))
+
+    def wait(self, keys: list[str], deadline: Deadline, give_up: Callable[[], bool]) -> bool:
+        """Whether all keys were told; looks more seldom the longer it lasts."""
+        pause = self.FIRST_PAUSE
+        look = time.monotonic() + self.LONGEST_PAUSE
+        while not self._call(lambda: self._store.check(keys)):
+            if deadline.passed():
+                return False
+            if time.monotonic() >= look:
+                if give_up():
+                    return False
+                look = time.monotonic() + self.LOOK_EVERY
+            time.sleep(min(pause, deadline.left()))
+            pause = min(pause * 1.5, self.LONGEST_PAUSE)
+        return True
+
+    def gather(self, key: str, own: Any, what: str, deadline: Deadline, step: int | None = None) -> list[Any]:
+        """On rank 0: what every rank told. Says which ranks are missing."""
+        others = {rank: f"{key}/{rank}" for rank in range(1, self.size)}
+        if others and not self.wait(list(others.values()), deadline, lambda: bool(self._ahead(others, step))):
+            missing = [rank for rank, name in others.items() if not self.heard(name)]
+            if missing:
+                raise self._missing(missing, self._ahead(dict.fromkeys(missing, ""), step), what, deadline)
+        return [own, *(self.value(name) for name in others.values())]
+
+    def hear_rank_zero(self, keys: list[str], what: str, deadline: Deadline, step: int | None = None) -> Any:
+        """On the other ranks: what rank 0 told under the first of the keys that it used."""
+        pause = self.FIRST_PAUSE
+        while True:
+            ahead = self._ahead({0: ""}, step)
+            for key in keys:
+                if self.heard(key):
+                    return self.value(key)
+            if ahead or deadline.passed():
+                raise self._missing([0], ahead, what, deadline)
+            time.sleep(min(pause, deadline.left()))
+            pause = min(pause * 1.5, self.LONGEST_PAUSE)
+
+    def come_to(self, step: int) -> None:
+        """Tells the others at which step this rank is."""
+        self.tell(f"at/{self.rank}", step)
+
+    def forget_later(self, keys: list[str], keep: str = "") -> None:
+        """Rank 0 clears up behind the last but one: laggards still find the last. `keep` is in use anew."""
+        if self._store is None:
+            return
+        self._old.append(keys)
+        while len(self._old) > 2:
+            for key in self._old.pop(0):
+                if key != keep:
+                    self._call(lambda key=key: self._store.delete_key(key))
+
+    def _ahead(self, ranks: dict[int, str], step: int | None) -> dict[int, int]:
+        """Of these ranks, those that are past the step, unless they told what is waited for."""
+        if step is None:
+            return {}
+        at = {rank: self.value(f"at/{rank}") for rank in ranks if self.heard(f"at/{rank}")}
+        past = {rank: other for rank, other in at.items() if other > step}
+        return {rank: other for rank, other in past.items() if not (ranks[rank] and self.heard(ranks[rank]))}
+
+    def _missing(self, missing: list[int], ahead: dict[int, int], what: str, deadline: Deadline) -> RanksMissing:
+        who = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
+        if ahead:
+            steps = ", ".join(f"rank {rank} is at step {step} already" for rank, step in list(ahead.items())[:5])
+            text = f"expected all {self.size} ranks at {what}, {who} left it out ({steps})"
+        else:
+            text = (
+                f"expected all {self.size} ranks at {what} within {deadline.seconds:.1f} s, {who} did not come: left it out, "
+                "hangs or has died"
+            )
+        return RanksMissing(text, tuple(missing))
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            # Whoever keeps the store (rank 0, or torchrun's agent beside it) has ended.
+            raise RanksMissing(f"the process group's store does not answer, so rank 0 or its host has probably ended: {error}", (0,)) from error
+
+
+def _own_store() -> Any:
+    """The default group's store, over a connection of its own where torch can: waits in others do not hold ours up."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return store

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import pickle
 import time
 from typing import Any
 
@@ -16,13 +15,18 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 
-from .._session import Session, milliseconds
-from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError, UnsafeObject
-from ._arena import is_plain
+from .._deadline import Deadline
+from .._session import Session
+from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
 from ._metadata import Place, decode_schema
-from ._ranks import from_rank_zero, step_of
+from ._objects import load_plain
+from ._ranks import from_rank_zero, run_key, step_of
+from ._tensors import holds_wrapper, is_plain, taken_apart
 
 logger = logging.getLogger("storaged")
+
+# A daemon that does not hear of a closed shard at once hears of it with the connection.
+CLOSE_SECONDS = 0.5
 
 
 class StoragedReader(StorageReader):
@@ -69,25 +73,50 @@ class StoragedReader(StorageReader):
         self.plan = self._manifest = self._metadata = self._failure = None
 
     def resolve(self) -> dict[str, Any]:
-        """What will be restored and from where: asked by rank 0, the same on every rank. A collective."""
+        """What will be restored and from where: asked by rank 0, the same on every rank. A collective.
+
+        A step below one that this process has saved is gone back to: the next save opens a new run.
+        """
         if self._failure is not None:
             raise self._failure
         if self.plan is None:
-            limit = milliseconds(self.timeout)
+            key = run_key(self.process_group)
+
+            def ask() -> tuple[dict[str, Any], bool]:
+                plan = self.ask()
+                last = self.session.last_step(key)
+                return plan, last is not None and last > plan["step"]
+
             try:
-                self.plan = from_rank_zero(lambda: self.session.client().plan(self.step, limit), self.process_group)
+                plan, goes_back = from_rank_zero(ask, self.process_group)
             except StoragedError as error:
                 # DCP asks a second time after a failure: the answer is the same, without a second collective.
                 self._failure = error
-                self.session.drop_connections()
                 raise
-            self.step = self.plan["step"]
+            if goes_back:
+                self.session.forget_run(key)
+            self.follow(plan)
+        assert self.plan is not None
         return self.plan
+
+    def ask(self) -> dict[str, Any]:
+        """The plan, asked by this rank alone."""
+        deadline = Deadline(self.timeout)
+        try:
+            return dict(self.session.client(deadline).plan(self.step, deadline.left_ms()))
+        except BaseException:
+            self.session.drop_connections()
+            raise
+
+    def follow(self, plan: dict[str, Any]) -> None:
+        """Restores what the plan says."""
+        self.plan, self.step = plan, plan["step"]
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         if self._metadata is None:
             plan = self.resolve()
-            self._manifest = self.session.client().manifest(plan["manifest"])
+            deadline = Deadline(self.timeout)
+            self._manifest = self.session.client(deadline).manifest(plan["manifest"], deadline.left_ms())
             self._metadata = decode_schema(self._manifest.schema(), self._manifest.shard_lengths)
         return self._metadata
 
@@ -106,7 +135,11 @@ class StoragedReader(StorageReader):
         by_rank: dict[int, list[ReadItem]] = {}
         for item in plan.items:
             by_rank.setdefault(self._places[item.storage_index].rank, []).append(item)
-        read = sum(self._read_rank(rank, items, planner) for rank, items in sorted(by_rank.items()))
+        try:
+            read = sum(self._read_rank(rank, items, planner) for rank, items in sorted(by_rank.items()))
+        except BaseException:
+            self.session.drop_connections()
+            raise
         seconds = time.perf_counter() - started
         logger.info("restored step %s: %.1f MiB in %.2f s (%s)", self.step, read / 2**20, seconds, self.rungs)
         future: TorchFuture[None] = TorchFuture()
@@ -121,9 +154,10 @@ class StoragedReader(StorageReader):
             self._fill(None, items, spans, planner)
             return 0
         read = sum(length for _, length in spans)
-        client = self.session.client()
         for without_own_ram in (False, True):
-            shard = client.open_shard(self._manifest, rank, ranges, milliseconds(self.timeout), without_own_ram)
+            deadline = Deadline(self.timeout)
+            client = self.session.client(deadline)
+            shard = client.open_shard(self._manifest, rank, ranges, deadline.left_ms(), without_own_ram)
             try:
                 self._fill(shard, items, spans, planner)
             except CorruptData as error:
@@ -132,10 +166,19 @@ class StoragedReader(StorageReader):
                 logger.warning("rank %s of step %s is damaged in this node's RAM (%s); reading it from elsewhere", rank, self.step, error)
                 continue
             finally:
-                client.close_shard(self._manifest, rank)
+                self._close(client, rank)
             self.rungs[shard.rung] = self.rungs.get(shard.rung, 0) + read
             break
         return read
+
+    def _close(self, client: Any, rank: int) -> None:
+        limit = Deadline(CLOSE_SECONDS)
+        try:
+            client.close_shard(self._manifest, rank, limit.left_ms())
+        except StoragedError as error:
+            # The daemon closes it with the connection.
+            logger.debug("a shard could not be given up: %s", error)
+            self.session.drop_connections()
 
     def _span(self, item: ReadItem) -> tuple[int, int]:
         """The bytes of the shard that hold the item: whole rows, which are contiguous."""
@@ -195,30 +238,36 @@ class StoragedReader(StorageReader):
 
     def _load_object(self, item: ReadItem, data: bytes, planner: LoadPlanner) -> None:
         if not self.trust_pickle:
-            # DCP's own planner loads objects without restraint, so what is not plain data stops here.
-            load_plain(item.storage_index.fqn, io.BytesIO(data))
+            # DCP's own planner loads objects without restraint: it gets what was loaded with restraint, saved anew.
+            data = saved_anew(load_plain(item.storage_index.fqn, io.BytesIO(data)))
         planner.load_bytes(item, io.BytesIO(data))
 
 
 class StoragedLoadPlanner(DefaultLoadPlanner):
-    """Loads byte items as plain data only, whichever reader they come from."""
+    """Loads byte items without trust, whichever reader they come from, and fills wrappers that were taken apart."""
+
+    def __init__(self, *args: Any, trust_pickle: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.trust_pickle = trust_pickle
+
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        if not holds_wrapper(state_dict):
+            return super().set_up_planner(state_dict, metadata, is_coordinator)
+        super().set_up_planner(taken_apart(state_dict), metadata, is_coordinator)
+        # Tensors are filled where they are; objects are put into the caller's own dicts.
+        self.original_state_dict = state_dict
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        if self.trust_pickle:
+            return super().load_bytes(read_item, value)
         plain = load_plain(read_item.dest_index.fqn, value)
-        trusted = io.BytesIO()
-        torch.save(plain, trusted)
-        trusted.seek(0)
-        super().load_bytes(read_item, trusted)
+        super().load_bytes(read_item, io.BytesIO(saved_anew(plain)))
 
 
-def load_plain(name: str, value: io.BytesIO) -> Any:
-    try:
-        return torch.load(value, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UnsafeObject(
-            f"value {name!r} is not plain data and would need trust to be loaded: save it as numbers, text or tensors, "
-            "allow its type with torch.serialization.add_safe_globals, or pass trust_pickle=True"
-        ) from error
+def saved_anew(value: Any) -> bytes:
+    saved = io.BytesIO()
+    torch.save(value, saved)
+    return saved.getvalue()
 
 
 def merged(spans: list[tuple[int, int]], chunk: int, length: int) -> list[tuple[int, int]]:

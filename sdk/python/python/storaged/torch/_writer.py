@@ -13,13 +13,27 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future as TorchFuture
 
-from .._session import Session, milliseconds
-from ..errors import DaemonUnavailable, InvalidArgument, ProcessModeUnsupported, StoragedError, WaitTimeout
+from .._deadline import Deadline
+from .._session import Session
+from ..errors import (
+    DaemonUnavailable,
+    InvalidArgument,
+    ProcessModeUnsupported,
+    ProtocolError,
+    RanksMissing,
+    StoragedError,
+    WaitTimeout,
+)
 from ._arena import Layouts, Shard, stage_state_dict
 from ._metadata import Place, emit_torch_metadata, encode_schema
-from ._ranks import rank_and_world, resolve_run, step_of
+from ._objects import check_loadable
+from ._ranks import given_run, rank_and_world, resolve_run, step_of
+from ._tensors import own_memory
 
 logger = logging.getLogger("storaged")
+
+# A daemon that does not take a slot back at once gets it back with the connection.
+RELEASE_SECONDS = 0.5
 
 STATES = ("staged", "committed", "protected", "durable")
 # Layouts belong to one connection: a new one gets new slots, which may have old numbers.
@@ -27,19 +41,41 @@ _layouts: dict[Session, tuple[Any, Layouts]] = {}
 
 
 class SaveHandle:
-    """One save: block on `staged` before the parameters change."""
+    """One save. `staged` is done when parameters may change again, and has the exception if staging failed."""
 
-    def __init__(self, session: Session, run: str) -> None:
+    def __init__(self, session: Session, run: str | None) -> None:
         self.session = session
         self.run = run
         self.step: int | None = None
         self.staged: Future[None] = Future()
+        #: Done when the save ended on all ranks (`Checkpointer` only); has the exception if it failed.
+        self.saved: Future[None] | None = None
 
     def wait(self, until: str = "committed", timeout: float = 120.0) -> str:
-        """Waits until the checkpoint is at least in that state; the state that it is in."""
-        if self.step is None:
+        """Waits until the checkpoint is at least in that state; the state that it is in. Ends within `timeout` and 1 s."""
+        deadline = Deadline(timeout)
+        if self.saved is not None:
+            self._wait_saved(deadline)
+        if self.step is None or self.run is None:
             raise InvalidArgument("the save has not reached its step yet: wait for async_save's future first")
-        return self.session.connect().wait(self.run, self.step, until, milliseconds(timeout))[0]
+        return self._reached(until, deadline)[0]
+
+    def _reached(self, until: str, deadline: Deadline) -> tuple[str, str | None]:
+        assert self.step is not None and self.run is not None
+        return self.session.connect(deadline).wait(self.run, self.step, until, deadline.left_ms())
+
+    def _wait_saved(self, deadline: Deadline) -> None:
+        assert self.saved is not None
+        try:
+            self.saved.result(deadline.left())
+        except TimeoutError as error:
+            if self.saved.done():
+                raise
+            raise WaitTimeout(f"expected step {self.step} to be saved within {deadline.seconds:g} s, it is still being saved") from error
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.staged.done():
+            self.staged.set_exception(error)
 
 
 class StoragedWriter(StorageWriter):
@@ -58,8 +94,11 @@ class StoragedWriter(StorageWriter):
         until: str = "committed",
         threads: int = 1,
         timeout: float = 120.0,
+        trust_pickle: bool = False,
         session: Session | None = None,
         process_group: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
         super().__init__()
         if until not in STATES:
@@ -70,11 +109,21 @@ class StoragedWriter(StorageWriter):
         self.until = until
         self.threads = threads
         self.timeout = timeout
-        self.rank, self.world_size = rank_and_world(process_group)
-        self.run = resolve_run(self.session, run, process_group)
+        self.trust_pickle = trust_pickle
+        if (rank is None) != (world_size is None):
+            raise InvalidArgument("rank and world_size go together: give both (0 and 1 where one rank saves alone), or neither")
+        if rank is None or world_size is None:
+            self.rank, self.world_size = rank_and_world(process_group)
+            self.run = resolve_run(self.session, run, process_group, Deadline(timeout))
+        else:
+            # Named by the caller: nothing here is a collective then.
+            self.rank, self.world_size = rank, world_size
+            self.run = given_run(run) or alone(self.session, rank, world_size, Deadline(timeout))
         self.handle = SaveHandle(self.session, self.run)
         self._shard: Shard | None = None
+        self._failure: Exception | None = None
         self._coordinator = False
+        self.deadline = Deadline(timeout)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ProcessModeUnsupported(
@@ -93,17 +142,32 @@ class StoragedWriter(StorageWriter):
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copies every tensor into a slot. On return the trainer may change its tensors."""
+        """Copies every tensor into a slot. On return the trainer may change its tensors.
+
+        What goes wrong is raised by the save's first collective, on every rank: an exception here, on one rank alone,
+        would leave the others waiting for it. `handle.staged` has it at once.
+        """
         if self._shard is not None:
             raise StoragedError("a save of this writer is in flight: use one writer per save")
-        started = time.perf_counter()
         self.handle = SaveHandle(self.session, self.run)
-        shard = self._new_shard()
         try:
-            staged = stage_state_dict(shard, state_dict)
+            return self.stage_within(state_dict, Deadline(self.timeout))
+        except Exception as error:
+            self._failure = error
+            return {}
+
+    def stage_within(self, state_dict: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
+        """`stage` that raises what goes wrong, with its slot by then."""
+        started = time.perf_counter()
+        shard: Shard | None = None
+        try:
+            shard = self._new_shard(deadline)
+            staged = stage_state_dict(shard, state_dict, self.trust_pickle)
         except BaseException as error:
-            self._give_up(shard)
+            if shard is not None:
+                self._give_up(shard)
             self._forget_if_broken(error)
+            self.handle._fail(error)
             raise
         self._shard = shard
         self.handle.staged.set_result(None)
@@ -134,8 +198,12 @@ class StoragedWriter(StorageWriter):
             raise InvalidArgument(f"expected a checkpoint id that names a step, such as 'step-120', got {str(checkpoint_id)!r}")
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         if self.step is None:
             raise InvalidArgument("expected a step, got none: StoragedWriter(step=120) or checkpoint_id='step-120'")
+        self.deadline = Deadline(self.timeout)
         self._coordinator = is_coordinator
 
     def storage_meta(self) -> StorageMeta | None:
@@ -149,15 +217,18 @@ class StoragedWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         shard, self._shard = self._shard, None
-        if shard is None:
-            shard = self._new_shard()
+        staged = shard is not None
         try:
-            results = self._fill(shard, plan, planner)
+            shard = shard or self._new_shard(self.deadline)
+            results = self._fill(shard, plan, planner, staged)
             assert self.step is not None and shard.slot is not None
-            self._trainer().seal(shard.slot, self.step, shard.end)
+            self.session.note_step(self.run, self.step)
+            self._trainer(self.deadline).seal(shard.slot, self.step, shard.end, self.deadline.left_ms())
         except BaseException as error:
-            self._give_up(shard)
+            if shard is not None:
+                self._give_up(shard)
             self._forget_if_broken(error)
+            self.handle._fail(error)
             raise
         self._release(shard.outgrown)
         self.handle.step = self.step
@@ -171,45 +242,72 @@ class StoragedWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator: describes the whole checkpoint, and waits until it is as safe as asked."""
         # The metadata object may be shared between saves (plan caching): it is read, never changed.
-        places = {result.index: Place(*result.storage_data) for part in results for result in part}
+        self._check_steps(results)
+        places = {result.index: Place(*result.storage_data[:-1]) for part in results for result in part}
         schema = encode_schema(metadata, places)
         emitted = emit_torch_metadata(metadata, places)
         assert self.step is not None
-        self._trainer().commit(self.step, schema, emitted, self.durable)
+        self._trainer(self.deadline).commit(self.step, schema, emitted, self.durable, self.deadline.left_ms())
         self.handle.step = self.step
         if self.until != "staged":
             started = time.perf_counter()
-            state = self.handle.wait(self.until, self.timeout)
+            state, _ = self.handle._reached(self.until, self.deadline)
             logger.info("step %d %s +%.2f s", self.step, state, time.perf_counter() - started)
 
     # Parts of the above.
 
-    def _trainer(self) -> Any:
-        return self.session.trainer(self.run, self.rank, self.world_size)
+    def _check_steps(self, results: list[list[WriteResult]]) -> None:
+        """Ranks pair their saves by the order of DCP's collectives: one that left a save out is at another step."""
+        at = {result.storage_data[0]: result.storage_data[-1] for part in results for result in part[:1]}
+        others = {rank: step for rank, step in at.items() if step != self.step}
+        if others:
+            said = ", ".join(f"rank {rank} saves step {step}" for rank, step in sorted(others.items())[:5])
+            raise RanksMissing(
+                f"expected all ranks at the save of step {self.step}, {said}: some rank left a save out, and DCP pairs saves "
+                "by their order; storaged.torch.Checkpointer pairs them by step",
+                tuple(others),
+            )
 
-    def _new_shard(self) -> Shard:
-        trainer, limit = self._trainer(), milliseconds(self.timeout)
+    def _trainer(self, deadline: Deadline) -> Any:
+        return self.session.trainer(self.run, self.rank, self.world_size, deadline)
+
+    def _new_shard(self, deadline: Deadline) -> Shard:
+        trainer = self._trainer(deadline)
         owner, layouts = _layouts.get(self.session, (None, Layouts()))
         if owner is not trainer:
             layouts = Layouts()
             _layouts[self.session] = (trainer, layouts)
-        return Shard(self.rank, lambda size: trainer.acquire(size, limit), layouts, self.threads)
+        # A copy may take longer than what is left for a second slot: waits for one begin anew then.
+        first = [deadline]
 
-    def _fill(self, shard: Shard, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        def acquire(size: int) -> Any:
+            limit = first.pop() if first else Deadline(self.timeout)
+            return trainer.acquire(size, limit.left_ms())
+
+        return Shard(self.rank, acquire, layouts, self.threads)
+
+    def _fill(self, shard: Shard, plan: SavePlan, planner: SavePlanner, staged: bool) -> list[WriteResult]:
         tensors = [i for i in plan.items if i.type != WriteItemType.BYTE_IO]
         objects = [i for i in plan.items if i.type == WriteItemType.BYTE_IO]
-        values = [planner.resolve_data(item).detach() for item in tensors]
+        values = [own_memory(item.index.fqn, planner.resolve_data(item)) for item in tensors]
         if shard.slot is None:
             # Nothing was staged (a plain `dcp.save`): everything goes straight in, in the plan's order.
             shard.stage(values, 4096 * len(objects))
             records = self._records_of(shard, values)
         else:
             records = [shard.place_of(value) or shard.append_tensor(value) for value in values]
-        results = [_result(item.index, place) for item, place in zip(tensors, records)]
+        results = [self._result(item.index, place) for item, place in zip(tensors, records)]
         for item in objects:
-            place = shard.append_bytes(planner.resolve_data(item).getvalue())
-            results.append(_result(item.index, place))
+            saved = planner.resolve_data(item).getvalue()
+            if not staged and not self.trust_pickle:
+                check_loadable(item.index.fqn, saved)
+            results.append(self._result(item.index, shard.append_bytes(saved)))
         return results
+
+    def _result(self, index: MetadataIndex, place: Place) -> WriteResult:
+        # The step is the last: whoever collects the results sees who saves which.
+        row = (place.rank, place.offset, place.length, place.data_offset, place.data_length, self.step)
+        return WriteResult(index=index, size_in_bytes=place.length, storage_data=row)
 
     def _records_of(self, shard: Shard, values: list[Any]) -> list[Place]:
         from ._arena import spec_of
@@ -218,8 +316,8 @@ class StoragedWriter(StorageWriter):
         return [Place(shard.rank, *record) for record in records]
 
     def _forget_if_broken(self, error: BaseException) -> None:
-        # The next save connects anew, perhaps to a daemon that was restarted.
-        if isinstance(error, (DaemonUnavailable, WaitTimeout)):
+        # The next save connects anew, perhaps to a daemon that was restarted. After Ctrl-C an answer may still come.
+        if isinstance(error, (DaemonUnavailable, WaitTimeout, ProtocolError, KeyboardInterrupt)):
             self.session.drop_connections()
 
     def _give_up(self, shard: Shard) -> None:
@@ -229,13 +327,20 @@ class StoragedWriter(StorageWriter):
     def _release(self, slots: list[Any]) -> None:
         for slot in slots:
             try:
-                self._trainer().release(slot)
+                limit = Deadline(RELEASE_SECONDS)
+                self._trainer(limit).release(slot, limit.left_ms())
             except StoragedError as error:
                 # The daemon takes slots of a broken connection back by itself.
                 logger.debug("a slot could not be given back: %s", error)
-                self.session.drop_connections()
+                return self.session.drop_connections()
 
 
-def _result(index: MetadataIndex, place: Place) -> WriteResult:
-    row = (place.rank, place.offset, place.length, place.data_offset, place.data_length)
-    return WriteResult(index=index, size_in_bytes=place.length, storage_data=row)
+def alone(session: Session, rank: int, world_size: int, deadline: Deadline) -> str:
+    """The run of one rank that saves alone, opened once per session."""
+    if (rank, world_size) != (0, 1):
+        raise InvalidArgument(f"rank {rank} of {world_size} needs run=: only a rank that is alone (0 of 1) opens a run by itself")
+    known = session.run_of("alone")
+    if known is None:
+        known = session.connect(deadline).open_run(deadline.left_ms())
+        session.set_run("alone", known)
+    return known

@@ -1,0 +1,119 @@
+"""What is not a tensor: loaded as plain data or as one of a few known types, never as pickle without trust."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import io
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from ..errors import UnsafeObject, UnsavableState
+
+#: Values of these types are plain data, whatever they hold.
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+# Types beyond PyTorch's own list whose making runs nothing but themselves. NumPy's two functions put bytes into arrays and
+# scalars; an array of objects holds only what this list allows too.
+KNOWN = {
+    "_io.BytesIO": io.BytesIO,
+    "datetime.date": datetime.date,
+    "datetime.datetime": datetime.datetime,
+    "datetime.time": datetime.time,
+    "datetime.timedelta": datetime.timedelta,
+    "datetime.timezone": datetime.timezone,
+}
+NUMPY = ("ndarray", "dtype", "_reconstruct", "scalar")
+
+
+def load_plain(name: str, value: io.BytesIO) -> Any:
+    """What was saved under that name, if it is plain data or of a known type."""
+    start = value.tell()
+    try:
+        return torch.load(value, map_location="cpu", weights_only=True)
+    except Exception as first:
+        value.seek(start)
+        try:
+            with _allowing(value):
+                value.seek(start)
+                return torch.load(value, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise UnsafeObject(
+                f"value {name!r} is not plain data and would need trust to be loaded: import the module of its type first if "
+                "it is an Enum, save it as numbers, text or tensors, allow its type with "
+                f"torch.serialization.add_safe_globals, or pass trust_pickle=True ({_first_line(first)})"
+            ) from error
+
+
+def check_savable(name: str, value: Any) -> None:
+    """Refuses what could be saved and never be loaded again: better now than after the crash."""
+    if is_plain_data(value):
+        return
+    saved = io.BytesIO()
+    try:
+        torch.save(value, saved)
+    except Exception as error:
+        raise UnsavableState(f"value {name!r} of type {type(value).__qualname__} cannot be saved: {error}") from error
+    check_loadable(name, saved.getvalue(), type(value).__qualname__)
+
+
+def check_loadable(name: str, saved: bytes, kind: str = "unknown") -> None:
+    """The same for a value that is saved already."""
+    try:
+        load_plain(name, io.BytesIO(saved))
+    except UnsafeObject as error:
+        raise UnsavableState(
+            f"value {name!r} (type {kind}) could be saved but not be loaded without trust in pickle: save it as numbers, text "
+            "or tensors, allow its type with torch.serialization.add_safe_globals, or pass trust_pickle=True where it is "
+            "saved and where it is loaded"
+        ) from error
+
+
+def is_plain_data(value: Any) -> bool:
+    if type(value) in PLAIN:
+        return True
+    if type(value) in (list, tuple, set):
+        return all(map(is_plain_data, value))
+    return type(value) is dict and all(map(is_plain_data, value)) and all(map(is_plain_data, value.values()))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
+@contextmanager
+def _allowing(value: io.BytesIO) -> Iterator[None]:
+    """PyTorch's restricted unpickler with the known types among those that this value names."""
+    names = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda _: [])(value)
+    allow = getattr(torch.serialization, "safe_globals", lambda _: nullcontext())
+    with allow(list(_known(names))):
+        yield
+
+
+def _known(names: Iterable[str]) -> Iterator[Any]:
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        # What nobody has imported is not imported here: that would run its code.
+        found = KNOWN.get(name) or getattr(sys.modules.get(module), attribute, None)
+        if name in KNOWN:
+            yield found
+        elif _is_of_numpy(module, attribute):
+            yield (found, name)
+            if attribute == "dtype":
+                yield from _dtype_classes()
+        elif isinstance(found, type) and issubclass(found, enum.Enum):
+            yield found
+
+
+def _is_of_numpy(module: str, attribute: str) -> bool:
+    return module in ("numpy", "numpy._core.multiarray", "numpy.core.multiarray") and attribute in NUMPY
+
+
+def _dtype_classes() -> Iterator[type]:
+    dtypes = getattr(sys.modules.get("numpy"), "dtypes", None)
+    for name in getattr(dtypes, "__all__", ()):
+        yield getattr(dtypes, name)

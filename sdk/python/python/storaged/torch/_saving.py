@@ -1,0 +1,190 @@
+"""One save of all ranks: DCP's planner and our writer, and between the ranks words that name the step.
+
+Rank 0 leads: it says that a step has begun (with the run), collects every rank's plan, hands out the final ones, collects
+what was written, commits, and says how it ended. Nobody waits longer than the save's deadline, and a rank that fails or
+does not come ends this step for all and no other.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from concurrent.futures import Future
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from .._deadline import Deadline
+from ..errors import CheckpointSaveError, StoragedError
+from ._ranks import Ranks
+from ._writer import StoragedWriter
+
+# Rank 0 keeps the time; the others wait so much longer to hear how it ended.
+FOLLOW_SECONDS = 0.4
+
+Told = tuple[str, Any]
+
+
+class Save:
+    """A save on this rank."""
+
+    def __init__(self, ranks: Ranks, step: int, deadline: Deadline, seen: set[str]) -> None:
+        self.ranks = ranks
+        self.step = step
+        self.deadline = deadline if ranks.rank == 0 else deadline.later(FOLLOW_SECONDS)
+        self.seen = seen
+        self.nonce = uuid.uuid4().hex
+        self.writer: StoragedWriter | None = None
+        self.staged: dict[str, Any] = {}
+        #: Why this rank has nothing to save.
+        self.failure: Exception | None = None
+        #: Done when the save ended everywhere.
+        self.ended: Future[None] = Future()
+        self.has_begun = False
+
+    @property
+    def what(self) -> str:
+        return f"the save of step {self.step}"
+
+    def begin(self, run: str | None) -> None:
+        """Tells the others that this rank has come, and on rank 0 in which run (or that there is none)."""
+        self.has_begun = True
+        self.ranks.come_to(self.step)
+        if self.ranks.rank == 0:
+            self.ranks.tell(self._begin_key, (self.nonce, run, said(self.failure)))
+
+    def hear_begin(self) -> str:
+        """On the other ranks: waits until rank 0 has begun the step; the run."""
+        nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, self.deadline, self.step)
+        while nonce in self.seen:
+            # What is left of an attempt that failed.
+            self.deadline.check(f"rank 0 to begin {self.what} again")
+            time.sleep(Ranks.LONGEST_PAUSE)
+            nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, self.deadline, self.step)
+        self.nonce = nonce
+        if run is None:
+            self.seen.add(nonce)
+            raise self.failed(f"rank 0: {failure}")
+        return str(run)
+
+    @property
+    def _begin_key(self) -> str:
+        return f"begin/{self.step}"
+
+    def failed(self, why: str) -> CheckpointSaveError:
+        return CheckpointSaveError(f"step {self.step} was not saved: {why}", self.step)
+
+    def drive(self) -> None:
+        """Brings the save to its end, in the background; `ended` says how."""
+        try:
+            self._lead() if self.ranks.rank == 0 else self._follow()
+        except CheckpointSaveError as error:
+            self.ended.set_exception(error)
+        except Exception as error:
+            wrapped = self.failed(said(error) or "")
+            wrapped.__cause__ = error
+            self.ended.set_exception(wrapped)
+        else:
+            self.ended.set_result(None)
+        finally:
+            if self.writer is not None:
+                self.writer.close()
+            self.staged = {}
+
+    # Rank 0.
+
+    def _lead(self) -> None:
+        of_ranks = [f"{key}/{self.nonce}/{rank}" for key in ("plan", "go", "done") for rank in range(1, self.ranks.size)]
+        self.ranks.forget_later([*of_ranks, f"go/{self.nonce}", f"end/{self.nonce}", self._begin_key], self._begin_key)
+        try:
+            self._lead_to_commit()
+        except Exception as error:
+            why = error.args[0] if isinstance(error, CheckpointSaveError) else said(error)
+            self._tell_end(("failed", why))
+            raise
+        self._tell_end(("ok", None))
+
+    def _tell_end(self, told: Told) -> None:
+        # Whoever waits for its plan hears it at once, whoever has written hears it too.
+        if told[0] == "failed":
+            self.ranks.tell(f"go/{self.nonce}", told)
+        self.ranks.tell(f"end/{self.nonce}", told)
+
+    def _lead_to_commit(self) -> None:
+        planner, own = DefaultSavePlanner(), self._local_plan
+        plans = self._gathered("plan", self._tried(lambda: own(planner)), "planning")
+        plans, metadata = planner.create_global_plan(plans)
+        for rank in range(1, self.ranks.size):
+            self.ranks.tell(f"go/{self.nonce}/{rank}", ("ok", plans[rank]))
+        written = self._tried(lambda: self._written(planner, plans[0]))
+        results = self._gathered("done", written, "writing")
+        assert self.writer is not None
+        self.writer.deadline = self.deadline
+        self.writer.finish(metadata, results)
+
+    def _gathered(self, key: str, own: Told, doing: str) -> list[Any]:
+        """What every rank made of its part; the failures of all that failed in one error."""
+        if own[0] == "failed":
+            # The others need not be waited for; they hear of it.
+            raise self.failed(f"rank 0: {own[1]}") from self.failure
+        told = self.ranks.gather(f"{key}/{self.nonce}", own, self.what, self.deadline, self.step)
+        bad = {rank: value for rank, (kind, value) in enumerate(told) if kind == "failed"}
+        if bad:
+            raise self.failed("; ".join(f"rank {rank} failed in {doing}: {why}" for rank, why in list(bad.items())[:5]))
+        return [value for _, value in told]
+
+    # The other ranks.
+
+    def _follow(self) -> None:
+        if self.nonce in self.seen and self.failure is not None:
+            # Rank 0 had no run, and said so before this rank staged.
+            raise self.failure
+        run = self.hear_begin()
+        self.seen.add(self.nonce)
+        if self.writer is not None and self.writer.run != run:
+            self.failure = StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.writer.run}")
+        planner = DefaultSavePlanner()
+        self._answer("plan", self._tried(lambda: self._local_plan(planner)))
+        plan = self._heard([f"go/{self.nonce}/{self.ranks.rank}", f"go/{self.nonce}"])
+        self._answer("done", self._tried(lambda: self._written(planner, plan)))
+        self._heard([f"end/{self.nonce}"])
+
+    def _answer(self, key: str, told: Told) -> None:
+        self.ranks.tell(f"{key}/{self.nonce}/{self.ranks.rank}", told)
+        if told[0] == "failed":
+            raise self.failed(f"rank {self.ranks.rank}: {told[1]}") from self.failure
+
+    def _heard(self, keys: list[str]) -> Any:
+        kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline)
+        if kind == "failed":
+            raise CheckpointSaveError(value if value.startswith("step ") else f"step {self.step} was not saved: {value}", self.step)
+        return value
+
+    # Every rank.
+
+    def _tried(self, make: Any) -> Told:
+        """What this rank makes of its part, or that it failed and why."""
+        try:
+            if self.failure is not None:
+                raise self.failure
+            return ("ok", make())
+        except Exception as error:
+            self.failure = error
+            return ("failed", said(error))
+
+    def _local_plan(self, planner: DefaultSavePlanner) -> Any:
+        assert self.writer is not None
+        leads = self.ranks.rank == 0
+        planner.set_up_planner(self.staged, self.writer.storage_meta(), leads)
+        self.writer.set_up_storage_writer(leads)
+        return self.writer.prepare_local_plan(planner.create_local_plan())
+
+    def _written(self, planner: DefaultSavePlanner, plan: Any) -> Any:
+        assert self.writer is not None
+        self.writer.deadline = self.deadline
+        return self.writer.write_data(planner.finish_plan(plan), planner).value()
+
+
+def said(error: BaseException | None) -> str | None:
+    """An error as one line for the other ranks."""
+    return None if error is None else f"{type(error).__name__}: {error}"

@@ -1,0 +1,31 @@
+import pytest
+from daemon import Daemon
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(tmp_path_factory):
+    """One node with a durable tier, for tests that take a namespace each and leave it alone."""
+    daemon = Daemon(tmp_path_factory.mktemp("node"), '[durable]\nkind = "directory"\npath = "TIER"\n', budget="1GiB")
+    yield daemon
+    daemon.kill()
+
+
+@pytest.fixture
+def session(shared_daemon, request):
+    """A namespace of the test's own."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:60].strip("-")
+    return shared_daemon.session(name)
+
+
+@pytest.fixture
+def daemons(tmp_path):
+    """Makes nodes of the test's own, to be stopped and killed."""
+    made = []
+
+    def make(extra="", **settings):
+        made.append(Daemon(tmp_path / f"node-{len(made)}", extra, **settings))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.kill()

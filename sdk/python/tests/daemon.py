@@ -1,0 +1,160 @@
+"""A real `storaged` process for tests, and ranks that are real processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import storaged
+from storaged import Session
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+PACKAGE = Path(storaged.__file__).parents[1]
+
+
+def executable():
+    """STORAGED_BIN, or what was built last: `make test` builds it in the debug profile, `make demo` for release."""
+    named = os.environ.get("STORAGED_BIN")
+    built = [ROOT / "target" / profile / "storaged" for profile in ("debug", "release")]
+    found = [Path(named)] if named else [path for path in built if path.exists()]
+    assert found, "no storaged executable: run `make test`, which builds it, or `cargo build -p storaged`"
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Daemon:
+    """One node. What it writes to the durable tier lies in `tier`."""
+
+    def __init__(self, folder, extra="", budget="256MiB"):
+        self.folder = Path(folder)
+        self.tier = self.folder / "tier"
+        self.tier.mkdir(parents=True, exist_ok=True)
+        self.socket = self.folder / "run" / "storaged.sock"
+        self.log = self.folder / "daemon.log"
+        self.config = self.folder / "storaged.toml"
+        self.config.write_text(f"""[node]
+name = "n0"
+listen = "127.0.0.1:{free_port()}"
+ops_listen = "127.0.0.1:{free_port()}"
+runtime_dir = "{self.socket.parent}"
+
+[memory]
+budget = "{budget}"
+
+{extra.replace("TIER", str(self.tier))}
+""")
+        self.process = None
+        self.start()
+
+    def start(self):
+        with self.log.open("ab") as log:
+            command = [str(executable()), "run", "--config", str(self.config)]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        limit = time.monotonic() + 20
+        while not self.answers():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < limit, f"no answer from the daemon: {self.log.read_text()}"
+            time.sleep(0.02)
+
+    def answers(self):
+        try:
+            Session("probe", socket=self.socket, timeout=1).connect()
+        except storaged.StoragedError:
+            return False
+        return True
+
+    def session(self, namespace="job", **settings):
+        return Session(namespace, socket=self.socket, token=b"secret", **settings)
+
+    def stop(self):
+        """Stopped, not ended: the process does nothing, its sockets stay open."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.go_on()
+            self.process.kill()
+            self.process.wait(30)
+
+    def step_folder(self, session, step):
+        """Where the durable copy of a step is."""
+        (folder,) = (self.tier / session.namespace).glob(f"**/step-{step}")
+        return folder
+
+
+# How a test tells the ranks it starts what to do: the body of a function, with `rank`, `checkpointer` and friends at hand.
+PRELUDE = """
+import json, os, signal, sys, time
+import torch
+import torch.distributed as dist
+from storaged import errors, Session
+from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo")
+said = []
+
+def attempt(call, *arguments, **named):
+    started = time.monotonic()
+    try:
+        result = call(*arguments, **named)
+        outcome = ["ok", result if isinstance(result, (int, str, bool, type(None))) else "something"]
+    except BaseException as error:
+        outcome = [type(error).__name__, str(error)]
+    said.append([*outcome, round(time.monotonic() - started, 2)])
+    return outcome[0] == "ok"
+
+def state(step):
+    return {f"w{rank}": torch.full((1000,), float(step * 10 + rank)), "step": step}
+"""
+CLOSING = """
+print("SAID " + json.dumps(said), flush=True)
+if world_is_whole:
+    dist.barrier()
+elif rank == 0:
+    time.sleep(2)  # it keeps the store for those that are left
+os._exit(0)
+"""
+
+
+def run_ranks(folder, sockets, body, whole=True, limit=60):
+    """Runs `body` in one process per socket; what each rank `said`. `whole`: no rank ends before the others."""
+    script = Path(folder) / "ranks.py"
+    script.write_text(PRELUDE + body + CLOSING.replace("world_is_whole", str(whole)))
+    port = free_port()
+    workers = []
+    for rank, path in enumerate(sockets):
+        environment = os.environ | {
+            "RANK": str(rank), "WORLD_SIZE": str(len(sockets)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "STORAGED_SOCKET": str(path), "STORAGED_TOKEN": "secret",
+            "STORAGED_NAMESPACE": "job", "PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE)]),
+        }
+        command = [sys.executable, str(script)]
+        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    said, errors = [], []
+    try:
+        for worker in workers:
+            out, err = worker.communicate(timeout=limit)
+            lines = [line for line in out.splitlines() if line.startswith("SAID ")]
+            said.append(json.loads(lines[-1][5:]) if lines else None)
+            errors.append(err)
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+                worker.wait()
+    assert any(said), "\n".join(errors)
+    return said, errors

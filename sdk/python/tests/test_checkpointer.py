@@ -1,0 +1,239 @@
+"""`Checkpointer` against a real daemon: first start, failures that must not stop training, limits, going back."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from daemon import HERE, PACKAGE
+from storaged import errors
+from storaged.torch import Checkpointer
+
+LIMIT = 1.0
+#: What a call may take beyond its limit.
+GRACE = 1.0
+
+
+def state(step):
+    return {"w": torch.full((50_000,), float(step)), "step": step}
+
+
+def timed(call, *arguments, **named):
+    started = time.monotonic()
+    try:
+        return call(*arguments, **named), time.monotonic() - started
+    except errors.StoragedError as error:
+        return error, time.monotonic() - started
+
+
+def loaded(checkpointer, **named):
+    into = state(0)
+    plan = checkpointer.load(into, **named)
+    return plan and plan["step"], into
+
+
+def test_a_new_job_has_nothing_to_load(session):
+    with Checkpointer(session=session) as checkpointer:
+        assert checkpointer.load(state(0)) is None
+        assert checkpointer.latest_step() is None
+        with pytest.raises(errors.NoCheckpointError):
+            checkpointer.load(state(0), step=9)
+        checkpointer.save(1, state(1))
+    with Checkpointer(session=session) as checkpointer:
+        assert checkpointer.latest_step() == 1
+        step, into = loaded(checkpointer)
+        assert step == 1 and into["step"] == 1 and torch.equal(into["w"], state(1)["w"])
+
+
+def test_a_save_returns_once_staged_and_the_next_call_says_how_it_ended(session):
+    with Checkpointer(session=session) as checkpointer:
+        tensors = state(1)
+        handle = checkpointer.save(1, tensors)
+        assert handle.staged.done() and handle.staged.exception() is None
+        tensors["w"].zero_()
+        assert handle.wait() == "committed" and checkpointer.wait()
+        assert torch.equal(loaded(checkpointer)[1]["w"], state(1)["w"])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_killed_daemon(daemons, caplog, on_error):
+    daemon = daemons()
+    checkpointer = Checkpointer(session=daemon.session(), timeout=LIMIT, on_error=on_error)
+    checkpointer.save(1, state(1))
+    assert checkpointer.wait()
+    daemon.kill()
+    outcomes = [timed(checkpointer.save, step, state(step)) for step in (2, 3, 4)]
+    assert all(took < LIMIT + GRACE for _, took in outcomes)
+    if on_error == "raise":
+        assert all(isinstance(outcome, errors.CheckpointSaveError) for outcome, _ in outcomes)
+        assert [outcome.step for outcome, _ in outcomes] == [2, 3, 4]
+    else:
+        assert all(isinstance(outcome.staged.exception(), errors.DaemonUnavailable) for outcome, _ in outcomes)
+    assert checkpointer.failed_saves == 3 and isinstance(checkpointer.last_error.__cause__, errors.DaemonUnavailable)
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING and "was not saved" in r.getMessage()]) == 3
+    daemon.start()
+    assert restored_soon(checkpointer, 5)
+    checkpointer.close()
+
+
+def restored_soon(checkpointer, first):
+    """A daemon that was restarted may not know the run any more: the save after the one that hears so opens a new one."""
+    for step in range(first, first + 3):
+        try:
+            checkpointer.save(step, state(step))
+            if checkpointer.wait():
+                return checkpointer.latest_step() == step
+        except errors.CheckpointSaveError:
+            pass
+    return False
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_stopped_daemon_costs_the_limit(daemons, on_error):
+    daemon = daemons()
+    checkpointer = Checkpointer(session=daemon.session(), timeout=LIMIT, on_error=on_error)
+    checkpointer.save(1, state(1))
+    assert checkpointer.wait()
+    daemon.stop()
+    calls = [
+        lambda: checkpointer.save(2, state(2)),
+        lambda: checkpointer.save(3, state(3)),
+        checkpointer.latest_step,
+        lambda: checkpointer.load(state(0)),
+        lambda: Checkpointer(session=daemon.session(), timeout=LIMIT).latest_step(),
+        lambda: checkpointer.save(4, state(4)).wait(timeout=LIMIT),
+    ]
+    for number, call in enumerate(calls):
+        outcome, took = timed(call)
+        assert took < LIMIT + GRACE, (number, took, outcome)
+        if on_error == "raise" or number in (2, 3, 4, 5):
+            assert isinstance(outcome, errors.StoragedError), number
+    assert checkpointer.failed_saves == 3
+    daemon.go_on()
+    checkpointer.save(5, state(5))
+    assert checkpointer.wait() and checkpointer.latest_step() == 5
+    checkpointer.close()
+
+
+def test_a_daemon_that_stops_after_staging_costs_the_next_save_the_limit(daemons):
+    daemon = daemons()
+    checkpointer = Checkpointer(session=daemon.session(), timeout=LIMIT, on_error="warn")
+    checkpointer.save(1, state(1))
+    checkpointer.wait()
+    checkpointer.save(2, state(2))
+    daemon.stop()
+    _, took = timed(checkpointer.wait)
+    assert took < LIMIT + GRACE
+    _, took = timed(checkpointer.save, 3, state(3))
+    assert took < LIMIT + GRACE
+    daemon.go_on()
+    checkpointer.close()
+
+
+def test_a_full_budget_lets_training_go_on(daemons):
+    daemon = daemons(budget="8MiB")
+    checkpointer = Checkpointer(session=daemon.session(), timeout=LIMIT, on_error="warn")
+    large = {"w": torch.zeros(8 << 20)}
+    handle = checkpointer.save(1, large)
+    assert isinstance(handle.staged.exception(), errors.ArenaTooSmall)
+    assert checkpointer.failed_saves == 1 and not checkpointer.load(state(0))
+    checkpointer.save(2, state(2))
+    assert checkpointer.wait() and checkpointer.failed_saves == 1
+    checkpointer.close()
+
+
+def test_a_load_that_goes_back_opens_a_new_run(session):
+    with Checkpointer(session=session, durable="required") as checkpointer:
+        for step in (100, 150):
+            checkpointer.save(step, state(step))
+            assert checkpointer.wait("durable")
+        first = checkpointer.save(160, state(160)).run
+        assert loaded(checkpointer, step=150)[0] == 150
+        handle = checkpointer.save(151, state(-151))
+        assert checkpointer.wait() and handle.run != first
+        assert loaded(checkpointer)[0] == 151
+        again = checkpointer.save(152, state(152))
+        assert checkpointer.wait() and again.run == handle.run
+
+
+def test_a_load_of_the_newest_step_keeps_the_run(session):
+    with Checkpointer(session=session) as checkpointer:
+        first = checkpointer.save(1, state(1))
+        checkpointer.wait()
+        assert loaded(checkpointer)[0] == 1
+        assert checkpointer.save(2, state(2)).run == first.run
+
+
+INTERRUPTED = """
+import os, sys, time, torch
+from storaged import Session
+from storaged.torch import Checkpointer
+session = Session("job", socket=sys.argv[1], token=b"secret")
+checkpointer = Checkpointer(session=session, timeout=30)
+tensors = {"w": torch.ones(1000)}
+handle = checkpointer.save(1, tensors)
+checkpointer.wait()
+handle.saved, handle.step = None, 99
+calls = {
+    "wait": lambda: handle.wait("committed", 30),
+    "save": lambda: checkpointer.save(2, tensors),
+    "load": lambda: checkpointer.load(tensors),
+    "latest step": lambda: checkpointer.latest_step(),
+}
+for line in sys.stdin:
+    try:
+        print("begun", flush=True)
+        calls[line.strip()]()
+        print("ended", flush=True)
+    except KeyboardInterrupt:
+        print(f"heard {time.time()}", flush=True)
+"""
+
+
+def test_ctrl_c_is_heard_at_once(daemons):
+    daemon = daemons()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE)])}
+    command = [sys.executable, "-c", INTERRUPTED, str(daemon.socket)]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for what in ("wait", "save", "load", "latest step"):
+                # Whoever shares the processor may hold one of them up; nothing holds up two of three.
+                delays = sorted(interrupt(daemon, process, what) for _ in range(3))
+                assert delays[1] < 0.2, (what, delays)
+        finally:
+            process.kill()
+
+
+def interrupt(daemon, process, what):
+    """How long after Ctrl-C a call that would wait for 30 s was left."""
+    if what != "wait":
+        daemon.stop()
+    process.stdin.write(what + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(0.5)
+    sent = time.time()
+    process.send_signal(signal.SIGINT)
+    word, _, when = process.stdout.readline().partition(" ")
+    daemon.go_on()
+    assert word == "heard", (what, word)
+    return float(when) - sent
+
+
+def test_other_threads_wait_no_longer_than_their_limit(daemons):
+    daemon = daemons()
+    session = daemon.session(timeout=LIMIT)
+    client = session.client()
+    run = session.connect().open_run(5000)
+    # The first wait keeps the connection that both share; the second gives up at its own limit.
+    first = threading.Thread(target=lambda: timed(client.wait, run, 1, "committed", 4000))
+    first.start()
+    time.sleep(0.2)
+    outcome, took = timed(client.wait, run, 1, "committed", 1000)
+    assert isinstance(outcome, errors.WaitTimeout) and took < 1 + GRACE
+    first.join()

@@ -1,0 +1,216 @@
+"""What a state dict may hold: objects that come back without trust in pickle, wrapper tensors, and what is refused by name."""
+
+import datetime
+import enum
+import io
+import os
+import random
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from daemon import HERE, PACKAGE
+from storaged.errors import CheckpointSaveError, UnsafeObject, UnsavableState
+from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.testing._internal.two_tensor import TwoTensor
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Bits(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+class Custom:
+    def __init__(self):
+        self.x = 1
+
+
+OBJECTS = {
+    "numpy float": numpy.float32(1.5),
+    "numpy int": numpy.int64(-3),
+    "numpy bool": numpy.bool_(True),
+    "numpy datetime": numpy.datetime64("2026-01-01"),
+    "array": numpy.arange(12).reshape(3, 4),
+    "text array": numpy.array(["a", "bc"]),
+    "rng": numpy.random.RandomState(3).get_state(),
+    "generator": numpy.random.default_rng(3).bit_generator.state,
+    "python rng": random.Random(3).getstate(),
+    "enum": Color.RED,
+    "flags": Bits.A | Bits.B,
+    "moment": datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.timezone.utc),
+    "day": datetime.date(2026, 1, 2),
+    "span": datetime.timedelta(seconds=3),
+    "size": torch.Size([2, 3]),
+    "dtype": torch.bfloat16,
+    "plain": {"a": [1, 2.5, None, True], "b": (b"x", "y")},
+}
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, numpy.ndarray):
+        return a.dtype == b.dtype and numpy.array_equal(a, b)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def blank(value):
+    """DCP takes dicts apart: a template has the same keys."""
+    return {key: blank(inner) for key, inner in value.items()} if isinstance(value, dict) else None
+
+
+@pytest.mark.parametrize("how", ["checkpointer", "plain"])
+def test_known_types_come_back_without_trust(session, how):
+    into = {name: blank(value) for name, value in OBJECTS.items()} | {"bytes": None}
+    saved = OBJECTS | {"bytes": io.BytesIO(b"abc")}
+    if how == "checkpointer":
+        with Checkpointer(session=session) as checkpointer:
+            checkpointer.save(1, saved)
+            checkpointer.wait()
+            checkpointer.load(into)
+    else:
+        dcp.save(saved, storage_writer=StoragedWriter(1, session=session), no_dist=True)
+        dcp.load(into, storage_reader=StoragedReader(session=session), no_dist=True)
+    assert into.pop("bytes").getvalue() == b"abc"
+    for name, value in OBJECTS.items():
+        assert same(into[name], value), (name, into[name])
+
+
+@pytest.mark.parametrize("value", [Custom(), print, numpy.array([Custom()], dtype=object), {"deep": [1, Custom()]}])
+def test_what_could_not_be_loaded_is_refused_by_name(session, value):
+    state = {"model": torch.ones(3), "extra": {"thing": value}}
+    with pytest.raises(UnsavableState, match="extra.thing"), Checkpointer(session=session, on_error="warn") as checkpointer:
+        checkpointer.save(1, state)
+    with pytest.raises(CheckpointException, match="extra.thing"):
+        dcp.save(state, storage_writer=StoragedWriter(1, session=session), no_dist=True)
+
+
+def test_with_trust_it_is_saved_and_only_with_trust_it_is_loaded(session):
+    with Checkpointer(session=session, trust_pickle=True) as trusting:
+        trusting.save(1, {"thing": Custom()})
+        trusting.wait()
+        into = {"thing": None}
+        trusting.load(into)
+        assert into["thing"].x == 1
+    with pytest.raises(CheckpointException, match="not plain data") as caught:
+        dcp.load({"thing": None}, storage_reader=StoragedReader(session=session), no_dist=True)
+    assert "UnsafeObject" in str(caught.value)
+
+
+def test_an_enum_of_a_module_that_nobody_imported_is_not_imported(session, tmp_path):
+    (tmp_path / "absent_module.py").write_text("import enum\nprint('code ran')\nclass Kind(enum.Enum):\n    A = 1\n")
+    saving = (
+        "import os, sys\nfrom storaged import Session\nfrom storaged.torch import Checkpointer\nimport absent_module\n"
+        f"c = Checkpointer(session=Session({session.namespace!r}, socket={session.socket!r}, token=b'secret'))\n"
+        "c.save(1, {'kind': absent_module.Kind.A})\nassert c.wait()\nc.close()\nsys.stdout.flush()\nos._exit(0)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE), str(tmp_path)])}
+    subprocess.run([sys.executable, "-c", saving], env=environment, check=True, timeout=60)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(BaseException) as caught, Checkpointer(session=session) as checkpointer:
+            checkpointer.load({"kind": None})
+        assert "absent_module.Kind" in str(caught.value) or isinstance(caught.value.__cause__, UnsafeObject)
+        assert "absent_module" not in sys.modules
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def wrapped(scale):
+    return TwoTensor(torch.full((4, 5), scale), torch.full((4, 5), -scale))
+
+
+def test_a_wrapper_tensor_is_taken_apart_and_filled_again(session):
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.save(1, {"model": {"w": wrapped(2.0), "plain": torch.ones(3)}, "step": 1})
+        assert checkpointer.wait()
+        into = {"model": {"w": wrapped(0.0), "plain": torch.zeros(3)}, "step": 0}
+        kept = into["model"]["w"]
+        checkpointer.load(into)
+    assert into["model"]["w"] is kept and into["step"] == 1 and torch.equal(into["model"]["plain"], torch.ones(3))
+    assert torch.equal(kept.a, torch.full((4, 5), 2.0)) and torch.equal(kept.b, torch.full((4, 5), -2.0))
+
+
+def test_nested_wrappers_too(session):
+    outer = TwoTensor(wrapped(1.0), wrapped(2.0))
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.save(1, {"w": outer})
+        assert checkpointer.wait()
+        into = {"w": TwoTensor(wrapped(0.0), wrapped(0.0))}
+        checkpointer.load(into)
+    assert torch.equal(into["w"].b.b, torch.full((4, 5), -2.0)) and torch.equal(into["w"].a.a, torch.ones(4, 5))
+
+
+def test_a_wrapper_in_a_plain_save_is_refused_by_name(session):
+    with pytest.raises(CheckpointException, match="'model.w' is a TwoTensor"):
+        dcp.save({"model": {"w": wrapped(1.0)}}, storage_writer=StoragedWriter(1, session=session), no_dist=True)
+
+
+class Named(torch.Tensor):
+    """A subclass with memory of its own."""
+
+
+def freed():
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+class Hidden(torch.Tensor):
+    """A wrapper without the protocol that takes it apart."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+        raise NotImplementedError
+
+
+def test_a_subclass_with_memory_is_a_tensor(session):
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.save(1, {"w": torch.arange(6.0).view(2, 3).as_subclass(Named), "t": torch.arange(6.0).view(2, 3).t()})
+        assert checkpointer.wait()
+        into = {"w": torch.zeros(2, 3).as_subclass(Named), "t": torch.zeros(3, 2)}
+        checkpointer.load(into)
+    assert torch.equal(into["w"].as_subclass(torch.Tensor), torch.arange(6.0).view(2, 3)) and torch.equal(into["t"], into["w"].as_subclass(torch.Tensor).t())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        freed,
+        lambda: torch.empty(3, device="meta"),
+        lambda: Hidden(torch.ones(3)),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        lambda: torch.ones(3).to_sparse(),
+    ],
+    ids=["freed", "meta", "hidden wrapper", "quantised", "sparse"],
+)
+def test_a_tensor_without_memory_is_refused_by_name(session, make):
+    with pytest.raises(UnsavableState, match="'model.w'"), Checkpointer(session=session) as checkpointer:
+        checkpointer.save(1, {"model": {"w": make()}})
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.save(1, {"model": {"w": torch.ones(3)}})
+        assert checkpointer.wait()
+
+
+def test_what_is_refused_on_one_call_is_not_the_next_calls_failure(session):
+    checkpointer = Checkpointer(session=session)
+    with pytest.raises(UnsavableState):
+        checkpointer.save(1, {"x": Custom()})
+    checkpointer.save(2, {"x": 1})
+    assert checkpointer.wait() and checkpointer.failed_saves == 1
+    checkpointer.close()
+    assert isinstance(checkpointer.last_error, CheckpointSaveError)
