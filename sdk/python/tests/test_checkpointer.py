@@ -12,7 +12,7 @@ import pytest
 import torch
 from daemon import HERE, PACKAGE
 from storaged import errors
-from storaged.torch import Checkpointer
+from storaged.torch import Checkpointer, StoragedWriter
 
 LIMIT = 1.0
 #: What a call may take beyond its limit.
@@ -169,10 +169,37 @@ def test_a_load_of_the_newest_step_keeps_the_run(session):
         assert checkpointer.save(2, state(2)).run == first.run
 
 
+def test_a_save_is_skipped_while_the_one_before_it_goes_on(daemons, monkeypatch):
+    daemon = daemons()
+    checkpointer = Checkpointer(session=daemon.session(), timeout=5, on_error="warn", busy="skip")
+    checkpointer.save(1, state(1))
+    assert checkpointer.wait()
+    real = StoragedWriter.finish
+    monkeypatch.setattr(StoragedWriter, "finish", lambda *given: (time.sleep(1), real(*given)))
+    assert checkpointer.save(2, state(2)) is not None
+    outcome, took = timed(checkpointer.save, 3, state(3))
+    assert outcome is None and took < 0.3 and checkpointer.skipped_saves == 1
+    assert checkpointer.wait() and checkpointer.failed_saves == 0 and checkpointer.latest_step() == 2
+    checkpointer.close()
+
+
+def test_one_rank_that_saves_alone_and_loads_all(session):
+    tensors = {"model": {"w": torch.arange(6.0).view(2, 3), "b": [torch.ones(2), torch.zeros(1)]}, "epoch": 3, "note": "x"}
+    with Checkpointer(session=session, alone=True) as checkpointer:
+        assert checkpointer.load_all() is None
+        checkpointer.save(1, tensors)
+        assert checkpointer.wait()
+    with Checkpointer(session=session) as checkpointer:
+        loaded = checkpointer.load_all()
+    assert loaded.keys() == tensors.keys() and loaded["epoch"] == 3 and loaded["note"] == "x"
+    assert torch.equal(loaded["model"]["w"], tensors["model"]["w"])
+    assert type(loaded["model"]["b"]) is list and torch.equal(loaded["model"]["b"][0], torch.ones(2))
+
+
 INTERRUPTED = """
 import os, sys, time, torch
 from storaged import Session
-from storaged.torch import Checkpointer
+from storaged.torch import Checkpointer, StoragedWriter
 session = Session("job", socket=sys.argv[1], token=b"secret")
 checkpointer = Checkpointer(session=session, timeout=30)
 tensors = {"w": torch.ones(1000)}

@@ -47,6 +47,17 @@ after = checkpointer.session.run_of(("run", id(dist.group.WORLD)))
 said.append(["runs", before, after])
 said.append(["latest", checkpointer.latest_step()])
 
+# Rank 0 is still at its first save when it comes to the second; the others learn it from rank 0.
+skipping = Checkpointer("skipping", timeout=LIMIT, busy="skip")
+dist.barrier()
+if rank == 1: time.sleep(1)
+for step in (1, 2):
+    attempt(skipping.save, step, state(step))
+said.append(["skipped", skipping.skipped_saves, skipping.wait(), skipping.failed_saves])
+dist.barrier()
+attempt(skipping.save, 3, state(3))
+said.append(["then", skipping.skipped_saves, skipping.wait(), skipping.latest_step()])
+
 dist.barrier()
 if rank == 2:
     print("SAID " + json.dumps(said), flush=True)
@@ -96,6 +107,10 @@ def test_what_one_rank_does_wrong(daemons, tmp_path):
     runs = [next_of(rank)[1:] for rank in range(3)]
     assert all(both == runs[0] for both in runs) and runs[0][0] != runs[0][1]
     assert [next_of(rank)[1] for rank in range(3)] == [10, 10, 10]
+    for rank in range(3):
+        assert [next_of(rank)[1] for _ in (1, 2)] == ["something", None]
+        assert next_of(rank) == ["skipped", 1, True, 0]
+        assert next_of(rank)[1] == "something" and next_of(rank) == ["then", 1, True, 3]
     for step, failed in ((11, 4), (12, 5)):
         saved((0, 1))
         for rank in (0, 1):

@@ -25,6 +25,10 @@ class RunFenced(StoragedError):
     """A newer run of the namespace exists: this process must stop saving."""
 
 
+class UnknownRun(StoragedError, LookupError):
+    """Nobody has opened the run, or all nodes that knew it were restarted: open a new one."""
+
+
 class StepConflict(StoragedError):
     """The step is not above the last one of the same run."""
 

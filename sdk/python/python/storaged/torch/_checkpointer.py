@@ -21,16 +21,17 @@ from ..errors import (
     UnsavableState,
     WaitTimeout,
 )
-from ._ranks import Ranks, given_run, run_key
+from ._ranks import ALONE, Ranks, given_run, run_key
 from ._reader import StoragedLoadPlanner, StoragedReader
-from ._saving import FOLLOW_SECONDS, Save, said
+from ._saving import FOLLOW_SECONDS, Save, Skipped, said
 from ._writer import SaveHandle, StoragedWriter
 
 logger = logging.getLogger("storaged")
 
 ON_ERROR = ("raise", "warn")
+BUSY = ("wait", "skip")
 # A save ends by its own deadline, on the ranks that follow a little later: whoever waits for it waits that long.
-END_SECONDS = FOLLOW_SECONDS + 0.2
+END_SECONDS = FOLLOW_SECONDS + 0.1
 
 
 class Checkpointer:
@@ -41,7 +42,10 @@ class Checkpointer:
     then begun its own save, so that ranks stay together); "warn" logs it, counts it in `failed_saves` and lets training go
     on. A state dict that cannot be saved at all (`UnsavableState`) is always raised, and so is what goes wrong in a load.
 
-    `run` is the run to save in; without it, or STORAGED_RUN, the first save opens one.
+    `busy` says what a save does while the one before it is still going on: "wait" for it, or "skip" this one, on all ranks
+    (rank 0 decides, the others wait for its word before they stage). `run` is the run to save in; without it, or
+    STORAGED_RUN, the first save opens one. `alone` is for jobs of which one rank saves everything (rank 0 of 1).
+    The constructor does nothing collective, but ranks make their checkpointers in the same order.
     """
 
     def __init__(
@@ -53,27 +57,37 @@ class Checkpointer:
         durable: str = "policy",
         timeout: float = 120.0,
         on_error: str = "raise",
+        busy: str = "wait",
+        alone: bool = False,
         threads: int = 1,
         trust_pickle: bool = False,
         session: Session | None = None,
     ) -> None:
         if on_error not in ON_ERROR:
             raise InvalidArgument(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
+        if busy not in BUSY:
+            raise InvalidArgument(f"busy must be one of {', '.join(BUSY)}, got {busy!r}")
+        if alone and process_group is not None:
+            raise InvalidArgument("alone means that no other rank saves: leave process_group out")
         self.session = session or Session.shared(namespace)
         self.process_group = process_group
         self.durable = durable
         self.timeout = timeout
         self.on_error = on_error
+        self.busy = busy
         self.threads = threads
         self.trust_pickle = trust_pickle
         #: Saves that failed so far, as far as this rank knows.
         self.failed_saves = 0
-        #: Why the last of them failed.
+        #: Saves left out with `busy="skip"`.
+        self.skipped_saves = 0
+        #: Why the last save that failed did.
         self.last_error: CheckpointSaveError | None = None
         self._last_failed = False
         self._own_run = run
         self._run = given_run(run)
-        self._ranks = Ranks(self.session.namespace, process_group)
+        self._ranks = Ranks(self.session.namespace, process_group, alone)
+        self._key = ALONE if alone else run_key(process_group)
         self._worker: ThreadPoolExecutor | None = None
         self._last: Save | None = None
         self._seen: set[str] = set()
@@ -90,12 +104,18 @@ class Checkpointer:
                 raise
             logger.warning("%s", failure)
 
-    def save(self, step: int, state_dict: dict[str, Any]) -> SaveHandle:
-        """Returns when every tensor is staged: parameters may change again."""
+    def save(self, step: int, state_dict: dict[str, Any]) -> SaveHandle | None:
+        """Returns when every tensor is staged: parameters may change again. None if the save was skipped."""
         deadline = Deadline(self.timeout)
+        save = Save(self._ranks, step, deadline, self._seen, self._adopt_run)
+        if self._skips(save):
+            return None
         before = self._settled(deadline.later(END_SECONDS))
-        save = Save(self._ranks, step, deadline, self._seen)
-        handle = self._stage(save, state_dict, deadline)
+        try:
+            handle = self._stage(save, state_dict, deadline)
+        except Skipped:
+            self.skipped_saves += 1
+            return None
         handle.step, handle.saved = step, save.ended
         # Also where this rank has nothing to save: the others hear of it and give this step up, not the ones after it.
         self._last, self._last_failed = save, False
@@ -121,32 +141,54 @@ class Checkpointer:
         checkpointer's) bounds the plan and, separately, each shard. Where it goes back to a step below one that was saved
         since the run began, the next save opens a new run.
         """
-        limit = self.timeout if timeout is None else timeout
+        return self._load(lambda reader: state_dict, step, self.timeout if timeout is None else timeout)
+
+    def load_all(self, step: int | None = None, *, timeout: float | None = None) -> dict[str, Any] | None:
+        """Everything that the checkpoint holds, whole and on the CPU, without a template; None if nothing was saved yet.
+
+        Nested as it was saved, but keys of dicts are text, tuples are lists, and a tensor that was taken apart is the dict of
+        its parts. Every rank calls it, and every rank gets all of it.
+        """
+        whole: list[StoragedReader] = []
+        flat: dict[str, Any] = {}
+
+        def template(reader: StoragedReader) -> dict[str, Any]:
+            whole.append(reader)
+            flat.update(reader.blank())
+            return flat
+
+        plan = self._load(template, step, self.timeout if timeout is None else timeout)
+        return None if plan is None else whole[0].nested(flat)
+
+    def _load(self, template: Any, step: int | None, limit: float) -> dict[str, Any] | None:
+        deadline = Deadline(limit)
         # What a save did wrong was counted and logged then; a load says what it did wrong itself.
-        self._settled(Deadline(limit))
+        self._settled(Deadline(limit / 2))
         reader = StoragedReader(
             step, session=self.session, threads=self.threads, trust_pickle=self.trust_pickle, timeout=limit
         )
-        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, step), limit)
+        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, step, deadline), deadline)
         if plan is None:
             return None
         reader.follow(plan)
+        error: BaseException | None = None
         try:
             planner = StoragedLoadPlanner(trust_pickle=self.trust_pickle)
-            dcp.load(state_dict, storage_reader=reader, planner=planner, no_dist=True)
+            dcp.load(template(reader), storage_reader=reader, planner=planner, no_dist=True)
         except CheckpointException as failure:
-            error: BaseException | None = _only_cause(failure)
+            error = _only_cause(failure)
             if not isinstance(error, Exception):
                 raise error from failure  # Ctrl-C, which DCP wraps too
-        else:
-            error = None
+        except StoragedError as failure:
+            error = failure
         self._agree_on_load(plan, error, limit)
         return plan
 
     def latest_step(self) -> int | None:
         """The newest restorable step, or None if nothing was saved yet. Every rank calls it."""
         reader = StoragedReader(session=self.session, timeout=self.timeout)
-        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, None), self.timeout)
+        deadline = Deadline(self.timeout)
+        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, None, deadline), deadline)
         return None if plan is None else plan["step"]
 
     def wait(self, until: str = "committed", timeout: float | None = None) -> bool:
@@ -181,6 +223,15 @@ class Checkpointer:
 
     # Parts of `save`.
 
+    def _skips(self, save: Save) -> bool:
+        """On rank 0: whether this save is left out, and says so to the others."""
+        going_on = self._last is not None and not self._last.ended.done()
+        if self.busy != "skip" or self._ranks.rank != 0 or not going_on:
+            return False
+        self.skipped_saves += 1
+        self._begin_without(save)
+        return True
+
     def _settled(self, deadline: Deadline) -> CheckpointSaveError | None:
         """Waits for the save before this one; what went wrong with it, counted."""
         last = self._last
@@ -206,6 +257,7 @@ class Checkpointer:
         try:
             if self._last is not None:
                 raise WaitTimeout(f"the save of step {self._last.step} has not ended within {deadline.seconds:g} s")
+            deadline.check("staging, the save before it took all of it")
             run = self._begun(save, deadline)
             writer = StoragedWriter(
                 save.step,
@@ -222,6 +274,8 @@ class Checkpointer:
             save.staged = writer.stage_within(state_dict, deadline)
             save.writer = writer
             return writer.handle
+        except Skipped:
+            raise
         except Exception as error:
             save.failure = error
             self._begin_without(save)
@@ -230,7 +284,7 @@ class Checkpointer:
 
     def _begun(self, save: Save, deadline: Deadline) -> str:
         """The run. Rank 0 opens it if there is none and tells it; the others know it or wait to hear it."""
-        key = run_key(self.process_group)
+        key = self._key
         run = self._run or self.session.run_of(key)
         if self._ranks.rank == 0:
             if run is None:
@@ -238,7 +292,8 @@ class Checkpointer:
             save.begin(run)
         else:
             save.begin(None)
-            run = run or save.hear_begin()
+            if run is None or self.busy == "skip":
+                run = save.hear_begin()
         self.session.set_run(key, run)
         return run
 
@@ -253,6 +308,14 @@ class Checkpointer:
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "storaged-save")
         return self._worker
+
+    def _adopt_run(self, run: str | None) -> None:
+        """Later saves belong to that run, or to a new one; a run that the caller named stays."""
+        if run is not None:
+            return self.session.set_run(self._key, run)
+        self.session.forget_run(self._key)
+        # STORAGED_RUN names the first run of this process only.
+        self._run = self._own_run
 
     # What becomes of failures.
 
@@ -285,12 +348,12 @@ class Checkpointer:
 
     # What the ranks agree on.
 
-    def _from_rank_zero(self, name: str, make: Any, limit: float) -> Any:
+    def _from_rank_zero(self, name: str, make: Any, deadline: Deadline) -> Any:
         """Rank 0 makes a value, every rank gets it, or the same error."""
         self._asked += 1
         key = f"{name}/{self._asked}"
         if self._ranks.rank != 0:
-            kind, value = self._ranks.hear_rank_zero([key], f"a load (call {self._asked})", Deadline(limit + 0.5))
+            kind, value = self._ranks.hear_rank_zero([key], f"a load (call {self._asked})", deadline.later(FOLLOW_SECONDS))
         else:
             try:
                 kind, value = "ok", make()
@@ -304,8 +367,7 @@ class Checkpointer:
 
     def _agree_on_load(self, plan: dict[str, Any], error: BaseException | None, limit: float) -> None:
         """All ranks have loaded, or all raise; all go back to an older step, or none."""
-        run = run_key(self.process_group)
-        own = (said(error), self.session.last_step(run))
+        own = (said(error), self.session.last_step(self._key))
         key, what = f"loaded/{self._asked}", f"the load of step {plan['step']}"
         if self._ranks.rank == 0:
             try:
@@ -320,19 +382,17 @@ class Checkpointer:
             self._ranks.forget_later([f"{key}/{rank}" for rank in range(self._ranks.size)] + [f"{key}/all"])
         else:
             self._ranks.tell(f"{key}/{self._ranks.rank}", own)
-            verdict = self._ranks.hear_rank_zero([f"{key}/all"], what, Deadline(limit + 0.5))
+            verdict = self._ranks.hear_rank_zero([f"{key}/all"], what, Deadline(limit + FOLLOW_SECONDS))
         kind, value = verdict
         if kind == "failed":
             raise CheckpointLoadError(f"step {plan['step']} was not loaded: {value}") from error
         if value:
-            self.session.forget_run(run)
-            # STORAGED_RUN names the first run of this process only; a run that the caller named stays.
-            self._run = self._own_run
+            self._adopt_run(None)
 
 
-def _plan_or_none(reader: StoragedReader, step: int | None) -> dict[str, Any] | None:
+def _plan_or_none(reader: StoragedReader, step: int | None, deadline: Deadline) -> dict[str, Any] | None:
     try:
-        return reader.ask()
+        return reader.ask(deadline)
     except NoCheckpointError:
         if step is None:
             return None

@@ -46,7 +46,11 @@ def from_rank_zero(make: Callable[[], Any], group: Any = None) -> Any:
     return box[0]
 
 
-def run_key(group: Any = None) -> tuple[str, int]:
+#: By which a session knows the run of a rank that saves alone.
+ALONE = ("run", "alone")
+
+
+def run_key(group: Any = None) -> tuple[str, Any]:
     """By which a session knows the run of these ranks."""
     # A group that was destroyed and made anew is a new object, and its job a new run.
     pg = group if group is not None else (dist.group.WORLD if distributed() else None)
@@ -94,8 +98,8 @@ class Ranks:
     _made: dict[tuple[str, str], int] = {}
     FIRST_PAUSE, LONGEST_PAUSE, LOOK_EVERY = 0.002, 0.1, 0.2
 
-    def __init__(self, namespace: str, group: Any = None) -> None:
-        self.rank, self.size = rank_and_world(group) if distributed() else (0, 1)
+    def __init__(self, namespace: str, group: Any = None, alone: bool = False) -> None:
+        self.rank, self.size = (0, 1) if alone or not distributed() else rank_and_world(group)
         self._store: Any = None
         if self.size > 1:
             name = str(getattr(group, "group_name", "") or "world")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
@@ -99,9 +99,9 @@ class StoragedReader(StorageReader):
         assert self.plan is not None
         return self.plan
 
-    def ask(self) -> dict[str, Any]:
+    def ask(self, deadline: Deadline | None = None) -> dict[str, Any]:
         """The plan, asked by this rank alone."""
-        deadline = Deadline(self.timeout)
+        deadline = deadline or Deadline(self.timeout)
         try:
             return dict(self.session.client(deadline).plan(self.step, deadline.left_ms()))
         except BaseException:
@@ -119,6 +119,26 @@ class StoragedReader(StorageReader):
             self._manifest = self.session.client(deadline).manifest(plan["manifest"], deadline.left_ms())
             self._metadata = decode_schema(self._manifest.schema(), self._manifest.shard_lengths)
         return self._metadata
+
+    def blank(self) -> dict[str, Any]:
+        """A flat template of everything that the checkpoint holds: whole tensors on the CPU."""
+        entries = self.read_metadata().state_dict_metadata
+        return {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype) if isinstance(entry, TensorStorageMetadata) else None
+            for name, entry in entries.items()
+        }
+
+    def nested(self, flat: dict[str, Any]) -> dict[str, Any]:
+        """What the flat names hold, nested as it was saved."""
+        paths = self.read_metadata().planner_data or {}
+        root: dict[Any, Any] = {}
+        for name, value in flat.items():
+            *parents, last = paths.get(name, (name,))
+            place = root
+            for key in parents:
+                place = place.setdefault(key, {})
+            place[last] = value
+        return {key: _lists(value) for key, value in root.items()}
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._metadata = metadata
@@ -262,6 +282,16 @@ class StoragedLoadPlanner(DefaultLoadPlanner):
             return super().load_bytes(read_item, value)
         plain = load_plain(read_item.dest_index.fqn, value)
         super().load_bytes(read_item, io.BytesIO(saved_anew(plain)))
+
+
+def _lists(value: Any) -> Any:
+    """Dicts whose keys are places in a list (DCP makes every key of a dict a text) become that list."""
+    if type(value) is not dict:
+        return value
+    inner = {key: _lists(one) for key, one in value.items()}
+    if inner and all(type(key) is int for key in inner):
+        return [inner[key] for key in sorted(inner)]
+    return inner
 
 
 def saved_anew(value: Any) -> bytes:

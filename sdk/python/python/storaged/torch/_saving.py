@@ -9,30 +9,39 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from .._deadline import Deadline
-from ..errors import CheckpointSaveError, StoragedError
+from ..errors import CheckpointSaveError, StoragedError, UnknownRun
 from ._ranks import Ranks
 from ._writer import StoragedWriter
 
-# Rank 0 keeps the time; the others wait so much longer to hear how it ended.
-FOLLOW_SECONDS = 0.4
+# Rank 0 keeps the time, which its last native call may pass a little; the others wait so much longer to hear how it ended.
+FOLLOW_SECONDS = 0.8
 
 Told = tuple[str, Any]
+
+
+class Skipped(Exception):
+    """Rank 0 leaves the save out, because the one before it is still going on."""
 
 
 class Save:
     """A save on this rank."""
 
-    def __init__(self, ranks: Ranks, step: int, deadline: Deadline, seen: set[str]) -> None:
+    def __init__(
+        self, ranks: Ranks, step: int, deadline: Deadline, seen: set[str], adopt: Callable[[str | None], None]
+    ) -> None:
         self.ranks = ranks
         self.step = step
         self.deadline = deadline if ranks.rank == 0 else deadline.later(FOLLOW_SECONDS)
         self.seen = seen
+        #: Is told which run later saves belong to, or that they need a new one.
+        self.adopt = adopt
         self.nonce = uuid.uuid4().hex
         self.writer: StoragedWriter | None = None
         self.staged: dict[str, Any] = {}
@@ -41,13 +50,15 @@ class Save:
         #: Done when the save ended everywhere.
         self.ended: Future[None] = Future()
         self.has_begun = False
+        #: Whether a daemon does not know the run any more.
+        self.lost_run = False
 
     @property
     def what(self) -> str:
         return f"the save of step {self.step}"
 
     def begin(self, run: str | None) -> None:
-        """Tells the others that this rank has come, and on rank 0 in which run (or that there is none)."""
+        """Tells the others that this rank has come, and on rank 0 in which run; or why there is none, if it failed."""
         self.has_begun = True
         self.ranks.come_to(self.step)
         if self.ranks.rank == 0:
@@ -64,7 +75,7 @@ class Save:
         self.nonce = nonce
         if run is None:
             self.seen.add(nonce)
-            raise self.failed(f"rank 0: {failure}")
+            raise Skipped if failure is None else self.failed(f"rank 0: {failure}")
         return str(run)
 
     @property
@@ -99,8 +110,11 @@ class Save:
         try:
             self._lead_to_commit()
         except Exception as error:
+            if isinstance(error, UnknownRun):
+                self.lost_run = True
             why = error.args[0] if isinstance(error, CheckpointSaveError) else said(error)
-            self._tell_end(("failed", why))
+            self._tell_end(("failed", (why, self.lost_run)))
+            self._forget_lost_run()
             raise
         self._tell_end(("ok", None))
 
@@ -126,11 +140,13 @@ class Save:
         """What every rank made of its part; the failures of all that failed in one error."""
         if own[0] == "failed":
             # The others need not be waited for; they hear of it.
-            raise self.failed(f"rank 0: {own[1]}") from self.failure
+            why, self.lost_run = own[1]
+            raise self.failed(f"rank 0: {why}") from self.failure
         told = self.ranks.gather(f"{key}/{self.nonce}", own, self.what, self.deadline, self.step)
         bad = {rank: value for rank, (kind, value) in enumerate(told) if kind == "failed"}
         if bad:
-            raise self.failed("; ".join(f"rank {rank} failed in {doing}: {why}" for rank, why in list(bad.items())[:5]))
+            self.lost_run = any(lost for _, lost in bad.values())
+            raise self.failed("; ".join(f"rank {rank} failed in {doing}: {why}" for rank, (why, _) in list(bad.items())[:5]))
         return [value for _, value in told]
 
     # The other ranks.
@@ -142,6 +158,7 @@ class Save:
         run = self.hear_begin()
         self.seen.add(self.nonce)
         if self.writer is not None and self.writer.run != run:
+            self.adopt(run)
             self.failure = StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.writer.run}")
         planner = DefaultSavePlanner()
         self._answer("plan", self._tried(lambda: self._local_plan(planner)))
@@ -152,15 +169,23 @@ class Save:
     def _answer(self, key: str, told: Told) -> None:
         self.ranks.tell(f"{key}/{self.nonce}/{self.ranks.rank}", told)
         if told[0] == "failed":
-            raise self.failed(f"rank {self.ranks.rank}: {told[1]}") from self.failure
+            why, self.lost_run = told[1]
+            self._forget_lost_run()
+            raise self.failed(f"rank {self.ranks.rank}: {why}") from self.failure
 
     def _heard(self, keys: list[str]) -> Any:
         kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline)
         if kind == "failed":
+            value, self.lost_run = value
+            self._forget_lost_run()
             raise CheckpointSaveError(value if value.startswith("step ") else f"step {self.step} was not saved: {value}", self.step)
         return value
 
     # Every rank.
+
+    def _forget_lost_run(self) -> None:
+        if self.lost_run:
+            self.adopt(None)
 
     def _tried(self, make: Any) -> Told:
         """What this rank makes of its part, or that it failed and why."""
@@ -170,7 +195,7 @@ class Save:
             return ("ok", make())
         except Exception as error:
             self.failure = error
-            return ("failed", said(error))
+            return ("failed", (said(error), isinstance(error, UnknownRun)))
 
     def _local_plan(self, planner: DefaultSavePlanner) -> Any:
         assert self.writer is not None

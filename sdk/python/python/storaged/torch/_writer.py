@@ -22,12 +22,13 @@ from ..errors import (
     ProtocolError,
     RanksMissing,
     StoragedError,
+    UnknownRun,
     WaitTimeout,
 )
 from ._arena import Layouts, Shard, stage_state_dict
 from ._metadata import Place, emit_torch_metadata, encode_schema
 from ._objects import check_loadable
-from ._ranks import given_run, rank_and_world, resolve_run, step_of
+from ._ranks import ALONE, given_run, rank_and_world, resolve_run, run_key, step_of
 from ._tensors import own_memory
 
 logger = logging.getLogger("storaged")
@@ -110,6 +111,7 @@ class StoragedWriter(StorageWriter):
         self.threads = threads
         self.timeout = timeout
         self.trust_pickle = trust_pickle
+        self.process_group = process_group
         if (rank is None) != (world_size is None):
             raise InvalidArgument("rank and world_size go together: give both (0 and 1 where one rank saves alone), or neither")
         if rank is None or world_size is None:
@@ -164,7 +166,7 @@ class StoragedWriter(StorageWriter):
             shard = self._new_shard(deadline)
             staged = stage_state_dict(shard, state_dict, self.trust_pickle)
         except BaseException as error:
-            if shard is not None:
+            if shard is not None and isinstance(error, Exception):
                 self._give_up(shard)
             self._forget_if_broken(error)
             self.handle._fail(error)
@@ -319,6 +321,10 @@ class StoragedWriter(StorageWriter):
         # The next save connects anew, perhaps to a daemon that was restarted. After Ctrl-C an answer may still come.
         if isinstance(error, (DaemonUnavailable, WaitTimeout, ProtocolError, KeyboardInterrupt)):
             self.session.drop_connections()
+        if isinstance(error, UnknownRun) and self.world_size == 1:
+            # Ranks that save together would have to forget it together: `Checkpointer` does.
+            for key in (ALONE, run_key(self.process_group)):
+                self.session.forget_run(key)
 
     def _give_up(self, shard: Shard) -> None:
         slots = shard.outgrown + ([shard.slot] if shard.slot is not None else [])
@@ -339,8 +345,8 @@ def alone(session: Session, rank: int, world_size: int, deadline: Deadline) -> s
     """The run of one rank that saves alone, opened once per session."""
     if (rank, world_size) != (0, 1):
         raise InvalidArgument(f"rank {rank} of {world_size} needs run=: only a rank that is alone (0 of 1) opens a run by itself")
-    known = session.run_of("alone")
+    known = session.run_of(ALONE)
     if known is None:
         known = session.connect(deadline).open_run(deadline.left_ms())
-        session.set_run("alone", known)
+        session.set_run(ALONE, known)
     return known
