@@ -13,7 +13,7 @@ from .. import _native
 from ..errors import UnsavableState
 from ._metadata import Place
 from ._objects import check_savable
-from ._tensors import DTensor, is_described, is_plain, own_memory, taken_apart
+from ._tensors import DTensor, is_described, lies_in_order, own_memory, taken_apart
 
 # Room behind the tensors for byte items, so that a second copy is a rare thing.
 SPARE_BYTES = 1 << 20
@@ -45,7 +45,7 @@ class Layouts:
 
 
 class Shard:
-    """One rank's shard in the making, in one slot."""
+    """One rank's shard in the making, in one slot. Its tensors have memory: `own_memory` has seen to that."""
 
     def __init__(self, rank: int, acquire: Callable[[int], _native.Slot], layouts: Layouts, threads: int) -> None:
         self.rank = rank
@@ -92,7 +92,7 @@ class Shard:
         for tensor, view, (_, _, offset, nbytes) in zip(tensors, views, records):
             if nbytes == 0:
                 continue
-            if is_plain(tensor):
+            if lies_in_order(tensor):
                 parts.append((tensor.data_ptr(), offset, nbytes))
             else:
                 view.copy_(tensor.detach())
@@ -101,7 +101,7 @@ class Shard:
 
     def place_of(self, tensor: torch.Tensor) -> Place | None:
         """Where a tensor lies, if it is a whole staged one."""
-        if self.slot is None or not is_plain(tensor):
+        if self.slot is None or not lies_in_order(tensor):
             return None
         return self.places.get((tensor.data_ptr() - self.slot.address, tensor.nbytes))
 
@@ -113,7 +113,7 @@ class Shard:
         for offset, piece in frames:
             slot.write(offset, piece)
         _, _, offset, nbytes = record
-        if nbytes and is_plain(tensor):
+        if nbytes and lies_in_order(tensor):
             slot.copy_many([(tensor.data_ptr(), offset, nbytes)], self.threads)
         elif nbytes:
             self.view(record, (name, shape), tensor).copy_(tensor.detach())

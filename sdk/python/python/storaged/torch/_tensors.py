@@ -25,15 +25,18 @@ def has_memory(tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0:
         return True
     try:
-        storage = tensor.untyped_storage()
-        reach = tensor.storage_offset() + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-        return tensor.data_ptr() != 0 and storage.nbytes() >= (reach + 1) * tensor.element_size()
+        if tensor.data_ptr() == 0:
+            return False
+        reach = tensor.numel()
+        if not tensor.is_contiguous():
+            reach = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+        return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + reach) * tensor.element_size()
     except (RuntimeError, NotImplementedError):
         return False
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the memory behind the tensor is its value, in order: a byte copy is a copy of it."""
+def lies_in_order(tensor: torch.Tensor) -> bool:
+    """Whether the bytes of a tensor's memory, where it has any, are its value as they are."""
     return (
         type(tensor) in PLAIN_TYPES
         and tensor.device.type == "cpu"
@@ -41,8 +44,12 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and has_memory(tensor)
     )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the memory behind the tensor is its value, in order: a byte copy is a copy of it."""
+    return lies_in_order(tensor) and has_memory(tensor)
 
 
 def is_described(tensor: torch.Tensor) -> bool:
