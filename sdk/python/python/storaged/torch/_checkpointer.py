@@ -92,6 +92,7 @@ class Checkpointer:
         self._last: Save | None = None
         self._seen: set[str] = set()
         self._asked = 0
+        self._loads = 0
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -107,7 +108,7 @@ class Checkpointer:
     def save(self, step: int, state_dict: dict[str, Any]) -> SaveHandle | None:
         """Returns when every tensor is staged: parameters may change again. None if the save was skipped."""
         deadline = Deadline(self.timeout)
-        save = Save(self._ranks, step, deadline, self._seen, self._adopt_run)
+        save = Save(self._ranks, (self._loads, step), deadline, self._seen, self._adopt_run)
         if self._skips(save):
             return None
         before = self._settled(deadline.later(END_SECONDS))
@@ -181,6 +182,7 @@ class Checkpointer:
                 raise error from failure  # Ctrl-C, which DCP wraps too
         except StoragedError as failure:
             error = failure
+        self._loads += 1
         self._agree_on_load(plan, error, limit)
         return plan
 

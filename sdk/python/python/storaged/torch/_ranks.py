@@ -87,6 +87,10 @@ def step_of(checkpoint_id: object) -> int | None:
     return int(found.group(1)) if found else None
 
 
+#: Where a rank is: how many loads it has done, because a load may go back to an older step, and at which step it is.
+At = tuple[int, int]
+
+
 class Ranks:
     """What the ranks of a group tell each other, by key, through the store that the process group was made with.
 
@@ -132,20 +136,20 @@ class Ranks:
             pause = min(pause * 1.5, self.LONGEST_PAUSE)
         return True
 
-    def gather(self, key: str, own: Any, what: str, deadline: Deadline, step: int | None = None) -> list[Any]:
+    def gather(self, key: str, own: Any, what: str, deadline: Deadline, at: At | None = None) -> list[Any]:
         """On rank 0: what every rank told. Says which ranks are missing."""
         others = {rank: f"{key}/{rank}" for rank in range(1, self.size)}
-        if others and not self.wait(list(others.values()), deadline, lambda: bool(self._ahead(others, step))):
+        if others and not self.wait(list(others.values()), deadline, lambda: bool(self._ahead(others, at))):
             missing = [rank for rank, name in others.items() if not self.heard(name)]
             if missing:
-                raise self._missing(missing, self._ahead(dict.fromkeys(missing, ""), step), what, deadline)
+                raise self._missing(missing, self._ahead(dict.fromkeys(missing, ""), at), what, deadline)
         return [own, *(self.value(name) for name in others.values())]
 
-    def hear_rank_zero(self, keys: list[str], what: str, deadline: Deadline, step: int | None = None) -> Any:
+    def hear_rank_zero(self, keys: list[str], what: str, deadline: Deadline, at: At | None = None) -> Any:
         """On the other ranks: what rank 0 told under the first of the keys that it used."""
         pause = self.FIRST_PAUSE
         while True:
-            ahead = self._ahead({0: ""}, step)
+            ahead = self._ahead({0: ""}, at)
             for key in keys:
                 if self.heard(key):
                     return self.value(key)
@@ -154,9 +158,9 @@ class Ranks:
             time.sleep(min(pause, deadline.left()))
             pause = min(pause * 1.5, self.LONGEST_PAUSE)
 
-    def come_to(self, step: int) -> None:
-        """Tells the others at which step this rank is."""
-        self.tell(f"at/{self.rank}", step)
+    def come_to(self, at: At) -> None:
+        """Tells the others at which save this rank is."""
+        self.tell(f"at/{self.rank}", at)
 
     def forget_later(self, keys: list[str], keep: str = "") -> None:
         """Rank 0 clears up behind the last but one: laggards still find the last. `keep` is in use anew."""
@@ -168,13 +172,13 @@ class Ranks:
                 if key != keep:
                     self._call(lambda key=key: self._store.delete_key(key))
 
-    def _ahead(self, ranks: dict[int, str], step: int | None) -> dict[int, int]:
-        """Of these ranks, those that are past the step, unless they told what is waited for."""
-        if step is None:
+    def _ahead(self, ranks: dict[int, str], at: At | None) -> dict[int, int]:
+        """Of these ranks, those that are past the save, and their steps, unless they told what is waited for."""
+        if at is None:
             return {}
-        at = {rank: self.value(f"at/{rank}") for rank in ranks if self.heard(f"at/{rank}")}
-        past = {rank: other for rank, other in at.items() if other > step}
-        return {rank: other for rank, other in past.items() if not (ranks[rank] and self.heard(ranks[rank]))}
+        known = {rank: self.value(f"at/{rank}") for rank in ranks if self.heard(f"at/{rank}")}
+        past = {rank: other[1] for rank, other in known.items() if other > at}
+        return {rank: step for rank, step in past.items() if not (ranks[rank] and self.heard(ranks[rank]))}
 
     def _missing(self, missing: list[int], ahead: dict[int, int], what: str, deadline: Deadline) -> RanksMissing:
         who = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")

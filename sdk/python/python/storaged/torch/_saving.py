@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from .._deadline import Deadline
 from ..errors import CheckpointSaveError, StoragedError, UnknownRun
-from ._ranks import Ranks
+from ._ranks import At, Ranks
 from ._writer import StoragedWriter
 
 # Rank 0 keeps the time, which its last native call may pass a little; the others wait so much longer to hear how it ended.
@@ -34,10 +34,11 @@ class Save:
     """A save on this rank."""
 
     def __init__(
-        self, ranks: Ranks, step: int, deadline: Deadline, seen: set[str], adopt: Callable[[str | None], None]
+        self, ranks: Ranks, at: At, deadline: Deadline, seen: set[str], adopt: Callable[[str | None], None]
     ) -> None:
         self.ranks = ranks
-        self.step = step
+        self.at = at
+        self.step = at[1]
         self.deadline = deadline if ranks.rank == 0 else deadline.later(FOLLOW_SECONDS)
         self.seen = seen
         #: Is told which run later saves belong to, or that they need a new one.
@@ -60,18 +61,18 @@ class Save:
     def begin(self, run: str | None) -> None:
         """Tells the others that this rank has come, and on rank 0 in which run; or why there is none, if it failed."""
         self.has_begun = True
-        self.ranks.come_to(self.step)
+        self.ranks.come_to(self.at)
         if self.ranks.rank == 0:
             self.ranks.tell(self._begin_key, (self.nonce, run, said(self.failure)))
 
     def hear_begin(self) -> str:
         """On the other ranks: waits until rank 0 has begun the step; the run."""
-        nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, self.deadline, self.step)
+        nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, self.deadline, self.at)
         while nonce in self.seen:
             # What is left of an attempt that failed.
             self.deadline.check(f"rank 0 to begin {self.what} again")
             time.sleep(Ranks.LONGEST_PAUSE)
-            nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, self.deadline, self.step)
+            nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, self.deadline, self.at)
         self.nonce = nonce
         if run is None:
             self.seen.add(nonce)
@@ -80,7 +81,7 @@ class Save:
 
     @property
     def _begin_key(self) -> str:
-        return f"begin/{self.step}"
+        return f"begin/{self.at[0]}/{self.step}"
 
     def failed(self, why: str) -> CheckpointSaveError:
         return CheckpointSaveError(f"step {self.step} was not saved: {why}", self.step)
@@ -142,7 +143,7 @@ class Save:
             # The others need not be waited for; they hear of it.
             why, self.lost_run = own[1]
             raise self.failed(f"rank 0: {why}") from self.failure
-        told = self.ranks.gather(f"{key}/{self.nonce}", own, self.what, self.deadline, self.step)
+        told = self.ranks.gather(f"{key}/{self.nonce}", own, self.what, self.deadline, self.at)
         bad = {rank: value for rank, (kind, value) in enumerate(told) if kind == "failed"}
         if bad:
             self.lost_run = any(lost for _, lost in bad.values())
