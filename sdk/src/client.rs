@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use storaged_arena::{PassingError, Slot, recv_frame_waiting, send_frame_waiting};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, LOCAL_VERSION, Reply, Request, Role, Rung, VerifyReport,
+    Bears, ByteRange, CheckpointInfo, Keep, LOCAL_VERSION, Removal, Reply, Request, Role, Rung,
+    VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
@@ -444,6 +445,42 @@ impl Client {
         )? {
             (Reply::Verified(report), _) => Ok(report),
             (other, _) => Err(unexpected("verify", "a report", &other)),
+        }
+    }
+
+    /// Pins a checkpoint in the durable tier, or unpins it.
+    ///
+    /// # Errors
+    /// [`ClientError`] if there is no such checkpoint, or the tier does not answer.
+    pub fn keep(
+        &mut self,
+        run: Option<RunId>,
+        step: Step,
+        keep: Keep,
+        timeout_ms: u32,
+    ) -> Result<(), ClientError> {
+        let request = Request::Keep { run, step, keep };
+        self.curate(&request, timeout_ms).map(|_| ())
+    }
+
+    /// Removes checkpoints from the durable tier; gives how many, and of how many objects.
+    ///
+    /// # Errors
+    /// [`ClientError`] if something else needs them, or the tier does not answer.
+    pub fn remove(&mut self, removal: Removal, timeout_ms: u32) -> Result<(u64, u64), ClientError> {
+        self.curate(&Request::Remove(removal), timeout_ms)
+    }
+
+    fn curate(&mut self, request: &Request, timeout_ms: u32) -> Result<(u64, u64), ClientError> {
+        match self.call("curate", request, Answer::After(timeout_ms))? {
+            (
+                Reply::Removed {
+                    checkpoints,
+                    objects,
+                },
+                _,
+            ) => Ok((checkpoints, objects)),
+            (other, _) => Err(unexpected("curate", "what was removed", &other)),
         }
     }
 

@@ -27,7 +27,7 @@ pub use reload::Fixed;
 use crate::net::{Peer, PeerAddress, TlsFiles};
 use crate::stage::{Access, TenantSocket};
 use crate::trickle::store::StoreConfig;
-use crate::trickle::{Packing, TrickleLimits};
+use crate::trickle::{Packing, Retention, TrickleLimits};
 
 /// A configuration that cannot be used.
 #[derive(Debug, Error)]
@@ -250,6 +250,12 @@ pub struct TrickleSection {
     pub packing: Packing,
     /// Copies in a row that may hold only what changed since the one before; 0: every copy stands alone.
     pub increments: u32,
+    /// The newest so many checkpoints stay in the tier; 0: all do.
+    pub keep_last: u32,
+    /// Steps that are multiples of this stay beside them; 0: none.
+    pub keep_every: u64,
+    /// What an older run has left unfinished goes after so many hours; 0: never.
+    pub abandoned_hours: u32,
 }
 
 impl Default for TrickleSection {
@@ -260,6 +266,9 @@ impl Default for TrickleSection {
             rate: None,
             packing: Packing::None,
             increments: 0,
+            keep_last: 0,
+            keep_every: 0,
+            abandoned_hours: 0,
         }
     }
 }
@@ -402,6 +411,7 @@ impl ConfigFile {
                 rate,
                 packing: self.trickle.packing,
                 increments: self.increments()?,
+                retention: self.retention()?,
             },
             durable: self.durable,
             name,
@@ -460,6 +470,24 @@ impl ConfigFile {
                 format!("expected 0 to {}, got {got}", IncrementIndex::DEPTH_MAX),
             )),
         }
+    }
+
+    fn retention(&self) -> Result<Retention, ConfigError> {
+        let trickle = &self.trickle;
+        if trickle.keep_last == 0 && trickle.keep_every > 0 {
+            return Err(value(
+                "trickle.keep_every",
+                "expected trickle.keep_last above 0 beside it, got 0, which keeps every checkpoint",
+            ));
+        }
+        let hours = u64::from(trickle.abandoned_hours);
+        Ok(Retention {
+            keep_last: Some(trickle.keep_last).filter(|last| *last > 0),
+            keep_every: Some(trickle.keep_every).filter(|every| *every > 0),
+            abandoned_after: Some(hours)
+                .filter(|hours| *hours > 0)
+                .map(|hours| std::time::Duration::from_secs(hours * 3600)),
+        })
     }
 
     fn part(&self) -> Result<u64, ConfigError> {

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use storaged_codec::delta::Estimate;
 use storaged_core::encode::SessionWork;
-use storaged_core::{DurableForm, Input, Node, Note, Output, RequestId, Setup};
+use storaged_core::{DurableFault, DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{Digest, Generation, Manifest, Rank, RefusalCode, encode};
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use crate::config::Config;
@@ -30,7 +30,7 @@ use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, SocketFactor
 use crate::repeats::Repeats;
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
-use crate::trickle::store::{self, Store, StoreError};
+use crate::trickle::store::{self, Opening, Store, StoreError};
 use crate::trickle::{Copied, Trickle};
 use certificate::OwnCertificate;
 pub use certificate::{date, expiry_fault};
@@ -38,6 +38,9 @@ use readiness::LinkFacts;
 
 /// A session that runs says so often how it goes.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+
+/// A start waits so long for the first attempt to open the durable tier: what is wrong with its configuration ends it.
+const FIRST_ATTEMPT_WAIT: Duration = Duration::from_secs(3);
 
 /// Events of each kind that wait for the driver; senders wait when it is full.
 const QUEUE: usize = 4096;
@@ -142,11 +145,10 @@ impl Daemon {
             seams.pool.clone(),
             limits,
         ));
+        let (inputs, from_effects) = mpsc::channel(QUEUE);
         let store = match (&seams.store, &config.durable) {
             (Some(store), _) => Some(store.clone()),
-            (None, Some(config)) => {
-                Some(store::open(config, Arc::new(store::SystemRandomness)).await?)
-            }
+            (None, Some(config)) => Some(open_tier(config, &inputs).await?),
             (None, None) => None,
         };
         let trickle =
@@ -162,7 +164,6 @@ impl Daemon {
         let node = Node::new(setup(&config, generation))?;
         let (to_stage, from_stage) = mpsc::channel(QUEUE);
         stage::listen(&config.sockets, &to_stage)?;
-        let (inputs, from_effects) = mpsc::channel(QUEUE);
         let (reloads, from_reloads) = mpsc::channel(1);
         ops.metrics.expect_nodes(&config.members);
         tracing::info!(node = %config.name, generation = %format!("{:016x}", generation.get()),
@@ -344,6 +345,7 @@ impl Daemon {
             | Output::StopUpload { .. }
             | Output::Publish { .. }
             | Output::ListDurable { .. }
+            | Output::Curate { .. }
             | Output::Fetch { .. } => {
                 self.perform_durable(output);
             }
@@ -388,16 +390,36 @@ impl Daemon {
             Output::Publish { manifest } => drop(self.when_done(async move {
                 let outcome = trickle.publish(&manifest).await;
                 ops.metrics.observe_publish(outcome.is_ok());
+                if outcome.is_ok() {
+                    let manifest = manifest.clone();
+                    tokio::spawn(async move {
+                        let record = manifest.manifest();
+                        trickle.tidy(&record.namespace, record.run).await;
+                    });
+                }
                 Input::Published {
                     manifest: manifest.name(),
                     outcome,
                 }
             })),
-            Output::ListDurable { query, namespace } => drop(self.when_done(async move {
+            Output::ListDurable {
+                query,
+                namespace,
+                step,
+            } => drop(self.when_done(async move {
                 Input::DurableListed {
                     query,
-                    outcome: trickle.list(&namespace).await,
+                    outcome: trickle.list(&namespace, step).await,
                 }
+            })),
+            Output::Curate {
+                id,
+                namespace,
+                owner,
+                curation,
+            } => drop(self.when_done(async move {
+                let outcome = trickle.curate(&namespace, owner, &curation).await;
+                Input::Curated { id, outcome }
             })),
             Output::Fetch {
                 manifest,
@@ -520,6 +542,16 @@ impl Daemon {
                         "the durable tier failed; trying again");
                 }
             }
+            Note::DurableState { fault: None } => {
+                tracing::info!("the durable tier answers");
+            }
+            Note::DurableState { fault: Some(fault) } => {
+                tracing::error!(reason = %fault, "the durable tier does not answer; RAM goes on, nothing new becomes durable");
+            }
+            Note::Quarantined { key, reason } => {
+                metrics.observe_quarantine();
+                tracing::warn!(namespace = %key.namespace, run = %key.run, step = %key.step, reason, "quarantined in the durable tier");
+            }
             Note::PeerFault { node, reason } => {
                 metrics.observe_peer_fault();
                 let line = format!("{node} cannot be {reason}");
@@ -546,6 +578,41 @@ async fn run(executor: &Executor, work: SessionWork, inputs: &mpsc::Sender<Input
                 // Nothing depends on one report: with a full queue the next one says it.
                 let _ = inputs.try_send(Input::SessionProgress { leader, session, tally });
             }
+        }
+    }
+}
+
+/// Begins to open the durable tier. A start waits a moment for the first attempt, but not for a tier that is down.
+async fn open_tier(
+    config: &store::StoreConfig,
+    inputs: &mpsc::Sender<Input>,
+) -> Result<Arc<dyn Store>, StoreError> {
+    let lazy = store::open_lazily(config, Arc::new(store::SystemRandomness))?;
+    let mut opening = lazy.opening();
+    let first = opening.wait_for(|now| !matches!(now, Opening::First));
+    let _ = tokio::time::timeout(FIRST_ATTEMPT_WAIT, first).await;
+    if let Opening::Failed(_, error) = &*opening.borrow()
+        && let StoreError::Invalid { .. } = **error
+    {
+        return Err(error.again());
+    }
+    tokio::spawn(watch_tier(lazy.opening(), inputs.clone()));
+    Ok(Arc::new(lazy))
+}
+
+/// Tells the decisions how the opening goes.
+async fn watch_tier(mut opening: watch::Receiver<Opening>, inputs: mpsc::Sender<Input>) {
+    loop {
+        let (state, last) = match &*opening.borrow_and_update() {
+            Opening::First => (None, false),
+            Opening::Failed(_, error) => (Some(Err(DurableFault::from(&**error))), false),
+            Opening::Open(_) => (Some(Ok(())), true),
+        };
+        if let Some(state) = state {
+            let _ = inputs.send(Input::DurableState(state)).await;
+        }
+        if last || opening.changed().await.is_err() {
+            return;
         }
     }
 }

@@ -78,6 +78,8 @@ pub struct Metrics {
     place_bears: Family<NamespaceLabel, Gauge>,
     place_restart_objections: Gauge,
     trickle_uploads: Counter,
+    trickle_tier_up: Gauge,
+    trickle_quarantined: Counter,
     trickle_bytes: Counter,
     trickle_stored_bytes: Counter,
     trickle_increments: Counter,
@@ -126,6 +128,8 @@ impl Metrics {
             place_bears: Family::default(),
             place_restart_objections: Gauge::default(),
             trickle_uploads: Counter::default(),
+            trickle_tier_up: Gauge::default(),
+            trickle_quarantined: Counter::default(),
             trickle_bytes: Counter::default(),
             trickle_stored_bytes: Counter::default(),
             trickle_increments: Counter::default(),
@@ -214,6 +218,16 @@ impl Metrics {
             "trickle_uploads",
             "Shards copied to the durable tier",
             metrics.trickle_uploads.clone(),
+        );
+        registry.register(
+            "trickle_tier_up",
+            "1 while the durable tier answers, or where there is none",
+            metrics.trickle_tier_up.clone(),
+        );
+        registry.register(
+            "trickle_quarantined",
+            "Checkpoints in the durable tier that proved damaged",
+            metrics.trickle_quarantined.clone(),
         );
         metrics.register_increments(&mut registry);
         metrics.register_standings(&mut registry);
@@ -488,8 +502,18 @@ impl Metrics {
         self.place_peer_faults.inc();
     }
 
+    /// The durable tier answers, or no longer does.
+    pub fn observe_tier(&self, fault: Option<&storaged_core::DurableFault>) {
+        self.trickle_tier_up.set(i64::from(fault.is_none()));
+    }
+
+    /// A checkpoint in the durable tier proved damaged.
+    pub fn observe_quarantine(&self) {
+        self.trickle_quarantined.inc();
+    }
+
     /// A copy to the durable tier ended.
-    pub fn observe_upload(&self, outcome: &Result<Copied, String>) {
+    pub fn observe_upload(&self, outcome: &Result<Copied, storaged_core::DurableFault>) {
         let Ok(copied) = outcome else {
             self.trickle_failures.inc();
             return;

@@ -47,6 +47,40 @@ pub enum DurableWish {
     Never,
 }
 
+/// Whether the retention passes a checkpoint by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Keep {
+    /// It does.
+    #[n(0)]
+    Pin,
+    /// It no longer does.
+    #[n(1)]
+    Unpin,
+}
+
+/// What to remove from the durable tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum Removal {
+    /// One checkpoint. Without a run: of the newest run that has the step.
+    #[n(0)]
+    Step {
+        #[n(0)]
+        run: Option<RunId>,
+        #[n(1)]
+        step: Step,
+    },
+    /// All of one run.
+    #[n(1)]
+    Run {
+        #[n(0)]
+        run: RunId,
+    },
+    /// All of the namespace.
+    #[n(2)]
+    All,
+}
+
 /// A request.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub enum Request {
@@ -183,6 +217,20 @@ pub enum Request {
         #[n(0)]
         bears: Option<u32>,
     },
+    /// Keeps a checkpoint in the durable tier whatever the retention says, or no longer.
+    #[n(40)]
+    Keep {
+        /// Without: the newest run that has the step.
+        #[n(0)]
+        run: Option<RunId>,
+        #[n(1)]
+        step: Step,
+        #[n(2)]
+        keep: Keep,
+    },
+    /// Removes checkpoints from the durable tier.
+    #[n(41)]
+    Remove(#[n(0)] Removal),
 }
 
 /// `offset..offset + length` of a shard.
@@ -276,6 +324,14 @@ pub enum Reply {
     /// To `RestartSafe`: what speaks against it, one line per namespace; nothing if the node may be restarted.
     #[n(25)]
     RestartSafe(#[n(0)] Vec<String>),
+    /// To `Keep` and `Remove`: what is gone.
+    #[n(40)]
+    Removed {
+        #[n(0)]
+        checkpoints: u64,
+        #[n(1)]
+        objects: u64,
+    },
 }
 
 /// The rung of the ladder that a shard came from in the end.

@@ -481,6 +481,16 @@ pub enum PeerMessage {
         #[n(1)]
         parts: Vec<VerifiedPart>,
     },
+    /// To everyone: a restore found the durable copy of a checkpoint damaged.
+    #[n(70)]
+    Quarantined {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        key: CheckpointKey,
+        #[n(2)]
+        reason: String,
+    },
     /// Member to leader, about once a second while a session runs: how far this member is, and what it measured.
     #[n(24)]
     Progress {

@@ -60,9 +60,9 @@ pub enum RefusalCode {
     /// The bounded wait ended first.
     #[n(16)]
     TimedOut,
-    /// The durable tier cannot be used now.
+    /// The durable tier could not be asked, and RAM does not settle the question.
     #[n(17)]
-    Durable,
+    DurableUnavailable,
     /// The request needs a hello first, or a trainer's hello.
     #[n(18)]
     NotAttached,

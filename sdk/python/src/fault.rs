@@ -88,7 +88,7 @@ fn class_of_code(code: RefusalCode) -> &'static str {
         RefusalCode::Corrupt => "CorruptData",
         RefusalCode::Abandoned => "CheckpointAbandoned",
         RefusalCode::TimedOut => "WaitTimeout",
-        RefusalCode::Durable => "DurableTierError",
+        RefusalCode::DurableUnavailable => "DurableTierError",
         RefusalCode::Draining => "DaemonUnavailable",
         RefusalCode::NewerUnreachable => "NewerUnreachable",
     }

@@ -7,13 +7,13 @@ use storaged_codec::Fingerprint;
 use storaged_wire::local::{Bears, Reply, Request};
 use storaged_wire::peer::{CheckpointKey, Lane, LinkTally, PeerMessage, SessionFault};
 use storaged_wire::{
-    CheckpointState, ChunkSize, Digest, Generation, ManifestBytes, Namespace, NodeName, Rank,
-    SessionId, SlotId,
+    CheckpointState, ChunkSize, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner,
+    Rank, SessionId, SlotId, Step,
 };
 
 use crate::encode::{ParityId, SessionWork, SlotShard};
 use crate::place::Member;
-use crate::trickle::UploadBase;
+use crate::trickle::{Curation, CurationFault, DurableFault, DurableListing, Removed, UploadBase};
 
 /// Milliseconds since the daemon started. The driver's clock; the core never asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -104,22 +104,29 @@ pub enum Input {
     Uploaded {
         manifest: Digest,
         rank: Rank,
-        outcome: Result<(), String>,
+        outcome: Result<(), DurableFault>,
     },
     /// `Output::Publish` ended.
     Published {
         manifest: Digest,
-        outcome: Result<(), String>,
+        outcome: Result<(), DurableFault>,
     },
-    /// `Output::ListDurable` ended: the newest manifests, newest first.
+    /// `Output::ListDurable` ended: what the tier holds, or why it could not be asked.
     DurableListed {
         query: QueryId,
-        outcome: Result<Vec<Arc<ManifestBytes>>, String>,
+        outcome: Result<DurableListing, DurableFault>,
     },
+    /// `Output::Curate` ended.
+    Curated {
+        id: RequestId,
+        outcome: Result<Removed, CurationFault>,
+    },
+    /// The durable tier was opened, or could not be; said whenever that changes.
+    DurableState(Result<(), DurableFault>),
     /// `Output::Fetch` ended: every byte asked for is in the slot and has its digest.
     Fetched {
         slot: SlotId,
-        outcome: Result<Arc<[Digest]>, String>,
+        outcome: Result<Arc<[Digest]>, DurableFault>,
     },
     /// `Output::Check` ended: per part, in order, the bytes read and what is wrong, if anything.
     Checked {
@@ -196,6 +203,8 @@ pub enum Output {
     ListDurable {
         query: QueryId,
         namespace: Namespace,
+        /// That step of any run; the newest ones without it.
+        step: Option<Step>,
     },
     /// Read ranges of a shard from the durable tier into a slot and verify them. Empty: all of it.
     Fetch {
@@ -203,6 +212,13 @@ pub enum Output {
         rank: Rank,
         slot: SlotId,
         ranges: Vec<Range<u64>>,
+    },
+    /// Pin, unpin or remove checkpoints in the durable tier, which must be the owner's.
+    Curate {
+        id: RequestId,
+        namespace: Namespace,
+        owner: Owner,
+        curation: Curation,
     },
     /// Read and check parts.
     Check {
@@ -260,6 +276,10 @@ pub enum Note {
     },
     /// A copy to or from the durable tier failed and will be tried again.
     DurableFailed { key: CheckpointKey, reason: String },
+    /// The durable tier stopped answering, or answers again.
+    DurableState { fault: Option<DurableFault> },
+    /// A checkpoint in the durable tier proved damaged.
+    Quarantined { key: CheckpointKey, reason: String },
     /// A peer sent something that cannot be.
     PeerFault { node: NodeName, reason: String },
 }

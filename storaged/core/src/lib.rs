@@ -25,4 +25,7 @@ pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};
 pub use io::{CheckPart, ConnId, Input, Note, Now, Output, QueryId, RequestId, SessionTally};
 pub use node::{DurableForm, DurablePolicy, Node, Setup};
-pub use trickle::UploadBase;
+pub use trickle::Removed;
+pub use trickle::{
+    Curation, CurationFault, DurableFault, DurableListing, SetAside, SetAsideCause, UploadBase,
+};

@@ -87,6 +87,9 @@ pub const REPORT_SLACK_MS: u64 = 2_000;
 /// Sessions that one leader runs at once: each holds a few blocks per member.
 pub const SESSIONS_LED_MAX: usize = 4;
 
+/// Damaged checkpoints of the durable tier that a node remembers; their markers in the tier say it for good.
+pub const QUARANTINED_MAX: usize = 256;
+
 /// Requests that wait at once; one more is refused.
 pub const WAITERS_MAX: usize = 65_536;
 

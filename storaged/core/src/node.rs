@@ -19,6 +19,7 @@ use crate::place::RunProposal;
 use crate::place::{Blocks, Group, GroupError, Member, groups};
 use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::table::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Told, Waiter};
+use crate::trickle::Curation;
 
 /// When checkpoints go to the durable tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +105,7 @@ pub struct Node {
     pub(crate) planned: Vec<Arc<ManifestBytes>>,
     pub(crate) rates: crate::restore::Rates,
     pub(crate) measured: crate::encode::MeasuredRates,
+    pub(crate) tier: crate::trickle::TierHealth,
     pub(crate) next: u64,
     pub(crate) repeat_at: Now,
 }
@@ -152,6 +154,7 @@ impl Node {
             planned: Vec::new(),
             rates: crate::restore::Rates::default(),
             measured: crate::encode::MeasuredRates::default(),
+            tier: crate::trickle::TierHealth::default(),
             next: 0,
             repeat_at: Now(0),
         })
@@ -221,6 +224,8 @@ impl Node {
             } => self.uploaded(manifest, rank, outcome),
             Input::Published { manifest, outcome } => self.published(manifest, outcome),
             Input::DurableListed { query, outcome } => self.durable_listed(query, outcome),
+            Input::Curated { id, outcome } => self.curated(id, outcome),
+            Input::DurableState(outcome) => self.tier_answered(outcome.err().as_ref()),
             Input::Fetched { slot, outcome } => self.fetched(slot, outcome),
             Input::Checked { query, outcomes } => self.checked(query, outcomes),
         }
@@ -321,6 +326,10 @@ impl Node {
             Request::RestartSafe { bears } => self.restart_safe(id, bears),
             Request::List { namespace } => self.list(id, namespace.as_ref()),
             Request::Verify { step, timeout_ms } => self.verify(id, step, timeout_ms),
+            Request::Keep { run, step, keep } => {
+                self.curate(id, Curation::Keep { run, step, keep })
+            }
+            Request::Remove(removal) => self.curate(id, Curation::Remove(removal)),
         };
         if let Err(refusal) = outcome {
             self.reply(id, Reply::Refused(refusal));
@@ -418,6 +427,11 @@ impl Node {
             PeerMessage::DurableFailed { manifest, reason } => {
                 self.durable_failed(manifest, reason);
             }
+            PeerMessage::Quarantined {
+                manifest,
+                key,
+                reason,
+            } => self.learn_quarantine(from, manifest, key, reason),
             PeerMessage::Durable { manifest } => {
                 self.told_state(from, manifest, CheckpointState::Durable, None);
             }

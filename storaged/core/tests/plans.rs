@@ -192,7 +192,7 @@ fn nothing_found_and_a_tier_that_cannot_be_read_is_not_nothing_saved() {
         let id = plan(&mut cluster, 0, 5_000, false);
         let (refused, took) = answer(&mut cluster, id);
         let (code, text) = refused.unwrap_err();
-        assert_eq!(code, RefusalCode::Durable, "{text}");
+        assert_eq!(code, RefusalCode::DurableUnavailable, "{text}");
         assert!(took <= within, "{took}");
     }
 }

@@ -6,13 +6,14 @@ mod inspect;
 mod plan_encode;
 mod restart_safe;
 mod run;
+mod tier;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
-use storaged_sdk::wire::local::Role;
+use storaged_sdk::wire::local::{Keep, Role};
 use storaged_sdk::wire::{Namespace, Step};
 use storaged_sdk::{Client, ClientError, ConnectOptions, DEFAULT_SOCKET};
 use thiserror::Error;
@@ -101,6 +102,12 @@ enum Command {
     Verify(inspect::VerifyArgs),
     /// Say whether this node may be restarted now without losing anything; exit code 1 if not
     RestartSafe(restart_safe::RestartSafeArgs),
+    /// Keep a checkpoint in the durable tier whatever the retention says
+    Pin(tier::PinArgs),
+    /// Let the retention have it again
+    Unpin(tier::PinArgs),
+    /// Remove checkpoints from the durable tier
+    Rm(tier::RmArgs),
     /// Make certificates for a cluster
     #[command(subcommand)]
     Cert(cert::CertCommand),
@@ -188,6 +195,9 @@ pub fn main() -> Result<(), CliError> {
         Command::Plan(args) => inspect::plan(&args),
         Command::Verify(args) => inspect::verify(&args),
         Command::RestartSafe(args) => restart_safe::restart_safe(&args),
+        Command::Pin(args) => tier::pin(&args, Keep::Pin),
+        Command::Unpin(args) => tier::pin(&args, Keep::Unpin),
+        Command::Rm(args) => tier::rm(&args),
         Command::Cert(command) => cert::cert(command),
         Command::Config(args) => run::config(&args),
         Command::Bench(args) => bench::bench(&args),

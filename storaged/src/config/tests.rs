@@ -106,6 +106,7 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[encode]\ncores = []", "encode.cores"),
         ("[encode.node_rates]\nn7 = '1MB'", "encode.node_rates"),
         ("[trickle]\nincrements = 33", "trickle.increments"),
+        ("[trickle]\nkeep_every = 10", "trickle.keep_every"),
         ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
         (
             "tls = { ca = 'a', certificate = 'b', key = 'c' }\nnode = { name = 'b' }\n\

@@ -97,6 +97,7 @@ impl Daemon {
             self.executor.blocks_in_flight(),
             self.executor.blocks_in_flight_most(),
         );
+        metrics.observe_tier(self.node.tier_fault());
         metrics.observe_link_rates(&self.node.measured_rates());
         let objections = self.node.restart_objections(None).len();
         metrics.observe_standings(&self.node.standings(), objections);

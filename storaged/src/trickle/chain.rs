@@ -9,10 +9,12 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use storaged_codec::delta::{Basis, Coder, Record};
 use storaged_codec::{ChunkSize, Digest, digest, leaf_digest};
+use storaged_core::DurableFault;
 use storaged_wire::{IncrementBase, IncrementIndex, Manifest, ManifestBytes, Rank};
 
+use super::fault::{damaged, local};
 use super::store::StoreError;
-use super::{Trickle, in_words, increment, object, packed, shard_object};
+use super::{Trickle, increment, object, packed, shard_object};
 
 /// Ranks whose chains are looked at when checkpoints are listed.
 const RANKS_ASKED: usize = 4;
@@ -75,11 +77,13 @@ impl Level {
         self.manifest.manifest().chunk
     }
 
-    fn check(&self, chunks: &Range<u64>, bytes: &[u8]) -> Result<(), String> {
+    fn check(&self, chunks: &Range<u64>, bytes: &[u8]) -> Result<(), DurableFault> {
         for (index, block) in chunks.clone().zip(bytes.chunks(self.chunk().bytes())) {
             if self.leaves.get(index as usize) != Some(&leaf_digest(block, index)) {
                 let step = self.manifest.manifest().step;
-                return Err(format!("step {step}: digest mismatch in chunk {index}"));
+                return Err(damaged(format!(
+                    "step {step}: digest mismatch in chunk {index}"
+                )));
             }
         }
         Ok(())
@@ -98,7 +102,7 @@ impl Trickle {
         &self,
         manifest: &ManifestBytes,
         rank: Rank,
-    ) -> Result<Stored, String> {
+    ) -> Result<Stored, DurableFault> {
         if let Some(index) = self.increment_index(manifest, rank).await? {
             return Ok(Stored::Increment(index));
         }
@@ -110,24 +114,24 @@ impl Trickle {
         &self,
         manifest: &ManifestBytes,
         rank: Rank,
-    ) -> Result<Option<IncrementIndex>, String> {
+    ) -> Result<Option<IncrementIndex>, DurableFault> {
         let record = manifest.manifest();
         let key = object(record, &increment::index_object(rank))?;
         let bytes = match self.store.get(&key, None).await {
             Err(StoreError::NotFound { .. }) => return Ok(None),
-            outcome => outcome.map_err(in_words)?,
+            outcome => outcome.map_err(DurableFault::from)?,
         };
-        let index =
-            IncrementIndex::from_object(&bytes).map_err(|error| format!("{key}: {error}"))?;
-        let entry = record.shard(rank).ok_or("no such rank")?;
+        let index = IncrementIndex::from_object(&bytes)
+            .map_err(|error| damaged(format!("{key}: {error}")))?;
+        let entry = record.shard(rank).ok_or_else(|| damaged("no such rank"))?;
         let expected = (manifest.name(), rank, record.chunk.count(entry.length));
         let got = (index.manifest, index.rank, index.ends.len() as u64);
         match expected == got {
             true => Ok(Some(index)),
-            false => Err(format!(
+            false => Err(damaged(format!(
                 "{key}: expected the index of {} rank {} with {} records, got that of {} rank {} with {}",
                 expected.0, expected.1, expected.2, got.0, got.1, got.2
-            )),
+            ))),
         }
     }
 
@@ -136,7 +140,7 @@ impl Trickle {
         &self,
         manifest: &Arc<ManifestBytes>,
         rank: Rank,
-    ) -> Result<Chain, String> {
+    ) -> Result<Chain, DurableFault> {
         let mut levels: Vec<Level> = Vec::new();
         let mut current = manifest.clone();
         loop {
@@ -158,7 +162,10 @@ impl Trickle {
 
     /// Whether what increments of this checkpoint build on is still there, as far as a few ranks tell: a folder that
     /// somebody removed is noticed before a restart begins, not in the midst of it.
-    pub(super) async fn bases_are_there(&self, manifest: &ManifestBytes) -> Result<(), String> {
+    pub(super) async fn bases_are_there(
+        &self,
+        manifest: &ManifestBytes,
+    ) -> Result<(), DurableFault> {
         let ranks = manifest.manifest().shards.len();
         let count = RANKS_ASKED.min(ranks);
         let asked = (0..count).map(|turn| turn * ranks / count);
@@ -166,7 +173,7 @@ impl Trickle {
         futures::future::try_join_all(checks).await.map(|_| ())
     }
 
-    async fn bases_of(&self, manifest: &ManifestBytes, rank: Rank) -> Result<(), String> {
+    async fn bases_of(&self, manifest: &ManifestBytes, rank: Rank) -> Result<(), DurableFault> {
         let mut below = None;
         for _ in 0..=IncrementIndex::DEPTH_MAX {
             let current = below.as_deref().unwrap_or(manifest);
@@ -183,13 +190,16 @@ impl Trickle {
         &self,
         above: &ManifestBytes,
         index: &IncrementIndex,
-    ) -> Result<Arc<ManifestBytes>, String> {
+    ) -> Result<Arc<ManifestBytes>, DurableFault> {
         let (above, base) = (above.manifest(), &index.base);
-        self.sound_base(above, base).await.map_err(|reason| {
-            format!(
+        self.sound_base(above, base).await.map_err(|fault| {
+            let DurableFault::Damaged(reason) = fault else {
+                return fault;
+            };
+            damaged(format!(
                 "step {} is an increment ({} above a full copy) on step {} of run {}, which cannot be used: {reason}",
                 above.step, index.depth, base.step, base.run
-            )
+            ))
         })
     }
 
@@ -197,29 +207,32 @@ impl Trickle {
         &self,
         above: &Manifest,
         base: &IncrementBase,
-    ) -> Result<Arc<ManifestBytes>, String> {
+    ) -> Result<Arc<ManifestBytes>, DurableFault> {
         if (base.run, base.step) >= (above.run, above.step) {
-            return Err("it is not older".into());
+            return Err(damaged("it is not older"));
         }
         let found = self
             .manifest_at(&above.namespace, base.run, base.step)
             .await?;
         if found.name() != base.manifest {
-            return Err(format!(
+            return Err(damaged(format!(
                 "expected manifest {}, got {}",
                 base.manifest,
                 found.name()
-            ));
+            )));
         }
         match found.manifest().chunk == above.chunk {
             true => Ok(Arc::new(found)),
-            false => Err("its chunks have another size".into()),
+            false => Err(damaged("its chunks have another size")),
         }
     }
 
-    async fn level(&self, manifest: Arc<ManifestBytes>, rank: Rank) -> Result<Level, String> {
+    async fn level(&self, manifest: Arc<ManifestBytes>, rank: Rank) -> Result<Level, DurableFault> {
         let record = manifest.manifest();
-        let length = record.shard(rank).ok_or("no such rank")?.length;
+        let length = record
+            .shard(rank)
+            .ok_or_else(|| damaged("no such rank"))?
+            .length;
         let leaves = self.leaves(record, rank).await?;
         let stored = self.stored(&manifest, rank).await?;
         Ok(Level {
@@ -236,7 +249,7 @@ impl Trickle {
         &self,
         chain: &Arc<Chain>,
         chunks: Range<u64>,
-    ) -> Result<Bytes, String> {
+    ) -> Result<Bytes, DurableFault> {
         let mut windows: Vec<Window> = Vec::new();
         let mut wanted = chunks;
         let mut lowest = None;
@@ -257,13 +270,11 @@ impl Trickle {
         }
         let chain = chain.clone();
         let work = move || put_together(&chain, lowest, windows);
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(|error| error.to_string())?
+        tokio::task::spawn_blocking(work).await.map_err(local)?
     }
 
     /// Chunks of a level that stands alone.
-    async fn read_alone(&self, level: &Level, chunks: &Range<u64>) -> Result<Bytes, String> {
+    async fn read_alone(&self, level: &Level, chunks: &Range<u64>) -> Result<Bytes, DurableFault> {
         let record = level.manifest.manifest();
         let window = level.bytes_of(chunks);
         match &level.stored {
@@ -273,7 +284,10 @@ impl Trickle {
             }
             _ => {
                 let key = object(record, &shard_object(level.rank))?;
-                self.store.get(&key, Some(window)).await.map_err(in_words)
+                self.store
+                    .get(&key, Some(window))
+                    .await
+                    .map_err(DurableFault::from)
             }
         }
     }
@@ -284,20 +298,26 @@ impl Trickle {
         level: &Level,
         index: &IncrementIndex,
         chunks: &Range<u64>,
-    ) -> Result<Window, String> {
+    ) -> Result<Window, DurableFault> {
         let record = level.manifest.manifest();
         let key = object(record, &increment::records_object(level.rank))?;
         let chunks = chunks.start..chunks.end.min(index.ends.len() as u64);
-        let place = index.place(&chunks).ok_or("no such records")?;
+        let place = index
+            .place(&chunks)
+            .ok_or_else(|| damaged("no such records"))?;
         let start = place.start;
-        let bytes = self.store.get(&key, Some(place)).await.map_err(in_words)?;
+        let bytes = self
+            .store
+            .get(&key, Some(place))
+            .await
+            .map_err(DurableFault::from)?;
         let mut records = Vec::new();
         let mut from = 0;
         for chunk in chunks.clone() {
             let to = (index.ends[chunk as usize] - start) as usize;
             let one = bytes.slice(from..to);
             if digest(&one) != index.digests[chunk as usize] {
-                return Err(format!("{key}: digest mismatch in record {chunk}"));
+                return Err(damaged(format!("{key}: digest mismatch in record {chunk}")));
             }
             records.push(one);
             from = to;
@@ -312,7 +332,7 @@ impl Trickle {
 
 impl Window {
     /// The bytes of the basis that the records need, from the first to the last; none if they stand alone.
-    fn needs(&self, level: &Level) -> Result<Option<Range<u64>>, String> {
+    fn needs(&self, level: &Level) -> Result<Option<Range<u64>>, DurableFault> {
         let mut all: Option<Range<u64>> = None;
         for (index, bytes) in self.chunks.clone().zip(&self.records) {
             let record = Record::parse(bytes).map_err(|error| wrong(level, index, &error))?;
@@ -324,12 +344,12 @@ impl Window {
             let near =
                 near.start * level.chunk().bytes() as u64..near.end * level.chunk().bytes() as u64;
             if needs.start < near.start || needs.end > near.end {
-                return Err(format!(
+                return Err(damaged(format!(
                     "step {}: record {index} needs bytes {}..{} of its base, which are not its neighbours",
                     level.manifest.manifest().step,
                     needs.start,
                     needs.end
-                ));
+                )));
             }
             all = Some(all.map_or(needs.clone(), |all| {
                 all.start.min(needs.start)..all.end.max(needs.end)
@@ -343,7 +363,7 @@ impl Window {
         coder: &mut Coder,
         level: &Level,
         below: Option<&Piece>,
-    ) -> Result<Piece, String> {
+    ) -> Result<Piece, DurableFault> {
         let whole = level.bytes_of(&self.chunks);
         let mut bytes = BytesMut::zeroed((whole.end - whole.start) as usize);
         let basis = below.map(|piece| Basis {
@@ -368,8 +388,8 @@ fn put_together(
     chain: &Chain,
     lowest: Option<(usize, Range<u64>, Bytes)>,
     windows: Vec<Window>,
-) -> Result<Bytes, String> {
-    let mut coder = Coder::new().map_err(|error| error.to_string())?;
+) -> Result<Bytes, DurableFault> {
+    let mut coder = Coder::new().map_err(local)?;
     let mut below = None;
     if let Some((number, chunks, bytes)) = lowest {
         let level = &chain.levels[number];
@@ -388,9 +408,9 @@ fn put_together(
     Ok(below.map_or_else(Bytes::new, |piece| piece.bytes))
 }
 
-fn too_long(manifest: &ManifestBytes) -> String {
+fn too_long(manifest: &ManifestBytes) -> DurableFault {
     let step = manifest.manifest().step;
-    format!("step {step}: its chain is too long")
+    damaged(format!("step {step}: its chain is too long"))
 }
 
 fn chunks_of(bytes: &Range<u64>, chunk: ChunkSize) -> Range<u64> {
@@ -398,9 +418,9 @@ fn chunks_of(bytes: &Range<u64>, chunk: ChunkSize) -> Range<u64> {
     bytes.start / each..bytes.end.div_ceil(each)
 }
 
-fn wrong(level: &Level, index: u64, error: &storaged_codec::delta::DeltaError) -> String {
+fn wrong(level: &Level, index: u64, error: &storaged_codec::delta::DeltaError) -> DurableFault {
     let step = level.manifest.manifest().step;
-    format!("step {step}: record {index}: {error}")
+    damaged(format!("step {step}: record {index}: {error}"))
 }
 
 /// The name of the object that holds a shard's bytes, and its length.

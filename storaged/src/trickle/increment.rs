@@ -12,13 +12,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use storaged_codec::delta::{Basis, CostModel, DeltaWriter, Kind, LinkRate, Processor, Tally};
 use storaged_codec::{ChunkSize, Digest, digest};
+use storaged_core::DurableFault;
 use storaged_core::UploadBase;
 use storaged_core::encode::SlotShard;
 use storaged_wire::{IncrementBase, IncrementIndex, ManifestBytes, Rank, Step};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Trickle, in_words, object};
+use super::fault::local;
+use super::{Trickle, object};
 use crate::memory::Memory;
 
 /// Parts that wait for the store.
@@ -72,8 +74,8 @@ impl MeasuredRate {
         self.0.store(mixed.max(1.0).to_bits(), Ordering::Relaxed);
     }
 
-    fn link(&self) -> Result<LinkRate, String> {
-        LinkRate::new(self.get()).map_err(|error| error.to_string())
+    fn link(&self) -> Result<LinkRate, DurableFault> {
+        LinkRate::new(self.get()).map_err(local)
     }
 }
 
@@ -94,7 +96,7 @@ impl Trickle {
         rank: Rank,
         shard: &SlotShard,
         base: &UploadBase,
-    ) -> Result<Option<IncrementReport>, String> {
+    ) -> Result<Option<IncrementReport>, DurableFault> {
         let record = manifest.manifest();
         let of = base.manifest.manifest();
         if shard.length == 0 || of.chunk != record.chunk {
@@ -102,10 +104,12 @@ impl Trickle {
         }
         let depth = match self.chain(&base.manifest, rank).await {
             Ok(chain) => chain.depth() + 1,
-            Err(reason) => {
+            Err(fault @ DurableFault::Damaged(_)) => {
+                let reason = fault.to_string();
                 tracing::warn!(%rank, step = %of.step, reason, "no increment on this base; a full copy instead");
                 return Ok(None);
             }
+            Err(fault) => return Err(fault),
         };
         if depth > self.limits.increments {
             return Ok(None);
@@ -127,8 +131,7 @@ impl Trickle {
             digests: written.digests,
         };
         let key = object(record, &index_object(rank))?;
-        let put = self.store.put_new(&key, index.to_object().into()).await;
-        put.map_err(in_words)?;
+        self.put_mine(&key, index.to_object().into()).await?;
         Ok(Some(IncrementReport {
             base: of.step,
             depth,
@@ -144,13 +147,13 @@ impl Trickle {
         rank: Rank,
         shard: &SlotShard,
         base: &SlotShard,
-    ) -> Result<Written, String> {
+    ) -> Result<Written, DurableFault> {
         let record = manifest.manifest();
         let key = object(record, &records_object(rank))?;
         let part_bytes = self.part_bytes(record, shard.length)?;
         // Encodings depend on measured times, so an earlier life's parts are of no use: begin anew.
         let begun = self.store.begin(&key, part_bytes).await;
-        let mut upload = begun.map_err(in_words)?;
+        let mut upload = begun.map_err(DurableFault::from)?;
         let (parts, mut ready) = mpsc::channel(PARTS_WAITING);
         let maker = RecordMaker {
             memory: self.memory.clone(),
@@ -166,10 +169,10 @@ impl Trickle {
             self.put_once(&mut upload, number, part).await?;
             number += 1;
         }
-        let written = making.await.map_err(|error| error.to_string())??;
+        let written = making.await.map_err(local)??;
         let total = written.ends.last().copied().unwrap_or(0);
         let done = self.store.complete(&upload, total).await;
-        done.map_err(in_words)?;
+        done.map_err(DurableFault::from)?;
         Ok(written)
     }
 }
@@ -185,9 +188,9 @@ struct RecordMaker {
 }
 
 impl RecordMaker {
-    fn make(mut self, parts: &mpsc::Sender<Bytes>) -> Result<Written, String> {
+    fn make(mut self, parts: &mpsc::Sender<Bytes>) -> Result<Written, DurableFault> {
         let model = CostModel::new(self.rate.link()?, Processor::WHOLE);
-        let mut writer = DeltaWriter::new(model, None).map_err(|error| error.to_string())?;
+        let mut writer = DeltaWriter::new(model, None).map_err(local)?;
         let (mut ends, mut digests) = (Vec::new(), Vec::new());
         let (mut waiting, mut total) = (Vec::new(), 0);
         let mut block = vec![0; self.chunk.bytes()];
@@ -221,26 +224,26 @@ impl RecordMaker {
         index: u64,
         block: &mut [u8],
         out: &mut Vec<u8>,
-    ) -> Result<(), String> {
+    ) -> Result<(), DurableFault> {
         let place = self.chunk.range(index, self.shard.length);
         if self.base.has_same(&self.shard, index, &place) {
             let written = writer.write_clean(place, out);
-            return written.map_err(|error| error.to_string());
+            return written.map_err(local);
         }
         let read = self.memory.read_chunk(&self.shard, index, block);
-        let filled = read.map_err(|fault| format!("{fault:?}"))?;
+        let filled = read.map_err(|fault| local(format!("{fault:?}")))?;
         let basis = self.base.around(index);
         let began = Instant::now();
         let mut clock = move || began.elapsed().as_secs_f64();
         let written = writer.write(place.start, &block[..filled], basis, &mut clock, out);
-        written.map(|_| ()).map_err(|error| error.to_string())
+        written.map(|_| ()).map_err(local)
     }
 }
 
-fn send(parts: &mpsc::Sender<Bytes>, part: Vec<u8>) -> Result<(), String> {
+fn send(parts: &mpsc::Sender<Bytes>, part: Vec<u8>) -> Result<(), DurableFault> {
     // The receiver is gone if the upload failed, and then it says why.
     let sent = parts.blocking_send(part.into());
-    sent.map_err(|_| "the upload ended early".into())
+    sent.map_err(|_| local("the upload ended early"))
 }
 
 /// The base's chunks around the one that is written: each read from RAM once, and verified then.

@@ -5,8 +5,15 @@
 //! is written last and only if absent. What no manifest names does not exist.
 
 mod chain;
+mod fault;
 mod increment;
+mod index;
+mod leftover;
+mod listing;
 mod packed;
+mod publish;
+mod removal;
+mod retention;
 pub mod store;
 #[cfg(test)]
 mod tests;
@@ -16,21 +23,20 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use storaged_codec::{Digest, leaf_digest, root_digest};
-use storaged_core::UploadBase;
 use storaged_core::encode::SlotShard;
+use storaged_core::{DurableFault, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 use tokio::sync::Semaphore;
 
 use crate::memory::Memory;
-use chain::{Stored, expected_object};
+use fault::{damaged, local};
 pub use increment::IncrementReport;
 use increment::MeasuredRate;
-use store::{KeyPrefix, ObjectKey, PartBytes, PartNumber, Store, StoreError, Upload};
+pub use retention::Retention;
+use store::{ObjectKey, PartBytes, PartNumber, Store, StoreError, Upload};
 
 /// Shards uploaded at once: each holds one part in RAM.
 const UPLOADS_AT_ONCE: usize = 2;
-/// Manifests that a listing reads, newest first: a damaged newest one must not hide the next.
-const LISTED_MAX: usize = 4;
 /// Largest `.metadata` object.
 const TORCH_METADATA_BYTES_MAX: usize = 1 << 30;
 /// Bytes fetched from the durable tier at once.
@@ -49,6 +55,8 @@ pub struct TrickleLimits {
     pub packing: Packing,
     /// Most increments in a row before the next full copy; 0 for full copies only.
     pub increments: u32,
+    /// What stays in the tier.
+    pub retention: Retention,
 }
 
 /// What a copy took.
@@ -80,9 +88,13 @@ pub struct Trickle {
     limits: TrickleLimits,
     turns: Semaphore,
     rate: Arc<MeasuredRate>,
+    sent: leftover::Sent,
+    /// One tidying at a time.
+    tidying: tokio::sync::Mutex<()>,
+    sightings: retention::Sightings,
 }
 
-fn object(manifest: &Manifest, name: &str) -> Result<ObjectKey, String> {
+fn object(manifest: &Manifest, name: &str) -> Result<ObjectKey, DurableFault> {
     object_at(&manifest.namespace, manifest.run, manifest.step, name)
 }
 
@@ -91,9 +103,9 @@ fn object_at(
     run: RunId,
     step: Step,
     name: &str,
-) -> Result<ObjectKey, String> {
+) -> Result<ObjectKey, DurableFault> {
     let key = format!("{namespace}/run-{run}/step-{step}/{name}");
-    key.parse().map_err(in_words)
+    key.parse().map_err(DurableFault::from)
 }
 
 /// Name of a rank's data object within a checkpoint's folder; the trainer writes it into `.metadata`.
@@ -103,10 +115,6 @@ pub fn shard_object(rank: Rank) -> String {
 
 fn leaves_object(rank: Rank) -> String {
     format!("storaged.leaves.{rank}")
-}
-
-fn in_words(error: StoreError) -> String {
-    crate::driver::chain(&error)
 }
 
 impl Trickle {
@@ -122,52 +130,64 @@ impl Trickle {
             limits,
             turns: Semaphore::new(UPLOADS_AT_ONCE),
             rate: Arc::new(MeasuredRate::new(limits.rate)),
+            sent: leftover::Sent::default(),
+            tidying: tokio::sync::Mutex::default(),
+            sightings: retention::Sightings::default(),
         }
     }
 
-    async fn length(&self, key: &ObjectKey) -> Result<Option<u64>, String> {
+    async fn length(&self, key: &ObjectKey) -> Result<Option<u64>, DurableFault> {
         match self.store.length(key).await {
             Ok(length) => Ok(Some(length)),
             Err(StoreError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(in_words(error)),
+            Err(error) => Err(error.into()),
         }
     }
 
     /// Copies a shard, as an increment if there is a base for it: parts that are there already are left.
     ///
     /// # Errors
-    /// In words; the upload can be tried again and goes on where it was.
+    /// Why not; the upload can be tried again and goes on where it was.
     pub async fn upload(
         &self,
-        manifest: &ManifestBytes,
+        manifest: &Arc<ManifestBytes>,
         rank: Rank,
         shard: &SlotShard,
         base: Option<&UploadBase>,
-    ) -> Result<Copied, String> {
+    ) -> Result<Copied, DurableFault> {
         let turn = self.turns.acquire().await;
-        let _turn = turn.map_err(|error| error.to_string())?;
-        let record = manifest.manifest();
-        let stored = self.stored(manifest, rank).await?;
-        let (name, length) = expected_object(&stored, rank, shard.length);
-        let there = self.length(&object(record, &name)?).await? == Some(length);
-        let (mut stored, mut increment) = (length, None);
-        if !there {
-            if let Some(base) = base {
-                increment = self.upload_increment(manifest, rank, shard, base).await?;
-            }
-            stored = match &increment {
-                Some(increment) => increment.bytes,
-                None => self.upload_alone(record, rank, shard).await?,
-            };
+        let _turn = turn.map_err(local)?;
+        match self.upload_checked(manifest, rank, shard, base).await {
+            Ok(copied) => Ok(copied),
+            Err(fault) => Err(self.of_writing(fault).await),
         }
-        let table: Vec<u8> = shard
-            .leaves
-            .iter()
-            .flat_map(|leaf| *leaf.as_bytes())
-            .collect();
+    }
+
+    async fn upload_checked(
+        &self,
+        manifest: &Arc<ManifestBytes>,
+        rank: Rank,
+        shard: &SlotShard,
+        base: Option<&UploadBase>,
+    ) -> Result<Copied, DurableFault> {
+        let record = manifest.manifest();
+        let mut increment = None;
+        let stored = match self.found(manifest, rank, shard).await? {
+            Some(length) => length,
+            None => {
+                if let Some(base) = base {
+                    increment = self.upload_increment(manifest, rank, shard, base).await?;
+                }
+                let stored = match &increment {
+                    Some(increment) => increment.bytes,
+                    None => self.upload_alone(record, rank, shard).await?,
+                };
+                self.sent.note(manifest.name(), rank, stored);
+                stored
+            }
+        };
         let leaves = object(record, &leaves_object(rank))?;
-        let put = self.store.put_new(&leaves, table.into()).await;
-        put.map_err(in_words)?;
+        self.put_mine(&leaves, leftover::table_of(shard)).await?;
         Ok(Copied {
             bytes: shard.length,
             stored,
@@ -180,7 +200,7 @@ impl Trickle {
         manifest: &Manifest,
         rank: Rank,
         shard: &SlotShard,
-    ) -> Result<u64, String> {
+    ) -> Result<u64, DurableFault> {
         match self.limits.packing {
             Packing::Zstd => self.upload_packed(manifest, rank, shard).await,
             Packing::None => {
@@ -196,22 +216,21 @@ impl Trickle {
         key: &ObjectKey,
         manifest: &Manifest,
         shard: &SlotShard,
-    ) -> Result<(), String> {
+    ) -> Result<(), DurableFault> {
         if shard.length == 0 {
             return self
                 .store
                 .put_new(key, Bytes::new())
                 .await
-                .map_err(in_words);
+                .map_err(DurableFault::from);
         }
         let part_bytes = self.part_bytes(manifest, shard.length)?;
         let mut upload = self
             .store
             .resume_or_begin(key, part_bytes)
             .await
-            .map_err(in_words)?;
-        let parts =
-            u32::try_from(part_bytes.parts_of(shard.length)).map_err(|error| error.to_string())?;
+            .map_err(DurableFault::from)?;
+        let parts = u32::try_from(part_bytes.parts_of(shard.length)).map_err(local)?;
         for number in 0..parts {
             let start = u64::from(number) * part_bytes.get();
             let range = start..(start + part_bytes.get()).min(shard.length);
@@ -221,11 +240,11 @@ impl Trickle {
         self.store
             .complete(&upload, shard.length)
             .await
-            .map_err(in_words)
+            .map_err(DurableFault::from)
     }
 
     /// Size of a shard's parts: larger ones for a shard of very many, and never a part of a chunk.
-    fn part_bytes(&self, manifest: &Manifest, length: u64) -> Result<PartBytes, String> {
+    fn part_bytes(&self, manifest: &Manifest, length: u64) -> Result<PartBytes, DurableFault> {
         let limits = self.store.limits();
         // A sixty-fourth more than the shard: packing may make what cannot shrink a little longer.
         let longest = length.saturating_add(length / 64);
@@ -236,11 +255,16 @@ impl Trickle {
             .max(limits.part_bytes_min)
             .max(fewest);
         let whole = wanted.next_multiple_of(manifest.chunk.bytes() as u64);
-        PartBytes::new(whole, &limits).map_err(in_words)
+        PartBytes::new(whole, &limits).map_err(DurableFault::from)
     }
 
     /// Writes a part unless an earlier life of the daemon has written it.
-    async fn put_once(&self, upload: &mut Upload, number: u32, bytes: Bytes) -> Result<(), String> {
+    async fn put_once(
+        &self,
+        upload: &mut Upload,
+        number: u32,
+        bytes: Bytes,
+    ) -> Result<(), DurableFault> {
         let number = PartNumber(number);
         let there = upload.done().get(&number);
         if there.is_some_and(|part| part.matches(&bytes)) {
@@ -248,7 +272,7 @@ impl Trickle {
         }
         let (length, began) = (bytes.len(), tokio::time::Instant::now());
         let state = self.store.put_part(upload, number, bytes).await;
-        upload.note(number, state.map_err(in_words)?);
+        upload.note(number, state.map_err(DurableFault::from)?);
         self.rate.note(length, began.elapsed().as_secs_f64());
         Ok(())
     }
@@ -259,7 +283,7 @@ impl Trickle {
         manifest: &Manifest,
         shard: &SlotShard,
         range: Range<u64>,
-    ) -> Result<Bytes, String> {
+    ) -> Result<Bytes, DurableFault> {
         let (memory, shard, chunk) = (self.memory.clone(), shard.clone(), manifest.chunk);
         let read = move || {
             let mut part = BytesMut::zeroed((range.end - range.start) as usize);
@@ -267,123 +291,45 @@ impl Trickle {
             for (index, block) in (first..).zip(part.chunks_mut(chunk.bytes())) {
                 memory
                     .read_chunk(&shard, index, block)
-                    .map_err(|fault| format!("{fault:?}"))?;
+                    .map_err(|fault| local(format!("{fault:?}")))?;
             }
             Ok(part.freeze())
         };
-        tokio::task::spawn_blocking(read)
-            .await
-            .map_err(|error| error.to_string())?
+        tokio::task::spawn_blocking(read).await.map_err(local)?
     }
 
-    /// Writes `.metadata`, then the manifest: all shards are there.
+    /// Reads ranges of a shard into a slot, every chunk verified. No ranges: all of it. A checkpoint that proves damaged
+    /// is quarantined.
     ///
     /// # Errors
-    /// In words.
-    pub async fn publish(&self, manifest: &ManifestBytes) -> Result<(), String> {
-        let record = manifest.manifest();
-        let mut all_raw = true;
-        for entry in &record.shards {
-            let stored = self.stored(manifest, entry.rank).await?;
-            all_raw &= matches!(stored, Stored::Raw);
-            let (name, expected) = expected_object(&stored, entry.rank, entry.length);
-            let key = object(record, &name)?;
-            match self.length(&key).await? {
-                Some(got) if got == expected => {}
-                Some(got) => return Err(format!("{key}: expected {expected} bytes, got {got}")),
-                None => return Err(format!("{key}: expected {expected} bytes, got no object")),
-            }
-        }
-        if all_raw && !record.torch_metadata.is_empty() {
-            let metadata = unpack(&record.torch_metadata)?;
-            let key = object(record, ".metadata")?;
-            self.store
-                .put_new(&key, metadata.into())
-                .await
-                .map_err(in_words)?;
-        }
-        let key = object(record, MANIFEST_OBJECT)?;
-        let object = manifest_object(manifest);
-        self.store.put_new(&key, object).await.map_err(in_words)
-    }
-
-    /// The newest manifests of a namespace that can be read and are sound, newest first.
-    ///
-    /// # Errors
-    /// In words, if the store cannot be listed.
-    pub async fn list(&self, namespace: &Namespace) -> Result<Vec<Arc<ManifestBytes>>, String> {
-        let folder: ObjectKey = namespace.as_str().parse().map_err(in_words)?;
-        let entries = self
-            .store
-            .list(&KeyPrefix::folder(folder))
-            .await
-            .map_err(in_words)?;
-        let mut places: Vec<(RunId, Step, ObjectKey)> = entries
-            .into_iter()
-            .filter_map(|entry| {
-                place_of(namespace, &entry.key).map(|(run, step)| (run, step, entry.key))
-            })
-            .collect();
-        places.sort_by_key(|(run, step, _)| std::cmp::Reverse((*run, *step)));
-        let mut found = Vec::new();
-        for (run, step, key) in places {
-            match self.usable_at(namespace, run, step).await {
-                Ok(manifest) => found.push(Arc::new(manifest)),
-                Err(reason) => {
-                    tracing::warn!(%key, reason, "a checkpoint in the durable tier cannot be used")
-                }
-            }
-            if found.len() >= LISTED_MAX {
-                break;
-            }
-        }
-        Ok(found)
-    }
-
-    async fn usable_at(
-        &self,
-        namespace: &Namespace,
-        run: RunId,
-        step: Step,
-    ) -> Result<ManifestBytes, String> {
-        let manifest = self.manifest_at(namespace, run, step).await?;
-        self.bases_are_there(&manifest).await?;
-        Ok(manifest)
-    }
-
-    async fn manifest_at(
-        &self,
-        namespace: &Namespace,
-        run: RunId,
-        step: Step,
-    ) -> Result<ManifestBytes, String> {
-        let key = object_at(namespace, run, step, MANIFEST_OBJECT)?;
-        let bytes = self.store.get(&key, None).await.map_err(in_words)?;
-        let manifest = read_manifest_object(&bytes)?;
-        let record = manifest.manifest();
-        let in_place = record.namespace == *namespace && record.run == run && record.step == step;
-        match in_place {
-            true => Ok(manifest),
-            false => Err(format!(
-                "it is of run {} step {} of {}",
-                record.run, record.step, record.namespace
-            )),
-        }
-    }
-
-    /// Reads ranges of a shard into a slot, every chunk verified. No ranges: all of it.
-    ///
-    /// # Errors
-    /// In words.
+    /// Why not.
     pub async fn fetch(
         &self,
         manifest: &Arc<ManifestBytes>,
         rank: Rank,
         slot: SlotId,
         ranges: &[Range<u64>],
-    ) -> Result<Arc<[Digest]>, String> {
+    ) -> Result<Arc<[Digest]>, DurableFault> {
+        match self.fetch_once(manifest, rank, slot, ranges).await {
+            Err(DurableFault::Damaged(_)) => {}
+            outcome => return outcome,
+        }
+        // Bytes may change on their way: only what is wrong twice is wrong where it lies.
+        match self.fetch_once(manifest, rank, slot, ranges).await {
+            Err(DurableFault::Damaged(reason)) => Err(self.quarantine(manifest, reason).await),
+            outcome => outcome,
+        }
+    }
+
+    async fn fetch_once(
+        &self,
+        manifest: &Arc<ManifestBytes>,
+        rank: Rank,
+        slot: SlotId,
+        ranges: &[Range<u64>],
+    ) -> Result<Arc<[Digest]>, DurableFault> {
         let record = manifest.manifest();
-        let entry = record.shard(rank).ok_or("no such rank")?;
+        let entry = record.shard(rank).ok_or_else(|| damaged("no such rank"))?;
         let chain = Arc::new(self.chain(manifest, rank).await?);
         let leaves = chain.leaves();
         let whole = std::iter::once(0..entry.length);
@@ -409,19 +355,25 @@ impl Trickle {
         Ok(leaves)
     }
 
-    async fn leaves(&self, manifest: &Manifest, rank: Rank) -> Result<Arc<[Digest]>, String> {
-        let entry = manifest.shard(rank).ok_or("no such rank")?;
+    async fn leaves(&self, manifest: &Manifest, rank: Rank) -> Result<Arc<[Digest]>, DurableFault> {
+        let entry = manifest
+            .shard(rank)
+            .ok_or_else(|| damaged("no such rank"))?;
         let key = object(manifest, &leaves_object(rank))?;
-        let table = self.store.get(&key, None).await.map_err(in_words)?;
+        let table = self
+            .store
+            .get(&key, None)
+            .await
+            .map_err(DurableFault::from)?;
         let (digests, rest) = table.as_chunks::<32>();
         let leaves: Vec<Digest> = digests.iter().map(Digest::from_bytes).collect();
         let root = root_digest(&leaves, entry.length, manifest.chunk);
         match rest.is_empty() && root == entry.root {
             true => Ok(leaves.into()),
-            false => Err(format!(
+            false => Err(damaged(format!(
                 "{key}: digest mismatch: expected the root {}, got {root}",
                 entry.root
-            )),
+            ))),
         }
     }
 
@@ -433,24 +385,23 @@ impl Trickle {
         slot: SlotId,
         at: u64,
         bytes: Bytes,
-    ) -> Result<(), String> {
+    ) -> Result<(), DurableFault> {
         let (memory, leaves, chunk) = (self.memory.clone(), leaves.clone(), manifest.chunk);
         let work = move || {
-            let slot = memory.slot(slot).ok_or("the slot is gone")?;
+            let slot = memory
+                .slot(slot)
+                .ok_or_else(|| damaged("the slot is gone"))?;
             let first = at / chunk.bytes() as u64;
             for (index, block) in (first..).zip(bytes.chunks(chunk.bytes())) {
                 if leaves.get(index as usize) != Some(&leaf_digest(block, index)) {
-                    return Err(format!("digest mismatch in chunk {index}"));
+                    return Err(damaged(format!("digest mismatch in chunk {index}")));
                 }
                 let offset = index * chunk.bytes() as u64;
-                slot.write_at(offset, block)
-                    .map_err(|error| error.to_string())?;
+                slot.write_at(offset, block).map_err(local)?;
             }
             Ok(())
         };
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(|error| error.to_string())?
+        tokio::task::spawn_blocking(work).await.map_err(local)?
     }
 }
 
@@ -461,30 +412,18 @@ fn manifest_object(manifest: &ManifestBytes) -> Bytes {
         .into()
 }
 
-fn read_manifest_object(object: &[u8]) -> Result<ManifestBytes, String> {
+fn read_manifest_object(object: &[u8]) -> Result<ManifestBytes, DurableFault> {
     let (bytes, name) = object
         .split_last_chunk::<32>()
-        .ok_or_else(|| format!("expected more than 32 bytes, got {}", object.len()))?;
+        .ok_or_else(|| damaged(format!("expected more than 32 bytes, got {}", object.len())))?;
     ManifestBytes::verify(bytes.to_vec(), Digest::from_bytes(name))
-        .map_err(|error| error.to_string())
+        .map_err(|error| damaged(error.to_string()))
 }
 
-/// The run and step of a manifest's key.
-fn place_of(namespace: &Namespace, key: &ObjectKey) -> Option<(RunId, Step)> {
-    let rest = key
-        .as_str()
-        .strip_prefix(namespace.as_str())?
-        .strip_prefix("/run-")?;
-    let (run, rest) = rest.split_once("/step-")?;
-    let (step, name) = rest.split_once('/')?;
-    let place = (run.parse().ok()?, Step::new(step.parse().ok()?));
-    (name == MANIFEST_OBJECT).then_some(place)
-}
-
-fn unpack(packed: &[u8]) -> Result<Vec<u8>, String> {
+fn unpack(packed: &[u8]) -> Result<Vec<u8>, DurableFault> {
     zstd::bulk::decompress(
         packed,
         TORCH_METADATA_BYTES_MAX.min(packed.len().saturating_mul(1000)),
     )
-    .map_err(|error| format!("the torch metadata cannot be unpacked: {error}"))
+    .map_err(|error| damaged(format!("the torch metadata cannot be unpacked: {error}")))
 }

@@ -7,11 +7,13 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
+use storaged_core::DurableFault;
 use storaged_core::encode::SlotShard;
 use storaged_wire::{Manifest, Rank};
 
+use super::fault::{damaged, local};
 use super::store::StoreError;
-use super::{Trickle, in_words, object};
+use super::{Trickle, object};
 
 /// zstd's fastest ordinary level: state hardly shrinks more at higher ones.
 const LEVEL: i32 = 1;
@@ -20,7 +22,7 @@ pub(super) fn packed_object(rank: Rank) -> String {
     format!("__{rank}_0.distcp.zst")
 }
 
-fn frames_object(rank: Rank) -> String {
+pub(super) fn frames_object(rank: Rank) -> String {
     format!("storaged.frames.{rank}")
 }
 
@@ -31,7 +33,7 @@ impl Trickle {
         manifest: &Manifest,
         rank: Rank,
         shard: &SlotShard,
-    ) -> Result<u64, String> {
+    ) -> Result<u64, DurableFault> {
         let key = object(manifest, &packed_object(rank))?;
         let count = manifest.chunk.count(shard.length);
         let mut ends = Vec::new();
@@ -41,7 +43,7 @@ impl Trickle {
                 .store
                 .resume_or_begin(&key, part_bytes)
                 .await
-                .map_err(in_words)?;
+                .map_err(DurableFault::from)?;
             let (mut waiting, mut total, mut number) = (BytesMut::new(), 0, 0);
             for index in 0..count {
                 let frame = self.pack(manifest, shard, index).await?;
@@ -60,13 +62,12 @@ impl Trickle {
             self.store
                 .complete(&upload, total)
                 .await
-                .map_err(in_words)?;
+                .map_err(DurableFault::from)?;
         }
         let total = ends.last().copied().unwrap_or(0);
         let table: Vec<u8> = ends.into_iter().flat_map(u64::to_le_bytes).collect();
         let frames = object(manifest, &frames_object(rank))?;
-        let put = self.store.put_new(&frames, table.into()).await;
-        put.map_err(in_words)?;
+        self.put_mine(&frames, table.into()).await?;
         Ok(total)
     }
 
@@ -75,14 +76,12 @@ impl Trickle {
         manifest: &Manifest,
         shard: &SlotShard,
         index: u64,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, DurableFault> {
         let range = manifest.chunk.range(index, shard.length);
         let chunk = self.read_part(manifest, shard, range).await?;
         let pack = move || zstd::bulk::compress(&chunk, LEVEL);
         let packed = tokio::task::spawn_blocking(pack).await;
-        packed
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())
+        packed.map_err(local)?.map_err(local)
     }
 
     /// Where the frames of a packed shard end; none if the shard is not there packed.
@@ -90,12 +89,14 @@ impl Trickle {
         &self,
         manifest: &Manifest,
         rank: Rank,
-    ) -> Result<Option<Vec<u64>>, String> {
-        let entry = manifest.shard(rank).ok_or("no such rank")?;
+    ) -> Result<Option<Vec<u64>>, DurableFault> {
+        let entry = manifest
+            .shard(rank)
+            .ok_or_else(|| damaged("no such rank"))?;
         let key = object(manifest, &frames_object(rank))?;
         let table = match self.store.get(&key, None).await {
             Err(StoreError::NotFound { .. }) => return Ok(None),
-            outcome => outcome.map_err(in_words)?,
+            outcome => outcome.map_err(DurableFault::from)?,
         };
         let (numbers, rest) = table.as_chunks::<8>();
         let ends: Vec<u64> = numbers
@@ -106,9 +107,9 @@ impl Trickle {
         let rising = ends.windows(2).all(|pair| pair[0] < pair[1]);
         match rest.is_empty() && whole && rising {
             true => Ok(Some(ends)),
-            false => Err(format!(
+            false => Err(damaged(format!(
                 "{key}: expected one rising end per chunk, got something else"
-            )),
+            ))),
         }
     }
 
@@ -119,7 +120,7 @@ impl Trickle {
         rank: Rank,
         ends: &[u64],
         chunks: Range<u64>,
-    ) -> Result<Bytes, String> {
+    ) -> Result<Bytes, DurableFault> {
         let key = object(manifest, &packed_object(rank))?;
         let start = match chunks.start {
             0 => 0,
@@ -128,9 +129,13 @@ impl Trickle {
         let wanted = ends.get(chunks.start as usize..chunks.end as usize);
         let wanted = wanted
             .filter(|ends| !ends.is_empty())
-            .ok_or("no such chunks")?;
+            .ok_or_else(|| damaged("no such chunks"))?;
         let window = start..wanted[wanted.len() - 1];
-        let packed = self.store.get(&key, Some(window)).await.map_err(in_words)?;
+        let packed = self
+            .store
+            .get(&key, Some(window))
+            .await
+            .map_err(DurableFault::from)?;
         unpack_frames(&packed, start, wanted, manifest.chunk.bytes() as u64)
     }
 }
@@ -141,14 +146,16 @@ fn unpack_frames(
     start: u64,
     ends: &[u64],
     chunk_bytes: u64,
-) -> Result<Bytes, String> {
+) -> Result<Bytes, DurableFault> {
     let mut raw = BytesMut::new();
     let mut from = 0;
     for end in ends {
         let to = (end - start) as usize;
-        let frame = packed.get(from..to).ok_or("a frame is cut off")?;
+        let frame = packed
+            .get(from..to)
+            .ok_or_else(|| damaged("a frame is cut off"))?;
         let chunk = zstd::bulk::decompress(frame, chunk_bytes as usize)
-            .map_err(|error| format!("a frame cannot be unpacked: {error}"))?;
+            .map_err(|error| damaged(format!("a frame cannot be unpacked: {error}")))?;
         raw.extend_from_slice(&chunk);
         from = to;
     }

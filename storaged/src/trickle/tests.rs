@@ -6,16 +6,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use storaged_codec::delta::Kind;
 use storaged_codec::{ChunkSize, Digest, Geometry};
-use storaged_core::UploadBase;
 use storaged_core::encode::SlotShard;
+use storaged_core::{DurableFault, UploadBase};
 use storaged_wire::{
     Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId, ShardEntry, SlotId, Step,
     WorldSize,
 };
 
 use super::store::{self, ObjectKey, Store};
-use super::{Copied, IncrementReport, Packing, Trickle, TrickleLimits};
+use super::{Copied, IncrementReport, Packing, Retention, Trickle, TrickleLimits};
 use crate::memory::Memory;
+
+mod tier;
 
 const CHUNK: u32 = 64 << 10;
 const RANK: Rank = Rank::new(0);
@@ -24,6 +26,8 @@ struct World {
     store: Arc<dyn Store>,
     memory: Arc<Memory>,
     trickle: Trickle,
+    limits: TrickleLimits,
+    run: RunId,
     slots: u64,
 }
 
@@ -57,12 +61,15 @@ impl World {
             rate: Some(bytes_per_second),
             packing,
             increments,
+            retention: Retention::default(),
         };
         let trickle = Trickle::new(store.clone(), memory.clone(), limits);
         Self {
             store,
             memory,
             trickle,
+            limits,
+            run: RunId::new(1),
             slots: 0,
         }
     }
@@ -88,7 +95,7 @@ impl World {
             version: Manifest::VERSION,
             namespace: Namespace::new("job").unwrap(),
             owner: Owner::of_token(b"token"),
-            run: RunId::new(1),
+            run: self.run,
             step: Step::new(step),
             world_size: WorldSize::new(1).unwrap(),
             epoch: 0,
@@ -132,7 +139,7 @@ impl World {
         (saved, copied)
     }
 
-    async fn fetch(&mut self, saved: &Saved) -> Result<Vec<u8>, String> {
+    async fn fetch(&mut self, saved: &Saved) -> Result<Vec<u8>, DurableFault> {
         let slot = self.slot(&vec![0; saved.bytes.len()]);
         self.trickle.fetch(&saved.manifest, RANK, slot, &[]).await?;
         let mut got = vec![0; saved.bytes.len()];
@@ -372,7 +379,9 @@ async fn what_is_damaged_or_missing_is_said_and_nothing_is_returned() {
             let Err(error) = world.fetch(&third).await else {
                 panic!("{key}: a damaged chain came back");
             };
-            assert!(missing || error.contains(expected), "{key}: {error}");
+            assert!(error.is_damage(), "{key}: {error:?}");
+            let text = error.to_string();
+            assert!(missing || text.contains(expected), "{key}: {text}");
         }
     }
 }
@@ -386,9 +395,13 @@ async fn a_step_whose_base_was_removed_is_not_offered() {
         .save(3, trained(&second.bytes, 3), Some(&second))
         .await;
     let offered = async |world: &World| {
-        let listed = world.trickle.list(&Namespace::new("job").unwrap()).await;
+        let listed = world
+            .trickle
+            .list(&Namespace::new("job").unwrap(), None)
+            .await;
         let steps = listed
             .unwrap()
+            .manifests
             .into_iter()
             .map(|one| one.manifest().step.get());
         steps.collect::<Vec<_>>()
@@ -417,7 +430,10 @@ async fn an_index_of_another_checkpoint_is_refused() {
     let Err(error) = world.fetch(&third).await else {
         panic!("an index of another checkpoint was taken");
     };
-    assert!(error.contains("expected the index of"), "{error}");
+    assert!(
+        error.to_string().contains("expected the index of"),
+        "{error}"
+    );
 }
 
 #[tokio::test(start_paused = true)]

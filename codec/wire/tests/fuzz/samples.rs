@@ -2,8 +2,8 @@
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, DurableWish, Reply, Request, Role, Rung, VerifiedPart,
-    VerifyReport,
+    Bears, ByteRange, CheckpointInfo, DurableWish, Keep, Removal, Reply, Request, Role, Rung,
+    VerifiedPart, VerifyReport,
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
@@ -189,6 +189,16 @@ pub fn requests() -> Vec<Request> {
             timeout_ms,
         },
         Request::RestartSafe { bears: Some(1) },
+        Request::Keep {
+            run: None,
+            step: Step::new(2),
+            keep: Keep::Pin,
+        },
+        Request::Remove(Removal::All),
+        Request::Remove(Removal::Step {
+            run: None,
+            step: Step::new(2),
+        }),
     ]
 }
 
@@ -266,6 +276,10 @@ pub fn replies() -> Vec<Reply> {
             parts: vec![part()],
         }),
         Reply::Refused(Refusal::new(RefusalCode::BudgetFull, "expected room")),
+        Reply::Removed {
+            checkpoints: 2,
+            objects: 9,
+        },
     ]
 }
 
@@ -350,6 +364,11 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
             reason: "no room".into(),
         },
         PeerMessage::Durable { manifest },
+        PeerMessage::Quarantined {
+            manifest,
+            key: key(),
+            reason: "digest mismatch in chunk 1".into(),
+        },
         PeerMessage::HoldingsQuery {
             query,
             namespace: namespace(),

@@ -12,6 +12,7 @@ use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
 use crate::io::{ConnId, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::node::{DurablePolicy, Node};
+use crate::trickle::{DurableFault, DurableListing, durable_unavailable};
 
 /// A run that this node is opening for a trainer.
 #[derive(Debug, Clone)]
@@ -24,6 +25,8 @@ pub(crate) struct RunProposal {
     pub asked: BTreeSet<NodeName>,
     /// The durable tier has been asked for the runs it knows.
     pub durable_known: bool,
+    /// It did not say.
+    pub durable_fault: Option<DurableFault>,
     pub durable_deadline: Now,
     pub deadline: Now,
 }
@@ -46,13 +49,18 @@ impl Node {
                 accepted: BTreeSet::new(),
                 asked: BTreeSet::new(),
                 durable_known: listed,
+                durable_fault: None,
                 durable_deadline: self.now.plus(limits::DURABLE_LIST_MAX_MS),
                 deadline: self.now.plus(wait),
             },
         );
         if !listed {
             let namespace = attached.namespace;
-            self.out.push(Output::ListDurable { query, namespace });
+            self.out.push(Output::ListDurable {
+                query,
+                namespace,
+                step: None,
+            });
         }
         self.advance_proposal(query);
         Ok(())
@@ -75,33 +83,73 @@ impl Node {
             .map_or(RunId::new(0), |table| table.fence)
     }
 
-    /// The durable tier knows runs up to this one.
-    pub(crate) fn proposal_learns(&mut self, query: QueryId, newest: Option<(RunId, Owner)>) {
+    /// What the durable tier says of the runs it knows.
+    pub(crate) fn proposal_learns(
+        &mut self,
+        query: QueryId,
+        outcome: Result<DurableListing, DurableFault>,
+    ) {
+        self.tier_answered(outcome.as_ref().err());
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
-        proposal.durable_known = true;
-        if let Some((run, owner)) = newest {
-            if owner != proposal.owner {
-                let (id, namespace) = (proposal.id, proposal.namespace.clone());
-                self.proposals.remove(&query);
-                return self.reply(id, Reply::Refused(wrong_token(&namespace)));
+        match outcome {
+            Ok(listing) => {
+                let mut manifests = listing.manifests.iter();
+                if manifests.any(|m| m.manifest().owner != proposal.owner) {
+                    let (id, namespace) = (proposal.id, proposal.namespace.clone());
+                    self.proposals.remove(&query);
+                    return self.reply(id, Reply::Refused(wrong_token(&namespace)));
+                }
+                proposal.durable_known = true;
+                proposal.durable_fault = None;
+                if let Some(run) = listing.newest_run.filter(|run| *run >= proposal.run) {
+                    proposal.run = above(run, proposal.run.identity());
+                    proposal.accepted.clear();
+                    proposal.asked.clear();
+                }
             }
-            if run >= proposal.run {
-                proposal.run = above(run, proposal.run.identity());
-                proposal.accepted.clear();
-                proposal.asked.clear();
-            }
+            Err(fault) => proposal.durable_fault = Some(fault),
         }
         self.advance_proposal(query);
     }
 
+    /// Without the durable tier's word a run is opened only where a node remembers the namespace: the fence that it
+    /// remembers is above whatever the tier holds.
+    fn without_the_tier(&mut self, query: QueryId) -> Result<(), Refusal> {
+        let settled = self.settled();
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return Ok(());
+        };
+        if proposal.durable_known {
+            return Ok(());
+        }
+        let late = DurableFault::TimedOut("no listing in time".into());
+        if proposal.durable_fault.is_none() && proposal.durable_deadline <= self.now {
+            proposal.durable_fault = Some(late);
+        }
+        let Some(fault) = &proposal.durable_fault else {
+            return Ok(());
+        };
+        if self.namespaces.contains_key(&proposal.namespace) {
+            proposal.durable_known = true;
+        } else if settled {
+            return Err(durable_unavailable(&proposal.namespace, fault));
+        }
+        Ok(())
+    }
+
     /// Asks whom it has not asked, and finishes once a majority has accepted and nobody is left to ask.
     fn advance_proposal(&mut self, query: QueryId) {
+        if let Err(refusal) = self.without_the_tier(query)
+            && let Some(proposal) = self.proposals.remove(&query)
+        {
+            return self.reply(proposal.id, Reply::Refused(refusal));
+        }
         let Some(proposal) = self.proposals.get(&query).cloned() else {
             return;
         };
-        if !proposal.durable_known && self.now < proposal.durable_deadline {
+        if !proposal.durable_known {
             return;
         }
         let fence = Fence {

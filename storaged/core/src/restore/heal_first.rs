@@ -106,7 +106,8 @@ impl Node {
             namespace,
             owner,
         };
-        self.survey(surveyor, None, left_ms, Then::Open(wish));
+        let step = self.step_of(wish.manifest);
+        self.survey(surveyor, step, left_ms, Then::Open(wish));
     }
 
     /// When an opening that waits for a heal must be looked at again.

@@ -23,6 +23,8 @@ impl Node {
             match self.offer(plan, name, key) {
                 Ok(mut offer) => {
                     self.check_newer(plan, Some(key))?;
+                    let offered = Some((offer.run, offer.step));
+                    plan.survey.pass_over(offered, &mut passed_over);
                     offer.passed_over = passed_over;
                     return Ok(offer);
                 }
@@ -33,6 +35,7 @@ impl Node {
                 }),
             }
         }
+        plan.survey.pass_over(None, &mut passed_over);
         Err(self.nothing_offered(plan, &passed_over))
     }
 
@@ -44,7 +47,8 @@ impl Node {
         }
         let is_known = self.namespaces.contains_key(&plan.namespace) || self.bar(plan).is_some();
         let was_read = matches!(plan.tier, Tier::Absent | Tier::Read);
-        if plan.survey.keys.is_empty() && !is_known && was_read {
+        let is_empty = plan.survey.keys.is_empty() && plan.survey.set_aside.is_empty();
+        if is_empty && !is_known && was_read {
             return unknown_namespace(&plan.namespace);
         }
         nothing_restorable(plan, passed_over, &self.silent(plan))
@@ -256,7 +260,7 @@ fn nothing_restorable(
         ));
     }
     let code = match (&plan.tier, passed_over.is_empty()) {
-        (Tier::Unreadable(_) | Tier::Asked, _) => RefusalCode::Durable,
+        (Tier::Unreadable(_) | Tier::Asked, _) => RefusalCode::DurableUnavailable,
         (_, true) => RefusalCode::NoCheckpoint,
         (_, false) => RefusalCode::TooManyLost,
     };

@@ -11,7 +11,8 @@ use storaged_wire::local::{Reply, Rung};
 use storaged_wire::peer::{CheckpointKey, SessionFault, SessionKind};
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{
-    CheckpointState, ChunkSize, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode, SlotId,
+    CheckpointState, ChunkSize, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode,
+    SlotId, Step,
 };
 
 use super::holdings::unknown_manifest;
@@ -22,6 +23,7 @@ use crate::io::{ConnId, Note, Now, Output, RequestId};
 use crate::limits;
 use crate::node::Node;
 use crate::table::SlotUse;
+use crate::trickle::DurableFault;
 
 /// Failed attempts of one opening before it gives up on sessions: more than any group has survivors to try.
 const ATTEMPTS_MAX: usize = 16;
@@ -84,8 +86,15 @@ impl Node {
             }
         }
         let surveyor = self.surveyor(id)?;
-        self.survey(surveyor, None, timeout_ms, Then::Open(wish));
+        let step = self.step_of(wish.manifest);
+        self.survey(surveyor, step, timeout_ms, Then::Open(wish));
         Ok(())
+    }
+
+    /// The step of a manifest that is known here: the durable tier is asked for it by its number.
+    pub(super) fn step_of(&self, name: Digest) -> Option<Step> {
+        let known = self.manifest_named(name)?;
+        Some(known.manifest().step)
     }
 
     /// The first rung: this node's RAM.
@@ -374,15 +383,22 @@ impl Node {
         }
     }
 
-    pub(crate) fn fetched(&mut self, slot: SlotId, outcome: Result<Arc<[Digest]>, String>) {
+    pub(crate) fn fetched(&mut self, slot: SlotId, outcome: Result<Arc<[Digest]>, DurableFault>) {
         match outcome {
             Ok(leaves) => {
                 self.opening_leaves(slot, leaves);
                 self.opening_filled(slot);
             }
-            Err(reason) => {
+            Err(fault) => {
+                self.tier_answered(Some(&fault));
+                if fault.is_damage()
+                    && let Some(opening) = self.openings.get(&slot)
+                {
+                    let manifest = opening.manifest.clone();
+                    self.quarantine(&manifest, &fault.to_string());
+                }
                 if let Some(opening) = self.openings.get_mut(&slot) {
-                    opening.faults.push(format!("durable tier: {reason}"));
+                    opening.survey.durable_fault = Some(fault);
                     self.climb(slot);
                 }
             }
@@ -457,16 +473,21 @@ impl Node {
     }
 
     fn no_rung_left(&mut self, slot: SlotId) {
-        let Some(opening) = self.openings.remove(&slot) else {
+        let Some(mut opening) = self.openings.remove(&slot) else {
             return;
         };
         self.drop_slot(slot);
         let record = opening.manifest.manifest();
         let corrupt = opening.faults.iter().any(|fault| fault.contains("digest"));
-        let code = match corrupt {
-            true => RefusalCode::Corrupt,
-            false => RefusalCode::TooManyLost,
+        let durable = opening.survey.durable_fault.take();
+        let code = match &durable {
+            Some(fault) if !fault.is_damage() => RefusalCode::DurableUnavailable,
+            Some(_) => RefusalCode::Corrupt,
+            None if corrupt => RefusalCode::Corrupt,
+            None => RefusalCode::TooManyLost,
         };
+        let durable = durable.map(|fault| format!("durable tier: {fault}"));
+        opening.faults.extend(durable);
         let text = format!(
             "the shard of rank {} at step {} could not be restored on any rung; tried: [{}]; ask for another plan",
             opening.rank,

@@ -14,6 +14,7 @@ use super::survey::Survey;
 use crate::io::{Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::node::{DurablePolicy, Node};
+use crate::trickle::{DurableFault, DurableListing};
 
 /// A survey of who holds what, under way. It has the caller's time.
 #[derive(Debug, Clone)]
@@ -43,7 +44,7 @@ pub(crate) enum Tier {
     Absent,
     Asked,
     Read,
-    Unreadable(String),
+    Unreadable(DurableFault),
 }
 
 impl Tier {
@@ -110,7 +111,11 @@ impl Node {
         let plan = self.new_survey(surveyor, step, timeout_ms, then);
         if plan.tier == Tier::Asked {
             let namespace = plan.namespace.clone();
-            self.out.push(Output::ListDurable { query, namespace });
+            self.out.push(Output::ListDurable {
+                query,
+                namespace,
+                step,
+            });
         }
         self.plans.insert(query, plan);
         for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
@@ -236,28 +241,33 @@ impl Node {
     pub(crate) fn durable_listed(
         &mut self,
         query: QueryId,
-        outcome: Result<Vec<Arc<ManifestBytes>>, String>,
+        outcome: Result<DurableListing, DurableFault>,
     ) {
         if self.proposals.contains_key(&query) {
-            let newest = outcome
-                .unwrap_or_default()
-                .iter()
-                .map(|m| (m.manifest().run, m.manifest().owner))
-                .max();
-            return self.proposal_learns(query, newest);
+            return self.proposal_learns(query, outcome);
         }
+        self.tier_answered(outcome.as_ref().err());
+        let Some(step) = self.plans.get(&query).map(|plan| plan.step) else {
+            return;
+        };
+        let outcome = outcome.map(|listing| match step {
+            // Who asks for a step by its number gets it, damaged or not.
+            Some(_) => listing,
+            None => self.without_quarantined(listing),
+        });
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
         };
         plan.tier = match outcome {
-            Ok(manifests) => {
-                for manifest in manifests {
+            Ok(listing) => {
+                for manifest in listing.manifests {
                     plan.foreign_owner |= manifest.manifest().owner != plan.owner;
                     plan.survey.add_durable(manifest);
                 }
+                plan.survey.set_aside = listing.set_aside;
                 Tier::Read
             }
-            Err(reason) => Tier::Unreadable(reason),
+            Err(fault) => Tier::Unreadable(fault),
         };
         self.advance_plan(query);
     }
@@ -324,7 +334,15 @@ impl Node {
         };
         let id = plan.id;
         match plan.then.clone() {
-            Then::Open(wish) => self.open_surveyed(id, wish, plan.survey),
+            Then::Open(wish) => {
+                let mut survey = plan.survey;
+                survey.durable_fault = match plan.tier {
+                    Tier::Unreadable(fault) => Some(fault),
+                    Tier::Asked => Some(DurableFault::TimedOut("no listing in time".into())),
+                    Tier::Absent | Tier::Read => None,
+                };
+                self.open_surveyed(id, wish, survey)
+            }
             Then::Manifest(name) => self.manifest_surveyed(id, name, &plan.survey),
             Then::Offer(_) | Then::Verify => self.answer_plan(&plan),
         }

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_wire::peer::{CheckpointKey, Holding, Lane};
-use storaged_wire::plan::Source;
-use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank};
+use storaged_wire::plan::{Source, Unrestorable};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank, RunId, Step};
 
 use crate::encode::LaneBlocks;
+use crate::trickle::{DurableFault, SetAside};
 
 /// Who holds what.
 #[derive(Debug, Clone, Default)]
@@ -18,6 +19,10 @@ pub(crate) struct Survey {
     pub shards: BTreeMap<Digest, BTreeMap<Rank, BTreeSet<NodeName>>>,
     pub parity: BTreeMap<Digest, BTreeMap<(Lane, u32), BTreeSet<NodeName>>>,
     pub durable: BTreeSet<Digest>,
+    /// The durable tier was asked and did not say what it holds, or did not give a shard.
+    pub durable_fault: Option<DurableFault>,
+    /// Checkpoints in the durable tier that are not offered.
+    pub set_aside: Vec<SetAside>,
 }
 
 impl Survey {
@@ -52,6 +57,18 @@ impl Survey {
         self.states.insert(name, CheckpointState::Durable);
         self.durable.insert(name);
         self.manifests.insert(name, manifest);
+    }
+
+    /// Adds what the durable tier holds above the offer and does not offer.
+    pub fn pass_over(&self, offered: Option<(RunId, Step)>, passed_over: &mut Vec<Unrestorable>) {
+        for one in &self.set_aside {
+            let at = (one.run, one.step);
+            let said = passed_over.iter().any(|said| (said.run, said.step) == at);
+            if !said && offered.is_none_or(|offered| at > offered) {
+                passed_over.push(one.passed_over());
+            }
+        }
+        passed_over.sort_by_key(|one| std::cmp::Reverse((one.run, one.step)));
     }
 
     /// A node's link is down: it holds nothing that can be had now.

@@ -418,7 +418,7 @@ impl Node {
         };
         let (run, step) = (checkpoint.key.run, checkpoint.key.step);
         let text = format!("step {step} of run {run} will not be durable: {reason}");
-        Some(Refusal::new(RefusalCode::Durable, text))
+        Some(Refusal::new(RefusalCode::DurableUnavailable, text))
     }
 
     pub(crate) fn expire_waiters(&mut self) {
@@ -480,7 +480,7 @@ fn answer_of_end(key: &CheckpointKey, end: &End, wanted: CheckpointState) -> Rep
         };
     }
     let code = match wanted {
-        CheckpointState::Durable => RefusalCode::Durable,
+        CheckpointState::Durable => RefusalCode::DurableUnavailable,
         _ => RefusalCode::Abandoned,
     };
     let text = format!(

@@ -2,7 +2,10 @@
 //! by the node that holds it, then the manifest, by one of the home nodes. `base` has what increments build on.
 
 mod base;
+mod curate;
+mod health;
 mod owed;
+mod tier;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,6 +20,10 @@ use crate::node::{DurablePolicy, Node};
 use crate::table::{Checkpoint, Upload};
 
 pub use base::UploadBase;
+pub use curate::{Curation, CurationFault, Removed};
+pub(crate) use health::TierHealth;
+pub(crate) use tier::durable_unavailable;
+pub use tier::{DurableFault, DurableListing, SetAside, SetAsideCause};
 
 impl Node {
     /// Whether the policy and the trainer want this checkpoint in the durable tier.
@@ -105,7 +112,8 @@ impl Node {
         });
     }
 
-    pub(crate) fn uploaded(&mut self, name: Digest, rank: Rank, outcome: Result<(), String>) {
+    pub(crate) fn uploaded(&mut self, name: Digest, rank: Rank, outcome: Result<(), DurableFault>) {
+        self.tier_answered(outcome.as_ref().err());
         let retry = Upload::RetryAt(self.now.plus(limits::UPLOAD_RETRY_MS));
         let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
@@ -122,7 +130,7 @@ impl Node {
             }
             Err(reason) => {
                 shard.upload = retry;
-                self.tell_durable_failed(&key, reason);
+                self.tell_durable_failed(&key, reason.to_string());
             }
         }
     }
@@ -156,7 +164,8 @@ impl Node {
         }
     }
 
-    pub(crate) fn published(&mut self, name: Digest, outcome: Result<(), String>) {
+    pub(crate) fn published(&mut self, name: Digest, outcome: Result<(), DurableFault>) {
+        self.tier_answered(outcome.as_ref().err());
         let retry = Upload::RetryAt(self.now.plus(limits::UPLOAD_RETRY_MS));
         let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
@@ -170,7 +179,7 @@ impl Node {
             }
             Err(reason) => {
                 checkpoint.publishing = retry;
-                self.tell_durable_failed(&key, reason);
+                self.tell_durable_failed(&key, reason.to_string());
             }
         }
     }

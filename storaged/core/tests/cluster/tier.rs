@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use storaged_core::{Input, Output};
+use storaged_core::{DurableFault, DurableListing, Input, Output};
 use storaged_wire::{Digest, ManifestBytes};
 
 use super::{Cluster, Event};
@@ -36,6 +36,17 @@ impl Default for Tier {
     }
 }
 
+impl Tier {
+    fn listing(&self) -> DurableListing {
+        let manifests: Vec<_> = self.manifests.iter().rev().cloned().collect();
+        DurableListing {
+            newest_run: manifests.first().map(|newest| newest.manifest().run),
+            manifests,
+            set_aside: Vec::new(),
+        }
+    }
+}
+
 impl Cluster {
     pub(super) fn perform_durable(&mut self, node: usize, generation: u64, output: Output) {
         let Some(tier) = &mut self.tier else {
@@ -64,8 +75,10 @@ impl Cluster {
             }
             Output::ListDurable { query, .. } => {
                 let (after, outcome) = match tier.listing {
-                    Listing::After(ms) => (ms, Ok(tier.manifests.iter().rev().cloned().collect())),
-                    Listing::FailsAfter(ms) => (ms, Err("503 slow down".into())),
+                    Listing::After(ms) => (ms, Ok(tier.listing())),
+                    Listing::FailsAfter(ms) => {
+                        (ms, Err(DurableFault::Unavailable("503 slow down".into())))
+                    }
                     Listing::Hangs => return,
                 };
                 (after, Input::DurableListed { query, outcome })

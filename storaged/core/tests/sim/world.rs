@@ -7,8 +7,8 @@ use storaged_codec::{ChunkSize, Digest, Geometry, fingerprint, leaf_digest, root
 use storaged_core::encode::{LinkRates, ParityId, SlotShard};
 use storaged_core::place::Member;
 use storaged_core::{
-    CheckPart, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, Setup,
-    UploadBase,
+    CheckPart, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node, Note, Now,
+    Output, RequestId, Setup, UploadBase,
 };
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
@@ -508,7 +508,7 @@ impl World {
                 }
                 let bytes = self.ram(node).slots[&shard.slot][..shard.length as usize].to_vec();
                 let outcome = match self.random(5) {
-                    0 => Err("made to fail".into()),
+                    0 => Err(DurableFault::Unavailable("made to fail".into())),
                     _ => {
                         self.durable_shards.insert((manifest.name(), rank), bytes);
                         Ok(())
@@ -541,14 +541,18 @@ impl World {
                 self.back(node, generation, delay, input);
             }
             Output::ListDurable { query, .. } => {
-                let newest = self.durable.values().rev().take(4).cloned().collect();
+                let listing = DurableListing {
+                    manifests: self.durable.values().rev().take(4).cloned().collect(),
+                    newest_run: self.durable.keys().next_back().map(|(run, _)| *run),
+                    set_aside: Vec::new(),
+                };
                 self.back(
                     node,
                     generation,
                     20 + delay,
                     Input::DurableListed {
                         query,
-                        outcome: Ok(newest),
+                        outcome: Ok(listing),
                     },
                 );
             }
@@ -575,6 +579,7 @@ impl World {
                 let outcomes = parts.iter().map(|part| self.check(node, part)).collect();
                 self.back(node, generation, delay, Input::Checked { query, outcomes });
             }
+            Output::Curate { .. } => panic!("nobody asks for it"),
             Output::Note(note) => self.noted(&note),
         }
     }

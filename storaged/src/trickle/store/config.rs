@@ -1,4 +1,4 @@
-//! Which durable tier a daemon has, and the check at start that it can be used.
+//! Which durable tier a daemon has, and the check that it can be used.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,8 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Deserialize;
 
+use super::lazy::{Attempt, Lazy};
+use super::place::{MarkerConfig, Placed, check_expected};
 use super::{
     Directory, ObjectKey, Randomness, RetryPolicy, Retrying, S3, S3Config, Store, StoreError,
+    StoreLimits,
 };
 
 /// The durable tier's part of the configuration file.
@@ -20,6 +23,8 @@ pub enum StoreConfig {
         path: PathBuf,
         #[serde(default)]
         io: FileIoConfig,
+        #[serde(default)]
+        marker: MarkerConfig,
     },
     /// A bucket of an S3 server.
     S3(S3Config),
@@ -53,23 +58,67 @@ pub async fn open(
     config: &StoreConfig,
     randomness: Arc<dyn Randomness>,
 ) -> Result<Arc<dyn Store>, StoreError> {
-    let store: Arc<dyn Store> = match config {
-        StoreConfig::Directory { path, io } => {
-            let opening = Directory::open(path, *io, Arc::clone(&randomness));
-            let limit = PROBE_POLICY.attempt_limit;
-            let what = format!("opening {}", path.display());
-            let opened = tokio::time::timeout(limit, opening).await;
-            Arc::new(opened.map_err(|_| StoreError::Timeout { what, limit })??)
+    let (_, attempt) = attempts(config, randomness)?;
+    attempt().await
+}
+
+/// Begins to open the durable tier. What is wrong with the configuration itself is an error at once; a tier that does
+/// not answer is tried again until it does.
+pub fn open_lazily(
+    config: &StoreConfig,
+    randomness: Arc<dyn Randomness>,
+) -> Result<Lazy, StoreError> {
+    let (limits, attempt) = attempts(config, randomness)?;
+    Ok(Lazy::new(limits, attempt))
+}
+
+fn attempts(
+    config: &StoreConfig,
+    randomness: Arc<dyn Randomness>,
+) -> Result<(StoreLimits, Attempt), StoreError> {
+    match config {
+        StoreConfig::Directory { path, io, marker } => {
+            let directory = Directory::new(path, *io, Arc::clone(&randomness))?;
+            let (limits, marker, path) = (directory.limits(), *marker, path.display().to_string());
+            let attempt: Attempt = Box::new(move || {
+                let (directory, randomness) = (directory.clone(), Arc::clone(&randomness));
+                let what = format!("opening {path}");
+                Box::pin(async move {
+                    let preparing = async {
+                        check_expected(&directory, marker).await?;
+                        directory.prepare().await
+                    };
+                    let limit = PROBE_POLICY.attempt_limit;
+                    let prepared = tokio::time::timeout(limit, preparing).await;
+                    prepared.map_err(|_| StoreError::Timeout { what, limit })??;
+                    settled(Arc::new(directory), randomness).await
+                })
+            });
+            Ok((limits, attempt))
         }
-        StoreConfig::S3(config) => Arc::new(S3::open(config)?),
-    };
+        StoreConfig::S3(config) => {
+            let s3 = S3::open(config)?;
+            let limits = s3.limits();
+            let attempt: Attempt = Box::new(move || {
+                let (s3, randomness) = (s3.clone(), Arc::clone(&randomness));
+                Box::pin(settled(Arc::new(s3), randomness))
+            });
+            Ok((limits, attempt))
+        }
+    }
+}
+
+/// Checks a store and recognizes its place.
+async fn settled(
+    store: Arc<dyn Store>,
+    randomness: Arc<dyn Randomness>,
+) -> Result<Arc<dyn Store>, StoreError> {
     let patient = Retrying::new(Arc::clone(&store), PROBE_POLICY, Arc::clone(&randomness));
     probe(&patient, &*randomness).await?;
-    Ok(Arc::new(Retrying::new(
-        store,
-        RetryPolicy::default(),
-        randomness,
-    )))
+    let retrying = Retrying::new(store, RetryPolicy::default(), Arc::clone(&randomness));
+    Ok(Arc::new(
+        Placed::settle(Arc::new(retrying), &*randomness).await?,
+    ))
 }
 
 /// Writes, reads and removes a small object, and checks that a second writer of it loses: a server

@@ -30,6 +30,8 @@ pub enum StoreError {
         expected: u64,
         got: u64,
     },
+    #[error("this is not the durable tier: {what}; {}", self.hint())]
+    NotMounted { what: String },
     #[error("bytes of {key} changed on their way: {what}; {}", self.hint())]
     Corrupt { key: ObjectKey, what: String },
     #[error("invalid {what}: expected {expected}, got {got}; {}", self.hint())]
@@ -64,8 +66,61 @@ impl StoreError {
             | Self::NoUpload { .. }
             | Self::Full { .. }
             | Self::Denied { .. }
+            | Self::NotMounted { .. }
             | Self::Truncated { .. }
             | Self::Invalid { .. } => Retry::Never,
+        }
+    }
+
+    /// The same error once more, for another caller.
+    pub fn again(&self) -> Self {
+        let words = |source: &Source| -> Source { crate::driver::chain(&**source).into() };
+        match self {
+            Self::NotFound { what } => Self::NotFound { what: what.clone() },
+            Self::AlreadyExists { key } => Self::AlreadyExists { key: key.clone() },
+            Self::NoUpload { key, upload } => Self::NoUpload {
+                key: key.clone(),
+                upload: upload.clone(),
+            },
+            Self::Full { what, source } => Self::Full {
+                what: what.clone(),
+                source: words(source),
+            },
+            Self::Denied { what, source } => Self::Denied {
+                what: what.clone(),
+                source: words(source),
+            },
+            Self::Throttled { what, source } => Self::Throttled {
+                what: what.clone(),
+                source: words(source),
+            },
+            Self::Unavailable { what, source } => Self::Unavailable {
+                what: what.clone(),
+                source: words(source),
+            },
+            Self::Truncated { key, expected, got } => Self::Truncated {
+                key: key.clone(),
+                expected: *expected,
+                got: *got,
+            },
+            Self::NotMounted { what } => Self::NotMounted { what: what.clone() },
+            Self::Corrupt { key, what } => Self::Corrupt {
+                key: key.clone(),
+                what: what.clone(),
+            },
+            Self::Invalid {
+                what,
+                expected,
+                got,
+            } => Self::Invalid {
+                what: what.clone(),
+                expected: expected.clone(),
+                got: got.clone(),
+            },
+            Self::Timeout { what, limit } => Self::Timeout {
+                what: what.clone(),
+                limit: *limit,
+            },
         }
     }
 
@@ -77,6 +132,7 @@ impl StoreError {
             Self::NoUpload { .. } => "it was given up or completed elsewhere: begin it again",
             Self::Full { .. } => "free space or raise the quota; nothing older was dropped",
             Self::Denied { .. } => "check the credentials, the bucket's policy or the file owner",
+            Self::NotMounted { .. } => "mount the file system, or correct durable.path",
             Self::Throttled { .. } => "it is tried again; lower the trickle rate if it stays",
             Self::Unavailable { .. } => "it is tried again; check the endpoint, mount and network",
             Self::Truncated { .. } => "the object is damaged: restore from another copy or step",

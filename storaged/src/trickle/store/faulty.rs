@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    KeyPrefix, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Randomness,
+    KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Randomness,
     SeededRandomness, Store, StoreError, StoreLimits, Upload,
 };
 
@@ -185,6 +185,27 @@ impl Store for Faulty {
         self.before("list")?;
         let entries = self.inner.list(under).await?;
         self.after("list", entries)
+    }
+
+    async fn list_page(
+        &self,
+        under: &KeyPrefix,
+        after: Option<&ObjectKey>,
+        limit: usize,
+    ) -> Result<ListPage, StoreError> {
+        self.before("list")?;
+        let page = self.inner.list_page(under, after, limit).await?;
+        self.after("list", page)
+    }
+
+    async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
+        self.before("list")?;
+        let names = self.inner.list_folders(under).await?;
+        self.after("list", names)
+    }
+
+    async fn check_place(&self) -> Result<(), StoreError> {
+        self.inner.check_place().await
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {

@@ -1,21 +1,24 @@
 //! A store in memory: the fake for unit tests and simulations.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Bound, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 
 use super::{
-    KeyPrefix, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Store, StoreError,
-    StoreLimits, Upload, UploadId, check_asked, check_small, range_within,
+    KeyPrefix, ListPage, ObjectEntry, ObjectKey, PAGE_ENTRIES_MAX, PartBytes, PartNumber,
+    PartState, Rest, Store, StoreError, StoreLimits, Upload, UploadId, check_asked, check_small,
+    range_within,
 };
 
 /// Objects and unfinished uploads, as long as the value lives.
 #[derive(Debug, Default)]
 pub struct Memory {
     state: Mutex<State>,
+    requests: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -37,7 +40,19 @@ impl Memory {
         Self::default()
     }
 
+    /// Requests so far, as S3 counts them: one per call, and one per page of a listing.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Counts the pages of a listing behind the first.
+    fn pages(&self, entries: usize) {
+        let more = entries.saturating_sub(1) / PAGE_ENTRIES_MAX;
+        self.requests.fetch_add(more as u64, Ordering::Relaxed);
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
         // No call leaves the state half-changed, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -187,12 +202,51 @@ impl Store for Memory {
             key: key.clone(),
             length: bytes.len() as u64,
         };
-        Ok(state
+        let entries: Vec<ObjectEntry> = state
             .objects
             .iter()
             .filter(|(key, _)| under.covers(key))
             .map(entry)
-            .collect())
+            .collect();
+        self.pages(entries.len());
+        Ok(entries)
+    }
+
+    async fn list_page(
+        &self,
+        under: &KeyPrefix,
+        after: Option<&ObjectKey>,
+        limit: usize,
+    ) -> Result<ListPage, StoreError> {
+        let limit = limit.min(PAGE_ENTRIES_MAX);
+        let state = self.state();
+        let entry = |(key, bytes): (&ObjectKey, &Bytes)| ObjectEntry {
+            key: key.clone(),
+            length: bytes.len() as u64,
+        };
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let behind = state.objects.range((from, Bound::Unbounded));
+        let covered = behind.filter(|(key, _)| under.covers(key)).map(entry);
+        let mut entries: Vec<ObjectEntry> = covered.take(limit + 1).collect();
+        let rest = match entries.len() > limit {
+            true => Rest::More,
+            false => Rest::None,
+        };
+        entries.truncate(limit);
+        Ok(ListPage { entries, rest })
+    }
+
+    async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
+        let state = self.state();
+        let prefix = under.text();
+        let folder = |key: &ObjectKey| {
+            let (name, _) = key.as_str().strip_prefix(&prefix)?.split_once('/')?;
+            Some(name.to_owned())
+        };
+        let mut names: Vec<String> = state.objects.keys().filter_map(folder).collect();
+        names.dedup();
+        self.pages(names.len());
+        Ok(names)
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {

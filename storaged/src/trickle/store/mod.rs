@@ -20,7 +20,9 @@ mod directory;
 mod error;
 mod faulty;
 mod key;
+mod lazy;
 mod memory;
+mod place;
 mod random;
 mod retry;
 mod s3;
@@ -30,12 +32,14 @@ mod upload;
 #[cfg(test)]
 mod tests;
 
-pub use config::{FileIoConfig, StoreConfig, open, probe};
+pub use config::{FileIoConfig, StoreConfig, open, open_lazily, probe};
 pub use directory::{Directory, FileIo};
 pub use error::{Retry, StoreError};
 pub use faulty::{FaultPlan, Faulty};
 pub use key::{KeyPrefix, ObjectKey};
+pub use lazy::{Lazy, Opening};
 pub use memory::Memory;
+pub use place::{MarkerConfig, Placed};
 pub use random::{Randomness, SeededRandomness, SystemRandomness};
 pub use retry::{RetryPolicy, Retrying};
 pub use s3::{S3, S3Config};
@@ -67,6 +71,28 @@ pub struct ObjectEntry {
     /// Length in bytes.
     pub length: u64,
 }
+
+/// One page of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ListPage {
+    /// Objects in the order of their keys.
+    pub entries: Vec<ObjectEntry>,
+    /// Whether there are more behind the last one.
+    pub rest: Rest,
+}
+
+/// What lies behind a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Rest {
+    /// Nothing.
+    #[default]
+    None,
+    /// At least one more object.
+    More,
+}
+
+/// The most entries of one page: what S3 gives in one answer.
+pub const PAGE_ENTRIES_MAX: usize = 1_000;
 
 /// A durable place for objects.
 ///
@@ -126,6 +152,24 @@ pub trait Store: Send + Sync + Debug {
 
     /// All objects below `under`, sorted by key, at most [`LIST_ENTRIES_MAX`].
     async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError>;
+
+    /// The first objects below `under` in the order of their keys, behind `after` if it is given: at most `limit`, and
+    /// at most [`PAGE_ENTRIES_MAX`]. One request, however many objects there are.
+    async fn list_page(
+        &self,
+        under: &KeyPrefix,
+        after: Option<&ObjectKey>,
+        limit: usize,
+    ) -> Result<ListPage, StoreError>;
+
+    /// The names of the folders right below `under` that hold objects, sorted, at most [`LIST_ENTRIES_MAX`]. What is in
+    /// them is not read: one request for every [`PAGE_ENTRIES_MAX`] folders.
+    async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError>;
+
+    /// Whether the place is still the one that was opened. Asked before its emptiness is believed.
+    async fn check_place(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Removes an object; no error if it is gone already.
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError>;

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    KeyPrefix, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Randomness, Retry, Store,
-    StoreError, StoreLimits, Upload,
+    KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Randomness,
+    Retry, Store, StoreError, StoreLimits, Upload,
 };
 
 /// How long and how often a call is tried.
@@ -179,6 +179,25 @@ impl Store for Retrying {
 
     async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
         self.attempts("list", 0, || self.inner.list(under)).await
+    }
+
+    async fn list_page(
+        &self,
+        under: &KeyPrefix,
+        after: Option<&ObjectKey>,
+        limit: usize,
+    ) -> Result<ListPage, StoreError> {
+        self.attempts("list", 0, || self.inner.list_page(under, after, limit))
+            .await
+    }
+
+    async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
+        self.attempts("list", 0, || self.inner.list_folders(under))
+            .await
+    }
+
+    async fn check_place(&self) -> Result<(), StoreError> {
+        self.inner.check_place().await
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    KeyPrefix, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Store, StoreError,
-    StoreLimits, Upload,
+    KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Store,
+    StoreError, StoreLimits, Upload,
 };
 
 /// A token bucket around a store. Payload is paid for before it is written and after it is read;
@@ -106,6 +106,23 @@ impl Store for Throttled {
 
     async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
         self.inner.list(under).await
+    }
+
+    async fn list_page(
+        &self,
+        under: &KeyPrefix,
+        after: Option<&ObjectKey>,
+        limit: usize,
+    ) -> Result<ListPage, StoreError> {
+        self.inner.list_page(under, after, limit).await
+    }
+
+    async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
+        self.inner.list_folders(under).await
+    }
+
+    async fn check_place(&self) -> Result<(), StoreError> {
+        self.inner.check_place().await
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_core::encode::SlotShard;
-use storaged_core::{Input, Output, QueryId};
+use storaged_core::{DurableFault, DurableListing, Input, Output, QueryId};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{Digest, ManifestBytes, Namespace, Rank, SlotId};
 
@@ -134,7 +134,9 @@ impl World {
                 ..
             } => Task::Upload(manifest, rank, shard),
             Output::Publish { manifest } => Task::Publish(manifest),
-            Output::ListDurable { query, namespace } => Task::List(query, namespace),
+            Output::ListDurable {
+                query, namespace, ..
+            } => Task::List(query, namespace),
             Output::Fetch {
                 manifest,
                 rank,
@@ -196,17 +198,21 @@ impl World {
         self.feed(node, generation, input);
     }
 
-    fn writes(&mut self) -> Result<(), String> {
+    fn writes(&mut self) -> Result<(), DurableFault> {
         match self.month().tier.weather {
-            Weather::Full => Err("no space left in the tier".into()),
-            Weather::Failing | Weather::Hanging => Err("500 of the tier".into()),
+            Weather::Full => Err(DurableFault::Full("no space left in the tier".into())),
+            Weather::Failing | Weather::Hanging => {
+                Err(DurableFault::Unavailable("500 of the tier".into()))
+            }
             Weather::Well | Weather::Slow => Ok(()),
         }
     }
 
-    fn reads(&mut self) -> Result<(), String> {
+    fn reads(&mut self) -> Result<(), DurableFault> {
         match self.month().tier.weather {
-            Weather::Failing | Weather::Hanging => Err("500 of the tier".into()),
+            Weather::Failing | Weather::Hanging => {
+                Err(DurableFault::Unavailable("500 of the tier".into()))
+            }
             _ => Ok(()),
         }
     }
@@ -225,7 +231,8 @@ impl World {
         let whole = bytes.filter(|bytes| digests(bytes).0 == shard.leaves);
         let name = manifest.name();
         let outcome = self.writes().and_then(|()| {
-            let bytes = whole.ok_or_else(|| "the shard changed under the upload".to_string())?;
+            let bytes = whole
+                .ok_or_else(|| DurableFault::Local("the shard changed under the upload".into()))?;
             self.month().tier.uploads += 1;
             self.month().tier.shards.insert((name, rank), bytes);
             Ok(())
@@ -266,11 +273,16 @@ impl World {
         let outcome = self.reads().map(|()| {
             let all = self.month().tier.published.iter();
             let of_it = all.filter(|(key, it)| key.namespace == *namespace && it.at <= horizon);
-            of_it
+            let manifests: Vec<_> = of_it
                 .rev()
                 .take(4)
                 .map(|(_, it)| it.manifest.clone())
-                .collect()
+                .collect();
+            DurableListing {
+                newest_run: manifests.first().map(|newest| newest.manifest().run),
+                manifests,
+                set_aside: Vec::new(),
+            }
         });
         Input::DurableListed { query, outcome }
     }
@@ -285,11 +297,11 @@ impl World {
         let outcome = self.reads().and_then(|()| {
             let shards = &self.month().tier.shards;
             let bytes = shards.get(&(manifest.name(), rank)).cloned();
-            let bytes = bytes.ok_or_else(|| "no such object".to_string())?;
+            let bytes = bytes.ok_or_else(|| DurableFault::Damaged("no such object".into()))?;
             let slots = &mut self.ram(node).slots;
             let room = slots
                 .get_mut(&slot)
-                .ok_or_else(|| "the slot is gone".to_string())?;
+                .ok_or_else(|| DurableFault::Local("the slot is gone".into()))?;
             room[..bytes.len()].copy_from_slice(&bytes);
             Ok(digests(&bytes).0)
         });

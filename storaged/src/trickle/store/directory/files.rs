@@ -65,10 +65,11 @@ impl Inner {
     /// must not turn into files on the disk below it.
     pub(super) fn prepare(&self) -> Result<(), StoreError> {
         if !self.root.is_dir() {
-            return Err(StoreError::Invalid {
-                what: "path of the durable tier".into(),
-                expected: "an existing directory (is the file system mounted?)".into(),
-                got: self.root.display().to_string(),
+            return Err(StoreError::NotMounted {
+                what: format!(
+                    "expected an existing directory (is the file system mounted?), got {}",
+                    self.root.display()
+                ),
             });
         }
         make_folder(&self.root.join(RESERVED))?;

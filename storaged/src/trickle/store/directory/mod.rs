@@ -17,8 +17,8 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 use super::{
-    FileIoConfig, KeyPrefix, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Randomness,
-    Store, StoreError, StoreLimits, Upload, check_small,
+    FileIoConfig, KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState,
+    Randomness, Store, StoreError, StoreLimits, Upload, check_small,
 };
 
 mod files;
@@ -26,6 +26,7 @@ mod io_choice;
 mod journal;
 mod unfinished;
 mod uring;
+mod walk;
 
 pub use io_choice::FileIo;
 
@@ -55,6 +56,17 @@ impl Directory {
         io: FileIoConfig,
         randomness: Arc<dyn Randomness>,
     ) -> Result<Self, StoreError> {
+        let directory = Self::new(root, io, randomness)?;
+        directory.prepare().await?;
+        Ok(directory)
+    }
+
+    /// A store in a directory that need not be there yet; [`Self::prepare`] makes it ready.
+    pub fn new(
+        root: &Path,
+        io: FileIoConfig,
+        randomness: Arc<dyn Randomness>,
+    ) -> Result<Self, StoreError> {
         let inner = Inner {
             root: root.to_owned(),
             io: FileIo::open(io)?,
@@ -62,11 +74,14 @@ impl Directory {
             permits: Arc::new(Semaphore::new(BLOCKING_CALLS_MAX)),
             journal_lock: std::sync::Mutex::new(()),
         };
-        let directory = Self {
+        Ok(Self {
             inner: Arc::new(inner),
-        };
-        directory.blocking("open", Inner::prepare).await?;
-        Ok(directory)
+        })
+    }
+
+    /// Makes the folders for unfinished work.
+    pub async fn prepare(&self) -> Result<(), StoreError> {
+        self.blocking("open", Inner::prepare).await
     }
 
     /// Which kind of file I/O is in use.
@@ -195,6 +210,25 @@ impl Store for Directory {
     async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
         let under = under.clone();
         self.blocking("list", move |inner| inner.list(&under)).await
+    }
+
+    async fn list_page(
+        &self,
+        under: &KeyPrefix,
+        after: Option<&ObjectKey>,
+        limit: usize,
+    ) -> Result<ListPage, StoreError> {
+        let (under, after) = (under.clone(), after.cloned());
+        self.blocking("list", move |inner| {
+            inner.list_page(&under, after.as_ref(), limit)
+        })
+        .await
+    }
+
+    async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
+        let under = under.clone();
+        self.blocking("list", move |inner| inner.list_folders(&under))
+            .await
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use aws_sdk_s3::config::http::HttpResponse;
-use aws_sdk_s3::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 
 use crate::trickle::store::{ObjectKey, StoreError};
 
@@ -30,7 +30,7 @@ impl Context {
             .map(|response| response.status().as_u16());
         let code = error.code().unwrap_or_default().to_owned();
         let message = error.message().unwrap_or_default().to_owned();
-        let cause = Cause(DisplayErrorContext(&error).to_string());
+        let cause = Cause(crate::driver::chain(&error));
         match (&error, status) {
             (SdkError::ConstructionFailure(_), _) => StoreError::Invalid {
                 what: self.what.clone(),
@@ -47,7 +47,7 @@ impl Context {
 
     /// A body that ended or failed before its announced length.
     pub(super) fn broken_off(&self, error: impl Error + 'static) -> StoreError {
-        let source = Cause(DisplayErrorContext(&error).to_string());
+        let source = Cause(crate::driver::chain(&error));
         StoreError::Unavailable {
             what: self.described("answer broke off"),
             source: source.into(),

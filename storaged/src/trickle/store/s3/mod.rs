@@ -13,9 +13,9 @@ use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 use bytes::Bytes;
 
 use super::{
-    CALL_BYTES_MAX, KeyPrefix, LIST_ENTRIES_MAX, ObjectEntry, ObjectKey, PartBytes, PartDigest,
-    PartNumber, PartState, Store, StoreError, StoreLimits, Upload, UploadId, check_asked,
-    check_range, check_small,
+    CALL_BYTES_MAX, KeyPrefix, LIST_ENTRIES_MAX, ListPage, ObjectEntry, ObjectKey,
+    PAGE_ENTRIES_MAX, PartBytes, PartDigest, PartNumber, PartState, Rest, Store, StoreError,
+    StoreLimits, Upload, UploadId, check_asked, check_range, check_small,
 };
 
 mod client;
@@ -338,6 +338,57 @@ impl Store for S3 {
             if next.is_none() {
                 entries.sort();
                 return Ok(entries);
+            }
+        }
+    }
+
+    async fn list_page(
+        &self,
+        under: &KeyPrefix,
+        after: Option<&ObjectKey>,
+        limit: usize,
+    ) -> Result<ListPage, StoreError> {
+        let context = self.list_context("list", under);
+        let limit = i32::try_from(limit.min(PAGE_ENTRIES_MAX)).unwrap_or(1);
+        let request = self.client.list_objects_v2().bucket(&self.bucket);
+        let request = request.prefix(self.prefix_of(under)).max_keys(limit);
+        let request = request.set_start_after(after.map(|key| self.name(key)));
+        let page = request.send().await.map_err(|error| context.error(error))?;
+        let entries = page.contents().iter().filter_map(|object| {
+            let length = u64::try_from(object.size().unwrap_or(0)).unwrap_or(0);
+            let key = self.key_of(object.key()?)?;
+            Some(ObjectEntry { key, length })
+        });
+        let rest = match page.is_truncated() {
+            Some(true) => Rest::More,
+            _ => Rest::None,
+        };
+        Ok(ListPage {
+            entries: entries.collect(),
+            rest,
+        })
+    }
+
+    async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
+        let context = self.list_context("list the folders of", under);
+        let prefix = self.prefix_of(under);
+        let mut names = Vec::new();
+        let mut next = None;
+        loop {
+            let request = self.client.list_objects_v2().bucket(&self.bucket);
+            let request = request.prefix(&prefix).delimiter("/");
+            let request = request.set_continuation_token(next);
+            let page = request.send().await.map_err(|error| context.error(error))?;
+            for folder in page.common_prefixes() {
+                let name = folder.prefix().and_then(|name| name.strip_prefix(&prefix));
+                let name = name.map(|name| name.trim_end_matches('/').to_owned());
+                names.extend(name.filter(|name| !name.is_empty()));
+            }
+            uploads::check_listed(&context, names.len(), LIST_ENTRIES_MAX)?;
+            next = page.next_continuation_token;
+            if next.is_none() {
+                names.sort();
+                return Ok(names);
             }
         }
     }

@@ -1,6 +1,10 @@
 //! Configuration: what is accepted, what is refused and how, and the check at start.
 
-use super::super::{FileIoConfig, StoreConfig, StoreError, open};
+use std::sync::Arc;
+
+use super::super::{
+    FileIoConfig, MarkerConfig, SeededRandomness, Store, StoreConfig, StoreError, open, open_lazily,
+};
 use super::randomness;
 
 #[test]
@@ -10,6 +14,7 @@ fn both_kinds_parse_and_unknown_keys_are_refused() {
     let expected = StoreConfig::Directory {
         path: "/ckpt".into(),
         io: FileIoConfig::Plain,
+        marker: MarkerConfig::Write,
     };
     assert_eq!(directory, expected);
     let s3: StoreConfig =
@@ -38,12 +43,13 @@ async fn an_existing_directory_opens_and_the_probe_leaves_nothing() {
     let config = StoreConfig::Directory {
         path: root.path().to_owned(),
         io: FileIoConfig::default(),
+        marker: MarkerConfig::default(),
     };
     open(&config, randomness()).await.unwrap();
     let left = std::fs::read_dir(root.path().join(".storaged")).unwrap();
     let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["tmp", "uploads"]);
+    assert_eq!(left, ["tier", "tmp", "uploads"]);
 }
 
 #[tokio::test]
@@ -53,12 +59,75 @@ async fn a_missing_directory_is_refused_and_not_made() {
     let config = StoreConfig::Directory {
         path: path.clone(),
         io: FileIoConfig::default(),
+        marker: MarkerConfig::default(),
     };
     let error = open(&config, randomness()).await.unwrap_err();
-    assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
+    assert!(matches!(error, StoreError::NotMounted { .. }), "{error}");
     assert!(
         error.to_string().contains("is the file system mounted?"),
         "{error}"
     );
     assert!(!path.exists());
+}
+
+fn at(path: &std::path::Path, marker: MarkerConfig) -> StoreConfig {
+    StoreConfig::Directory {
+        path: path.to_owned(),
+        io: FileIoConfig::Plain,
+        marker,
+    }
+}
+
+#[tokio::test]
+async fn a_place_is_recognized_by_its_marker_and_missed_without_it() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("tier");
+    std::fs::create_dir(&path).unwrap();
+    let config = at(&path, MarkerConfig::Write);
+    let store = open(&config, randomness()).await.unwrap();
+    store.check_place().await.unwrap();
+    let again = open(&config, randomness()).await.unwrap();
+    again.check_place().await.unwrap();
+    // As when it is unmounted: the directory below is empty.
+    let mounted = root.path().join("mounted");
+    std::fs::rename(&path, &mounted).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    let error = store.check_place().await.unwrap_err();
+    assert!(matches!(error, StoreError::NotMounted { .. }), "{error}");
+    // As when another file system is mounted there.
+    let other = Arc::new(SeededRandomness::new(99));
+    open(&config, other).await.unwrap();
+    let error = store.check_place().await.unwrap_err();
+    assert!(error.to_string().contains("expected the tier"), "{error}");
+    std::fs::remove_dir_all(&path).unwrap();
+    std::fs::rename(&mounted, &path).unwrap();
+    store.check_place().await.unwrap();
+}
+
+#[tokio::test]
+async fn where_a_marker_is_expected_an_empty_place_is_not_touched() {
+    let root = tempfile::tempdir().unwrap();
+    let config = at(root.path(), MarkerConfig::Expect);
+    let error = open(&config, randomness()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotMounted { .. }), "{error}");
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+    open(&at(root.path(), MarkerConfig::Write), randomness())
+        .await
+        .unwrap();
+    open(&config, randomness()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tier_that_comes_later_is_opened_when_it_is_asked() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("later");
+    let store = open_lazily(&at(&path, MarkerConfig::Write), randomness()).unwrap();
+    let key = super::key("a");
+    for _ in 0..3 {
+        let error = store.get(&key, None).await.unwrap_err();
+        assert!(matches!(error, StoreError::NotMounted { .. }), "{error}");
+    }
+    std::fs::create_dir(&path).unwrap();
+    let error = store.get(&key, None).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotFound { .. }), "{error}");
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::super::{
-    FileIoConfig, KeyPrefix, Memory, PartBytes, PartNumber, RetryPolicy, Retrying, Store,
-    StoreError, probe,
+    FileIoConfig, KeyPrefix, ListPage, Memory, PartBytes, PartNumber, Rest, RetryPolicy, Retrying,
+    Store, StoreError, probe,
 };
 use super::{directory, key, part_bytes, part_of, pattern, randomness, upload};
 
@@ -21,6 +21,7 @@ pub(super) async fn conforms(store: Arc<dyn Store>, folder: &str) {
     concurrent_put_new_has_one_winner(Arc::clone(&store), folder).await;
     reads_are_exact(&*store, folder).await;
     listing_is_sorted_and_by_folder(&*store, folder).await;
+    pages_and_folders_come_in_order(&*store, folder).await;
     bad_calls_are_typed_errors(&*store, folder).await;
     assert_eq!(
         store
@@ -29,6 +30,52 @@ pub(super) async fn conforms(store: Arc<dyn Store>, folder: &str) {
             .unwrap(),
         []
     );
+}
+
+async fn pages_and_folders_come_in_order(store: &dyn Store, folder: &str) {
+    let root = format!("{folder}/paged");
+    // A slash sorts behind a dot: order is that of keys, not that of names in a folder.
+    let names = ["a.b", "a/1", "a/2/x", "a/2/y", "a=", "b/z", "c"];
+    for name in names {
+        let key = key(&format!("{root}/{name}"));
+        store.put_new(&key, pattern(3, 9)).await.unwrap();
+    }
+    let under = KeyPrefix::folder(key(&root));
+    for limit in [1, 2, 3, 7, 100] {
+        let (mut got, mut after) = (Vec::new(), None);
+        loop {
+            let page = store
+                .list_page(&under, after.as_ref(), limit)
+                .await
+                .unwrap();
+            assert!(page.entries.len() <= limit);
+            assert!(page.entries.iter().all(|entry| entry.length == 3));
+            after = page.entries.last().map(|entry| entry.key.clone()).or(after);
+            got.extend(page.entries.into_iter().map(|entry| entry.key));
+            if page.rest == Rest::None {
+                break;
+            }
+        }
+        let got: Vec<&str> = got
+            .iter()
+            .map(|key| &key.as_str()[root.len() + 1..])
+            .collect();
+        assert_eq!(got, names, "pages of {limit}");
+    }
+    assert_eq!(store.list_folders(&under).await.unwrap(), ["a", "b"]);
+    let within = KeyPrefix::folder(key(&format!("{root}/a")));
+    assert_eq!(store.list_folders(&within).await.unwrap(), ["2"]);
+    let empty = KeyPrefix::folder(key(&format!("{root}/none")));
+    assert_eq!(
+        store.list_folders(&empty).await.unwrap(),
+        Vec::<String>::new()
+    );
+    let nothing = store.list_page(&empty, None, 5).await.unwrap();
+    assert_eq!(nothing, ListPage::default());
+    for name in names {
+        let key = key(&format!("{root}/{name}"));
+        store.delete(&key).await.unwrap();
+    }
 }
 
 async fn an_object_is_visible_only_when_complete(store: &dyn Store, folder: &str) {

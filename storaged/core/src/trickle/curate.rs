@@ -1,0 +1,93 @@
+//! What a person asks of the durable tier: to keep a checkpoint whatever the retention says, or to remove some.
+
+use storaged_wire::local::{Keep, Removal, Reply};
+use storaged_wire::{Refusal, RefusalCode, RunId, Step};
+use thiserror::Error;
+
+use super::{DurableFault, durable_unavailable};
+use crate::io::{Output, RequestId};
+use crate::node::{DurablePolicy, Node};
+
+/// Something to do to checkpoints in the durable tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Curation {
+    /// Pin one or unpin it. Without a run: the newest that has the step.
+    Keep {
+        run: Option<RunId>,
+        step: Step,
+        keep: Keep,
+    },
+    /// Remove some.
+    Remove(Removal),
+}
+
+/// What was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Removed {
+    pub checkpoints: u64,
+    pub objects: u64,
+}
+
+/// Why it was not done.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CurationFault {
+    /// The tier did not do it.
+    #[error("{0}")]
+    Durable(#[from] DurableFault),
+    /// The namespace belongs to another token.
+    #[error("it belongs to another job token: set STORAGED_TOKEN to the token it was created with")]
+    WrongOwner,
+    /// There is no such checkpoint.
+    #[error("{0}")]
+    NoSuch(String),
+    /// Something else needs it.
+    #[error("{0}")]
+    Needed(String),
+}
+
+impl Node {
+    pub(crate) fn curate(&mut self, id: RequestId, curation: Curation) -> Result<(), Refusal> {
+        let attached = self.attached(id)?.clone();
+        if self.setup.durable == DurablePolicy::Absent {
+            let text = "expected a durable tier, got none in this node's configuration: ask a node that has [durable]";
+            return Err(Refusal::new(RefusalCode::DurableUnavailable, text));
+        }
+        self.check_owner(&attached.namespace, attached.owner)?;
+        self.out.push(Output::Curate {
+            id,
+            namespace: attached.namespace,
+            owner: attached.owner,
+            curation,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn curated(&mut self, id: RequestId, outcome: Result<Removed, CurationFault>) {
+        let Ok(attached) = self.attached(id) else {
+            return;
+        };
+        let namespace = attached.namespace.clone();
+        let reply = match outcome {
+            Ok(removed) => Reply::Removed {
+                checkpoints: removed.checkpoints,
+                objects: removed.objects,
+            },
+            Err(CurationFault::Durable(fault)) => {
+                self.tier_answered(Some(&fault));
+                Reply::Refused(durable_unavailable(&namespace, &fault))
+            }
+            Err(fault) => {
+                let code = match fault {
+                    CurationFault::WrongOwner => RefusalCode::WrongToken,
+                    CurationFault::NoSuch(_) => RefusalCode::NoCheckpoint,
+                    CurationFault::Needed(_) | CurationFault::Durable(_) => RefusalCode::Busy,
+                };
+                Reply::Refused(Refusal::new(
+                    code,
+                    format!("namespace {namespace}: {fault}"),
+                ))
+            }
+        };
+        self.reply(id, reply);
+    }
+}

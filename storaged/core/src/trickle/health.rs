@@ -1,0 +1,139 @@
+//! What a node knows of the durable tier itself: whether it answers, and which checkpoints in it proved damaged.
+
+use std::collections::BTreeMap;
+
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{Digest, ManifestBytes, NodeName};
+
+use super::{DurableFault, DurableListing, SetAside, SetAsideCause};
+use crate::io::Note;
+use crate::limits;
+use crate::node::{DurablePolicy, Node};
+
+/// The durable tier as this node knows it.
+#[derive(Debug, Default)]
+pub(crate) struct TierHealth {
+    /// Why it did not do what was asked last; none while it does.
+    fault: Option<DurableFault>,
+    /// Damaged checkpoints, and what was found.
+    quarantined: BTreeMap<Digest, String>,
+}
+
+impl Node {
+    /// The tier answered, or did not. Said once, when that changes.
+    pub(crate) fn tier_answered(&mut self, fault: Option<&DurableFault>) {
+        if fault.is_some_and(|fault| !fault.is_of_tier()) {
+            return;
+        }
+        let state = |fault: Option<&DurableFault>| fault.map(DurableFault::name);
+        if state(fault) != state(self.tier.fault.as_ref()) {
+            self.note(Note::DurableState {
+                fault: fault.cloned(),
+            });
+        }
+        self.tier.fault = fault.cloned();
+    }
+
+    /// What it said when it last failed, if it has not answered since.
+    pub fn tier_fault(&self) -> Option<&DurableFault> {
+        self.tier.fault.as_ref()
+    }
+
+    /// A restore here found a checkpoint in the tier damaged: every node is told, so that the next plan anywhere leaves
+    /// it out, also where the tier took no marker.
+    pub(crate) fn quarantine(&mut self, manifest: &ManifestBytes, reason: &str) {
+        let record = manifest.manifest();
+        let key = CheckpointKey {
+            namespace: record.namespace.clone(),
+            run: record.run,
+            step: record.step,
+        };
+        let (name, reason) = (manifest.name(), reason.to_owned());
+        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
+            let (key, reason) = (key.clone(), reason.clone());
+            let manifest = name;
+            let message = PeerMessage::Quarantined {
+                manifest,
+                key,
+                reason,
+            };
+            self.send(&peer, message);
+        }
+        self.note_quarantine(name, key, reason);
+    }
+
+    /// A peer found a checkpoint in the tier damaged.
+    pub(crate) fn learn_quarantine(
+        &mut self,
+        from: &NodeName,
+        name: Digest,
+        key: CheckpointKey,
+        reason: String,
+    ) {
+        self.note_quarantine(name, key, format!("{from} found: {reason}"));
+    }
+
+    fn note_quarantine(&mut self, name: Digest, key: CheckpointKey, reason: String) {
+        let known = &mut self.tier.quarantined;
+        if known.contains_key(&name) {
+            return;
+        }
+        if known.len() >= limits::QUARANTINED_MAX {
+            known.pop_first();
+        }
+        known.insert(name, reason.clone());
+        self.note(Note::Quarantined { key, reason });
+    }
+
+    /// A listing without what this node knows to be damaged.
+    pub(crate) fn without_quarantined(&self, mut listing: DurableListing) -> DurableListing {
+        let DurableListing {
+            manifests,
+            set_aside,
+            ..
+        } = &mut listing;
+        manifests.retain(|manifest| match self.set_aside(manifest) {
+            Some(one) => {
+                set_aside.push(one);
+                false
+            }
+            None => true,
+        });
+        listing
+    }
+
+    /// Why a plan leaves a checkpoint in the tier out, unless its step was asked for.
+    fn set_aside(&self, manifest: &ManifestBytes) -> Option<SetAside> {
+        let record = manifest.manifest();
+        let reason = self.tier.quarantined.get(&manifest.name())?;
+        Some(SetAside {
+            run: record.run,
+            step: record.step,
+            cause: SetAsideCause::Quarantined,
+            reason: reason.clone(),
+        })
+    }
+
+    /// The tier in the status: null where there is none.
+    pub(crate) fn tier_json(&self) -> String {
+        match (self.setup.durable, self.tier_fault()) {
+            (DurablePolicy::Absent, _) => "null".into(),
+            (_, None) => r#"{"state":"ready"}"#.into(),
+            (_, Some(fault)) => {
+                let text = plain(&fault.to_string());
+                format!(r#"{{"state":"{}","fault":"{text}"}}"#, fault.name())
+            }
+        }
+    }
+}
+
+/// Text that needs no escaping in JSON.
+fn plain(text: &str) -> String {
+    let plain = |c: char| match c {
+        '"' => '\'',
+        '\\' => '/',
+        c if c.is_control() => ' ',
+        c => c,
+    };
+    text.chars().map(plain).collect()
+}

@@ -1,0 +1,284 @@
+//! A durable tier that cannot be asked: its silence is never taken for "nothing there".
+
+use std::sync::Arc;
+
+use storaged_codec::{ChunkSize, Geometry, root_digest};
+use storaged_core::encode::LinkRates;
+use storaged_core::place::Member;
+use storaged_core::{
+    ConnId, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node, Note, Now,
+    Output, QueryId, RequestId, SetAside, SetAsideCause, Setup,
+};
+use storaged_wire::local::{LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::plan::RestorePlan;
+use storaged_wire::{
+    Generation, Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank, RefusalCode, RunId,
+    ShardEntry, Step, WorldSize,
+};
+
+/// A single node with a durable tier, and a reader attached to a job.
+struct Alone {
+    node: Node,
+    now: u64,
+    requests: u64,
+}
+
+impl Alone {
+    fn start() -> Self {
+        let name = NodeName::new("n0").unwrap();
+        let member = Member {
+            name: name.clone(),
+            failure_domain: "n0".into(),
+        };
+        let setup = Setup {
+            name,
+            generation: Generation::new(1),
+            members: vec![member],
+            geometry: None,
+            chunk: ChunkSize::new(4096).unwrap(),
+            slots_per_rank: 3,
+            budget: 1 << 30,
+            link_rates: LinkRates::default(),
+            durable: DurablePolicy::OnRequest,
+            durable_form: DurableForm::Full,
+        };
+        let mut alone = Self {
+            node: Node::new(setup).unwrap(),
+            now: 10_000,
+            requests: 0,
+        };
+        alone.node.handle(Now(alone.now), Input::Tick);
+        let hello = Request::Hello {
+            version: LOCAL_VERSION,
+            namespace: Namespace::new("job").unwrap(),
+            token: b"token".to_vec().into(),
+            role: Role::Reader,
+        };
+        assert!(matches!(
+            reply(&alone.ask(hello)),
+            Some(Reply::Welcome { .. })
+        ));
+        alone
+    }
+
+    fn ask(&mut self, request: Request) -> Vec<Output> {
+        let id = RequestId {
+            conn: ConnId(1),
+            index: self.requests,
+        };
+        self.requests += 1;
+        self.handle(Input::Request { id, request })
+    }
+
+    /// One input, and what it leads to at once.
+    fn handle(&mut self, input: Input) -> Vec<Output> {
+        self.node.handle(Now(self.now), input)
+    }
+
+    /// The answer to a request whose listing of the tier ends so.
+    fn ask_with(
+        &mut self,
+        request: Request,
+        outcome: Result<DurableListing, DurableFault>,
+    ) -> Reply {
+        let outputs = self.ask(request);
+        let query = listing(&outputs).expect("the tier is asked");
+        let outputs = self.handle(Input::DurableListed { query, outcome });
+        reply(&outputs).expect("an answer")
+    }
+}
+
+fn listing(outputs: &[Output]) -> Option<QueryId> {
+    outputs.iter().find_map(|output| match output {
+        Output::ListDurable { query, .. } => Some(*query),
+        _ => None,
+    })
+}
+
+fn reply(outputs: &[Output]) -> Option<Reply> {
+    outputs.iter().find_map(|output| match output {
+        Output::Reply { reply, .. } => Some(reply.clone()),
+        _ => None,
+    })
+}
+
+const PLAN: Request = Request::Plan {
+    step: None,
+    timeout_ms: 5_000,
+    allow_older: false,
+};
+
+fn down() -> DurableFault {
+    DurableFault::Unavailable("no answer from s3://bucket".into())
+}
+
+#[track_caller]
+fn refused(reply: Reply) -> (RefusalCode, String) {
+    match reply {
+        Reply::Refused(refusal) => (refusal.code, refusal.message),
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+#[test]
+fn a_tier_that_does_not_answer_is_never_nothing_saved() {
+    let (code, text) = refused(Alone::start().ask_with(PLAN, Err(down())));
+    assert_eq!(code, RefusalCode::DurableUnavailable);
+    assert!(text.contains("no answer from s3://bucket"), "{text}");
+}
+
+#[test]
+fn an_empty_tier_is_nothing_saved() {
+    let (code, _) = refused(Alone::start().ask_with(PLAN, Ok(DurableListing::default())));
+    assert_eq!(code, RefusalCode::UnknownNamespace);
+}
+
+#[test]
+fn a_listing_that_takes_too_long_is_no_answer_either() {
+    let mut alone = Alone::start();
+    assert!(listing(&alone.ask(PLAN)).is_some());
+    alone.now += 60_000;
+    let (code, _) = refused(reply(&alone.handle(Input::Tick)).expect("an answer"));
+    assert_eq!(code, RefusalCode::DurableUnavailable);
+}
+
+const OPEN: Request = Request::OpenRun { timeout_ms: 60_000 };
+
+#[test]
+fn a_run_that_nobody_remembers_is_not_opened_without_the_tier() {
+    let (code, text) = refused(Alone::start().ask_with(OPEN, Err(down())));
+    assert_eq!(code, RefusalCode::DurableUnavailable);
+    assert!(text.contains("no answer from s3://bucket"), "{text}");
+}
+
+#[test]
+fn a_namespace_that_is_remembered_gets_its_run_without_the_tier() {
+    let mut alone = Alone::start();
+    assert_eq!(first_run(&mut alone).number(), 1);
+    let reply = alone.ask_with(OPEN, Err(down()));
+    assert!(matches!(reply, Reply::RunOpened { run } if run.number() == 2));
+}
+
+fn first_run(alone: &mut Alone) -> RunId {
+    match alone.ask_with(OPEN, Ok(DurableListing::default())) {
+        Reply::RunOpened { run } => run,
+        other => panic!("expected a run, got {other:?}"),
+    }
+}
+
+#[test]
+fn a_run_is_above_every_folder_also_of_runs_that_finished_nothing() {
+    let listing = DurableListing {
+        newest_run: Some(RunId::new(7)),
+        ..DurableListing::default()
+    };
+    let reply = Alone::start().ask_with(OPEN, Ok(listing));
+    assert!(matches!(reply, Reply::RunOpened { run } if run.number() == 8));
+}
+
+fn manifest(step: u64) -> Arc<ManifestBytes> {
+    let manifest = Manifest {
+        version: Manifest::VERSION,
+        namespace: Namespace::new("job").unwrap(),
+        owner: Owner::of_token(b"token"),
+        run: RunId::new(1),
+        step: Step::new(step),
+        world_size: WorldSize::new(1).unwrap(),
+        epoch: 0,
+        geometry: Geometry::new(1, 1).unwrap(),
+        chunk: ChunkSize::new(4096).unwrap(),
+        shards: vec![ShardEntry {
+            rank: Rank::new(0),
+            node: NodeName::new("n0").unwrap(),
+            length: 0,
+            root: root_digest(&[], 0, ChunkSize::new(4096).unwrap()),
+        }],
+        groups: vec![],
+        schema: vec![].into(),
+        torch_metadata: vec![].into(),
+    };
+    Arc::new(manifest.seal().unwrap())
+}
+
+fn holding(steps: &[u64]) -> DurableListing {
+    DurableListing {
+        manifests: steps.iter().map(|step| manifest(*step)).collect(),
+        newest_run: Some(RunId::new(1)),
+        set_aside: Vec::new(),
+    }
+}
+
+#[track_caller]
+fn offered(reply: Reply) -> RestorePlan {
+    match reply {
+        Reply::Plan(plan) => plan,
+        other => panic!("expected a plan, got {other:?}"),
+    }
+}
+
+#[test]
+fn what_the_tier_sets_aside_is_passed_over_and_said() {
+    let mut listing = holding(&[20]);
+    listing.set_aside.push(SetAside {
+        run: RunId::new(1),
+        step: Step::new(30),
+        cause: SetAsideCause::Quarantined,
+        reason: "digest mismatch in chunk 1".into(),
+    });
+    let plan = offered(Alone::start().ask_with(PLAN, Ok(listing)));
+    assert_eq!(plan.step, Step::new(20));
+    assert_eq!(plan.passed_over.len(), 1);
+    assert_eq!(plan.passed_over[0].step, Step::new(30));
+    let reason = &plan.passed_over[0].reason;
+    assert!(reason.contains("quarantined: digest mismatch"), "{reason}");
+}
+
+#[test]
+fn a_peers_quarantine_counts_unless_the_step_is_asked_for() {
+    let mut alone = Alone::start();
+    let damaged = manifest(30);
+    let record = damaged.manifest();
+    let message = PeerMessage::Quarantined {
+        manifest: damaged.name(),
+        key: CheckpointKey {
+            namespace: record.namespace.clone(),
+            run: record.run,
+            step: record.step,
+        },
+        reason: "digest mismatch in chunk 1".into(),
+    };
+    let from = NodeName::new("n1").unwrap();
+    alone.handle(Input::Message { from, message });
+    let plan = offered(alone.ask_with(PLAN, Ok(holding(&[30, 20]))));
+    assert_eq!(plan.step, Step::new(20));
+    assert!(plan.passed_over[0].reason.contains("n1 found"), "{plan:?}");
+    let asked = Request::Plan {
+        step: Some(Step::new(30)),
+        timeout_ms: 5_000,
+        allow_older: false,
+    };
+    let plan = offered(alone.ask_with(asked, Ok(holding(&[30]))));
+    assert_eq!(plan.step, Step::new(30));
+}
+
+#[test]
+fn the_status_says_how_the_tier_is() {
+    let mut alone = Alone::start();
+    let status = |alone: &Alone| alone.node.status_json();
+    assert!(status(&alone).contains(r#""durable":{"state":"ready"}"#));
+    let fault = DurableFault::Denied(r#"access denied: "no""#.into());
+    let first = alone.handle(Input::DurableState(Err(fault.clone())));
+    assert_eq!(notes(&first), 1);
+    let again = alone.handle(Input::DurableState(Err(fault)));
+    assert_eq!(notes(&again), 0, "said once");
+    let said = r#""durable":{"state":"denied","fault":"access denied: 'no'"}"#;
+    assert!(status(&alone).contains(said), "{}", status(&alone));
+    assert_eq!(notes(&alone.handle(Input::DurableState(Ok(())))), 1);
+    assert!(status(&alone).contains(r#""durable":{"state":"ready"}"#));
+}
+
+fn notes(outputs: &[Output]) -> usize {
+    let note = |output: &&Output| matches!(output, Output::Note(Note::DurableState { .. }));
+    outputs.iter().filter(note).count()
+}

@@ -1,0 +1,119 @@
+//! `storaged pin`, `unpin` and `rm`: checkpoints in the durable tier, through the daemon and with the job's token.
+
+use clap::Args;
+use storaged_sdk::wire::local::{Keep, Removal, Role};
+use storaged_sdk::wire::{Namespace, RunId, Step};
+use storaged_sdk::{Client, ConnectOptions};
+
+use super::{CliError, SocketArgs, parse_step, print};
+
+/// Whose checkpoints.
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// Namespace of the job
+    #[arg(env = "STORAGED_NAMESPACE")]
+    namespace: Namespace,
+    /// Job token that the namespace was created with
+    #[arg(
+        long,
+        env = "STORAGED_TOKEN",
+        default_value = "",
+        hide_env_values = true
+    )]
+    token: String,
+    #[command(flatten)]
+    socket: SocketArgs,
+    /// Longest wait, in seconds
+    #[arg(long, default_value_t = 600)]
+    timeout: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A pinned checkpoint stays in the durable tier whatever [trickle] keep_last says."
+)]
+pub struct PinArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    /// Its step
+    #[arg(value_parser = parse_step)]
+    step: Step,
+    /// Its run; the newest that has the step without it
+    #[arg(long)]
+    run: Option<RunId>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  storaged rm llama-70b --step 1200\n  storaged rm llama-70b --run 3-00f3a9c1d2e4b5a6\n  storaged rm llama-70b --all\nRemoves from the durable tier only, the manifest first. End the job before you remove its newest run."
+)]
+pub struct RmArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    what: RmWhat,
+    /// Of this run, with --step; all of it without
+    #[arg(long)]
+    run: Option<RunId>,
+}
+
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+struct RmWhat {
+    /// One checkpoint
+    #[arg(long, value_parser = parse_step)]
+    step: Option<Step>,
+    /// Every checkpoint of the namespace
+    #[arg(long)]
+    all: bool,
+}
+
+impl JobArgs {
+    fn connect(&self) -> Result<Client, CliError> {
+        let options = ConnectOptions {
+            socket: self.socket.path(),
+            namespace: self.namespace.clone(),
+            token: self.token.clone().into_bytes(),
+            role: Role::Reader,
+        };
+        Ok(Client::connect(&options)?.0)
+    }
+
+    fn timeout_ms(&self) -> u32 {
+        self.timeout.saturating_mul(1000)
+    }
+}
+
+pub fn pin(args: &PinArgs, keep: Keep) -> Result<(), CliError> {
+    let mut client = args.job.connect()?;
+    client.keep(args.run, args.step, keep, args.job.timeout_ms())?;
+    let what = match keep {
+        Keep::Pin => "pinned",
+        Keep::Unpin => "no longer pinned",
+    };
+    print(&format!(
+        "{} step {}: {what}",
+        args.job.namespace, args.step
+    ));
+    Ok(())
+}
+
+pub fn rm(args: &RmArgs) -> Result<(), CliError> {
+    let removal = match (args.what.step, args.run, args.what.all) {
+        (Some(step), run, _) => Removal::Step { run, step },
+        (None, Some(run), false) => Removal::Run { run },
+        (None, None, true) => Removal::All,
+        _ => {
+            return Err(CliError::Unexpected(
+                "expected one of --step, --run and --all (--run also beside --step)".into(),
+            ));
+        }
+    };
+    let mut client = args.job.connect()?;
+    let (checkpoints, objects) = client.remove(removal, args.job.timeout_ms())?;
+    print(&format!(
+        "removed {checkpoints} checkpoints ({objects} objects) of {} from the durable tier",
+        args.job.namespace
+    ));
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! What an earlier upload left behind, and what to make of it: an object counts as uploaded only if this process wrote it
+//! or every chunk of it was read back and has its digest.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use storaged_codec::{Digest, leaf_digest};
+use storaged_core::DurableFault;
+use storaged_core::encode::SlotShard;
+use storaged_wire::{ManifestBytes, Rank};
+
+use super::chain::expected_object;
+use super::index::{Mark, Place};
+use super::store::ObjectKey;
+use super::{FETCH_BYTES, Trickle, increment, leaves_object, object, packed};
+
+/// Shards remembered as sent; beyond them all are forgotten, which costs reading one back.
+const SENT_MAX: usize = 65_536;
+
+/// Shards whose objects this process has written whole, and the bytes that they take.
+#[derive(Debug, Default)]
+pub(super) struct Sent(Mutex<BTreeMap<(Digest, Rank), u64>>);
+
+impl Sent {
+    pub fn note(&self, manifest: Digest, rank: Rank, stored: u64) {
+        let mut sent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if sent.len() >= SENT_MAX {
+            sent.clear();
+        }
+        sent.insert((manifest, rank), stored);
+    }
+
+    pub fn forget(&self, manifest: Digest) {
+        let mut sent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sent.retain(|(name, _), _| *name != manifest);
+    }
+
+    pub fn get(&self, manifest: Digest, rank: Rank) -> Option<u64> {
+        let sent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sent.get(&(manifest, rank)).copied()
+    }
+}
+
+/// A shard's table of leaves as an object.
+pub(super) fn table_of(shard: &SlotShard) -> Bytes {
+    let leaves = shard.leaves.iter();
+    let table: Vec<u8> = leaves.flat_map(|leaf| *leaf.as_bytes()).collect();
+    table.into()
+}
+
+impl Trickle {
+    /// The bytes that a shard takes in the tier, if it is there whole. What is there of another upload, or of another
+    /// form, is taken out of the way.
+    pub(super) async fn found(
+        &self,
+        manifest: &Arc<ManifestBytes>,
+        rank: Rank,
+        shard: &SlotShard,
+    ) -> Result<Option<u64>, DurableFault> {
+        if let Some(stored) = self.sent.get(manifest.name(), rank) {
+            return Ok(Some(stored));
+        }
+        let record = manifest.manifest();
+        let small = [
+            increment::index_object(rank),
+            packed::frames_object(rank),
+            leaves_object(rank),
+        ];
+        let keys: Result<Vec<ObjectKey>, _> =
+            small.iter().map(|name| object(record, name)).collect();
+        let keys = keys?;
+        let mut asked = Vec::new();
+        for key in &keys {
+            asked.push(self.length(key));
+        }
+        let lengths = futures::future::try_join_all(asked).await?;
+        // The leaves are written last: without them nothing is whole.
+        if lengths[2].is_some() {
+            match self.read_back(manifest, rank, shard).await {
+                Ok(stored) => return Ok(Some(stored)),
+                Err(DurableFault::Damaged(reason)) => {
+                    tracing::info!(namespace = %record.namespace, run = %record.run, step = %record.step, %rank, reason,
+                        "leftovers of an earlier upload are replaced");
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+        for (key, length) in keys.iter().zip(&lengths) {
+            if length.is_some() {
+                self.store.delete(key).await?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads a stored shard and compares every chunk with the one in RAM.
+    async fn read_back(
+        &self,
+        manifest: &Arc<ManifestBytes>,
+        rank: Rank,
+        shard: &SlotShard,
+    ) -> Result<u64, DurableFault> {
+        let record = manifest.manifest();
+        let stored = self.stored(manifest, rank).await?;
+        let (name, expected) = expected_object(&stored, rank, shard.length);
+        let key = object(record, &name)?;
+        let got = self.length(&key).await?;
+        if got != Some(expected) {
+            return Err(super::damaged(format!(
+                "{key}: expected {expected} bytes, got {got:?}"
+            )));
+        }
+        let chain = Arc::new(self.chain(manifest, rank).await?);
+        let (count, at_once) = (
+            record.chunk.count(shard.length),
+            (FETCH_BYTES / record.chunk.bytes() as u64).max(1),
+        );
+        let mut first = 0;
+        while first < count {
+            let next = (first + at_once).min(count);
+            let bytes = self.read_chunks(&chain, first..next).await?;
+            for (index, block) in (first..).zip(bytes.chunks(record.chunk.bytes())) {
+                if shard.leaves.get(index as usize) != Some(&leaf_digest(block, index)) {
+                    return Err(super::damaged(format!(
+                        "{key}: digest mismatch in chunk {index}"
+                    )));
+                }
+            }
+            first = next;
+        }
+        Ok(expected)
+    }
+
+    /// A restore has found a checkpoint damaged: marks it, so that no plan offers it by itself again.
+    pub(super) async fn quarantine(
+        &self,
+        manifest: &ManifestBytes,
+        reason: String,
+    ) -> DurableFault {
+        if let Err(error) = self.store.check_place().await {
+            return error.into();
+        }
+        let record = manifest.manifest();
+        let (namespace, place) = (&record.namespace, Place::of(record));
+        match self.find_manifest(namespace, place.run, place.step).await {
+            Ok(None) => {
+                return DurableFault::Conflict(format!(
+                    "{place} of {namespace} was removed meanwhile"
+                ));
+            }
+            Ok(Some(_)) | Err(DurableFault::Damaged(_)) => {}
+            Err(fault) => return fault,
+        }
+        tracing::error!(%namespace, run = %place.run, step = %place.step, reason,
+            "a checkpoint in the durable tier is damaged: it is quarantined");
+        let marked = self
+            .mark(namespace, place, Mark::Quarantined, &reason)
+            .await;
+        if let Err(fault) = marked {
+            tracing::warn!(%namespace, run = %place.run, step = %place.step, %fault, "the quarantine could not be written down");
+        }
+        DurableFault::Damaged(reason)
+    }
+}

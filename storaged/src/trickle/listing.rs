@@ -1,0 +1,275 @@
+//! What the tier holds of a namespace: from one page of its index and the newest manifests that it names. Checkpoints of
+//! older releases, which are in no index, are found by their folders.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use futures::FutureExt;
+use storaged_core::{DurableFault, DurableListing, SetAside, SetAsideCause};
+use storaged_wire::{ManifestBytes, Namespace, RunId, Step};
+
+use super::fault::damaged;
+use super::index::{IndexReader, Indexed, Mark, Place, read_bases};
+use super::store::{KeyPrefix, ObjectKey, StoreError};
+use super::{MANIFEST_OBJECT, Trickle, object_at, read_manifest_object};
+
+/// Manifests that a listing reads, newest first: a damaged newest one must not hide the next.
+const LISTED_MAX: usize = 4;
+/// Folders of runs that are in no index and that a listing looks into.
+const OLD_RUNS_MAX: usize = 64;
+
+/// A listing as it grows.
+struct Search<'a> {
+    namespace: &'a Namespace,
+    step: Option<Step>,
+    listing: DurableListing,
+    /// What the index names, whether it can be used or not.
+    indexed: BTreeSet<Place>,
+}
+
+/// What became of a candidate.
+enum Candidate {
+    Sound(Arc<ManifestBytes>),
+    /// Its manifest is not there: it is being published, or its upload was abandoned.
+    Unpublished,
+    Unusable(String),
+}
+
+impl Search<'_> {
+    fn is_full(&self) -> bool {
+        self.listing.manifests.len() >= LISTED_MAX
+    }
+
+    fn wants(&self, place: Place) -> bool {
+        self.step.is_none_or(|step| step == place.step)
+    }
+
+    fn saw(&mut self, run: RunId) {
+        self.listing.newest_run = self.listing.newest_run.max(Some(run));
+    }
+
+    fn add(&mut self, place: Place, candidate: Candidate) {
+        match candidate {
+            Candidate::Sound(manifest) => self.listing.manifests.push(manifest),
+            Candidate::Unpublished => {}
+            Candidate::Unusable(reason) => {
+                tracing::warn!(namespace = %self.namespace, run = %place.run, step = %place.step, reason,
+                    "a checkpoint in the durable tier cannot be used");
+                self.set_aside(place, SetAsideCause::Unusable, reason);
+            }
+        }
+    }
+
+    fn set_aside(&mut self, place: Place, cause: SetAsideCause, reason: String) {
+        let Place { run, step } = place;
+        self.listing.set_aside.push(SetAside {
+            run,
+            step,
+            cause,
+            reason,
+        });
+    }
+}
+
+impl Trickle {
+    /// What the tier holds of a namespace: the newest sound manifests, and the newest run seen. With a step: those of
+    /// that step, also damaged ones.
+    ///
+    /// # Errors
+    /// Why the tier could not be asked. A manifest that cannot be read for such a reason ends the listing too: an older
+    /// one must not be taken for the newest.
+    pub async fn list(
+        &self,
+        namespace: &Namespace,
+        step: Option<Step>,
+    ) -> Result<DurableListing, DurableFault> {
+        let mut search = Search {
+            namespace,
+            step,
+            listing: DurableListing::default(),
+            indexed: BTreeSet::new(),
+        };
+        let mut reader = IndexReader::new(self, namespace)?;
+        while !search.is_full()
+            && let Some(page) = reader.next().await?
+        {
+            self.search_page(&mut search, &page).await?;
+        }
+        if !search.is_full() {
+            self.search_folders(&mut search).await?;
+        }
+        if search.listing.newest_run.is_none() {
+            self.store.check_place().await?;
+        }
+        let mut listing = search.listing;
+        let place = |manifest: &ManifestBytes| Place::of(manifest.manifest());
+        listing
+            .manifests
+            .sort_by_key(|manifest| std::cmp::Reverse(place(manifest)));
+        listing
+            .set_aside
+            .sort_by_key(|one| std::cmp::Reverse((one.run, one.step)));
+        Ok(listing)
+    }
+
+    async fn search_page(
+        &self,
+        search: &mut Search<'_>,
+        page: &[Indexed],
+    ) -> Result<(), DurableFault> {
+        search.indexed.extend(page.iter().map(|one| one.place));
+        if let Some(newest) = page.first() {
+            search.saw(newest.place.run);
+        }
+        let mut waiting: VecDeque<Indexed> = page.iter().cloned().collect();
+        waiting.retain(|one| one.is_entry() && search.wants(one.place));
+        while !search.is_full() && !waiting.is_empty() {
+            let mut batch: Vec<Indexed> = Vec::new();
+            while batch.len() < LISTED_MAX - search.listing.manifests.len()
+                && let Some(one) = waiting.pop_front()
+            {
+                if one.has(Mark::Quarantined) && search.step.is_none() {
+                    let namespace = search.namespace;
+                    let reason = self.said(namespace, one.place, Mark::Quarantined).await?;
+                    search.set_aside(one.place, SetAsideCause::Quarantined, reason);
+                } else {
+                    batch.push(one);
+                }
+            }
+            let mut asked = Vec::new();
+            for one in &batch {
+                asked.push(self.candidate(search.namespace, one).boxed());
+            }
+            let candidates = futures::future::try_join_all(asked).await?;
+            for (one, candidate) in batch.iter().zip(candidates) {
+                search.add(one.place, candidate);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs of older releases have no index: their folders are looked into, the newest first.
+    async fn search_folders(&self, search: &mut Search<'_>) -> Result<(), DurableFault> {
+        let namespace = search.namespace;
+        let folder: ObjectKey = namespace.as_str().parse()?;
+        let names = self
+            .store
+            .list_folders(&KeyPrefix::folder(folder.clone()))
+            .await?;
+        let run = |name: &String| name.strip_prefix("run-")?.parse::<RunId>().ok();
+        let mut runs: Vec<RunId> = names.iter().filter_map(run).collect();
+        runs.sort_by(|a, b| b.cmp(a));
+        if let Some(newest) = runs.first() {
+            search.saw(*newest);
+        }
+        let indexed: BTreeSet<RunId> = search.indexed.iter().map(|place| place.run).collect();
+        runs.retain(|run| !indexed.contains(run));
+        for run in runs.into_iter().take(OLD_RUNS_MAX) {
+            let steps = folder.join(&format!("run-{run}"))?;
+            let names = self.store.list_folders(&KeyPrefix::folder(steps)).await?;
+            let step = |name: &String| name.strip_prefix("step-")?.parse().ok().map(Step::new);
+            let mut steps: Vec<Step> = names.iter().filter_map(step).collect();
+            steps.sort_by(|a, b| b.cmp(a));
+            for step in steps {
+                let place = Place { run, step };
+                if search.is_full() {
+                    return Ok(());
+                }
+                if search.wants(place) {
+                    let candidate = self.in_folder(namespace, place).await?;
+                    search.add(place, candidate);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn candidate(
+        &self,
+        namespace: &Namespace,
+        one: &Indexed,
+    ) -> Result<Candidate, DurableFault> {
+        let candidate = self.manifest_of(namespace, one.place).await?;
+        if one.has(Mark::Full) || !matches!(candidate, Candidate::Sound(_)) {
+            return Ok(candidate);
+        }
+        let says = self.said(namespace, one.place, Mark::Increment).await?;
+        for base in read_bases(&says) {
+            let key = object_at(namespace, base.run, base.step, MANIFEST_OBJECT)?;
+            if self.length(&key).await?.is_none() {
+                return Ok(Candidate::Unusable(format!(
+                    "it is an increment that builds on {base}, which is gone"
+                )));
+            }
+        }
+        Ok(candidate)
+    }
+
+    async fn in_folder(
+        &self,
+        namespace: &Namespace,
+        place: Place,
+    ) -> Result<Candidate, DurableFault> {
+        let candidate = self.manifest_of(namespace, place).await?;
+        let Candidate::Sound(manifest) = &candidate else {
+            return Ok(candidate);
+        };
+        match self.bases_are_there(manifest).await {
+            Err(DurableFault::Damaged(reason)) => Ok(Candidate::Unusable(reason)),
+            outcome => outcome.map(|()| candidate),
+        }
+    }
+
+    async fn manifest_of(
+        &self,
+        namespace: &Namespace,
+        place: Place,
+    ) -> Result<Candidate, DurableFault> {
+        match self.find_manifest(namespace, place.run, place.step).await {
+            Ok(Some(manifest)) => Ok(Candidate::Sound(Arc::new(manifest))),
+            Ok(None) => Ok(Candidate::Unpublished),
+            Err(DurableFault::Damaged(reason)) => {
+                Ok(Candidate::Unusable(format!("{MANIFEST_OBJECT}: {reason}")))
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// The manifest of a folder; none if there is none.
+    pub(super) async fn find_manifest(
+        &self,
+        namespace: &Namespace,
+        run: RunId,
+        step: Step,
+    ) -> Result<Option<ManifestBytes>, DurableFault> {
+        let key = object_at(namespace, run, step, MANIFEST_OBJECT)?;
+        let bytes = match self.store.get(&key, None).await {
+            Err(StoreError::NotFound { .. }) => return Ok(None),
+            outcome => outcome?,
+        };
+        let manifest = read_manifest_object(&bytes)?;
+        let record = manifest.manifest();
+        let in_place = record.namespace == *namespace && record.run == run && record.step == step;
+        match in_place {
+            true => Ok(Some(manifest)),
+            false => Err(damaged(format!(
+                "it is of run {} step {} of {}",
+                record.run, record.step, record.namespace
+            ))),
+        }
+    }
+
+    pub(super) async fn manifest_at(
+        &self,
+        namespace: &Namespace,
+        run: RunId,
+        step: Step,
+    ) -> Result<ManifestBytes, DurableFault> {
+        let found = self.find_manifest(namespace, run, step).await?;
+        found.ok_or_else(|| {
+            damaged(format!(
+                "no manifest of run {run} step {step} of {namespace}"
+            ))
+        })
+    }
+}

@@ -1,0 +1,223 @@
+//! Checkpoints leave the tier: first a mark that says so, then the manifest, then the rest, last the marks. Whatever
+//! interrupts this, what is left is no checkpoint, and the next removal goes on with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use storaged_core::{Curation, CurationFault, DurableFault, Removed};
+use storaged_wire::local::{Keep, Removal};
+use storaged_wire::{Namespace, Owner, RunId, Step};
+
+use super::index::{Indexed, Mark, Place, mark_key, read_bases};
+use super::store::{KeyPrefix, ObjectKey};
+use super::{MANIFEST_OBJECT, Trickle, object_at};
+
+/// Objects removed at once.
+const REMOVALS_AT_ONCE: usize = 16;
+
+impl Trickle {
+    /// Does what a person asks.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn curate(
+        &self,
+        namespace: &Namespace,
+        owner: Owner,
+        curation: &Curation,
+    ) -> Result<Removed, CurationFault> {
+        self.check_owner_of(namespace, owner).await?;
+        match curation {
+            Curation::Keep { run, step, keep } => {
+                let place = self.find(namespace, *run, *step).await?;
+                match keep {
+                    Keep::Pin => self.mark(namespace, place, Mark::Pinned, "").await?,
+                    Keep::Unpin => self.unmark(namespace, place, Mark::Pinned).await?,
+                }
+                Ok(Removed::default())
+            }
+            Curation::Remove(removal) => self.remove(namespace, removal).await,
+        }
+    }
+
+    async fn check_owner_of(
+        &self,
+        namespace: &Namespace,
+        owner: Owner,
+    ) -> Result<(), CurationFault> {
+        let listing = self.list(namespace, None).await?;
+        let other = |found: Owner| found != owner;
+        match listing
+            .manifests
+            .iter()
+            .any(|one| other(one.manifest().owner))
+        {
+            true => Err(CurationFault::WrongOwner),
+            false => Ok(()),
+        }
+    }
+
+    /// The place of a checkpoint: of the newest run that has the step, if none is named.
+    async fn find(
+        &self,
+        namespace: &Namespace,
+        run: Option<RunId>,
+        step: Step,
+    ) -> Result<Place, CurationFault> {
+        let listing = self.list(namespace, Some(step)).await?;
+        let mut places = listing
+            .manifests
+            .iter()
+            .map(|one| Place::of(one.manifest()));
+        let found = places.find(|place| run.is_none_or(|run| run == place.run));
+        found.ok_or_else(|| {
+            CurationFault::NoSuch(format!(
+                "expected a checkpoint of step {step} in the durable tier, got none"
+            ))
+        })
+    }
+
+    async fn remove(
+        &self,
+        namespace: &Namespace,
+        removal: &Removal,
+    ) -> Result<Removed, CurationFault> {
+        let index = self.index(namespace).await?;
+        let places = match removal {
+            Removal::Step { run, step } => {
+                let one = index.iter().find(|one| {
+                    one.place.step == *step && run.is_none_or(|run| run == one.place.run)
+                });
+                match one {
+                    Some(one) => vec![one.place],
+                    None => vec![self.find(namespace, *run, *step).await?],
+                }
+            }
+            Removal::Run { run } => self.places_of(namespace, &index, Some(*run)).await?,
+            Removal::All => self.places_of(namespace, &index, None).await?,
+        };
+        self.check_unneeded(namespace, &index, &places).await?;
+        let mut removed = Removed::default();
+        // The newest first: an increment goes before what it builds on.
+        for place in places {
+            removed.objects += self.remove_step(namespace, place).await?;
+            removed.checkpoints += 1;
+        }
+        Ok(removed)
+    }
+
+    /// All checkpoints and leftovers of one run or of all, the newest first.
+    async fn places_of(
+        &self,
+        namespace: &Namespace,
+        index: &[Indexed],
+        run: Option<RunId>,
+    ) -> Result<Vec<Place>, DurableFault> {
+        let wanted = |place: &Place| run.is_none_or(|run| run == place.run);
+        let mut places: BTreeSet<Place> = index.iter().map(|one| one.place).collect();
+        for run in self.run_folders(namespace).await? {
+            places.extend(self.step_folders(namespace, run).await?);
+        }
+        Ok(places.into_iter().rev().filter(wanted).collect())
+    }
+
+    pub(super) async fn run_folders(
+        &self,
+        namespace: &Namespace,
+    ) -> Result<Vec<RunId>, DurableFault> {
+        let under = KeyPrefix::folder(namespace.as_str().parse()?);
+        let names = self.store.list_folders(&under).await?;
+        let run = |name: &String| name.strip_prefix("run-")?.parse().ok();
+        Ok(names.iter().filter_map(run).collect())
+    }
+
+    pub(super) async fn step_folders(
+        &self,
+        namespace: &Namespace,
+        run: RunId,
+    ) -> Result<Vec<Place>, DurableFault> {
+        let under = KeyPrefix::folder(format!("{namespace}/run-{run}").parse()?);
+        let names = self.store.list_folders(&under).await?;
+        let step = |name: &String| name.strip_prefix("step-")?.parse().ok().map(Step::new);
+        let places = names.iter().filter_map(step);
+        Ok(places.map(|step| Place { run, step }).collect())
+    }
+
+    /// A checkpoint that an increment builds on goes only with it.
+    async fn check_unneeded(
+        &self,
+        namespace: &Namespace,
+        index: &[Indexed],
+        places: &[Place],
+    ) -> Result<(), CurationFault> {
+        let going: BTreeSet<Place> = places.iter().copied().collect();
+        for (above, bases) in self.bases_in(namespace, index).await? {
+            let needed = bases.iter().find(|base| going.contains(base));
+            if let Some(base) = needed.filter(|_| !going.contains(&above)) {
+                return Err(CurationFault::Needed(format!(
+                    "expected a checkpoint that nothing builds on, got {base}, on which the increment of {above} builds: remove that one first"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the increments of an index build on.
+    pub(super) async fn bases_in(
+        &self,
+        namespace: &Namespace,
+        index: &[Indexed],
+    ) -> Result<BTreeMap<Place, Vec<Place>>, DurableFault> {
+        let mut all = BTreeMap::new();
+        for one in index {
+            if !one.is_entry() || !one.has(Mark::Increment) {
+                continue;
+            }
+            let says = self.said(namespace, one.place, Mark::Increment).await?;
+            all.insert(one.place, read_bases(&says));
+        }
+        Ok(all)
+    }
+
+    /// Removes a checkpoint, or what is left of one; gives the number of objects.
+    pub(super) async fn remove_step(
+        &self,
+        namespace: &Namespace,
+        place: Place,
+    ) -> Result<u64, DurableFault> {
+        self.mark(namespace, place, Mark::Removing, "").await?;
+        let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
+        self.store.delete(&manifest).await?;
+        let folder = format!("{namespace}/run-{}/step-{}", place.run, place.step);
+        let under = KeyPrefix::folder(folder.parse()?);
+        self.drop_unfinished(&under).await?;
+        let entries = self.store.list(&under).await?;
+        let keys: Vec<ObjectKey> = entries.into_iter().map(|entry| entry.key).collect();
+        for some in keys.chunks(REMOVALS_AT_ONCE) {
+            let mut removals = Vec::new();
+            for key in some {
+                removals.push(self.store.delete(key));
+            }
+            futures::future::try_join_all(removals).await?;
+        }
+        for mark in [Mark::Full, Mark::Increment, Mark::Pinned, Mark::Quarantined] {
+            self.store
+                .delete(&mark_key(namespace, place, mark)?)
+                .await?;
+        }
+        self.unmark(namespace, place, Mark::Removing).await?;
+        tracing::info!(%namespace, run = %place.run, step = %place.step, objects = keys.len() + 1,
+            "removed from the durable tier");
+        Ok(keys.len() as u64 + 1)
+    }
+
+    async fn drop_unfinished(&self, under: &KeyPrefix) -> Result<(), DurableFault> {
+        for key in self.store.unfinished(under).await? {
+            let limits = self.store.limits();
+            let any = super::PartBytes::new(limits.part_bytes_min.max(1), &limits)?;
+            // Beginning anew gives up whatever was unfinished.
+            let upload = self.store.begin(&key, any).await?;
+            self.store.abort(&upload).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,246 @@
+//! Which checkpoints the tier keeps. Without a word in the configuration: all of them. Retention runs where a checkpoint
+//! was just published, so that there is always a newer whole one than any that goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use storaged_core::DurableFault;
+use storaged_wire::{Namespace, RunId, Step};
+use tokio::time::Instant;
+
+use super::index::{Indexed, Mark, Place};
+use super::store::{KeyPrefix, ObjectKey};
+use super::{MANIFEST_OBJECT, Trickle, object_at};
+
+/// What the configuration says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Retention {
+    /// So many of the newest whole checkpoints are kept; none for all.
+    pub keep_last: Option<u32>,
+    /// Steps that are multiples of this are kept beside them.
+    pub keep_every: Option<u64>,
+    /// What an older run has begun and not finished goes once it has not changed for so long.
+    pub abandoned_after: Option<Duration>,
+}
+
+/// Unfinished checkpoints that were seen, since when, and what they were then.
+#[derive(Debug, Default)]
+pub(super) struct Sightings(Mutex<BTreeMap<(Namespace, Place), (Instant, u64, u64)>>);
+
+impl Sightings {
+    /// How long a folder has looked like this.
+    fn unchanged(&self, namespace: &Namespace, place: Place, objects: u64, bytes: u64) -> Duration {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let one = seen
+            .entry((namespace.clone(), place))
+            .or_insert((now, objects, bytes));
+        if (one.1, one.2) != (objects, bytes) {
+            *one = (now, objects, bytes);
+        }
+        now - one.0
+    }
+
+    fn forget(&self, namespace: &Namespace, place: Place) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.remove(&(namespace.clone(), place));
+    }
+}
+
+/// What goes, the newest first, given which of the newest are whole: only what is older than all of those that
+/// `keep_last` counts, and never what something that stays builds on.
+fn doomed(
+    retention: &Retention,
+    index: &[Indexed],
+    last: &[Place],
+    bases: &BTreeMap<Place, Vec<Place>>,
+) -> Vec<Place> {
+    let Some(oldest) = last.iter().min() else {
+        return Vec::new();
+    };
+    let every = |place: Place| {
+        let every = retention.keep_every.filter(|every| *every > 0);
+        every.is_some_and(|every| place.step.get().is_multiple_of(every))
+    };
+    let stays = |one: &Indexed| {
+        one.place >= *oldest
+            || one.has(Mark::Pinned)
+            || every(one.place) && one.is_entry() && !one.has(Mark::Quarantined)
+    };
+    let kept: BTreeSet<Place> = index
+        .iter()
+        .filter(|one| stays(one))
+        .map(|one| one.place)
+        .collect();
+    let needed: BTreeSet<Place> = kept
+        .iter()
+        .filter_map(|place| bases.get(place))
+        .flatten()
+        .copied()
+        .collect();
+    let goes = |place: &Place| !kept.contains(place) && !needed.contains(place);
+    index.iter().map(|one| one.place).filter(goes).collect()
+}
+
+impl Trickle {
+    /// After a publication: what the retention does not keep goes. One at a time; what fails is tried after the next.
+    pub async fn tidy(&self, namespace: &Namespace, run: RunId) {
+        let Ok(_turn) = self.tidying.try_lock() else {
+            return;
+        };
+        let kept = self.retain(namespace).await;
+        let cleared = self.clear_abandoned(namespace, run).await;
+        if let Err(fault) = kept.and(cleared) {
+            tracing::warn!(%namespace, %fault, "removing older checkpoints from the durable tier failed; it is tried again after the next one");
+        }
+    }
+
+    async fn retain(&self, namespace: &Namespace) -> Result<(), DurableFault> {
+        let retention = &self.limits.retention;
+        let Some(keep_last) = retention.keep_last else {
+            return Ok(());
+        };
+        // The copy that is being written may build on the one before the newest.
+        let keep_last = keep_last.max(1) + u32::from(self.limits.increments > 0);
+        let index = self.index(namespace).await?;
+        let mut last = Vec::new();
+        for one in &index {
+            if !one.is_entry() || one.has(Mark::Quarantined) {
+                continue;
+            }
+            if last.len() as u32 >= keep_last {
+                break;
+            }
+            let key = object_at(namespace, one.place.run, one.place.step, MANIFEST_OBJECT)?;
+            if self.length(&key).await?.is_some() {
+                last.push(one.place);
+            }
+        }
+        if (last.len() as u32) < keep_last {
+            return Ok(());
+        }
+        let bases = self.bases_in(namespace, &index).await?;
+        for place in doomed(retention, &index, &last, &bases) {
+            self.remove_step(namespace, place).await?;
+        }
+        Ok(())
+    }
+
+    /// What runs before this one left unfinished. A live upload is never touched: its run is the newest, or its folder
+    /// still changes.
+    async fn clear_abandoned(&self, namespace: &Namespace, run: RunId) -> Result<(), DurableFault> {
+        let Some(after) = self.limits.retention.abandoned_after else {
+            return Ok(());
+        };
+        for older in self.run_folders(namespace).await? {
+            if older.number() >= run.number() {
+                continue;
+            }
+            let folders = self.step_folders(namespace, older).await?;
+            let mut places: BTreeSet<Place> = folders.into_iter().collect();
+            places.extend(self.unfinished_of(namespace, older).await?);
+            for place in places {
+                let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
+                if self.length(&manifest).await?.is_some() {
+                    continue;
+                }
+                let folder = format!("{namespace}/run-{}/step-{}", place.run, place.step);
+                let entries = self.store.list(&KeyPrefix::folder(folder.parse()?)).await?;
+                let bytes = entries.iter().map(|entry| entry.length).sum();
+                let unchanged =
+                    self.sightings
+                        .unchanged(namespace, place, entries.len() as u64, bytes);
+                if unchanged >= after {
+                    self.remove_step(namespace, place).await?;
+                    self.sightings.forget(namespace, place);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Places of a run whose shards have begun and left no object yet.
+    async fn unfinished_of(
+        &self,
+        namespace: &Namespace,
+        run: RunId,
+    ) -> Result<BTreeSet<Place>, DurableFault> {
+        let under = KeyPrefix::folder(format!("{namespace}/run-{run}").parse()?);
+        let prefix = under.text();
+        let keys = self.store.unfinished(&under).await?;
+        let step = |key: &ObjectKey| {
+            let rest = key.as_str().strip_prefix(&prefix)?.strip_prefix("step-")?;
+            let (step, _) = rest.split_once('/')?;
+            Some(Step::new(step.parse().ok()?))
+        };
+        let steps = keys.iter().filter_map(step);
+        Ok(steps.map(|step| Place { run, step }).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(step: u64) -> Place {
+        Place {
+            run: RunId::new(1),
+            step: Step::new(step),
+        }
+    }
+
+    fn one(step: u64, marks: &[Mark]) -> Indexed {
+        Indexed {
+            place: place(step),
+            marks: marks.to_vec(),
+        }
+    }
+
+    fn steps(places: &[Place]) -> Vec<u64> {
+        places.iter().map(|place| place.step.get()).collect()
+    }
+
+    #[test]
+    fn the_last_the_nth_the_pinned_and_their_bases_stay() {
+        let index = [
+            one(110, &[Mark::Full]),
+            one(100, &[Mark::Full]),
+            one(90, &[Mark::Increment, Mark::Pinned]),
+            one(80, &[Mark::Increment]),
+            one(70, &[Mark::Full]),
+            one(60, &[Mark::Full]),
+            one(50, &[Mark::Full]),
+            one(40, &[Mark::Full]),
+            one(25, &[Mark::Full, Mark::Quarantined]),
+        ];
+        let retention = Retention {
+            keep_last: Some(2),
+            keep_every: Some(25),
+            abandoned_after: None,
+        };
+        let bases = BTreeMap::from([
+            (place(90), vec![place(80), place(70)]),
+            (place(80), vec![place(70)]),
+        ]);
+        let gone = doomed(&retention, &index, &[place(110), place(100)], &bases);
+        assert_eq!(steps(&gone), [60, 40, 25]);
+        assert_eq!(doomed(&retention, &index, &[], &bases), []);
+    }
+
+    #[test]
+    fn what_is_newer_than_the_counted_ones_stays_whatever_it_is() {
+        let index = [
+            one(120, &[Mark::Full]),
+            one(110, &[Mark::Full, Mark::Quarantined]),
+            one(100, &[Mark::Full]),
+            one(90, &[Mark::Full]),
+        ];
+        let retention = Retention {
+            keep_last: Some(1),
+            ..Retention::default()
+        };
+        let gone = doomed(&retention, &index, &[place(100)], &BTreeMap::new());
+        assert_eq!(steps(&gone), [90]);
+    }
+}

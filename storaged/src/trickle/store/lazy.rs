@@ -1,0 +1,202 @@
+//! A durable tier that need not be there when the daemon starts: it is opened in the background, again and again until
+//! that succeeds, and every call until then ends in what the last attempt said.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout};
+
+use super::{
+    KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Store,
+    StoreError, StoreLimits, Upload,
+};
+
+/// Pauses between attempts; a call that is made meanwhile ends the pause, but not before the first of them.
+const PAUSE_FIRST: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long a call waits for the attempt that it has asked for.
+const ATTEMPT_WAIT: Duration = Duration::from_secs(6);
+
+/// One attempt to open the store.
+pub type Attempt =
+    Box<dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Store>, StoreError>> + Send + Sync>;
+
+/// How far the opening is.
+#[derive(Debug, Clone)]
+pub enum Opening {
+    /// The first attempt runs.
+    First,
+    /// So many attempts failed; the last one so.
+    Failed(u64, Arc<StoreError>),
+    /// It is open.
+    Open(Arc<dyn Store>),
+}
+
+/// A store that opens by itself.
+pub struct Lazy {
+    limits: StoreLimits,
+    opening: watch::Receiver<Opening>,
+    wake: Arc<Notify>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl fmt::Debug for Lazy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lazy")
+            .field("opening", &*self.opening.borrow())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lazy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Lazy {
+    /// Begins to open a store with these limits.
+    pub fn new(limits: StoreLimits, attempt: Attempt) -> Self {
+        let (told, opening) = watch::channel(Opening::First);
+        let wake = Arc::new(Notify::new());
+        let task = tokio::spawn(open_at_last(attempt, told, wake.clone()));
+        Self {
+            limits,
+            opening,
+            wake,
+            task,
+        }
+    }
+
+    /// How far it is, now and whenever that changes.
+    pub fn opening(&self) -> watch::Receiver<Opening> {
+        self.opening.clone()
+    }
+
+    async fn open(&self) -> Result<Arc<dyn Store>, StoreError> {
+        let mut opening = self.opening.clone();
+        let failed = match &*opening.borrow_and_update() {
+            Opening::Open(store) => return Ok(store.clone()),
+            Opening::First => 0,
+            Opening::Failed(attempts, _) => *attempts,
+        };
+        self.wake.notify_one();
+        let tried = opening.wait_for(|now| match now {
+            Opening::First => false,
+            Opening::Failed(attempts, _) => *attempts > failed,
+            Opening::Open(_) => true,
+        });
+        let _ = timeout(ATTEMPT_WAIT, tried).await;
+        match &*self.opening.borrow() {
+            Opening::Open(store) => Ok(store.clone()),
+            Opening::Failed(_, error) => Err(error.again()),
+            Opening::First => Err(StoreError::Timeout {
+                what: "opening the durable tier".into(),
+                limit: ATTEMPT_WAIT,
+            }),
+        }
+    }
+}
+
+async fn open_at_last(attempt: Attempt, told: watch::Sender<Opening>, wake: Arc<Notify>) {
+    let mut pause = PAUSE_FIRST;
+    for attempts in 1.. {
+        let began = Instant::now();
+        match attempt().await {
+            Ok(store) => {
+                // Nobody listens any more if the daemon is going down.
+                let _ = told.send(Opening::Open(store));
+                return;
+            }
+            Err(error) => {
+                let _ = told.send(Opening::Failed(attempts, Arc::new(error)));
+            }
+        }
+        tokio::time::sleep_until(began + PAUSE_FIRST).await;
+        let _ = timeout(pause, wake.notified()).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+#[async_trait]
+impl Store for Lazy {
+    fn limits(&self) -> StoreLimits {
+        self.limits
+    }
+
+    async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
+        self.open().await?.begin(key, part_bytes).await
+    }
+
+    async fn resume(
+        &self,
+        key: &ObjectKey,
+        part_bytes: PartBytes,
+    ) -> Result<Option<Upload>, StoreError> {
+        self.open().await?.resume(key, part_bytes).await
+    }
+
+    async fn put_part(
+        &self,
+        upload: &Upload,
+        part: PartNumber,
+        bytes: Bytes,
+    ) -> Result<PartState, StoreError> {
+        self.open().await?.put_part(upload, part, bytes).await
+    }
+
+    async fn complete(&self, upload: &Upload, length: u64) -> Result<(), StoreError> {
+        self.open().await?.complete(upload, length).await
+    }
+
+    async fn abort(&self, upload: &Upload) -> Result<(), StoreError> {
+        self.open().await?.abort(upload).await
+    }
+
+    async fn unfinished(&self, under: &KeyPrefix) -> Result<Vec<ObjectKey>, StoreError> {
+        self.open().await?.unfinished(under).await
+    }
+
+    async fn put_new(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.open().await?.put_new(key, bytes).await
+    }
+
+    async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
+        self.open().await?.get(key, range).await
+    }
+
+    async fn length(&self, key: &ObjectKey) -> Result<u64, StoreError> {
+        self.open().await?.length(key).await
+    }
+
+    async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
+        self.open().await?.list(under).await
+    }
+
+    async fn list_page(
+        &self,
+        under: &KeyPrefix,
+        after: Option<&ObjectKey>,
+        limit: usize,
+    ) -> Result<ListPage, StoreError> {
+        self.open().await?.list_page(under, after, limit).await
+    }
+
+    async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
+        self.open().await?.list_folders(under).await
+    }
+
+    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
+        self.open().await?.delete(key).await
+    }
+
+    async fn check_place(&self) -> Result<(), StoreError> {
+        self.open().await?.check_place().await
+    }
+}

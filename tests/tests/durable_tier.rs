@@ -1,0 +1,215 @@
+//! The durable tier of real daemons when it is not there, not mounted, damaged or too full: said, never taken for empty.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use storaged_sdk::ClientError;
+use storaged_sdk::wire::local::{DurableWish, Keep, Removal};
+use storaged_sdk::wire::{CheckpointState, Rank, RefusalCode, Step};
+use storaged_tests::clients::WAIT_MS;
+use storaged_tests::system::{System, executable, shards};
+
+const TIER: &str = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 10\n";
+
+/// The tier's place, away or back: as when a file system is unmounted, but the mount point is there.
+struct Mount {
+    at: PathBuf,
+    away: PathBuf,
+}
+
+impl Mount {
+    fn of(system: &System) -> Self {
+        let root = system.root.path();
+        Self {
+            at: root.join("tier"),
+            away: root.join("away"),
+        }
+    }
+
+    fn unmount(&self) -> Result<()> {
+        std::fs::rename(&self.at, &self.away)?;
+        Ok(std::fs::create_dir(&self.at)?)
+    }
+
+    fn mount(&self) -> Result<()> {
+        std::fs::remove_dir_all(&self.at)?;
+        Ok(std::fs::rename(&self.away, &self.at)?)
+    }
+}
+
+#[track_caller]
+fn unavailable<T: std::fmt::Debug>(outcome: Result<T, ClientError>, word: &str) {
+    match outcome {
+        Err(ClientError::Refused(refusal)) => {
+            assert_eq!(refusal.code, RefusalCode::DurableUnavailable, "{refusal}");
+            assert!(refusal.message.contains(word), "{refusal}");
+        }
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+/// One node whose steps are durable, and its RAM is lost.
+fn restarted(steps: &[u64]) -> Result<System> {
+    let mut system = System::start(1, None, TIER)?;
+    let (run, mut trainers) = system.trainers(1)?;
+    for step in steps {
+        system.save(
+            &mut trainers,
+            *step,
+            &shards(1, *step),
+            DurableWish::Required,
+        )?;
+        system.wait(0, run, *step, CheckpointState::Durable)?;
+    }
+    drop(trainers);
+    system.cluster.kill(0)?;
+    Ok(system)
+}
+
+#[test]
+fn a_daemon_starts_without_its_tier() -> Result<()> {
+    let mut system = restarted(&[10])?;
+    let mount = Mount::of(&system);
+    std::fs::rename(&mount.at, &mount.away)?;
+    system.cluster.start_all()?;
+    unavailable(
+        system.reader(0)?.plan(None, WAIT_MS),
+        "is the file system mounted?",
+    );
+    unavailable(
+        system.reader(0)?.open_run(WAIT_MS),
+        "is the file system mounted?",
+    );
+    let status = system.reader(0)?.status()?;
+    assert!(
+        status.contains(r#""durable":{"state":"not_mounted""#),
+        "{status}"
+    );
+    std::fs::rename(&mount.away, &mount.at)?;
+    system.restore(&[0], 10, &shards(1, 10))?;
+    let status = system.reader(0)?.status()?;
+    assert!(
+        status.contains(r#""durable":{"state":"ready"}"#),
+        "{status}"
+    );
+    let (run, _) = system.trainers(1)?;
+    ensure!(
+        run.number() > 1,
+        "expected a run above the tier's, got {run}"
+    );
+    Ok(())
+}
+
+#[test]
+fn an_unmounted_directory_is_not_empty() -> Result<()> {
+    let mut system = restarted(&[10])?;
+    system.cluster.start_all()?;
+    let mount = Mount::of(&system);
+    // The daemon has seen the tier before it goes.
+    system.reader(0)?.plan(None, WAIT_MS)?;
+    mount.unmount()?;
+    unavailable(
+        system.reader(0)?.plan(None, WAIT_MS),
+        "this is not the durable tier",
+    );
+    assert_eq!(
+        std::fs::read_dir(&mount.at)?.count(),
+        0,
+        "nothing is written there"
+    );
+    mount.mount()?;
+    system.restore(&[0], 10, &shards(1, 10))?;
+    Ok(())
+}
+
+#[test]
+fn a_damaged_step_is_passed_over_by_the_next_plan() -> Result<()> {
+    let mut system = restarted(&[10, 20])?;
+    system.cluster.start_all()?;
+    let mut reader = system.reader(0)?;
+    let plan = reader.plan(None, WAIT_MS)?;
+    assert_eq!(plan.step, Step::new(20));
+    let folder = format!("tier/job/run-{}/step-20/__0_0.distcp", plan.run);
+    let path = system.root.path().join(folder);
+    let mut bytes = std::fs::read(&path)?;
+    bytes[400_000] ^= 1;
+    std::fs::write(&path, bytes)?;
+    let manifest = reader.manifest(plan.manifest)?;
+    let opened = reader.open_shard(&manifest, Rank::new(0), Vec::new(), WAIT_MS);
+    match opened {
+        Err(ClientError::Refused(refusal)) => {
+            assert_eq!(refusal.code, RefusalCode::Corrupt, "{refusal}")
+        }
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+    drop(reader);
+    // Also after a restart: the marker is in the tier.
+    for _ in 0..2 {
+        let plan = system.reader(0)?.plan(None, WAIT_MS)?;
+        assert_eq!(plan.step, Step::new(10));
+        let passed = &plan.passed_over[0];
+        assert_eq!(passed.step, Step::new(20));
+        assert!(passed.reason.contains("quarantined"), "{}", passed.reason);
+        assert!(
+            passed.reason.contains("digest mismatch in chunk 1"),
+            "{}",
+            passed.reason
+        );
+        system.cluster.kill(0)?;
+        system.cluster.start_all()?;
+    }
+    let asked = system.reader(0)?.plan(Some(Step::new(20)), WAIT_MS)?;
+    assert_eq!(asked.step, Step::new(20));
+    system.restore(&[0], 10, &shards(1, 10))?;
+    Ok(())
+}
+
+#[test]
+fn retention_pins_and_removal_by_hand() -> Result<()> {
+    let system = System::start(1, None, &format!("{TIER}keep_last = 2\n"))?;
+    let (run, mut trainers) = system.trainers(1)?;
+    let mut reader = system.reader(0)?;
+    for step in [10, 20, 30, 40, 50] {
+        system.save(&mut trainers, step, &shards(1, step), DurableWish::Required)?;
+        system.wait(0, run, step, CheckpointState::Durable)?;
+        if step == 20 {
+            reader.keep(None, Step::new(20), Keep::Pin, WAIT_MS)?;
+        }
+    }
+    let folder = system.root.path().join(format!("tier/job/run-{run}"));
+    let steps = || -> Vec<bool> {
+        let has = |step: &u64| folder.join(format!("step-{step}")).exists();
+        [10, 20, 30, 40, 50].iter().map(has).collect()
+    };
+    // Removal goes on behind the last publication.
+    let began = std::time::Instant::now();
+    while steps() != [false, true, false, true, true] {
+        ensure!(began.elapsed().as_secs() < 20, "kept {:?}", steps());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let rm = |arguments: &[&str]| {
+        let output = Command::new(executable())
+            .args(["rm", "job", "--token", "secret", "--socket"])
+            .arg(system.cluster.socket(0))
+            .args(arguments)
+            .output();
+        output.map(|output| {
+            let text = [output.stdout, output.stderr].concat();
+            (
+                output.status.code(),
+                String::from_utf8_lossy(&text).into_owned(),
+            )
+        })
+    };
+    let (code, text) = rm(&["--step", "20"])?;
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("removed 1 checkpoints"), "{text}");
+    assert_eq!(steps(), [false, false, false, true, true]);
+    let (code, text) = rm(&[])?;
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("--all"), "{text}");
+    reader.remove(Removal::All, WAIT_MS)?;
+    ensure!(!folder.exists(), "the run's folder is gone");
+    Ok(())
+}
