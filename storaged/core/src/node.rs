@@ -260,6 +260,7 @@ impl Node {
         self.start_uploads();
         self.start_publishing();
         self.make_room_for_waiters();
+        self.forget_foreign();
         self.expire_verifies();
     }
 

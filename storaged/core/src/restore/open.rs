@@ -152,8 +152,9 @@ impl Node {
         if self.open_own(id, &wish) {
             return Ok(());
         }
-        let concerns_me = self.concerned(manifest.manifest()).contains(self.me());
-        if concerns_me && self.manifest_named(wish.manifest).is_none() {
+        // Also on a node that the checkpoint does not concern, where a trainer was moved to: whoever takes part in a session
+        // must know the manifest. It goes when the shard is closed (`forget_foreign`).
+        if self.manifest_named(wish.manifest).is_none() {
             let state = survey.states.get(&wish.manifest).copied();
             self.adopt_found(
                 manifest.clone(),

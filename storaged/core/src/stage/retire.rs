@@ -217,4 +217,26 @@ impl Node {
         }
         self.drop_guests_of(conn);
     }
+
+    /// A checkpoint that is of no concern to this node was only known for a reader: nobody tells this node when it retires.
+    pub(crate) fn forget_foreign(&mut self) {
+        let is_foreign = |c: &&Checkpoint| {
+            let concerned = c.manifest.as_ref().map(|m| self.concerned(m.manifest()));
+            let in_use = self.joined.values().any(|joined| joined.key == c.key)
+                || self.led.values().any(|led| led.key == c.key)
+                || self.is_being_opened(c);
+            let holds = !c.shards.is_empty() || !c.parity.is_empty() || in_use;
+            concerned.is_some_and(|nodes| !nodes.contains(self.me())) && !holds
+        };
+        let foreign = self.checkpoints.values().filter(is_foreign);
+        for key in foreign.map(|c| c.key.clone()).collect::<Vec<_>>() {
+            self.remove(&key);
+        }
+    }
+
+    fn is_being_opened(&self, checkpoint: &Checkpoint) -> bool {
+        let name = checkpoint.name();
+        let mut openings = self.openings.values();
+        openings.any(|opening| Some(opening.manifest.name()) == name)
+    }
 }

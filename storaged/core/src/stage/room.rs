@@ -33,9 +33,9 @@ impl Node {
             }
             Yield::Checkpoint if self.is_protected(&key) => self.retire(&key),
             Yield::Checkpoint => {
-                let reason =
-                    "a newer step is committed and needs its slot, and it could not be protected";
-                self.abandon_everywhere(&key, reason);
+                let why = self.why_not_yet(&key);
+                let reason = format!("a newer step needs its slot{why}");
+                self.abandon_everywhere(&key, &reason);
             }
         }
         !self.checkpoints.contains_key(&key)
@@ -101,9 +101,10 @@ impl Node {
             return None;
         }
         if checkpoint.manifest.is_none() {
-            return self
-                .is_of_older_run(checkpoint)
-                .then_some(Yield::Checkpoint);
+            let has_waited = waited_ms >= limits::UPLOAD_YIELDS_AFTER_MS;
+            let needless =
+                self.is_of_older_run(checkpoint) || (has_waited && self.was_gone_past(checkpoint));
+            return needless.then_some(Yield::Checkpoint);
         }
         let newer = self.newest_whole(&checkpoint.key.namespace)?;
         let superseded = checkpoint.key < newer
@@ -149,6 +150,19 @@ impl Node {
     fn is_of_older_run(&self, checkpoint: &Checkpoint) -> bool {
         let table = self.namespaces.get(&checkpoint.key.namespace);
         table.is_some_and(|table| checkpoint.key.run < table.fence)
+    }
+
+    /// Whether a rank here that has sealed it has sealed a newer step since, so that it waits for ranks that skipped it or
+    /// hang: each of these steps would hold its slot until it is too old to commit, and no newer one would get any.
+    fn was_gone_past(&self, checkpoint: &Checkpoint) -> bool {
+        let mut newer = self
+            .checkpoints
+            .values()
+            .filter(|c| c.key.namespace == checkpoint.key.namespace && c.key > checkpoint.key);
+        newer.any(|c| {
+            let mut ranks = checkpoint.shards.keys();
+            ranks.any(|rank| c.shards.contains_key(rank))
+        })
     }
 
     fn is_protected(&self, key: &CheckpointKey) -> bool {

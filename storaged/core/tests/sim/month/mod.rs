@@ -39,7 +39,7 @@ const PENDING_RULES: &[&str] = &["free slots"];
 
 /// Whether a rule is checked.
 fn is_on(rule: &str) -> bool {
-    !PENDING_RULES.contains(&rule) || std::env::var_os("STORAGED_SIM_PENDING").is_some()
+    !PENDING_RULES.contains(&rule) || std::env::var_os("STORAGED_SIM_RULES").is_some()
 }
 
 /// How nodes are restarted or lost.
