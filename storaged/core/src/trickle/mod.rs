@@ -63,24 +63,24 @@ impl Node {
         Some(due.key.clone())
     }
 
-    /// Starts the uploads of shards here that are due; one at a time per rank, oldest checkpoint first: the next one
-    /// would only take its share of the link from the one that is to be finished.
+    /// Starts the uploads of shards of the checkpoint in turn. The next one waits: it would only take its share of the link
+    /// from the one that is to be finished, and should that one take long, it is a newer one that is wanted by then.
     pub(crate) fn start_uploads(&mut self) {
         let now = self.now;
+        let namespaces: BTreeSet<Namespace> = self.namespaces.keys().cloned().collect();
+        let in_turn = namespaces
+            .iter()
+            .filter_map(|name| self.upload_in_turn(name));
         let mut due: Vec<(CheckpointKey, Rank)> = Vec::new();
-        let mut busy: BTreeSet<(Namespace, Rank)> = BTreeSet::new();
-        for checkpoint in self.checkpoints.values().filter(|c| self.is_due(c)) {
-            let namespace = &checkpoint.key.namespace;
-            for (rank, shard) in &checkpoint.shards {
-                let is_next =
-                    shard.upload != Upload::Done && busy.insert((namespace.clone(), *rank));
+        for key in in_turn {
+            for (rank, shard) in &self.checkpoints[&key].shards {
                 let ready = match shard.upload {
                     Upload::Idle => true,
                     Upload::RetryAt(at) => at <= now,
                     Upload::Running | Upload::Done => false,
                 };
-                if is_next && ready && shard.digests.is_some() {
-                    due.push((checkpoint.key.clone(), *rank));
+                if ready && shard.digests.is_some() {
+                    due.push((key.clone(), *rank));
                 }
             }
         }
