@@ -4,6 +4,7 @@
 mod certificate;
 mod operate;
 mod readiness;
+mod tier;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use std::time::Duration;
 
 use storaged_codec::delta::Estimate;
 use storaged_core::encode::SessionWork;
-use storaged_core::{DurableFault, DurableForm, Input, Node, Note, Output, RequestId, Setup};
+use storaged_core::{DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{Digest, Generation, Manifest, Rank, RefusalCode, encode};
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 use crate::config::Config;
@@ -30,7 +31,7 @@ use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, SocketFactor
 use crate::repeats::Repeats;
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
-use crate::trickle::store::{self, Opening, Store, StoreError};
+use crate::trickle::store::{Store, StoreError};
 use crate::trickle::{Copied, Trickle};
 use certificate::OwnCertificate;
 pub use certificate::{date, expiry_fault};
@@ -38,9 +39,6 @@ use readiness::LinkFacts;
 
 /// A session that runs says so often how it goes.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
-
-/// A start waits so long for the first attempt to open the durable tier: what is wrong with its configuration ends it.
-const FIRST_ATTEMPT_WAIT: Duration = Duration::from_secs(3);
 
 /// Events of each kind that wait for the driver; senders wait when it is full.
 const QUEUE: usize = 4096;
@@ -148,7 +146,7 @@ impl Daemon {
         let (inputs, from_effects) = mpsc::channel(QUEUE);
         let store = match (&seams.store, &config.durable) {
             (Some(store), _) => Some(store.clone()),
-            (None, Some(config)) => Some(open_tier(config, &inputs).await?),
+            (None, Some(config)) => Some(tier::open_tier(config, &inputs).await?),
             (None, None) => None,
         };
         let trickle =
@@ -578,41 +576,6 @@ async fn run(executor: &Executor, work: SessionWork, inputs: &mpsc::Sender<Input
                 // Nothing depends on one report: with a full queue the next one says it.
                 let _ = inputs.try_send(Input::SessionProgress { leader, session, tally });
             }
-        }
-    }
-}
-
-/// Begins to open the durable tier. A start waits a moment for the first attempt, but not for a tier that is down.
-async fn open_tier(
-    config: &store::StoreConfig,
-    inputs: &mpsc::Sender<Input>,
-) -> Result<Arc<dyn Store>, StoreError> {
-    let lazy = store::open_lazily(config, Arc::new(store::SystemRandomness))?;
-    let mut opening = lazy.opening();
-    let first = opening.wait_for(|now| !matches!(now, Opening::First));
-    let _ = tokio::time::timeout(FIRST_ATTEMPT_WAIT, first).await;
-    if let Opening::Failed(_, error) = &*opening.borrow()
-        && let StoreError::Invalid { .. } = **error
-    {
-        return Err(error.again());
-    }
-    tokio::spawn(watch_tier(lazy.opening(), inputs.clone()));
-    Ok(Arc::new(lazy))
-}
-
-/// Tells the decisions how the opening goes.
-async fn watch_tier(mut opening: watch::Receiver<Opening>, inputs: mpsc::Sender<Input>) {
-    loop {
-        let (state, last) = match &*opening.borrow_and_update() {
-            Opening::First => (None, false),
-            Opening::Failed(_, error) => (Some(Err(DurableFault::from(&**error))), false),
-            Opening::Open(_) => (Some(Ok(())), true),
-        };
-        if let Some(state) = state {
-            let _ = inputs.send(Input::DurableState(state)).await;
-        }
-        if last || opening.changed().await.is_err() {
-            return;
         }
     }
 }

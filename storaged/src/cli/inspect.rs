@@ -112,6 +112,11 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         memory["slots"],
         memory["parity_sets"]
     ));
+    if let Some(state) = status["durable"]["state"].as_str() {
+        let fault = status["durable"]["fault"].as_str();
+        let fault = fault.map_or(String::new(), |fault| format!("  {fault}"));
+        print(&format!("durable tier {state}{fault}"));
+    }
     for peer in status["peers"].as_array().into_iter().flatten() {
         let state = if peer["up"] == true { "up" } else { "DOWN" };
         print(&format!(
