@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use storaged_arena::{PassingError, Slot, recv_frame_waiting, send_frame_waiting};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, Keep, LOCAL_VERSION, Removal, Reply, Request, Role, Rung,
-    VerifyReport,
+    Bears, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, Removal, Reply, Request,
+    Role, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
@@ -40,6 +40,15 @@ pub struct ConnectOptions {
     pub token: Vec<u8>,
     /// Trainer or reader.
     pub role: Role,
+}
+
+/// Whether a job is dropped that has trainers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WithTrainers {
+    /// No: that is refused.
+    Refused,
+    /// Yes: they go on and save again.
+    Too,
 }
 
 /// What the daemon says of itself.
@@ -481,6 +490,23 @@ impl Client {
                 _,
             ) => Ok((checkpoints, objects)),
             (other, _) => Err(unexpected("curate", "what was removed", &other)),
+        }
+    }
+
+    /// Drops all of the job's checkpoints from the RAM of all nodes; what is in the durable tier stays.
+    ///
+    /// # Errors
+    /// [`ClientError`] if the job has trainers and nobody insists.
+    pub fn drop_job(
+        &mut self,
+        trainers: WithTrainers,
+        timeout_ms: u32,
+    ) -> Result<DropReport, ClientError> {
+        let force = trainers == WithTrainers::Too;
+        let request = Request::Drop { force, timeout_ms };
+        match self.call("drop", &request, Answer::After(timeout_ms))? {
+            (Reply::Dropped(report), _) => Ok(report),
+            (other, _) => Err(unexpected("drop", "a report", &other)),
         }
     }
 

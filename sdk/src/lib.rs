@@ -13,7 +13,7 @@ mod patience;
 mod restored;
 mod trainer;
 
-pub use client::{Client, ConnectOptions, DEFAULT_SOCKET, Reached, Welcome};
+pub use client::{Client, ConnectOptions, DEFAULT_SOCKET, Reached, Welcome, WithTrainers};
 pub use error::ClientError;
 pub use patience::Patience;
 pub use restored::RestoredShard;

@@ -6,6 +6,7 @@ mod bill;
 mod budget;
 mod memory_limit;
 mod reload;
+mod span;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ pub use admin::AdminSection;
 pub use budget::BudgetSize;
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use reload::Fixed;
+pub use span::Span;
 
 use crate::net::{Peer, PeerAddress, TlsFiles};
 use crate::stage::{Access, TenantSocket};
@@ -215,6 +217,9 @@ pub struct MemorySection {
     pub budget: Option<BudgetSize>,
     /// Slots per rank: 2, and one more so that an upload does not hold up the next save.
     pub slots_per_rank: usize,
+    /// A job without trainers keeps its RAM until another one needs the room; if its newest checkpoint is not in the
+    /// durable tier, for at least so long.
+    pub idle_job: Span,
 }
 
 impl Default for MemorySection {
@@ -222,6 +227,7 @@ impl Default for MemorySection {
         Self {
             budget: None,
             slots_per_rank: 3,
+            idle_job: Span::from_secs(3_600),
         }
     }
 }
@@ -302,6 +308,8 @@ pub struct Config {
     pub budget_set: String,
     /// Slots per rank.
     pub slots_per_rank: usize,
+    /// Milliseconds for which a job without trainers keeps RAM that another one needs.
+    pub idle_job_ms: u64,
     /// Sockets, the operator's among them.
     pub sockets: Vec<TenantSocket>,
     /// What is logged.
@@ -403,6 +411,7 @@ impl ConfigFile {
             budget: self.budget()?,
             budget_set: format!("{:?}", self.memory.budget),
             slots_per_rank: self.slots()?,
+            idle_job_ms: self.memory.idle_job.as_ms(),
             sockets: self.sockets()?,
             log_filter: self.log.filter.clone(),
             durable_policy: self.policy(),

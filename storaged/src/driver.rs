@@ -550,6 +550,9 @@ impl Daemon {
                 metrics.observe_quarantine();
                 tracing::warn!(namespace = %key.namespace, run = %key.run, step = %key.step, reason, "quarantined in the durable tier");
             }
+            Note::Evicted { namespace, bytes } => {
+                tracing::info!(%namespace, bytes, "a job that has ended left RAM: another one needed the room");
+            }
             Note::PeerFault { node, reason } => {
                 metrics.observe_peer_fault();
                 let line = format!("{node} cannot be {reason}");
@@ -589,6 +592,7 @@ fn setup(config: &Config, generation: Generation) -> Setup {
         chunk: config.chunk,
         slots_per_rank: config.slots_per_rank,
         budget: config.budget,
+        idle_job_ms: config.idle_job_ms,
         link_rates: config.link_rates.clone(),
         durable: config.durable_policy,
         durable_form: match config.trickle.increments {

@@ -6,6 +6,7 @@ use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Geometry};
 
 use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
+use crate::peer::DropAnswer;
 use crate::plan::RestorePlan;
 use crate::refusal::Refusal;
 use crate::run::RunId;
@@ -231,6 +232,15 @@ pub enum Request {
     /// Removes checkpoints from the durable tier.
     #[n(41)]
     Remove(#[n(0)] Removal),
+    /// Drops all of the job's checkpoints from the RAM of all nodes; what is in the durable tier stays. Refused while it
+    /// has trainers, unless `force`.
+    #[n(30)]
+    Drop {
+        #[n(0)]
+        force: bool,
+        #[n(1)]
+        timeout_ms: u32,
+    },
 }
 
 /// `offset..offset + length` of a shard.
@@ -332,6 +342,9 @@ pub enum Reply {
         #[n(1)]
         objects: u64,
     },
+    /// To `Drop`.
+    #[n(30)]
+    Dropped(#[n(0)] DropReport),
 }
 
 /// The rung of the ladder that a shard came from in the end.
@@ -414,6 +427,31 @@ pub fn standing(state: CheckpointState, bears: Option<Bears>) -> String {
         }
         _ => state.to_string(),
     }
+}
+
+/// What dropping a job did.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct DropReport {
+    /// The job.
+    #[n(0)]
+    pub namespace: Namespace,
+    /// What each node did that answered.
+    #[n(1)]
+    pub nodes: Vec<DroppedNode>,
+    /// Nodes that did not: they may still hold some of it.
+    #[n(2)]
+    pub silent: Vec<NodeName>,
+}
+
+/// What one node did when a job was dropped.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct DroppedNode {
+    /// The node.
+    #[n(0)]
+    pub node: NodeName,
+    /// What it did.
+    #[n(1)]
+    pub answer: DropAnswer,
 }
 
 /// What a verification found.

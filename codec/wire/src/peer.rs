@@ -278,6 +278,39 @@ pub struct NamespaceMark {
     pub mark: HighMark,
 }
 
+/// Drops a job's checkpoints from the RAM of whoever gets it.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct DropOrder {
+    /// To be named in the answer.
+    #[n(0)]
+    pub query: u64,
+    /// The job.
+    #[n(1)]
+    pub namespace: Namespace,
+    /// In whose name.
+    #[n(2)]
+    pub owner: Owner,
+    /// Also if it has trainers.
+    #[n(3)]
+    pub force: bool,
+}
+
+/// What a node did with a [`DropOrder`].
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum DropAnswer {
+    /// It held so much, and does not any more.
+    #[n(0)]
+    Freed {
+        #[n(0)]
+        bytes: u64,
+        #[n(1)]
+        checkpoints: u32,
+    },
+    /// Nothing, for this reason.
+    #[n(1)]
+    Refused(#[n(0)] String),
+}
+
 /// A control message.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub enum PeerMessage {
@@ -549,6 +582,31 @@ pub enum PeerMessage {
     /// After a link comes up, and from a home node when a checkpoint becomes protected: how far namespaces got.
     #[n(50)]
     Marks(#[n(0)] Vec<NamespaceMark>),
+    /// Jobs that have trainers at the sender: all of them, when a link comes up, when they change and every now and then.
+    #[n(51)]
+    Attached(#[n(0)] Vec<Namespace>),
+    /// The sender needed the room of a job that has ended: its checkpoints up to this one leave RAM everywhere.
+    #[n(52)]
+    Evicted {
+        #[n(0)]
+        namespace: Namespace,
+        #[n(1)]
+        up_to: HighMark,
+        /// Whether the durable tier holds the newest of them.
+        #[n(2)]
+        durable: bool,
+    },
+    /// Somebody wants a job's checkpoints dropped from RAM.
+    #[n(53)]
+    Drop(#[n(0)] DropOrder),
+    /// The answer.
+    #[n(54)]
+    Dropped {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        answer: DropAnswer,
+    },
 }
 
 /// Why a checkpoint is not owed to the durable tier any more.

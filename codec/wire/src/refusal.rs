@@ -73,6 +73,9 @@ pub enum RefusalCode {
     /// answered.
     #[n(20)]
     NewerUnreachable,
+    /// The job has trainers.
+    #[n(21)]
+    InUse,
 }
 
 /// A refused request.

@@ -90,6 +90,7 @@ fn class_of_code(code: RefusalCode) -> &'static str {
         RefusalCode::TimedOut => "WaitTimeout",
         RefusalCode::DurableUnavailable => "DurableTierError",
         RefusalCode::Draining => "DaemonUnavailable",
+        RefusalCode::InUse => "Busy",
         RefusalCode::NewerUnreachable => "NewerUnreachable",
     }
 }

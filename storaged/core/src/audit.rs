@@ -79,7 +79,8 @@ impl Node {
                 + self.plans.len()
                 + self.proposals.len()
                 + self.openings.values().filter(|it| !it.is_open()).count()
-                + self.verifies.len(),
+                + self.verifies.len()
+                + self.drops.len(),
             connections: self.conns.len(),
         }
     }

@@ -49,6 +49,8 @@ pub struct Ledger {
     pub sessions: usize,
     /// Requests that wait.
     pub waiters: usize,
+    /// Jobs that are remembered.
+    pub jobs: usize,
 }
 
 impl Budget {
@@ -92,6 +94,11 @@ impl Budget {
         self.reserved
             .iter()
             .map(|(purpose, bytes)| (*purpose, *bytes))
+    }
+
+    /// Bytes that a purpose has.
+    pub fn reserved(&self, purpose: Purpose) -> u64 {
+        self.reserved.get(&purpose).copied().unwrap_or(0)
     }
 
     /// Gives bytes back.

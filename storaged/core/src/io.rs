@@ -280,6 +280,8 @@ pub enum Note {
     DurableState { fault: Option<DurableFault> },
     /// A checkpoint in the durable tier proved damaged.
     Quarantined { key: CheckpointKey, reason: String },
+    /// A job that has ended left RAM, because another one needed the room.
+    Evicted { namespace: Namespace, bytes: u64 },
     /// A peer sent something that cannot be.
     PeerFault { node: NodeName, reason: String },
 }

@@ -43,6 +43,15 @@ pub const SESSION_MAX_MS: u64 = 600_000;
 /// A failed session is tried again after this time.
 pub const SESSION_RETRY_MS: u64 = 1_000;
 
+/// Nodes tell each other so often which jobs have trainers, beside when that changes.
+pub const ATTACHED_EVERY_MS: u64 = 10_000;
+
+/// Jobs that hold nothing are remembered, the last so many: a name and a few numbers each.
+pub const EMPTY_JOBS_MAX: usize = 1_024;
+
+/// But each for so long, and so is one that was evicted: what a peer still says of it then finds that out.
+pub const EMPTY_JOB_MIN_MS: u64 = 60_000;
+
 /// Peers answer queries within this time.
 pub const QUERY_MAX_MS: u64 = 3_000;
 
@@ -106,6 +115,10 @@ pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
 const _: () = assert!(
     DEGRADE_AFTER_MS < UPLOAD_UNPROTECTED_AFTER_MS,
     "first as much protection as there can be"
+);
+const _: () = assert!(
+    EMPTY_JOB_MIN_MS > 2 * ATTACHED_EVERY_MS,
+    "a job is heard of before it is forgotten"
 );
 const _: () = assert!(
     PROPOSE_MAX_MS > 2 * REPEAT_MS,

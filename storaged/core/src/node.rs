@@ -18,6 +18,7 @@ use crate::limits;
 use crate::place::RunProposal;
 use crate::place::{Blocks, Group, GroupError, Member, groups};
 use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
+use crate::stage::{DropWork, Lifetimes};
 use crate::table::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Told, Waiter};
 use crate::trickle::Curation;
 
@@ -59,6 +60,8 @@ pub struct Setup {
     pub slots_per_rank: usize,
     /// Bytes of RAM that slots and parity may take.
     pub budget: u64,
+    /// A job without trainers for so long may lose RAM to another one, though it is not durable.
+    pub idle_job_ms: u64,
     /// What is known of the links: what the shape of an encode is chosen by.
     pub link_rates: crate::encode::LinkRates,
     /// The durable tier.
@@ -102,6 +105,8 @@ pub struct Node {
     pub(crate) openings: BTreeMap<SlotId, Opening>,
     pub(crate) heals_first: Vec<HealFirst>,
     pub(crate) verifies: BTreeMap<QueryId, VerifyWork>,
+    pub(crate) drops: BTreeMap<QueryId, DropWork>,
+    pub(crate) lifetimes: Lifetimes,
     pub(crate) planned: Vec<Arc<ManifestBytes>>,
     pub(crate) rates: crate::restore::Rates,
     pub(crate) measured: crate::encode::MeasuredRates,
@@ -151,6 +156,8 @@ impl Node {
             openings: BTreeMap::new(),
             heals_first: Vec::new(),
             verifies: BTreeMap::new(),
+            drops: BTreeMap::new(),
+            lifetimes: Lifetimes::default(),
             planned: Vec::new(),
             rates: crate::restore::Rates::default(),
             measured: crate::encode::MeasuredRates::default(),
@@ -262,6 +269,8 @@ impl Node {
         self.make_room_for_waiters();
         self.forget_foreign();
         self.expire_verifies();
+        self.advance_drops();
+        self.look_after_lifetimes();
     }
 
     fn request(&mut self, id: RequestId, request: Request) {
@@ -326,6 +335,7 @@ impl Node {
             Request::Status => self.status(id),
             Request::RestartSafe { bears } => self.restart_safe(id, bears),
             Request::List { namespace } => self.list(id, namespace.as_ref()),
+            Request::Drop { force, timeout_ms } => self.drop_job(id, force, timeout_ms),
             Request::Verify { step, timeout_ms } => self.verify(id, step, timeout_ms),
             Request::Keep { run, step, keep } => {
                 self.curate(id, Curation::Keep { run, step, keep })
@@ -446,6 +456,16 @@ impl Node {
                 mark,
             } => self.holdings_told(from, QueryId(query), owner, holdings, mark),
             PeerMessage::Marks(marks) => self.learn_marks(marks),
+            PeerMessage::Attached(namespaces) => self.attached_told(from, namespaces),
+            PeerMessage::Evicted {
+                namespace,
+                up_to,
+                durable,
+            } => self.evicted_elsewhere(&namespace, up_to, durable),
+            PeerMessage::Drop(order) => self.drop_asked(from, &order),
+            PeerMessage::Dropped { query, answer } => {
+                self.dropped_told(from, QueryId(query), answer);
+            }
             PeerMessage::ManifestQuery { query, manifest } => {
                 self.manifest_asked(from, query, manifest);
             }
@@ -470,6 +490,7 @@ impl Node {
         self.peers.insert(node.clone(), Peer { generation });
         self.tell_marks(&node);
         self.down_since.remove(&node);
+        self.tell_attached_to(&node);
         self.greet(&node);
         self.peer_may_have_lost(&node);
         self.weigh_all();
@@ -581,6 +602,7 @@ impl Node {
             parity_sets: parity.len(),
             sessions: self.joined.len() + self.led.len(),
             waiters: self.waiters.len() + self.heals_first.len(),
+            jobs: self.namespaces.len(),
         }
     }
 }

@@ -266,6 +266,8 @@ pub(crate) struct NamespaceTable {
     pub last_step: BTreeMap<(RunId, Rank), Step>,
     /// The highest checkpoint known to have been protected.
     pub mark: Option<HighMark>,
+    /// Up to here the job's checkpoints have left RAM for another job, or were dropped.
+    pub evicted: Option<HighMark>,
     /// Why checkpoints were given up, for those who wait for them.
     pub abandoned: BTreeMap<(RunId, Step), String>,
 }
@@ -278,6 +280,7 @@ impl NamespaceTable {
             world_sizes: BTreeMap::new(),
             last_step: BTreeMap::new(),
             mark: None,
+            evicted: None,
             abandoned: BTreeMap::new(),
         }
     }

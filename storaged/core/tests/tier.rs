@@ -39,6 +39,7 @@ impl Alone {
             chunk: ChunkSize::new(4096).unwrap(),
             slots_per_rank: 3,
             budget: 1 << 30,
+            idle_job_ms: 3_600_000,
             link_rates: LinkRates::default(),
             durable: DurablePolicy::OnRequest,
             durable_form: DurableForm::Full,

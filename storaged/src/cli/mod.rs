@@ -2,6 +2,7 @@
 
 mod bench;
 mod cert;
+mod drop_job;
 mod inspect;
 mod plan_encode;
 mod restart_safe;
@@ -61,6 +62,9 @@ pub enum CliError {
     /// A check that found faults.
     #[error("{faults} of {parts} parts have faults")]
     Faults { faults: usize, parts: usize },
+    /// A job that some nodes may still hold.
+    #[error("{faults} of {nodes} nodes may still hold some of it")]
+    NotDropped { faults: usize, nodes: usize },
 }
 
 /// A configuration that cannot be used (EX_CONFIG of sysexits.h): starting again does not help.
@@ -108,6 +112,8 @@ enum Command {
     Unpin(tier::PinArgs),
     /// Remove checkpoints from the durable tier
     Rm(tier::RmArgs),
+    /// Drop all checkpoints of a job from the RAM of all nodes
+    Drop(drop_job::DropArgs),
     /// Make certificates for a cluster
     #[command(subcommand)]
     Cert(cert::CertCommand),
@@ -198,6 +204,7 @@ pub fn main() -> Result<(), CliError> {
         Command::Pin(args) => tier::pin(&args, Keep::Pin),
         Command::Unpin(args) => tier::pin(&args, Keep::Unpin),
         Command::Rm(args) => tier::rm(&args),
+        Command::Drop(args) => drop_job::drop_job(&args),
         Command::Cert(command) => cert::cert(command),
         Command::Config(args) => run::config(&args),
         Command::Bench(args) => bench::bench(&args),

@@ -50,7 +50,7 @@ impl Config {
             let (running, file) = (name(self), name(file));
             (running != file).then_some(Fixed { key, running, file })
         };
-        let keys: [(&'static str, &dyn Fn(&Self) -> String); 14] = [
+        let keys: [(&'static str, &dyn Fn(&Self) -> String); 15] = [
             ("node.name", &|config| config.name.to_string()),
             ("node.failure_domain", &|config| text(&own(config))),
             ("node.listen", &|config| config.listen.to_string()),
@@ -67,6 +67,9 @@ impl Config {
             ("memory.budget", &|config| config.budget_set.clone()),
             ("memory.slots_per_rank", &|config| {
                 config.slots_per_rank.to_string()
+            }),
+            ("memory.idle_job", &|config| {
+                format!("{} ms", config.idle_job_ms)
             }),
             ("tenants and admin", &|config| text(&config.sockets)),
             ("durable", &|config| text(&config.durable)),

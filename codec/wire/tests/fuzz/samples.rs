@@ -2,14 +2,14 @@
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, DurableWish, Keep, Removal, Reply, Request, Role, Rung,
-    VerifiedPart, VerifyReport,
+    Bears, ByteRange, CheckpointInfo, DropReport, DroppedNode, DurableWish, Keep, Removal, Reply,
+    Request, Role, Rung, VerifiedPart, VerifyReport,
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
-    CheckpointKey, Fence, HighMark, Holding, Lane, LeafTable, LinkTally, MemberTally,
-    NamespaceMark, PeerMessage, SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks,
-    UnowedCause,
+    CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LeafTable, LinkTally,
+    MemberTally, NamespaceMark, PeerMessage, SessionFault, SessionKind, SessionRecord,
+    StreamRecord, SumChecks, UnowedCause,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
@@ -64,6 +64,13 @@ fn fence() -> Fence {
         namespace: namespace(),
         owner: Owner::of_token(b"t"),
         run: RunId::new(9),
+    }
+}
+
+fn freed() -> DropAnswer {
+    DropAnswer::Freed {
+        bytes: 1 << 40,
+        checkpoints: 3,
     }
 }
 
@@ -184,6 +191,10 @@ pub fn requests() -> Vec<Request> {
         Request::List {
             namespace: Some(namespace()),
         },
+        Request::Drop {
+            force: true,
+            timeout_ms,
+        },
         Request::Verify {
             step: None,
             timeout_ms,
@@ -274,6 +285,14 @@ pub fn replies() -> Vec<Reply> {
             manifest: some_digest(),
             step: Step::new(2),
             parts: vec![part()],
+        }),
+        Reply::Dropped(DropReport {
+            namespace: namespace(),
+            nodes: vec![DroppedNode {
+                node: node("a"),
+                answer: freed(),
+            }],
+            silent: vec![node("b")],
         }),
         Reply::Refused(Refusal::new(RefusalCode::BudgetFull, "expected room")),
         Reply::Removed {
@@ -390,6 +409,26 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
             owner,
             mark: mark(),
         }]),
+        PeerMessage::Attached(vec![namespace()]),
+        PeerMessage::Evicted {
+            namespace: namespace(),
+            up_to: mark(),
+            durable: true,
+        },
+        PeerMessage::Drop(DropOrder {
+            query,
+            namespace: namespace(),
+            owner,
+            force: true,
+        }),
+        PeerMessage::Dropped {
+            query,
+            answer: freed(),
+        },
+        PeerMessage::Dropped {
+            query,
+            answer: DropAnswer::Refused("it has trainers".into()),
+        },
         PeerMessage::ManifestQuery { query, manifest },
         PeerMessage::ManifestAnswer {
             query,

@@ -187,6 +187,7 @@ mod tests {
             chunk: ChunkSize::new(65_536).expect("a size"),
             slots_per_rank: 2,
             budget: 64 << 20,
+            idle_job_ms: 3_600_000,
             link_rates: crate::encode::LinkRates::default(),
             durable: DurablePolicy::OnRequest,
             durable_form: DurableForm::Full,

@@ -230,7 +230,7 @@ impl Node {
             let name = self.checkpoints.get(key).and_then(Checkpoint::name);
             let block = name.map(|name| (name, derived.lane, index));
             let begun = block.and_then(|block| self.part_made_of(block));
-            let kept = self.room_for_parity(derived, index, basis, begun)?;
+            let kept = self.room_for_parity((key, derived), index, basis, begun)?;
             return Ok((kept, false));
         };
         let shard = entry.as_ref().ok_or(SessionFault::NoBlocks)?;
@@ -285,7 +285,7 @@ impl Node {
 
     fn room_for_parity(
         &mut self,
-        derived: &Derived,
+        (key, derived): (&CheckpointKey, &Derived),
         index: u32,
         basis: Option<Digest>,
         begun: Option<ParityId>,
@@ -305,7 +305,7 @@ impl Node {
             return Ok(Kept::Parity { index, set, basis });
         }
         let set = ParityId(self.fresh());
-        let reserved = self.reserve(Purpose::Parity(set), derived.blocks.length);
+        let reserved = self.reserve(Purpose::Parity(set), derived.blocks.length, &key.namespace);
         reserved.map_err(|no_room| SessionFault::NoRoom(no_room.to_string()))?;
         Ok(Kept::Parity { index, set, basis })
     }

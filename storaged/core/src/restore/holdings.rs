@@ -27,6 +27,10 @@ impl Node {
     }
 
     pub(crate) fn holdings_asked(&mut self, from: &NodeName, query: u64, namespace: &Namespace) {
+        // Leaders of lanes ask without a number; whoever plans uses the job.
+        if query != 0 {
+            self.touch(namespace);
+        }
         let owner = self.owner_of(namespace);
         let holdings = self.holdings_of(namespace);
         self.send(

@@ -13,6 +13,7 @@ mod survey;
 mod verify;
 
 pub(crate) use heal_first::HealFirst;
+pub(crate) use marks::mark_at;
 pub(crate) use open::{OpenWish, Opening, is_wrong};
 pub(crate) use plan::{Older, PlanQuery};
 pub(crate) use verify::VerifyWork;
@@ -69,6 +70,7 @@ impl Node {
         self.plans_forget(node);
         self.openings_forget(node);
         self.verifies_forget(node);
+        self.advance_drops();
     }
 
     /// A connection is gone: its plans, openings and runs are over.
@@ -76,6 +78,7 @@ impl Node {
         self.plans.retain(|_, plan| plan.id.conn != conn);
         self.verifies
             .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
+        self.forget_drops(conn);
         self.forget_heals(conn);
         self.forget_proposals(conn);
     }

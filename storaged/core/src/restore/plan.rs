@@ -107,6 +107,7 @@ impl Node {
         timeout_ms: u32,
         then: Then,
     ) {
+        self.touch(&surveyor.namespace);
         let query = QueryId(self.fresh());
         let plan = self.new_survey(surveyor, step, timeout_ms, then);
         if plan.tier == Tier::Asked {
@@ -336,12 +337,13 @@ impl Node {
         match plan.then.clone() {
             Then::Open(wish) => {
                 let mut survey = plan.survey;
+                survey.note_durable(wish.manifest);
                 survey.durable_fault = match plan.tier {
                     Tier::Unreadable(fault) => Some(fault),
                     Tier::Asked => Some(DurableFault::TimedOut("no listing in time".into())),
                     Tier::Absent | Tier::Read => None,
                 };
-                self.open_surveyed(id, wish, survey)
+                self.open_surveyed(id, wish, survey);
             }
             Then::Manifest(name) => self.manifest_surveyed(id, name, &plan.survey),
             Then::Offer(_) | Then::Verify => self.answer_plan(&plan),

@@ -71,6 +71,13 @@ impl Survey {
         passed_over.sort_by_key(|one| std::cmp::Reverse((one.run, one.step)));
     }
 
+    /// For the last rung of an opening, which did not wait for the listing: what nodes know to be durable is there.
+    pub fn note_durable(&mut self, name: Digest) {
+        if self.states.get(&name) == Some(&CheckpointState::Durable) {
+            self.durable.insert(name);
+        }
+    }
+
     /// A node's link is down: it holds nothing that can be had now.
     pub fn forget(&mut self, node: &NodeName) {
         let shards = self.shards.values_mut().flat_map(BTreeMap::values_mut);

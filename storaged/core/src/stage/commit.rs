@@ -402,7 +402,10 @@ impl Node {
             step: manifest.manifest().step,
         };
         let name = manifest.name();
-        if self.check_owner(&key.namespace, owner).is_err() || self.is_outranked(&key) {
+        if self.check_owner(&key.namespace, owner).is_err()
+            || self.is_outranked(&key)
+            || self.was_evicted(from, &key)
+        {
             return;
         }
         let known = self.checkpoints.get(&key).and_then(Checkpoint::name);

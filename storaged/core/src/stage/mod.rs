@@ -2,9 +2,12 @@
 //! of staged shards until the checkpoint commits is in `commit`.
 
 mod commit;
+mod lifetime;
 mod retire;
 mod room;
 mod slots;
+
+pub(crate) use lifetime::{DropWork, Lifetimes};
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -160,6 +163,7 @@ impl Node {
         for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
             self.send(&peer, PeerMessage::Fences(vec![fence.clone()]));
         }
+        self.end_fenced_trainers(namespace);
     }
 
     pub(crate) fn namespace_table(
@@ -461,6 +465,7 @@ impl Node {
         self.reclaim_slots(conn);
         self.close_readers(conn);
         self.forget_requests(conn);
+        self.drop_slots_left_behind();
     }
 
     pub(crate) fn slot_mut(&mut self, slot: SlotId) -> &mut Slot {

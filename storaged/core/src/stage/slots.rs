@@ -4,7 +4,7 @@
 use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
-use crate::budget::{NoRoom, Purpose};
+use crate::budget::Purpose;
 use crate::io::{ConnId, Output, RequestId};
 use crate::node::Node;
 use crate::table::{Slot, SlotUse, WaiterWish};
@@ -105,7 +105,7 @@ impl Node {
     ) -> Result<SlotId, Refusal> {
         let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
         let slot = SlotId::new(self.fresh());
-        let reserved = self.reserve(Purpose::Slot(slot), capacity);
+        let reserved = self.reserve(Purpose::Slot(slot), capacity, namespace);
         reserved.map_err(|no_room| self.no_budget(capacity, &no_room.to_string()))?;
         self.slots.insert(
             slot,
@@ -123,28 +123,22 @@ impl Node {
         Ok(slot)
     }
 
-    /// Reserves bytes; bases go before anything is refused.
-    pub(crate) fn reserve(&mut self, purpose: Purpose, bytes: u64) -> Result<(), NoRoom> {
-        match self.budget.reserve(purpose, bytes) {
-            Err(_) if self.give_up_bases() => self.budget.reserve(purpose, bytes),
-            outcome => outcome,
-        }
-    }
-
     pub(crate) fn no_budget(&self, bytes: u64, why: &str) -> Refusal {
         Refusal::new(
             RefusalCode::BudgetFull,
             format!(
-                "a slot of {bytes} bytes does not fit the memory budget: it {why}; nothing older was dropped; \
+                "a slot of {bytes} bytes does not fit the memory budget: it {why}; nothing older was dropped; held by: {}; \
                  raise memory.budget (now {} bytes) or save smaller shards",
+                self.holders(),
                 self.budget.total()
             ),
         )
     }
 
     pub(crate) fn slot_created(&mut self, slot: SlotId) {
+        // Dropped while it was being made.
         let Some(entry) = self.slots.get_mut(&slot) else {
-            return;
+            return self.out.push(Output::DropSlot { slot });
         };
         match entry.used_for.clone() {
             SlotUse::Creating(id) if self.conns.contains_key(&id.conn) => {
@@ -203,6 +197,7 @@ impl Node {
     }
 
     pub(crate) fn release(&mut self, id: RequestId, slot: SlotId) -> Result<(), Refusal> {
+        self.trainer(id)?;
         self.held_slot(id.conn, slot)?;
         self.reply(id, Reply::Done);
         self.free_slot_again(slot);
@@ -222,11 +217,14 @@ impl Node {
         }
     }
 
-    /// The slot is free; whoever waits for one gets it.
+    /// The slot is free; whoever waits for one gets it. Its memory goes if nobody can use it again.
     pub(crate) fn free_slot_again(&mut self, slot: SlotId) {
         let entry = self.slot_mut(slot);
         entry.used_for = SlotUse::Free;
         let (namespace, rank) = (entry.namespace.clone(), entry.rank);
+        if !self.may_be_used_again(slot) {
+            self.drop_slot(slot);
+        }
         self.serve_slot_waiters();
         self.drop_spare_slot(slot, &namespace, rank);
     }

@@ -20,7 +20,9 @@ use storaged_wire::{CheckpointState, Generation, Namespace, NodeName, Rank, Step
 
 use pauses::Pauses;
 use sessions::Sessions;
+#[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use sessions::{Block, STRIPE_MS};
+#[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use tier::{Listing, Tier};
 
 pub const CHUNK: u64 = 4096;
@@ -52,6 +54,24 @@ enum Event {
     Resume(usize),
 }
 
+/// What nodes may keep, and for how long.
+pub struct Room {
+    pub budget: u64,
+    /// Of single nodes, where it is another one.
+    pub budgets: BTreeMap<usize, u64>,
+    pub idle_job_ms: u64,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self {
+            budget: 1 << 30,
+            budgets: BTreeMap::new(),
+            idle_job_ms: 3_600_000,
+        }
+    }
+}
+
 /// What a test sees.
 pub struct Cluster {
     pub geometry: Geometry,
@@ -75,6 +95,12 @@ pub struct Cluster {
     replies: BTreeMap<RequestId, Reply>,
     next_request: u64,
     pauses: Pauses,
+    /// Bytes of every node's budget, unless another one is set for it.
+    pub budget: u64,
+    pub budgets: BTreeMap<usize, u64>,
+    /// For how long a job may be idle.
+    pub idle_job_ms: u64,
+    job: Namespace,
     /// The durable tier, if there is one.
     pub tier: Option<Tier>,
     /// Connections of the ranks' trainers.
@@ -85,15 +111,21 @@ pub struct Cluster {
 impl Cluster {
     /// All nodes are up, and each of the k data nodes has a trainer whose shards have so many stripes.
     pub fn start(k: usize, m: usize, stripes: u64) -> Self {
-        Self::start_with(k, m, stripes, None)
+        Self::start_with((k, m), stripes, None, Room::default())
     }
 
     /// The same with a durable tier.
     pub fn start_with_tier(k: usize, m: usize, stripes: u64) -> Self {
-        Self::start_with(k, m, stripes, Some(Tier::default()))
+        Self::start_with((k, m), stripes, Some(Tier::default()), Room::default())
     }
 
-    fn start_with(k: usize, m: usize, stripes: u64, tier: Option<Tier>) -> Self {
+    /// The same with a room, and a durable tier if there is one.
+    pub fn start_with(
+        (k, m): (usize, usize),
+        stripes: u64,
+        tier: Option<Tier>,
+        room: Room,
+    ) -> Self {
         let mut cluster = Self {
             geometry: Geometry::new(k, m).unwrap(),
             stripes,
@@ -111,6 +143,10 @@ impl Cluster {
             replies: BTreeMap::new(),
             next_request: 0,
             pauses: Pauses::default(),
+            budget: room.budget,
+            budgets: room.budgets,
+            idle_job_ms: room.idle_job_ms,
+            job: Namespace::new("job").unwrap(),
             tier,
             trainers: BTreeMap::new(),
             step: 0,
@@ -184,7 +220,8 @@ impl Cluster {
             geometry: Some(self.geometry),
             chunk: ChunkSize::new(CHUNK as u32).unwrap(),
             slots_per_rank: 3,
-            budget: 1 << 30,
+            budget: self.budgets.get(&node).copied().unwrap_or(self.budget),
+            idle_job_ms: self.idle_job_ms,
             link_rates: LinkRates::default(),
             durable: match self.tier {
                 Some(_) => DurablePolicy::OnRequest,
@@ -363,10 +400,10 @@ impl Cluster {
 
     /// A connection to a node's daemon.
     pub fn connect(&mut self, node: usize, role: Role) -> ConnId {
-        let conn = ConnId(1000 * (node as u64 + 1) + self.next_request);
+        let conn = ConnId(1_000_000 * (node as u64 + 1) + self.next_request);
         let hello = Request::Hello {
             version: LOCAL_VERSION,
-            namespace: Namespace::new("job").unwrap(),
+            namespace: self.job.clone(),
             token: Vec::new().into(),
             role,
         };
@@ -391,6 +428,41 @@ impl Cluster {
             let conn = self.connect(node, role);
             self.trainers.insert(node, conn);
         }
+    }
+
+    /// Another job begins; the one before goes on as it is.
+    pub fn begin_job(&mut self, name: &str) {
+        self.ask_of(name);
+        self.open_run();
+    }
+
+    /// What is connected from now on is of this job.
+    pub fn ask_of(&mut self, name: &str) {
+        self.job = Namespace::new(name).unwrap();
+        self.trainers.clear();
+        self.step = 0;
+    }
+
+    /// The job's trainers go.
+    pub fn end_job(&mut self) {
+        for (node, conn) in std::mem::take(&mut self.trainers) {
+            self.disconnect(node, conn);
+        }
+    }
+
+    /// A connection ends.
+    pub fn disconnect(&mut self, node: usize, conn: ConnId) {
+        self.tell(node, Input::Disconnected { conn });
+    }
+
+    /// The connection of a node's trainer.
+    pub fn trainer(&self, node: usize) -> ConnId {
+        self.trainers[&node]
+    }
+
+    /// What a node's memory is used for.
+    pub fn ledger(&self, node: usize) -> storaged_core::Ledger {
+        self.nodes[node].as_ref().expect("it is up").node.ledger()
     }
 
     /// Stages a step on every rank and commits it.
@@ -429,7 +501,10 @@ impl Cluster {
             let Note::State { key, state } = note else {
                 return false;
             };
-            *at == node && key.step == Step::new(self.step) && *state == CheckpointState::Protected
+            *at == node
+                && key.namespace == self.job
+                && key.step == Step::new(self.step)
+                && *state == CheckpointState::Protected
         })
     }
 

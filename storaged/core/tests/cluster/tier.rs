@@ -83,6 +83,7 @@ impl Cluster {
                 };
                 (after, Input::DurableListed { query, outcome })
             }
+            Output::StopUpload { .. } => return,
             other => panic!("nobody asked for {other:?}"),
         };
         self.at(self.now + after, Event::Input(node, generation, input));

@@ -304,6 +304,7 @@ impl World {
                 DurableForm::Increments => 4,
             },
             budget: 64 << 20,
+            idle_job_ms: 3_600_000,
             link_rates: self.link_rates(),
             durable: DurablePolicy::Every(self.limits.durable_every),
             durable_form: self.limits.durable_form,

@@ -1,0 +1,148 @@
+//! `storaged drop`: a job's checkpoints leave the RAM of all nodes because somebody says so. What is in the durable tier
+//! stays. A job with trainers is not dropped unless that is said too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use storaged_wire::local::{DropReport, DroppedNode, Reply};
+use storaged_wire::peer::{DropAnswer, DropOrder, PeerMessage};
+use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode};
+
+use super::evict::Freed;
+use crate::io::{ConnId, Now, QueryId, RequestId};
+use crate::limits;
+use crate::node::Node;
+
+/// A job being dropped everywhere.
+#[derive(Debug)]
+pub(crate) struct DropWork {
+    id: RequestId,
+    namespace: Namespace,
+    pub deadline: Now,
+    asked: BTreeSet<NodeName>,
+    answers: BTreeMap<NodeName, DropAnswer>,
+}
+
+impl Node {
+    pub(crate) fn drop_job(
+        &mut self,
+        id: RequestId,
+        force: bool,
+        timeout_ms: u32,
+    ) -> Result<(), Refusal> {
+        let attached = self.attached(id)?.clone();
+        let nodes = self.nodes_attached(&attached.namespace);
+        if !force && !nodes.is_empty() {
+            return Err(in_use(&attached.namespace, &nodes));
+        }
+        let query = QueryId(self.fresh());
+        let order = DropOrder {
+            query: query.0,
+            namespace: attached.namespace.clone(),
+            owner: attached.owner,
+            force,
+        };
+        let mut asked: BTreeSet<NodeName> = self.peers.keys().cloned().collect();
+        asked.insert(self.me().clone());
+        let work = DropWork {
+            id,
+            namespace: attached.namespace,
+            deadline: self
+                .now
+                .plus(u64::from(timeout_ms).min(limits::REQUEST_MAX_MS)),
+            asked: asked.clone(),
+            answers: BTreeMap::new(),
+        };
+        self.drops.insert(query, work);
+        for node in asked {
+            self.send(&node, PeerMessage::Drop(order.clone()));
+        }
+        Ok(())
+    }
+
+    /// A peer, or this node itself, wants a job dropped.
+    pub(crate) fn drop_asked(&mut self, from: &NodeName, order: &DropOrder) {
+        let answer = match self.drop_here(order) {
+            Ok(freed) => DropAnswer::Freed {
+                bytes: freed.bytes,
+                checkpoints: freed.checkpoints,
+            },
+            Err(refusal) => DropAnswer::Refused(refusal.message),
+        };
+        let query = order.query;
+        self.send(from, PeerMessage::Dropped { query, answer });
+    }
+
+    fn drop_here(&mut self, order: &DropOrder) -> Result<Freed, Refusal> {
+        let namespace = &order.namespace;
+        self.check_owner(namespace, order.owner)?;
+        let mut conns = self.conns.values();
+        let has_trainers = conns.any(|c| c.namespace == *namespace && c.trainer.is_some());
+        if has_trainers && !order.force {
+            return Err(in_use(namespace, &[self.me().clone()]));
+        }
+        let freed = self.drop_ram(namespace, self.newest_mark(namespace));
+        if let Some(table) = self.namespaces.get_mut(namespace) {
+            table.mark = None;
+        }
+        Ok(freed)
+    }
+
+    pub(crate) fn dropped_told(&mut self, from: &NodeName, query: QueryId, answer: DropAnswer) {
+        let Some(work) = self.drops.get_mut(&query) else {
+            return;
+        };
+        work.answers.insert(from.clone(), answer);
+        self.advance_drops();
+    }
+
+    /// Answers those whose nodes have all answered or gone down, or whose time is over.
+    pub(crate) fn advance_drops(&mut self) {
+        let over = |work: &DropWork| {
+            let mut silent = work
+                .asked
+                .iter()
+                .filter(|node| !work.answers.contains_key(*node));
+            work.deadline <= self.now || silent.all(|node| !self.is_up(node))
+        };
+        let drops = self.drops.iter();
+        let over: Vec<QueryId> = drops
+            .filter(|(_, work)| over(work))
+            .map(|(query, _)| *query)
+            .collect();
+        for query in over {
+            if let Some(work) = self.drops.remove(&query) {
+                let report = self.drop_report(&work);
+                self.reply(work.id, Reply::Dropped(report));
+            }
+        }
+    }
+
+    fn drop_report(&self, work: &DropWork) -> DropReport {
+        let members = self.setup.members.iter().map(|member| &member.name);
+        let silent = members.filter(|node| !work.answers.contains_key(*node));
+        let nodes = work.answers.iter().map(|(node, answer)| DroppedNode {
+            node: node.clone(),
+            answer: answer.clone(),
+        });
+        DropReport {
+            namespace: work.namespace.clone(),
+            nodes: nodes.collect(),
+            silent: silent.cloned().collect(),
+        }
+    }
+
+    pub(crate) fn forget_drops(&mut self, conn: ConnId) {
+        self.drops.retain(|_, work| work.id.conn != conn);
+    }
+}
+
+fn in_use(namespace: &Namespace, nodes: &[NodeName]) -> Refusal {
+    let names = nodes.iter().map(NodeName::to_string).collect::<Vec<_>>();
+    Refusal::new(
+        RefusalCode::InUse,
+        format!(
+            "expected {namespace} to have no trainers, got some on {}: end them first, or drop it all the same (`--force`)",
+            names.join(", ")
+        ),
+    )
+}

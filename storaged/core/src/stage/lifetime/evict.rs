@@ -1,0 +1,271 @@
+//! Room for those who work: what gives way when the budget is full. First bases, which are only kept to make uploads
+//! smaller; then jobs that have ended, the one that has not been used for longest first, and of those the durable ones
+//! first. Nothing is dropped in vain: if all of it together would not be enough, nothing goes.
+
+use std::collections::BTreeMap;
+
+use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage};
+use storaged_wire::{CheckpointState, Namespace, NodeName};
+
+use crate::budget::{NoRoom, Purpose};
+use crate::io::Note;
+use crate::node::Node;
+use crate::restore::mark_at;
+use crate::table::{Slot, SlotUse};
+
+/// Holders of the budget that a refusal names.
+const HOLDERS_NAMED: usize = 3;
+
+/// A job that may go, in the order in which they do: the durable ones first, then by how long they have been idle.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Evictable {
+    only_copy: bool,
+    idle_ms: std::cmp::Reverse<u64>,
+    namespace: Namespace,
+    bytes: u64,
+}
+
+/// What left RAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Freed {
+    pub bytes: u64,
+    pub checkpoints: u32,
+}
+
+impl Node {
+    /// Reserves bytes for a job; what is needed less than a save gives way first.
+    pub(crate) fn reserve(
+        &mut self,
+        purpose: Purpose,
+        bytes: u64,
+        of: &Namespace,
+    ) -> Result<(), NoRoom> {
+        let first = self.budget.reserve(purpose, bytes);
+        if first.is_ok() || bytes > self.budget.total() {
+            return first;
+        }
+        self.give_up_bases();
+        self.evict_for(bytes, of);
+        self.budget.reserve(purpose, bytes)
+    }
+
+    fn evict_for(&mut self, bytes: u64, of: &Namespace) {
+        let jobs = self.evictable(of);
+        let could_be_free: u64 = self.budget_free() + jobs.iter().map(|job| job.bytes).sum::<u64>();
+        if could_be_free < bytes {
+            return;
+        }
+        for job in jobs {
+            if self.budget_free() >= bytes {
+                return;
+            }
+            self.evict(&job.namespace);
+        }
+    }
+
+    /// Jobs other than this one that may go now, in order.
+    fn evictable(&self, of: &Namespace) -> Vec<Evictable> {
+        let held = self.bytes_by_job();
+        let others = held.into_iter().filter(|(namespace, _)| namespace != of);
+        let mut jobs: Vec<Evictable> = others
+            .filter(|(namespace, _)| !self.is_in_use(namespace) && !self.is_job_read(namespace))
+            .map(|(namespace, bytes)| Evictable {
+                only_copy: !self.is_newest_durable(&namespace),
+                idle_ms: std::cmp::Reverse(self.idle_ms(&namespace)),
+                namespace,
+                bytes,
+            })
+            .filter(|job| !job.only_copy || job.idle_ms.0 >= self.setup.idle_job_ms)
+            .collect();
+        jobs.sort();
+        jobs
+    }
+
+    /// Bytes of the budget that each job has here.
+    fn bytes_by_job(&self) -> BTreeMap<Namespace, u64> {
+        let mut bytes: BTreeMap<Namespace, u64> = BTreeMap::new();
+        for slot in self.slots.values() {
+            *bytes.entry(slot.namespace.clone()).or_default() += slot.capacity;
+        }
+        for checkpoint in self.checkpoints.values() {
+            let sets = checkpoint.parity.values();
+            let parity: u64 = sets
+                .map(|set| self.budget.reserved(Purpose::Parity(*set)))
+                .sum();
+            *bytes.entry(checkpoint.key.namespace.clone()).or_default() += parity;
+        }
+        bytes.retain(|_, bytes| *bytes > 0);
+        bytes
+    }
+
+    fn is_job_read(&self, namespace: &Namespace) -> bool {
+        let mut of_job = self
+            .checkpoints
+            .values()
+            .filter(|c| c.key.namespace == *namespace);
+        of_job.any(|c| c.shards.values().any(|shard| !shard.readers.is_empty()))
+    }
+
+    /// Whether the durable tier holds the newest that could be restored.
+    fn is_newest_durable(&self, namespace: &Namespace) -> bool {
+        let mut newest_first = self.checkpoints.values().rev();
+        let newest = newest_first.find(|c| c.key.namespace == *namespace);
+        newest.is_some_and(|newest| newest.state == CheckpointState::Durable)
+    }
+
+    /// A job that has ended leaves the RAM of all nodes.
+    fn evict(&mut self, namespace: &Namespace) {
+        let up_to = self.newest_mark(namespace);
+        let durable = self.is_newest_durable(namespace);
+        let bytes = self.drop_ram(namespace, up_to).bytes;
+        let namespace = namespace.clone();
+        self.note(Note::Evicted {
+            namespace: namespace.clone(),
+            bytes,
+        });
+        let Some(up_to) = up_to else {
+            return;
+        };
+        if !durable {
+            self.forget_mark(&namespace, up_to);
+        }
+        let evicted = PeerMessage::Evicted {
+            namespace,
+            up_to,
+            durable,
+        };
+        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
+            self.send(&peer, evicted.clone());
+        }
+    }
+
+    pub(super) fn newest_mark(&self, namespace: &Namespace) -> Option<HighMark> {
+        let mut newest_first = self.checkpoints.keys().rev();
+        newest_first
+            .find(|key| key.namespace == *namespace)
+            .map(mark_at)
+    }
+
+    /// A peer needed the room of a job that has ended. Parts of it are of no use to anybody, so the rest goes as well,
+    /// unless it is in use here after all: then it heals again.
+    pub(crate) fn evicted_elsewhere(
+        &mut self,
+        namespace: &Namespace,
+        up_to: HighMark,
+        durable: bool,
+    ) {
+        if self.is_in_use(namespace) || self.is_job_read(namespace) {
+            return;
+        }
+        self.drop_ram(namespace, Some(up_to));
+        if !durable {
+            self.forget_mark(namespace, up_to);
+        }
+    }
+
+    /// What was the only copy is gone: no plan need wait for it.
+    fn forget_mark(&mut self, namespace: &Namespace, up_to: HighMark) {
+        if let Some(table) = self.namespaces.get_mut(namespace)
+            && table.mark <= Some(up_to)
+        {
+            table.mark = None;
+        }
+    }
+
+    /// Whether a checkpoint that a peer tells of has left RAM here for another job. Then that peer missed it.
+    pub(crate) fn was_evicted(&mut self, from: &NodeName, key: &CheckpointKey) -> bool {
+        let table = self.namespaces.get(&key.namespace);
+        let Some((up_to, mark)) = table.and_then(|table| Some((table.evicted?, table.mark))) else {
+            return false;
+        };
+        if mark_at(key) > up_to {
+            return false;
+        }
+        let evicted = PeerMessage::Evicted {
+            namespace: key.namespace.clone(),
+            up_to,
+            // The mark of what is durable stays.
+            durable: mark.is_some(),
+        };
+        self.send(from, evicted);
+        true
+    }
+
+    /// Frees all that a job has here, up to a checkpoint.
+    pub(super) fn drop_ram(&mut self, namespace: &Namespace, up_to: Option<HighMark>) -> Freed {
+        let before = self.budget.used();
+        let keys = self.checkpoints.keys();
+        let goes =
+            |key: &&CheckpointKey| key.namespace == *namespace && Some(mark_at(key)) <= up_to;
+        let keys: Vec<CheckpointKey> = keys.filter(goes).cloned().collect();
+        for key in &keys {
+            self.drop_checkpoint(key);
+        }
+        self.drop_free_slots(|slot| slot.namespace == *namespace);
+        if let Some(table) = self.namespaces.get_mut(namespace) {
+            table.evicted = table.evicted.max(up_to);
+        }
+        Freed {
+            bytes: before.saturating_sub(self.budget.used()),
+            checkpoints: u32::try_from(keys.len()).unwrap_or(u32::MAX),
+        }
+    }
+
+    fn drop_checkpoint(&mut self, key: &CheckpointKey) {
+        let reason = "its job was dropped from RAM, or another one needed the room";
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        if checkpoint.manifest.is_none() {
+            return self.abandon(key, reason);
+        }
+        checkpoint.owing.given_up = Some(reason.into());
+        self.retire(key);
+    }
+
+    fn drop_free_slots(&mut self, goes: impl Fn(&Slot) -> bool) {
+        let slots = self.slots.iter();
+        let free: Vec<_> = slots
+            .filter(|(_, slot)| slot.used_for == SlotUse::Free && goes(slot))
+            .map(|(id, _)| *id)
+            .collect();
+        for slot in free {
+            self.drop_slot(slot);
+        }
+    }
+
+    /// What holds the budget, the most first, and what would free it.
+    pub(crate) fn holders(&self) -> String {
+        let mut held: Vec<(u64, Namespace)> = self
+            .bytes_by_job()
+            .into_iter()
+            .map(|(namespace, bytes)| (bytes, namespace))
+            .collect();
+        held.sort();
+        let named = held.iter().rev().take(HOLDERS_NAMED);
+        let named: Vec<String> = named
+            .map(|(bytes, namespace)| {
+                format!("{namespace} {bytes} bytes ({})", self.why_held(namespace))
+            })
+            .collect();
+        match held.len().saturating_sub(HOLDERS_NAMED) {
+            0 => named.join(", "),
+            more => format!("{} and {more} more jobs", named.join(", ")),
+        }
+    }
+
+    fn why_held(&self, namespace: &Namespace) -> String {
+        let nodes = self.nodes_attached(namespace);
+        if let Some(node) = nodes.first() {
+            return format!("has trainers on {node}");
+        }
+        let idle_s = self.idle_ms(namespace) / 1000;
+        let limit_s = self.setup.idle_job_ms / 1000;
+        match self.is_newest_durable(namespace) {
+            true => format!("unused for {idle_s} s, durable"),
+            false => format!(
+                "unused for {idle_s} s and not durable: gives way after {limit_s} s, or to `storaged drop {namespace}`"
+            ),
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! What becomes of the RAM of jobs that have ended, of slots whose trainers are gone, and of names that nobody uses.
+
+mod cluster;
+
+use std::collections::BTreeMap;
+
+use cluster::{Cluster, Room, Tier};
+use storaged_core::Note;
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::peer::DropAnswer;
+use storaged_wire::{NodeName, RefusalCode};
+
+const NODES: usize = 6;
+/// A slot of a shard of ten stripes.
+const SLOT: u64 = 2 << 20;
+/// Its parity.
+const PARITY: u64 = 10 * cluster::CHUNK;
+
+fn room(budget: u64, idle_job_ms: u64) -> Room {
+    Room {
+        budget,
+        budgets: BTreeMap::new(),
+        idle_job_ms,
+    }
+}
+
+fn saved(cluster: &mut Cluster, durable: DurableWish) {
+    let before = cluster.tier.as_ref().map_or(0, |tier| tier.manifests.len());
+    cluster.save_as(durable);
+    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
+    cluster.run_until(60_000, "protection", everywhere);
+    if durable == DurableWish::Required {
+        cluster.run_until(60_000, "durability", |cluster| {
+            let tier = cluster.tier.as_ref();
+            tier.is_some_and(|tier| tier.manifests.len() > before)
+        });
+    }
+    cluster.run_for(1_000);
+}
+
+fn evictions(cluster: &Cluster) -> Vec<String> {
+    let notes = cluster.notes.iter();
+    let evicted = notes.filter_map(|(_, _, note)| match note {
+        Note::Evicted { namespace, .. } => Some(namespace.to_string()),
+        _ => None,
+    });
+    evicted.collect()
+}
+
+/// What a data node is refused a slot with.
+fn refused_slot(cluster: &mut Cluster) -> (RefusalCode, String) {
+    let acquire = Request::AcquireSlot {
+        bytes: SLOT,
+        timeout_ms: 1_000,
+    };
+    let trainer = cluster.trainer(0);
+    match cluster.ask(0, trainer, acquire) {
+        Reply::Refused(refusal) => (refusal.code, refusal.message),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn planned(cluster: &mut Cluster, node: usize) -> Result<u64, RefusalCode> {
+    let reader = cluster.connect(node, Role::Reader);
+    let plan = Request::Plan {
+        step: None,
+        timeout_ms: 10_000,
+        allow_older: false,
+    };
+    let reply = cluster.ask(node, reader, plan);
+    cluster.disconnect(node, reader);
+    match reply {
+        Reply::Plan(plan) => Ok(plan.step.get()),
+        Reply::Refused(refusal) => Err(refusal.code),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn jobs_one_after_the_other_are_all_served() {
+    let budget = 4 * SLOT;
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(budget, 1_000));
+    cluster.end_job();
+    for number in 0..40 {
+        cluster.begin_job(&format!("job-{number}"));
+        saved(&mut cluster, DurableWish::Never);
+        cluster.end_job();
+        cluster.run_for(1_500);
+    }
+    for node in 0..NODES {
+        let ledger = cluster.ledger(node);
+        assert!(ledger.used <= budget, "{ledger:?}");
+        assert!(ledger.slots <= 4 && ledger.jobs <= 40, "{ledger:?}");
+    }
+    assert_eq!(planned(&mut cluster, 3), Ok(1), "the last one is there");
+}
+
+#[test]
+fn a_job_that_is_durable_gives_way_at_once_and_the_others_least_recently_used_first() {
+    let tier = Some(Tier::default());
+    let mut cluster = Cluster::start_with((4, 2), 10, tier, room(3 * SLOT, 3_600_000));
+    cluster.end_job();
+    let wishes = [
+        DurableWish::Never,
+        DurableWish::Required,
+        DurableWish::Required,
+    ];
+    for (name, wish) in ["a", "b", "c"].into_iter().zip(wishes) {
+        cluster.begin_job(name);
+        saved(&mut cluster, wish);
+        cluster.end_job();
+        cluster.run_for(2_000);
+    }
+    cluster.begin_job("d");
+    saved(&mut cluster, DurableWish::Never);
+    assert_eq!(
+        evictions(&cluster),
+        ["b"],
+        "the older of the durable ones, once"
+    );
+    cluster.end_job();
+    cluster.ask_of("b");
+    assert_eq!(planned(&mut cluster, 0), Ok(1), "from the tier");
+}
+
+#[test]
+fn a_job_whose_only_copy_is_in_ram_is_kept_for_its_time_and_named() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(2 * SLOT, 60_000));
+    cluster.end_job();
+    cluster.begin_job("a");
+    saved(&mut cluster, DurableWish::Never);
+    saved(&mut cluster, DurableWish::Never);
+    cluster.end_job();
+    cluster.begin_job("b");
+    cluster.run_for(1_500);
+    saved(&mut cluster, DurableWish::Never);
+    let (code, text) = refused_slot(&mut cluster);
+    assert_eq!(code, RefusalCode::BudgetFull, "{text}");
+    for named in [
+        "a 2097152 bytes",
+        "not durable",
+        "storaged drop a",
+        "b 2097152 bytes (has trainers on n00)",
+    ] {
+        assert!(text.contains(named), "{named}: {text}");
+    }
+    assert!(evictions(&cluster).is_empty());
+    cluster.run_for(60_000);
+    saved(&mut cluster, DurableWish::Never);
+    assert_eq!(evictions(&cluster), ["a"]);
+}
+
+#[test]
+fn what_would_not_be_enough_is_not_dropped() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(3 * SLOT, 1_000));
+    cluster.end_job();
+    cluster.begin_job("a");
+    saved(&mut cluster, DurableWish::Never);
+    cluster.end_job();
+    cluster.begin_job("b");
+    saved(&mut cluster, DurableWish::Never);
+    cluster.run_for(5_000);
+    let acquire = Request::AcquireSlot {
+        bytes: 3 * SLOT,
+        timeout_ms: 1_000,
+    };
+    let trainer = cluster.trainer(0);
+    let reply = cluster.ask(0, trainer, acquire);
+    assert!(
+        matches!(&reply, Reply::Refused(r) if r.code == RefusalCode::BudgetFull),
+        "{reply:?}"
+    );
+    assert!(evictions(&cluster).is_empty());
+}
+
+#[test]
+fn a_coding_node_does_not_take_a_quiet_job_for_one_that_has_ended() {
+    let coding = [(4, 3 * PARITY / 2), (5, 3 * PARITY / 2)];
+    let room = Room {
+        budgets: BTreeMap::from(coding),
+        ..room(1 << 30, 1_000)
+    };
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room);
+    saved(&mut cluster, DurableWish::Never);
+    cluster.run_for(60_000);
+    cluster.begin_job("other");
+    cluster.save();
+    cluster.run_for(30_000);
+    assert!(evictions(&cluster).is_empty(), "{:?}", evictions(&cluster));
+    assert!(!cluster.is_protected(0), "there is no room for its parity");
+}
+
+#[test]
+fn what_was_evicted_is_not_repaired_back_also_not_by_a_node_that_missed_it() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(2 * SLOT, 1_000));
+    cluster.end_job();
+    cluster.begin_job("a");
+    saved(&mut cluster, DurableWish::Never);
+    cluster.end_job();
+    cluster.run_for(5_000);
+    cluster.pause(5, 20_000);
+    cluster.run_for(3_000);
+    cluster.begin_job("b");
+    // Without the paused node nothing can be coded: that is of no concern here.
+    for _ in 0..2 {
+        cluster.save();
+        cluster.run_for(500);
+    }
+    assert_eq!(evictions(&cluster).first().map(String::as_str), Some("a"));
+    cluster.run_for(30_000);
+    for node in 0..4 {
+        assert_eq!(
+            cluster.ledger(node).slots,
+            2,
+            "n{node}: {:?}",
+            cluster.ledger(node)
+        );
+    }
+    let parity_sets = cluster.ledger(5).parity_sets;
+    assert!(parity_sets <= 2, "only of b: {parity_sets}");
+}
+
+#[test]
+fn a_dropped_job_is_gone_everywhere_unless_it_has_trainers() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(1 << 30, 3_600_000));
+    saved(&mut cluster, DurableWish::Never);
+    let drop_it = |cluster: &mut Cluster, force| {
+        let reader = cluster.connect(5, Role::Reader);
+        let timeout_ms = 5_000;
+        let reply = cluster.ask(5, reader, Request::Drop { force, timeout_ms });
+        cluster.disconnect(5, reader);
+        reply
+    };
+    cluster.run_for(2_000);
+    let Reply::Refused(refusal) = drop_it(&mut cluster, false) else {
+        panic!("it has trainers");
+    };
+    assert_eq!(refusal.code, RefusalCode::InUse);
+    assert!(refusal.message.contains("n00"), "{}", refusal.message);
+    assert_eq!(planned(&mut cluster, 0), Ok(1));
+    cluster.end_job();
+    cluster.run_for(2_000);
+    let Reply::Dropped(report) = drop_it(&mut cluster, false) else {
+        panic!("it has no trainers any more");
+    };
+    let silent: Vec<NodeName> = vec![];
+    assert_eq!((report.nodes.len(), report.silent), (NODES, silent));
+    for node in &report.nodes {
+        let bytes = match node.node.as_str() {
+            "n04" | "n05" => PARITY,
+            _ => SLOT,
+        };
+        let checkpoints = 1;
+        assert_eq!(
+            node.answer,
+            DropAnswer::Freed { bytes, checkpoints },
+            "{node:?}"
+        );
+    }
+    cluster.run_for(100_000);
+    for node in 0..NODES {
+        let ledger = cluster.ledger(node);
+        assert_eq!(
+            (ledger.used, ledger.slots, ledger.parity_sets, ledger.jobs),
+            (0, 0, 0, 0)
+        );
+    }
+    assert_eq!(planned(&mut cluster, 0), Err(RefusalCode::UnknownNamespace));
+}
+
+#[test]
+fn a_job_dropped_by_force_saves_on() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    saved(&mut cluster, DurableWish::Never);
+    let reader = cluster.connect(0, Role::Reader);
+    let drop_it = Request::Drop {
+        force: true,
+        timeout_ms: 5_000,
+    };
+    let reply = cluster.ask(0, reader, drop_it);
+    assert!(matches!(reply, Reply::Dropped(_)), "{reply:?}");
+    saved(&mut cluster, DurableWish::Never);
+    assert_eq!(planned(&mut cluster, 0), Ok(2));
+}
+
+#[test]
+fn free_slots_go_with_their_trainer_and_sealed_ones_stay() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    saved(&mut cluster, DurableWish::Never);
+    saved(&mut cluster, DurableWish::Never);
+    assert_eq!(
+        cluster.ledger(0).slots,
+        2,
+        "one sealed, one to be used again"
+    );
+    cluster.end_job();
+    for node in 0..4 {
+        let ledger = cluster.ledger(node);
+        assert_eq!((ledger.slots, ledger.used), (1, SLOT), "the newest step");
+    }
+    assert_eq!(planned(&mut cluster, 0), Ok(2));
+}
+
+#[test]
+fn trainers_of_a_fenced_run_lose_what_they_hold_and_are_told_so() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    saved(&mut cluster, DurableWish::Never);
+    let old = cluster.trainer(0);
+    let acquire = Request::AcquireSlot {
+        bytes: SLOT,
+        timeout_ms: 60_000,
+    };
+    // They hang in the middle of filling; the last one waits for a slot that never comes free.
+    for _ in 0..2 {
+        let reply = cluster.ask(0, old, acquire.clone());
+        assert!(matches!(reply, Reply::SlotGranted { .. }), "{reply:?}");
+    }
+    let waiting = cluster.send(0, old, acquire.clone());
+    cluster.run_for(100);
+    assert!(cluster.answer(waiting).is_none());
+    let reader = cluster.connect(1, Role::Reader);
+    let reply = cluster.ask(1, reader, Request::OpenRun { timeout_ms: 10_000 });
+    assert!(matches!(reply, Reply::RunOpened { .. }), "{reply:?}");
+    cluster.run_for(10);
+    let is_older = |reply: Option<&Reply>| match reply {
+        Some(Reply::Refused(refusal)) => refusal.code == RefusalCode::OlderRun,
+        _ => false,
+    };
+    assert!(
+        is_older(cluster.answer(waiting)),
+        "{:?}",
+        cluster.answer(waiting)
+    );
+    assert_eq!(cluster.ledger(0).slots, 1, "the protected step");
+    let next = cluster.send(0, old, acquire);
+    assert!(is_older(cluster.answer(next)), "{:?}", cluster.answer(next));
+}
+
+#[test]
+fn names_that_nobody_uses_are_forgotten() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(1 << 30, 5_000));
+    cluster.end_job();
+    for number in 0..50 {
+        cluster.begin_job(&format!("name-{number}"));
+        cluster.end_job();
+    }
+    assert!(cluster.ledger(0).jobs >= 50);
+    cluster.run_for(70_000);
+    for node in 0..NODES {
+        assert_eq!(cluster.ledger(node).jobs, 0, "n{node}");
+    }
+}
