@@ -82,7 +82,8 @@ impl Client {
         Ok(run.to_string())
     }
 
-    /// The state reached, and the manifest's digest once there is one.
+    /// The state reached, the manifest's digest once there is one, and how many more node losses it bears now (of how many
+    /// with every block in place), if it is coded.
     fn wait(
         &self,
         py: Python<'_>,
@@ -90,7 +91,7 @@ impl Client {
         step: u64,
         state: &str,
         timeout_ms: u32,
-    ) -> PyResult<(String, Option<String>)> {
+    ) -> PyResult<(String, Option<String>, Option<Bears>)> {
         let state: CheckpointState = state
             .parse()
             .map_err(pyo3::exceptions::PyValueError::new_err::<String>)?;
@@ -99,7 +100,8 @@ impl Client {
             client.wait(run, step, state, left)
         })?;
         let manifest = reached.manifest.map(|digest| digest.to_string());
-        Ok((reached.state.to_string(), manifest))
+        let bears = reached.bears.map(|bears| (bears.losses, bears.of));
+        Ok((reached.state.to_string(), manifest, bears))
     }
 
     #[pyo3(signature = (step, timeout_ms, allow_older=false))]
@@ -198,6 +200,9 @@ impl Client {
 
 /// Whether the durable tier holds a checkpoint.
 type Durable = bool;
+
+/// Node losses that a checkpoint survives now, and with every block in place.
+type Bears = (u32, u32);
 
 fn plan_dict<'py>(py: Python<'py>, plan: &RestorePlan) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);

@@ -35,16 +35,17 @@ def free_port():
 class Daemon:
     """One node. What it writes to the durable tier lies in `tier`."""
 
-    def __init__(self, folder, extra="", budget="256MiB"):
+    def __init__(self, folder, extra="", budget="256MiB", name="n0", listen=None, tier=None):
         self.folder = Path(folder)
-        self.tier = self.folder / "tier"
-        self.tier.mkdir(parents=True, exist_ok=True)
+        self.tier = tier or self.folder / "tier"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.tier.mkdir(exist_ok=True)
         self.socket = self.folder / "run" / "storaged.sock"
         self.log = self.folder / "daemon.log"
         self.config = self.folder / "storaged.toml"
         self.config.write_text(f"""[node]
-name = "n0"
-listen = "127.0.0.1:{free_port()}"
+name = "{name}"
+listen = "{listen or f'127.0.0.1:{free_port()}'}"
 ops_listen = "127.0.0.1:{free_port()}"
 runtime_dir = "{self.socket.parent}"
 
@@ -93,6 +94,28 @@ budget = "{budget}"
         """Where the durable copy of a step is."""
         (folder,) = (self.tier / session.namespace).glob(f"**/step-{step}")
         return folder
+
+
+def cluster(folder, nodes, k, m, extra):
+    """Nodes that know each other, with one durable tier."""
+    folder, names = Path(folder), [f"n{number}" for number in range(nodes)]
+    certificates, addresses = folder / "certs", {name: f"127.0.0.1:{free_udp_port()}" for name in names}
+    issue = [["ca", certificates], *(["issue", certificates, name] for name in names)]
+    for arguments in issue:
+        subprocess.run([executable(), "cert", *map(str, arguments)], check=True, capture_output=True)
+    started = []
+    for name in names:
+        peers = "".join(f'[[peers]]\nname = "{peer}"\naddress = "{addresses[peer]}"\n\n' for peer in names if peer != name)
+        files = f'[tls]\nca = "{certificates}/ca.pem"\ncertificate = "{certificates}/{name}.pem"\nkey = "{certificates}/{name}.key"\n'
+        text = f"{files}\n[coding]\nk = {k}\nm = {m}\n\n{extra}\n{peers}"
+        started.append(Daemon(folder / name, text, name=name, listen=addresses[name], tier=folder / "tier"))
+    return started
+
+
+def free_udp_port():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 # How a test tells the ranks it starts what to do: the body of a function, with `rank`, `checkpointer` and friends at hand.

@@ -124,9 +124,9 @@ class FakeSession:
         os.rename(folder / ".metadata.tmp", folder / ".metadata")
 
     def wait(self, run, step, state, timeout_ms):
-        return state, None
+        return state, None, None
 
-    def plan(self, step, timeout_ms):
+    def plan(self, step, timeout_ms, allow_older):
         steps = [int(p.parent.name.split("-")[1]) for p in self.folder.glob("step-*/.metadata")]
         found = [s for s in steps if step in (None, s)]
         if not found:

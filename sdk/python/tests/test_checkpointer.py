@@ -10,11 +10,12 @@ import time
 
 import pytest
 import torch
-from daemon import HERE, PACKAGE
+from daemon import HERE, PACKAGE, cluster
 from storaged import errors
-from storaged.torch import Checkpointer, StoragedWriter
+from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
 
 LIMIT = 1.0
+DURABLE = '[durable]\nkind = "directory"\npath = "TIER"\n'
 #: What a call may take beyond its limit.
 GRACE = 1.0
 
@@ -147,6 +148,48 @@ def test_a_full_budget_lets_training_go_on(daemons):
     checkpointer.close()
 
 
+def test_a_durable_tier_that_cannot_be_read_is_not_nothing_saved(daemons):
+    daemon = daemons(DURABLE)
+    with Checkpointer(session=daemon.session(), durable="required") as checkpointer:
+        checkpointer.save(1, state(1))
+        assert checkpointer.wait("durable")
+    daemon.kill()
+    daemon.start()
+    away = daemon.tier.rename(daemon.tier.with_name("away"))
+    daemon.tier.write_text("no directory")
+    checkpointer = Checkpointer(session=daemon.session(), timeout=10, on_error="warn")
+    for call in (checkpointer.latest_step, lambda: checkpointer.load(state(0))):
+        with pytest.raises(errors.DurableTierError):
+            call()
+    daemon.tier.unlink()
+    away.rename(daemon.tier)
+    assert loaded(Checkpointer(session=daemon.session()))[0] == 1
+
+
+def test_an_older_step_is_loaded_only_if_it_is_allowed(tmp_path):
+    nodes = cluster(tmp_path, 3, 2, 1, DURABLE)
+    try:
+        checkpointer = Checkpointer(session=nodes[0].session(), durable="required", timeout=60)
+        checkpointer.save(1, state(1))
+        assert checkpointer.wait("durable")
+        checkpointer.durable = "never"
+        handle = checkpointer.save(2, state(2))
+        assert handle.wait("protected", 30) == "protected" and handle.bears == (1, 1)
+        for node in (nodes[0], nodes[2]):
+            node.stop()
+        left = Checkpointer(session=nodes[1].session(), timeout=3)
+        outcome, took = timed(left.load, state(0))
+        assert isinstance(outcome, errors.NewerUnreachable) and took < 3 + GRACE, (outcome, took)
+        assert isinstance(timed(left.latest_step)[0], errors.NewerUnreachable)
+        assert StoragedReader(session=nodes[1].session(), allow_older=True, timeout=5).resolve()["step"] == 1
+        for node in (nodes[0], nodes[2]):
+            node.go_on()
+        assert loaded(left, timeout=30)[0] == 2
+    finally:
+        for node in nodes:
+            node.kill()
+
+
 def test_a_load_that_goes_back_opens_a_new_run(session):
     with Checkpointer(session=session, durable="required") as checkpointer:
         for step in (100, 150):
@@ -199,7 +242,7 @@ def test_one_rank_that_saves_alone_and_loads_all(session):
 INTERRUPTED = """
 import os, sys, time, torch
 from storaged import Session
-from storaged.torch import Checkpointer, StoragedWriter
+from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
 session = Session("job", socket=sys.argv[1], token=b"secret")
 checkpointer = Checkpointer(session=session, timeout=30)
 tensors = {"w": torch.ones(1000)}

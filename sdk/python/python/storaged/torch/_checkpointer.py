@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -134,41 +135,54 @@ class Checkpointer:
         return handle
 
     def load(
-        self, state_dict: dict[str, Any], step: int | None = None, *, timeout: float | None = None
+        self,
+        state_dict: dict[str, Any],
+        step: int | None = None,
+        *,
+        allow_older: bool = False,
+        timeout: float | None = None,
     ) -> dict[str, Any] | None:
         """Fills the state dict; the plan that was followed, or None if nothing was saved yet.
 
         Every rank calls it. A durable tier that cannot be read is an error, never None. `timeout` (by default the
         checkpointer's) bounds the plan and, separately, each shard. Where it goes back to a step below one that was saved
-        since the run began, the next save opens a new run.
+        since the run began, the next save opens a new run. A newer checkpoint that nodes out of reach may hold is waited
+        for, then `NewerUnreachable`; `allow_older` gives it up and takes the newest that can be reached.
         """
-        return self._load(lambda reader: state_dict, step, self.timeout if timeout is None else timeout)
+        return self._load(lambda _: state_dict, self._reader(step, allow_older, timeout))
 
-    def load_all(self, step: int | None = None, *, timeout: float | None = None) -> dict[str, Any] | None:
+    def load_all(
+        self, step: int | None = None, *, allow_older: bool = False, timeout: float | None = None
+    ) -> dict[str, Any] | None:
         """Everything that the checkpoint holds, whole and on the CPU, without a template; None if nothing was saved yet.
 
         Nested as it was saved, but keys of dicts are text, tuples are lists, and a tensor that was taken apart is the dict of
         its parts. Every rank calls it, and every rank gets all of it.
         """
-        whole: list[StoragedReader] = []
         flat: dict[str, Any] = {}
 
         def template(reader: StoragedReader) -> dict[str, Any]:
-            whole.append(reader)
             flat.update(reader.blank())
             return flat
 
-        plan = self._load(template, step, self.timeout if timeout is None else timeout)
-        return None if plan is None else whole[0].nested(flat)
+        reader = self._reader(step, allow_older, timeout)
+        return None if self._load(template, reader) is None else reader.nested(flat)
 
-    def _load(self, template: Any, step: int | None, limit: float) -> dict[str, Any] | None:
-        deadline = Deadline(limit)
-        # What a save did wrong was counted and logged then; a load says what it did wrong itself.
-        self._settled(Deadline(limit / 2))
-        reader = StoragedReader(
-            step, session=self.session, threads=self.threads, trust_pickle=self.trust_pickle, timeout=limit
+    def _reader(self, step: int | None, allow_older: bool = False, timeout: float | None = None) -> StoragedReader:
+        return StoragedReader(
+            step,
+            session=self.session,
+            threads=self.threads,
+            trust_pickle=self.trust_pickle,
+            allow_older=allow_older,
+            timeout=self.timeout if timeout is None else timeout,
         )
-        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, step, deadline), deadline)
+
+    def _load(self, template: Callable[[StoragedReader], dict[str, Any]], reader: StoragedReader) -> dict[str, Any] | None:
+        deadline = Deadline(reader.timeout)
+        # What a save did wrong was counted and logged then; a load says what it did wrong itself.
+        self._settled(Deadline(reader.timeout / 2))
+        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, deadline), deadline)
         if plan is None:
             return None
         reader.follow(plan)
@@ -183,14 +197,13 @@ class Checkpointer:
         except StoragedError as failure:
             error = failure
         self._loads += 1
-        self._agree_on_load(plan, error, limit)
+        self._agree_on_load(plan, error, reader.timeout)
         return plan
 
     def latest_step(self) -> int | None:
         """The newest restorable step, or None if nothing was saved yet. Every rank calls it."""
-        reader = StoragedReader(session=self.session, timeout=self.timeout)
-        deadline = Deadline(self.timeout)
-        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, None, deadline), deadline)
+        reader, deadline = self._reader(None), Deadline(self.timeout)
+        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, deadline), deadline)
         return None if plan is None else plan["step"]
 
     def wait(self, until: str = "committed", timeout: float | None = None) -> bool:
@@ -350,7 +363,7 @@ class Checkpointer:
 
     # What the ranks agree on.
 
-    def _from_rank_zero(self, name: str, make: Any, deadline: Deadline) -> Any:
+    def _from_rank_zero(self, name: str, make: Callable[[], Any], deadline: Deadline) -> Any:
         """Rank 0 makes a value, every rank gets it, or the same error."""
         self._asked += 1
         key = f"{name}/{self._asked}"
@@ -392,11 +405,11 @@ class Checkpointer:
             self._adopt_run(None)
 
 
-def _plan_or_none(reader: StoragedReader, step: int | None, deadline: Deadline) -> dict[str, Any] | None:
+def _plan_or_none(reader: StoragedReader, deadline: Deadline) -> dict[str, Any] | None:
     try:
         return reader.ask(deadline)
     except NoCheckpointError:
-        if step is None:
+        if reader.step is None:
             return None
         raise
 

@@ -30,13 +30,18 @@ CLOSE_SECONDS = 0.5
 
 
 class StoragedReader(StorageReader):
-    """Loads a step, or without one the newest restorable checkpoint; the world size may differ from the saving one's."""
+    """Loads a step, or without one the newest restorable checkpoint; the world size may differ from the saving one's.
+
+    A plan waits, up to `timeout` seconds, for nodes that may hold a newer checkpoint, and then raises `NewerUnreachable`;
+    `allow_older` takes the newest that can be reached instead, and gives the newer one up.
+    """
 
     def __init__(
         self,
         step: int | None = None,
         *,
         namespace: str | None = None,
+        allow_older: bool = False,
         trust_pickle: bool = False,
         threads: int = 1,
         timeout: float = 300.0,
@@ -46,6 +51,7 @@ class StoragedReader(StorageReader):
         super().__init__()
         self.session = session or Session.shared(namespace)
         self.step = step
+        self.allow_older = allow_older
         self.trust_pickle = trust_pickle
         self.threads = threads
         self.timeout = timeout
@@ -103,7 +109,7 @@ class StoragedReader(StorageReader):
         """The plan, asked by this rank alone."""
         deadline = deadline or Deadline(self.timeout)
         try:
-            return dict(self.session.client(deadline).plan(self.step, deadline.left_ms()))
+            return dict(self.session.client(deadline).plan(self.step, deadline.left_ms(), self.allow_older))
         except BaseException:
             self.session.drop_connections()
             raise

@@ -113,8 +113,8 @@ class Save:
         except Exception as error:
             if isinstance(error, UnknownRun):
                 self.lost_run = True
-            why = error.args[0] if isinstance(error, CheckpointSaveError) else said(error)
-            self._tell_end(("failed", (why, self.lost_run)))
+            told = error if isinstance(error, CheckpointSaveError) else self.failed(said(error) or "")
+            self._tell_end(("failed", (str(told), self.lost_run)))
             self._forget_lost_run()
             raise
         self._tell_end(("ok", None))
@@ -177,9 +177,9 @@ class Save:
     def _heard(self, keys: list[str]) -> Any:
         kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline)
         if kind == "failed":
-            value, self.lost_run = value
+            text, self.lost_run = value
             self._forget_lost_run()
-            raise CheckpointSaveError(value if value.startswith("step ") else f"step {self.step} was not saved: {value}", self.step)
+            raise CheckpointSaveError(text, self.step)
         return value
 
     # Every rank.

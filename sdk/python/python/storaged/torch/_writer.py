@@ -51,6 +51,9 @@ class SaveHandle:
         self.staged: Future[None] = Future()
         #: Done when the save ended on all ranks (`Checkpointer` only); has the exception if it failed.
         self.saved: Future[None] | None = None
+        #: How many more node losses the checkpoint survived when it was last waited for, and how many with every block in
+        #: place; None if it is not coded, or nobody waited yet.
+        self.bears: tuple[int, int] | None = None
 
     def wait(self, until: str = "committed", timeout: float = 120.0) -> str:
         """Waits until the checkpoint is at least in that state; the state that it is in. Ends within `timeout` and 1 s."""
@@ -59,11 +62,13 @@ class SaveHandle:
             self._wait_saved(deadline)
         if self.step is None or self.run is None:
             raise InvalidArgument("the save has not reached its step yet: wait for async_save's future first")
-        return self._reached(until, deadline)[0]
+        return self._reached(until, deadline)
 
-    def _reached(self, until: str, deadline: Deadline) -> tuple[str, str | None]:
+    def _reached(self, until: str, deadline: Deadline) -> str:
         assert self.step is not None and self.run is not None
-        return self.session.connect(deadline).wait(self.run, self.step, until, deadline.left_ms())
+        reached = self.session.connect(deadline).wait(self.run, self.step, until, deadline.left_ms())
+        state, _, self.bears = reached
+        return state
 
     def _wait_saved(self, deadline: Deadline) -> None:
         assert self.saved is not None
@@ -253,7 +258,7 @@ class StoragedWriter(StorageWriter):
         self.handle.step = self.step
         if self.until != "staged":
             started = time.perf_counter()
-            state, _ = self.handle._reached(self.until, self.deadline)
+            state = self.handle._reached(self.until, self.deadline)
             logger.info("step %d %s +%.2f s", self.step, state, time.perf_counter() - started)
 
     # Parts of the above.
