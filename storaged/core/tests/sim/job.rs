@@ -283,7 +283,7 @@ impl World {
             }
             (Expect::Shard(rank), Reply::ShardOpened { length, .. }) => {
                 let plan = self.job.plan.clone().unwrap();
-                let got = self.ram(node).slots[&slot.unwrap()][..length as usize].to_vec();
+                let got = self.ram(node).mapped(slot.unwrap())[..length as usize].to_vec();
                 assert_eq!(
                     got,
                     content(plan.run, plan.step, rank, self.limits.shard_scale),
@@ -397,7 +397,7 @@ impl World {
     fn stage(&mut self, node: usize, rank: Rank, step: Step, slot: SlotId) {
         let bytes = content(self.job.run, step, rank, self.limits.shard_scale);
         let length = bytes.len() as u64;
-        self.ram(node).slots.get_mut(&slot).unwrap()[..bytes.len()].copy_from_slice(&bytes);
+        self.ram(node).mapped(slot)[..bytes.len()].copy_from_slice(&bytes);
         self.job
             .sealed_whole
             .entry((self.job.run, step))

@@ -55,12 +55,35 @@ pub struct Process {
     pub node: Node,
     pub generation: u64,
     pub slots: BTreeMap<SlotId, Vec<u8>>,
+    /// The last slots that were dropped: readers and trainers that have them mapped still see them.
+    dropped: BTreeMap<SlotId, Vec<u8>>,
     pub parity: BTreeMap<ParityId, Vec<Vec<u8>>>,
     pub started: u64,
     /// How far its clock has jumped ahead.
     pub ahead: u64,
     /// When it wakes by itself, as the driver that sleeps to the deadline does.
     wakes_at: Option<u64>,
+}
+
+/// Dropped slots whose memory is kept for whoever has it mapped: more than are dropped while an answer is on its way.
+const DROPPED_KEPT: usize = 64;
+
+impl Process {
+    fn drop_slot(&mut self, slot: SlotId) {
+        self.dropped
+            .extend(self.slots.remove(&slot).map(|bytes| (slot, bytes)));
+        while self.dropped.len() > DROPPED_KEPT {
+            self.dropped.pop_first();
+        }
+    }
+
+    /// A slot's memory as a process sees it that has its descriptor.
+    pub fn mapped(&mut self, slot: SlotId) -> &mut Vec<u8> {
+        let there = self.slots.get_mut(&slot);
+        there
+            .or_else(|| self.dropped.get_mut(&slot))
+            .expect("whoever has it mapped got it from here")
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -316,6 +339,7 @@ impl World {
             node: Node::new(setup).unwrap(),
             generation,
             slots: BTreeMap::new(),
+            dropped: BTreeMap::new(),
             parity: BTreeMap::new(),
             started: self.now,
             ahead: 0,
@@ -467,7 +491,7 @@ impl World {
                 process.slots.insert(slot, vec![0; bytes as usize]);
                 self.back(node, generation, delay, Input::SlotCreated { slot });
             }
-            Output::DropSlot { slot } => drop(self.ram(node).slots.remove(&slot)),
+            Output::DropSlot { slot } => self.ram(node).drop_slot(slot),
             Output::DropParity { set } => drop(self.ram(node).parity.remove(&set)),
             Output::Digest { slot, length, .. } => {
                 let bytes = &self.ram(node).slots[&slot][..length as usize];

@@ -308,7 +308,7 @@ impl World {
                 self.restore_in_month(whose, run);
             }
             (What::Shard(rank), Reply::ShardOpened { length, .. }) => {
-                let bytes = self.ram(asked.node).slots[&slot.unwrap()][..length as usize].to_vec();
+                let bytes = self.ram(asked.node).mapped(slot.unwrap())[..length as usize].to_vec();
                 self.shard_is_back_in_month(whose, *rank, &bytes);
             }
             (What::Slot(rank, step), Reply::SlotGranted { slot, .. }) => {

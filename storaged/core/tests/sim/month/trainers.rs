@@ -155,7 +155,7 @@ impl World {
         }
         let bytes = bytes_of((job, id), step, rank);
         let length = bytes.len() as u64;
-        self.ram(place.0).slots.get_mut(&slot).unwrap()[..bytes.len()].copy_from_slice(&bytes);
+        self.ram(place.0).mapped(slot)[..bytes.len()].copy_from_slice(&bytes);
         self.will_be_sealed((job, id), (run, step, rank), digests(&bytes).1);
         if let Some(step) = last.filter(|_| ill && self.random(10) == 0) {
             let seal = Request::SealSlot { slot, step, length };
