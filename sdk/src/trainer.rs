@@ -1,6 +1,5 @@
 //! Saving: slots that are mapped once and reused for every step.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_arena::{Mapping, Slot};
@@ -14,13 +13,17 @@ use crate::patience::Patience;
 /// Page tables of so many bytes are filled at once: some 50 ms.
 const PAGES_AT_ONCE_BYTES: usize = 32 << 20;
 
+/// Slots that stay mapped: more than a rank fills in turn.
+const MAPPINGS_MAX: usize = 8;
+
 /// One rank of one run, saving.
 #[derive(Debug)]
 pub struct Trainer {
     client: Client,
     welcome: Welcome,
     run: RunId,
-    mappings: BTreeMap<SlotId, Arc<Mapping>>,
+    /// The slots that were used last, the latest at the end.
+    mappings: Vec<(SlotId, Arc<Mapping>)>,
 }
 
 /// A slot to fill.
@@ -85,7 +88,7 @@ impl Trainer {
             client,
             welcome,
             run,
-            mappings: BTreeMap::new(),
+            mappings: Vec::new(),
         })
     }
 
@@ -115,26 +118,24 @@ impl Trainer {
         let Reply::SlotGranted { slot, .. } = reply else {
             return Err(unexpected("acquire slot", "a slot", &reply));
         };
-        if let Some(fd) = fd {
-            // A fresh slot may take the place of one that the daemon has dropped: keep no more than a few mapped.
-            let mapping = Mapping::unfilled(&Slot::adopt(fd)?)?;
-            self.fill_pages(&mapping)?;
-            self.mappings.insert(slot, Arc::new(mapping));
-            while self.mappings.len() > 8 {
-                self.mappings.pop_first();
+        let known = self.mappings.iter().position(|(known, _)| *known == slot);
+        let mapping = match (known, fd) {
+            (Some(at), _) => self.mappings.remove(at).1,
+            (None, Some(fd)) => {
+                let mapping = Mapping::unfilled(&Slot::adopt(fd)?)?;
+                self.fill_pages(&mapping)?;
+                Arc::new(mapping)
             }
-        }
-        match self.mappings.get(&slot) {
-            Some(mapping) => Ok(StagedSlot {
-                slot,
-                mapping: mapping.clone(),
-            }),
-            None => Err(unexpected(
-                "acquire slot",
-                "a descriptor with the slot",
-                &reply,
-            )),
-        }
+            (None, None) => {
+                let expected = "a descriptor with the slot";
+                return Err(unexpected("acquire slot", expected, &reply));
+            }
+        };
+        // The daemon may have dropped any of them, and their memory stays as long as it is mapped: keep a few.
+        let spare = (self.mappings.len() + 1).saturating_sub(MAPPINGS_MAX);
+        self.mappings.drain(..spare);
+        self.mappings.push((slot, mapping.clone()));
+        Ok(StagedSlot { slot, mapping })
     }
 
     /// Fills the page tables of a new mapping, so that no page fault costs time later: piece by piece, because this

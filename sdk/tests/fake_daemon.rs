@@ -236,6 +236,38 @@ fn a_slot_is_mapped_once_and_found_again_without_a_descriptor() {
     thread.join().unwrap();
 }
 
+#[test]
+fn a_slot_that_comes_back_after_many_others_is_mapped_again() {
+    let numbers = || [1].into_iter().chain(2..20).chain([1, 1]);
+    let (_directory, options, thread) = daemon(move |stream| {
+        welcome(stream);
+        let slots: Vec<Slot> = (0..20).map(|_| Slot::create(8192).unwrap()).collect();
+        for number in numbers() {
+            assert!(matches!(hear(stream), Request::AcquireSlot { .. }));
+            let reply = Reply::SlotGranted {
+                slot: SlotId::new(number),
+                capacity: 8192,
+                descriptor: true,
+            };
+            say(stream, &reply, Some(&slots[number as usize]));
+        }
+        let mut seen = [0; 4];
+        slots[1].read_at(100, &mut seen).unwrap();
+        assert_eq!(&seen, b"here");
+    });
+    let world_size = WorldSize::new(1).unwrap();
+    let mut trainer = Trainer::connect(options, RunId::new(1), Rank::new(0), world_size).unwrap();
+    let acquired: Vec<_> = numbers()
+        .map(|_| trainer.acquire(5000, 1000).unwrap())
+        .collect();
+    let [.., back, same] = &acquired[..] else {
+        panic!("more were acquired");
+    };
+    assert_eq!(back.mapping().start(), same.mapping().start());
+    same.copy_in(100, b"here").unwrap();
+    thread.join().unwrap();
+}
+
 /// A manifest of one rank with these bytes.
 fn manifest_of(bytes: &[u8]) -> (ManifestBytes, Vec<storaged_codec::Digest>) {
     let chunk = ChunkSize::new(CHUNK_BYTES).unwrap();

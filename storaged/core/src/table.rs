@@ -292,7 +292,7 @@ pub(crate) struct Attached {
     pub namespace: Namespace,
     pub owner: Owner,
     pub trainer: Option<(RunId, Rank, WorldSize)>,
-    /// Slots whose descriptor this connection has.
+    /// Slots whose descriptor this connection was given.
     pub slots_passed: BTreeSet<SlotId>,
 }
 

@@ -12,7 +12,7 @@ use storaged_codec::{ChunkSize, Digest, digest, leaf_digest};
 use storaged_core::DurableFault;
 use storaged_wire::{IncrementBase, IncrementIndex, Manifest, ManifestBytes, Rank};
 
-use super::fault::{damaged, local};
+use super::fault::{damaged, local, unreadable};
 use super::store::StoreError;
 use super::{Trickle, increment, object, packed, shard_object};
 
@@ -420,7 +420,7 @@ fn chunks_of(bytes: &Range<u64>, chunk: ChunkSize) -> Range<u64> {
 
 fn wrong(level: &Level, index: u64, error: &storaged_codec::delta::DeltaError) -> DurableFault {
     let step = level.manifest.manifest().step;
-    damaged(format!("step {step}: record {index}: {error}"))
+    unreadable(error, format!("step {step}: record {index}: {error}"))
 }
 
 /// The name of the object that holds a shard's bytes, and its length.

@@ -167,20 +167,20 @@ impl Node {
         }
     }
 
+    /// The descriptor goes along each time: which slots the trainer still has mapped only the trainer knows.
     fn reply_with_slot(&mut self, id: RequestId, slot: SlotId) {
         let capacity = self.slot_mut(slot).capacity;
-        let first_time = self
-            .conns
-            .get_mut(&id.conn)
-            .is_some_and(|conn| conn.slots_passed.insert(slot));
+        if let Some(conn) = self.conns.get_mut(&id.conn) {
+            conn.slots_passed.insert(slot);
+        }
         self.out.push(Output::Reply {
             id,
             reply: Reply::SlotGranted {
                 slot,
                 capacity,
-                descriptor: first_time,
+                descriptor: true,
             },
-            descriptor: first_time.then_some(slot),
+            descriptor: Some(slot),
         });
     }
 
