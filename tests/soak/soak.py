@@ -118,7 +118,7 @@ class Soak:
         started = time.monotonic()
         try:
             self.cluster.wait_up(limit=limit)
-        except CheckFailed as error:
+        except (CheckFailed, subprocess.TimeoutExpired) as error:
             self.trouble(str(error))
             return False
         running = [job for job in self.jobs if job.process and job.process.poll() is None]
@@ -169,6 +169,10 @@ class Faults:
 
     def revive(self) -> None:
         """Daemons that are down start again; jobs whose process ended too."""
+        for node in [node for node, daemon in self.cluster.daemons.items() if daemon.poll() is not None]:
+            last = self.cluster.log(node).read_text(errors="replace").splitlines()[-1:]
+            self.soak.trouble(f"n{node} ended by itself: {''.join(last)[:300]}")
+            del self.cluster.daemons[node]
         self.cluster.start(*[node for node in range(NODES) if node not in self.cluster.daemons])
         for job in self.soak.jobs:
             if job.process.poll() is not None:
@@ -296,6 +300,8 @@ def troubled(soak: Soak, seconds: float) -> None:
         faults.next()
         soak.rest(soak.dice.uniform(0, 2))
     soak.proxy.be("ok")
+    faults.revive()
+    soak.settled()
     # The last word: all jobs end and restart once more, so that what was protected last is looked at too.
     for job in soak.jobs:
         job.end()
@@ -313,7 +319,9 @@ def pinned(soak: Soak) -> int:
     count = 0
     for node in range(NODES):
         status = soak.cluster.status(node)
-        check(status is not None, f"n{node} does not answer")
+        if status is None:
+            soak.trouble(f"n{node} does not answer at the end")
+            continue
         owned = 0
         for one in status["checkpoints"]:
             place = (one["run"], one["step"])
