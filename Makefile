@@ -73,11 +73,14 @@ fresh: ## make demo and make test on a bare Debian 12 (root; an hour on two core
 	@bash tests/fresh/fresh.sh target/fresh python demo test
 
 .PHONY: sim
-sim: clang-packages ## Thousands of simulated clusters whose nodes die, are slow or lie (SEEDS=2000, FIRST=0)
-	@export STORAGED_SIM_SEEDS=$(or $(SEEDS),2000) STORAGED_SIM_FIRST=$(or $(FIRST),0); \
-	export STORAGED_SIM_LIARS=$$((STORAGED_SIM_SEEDS / 4 + 18)) STORAGED_SIM_NETWORKS=$$((STORAGED_SIM_SEEDS / 20 + 4)); \
-	$(CARGO) test $(RUST_CRATES) --test simulation -- --nocapture seeds lying; \
+sim: clang-packages ## Thousands of simulated clusters and ordinary months (SEEDS=2000, FIRST=0): docs/bench/sim.json
+	@python3 tests/sim/run.py seeds --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0)
+	@export STORAGED_SIM_FIRST=$(or $(FIRST),0) STORAGED_SIM_NETWORKS=$$(($(or $(SEEDS),2000) / 20 + 4)); \
 	$(CARGO) test $(RUST_CRATES) --test simulated_network -- --nocapture many_seeds
+
+.PHONY: sim-mutants
+sim-mutants: clang-packages ## Bugs planted in the core, one at a time: the simulation must catch each (ONLY="name name")
+	@python3 tests/sim/run.py mutants $(if $(ONLY),--only $(ONLY))
 
 .PHONY: mutants
 mutants: packages ## Random mutants of the core against its own tests (SAMPLE=60 SEED=n): keys of docs/bench/sim.json; hours

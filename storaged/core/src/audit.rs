@@ -47,6 +47,8 @@ pub struct Shown {
     pub key: CheckpointKey,
     /// How safe it is said to be.
     pub state: CheckpointState,
+    /// How many more losses it is said to bear, where that is known.
+    pub bears: Option<u32>,
     /// Its manifest, once committed.
     pub manifest: Option<Digest>,
     /// Shards whose digests are known, and their slots.
@@ -93,6 +95,7 @@ impl Node {
             Shown {
                 key: c.key.clone(),
                 state: c.state,
+                bears: self.bears(c).map(|bears| bears.losses),
                 manifest: c.name(),
                 shards: shards.map(|(rank, shard)| (*rank, shard.slot)).collect(),
                 parity: parity.map(|((lane, i), set)| (*lane, *i, *set)).collect(),

@@ -7,6 +7,9 @@
 
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod planted;
+
 mod audit;
 mod budget;
 mod delta;

@@ -25,7 +25,15 @@ impl Node {
     /// A number for a session: no incarnation of this node has used it.
     pub(super) fn fresh_session(&mut self) -> SessionId {
         let incarnation = self.setup.generation.get() << 32;
-        SessionId::new(incarnation ^ self.fresh())
+        let fresh = self.fresh();
+        SessionId::new(
+            incarnation
+                ^ if planted!("session_id_used_twice") {
+                    1
+                } else {
+                    fresh
+                },
+        )
     }
 
     /// Says proposals again to members that have not said that they are ready: to this one, or to all.

@@ -137,7 +137,7 @@ impl Node {
             .namespaces
             .get(namespace)
             .map_or(RunId::new(0), |table| table.fence);
-        if run >= fence {
+        if run >= fence || planted!("older_run_let_in") {
             return Ok(());
         }
         Err(Refusal::new(
@@ -212,7 +212,7 @@ impl Node {
         if let Some(last) = table
             .last_step
             .get(&(run, rank))
-            .filter(|last| **last >= step)
+            .filter(|last| **last >= step && !planted!("older_step_sealed"))
         {
             return Err(Refusal::new(
                 RefusalCode::StepNotNewer,
@@ -429,7 +429,7 @@ impl Node {
         let now = self.now;
         let (late, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiters)
             .into_iter()
-            .partition(|waiter| waiter.deadline <= now);
+            .partition(|waiter| waiter.deadline <= now && !planted!("waiters_wait_for_ever"));
         self.waiters = waiting;
         for waiter in late {
             let refusal = self.late_refusal(&waiter);

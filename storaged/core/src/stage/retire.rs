@@ -16,6 +16,7 @@ impl Node {
     /// The state from which a newer checkpoint makes older ones needless.
     pub(crate) fn safe_state(&self) -> CheckpointState {
         match self.setup.geometry {
+            Some(_) if planted!("committed_is_safe_enough") => CheckpointState::Committed,
             Some(_) => CheckpointState::Protected,
             None => CheckpointState::Committed,
         }
@@ -123,7 +124,9 @@ impl Node {
             self.out.extend(shards.map(|(rank, _)| stop(*rank)));
         }
         for set in checkpoint.parity.into_values() {
-            self.budget.release(Purpose::Parity(set));
+            if !planted!("bytes_of_parity_kept") {
+                self.budget.release(Purpose::Parity(set));
+            }
             self.out.push(Output::DropParity { set });
         }
         for shard in checkpoint.shards.into_values() {
@@ -207,7 +210,7 @@ impl Node {
         let mut namespaces = Vec::new();
         for checkpoint in self.checkpoints.values_mut() {
             for shard in checkpoint.shards.values_mut() {
-                if shard.readers.remove(&conn) {
+                if !planted!("readers_never_leave") && shard.readers.remove(&conn) {
                     namespaces.push(checkpoint.key.namespace.clone());
                 }
             }

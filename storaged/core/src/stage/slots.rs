@@ -152,6 +152,12 @@ impl Node {
     }
 
     pub(crate) fn slot_failed(&mut self, slot: SlotId, reason: &str) {
+        let waits =
+            |entry: &Slot| matches!(entry.used_for, SlotUse::Creating(_) | SlotUse::Restoring);
+        // What was there before does not go because somebody says late that it never came.
+        if !self.slots.get(&slot).is_some_and(waits) {
+            return;
+        }
         let Some(entry) = self.slots.remove(&slot) else {
             return;
         };
@@ -210,6 +216,7 @@ impl Node {
             .slots
             .iter()
             .filter(|(_, slot)| slot.used_for == SlotUse::Held(conn))
+            .filter(|_| !planted!("slots_of_the_gone_kept"))
             .map(|(id, _)| *id)
             .collect();
         for slot in held {
@@ -239,7 +246,9 @@ impl Node {
 
     pub(crate) fn drop_slot(&mut self, slot: SlotId) {
         if self.slots.remove(&slot).is_some() {
-            self.budget.release(Purpose::Slot(slot));
+            if !planted!("bytes_of_a_slot_kept") {
+                self.budget.release(Purpose::Slot(slot));
+            }
             self.out.push(Output::DropSlot { slot });
         }
     }

@@ -2,6 +2,8 @@
 //! class has, from `STORAGED_SIM_FIRST` on; `STORAGED_SIM_MONTH=links STORAGED_SIM_SEED=7 cargo test -p storaged-core
 //! --test simulation one_month` replays one.
 
+mod scenarios;
+
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,120 +11,9 @@ use std::thread;
 
 use crate::number;
 use crate::sim::World;
-use crate::sim::month::{CALM, Crashes, Scenario, TierKind, Trainers, Unequal};
+use crate::sim::month::Scenario;
 
-/// Every class.
-pub const SCENARIOS: &[Scenario] = &[
-    CALM,
-    Scenario {
-        name: "links",
-        links: true,
-        ..CALM
-    },
-    Scenario {
-        name: "pauses",
-        pauses: true,
-        ..CALM
-    },
-    Scenario {
-        name: "clocks",
-        clocks: true,
-        crashes: Crashes::UpToM,
-        ..CALM
-    },
-    Scenario {
-        name: "crashes",
-        crashes: Crashes::UpToM,
-        tier: TierKind::Well,
-        ..CALM
-    },
-    Scenario {
-        name: "one_node_down",
-        crashes: Crashes::OneForLong,
-        tier: TierKind::Well,
-        ..CALM
-    },
-    Scenario {
-        name: "restarts_in_turn",
-        crashes: Crashes::AllInTurn,
-        tier: TierKind::Well,
-        ..CALM
-    },
-    Scenario {
-        name: "restarts_that_wait",
-        crashes: Crashes::AllInTurnWaiting,
-        ..CALM
-    },
-    Scenario {
-        name: "slow_tier",
-        tier: TierKind::Slow,
-        ..CALM
-    },
-    Scenario {
-        name: "failing_tier",
-        tier: TierKind::Failing,
-        crashes: Crashes::UpToM,
-        ..CALM
-    },
-    Scenario {
-        name: "lying_tier",
-        tier: TierKind::Lying,
-        crashes: Crashes::UpToM,
-        ..CALM
-    },
-    Scenario {
-        name: "two_jobs",
-        jobs: 2,
-        links: true,
-        tier: TierKind::Well,
-        ..CALM
-    },
-    Scenario {
-        name: "two_incarnations",
-        twins: true,
-        tier: TierKind::Slow,
-        ..CALM
-    },
-    Scenario {
-        name: "ill_trainers",
-        trainers: Trainers::Ill,
-        ..CALM
-    },
-    Scenario {
-        name: "lying_trainers",
-        trainers: Trainers::Lying,
-        ..CALM
-    },
-    Scenario {
-        name: "small_budget",
-        budget_slots: 6,
-        jobs: 2,
-        tier: TierKind::Slow,
-        ..CALM
-    },
-    Scenario {
-        name: "another_chunk",
-        unequal: Unequal::Chunk,
-        ..CALM
-    },
-    Scenario {
-        name: "another_m",
-        unequal: Unequal::Parity,
-        ..CALM
-    },
-    Scenario {
-        name: "everything",
-        links: true,
-        pauses: true,
-        clocks: true,
-        crashes: Crashes::UpToM,
-        tier: TierKind::Failing,
-        jobs: 2,
-        twins: true,
-        trainers: Trainers::Ill,
-        ..CALM
-    },
-];
+use scenarios::SCENARIOS;
 
 /// Classes whose fix has not landed; `STORAGED_SIM_PENDING=1` runs them all the same.
 const PENDING: &[&str] = &[
@@ -196,12 +87,13 @@ impl Tally {
 fn months(scenario: Scenario) -> Tally {
     let first = number("STORAGED_SIM_FIRST").unwrap_or(0);
     let end = first + number("STORAGED_SIM_MONTHS").unwrap_or(SEEDS);
+    let stops = std::env::var_os("STORAGED_SIM_STOP").is_some();
     let next = AtomicU64::new(first);
     let work = || {
         let mut tally = Tally::default();
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= end {
+            if seed >= end || (stops && !tally.failed.is_empty()) {
                 return tally;
             }
             let mut world = World::of_month(seed, scenario);

@@ -66,6 +66,14 @@ impl World {
             trains,
             "a job that nothing is in the way of trains at {now} ms"
         );
+        assert!(
+            job.alive.len() <= 1,
+            "an older run ends: incarnations {:?} train at {now} ms",
+            job.alive
+                .iter()
+                .map(|it| (it.id, it.run))
+                .collect::<Vec<_>>()
+        );
         for (id, rank, state) in job.alive.iter().flat_map(|it| {
             let states = it.ranks.states.iter();
             states.map(|(rank, state)| (it.id, *rank, *state))

@@ -3,9 +3,11 @@
 //! job meet, trainers hang, skip and lie. Faults stop at some time; then what must go on goes on (`invariants`), and
 //! once the jobs have ended nothing is left without an owner.
 //!
-//! `faults` strikes, `links` carries messages, `tier` is the durable tier, `jobs` and `trainers` are the training jobs,
-//! `promises` says what must never happen, `invariants` what must happen in time.
+//! `faults` strikes, `links` carries messages, `tier` is the durable tier, `jobs`, `trainers` and `asks` are the training
+//! jobs, `promises` and `blocks` say what must never happen, `invariants` what must happen in time.
 
+mod asks;
+mod blocks;
 mod faults;
 mod invariants;
 mod jobs;
@@ -23,8 +25,9 @@ use storaged_wire::peer::PeerMessage;
 use super::executor::Key;
 use super::world::{CHUNK_BYTES, Event, Limits, World};
 
+pub use asks::is_of_month;
 pub use faults::is_queued;
-pub use jobs::{Jobs, is_of_month};
+pub use jobs::Jobs;
 pub use promises::Promises;
 pub use tier::{Tier, TierKind};
 
@@ -34,7 +37,7 @@ pub const SETTLED_MS: u64 = FAULTS_END_MS + 25_000;
 pub const JOBS_END_MS: u64 = SETTLED_MS + 20_000;
 pub const END_MS: u64 = JOBS_END_MS + 25_000;
 
-/// Rules whose fix has not landed; `STORAGED_SIM_PENDING=1` checks them all the same.
+/// Rules whose fix has not landed; `STORAGED_SIM_RULES=1` checks them all the same.
 const PENDING_RULES: &[&str] = &["free slots"];
 
 /// Whether a rule is checked.

@@ -8,7 +8,8 @@ use storaged_wire::local::{DurableWish, Request, Role};
 use storaged_wire::{CheckpointState, Rank, RunId, SlotId, Step, WorldSize};
 
 use super::super::world::{World, digests};
-use super::jobs::{Phase, Place, What};
+use super::asks::What;
+use super::jobs::{Phase, Place};
 use super::{FAULTS_END_MS, Trainers};
 
 /// How long a save waits for its slot.

@@ -1,0 +1,116 @@
+//! The classes of months: which faults strike in each. `tests/sim/run.py` counts them by their names.
+
+use crate::sim::month::{CALM, Crashes, Scenario, TierKind, Trainers, Unequal};
+
+/// Every class.
+pub const SCENARIOS: &[Scenario] = &[
+    CALM,
+    Scenario {
+        name: "links",
+        links: true,
+        ..CALM
+    },
+    Scenario {
+        name: "pauses",
+        pauses: true,
+        ..CALM
+    },
+    Scenario {
+        name: "clocks",
+        clocks: true,
+        crashes: Crashes::UpToM,
+        ..CALM
+    },
+    Scenario {
+        name: "crashes",
+        crashes: Crashes::UpToM,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "one_node_down",
+        crashes: Crashes::OneForLong,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "restarts_in_turn",
+        crashes: Crashes::AllInTurn,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "restarts_that_wait",
+        crashes: Crashes::AllInTurnWaiting,
+        ..CALM
+    },
+    Scenario {
+        name: "slow_tier",
+        tier: TierKind::Slow,
+        ..CALM
+    },
+    Scenario {
+        name: "failing_tier",
+        tier: TierKind::Failing,
+        crashes: Crashes::UpToM,
+        ..CALM
+    },
+    Scenario {
+        name: "lying_tier",
+        tier: TierKind::Lying,
+        crashes: Crashes::UpToM,
+        ..CALM
+    },
+    Scenario {
+        name: "two_jobs",
+        jobs: 2,
+        links: true,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "two_incarnations",
+        twins: true,
+        tier: TierKind::Slow,
+        ..CALM
+    },
+    Scenario {
+        name: "ill_trainers",
+        trainers: Trainers::Ill,
+        ..CALM
+    },
+    Scenario {
+        name: "lying_trainers",
+        trainers: Trainers::Lying,
+        ..CALM
+    },
+    Scenario {
+        name: "small_budget",
+        budget_slots: 6,
+        jobs: 2,
+        tier: TierKind::Slow,
+        ..CALM
+    },
+    Scenario {
+        name: "another_chunk",
+        unequal: Unequal::Chunk,
+        ..CALM
+    },
+    Scenario {
+        name: "another_m",
+        unequal: Unequal::Parity,
+        ..CALM
+    },
+    Scenario {
+        name: "everything",
+        links: true,
+        pauses: true,
+        clocks: true,
+        crashes: Crashes::UpToM,
+        tier: TierKind::Failing,
+        jobs: 2,
+        twins: true,
+        trainers: Trainers::Ill,
+        ..CALM
+    },
+];

@@ -1,0 +1,143 @@
+//! Requests of a month's jobs, and what becomes of their answers.
+
+use storaged_core::{ConnId, Input, RequestId};
+use storaged_wire::local::{LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{Rank, RunId, SlotId, Step};
+
+use super::super::world::{Event, World};
+use super::jobs::Place;
+
+/// Connections of a month are numbered from here.
+const FIRST_CONN: u64 = 1 << 32;
+const TOKEN: &[u8] = b"token";
+
+/// What was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    Hello,
+    Plan(Option<Step>),
+    Run,
+    Shard(Rank),
+    Slot(Rank, Step),
+    Seal(Rank, Step),
+    /// A seal with a step that is not newer.
+    SealBack,
+    Commit,
+    Wait,
+    /// A hello that lies about its run.
+    Lie(RunId),
+}
+
+/// A request that has not been answered.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    pub job: usize,
+    pub incarnation: u64,
+    pub node: usize,
+    pub generation: u64,
+    pub at: u64,
+    pub limit_ms: u64,
+    pub what: What,
+    /// What was known to be safe when it was asked.
+    pub floor: Option<CheckpointKey>,
+}
+
+/// Whether a reply is for a job of a month.
+pub fn is_of_month(id: RequestId) -> bool {
+    id.conn.0 >= FIRST_CONN
+}
+
+impl World {
+    pub(super) fn connect_in_month(
+        &mut self,
+        whose: (usize, u64),
+        node: usize,
+        role: Role,
+        what: What,
+    ) -> Place {
+        let conn = ConnId(FIRST_CONN + self.month().jobs.fresh());
+        let generation = self.processes[node].as_ref().map_or(0, |it| it.generation);
+        let place = (node, generation, conn);
+        let hello = Request::Hello {
+            version: LOCAL_VERSION,
+            namespace: self.month().jobs.all[whose.0].namespace.clone(),
+            token: TOKEN.to_vec().into(),
+            role,
+        };
+        let limit = 5_000;
+        self.ask_in_month(whose, place, hello, (limit, what));
+        place
+    }
+
+    pub(super) fn ask_in_month(
+        &mut self,
+        (job, incarnation): (usize, u64),
+        (node, generation, conn): Place,
+        request: Request,
+        (limit_ms, what): (u64, What),
+    ) {
+        let index = self.month().jobs.fresh();
+        let id = RequestId { conn, index };
+        let (at, floor) = (self.now, self.known_safe(job));
+        let asked = Asked {
+            job,
+            incarnation,
+            node,
+            generation,
+            at,
+            limit_ms,
+            what,
+            floor,
+        };
+        self.month().jobs.asked.insert(id, asked);
+        let input = Box::new(Input::Request { id, request });
+        let event = Event::Input {
+            node,
+            generation,
+            input,
+        };
+        self.after(1, event);
+    }
+
+    pub fn answered_in_month(&mut self, id: RequestId, reply: Reply, slot: Option<SlotId>) {
+        let Some(asked) = self.month().jobs.asked.remove(&id) else {
+            return;
+        };
+        let process = self.processes[asked.node].as_ref();
+        if process.is_none_or(|it| it.generation != asked.generation) {
+            return;
+        }
+        let whose = (asked.job, asked.incarnation);
+        if let What::Lie(run) = asked.what {
+            return self.a_run_counts_only_if_it_was_opened(&asked, run, &reply);
+        }
+        if self.month().jobs.incarnation(whose.0, whose.1).is_none() {
+            return;
+        }
+        match (&asked.what, reply) {
+            (What::Plan(wish), Reply::Plan(plan)) => {
+                self.no_plan_goes_below(&asked, wish.is_none(), &plan);
+                self.open_run_in_month(whose, Some(plan));
+            }
+            (What::Run, Reply::RunOpened { run }) => {
+                self.run_numbers_are_unique(&asked, run);
+                self.restore_in_month(whose, run);
+            }
+            (What::Shard(rank), Reply::ShardOpened { length, .. }) => {
+                let bytes = self.ram(asked.node).mapped(slot.unwrap())[..length as usize].to_vec();
+                self.shard_is_back_in_month(whose, *rank, &bytes);
+            }
+            (What::Slot(rank, step), Reply::SlotGranted { slot, .. }) => {
+                self.fill(whose, *rank, *step, slot);
+            }
+            (What::Seal(rank, step), Reply::Done) => self.sealed(whose, *rank, *step),
+            (What::SealBack, Reply::Done) => panic!("a step that is not newer was sealed"),
+            (What::Hello, Reply::Welcome { .. })
+            | (What::Commit, Reply::Done)
+            | (What::Wait, Reply::Reached { .. }) => {}
+            (_, Reply::Refused(refusal)) => self.refused(&asked, &refusal),
+            (what, reply) => panic!("unexpected answer to {what:?}: {reply:?}"),
+        }
+    }
+}

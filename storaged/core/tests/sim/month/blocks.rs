@@ -1,0 +1,176 @@
+//! What `protected` is worth: the blocks that really lie in the RAM of all processes are counted, for every set of m
+//! losses, while the word is shown; and what was protected is there as long as no more than m nodes are lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use storaged_codec::Digest;
+use storaged_core::Shown;
+use storaged_core::encode::{LaneBlocks, lanes_of};
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{CheckpointState, Namespace, Rank};
+
+use super::super::world::World;
+use super::Unequal;
+use super::promises::Floor;
+
+/// Until a loss is found out, told and no longer shown: the idle timeout, a second until it is said again, and one more
+/// for whoever was asked in between.
+const FOUND_OUT_MS: u64 = 6_000;
+
+/// Every set of `m` of `n` nodes.
+fn sets(n: usize, m: usize) -> impl Iterator<Item = u32> {
+    (0..1u32 << n).filter(move |set| set.count_ones() as usize == m)
+}
+
+/// The newest checkpoint that anybody shows as protected.
+fn newest_protected(
+    held: &BTreeMap<Digest, Vec<(usize, Shown)>>,
+) -> Option<(CheckpointKey, Digest)> {
+    let all = held.iter().filter_map(|(name, all)| {
+        let mut said = all.iter().map(|(_, shown)| shown);
+        let protected = said.find(|shown| shown.state >= CheckpointState::Protected)?;
+        Some((protected.key.clone(), *name))
+    });
+    all.max()
+}
+
+impl World {
+    /// What is in the RAM of all processes, by manifest: who shows it and what it holds of it.
+    fn held(&self, namespace: &Namespace) -> BTreeMap<Digest, Vec<(usize, Shown)>> {
+        let mut held: BTreeMap<Digest, Vec<(usize, Shown)>> = BTreeMap::new();
+        for (node, process) in self.processes.iter().enumerate() {
+            let Some(process) = process else { continue };
+            for mut shown in process.node.shown() {
+                shown
+                    .shards
+                    .retain(|(_, slot)| process.slots.contains_key(slot));
+                shown
+                    .parity
+                    .retain(|(_, _, set)| process.parity.contains_key(set));
+                if let Some(name) = shown.manifest
+                    && shown.key.namespace == *namespace
+                {
+                    held.entry(name).or_default().push((node, shown));
+                }
+            }
+        }
+        held
+    }
+
+    /// Whether a checkpoint can be restored from the RAM of all nodes but those of a set.
+    fn is_whole_without(&self, name: Digest, held: &[(usize, Shown)], lost: u32) -> bool {
+        let Some(month) = self.month.as_deref() else {
+            return false;
+        };
+        let Some(manifest) = month.promises.manifests.get(&name) else {
+            return false;
+        };
+        let left = || held.iter().filter(|(node, _)| lost & (1 << node) == 0);
+        let mut lanes = lanes_of(manifest.manifest()).into_iter();
+        left().next().is_some()
+            && lanes.all(|lane| {
+                let Some(blocks) = LaneBlocks::of(manifest.manifest(), lane) else {
+                    return false;
+                };
+                let mut there = BTreeSet::new();
+                for (_, shown) in left() {
+                    let has = |rank: Rank| shown.shards.iter().any(|(of, _)| *of == rank);
+                    let data = blocks.data.iter().enumerate();
+                    there.extend(data.filter_map(|(block, entry)| {
+                        entry
+                            .as_ref()
+                            .filter(|entry| has(entry.rank))
+                            .map(|_| block)
+                    }));
+                    let parity = shown.parity.iter().filter(|(of, _, _)| *of == lane);
+                    there.extend(parity.map(|(_, i, _)| blocks.data.len() + *i as usize));
+                }
+                there.len() >= blocks.needed()
+            })
+    }
+
+    /// The newest checkpoint that RAM or the durable tier can give back.
+    pub(super) fn restorable(&mut self, namespace: &Namespace) -> Option<CheckpointKey> {
+        let held = self.held(namespace);
+        let whole = held
+            .iter()
+            .filter(|(name, held)| self.is_whole_without(**name, held, 0));
+        let in_ram = whole.map(|(_, held)| held[0].1.key.clone()).max();
+        in_ram.max(self.month().tier.newest(namespace).cloned())
+    }
+
+    /// What is shown as protected bears every set of as many losses as is said, at this instant.
+    pub(super) fn protected_bears_m_losses(&mut self, namespace: &Namespace) {
+        let (now, m, n) = (self.now, self.limits.m, self.limits.nodes);
+        let held = self.held(namespace);
+        let Some((key, name)) = newest_protected(&held) else {
+            return;
+        };
+        let all = &held[&name];
+        let said = all
+            .iter()
+            .filter(|(node, it)| it.state >= CheckpointState::Protected && self.sees_most(*node));
+        let said = said.map(|(_, it)| it.bears.map_or(m, |bears| bears as usize).min(m));
+        let said = said.max().unwrap_or(0);
+        let bears = |losses| sets(n, losses).all(|lost| self.is_whole_without(name, all, lost));
+        let (as_said, fully) = (bears(said), bears(m));
+        let durable = self.month().tier.published.contains_key(&key);
+        let equal = self.month().scenario.unequal == Unequal::Nothing;
+        let promises = &mut self.month().promises;
+        let progress = promises.progress.get(namespace);
+        if progress.is_none_or(|(before, _)| key > *before) {
+            let progress = (key.clone(), now);
+            promises.progress.insert(namespace.clone(), progress);
+        }
+        if fully {
+            let (key, lost) = (key.clone(), BTreeSet::new());
+            let floor = Floor { key, lost };
+            promises.floors.insert(namespace.clone(), floor);
+        }
+        if as_said || durable || !equal {
+            promises.doubted_since.remove(&key);
+            return;
+        }
+        let since = *promises.doubted_since.entry(key.clone()).or_insert(now);
+        assert!(
+            now - since < FOUND_OUT_MS,
+            "protected bears every {said} losses: {key:?} is shown at {now} ms and has not since {since}"
+        );
+    }
+
+    /// A node that sees at least half of the others.
+    fn sees_most(&self, node: usize) -> bool {
+        let seen = self.up.iter().filter(|(from, _)| *from == node).count();
+        let paused = self
+            .month
+            .as_deref()
+            .is_some_and(|it| it.paused.contains_key(&node));
+        !paused && 2 * seen >= self.limits.nodes - 1
+    }
+
+    /// After m losses or fewer, what was protected is there, or something newer.
+    pub(super) fn protected_is_not_lost(&mut self, namespace: &Namespace) {
+        let Some(floor) = self.month().promises.floors.get(namespace).cloned() else {
+            return;
+        };
+        if floor.lost.len() > self.limits.m {
+            return;
+        }
+        let there = self.restorable(namespace);
+        assert!(
+            there.as_ref() >= Some(&floor.key),
+            "a protected checkpoint is not lost at {} ms: {:?}, there is {there:?}; lost since: {:?}",
+            self.now,
+            floor.key,
+            floor.lost
+        );
+    }
+
+    /// Everything that jobs have saved bears m losses, and all nodes are there.
+    pub(super) fn everything_bears_m(&mut self) -> bool {
+        let awake = (0..self.limits.nodes).all(|node| self.is_awake(node));
+        let promises = &self.month().promises;
+        let whole = promises.floors.values().all(|floor| floor.lost.is_empty());
+        awake && whole && !promises.floors.is_empty() && promises.doubted_since.is_empty()
+    }
+}
