@@ -208,3 +208,30 @@ fn the_first_start_of_a_job_with_a_node_down_is_told_at_once_that_there_is_nothi
     assert_eq!(code, RefusalCode::NoCheckpoint, "{text}");
     assert!(took < 100, "{took}");
 }
+
+#[test]
+fn what_may_be_older_is_opened_from_the_durable_tier_though_most_nodes_are_silent() {
+    let mut cluster = two_steps();
+    let reader = cluster.connect(0, Role::Reader);
+    (2..NODES).for_each(|node| cluster.kill(node));
+    cluster.run_for(5_000);
+    let id = ask_again(&mut cluster, 0, reader, 5_000, true);
+    assert_eq!(answer(&mut cluster, id).0, Ok(1), "what was allowed");
+    let Some(Reply::Plan(plan)) = cluster.answer(id) else {
+        unreachable!("it was offered");
+    };
+    let open = Request::OpenShard {
+        manifest: plan.manifest,
+        rank: plan.shards[0].rank,
+        ranges: Vec::new(),
+        timeout_ms: 30_000,
+        without: None,
+    };
+    let id = cluster.send(0, reader, open);
+    let took = cluster.run_until(60_000, "an answer", |cluster| cluster.answer(id).is_some());
+    let Some(Reply::Refused(refusal)) = cluster.answer(id) else {
+        panic!("the tier of this cluster gives no shard back");
+    };
+    assert!(refusal.message.contains("503 slow down"), "{refusal:?}");
+    assert!(took < 10_000, "{took}");
+}

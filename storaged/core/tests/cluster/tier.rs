@@ -83,6 +83,11 @@ impl Cluster {
                 };
                 (after, Input::DurableListed { query, outcome })
             }
+            // The simulation has tiers that give shards back; here it only matters that one was asked.
+            Output::Fetch { slot, .. } => {
+                let outcome = Err(DurableFault::Unavailable("503 slow down".into()));
+                (UPLOAD_MS, Input::Fetched { slot, outcome })
+            }
             Output::StopUpload { .. } => return,
             other => panic!("nobody asked for {other:?}"),
         };
