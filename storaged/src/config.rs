@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 use serde::Deserialize;
-use storaged_core::DurablePolicy;
 use storaged_core::encode::{LinkRates, RateBasis};
 use storaged_core::place::Member;
+use storaged_core::{DurablePolicy, RunsWithoutTier};
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;
 
@@ -262,6 +262,8 @@ pub struct TrickleSection {
     pub keep_every: u64,
     /// What an older run has left unfinished goes after so many hours; 0: never.
     pub abandoned_hours: u32,
+    /// Whether a run may be opened while the durable tier cannot be read and no node remembers the namespace.
+    pub runs_without_tier: bool,
 }
 
 impl Default for TrickleSection {
@@ -275,6 +277,7 @@ impl Default for TrickleSection {
             keep_last: 0,
             keep_every: 0,
             abandoned_hours: 0,
+            runs_without_tier: false,
         }
     }
 }
@@ -319,6 +322,7 @@ pub struct Config {
     /// Which checkpoints go there.
     pub durable_policy: DurablePolicy,
     /// How.
+    pub runs_without_tier: RunsWithoutTier,
     pub trickle: TrickleLimits,
 }
 
@@ -415,6 +419,10 @@ impl ConfigFile {
             sockets: self.sockets()?,
             log_filter: self.log.filter.clone(),
             durable_policy: self.policy(),
+            runs_without_tier: match self.trickle.runs_without_tier {
+                true => RunsWithoutTier::Allowed,
+                false => RunsWithoutTier::Refused,
+            },
             trickle: TrickleLimits {
                 part_bytes: self.part()?,
                 rate,

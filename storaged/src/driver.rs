@@ -344,6 +344,9 @@ impl Daemon {
             | Output::Publish { .. }
             | Output::ListDurable { .. }
             | Output::Curate { .. }
+            | Output::ClaimRun { .. }
+            | Output::RecordRun { .. }
+            | Output::FindRun { .. }
             | Output::Fetch { .. } => {
                 self.perform_durable(output);
             }
@@ -418,6 +421,37 @@ impl Daemon {
             } => drop(self.when_done(async move {
                 let outcome = trickle.curate(&namespace, owner, &curation).await;
                 Input::Curated { id, outcome }
+            })),
+            Output::ClaimRun {
+                query,
+                namespace,
+                owner,
+                above,
+                identity,
+            } => drop(self.when_done(async move {
+                let claimed = trickle.claim_run(&namespace, owner, above, identity);
+                let outcome = claimed.await;
+                Input::RunClaimed { query, outcome }
+            })),
+            Output::RecordRun {
+                namespace,
+                owner,
+                run,
+            } => drop(self.when_done(async move {
+                let outcome = trickle.record_run(&namespace, owner, run).await;
+                Input::RunRecorded {
+                    namespace,
+                    run,
+                    outcome,
+                }
+            })),
+            Output::FindRun {
+                query,
+                namespace,
+                run,
+            } => drop(self.when_done(async move {
+                let outcome = trickle.find_run(&namespace, run).await;
+                Input::RunFound { query, outcome }
             })),
             Output::Fetch {
                 manifest,
@@ -595,6 +629,7 @@ fn setup(config: &Config, generation: Generation) -> Setup {
         idle_job_ms: config.idle_job_ms,
         link_rates: config.link_rates.clone(),
         durable: config.durable_policy,
+        runs_without_tier: config.runs_without_tier,
         durable_form: match config.trickle.increments {
             0 => DurableForm::Full,
             _ => DurableForm::Increments,

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+pub mod claim;
 pub mod framing;
 pub mod ids;
 pub mod increment;

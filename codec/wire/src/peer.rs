@@ -239,7 +239,21 @@ pub struct Holding {
     pub parity: Vec<(Lane, u32)>,
 }
 
-/// The highest run of a namespace that a node has accepted.
+/// A run of a namespace.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct NamedRun {
+    /// The job.
+    #[n(0)]
+    pub namespace: Namespace,
+    /// Whom it belongs to.
+    #[n(1)]
+    pub owner: Owner,
+    /// Which.
+    #[n(2)]
+    pub run: RunId,
+}
+
+/// What a node knows of the runs of a namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Fence {
     /// The job.
@@ -251,6 +265,27 @@ pub struct Fence {
     /// Runs below are fenced off.
     #[n(2)]
     pub run: RunId,
+    /// The highest run that was promised to whoever wants to open it; it fences nothing.
+    #[n(3)]
+    pub promised: RunId,
+}
+
+/// The answer of a node that was asked to promise a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum PromiseOutcome {
+    /// Nobody else gets this number from it any more.
+    #[n(0)]
+    Promised,
+    /// It knows a run of this number or a higher one.
+    #[n(1)]
+    Taken {
+        /// The highest number that it knows.
+        #[n(0)]
+        highest: u64,
+    },
+    /// The namespace belongs to another token.
+    #[n(2)]
+    WrongOwner,
 }
 
 /// The highest checkpoint of a namespace that is known to have been protected: a plan does not go below it unasked.
@@ -317,23 +352,54 @@ pub enum PeerMessage {
     /// First after a link comes up: what the sender knows that the receiver may have forgotten.
     #[n(0)]
     Fences(#[n(0)] Vec<Fence>),
-    /// Asks to open `fence.run`; accepted only if it is above every run the receiver knows.
-    #[n(1)]
-    FenceProposal {
+    /// Asks to keep a run for the sender, who wants to open it. Nothing is fenced off by it.
+    #[n(30)]
+    PromiseRun {
         #[n(0)]
         query: u64,
         #[n(1)]
-        fence: Fence,
+        run: NamedRun,
     },
-    /// The answer: the receiver's fence afterwards, and whether it is the proposal's.
-    #[n(2)]
-    FenceAnswer {
+    /// The answer.
+    #[n(31)]
+    RunPromised {
+        #[n(0)]
+        query: u64,
+        /// The run that was asked for.
+        #[n(1)]
+        run: RunId,
+        #[n(2)]
+        outcome: PromiseOutcome,
+    },
+    /// The run is opened: lower ones are fenced off from now on.
+    #[n(32)]
+    RaiseFence {
         #[n(0)]
         query: u64,
         #[n(1)]
-        accepted: bool,
-        #[n(2)]
-        fence: Fence,
+        run: NamedRun,
+    },
+    /// They are, at the sender.
+    #[n(33)]
+    FenceRaised {
+        #[n(0)]
+        query: u64,
+    },
+    /// Asks what the receiver knows of the runs of a namespace: a trainer has come with one that is unknown here.
+    #[n(34)]
+    RunQuery {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        namespace: Namespace,
+    },
+    /// The answer; none if it knows nothing of the namespace.
+    #[n(35)]
+    RunAnswer {
+        #[n(0)]
+        query: u64,
+        #[n(1)]
+        fence: Option<Fence>,
     },
     /// A rank's shard is sealed and digested; to the checkpoint's home nodes, repeated until it commits.
     #[n(3)]

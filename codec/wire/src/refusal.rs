@@ -76,6 +76,12 @@ pub enum RefusalCode {
     /// The job has trainers.
     #[n(21)]
     InUse,
+    /// Nobody has opened the run.
+    #[n(22)]
+    UnknownRun,
+    /// The namespace has had the highest number that a run can have.
+    #[n(23)]
+    NoRunLeft,
 }
 
 /// A refused request.

@@ -78,6 +78,8 @@ fn class_of_code(code: RefusalCode) -> &'static str {
         RefusalCode::UnknownNamespace => "UnknownNamespace",
         RefusalCode::WrongToken | RefusalCode::WrongUser => "AccessDenied",
         RefusalCode::OlderRun => "RunFenced",
+        RefusalCode::UnknownRun => "UnknownRun",
+        RefusalCode::NoRunLeft => "StoragedError",
         RefusalCode::StepNotNewer => "StepConflict",
         RefusalCode::WorldSize => "WorldSizeMismatch",
         RefusalCode::ShardTooLong | RefusalCode::BudgetFull => "ArenaTooSmall",

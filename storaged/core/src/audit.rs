@@ -80,6 +80,7 @@ impl Node {
                 + self.heals_first.len()
                 + self.plans.len()
                 + self.proposals.len()
+                + self.hellos.len()
                 + self.openings.values().filter(|it| !it.is_open()).count()
                 + self.verifies.len()
                 + self.drops.len(),

@@ -8,7 +8,7 @@ use storaged_wire::local::{Bears, Reply, Request};
 use storaged_wire::peer::{CheckpointKey, Lane, LinkTally, PeerMessage, SessionFault};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner,
-    Rank, SessionId, SlotId, Step,
+    Rank, RunId, SessionId, SlotId, Step,
 };
 
 use crate::encode::{ParityId, SessionWork, SlotShard};
@@ -123,6 +123,22 @@ pub enum Input {
     },
     /// The durable tier was opened, or could not be; said whenever that changes.
     DurableState(Result<(), DurableFault>),
+    /// `Output::ClaimRun` ended: the run that is now this proposal's.
+    RunClaimed {
+        query: QueryId,
+        outcome: Result<RunId, ClaimFault>,
+    },
+    /// `Output::RecordRun` ended.
+    RunRecorded {
+        namespace: Namespace,
+        run: RunId,
+        outcome: Result<(), DurableFault>,
+    },
+    /// `Output::FindRun` ended: whose run it is, if it was ever claimed.
+    RunFound {
+        query: QueryId,
+        outcome: Result<Option<Owner>, DurableFault>,
+    },
     /// `Output::Fetch` ended: every byte asked for is in the slot and has its digest.
     Fetched {
         slot: SlotId,
@@ -133,6 +149,15 @@ pub enum Input {
         query: QueryId,
         outcomes: Vec<(u64, Option<String>)>,
     },
+}
+
+/// Why the durable tier gave no run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClaimFault {
+    /// The namespace belongs to another token.
+    WrongOwner,
+    /// It could not be asked.
+    Durable(DurableFault),
 }
 
 /// What a session moved, for the measured rates.
@@ -205,6 +230,27 @@ pub enum Output {
         namespace: Namespace,
         /// That step of any run; the newest ones without it.
         step: Option<Step>,
+    },
+    /// Claim a run in the durable tier, by create-if-absent: above `above` and above every run that has a folder or a
+    /// claim there.
+    ClaimRun {
+        query: QueryId,
+        namespace: Namespace,
+        owner: Owner,
+        above: u64,
+        identity: u64,
+    },
+    /// Claim a run in the durable tier that was opened without it.
+    RecordRun {
+        namespace: Namespace,
+        owner: Owner,
+        run: RunId,
+    },
+    /// Look for the claim of this very run in the durable tier.
+    FindRun {
+        query: QueryId,
+        namespace: Namespace,
+        run: RunId,
     },
     /// Read ranges of a shard from the durable tier into a slot and verify them. Empty: all of it.
     Fetch {

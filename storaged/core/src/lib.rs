@@ -26,8 +26,10 @@ mod trickle;
 
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};
-pub use io::{CheckPart, ConnId, Input, Note, Now, Output, QueryId, RequestId, SessionTally};
-pub use node::{DurableForm, DurablePolicy, Node, Setup};
+pub use io::{
+    CheckPart, ClaimFault, ConnId, Input, Note, Now, Output, QueryId, RequestId, SessionTally,
+};
+pub use node::{DurableForm, DurablePolicy, Node, RunsWithoutTier, Setup};
 pub use trickle::Removed;
 pub use trickle::{
     Curation, CurationFault, DurableFault, DurableListing, SetAside, SetAsideCause, UploadBase,

@@ -99,6 +99,25 @@ pub const SESSIONS_LED_MAX: usize = 4;
 /// Damaged checkpoints of the durable tier that a node remembers; their markers in the tier say it for good.
 pub const QUARANTINED_MAX: usize = 256;
 
+/// A node that is up and has not answered whether it promises a run does not hold its opening up for longer.
+pub const PROMISE_MAX_MS: u64 = 3_000;
+
+/// A node that is up and does not say that it has heard of an opened run does not hold the answer up for longer.
+pub const RAISE_MAX_MS: u64 = 1_000;
+
+/// The durable tier gives a run's number within this time, or nodes that remember the namespace do.
+pub const RUN_CLAIM_MAX_MS: u64 = 3_000;
+
+/// Proposers of one number wait for different parts of this time before they go above each other, then of twice as much,
+/// up to 64 times: some answers' time on a link at first.
+pub const RUN_BACK_OFF_MS: u64 = 20;
+
+/// The durable tier is told again after this time of a run that was opened without it.
+pub const RUN_RECORD_RETRY_MS: u64 = 5_000;
+
+/// A trainer whose run is unknown here is answered within this time: nodes that have just started have joined by then.
+pub const RUN_CONFIRM_MS: u64 = JOIN_GRACE_MS + 1_000;
+
 /// Requests that wait at once; one more is refused.
 pub const WAITERS_MAX: usize = 65_536;
 
@@ -123,6 +142,10 @@ const _: () = assert!(
 const _: () = assert!(
     PROPOSE_MAX_MS > 2 * REPEAT_MS,
     "a proposal outlives a repeat"
+);
+const _: () = assert!(
+    PROMISE_MAX_MS > 2 * REPEAT_MS,
+    "a promise is asked for again before it is done without"
 );
 const _: () = assert!(
     QUERY_MAX_MS < JOIN_GRACE_MS,

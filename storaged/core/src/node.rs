@@ -15,8 +15,8 @@ use crate::budget::Budget;
 use crate::encode::{Beginning, Ending, Joined, Led, ParityId, ParityPlace, PartFilled, PartMade};
 use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
-use crate::place::RunProposal;
 use crate::place::{Blocks, Group, GroupError, Member, groups};
+use crate::place::{RunProposal, WaitingHello};
 use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::stage::{DropWork, Lifetimes};
 use crate::table::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Told, Waiter};
@@ -31,6 +31,16 @@ pub enum DurablePolicy {
     OnRequest,
     /// Those whose step is a multiple of this number.
     Every(u64),
+}
+
+/// Whether a run may be opened that no node remembers the namespace of, while the durable tier cannot be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RunsWithoutTier {
+    /// No: its number might have been given before.
+    #[default]
+    Refused,
+    /// Yes: the operator knows that nothing of such a namespace is in the tier.
+    Allowed,
 }
 
 /// What copies in the durable tier hold.
@@ -66,6 +76,8 @@ pub struct Setup {
     pub link_rates: crate::encode::LinkRates,
     /// The durable tier.
     pub durable: DurablePolicy,
+    /// What if it cannot be asked for a run.
+    pub runs_without_tier: RunsWithoutTier,
     /// What is copied there.
     pub durable_form: DurableForm,
 }
@@ -101,6 +113,7 @@ pub struct Node {
     pub(crate) ending: BTreeMap<(NodeName, SessionId), Ending>,
     pub(crate) waiting_proposals: BTreeMap<(NodeName, SessionId), SessionRecord>,
     pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
+    pub(crate) hellos: BTreeMap<QueryId, WaitingHello>,
     pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
     pub(crate) openings: BTreeMap<SlotId, Opening>,
     pub(crate) heals_first: Vec<HealFirst>,
@@ -152,6 +165,7 @@ impl Node {
             ending: BTreeMap::new(),
             waiting_proposals: BTreeMap::new(),
             proposals: BTreeMap::new(),
+            hellos: BTreeMap::new(),
             plans: BTreeMap::new(),
             openings: BTreeMap::new(),
             heals_first: Vec::new(),
@@ -183,12 +197,17 @@ impl Node {
     pub fn deadline(&self) -> Now {
         let waits = self.waiters.iter().map(|waiter| waiter.deadline);
         let plans = self.plans.values().map(|plan| plan.deadline);
-        let proposals = self.proposals.values().map(|proposal| proposal.deadline);
+        let proposals = self
+            .proposals
+            .values()
+            .map(|proposal| proposal.wakes(self.now));
+        let hellos = self.hellos.values().map(|waiting| waiting.deadline);
         let openings = self.openings.values().map(|opening| opening.deadline);
         let sessions = self.sessions_deadline().chain(self.heals_deadline());
         let all = waits
             .chain(plans)
             .chain(proposals)
+            .chain(hellos)
             .chain(openings)
             .chain(sessions);
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
@@ -233,6 +252,13 @@ impl Node {
             Input::DurableListed { query, outcome } => self.durable_listed(query, outcome),
             Input::Curated { id, outcome } => self.curated(id, outcome),
             Input::DurableState(outcome) => self.tier_answered(outcome.err().as_ref()),
+            Input::RunClaimed { query, outcome } => self.run_claimed(query, outcome),
+            Input::RunRecorded {
+                namespace,
+                run,
+                outcome,
+            } => self.run_recorded(&namespace, run, outcome),
+            Input::RunFound { query, outcome } => self.run_found(query, outcome),
             Input::Fetched { slot, outcome } => self.fetched(slot, outcome),
             Input::Checked { query, outcomes } => self.checked(query, outcomes),
         }
@@ -242,6 +268,7 @@ impl Node {
         self.expire_waiters();
         self.expire_plans();
         self.expire_proposals();
+        self.advance_hellos();
         self.expire_openings();
         self.tick_sessions();
         self.look_after_heals();
@@ -350,12 +377,20 @@ impl Node {
     fn message(&mut self, from: &NodeName, message: PeerMessage) {
         match message {
             PeerMessage::Fences(fences) => self.learn_fences(from, fences),
-            PeerMessage::FenceProposal { query, fence } => self.fence_proposed(from, query, fence),
-            PeerMessage::FenceAnswer {
+            PeerMessage::PromiseRun { query, run } => self.promise_asked(from, query, run),
+            PeerMessage::RunPromised {
                 query,
-                accepted,
-                fence,
-            } => self.fence_answered(from, QueryId(query), accepted, fence),
+                run,
+                outcome,
+            } => self.run_promised(from, (QueryId(query), run), outcome),
+            PeerMessage::RaiseFence { query, run } => self.fence_rises(from, query, &run),
+            PeerMessage::FenceRaised { query } => self.fence_raised(from, QueryId(query)),
+            PeerMessage::RunQuery { query, namespace } => {
+                self.fence_asked(from, query, &namespace);
+            }
+            PeerMessage::RunAnswer { query, fence } => {
+                self.fence_told(from, QueryId(query), fence);
+            }
             PeerMessage::ShardSealed {
                 key,
                 owner,
@@ -517,6 +552,7 @@ impl Node {
         self.lanes_forget(node);
         self.sessions_forget(node);
         self.queries_forget(node);
+        self.hellos_forget_peer(node);
     }
 
     /// Whether every configured peer is up, or has had time to be.

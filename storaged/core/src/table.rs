@@ -254,12 +254,25 @@ impl Checkpoint {
     }
 }
 
+/// A run that was opened without the durable tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unrecorded {
+    /// To be told from this time on.
+    Due(Now, RunId),
+    /// Being told.
+    Running(RunId),
+}
+
 /// A namespace as this node knows it.
 #[derive(Debug, Clone)]
 pub(crate) struct NamespaceTable {
     pub owner: Owner,
     /// Runs below are fenced off.
     pub fence: RunId,
+    /// The highest run that was promised to whoever opens it.
+    pub promised: RunId,
+    /// The run that the durable tier has not heard of yet.
+    pub unrecorded: Option<Unrecorded>,
     /// World sizes said by trainers here, per run.
     pub world_sizes: BTreeMap<RunId, WorldSize>,
     /// Last step sealed here, per run and rank.
@@ -276,7 +289,9 @@ impl NamespaceTable {
     pub fn new(owner: Owner) -> Self {
         Self {
             owner,
-            fence: RunId::new(0),
+            fence: RunId::ZERO,
+            promised: RunId::ZERO,
+            unrecorded: None,
             world_sizes: BTreeMap::new(),
             last_step: BTreeMap::new(),
             mark: None,

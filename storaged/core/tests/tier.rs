@@ -7,7 +7,7 @@ use storaged_core::encode::LinkRates;
 use storaged_core::place::Member;
 use storaged_core::{
     ConnId, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node, Note, Now,
-    Output, QueryId, RequestId, SetAside, SetAsideCause, Setup,
+    Output, QueryId, RequestId, RunsWithoutTier, SetAside, SetAsideCause, Setup,
 };
 use storaged_wire::local::{LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
@@ -42,6 +42,7 @@ impl Alone {
             idle_job_ms: 3_600_000,
             link_rates: LinkRates::default(),
             durable: DurablePolicy::OnRequest,
+            runs_without_tier: RunsWithoutTier::Refused,
             durable_form: DurableForm::Full,
         };
         let mut alone = Self {
@@ -142,40 +143,6 @@ fn a_listing_that_takes_too_long_is_no_answer_either() {
     alone.now += 60_000;
     let (code, _) = refused(reply(&alone.handle(Input::Tick)).expect("an answer"));
     assert_eq!(code, RefusalCode::DurableUnavailable);
-}
-
-const OPEN: Request = Request::OpenRun { timeout_ms: 60_000 };
-
-#[test]
-fn a_run_that_nobody_remembers_is_not_opened_without_the_tier() {
-    let (code, text) = refused(Alone::start().ask_with(OPEN, Err(down())));
-    assert_eq!(code, RefusalCode::DurableUnavailable);
-    assert!(text.contains("no answer from s3://bucket"), "{text}");
-}
-
-#[test]
-fn a_namespace_that_is_remembered_gets_its_run_without_the_tier() {
-    let mut alone = Alone::start();
-    assert_eq!(first_run(&mut alone).number(), 1);
-    let reply = alone.ask_with(OPEN, Err(down()));
-    assert!(matches!(reply, Reply::RunOpened { run } if run.number() == 2));
-}
-
-fn first_run(alone: &mut Alone) -> RunId {
-    match alone.ask_with(OPEN, Ok(DurableListing::default())) {
-        Reply::RunOpened { run } => run,
-        other => panic!("expected a run, got {other:?}"),
-    }
-}
-
-#[test]
-fn a_run_is_above_every_folder_also_of_runs_that_finished_nothing() {
-    let listing = DurableListing {
-        newest_run: Some(RunId::new(7)),
-        ..DurableListing::default()
-    };
-    let reply = Alone::start().ask_with(OPEN, Ok(listing));
-    assert!(matches!(reply, Reply::RunOpened { run } if run.number() == 8));
 }
 
 fn manifest(step: u64) -> Arc<ManifestBytes> {

@@ -14,6 +14,7 @@ mod packed;
 mod publish;
 mod removal;
 mod retention;
+mod runs;
 pub mod store;
 #[cfg(test)]
 mod tests;

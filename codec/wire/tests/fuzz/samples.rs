@@ -8,8 +8,8 @@ use storaged_wire::local::{
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
     CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LeafTable, LinkTally,
-    MemberTally, NamespaceMark, PeerMessage, SessionFault, SessionKind, SessionRecord,
-    StreamRecord, SumChecks, UnowedCause,
+    MemberTally, NamedRun, NamespaceMark, PeerMessage, PromiseOutcome, SessionFault, SessionKind,
+    SessionRecord, StreamRecord, SumChecks, UnowedCause,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
@@ -64,6 +64,15 @@ fn fence() -> Fence {
         namespace: namespace(),
         owner: Owner::of_token(b"t"),
         run: RunId::new(9),
+        promised: RunId::with_identity(10, u64::MAX),
+    }
+}
+
+fn named_run() -> NamedRun {
+    NamedRun {
+        namespace: namespace(),
+        owner: Owner::of_token(b"t"),
+        run: RunId::with_identity(10, 7),
     }
 }
 
@@ -317,14 +326,32 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
     let state = CheckpointState::Protected;
     vec![
         PeerMessage::Fences(vec![fence()]),
-        PeerMessage::FenceProposal {
+        PeerMessage::PromiseRun {
             query,
-            fence: fence(),
+            run: named_run(),
         },
-        PeerMessage::FenceAnswer {
+        PeerMessage::RunPromised {
             query,
-            accepted: true,
-            fence: fence(),
+            run: RunId::with_identity(10, 7),
+            outcome: PromiseOutcome::Taken { highest: u64::MAX },
+        },
+        PeerMessage::RunPromised {
+            query,
+            run: RunId::with_identity(10, 7),
+            outcome: PromiseOutcome::Promised,
+        },
+        PeerMessage::RaiseFence {
+            query,
+            run: named_run(),
+        },
+        PeerMessage::FenceRaised { query },
+        PeerMessage::RunQuery {
+            query,
+            namespace: namespace(),
+        },
+        PeerMessage::RunAnswer {
+            query,
+            fence: Some(fence()),
         },
         PeerMessage::ShardSealed {
             key: key(),

@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
     use crate::io::{Input, Output};
-    use crate::node::{DurableForm, DurablePolicy, Setup};
+    use crate::node::{DurableForm, DurablePolicy, RunsWithoutTier, Setup};
     use crate::place::Member;
 
     fn name(name: &str) -> NodeName {
@@ -198,6 +198,7 @@ mod tests {
             idle_job_ms: 3_600_000,
             link_rates: crate::encode::LinkRates::default(),
             durable: DurablePolicy::OnRequest,
+            runs_without_tier: RunsWithoutTier::Refused,
             durable_form: DurableForm::Full,
         })
         .expect("groups");

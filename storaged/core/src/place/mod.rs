@@ -5,11 +5,15 @@ mod groups;
 mod heal;
 mod home;
 mod members;
+mod open_run;
 mod restart;
 mod standing;
+mod unknown_run;
 
-pub(crate) use fence::RunProposal;
+pub(crate) use fence::RunStanding;
 pub use groups::{Group, GroupError, Member, groups};
 pub use home::homes;
+pub(crate) use open_run::RunProposal;
 pub use restart::Standings;
 pub(crate) use standing::{Blocks, Standing};
+pub(crate) use unknown_run::WaitingHello;

@@ -81,5 +81,6 @@ impl Node {
         self.forget_drops(conn);
         self.forget_heals(conn);
         self.forget_proposals(conn);
+        self.forget_hellos(conn);
     }
 }

@@ -244,9 +244,6 @@ impl Node {
         query: QueryId,
         outcome: Result<DurableListing, DurableFault>,
     ) {
-        if self.proposals.contains_key(&query) {
-            return self.proposal_learns(query, outcome);
-        }
         self.tier_answered(outcome.as_ref().err());
         let Some(step) = self.plans.get(&query).map(|plan| plan.step) else {
             return;

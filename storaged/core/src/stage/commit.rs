@@ -17,7 +17,7 @@ use storaged_wire::{
 use crate::io::{Note, RequestId};
 use crate::limits;
 use crate::node::Node;
-use crate::place::{Group, homes};
+use crate::place::{Group, RunStanding, homes};
 use crate::table::{Announced, Checkpoint, Description, Told};
 
 /// The membership is the configured list, which does not change while daemons run.
@@ -214,6 +214,10 @@ impl Node {
             self.tell(key, from);
             return None;
         }
+        // Whoever knows the run has told of it before, and says this again.
+        if self.standing(&key.namespace, key.run) == RunStanding::Unknown {
+            return None;
+        }
         self.namespace_table(&key.namespace, owner);
         let now = self.now;
         let fresh = || Checkpoint::new(key.clone(), owner, world_size, now);
@@ -292,7 +296,11 @@ impl Node {
             run: record.run,
             step: record.step,
         };
-        self.raise_fence(&key.namespace, record.owner, record.run);
+        self.namespace_table(&key.namespace, record.owner);
+        // A manifest is no proof that its run was opened: only a run that is known as such fences others off.
+        if self.standing(&key.namespace, key.run) == RunStanding::Known {
+            self.raise_fence(&key.namespace, record.owner, key.run);
+        }
         let now = self.now;
         let checkpoint = self
             .checkpoints

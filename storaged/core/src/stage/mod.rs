@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use storaged_codec::Fingerprint;
 use storaged_wire::local::{LOCAL_VERSION, Reply, Role};
-use storaged_wire::peer::{CheckpointKey, Fence, PeerMessage};
+use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{
     CheckpointState, Digest, Namespace, Owner, Rank, Refusal, RefusalCode, RunId, SlotId, Step,
     WorldSize,
@@ -23,10 +23,21 @@ use storaged_wire::{
 use crate::io::{ConnId, Note, Output, RequestId};
 use crate::limits;
 use crate::node::Node;
+use crate::place::RunStanding;
 use crate::table::{
     Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
     WaiterWish,
 };
+
+/// What a trainer says of itself.
+#[derive(Debug, Clone)]
+pub(crate) struct TrainerHello {
+    pub namespace: Namespace,
+    pub owner: Owner,
+    pub run: RunId,
+    pub rank: Rank,
+    pub world_size: WorldSize,
+}
 
 impl Node {
     pub(crate) fn hello(
@@ -47,17 +58,88 @@ impl Node {
         }
         let owner = self.owner_said(id, &namespace, token, &role);
         self.check_owner(&namespace, owner)?;
-        let trainer = match role {
-            Role::Reader => None,
-            Role::Trainer {
-                run,
-                rank,
-                world_size,
-            } => {
-                self.admit_trainer(&namespace, owner, run, rank, world_size)?;
-                Some((run, rank, world_size))
-            }
+        let Role::Trainer {
+            run,
+            rank,
+            world_size,
+        } = role
+        else {
+            self.attach(id, namespace, owner, None);
+            return Ok(());
         };
+        if !world_size.holds(rank) {
+            return Err(Refusal::new(
+                RefusalCode::WorldSize,
+                format!("expected a rank below the world size {world_size}, got {rank}"),
+            ));
+        }
+        let hello = TrainerHello {
+            namespace,
+            owner,
+            run,
+            rank,
+            world_size,
+        };
+        match self.standing(&hello.namespace, run) {
+            RunStanding::Fenced | RunStanding::Known => self.admit(id, hello),
+            RunStanding::Unknown => {
+                self.hello_waits(id, hello);
+                Ok(())
+            }
+        }
+    }
+
+    /// A namespace belongs to the token that first used it.
+    pub(crate) fn check_owner(&self, namespace: &Namespace, owner: Owner) -> Result<(), Refusal> {
+        match self.owner_of(namespace) {
+            Some(known) if known != owner => Err(Refusal::new(
+                RefusalCode::WrongToken,
+                format!(
+                    "namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token it was created with"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets a trainer in whose run was opened.
+    pub(crate) fn admit(&mut self, id: RequestId, hello: TrainerHello) -> Result<(), Refusal> {
+        let TrainerHello {
+            namespace,
+            owner,
+            run,
+            rank,
+            world_size,
+        } = hello;
+        self.check_fence(&namespace, run)?;
+        let known = self
+            .namespaces
+            .get(&namespace)
+            .and_then(|table| table.world_sizes.get(&run).copied());
+        if let Some(known) = known.filter(|known| *known != world_size) {
+            return Err(Refusal::new(
+                RefusalCode::WorldSize,
+                format!(
+                    "run {run} of {namespace} has world size {known}, got {world_size}: every rank of a run must say the same"
+                ),
+            ));
+        }
+        self.raise_fence(&namespace, owner, run);
+        let table = self.namespace_table(&namespace, owner);
+        table.world_sizes.insert(run, world_size);
+        table.world_sizes.retain(|known, _| *known >= run);
+        table.last_step.retain(|(known, _), _| *known >= run);
+        self.attach(id, namespace, owner, Some((run, rank, world_size)));
+        Ok(())
+    }
+
+    fn attach(
+        &mut self,
+        id: RequestId,
+        namespace: Namespace,
+        owner: Owner,
+        trainer: Option<(RunId, Rank, WorldSize)>,
+    ) {
         self.conns.insert(
             id.conn,
             Attached {
@@ -74,7 +156,6 @@ impl Node {
             chunk: self.setup.chunk,
         };
         self.reply(id, reply);
-        Ok(())
     }
 
     /// Whose reader or trainer this is: an operator reads in the owner's name.
@@ -82,88 +163,6 @@ impl Node {
         let operator = *role == Role::Reader && self.operators.contains(&id.conn);
         let known = self.owner_of(namespace).filter(|_| operator);
         known.unwrap_or_else(|| Owner::of_token(token))
-    }
-
-    /// A namespace belongs to the token that first used it.
-    pub(crate) fn check_owner(&self, namespace: &Namespace, owner: Owner) -> Result<(), Refusal> {
-        match self.owner_of(namespace) {
-            Some(known) if known != owner => Err(Refusal::new(
-                RefusalCode::WrongToken,
-                format!(
-                    "namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token it was created with"
-                ),
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    fn admit_trainer(
-        &mut self,
-        namespace: &Namespace,
-        owner: Owner,
-        run: RunId,
-        rank: Rank,
-        world_size: WorldSize,
-    ) -> Result<(), Refusal> {
-        if !world_size.holds(rank) {
-            return Err(Refusal::new(
-                RefusalCode::WorldSize,
-                format!("expected a rank below the world size {world_size}, got {rank}"),
-            ));
-        }
-        self.check_fence(namespace, run)?;
-        let known = self
-            .namespaces
-            .get(namespace)
-            .and_then(|table| table.world_sizes.get(&run).copied());
-        if let Some(known) = known.filter(|known| *known != world_size) {
-            return Err(Refusal::new(
-                RefusalCode::WorldSize,
-                format!(
-                    "run {run} of {namespace} has world size {known}, got {world_size}: every rank of a run must say the same"
-                ),
-            ));
-        }
-        self.raise_fence(namespace, owner, run);
-        let table = self.namespace_table(namespace, owner);
-        table.world_sizes.insert(run, world_size);
-        table.world_sizes.retain(|known, _| *known >= run);
-        table.last_step.retain(|(known, _), _| *known >= run);
-        Ok(())
-    }
-
-    pub(crate) fn check_fence(&self, namespace: &Namespace, run: RunId) -> Result<(), Refusal> {
-        let fence = self
-            .namespaces
-            .get(namespace)
-            .map_or(RunId::new(0), |table| table.fence);
-        if run >= fence || planted!("older_run_let_in") {
-            return Ok(());
-        }
-        Err(Refusal::new(
-            RefusalCode::OlderRun,
-            format!(
-                "expected run {fence} or newer of {namespace}, got run {run}: a newer run of the job has started, this one must end"
-            ),
-        ))
-    }
-
-    /// Fences off runs below `run`, and lets the peers know.
-    pub(crate) fn raise_fence(&mut self, namespace: &Namespace, owner: Owner, run: RunId) {
-        let table = self.namespace_table(namespace, owner);
-        if run <= table.fence {
-            return;
-        }
-        table.fence = run;
-        let fence = Fence {
-            namespace: namespace.clone(),
-            owner,
-            run,
-        };
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            self.send(&peer, PeerMessage::Fences(vec![fence.clone()]));
-        }
-        self.end_fenced_trainers(namespace);
     }
 
     pub(crate) fn namespace_table(

@@ -13,7 +13,8 @@ use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, digest, root_dige
 use storaged_core::encode::LinkRates;
 use storaged_core::place::Member;
 use storaged_core::{
-    ConnId, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, Setup,
+    ConnId, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, RunsWithoutTier,
+    Setup,
 };
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::{CheckpointState, Generation, Namespace, NodeName, Rank, Step, WorldSize};
@@ -227,6 +228,7 @@ impl Cluster {
                 Some(_) => DurablePolicy::OnRequest,
                 None => DurablePolicy::Absent,
             },
+            runs_without_tier: RunsWithoutTier::Refused,
             durable_form: DurableForm::Full,
         };
         self.nodes[node] = Some(Process {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use storaged_core::{DurableFault, DurableListing, Input, Output};
-use storaged_wire::{Digest, ManifestBytes};
+use storaged_core::{ClaimFault, DurableFault, DurableListing, Input, Output};
+use storaged_wire::{Digest, ManifestBytes, RunId};
 
 use super::{Cluster, Event};
 
@@ -25,6 +25,8 @@ pub struct Tier {
     pub listing: Listing,
     /// Published manifests, oldest first.
     pub manifests: Vec<Arc<ManifestBytes>>,
+    /// The highest number of a run that was claimed.
+    pub claimed: u64,
 }
 
 impl Default for Tier {
@@ -32,6 +34,7 @@ impl Default for Tier {
         Self {
             listing: Listing::After(20),
             manifests: Vec::new(),
+            claimed: 0,
         }
     }
 }
@@ -89,6 +92,39 @@ impl Cluster {
                 (UPLOAD_MS, Input::Fetched { slot, outcome })
             }
             Output::StopUpload { .. } => return,
+            Output::ClaimRun {
+                query,
+                above,
+                identity,
+                ..
+            } => {
+                let (after, answer) = match tier.listing {
+                    Listing::After(ms) => (ms, Ok(())),
+                    Listing::FailsAfter(ms) => (ms, Err("503 slow down".to_string())),
+                    Listing::Hangs => return,
+                };
+                let outcome = match answer {
+                    Ok(()) => {
+                        tier.claimed = tier.claimed.max(above) + 1;
+                        Ok(RunId::with_identity(tier.claimed, identity))
+                    }
+                    Err(text) => Err(ClaimFault::Durable(DurableFault::Unavailable(text))),
+                };
+                (after, Input::RunClaimed { query, outcome })
+            }
+            Output::FindRun { query, .. } => {
+                let outcome = Ok(None);
+                (UPLOAD_MS, Input::RunFound { query, outcome })
+            }
+            Output::RecordRun { namespace, run, .. } => {
+                let outcome = Ok(());
+                let recorded = Input::RunRecorded {
+                    namespace,
+                    run,
+                    outcome,
+                };
+                (UPLOAD_MS, recorded)
+            }
             other => panic!("nobody asked for {other:?}"),
         };
         self.at(self.now + after, Event::Input(node, generation, input));

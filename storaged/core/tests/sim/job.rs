@@ -218,8 +218,6 @@ impl World {
             0 => self.job_down(),
             1 if self.newest.contains_key(&CheckpointState::Durable) => {
                 (0..self.limits.nodes).for_each(|node| self.crash(node));
-                // Runs that left nothing in the durable tier are forgotten with the nodes.
-                self.job.run = self.newest[&CheckpointState::Durable].run;
                 let durable = self.newest[&CheckpointState::Durable].clone();
                 // What was only in RAM is gone, as it may be.
                 self.newest.insert(CheckpointState::Protected, durable);

@@ -8,12 +8,12 @@ use storaged_core::encode::{LinkRates, ParityId, SlotShard};
 use storaged_core::place::Member;
 use storaged_core::{
     CheckPart, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node, Note, Now,
-    Output, RequestId, Setup, UploadBase,
+    Output, RequestId, RunsWithoutTier, Setup, UploadBase,
 };
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
 use storaged_wire::{
-    CheckpointState, Generation, ManifestBytes, NodeName, Rank, RunId, SlotId, Step,
+    CheckpointState, Generation, ManifestBytes, NodeName, Owner, Rank, RunId, SlotId, Step,
 };
 
 use super::executor::Key;
@@ -123,6 +123,8 @@ pub struct World {
     pub job: Job,
     pub durable: BTreeMap<(RunId, Step), Arc<ManifestBytes>>,
     pub durable_shards: BTreeMap<(Digest, Rank), Vec<u8>>,
+    /// Runs that were claimed in the durable tier, by number.
+    pub claims: BTreeMap<u64, (RunId, Owner)>,
     /// The newest checkpoint that some node knew to be in a state.
     pub newest: BTreeMap<CheckpointState, CheckpointKey>,
     pub crashes: u64,
@@ -182,6 +184,7 @@ impl World {
             job: Job::default(),
             durable: BTreeMap::new(),
             durable_shards: BTreeMap::new(),
+            claims: BTreeMap::new(),
             newest: BTreeMap::new(),
             crashes: 0,
             restores: 0,
@@ -330,6 +333,7 @@ impl World {
             idle_job_ms: 3_600_000,
             link_rates: self.link_rates(),
             durable: DurablePolicy::Every(self.limits.durable_every),
+            runs_without_tier: RunsWithoutTier::Refused,
             durable_form: self.limits.durable_form,
         };
         if let Some(month) = &self.month {
@@ -564,6 +568,41 @@ impl World {
                     outcome: Ok(()),
                 };
                 self.back(node, generation, delay, input);
+            }
+            Output::ClaimRun {
+                query,
+                owner,
+                above,
+                identity,
+                ..
+            } => {
+                let claimed = self.claims.keys().next_back().copied().unwrap_or(0);
+                let number = claimed.max(above) + 1;
+                let run = RunId::with_identity(number, identity);
+                self.claims.insert(number, (run, owner));
+                let outcome = Ok(run);
+                let input = Input::RunClaimed { query, outcome };
+                self.back(node, generation, 20 + delay, input);
+            }
+            Output::RecordRun {
+                namespace,
+                owner,
+                run,
+            } => {
+                self.claims.entry(run.number()).or_insert((run, owner));
+                let input = Input::RunRecorded {
+                    namespace,
+                    run,
+                    outcome: Ok(()),
+                };
+                self.back(node, generation, 20 + delay, input);
+            }
+            Output::FindRun { query, run, .. } => {
+                let claim = self.claims.get(&run.number());
+                let owner = claim.filter(|(known, _)| *known == run).map(|(_, o)| *o);
+                let outcome = Ok(owner);
+                let input = Input::RunFound { query, outcome };
+                self.back(node, generation, 20 + delay, input);
             }
             Output::ListDurable { query, .. } => {
                 let listing = DurableListing {

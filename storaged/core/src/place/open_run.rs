@@ -1,0 +1,518 @@
+//! Opening a run, in two phases. First every node is asked to *promise* the run to this proposer; that fences nobody, so
+//! an attempt that fails ends no job. Only when it is certain, fences *rise*. Where there is a durable tier, it gives
+//! the number by create-if-absent. A tier that does not answer in time does not hold up a job that nodes remember: then
+//! the number is a majority's, and the tier hears of it later.
+
+use std::collections::BTreeSet;
+
+use storaged_codec::digest;
+use storaged_wire::local::Reply;
+use storaged_wire::peer::{NamedRun, PeerMessage, PromiseOutcome};
+use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
+
+use super::fence::wrong_token;
+use crate::io::{ClaimFault, ConnId, Now, Output, QueryId, RequestId};
+use crate::limits;
+use crate::node::{DurablePolicy, Node, RunsWithoutTier};
+use crate::table::Unrecorded;
+use crate::trickle::DurableFault;
+
+/// A run that this node is opening for a trainer.
+#[derive(Debug, Clone)]
+pub(crate) struct RunProposal {
+    pub id: RequestId,
+    pub namespace: Namespace,
+    owner: Owner,
+    run: RunId,
+    /// The highest number that anybody has told of.
+    above: u64,
+    attempts: u32,
+    tier: Tier,
+    phase: Phase,
+    deadline: Now,
+}
+
+/// What the durable tier has to say of the number.
+#[derive(Debug, Clone)]
+enum Tier {
+    Absent,
+    Asked,
+    /// It has given the number.
+    Claimed,
+    Failed(DurableFault),
+}
+
+#[derive(Debug, Clone)]
+enum Phase {
+    /// For the tier's number, or for this proposer's turn.
+    Waiting { until: Now },
+    Promising {
+        since: Now,
+        asked: BTreeSet<NodeName>,
+        promised: BTreeSet<NodeName>,
+    },
+    /// The run is opened: the others are being told.
+    Raising {
+        until: Now,
+        told: BTreeSet<NodeName>,
+    },
+}
+
+impl RunProposal {
+    fn named(&self) -> NamedRun {
+        NamedRun {
+            namespace: self.namespace.clone(),
+            owner: self.owner,
+            run: self.run,
+        }
+    }
+
+    /// When it goes on without having heard anything.
+    pub fn wakes(&self, now: Now) -> Now {
+        let phase = match &self.phase {
+            Phase::Waiting { until } | Phase::Raising { until, .. } => *until,
+            Phase::Promising { since, .. } => since.plus(limits::PROMISE_MAX_MS),
+        };
+        match phase > now {
+            true => phase.min(self.deadline),
+            false => self.deadline,
+        }
+    }
+
+    fn promises(&self) -> usize {
+        match &self.phase {
+            Phase::Promising { promised, .. } => promised.len(),
+            Phase::Waiting { .. } | Phase::Raising { .. } => 0,
+        }
+    }
+}
+
+impl Node {
+    pub(crate) fn open_run(&mut self, id: RequestId, timeout_ms: u32) -> Result<(), Refusal> {
+        let attached = self.attached(id)?.clone();
+        let query = QueryId(self.fresh());
+        let above = self.highest_number(&attached.namespace);
+        let identity = self.identity(query);
+        let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
+        let proposal = RunProposal {
+            id,
+            owner: attached.owner,
+            run: above_all(&attached.namespace, above, identity)?,
+            namespace: attached.namespace,
+            above,
+            attempts: 0,
+            tier: Tier::Absent,
+            phase: Phase::Waiting { until: self.now },
+            deadline: self.now.plus(wait),
+        };
+        self.proposals.insert(query, proposal);
+        if self.setup.durable != DurablePolicy::Absent {
+            self.claim(query);
+        }
+        self.advance_proposal(query);
+        Ok(())
+    }
+
+    /// Of one proposal: generations are random, and a query's number is used once in a generation.
+    fn identity(&self, query: QueryId) -> u64 {
+        let name = format!("run {} {} {}", self.me(), self.setup.generation, query.0);
+        let digest = digest(name.as_bytes());
+        let first = digest.as_bytes().first_chunk::<8>();
+        u64::from_le_bytes(*first.expect("a digest has 32 bytes")).max(1)
+    }
+
+    /// Asks the durable tier for a number.
+    fn claim(&mut self, query: QueryId) {
+        let until = self.now.plus(limits::RUN_CLAIM_MAX_MS);
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        proposal.tier = Tier::Asked;
+        proposal.phase = Phase::Waiting { until };
+        let output = Output::ClaimRun {
+            query,
+            namespace: proposal.namespace.clone(),
+            owner: proposal.owner,
+            above: proposal.above,
+            identity: proposal.run.identity(),
+        };
+        self.out.push(output);
+    }
+
+    /// The durable tier has answered.
+    pub(crate) fn run_claimed(&mut self, query: QueryId, outcome: Result<RunId, ClaimFault>) {
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        if matches!(proposal.phase, Phase::Raising { .. }) {
+            return;
+        }
+        match outcome {
+            Ok(run) if run.number() <= proposal.above => return self.claim(query),
+            Ok(run) if run == proposal.run => proposal.tier = Tier::Claimed,
+            Ok(run) => {
+                (proposal.run, proposal.tier) = (run, Tier::Claimed);
+                proposal.phase = Phase::Waiting { until: Now(0) };
+            }
+            Err(ClaimFault::WrongOwner) => {
+                let refusal = wrong_token(&proposal.namespace);
+                return self.refuse_run(query, refusal);
+            }
+            Err(ClaimFault::Durable(fault)) => proposal.tier = Tier::Failed(fault),
+        }
+        if let Some(proposal) = self.proposals.get_mut(&query)
+            && matches!(proposal.phase, Phase::Waiting { .. })
+        {
+            proposal.phase = Phase::Waiting { until: Now(0) };
+        }
+        self.advance_proposal(query);
+    }
+
+    pub(crate) fn advance_proposals(&mut self) {
+        for query in self.proposals.keys().copied().collect::<Vec<_>>() {
+            self.advance_proposal(query);
+        }
+    }
+
+    fn advance_proposal(&mut self, query: QueryId) {
+        let now = self.now;
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        let waited = matches!(proposal.phase, Phase::Waiting { until } if until <= now);
+        if waited && !self.needs_the_tier(query) {
+            self.begin_promising(query);
+        }
+        self.ask_for_promises(query);
+        self.judge_promises(query);
+        self.judge_raising(query);
+    }
+
+    fn begin_promising(&mut self, query: QueryId) {
+        let since = self.now;
+        if let Some(proposal) = self.proposals.get_mut(&query) {
+            proposal.phase = Phase::Promising {
+                since,
+                asked: BTreeSet::new(),
+                promised: BTreeSet::new(),
+            };
+        }
+    }
+
+    /// Whether only the durable tier can say which runs the namespace has had: no node that is up remembers one, or it
+    /// would have told this one. Then it is waited for; if it has failed, the run is refused.
+    fn needs_the_tier(&mut self, query: QueryId) -> bool {
+        let again = self.now.plus(limits::REPEAT_MS);
+        let enough_up = self.settled() && self.peers.len() + 1 >= self.majority();
+        let allowed = self.setup.runs_without_tier == RunsWithoutTier::Allowed;
+        let Some(proposal) = self.proposals.get(&query) else {
+            return false;
+        };
+        if allowed || self.fence_of(&proposal.namespace) > RunId::ZERO {
+            return false;
+        }
+        match &proposal.tier {
+            Tier::Absent | Tier::Claimed => return false,
+            Tier::Failed(fault) if enough_up => {
+                let refusal = nobody_remembers(&proposal.namespace, &fault.to_string());
+                self.refuse_run(query, refusal);
+                return true;
+            }
+            Tier::Asked | Tier::Failed(_) => {}
+        }
+        if let Some(proposal) = self.proposals.get_mut(&query) {
+            proposal.phase = Phase::Waiting { until: again };
+        }
+        true
+    }
+
+    fn everyone_up(&self) -> Vec<NodeName> {
+        let peers = self.peers.keys();
+        peers.chain([self.me()]).cloned().collect()
+    }
+
+    fn ask_for_promises(&mut self, query: QueryId) {
+        for node in self.everyone_up() {
+            let Some(proposal) = self.proposals.get_mut(&query) else {
+                return;
+            };
+            let run = proposal.named();
+            let Phase::Promising { asked, .. } = &mut proposal.phase else {
+                return;
+            };
+            if asked.insert(node.clone()) {
+                let query = query.0;
+                self.send(&node, PeerMessage::PromiseRun { query, run });
+            }
+        }
+    }
+
+    /// A node has answered: it keeps the run for this proposal, or knows a higher one.
+    pub(crate) fn run_promised(
+        &mut self,
+        from: &NodeName,
+        (query, run): (QueryId, RunId),
+        outcome: PromiseOutcome,
+    ) {
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        let Phase::Promising { promised, .. } = &mut proposal.phase else {
+            return;
+        };
+        if proposal.run != run {
+            return;
+        }
+        match outcome {
+            PromiseOutcome::Promised => {
+                promised.insert(from.clone());
+                self.judge_promises(query);
+            }
+            PromiseOutcome::Taken { highest } => self.go_above(query, highest),
+            PromiseOutcome::WrongOwner => {
+                let refusal = wrong_token(&proposal.namespace);
+                self.refuse_run(query, refusal);
+            }
+        }
+    }
+
+    /// Somebody knows a run as high as ours. Two proposers that meet wait for different times, so that one gets ahead.
+    fn go_above(&mut self, query: QueryId, highest: u64) {
+        let now = self.now;
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        proposal.above = proposal.above.max(highest);
+        proposal.attempts = proposal.attempts.saturating_add(1);
+        let identity = proposal.run.identity();
+        match above_all(&proposal.namespace, proposal.above, identity) {
+            Err(refusal) => return self.refuse_run(query, refusal),
+            Ok(run) => proposal.run = run,
+        }
+        if matches!(proposal.tier, Tier::Claimed) {
+            return self.claim(query);
+        }
+        let until = now.plus(back_off_ms(identity, proposal.attempts));
+        proposal.phase = Phase::Waiting { until };
+    }
+
+    /// Whether what was promised is enough, once everybody who is up has answered or has had time to.
+    fn judge_promises(&mut self, query: QueryId) {
+        let everyone = self.everyone_up();
+        let Some(proposal) = self.proposals.get(&query) else {
+            return;
+        };
+        let Phase::Promising {
+            since, promised, ..
+        } = &proposal.phase
+        else {
+            return;
+        };
+        let all = everyone.iter().all(|node| promised.contains(node));
+        let late = self.now >= since.plus(limits::PROMISE_MAX_MS);
+        if !(all || late) || !self.settled() || !promised.contains(self.me()) {
+            return;
+        }
+        let majority = promised.len() >= self.majority();
+        if majority || matches!(proposal.tier, Tier::Claimed) {
+            self.raise(query);
+        }
+    }
+
+    fn majority(&self) -> usize {
+        self.setup.members.len() / 2 + 1
+    }
+
+    /// The run is certain: lower ones are fenced off.
+    fn raise(&mut self, query: QueryId) {
+        let now = self.now;
+        let until = now.plus(limits::RAISE_MAX_MS);
+        let told = BTreeSet::from([self.me().clone()]);
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        proposal.phase = Phase::Raising { until, told };
+        let by_majority = matches!(proposal.tier, Tier::Asked | Tier::Failed(_));
+        let opened = proposal.named();
+        self.raise_fence(&opened.namespace, opened.owner, opened.run);
+        if by_majority {
+            let table = self.namespace_table(&opened.namespace, opened.owner);
+            table.unrecorded = Some(Unrecorded::Due(now, opened.run));
+        }
+        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
+            let (query, run) = (query.0, opened.clone());
+            self.send(&peer, PeerMessage::RaiseFence { query, run });
+        }
+        self.advance_hellos();
+        self.judge_raising(query);
+    }
+
+    pub(crate) fn fence_raised(&mut self, from: &NodeName, query: QueryId) {
+        if let Some(proposal) = self.proposals.get_mut(&query)
+            && let Phase::Raising { told, .. } = &mut proposal.phase
+        {
+            told.insert(from.clone());
+            self.judge_raising(query);
+        }
+    }
+
+    /// Whoever is given the run shall find it known at every node that is up; one that is silent hears of it later.
+    fn judge_raising(&mut self, query: QueryId) {
+        let Some(proposal) = self.proposals.get(&query) else {
+            return;
+        };
+        let Phase::Raising { until, told } = &proposal.phase else {
+            return;
+        };
+        let all = self.peers.keys().all(|peer| told.contains(peer));
+        if all || *until <= self.now || proposal.deadline <= self.now {
+            let (id, run) = (proposal.id, proposal.run);
+            self.proposals.remove(&query);
+            self.reply(id, Reply::RunOpened { run });
+        }
+    }
+
+    fn refuse_run(&mut self, query: QueryId, refusal: Refusal) {
+        if let Some(proposal) = self.proposals.remove(&query) {
+            self.reply(proposal.id, Reply::Refused(refusal));
+        }
+    }
+
+    /// Answers may be lost while links come up: whoever has not promised is asked again.
+    pub(crate) fn repeat_proposals(&mut self) {
+        for proposal in self.proposals.values_mut() {
+            if let Phase::Promising {
+                asked, promised, ..
+            } = &mut proposal.phase
+            {
+                asked.clone_from(promised);
+            }
+        }
+        self.advance_proposals();
+        self.record_runs();
+    }
+
+    pub(crate) fn expire_proposals(&mut self) {
+        self.advance_proposals();
+        let now = self.now;
+        let late = self.proposals.iter().filter(|(_, p)| p.deadline <= now);
+        let late: Vec<QueryId> = late.map(|(query, _)| *query).collect();
+        for query in late {
+            let Some(proposal) = self.proposals.get(&query) else {
+                continue;
+            };
+            let refusal = self.late_run(proposal);
+            self.refuse_run(query, refusal);
+        }
+    }
+
+    fn late_run(&self, proposal: &RunProposal) -> Refusal {
+        let (namespace, got) = (&proposal.namespace, proposal.promises());
+        let tier = match &proposal.tier {
+            Tier::Asked => Some("no answer in time".to_string()),
+            Tier::Failed(fault) => Some(fault.to_string()),
+            Tier::Absent | Tier::Claimed => None,
+        };
+        let remembered = self.fence_of(namespace) > RunId::ZERO;
+        if let Some(fault) = &tier
+            && !remembered
+        {
+            return nobody_remembers(namespace, fault);
+        }
+        let tier = tier.map_or(String::new(), |fault| {
+            format!("; the durable tier, which could give the run alone, said: {fault}")
+        });
+        let text = format!(
+            "expected {} of {} nodes to promise run {} of {namespace}, got {got}: check `storaged status` for nodes that are down{tier}",
+            self.majority(),
+            self.setup.members.len(),
+            proposal.run,
+        );
+        Refusal::new(RefusalCode::TimedOut, text)
+    }
+
+    pub(crate) fn forget_proposals(&mut self, conn: ConnId) {
+        self.proposals
+            .retain(|_, proposal| proposal.id.conn != conn);
+    }
+
+    /// Tells the durable tier of runs that were opened without it.
+    fn record_runs(&mut self) {
+        let now = self.now;
+        for (namespace, table) in &mut self.namespaces {
+            if let Some(Unrecorded::Due(at, run)) = table.unrecorded
+                && at <= now
+            {
+                table.unrecorded = Some(Unrecorded::Running(run));
+                let (namespace, owner) = (namespace.clone(), table.owner);
+                self.out.push(Output::RecordRun {
+                    namespace,
+                    owner,
+                    run,
+                });
+            }
+        }
+    }
+
+    pub(crate) fn run_recorded(
+        &mut self,
+        namespace: &Namespace,
+        run: RunId,
+        outcome: Result<(), DurableFault>,
+    ) {
+        let again = self.now.plus(limits::RUN_RECORD_RETRY_MS);
+        let Some(table) = self.namespaces.get_mut(namespace) else {
+            return;
+        };
+        if table.unrecorded == Some(Unrecorded::Running(run)) {
+            table.unrecorded = outcome.is_err().then_some(Unrecorded::Due(again, run));
+        }
+    }
+}
+
+/// The run of this identity above every number up to `highest`.
+fn above_all(namespace: &Namespace, highest: u64, identity: u64) -> Result<RunId, Refusal> {
+    let number = RunId::new(highest).next_number();
+    let run = number.map(|number| RunId::with_identity(number, identity));
+    run.ok_or_else(|| {
+        let text = format!(
+            "expected a run number below {highest} to be the highest of {namespace}, got that one: no higher number is left, use another namespace"
+        );
+        Refusal::new(RefusalCode::NoRunLeft, text)
+    })
+}
+
+/// Other bits of the identity for every attempt, over a span that grows.
+fn back_off_ms(identity: u64, attempt: u32) -> u64 {
+    let span = limits::RUN_BACK_OFF_MS << attempt.min(6);
+    1 + identity.rotate_right(attempt.wrapping_mul(7)) % span
+}
+
+fn nobody_remembers(namespace: &Namespace, fault: &str) -> Refusal {
+    let text = format!(
+        "expected the durable tier, or a node that remembers {namespace}, to say which runs it has had, got no node that does and from the tier: {fault}; \
+         try again when it answers, or set trickle.runs_without_tier if nothing of this namespace can be there"
+    );
+    Refusal::new(RefusalCode::DurableUnavailable, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn back_offs_are_short_and_differ() {
+        let waits = |identity| (1..9).map(move |attempt| back_off_ms(identity, attempt));
+        assert!(waits(u64::MAX).all(|wait| (1..=64 * limits::RUN_BACK_OFF_MS).contains(&wait)));
+        assert!(waits(0x00f3_a9c1_d2e4_b5a6).ne(waits(0x00f3_a9c1_d2e4_b5a7)));
+    }
+
+    #[test]
+    fn after_the_last_number_there_is_none() {
+        let namespace = Namespace::new("job").unwrap();
+        let last = above_all(&namespace, u64::MAX - 1, 5).unwrap();
+        assert_eq!(last, RunId::with_identity(u64::MAX, 5));
+        let refused = above_all(&namespace, u64::MAX, 5).unwrap_err();
+        assert_eq!(refused.code, RefusalCode::NoRunLeft);
+    }
+}

@@ -1,0 +1,161 @@
+//! A trainer that comes with a run that nobody here has heard of. It may have been opened while this node was away, so
+//! the peers and the durable tier are asked, for a bounded time; a run that nobody opened counts for nothing and fences
+//! nobody.
+
+use std::collections::BTreeSet;
+
+use storaged_wire::local::Reply;
+use storaged_wire::peer::{Fence, PeerMessage};
+use storaged_wire::{NodeName, Owner, Refusal, RefusalCode};
+
+use super::fence::{RunStanding, wrong_token};
+use crate::io::{ConnId, Now, Output, QueryId, RequestId};
+use crate::limits;
+use crate::node::{DurablePolicy, Node};
+use crate::stage::TrainerHello;
+use crate::trickle::DurableFault;
+
+/// A hello that waits for somebody who knows its run.
+#[derive(Debug, Clone)]
+pub(crate) struct WaitingHello {
+    pub id: RequestId,
+    pub hello: TrainerHello,
+    waiting_for: BTreeSet<NodeName>,
+    tier: TierSearch,
+    pub deadline: Now,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TierSearch {
+    Running,
+    Over,
+}
+
+impl Node {
+    pub(crate) fn hello_waits(&mut self, id: RequestId, hello: TrainerHello) {
+        let query = QueryId(self.fresh());
+        let tier = match self.setup.durable {
+            DurablePolicy::Absent => TierSearch::Over,
+            _ => TierSearch::Running,
+        };
+        if tier == TierSearch::Running {
+            let (namespace, run) = (hello.namespace.clone(), hello.run);
+            self.out.push(Output::FindRun {
+                query,
+                namespace,
+                run,
+            });
+        }
+        let waiting = WaitingHello {
+            id,
+            hello,
+            waiting_for: BTreeSet::new(),
+            tier,
+            deadline: self.now.plus(limits::RUN_CONFIRM_MS),
+        };
+        self.hellos.insert(query, waiting);
+        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
+            self.hellos_ask(&peer);
+        }
+        self.advance_hellos();
+    }
+
+    /// Asks a peer for what it knows of the runs that are waited for.
+    pub(crate) fn hellos_ask(&mut self, node: &NodeName) {
+        let queries: Vec<QueryId> = self.hellos.keys().copied().collect();
+        for query in queries {
+            let Some(waiting) = self.hellos.get_mut(&query) else {
+                continue;
+            };
+            if waiting.waiting_for.insert(node.clone()) {
+                let (query, namespace) = (query.0, waiting.hello.namespace.clone());
+                self.send(node, PeerMessage::RunQuery { query, namespace });
+            }
+        }
+    }
+
+    pub(crate) fn hellos_forget_peer(&mut self, node: &NodeName) {
+        for waiting in self.hellos.values_mut() {
+            waiting.waiting_for.remove(node);
+        }
+    }
+
+    pub(crate) fn forget_hellos(&mut self, conn: ConnId) {
+        self.hellos.retain(|_, waiting| waiting.id.conn != conn);
+    }
+
+    pub(crate) fn fence_told(&mut self, from: &NodeName, query: QueryId, fence: Option<Fence>) {
+        if let Some(fence) = fence {
+            self.learn_fence(fence);
+        }
+        if let Some(waiting) = self.hellos.get_mut(&query) {
+            waiting.waiting_for.remove(from);
+        }
+        self.advance_hellos();
+    }
+
+    /// The durable tier has looked for a claim of the run.
+    pub(crate) fn run_found(
+        &mut self,
+        query: QueryId,
+        outcome: Result<Option<Owner>, DurableFault>,
+    ) {
+        let Some(waiting) = self.hellos.get_mut(&query) else {
+            return;
+        };
+        waiting.tier = TierSearch::Over;
+        if let Ok(Some(owner)) = outcome {
+            let waiting = self.hellos.remove(&query);
+            if let Some(waiting) = waiting {
+                self.hello_confirmed(waiting, owner);
+            }
+        }
+        self.advance_hellos();
+    }
+
+    fn hello_confirmed(&mut self, waiting: WaitingHello, owner: Owner) {
+        let outcome = match owner == waiting.hello.owner {
+            true => self.admit(waiting.id, waiting.hello),
+            false => Err(wrong_token(&waiting.hello.namespace)),
+        };
+        if let Err(refusal) = outcome {
+            self.reply(waiting.id, Reply::Refused(refusal));
+        }
+    }
+
+    /// Answers the hellos whose run is known by now, or that have waited long enough.
+    pub(crate) fn advance_hellos(&mut self) {
+        for query in self.hellos.keys().copied().collect::<Vec<_>>() {
+            let Some(waiting) = self.hellos.get(&query) else {
+                continue;
+            };
+            let hello = &waiting.hello;
+            let asked_all = waiting.waiting_for.is_empty() && waiting.tier == TierSearch::Over;
+            let over = (asked_all && self.settled()) || waiting.deadline <= self.now;
+            let unknown = self.standing(&hello.namespace, hello.run) == RunStanding::Unknown;
+            if unknown && !over {
+                continue;
+            }
+            let Some(waiting) = self.hellos.remove(&query) else {
+                continue;
+            };
+            let outcome = match unknown {
+                true => Err(unknown_run(&waiting.hello)),
+                false => self.admit(waiting.id, waiting.hello),
+            };
+            if let Err(refusal) = outcome {
+                self.reply(waiting.id, Reply::Refused(refusal));
+            }
+        }
+    }
+}
+
+fn unknown_run(hello: &TrainerHello) -> Refusal {
+    Refusal::new(
+        RefusalCode::UnknownRun,
+        format!(
+            "expected a run of {} that was opened, got run {}, of which no node that is up has heard: open a run and use the one that is given",
+            hello.namespace, hello.run
+        ),
+    )
+}
