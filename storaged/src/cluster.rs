@@ -35,6 +35,9 @@ pub enum ClusterError {
     },
 }
 
+/// Certificates of a cluster that lives for minutes; long enough that no daemon warns of their end.
+const VALID: Duration = Duration::from_secs(90 * 86_400);
+
 fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> ClusterError {
     move |source| ClusterError::Io { what, source }
 }
@@ -70,17 +73,13 @@ impl Cluster {
     /// [`ClusterError`] if files cannot be written.
     pub fn prepare(spec: ClusterSpec) -> Result<Self, ClusterError> {
         let certificates = spec.directory.join("certs");
-        create_ca(&certificates, Duration::from_secs(86_400))?;
+        create_ca(&certificates, VALID)?;
         let cluster = Self {
             children: (0..spec.nodes).map(|_| None).collect(),
             spec,
         };
         for node in 0..cluster.spec.nodes {
-            issue(
-                &certificates,
-                &cluster.name(node),
-                Duration::from_secs(86_400),
-            )?;
+            issue(&certificates, &cluster.name(node), VALID)?;
             let path = cluster.config_path(node);
             std::fs::write(path, cluster.config(node))
                 .map_err(io_error("writing a configuration"))?;

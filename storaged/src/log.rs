@@ -58,6 +58,7 @@ pub fn set_filter(filter: &str) -> Result<(), FilterError> {
     {
         // It fails only when logging has ended with the process.
         let _ = handle.reload(parsed);
+        tracing::debug!(filter, "logging by this filter");
     }
     Ok(())
 }

@@ -551,7 +551,7 @@ fn comes_back_with(
     system.cluster.start(2)?;
     let words = [
         "the certificate of n2 was refused",
-        "storaged cert issue n2",
+        "storaged cert renew DIR",
     ];
     let log = wait_for_words(&system.cluster.log(0), &words)?;
     let reason = log.lines().rfind(|line| line.contains(words[0]));

@@ -637,6 +637,14 @@ pub enum PeerMessage {
         #[n(1)]
         cause: UnowedCause,
     },
+    /// A checkpoint could not be made safer and gave way to a newer one. A receiver that has no newer one keeps it.
+    #[n(45)]
+    Superseded {
+        #[n(0)]
+        key: CheckpointKey,
+        #[n(1)]
+        reason: String,
+    },
     /// To everyone in the manifest: the durable tier did not take the sender's part, in its own words. It is tried again.
     #[n(44)]
     DurableFailed {

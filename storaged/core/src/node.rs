@@ -422,7 +422,8 @@ impl Node {
                 state,
                 bears,
             } => self.manifest_stored(from, manifest, Told { state, bears }),
-            PeerMessage::Abandoned { key, reason } => self.abandoned_elsewhere(&key, &reason),
+            PeerMessage::Abandoned { key, reason } => self.abandon(&key, &reason),
+            PeerMessage::Superseded { key, reason } => self.superseded(&key, &reason),
             PeerMessage::Propose(record) => self.proposed(from, record),
             PeerMessage::Ready {
                 session,

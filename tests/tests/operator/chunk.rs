@@ -28,9 +28,9 @@ fn a_restart_with_another_chunk_size_keeps_what_it_restored() -> Result<()> {
 
     let whole = || {
         let verified = storaged(&system, 0, &["verify", "job"])?;
-        let text = said(&verified);
-        anyhow::ensure!(verified.status.success(), "verify failed: {text}");
-        Ok(text.matches("good").count() == 3)
+        // Until the parity is back, verify misses it and exits with 1.
+        let all_good = said(&verified).matches("good").count() == 3;
+        Ok(verified.status.success() && all_good)
     };
     until(
         "two shards and the parity are good",

@@ -405,6 +405,10 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
             manifest,
             cause: UnowedCause::Retired,
         },
+        PeerMessage::Superseded {
+            key: key(),
+            reason: "a newer step needs its slot".into(),
+        },
         PeerMessage::DurableFailed {
             manifest,
             reason: "no room".into(),

@@ -63,9 +63,15 @@ impl Survey {
     pub fn pass_over(&self, offered: Option<(RunId, Step)>, passed_over: &mut Vec<Unrestorable>) {
         for one in &self.set_aside {
             let at = (one.run, one.step);
-            let said = passed_over.iter().any(|said| (said.run, said.step) == at);
-            if !said && offered.is_none_or(|offered| at > offered) {
-                passed_over.push(one.passed_over());
+            let said = passed_over.iter_mut();
+            let mut said = said.filter(|said| (said.run, said.step) == at);
+            match said.next() {
+                // What the tier says of its copy is what can be mended; that RAM has none is no news then.
+                Some(said) => said.reason = one.passed_over().reason,
+                None if offered.is_none_or(|offered| at > offered) => {
+                    passed_over.push(one.passed_over());
+                }
+                None => {}
             }
         }
         passed_over.sort_by_key(|one| std::cmp::Reverse((one.run, one.step)));

@@ -168,8 +168,18 @@ impl Node {
         self.abandon(key, reason);
     }
 
-    /// A peer gave a checkpoint up. One that is committed here goes only if there is a newer one to restart from.
-    pub(crate) fn abandoned_elsewhere(&mut self, key: &CheckpointKey, reason: &str) {
+    /// Gives up a checkpoint for a newer one, and tells the peers to.
+    pub(crate) fn supersede_everywhere(&mut self, key: &CheckpointKey, reason: &str) {
+        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
+            let (key, reason) = (key.clone(), reason.into());
+            self.send(&peer, PeerMessage::Superseded { key, reason });
+        }
+        self.abandon(key, reason);
+    }
+
+    /// A peer gave a checkpoint up for a newer one. One that is committed here goes only if there is a newer one here to
+    /// restart from.
+    pub(crate) fn superseded(&mut self, key: &CheckpointKey, reason: &str) {
         let committed = |key: &CheckpointKey| {
             let checkpoint = self.checkpoints.get(key);
             checkpoint.is_some_and(|c| c.manifest.is_some())

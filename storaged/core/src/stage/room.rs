@@ -35,7 +35,7 @@ impl Node {
             Yield::Checkpoint => {
                 let why = self.why_not_yet(&key);
                 let reason = format!("a newer step needs its slot{why}");
-                self.abandon_everywhere(&key, &reason);
+                self.supersede_everywhere(&key, &reason);
             }
         }
         !self.checkpoints.contains_key(&key)

@@ -6,7 +6,7 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
 use crate::budget::Purpose;
 use crate::io::{ConnId, Output, RequestId};
-use crate::node::Node;
+use crate::node::{DurablePolicy, Node};
 use crate::table::{Slot, SlotUse, WaiterWish};
 
 /// Slots grow in whole huge pages, so that a shard that grows a little still fits.
@@ -236,10 +236,12 @@ impl Node {
         self.drop_spare_slot(slot, &namespace, rank);
     }
 
-    /// A slot that the rank had beside its own while one waited for the durable tier is not kept.
+    /// A rank keeps as many slots as it may have, and with a durable tier one more: the next upload takes it again, and to
+    /// make one costs ten times what the copy into it does.
     fn drop_spare_slot(&mut self, slot: SlotId, namespace: &Namespace, rank: Rank) {
         let free = self.slots.get(&slot).map(|slot| &slot.used_for) == Some(&SlotUse::Free);
-        if free && self.slots_in_use(namespace, rank) > self.setup.slots_per_rank {
+        let spare = usize::from(self.setup.durable != DurablePolicy::Absent);
+        if free && self.slots_in_use(namespace, rank) > self.setup.slots_per_rank + spare {
             self.drop_slot(slot);
         }
     }
