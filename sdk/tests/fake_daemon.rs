@@ -239,6 +239,7 @@ fn a_slot_is_mapped_once_and_found_again_without_a_descriptor() {
 #[test]
 fn a_slot_that_comes_back_after_many_others_is_mapped_again() {
     let numbers = || [1].into_iter().chain(2..20).chain([1, 1]);
+    let (copied, is_copied) = std::sync::mpsc::channel();
     let (_directory, options, thread) = daemon(move |stream| {
         welcome(stream);
         let slots: Vec<Slot> = (0..20).map(|_| Slot::create(8192).unwrap()).collect();
@@ -251,6 +252,7 @@ fn a_slot_that_comes_back_after_many_others_is_mapped_again() {
             };
             say(stream, &reply, Some(&slots[number as usize]));
         }
+        is_copied.recv().unwrap();
         let mut seen = [0; 4];
         slots[1].read_at(100, &mut seen).unwrap();
         assert_eq!(&seen, b"here");
@@ -265,6 +267,7 @@ fn a_slot_that_comes_back_after_many_others_is_mapped_again() {
     };
     assert_eq!(back.mapping().start(), same.mapping().start());
     same.copy_in(100, b"here").unwrap();
+    copied.send(()).unwrap();
     thread.join().unwrap();
 }
 

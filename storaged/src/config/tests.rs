@@ -74,7 +74,7 @@ fn the_operators_page_has_every_key() {
     ];
     for (section, text) in sections {
         let keys = keys(section, text);
-        assert!(keys.len() > 1, "{section} has keys: {keys:?}");
+        assert!(!keys.is_empty(), "{section} has keys: {keys:?}");
         for key in keys {
             assert!(page.contains(&format!("`{key}`")), "{key} is not explained");
         }

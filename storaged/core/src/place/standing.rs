@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
-use storaged_wire::{CheckpointState, Digest, Generation, Manifest, NodeName, Rank};
+use storaged_wire::{CheckpointState, Digest, Generation, Manifest, NodeName, Rank, ShardEntry};
 
 use crate::encode::LaneBlocks;
 use crate::io::Note;
@@ -310,6 +310,34 @@ impl Node {
                 .all(|(lane, blocks)| {
                     (0..blocks.blocks()).all(|block| is_settled(*lane, blocks, block))
                 })
+    }
+
+    /// As a home node: whether a shard's node is gone, or has lost it and nobody can give it back.
+    pub(crate) fn cannot_come(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
+        if self.is_gone(&shard.node) {
+            return true;
+        }
+        let own = Blocks::of(checkpoint);
+        let there = self.blocks_there(checkpoint, &own);
+        let lacks = there
+            .get(&shard.node)
+            .is_some_and(|found| !found.shards.contains(&shard.rank));
+        let lane = checkpoint.manifest.as_ref().and_then(|manifest| {
+            let lanes = LaneBlocks::all(manifest.manifest()).into_iter();
+            let mut lanes = lanes.filter(|(_, blocks)| {
+                let mut data = blocks.data.iter().flatten();
+                data.any(|entry| entry.rank == shard.rank)
+            });
+            lanes.next()
+        });
+        let can_decode = lane.is_some_and(|(lane, blocks)| {
+            let held = (0..blocks.blocks()).filter(|block| {
+                let found = blocks.node(*block).and_then(|node| there.get(node));
+                found.is_some_and(|found| found.has(lane, &blocks, *block))
+            });
+            held.count() >= blocks.needed()
+        });
+        lacks && !can_decode
     }
 
     /// Whether a node is down, and has been for longer than links take to recover.

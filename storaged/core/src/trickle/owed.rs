@@ -141,6 +141,32 @@ impl Node {
         self.wake(&key);
     }
 
+    /// As a home node: what cannot be copied whole any more, because a shard's node is gone or has lost it, does not hold up
+    /// the copies of newer checkpoints.
+    pub(crate) fn give_up_stuck_uploads(&mut self) {
+        let stuck = |c: &Checkpoint| {
+            let newer = self.newest_safe(&c.key.namespace);
+            let manifest = c.manifest.as_ref()?;
+            let mut owing = manifest.manifest().shards.iter();
+            let lost = owing.find(|shard| {
+                !c.shards_durable.contains(&shard.rank) && self.cannot_come(c, shard)
+            })?;
+            let is_home = self.homes_of(&c.key).contains(self.me());
+            (is_home && newer.is_some_and(|newer| newer > c.key)).then(|| {
+                let (rank, node) = (lost.rank, &lost.node);
+                format!("the shard of rank {rank} is not to be had from {node}, and a newer step is safe")
+            })
+        };
+        let due = self.checkpoints.values().filter(|c| self.is_due(c));
+        let stuck: Vec<(CheckpointKey, String)> = due
+            .filter_map(|c| Some((c.key.clone(), stuck(c)?)))
+            .collect();
+        for (key, reason) in stuck {
+            self.give_up_durable(&key, &reason);
+            self.retire_older(&key.namespace);
+        }
+    }
+
     /// The manifest is in the tier: whoever keeps the checkpoint hears it now, because this node may retire it at once.
     pub(super) fn tell_durable(&mut self, key: &CheckpointKey) {
         let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {

@@ -16,22 +16,7 @@ use crate::sim::month::Scenario;
 use scenarios::SCENARIOS;
 
 /// Classes whose fix has not landed; `STORAGED_SIM_PENDING=1` runs them all the same.
-const PENDING: &[&str] = &[
-    "links",
-    "pauses",
-    "clocks",
-    "crashes",
-    "one_node_down",
-    "restarts_in_turn",
-    "slow_tier",
-    "failing_tier",
-    "lying_tier",
-    "two_jobs",
-    "two_incarnations",
-    "ill_trainers",
-    "lying_trainers",
-    "everything",
-];
+const PENDING: &[&str] = &["everything"];
 
 /// Seeds per class in `make test`.
 const SEEDS: u64 = 8;
