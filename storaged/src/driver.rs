@@ -4,18 +4,18 @@
 mod certificate;
 mod operate;
 mod readiness;
+mod said;
 mod tier;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use storaged_codec::delta::Estimate;
 use storaged_core::encode::SessionWork;
 use storaged_core::{DurableForm, Input, Node, Note, Output, RequestId, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
-use storaged_wire::{Digest, Generation, Manifest, Rank, RefusalCode, encode};
+use storaged_wire::{Digest, Generation, Rank, RefusalCode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -31,11 +31,12 @@ use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, SocketFactor
 use crate::repeats::Repeats;
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
+use crate::trickle::Trickle;
 use crate::trickle::store::{Store, StoreError};
-use crate::trickle::{Copied, Trickle};
 use certificate::OwnCertificate;
 pub use certificate::{date, expiry_fault};
 use readiness::LinkFacts;
+use said::say_copied;
 
 /// A session that runs says so often how it goes.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -680,26 +681,6 @@ async fn start_net(
         source: std::io::Error::other(error),
     })?;
     Ok(Some(started?))
-}
-
-fn say_copied(of: &Manifest, rank: Rank, copied: &Copied) {
-    let (namespace, run, step) = (&of.namespace, of.run, of.step.get());
-    let Some(increment) = &copied.increment else {
-        return tracing::debug!(%namespace, %run, step, rank = rank.get(), bytes = copied.bytes, "copied to the durable tier");
-    };
-    let mut expected = Estimate::default();
-    let mut got = Estimate::default();
-    let mut kinds = Vec::new();
-    for (kind, tally) in &increment.tallies {
-        expected += tally.expected;
-        got += tally.got;
-        kinds.push(format!("{} {}", tally.chunks, kind.name()));
-    }
-    tracing::info!(%namespace, %run, step, rank = rank.get(), base = increment.base.get(), depth = increment.depth, bytes = copied.bytes,
-        stored = increment.bytes, chunks = kinds.join(", "), without_base = increment.without_base,
-        expected = %format!("{:.0} bytes in {:.3} s", expected.bytes, expected.seconds),
-        got = %format!("{:.0} bytes in {:.3} s", got.bytes, got.seconds),
-        "copied to the durable tier as an increment");
 }
 
 /// An error with its causes, in one line.

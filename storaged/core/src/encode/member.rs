@@ -530,6 +530,10 @@ impl Node {
         let Some(chunk) = checkpoint.manifest.as_ref().map(|m| m.manifest().chunk) else {
             return self.drop_slot(slot);
         };
+        // An opening's slot may have gone with its reader before the session's end came.
+        if !self.slots.contains_key(&slot) {
+            return;
+        }
         let root = root_digest(&leaves, length, chunk);
         let shard = LocalShard {
             slot,
