@@ -268,7 +268,8 @@ impl Cluster {
                 identity,
                 ..
             } => {
-                self.claimed = self.claimed.max(above) + 1;
+                // Above the last number there is none: the tier claims the last one again, as a lying one might.
+                self.claimed = self.claimed.max(above).saturating_add(1);
                 let outcome = Ok(RunId::with_identity(self.claimed, identity));
                 self.effect(node, Input::RunClaimed { query, outcome });
             }
