@@ -50,7 +50,8 @@ impl Config {
             let (running, file) = (name(self), name(file));
             (running != file).then_some(Fixed { key, running, file })
         };
-        let keys: [(&'static str, &dyn Fn(&Self) -> String); 15] = [
+        type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
+        let keys: [Key<'_>; 15] = [
             ("node.name", &|config| config.name.to_string()),
             ("node.failure_domain", &|config| text(&own(config))),
             ("node.listen", &|config| config.listen.to_string()),

@@ -66,6 +66,10 @@ impl NewLink {
 }
 
 impl Link {
+    #[expect(
+        clippy::new_ret_no_self,
+        reason = "a link comes with the ends that feed it"
+    )]
     pub fn new(address: PeerAddress) -> NewLink {
         let (queue, messages) = mpsc::channel(QUEUE);
         let link = Arc::new(Self {

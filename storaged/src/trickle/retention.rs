@@ -26,7 +26,10 @@ pub struct Retention {
 
 /// Unfinished checkpoints that were seen, since when, and what they were then.
 #[derive(Debug, Default)]
-pub(super) struct Sightings(Mutex<BTreeMap<(Namespace, Place), (Instant, u64, u64)>>);
+pub(super) struct Sightings(Mutex<BTreeMap<(Namespace, Place), Sighting>>);
+
+/// Since when, and how many objects and bytes there were.
+type Sighting = (Instant, u64, u64);
 
 impl Sightings {
     /// How long a folder has looked like this.

@@ -108,7 +108,7 @@ fn name_of(folder: &str, entry: &fs::DirEntry) -> Option<Name> {
         });
     }
     let metadata = entry.metadata().ok()?;
-    metadata.is_file().then(|| Name {
+    metadata.is_file().then_some(Name {
         text,
         length: Some(metadata.len()),
     })

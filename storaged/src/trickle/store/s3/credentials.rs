@@ -93,9 +93,7 @@ impl ProvideCredentials for FileCredentials {
     where
         Self: 'a,
     {
-        let read: provider::Result = self
-            .current()
-            .map_err(|reason| CredentialsError::provider_error(reason));
+        let read: provider::Result = self.current().map_err(CredentialsError::provider_error);
         future::ProvideCredentials::ready(read)
     }
 }
