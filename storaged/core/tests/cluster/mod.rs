@@ -420,7 +420,7 @@ impl Cluster {
         let Reply::RunOpened { run } = reply else {
             panic!("no run: {reply:?}");
         };
-        assert!(run.number() >= 1, "{run}");
+        assert_eq!(run.number(), 1);
         for node in 0..self.geometry.k() {
             let role = Role::Trainer {
                 run,

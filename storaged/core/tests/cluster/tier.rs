@@ -1,9 +1,10 @@
 //! The small cluster's durable tier: it holds what was published, and lists it as a test says.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_core::{ClaimFault, DurableFault, DurableListing, Input, Output};
-use storaged_wire::{Digest, ManifestBytes, RunId};
+use storaged_wire::{Digest, ManifestBytes, Namespace, RunId};
 
 use super::{Cluster, Event};
 
@@ -25,8 +26,8 @@ pub struct Tier {
     pub listing: Listing,
     /// Published manifests, oldest first.
     pub manifests: Vec<Arc<ManifestBytes>>,
-    /// The highest number of a run that was claimed.
-    pub claimed: u64,
+    /// The highest number of a run that was claimed, by namespace.
+    pub claimed: BTreeMap<Namespace, u64>,
 }
 
 impl Default for Tier {
@@ -34,7 +35,7 @@ impl Default for Tier {
         Self {
             listing: Listing::After(20),
             manifests: Vec::new(),
-            claimed: 0,
+            claimed: BTreeMap::new(),
         }
     }
 }
@@ -94,6 +95,7 @@ impl Cluster {
             Output::StopUpload { .. } => return,
             Output::ClaimRun {
                 query,
+                namespace,
                 above,
                 identity,
                 ..
@@ -105,8 +107,9 @@ impl Cluster {
                 };
                 let outcome = match answer {
                     Ok(()) => {
-                        tier.claimed = tier.claimed.max(above) + 1;
-                        Ok(RunId::with_identity(tier.claimed, identity))
+                        let claimed = tier.claimed.entry(namespace).or_default();
+                        *claimed = (*claimed).max(above) + 1;
+                        Ok(RunId::with_identity(*claimed, identity))
                     }
                     Err(text) => Err(ClaimFault::Durable(DurableFault::Unavailable(text))),
                 };
