@@ -116,6 +116,29 @@ fn at_the_end_of_its_time_a_plan_names_what_it_cannot_reach_and_whom_it_did_not_
     assert_eq!(answer(&mut cluster, id).0, Ok(1), "what was allowed");
 }
 
+/// With nothing older to offer either, it is not said that all is lost while those who may hold it are silent.
+#[test]
+fn what_silent_nodes_may_hold_is_not_said_to_be_lost() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.save();
+    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
+    cluster.run_until(60_000 + STRIPE_MS, "protection", everywhere);
+    cluster.run_for(2_000);
+    let reader = cluster.connect(0, Role::Reader);
+    (3..NODES).for_each(|node| cluster.kill(node));
+    cluster.run_for(5_000);
+    for (allow_older, expected) in [
+        (false, RefusalCode::NewerUnreachable),
+        (true, RefusalCode::TooManyLost),
+    ] {
+        let id = ask_again(&mut cluster, 0, reader, 5_000, allow_older);
+        let (code, text) = answer(&mut cluster, id).0.unwrap_err();
+        assert_eq!(code, expected, "{text}");
+        assert!(text.contains("n03, n04, n05"), "{text}");
+        assert!(text.contains("cannot be decoded"), "{text}");
+    }
+}
+
 #[test]
 fn a_node_that_knows_nothing_and_hears_too_few_does_not_say_what_is_newest() {
     let mut cluster = two_steps();

@@ -40,9 +40,8 @@ impl Node {
     }
 
     fn nothing_offered(&self, plan: &PlanQuery, passed_over: &[Unrestorable]) -> Refusal {
-        if passed_over.is_empty()
-            && let Err(refusal) = self.check_newer(plan, None)
-        {
+        if let Err(mut refusal) = self.check_newer(plan, None) {
+            refusal.message.push_str(&reasons(passed_over));
             return refusal;
         }
         let is_known = self.namespaces.contains_key(&plan.namespace) || self.bar(plan).is_some();
@@ -58,7 +57,9 @@ impl Node {
     /// would know of, may be hidden on nodes that have not answered.
     fn check_newer(&self, plan: &PlanQuery, found: Option<&CheckpointKey>) -> Result<(), Refusal> {
         let silent = self.silent(plan);
-        let all_heard = silent.is_empty() && matches!(plan.tier, Tier::Absent | Tier::Read);
+        let all_heard = silent.is_empty()
+            && matches!(plan.tier, Tier::Absent | Tier::Read)
+            && !self.is_torn(plan);
         let asked_for = plan.step.is_some() && found.is_some();
         if all_heard || asked_for || matches!(plan.then, Then::Verify | Then::Offer(Older::Allowed))
         {
@@ -70,7 +71,7 @@ impl Node {
             }
             (Some(_), Some(_)) => Ok(()),
             // Of all that answered, some know of it and none holds anything: what the tier holds is said elsewhere.
-            (Some(bar), None) if !silent.is_empty() => {
+            (Some(bar), None) if !silent.is_empty() || self.is_torn(plan) => {
                 Err(newer_unreachable(plan, Hidden::Known(bar), &silent, found))
             }
             (None, _) if !self.majority_answered(plan) => {
@@ -222,6 +223,13 @@ fn not_answered(plan: &PlanQuery, silent: &[NodeName]) -> String {
     text
 }
 
+fn reasons(passed_over: &[Unrestorable]) -> String {
+    let listed = passed_over.iter().take(LISTED_MAX);
+    listed
+        .map(|one| format!("; run {} step {}: {}", one.run, one.step, one.reason))
+        .collect()
+}
+
 fn wrong_token(plan: &PlanQuery) -> Refusal {
     Refusal::new(
         RefusalCode::WrongToken,
@@ -245,12 +253,7 @@ fn nothing_restorable(
         "no restorable {wanted} of {} in RAM, on peers or in the durable tier",
         plan.namespace
     );
-    for one in passed_over.iter().take(LISTED_MAX) {
-        text.push_str(&format!(
-            "; run {} step {}: {}",
-            one.run, one.step, one.reason
-        ));
-    }
+    text.push_str(&reasons(passed_over));
     text.push_str(&not_answered(plan, silent));
     let newest = plan.survey.keys.values().max();
     if let Some(newest) = newest.filter(|_| plan.step.is_some()) {

@@ -33,6 +33,9 @@ pub(crate) struct PlanQuery {
     pub tier: Tier,
     /// The highest checkpoint that somebody knows to have been protected.
     pub mark: Option<HighMark>,
+    /// That mark when the members were asked. Answers tell of different moments: what was protected after some of them
+    /// answered, and let the others drop what came before, is in none of them.
+    pub mark_asked: Option<HighMark>,
     pub foreign_owner: bool,
     pub then: Then,
     manifests_asked: BTreeSet<Digest>,
@@ -108,9 +111,14 @@ impl Node {
         then: Then,
     ) {
         self.touch(&surveyor.namespace);
-        let query = QueryId(self.fresh());
         let plan = self.new_survey(surveyor, step, timeout_ms, then);
+        self.ask_around(plan);
+    }
+
+    fn ask_around(&mut self, plan: PlanQuery) {
+        let query = QueryId(self.fresh());
         if plan.tier == Tier::Asked {
+            let step = plan.step;
             let namespace = plan.namespace.clone();
             self.out.push(Output::ListDurable {
                 query,
@@ -132,28 +140,60 @@ impl Node {
         timeout_ms: u32,
         then: Then,
     ) -> PlanQuery {
-        let mut survey = Survey::default();
-        survey.add(self.me(), &self.holdings_of(&of.namespace));
         let asked = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
+        let mark = self.mark_of(&of.namespace);
         PlanQuery {
             id: of.id,
             owner: of.owner,
             step,
             began: self.now,
             deadline: self.now.plus(asked),
-            survey,
+            survey: self.own_survey(&of.namespace),
             answered: BTreeSet::from([self.me().clone()]),
             manifests_due: BTreeMap::new(),
-            tier: match self.setup.durable {
-                DurablePolicy::Absent => Tier::Absent,
-                _ => Tier::Asked,
-            },
-            mark: self.mark_of(&of.namespace),
+            tier: self.unread_tier(),
+            mark,
+            mark_asked: mark,
             namespace: of.namespace,
             foreign_owner: false,
             then,
             manifests_asked: BTreeSet::new(),
         }
+    }
+
+    fn own_survey(&self, namespace: &Namespace) -> Survey {
+        let mut survey = Survey::default();
+        survey.add(self.me(), &self.holdings_of(namespace));
+        survey
+    }
+
+    fn unread_tier(&self) -> Tier {
+        match self.setup.durable {
+            DurablePolicy::Absent => Tier::Absent,
+            _ => Tier::Asked,
+        }
+    }
+
+    /// Everybody has answered, and all that is above the offer may have been replaced while they did: everybody is asked
+    /// once more, under another number, so that late answers to the old question do not count.
+    fn ask_again(&mut self, query: QueryId) {
+        let Some(plan) = self.plans.remove(&query) else {
+            return;
+        };
+        let mark = self.bar(&plan);
+        let manifests = plan.survey.manifests;
+        let mut survey = self.own_survey(&plan.namespace);
+        survey.manifests = manifests;
+        self.ask_around(PlanQuery {
+            survey,
+            answered: BTreeSet::from([self.me().clone()]),
+            manifests_due: BTreeMap::new(),
+            manifests_asked: BTreeSet::new(),
+            tier: self.unread_tier(),
+            mark,
+            mark_asked: mark,
+            ..plan
+        });
     }
 
     fn ask_for_plan(&mut self, query: QueryId, peer: &NodeName) {
@@ -184,6 +224,7 @@ impl Node {
         plan.answered.insert(from.clone());
         plan.mark = plan.mark.max(mark);
         plan.foreign_owner |= owner.is_some_and(|owner| owner != plan.owner);
+        plan.survey.forget(from);
         plan.survey.add(from, holdings);
         let unknown: Vec<Digest> = holdings
             .iter()
@@ -322,9 +363,13 @@ impl Node {
         }
         let is_late =
             |plan: &PlanQuery| plan.deadline <= self.now && !planted!("plans_never_expire");
-        let is_over = |plan: &PlanQuery| is_late(plan) || self.is_settled(plan);
-        if self.plans.get(&query).is_some_and(is_over) {
-            self.finish_plan(query);
+        let Some(plan) = self.plans.get(&query) else {
+            return;
+        };
+        match (is_late(plan), self.is_settled(plan)) {
+            (false, false) => {}
+            (false, true) if self.is_torn(plan) => self.ask_again(query),
+            _ => self.finish_plan(query),
         }
     }
 

@@ -10,7 +10,7 @@ use storaged_wire::{Digest, NodeName};
 
 use super::marks::mark_at;
 use super::open::OpenWish;
-use super::plan::{PlanQuery, Then};
+use super::plan::{Older, PlanQuery, Then};
 use crate::limits;
 use crate::node::Node;
 
@@ -28,6 +28,18 @@ impl Node {
                     && self.offer_settles(plan)
             }
         }
+    }
+
+    /// Whether what answered is below what was protected, and something was protected while answers came in: they tell of
+    /// different moments then, and what is whole may be in none of them.
+    pub(super) fn is_torn(&self, plan: &PlanQuery) -> bool {
+        let bar = self.bar(plan);
+        let is_enough =
+            |key: Option<CheckpointKey>| key.is_some_and(|key| self.is_high_enough(plan, &key));
+        matches!(plan.then, Then::Offer(Older::Refused))
+            && plan.step.is_none()
+            && bar != plan.mark_asked
+            && !is_enough(self.newest_offer(plan))
     }
 
     fn everybody_answered(&self, plan: &PlanQuery) -> bool {
