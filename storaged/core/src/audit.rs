@@ -55,6 +55,8 @@ pub struct Shown {
     pub shards: Vec<(Rank, SlotId)>,
     /// Parity sets.
     pub parity: Vec<(Lane, u32, ParityId)>,
+    /// How many have one of the shards open.
+    pub readers: usize,
 }
 
 impl Node {
@@ -100,6 +102,7 @@ impl Node {
                 manifest: c.name(),
                 shards: shards.map(|(rank, shard)| (*rank, shard.slot)).collect(),
                 parity: parity.map(|((lane, i), set)| (*lane, *i, *set)).collect(),
+                readers: c.shards.values().map(|shard| shard.readers.len()).sum(),
             }
         });
         shown.collect()

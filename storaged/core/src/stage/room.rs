@@ -106,7 +106,7 @@ impl Node {
                 self.is_of_older_run(checkpoint) || (has_waited && self.was_gone_past(checkpoint));
             return needless.then_some(Yield::Checkpoint);
         }
-        let newer = self.newest_whole(&checkpoint.key.namespace)?;
+        let newer = self.newest_instead_of(checkpoint)?;
         let superseded = checkpoint.key < newer
             && self.knows_bears(&checkpoint.key)
             && self.is_as_safe(&newer, checkpoint);
@@ -118,6 +118,21 @@ impl Node {
             }
             true => self.is_stuck(checkpoint).then_some(Yield::Checkpoint),
         }
+    }
+
+    /// The newest checkpoint that may take this one's place. What is protected goes for nothing less: a newer step that has
+    /// only committed is on a single copy, and the next restart may pass it over when one node does not answer in time. The
+    /// step before would be lost then though nothing is. Two slots per rank leave no choice, or saving would stop.
+    fn newest_instead_of(&self, checkpoint: &Checkpoint) -> Option<CheckpointKey> {
+        let namespace = &checkpoint.key.namespace;
+        let is_protected = checkpoint.state >= CheckpointState::Protected;
+        if is_protected
+            && self.setup.slots_per_rank > 2
+            && !planted!("protected_yields_to_committed")
+        {
+            return self.newest_safe(namespace);
+        }
+        self.newest_whole(namespace)
     }
 
     /// The newest checkpoint that could be restored from RAM right now, as far as this node knows.

@@ -98,7 +98,8 @@ impl World {
         );
     }
 
-    /// A durable step that a newer one makes needless holds no slot anywhere.
+    /// A durable step that a newer one makes needless holds no slot anywhere, but where somebody still reads it: trainers
+    /// that hang stay connected with what they opened.
     fn what_is_durable_is_unpinned(&mut self, namespace: &Namespace) {
         let now = self.now;
         let month = self.month.as_deref().expect("it is a month");
@@ -116,12 +117,15 @@ impl World {
             }
             for (node, process) in self.processes.iter().enumerate() {
                 let shown = process.iter().flat_map(|process| process.node.shown());
-                let pins = shown
-                    .into_iter()
-                    .any(|shown| shown.key == *key && !shown.shards.is_empty());
+                let all: Vec<_> = shown
+                    .filter(|shown| shown.key.namespace == *namespace)
+                    .collect();
+                let pins = all
+                    .iter()
+                    .find(|it| it.key == *key && !it.shards.is_empty() && it.readers == 0);
                 assert!(
-                    !pins,
-                    "what is durable is unpinned everywhere within 10 s: node {node} keeps {key:?}, durable since {} ms, at {now} ms",
+                    pins.is_none(),
+                    "what is durable is unpinned everywhere within 10 s: node {node} keeps {pins:?}, durable since {} ms, at {now} ms; it has {all:#?}, the tier {newest:?}",
                     published.at
                 );
             }
