@@ -350,3 +350,47 @@ fn names_that_nobody_uses_are_forgotten() {
         assert_eq!(cluster.ledger(node).jobs, 0, "n{node}");
     }
 }
+
+/// Processes of earlier incarnations that hang with a step open do not keep a rank from saving, as long as there is room;
+/// nothing but what they read stays for them.
+#[test]
+fn readers_that_hang_with_old_steps_open_do_not_stop_saves() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(100 * SLOT, 3_600_000));
+    let mut hanging = Vec::new();
+    for _ in 0..5 {
+        saved(&mut cluster, DurableWish::Policy);
+        hanging.push(open_own(&mut cluster, 0));
+    }
+    saved(&mut cluster, DurableWish::Policy);
+    saved(&mut cluster, DurableWish::Policy);
+    let read = (hanging.len() + 3) as u64;
+    assert!(cluster.ledger(0).used <= read * SLOT + 4 * PARITY);
+    for reader in hanging {
+        cluster.disconnect(0, reader);
+    }
+    saved(&mut cluster, DurableWish::Policy);
+    assert!(cluster.ledger(0).used <= 3 * SLOT + 4 * PARITY);
+}
+
+/// Opens the newest checkpoint's shard that lies on the node, and keeps it open.
+fn open_own(cluster: &mut Cluster, node: usize) -> storaged_core::ConnId {
+    let reader = cluster.connect(node, Role::Reader);
+    let plan = Request::Plan {
+        step: None,
+        timeout_ms: 10_000,
+        allow_older: false,
+    };
+    let Reply::Plan(plan) = cluster.ask(node, reader, plan) else {
+        panic!("expected a plan");
+    };
+    let open = Request::OpenShard {
+        manifest: plan.manifest,
+        rank: storaged_wire::Rank::new(node as u32),
+        ranges: vec![],
+        timeout_ms: 60_000,
+        without: None,
+    };
+    let opened = cluster.ask(node, reader, open);
+    assert!(matches!(opened, Reply::ShardOpened { .. }), "{opened:?}");
+    reader
+}

@@ -1,5 +1,7 @@
 //! When a checkpoint leaves RAM: once a newer one is as safe as this node can make it, or when it is given up.
 
+use std::collections::BTreeMap;
+
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{CheckpointState, Namespace, Rank};
 
@@ -42,11 +44,17 @@ impl Node {
         let older: Vec<CheckpointKey> = self
             .checkpoints
             .values()
-            .filter(|c| c.key.namespace == *namespace && c.key < newest && !self.is_pinned(c))
+            .filter(|c| c.key.namespace == *namespace && c.key < newest && !self.is_due(c))
             .filter(|c| Some(&c.key) != base.as_ref())
             .filter(|c| self.is_as_safe(&newest, c))
             .map(|c| c.key.clone())
             .collect();
+        let (read, older): (Vec<_>, Vec<_>) = older
+            .into_iter()
+            .partition(|key| Self::is_read(&self.checkpoints[key]));
+        for key in read {
+            self.keep_for_readers(&key);
+        }
         for key in older {
             if self.checkpoints[&key].manifest.is_none() {
                 self.abandon(
@@ -77,9 +85,32 @@ impl Node {
         self.homes_of(key).iter().any(|home| self.is_up(home))
     }
 
-    /// Readers have it open, or its way to the durable tier is not at its end.
-    fn is_pinned(&self, checkpoint: &Checkpoint) -> bool {
-        Self::is_read(checkpoint) || self.is_due(checkpoint)
+    /// Whether a newer checkpoint has made this one needless, and the durable tier does not need it either.
+    pub(super) fn is_needless_but_for_readers(&self, checkpoint: &Checkpoint) -> bool {
+        let newest = self.newest_safe(&checkpoint.key.namespace);
+        !self.is_due(checkpoint)
+            && newest.is_some_and(|newest| {
+                checkpoint.key < newest && self.is_as_safe(&newest, checkpoint)
+            })
+    }
+
+    /// Frees what of it nobody has open: its parity, and shards of other ranks.
+    fn keep_for_readers(&mut self, key: &CheckpointKey) {
+        self.make_base(key);
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        let shards = std::mem::take(&mut checkpoint.shards);
+        let (read, unread): (BTreeMap<_, _>, BTreeMap<_, _>) = shards
+            .into_iter()
+            .partition(|(_, shard)| !shard.readers.is_empty());
+        checkpoint.shards = read;
+        if !unread.is_empty() {
+            self.end_sessions_of(key);
+        }
+        for shard in unread.into_values() {
+            self.free_slot_again(shard.slot);
+        }
     }
 
     /// Whether somebody has a shard of it open here.

@@ -186,7 +186,8 @@ impl Node {
     }
 
     /// Slots of a rank that count against what it may have. One that only waits for the durable tier to take it does
-    /// not, as long as there is room for another: the tier's pace is none of the trainer's concern.
+    /// not, as long as there is room for another: the tier's pace is none of the trainer's concern. Neither is a process
+    /// that hangs with an old step open: three of them would stop every save for good.
     pub(super) fn slots_that_count(&self, namespace: &Namespace, rank: Rank) -> usize {
         let waits_for_tier = self.upload_in_turn(namespace).filter(|key| {
             let newest = self.newest_safe(namespace);
@@ -194,7 +195,7 @@ impl Node {
         });
         let counts = |used_for: &SlotUse| match used_for {
             SlotUse::Guest => false,
-            SlotUse::Sealed(key) => Some(key) != waits_for_tier.as_ref(),
+            SlotUse::Sealed(key) => Some(key) != waits_for_tier.as_ref() && !self.is_only_read(key),
             _ => true,
         };
         let slots = self.slots.values();
@@ -202,6 +203,12 @@ impl Node {
             .filter(|slot| slot.namespace == *namespace && slot.rank == rank)
             .filter(|slot| counts(&slot.used_for))
             .count()
+    }
+
+    /// Whether a checkpoint is here only because somebody has it open.
+    fn is_only_read(&self, key: &CheckpointKey) -> bool {
+        let checkpoint = self.checkpoints.get(key);
+        checkpoint.is_some_and(|c| Self::is_read(c) && self.is_needless_but_for_readers(c))
     }
 
     /// Since when a connection has waited, for a new wish of it.
