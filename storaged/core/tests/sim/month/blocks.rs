@@ -122,9 +122,14 @@ impl World {
             let progress = (key.clone(), now);
             promises.progress.insert(namespace.clone(), progress);
         }
-        if fully {
-            let (key, lost) = (key.clone(), BTreeSet::new());
-            let floor = Floor { key, lost };
+        let floor = promises.floors.get(namespace);
+        let is_newer = floor.is_none_or(|floor| floor.key < key);
+        if fully || (as_said && is_newer && said > 0) {
+            let floor = Floor {
+                key: key.clone(),
+                bears: if fully { m } else { said },
+                lost: BTreeSet::new(),
+            };
             promises.floors.insert(namespace.clone(), floor);
         }
         if as_said || durable || !equal {
@@ -153,7 +158,7 @@ impl World {
         let Some(floor) = self.month().promises.floors.get(namespace).cloned() else {
             return;
         };
-        if floor.lost.len() > self.limits.m {
+        if floor.lost.len() > floor.bears {
             return;
         }
         let there = self.restorable(namespace);
@@ -168,9 +173,11 @@ impl World {
 
     /// Everything that jobs have saved bears m losses, and all nodes are there.
     pub(super) fn everything_bears_m(&mut self) -> bool {
+        let m = self.limits.m;
         let awake = (0..self.limits.nodes).all(|node| self.is_awake(node));
         let promises = &self.month().promises;
-        let whole = promises.floors.values().all(|floor| floor.lost.is_empty());
+        let is_whole = |floor: &Floor| floor.lost.is_empty() && floor.bears == m;
+        let whole = promises.floors.values().all(is_whole);
         awake && whole && !promises.floors.is_empty() && promises.doubted_since.is_empty()
     }
 }

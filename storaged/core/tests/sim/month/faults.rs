@@ -121,7 +121,8 @@ impl World {
         match crashes {
             Crashes::Never => {}
             Crashes::UpToM => {
-                let lost = self.month().promises.lost_since_shown();
+                let m = self.limits.m;
+                let lost = self.month().promises.lost_since_shown(m);
                 if lost < self.limits.m && self.random(CRASH_ONE_IN) == 0 {
                     let (node, back) = (self.any_node(), 200 + self.random(7_000));
                     self.kill(node, Some(back));

@@ -15,10 +15,12 @@ use super::Unequal;
 use super::asks::{Asked, What};
 use super::tier::TierKind;
 
-/// The newest checkpoint that was shown as protected and was, and the nodes lost since.
+/// The newest checkpoint that was shown as protected and was, how many losses it was said to bear, and the nodes lost
+/// since. Nodes that were cut off when it was protected do not bear anything.
 #[derive(Debug, Clone)]
 pub struct Floor {
     pub key: CheckpointKey,
+    pub bears: usize,
     pub lost: BTreeSet<usize>,
 }
 
@@ -45,9 +47,10 @@ impl Promises {
         }
     }
 
-    /// Nodes lost since what is protected was last whole.
-    pub fn lost_since_shown(&self) -> usize {
-        let lost = self.floors.values().map(|floor| floor.lost.len());
+    /// Nodes lost or cut off since what is protected bore `m`.
+    pub fn lost_since_shown(&self, m: usize) -> usize {
+        let floors = self.floors.values();
+        let lost = floors.map(|floor| floor.lost.len() + (m - floor.bears));
         lost.max().unwrap_or(0)
     }
 }
