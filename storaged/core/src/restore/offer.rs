@@ -69,12 +69,12 @@ impl Node {
             (Some(bar), Some(key)) if !self.is_high_enough(plan, key) => {
                 Err(newer_unreachable(plan, Hidden::Known(bar), &silent, found))
             }
-            (Some(_), Some(_)) => Ok(()),
             // Of all that answered, some know of it and none holds anything: what the tier holds is said elsewhere.
             (Some(bar), None) if !silent.is_empty() || self.is_torn(plan) => {
                 Err(newer_unreachable(plan, Hidden::Known(bar), &silent, found))
             }
-            (None, _) if !self.majority_answered(plan) => {
+            // A mark that is known here may be long out of date: only of a majority somebody knows the newest.
+            _ if !self.majority_answered(plan) => {
                 let members = self.setup.members.len();
                 Err(newer_unreachable(
                     plan,
