@@ -51,6 +51,10 @@ class Settings:
     seconds: float
     log: str
     attempt: int
+    #: Of two jobs that save by turns, which this is, how long a turn takes, and when the first began.
+    turn: int = 0
+    turn_seconds: float = 0.0
+    turns_began: float = 0.0
 
 
 @dataclass
@@ -172,6 +176,11 @@ class Job:
         else:
             self.tell("saved", step=step, seconds=seconds)
 
+    def wait_turn(self) -> None:
+        own = self.settings
+        while own.turn_seconds and not self.ending and (time.time() - own.turns_began) // own.turn_seconds % 2 != own.turn:
+            time.sleep(0.02)
+
     def train(self) -> None:
         step = self.restore()
         run = self.ranks[0].client().open_run(RESTORE_MS)
@@ -180,6 +189,9 @@ class Job:
         self.tell("running", run=run, step=step)
         began = due = time.time()
         while not self.ending and time.time() - began < self.settings.seconds:
+            self.wait_turn()
+            if self.ending:
+                break
             step += 1
             self.save(step)
             due = max(due + self.settings.interval, time.time())

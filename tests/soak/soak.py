@@ -1,7 +1,8 @@
 """An ordinary month in minutes: real daemons, a real S3 server behind a proxy that is slow and fails, two jobs that save all
 the time, and what happens to nodes. `make soak MINUTES=15`.
 
-Three parts: a job without a durable tier; the same job for as long with a tier slower than its steps; then all the faults.
+Two parts: a job without a durable tier and the same job with a tier slower than its steps, which save by turns, so that both
+meet what else the machine does; then all the faults.
 Everything runs in a network namespace of its own, so links are cut with its own nftables. What a daemon said was protected
 must come back, bit for bit, as long as no more than m nodes were lost at once: the soak loses no more.
 """
@@ -14,6 +15,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -30,6 +32,8 @@ S3_PORT, PORT = 7480, 9600
 # The tier takes so many bytes per second: less than the jobs owe it.
 TIER_RATE = 600_000
 EVERY = 5
+# Two jobs that are compared save by turns of so many seconds, of which the first do not count: a backlog builds up.
+TURN, SETTLE = 10.0, 3.0
 MARKS = {"protected_lost": 0, "wrong_bytes": 0, "saves_rate_vs_no_tier": 0.95, "longest_unprotected_s": 10.0, "pinned_slots_end": 0}
 
 
@@ -49,11 +53,11 @@ class Job:
         #: What was protected when each restart began, in order.
         self.owed: list[tuple[str, int] | None] = []
 
-    def start(self, seconds: float = 1e9) -> None:
+    def start(self, seconds: float = 1e9, turns: dict | None = None) -> None:
         self.owed.append(self.watch.newest())
         sockets = [str(self.soak.cluster.socket(node)) for node in self.nodes]
         settings = dict(namespace=self.name, token=f"{self.name}-token", sockets=sockets, length=self.length)
-        settings |= dict(interval=self.interval, seconds=seconds, log=str(self.log), attempt=len(self.owed) - 1)
+        settings |= dict(interval=self.interval, seconds=seconds, log=str(self.log), attempt=len(self.owed) - 1, **(turns or {}))
         with self.log.with_suffix(".err").open("ab") as err:
             command = [sys.executable, str(HERE / "job.py"), json.dumps(settings)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=err, stderr=err)
@@ -86,9 +90,9 @@ class Job:
 
 
 class Soak:
-    def __init__(self, directory: Path, durable: str, environment: dict[str, str], proxy: Proxy | None, dice: random.Random):
+    def __init__(self, directory: Path, durable: str, environment: dict[str, str], proxy: Proxy | None, dice: random.Random, port: int = PORT):
         self.directory, self.proxy, self.dice = directory, proxy, dice
-        self.cluster = Cluster(directory, durable, EVERY if durable else 0, PORT, environment)
+        self.cluster = Cluster(directory, durable, EVERY if durable else 0, port, environment)
         self.costs, self.jobs = Costs(), []
         self.kills = self.pauses = 0
         self.faults: collections.Counter[str] = collections.Counter()
@@ -130,13 +134,6 @@ class Soak:
                     return False
                 self.rest(0.2)
         return True
-
-    def rates(self) -> float:
-        """Saves per second of the first job."""
-        job = self.jobs[0]
-        ended = job.events("ended")
-        check(len(ended) == 1, f"the job did not end by itself: see {job.log}")
-        return len(job.events("saved")) / ended[0]["seconds"]
 
     def end(self) -> None:
         for job in self.jobs:
@@ -270,14 +267,33 @@ path_style = true
 """
 
 
-def steady(soak: Soak, seconds: float) -> float:
-    """The rate at which the first job saves when nothing fails."""
-    soak.start()
-    job = soak.job("first", list(range(RANKS)), 256 << 10, 0.2)
-    job.start(seconds)
-    soak.rest(seconds + 1)
-    job.process.wait(timeout=90)
-    return soak.rates()
+def compared(bare: Soak, tiered: Soak, turns: int) -> float:
+    """The rate of saves with a slow tier, as a share of that without one: both save by turns, and medians are compared."""
+    began = time.time() + 5
+    for turn, soak in enumerate((bare, tiered)):
+        soak.start()
+        soak.job("first", list(range(RANKS)), 256 << 10, 0.2)
+        soak.jobs[0].start(turns=dict(turn=turn, turn_seconds=TURN, turns_began=began))
+    for number in range(turns):
+        # What the tier is owed must not be paid while the other one saves.
+        tiered.proxy.rate = TIER_RATE if number % 2 else TIER_RATE / 20
+        bare.rest(began + (number + 1) * TURN - time.time())
+    rates = [turn_rates(soak.jobs[0], began, range(turn, turns, 2)) for turn, soak in enumerate((bare, tiered))]
+    for name, soak, found in zip(("without a", "with a slow"), (bare, tiered), rates):
+        soak.jobs[0].end()
+        refused = collections.Counter(one["error"] for one in soak.jobs[0].events("refused"))
+        say(f"{name} tier: {', '.join(f'{rate:.2f}' for rate in found)} saves per second, refused {dict(refused)}")
+    return statistics.median(rates[1]) / statistics.median(rates[0])
+
+
+def turn_rates(job: Job, began: float, turns: range) -> list[float]:
+    """Saves per second in each of a job's turns that it was there for, without their first seconds."""
+    saved, running = [one["at"] for one in job.events("saved")], job.events("running")
+    check(len(running) == 1, f"the job did not open its run: see {job.log}")
+    starts = [began + turn * TURN + SETTLE for turn in turns]
+    starts = [start for start in starts if start >= running[0]["at"]]
+    check(len(starts) > 0, f"the job did not start in time: see {job.log}")
+    return [sum(start <= at < start + TURN - SETTLE for at in saved) / (TURN - SETTLE) for start in starts]
 
 
 def troubled(soak: Soak, seconds: float) -> None:
@@ -384,26 +400,26 @@ def missed(result: dict) -> list[str]:
 def run(args: argparse.Namespace, env: dict[str, str]) -> dict:
     seconds, dice = args.minutes * 60, random.Random(args.seed)
     keys = {key: env[key] for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-    short, rates, soaks = max(30.0, seconds / 8), [], []
+    turns, soaks = 2 * max(3, round(seconds / 8 / TURN)), []
+
+    def soak(name: str, port: int = PORT) -> Soak:
+        proxy = None if name == "without" else Proxy(S3_PORT, TIER_RATE)
+        if proxy:
+            proxy.start()
+        tier = durable_section(env, proxy.port, f"{name}-{int(time.time())}") if proxy else ""
+        soaks.append(Soak(args.directory / name, tier, keys, proxy, dice, port))
+        return soaks[-1]
+
     try:
-        for name in ("without", "slow", "troubled"):
-            proxy = None if name == "without" else Proxy(S3_PORT, TIER_RATE)
-            if proxy:
-                proxy.start()
-            tier = durable_section(env, proxy.port, f"{name}-{int(time.time())}") if proxy else ""
-            soak = Soak(args.directory / name, tier, keys, proxy, dice)
-            soaks.append(soak)
-            if name == "troubled":
-                troubled(soak, seconds - 2 * short)
-                return figures(soak, args.minutes, args.seed, rates[1] / rates[0])
-            rates.append(steady(soak, short))
-            refused = collections.Counter(one["error"] for one in soak.jobs[0].events("refused"))
-            say(f"{name} tier: {rates[-1]:.2f} saves per second, refused {dict(refused)}")
-            soak.end()
-        raise AssertionError("the last part returns")
+        ratio = compared(soak("without"), soak("slow", PORT + 10), turns)
+        for ended in soaks:
+            ended.end()
+        last = soak("troubled")
+        troubled(last, seconds - turns * TURN)
+        return figures(last, args.minutes, args.seed, ratio)
     finally:
-        for soak in soaks:
-            soak.end()
+        for one in soaks:
+            one.end()
         if len(soaks) == 3:
             print("what daemons warned of most:", *log_lines(soaks[-1]), sep="\n  ")
 
