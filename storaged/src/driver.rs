@@ -5,6 +5,7 @@ mod certificate;
 mod operate;
 mod readiness;
 mod said;
+mod start;
 mod tier;
 
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use storaged_core::encode::SessionWork;
-use storaged_core::{DurableForm, Input, Node, Note, Output, RequestId, Setup};
+use storaged_core::{Input, Node, Note, Output, RequestId};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{Digest, Generation, Rank, RefusalCode, encode};
@@ -27,7 +28,7 @@ use crate::encode::{
 };
 use crate::http::{self, OpsState};
 use crate::memory::{Digested, Memory};
-use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, SocketFactory, TlsIdentity};
+use crate::net::{Net, NetError, NetEvent, SocketFactory};
 use crate::repeats::Repeats;
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
@@ -37,6 +38,7 @@ use certificate::OwnCertificate;
 pub use certificate::{date, expiry_fault};
 use readiness::LinkFacts;
 use said::say_copied;
+use start::{own_certificate, setup, start_net};
 
 /// A session that runs says so often how it goes.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -145,13 +147,7 @@ impl Daemon {
             limits,
         ));
         let (inputs, from_effects) = mpsc::channel(QUEUE);
-        let store = match (&seams.store, &config.durable) {
-            (Some(store), _) => Some(store.clone()),
-            (None, Some(config)) => Some(tier::open_tier(config, &inputs).await?),
-            (None, None) => None,
-        };
-        let trickle =
-            store.map(|store| Arc::new(Trickle::new(store, memory.clone(), config.trickle)));
+        let trickle = tier::start_trickle(&config, &seams, &memory, &inputs).await?;
         let ops = Arc::new(OpsState::default());
         if let Some(address) = config.ops_listen {
             let served = http::serve(address, ops.clone()).await;
@@ -616,71 +612,6 @@ async fn run(executor: &Executor, work: SessionWork, inputs: &mpsc::Sender<Input
             }
         }
     }
-}
-
-fn setup(config: &Config, generation: Generation) -> Setup {
-    Setup {
-        name: config.name.clone(),
-        generation,
-        members: config.members.clone(),
-        geometry: config.geometry,
-        chunk: config.chunk,
-        slots_per_rank: config.slots_per_rank,
-        budget: config.budget,
-        idle_job_ms: config.idle_job_ms,
-        link_rates: config.link_rates.clone(),
-        durable: config.durable_policy,
-        runs_without_tier: config.runs_without_tier,
-        durable_form: match config.trickle.increments {
-            0 => DurableForm::Full,
-            _ => DurableForm::Increments,
-        },
-    }
-}
-
-/// Its dates, if there are links.
-fn own_certificate(config: &Config) -> Result<Option<OwnCertificate>, NetError> {
-    let Some(files) = &config.tls else {
-        return Ok(None);
-    };
-    let identity = TlsIdentity::load(files)?;
-    Ok(Some(OwnCertificate::new(identity.validity()?)))
-}
-
-async fn start_net(
-    config: &Config,
-    seams: &Seams,
-    generation: Generation,
-    events: mpsc::Sender<NetEvent>,
-) -> Result<Option<Arc<Net>>, StartError> {
-    let Some(files) = &config.tls else {
-        return Ok(None);
-    };
-    let identity = TlsIdentity::load(files).map_err(NetError::from)?;
-    let mut seed = [0; 32];
-    for part in seed.chunks_mut(8) {
-        part.copy_from_slice(&seams.entropy.next().to_le_bytes());
-    }
-    let net_config = NetConfig {
-        node: config.name.clone(),
-        generation,
-        listen: config.listen,
-        identity,
-        peers: config.peers.clone(),
-        agreement: config.agreement(),
-        versions: LINK_VERSIONS,
-        sockets: seams.sockets.clone(),
-        seed: Some(seed),
-    };
-    let started = seams
-        .net_runtime
-        .spawn(Net::start(net_config, events))
-        .await;
-    let started = started.map_err(|error| StartError::Start {
-        what: "the network's runtime",
-        source: std::io::Error::other(error),
-    })?;
-    Ok(Some(started?))
 }
 
 /// An error with its causes, in one line.

@@ -9,6 +9,8 @@ use crossbeam::channel::{Sender, bounded};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::sync::{Semaphore, oneshot};
 
+use crate::config::CodecThreads;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads for arithmetic.
@@ -25,7 +27,8 @@ struct Threads {
 }
 
 /// The pool's threads are gone: the process is ending.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("expected a result of the codec's threads, got none: the daemon is stopping")]
 pub struct PoolClosed;
 
 impl Pool {
@@ -34,7 +37,21 @@ impl Pool {
     /// # Errors
     /// As the system says.
     pub fn start(threads: usize) -> std::io::Result<Self> {
-        Self::start_each(&vec![None; threads.max(1)])
+        Self::start_each("codec", &vec![None; threads.max(1)])
+    }
+
+    /// Threads of another name on the same cores, for work that waits for a slow tier in between.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn start_named(name: &str, threads: &CodecThreads) -> std::io::Result<Self> {
+        match threads {
+            CodecThreads::Anywhere(threads) => Self::start_each(name, &vec![None; *threads]),
+            CodecThreads::Cores(cores) => {
+                let cores: Vec<Option<usize>> = cores.iter().copied().map(Some).collect();
+                Self::start_each(name, &cores)
+            }
+        }
     }
 
     /// Starts a thread on each of these cores, which it never leaves.
@@ -43,11 +60,11 @@ impl Pool {
     /// As the system says, also if there is no such core or this process may not use it.
     pub fn start_on(cores: &[usize]) -> std::io::Result<Self> {
         let cores: Vec<Option<usize>> = cores.iter().copied().map(Some).collect();
-        Self::start_each(&cores)
+        Self::start_each("codec", &cores)
     }
 
     /// One thread for each, on that core if one is named.
-    fn start_each(cores: &[Option<usize>]) -> std::io::Result<Self> {
+    fn start_each(name: &str, cores: &[Option<usize>]) -> std::io::Result<Self> {
         let threads = cores.len();
         // Twice as many jobs as threads wait: a thread always finds its next one, and no more memory is held.
         let places = 2 * threads;
@@ -69,7 +86,7 @@ impl Pool {
                 }
             };
             std::thread::Builder::new()
-                .name(format!("codec-{index}"))
+                .name(format!("{name}-{index}"))
                 .spawn(work)?;
             told.recv().map_err(std::io::Error::other)??;
         }
@@ -125,6 +142,19 @@ impl Pool {
             .try_send(Box::new(job))
             .map_err(|_| PoolClosed)?;
         Ok(receiver)
+    }
+}
+
+impl Pool {
+    /// Computes here, and waits for the result.
+    ///
+    /// # Errors
+    /// `PoolClosed` if there is nobody to compute, or the computation broke.
+    pub async fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, PoolClosed> {
+        self.submit(work).await?.await.map_err(|_| PoolClosed)
     }
 }
 

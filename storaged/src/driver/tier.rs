@@ -1,4 +1,4 @@
-//! The durable tier's opening: in the background, so that a tier that is down holds up no start.
+//! The durable tier as the driver opens it, and the threads of its copies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,13 +6,18 @@ use std::time::Duration;
 use storaged_core::{DurableFault, Input};
 use tokio::sync::{mpsc, watch};
 
+use super::{Offload, Seams, StartError};
+use crate::config::Config;
+use crate::memory::Memory;
+use crate::pool::Pool;
 use crate::trickle::store::{self, Opening, Store, StoreError};
+use crate::trickle::{Trickle, TrickleThreads};
 
 /// A start waits so long for the first attempt to open the durable tier: what is wrong with its configuration ends it.
 const FIRST_ATTEMPT_WAIT: Duration = Duration::from_secs(3);
 
 /// Begins to open the durable tier. A start waits a moment for the first attempt, but not for a tier that is down.
-pub(super) async fn open_tier(
+async fn open_tier(
     config: &store::StoreConfig,
     inputs: &mpsc::Sender<Input>,
 ) -> Result<Arc<dyn Store>, StoreError> {
@@ -44,4 +49,37 @@ async fn watch_tier(mut opening: watch::Receiver<Opening>, inputs: mpsc::Sender<
             return;
         }
     }
+}
+
+/// What copies to the configured tier, or to a test's.
+pub(super) async fn start_trickle(
+    config: &Config,
+    seams: &Seams,
+    memory: &Arc<Memory>,
+    inputs: &mpsc::Sender<Input>,
+) -> Result<Option<Arc<Trickle>>, StartError> {
+    let store = match (&seams.store, &config.durable) {
+        (Some(store), _) => store.clone(),
+        (None, Some(config)) => open_tier(config, inputs).await?,
+        (None, None) => return Ok(None),
+    };
+    let trickle = Trickle::new(store, memory.clone(), config.trickle);
+    Ok(Some(Arc::new(match trickle_threads(config, seams)? {
+        Some(threads) => trickle.on(threads),
+        None => trickle,
+    })))
+}
+
+/// Threads of copies: the codec's and, on the same cores, some that may wait for the tier. None under simulated time.
+fn trickle_threads(config: &Config, seams: &Seams) -> Result<Option<TrickleThreads>, StartError> {
+    if seams.offload == Offload::Inline {
+        return Ok(None);
+    }
+    let long = Pool::start_named("tier", &config.codec_threads);
+    let long = long.map_err(|source| StartError::Start {
+        what: "the threads of the durable tier",
+        source,
+    })?;
+    let short = seams.pool.clone();
+    Ok(Some(TrickleThreads { short, long }))
 }

@@ -270,7 +270,7 @@ impl Trickle {
         }
         let chain = chain.clone();
         let work = move || put_together(&chain, lowest, windows);
-        tokio::task::spawn_blocking(work).await.map_err(local)?
+        self.compute(work).await.map_err(local)?
     }
 
     /// Chunks of a level that stands alone.

@@ -163,7 +163,8 @@ impl Trickle {
             rate: self.rate.clone(),
             part_bytes: part_bytes.get() as usize,
         };
-        let making = tokio::task::spawn_blocking(move || maker.make(&parts));
+        let making = self.begin(move || maker.make(&parts)).await;
+        let making = making.map_err(local)?;
         let mut number = 0;
         while let Some(part) = ready.recv().await {
             self.put_once(&mut upload, number, part).await?;

@@ -18,6 +18,7 @@ mod runs;
 pub mod store;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub use increment::IncrementReport;
 use increment::MeasuredRate;
 pub use retention::Retention;
 use store::{ObjectKey, PartBytes, PartNumber, Store, StoreError, Upload};
+pub use threads::TrickleThreads;
 
 /// Shards uploaded at once: each holds one part in RAM.
 const UPLOADS_AT_ONCE: usize = 2;
@@ -93,6 +95,7 @@ pub struct Trickle {
     /// One tidying at a time.
     tidying: tokio::sync::Mutex<()>,
     sightings: retention::Sightings,
+    threads: Option<TrickleThreads>,
 }
 
 fn object(manifest: &Manifest, name: &str) -> Result<ObjectKey, DurableFault> {
@@ -134,6 +137,7 @@ impl Trickle {
             sent: leftover::Sent::default(),
             tidying: tokio::sync::Mutex::default(),
             sightings: retention::Sightings::default(),
+            threads: None,
         }
     }
 
@@ -296,7 +300,7 @@ impl Trickle {
             }
             Ok(part.freeze())
         };
-        tokio::task::spawn_blocking(read).await.map_err(local)?
+        self.compute(read).await.map_err(local)?
     }
 
     /// Reads ranges of a shard into a slot, every chunk verified. No ranges: all of it. A checkpoint that proves damaged
@@ -402,7 +406,7 @@ impl Trickle {
             }
             Ok(())
         };
-        tokio::task::spawn_blocking(work).await.map_err(local)?
+        self.compute(work).await.map_err(local)?
     }
 }
 

@@ -80,7 +80,7 @@ impl Trickle {
         let range = manifest.chunk.range(index, shard.length);
         let chunk = self.read_part(manifest, shard, range).await?;
         let pack = move || zstd::bulk::compress(&chunk, LEVEL);
-        let packed = tokio::task::spawn_blocking(pack).await;
+        let packed = self.compute(pack).await;
         packed.map_err(local)?.map_err(local)
     }
 

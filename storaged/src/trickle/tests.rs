@@ -17,6 +17,7 @@ use super::store::{self, ObjectKey, Store};
 use super::{Copied, IncrementReport, Packing, Retention, Trickle, TrickleLimits};
 use crate::memory::Memory;
 
+mod threads;
 mod tier;
 
 const CHUNK: u32 = 64 << 10;

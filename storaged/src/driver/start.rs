@@ -1,0 +1,77 @@
+//! What a start makes of the configuration: the decisions' setup, the own certificate, the links.
+
+use std::sync::Arc;
+
+use storaged_core::{DurableForm, Setup};
+use storaged_wire::Generation;
+use tokio::sync::mpsc;
+
+use super::certificate::OwnCertificate;
+use super::{Seams, StartError};
+use crate::config::Config;
+use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, TlsIdentity};
+
+pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
+    Setup {
+        name: config.name.clone(),
+        generation,
+        members: config.members.clone(),
+        geometry: config.geometry,
+        chunk: config.chunk,
+        slots_per_rank: config.slots_per_rank,
+        budget: config.budget,
+        idle_job_ms: config.idle_job_ms,
+        link_rates: config.link_rates.clone(),
+        durable: config.durable_policy,
+        runs_without_tier: config.runs_without_tier,
+        durable_form: match config.trickle.increments {
+            0 => DurableForm::Full,
+            _ => DurableForm::Increments,
+        },
+    }
+}
+
+/// Its dates, if there are links.
+pub(super) fn own_certificate(config: &Config) -> Result<Option<OwnCertificate>, NetError> {
+    let Some(files) = &config.tls else {
+        return Ok(None);
+    };
+    let identity = TlsIdentity::load(files)?;
+    Ok(Some(OwnCertificate::new(identity.validity()?)))
+}
+
+pub(super) async fn start_net(
+    config: &Config,
+    seams: &Seams,
+    generation: Generation,
+    events: mpsc::Sender<NetEvent>,
+) -> Result<Option<Arc<Net>>, StartError> {
+    let Some(files) = &config.tls else {
+        return Ok(None);
+    };
+    let identity = TlsIdentity::load(files).map_err(NetError::from)?;
+    let mut seed = [0; 32];
+    for part in seed.chunks_mut(8) {
+        part.copy_from_slice(&seams.entropy.next().to_le_bytes());
+    }
+    let net_config = NetConfig {
+        node: config.name.clone(),
+        generation,
+        listen: config.listen,
+        identity,
+        peers: config.peers.clone(),
+        agreement: config.agreement(),
+        versions: LINK_VERSIONS,
+        sockets: seams.sockets.clone(),
+        seed: Some(seed),
+    };
+    let started = seams
+        .net_runtime
+        .spawn(Net::start(net_config, events))
+        .await;
+    let started = started.map_err(|error| StartError::Start {
+        what: "the network's runtime",
+        source: std::io::Error::other(error),
+    })?;
+    Ok(Some(started?))
+}
