@@ -26,7 +26,7 @@ use crate::digest;
 use crate::encode::{
     Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
 };
-use crate::http::{self, OpsState};
+use crate::http::{self, OpsState, RestartAsked};
 use crate::memory::{Digested, Memory};
 use crate::net::{Net, NetError, NetEvent, SocketFactory};
 use crate::repeats::Repeats;
@@ -120,6 +120,7 @@ pub struct Daemon {
     inputs: mpsc::Sender<Input>,
     from_effects: mpsc::Receiver<Input>,
     from_net: mpsc::Receiver<NetEvent>,
+    from_ops: mpsc::Receiver<RestartAsked>,
     from_stage: mpsc::Receiver<StageEvent>,
     to_stage: mpsc::Sender<StageEvent>,
 }
@@ -149,8 +150,9 @@ impl Daemon {
         let (inputs, from_effects) = mpsc::channel(QUEUE);
         let trickle = tier::start_trickle(&config, &seams, &memory, &inputs).await?;
         let ops = Arc::new(OpsState::default());
+        let (to_driver, from_ops) = mpsc::channel(QUEUE);
         if let Some(address) = config.ops_listen {
-            let served = http::serve(address, ops.clone()).await;
+            let served = http::serve(address, ops.clone(), to_driver).await;
             served.map_err(|source| StartError::Start {
                 what: "the operator's HTTP",
                 source,
@@ -189,6 +191,7 @@ impl Daemon {
             inputs,
             from_effects,
             from_net,
+            from_ops,
             from_stage,
             to_stage,
         })
@@ -216,6 +219,7 @@ impl Daemon {
                 Some(event) = self.from_net.recv() => self.net_event(event),
                 Some(input) = self.from_effects.recv() => Some(input),
                 Some(event) = self.from_stage.recv() => Some(self.stage_event(event)),
+                Some(asked) = self.from_ops.recv() => self.restart_asked(asked),
                 Some(config) = self.from_reloads.recv() => self.reload(&config),
                 () = tokio::time::sleep_until(deadline) => Some(Input::Tick),
             };

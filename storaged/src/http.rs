@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{FromRef, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
+
+use tokio::sync::{mpsc, oneshot};
 
 use doors::{DoorLimits, Doors};
 
@@ -21,6 +23,32 @@ const LIMITS: DoorLimits = DoorLimits {
     connections_max: 64,
     lifetime: Duration::from_secs(60),
 };
+
+/// The driver answers between two inputs; what takes longer is a driver that is stuck.
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
+
+/// Whether this node may be restarted now: asked at the moment, because a status that is a second old does not know of
+/// the peer that has just gone.
+#[derive(Debug)]
+pub struct RestartAsked {
+    /// Node losses that must be bearable before, as in `storaged restart-safe --bears`.
+    pub bears: Option<u32>,
+    /// Where what speaks against it goes.
+    pub answer: oneshot::Sender<Vec<String>>,
+}
+
+/// What the pages are made of.
+#[derive(Debug, Clone)]
+struct Pages {
+    ops: Arc<OpsState>,
+    driver: mpsc::Sender<RestartAsked>,
+}
+
+impl FromRef<Pages> for Arc<OpsState> {
+    fn from_ref(pages: &Pages) -> Self {
+        pages.ops.clone()
+    }
+}
 
 /// What the pages show; the driver keeps it up to date.
 #[derive(Debug, Default)]
@@ -66,14 +94,19 @@ impl OpsState {
 ///
 /// # Errors
 /// As the system says, if the address cannot be bound.
-pub async fn serve(address: SocketAddr, state: Arc<OpsState>) -> std::io::Result<()> {
-    start(address, state, LIMITS).await.map(|_| ())
+pub async fn serve(
+    address: SocketAddr,
+    ops: Arc<OpsState>,
+    driver: mpsc::Sender<RestartAsked>,
+) -> std::io::Result<()> {
+    let pages = Pages { ops, driver };
+    start(address, pages, LIMITS).await.map(|_| ())
 }
 
 /// Starts serving and says where.
 async fn start(
     address: SocketAddr,
-    state: Arc<OpsState>,
+    pages: Pages,
     limits: DoorLimits,
 ) -> std::io::Result<SocketAddr> {
     let listener = tokio::net::TcpListener::bind(address).await?;
@@ -84,7 +117,7 @@ async fn start(
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/status", get(status))
-        .with_state(state);
+        .with_state(pages);
     tokio::spawn(async move {
         if let Err(error) = axum::serve(Doors::new(listener, limits), app).await {
             tracing::error!(%error, "the operator's HTTP ended");
@@ -126,13 +159,71 @@ async fn metrics(State(state): State<Arc<OpsState>>) -> Response {
     ([(header::CONTENT_TYPE, kind)], state.metrics.text()).into_response()
 }
 
-async fn ready(State(state): State<Arc<OpsState>>) -> (StatusCode, String) {
-    let reasons = state.status().not_ready;
-    match reasons.is_empty() {
-        true => (StatusCode::OK, "ready\n".into()),
+async fn ready(State(pages): State<Pages>, RawQuery(query): RawQuery) -> (StatusCode, String) {
+    match Asked::parse(query.as_deref().unwrap_or_default()) {
+        Ok(Asked::Ready) => verdict("ready", pages.ops.status().not_ready),
+        Ok(Asked::RestartSafe { bears }) => restart_safe(&pages, bears).await,
+        Err(what) => (StatusCode::BAD_REQUEST, format!("{what}\n")),
+    }
+}
+
+async fn restart_safe(pages: &Pages, bears: Option<u32>) -> (StatusCode, String) {
+    let (answer, answered) = oneshot::channel();
+    let asking = async {
+        let asked = RestartAsked { bears, answer };
+        pages.driver.send(asked).await.ok()?;
+        answered.await.ok()
+    };
+    match tokio::time::timeout(ANSWER_WAIT, asking).await {
+        Ok(Some(objections)) => verdict("safe to restart", objections),
+        _ => verdict(
+            "",
+            vec![format!(
+                "expected an answer of the daemon within {} s, got none",
+                ANSWER_WAIT.as_secs()
+            )],
+        ),
+    }
+}
+
+fn verdict(good: &str, against: Vec<String>) -> (StatusCode, String) {
+    match against.is_empty() {
+        true => (StatusCode::OK, format!("{good}\n")),
         false => {
-            let lines: String = reasons.iter().map(|reason| format!("{reason}\n")).collect();
+            let lines: String = against.iter().map(|reason| format!("{reason}\n")).collect();
             (StatusCode::SERVICE_UNAVAILABLE, lines)
+        }
+    }
+}
+
+/// What a probe wants to know.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    Ready,
+    RestartSafe { bears: Option<u32> },
+}
+
+impl Asked {
+    /// Whatever is not understood is refused: a probe with a slip of the pen must not take readiness for safety.
+    fn parse(query: &str) -> Result<Self, String> {
+        let (mut restart, mut bears) = (false, None);
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            match part.split_once('=') {
+                Some(("restart", "safe")) => restart = true,
+                Some(("bears", number)) if number.parse::<u32>().is_ok() => {
+                    bears = number.parse().ok();
+                }
+                _ => {
+                    return Err(format!(
+                        "expected restart=safe, with bears=N beside it if another number of losses must be bearable, got {part:?}"
+                    ));
+                }
+            }
+        }
+        match (restart, bears) {
+            (true, bears) => Ok(Self::RestartSafe { bears }),
+            (false, None) => Ok(Self::Ready),
+            (false, Some(_)) => Err("expected restart=safe beside bears=N".into()),
         }
     }
 }
@@ -156,9 +247,21 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     async fn server(limits: DoorLimits) -> (SocketAddr, Arc<OpsState>) {
-        let state = Arc::new(OpsState::default());
+        let (address, ops, _) = server_and_driver(limits).await;
+        (address, ops)
+    }
+
+    async fn server_and_driver(
+        limits: DoorLimits,
+    ) -> (SocketAddr, Arc<OpsState>, mpsc::Receiver<RestartAsked>) {
+        let ops = Arc::new(OpsState::default());
+        let (driver, asked) = mpsc::channel(4);
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        (start(any, state.clone(), limits).await.unwrap(), state)
+        let pages = Pages {
+            ops: ops.clone(),
+            driver,
+        };
+        (start(any, pages, limits).await.unwrap(), ops, asked)
     }
 
     /// Everything that comes until the server closes or cuts the connection.
@@ -192,6 +295,45 @@ mod tests {
         assert!(page.contains("&lt;b>") && !page.contains("\"<b>"), "{page}");
         assert!(get(address, "/metrics").await.ends_with("# EOF\n"));
         assert!(get(address, "/other").await.starts_with("HTTP/1.1 404"));
+    }
+
+    #[tokio::test]
+    async fn a_restart_is_safe_if_the_driver_says_so_at_this_moment() {
+        let (address, state, mut asked) = server_and_driver(LIMITS).await;
+        // Ready is another question, and an old status is no answer.
+        state.set_status("{}".into(), Vec::new());
+        let answers = [vec!["job: step 3 bears 1 of 2".to_owned()], Vec::new()];
+        let driver = tokio::spawn(async move {
+            let mut seen = Vec::new();
+            for answer in answers {
+                let one: RestartAsked = asked.recv().await.unwrap();
+                seen.push(one.bears);
+                one.answer.send(answer).unwrap();
+            }
+            seen
+        });
+        let got = get(address, "/readyz?restart=safe").await;
+        assert!(got.starts_with("HTTP/1.1 503"), "{got}");
+        assert!(got.ends_with("job: step 3 bears 1 of 2\n"), "{got}");
+        let got = get(address, "/readyz?restart=safe&bears=1").await;
+        assert!(got.starts_with("HTTP/1.1 200"), "{got}");
+        assert!(got.ends_with("safe to restart\n"), "{got}");
+        assert_eq!(driver.await.unwrap(), [None, Some(1)]);
+        // The driver is gone.
+        let got = get(address, "/readyz?restart=safe").await;
+        assert!(got.starts_with("HTTP/1.1 503"), "{got}");
+        assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn a_question_that_is_not_understood_is_not_answered_with_ready() {
+        let (address, state) = server(LIMITS).await;
+        state.set_status("{}".into(), Vec::new());
+        for query in ["restart=sure", "restart", "bears=2", "restart=safe&bears=x"] {
+            let got = get(address, &format!("/readyz?{query}")).await;
+            assert!(got.starts_with("HTTP/1.1 400"), "{query}: {got}");
+        }
+        assert!(get(address, "/readyz?").await.starts_with("HTTP/1.1 200"));
     }
 
     #[tokio::test]

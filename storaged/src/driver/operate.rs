@@ -7,6 +7,7 @@ use storaged_wire::{NodeName, decode};
 use super::certificate::{Nearness, OwnCertificate, advice, date, wall_clock};
 use super::{Daemon, chain};
 use crate::config::Config;
+use crate::http::RestartAsked;
 use crate::net::{Net, NetError, NetEvent, Peer, TlsIdentity};
 
 impl Daemon {
@@ -79,6 +80,14 @@ impl Daemon {
         if let Some(silent) = self.repeats.tell(&told, self.clock.now()) {
             tracing::warn!(error = told, silent, "a connection was refused");
         }
+    }
+
+    /// Whether this node may be restarted now, as `storaged restart-safe` says it.
+    pub(super) fn restart_asked(&self, asked: RestartAsked) -> Option<Input> {
+        let objections = self.node.restart_objections(asked.bears);
+        // Whoever asked may have gone.
+        let _ = asked.answer.send(objections);
+        None
     }
 
     /// Brings the operator's pages up to date.

@@ -7,3 +7,4 @@ mod door;
 mod node;
 mod quiet;
 mod reload;
+mod rolling;
