@@ -2,6 +2,8 @@
 //! checkpoint until that is durable or given up; should it miss the word, it asks the home nodes each second, and those
 //! answer also of what they have retired themselves. So nothing stays pinned for a message that was lost.
 
+use std::collections::BTreeSet;
+
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, UnowedCause};
 use storaged_wire::{CheckpointState, Digest, NodeName, Rank};
@@ -25,10 +27,30 @@ impl Node {
         let shards = checkpoint.shards.iter();
         let done = shards.filter(|(_, shard)| shard.upload == Upload::Done);
         let done: Vec<Rank> = done.map(|(rank, _)| *rank).collect();
-        for home in self.homes_of(key) {
+        let homes = self.homes_of(key);
+        // A node that let it go before it heard that it is owed says so when it is asked. Unasked, this one would wait for
+        // its shard for ever, and no newer step would have its turn.
+        let mut asked = match homes.contains(self.me()) && !planted!("retired_shards_awaited") {
+            true => self.not_copied(key),
+            false => BTreeSet::new(),
+        };
+        asked.extend(homes);
+        for node in asked {
             let done = done.clone();
-            self.send(&home, PeerMessage::Owed { manifest, done });
+            self.send(&node, PeerMessage::Owed { manifest, done });
         }
+    }
+
+    /// Nodes whose shards are not in the tier.
+    fn not_copied(&self, key: &CheckpointKey) -> BTreeSet<NodeName> {
+        let checkpoint = self.checkpoints.get(key);
+        let manifest = checkpoint.and_then(|c| Some((c, c.manifest.as_ref()?)));
+        let Some((checkpoint, manifest)) = manifest else {
+            return BTreeSet::new();
+        };
+        let shards = manifest.manifest().shards.iter();
+        let not_copied = shards.filter(|shard| !checkpoint.shards_durable.contains(&shard.rank));
+        not_copied.map(|shard| shard.node.clone()).collect()
     }
 
     /// A node says which of its shards are in the tier.
@@ -86,10 +108,27 @@ impl Node {
                 checkpoint.owing.retired_at.insert(from.clone());
                 if self.no_home_has(&key) {
                     self.note_given_up(&key, "its home nodes have retired it");
+                } else {
+                    self.give_up_if_needed_of(&key, from);
                 }
             }
         }
         self.retire_older(&key.namespace);
+    }
+
+    /// As a home node: what a node has retired cannot be copied whole, if that node's shards are not in the tier.
+    fn give_up_if_needed_of(&mut self, key: &CheckpointKey, retired: &NodeName) {
+        let is_home = self.homes_of(key).contains(self.me());
+        let newer = self.newest_safe(&key.namespace);
+        if is_home
+            && newer.is_some_and(|newer| newer > *key)
+            && self.not_copied(key).contains(retired)
+        {
+            let reason = format!(
+                "{retired} has let its shard go: a newer step is safe, which will be copied"
+            );
+            self.give_up_durable(key, &reason);
+        }
     }
 
     /// Whether every other home node that is up has retired a checkpoint.
