@@ -52,6 +52,11 @@ impl Standing {
         self.told.get(home).copied().unwrap_or(0)
     }
 
+    /// A node has retired the checkpoint: what it said that it holds, it does not any more.
+    pub fn let_go(&mut self, node: &NodeName) {
+        self.held.remove(node);
+    }
+
     /// A home node is gone, and what it was told and has told with it.
     pub fn forget(&mut self, node: &NodeName) {
         self.noted.remove(node);

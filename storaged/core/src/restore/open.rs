@@ -434,6 +434,7 @@ impl Node {
         let whole = opening.ranges.is_empty();
         let name = opening.manifest.name();
         self.slot_mut(slot).used_for = SlotUse::Guest;
+        self.forget_part_filled(slot);
         self.out.push(Output::Reply {
             id,
             reply: Reply::ShardOpened {

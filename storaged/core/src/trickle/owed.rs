@@ -106,6 +106,7 @@ impl Node {
             UnowedCause::GivenUp(reason) => self.note_given_up(&key, &reason),
             UnowedCause::Retired => {
                 checkpoint.owing.retired_at.insert(from.clone());
+                checkpoint.standing.let_go(from);
                 if self.no_home_has(&key) {
                     self.note_given_up(&key, "its home nodes have retired it");
                 } else {
