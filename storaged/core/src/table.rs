@@ -199,8 +199,15 @@ pub(crate) struct Owing {
     pub given_up: Option<String>,
     /// What the tier last said against it, here or at another node.
     pub failed: Option<String>,
-    /// Home nodes that have retired it: when all have, nobody will publish it.
+    /// Nodes that have retired it: when all home nodes have, nobody will publish it.
     pub retired_at: BTreeSet<NodeName>,
+}
+
+impl Owing {
+    /// Whether some node has let it go because something newer is safe.
+    pub fn is_retired_somewhere(&self) -> bool {
+        !self.retired_at.is_empty()
+    }
 }
 
 impl Checkpoint {

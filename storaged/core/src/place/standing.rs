@@ -319,30 +319,37 @@ impl Node {
 
     /// As a home node: whether a shard's node is gone, or has lost it and nobody can give it back.
     pub(crate) fn cannot_come(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
-        if self.is_gone(&shard.node) {
-            return true;
-        }
+        self.is_gone(&shard.node)
+            || (self.has_lost(checkpoint, shard) && !self.is_restored(checkpoint, shard))
+    }
+
+    /// Whether a shard's node says that it does not hold it.
+    fn has_lost(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
-        let lacks = there
-            .get(&shard.node)
-            .is_some_and(|found| !found.shards.contains(&shard.rank));
-        let lane = checkpoint.manifest.as_ref().and_then(|manifest| {
-            let lanes = LaneBlocks::all(manifest.manifest()).into_iter();
-            let mut lanes = lanes.filter(|(_, blocks)| {
-                let mut data = blocks.data.iter().flatten();
-                data.any(|entry| entry.rank == shard.rank)
-            });
-            lanes.next()
+        let found = there.get(&shard.node);
+        found.is_some_and(|found| !found.shards.contains(&shard.rank))
+    }
+
+    /// Whether a lost shard is going to be put back: it can be decoded, and no node has let the checkpoint go, which would
+    /// refuse to take part.
+    fn is_restored(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
+        let own = Blocks::of(checkpoint);
+        let there = self.blocks_there(checkpoint, &own);
+        let manifest = checkpoint.manifest.as_ref();
+        let lane = manifest.and_then(|manifest| LaneBlocks::find(manifest.manifest(), shard.rank));
+        let blocks = lane.and_then(|(lane, _)| {
+            let blocks = LaneBlocks::of(manifest?.manifest(), lane)?;
+            Some((lane, blocks))
         });
-        let can_decode = lane.is_some_and(|(lane, blocks)| {
+        let can_decode = blocks.is_some_and(|(lane, blocks)| {
             let held = (0..blocks.blocks()).filter(|block| {
                 let found = blocks.node(*block).and_then(|node| there.get(node));
                 found.is_some_and(|found| found.has(lane, &blocks, *block))
             });
             held.count() >= blocks.needed()
         });
-        lacks && !can_decode
+        can_decode && !checkpoint.owing.is_retired_somewhere()
     }
 
     /// Whether a node is down, and has been for longer than links take to recover.

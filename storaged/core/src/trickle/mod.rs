@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, Rank};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank};
 
 use crate::io::Output;
 use crate::limits;
@@ -150,11 +150,7 @@ impl Node {
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
             .collect();
         for (key, manifest) in due {
-            let first_up = self
-                .homes_of(&key)
-                .into_iter()
-                .find(|home| self.is_up(home));
-            if first_up.as_ref() != Some(self.me()) {
+            if self.first_home_with(&key).as_ref() != Some(self.me()) {
                 continue;
             }
             if let Some(checkpoint) = self.checkpoints.get_mut(&key) {
@@ -162,6 +158,13 @@ impl Node {
             }
             self.out.push(Output::Publish { manifest });
         }
+    }
+
+    /// The home node that writes the manifest: the first one that is up and has not let the checkpoint go.
+    fn first_home_with(&self, key: &CheckpointKey) -> Option<NodeName> {
+        let retired_at = &self.checkpoints.get(key)?.owing.retired_at;
+        let mut homes = self.homes_of(key).into_iter();
+        homes.find(|home| self.is_up(home) && !retired_at.contains(home))
     }
 
     pub(crate) fn published(&mut self, name: Digest, outcome: Result<(), DurableFault>) {

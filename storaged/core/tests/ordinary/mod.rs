@@ -16,7 +16,7 @@ use crate::sim::month::Scenario;
 use scenarios::SCENARIOS;
 
 /// Classes whose fix has not landed; `STORAGED_SIM_PENDING=1` runs them all the same.
-const PENDING: &[&str] = &["everything"];
+const PENDING: &[&str] = &[];
 
 /// Seeds per class in `make test`.
 const SEEDS: u64 = 8;
