@@ -37,8 +37,6 @@ fn two_hundred_jobs_in_a_row_fit_a_hundred_mebibytes() -> Result<()> {
             .save(&mut trainers, 1, &shards, DurableWish::Policy)
             .with_context(|| format!("job {job}"))?;
         system.wait(0, run, 1, CheckpointState::Protected)?;
-        // Fifty of them fill the budget, and each may stay for a second.
-        sleep(Duration::from_millis(40));
         if job == 100 {
             before = descriptors_and_memory(&system, 0)?;
         }

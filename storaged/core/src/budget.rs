@@ -77,16 +77,21 @@ impl Budget {
             .checked_add(bytes)
             .filter(|used| *used <= self.total);
         let Some(used) = used else {
-            return Err(NoRoom {
-                needed: bytes,
-                used: self.used,
-                total: self.total,
-            });
+            return Err(self.no_room(bytes));
         };
         let before = self.reserved.insert(purpose, bytes);
         assert!(before.is_none(), "{purpose:?} is reserved once");
         self.used = used;
         Ok(())
+    }
+
+    /// What does not fit.
+    pub fn no_room(&self, needed: u64) -> NoRoom {
+        NoRoom {
+            needed,
+            used: self.used,
+            total: self.total,
+        }
     }
 
     /// All of them.

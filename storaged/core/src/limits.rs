@@ -14,6 +14,10 @@ pub const COMMIT_MAX_MS: u64 = 120_000;
 /// commit that another one has just made, so that no checkpoint is committed at one and given up at another.
 pub const COMMIT_SETTLE_MS: u64 = 10_000;
 
+/// How long a full budget is waited for, within the caller's own limit. Longer than it takes until every node has heard
+/// that a job's trainers are gone, whose RAM then gives way.
+pub const BUDGET_WAIT_MS: u64 = 3_000;
+
 /// A coding node that is gone for so long is not waited for: a step is protected without it, and topped up when it is
 /// back. Longer than a cut of a second that links recover from by themselves; with the 2.5 s that silence takes to be
 /// noticed, less than half of the 10 s without a protected step that the loss of a node may cost.

@@ -150,6 +150,20 @@ fn a_job_whose_only_copy_is_in_ram_is_kept_for_its_time_and_named() {
     assert_eq!(evictions(&cluster), ["a"]);
 }
 
+/// The trainers of the job before are gone for less than its time: the next one's save does not fail for that.
+#[test]
+fn a_save_waits_for_the_ram_of_a_job_that_is_about_to_give_way() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(2 * SLOT, 1_000));
+    cluster.end_job();
+    for job in ["a", "b", "c"] {
+        cluster.begin_job(job);
+        saved(&mut cluster, DurableWish::Never);
+        saved(&mut cluster, DurableWish::Never);
+        cluster.end_job();
+    }
+    assert_eq!(evictions(&cluster), ["a", "b"]);
+}
+
 #[test]
 fn what_would_not_be_enough_is_not_dropped() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, room(3 * SLOT, 1_000));

@@ -436,9 +436,9 @@ impl Node {
         }
     }
 
-    fn late_refusal(&self, waiter: &Waiter) -> Refusal {
+    fn late_refusal(&mut self, waiter: &Waiter) -> Refusal {
         match &waiter.wish {
-            WaiterWish::Slot { .. } => self.busy_refusal(waiter.id.conn),
+            WaiterWish::Slot { bytes, .. } => self.late_for_slot(waiter.id, *bytes),
             WaiterWish::State { key, state } => {
                 let now = self
                     .checkpoints

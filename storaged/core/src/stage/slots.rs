@@ -4,13 +4,25 @@
 use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
-use crate::budget::Purpose;
+use crate::budget::{NoRoom, Purpose};
 use crate::io::{ConnId, Output, RequestId};
+use crate::limits;
 use crate::node::{DurablePolicy, Node};
 use crate::table::{Slot, SlotUse, WaiterWish};
 
 /// Slots grow in whole huge pages, so that a shard that grows a little still fits.
 const SLOT_GRAIN_BYTES: u64 = 2 << 20;
+
+/// What came of asking for a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Grant {
+    /// It is there, or being made.
+    Given,
+    /// The rank's slots are all in use.
+    InUse,
+    /// The rank may have another one, and the budget is full.
+    NoRoom(NoRoom),
+}
 
 impl Node {
     pub(crate) fn acquire(
@@ -23,46 +35,42 @@ impl Node {
         if bytes > self.budget.total() {
             return Err(self.no_budget(bytes, "which is more than the whole budget"));
         }
-        if self.grant(id, &attached.namespace, rank, bytes)? {
-            return Ok(());
+        let namespace = &attached.namespace;
+        let mut outcome = self.grant(id, namespace, rank, bytes);
+        if outcome == Grant::InUse && self.give_up_base_of(namespace, rank) {
+            outcome = self.grant(id, namespace, rank, bytes);
         }
-        if self.give_up_base_of(&attached.namespace, rank)
-            && self.grant(id, &attached.namespace, rank, bytes)?
-        {
-            return Ok(());
+        if outcome == Grant::InUse && self.make_room(namespace, rank, 0) {
+            outcome = self.grant(id, namespace, rank, bytes);
         }
-        if self.make_room(&attached.namespace, rank, 0)
-            && self.grant(id, &attached.namespace, rank, bytes)?
-        {
-            return Ok(());
-        }
+        let patience = match outcome {
+            Grant::Given => return Ok(()),
+            Grant::InUse => u64::from(timeout_ms),
+            // A job that has ended gives way, but that its trainers are gone is heard from all nodes only within a second.
+            Grant::NoRoom(_) => u64::from(timeout_ms).min(limits::BUDGET_WAIT_MS),
+        };
         let wish = self.slot_wish(bytes);
-        self.add_waiter(id, u64::from(timeout_ms), wish)
+        self.add_waiter(id, patience, wish)
     }
 
-    /// Grants a free slot or starts making one; false if the rank's slots are all in use.
-    fn grant(
-        &mut self,
-        id: RequestId,
-        namespace: &Namespace,
-        rank: Rank,
-        bytes: u64,
-    ) -> Result<bool, Refusal> {
+    /// Grants a free slot or starts making one.
+    fn grant(&mut self, id: RequestId, namespace: &Namespace, rank: Rank, bytes: u64) -> Grant {
         if let Some(slot) = self.free_slot(namespace, rank, bytes) {
             self.slot_mut(slot).used_for = SlotUse::Held(id.conn);
             self.reply_with_slot(id, slot);
-            return Ok(true);
+            return Grant::Given;
         }
         self.drop_small_free_slots(namespace, rank, bytes);
         let most = self.setup.slots_per_rank;
         if self.slots_that_count(namespace, rank) >= most {
-            return Ok(false);
+            return Grant::InUse;
         }
         let is_spare = self.slots_in_use(namespace, rank) >= most;
-        match self.create_slot(namespace, rank, bytes, SlotUse::Creating(id)) {
+        match self.reserve_slot(namespace, rank, bytes, SlotUse::Creating(id)) {
             // One more than the rank has is taken only where there is room.
-            Err(_) if is_spare => Ok(false),
-            outcome => outcome.map(|_| true),
+            Err(_) if is_spare => Grant::InUse,
+            Err(no_room) => Grant::NoRoom(no_room),
+            Ok(_) => Grant::Given,
         }
     }
 
@@ -103,10 +111,20 @@ impl Node {
         bytes: u64,
         used_for: SlotUse,
     ) -> Result<SlotId, Refusal> {
+        let made = self.reserve_slot(namespace, rank, bytes, used_for);
+        made.map_err(|no_room| self.no_budget(no_room.needed, &no_room.to_string()))
+    }
+
+    fn reserve_slot(
+        &mut self,
+        namespace: &Namespace,
+        rank: Rank,
+        bytes: u64,
+        used_for: SlotUse,
+    ) -> Result<SlotId, NoRoom> {
         let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
         let slot = SlotId::new(self.fresh());
-        let reserved = self.reserve(Purpose::Slot(slot), capacity, namespace);
-        reserved.map_err(|no_room| self.no_budget(capacity, &no_room.to_string()))?;
+        self.reserve(Purpose::Slot(slot), capacity, namespace)?;
         self.slots.insert(
             slot,
             Slot {
@@ -262,19 +280,35 @@ impl Node {
                 self.waiters.push(waiter);
                 continue;
             };
-            let outcome = self.trainer(waiter.id).and_then(|(attached, _, rank, _)| {
+            let outcome = self.trainer(waiter.id).map(|(attached, _, rank, _)| {
                 self.grant(waiter.id, &attached.namespace, rank, bytes)
             });
             match outcome {
-                Ok(true) => {}
-                Ok(false) => self.waiters.push(waiter),
+                Ok(Grant::Given) => {}
+                Ok(Grant::InUse | Grant::NoRoom(_)) => self.waiters.push(waiter),
                 Err(refusal) => self.reply(waiter.id, Reply::Refused(refusal)),
             }
         }
     }
 
+    /// Why no slot came in time: the rank's are all in use, or the budget is full.
+    pub(crate) fn late_for_slot(&mut self, id: RequestId, bytes: u64) -> Refusal {
+        let outcome = self.trainer(id).map(|(attached, _, rank, _)| {
+            let most = self.setup.slots_per_rank;
+            self.slots_that_count(&attached.namespace, rank) < most
+        });
+        match outcome {
+            Ok(true) => {
+                let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
+                let no_room = self.budget.no_room(capacity);
+                self.no_budget(capacity, &no_room.to_string())
+            }
+            _ => self.busy_refusal(id.conn),
+        }
+    }
+
     /// Why a rank's slots are all in use.
-    pub(crate) fn busy_refusal(&self, conn: ConnId) -> Refusal {
+    fn busy_refusal(&self, conn: ConnId) -> Refusal {
         let Some((namespace, rank)) = self
             .conns
             .get(&conn)
