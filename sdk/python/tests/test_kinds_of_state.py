@@ -115,7 +115,7 @@ def test_an_enum_of_a_module_that_nobody_imported_is_not_imported(session, tmp_p
         "c.save(1, {'kind': absent_module.Kind.A})\nassert c.wait()\nc.close()\nsys.stdout.flush()\nos._exit(0)\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE), str(tmp_path)])}
-    subprocess.run([sys.executable, "-c", saving], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", saving], env=environment, check=True, timeout=300)
     sys.path.insert(0, str(tmp_path))
     try:
         with pytest.raises(BaseException) as caught, Checkpointer(session=session) as checkpointer:

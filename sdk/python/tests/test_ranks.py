@@ -124,6 +124,7 @@ DCP_BODY = """
 import torch.distributed.checkpoint as dcp
 group = dist.new_group(backend="gloo")
 namespace = "plain"
+made = []
 
 def save(step, into=None):
     writer = StoragedWriter(step, namespace=namespace, process_group=group, timeout=5)
@@ -144,6 +145,15 @@ attempt(save, 5 - rank)
 into = state(0)
 attempt(lambda: dcp.load(into, storage_reader=StoragedReader(namespace=namespace, process_group=group), process_group=group))
 said.append(["loaded", into["step"], into[f"w{rank}"][0].item()])
+
+# A writer is made by rank 0 alone, and nobody waits; then both save with it, rank 1's made later.
+if rank == 0:
+    attempt(lambda: made.append(StoragedWriter(1, namespace="late", process_group=group, timeout=20)))
+    time.sleep(1)
+else:
+    time.sleep(1)
+    attempt(lambda: made.append(StoragedWriter(1, namespace="late", process_group=group, timeout=20)))
+attempt(lambda: dcp.save(state(1), storage_writer=made[0], process_group=group))
 
 # One rank alone, while the other does not even know of it.
 if rank == 0:
@@ -166,4 +176,38 @@ def test_dcp_with_a_rank_that_fails_or_leaves_a_save_out(daemons, tmp_path):
         assert kinds[3] == "CheckpointException" and "left a save out" in said[3][1], said
         assert kinds[4] == "ok", said
     assert first[5] == ["loaded", 3, 30.0] and second[5] == ["loaded", 3, 31.0]
-    assert first[6][0] == "ok", first
+    for said in (first, second):
+        assert [line[0] for line in said[6:8]] == ["ok", "ok"] and said[6][2] < 0.5, said
+    assert first[8][0] == "ok", first
+
+
+DEAD_LEADER = """
+LIMIT = 3
+checkpointer = Checkpointer(timeout=LIMIT, on_error="warn")
+attempt(checkpointer.save, 1, state(1))
+said.append(["1", checkpointer.wait(), checkpointer.failed_saves])
+dist.barrier()
+if rank == 0:
+    # It has begun step 2 and told the others, and dies before it has heard of their plans.
+    checkpointer._background().submit(time.sleep, 60)
+    attempt(checkpointer.save, 2, state(2))
+    print("SAID " + json.dumps(said), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+attempt(checkpointer.save, 2, state(2))
+attempt(checkpointer.save, 3, state(3))
+started = time.monotonic()
+said.append(["3", checkpointer.wait(), checkpointer.failed_saves, round(time.monotonic() - started, 2), str(checkpointer.last_error)])
+"""
+
+
+def test_rank_zero_dies_while_the_others_save(daemons, tmp_path):
+    daemon = daemons()
+    said, errors = run_ranks(tmp_path, [daemon.socket] * 3, DEAD_LEADER, whole=False, limit=120)
+    for rank in (0, 1, 2):
+        assert said[rank][:2] == [["ok", "something", said[rank][0][2]], ["1", True, 0]], errors[rank]
+    for rank in (1, 2):
+        (second, _, took), (third, _, took_too), end = said[rank][2:]
+        # Each save ends by its limit, and training goes on whoever has died.
+        assert second == third == "ok" and took < 4 and took_too < 6, said[rank]
+        assert end[1] is False and end[2] == 2 and end[3] < 5, said[rank]
+        assert "rank 0" in end[4], said[rank]

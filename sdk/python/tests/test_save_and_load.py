@@ -5,12 +5,14 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from fake import FakeSession
 from storaged import errors
 from storaged.errors import InvalidArgument, ProcessModeUnsupported
 from storaged.torch import StoragedReader, StoragedWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 
 def state_of(seed):
@@ -172,6 +174,17 @@ def test_only_the_ranges_asked_for_are_opened(session, monkeypatch):
 def test_process_mode_is_refused(session):
     with pytest.raises(ProcessModeUnsupported, match="THREAD"):
         pickle.dumps(StoragedWriter(1, session=session))
+
+
+def test_process_mode_is_refused_before_anything_is_staged(session, tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        writer = StoragedWriter(1, session=session, rank=0, world_size=1)
+        with pytest.raises(ProcessModeUnsupported, match="THREAD"):
+            dcp.async_save(state_of(1), storage_writer=writer, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+        assert writer._shard is None and not session._trainers
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_save_without_a_step_is_refused(session):

@@ -68,14 +68,59 @@ def given_run(run: str | None) -> str | None:
 
 
 def resolve_run(session: Session, run: str | None, group: Any, deadline: Deadline) -> str:
-    """The run to save in: given, from STORAGED_RUN, or opened by rank 0 once per process group."""
+    """The run to save in: given, from STORAGED_RUN, or opened by rank 0 once per process group.
+
+    Not a collective: rank 0 opens it and waits for nobody, the others wait for its word, bounded.
+    """
     if (given := given_run(run)) is not None:
         return given
-    known = session.run_of(run_key(group))
+    key = run_key(group)
+    known = session.run_of(key)
     if known is None:
-        known = from_rank_zero(lambda: session.connect(deadline).open_run(deadline.left_ms()), group)
-        session.set_run(run_key(group), known)
+        known = _words_of(session, key, group).opened(lambda: session.connect(deadline).open_run(deadline.left_ms()), deadline)
+        session.set_run(key, known)
     return known
+
+
+class _OpenedRuns:
+    """Runs that rank 0 of a group opened for writers, one after the other, and its failures to."""
+
+    def __init__(self, namespace: str, group: Any) -> None:
+        self._ranks = Ranks(namespace, group, kind="writers")
+        self._turn = 0
+
+    def opened(self, make: Callable[[], str], deadline: Deadline) -> str:
+        if self._ranks.rank != 0:
+            return self._heard(deadline)
+        self._turn += 1
+        try:
+            run = make()
+        except Exception as error:
+            self._ranks.tell(f"run/{self._turn}", ("failed", f"{type(error).__name__}: {error}"))
+            raise
+        self._ranks.tell(f"run/{self._turn}", ("ok", run))
+        return run
+
+    def _heard(self, deadline: Deadline) -> str:
+        while True:
+            turn = self._turn + 1
+            kind, value = self._ranks.hear_rank_zero([f"run/{turn}"], "a new run", deadline)
+            self._turn = turn
+            # A failure that rank 0 has got over since is of no interest.
+            if kind == "ok":
+                return str(value)
+            if not self._ranks.heard(f"run/{turn + 1}"):
+                raise StoragedError(f"rank 0 could not open a run: {value}")
+
+
+_words: dict[tuple[str, Any], _OpenedRuns] = {}
+
+
+def _words_of(session: Session, key: tuple[str, Any], group: Any) -> _OpenedRuns:
+    known = (session.namespace, key[1])
+    if known not in _words:
+        _words[known] = _OpenedRuns(session.namespace, group)
+    return _words[known]
 
 
 def step_of(checkpoint_id: object) -> int | None:
@@ -102,11 +147,11 @@ class Ranks:
     _made: dict[tuple[str, str], int] = {}
     FIRST_PAUSE, LONGEST_PAUSE, LOOK_EVERY = 0.002, 0.1, 0.2
 
-    def __init__(self, namespace: str, group: Any = None, alone: bool = False) -> None:
+    def __init__(self, namespace: str, group: Any = None, alone: bool = False, kind: str = "") -> None:
         self.rank, self.size = (0, 1) if alone or not distributed() else rank_and_world(group)
         self._store: Any = None
         if self.size > 1:
-            name = str(getattr(group, "group_name", "") or "world")
+            name = str(getattr(group, "group_name", "") or "world") + kind
             count = self._made[namespace, name] = self._made.get((namespace, name), 0) + 1
             self._store = dist.PrefixStore(f"storaged/{namespace}/{name}/{count}", _own_store())
         self._old: list[list[str]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
@@ -35,6 +36,13 @@ logger = logging.getLogger("storaged")
 
 # A daemon that does not take a slot back at once gets it back with the connection.
 RELEASE_SECONDS = 0.5
+
+NOT_IN_A_PROCESS = (
+    "AsyncCheckpointerType.PROCESS cannot carry arena tensors (torch copies or crashes): use the default THREAD, "
+    "copying and encoding already run outside Python"
+)
+#: How far above `stage` the call of `async_save` is looked for: decorators of torch lie between.
+CALLERS_MAX = 12
 
 STATES = ("staged", "committed", "protected", "durable")
 # Layouts belong to one connection: a new one gets new slots, which may have old numbers.
@@ -121,22 +129,33 @@ class StoragedWriter(StorageWriter):
             raise InvalidArgument("rank and world_size go together: give both (0 and 1 where one rank saves alone), or neither")
         if rank is None or world_size is None:
             self.rank, self.world_size = rank_and_world(process_group)
-            self.run = resolve_run(self.session, run, process_group, Deadline(timeout))
+            self._is_alone = False
         else:
-            # Named by the caller: nothing here is a collective then.
             self.rank, self.world_size = rank, world_size
-            self.run = given_run(run) or alone(self.session, rank, world_size, Deadline(timeout))
-        self.handle = SaveHandle(self.session, self.run)
+            self._is_alone = True
+        self._run = given_run(run)
+        if self._is_alone and self._run is None and (rank, world_size) != (0, 1):
+            raise InvalidArgument(f"rank {rank} of {world_size} needs run=: only a rank that is alone (0 of 1) opens a run by itself")
+        self.handle = SaveHandle(self.session, self._run)
         self._shard: Shard | None = None
         self._failure: Exception | None = None
         self._coordinator = False
         self.deadline = Deadline(timeout)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise ProcessModeUnsupported(
-            "AsyncCheckpointerType.PROCESS cannot carry arena tensors (torch copies or crashes): use the default THREAD, "
-            "copying and encoding already run outside Python"
-        )
+        raise ProcessModeUnsupported(NOT_IN_A_PROCESS)
+
+    @property
+    def run(self) -> str:
+        """The run that is saved in. The first save resolves it: rank 0 opens one, and the others wait for its word."""
+        if self._run is None:
+            deadline = Deadline(self.timeout)
+            if self._is_alone:
+                self._run = alone(self.session, deadline)
+            else:
+                self._run = resolve_run(self.session, None, self.process_group, deadline)
+        self.handle.run = self._run
+        return self._run
 
     @property
     def checkpoint_id(self) -> str:
@@ -156,7 +175,9 @@ class StoragedWriter(StorageWriter):
         """
         if self._shard is not None:
             raise StoragedError("a save of this writer is in flight: use one writer per save")
-        self.handle = SaveHandle(self.session, self.run)
+        if _is_for_a_process():
+            raise ProcessModeUnsupported(NOT_IN_A_PROCESS)
+        self.handle = SaveHandle(self.session, self._run)
         try:
             return self.stage_within(state_dict, Deadline(self.timeout))
         except Exception as error:
@@ -212,6 +233,8 @@ class StoragedWriter(StorageWriter):
             raise InvalidArgument("expected a step, got none: StoragedWriter(step=120) or checkpoint_id='step-120'")
         self.deadline = Deadline(self.timeout)
         self._coordinator = is_coordinator
+        # Where nothing was staged, every rank learns of the run here: in DCP's own step, which carries failures to all.
+        self.handle.run = self.run
 
     def storage_meta(self) -> StorageMeta | None:
         return None
@@ -346,12 +369,21 @@ class StoragedWriter(StorageWriter):
                 return self.session.drop_connections()
 
 
-def alone(session: Session, rank: int, world_size: int, deadline: Deadline) -> str:
+def alone(session: Session, deadline: Deadline) -> str:
     """The run of one rank that saves alone, opened once per session."""
-    if (rank, world_size) != (0, 1):
-        raise InvalidArgument(f"rank {rank} of {world_size} needs run=: only a rank that is alone (0 of 1) opens a run by itself")
     known = session.run_of(ALONE)
     if known is None:
         known = session.connect(deadline).open_run(deadline.left_ms())
         session.set_run(ALONE, known)
     return known
+
+
+def _is_for_a_process() -> bool:
+    """Whether `dcp.async_save` stages for another process. It tells nobody, and finds out only when it pickles the writer."""
+    frame = inspect.currentframe()
+    for _ in range(CALLERS_MAX):
+        frame = frame.f_back if frame is not None else None
+        if frame is not None and frame.f_code.co_name == "async_save":
+            kind = frame.f_locals.get("async_checkpointer_type")
+            return getattr(kind, "name", "") == "PROCESS"
+    return False
