@@ -13,6 +13,8 @@ from .. import _native
 from ..errors import UnsavableState
 from ._metadata import Place
 from ._objects import check_savable
+from ._structure import IMMUTABLE, Differs, Record, Structure, nest_of
+from ._structure import leaf_of as structure_leaf
 from ._tensors import DTensor, is_described, lies_in_order, own_memory, taken_apart
 
 # Room behind the tensors for byte items, so that a second copy is a rare thing.
@@ -21,6 +23,10 @@ SPARE_BYTES_PER_LEAF = 4 << 10
 ITEM_ALIGNMENT = 64
 
 Spec = tuple[str, tuple[int, ...]]
+Path = tuple[Any, ...]
+LayoutOf = tuple[list[Record], list[tuple[int, bytes]], int]
+#: Structures that are remembered: two alternate at most (before and after the optimizer's first step, or two models).
+STRUCTURES_MAX = 2
 
 
 def spec_of(tensor: torch.Tensor) -> Spec:
@@ -31,11 +37,20 @@ class Layouts:
     """Layouts by their tensors, and which layout each slot's frames were last written for."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[Spec, ...], tuple] = {}
+        self.known: dict[tuple[Spec, ...], LayoutOf] = {}
         # By slot; the address tells a slot from an earlier one that had the same number.
         self.framed: dict[int, tuple[int, tuple[Spec, ...]]] = {}
+        # The one that was used last at the end.
+        self.structures: list[Structure] = []
 
-    def of(self, specs: tuple[Spec, ...]) -> tuple:
+    def learn(self, structure: Structure) -> None:
+        self.structures = [*self.structures[-(STRUCTURES_MAX - 1) :], structure]
+
+    def use(self, structure: Structure) -> None:
+        self.structures.remove(structure)
+        self.structures.append(structure)
+
+    def of(self, specs: tuple[Spec, ...]) -> LayoutOf:
         if specs not in self.known:
             # Two structures alternate at most (before and after the optimizer's first step): keep few.
             if len(self.known) >= 4:
@@ -58,35 +73,41 @@ class Shard:
         self.copied_bytes = 0
         self.spilled_bytes = 0
         self.outgrown: list[_native.Slot] = []
+        #: What was staged, if later saves may be of the same structure.
+        self.structure: Structure | None = None
 
     def stage(self, tensors: list[torch.Tensor], spare: int = 0) -> list[torch.Tensor]:
         """Copies tensors to their offsets, each once, and returns views of the slot in the same order."""
         specs = tuple(map(spec_of, tensors))
         records, frames, end = self.layouts.of(specs)
-        self.slot = self.acquire(end + spare + SPARE_BYTES)
-        self.end = end
-        key, framed = self.slot.id, (self.slot.address, specs)
-        if self.layouts.framed.get(key) != framed:
-            self.layouts.framed.pop(key, None)
-            for offset, piece in frames:
-                self.slot.write(offset, piece)
-            self.layouts.framed[key] = framed
-        views = [self.view(record, spec, t) for record, spec, t in zip(records, specs, tensors)]
+        self.begin(specs, frames, end, spare)
+        views = [self.view(record, spec, t.dtype) for record, spec, t in zip(records, specs, tensors)]
         self._copy(tensors, views, records)
-        for record in records:
-            self.places[(record[2], record[3])] = Place(self.rank, *record)
+        self.places = {(record[2], record[3]): Place(self.rank, *record) for record in records}
         return views
 
-    def view(self, record: tuple, spec: Spec, like: torch.Tensor) -> torch.Tensor:
+    def begin(self, specs: tuple[Spec, ...], frames: list[tuple[int, bytes]], end: int, spare: int) -> _native.Slot:
+        """Gets a slot and writes the frames into it, unless they are there from the last time."""
+        slot = self.slot = self.acquire(end + spare + SPARE_BYTES)
+        self.end = end
+        framed = (slot.address, specs)
+        if self.layouts.framed.get(slot.id) != framed:
+            self.layouts.framed.pop(slot.id, None)
+            for offset, piece in frames:
+                slot.write(offset, piece)
+            self.layouts.framed[slot.id] = framed
+        return slot
+
+    def view(self, record: Record, spec: Spec, dtype: torch.dtype) -> torch.Tensor:
         _, _, offset, nbytes = record
         if nbytes == 0:
-            return torch.empty(spec[1], dtype=like.dtype)
+            return torch.empty(spec[1], dtype=dtype)
         assert self.slot is not None
         memory = (ctypes.c_char * nbytes).from_address(self.slot.address + offset)
         memory.slot = self.slot  # the tensor keeps this object, which keeps the mapping
-        return torch.frombuffer(memory, dtype=like.dtype, count=nbytes // like.dtype.itemsize).view(spec[1])
+        return torch.frombuffer(memory, dtype=dtype, count=nbytes // dtype.itemsize).view(spec[1])
 
-    def _copy(self, tensors: list[torch.Tensor], views: list[torch.Tensor], records: list[tuple]) -> None:
+    def _copy(self, tensors: list[torch.Tensor], views: list[torch.Tensor], records: list[Record]) -> None:
         assert self.slot is not None
         parts = []
         for tensor, view, (_, _, offset, nbytes) in zip(tensors, views, records):
@@ -116,7 +137,7 @@ class Shard:
         if nbytes and lies_in_order(tensor):
             slot.copy_many([(tensor.data_ptr(), offset, nbytes)], self.threads)
         elif nbytes:
-            self.view(record, (name, shape), tensor).copy_(tensor.detach())
+            self.view(record, (name, shape), tensor.dtype).copy_(tensor.detach())
         self.spilled_bytes += nbytes
         self.end = end
         return Place(self.rank, *record)
@@ -145,7 +166,7 @@ class Shard:
         return self.slot
 
 
-def leaves_of(value: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+def leaves_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Leaves of nested dicts, lists and tuples, with their paths."""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -157,7 +178,7 @@ def leaves_of(value: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
         yield path, value
 
 
-def rebuilt(value: Any, leaf_of: Callable[[tuple, Any], Any], path: tuple = ()) -> Any:
+def rebuilt(value: Any, leaf_of: Callable[[Path, Any], Any], path: Path = ()) -> Any:
     """The same nesting with every leaf replaced."""
     if isinstance(value, dict):
         return {key: rebuilt(inner, leaf_of, (*path, key)) for key, inner in value.items()}
@@ -171,9 +192,14 @@ def stage_state_dict(shard: Shard, state_dict: dict[str, Any], trust_pickle: boo
     from torch.distributed.checkpoint.stateful import Stateful
 
     resolved = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state_dict.items()}
+    for structure in reversed(shard.layouts.structures):
+        try:
+            return stage_again(shard, structure, resolved, trust_pickle)
+        except Differs:
+            continue
     resolved = taken_apart(resolved)
     leaves = list(leaves_of(resolved))
-    locals_by_path: dict[tuple, torch.Tensor] = {}
+    locals_by_path: dict[Path, torch.Tensor] = {}
     for path, leaf in leaves:
         if isinstance(leaf, DTensor):
             locals_by_path[path] = own_memory(name_of(path), leaf.to_local())
@@ -182,7 +208,7 @@ def stage_state_dict(shard: Shard, state_dict: dict[str, Any], trust_pickle: boo
         elif not isinstance(leaf, torch.Tensor) and not trust_pickle:
             check_savable(name_of(path), leaf)
     # Tied tensors are staged once: the same memory, read the same way, is the same tensor.
-    index_of: dict[tuple, int] = {}
+    index_of: dict[tuple[Any, ...], int] = {}
     unique: list[torch.Tensor] = []
     for tensor in locals_by_path.values():
         if identity(tensor) not in index_of:
@@ -191,28 +217,83 @@ def stage_state_dict(shard: Shard, state_dict: dict[str, Any], trust_pickle: boo
     others = len(leaves) - len(locals_by_path)
     views = shard.stage(unique, others * SPARE_BYTES_PER_LEAF)
 
-    def leaf_of(path: tuple, leaf: Any) -> Any:
+    def leaf_of(path: Path, leaf: Any) -> Any:
         local = locals_by_path.get(path)
         if local is None:
             return copied(path, leaf)
         view = views[index_of[identity(local)]]
         return distributed_again(view, leaf) if isinstance(leaf, DTensor) else view
 
+    tensors = {path: index_of[identity(local)] for path, local in locals_by_path.items()}
+    learn(shard, resolved, leaves, tensors, tuple(map(spec_of, unique)), others * SPARE_BYTES_PER_LEAF)
     return rebuilt(resolved, leaf_of)
 
 
-def name_of(path: tuple) -> str:
+def learn(
+    shard: Shard, resolved: dict[str, Any], leaves: list[tuple[Path, Any]], tensors: dict[Path, int], specs: tuple[Spec, ...], spare: int
+) -> None:
+    """Remembers the structure of what was staged, if all there is to do the next time is to copy."""
+    nest = nest_of(resolved)
+    known = [structure_leaf(tensors[path], leaf) if path in tensors else None for path, leaf in leaves]
+    if nest is None or any(one is None and isinstance(leaf, torch.Tensor) for one, (_, leaf) in zip(known, leaves)):
+        return
+    names = [name_of(path) for path, _ in leaves]
+    records, frames, end = shard.layouts.of(specs)
+    shard.structure = Structure(nest, known, names, specs, records, frames, end, spare, shard.places)
+    shard.layouts.learn(shard.structure)
+
+
+def stage_again(shard: Shard, structure: Structure, resolved: dict[str, Any], trust_pickle: bool) -> dict[str, Any]:
+    """Stages a state dict of a known structure: compares and copies. Raises `Differs` before anything is done."""
+    leaves = structure.leaves_of(resolved)
+    parts, elementwise = structure.parts(leaves)
+    if not trust_pickle:
+        for name, leaf, expected in zip(structure.names, leaves, structure.leaves):
+            if expected is None and type(leaf) not in IMMUTABLE:
+                check_savable(name, leaf)
+    slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
+    views = structure.views_at(slot.address, lambda: views_of(shard, structure))
+    slot.copy_many(parts, shard.threads)
+    for at, tensor in elementwise:
+        view = views[at]
+        (view._local_tensor if isinstance(view, DTensor) else view).copy_(tensor.detach())
+    shard.copied_bytes = sum(record[3] for record in structure.records)
+    shard.places, shard.structure = structure.places, structure
+    shard.layouts.use(structure)
+    return structure.staged(views, leaves, lambda at, leaf: copied((structure.names[at],), leaf))
+
+
+def views_of(shard: Shard, structure: Structure) -> list[Any]:
+    """For every tensor leaf its view of the slot."""
+    views: list[Any] = []
+    made: dict[int, torch.Tensor] = {}
+    for expected in structure.leaves:
+        if expected is None:
+            views.append(None)
+            continue
+        index = expected.index
+        if index not in made:
+            made[index] = shard.view(structure.records[index], structure.specs[index], expected.dtype)
+        if expected.outer is None:
+            views.append(made[index])
+        else:
+            mesh, placements, shape, stride = expected.outer
+            views.append(DTensor.from_local(made[index], mesh, placements, run_check=False, shape=shape, stride=stride))
+    return views
+
+
+def name_of(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def copied(path: tuple, leaf: Any) -> Any:
+def copied(path: Path, leaf: Any) -> Any:
     try:
         return copy.deepcopy(leaf)
     except Exception as error:
         raise UnsavableState(f"value {name_of(path)!r} of type {type(leaf).__qualname__} cannot be copied: {error}") from error
 
 
-def identity(tensor: torch.Tensor) -> tuple:
+def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     # Empty tensors share null pointers: their shape and type tell them apart well enough.
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, tensor.is_conj(), tensor.is_neg())
 

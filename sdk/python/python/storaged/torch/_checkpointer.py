@@ -24,7 +24,7 @@ from ..errors import (
 )
 from ._ranks import ALONE, Ranks, given_run, run_key
 from ._reader import StoragedLoadPlanner, StoragedReader
-from ._saving import FOLLOW_SECONDS, Save, Skipped, said
+from ._saving import FOLLOW_SECONDS, Memory, Save, Skipped, said
 from ._writer import SaveHandle, StoragedWriter
 
 logger = logging.getLogger("storaged")
@@ -91,7 +91,7 @@ class Checkpointer:
         self._key = ALONE if alone else run_key(process_group)
         self._worker: ThreadPoolExecutor | None = None
         self._last: Save | None = None
-        self._seen: set[str] = set()
+        self._memory = Memory()
         self._asked = 0
         self._loads = 0
 
@@ -109,7 +109,7 @@ class Checkpointer:
     def save(self, step: int, state_dict: dict[str, Any]) -> SaveHandle | None:
         """Returns when every tensor is staged: parameters may change again. None if the save was skipped."""
         deadline = Deadline(self.timeout)
-        save = Save(self._ranks, (self._loads, step), deadline, self._seen, self._adopt_run)
+        save = Save(self._ranks, (self._loads, step), deadline, self._memory, self._adopt_run)
         if self._skips(save):
             return None
         before = self._settled(deadline.later(END_SECONDS))

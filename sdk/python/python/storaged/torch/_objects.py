@@ -73,6 +73,34 @@ def check_loadable(name: str, saved: bytes, kind: str = "unknown") -> None:
         ) from error
 
 
+class Encoder:
+    """Values as DCP saves them; what nobody can change is encoded once."""
+
+    REMEMBERED_MAX = 4096
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[type, Any], bytes] = {}
+
+    def encoded(self, value: Any) -> bytes:
+        kind = type(value)
+        if kind not in PLAIN:
+            return saved_by_torch(value)
+        # Numbers that are equal may differ in their bits: 0.0 and -0.0.
+        key = (kind, value.hex() if kind is float else repr(value) if kind is complex else value)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= self.REMEMBERED_MAX:
+                self._known.clear()
+            known = self._known[key] = saved_by_torch(value)
+        return known
+
+
+def saved_by_torch(value: Any) -> bytes:
+    saved = io.BytesIO()
+    torch.save(value, saved)
+    return saved.getvalue()
+
+
 def is_plain_data(value: Any) -> bool:
     if type(value) in PLAIN:
         return True

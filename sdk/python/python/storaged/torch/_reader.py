@@ -19,7 +19,7 @@ from .._deadline import Deadline
 from .._session import Session
 from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
 from ._metadata import Place, decode_schema
-from ._objects import load_plain
+from ._objects import load_plain, saved_by_torch
 from ._ranks import from_rank_zero, run_key, step_of
 from ._tensors import holds_wrapper, is_plain, taken_apart
 
@@ -265,7 +265,7 @@ class StoragedReader(StorageReader):
     def _load_object(self, item: ReadItem, data: bytes, planner: LoadPlanner) -> None:
         if not self.trust_pickle:
             # DCP's own planner loads objects without restraint: it gets what was loaded with restraint, saved anew.
-            data = saved_anew(load_plain(item.storage_index.fqn, io.BytesIO(data)))
+            data = saved_by_torch(load_plain(item.storage_index.fqn, io.BytesIO(data)))
         planner.load_bytes(item, io.BytesIO(data))
 
 
@@ -287,7 +287,7 @@ class StoragedLoadPlanner(DefaultLoadPlanner):
         if self.trust_pickle:
             return super().load_bytes(read_item, value)
         plain = load_plain(read_item.dest_index.fqn, value)
-        super().load_bytes(read_item, io.BytesIO(saved_anew(plain)))
+        super().load_bytes(read_item, io.BytesIO(saved_by_torch(plain)))
 
 
 def _lists(value: Any) -> Any:
@@ -298,12 +298,6 @@ def _lists(value: Any) -> Any:
     if inner and all(type(key) is int for key in inner):
         return [inner[key] for key in sorted(inner)]
     return inner
-
-
-def saved_anew(value: Any) -> bytes:
-    saved = io.BytesIO()
-    torch.save(value, saved)
-    return saved.getvalue()
 
 
 def merged(spans: list[tuple[int, int]], chunk: int, length: int) -> list[tuple[int, int]]:

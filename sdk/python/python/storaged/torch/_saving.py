@@ -1,7 +1,8 @@
 """One save of all ranks: DCP's planner and our writer, and between the ranks words that name the step.
 
 Rank 0 leads: it says that a step has begun (with the run), collects every rank's plan, hands out the final ones, collects
-what was written, commits, and says how it ended. Nobody waits longer than the save's deadline, and a rank that fails or
+what was written, commits, and says how it ended. Where every rank's state is as in the last planned save but for its
+values, the plan and the description of that save are used again, and the ranks tell each other that only. Nobody waits longer than the save's deadline, and a rank that fails or
 does not come ends this step for all and no other.
 """
 
@@ -11,13 +12,18 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 
 from .._deadline import Deadline
 from ..errors import CheckpointSaveError, StoragedError, UnknownRun
+from ._objects import Encoder
 from ._ranks import At, Ranks
+from ._structure import Structure
 from ._writer import StoragedWriter
 
 # Rank 0 keeps the time, which its last native call may pass a little; the others wait so much longer to hear how it ended.
@@ -30,22 +36,56 @@ class Skipped(Exception):
     """Rank 0 leaves the save out, because the one before it is still going on."""
 
 
+@dataclass
+class Agreed:
+    """What all ranks planned together, for the saves of the same structure that follow: on this rank."""
+
+    #: The save that planned it.
+    nonce: str
+    structure: Structure
+    #: The objects that this rank writes: where they are in the state dict, their offset and length.
+    objects: list[tuple[tuple[Any, ...], int, int]]
+    #: On rank 0, how the checkpoint is described.
+    described: tuple[bytes, bytes] | None
+
+
+#: Rank 0 says to a save either: go on without a plan, or send one, because some rank has another structure.
+AGAIN, PLAN = "again", "plan"
+
+
+class Memory:
+    """What a checkpointer keeps from one save to the next."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.agreed: Agreed | None = None
+        self.encoder = Encoder()
+        #: Saves that were made without a plan.
+        self.again = 0
+
+
 class Save:
     """A save on this rank."""
 
     def __init__(
-        self, ranks: Ranks, at: At, deadline: Deadline, seen: set[str], adopt: Callable[[str | None], None]
+        self, ranks: Ranks, at: At, deadline: Deadline, memory: Memory, adopt: Callable[[str | None], None]
     ) -> None:
         self.ranks = ranks
         self.at = at
         self.step = at[1]
         self.deadline = deadline if ranks.rank == 0 else deadline.later(FOLLOW_SECONDS)
-        self.seen = seen
+        self.memory = memory
+        self.seen = memory.seen
+        #: The objects of a save that needs no plan.
+        self.pieces: list[tuple[int, bytes]] = []
         #: Is told which run later saves belong to, or that they need a new one.
         self.adopt = adopt
         self.nonce = uuid.uuid4().hex
         self.writer: StoragedWriter | None = None
         self.staged: dict[str, Any] = {}
+        self.structure: Structure | None = None
+        #: The names of the objects that this rank writes.
+        self.objects: set[str] = set()
         #: Why this rank has nothing to save.
         self.failure: Exception | None = None
         #: Done when the save ended everywhere.
@@ -106,8 +146,9 @@ class Save:
     # Rank 0.
 
     def _lead(self) -> None:
-        of_ranks = [f"{key}/{self.nonce}/{rank}" for key in ("plan", "go", "done") for rank in range(1, self.ranks.size)]
-        self.ranks.forget_later([*of_ranks, f"go/{self.nonce}", f"end/{self.nonce}", self._begin_key], self._begin_key)
+        of_ranks = [f"{key}/{self.nonce}/{rank}" for key in ("same", "plan", "go", "done") for rank in range(1, self.ranks.size)]
+        of_all = [f"{key}/{self.nonce}" for key in ("same", "go", "end")]
+        self.ranks.forget_later([*of_ranks, *of_all, self._begin_key], self._begin_key)
         try:
             self._lead_to_commit()
         except Exception as error:
@@ -122,12 +163,19 @@ class Save:
     def _tell_end(self, told: Told) -> None:
         # Whoever waits for its plan hears it at once, whoever has written hears it too.
         if told[0] == "failed":
+            self.ranks.tell(f"same/{self.nonce}", told)
             self.ranks.tell(f"go/{self.nonce}", told)
         self.ranks.tell(f"end/{self.nonce}", told)
 
     def _lead_to_commit(self) -> None:
-        planner, own = DefaultSavePlanner(), self._local_plan
-        plans = self._gathered("plan", self._tried(lambda: own(planner)), "planning")
+        planner = DefaultSavePlanner()
+        bases = self._gathered("same", self._tried(self._base), "staging")
+        if bases[0] is not None and set(bases) == {bases[0]}:
+            self.ranks.tell(f"same/{self.nonce}", ("ok", AGAIN))
+            return self._lead_again()
+        self.ranks.tell(f"same/{self.nonce}", ("ok", PLAN))
+        self.memory.agreed = None
+        plans = self._gathered("plan", self._tried(lambda: self._local_plan(planner)), "planning")
         plans, metadata = planner.create_global_plan(plans)
         for rank in range(1, self.ranks.size):
             self.ranks.tell(f"go/{self.nonce}/{rank}", ("ok", plans[rank]))
@@ -136,6 +184,15 @@ class Save:
         assert self.writer is not None
         self.writer.deadline = self.deadline
         self.writer.finish(metadata, results)
+        self._agree(planner, results[0])
+
+    def _lead_again(self) -> None:
+        agreed, writer = self.memory.agreed, self.writer
+        assert agreed is not None and agreed.described is not None and writer is not None
+        self._gathered("done", self._tried(self._written_again), "writing")
+        writer.deadline = self.deadline
+        writer.commit(*agreed.described)
+        self.memory.again += 1
 
     def _gathered(self, key: str, own: Told, doing: str) -> list[Any]:
         """What every rank made of its part; the failures of all that failed in one error."""
@@ -162,17 +219,26 @@ class Save:
             self.adopt(run)
             self.failure = StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.writer.run}")
         planner = DefaultSavePlanner()
+        self._answer("same", self._tried(self._base))
+        if self._heard([f"same/{self.nonce}"]) == AGAIN:
+            self._answer("done", self._tried(self._written_again))
+            self._heard([f"end/{self.nonce}"])
+            self.memory.again += 1
+            return
+        self.memory.agreed = None
         self._answer("plan", self._tried(lambda: self._local_plan(planner)))
         plan = self._heard([f"go/{self.nonce}/{self.ranks.rank}", f"go/{self.nonce}"])
-        self._answer("done", self._tried(lambda: self._written(planner, plan)))
+        results = self._answer("done", self._tried(lambda: self._written(planner, plan)))
         self._heard([f"end/{self.nonce}"])
+        self._agree(planner, results)
 
-    def _answer(self, key: str, told: Told) -> None:
+    def _answer(self, key: str, told: Told) -> Any:
         self.ranks.tell(f"{key}/{self.nonce}/{self.ranks.rank}", told)
         if told[0] == "failed":
             why, self.lost_run = told[1]
             self._forget_lost_run()
             raise self.failed(f"rank {self.ranks.rank}: {why}") from self.failure
+        return told[1]
 
     def _heard(self, keys: list[str]) -> Any:
         kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline)
@@ -198,19 +264,75 @@ class Save:
             self.failure = error
             return ("failed", (said(error), isinstance(error, UnknownRun)))
 
+    def _base(self) -> str | None:
+        """The planned save that this one is like on this rank, object for object; None if there is none."""
+        assert self.writer is not None
+        self.writer.set_up_storage_writer(self.ranks.rank == 0)
+        agreed = self.memory.agreed
+        if agreed is None or agreed.structure is not self.writer.structure:
+            return None
+        data = [self.memory.encoder.encoded(at(self.staged, path)) for path, _, _ in agreed.objects]
+        if any(len(one) != length for one, (_, _, length) in zip(data, agreed.objects)):
+            return None
+        self.pieces = [(offset, one) for one, (_, offset, _) in zip(data, agreed.objects)]
+        return agreed.nonce
+
+    def _written_again(self) -> None:
+        assert self.writer is not None
+        self.writer.deadline = self.deadline
+        self.writer.write_again(self.pieces)
+
+    def _agree(self, planner: DefaultSavePlanner, results: list[WriteResult]) -> None:
+        """Later saves of this structure need no plan, if every tensor was copied straight to its place."""
+        writer, structure = self.writer, self.structure
+        if writer is None or structure is None or writer.spilled_bytes:
+            return
+        rows = {result.index.fqn: result.storage_data for result in results if result.index.fqn in self.objects}
+        objects = []
+        for name, row in rows.items():
+            path = actual_path(self.staged, planner.mappings[name])
+            if path is None:
+                return
+            objects.append((path, row[1], row[2]))
+        self.memory.agreed = Agreed(self.nonce, structure, sorted(objects, key=lambda one: one[1]), writer.described)
+
     def _local_plan(self, planner: DefaultSavePlanner) -> Any:
         assert self.writer is not None
         leads = self.ranks.rank == 0
-        planner.set_up_planner(self.staged, self.writer.storage_meta(), leads)
+        # Without an id of this save, so that the description of later ones is the same.
+        planner.set_up_planner(self.staged, None, leads)
         self.writer.set_up_storage_writer(leads)
         return self.writer.prepare_local_plan(planner.create_local_plan())
 
     def _written(self, planner: DefaultSavePlanner, plan: Any) -> Any:
         assert self.writer is not None
         self.writer.deadline = self.deadline
-        return self.writer.write_data(planner.finish_plan(plan), planner).value()
+        self.structure = self.writer.structure
+        final = planner.finish_plan(plan)
+        self.objects = {item.index.fqn for item in final.items if item.type == WriteItemType.BYTE_IO}
+        return self.writer.write_data(final, planner).value()
 
 
 def said(error: BaseException | None) -> str | None:
     """An error as one line for the other ranks."""
     return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def actual_path(value: Any, path: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """A path of DCP's, which has every key of a dict as text, with the keys that are there."""
+    found: list[Any] = []
+    for step in path:
+        if isinstance(value, dict):
+            keys = [key for key in value if key == step or str(key) == step]
+            if len(keys) != 1:
+                return None
+            step = keys[0]
+        found.append(step)
+        value = value[step]
+    return tuple(found)

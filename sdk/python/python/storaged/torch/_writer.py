@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import os
 import time
+import uuid
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -30,6 +34,7 @@ from ._arena import Layouts, Shard, stage_state_dict
 from ._metadata import Place, emit_torch_metadata, encode_schema
 from ._objects import check_loadable
 from ._ranks import ALONE, given_run, rank_and_world, resolve_run, run_key, step_of
+from ._structure import Structure
 from ._tensors import own_memory
 
 logger = logging.getLogger("storaged")
@@ -46,7 +51,7 @@ CALLERS_MAX = 12
 
 STATES = ("staged", "committed", "protected", "durable")
 # Layouts belong to one connection: a new one gets new slots, which may have old numbers.
-_layouts: dict[Session, tuple[Any, Layouts]] = {}
+_layouts: weakref.WeakKeyDictionary[Session, tuple[Any, Layouts]] = weakref.WeakKeyDictionary()
 
 
 class SaveHandle:
@@ -141,6 +146,8 @@ class StoragedWriter(StorageWriter):
         self._failure: Exception | None = None
         self._coordinator = False
         self.deadline = Deadline(timeout)
+        #: How the checkpoint was described, on the coordinator: the schema, and what stock readers read.
+        self.described: tuple[bytes, bytes] | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ProcessModeUnsupported(NOT_IN_A_PROCESS)
@@ -237,7 +244,7 @@ class StoragedWriter(StorageWriter):
         self.handle.run = self.run
 
     def storage_meta(self) -> StorageMeta | None:
-        return None
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=uuid.uuid4().hex)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -251,20 +258,15 @@ class StoragedWriter(StorageWriter):
         try:
             shard = shard or self._new_shard(self.deadline)
             results = self._fill(shard, plan, planner, staged)
-            assert self.step is not None and shard.slot is not None
-            self.session.note_step(self.run, self.step)
-            self._trainer(self.deadline).seal(shard.slot, self.step, shard.end, self.deadline.left_ms())
+            self._seal(shard)
         except BaseException as error:
             if shard is not None:
                 self._give_up(shard)
             self._forget_if_broken(error)
             self.handle._fail(error)
             raise
-        self._release(shard.outgrown)
-        self.handle.step = self.step
         if not self.handle.staged.done():
             self.handle.staged.set_result(None)
-        self.copied_bytes, self.spilled_bytes = shard.copied_bytes, shard.spilled_bytes
         future: TorchFuture[list[WriteResult]] = TorchFuture()
         future.set_result(results)
         return future
@@ -274,15 +276,51 @@ class StoragedWriter(StorageWriter):
         # The metadata object may be shared between saves (plan caching): it is read, never changed.
         self._check_steps(results)
         places = {result.index: Place(*result.storage_data[:-1]) for part in results for result in part}
-        schema = encode_schema(metadata, places)
-        emitted = emit_torch_metadata(metadata, places)
+        self.commit(encode_schema(metadata, places), emit_torch_metadata(metadata, places))
+
+    def commit(self, schema: bytes, emitted: bytes) -> None:
+        """Describes the checkpoint, and waits until it is as safe as asked."""
         assert self.step is not None
+        self.described = (schema, emitted)
         self._trainer(self.deadline).commit(self.step, schema, emitted, self.durable, self.deadline.left_ms())
         self.handle.step = self.step
         if self.until != "staged":
             started = time.perf_counter()
             state = self.handle._reached(self.until, self.deadline)
             logger.info("step %d %s +%.2f s", self.step, state, time.perf_counter() - started)
+
+    # Saves of the same structure as one before (`Checkpointer`): no plan, and objects where they were.
+
+    @property
+    def structure(self) -> Structure | None:
+        """What was staged, if it may come again."""
+        return self._shard.structure if self._shard is not None else None
+
+    def write_again(self, pieces: list[tuple[int, bytes]]) -> None:
+        """Puts objects to their offsets, and seals."""
+        shard, self._shard = self._shard, None
+        assert shard is not None and shard.slot is not None
+        try:
+            start = shard.end
+            end = max((offset + len(data) for offset, data in pieces), default=start)
+            behind = bytearray(end - start)
+            for offset, data in pieces:
+                behind[offset - start : offset - start + len(data)] = data
+            shard.reserve(end).write(start, bytes(behind))
+            shard.end = end
+            self._seal(shard)
+        except BaseException as error:
+            self._give_up(shard)
+            self._forget_if_broken(error)
+            raise
+
+    def _seal(self, shard: Shard) -> None:
+        assert self.step is not None and shard.slot is not None
+        self.session.note_step(self.run, self.step)
+        self._trainer(self.deadline).seal(shard.slot, self.step, shard.end, self.deadline.left_ms())
+        self._release(shard.outgrown)
+        self.handle.step = self.step
+        self.copied_bytes, self.spilled_bytes = shard.copied_bytes, shard.spilled_bytes
 
     # Parts of the above.
 
@@ -319,7 +357,7 @@ class StoragedWriter(StorageWriter):
     def _fill(self, shard: Shard, plan: SavePlan, planner: SavePlanner, staged: bool) -> list[WriteResult]:
         tensors = [i for i in plan.items if i.type != WriteItemType.BYTE_IO]
         objects = [i for i in plan.items if i.type == WriteItemType.BYTE_IO]
-        values = [own_memory(item.index.fqn, planner.resolve_data(item)) for item in tensors]
+        values = [own_memory(item.index.fqn, tensor_of(planner, item)) for item in tensors]
         if shard.slot is None:
             # Nothing was staged (a plain `dcp.save`): everything goes straight in, in the plan's order.
             shard.stage(values, 4096 * len(objects))
@@ -328,7 +366,7 @@ class StoragedWriter(StorageWriter):
             records = [shard.place_of(value) or shard.append_tensor(value) for value in values]
         results = [self._result(item.index, place) for item, place in zip(tensors, records)]
         for item in objects:
-            saved = planner.resolve_data(item).getvalue()
+            saved = bytes_of(planner, item)
             if not staged and not self.trust_pickle:
                 check_loadable(item.index.fqn, saved)
             results.append(self._result(item.index, shard.append_bytes(saved)))
@@ -367,6 +405,18 @@ class StoragedWriter(StorageWriter):
                 # The daemon takes slots of a broken connection back by itself.
                 logger.debug("a slot could not be given back: %s", error)
                 return self.session.drop_connections()
+
+
+def tensor_of(planner: SavePlanner, item: Any) -> torch.Tensor:
+    value = planner.resolve_data(item)
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def bytes_of(planner: SavePlanner, item: Any) -> bytes:
+    value = planner.resolve_data(item)
+    assert isinstance(value, io.BytesIO)
+    return value.getvalue()
 
 
 def alone(session: Session, deadline: Deadline) -> str:
