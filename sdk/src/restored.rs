@@ -64,10 +64,10 @@ impl RestoredShard {
         self.rung
     }
 
-    /// Copies bytes out, chunk by chunk, each verified in private memory first. The ranges must have been opened.
+    /// Copies bytes out, chunk by chunk, each verified. The ranges must have been opened.
     ///
     /// # Errors
-    /// [`ClientError::Corrupt`] if a chunk does not have its digest; then nothing of that chunk was copied.
+    /// [`ClientError::Corrupt`] if a chunk does not have its digest; then nothing of that chunk is in `out`.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), ClientError> {
         let mut block = vec![0; self.chunk.bytes()];
         self.read_with(offset, out, &mut block)
@@ -86,7 +86,8 @@ impl RestoredShard {
         self.read_into(offset, out, block, &mut None)
     }
 
-    /// `loaded` names the chunk that `block` holds, verified.
+    /// `loaded` names the chunk that `block` holds, verified. A chunk that is wanted whole is read where it is wanted and
+    /// verified there: one copy. If it is not what it should be, nothing of it stays.
     fn read_into(
         &self,
         offset: u64,
@@ -108,6 +109,12 @@ impl RestoredShard {
             let at = offset + done as u64;
             let index = at / self.chunk.bytes() as u64;
             let range = self.chunk.range(index, self.length);
+            let whole = (range.end - range.start) as usize;
+            if at == range.start && out.len() - done >= whole && *loaded != Some(index) {
+                self.load_in_place(index, &mut out[done..done + whole])?;
+                done += whole;
+                continue;
+            }
             if *loaded != Some(index) {
                 *loaded = None;
                 self.load(index, block)?;
@@ -154,11 +161,26 @@ impl RestoredShard {
         Ok(())
     }
 
+    /// Brings one chunk to where it is wanted, if it has its digest; zeros otherwise.
+    fn load_in_place(&self, index: u64, out: &mut [u8]) -> Result<(), ClientError> {
+        let start = self.chunk.range(index, self.length).start;
+        let read = self.slot.read_at(start, out).map_err(ClientError::from);
+        let outcome = read.and_then(|()| self.verify(index, out));
+        if outcome.is_err() {
+            out.fill(0);
+        }
+        outcome
+    }
+
     /// Brings one chunk into private memory and verifies it there.
     fn load(&self, index: u64, block: &mut Vec<u8>) -> Result<(), ClientError> {
         let range = self.chunk.range(index, self.length);
         block.resize((range.end - range.start) as usize, 0);
         self.slot.read_at(range.start, block)?;
+        self.verify(index, block)
+    }
+
+    fn verify(&self, index: u64, block: &[u8]) -> Result<(), ClientError> {
         let got = leaf_digest(block, index);
         let expected = self.leaves[index as usize];
         if got == expected {

@@ -338,6 +338,16 @@ fn a_flipped_byte_and_wrong_leaves_are_never_returned() {
     let error = shard.read_at(65_540, &mut untouched).unwrap_err();
     assert!(matches!(error, ClientError::Corrupt { chunk: 1, .. }));
     assert_eq!(untouched, [7; 10]);
+    // A chunk that is wanted whole is verified where it is wanted: nothing of a wrong one stays, and those before it do.
+    let mut across = vec![7; 131_072];
+    let error = shard.read_at(10, &mut across).unwrap_err();
+    assert!(matches!(error, ClientError::Corrupt { chunk: 1, .. }));
+    assert_eq!(across[..65_526], bytes[10..65_536]);
+    assert!(across[65_526..131_062].iter().all(|byte| *byte == 0));
+    let mut rest = vec![0; 200_000 - 131_070];
+    assert!(shard.read_at(131_070, &mut rest).is_err());
+    shard.read_at(131_072, &mut rest[2..]).unwrap();
+    assert_eq!(rest[2..], bytes[131_072..]);
     let (mut left, mut right) = (vec![0; 1000], vec![0; 60_000]);
     let mut parts = [(10, &mut left[..]), (131_072, &mut right[..])];
     shard.read_many(&mut parts, 2.try_into().unwrap()).unwrap();

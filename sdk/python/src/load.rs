@@ -183,9 +183,13 @@ fn batches(parts: &[(u64, usize, usize)]) -> Vec<Vec<(u64, usize, usize)>> {
     let mut batch = Vec::new();
     let mut bytes = 0;
     for (offset, address, length) in parts.iter().copied() {
-        for at in (0..length).step_by(PIECE_BYTES) {
-            let piece = PIECE_BYTES.min(length - at);
+        let mut at = 0;
+        while at < length {
+            // Cut where the shard's pieces begin, so that hardly any chunk belongs to two of them.
+            let into = ((offset + at as u64) % PIECE_BYTES as u64) as usize;
+            let piece = (PIECE_BYTES - into).min(length - at);
             batch.push((offset + at as u64, address + at, piece));
+            at += piece;
             bytes += piece;
             if bytes >= BATCH_BYTES {
                 batches.push(std::mem::take(&mut batch));

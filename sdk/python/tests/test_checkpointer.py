@@ -217,8 +217,8 @@ def test_a_save_is_skipped_while_the_one_before_it_goes_on(daemons, monkeypatch)
     checkpointer = Checkpointer(session=daemon.session(), timeout=5, on_error="warn", busy="skip")
     checkpointer.save(1, state(1))
     assert checkpointer.wait()
-    real = StoragedWriter.finish
-    monkeypatch.setattr(StoragedWriter, "finish", lambda *given: (time.sleep(1), real(*given)))
+    real = StoragedWriter.commit
+    monkeypatch.setattr(StoragedWriter, "commit", lambda *given: (time.sleep(1), real(*given)))
     assert checkpointer.save(2, state(2)) is not None
     outcome, took = timed(checkpointer.save, 3, state(3))
     assert outcome is None and took < 0.3 and checkpointer.skipped_saves == 1

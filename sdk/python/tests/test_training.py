@@ -24,7 +24,7 @@ def run(daemon, ranks, *arguments):
         for r in range(ranks)
     ]
     try:
-        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
+        outputs = [worker.communicate(timeout=300)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

@@ -1,7 +1,18 @@
 """Checkpoints of PyTorch jobs: `StoragedWriter` and `StoragedReader` for DCP, and the plain `Checkpointer`."""
 
-from ._checkpointer import Checkpointer
+from ._checkpointer import CheckpointInfo, Checkpointer
+from ._events import Event
+from ._handle import SaveFuture, SaveHandle
 from ._reader import StoragedLoadPlanner, StoragedReader
-from ._writer import SaveHandle, StoragedWriter
+from ._writer import StoragedWriter
 
-__all__ = ["Checkpointer", "SaveHandle", "StoragedLoadPlanner", "StoragedReader", "StoragedWriter"]
+__all__ = [
+    "CheckpointInfo",
+    "Checkpointer",
+    "Event",
+    "SaveFuture",
+    "SaveHandle",
+    "StoragedLoadPlanner",
+    "StoragedReader",
+    "StoragedWriter",
+]

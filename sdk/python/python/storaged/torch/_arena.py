@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,13 @@ STRUCTURES_MAX = 2
 
 def spec_of(tensor: torch.Tensor) -> Spec:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+
+
+class Copies(enum.Enum):
+    """Whether tensors are copied, or everything is made ready for it."""
+
+    NOW = "now"
+    LATER = "later"
 
 
 class Layouts:
@@ -76,13 +84,14 @@ class Shard:
         #: What was staged, if later saves may be of the same structure.
         self.structure: Structure | None = None
 
-    def stage(self, tensors: list[torch.Tensor], spare: int = 0) -> list[torch.Tensor]:
+    def stage(self, tensors: list[torch.Tensor], spare: int = 0, copies: Copies = Copies.NOW) -> list[torch.Tensor]:
         """Copies tensors to their offsets, each once, and returns views of the slot in the same order."""
         specs = tuple(map(spec_of, tensors))
         records, frames, end = self.layouts.of(specs)
         self.begin(specs, frames, end, spare)
         views = [self.view(record, spec, t.dtype) for record, spec, t in zip(records, specs, tensors)]
-        self._copy(tensors, views, records)
+        if copies is Copies.NOW:
+            self._copy(tensors, views, records)
         self.places = {(record[2], record[3]): Place(self.rank, *record) for record in records}
         return views
 
@@ -104,7 +113,7 @@ class Shard:
             return torch.empty(spec[1], dtype=dtype)
         assert self.slot is not None
         memory = (ctypes.c_char * nbytes).from_address(self.slot.address + offset)
-        memory.slot = self.slot  # the tensor keeps this object, which keeps the mapping
+        setattr(memory, "slot", self.slot)  # noqa: B010, the tensor keeps this object, which keeps the mapping
         return torch.frombuffer(memory, dtype=dtype, count=nbytes // dtype.itemsize).view(spec[1])
 
     def _copy(self, tensors: list[torch.Tensor], views: list[torch.Tensor], records: list[Record]) -> None:
@@ -189,14 +198,39 @@ def rebuilt(value: Any, leaf_of: Callable[[Path, Any], Any], path: Path = ()) ->
 
 def stage_state_dict(shard: Shard, state_dict: dict[str, Any], trust_pickle: bool = False) -> dict[str, Any]:
     """A training-safe twin of the state dict whose tensors lie in the shard's slot."""
-    from torch.distributed.checkpoint.stateful import Stateful
-
-    resolved = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state_dict.items()}
+    resolved = without_states(state_dict)
     for structure in reversed(shard.layouts.structures):
         try:
             return stage_again(shard, structure, resolved, trust_pickle)
         except Differs:
             continue
+    return stage_first(shard, resolved, trust_pickle)
+
+
+def prepare_state_dict(shard: Shard, state_dict: dict[str, Any]) -> None:
+    """Gets a slot for such a state dict, and puts into it what does not change from save to save: all but the tensors."""
+    resolved = without_states(state_dict)
+    for structure in reversed(shard.layouts.structures):
+        try:
+            structure.parts(structure.leaves_of(resolved))
+        except Differs:
+            continue
+        slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
+        structure.views_at(slot.address, lambda: views_of(shard, structure))
+        return
+    stage_first(shard, resolved, True, Copies.LATER)
+
+
+def without_states(state_dict: dict[str, Any]) -> dict[str, Any]:
+    from torch.distributed.checkpoint.stateful import Stateful
+
+    return {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state_dict.items()}
+
+
+def stage_first(
+    shard: Shard, resolved: dict[str, Any], trust_pickle: bool = False, copies: Copies = Copies.NOW
+) -> dict[str, Any]:
+    """Stages a structure that is not known, and learns it."""
     resolved = taken_apart(resolved)
     leaves = list(leaves_of(resolved))
     locals_by_path: dict[Path, torch.Tensor] = {}
@@ -215,7 +249,7 @@ def stage_state_dict(shard: Shard, state_dict: dict[str, Any], trust_pickle: boo
             index_of[identity(tensor)] = len(unique)
             unique.append(tensor)
     others = len(leaves) - len(locals_by_path)
-    views = shard.stage(unique, others * SPARE_BYTES_PER_LEAF)
+    views = shard.stage(unique, others * SPARE_BYTES_PER_LEAF, copies)
 
     def leaf_of(path: Path, leaf: Any) -> Any:
         local = locals_by_path.get(path)
@@ -226,7 +260,8 @@ def stage_state_dict(shard: Shard, state_dict: dict[str, Any], trust_pickle: boo
 
     tensors = {path: index_of[identity(local)] for path, local in locals_by_path.items()}
     learn(shard, resolved, leaves, tensors, tuple(map(spec_of, unique)), others * SPARE_BYTES_PER_LEAF)
-    return rebuilt(resolved, leaf_of)
+    twin: dict[str, Any] = rebuilt(resolved, leaf_of)
+    return twin
 
 
 def learn(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from .._deadline import Deadline
 from .._session import Session
@@ -19,13 +22,17 @@ from ..errors import (
     InvalidArgument,
     NoCheckpointError,
     StoragedError,
+    UnknownNamespace,
     UnsavableState,
     WaitTimeout,
 )
+from ._ahead import Termination, make_slots
+from ._events import Events, Hook
+from ._handle import STATES, SaveFuture, SaveHandle
 from ._ranks import ALONE, Ranks, given_run, run_key
 from ._reader import StoragedLoadPlanner, StoragedReader
 from ._saving import FOLLOW_SECONDS, Memory, Save, Skipped, said
-from ._writer import SaveHandle, StoragedWriter
+from ._writer import StoragedWriter
 
 logger = logging.getLogger("storaged")
 
@@ -33,6 +40,18 @@ ON_ERROR = ("raise", "warn")
 BUSY = ("wait", "skip")
 # A save ends by its own deadline, on the ranks that follow a little later: whoever waits for it waits that long.
 END_SECONDS = FOLLOW_SECONDS + 0.1
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """One checkpoint of a namespace. `nbytes` are those of all ranks; `is_durable`: the durable tier holds it."""
+
+    run: str
+    step: int
+    state: str
+    is_durable: bool
+    world_size: int
+    nbytes: int
 
 
 class Checkpointer:
@@ -46,7 +65,9 @@ class Checkpointer:
     `busy` says what a save does while the one before it is still going on: "wait" for it, or "skip" this one, on all ranks
     (rank 0 decides, the others wait for its word before they stage). `run` is the run to save in; without it, or
     STORAGED_RUN, the first save opens one. `alone` is for jobs of which one rank saves everything (rank 0 of 1).
-    The constructor does nothing collective, but ranks make their checkpointers in the same order.
+    `until` is the state in which a save counts as ended: "committed", or as safe as "protected" or "durable". `events` is
+    called with an `Event` for what happened. The constructor does nothing collective, but ranks make their checkpointers in
+    the same order.
     """
 
     def __init__(
@@ -60,14 +81,18 @@ class Checkpointer:
         on_error: str = "raise",
         busy: str = "wait",
         alone: bool = False,
+        until: str = "committed",
         threads: int = 1,
         trust_pickle: bool = False,
+        events: Hook | None = None,
         session: Session | None = None,
     ) -> None:
         if on_error not in ON_ERROR:
             raise InvalidArgument(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
         if busy not in BUSY:
             raise InvalidArgument(f"busy must be one of {', '.join(BUSY)}, got {busy!r}")
+        if until not in STATES:
+            raise InvalidArgument(f"until must be one of {', '.join(STATES)}, got {until!r}")
         if alone and process_group is not None:
             raise InvalidArgument("alone means that no other rank saves: leave process_group out")
         self.session = session or Session.shared(namespace)
@@ -76,6 +101,7 @@ class Checkpointer:
         self.timeout = timeout
         self.on_error = on_error
         self.busy = busy
+        self.until = until
         self.threads = threads
         self.trust_pickle = trust_pickle
         #: Saves that failed so far, as far as this rank knows.
@@ -93,7 +119,11 @@ class Checkpointer:
         self._last: Save | None = None
         self._memory = Memory()
         self._asked = 0
+        self._prepares = 0
         self._loads = 0
+        self._events = Events(events, namespace=self.session.namespace, rank=self._ranks.rank)
+        self._prepared: SaveFuture[int] | None = None
+        self._termination: Termination | None = None
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -108,16 +138,21 @@ class Checkpointer:
 
     def save(self, step: int, state_dict: dict[str, Any]) -> SaveHandle | None:
         """Returns when every tensor is staged: parameters may change again. None if the save was skipped."""
-        deadline = Deadline(self.timeout)
+        deadline, began = Deadline(self.timeout), time.time()
         save = Save(self._ranks, (self._loads, step), deadline, self._memory, self._adopt_run)
         if self._skips(save):
             return None
         before = self._settled(deadline.later(END_SECONDS))
         try:
+            self._wait_prepared(deadline)
             handle = self._stage(save, state_dict, deadline)
         except Skipped:
             self.skipped_saves += 1
+            self._events.tell("save.skipped", began, step=step)
             return None
+        if save.failure is None:
+            self._events.tell("save.staged", began, step=step, bytes=save.bytes)
+        save.ended.add_done_callback(lambda ended: self._tell_end(step, began, ended.exception()))
         handle.step, handle.saved = step, save.ended
         # Also where this rank has nothing to save: the others hear of it and give this step up, not the ones after it.
         self._last, self._last_failed = save, False
@@ -133,6 +168,43 @@ class Checkpointer:
         if before is not None:
             self._raise(before)
         return handle
+
+    def prepare(self, state_dict: dict[str, Any]) -> SaveFuture[int]:
+        """Makes and maps the slots that saves of this state dict need, in the background: the first save is as fast as later ones.
+
+        Every rank calls it, when the state's shapes are known and before the first save. What comes of it, the bytes of this
+        rank's slots, may be awaited; a save waits for it. Opens the run if there is none. Nothing is raised: what could not be
+        made ahead is made by the first save.
+        """
+        future: SaveFuture[int] = SaveFuture()
+        self._prepared = future
+        threading.Thread(target=self._prepare, args=(state_dict, future), name="storaged-prepare", daemon=True).start()
+        return future
+
+    def list(self) -> list[CheckpointInfo]:
+        """The namespace's checkpoints as this node's daemon knows them, oldest first. Any rank may ask alone."""
+        deadline = Deadline(self.timeout)
+        try:
+            rows = self.session.connect(deadline).list(self.session.namespace, deadline.left_ms())
+        except UnknownNamespace:
+            return []
+        infos = [CheckpointInfo(run, step, state, durable, size, length) for run, step, state, durable, size, length, _ in rows]
+        return sorted(infos, key=lambda info: (int(info.run.partition("-")[0]), info.step))
+
+    def on_sigterm(self) -> None:
+        """From now on SIGTERM on any rank makes `is_last_step` true; the process goes on until then. In the main thread."""
+        if self._termination is None:
+            self._termination = Termination(self.session, self._ranks)
+            self._termination.listen()
+
+    def is_last_step(self, step: int) -> bool:
+        """After `on_sigterm`: whether the job is being ended and all ranks stop after this step, to save and leave.
+
+        Every rank asks after every step. All ranks hear True at the same step, two later at most than where rank 0 heard of
+        the signal: ranks must train in step (as with any gradient collective), and the grace period must hold two steps
+        and a save.
+        """
+        return self._termination is not None and self._termination.is_last(step)
 
     def load(
         self,
@@ -186,10 +258,11 @@ class Checkpointer:
         if plan is None:
             return None
         reader.follow(plan)
+        began = time.time()
         error: BaseException | None = None
         try:
             planner = StoragedLoadPlanner(trust_pickle=self.trust_pickle)
-            dcp.load(template(reader), storage_reader=reader, planner=planner, no_dist=True)
+            load(template(reader), storage_reader=reader, planner=planner, no_dist=True)
         except CheckpointException as failure:
             error = _only_cause(failure)
             if not isinstance(error, Exception):
@@ -198,7 +271,8 @@ class Checkpointer:
             error = failure
         self._loads += 1
         self._agree_on_load(plan, error, reader.timeout)
-        return plan
+        self._events.tell("load", began, step=plan["step"], bytes=sum(reader.rungs.values()))
+        return dict(plan)
 
     def latest_step(self) -> int | None:
         """The newest restorable step, or None if nothing was saved yet. Every rank calls it."""
@@ -232,11 +306,63 @@ class Checkpointer:
         try:
             self.wait()
         finally:
+            if self._termination is not None:
+                self._termination.restore()
             worker, self._worker = self._worker, None
             if worker is not None:
                 worker.shutdown(wait=False)
 
+    # Parts of `prepare`.
+
+    def _prepare(self, state_dict: dict[str, Any], future: SaveFuture[int]) -> None:
+        deadline = Deadline(self.timeout)
+        try:
+            run = self._run or self.session.run_of(self._key) or self._from_rank_zero_ahead(deadline)
+            self.session.set_run(self._key, run)
+            future.set_result(make_slots(self._writer(None, run), state_dict, deadline))
+        except Exception as error:
+            logger.info("nothing was made ahead: %s", error)
+            future.set_result(0)
+
+    def _from_rank_zero_ahead(self, deadline: Deadline) -> str:
+        """The run, opened by rank 0 before any save."""
+        self._prepares += 1
+        key = f"prepare/{self._prepares}"
+        if self._ranks.rank != 0:
+            return str(self._ranks.hear_rank_zero([key], "a run to prepare for", deadline))
+        run = self.session.connect(deadline).open_run(deadline.left_ms())
+        self._ranks.tell(key, run)
+        return run
+
+    def _wait_prepared(self, deadline: Deadline) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            try:
+                prepared.result(deadline.left() / 2)
+            except FutureTimeout:
+                logger.info("slots are still being made; the save goes on without them")
+
+    def _writer(self, step: int | None, run: str) -> StoragedWriter:
+        return StoragedWriter(
+            step,
+            session=self.session,
+            run=run,
+            durable=self.durable,
+            until=self.until,
+            threads=self.threads,
+            timeout=self.timeout,
+            trust_pickle=self.trust_pickle,
+            rank=self._ranks.rank,
+            world_size=self._ranks.size,
+        )
+
     # Parts of `save`.
+
+    def _tell_end(self, step: int, began: float, error: BaseException | None) -> None:
+        if error is None:
+            self._events.tell("save.ended", began, step=step, state=self.until)
+        else:
+            self._events.tell("save.failed", began, step=step, error=type(error).__name__, text=str(error))
 
     def _skips(self, save: Save) -> bool:
         """On rank 0: whether this save is left out, and says so to the others."""
@@ -274,20 +400,10 @@ class Checkpointer:
                 raise WaitTimeout(f"the save of step {self._last.step} has not ended within {deadline.seconds:g} s")
             deadline.check("staging, the save before it took all of it")
             run = self._begun(save, deadline)
-            writer = StoragedWriter(
-                save.step,
-                session=self.session,
-                run=run,
-                durable=self.durable,
-                threads=self.threads,
-                timeout=self.timeout,
-                trust_pickle=self.trust_pickle,
-                rank=self._ranks.rank,
-                world_size=self._ranks.size,
-            )
+            writer = self._writer(save.step, run)
             handle = writer.handle
             save.staged = writer.stage_within(state_dict, deadline)
-            save.writer = writer
+            save.writer, save.bytes = writer, writer.staged_bytes
             return writer.handle
         except Skipped:
             raise

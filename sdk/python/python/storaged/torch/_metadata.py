@@ -113,7 +113,9 @@ class _PortablePickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, TensorProperties):
-            return copyreg.__newobj__, (TensorProperties,), obj.__getstate__()[:PROPERTY_FIELDS]
+            # Both exist at run time and in no stub.
+            make, state = getattr(copyreg, "__newobj__"), getattr(obj, "__getstate__")()  # noqa: B009
+            return make, (TensorProperties,), state[:PROPERTY_FIELDS]
         return NotImplemented
 
 

@@ -116,7 +116,7 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _allowing(value: io.BytesIO) -> Iterator[None]:
     """PyTorch's restricted unpickler with the known types among those that this value names."""
-    names = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda _: [])(value)
+    names: list[str] = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda _: [])(value)
     allow = getattr(torch.serialization, "safe_globals", lambda _: nullcontext())
     with allow(list(_known(names))):
         yield

@@ -8,6 +8,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -153,7 +154,8 @@ class Ranks:
         if self.size > 1:
             name = str(getattr(group, "group_name", "") or "world") + kind
             count = self._made[namespace, name] = self._made.get((namespace, name), 0) + 1
-            self._store = dist.PrefixStore(f"storaged/{namespace}/{name}/{count}", _own_store())
+            prefix = getattr(dist, "PrefixStore")  # noqa: B009, torch does not export it by name
+            self._store = prefix(f"storaged/{namespace}/{name}/{count}", _own_store())
         self._old: list[list[str]] = []
 
     def tell(self, key: str, value: Any) -> None:
@@ -215,7 +217,7 @@ class Ranks:
         while len(self._old) > 2:
             for key in self._old.pop(0):
                 if key != keep:
-                    self._call(lambda key=key: self._store.delete_key(key))
+                    self._call(partial(self._store.delete_key, key))
 
     def _ahead(self, ranks: dict[int, str], at: At | None) -> dict[int, int]:
         """Of these ranks, those that are past the save, and their steps, unless they told what is waited for."""

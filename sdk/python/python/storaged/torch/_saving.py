@@ -86,6 +86,8 @@ class Save:
         self.structure: Structure | None = None
         #: The names of the objects that this rank writes.
         self.objects: set[str] = set()
+        #: What this rank staged.
+        self.bytes = 0
         #: Why this rank has nothing to save.
         self.failure: Exception | None = None
         #: Done when the save ended everywhere.

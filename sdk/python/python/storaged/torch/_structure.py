@@ -55,9 +55,9 @@ def gather(value: Any, nest: Nest | None, out: list[Any]) -> None:
     if nest.kind is dict:
         if not isinstance(value, dict) or tuple(value) != nest.keys:
             raise Differs
-        items = value.values()
+        items: Any = value.values()
     else:
-        if type(value) is not nest.kind or len(value) != len(nest.inner):
+        if not isinstance(value, (list, tuple)) or type(value) is not nest.kind or len(value) != len(nest.inner):
             raise Differs
         items = value
     for inner, item in zip(nest.inner, items):

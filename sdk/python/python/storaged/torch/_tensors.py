@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import UnsavableState
 
-try:
+if TYPE_CHECKING:
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed.tensor import DTensor
-except ImportError:  # torch 2.4 keeps it in a private module
-    from torch.distributed._tensor import DTensor
+else:
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+    try:
+        from torch.distributed.tensor import DTensor
+    except ImportError:  # torch 2.4 keeps it in a private module
+        from torch.distributed._tensor import DTensor
+
+__all__ = ["DTensor", "ShardedTensor", "has_memory", "holds_wrapper", "is_described", "is_plain", "is_wrapper", "lies_in_order"]
+__all__ += ["own_memory", "taken_apart"]
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 # By these DCP knows a tensor that describes its own shards: it takes them apart itself.
@@ -30,7 +37,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
         reach = tensor.numel()
         if not tensor.is_contiguous():
             reach = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-        return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + reach) * tensor.element_size()
+        return bool(tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + reach) * tensor.element_size())
     except (RuntimeError, NotImplementedError):
         return False
 
@@ -73,11 +80,11 @@ def taken_apart(value: Any) -> Any:
         return {key: taken_apart(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(taken_apart(inner) for inner in value)
-    if isinstance(value, torch.Tensor) and hasattr(value, "trigger_wait"):
-        return value.trigger_wait()  # the result of a collective that may still be on its way
+    if isinstance(value, torch.Tensor) and (arrived := getattr(value, "trigger_wait", None)) is not None:
+        return arrived()  # the result of a collective that may still be on its way
     if not is_wrapper(value):
         return value
-    names, _ = value.__tensor_flatten__()
+    names, _ = getattr(value, "__tensor_flatten__")()  # noqa: B009, Tensor does not declare it
     return {name: taken_apart(getattr(value, name)) for name in names}
 
 
@@ -91,8 +98,8 @@ def holds_wrapper(value: Any) -> bool:
 
 def own_memory(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as a plain one whose elements can be copied, wherever they are; a typed refusal if they are nowhere."""
-    if hasattr(tensor, "trigger_wait"):
-        tensor = tensor.trigger_wait()
+    if (arrived := getattr(tensor, "trigger_wait", None)) is not None:
+        tensor = arrived()
     kind = type(tensor).__qualname__
     if is_wrapper(tensor):
         raise UnsavableState(

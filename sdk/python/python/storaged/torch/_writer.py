@@ -9,7 +9,6 @@ import os
 import time
 import uuid
 import weakref
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from ..errors import (
     WaitTimeout,
 )
 from ._arena import Layouts, Shard, stage_state_dict
+from ._handle import STATES, SaveHandle
 from ._metadata import Place, emit_torch_metadata, encode_schema
 from ._objects import check_loadable
 from ._ranks import ALONE, given_run, rank_and_world, resolve_run, run_key, step_of
@@ -49,52 +49,8 @@ NOT_IN_A_PROCESS = (
 #: How far above `stage` the call of `async_save` is looked for: decorators of torch lie between.
 CALLERS_MAX = 12
 
-STATES = ("staged", "committed", "protected", "durable")
 # Layouts belong to one connection: a new one gets new slots, which may have old numbers.
 _layouts: weakref.WeakKeyDictionary[Session, tuple[Any, Layouts]] = weakref.WeakKeyDictionary()
-
-
-class SaveHandle:
-    """One save. `staged` is done when parameters may change again, and has the exception if staging failed."""
-
-    def __init__(self, session: Session, run: str | None) -> None:
-        self.session = session
-        self.run = run
-        self.step: int | None = None
-        self.staged: Future[None] = Future()
-        #: Done when the save ended on all ranks (`Checkpointer` only); has the exception if it failed.
-        self.saved: Future[None] | None = None
-        #: How many more node losses the checkpoint survived when it was last waited for, and how many with every block in
-        #: place; None if it is not coded, or nobody waited yet.
-        self.bears: tuple[int, int] | None = None
-
-    def wait(self, until: str = "committed", timeout: float = 120.0) -> str:
-        """Waits until the checkpoint is at least in that state; the state that it is in. Ends within `timeout` and 1 s."""
-        deadline = Deadline(timeout)
-        if self.saved is not None:
-            self._wait_saved(deadline)
-        if self.step is None or self.run is None:
-            raise InvalidArgument("the save has not reached its step yet: wait for async_save's future first")
-        return self._reached(until, deadline)
-
-    def _reached(self, until: str, deadline: Deadline) -> str:
-        assert self.step is not None and self.run is not None
-        reached = self.session.connect(deadline).wait(self.run, self.step, until, deadline.left_ms())
-        state, _, self.bears = reached
-        return state
-
-    def _wait_saved(self, deadline: Deadline) -> None:
-        assert self.saved is not None
-        try:
-            self.saved.result(deadline.left())
-        except TimeoutError as error:
-            if self.saved.done():
-                raise
-            raise WaitTimeout(f"expected step {self.step} to be saved within {deadline.seconds:g} s, it is still being saved") from error
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.staged.done():
-            self.staged.set_exception(error)
 
 
 class StoragedWriter(StorageWriter):
@@ -196,11 +152,11 @@ class StoragedWriter(StorageWriter):
         started = time.perf_counter()
         shard: Shard | None = None
         try:
-            shard = self._new_shard(deadline)
+            shard = self.new_shard(deadline)
             staged = stage_state_dict(shard, state_dict, self.trust_pickle)
         except BaseException as error:
             if shard is not None and isinstance(error, Exception):
-                self._give_up(shard)
+                self.give_up(shard)
             self._forget_if_broken(error)
             self.handle._fail(error)
             raise
@@ -217,7 +173,7 @@ class StoragedWriter(StorageWriter):
         """Gives an unfinished save up. May be called at any time, any number of times, or never."""
         shard, self._shard = self._shard, None
         if shard is not None:
-            self._give_up(shard)
+            self.give_up(shard)
 
     # The writer's part.
 
@@ -256,12 +212,12 @@ class StoragedWriter(StorageWriter):
         shard, self._shard = self._shard, None
         staged = shard is not None
         try:
-            shard = shard or self._new_shard(self.deadline)
+            shard = shard or self.new_shard(self.deadline)
             results = self._fill(shard, plan, planner, staged)
             self._seal(shard)
         except BaseException as error:
             if shard is not None:
-                self._give_up(shard)
+                self.give_up(shard)
             self._forget_if_broken(error)
             self.handle._fail(error)
             raise
@@ -292,6 +248,10 @@ class StoragedWriter(StorageWriter):
     # Saves of the same structure as one before (`Checkpointer`): no plan, and objects where they were.
 
     @property
+    def staged_bytes(self) -> int:
+        return self._shard.copied_bytes if self._shard is not None else 0
+
+    @property
     def structure(self) -> Structure | None:
         """What was staged, if it may come again."""
         return self._shard.structure if self._shard is not None else None
@@ -310,7 +270,7 @@ class StoragedWriter(StorageWriter):
             shard.end = end
             self._seal(shard)
         except BaseException as error:
-            self._give_up(shard)
+            self.give_up(shard)
             self._forget_if_broken(error)
             raise
 
@@ -339,7 +299,8 @@ class StoragedWriter(StorageWriter):
     def _trainer(self, deadline: Deadline) -> Any:
         return self.session.trainer(self.run, self.rank, self.world_size, deadline)
 
-    def _new_shard(self, deadline: Deadline) -> Shard:
+    def new_shard(self, deadline: Deadline) -> Shard:
+        """A shard without a slot yet."""
         trainer = self._trainer(deadline)
         owner, layouts = _layouts.get(self.session, (None, Layouts()))
         if owner is not trainer:
@@ -392,7 +353,8 @@ class StoragedWriter(StorageWriter):
             for key in (ALONE, run_key(self.process_group)):
                 self.session.forget_run(key)
 
-    def _give_up(self, shard: Shard) -> None:
+    def give_up(self, shard: Shard) -> None:
+        """Gives its slots back, unused."""
         slots = shard.outgrown + ([shard.slot] if shard.slot is not None else [])
         self._release(slots)
 

@@ -1,0 +1,136 @@
+"""What a save hands back, what is made ahead of it, and what a job does when it is ended: against a real daemon."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+import torch
+from daemon import run_ranks
+from storaged import errors
+from storaged.torch import Checkpointer, Event
+
+
+def state(step):
+    return {"w": torch.full((50_000,), float(step)), "step": step}
+
+
+def test_futures_can_be_waited_for_and_awaited(session):
+    with Checkpointer(session=session, durable="required") as checkpointer:
+        handle = checkpointer.save(1, state(1))
+        assert handle.committed.result(30) in ("committed", "protected", "durable")
+        assert handle.durable.result(60) == "durable"
+
+        async def save():
+            second = checkpointer.save(2, state(2))
+            return await second.staged, await second, await second.durable
+
+        staged, committed, durable = asyncio.run(save())
+        assert staged is None and committed in ("committed", "protected", "durable") and durable == "durable"
+
+
+def test_futures_of_a_save_that_fails_have_its_error(daemons):
+    daemon = daemons(budget="8MiB")
+    checkpointer = Checkpointer(session=daemon.session(), timeout=2, on_error="warn")
+    handle = checkpointer.save(1, {"w": torch.zeros(8 << 20)})
+    assert isinstance(handle.committed.exception(20), errors.ArenaTooSmall)
+    with pytest.raises(errors.ArenaTooSmall):
+        asyncio.run(wait_for(handle))
+    checkpointer.close()
+
+
+async def wait_for(handle):
+    return await handle
+
+
+def test_what_there_is_is_listed(session):
+    with Checkpointer(session=session, durable="required") as checkpointer:
+        assert checkpointer.list() == []
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+            assert checkpointer.wait("durable")
+        listed = checkpointer.list()
+    assert listed[-1].step == 2 and listed[-1].world_size == 1  # a daemon may have dropped older ones from RAM
+    assert listed[-1].is_durable and listed[-1].nbytes > 200_000
+
+
+def test_slots_are_made_ahead(session):
+    with Checkpointer(session=session) as checkpointer:
+        large = {"w": torch.ones(4 << 20), "rng": b"x", "step": 1}
+        assert checkpointer.prepare(large).result(60) >= 2 * (16 << 20)
+        trainer = checkpointer.session.trainer(checkpointer.session.run_of(checkpointer._key), 0, 1)
+        asked = checkpointer.save(1, large)
+        assert checkpointer.wait() and asked.run is not None
+        # The same connection, which keeps the slots mapped, and the same structure.
+        assert checkpointer.session.trainer(asked.run, 0, 1) is trainer
+        assert checkpointer.load_all()["w"].sum() == 4 << 20
+        large["w"].zero_()
+        assert checkpointer.save(2, large) and checkpointer.wait() and checkpointer._memory.again == 1
+        assert checkpointer.load_all()["w"].sum() == 0
+
+
+def test_nothing_is_raised_where_nothing_can_be_made_ahead(daemons):
+    daemon = daemons(budget="8MiB")
+    with Checkpointer(session=daemon.session(), timeout=3) as checkpointer:
+        assert checkpointer.prepare({"w": torch.zeros(8 << 20)}).result(20) == 0
+        checkpointer.save(1, state(1))
+        assert checkpointer.wait()
+        daemon.kill()
+        assert checkpointer.prepare(state(2)).result(20) == 0
+
+
+def test_a_hook_hears_what_happens_and_cannot_stop_it(session, caplog):
+    heard = []
+
+    def hook(event: Event):
+        heard.append(event)
+        if event.name == "storaged.load":
+            raise RuntimeError("the hook's own trouble")
+
+    with Checkpointer(session=session, events=hook) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.wait()
+        checkpointer.load(state(0))
+    names = [event.name for event in heard]
+    assert names == ["storaged.save.staged", "storaged.save.ended", "storaged.load"]
+    assert heard[0].attributes == {"namespace": session.namespace, "rank": 0, "step": 1, "bytes": 200_000}
+    assert all(event.seconds >= 0 and event.began <= time.time() for event in heard)
+    assert "the hook for events failed" in caplog.text
+
+
+def test_sigterm_alone(session):
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.on_sigterm()
+        assert not checkpointer.is_last_step(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert checkpointer.is_last_step(2) and checkpointer.is_last_step(3)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+ENDED = """
+checkpointer = Checkpointer(timeout=20)
+checkpointer.on_sigterm()
+last = None
+for step in range(1, 40):
+    gradient = torch.ones(1)
+    dist.all_reduce(gradient)
+    if rank == 1 and step == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if checkpointer.is_last_step(step):
+        last = step
+        attempt(checkpointer.save, step, state(step))
+        attempt(checkpointer.wait)
+        break
+said.append(["last", last, checkpointer.latest_step()])
+checkpointer.close()
+"""
+
+
+def test_sigterm_on_one_rank_saves_the_same_step_on_all(daemons, tmp_path):
+    daemon = daemons()
+    said, errors_of = run_ranks(tmp_path, [daemon.socket] * 3, ENDED, limit=200)
+    assert all(said), errors_of
+    ends = [one[-1] for one in said]
+    assert ends[0][1] is not None and 5 <= ends[0][1] < 39, said
+    assert all(end == ["last", ends[0][1], ends[0][1]] for end in ends), said
