@@ -39,6 +39,7 @@ impl Node {
         matches!(plan.then, Then::Offer(Older::Refused))
             && plan.step.is_none()
             && bar != plan.mark_asked
+            && !planted!("torn_plans_believed")
             && !is_enough(self.newest_offer(plan))
     }
 
