@@ -26,6 +26,10 @@ pub const DEGRADE_AFTER_MS: u64 = 2_000;
 /// A committed checkpoint that lacks nodes to be protected goes to the durable tier unprotected after this time.
 pub const UPLOAD_UNPROTECTED_AFTER_MS: u64 = 3_000;
 
+/// A committed checkpoint whose shard is lost is given up after this time: a session that has had the shard ends, or says
+/// so, within two reports.
+pub const LOST_AFTER_MS: u64 = 3_000;
+
 /// A trainer waits so long for a slot before a checkpoint that can be made no safer gives way to a newer one.
 pub const SUPERSEDE_AFTER_MS: u64 = 1_000;
 

@@ -291,6 +291,7 @@ impl Node {
         self.judge_sessions();
         self.lead_lanes();
         self.weigh_all();
+        self.give_up_lost();
         self.give_up_stuck_uploads();
         self.start_uploads();
         self.start_publishing();

@@ -408,3 +408,22 @@ fn open_own(cluster: &mut Cluster, node: usize) -> storaged_core::ConnId {
     assert!(matches!(opened, Reply::ShardOpened { .. }), "{opened:?}");
     reader
 }
+
+/// A node is restarted again and again before a step is protected: each of these steps has lost a shard that nothing can be
+/// decoded from. They must not hold the other ranks' slots, or nothing is saved any more.
+#[test]
+fn steps_that_lost_a_shard_before_they_were_protected_give_way() {
+    let mut cluster = Cluster::start_with((4, 2), 1_000, None, Room::default());
+    saved(&mut cluster, DurableWish::Policy);
+    for _ in 0..4 {
+        cluster.save();
+        let committed = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_committed(node));
+        cluster.run_until(1_000, "a commit", committed);
+        cluster.kill(0);
+        cluster.start_after(200, 0);
+        cluster.run_for(5_000);
+        cluster.attach(0);
+    }
+    saved(&mut cluster, DurableWish::Policy);
+    assert_eq!(planned(&mut cluster, 5), Ok(6));
+}

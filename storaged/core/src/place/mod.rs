@@ -4,6 +4,7 @@ mod fence;
 mod groups;
 mod heal;
 mod home;
+mod lost;
 mod members;
 mod open_run;
 mod restart;

@@ -9,7 +9,7 @@ use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
 use storaged_wire::{CheckpointState, Digest, Generation, Manifest, NodeName, Rank, ShardEntry};
 
 use crate::encode::LaneBlocks;
-use crate::io::Note;
+use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;
 use crate::table::Checkpoint;
@@ -44,6 +44,8 @@ pub(crate) struct Standing {
     told: BTreeMap<NodeName, u32>,
     /// What was noted last, so that every change is and nothing twice.
     bears_noted: Option<Bears>,
+    /// As a home node: since when a shard is lost, of a checkpoint that was never protected.
+    pub lost_since: Option<Now>,
 }
 
 impl Standing {
@@ -65,7 +67,7 @@ impl Standing {
 }
 
 impl Blocks {
-    fn of(checkpoint: &Checkpoint) -> Self {
+    pub(super) fn of(checkpoint: &Checkpoint) -> Self {
         let whole = checkpoint.shards.iter();
         Self {
             shards: whole
@@ -76,7 +78,7 @@ impl Blocks {
         }
     }
 
-    fn has(&self, lane: Lane, blocks: &LaneBlocks, block: usize) -> bool {
+    pub(super) fn has(&self, lane: Lane, blocks: &LaneBlocks, block: usize) -> bool {
         match blocks.data.get(block) {
             Some(entry) => entry
                 .as_ref()
@@ -270,7 +272,7 @@ impl Node {
     }
 
     /// The blocks on nodes that are up, of the incarnations that are.
-    fn blocks_there<'a>(
+    pub(super) fn blocks_there<'a>(
         &'a self,
         checkpoint: &'a Checkpoint,
         own: &'a Blocks,

@@ -17,7 +17,9 @@ use storaged_core::{
     Setup,
 };
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
-use storaged_wire::{CheckpointState, Generation, Namespace, NodeName, Rank, Step, WorldSize};
+use storaged_wire::{
+    CheckpointState, Generation, Namespace, NodeName, Rank, RunId, Step, WorldSize,
+};
 
 use pauses::Pauses;
 use sessions::Sessions;
@@ -106,6 +108,7 @@ pub struct Cluster {
     pub tier: Option<Tier>,
     /// Connections of the ranks' trainers.
     trainers: BTreeMap<usize, ConnId>,
+    run: Option<RunId>,
     step: u64,
 }
 
@@ -150,6 +153,7 @@ impl Cluster {
             job: Namespace::new("job").unwrap(),
             tier,
             trainers: BTreeMap::new(),
+            run: None,
             step: 0,
         };
         (0..k + m).for_each(|node| cluster.at(0, Event::Start(node)));
@@ -421,15 +425,19 @@ impl Cluster {
             panic!("no run: {reply:?}");
         };
         assert_eq!(run.number(), 1);
-        for node in 0..self.geometry.k() {
-            let role = Role::Trainer {
-                run,
-                rank: Rank::new(node as u32),
-                world_size: WorldSize::new(self.geometry.k() as u32).unwrap(),
-            };
-            let conn = self.connect(node, role);
-            self.trainers.insert(node, conn);
-        }
+        self.run = Some(run);
+        (0..self.geometry.k()).for_each(|node| self.attach(node));
+    }
+
+    /// A trainer of the job's run connects, also again after its daemon was restarted.
+    pub fn attach(&mut self, node: usize) {
+        let role = Role::Trainer {
+            run: self.run.expect("the job has opened a run"),
+            rank: Rank::new(node as u32),
+            world_size: WorldSize::new(self.geometry.k() as u32).unwrap(),
+        };
+        let conn = self.connect(node, role);
+        self.trainers.insert(node, conn);
     }
 
     /// Another job begins; the one before goes on as it is.
@@ -499,6 +507,15 @@ impl Cluster {
 
     /// Whether a node knows the newest step to be protected.
     pub fn is_protected(&self, node: usize) -> bool {
+        self.was(node, CheckpointState::Protected)
+    }
+
+    /// Whether it knows it to be committed.
+    pub fn is_committed(&self, node: usize) -> bool {
+        self.was(node, CheckpointState::Committed)
+    }
+
+    fn was(&self, node: usize, wanted: CheckpointState) -> bool {
         self.notes.iter().any(|(_, at, note)| {
             let Note::State { key, state } = note else {
                 return false;
@@ -506,7 +523,7 @@ impl Cluster {
             *at == node
                 && key.namespace == self.job
                 && key.step == Step::new(self.step)
-                && *state == CheckpointState::Protected
+                && *state == wanted
         })
     }
 
