@@ -97,6 +97,8 @@ class Soak:
         self.kills = self.pauses = 0
         self.faults: collections.Counter[str] = collections.Counter()
         self.gaps: list[float] = []
+        #: When nodes were not all well: from a fault's begin until all was as before it.
+        self.ill: list[tuple[float, float]] = []
         self.troubles: list[str] = []
 
     def trouble(self, text: str) -> None:
@@ -135,6 +137,10 @@ class Soak:
                 self.rest(0.2)
         return True
 
+    def was_ill(self, began: float, ended: float) -> bool:
+        """Whether a node was not well in any part of this time."""
+        return any(fault <= ended and began <= well for fault, well in self.ill)
+
     def end(self) -> None:
         for job in self.jobs:
             kill(job.process)
@@ -157,12 +163,13 @@ class Faults:
         if not self.waiting:
             self.waiting = self.dice.sample(self.kinds, len(self.kinds))
         fault = self.waiting.pop()
-        name = fault.__name__.replace("_", " ")
+        name, began = fault.__name__.replace("_", " "), time.time()
         self.soak.faults[name] += 1
         say(f"{name}: {fault()}")
         self.revive()
         if not self.soak.settled():
             say("not settled; going on")
+        self.soak.ill.append((began, time.time()))
 
     def revive(self) -> None:
         """Daemons that are down start again; jobs whose process ended too."""
@@ -230,8 +237,14 @@ class Faults:
         return f"n{one} from {', '.join(f'n{other}' for other in others)}, {'one way' if ways == 1 else 'both ways'}, for {seconds} s"
 
     def rolling_restart(self) -> None:
+        """As an operator's script does it: each node when it says that it may go."""
         self.soak.faults["rolling restart"] += 1
+        began = time.time()
         for node in range(NODES):
+            try:
+                self.cluster.storaged("restart-safe", "--wait", "--timeout", 60, "--socket", self.cluster.socket(node))
+            except CheckFailed as error:
+                self.soak.trouble(f"n{node} may not be restarted: {error}")
             daemon = self.cluster.daemons.pop(node)
             daemon.send_signal(signal.SIGTERM)
             try:
@@ -240,9 +253,10 @@ class Faults:
                 self.soak.trouble(f"n{node} did not end within 30 s of SIGTERM")
                 kill(daemon)
             self.revive()
-            if not self.soak.settled():
-                return
-        say(f"rolling restart of {NODES} nodes")
+            self.cluster.wait_up()
+        self.soak.settled()
+        self.soak.ill.append((began, time.time()))
+        say(f"rolling restart of {NODES} nodes in {time.time() - began:.0f} s")
 
 
 def nft(rules: str) -> None:
@@ -360,6 +374,9 @@ def log_lines(soak: Soak) -> list[str]:
 def figures(soak: Soak, minutes: float, seed: int, ratio: float) -> dict:
     saved = sum(len(job.events("saved")) for job in soak.jobs)
     refused = [one for job in soak.jobs for one in job.events("refused")]
+    well = [one for one in refused if not soak.was_ill(one["at"] - one["seconds"], one["at"])]
+    for one in well:
+        soak.trouble(f"a save was refused while all nodes were well: {one}")
     lost = [text for job in soak.jobs for text in job.lost()]
     for text in lost:
         soak.trouble(text)
@@ -374,6 +391,7 @@ def figures(soak: Soak, minutes: float, seed: int, ratio: float) -> dict:
         "faults": dict(soak.faults),
         "saves": saved,
         "saves_refused": len(refused),
+        "saves_refused_while_all_was_well": len(well),
         "refused_by": dict(collections.Counter(one["error"] for one in refused)),
         "longest_save_s": max((one["seconds"] for job in soak.jobs for kind in ("saved", "refused") for one in job.events(kind)), default=0),
         "saves_rate_vs_no_tier": round(ratio, 3),
@@ -394,6 +412,7 @@ def missed(result: dict) -> list[str]:
         return result[key] < mark if key == "saves_rate_vs_no_tier" else result[key] > mark
 
     found = [f"{key}: expected {mark}, got {result[key]}" for key, mark in MARKS.items() if bad(key, mark)]
+    found += [f"trouble: {text}" for text in result["troubles"]]
     return found + ([] if result["faults"].get("one down") else ["no node was down alone: the run was too short"])
 
 
