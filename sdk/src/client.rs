@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use storaged_arena::{PassingError, Slot, recv_frame_waiting, send_frame_waiting};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, Removal, Reply, Request,
-    Role, Rung, VerifyReport,
+    Bears, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, LiveRun, Removal, Reply,
+    Request, Role, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
@@ -42,7 +42,7 @@ pub struct ConnectOptions {
     pub role: Role,
 }
 
-/// Whether a job is dropped that has trainers.
+/// Whether a job is dropped, or its newest run removed, that has trainers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WithTrainers {
     /// No: that is refused.
@@ -475,9 +475,19 @@ impl Client {
     /// Removes checkpoints from the durable tier; gives how many, and of how many objects.
     ///
     /// # Errors
-    /// [`ClientError`] if something else needs them, or the tier does not answer.
-    pub fn remove(&mut self, removal: Removal, timeout_ms: u32) -> Result<(u64, u64), ClientError> {
-        self.curate(&Request::Remove(removal), timeout_ms)
+    /// [`ClientError`] if something else needs them, if they are of the newest run of a job that has trainers and nobody
+    /// insists, or if the tier does not answer.
+    pub fn remove(
+        &mut self,
+        removal: Removal,
+        trainers: WithTrainers,
+        timeout_ms: u32,
+    ) -> Result<(u64, u64), ClientError> {
+        let live = match trainers {
+            WithTrainers::Refused => LiveRun::Spared,
+            WithTrainers::Too => LiveRun::Too,
+        };
+        self.curate(&Request::Remove(removal, live), timeout_ms)
     }
 
     fn curate(&mut self, request: &Request, timeout_ms: u32) -> Result<(u64, u64), ClientError> {

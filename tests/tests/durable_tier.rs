@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use storaged_sdk::ClientError;
 use storaged_sdk::wire::local::{DurableWish, Keep, Removal};
 use storaged_sdk::wire::{CheckpointState, Rank, RefusalCode, Step};
+use storaged_sdk::{ClientError, WithTrainers};
 use storaged_tests::clients::WAIT_MS;
 use storaged_tests::system::{System, executable, shards};
 
@@ -203,13 +203,23 @@ fn retention_pins_and_removal_by_hand() -> Result<()> {
         })
     };
     let (code, text) = rm(&["--step", "20"])?;
+    assert_eq!(code, Some(1), "the job trains: {text}");
+    assert!(text.contains("--live"), "{text}");
+    assert_eq!(steps(), [false, true, false, true, true]);
+    let (code, text) = rm(&["--step", "20", "--live"])?;
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("removed 1 checkpoints"), "{text}");
     assert_eq!(steps(), [false, false, false, true, true]);
     let (code, text) = rm(&[])?;
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("--all"), "{text}");
-    reader.remove(Removal::All, WAIT_MS)?;
+    // A job that has ended needs no flag; that its trainers are gone is heard in a moment.
+    drop(trainers);
+    let began = std::time::Instant::now();
+    while let Err(error) = reader.remove(Removal::All, WithTrainers::Refused, WAIT_MS) {
+        ensure!(began.elapsed().as_secs() < 20, "{error}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
     ensure!(!folder.exists(), "the run's folder is gone");
     Ok(())
 }

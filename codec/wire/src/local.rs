@@ -82,6 +82,17 @@ pub enum Removal {
     All,
 }
 
+/// Whether a removal may touch the newest run of a job that has trainers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum LiveRun {
+    /// No: that is refused.
+    #[n(0)]
+    Spared,
+    /// Yes.
+    #[n(1)]
+    Too,
+}
+
 /// A request.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub enum Request {
@@ -231,7 +242,7 @@ pub enum Request {
     },
     /// Removes checkpoints from the durable tier.
     #[n(41)]
-    Remove(#[n(0)] Removal),
+    Remove(#[n(0)] Removal, #[n(1)] LiveRun),
     /// Drops all of the job's checkpoints from the RAM of all nodes; what is in the durable tier stays. Refused while it
     /// has trainers, unless `force`.
     #[n(30)]

@@ -369,7 +369,7 @@ impl Node {
             Request::Keep { run, step, keep } => {
                 self.curate(id, Curation::Keep { run, step, keep })
             }
-            Request::Remove(removal) => self.curate(id, Curation::Remove(removal)),
+            Request::Remove(removal, live) => self.remove_durable(id, removal, live),
         };
         if let Err(refusal) = outcome {
             self.reply(id, Reply::Refused(refusal));

@@ -3,7 +3,7 @@
 use clap::Args;
 use storaged_sdk::wire::local::{Keep, Removal, Role};
 use storaged_sdk::wire::{Namespace, RunId, Step};
-use storaged_sdk::{Client, ConnectOptions};
+use storaged_sdk::{Client, ConnectOptions, WithTrainers};
 
 use super::{CliError, SocketArgs, parse_step, print};
 
@@ -45,7 +45,7 @@ pub struct PinArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  storaged rm llama-70b --step 1200\n  storaged rm llama-70b --run 3-00f3a9c1d2e4b5a6\n  storaged rm llama-70b --all\nRemoves from the durable tier only, the manifest first. End the job before you remove its newest run."
+    after_help = "Examples:\n  storaged rm llama-70b --step 1200\n  storaged rm llama-70b --run 3-00f3a9c1d2e4b5a6\n  storaged rm llama-70b --all\nRemoves from the durable tier only, the manifest first. Of the newest run of a job that trains only with --live."
 )]
 pub struct RmArgs {
     #[command(flatten)]
@@ -55,6 +55,9 @@ pub struct RmArgs {
     /// Of this run, with --step; all of it without
     #[arg(long)]
     run: Option<RunId>,
+    /// Also of the newest run of a job whose trainers are connected
+    #[arg(long)]
+    live: bool,
 }
 
 #[derive(Debug, Args)]
@@ -110,7 +113,11 @@ pub fn rm(args: &RmArgs) -> Result<(), CliError> {
         }
     };
     let mut client = args.job.connect()?;
-    let (checkpoints, objects) = client.remove(removal, args.job.timeout_ms())?;
+    let trainers = match args.live {
+        true => WithTrainers::Too,
+        false => WithTrainers::Refused,
+    };
+    let (checkpoints, objects) = client.remove(removal, trainers, args.job.timeout_ms())?;
     print(&format!(
         "removed {checkpoints} checkpoints ({objects} objects) of {} from the durable tier",
         args.job.namespace

@@ -35,7 +35,7 @@ impl Trickle {
                 }
                 Ok(Removed::default())
             }
-            Curation::Remove(removal) => self.remove(namespace, removal).await,
+            Curation::Remove { removal, spared } => self.remove(namespace, removal, *spared).await,
         }
     }
 
@@ -80,6 +80,7 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         removal: &Removal,
+        spared: Option<RunId>,
     ) -> Result<Removed, CurationFault> {
         let index = self.index(namespace).await?;
         let places = match removal {
@@ -95,6 +96,7 @@ impl Trickle {
             Removal::Run { run } => self.places_of(namespace, &index, Some(*run)).await?,
             Removal::All => self.places_of(namespace, &index, None).await?,
         };
+        check_ended(&places, spared)?;
         self.check_unneeded(namespace, &index, &places).await?;
         let mut removed = Removed::default();
         // The newest first: an increment goes before what it builds on.
@@ -219,5 +221,17 @@ impl Trickle {
             self.store.abort(&upload).await?;
         }
         Ok(())
+    }
+}
+
+/// What a job's next restart hangs on does not go while it trains.
+fn check_ended(places: &[Place], spared: Option<RunId>) -> Result<(), CurationFault> {
+    let lives = |place: &&Place| spared.is_some_and(|spared| place.run >= spared);
+    match places.iter().find(lives) {
+        None => Ok(()),
+        Some(place) => Err(CurationFault::Live(format!(
+            "expected checkpoints of runs that have ended, got {place} of the newest run, whose trainers are connected: \
+             end them first, or remove it all the same (`--live`)"
+        ))),
     }
 }

@@ -2,8 +2,8 @@
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, DropReport, DroppedNode, DurableWish, Keep, Removal, Reply,
-    Request, Role, Rung, VerifiedPart, VerifyReport,
+    Bears, ByteRange, CheckpointInfo, DropReport, DroppedNode, DurableWish, Keep, LiveRun, Removal,
+    Reply, Request, Role, Rung, VerifiedPart, VerifyReport,
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
@@ -214,11 +214,14 @@ pub fn requests() -> Vec<Request> {
             step: Step::new(2),
             keep: Keep::Pin,
         },
-        Request::Remove(Removal::All),
-        Request::Remove(Removal::Step {
-            run: None,
-            step: Step::new(2),
-        }),
+        Request::Remove(Removal::All, LiveRun::Too),
+        Request::Remove(
+            Removal::Step {
+                run: None,
+                step: Step::new(2),
+            },
+            LiveRun::Spared,
+        ),
     ]
 }
 

@@ -1,7 +1,7 @@
 //! What a person asks of the durable tier: to keep a checkpoint whatever the retention says, or to remove some.
 
-use storaged_wire::local::{Keep, Removal, Reply};
-use storaged_wire::{Refusal, RefusalCode, RunId, Step};
+use storaged_wire::local::{Keep, LiveRun, Removal, Reply};
+use storaged_wire::{Namespace, Refusal, RefusalCode, RunId, Step};
 use thiserror::Error;
 
 use super::{DurableFault, durable_unavailable};
@@ -17,8 +17,11 @@ pub enum Curation {
         step: Step,
         keep: Keep,
     },
-    /// Remove some.
-    Remove(Removal),
+    /// Remove some, but nothing of this run or a newer one.
+    Remove {
+        removal: Removal,
+        spared: Option<RunId>,
+    },
 }
 
 /// What was removed.
@@ -43,9 +46,36 @@ pub enum CurationFault {
     /// Something else needs it.
     #[error("{0}")]
     Needed(String),
+    /// A job that trains wrote it.
+    #[error("{0}")]
+    Live(String),
 }
 
 impl Node {
+    /// Removes checkpoints. Those of a job's newest run are what its next restart hangs on: while it trains they go only
+    /// if that is said too.
+    pub(crate) fn remove_durable(
+        &mut self,
+        id: RequestId,
+        removal: Removal,
+        live: LiveRun,
+    ) -> Result<(), Refusal> {
+        let namespace = &self.attached(id)?.namespace;
+        let spared = match live {
+            LiveRun::Spared => self.live_run(namespace),
+            LiveRun::Too => None,
+        };
+        self.curate(id, Curation::Remove { removal, spared })
+    }
+
+    /// The newest run of a job that has trainers.
+    fn live_run(&self, namespace: &Namespace) -> Option<RunId> {
+        let has_trainers = !self.nodes_attached(namespace).is_empty();
+        // A node that has not heard of any run yet spares all.
+        let newest = self.namespaces.get(namespace).map(|table| table.fence);
+        has_trainers.then(|| newest.unwrap_or(RunId::new(0)))
+    }
+
     pub(crate) fn curate(&mut self, id: RequestId, curation: Curation) -> Result<(), Refusal> {
         let attached = self.attached(id)?.clone();
         if self.setup.durable == DurablePolicy::Absent {
@@ -79,6 +109,7 @@ impl Node {
             Err(fault) => {
                 let code = match fault {
                     CurationFault::WrongOwner => RefusalCode::WrongToken,
+                    CurationFault::Live(_) => RefusalCode::InUse,
                     CurationFault::NoSuch(_) => RefusalCode::NoCheckpoint,
                     CurationFault::Needed(_) | CurationFault::Durable(_) => RefusalCode::Busy,
                 };

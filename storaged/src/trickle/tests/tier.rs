@@ -55,8 +55,16 @@ impl World {
     }
 
     async fn remove(&self, removal: Removal) -> Result<u64, CurationFault> {
+        self.remove_sparing(removal, None).await
+    }
+
+    async fn remove_sparing(
+        &self,
+        removal: Removal,
+        spared: Option<RunId>,
+    ) -> Result<u64, CurationFault> {
         let owner = Owner::of_token(b"token");
-        let removal = Curation::Remove(removal);
+        let removal = Curation::Remove { removal, spared };
         let removed = self.trickle.curate(&job(), owner, &removal).await?;
         Ok(removed.checkpoints)
     }
@@ -334,10 +342,14 @@ async fn an_interrupted_removal_leaves_no_checkpoint_and_is_finished() {
         };
         let faulty = Arc::new(Faulty::new(world.store.clone(), plan, seed));
         let trickle = Trickle::new(faulty, world.memory.clone(), world.limits);
-        let removal = Curation::Remove(Removal::Step {
+        let removal = Removal::Step {
             run: None,
             step: Step::new(2),
-        });
+        };
+        let removal = Curation::Remove {
+            removal,
+            spared: None,
+        };
         let owner = Owner::of_token(b"token");
         if trickle.curate(&job(), owner, &removal).await.is_ok() {
             break;
@@ -373,13 +385,39 @@ async fn what_others_build_on_and_what_is_not_ones_own_is_not_removed() {
     let refused = world.remove(step(7)).await.unwrap_err();
     assert!(matches!(refused, CurationFault::NoSuch(_)), "{refused:?}");
     let other = Owner::of_token(b"other");
-    let all = Curation::Remove(Removal::All);
+    let all = Curation::Remove {
+        removal: Removal::All,
+        spared: None,
+    };
     let refused = world.trickle.curate(&job(), other, &all).await.unwrap_err();
     assert_eq!(refused, CurationFault::WrongOwner);
     assert_eq!(world.steps().await, [2, 1]);
     assert_eq!(world.remove(step(2)).await, Ok(1));
     assert_eq!(world.remove(Removal::All).await, Ok(1));
     assert_eq!(world.objects().await, Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_of_a_run_that_is_spared_is_removed() {
+    let mut world = World::new(0, Packing::None);
+    world.save_full(1..=2).await;
+    world.run = RunId::with_identity(2, 9);
+    world.save_full(3..=3).await;
+    let step = |step| Removal::Step {
+        run: None,
+        step: Step::new(step),
+    };
+    let live = Some(world.run);
+    let run = world.run;
+    for removal in [step(3), Removal::Run { run }, Removal::All] {
+        let refused = world.remove_sparing(removal, live).await.unwrap_err();
+        assert!(matches!(refused, CurationFault::Live(_)), "{refused:?}");
+        assert!(refused.to_string().contains("--live"), "{refused}");
+    }
+    assert_eq!(world.steps().await, [3, 2, 1]);
+    assert_eq!(world.remove_sparing(step(2), live).await, Ok(1));
+    assert_eq!(world.remove(step(3)).await, Ok(1));
+    assert_eq!(world.steps().await, [1]);
 }
 
 #[tokio::test(start_paused = true)]
