@@ -134,10 +134,10 @@ pub enum Input {
         run: RunId,
         outcome: Result<(), DurableFault>,
     },
-    /// `Output::FindRun` ended: whose run it is, if it was ever claimed.
+    /// `Output::FindRun` ended.
     RunFound {
         query: QueryId,
-        outcome: Result<Option<Owner>, DurableFault>,
+        outcome: Result<ClaimedRun, DurableFault>,
     },
     /// `Output::Fetch` ended: every byte asked for is in the slot and has its digest.
     Fetched {
@@ -149,6 +149,17 @@ pub enum Input {
         query: QueryId,
         outcomes: Vec<(u64, Option<String>)>,
     },
+}
+
+/// What the durable tier knows of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimedRun {
+    /// Nobody has claimed it.
+    Unknown,
+    /// Its owner has claimed it, and nobody a newer one.
+    Newest(Owner),
+    /// It was claimed, and newer ones up to this number after it.
+    Superseded { newest: u64 },
 }
 
 /// Why the durable tier gave no run.

@@ -27,7 +27,8 @@ mod trickle;
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};
 pub use io::{
-    CheckPart, ClaimFault, ConnId, Input, Note, Now, Output, QueryId, RequestId, SessionTally,
+    CheckPart, ClaimFault, ClaimedRun, ConnId, Input, Note, Now, Output, QueryId, RequestId,
+    SessionTally,
 };
 pub use node::{DurableForm, DurablePolicy, Node, RunsWithoutTier, Setup};
 pub use trickle::Removed;

@@ -116,6 +116,10 @@ pub const RAISE_MAX_MS: u64 = 1_000;
 /// The durable tier gives a run's number within this time, or nodes that remember the namespace do.
 pub const RUN_CLAIM_MAX_MS: u64 = 3_000;
 
+/// Where only the durable tier can give a run's number, it is asked so often before the run is refused: one failure costs a
+/// restart a second, and not its job.
+pub const RUN_CLAIMS_MAX: u32 = 3;
+
 /// Proposers of one number wait for different parts of this time before they go above each other, then of twice as much,
 /// up to 64 times: some answers' time on a link at first.
 pub const RUN_BACK_OFF_MS: u64 = 20;

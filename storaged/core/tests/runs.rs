@@ -228,6 +228,45 @@ fn trainers_outlive_all_daemons_where_the_tier_has_their_run() {
     assert_eq!(refusal.code, RefusalCode::UnknownRun);
 }
 
+/// A process of an older run that hung while its job was restarted, and while all who knew of the newer run have forgotten
+/// it: because they were restarted, or because nobody had used the job for long.
+#[test]
+fn an_old_run_is_not_let_in_again_when_all_have_forgotten_the_newer_one() {
+    let mut world = World::new(1, Tier::Answers(10), 11);
+    let old = world.opened(0);
+    let newer = world.opened(0);
+    world.kill(0);
+    world.start(0);
+    let refusal = world.hello(0, old, 0).unwrap_err();
+    assert_eq!(refusal.code, RefusalCode::OlderRun, "{refusal:?}");
+    world.hello(0, newer, 0).expect("the newest claim counts");
+
+    // A claim that an attempt has left which failed ends no job that nodes remember.
+    let mut world = World::new(3, Tier::Answers(2), 13);
+    let run = world.opened(0);
+    let left = RunId::with_identity(run.number() + 1, 7);
+    world.claims.insert(left.number(), left);
+    world.kill(2);
+    world.start(2);
+    world.hello(2, run, 0).expect("its peers know the run");
+}
+
+#[test]
+fn a_claim_that_fails_once_is_tried_again_within_the_callers_time() {
+    let mut world = World::new(3, Tier::Answers(10), 6);
+    world.failing_claims = 2;
+    let asked = world.open_run(0, 60_000);
+    world.run_until_answered(&[asked]);
+    opened(world.answer(asked));
+
+    let mut short = World::new(3, Tier::Answers(10), 6);
+    short.failing_claims = 2;
+    let (asked, began) = (short.open_run(0, 500), short.now);
+    short.run_until_answered(&[asked]);
+    assert_eq!(code(short.answer(asked)), RefusalCode::DurableUnavailable);
+    assert!(short.now - began <= 1_500, "{} ms", short.now - began);
+}
+
 #[test]
 fn the_last_number_is_the_last_and_nothing_breaks() {
     let mut world = World::new(3, Tier::Absent, 13);

@@ -1,7 +1,7 @@
 //! Runs in the durable tier. A number is claimed by creating `NAMESPACE/.storaged/runs/NUMBER`, which only one can; a
 //! number that has a folder counts as taken too, whoever began it and whether it was finished or not.
 
-use storaged_core::{ClaimFault, DurableFault};
+use storaged_core::{ClaimFault, ClaimedRun, DurableFault};
 use storaged_wire::claim::RunClaim;
 use storaged_wire::{Namespace, Owner, RunId, decode, encode};
 
@@ -74,7 +74,7 @@ impl Trickle {
         }
     }
 
-    /// Whose run it is, if this very run was claimed.
+    /// Whose run it is, if this very run was claimed, and whether newer ones were.
     ///
     /// # Errors
     /// Why the tier could not be asked.
@@ -82,9 +82,16 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         run: RunId,
-    ) -> Result<Option<Owner>, DurableFault> {
+    ) -> Result<ClaimedRun, DurableFault> {
         let claim = self.claim_of(namespace, run.number()).await?;
-        Ok(claim.filter(|claim| claim.run == run).map(|c| c.owner))
+        let Some(claim) = claim.filter(|claim| claim.run == run) else {
+            return Ok(ClaimedRun::Unknown);
+        };
+        let newest = self.known_runs(namespace).await?.highest;
+        Ok(match newest > run.number() {
+            true => ClaimedRun::Superseded { newest },
+            false => ClaimedRun::Newest(claim.owner),
+        })
     }
 
     async fn put_claim(
@@ -256,9 +263,11 @@ mod tests {
         put(&store, "other/run-99/step-5/x").await;
         assert_eq!(claim(0, 5).await, Ok(RunId::with_identity(21, 5)));
         let found = trickle.find_run(&NAMESPACE, RunId::with_identity(21, 5));
-        assert_eq!(found.await, Ok(Some(mine())));
+        assert_eq!(found.await, Ok(ClaimedRun::Newest(mine())));
         let other = trickle.find_run(&NAMESPACE, RunId::with_identity(21, 6));
-        assert_eq!(other.await, Ok(None));
+        assert_eq!(other.await, Ok(ClaimedRun::Unknown));
+        let older = trickle.find_run(&NAMESPACE, RunId::with_identity(7, 3));
+        assert_eq!(older.await, Ok(ClaimedRun::Superseded { newest: 21 }));
     }
 
     #[tokio::test]
@@ -322,7 +331,8 @@ mod tests {
             .record_run(&namespace(), mine(), twin)
             .await
             .unwrap();
-        assert_eq!(trickle.find_run(&namespace(), run).await, Ok(Some(mine())));
+        let found = trickle.find_run(&namespace(), run).await;
+        assert_eq!(found, Ok(ClaimedRun::Newest(mine())));
         let next = trickle.claim_run(&namespace(), mine(), 0, 5).await;
         assert_eq!(next, Ok(RunId::with_identity(5, 5)));
     }

@@ -27,6 +27,8 @@ pub(crate) struct RunProposal {
     /// The highest number that anybody has told of.
     above: u64,
     attempts: u32,
+    /// How often the tier was asked for a number.
+    claims: u32,
     tier: Tier,
     phase: Phase,
     deadline: Now,
@@ -39,7 +41,10 @@ enum Tier {
     Asked,
     /// It has given the number.
     Claimed,
-    Failed(DurableFault),
+    Failed {
+        fault: DurableFault,
+        at: Now,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -101,6 +106,7 @@ impl Node {
             namespace: attached.namespace,
             above,
             attempts: 0,
+            claims: 0,
             tier: Tier::Absent,
             phase: Phase::Waiting { until: self.now },
             deadline: self.now.plus(wait),
@@ -128,6 +134,7 @@ impl Node {
             return;
         };
         proposal.tier = Tier::Asked;
+        proposal.claims = proposal.claims.saturating_add(1);
         proposal.phase = Phase::Waiting { until };
         let output = Output::ClaimRun {
             query,
@@ -141,6 +148,7 @@ impl Node {
 
     /// The durable tier has answered.
     pub(crate) fn run_claimed(&mut self, query: QueryId, outcome: Result<RunId, ClaimFault>) {
+        let now = self.now;
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
@@ -158,7 +166,7 @@ impl Node {
                 let refusal = wrong_token(&proposal.namespace);
                 return self.refuse_run(query, refusal);
             }
-            Err(ClaimFault::Durable(fault)) => proposal.tier = Tier::Failed(fault),
+            Err(ClaimFault::Durable(fault)) => proposal.tier = Tier::Failed { fault, at: now },
         }
         if let Some(proposal) = self.proposals.get_mut(&query)
             && matches!(proposal.phase, Phase::Waiting { .. })
@@ -200,7 +208,7 @@ impl Node {
     }
 
     /// Whether only the durable tier can say which runs the namespace has had: no node that is up remembers one, or it
-    /// would have told this one. Then it is waited for; if it has failed, the run is refused.
+    /// would have told this one. Then it is waited for; if it has failed it is asked again, and then the run is refused.
     fn needs_the_tier(&mut self, query: QueryId) -> bool {
         let again = self.now.plus(limits::REPEAT_MS);
         let enough_up = self.settled() && self.peers.len() + 1 >= self.majority();
@@ -213,12 +221,20 @@ impl Node {
         }
         match &proposal.tier {
             Tier::Absent | Tier::Claimed => return false,
-            Tier::Failed(fault) if enough_up => {
+            Tier::Failed { fault, at }
+                if fault.may_pass() && proposal.claims < limits::RUN_CLAIMS_MAX =>
+            {
+                if at.plus(limits::REPEAT_MS) <= self.now {
+                    self.claim(query);
+                    return true;
+                }
+            }
+            Tier::Failed { fault, .. } if enough_up => {
                 let refusal = nobody_remembers(&proposal.namespace, &fault.to_string());
                 self.refuse_run(query, refusal);
                 return true;
             }
-            Tier::Asked | Tier::Failed(_) => {}
+            Tier::Asked | Tier::Failed { .. } => {}
         }
         if let Some(proposal) = self.proposals.get_mut(&query) {
             proposal.phase = Phase::Waiting { until: again };
@@ -332,7 +348,7 @@ impl Node {
             return;
         };
         proposal.phase = Phase::Raising { until, told };
-        let by_majority = matches!(proposal.tier, Tier::Asked | Tier::Failed(_));
+        let by_majority = matches!(proposal.tier, Tier::Asked | Tier::Failed { .. });
         let opened = proposal.named();
         self.raise_fence(&opened.namespace, opened.owner, opened.run);
         if by_majority {
@@ -410,7 +426,7 @@ impl Node {
         let (namespace, got) = (&proposal.namespace, proposal.promises());
         let tier = match &proposal.tier {
             Tier::Asked => Some("no answer in time".to_string()),
-            Tier::Failed(fault) => Some(fault.to_string()),
+            Tier::Failed { fault, .. } => Some(fault.to_string()),
             Tier::Absent | Tier::Claimed => None,
         };
         let remembered = self.fence_of(namespace) > RunId::ZERO;

@@ -9,7 +9,7 @@ use storaged_wire::peer::{Fence, PeerMessage};
 use storaged_wire::{NodeName, Owner, Refusal, RefusalCode};
 
 use super::fence::{RunStanding, wrong_token};
-use crate::io::{ConnId, Now, Output, QueryId, RequestId};
+use crate::io::{ClaimedRun, ConnId, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::node::{DurablePolicy, Node};
 use crate::stage::TrainerHello;
@@ -29,6 +29,9 @@ pub(crate) struct WaitingHello {
 enum TierSearch {
     Running,
     Over,
+    /// It has newer runs, up to this number. That counts if no node remembers better: an attempt that has failed may have
+    /// left its claim.
+    Superseded(u64),
 }
 
 impl Node {
@@ -95,16 +98,15 @@ impl Node {
     }
 
     /// The durable tier has looked for a claim of the run.
-    pub(crate) fn run_found(
-        &mut self,
-        query: QueryId,
-        outcome: Result<Option<Owner>, DurableFault>,
-    ) {
+    pub(crate) fn run_found(&mut self, query: QueryId, outcome: Result<ClaimedRun, DurableFault>) {
         let Some(waiting) = self.hellos.get_mut(&query) else {
             return;
         };
-        waiting.tier = TierSearch::Over;
-        if let Ok(Some(owner)) = outcome {
+        waiting.tier = match outcome {
+            Ok(ClaimedRun::Superseded { newest }) => TierSearch::Superseded(newest),
+            _ => TierSearch::Over,
+        };
+        if let Ok(ClaimedRun::Newest(owner)) = outcome {
             let waiting = self.hellos.remove(&query);
             if let Some(waiting) = waiting {
                 self.hello_confirmed(waiting, owner);
@@ -130,7 +132,7 @@ impl Node {
                 continue;
             };
             let hello = &waiting.hello;
-            let asked_all = waiting.waiting_for.is_empty() && waiting.tier == TierSearch::Over;
+            let asked_all = waiting.waiting_for.is_empty() && waiting.tier != TierSearch::Running;
             let over = (asked_all && self.settled()) || waiting.deadline <= self.now;
             let unknown = self.standing(&hello.namespace, hello.run) == RunStanding::Unknown;
             if unknown && !over {
@@ -139,9 +141,10 @@ impl Node {
             let Some(waiting) = self.hellos.remove(&query) else {
                 continue;
             };
-            let outcome = match unknown {
-                true => Err(unknown_run(&waiting.hello)),
-                false => self.admit(waiting.id, waiting.hello),
+            let outcome = match (unknown, waiting.tier) {
+                (false, _) => self.admit(waiting.id, waiting.hello),
+                (true, TierSearch::Superseded(newest)) => Err(older_run(&waiting.hello, newest)),
+                (true, _) => Err(unknown_run(&waiting.hello)),
             };
             if let Err(refusal) = outcome {
                 self.reply(waiting.id, Reply::Refused(refusal));
@@ -155,6 +158,16 @@ fn unknown_run(hello: &TrainerHello) -> Refusal {
         RefusalCode::UnknownRun,
         format!(
             "expected a run of {} that was opened, got run {}, of which no node that is up has heard: open a run and use the one that is given",
+            hello.namespace, hello.run
+        ),
+    )
+}
+
+fn older_run(hello: &TrainerHello, newest: u64) -> Refusal {
+    Refusal::new(
+        RefusalCode::OlderRun,
+        format!(
+            "expected run {newest} or newer of {}, got run {}: the durable tier has newer runs of the job, this one must end",
             hello.namespace, hello.run
         ),
     )

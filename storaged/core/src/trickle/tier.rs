@@ -106,6 +106,11 @@ impl DurableFault {
         !matches!(self, Self::Damaged(_) | Self::Conflict(_) | Self::Local(_))
     }
 
+    /// Whether it may be gone the next time.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::TimedOut(_))
+    }
+
     /// Whether it tells of the content rather than of the way to it.
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged(_))

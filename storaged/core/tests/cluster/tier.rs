@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use storaged_core::{ClaimFault, DurableFault, DurableListing, Input, Output};
+use storaged_core::{ClaimFault, ClaimedRun, DurableFault, DurableListing, Input, Output};
 use storaged_wire::{Digest, ManifestBytes, Namespace, RunId};
 
 use super::{Cluster, Event};
@@ -116,7 +116,7 @@ impl Cluster {
                 (after, Input::RunClaimed { query, outcome })
             }
             Output::FindRun { query, .. } => {
-                let outcome = Ok(None);
+                let outcome = Ok(ClaimedRun::Unknown);
                 (UPLOAD_MS, Input::RunFound { query, outcome })
             }
             Output::RecordRun { namespace, run, .. } => {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, leaf_digest, root_digest};
 use storaged_core::place::Member;
 use storaged_core::{
-    ConnId, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node, Note, Now,
-    Output, RequestId, RunsWithoutTier, SessionTally, Setup,
+    ClaimedRun, ConnId, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node,
+    Note, Now, Output, RequestId, RunsWithoutTier, SessionTally, Setup,
 };
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::peer::{PeerMessage, SessionFault};
@@ -274,7 +274,7 @@ impl Cluster {
                 self.effect(node, Input::RunClaimed { query, outcome });
             }
             Output::FindRun { query, .. } => {
-                let outcome = Ok(None);
+                let outcome = Ok(ClaimedRun::Unknown);
                 self.effect(node, Input::RunFound { query, outcome });
             }
             Output::Fetch {

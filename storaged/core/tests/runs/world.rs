@@ -7,8 +7,8 @@ use storaged_codec::{ChunkSize, Fingerprint, Geometry, digest, root_digest};
 use storaged_core::encode::LinkRates;
 use storaged_core::place::Member;
 use storaged_core::{
-    ClaimFault, ConnId, DurableFault, DurableForm, DurablePolicy, Input, Node, Note, Now, Output,
-    RequestId, RunsWithoutTier, Setup,
+    ClaimFault, ClaimedRun, ConnId, DurableFault, DurableForm, DurablePolicy, Input, Node, Note,
+    Now, Output, RequestId, RunsWithoutTier, Setup,
 };
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
@@ -71,6 +71,8 @@ pub struct World {
     pub now: u64,
     pub tier: Tier,
     pub claims: BTreeMap<u64, RunId>,
+    /// So many claims fail, whatever the tier does otherwise.
+    pub failing_claims: u32,
     pub owner_in_tier: Option<Owner>,
     pub committed: BTreeSet<CheckpointKey>,
     nodes: Vec<Option<Process>>,
@@ -102,6 +104,7 @@ impl World {
             now: 0,
             tier,
             claims: BTreeMap::new(),
+            failing_claims: 0,
             owner_in_tier: None,
             committed: BTreeSet::new(),
             nodes: (0..nodes).map(|_| None).collect(),
@@ -350,8 +353,13 @@ impl World {
                 self.back(node, generation, input(outcome));
             }
             Output::FindRun { query, run, .. } => {
-                let found = self.claims.get(&run.number()) == Some(&run);
-                let outcome = self.tier_answers().map(|()| found.then(owner));
+                let newest = self.claims.keys().next_back().copied().unwrap_or(0);
+                let found = match self.claims.get(&run.number()) == Some(&run) {
+                    true if newest > run.number() => ClaimedRun::Superseded { newest },
+                    true => ClaimedRun::Newest(owner()),
+                    false => ClaimedRun::Unknown,
+                };
+                let outcome = self.tier_answers().map(|()| found);
                 self.back(node, generation, Input::RunFound { query, outcome });
             }
             _ => {}
@@ -372,7 +380,12 @@ impl World {
         (query, owner): (storaged_core::QueryId, Owner),
         (above, identity): (u64, u64),
     ) {
-        let outcome = match self.tier_answers() {
+        let mut answers = self.tier_answers();
+        if self.failing_claims > 0 {
+            self.failing_claims -= 1;
+            answers = Err(DurableFault::Unavailable("made to fail once".into()));
+        }
+        let outcome = match answers {
             Err(fault) => Err(ClaimFault::Durable(fault)),
             Ok(()) if self.owner_in_tier.is_some_and(|known| known != owner) => {
                 Err(ClaimFault::WrongOwner)

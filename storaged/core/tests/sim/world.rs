@@ -9,8 +9,8 @@ use storaged_codec::{ChunkSize, Digest, Geometry, fingerprint, leaf_digest, root
 use storaged_core::encode::{LinkRates, ParityId, SlotShard};
 use storaged_core::place::Member;
 use storaged_core::{
-    CheckPart, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node, Note, Now,
-    Output, RequestId, RunsWithoutTier, Setup, UploadBase,
+    CheckPart, ClaimedRun, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node,
+    Note, Now, Output, RequestId, RunsWithoutTier, Setup, UploadBase,
 };
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
@@ -584,9 +584,14 @@ impl World {
                 self.back(node, generation, 20 + delay, input);
             }
             Output::FindRun { query, run, .. } => {
-                let claim = self.claims.get(&run.number());
-                let owner = claim.filter(|(known, _)| *known == run).map(|(_, o)| *o);
-                let outcome = Ok(owner);
+                let newest = self.claims.keys().next_back().copied().unwrap_or(0);
+                let outcome = Ok(match self.claims.get(&run.number()) {
+                    Some((known, _)) if *known == run && newest > run.number() => {
+                        ClaimedRun::Superseded { newest }
+                    }
+                    Some((known, owner)) if *known == run => ClaimedRun::Newest(*owner),
+                    _ => ClaimedRun::Unknown,
+                });
                 let input = Input::RunFound { query, outcome };
                 self.back(node, generation, 20 + delay, input);
             }
