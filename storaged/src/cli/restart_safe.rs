@@ -23,7 +23,8 @@ pub struct RestartSafeArgs {
     /// Longest wait, in seconds
     #[arg(long, default_value_t = 600)]
     pub timeout: u64,
-    /// Node losses that the newest checkpoint of every namespace must bear before; by default 2, or m where m is 1
+    /// Node losses that the newest checkpoint of every namespace must bear before; by default 2, or m where m is 1.
+    /// 0: a copy in the durable tier is enough
     #[arg(long)]
     pub bears: Option<u32>,
     /// Print JSON

@@ -21,7 +21,8 @@ impl Node {
     }
 
     /// What speaks against it, a line per namespace. `bears` are the node losses that must be bearable before; without a
-    /// number one more than this node's own, where m allows it.
+    /// number one more than this node's own, where m allows it. That a checkpoint is durable does not make up for them, unless
+    /// `bears` is 0: all nodes could go one after the other, and leave the restart to the tier.
     pub fn restart_objections(&self, bears: Option<u32>) -> Vec<String> {
         if !self.settled() {
             return vec!["this node is still linking up with its peers".into()];
@@ -40,23 +41,43 @@ impl Node {
             Some(newest) => &self.checkpoints[&newest],
             None => of_it.find(|c| c.key.namespace == *namespace && c.manifest.is_some())?,
         };
-        if newest.state == CheckpointState::Durable {
-            return None;
-        }
         let (run, step) = (newest.key.run, newest.key.step);
+        let copied = self.objection_to_copy(newest);
         let Some(counted) = self.bears(newest) else {
+            let because = copied?;
             return Some(format!(
-                "{namespace}: step {step} of run {run} is not coded and not in the durable tier"
+                "{namespace}: step {step} of run {run} is not coded and {because}"
             ));
         };
         let wanted = bears.unwrap_or(2).min(counted.of);
+        // This node's own loss is one already: at zero the durable tier must have a copy.
+        if counted.losses >= wanted.max(1) || (wanted == 0 && copied.is_none()) {
+            return None;
+        }
         let waits = self.why_not_yet(&newest.key);
-        (counted.losses < wanted).then(|| {
-            format!(
-                "{namespace}: step {step} of run {run} bears {} of {} losses, expected {wanted}{waits}",
-                counted.losses, counted.of
-            )
-        })
+        let tier = match (wanted, copied) {
+            (0, Some(because)) => format!("; it {because}"),
+            (_, Some(_)) => String::new(),
+            (_, None) => "; it is durable: bears 0 goes by the durable tier alone".into(),
+        };
+        Some(format!(
+            "{namespace}: step {step} of run {run} bears {} of {} losses, expected {}{waits}{tier}",
+            counted.losses,
+            counted.of,
+            wanted.max(1)
+        ))
+    }
+
+    /// Why a checkpoint's copy in the durable tier cannot be counted on, if it cannot: a tier that is away may come back too
+    /// late, or without it.
+    fn objection_to_copy(&self, checkpoint: &Checkpoint) -> Option<String> {
+        match (checkpoint.state, self.tier_fault()) {
+            (CheckpointState::Durable, None) => None,
+            (CheckpointState::Durable, Some(fault)) => {
+                Some(format!("cannot be read in the durable tier: {fault}"))
+            }
+            _ => Some("is not in the durable tier".into()),
+        }
     }
 
     /// Every committed checkpoint here with what it bears, for metrics.

@@ -440,14 +440,15 @@ impl Node {
         match &waiter.wish {
             WaiterWish::Slot { bytes, .. } => self.late_for_slot(waiter.id, *bytes),
             WaiterWish::State { key, state } => {
-                let now = self
-                    .checkpoints
-                    .get(key)
-                    .map_or("unknown here", |c| c.state.as_str());
+                let checkpoint = self.checkpoints.get(key);
+                let now = checkpoint.map_or("unknown here", |c| c.state.as_str());
+                let tier = checkpoint.filter(|_| *state == CheckpointState::Durable);
+                let tier = tier.and_then(|c| c.owing.failed.as_ref());
+                let tier = tier.map_or(String::new(), |said| format!("; the durable tier: {said}"));
                 Refusal::new(
                     RefusalCode::TimedOut,
                     format!(
-                        "expected step {} of run {} to be {state} in time, it is {now}{}",
+                        "expected step {} of run {} to be {state} in time, it is {now}{}{tier}",
                         key.step,
                         key.run,
                         self.why_not_yet(key)

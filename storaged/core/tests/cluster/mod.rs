@@ -26,7 +26,7 @@ use sessions::Sessions;
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use sessions::{Block, STRIPE_MS};
 #[allow(unused_imports, reason = "each test file uses a part of it")]
-pub use tier::{Listing, Tier};
+pub use tier::{Listing, Tier, Uploads};
 
 pub const CHUNK: u64 = 4096;
 /// A message's way.

@@ -22,8 +22,16 @@ pub enum Listing {
     Hangs,
 }
 
+/// Whether what is uploaded is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Uploads {
+    Taken,
+    Refused,
+}
+
 pub struct Tier {
     pub listing: Listing,
+    pub uploads: Uploads,
     /// Published manifests, oldest first.
     pub manifests: Vec<Arc<ManifestBytes>>,
     /// The highest number of a run that was claimed, by namespace.
@@ -34,6 +42,7 @@ impl Default for Tier {
     fn default() -> Self {
         Self {
             listing: Listing::After(20),
+            uploads: Uploads::Taken,
             manifests: Vec::new(),
             claimed: BTreeMap::new(),
         }
@@ -59,7 +68,10 @@ impl Cluster {
         let (after, input) = match output {
             Output::Upload { manifest, rank, .. } => {
                 let manifest = manifest.name();
-                let outcome = Ok(());
+                let outcome = match tier.uploads {
+                    Uploads::Taken => Ok(()),
+                    Uploads::Refused => Err(DurableFault::Denied("read-only file system".into())),
+                };
                 let uploaded = Input::Uploaded {
                     manifest,
                     rank,

@@ -1,0 +1,120 @@
+//! Whether a node may be restarted: what is asked of a rolling restart's next node, also where a durable tier has a copy.
+
+mod cluster;
+
+use cluster::{Cluster, Listing, Tier, Uploads};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::plan::RestorePlan;
+use storaged_wire::{CheckpointState, RefusalCode, Step};
+
+const NODES: usize = 3;
+
+fn objections(cluster: &mut Cluster, bears: Option<u32>) -> Vec<String> {
+    let reader = cluster.connect(0, Role::Reader);
+    let reply = cluster.ask(0, reader, Request::RestartSafe { bears });
+    cluster.disconnect(0, reader);
+    match reply {
+        Reply::RestartSafe(objections) => objections,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn planned(cluster: &mut Cluster) -> RestorePlan {
+    let reader = cluster.connect(0, Role::Reader);
+    let plan = Request::Plan {
+        step: None,
+        timeout_ms: 10_000,
+        allow_older: false,
+    };
+    match cluster.ask(0, reader, plan) {
+        Reply::Plan(plan) => plan,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A step that is in the durable tier, and in the RAM of three nodes.
+fn durable() -> Cluster {
+    let mut cluster = Cluster::start_with_tier(2, 1, 10);
+    cluster.save_as(DurableWish::Required);
+    cluster.run_until(60_000, "durability", |cluster| {
+        cluster
+            .tier
+            .as_ref()
+            .is_some_and(|tier| !tier.manifests.is_empty())
+            && (0..NODES).all(|node| cluster.is_protected(node))
+    });
+    cluster.run_for(6_000);
+    cluster
+}
+
+#[test]
+fn what_is_durable_must_bear_losses_too_or_all_nodes_could_go_at_once() {
+    let mut cluster = durable();
+    assert_eq!(objections(&mut cluster, None), [""; 0]);
+    cluster.kill(2);
+    cluster.run_for(4_000);
+    let said = objections(&mut cluster, None);
+    assert!(
+        said[0].contains("bears 0 of 1 losses, expected 1"),
+        "{said:?}"
+    );
+    assert!(
+        said[0].contains("bears 0 goes by the durable tier alone"),
+        "it says how to go by the tier alone: {said:?}"
+    );
+}
+
+#[test]
+fn the_durable_tier_alone_is_enough_if_that_is_asked_for_and_it_answers() {
+    let mut cluster = durable();
+    cluster.kill(2);
+    cluster.run_for(4_000);
+    assert_eq!(objections(&mut cluster, Some(0)), [""; 0]);
+    // The next thing that is asked of the tier finds out that it is away.
+    cluster.tier.as_mut().expect("a tier").listing = Listing::FailsAfter(20);
+    planned(&mut cluster);
+    cluster.run_for(1_000);
+    let said = objections(&mut cluster, Some(0));
+    assert!(said[0].contains("503 slow down"), "{said:?}");
+}
+
+#[test]
+fn without_a_copy_in_the_tier_no_loss_is_borne_at_zero_either() {
+    let mut cluster = Cluster::start_with_tier(2, 1, 10);
+    cluster.save();
+    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
+    cluster.run_until(60_000, "protection", everywhere);
+    cluster.kill(2);
+    cluster.run_for(4_000);
+    assert_eq!(objections(&mut cluster, Some(0)).len(), 1);
+}
+
+#[test]
+fn whoever_waits_for_a_copy_that_the_tier_refuses_hears_why() {
+    let tier = Tier {
+        uploads: Uploads::Refused,
+        ..Tier::default()
+    };
+    let room = cluster::Room::default();
+    let mut cluster = Cluster::start_with((2, 1), 10, Some(tier), room);
+    cluster.save_as(DurableWish::Required);
+    cluster.run_for(2_000);
+    let run = planned(&mut cluster).run;
+    let reader = cluster.connect(0, Role::Reader);
+    let wait = Request::Wait {
+        run,
+        step: Step::new(1),
+        state: CheckpointState::Durable,
+        timeout_ms: 3_000,
+    };
+    match cluster.ask(0, reader, wait) {
+        Reply::Refused(refusal) => {
+            assert_eq!(refusal.code, RefusalCode::TimedOut);
+            assert!(
+                refusal.message.contains("read-only file system"),
+                "{refusal:?}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
