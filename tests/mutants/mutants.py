@@ -1,71 +1,184 @@
 """Plants random mutants in the core, one at a time, and counts how many its tests find.
 
-cargo-mutants lists what it could change. A sample of that is drawn by a seed, and each of the sample is built and tested with
-the core's unit, healing and simulation tests and their default seeds. A mutant that does not compile says nothing about the
-tests, so another one is drawn in its place. One that makes the tests hang counts as caught.
+cargo-mutants lists what it would change, and a sample of that is drawn by a seed. To build each mutant by itself takes a
+minute, sixty times over; so all of the sample are built into one copy of the core, where each changed function asks which
+mutant is there, as it does for planted bugs (`storaged/core/src/planted.rs`), and has one body for each. What does not
+compile says nothing about the tests, so another mutant is drawn in its place. Then the core's own tests run with each: the
+quick ones first, then the simulation with its default seeds, until the first failure. One that makes them hang is caught.
+
+    mutants.py --sample 60 --seed 7 [--commit HEAD] [--only NAME ...] [--write docs/bench/sim.json]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
-import re
-import shutil
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = "storaged-core"
-TESTS = ["--lib", "--test", "healing", "--test", "simulation"]
-# What a mutant may take of the time that the sound core takes, before it counts as hanging.
-PATIENCE = 4
-CAUGHT = {"CaughtMutant", "Timeout"}
-FOUND_OUT = CAUGHT | {"MissedMutant"}
+QUICK = ("lib", "healing", "lifetimes", "plans", "runs", "tier")
+SIMULATION = "simulation"
+QUICK_SECONDS, SIMULATION_SECONDS = 240, 1200
+# What the ordinary build of the core does not contain.
+NOT_BUILT = "storaged/core/src/planted.rs"
 
 
-def possible() -> list[str]:
-    """The name of every mutant there is, by file and line."""
-    command = ["cargo", "mutants", "--list", "--line-col", "true", "--package", PACKAGE]
-    listed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return sorted(line for line in listed.stdout.splitlines() if line.strip())
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one function: its file, the body's place there, and the body's text with the change."""
+
+    name: str
+    file: str
+    body: tuple[int, int]
+    changed: str
+    number: int
 
 
-def tested(names: list[str], output: Path) -> dict[str, str]:
-    """What became of each of them."""
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    chosen = [word for name in names for word in ("--re", f"^{re.escape(name)}$")]
-    # cargo-mutants 27 tests mutants of struct fields whatever --re says, so at least those of other files are left out.
-    chosen += [word for file in sorted({name.split(":")[0] for name in names}) for word in ("--file", file)]
-    command = ["cargo", "mutants", "--package", PACKAGE, "--output", str(output), "--profile", "mutants", "--jobs", "1", "--colors", "never"]
-    command += ["--timeout-multiplier", str(PATIENCE), "--line-col", "true", *chosen, "--", *TESTS]
-    # It ends with 2 if mutants were missed and with 3 if some hung: both are outcomes, not failures.
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    if code not in (0, 2, 3):
-        sys.exit(f"mutants.py: cargo-mutants ended with {code}: see {output}/mutants.out/log")
-    outcomes = json.loads((output / "mutants.out" / "outcomes.json").read_text())["outcomes"]
-    mutants = [one for one in outcomes if isinstance(one["scenario"], dict)]
-    became = {one["scenario"]["Mutant"]["name"]: one["summary"] for one in mutants}
-    return {name: became[name] for name in names if name in became}
+def offset(text: str, place: dict) -> int:
+    """Where a line and column, both counted from one, are in a text."""
+    lines = text.split("\n")
+    return sum(len(line) + 1 for line in lines[: place["line"] - 1]) + place["column"] - 1
 
 
-def draw(sample: int, seed: int, output: Path) -> dict[str, str]:
-    """What became of the first `sample` mutants, in an order shuffled by the seed, that compile."""
-    waiting = possible()
+def skip_to_body(text: str, at: int) -> int:
+    """The opening brace of the function that begins at or before a place: the first one outside of brackets and comments."""
+    depth = 0
+    while True:
+        if text.startswith("//", at):
+            at = text.index("\n", at)
+        elif text[at] == '"':
+            at = text.index('"', at + 1)
+        elif text[at] in "([":
+            depth += 1
+        elif text[at] in ")]":
+            depth -= 1
+        elif text[at] == "{" and depth == 0:
+            return at
+        at += 1
+
+
+def possible(tree: Path) -> list[dict]:
+    """Every mutant there is, by file and line."""
+    command = ["cargo", "mutants", "--list", "--json", "--line-col", "true", "--package", PACKAGE]
+    listed = subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True)
+    all_of_it = [one for one in json.loads(listed.stdout) if one["file"] != NOT_BUILT and one["function"]]
+    return sorted(all_of_it, key=lambda one: one["name"])
+
+
+def mutant_of(one: dict, number: int, tree: Path) -> Mutant:
+    """The changed body of its function."""
+    text = (tree / one["file"]).read_text()
+    function = one["function"]["span"]
+    body = (skip_to_body(text, offset(text, function["start"])), offset(text, function["end"]))
+    start, end = offset(text, one["span"]["start"]), offset(text, one["span"]["end"])
+    changed = text[body[0] : start] + one["replacement"] + text[end : body[1]]
+    return Mutant(one["name"], one["file"], body, changed, number)
+
+
+def copy_of(commit: str, output: Path) -> Path:
+    """The committed tree, in a place of its own."""
+    tree = output / "tree"
+    if not tree.exists():
+        subprocess.run(["git", "clone", "-q", "--shared", "--no-checkout", str(ROOT), str(tree)], check=True)
+    subprocess.run(["git", "fetch", "-q", "origin", commit], cwd=tree, check=True)
+    subprocess.run(["git", "checkout", "-q", "--force", "FETCH_HEAD"], cwd=tree, check=True)
+    return tree
+
+
+def plant(mutants: list[Mutant], tree: Path) -> dict[tuple[str, int], Mutant]:
+    """Writes all of them into the tree; says which mutant each changed line is of."""
+    subprocess.run(["git", "checkout", "-q", "--force", "."], cwd=tree, check=True)
+    lines: dict[tuple[str, int], Mutant] = {}
+    for file in sorted({mutant.file for mutant in mutants}):
+        text = (tree / file).read_text()
+        planted, at = "", 0
+        here = [mutant for mutant in mutants if mutant.file == file]
+        for body in sorted({mutant.body for mutant in here}):
+            planted += text[at : body[0]] + "{"
+            for mutant in (mutant for mutant in here if mutant.body == body):
+                first = planted.count("\n") + 1
+                planted += f'if crate::planted::is_there("m{mutant.number:04}") {mutant.changed}\nelse '
+                lines |= {(file, line): mutant for line in range(first, planted.count("\n") + 1)}
+            planted += text[body[0] : body[1]] + "}"
+            at = body[1]
+        (tree / file).write_text(planted + text[at:])
+    return lines
+
+
+def cargo(tree: Path, *words: str) -> list[dict]:
+    """Runs cargo on the core with planted bugs; its messages."""
+    env = dict(os.environ, RUSTC_WORKSPACE_WRAPPER=str(tree / "tests/sim/with_bugs.sh"), CARGO_TARGET_DIR=str(ROOT / "target"))
+    command = ["cargo", *words, "-q", "-p", PACKAGE, "--message-format", "json"]
+    run = subprocess.run(command, cwd=tree, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def that_do_not_compile(lines: dict[tuple[str, int], Mutant], messages: list[dict]) -> set[Mutant]:
+    """Whose lines the compiler finds errors in."""
+    errors = [one["message"] for one in messages if one.get("reason") == "compiler-message" and one["message"]["level"] == "error"]
+    spans = [span for error in errors for span in error["spans"] if span["is_primary"]]
+    return {lines[place] for place in ((span["file_name"], span["line_start"]) for span in spans) if place in lines}
+
+
+def draw(sample: int, seed: int, tree: Path) -> list[Mutant]:
+    """The first `sample` mutants, in an order shuffled by the seed, that compile; they are in the tree then."""
+    waiting = possible(tree)
     random.Random(seed).shuffle(waiting)
     print(f"{sample} of {len(waiting)} mutants of {PACKAGE}, seed {seed}", flush=True)
-    became: dict[str, str] = {}
-    while len(became) < sample and waiting:
-        count = sample - len(became)
-        names, waiting = waiting[:count], waiting[count:]
-        outcomes = tested(names, output)
-        missing = [name for name in names if name not in outcomes]
-        if missing:
-            sys.exit(f"mutants.py: cargo-mutants says nothing of {missing}")
-        became.update({name: outcome for name, outcome in outcomes.items() if outcome in FOUND_OUT})
-    return became
+    mutants = [mutant_of(one, number, tree) for number, one in enumerate(waiting)]
+    refused: set[Mutant] = set()
+    while True:
+        drawn = [mutant for mutant in mutants if mutant not in refused][:sample]
+        lines = plant(drawn, tree)
+        messages = cargo(tree, "check", "--lib")
+        bad = that_do_not_compile(lines, messages)
+        if not bad and not any(one.get("reason") == "build-finished" and not one["success"] for one in messages):
+            return drawn
+        if not bad:
+            sys.exit("mutants.py: the core does not compile, and no mutant is to blame")
+        print("".join(f"does not compile: {mutant.name}\n" for mutant in sorted(bad, key=lambda it: it.number)), end="", flush=True)
+        refused |= bad
+
+
+def build(tree: Path) -> dict[str, str]:
+    """The test programs, by name."""
+    words = [word for name in (*QUICK[1:], SIMULATION) for word in ("--test", name)]
+    messages = cargo(tree, "test", "--no-run", "--lib", *words)
+    made = [one for one in messages if one.get("executable")]
+    found = {"lib" if "lib" in one["target"]["kind"] else one["target"]["name"]: one["executable"] for one in made}
+    if set(found) != {*QUICK, SIMULATION}:
+        sys.exit(f"mutants.py: expected the tests {(*QUICK, SIMULATION)}, got {sorted(found)}")
+    return found
+
+
+def fails(program: str, words: list[str], seconds: int, mutant: str, tree: Path) -> str | None:
+    """The first test that fails."""
+    env = dict(os.environ, STORAGED_MUTANT=mutant, STORAGED_SIM_STOP="1", RUST_BACKTRACE="0")
+    command = [program, "--test-threads", "1", *words]
+    try:
+        run = subprocess.run(command, cwd=tree / "storaged/core", env=env, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    failed = [line.split()[1] for line in run.stdout.splitlines() if line.startswith("test ") and line.endswith("FAILED")]
+    return failed[0] if failed else None if run.returncode == 0 else f"ended with {run.returncode}"
+
+
+def seen_by(mutant: str, programs: dict[str, str], tree: Path) -> str | None:
+    """The first test that sees a mutant: quick ones first, of the simulation the months first."""
+    for name in QUICK:
+        if test := fails(programs[name], [], QUICK_SECONDS, mutant, tree):
+            return f"{name}: {test}"
+    for words in (["ordinary"], ["--skip", "ordinary"]):
+        if test := fails(programs[SIMULATION], words, SIMULATION_SECONDS, mutant, tree):
+            return f"{SIMULATION}: {test}"
+    return None
 
 
 def write(path: Path, figures: dict) -> None:
@@ -75,20 +188,35 @@ def write(path: Path, figures: dict) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=60)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--commit", default="HEAD", help="what is mutated and tested")
+    parser.add_argument("--only", nargs="*", default=[], help="of the sample, those whose names contain one of these")
     parser.add_argument("--output", type=Path, default=ROOT / "target" / "mutants")
     parser.add_argument("--write", type=Path, default=None, help="the JSON file whose keys random_mutants* are set")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
-    became = draw(arguments.sample, seed, arguments.output)
-    missed = sorted(name for name, outcome in became.items() if outcome not in CAUGHT)
-    share = round(1 - len(missed) / max(1, len(became)), 3)
+    commit = subprocess.run(["git", "rev-parse", arguments.commit], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    tree = copy_of(commit, arguments.output)
+    mutants = draw(arguments.sample, seed, tree)
+    programs = build(tree)
+    if not arguments.only and (test := seen_by("", programs, tree)):
+        sys.exit(f"mutants.py: {test} fails without a mutant: nothing can be said of those with one")
+    missed, tried = [], 0
+    for mutant in mutants:
+        if arguments.only and not any(part in mutant.name for part in arguments.only):
+            continue
+        began, tried = time.monotonic(), tried + 1
+        test = seen_by(f"m{mutant.number:04}", programs, tree)
+        missed += [] if test else [mutant.name]
+        print(f"{mutant.name}: {test or 'MISSED'} ({time.monotonic() - began:.0f} s)", flush=True)
+    share = round(1 - len(missed) / max(1, tried), 3)
     print("".join(f"missed: {name}\n" for name in missed), end="")
-    print(f"{len(became) - len(missed)} of {len(became)} caught ({share}), seed {seed}")
-    if arguments.write:
-        figures = {"random_mutants": len(became), "random_mutants_caught_share": share, "random_mutants_seed": seed}
+    print(f"{tried - len(missed)} of {tried} caught ({share}), seed {seed}, commit {commit[:7]}")
+    if arguments.write and not arguments.only:
+        figures = {"random_mutants": tried, "random_mutants_caught_share": share, "random_mutants_seed": seed}
         write(arguments.write, figures)
 
 
