@@ -8,6 +8,7 @@ use storaged_wire::{CheckpointState, Digest, Rank, SlotId};
 
 use crate::budget::Purpose;
 use crate::encode::ParityId;
+use crate::io::ConnId;
 use crate::node::Node;
 use crate::table::SlotUse;
 
@@ -88,6 +89,16 @@ impl Node {
                 + self.drops.len(),
             connections: self.conns.len(),
         }
+    }
+
+    /// Connections that fill slots.
+    pub fn filling(&self) -> Vec<ConnId> {
+        let slots = self.slots.values();
+        let held = slots.filter_map(|slot| match slot.used_for {
+            SlotUse::Held(conn) => Some(conn),
+            _ => None,
+        });
+        held.collect()
     }
 
     /// Every checkpoint that this node knows.

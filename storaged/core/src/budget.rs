@@ -75,7 +75,7 @@ impl Budget {
         let used = self
             .used
             .checked_add(bytes)
-            .filter(|used| *used <= self.total);
+            .filter(|used| *used <= self.total || planted!("budget_exceeded"));
         let Some(used) = used else {
             return Err(self.no_room(bytes));
         };

@@ -7,7 +7,7 @@ mod ordinary;
 mod sim;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use sim::{Limits, World};
@@ -99,6 +99,17 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
+static FAILED: AtomicBool = AtomicBool::new(false);
+
+fn note_failure() {
+    FAILED.store(true, Ordering::Relaxed);
+}
+
+/// With `STORAGED_SIM_STOP` one failure is enough: nothing more is run.
+fn is_over() -> bool {
+    FAILED.load(Ordering::Relaxed) && std::env::var_os("STORAGED_SIM_STOP").is_some()
+}
+
 /// What a number of runs did.
 #[derive(Debug, Default)]
 struct Tally {
@@ -158,12 +169,13 @@ fn run_seeds(seeds: u64, limits: fn(u64) -> Limits) -> (Tally, Vec<u64>) {
         let (mut tally, mut failed) = (Tally::default(), Vec::new());
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= first + seeds {
+            if seed >= first + seeds || is_over() {
                 return (tally, failed);
             }
             let mut world = World::new(seed, limits(seed));
             if catch_unwind(AssertUnwindSafe(|| world.run())).is_err() {
                 eprintln!("seed {seed} failed");
+                note_failure();
                 failed.push(seed);
             }
             tally.add(&world);
@@ -185,6 +197,9 @@ fn run_seeds(seeds: u64, limits: fn(u64) -> Limits) -> (Tally, Vec<u64>) {
 
 #[test]
 fn many_seeds() {
+    if is_over() {
+        return;
+    }
     let seeds = number("STORAGED_SIM_SEEDS").unwrap_or(48);
     let (tally, failed) = run_seeds(seeds, limits_of);
     println!("{seeds} seeds: {tally:?}");
@@ -246,6 +261,9 @@ const LONG: Limits = Limits {
 /// they had finished stays, and the next ones go around it.
 #[test]
 fn a_slow_hop_is_found_and_routed_around() {
+    if is_over() {
+        return;
+    }
     let (mut replans, mut carried, mut restores) = (0, 0, 0);
     let first = number("STORAGED_SIM_FIRST").unwrap_or(0);
     for seed in first..first + number("STORAGED_SIM_SLOW").unwrap_or(4) {
@@ -272,6 +290,9 @@ fn a_slow_hop_is_found_and_routed_around() {
 /// and named, what could be makes plans slower at most, and every byte comes back.
 #[test]
 fn nonsense_of_how_sessions_go_breaks_nothing() {
+    if is_over() {
+        return;
+    }
     let (mut refused, mut replans, mut restores) = (0, 0, 0);
     for seed in 0..number("STORAGED_SIM_FIBBERS").unwrap_or(3) {
         eprintln!("seed {seed}");

@@ -118,10 +118,16 @@ impl Node {
             return PromiseOutcome::Promised;
         }
         let highest = self.highest_number(&asked.namespace);
-        if asked.run.number() <= highest {
+        let is_equal = asked.run.number() == highest;
+        if asked.run.number() <= highest && !(is_equal && planted!("equal_run_promised")) {
             return PromiseOutcome::Taken { highest };
         }
-        self.namespace_table(&asked.namespace, asked.owner).promised = asked.run;
+        if planted!("promising_fences") {
+            self.raise_fence(&asked.namespace, asked.owner, asked.run);
+        }
+        if !planted!("promises_forgotten") {
+            self.namespace_table(&asked.namespace, asked.owner).promised = asked.run;
+        }
         PromiseOutcome::Promised
     }
 

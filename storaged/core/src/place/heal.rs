@@ -152,6 +152,7 @@ impl Node {
                 _ if !self.is_up(node) => {}
                 None => return None,
                 Some(held) if held.contains(block) => found.available.push(*block),
+                Some(_) if *block >= blocks.data.len() && planted!("no_top_up") => {}
                 Some(_) => found.wanted.push((*block as u32, node.clone())),
             }
         }

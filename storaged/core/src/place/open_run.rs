@@ -216,7 +216,8 @@ impl Node {
         let Some(proposal) = self.proposals.get(&query) else {
             return false;
         };
-        if allowed || self.fence_of(&proposal.namespace) > RunId::ZERO {
+        let remembered = self.fence_of(&proposal.namespace) > RunId::ZERO;
+        if allowed || remembered || planted!("tier_not_asked_for_runs") {
             return false;
         }
         match &proposal.tier {
@@ -329,7 +330,7 @@ impl Node {
         if !(all || late) || !self.settled() || !promised.contains(self.me()) {
             return;
         }
-        let majority = promised.len() >= self.majority();
+        let majority = promised.len() >= self.majority() || planted!("no_majority_needed");
         if majority || matches!(proposal.tier, Tier::Claimed) {
             self.raise(query);
         }

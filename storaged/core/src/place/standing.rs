@@ -12,7 +12,7 @@ use crate::encode::LaneBlocks;
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;
-use crate::table::Checkpoint;
+use crate::table::{Checkpoint, Peer};
 
 /// Blocks that a node holds whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -254,11 +254,15 @@ impl Node {
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
         let spare = |(lane, blocks): &(Lane, LaneBlocks)| {
-            let held = (0..blocks.blocks()).filter(|block| {
+            let has = |block: &usize| {
                 let node = blocks.node(*block);
                 let found = node.and_then(|node| there.get(node));
                 found.is_some_and(|found| found.has(*lane, blocks, *block))
-            });
+            };
+            let parity = blocks.data.len()..blocks.blocks();
+            let is_coded = planted!("partial_encode_is_full") && parity.clone().any(|it| has(&it));
+            let counts = |block: &usize| has(block) || (is_coded && parity.contains(block));
+            let held = (0..blocks.blocks()).filter(counts);
             held.count().saturating_sub(blocks.needed())
         };
         let lanes = LaneBlocks::all(manifest);
@@ -279,7 +283,8 @@ impl Node {
     ) -> BTreeMap<&'a NodeName, &'a Blocks> {
         let same = |node: &NodeName, held: &HeldBy| {
             let peer = self.peers.get(node);
-            peer.is_some_and(|peer| peer.generation == held.generation)
+            let is_same = |peer: &Peer| peer.generation == held.generation;
+            peer.map_or(planted!("nodes_down_bear"), is_same)
         };
         let held = checkpoint.standing.held.iter();
         held.filter(|(node, held)| same(node, held))

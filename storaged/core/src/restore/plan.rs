@@ -286,11 +286,7 @@ impl Node {
         outcome: Result<DurableListing, DurableFault>,
     ) {
         self.tier_answered(outcome.as_ref().err());
-        let Some((namespace, step)) = self
-            .plans
-            .get(&query)
-            .map(|plan| (plan.namespace.clone(), plan.step))
-        else {
+        let Some(step) = self.plans.get(&query).map(|plan| plan.step) else {
             return;
         };
         let outcome = outcome.map(|listing| match step {
@@ -298,9 +294,6 @@ impl Node {
             Some(_) => listing,
             None => self.without_quarantined(listing),
         });
-        if let (Ok(listing), None) = (&outcome, step) {
-            self.damaged_listed(&namespace, listing);
-        }
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
         };
@@ -313,6 +306,7 @@ impl Node {
                 plan.survey.set_aside = listing.set_aside;
                 Tier::Read
             }
+            Err(_) if planted!("failed_listing_is_empty") => Tier::Read,
             Err(fault) => Tier::Unreadable(fault),
         };
         self.advance_plan(query);

@@ -131,13 +131,16 @@ impl Node {
     pub(crate) fn shard_announced(
         &mut self,
         from: &NodeName,
-        key: CheckpointKey,
+        mut key: CheckpointKey,
         owner: Owner,
         world_size: WorldSize,
         rank: Rank,
         length: u64,
         root: Digest,
     ) {
+        if planted!("incarnations_mixed") {
+            key.run = self.fence_of(&key.namespace);
+        }
         let announced = Announced {
             node: from.clone(),
             length,
@@ -556,6 +559,9 @@ impl Node {
         state: CheckpointState,
         bears: Option<u32>,
     ) {
+        if state == CheckpointState::Durable && planted!("pins_never_end") {
+            return;
+        }
         let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
         };

@@ -114,9 +114,11 @@ impl Node {
             false => None,
             true if self.is_due(checkpoint) => {
                 let safe = self.checkpoints[&newer].state >= self.safe_state();
-                (safe || self.is_stuck(checkpoint)).then_some(Yield::DurableCopy)
+                let yields = (safe || self.is_stuck(checkpoint)) && !planted!("owed_for_ever");
+                yields.then_some(Yield::DurableCopy)
             }
-            true => self.is_stuck(checkpoint).then_some(Yield::Checkpoint),
+            true => (self.is_stuck(checkpoint) && !planted!("superseded_kept"))
+                .then_some(Yield::Checkpoint),
         }
     }
 

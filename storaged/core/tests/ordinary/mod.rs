@@ -9,9 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use crate::number;
 use crate::sim::World;
 use crate::sim::month::Scenario;
+use crate::{is_over, note_failure, number};
 
 use scenarios::SCENARIOS;
 
@@ -72,18 +72,18 @@ impl Tally {
 fn months(scenario: Scenario) -> Tally {
     let first = number("STORAGED_SIM_FIRST").unwrap_or(0);
     let end = first + number("STORAGED_SIM_MONTHS").unwrap_or(SEEDS);
-    let stops = std::env::var_os("STORAGED_SIM_STOP").is_some();
     let next = AtomicU64::new(first);
     let work = || {
         let mut tally = Tally::default();
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= end || (stops && !tally.failed.is_empty()) {
+            if seed >= end || is_over() {
                 return tally;
             }
             let mut world = World::of_month(seed, scenario);
             if catch_unwind(AssertUnwindSafe(|| world.run())).is_err() {
                 eprintln!("month of {}: seed {seed} failed", scenario.name);
+                note_failure();
                 tally.failed.push(seed);
             }
             tally.add(&mut world);
@@ -125,8 +125,9 @@ mod seeds_of {
     use super::check;
 
     months! {
-        calm links pauses clocks crashes one_node_down restarts_in_turn restarts_that_wait slow_tier failing_tier
-        lying_tier two_jobs two_incarnations ill_trainers lying_trainers small_budget another_chunk another_m everything
+        calm links pauses clocks crashes one_node_down one_node_less restarts_in_turn restarts_that_wait slow_tier failing_tier
+        lying_tier two_jobs two_incarnations incarnations_apart power_cuts quiet_job quiet_and_one_less brief_jobs ill_trainers
+        lying_trainers small_budget another_chunk another_m everything
     }
 }
 

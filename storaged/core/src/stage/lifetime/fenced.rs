@@ -15,7 +15,7 @@ impl Node {
     /// A fence has risen: the trainers below it have nothing here any more.
     pub(crate) fn end_fenced_trainers(&mut self, namespace: &Namespace) {
         let fenced = self.fenced_conns(namespace);
-        if fenced.is_empty() {
+        if fenced.is_empty() || planted!("fenced_slots_kept") {
             return;
         }
         let all = std::mem::take(&mut self.waiters);

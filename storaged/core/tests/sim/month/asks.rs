@@ -41,6 +41,8 @@ pub struct Asked {
     pub what: What,
     /// What was known to be safe when it was asked.
     pub floor: Option<CheckpointKey>,
+    /// The newest that was in the durable tier then.
+    pub durable: Option<CheckpointKey>,
 }
 
 /// Whether a reply is for a job of a month.
@@ -80,6 +82,7 @@ impl World {
         let index = self.month().jobs.fresh();
         let id = RequestId { conn, index };
         let (at, floor) = (self.now, self.known_safe(job));
+        let durable = self.known_durable(job);
         let asked = Asked {
             job,
             incarnation,
@@ -89,6 +92,7 @@ impl World {
             limit_ms,
             what,
             floor,
+            durable,
         };
         self.month().jobs.asked.insert(id, asked);
         let input = Box::new(Input::Request { id, request });
@@ -117,6 +121,7 @@ impl World {
         }
         match (&asked.what, reply) {
             (What::Plan(wish), Reply::Plan(plan)) => {
+                self.a_plan_names_every_shard(&plan);
                 self.no_plan_goes_below(&asked, wish.is_none(), &plan);
                 self.open_run_in_month(whose, Some(plan));
             }

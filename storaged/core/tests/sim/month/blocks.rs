@@ -132,11 +132,15 @@ impl World {
             };
             promises.floors.insert(namespace.clone(), floor);
         }
+        if as_said || !equal {
+            promises.doubted_since.remove(namespace);
+        }
         if as_said || durable || !equal {
-            promises.doubted_since.remove(&key);
             return;
         }
-        let since = *promises.doubted_since.entry(key.clone()).or_insert(now);
+        // Of whichever step: a word that is wrong of each for as long as it is the newest is wrong.
+        let doubted = promises.doubted_since.entry(namespace.clone());
+        let since = *doubted.or_insert(now);
         assert!(
             now - since < FOUND_OUT_MS,
             "protected bears every {said} losses: {key:?} is shown at {now} ms and has not since {since}"

@@ -2,9 +2,9 @@
 
 use storaged_core::Input;
 
-use super::super::world::{Event, World};
+use super::super::world::{Event, Limits, World};
 use super::links::IDLE_MS;
-use super::{Crashes, FAULTS_END_MS, Happening, JOBS_END_MS, Pause, TierKind};
+use super::{Crashes, FAULTS_END_MS, Happening, JOBS_END_MS, Pause, Scenario, TierKind, Trainers};
 
 /// Of the beats (one each 50 ms), each fault strikes at one in so many.
 const CUT_ONE_IN: u64 = 120;
@@ -123,16 +123,34 @@ impl World {
             Crashes::UpToM => {
                 let m = self.limits.m;
                 let lost = self.month().promises.lost_since_shown(m);
-                if lost < self.limits.m && self.random(CRASH_ONE_IN) == 0 {
-                    let (node, back) = (self.any_node(), 200 + self.random(7_000));
+                let quiet = self.month().scenario.trainers == Trainers::Quiet;
+                let one_in = if quiet {
+                    CRASH_ONE_IN / 4
+                } else {
+                    CRASH_ONE_IN
+                };
+                if lost < self.limits.m && self.random(one_in) == 0 {
+                    let node = self.any_node();
+                    let back = match quiet {
+                        true => self.any_time(200, 7_000),
+                        false => 200 + self.random(7_000),
+                    };
                     self.kill(node, Some(back));
                 }
             }
             Crashes::OneForLong => {
-                if turn == 0 && self.now >= at {
+                if let Some(node) = self.spare_node().filter(|_| turn == 0 && self.now >= at) {
                     self.month().in_turn = (1, u64::MAX);
-                    let last = self.limits.nodes - 1;
-                    self.kill(last, None);
+                    self.kill(node, None);
+                }
+            }
+            Crashes::AllAtOnce => {
+                if turn < 3 && self.now >= at {
+                    self.month().in_turn = (turn + 1, self.now + 15_000);
+                    for node in 0..self.limits.nodes {
+                        let back = 200 + self.random(2_000);
+                        self.kill(node, Some(back));
+                    }
                 }
             }
             Crashes::AllInTurn | Crashes::AllInTurnWaiting => {
@@ -145,6 +163,17 @@ impl World {
                 }
             }
         }
+    }
+
+    /// The node that is lost for long, on which no rank is: the last one, or the first that codes for the others.
+    pub(super) fn spare_node(&mut self) -> Option<usize> {
+        let Scenario { crashes, tier, .. } = self.month().scenario;
+        let Limits { nodes, m, .. } = self.limits;
+        let node = match tier {
+            TierKind::Absent => nodes - m,
+            _ => nodes - 1,
+        };
+        (crashes == Crashes::OneForLong).then_some(node)
     }
 
     /// kill -9, and a new process after a while.

@@ -2,14 +2,16 @@
 //! settled, saves get their slots, steps become protected and durable, what is durable is unpinned, and in the end
 //! nothing is led, pinned, reserved or remembered without an owner.
 
+use std::collections::BTreeSet;
+
 use storaged_core::Audit;
 use storaged_wire::Namespace;
 
 use super::super::world::World;
-use super::jobs::Phase;
+use super::jobs::{Phase, Place};
 use super::tier::TierKind;
 use super::trainers::RankState;
-use super::{Crashes, END_MS, FAULTS_END_MS, JOBS_END_MS, SETTLED_MS, Unequal};
+use super::{Crashes, END_MS, FAULTS_END_MS, JOBS_END_MS, SETTLED_MS, Trainers, Unequal};
 
 const IN_TIME_MS: u64 = 10_000;
 /// The last restart of a job after the loss of a node, its plan, its restore and its first steps.
@@ -38,18 +40,26 @@ impl World {
 
     pub(super) fn what_must_go_on_goes_on(&mut self, namespace: &Namespace) {
         let scenario = self.month().scenario;
-        if scenario.unequal != Unequal::Nothing || scenario.budget_slots < 16 {
+        let tight = scenario.budget_slots < 16 && scenario.trainers != Trainers::Brief;
+        if scenario.unequal != Unequal::Nothing || tight {
             return;
+        }
+        if self.is_settled() && scenario.trainers == Trainers::Quiet {
+            return self.what_is_kept_bears_m_again(namespace);
         }
         if self.is_settled() {
             self.jobs_train(namespace);
+            self.only_who_trains_fills_slots();
             self.steps_become_safe(namespace, SETTLED_MS);
             self.what_is_durable_is_unpinned(namespace);
             self.steps_become_durable(namespace);
         }
-        let down = self.month().in_turn.0 == 1 && scenario.crashes == Crashes::OneForLong;
+        let quiet = scenario.trainers == Trainers::Quiet;
+        let down = !quiet && self.month().in_turn.0 == 1 && scenario.crashes == Crashes::OneForLong;
         let since = 15_000 + RESTART_MS;
-        if down && (since..FAULTS_END_MS).contains(&self.now) {
+        // Parity of one block is on the node that is away, and only the tier can take what it would bear.
+        let can_be_safe = self.limits.m > 1 || scenario.tier != TierKind::Absent;
+        if down && can_be_safe && (since..FAULTS_END_MS).contains(&self.now) {
             self.steps_become_safe(namespace, since);
         }
     }
@@ -82,6 +92,34 @@ impl World {
                 assert!(
                     now - since.max(SETTLED_MS - 5_000) < IN_TIME_MS,
                     "a save gets its slot within 10 s: rank {rank} of incarnation {id} waits since {since} ms at {now} ms"
+                );
+            }
+        }
+    }
+
+    /// Nodes that were lost are back, and nothing new is saved: what is there is topped up.
+    fn what_is_kept_bears_m_again(&mut self, namespace: &Namespace) {
+        let (now, m) = (self.now, self.limits.m);
+        let floor = self.month().promises.floors.get(namespace);
+        assert!(
+            floor.is_some_and(|floor| floor.lost.is_empty() && floor.bears == m),
+            "what nodes that are back have lost is put back: {floor:?} does not bear all losses at {now} ms"
+        );
+    }
+
+    /// A slot that is being filled belongs to a trainer of the newest run.
+    fn only_who_trains_fills_slots(&mut self) {
+        let month = self.month.as_deref().expect("it is a month");
+        let alive = month.jobs.all.iter().flat_map(|job| &job.alive);
+        let trains: BTreeSet<Place> = alive.flat_map(|it| it.conns.values().copied()).collect();
+        for (node, process) in self.processes.iter().enumerate() {
+            let Some(process) = process else { continue };
+            for conn in process.node.filling() {
+                let place = (node, process.generation, conn);
+                assert!(
+                    trains.contains(&place),
+                    "slots of a fenced run's trainers come back: {conn:?} holds one on node {node} at {} ms",
+                    self.now
                 );
             }
         }
@@ -169,6 +207,12 @@ impl World {
             let Some(process) = process else {
                 panic!("node {node} is up again by {} ms", self.now);
             };
+            let shown = process.node.shown().into_iter();
+            let read: Vec<_> = shown.filter(|it| it.readers > 0).collect();
+            assert!(
+                read.is_empty(),
+                "who has gone reads nothing any more: node {node} keeps {read:?}"
+            );
             let audit = process.node.audit();
             let baseline = Audit {
                 sealed: audit.sealed,

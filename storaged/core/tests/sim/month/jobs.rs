@@ -11,7 +11,7 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, RunId, Step};
 use super::super::world::{Event, Limits, World};
 use super::asks::{Asked, What};
 use super::trainers::{RankState, Ranks};
-use super::{Crashes, FAULTS_END_MS, JOBS_END_MS, Trainers};
+use super::{FAULTS_END_MS, JOBS_END_MS, Trainers};
 
 /// What requests may take, each; those that name no limit are answered at once.
 const PLAN_MS: u32 = 20_000;
@@ -24,6 +24,8 @@ pub enum Phase {
     Opening,
     Restoring,
     Training,
+    /// Somebody opens a run and does nothing with it.
+    Stray,
 }
 
 /// A connection of a trainer or reader.
@@ -102,7 +104,7 @@ impl World {
         for job in 0..self.month().jobs.all.len() {
             let now = self.now;
             let it = &self.month().jobs.all[job];
-            let starts = it.alive.is_empty() && it.starts_at <= now;
+            let starts = it.alive.iter().all(|it| it.phase == Phase::Stray) && it.starts_at <= now;
             let twin = scenario.twins && now < FAULTS_END_MS && self.random(200) == 0;
             if starts || twin {
                 self.start_incarnation(job);
@@ -110,6 +112,10 @@ impl World {
             // Both at once is where two of them meet.
             if (starts || twin) && scenario.twins && now < FAULTS_END_MS && self.random(2) == 0 {
                 self.start_incarnation(job);
+            }
+            let strays = scenario.twins && scenario.links && !scenario.pauses;
+            if strays && now < FAULTS_END_MS && self.random(100) == 0 {
+                self.stray(job);
             }
             let ids: Vec<u64> = self.month().jobs.all[job]
                 .alive
@@ -127,15 +133,17 @@ impl World {
 
     /// Each rank on its own node if that is awake, else on another one.
     fn placement(&mut self) -> Option<Vec<usize>> {
-        let spare = self.month().scenario.crashes == Crashes::OneForLong;
-        let usable = self.limits.nodes - usize::from(spare);
-        let awake: Vec<usize> = (0..usable).filter(|node| self.is_awake(*node)).collect();
+        let spare = self.spare_node();
+        let nodes = 0..self.limits.nodes;
+        let usable: Vec<usize> = nodes.filter(|node| Some(*node) != spare).collect();
+        let is_awake = |node: &usize| self.is_awake(*node);
+        let awake: Vec<usize> = usable.iter().copied().filter(is_awake).collect();
         if awake.is_empty() {
             return None;
         }
         let ranks = 0..self.limits.ranks as usize;
         let place = |rank: usize| {
-            let own = rank % usable;
+            let own = usable[rank % usable.len()];
             if awake.contains(&own) {
                 own
             } else {
@@ -146,15 +154,28 @@ impl World {
     }
 
     fn start_incarnation(&mut self, job: usize) {
-        let Some(nodes) = self.placement() else {
-            return;
-        };
+        if let Some(id) = self.add_incarnation(job, Phase::Planning) {
+            let step = self.month().jobs.all[job].rolls_back.take();
+            self.plan_in_month((job, id), step);
+        }
+    }
+
+    /// An open_run out of nowhere, on whichever side of a cut: it may fail, and then it has done nothing.
+    fn stray(&mut self, job: usize) {
+        if let Some(id) = self.add_incarnation(job, Phase::Stray) {
+            self.struck("stray runs");
+            self.ask_for_run((job, id));
+        }
+    }
+
+    fn add_incarnation(&mut self, job: usize, phase: Phase) -> Option<u64> {
+        let nodes = self.placement()?;
         let id = self.month().jobs.fresh();
         let node = nodes[self.random(nodes.len() as u64) as usize];
         let coordinator = self.connect_in_month((job, id), node, Role::Reader, What::Hello);
         let incarnation = Incarnation {
             id,
-            phase: Phase::Planning,
+            phase,
             nodes,
             coordinator,
             run: None,
@@ -163,10 +184,8 @@ impl World {
             restored: BTreeSet::new(),
             ranks: Ranks::default(),
         };
-        let it = &mut self.month().jobs.all[job];
-        it.alive.push(incarnation);
-        let step = it.rolls_back.take();
-        self.plan_in_month((job, id), step);
+        self.month().jobs.all[job].alive.push(incarnation);
+        Some(id)
     }
 
     fn plan_in_month(&mut self, (job, id): (usize, u64), step: Option<Step>) {
@@ -217,6 +236,13 @@ impl World {
         };
         it.phase = Phase::Opening;
         it.plan = plan;
+        self.ask_for_run((job, id));
+    }
+
+    fn ask_for_run(&mut self, (job, id): (usize, u64)) {
+        let Some(it) = self.month().jobs.incarnation(job, id) else {
+            return;
+        };
         let place = it.coordinator;
         let open = Request::OpenRun { timeout_ms: RUN_MS };
         let limit = u64::from(RUN_MS);
@@ -228,6 +254,9 @@ impl World {
             return;
         };
         it.run = Some(run);
+        if it.phase == Phase::Stray {
+            return self.end_incarnation((job, id));
+        }
         it.phase = Phase::Restoring;
         let (plan, nodes) = (it.plan.clone(), it.nodes.clone());
         let Some(plan) = plan else {
@@ -306,6 +335,13 @@ impl World {
                 false => self.disconnect(place),
             }
         }
+    }
+
+    /// The job is over for good, and its place goes to one that has never saved.
+    pub(super) fn another_job(&mut self, job: usize) {
+        let number = self.month().jobs.fresh();
+        let namespace = Namespace::new(format!("job{job}-{number}")).unwrap();
+        self.month().jobs.all[job].namespace = namespace;
     }
 
     pub(super) fn disconnect(&mut self, (node, generation, conn): Place) {

@@ -75,12 +75,34 @@ impl World {
             generation: Generation::new(theirs),
         };
         self.feed(a, mine, up);
-        // Who hears of another incarnation gives the connection to the last one up at once.
+        // Who hears of another incarnation gives the connection to the last one up at once, or has another one already.
         let back = self.link_of(b, a);
-        if !back.alive && back.peer != mine {
-            let (number, delay) = (back.number, 1 + self.random(20));
-            self.happens_after(delay, Happening::Down(b, a, number));
+        if back.alive || back.peer == mine {
+            return;
         }
+        let number = back.number;
+        let may_replace = !self.month().scenario.links && self.up.contains(&(b, a));
+        if may_replace && self.random(2) == 0 {
+            return self.link_is_replaced(b, a);
+        }
+        let delay = 1 + self.random(20);
+        self.happens_after(delay, Happening::Down(b, a, number));
+    }
+
+    /// A connection to a new incarnation takes the place of the one to the last, and nobody says that this has ended.
+    fn link_is_replaced(&mut self, a: usize, b: usize) {
+        let (Some(from), Some(to)) = (&self.processes[a], &self.processes[b]) else {
+            return;
+        };
+        let (mine, theirs) = (from.generation, to.generation);
+        let link = self.link_of(a, b);
+        link.number += 1;
+        (link.alive, link.peer, link.free_at) = (true, theirs, 0);
+        let up = Input::PeerUp {
+            node: name(b),
+            generation: Generation::new(theirs),
+        };
+        self.feed(a, mine, up);
     }
 
     /// A node gives its connection to another one up.

@@ -51,12 +51,14 @@ pub enum Crashes {
     Never,
     /// Up to m at once, and no more until what they held is healed.
     UpToM,
-    /// The last node, once, until faults end.
+    /// A node without ranks, once, until faults end.
     OneForLong,
     /// All in turn, with nothing waited for.
     AllInTurn,
     /// All in turn, each once what is shown as protected bears m losses again.
     AllInTurnWaiting,
+    /// All at once, now and then: a power cut.
+    AllAtOnce,
 }
 
 /// Whom the trainers are.
@@ -67,6 +69,10 @@ pub enum Trainers {
     Ill,
     /// They say hello with runs that nobody opened.
     Lying,
+    /// After some time they save no more, and wait.
+    Quiet,
+    /// Each job ends soon, and another one takes its place.
+    Brief,
 }
 
 /// What one node is configured with otherwise than all others.
@@ -78,7 +84,7 @@ pub enum Unequal {
 }
 
 /// One class of months.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scenario {
     pub name: &'static str,
     /// Links go down, one way too.
@@ -213,6 +219,14 @@ impl World {
         (SETTLED_MS..JOBS_END_MS).contains(&self.now)
     }
 
+    /// Whether at most the durable tier is not well, and never anything else: that is no excuse for what RAM can do.
+    pub(super) fn is_undisturbed(&mut self) -> bool {
+        let scenario = self.month().scenario;
+        let tier = scenario.tier;
+        let name = scenario.name;
+        scenario == Scenario { name, tier, ..CALM }
+    }
+
     pub(super) fn struck(&mut self, what: &'static str) {
         *self.month().struck.entry(what).or_default() += 1;
     }
@@ -248,6 +262,9 @@ impl Month {
     /// What a scenario changes of a node's configuration.
     pub fn sets_up(&self, node: usize, setup: &mut Setup) {
         setup.budget = self.scenario.budget_slots << 21;
+        if self.scenario.trainers == Trainers::Brief {
+            setup.idle_job_ms = 1_000;
+        }
         if self.scenario.tier == TierKind::Absent {
             setup.durable = DurablePolicy::Absent;
         }

@@ -11,9 +11,9 @@ use storaged_wire::plan::RestorePlan;
 use storaged_wire::{ManifestBytes, Namespace, Rank, Refusal, RefusalCode, RunId, Step};
 
 use super::super::world::{World, digests};
-use super::Unequal;
 use super::asks::{Asked, What};
 use super::tier::TierKind;
+use super::{Crashes, Scenario, Unequal};
 
 /// The newest checkpoint that was shown as protected and was, how many losses it was said to bear, and the nodes lost
 /// since. Nodes that were cut off when it was protected do not bear anything.
@@ -24,6 +24,9 @@ pub struct Floor {
     pub lost: BTreeSet<usize>,
 }
 
+/// Whoever has opened a run hears of it within a second, even if some node that is up is silent.
+const TOLD_MS: u64 = 1_500;
+
 type Sealed = (Namespace, RunId, Step, Rank);
 
 #[derive(Default)]
@@ -33,9 +36,13 @@ pub struct Promises {
     sealed: BTreeMap<Sealed, BTreeMap<Digest, u64>>,
     pub manifests: BTreeMap<Digest, Arc<ManifestBytes>>,
     pub floors: BTreeMap<Namespace, Floor>,
-    pub doubted_since: BTreeMap<CheckpointKey, u64>,
+    pub doubted_since: BTreeMap<Namespace, u64>,
     /// When something new was last shown as at least protected.
     pub progress: BTreeMap<Namespace, (CheckpointKey, u64)>,
+    /// Runs that were given, to which job, and when they were asked for.
+    opened: Vec<(usize, RunId, u64)>,
+    /// Runs that heard of a newer one, of which job, and when.
+    fenced: Vec<(usize, RunId, u64)>,
     /// Refusals by code, and those that nothing excuses.
     pub refusals: BTreeMap<String, u64>,
 }
@@ -65,21 +72,90 @@ impl World {
     /// The newest checkpoint of a job that a plan asked now may not go below.
     pub(super) fn known_safe(&mut self, job: usize) -> Option<CheckpointKey> {
         let namespace = self.month().jobs.all[job].namespace.clone();
-        let lies = self.month().tier.kind == TierKind::Lying;
-        let durable = self.month().tier.newest(&namespace).cloned();
         let floor = self.month().promises.floors.get(&namespace);
         let protected = floor.map(|floor| floor.key.clone());
-        protected.max(durable.filter(|_| !lies))
+        protected.max(self.known_durable(job))
+    }
+
+    /// The newest checkpoint of a job in the durable tier, unless that lies about it.
+    pub(super) fn known_durable(&mut self, job: usize) -> Option<CheckpointKey> {
+        let namespace = self.month().jobs.all[job].namespace.clone();
+        let tier = &self.month().tier;
+        let newest = tier.newest(&namespace).cloned();
+        newest.filter(|_| tier.kind != TierKind::Lying)
     }
 
     pub(super) fn run_numbers_are_unique(&mut self, asked: &Asked, run: RunId) {
         let namespace = self.month().jobs.all[asked.job].namespace.clone();
+        let apart = self.may_be_numbered_apart();
         let runs = self.month().promises.runs.entry(namespace).or_default();
-        let before = runs.insert(run, asked.incarnation);
+        let same = |it: &RunId| *it == run || (!apart && it.number() == run.number());
+        let before = runs.keys().find(|it| same(it)).map(|it| runs[it]);
         assert!(
             before.is_none(),
             "run numbers are unique: run {run} was given to incarnation {before:?} and to {}",
             asked.incarnation
+        );
+        runs.insert(run, asked.incarnation);
+        let durable = asked.durable.as_ref().map(|key| key.run.number());
+        assert!(
+            durable.is_none_or(|durable| run.number() > durable),
+            "a new run is above all that is durable: got run {run}, and run {durable:?} is in the tier"
+        );
+        self.month()
+            .promises
+            .opened
+            .push((asked.job, run, asked.at));
+    }
+
+    /// While the tier is away a majority gives numbers, and the tier may give the same one to a node that is cut off from
+    /// that, or that has lost its memory with all others; their identities tell such runs apart.
+    fn may_be_numbered_apart(&mut self) -> bool {
+        let Scenario {
+            links,
+            pauses,
+            tier,
+            crashes,
+            ..
+        } = self.month().scenario;
+        let forgotten = crashes == Crashes::AllAtOnce;
+        (links || pauses || forgotten) && matches!(tier, TierKind::Slow | TierKind::Failing)
+    }
+
+    /// An incarnation heard that a newer run was opened. Whoever opened that is told within a second.
+    fn fenced(&mut self, asked: &Asked, run: Option<RunId>) {
+        let scenario = self.month().scenario;
+        let certain = !scenario.pauses && scenario.crashes == Crashes::Never;
+        if let Some(run) = run.filter(|_| certain) {
+            let fenced = (asked.job, run, self.now);
+            self.month().promises.fenced.push(fenced);
+        }
+    }
+
+    /// A run that was asked for and not given ends no job.
+    pub(super) fn only_an_opened_run_fences(&mut self) {
+        let now = self.now;
+        let promises = &mut self.month().promises;
+        let due = |(_, _, at): &&(usize, RunId, u64)| now - at >= TOLD_MS;
+        for (job, run, at) in promises.fenced.iter().filter(due) {
+            let mut opened = promises.opened.iter();
+            let by = opened.any(|it| it.0 == *job && it.1 > *run && it.2 <= *at);
+            assert!(
+                by,
+                "a failed open_run ends no job: run {run} was fenced off at {at} ms, and no newer one was opened"
+            );
+        }
+        promises.fenced.retain(|(_, _, at)| now - at < TOLD_MS);
+    }
+
+    /// An offer says of every rank where its shard is.
+    pub(super) fn a_plan_names_every_shard(&mut self, plan: &RestorePlan) {
+        let ranks: BTreeSet<Rank> = plan.shards.iter().map(|shard| shard.rank).collect();
+        assert!(
+            ranks.len() == plan.world_size.get() as usize,
+            "a plan names every shard: run {} step {} is offered with ranks {ranks:?}",
+            plan.run,
+            plan.step
         );
     }
 
@@ -169,6 +245,7 @@ impl World {
             self.protected_is_not_lost(&namespace);
             self.what_must_go_on_goes_on(&namespace);
         }
+        self.only_an_opened_run_fences();
         self.nothing_is_left_without_an_owner();
         self.ram_is_within_the_budget();
     }
@@ -206,7 +283,9 @@ impl World {
                 | RefusalCode::TooManyLost,
             ) => self.nothing_is_hidden(asked, refusal),
             (_, RefusalCode::OlderRun) => self.an_older_run_is_older(asked, refusal),
+            (What::Hello, RefusalCode::UnknownRun) => self.an_opened_run_is_known(asked, refusal),
             (What::Plan(Some(_)) | What::SealBack, _) => {}
+            _ if self.is_undisturbed() => self.is_excused(asked, refusal),
             _ if self.is_settled() && asked.at > super::SETTLED_MS => {
                 self.is_excused(asked, refusal)
             }
@@ -215,6 +294,12 @@ impl World {
     }
 
     fn nothing_is_hidden(&mut self, asked: &Asked, refusal: &Refusal) {
+        assert!(
+            asked.durable.is_none(),
+            "what cannot be read is not nothing: {:?} was in the durable tier, refused at {} ms: {refusal:?}",
+            asked.durable,
+            self.now
+        );
         let Some(floor) = &asked.floor else { return };
         let there = self.restorable(&floor.namespace);
         assert!(
@@ -224,10 +309,26 @@ impl World {
         );
     }
 
+    /// A node that has just started asks the others; only where those cannot be reached it knows no better.
+    fn an_opened_run_is_known(&mut self, asked: &Asked, refusal: &Refusal) {
+        let Scenario {
+            links,
+            pauses,
+            clocks,
+            ..
+        } = self.month().scenario;
+        assert!(
+            links || pauses || clocks,
+            "a run that was opened is known at {} ms: {asked:?}: {refusal:?}",
+            self.now
+        );
+    }
+
     fn an_older_run_is_older(&mut self, asked: &Asked, refusal: &Refusal) {
         let run = self.month().jobs.incarnation(asked.job, asked.incarnation);
         let run = run.and_then(|it| it.run);
         let newest = self.newest_run(asked.job);
+        self.fenced(asked, run);
         let opening = self.month().jobs.all[asked.job].alive.len() > 1;
         assert!(
             run < newest || opening || !self.is_settled(),

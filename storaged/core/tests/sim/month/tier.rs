@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_core::encode::SlotShard;
-use storaged_core::{DurableFault, DurableListing, Input, Output, QueryId};
+use storaged_core::{ClaimFault, ClaimedRun, DurableFault, DurableListing, Input, Output, QueryId};
 use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{Digest, ManifestBytes, Namespace, Rank, SlotId};
+use storaged_wire::{Digest, ManifestBytes, Namespace, Owner, Rank, RunId, SlotId};
 
 use super::super::world::{World, digests};
 use super::{FAULTS_END_MS, Happening};
@@ -43,6 +43,18 @@ pub enum Task {
     Publish(Arc<ManifestBytes>),
     List(QueryId, Namespace),
     Fetch(Arc<ManifestBytes>, Rank, SlotId),
+    Claim(QueryId, Claim),
+    Record(Namespace, Owner, RunId),
+    Find(QueryId, Namespace, RunId),
+}
+
+/// A run's number is asked for.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    namespace: Namespace,
+    owner: Owner,
+    above: u64,
+    identity: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -66,6 +78,7 @@ pub struct Tier {
     changes_at: u64,
     pub shards: BTreeMap<(Digest, Rank), Vec<u8>>,
     pub published: BTreeMap<CheckpointKey, Published>,
+    claims: BTreeMap<(Namespace, u64), (RunId, Owner)>,
     pub uploads: u64,
 }
 
@@ -81,6 +94,7 @@ impl Tier {
             changes_at: 10_000,
             shards: BTreeMap::new(),
             published: BTreeMap::new(),
+            claims: BTreeMap::new(),
             uploads: 0,
         }
     }
@@ -123,7 +137,12 @@ impl World {
         generation: u64,
         output: Output,
     ) -> Option<Output> {
-        if self.month.is_none() {
+        let claims = matches!(
+            output,
+            Output::ClaimRun { .. } | Output::RecordRun { .. } | Output::FindRun { .. }
+        );
+        // Where links are cut as well, runs are claimed beside the weather.
+        if self.month.is_none() || (claims && self.month().scenario.links) {
             return Some(output);
         }
         let task = match output {
@@ -143,6 +162,31 @@ impl World {
                 slot,
                 ..
             } => Task::Fetch(manifest, rank, slot),
+            Output::ClaimRun {
+                query,
+                namespace,
+                owner,
+                above,
+                identity,
+            } => {
+                let claim = Claim {
+                    namespace,
+                    owner,
+                    above,
+                    identity,
+                };
+                Task::Claim(query, claim)
+            }
+            Output::RecordRun {
+                namespace,
+                owner,
+                run,
+            } => Task::Record(namespace, owner, run),
+            Output::FindRun {
+                query,
+                namespace,
+                run,
+            } => Task::Find(query, namespace, run),
             other => return Some(other),
         };
         self.tier_begins(node, generation, task);
@@ -163,13 +207,13 @@ impl World {
     fn lasts(&mut self, task: &Task) -> u64 {
         let usual = match task {
             Task::Upload(..) | Task::Fetch(..) => 50 + self.random(50),
-            Task::Publish(_) | Task::List(..) => 10 + self.random(30),
+            _ => 10 + self.random(30),
         };
         match (self.month().tier.weather, task) {
             (Weather::Well, _) => usual,
             (Weather::Slow, Task::Upload(..)) => 300 << self.random(8),
-            (Weather::Slow, Task::Publish(_) | Task::List(..)) => 100 << self.random(7),
             (Weather::Slow, Task::Fetch(..)) => 10 * usual,
+            (Weather::Slow, _) => 100 << self.random(7),
             (Weather::Full | Weather::Failing, _) => 10 + self.random(500),
             // Whoever hangs is let go with the storm.
             (Weather::Hanging, _) => FAULTS_END_MS.saturating_sub(self.now) + self.random(3_000),
@@ -194,6 +238,9 @@ impl World {
             Task::Publish(manifest) => self.published(manifest),
             Task::List(query, namespace) => self.listed(query, &namespace),
             Task::Fetch(manifest, rank, slot) => self.fetched(node, &manifest, rank, slot),
+            Task::Claim(query, claim) => self.claimed(query, claim),
+            Task::Record(namespace, owner, run) => self.recorded(namespace, owner, run),
+            Task::Find(query, namespace, run) => self.found(query, namespace, run),
         };
         self.feed(node, generation, input);
     }
@@ -265,6 +312,58 @@ impl World {
             manifest: name,
             outcome,
         }
+    }
+
+    /// The first number that nobody has claimed, above every folder and what the node knows.
+    fn claimed(&mut self, query: QueryId, claim: Claim) -> Input {
+        let outcome = self.writes().map_err(ClaimFault::Durable).map(|()| {
+            let tier = &mut self.month().tier;
+            let folder = tier.newest(&claim.namespace).map(|key| key.run.number());
+            let claims = tier.claims.keys();
+            let claimed = claims
+                .filter(|(namespace, _)| *namespace == claim.namespace)
+                .map(|(_, number)| *number);
+            let highest = claimed.chain(folder).max().unwrap_or(0);
+            let number = highest.max(claim.above) + 1;
+            let run = RunId::with_identity(number, claim.identity);
+            let place = (claim.namespace, number);
+            tier.claims.insert(place, (run, claim.owner));
+            run
+        });
+        Input::RunClaimed { query, outcome }
+    }
+
+    fn recorded(&mut self, namespace: Namespace, owner: Owner, run: RunId) -> Input {
+        let outcome = self.writes().map(|()| {
+            let place = (namespace.clone(), run.number());
+            self.month()
+                .tier
+                .claims
+                .entry(place)
+                .or_insert((run, owner));
+        });
+        Input::RunRecorded {
+            namespace,
+            run,
+            outcome,
+        }
+    }
+
+    /// What is known of a run: its own claim, and the newest of its namespace.
+    fn found(&mut self, query: QueryId, namespace: Namespace, run: RunId) -> Input {
+        let outcome = self.reads().map(|()| {
+            let claims = &self.month().tier.claims;
+            let of_it = claims.keys().filter(|(of, _)| *of == namespace);
+            let newest = of_it.map(|(_, number)| *number).max().unwrap_or(0);
+            match claims.get(&(namespace.clone(), run.number())) {
+                Some((known, _)) if *known == run && newest > run.number() => {
+                    ClaimedRun::Superseded { newest }
+                }
+                Some((known, owner)) if *known == run => ClaimedRun::Newest(*owner),
+                _ => ClaimedRun::Unknown,
+            }
+        });
+        Input::RunFound { query, outcome }
     }
 
     fn listed(&mut self, query: QueryId, namespace: &Namespace) -> Input {

@@ -15,6 +15,8 @@ use super::{FAULTS_END_MS, Trainers};
 /// How long a save waits for its slot.
 const SLOT_MS: u32 = 10_000;
 const WAIT_MS: u32 = 20_000;
+/// Quiet ones save no more from then on.
+const QUIET_FROM_MS: u64 = 14_000;
 /// A watchdog ends a job of which a rank hangs.
 const WATCHDOG_MS: u64 = 6_000;
 
@@ -98,6 +100,12 @@ impl World {
             return;
         }
         let idle = |state: &RankState| matches!(state, RankState::Ready | RankState::Sealed);
+        if self.month().scenario.trainers == Trainers::Quiet && now >= QUIET_FROM_MS {
+            return;
+        }
+        let Some(it) = self.month().jobs.incarnation(job, id) else {
+            return;
+        };
         if it.ranks.states.values().all(idle) && it.ranks.saves_at <= now {
             self.save_in_month((job, id));
         }
@@ -111,9 +119,15 @@ impl World {
         let all = self.month().jobs.ranks();
         let skips = all[self.random(all.len() as u64) as usize];
         let skips = Some(skips).filter(|_| ill && self.random(12) == 0);
-        if self.now < FAULTS_END_MS && self.random(40) == 0 {
+        let brief = self.month().scenario.trainers == Trainers::Brief;
+        let ends_one_in = if brief { 8 } else { 40 };
+        if self.now < FAULTS_END_MS && self.random(ends_one_in) == 0 {
             self.struck("jobs that end");
-            return self.end_incarnation((job, id));
+            self.end_incarnation((job, id));
+            if brief {
+                self.another_job(job);
+            }
+            return;
         }
         if ill && self.random(30) == 0 {
             return self.roll_back((job, id));
