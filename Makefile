@@ -128,3 +128,4 @@ bench-delta: clang-packages corpus ## Size and speed of deltas on real training 
 
 -include codec/bench.mk
 -include bench/net.mk
+-include bench/sdk.mk
