@@ -68,6 +68,16 @@ test: network-packages tests-built python-for-tests ## All tests: Rust, real pro
 	@$(CARGO) test $(RUST_CRATES) --lib --bins --tests --no-fail-fast
 	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests
 
+.PHONY: frameworks
+frameworks: tests-built python-for-tests ## Lightning, Hugging Face Trainer, Accelerate, DDP and FSDP2: killed, resumed, the same losses
+	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate
+	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests/test_frameworks.py
+
+.PHONY: typed
+typed: python-for-tests ## mypy --strict over the Python package
+	@$(BUILD) "installing mypy into .venv" .venv/bin/pip install -q --disable-pip-version-check mypy
+	@.venv/bin/mypy --strict sdk/python/python/storaged
+
 .PHONY: fresh
 fresh: ## make demo and make test on a bare Debian 12 (root; an hour on two cores, 25 GB of disk while it runs)
 	@bash tests/fresh/fresh.sh target/fresh python demo test
@@ -103,6 +113,8 @@ check: clang-packages ## What must hold before a commit lands: format, lints, li
 	@$(CARGO) deny --log-level error check bans licenses sources
 	@$(CARGO) test -q -p storaged-codec --no-default-features --test delta --test golden_delta
 	@$(MAKE) test
+	@$(MAKE) frameworks
+	@$(MAKE) typed
 	@$(MAKE) kill-loop
 	@$(MAKE) soak MINUTES=5 SOAK_WRITE=
 	@$(MAKE) fresh

@@ -156,6 +156,17 @@ fn a_damaged_step_is_passed_over_by_the_next_plan() -> Result<()> {
             "{}",
             passed.reason
         );
+        let listed = Command::new(executable())
+            .args(["ls", "job", "--socket"])
+            .arg(system.cluster.socket(0))
+            .output()?;
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let line = listed.lines().find(|line| line.contains("quarantined"));
+        let line = line.unwrap_or_default();
+        assert!(
+            line.contains("step 20: ") && line.contains("digest mismatch in chunk 1"),
+            "{listed}"
+        );
         system.cluster.kill(0)?;
         system.cluster.start_all()?;
     }

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from daemon import run_ranks
 from storaged.torch import Checkpointer
 from storaged.torch._saving import DefaultSavePlanner
@@ -69,6 +70,18 @@ def test_saves_of_one_structure_are_planned_once_and_are_right(session, plans):
         assert saved(checkpointer, 6, longer) == 4 and len(plans) == 2
         assert same(loaded(checkpointer, 6), longer)
         assert saved(checkpointer, 7, state(7) | {"rng": b"z" * 5000}) == 5 and len(plans) == 2
+
+
+def test_tensors_without_elements_are_described_every_time(session, shared_daemon):
+    tensors = {"w": torch.ones(5), "none": torch.empty(0, 4), "none too": torch.empty(0, 4), "no rows": torch.empty(3, 0)}
+    with Checkpointer(session=session, durable="required") as checkpointer:
+        assert [saved(checkpointer, step, tensors) for step in (1, 2, 3)] == [0, 1, 2]
+        whole = checkpointer.load_all()
+        assert {name: value.shape for name, value in whole.items()} == {name: value.shape for name, value in tensors.items()}
+        checkpointer.session.connect().wait(checkpointer.session.run_of(checkpointer._key), 3, "durable", 60_000)
+    stock = {name: torch.ones_like(value) for name, value in tensors.items()}
+    dcp.load(stock, storage_reader=dcp.FileSystemReader(shared_daemon.step_folder(session, 3)), no_dist=True)
+    assert torch.equal(stock["w"], torch.ones(5))
 
 
 def test_what_is_different_is_planned_anew(session, plans):

@@ -56,7 +56,7 @@ impl Node {
             .geometry
             .map_or("null".into(), |g| format!("\"{g}\""));
         format!(
-            r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
+            r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
             self.setup.name,
             self.setup.generation.get(),
             geometry,
@@ -69,6 +69,7 @@ impl Node {
             self.settled(),
             self.restart_objections(None).is_empty(),
             self.tier_json(),
+            self.damaged_json(),
             ledger.used,
             ledger.total,
             ledger.slots,

@@ -148,10 +148,31 @@ fn info_json(info: &CheckpointInfo) -> Value {
     })
 }
 
+/// Checkpoints of the durable tier that proved damaged, as far as the daemon knows.
+fn quarantined(client: &mut Client, of: Option<&Namespace>) -> Result<Vec<Value>, CliError> {
+    let text = client.status()?;
+    let status: Value = serde_json::from_str(&text)
+        .map_err(|error| CliError::Unexpected(format!("the daemon sent no JSON: {error}")))?;
+    let all = status["quarantined"].as_array().cloned();
+    let wanted = |one: &Value| of.is_none_or(|of| one["namespace"] == of.as_str());
+    Ok(all.unwrap_or_default().into_iter().filter(wanted).collect())
+}
+
+fn quarantined_json(one: &Value) -> Value {
+    json!({
+        "namespace": one["namespace"], "run": one["run"], "step": one["step"],
+        "state": "quarantined", "durable": true, "reason": one["reason"],
+    })
+}
+
 pub fn ls(args: &LsArgs) -> Result<(), CliError> {
-    let infos = Client::connect_anonymous(&args.socket.path())?.list(args.namespace.clone())?;
+    let mut client = Client::connect_anonymous(&args.socket.path())?;
+    let infos = client.list(args.namespace.clone())?;
+    let damaged = quarantined(&mut client, args.namespace.as_ref())?;
     if args.json {
-        print(&Value::Array(infos.iter().map(info_json).collect()).to_string());
+        let infos = infos.iter().map(info_json);
+        let all = infos.chain(damaged.iter().map(quarantined_json)).collect();
+        print(&Value::Array(all).to_string());
         return Ok(());
     }
     print(&format!(
@@ -167,6 +188,16 @@ pub fn ls(args: &LsArgs) -> Result<(), CliError> {
             standing(info.state, info.bears),
             info.world_size,
             size(info.length)
+        ));
+    }
+    let text = |value: &Value| value.as_str().map_or(value.to_string(), str::to_owned);
+    for one in &damaged {
+        print(&format!(
+            "quarantined in the durable tier: {} run {} step {}: {}",
+            text(&one["namespace"]),
+            text(&one["run"]),
+            text(&one["step"]),
+            text(&one["reason"])
         ));
     }
     Ok(())

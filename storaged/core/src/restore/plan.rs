@@ -286,7 +286,11 @@ impl Node {
         outcome: Result<DurableListing, DurableFault>,
     ) {
         self.tier_answered(outcome.as_ref().err());
-        let Some(step) = self.plans.get(&query).map(|plan| plan.step) else {
+        let Some((namespace, step)) = self
+            .plans
+            .get(&query)
+            .map(|plan| (plan.namespace.clone(), plan.step))
+        else {
             return;
         };
         let outcome = outcome.map(|listing| match step {
@@ -294,6 +298,9 @@ impl Node {
             Some(_) => listing,
             None => self.without_quarantined(listing),
         });
+        if let (Ok(listing), None) = (&outcome, step) {
+            self.damaged_listed(&namespace, listing);
+        }
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
         };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{Digest, ManifestBytes, NodeName};
+use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
 
 use super::{DurableFault, DurableListing, SetAside, SetAsideCause};
 use crate::io::Note;
@@ -17,6 +17,8 @@ pub(crate) struct TierHealth {
     fault: Option<DurableFault>,
     /// Damaged checkpoints, and what was found.
     quarantined: BTreeMap<Digest, String>,
+    /// The same by name, with what the newest listing of their namespace has said, for whoever looks.
+    damaged: BTreeMap<CheckpointKey, String>,
 }
 
 impl Node {
@@ -82,7 +84,46 @@ impl Node {
             known.pop_first();
         }
         known.insert(name, reason.clone());
+        self.show_damaged(key.clone(), reason.clone());
         self.note(Note::Quarantined { key, reason });
+    }
+
+    fn show_damaged(&mut self, key: CheckpointKey, reason: String) {
+        let damaged = &mut self.tier.damaged;
+        if damaged.len() >= limits::QUARANTINED_MAX {
+            damaged.pop_first();
+        }
+        damaged.insert(key, reason);
+    }
+
+    /// A listing has been read: what it says of a namespace is what there is.
+    pub(crate) fn damaged_listed(&mut self, namespace: &Namespace, listing: &DurableListing) {
+        let damaged = &mut self.tier.damaged;
+        damaged.retain(|key, _| key.namespace != *namespace);
+        let set_aside = listing.set_aside.iter();
+        let quarantined = set_aside.filter(|one| one.cause == SetAsideCause::Quarantined);
+        for one in quarantined {
+            let key = CheckpointKey {
+                namespace: namespace.clone(),
+                run: one.run,
+                step: one.step,
+            };
+            self.show_damaged(key, one.reason.clone());
+        }
+    }
+
+    /// Damaged checkpoints of the tier in the status, as far as this node knows.
+    pub(crate) fn damaged_json(&self) -> String {
+        let damaged = self.tier.damaged.iter().map(|(key, reason)| {
+            format!(
+                r#"{{"namespace":"{}","run":"{}","step":{},"reason":"{}"}}"#,
+                key.namespace,
+                key.run,
+                key.step,
+                plain(reason)
+            )
+        });
+        damaged.collect::<Vec<_>>().join(",")
     }
 
     /// A listing without what this node knows to be damaged.

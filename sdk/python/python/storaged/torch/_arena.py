@@ -78,6 +78,10 @@ class Shard:
         self.slot: _native.Slot | None = None
         self.end = 0
         self.places: dict[tuple[int, int], Place] = {}
+        # Tensors without elements have no address to be known by: those of one type and shape are all the same.
+        self.empties: dict[Spec, Place] = {}
+        #: Tensors that were put behind those that were staged.
+        self.appended = 0
         self.copied_bytes = 0
         self.spilled_bytes = 0
         self.outgrown: list[_native.Slot] = []
@@ -92,7 +96,9 @@ class Shard:
         views = [self.view(record, spec, t.dtype) for record, spec, t in zip(records, specs, tensors)]
         if copies is Copies.NOW:
             self._copy(tensors, views, records)
-        self.places = {(record[2], record[3]): Place(self.rank, *record) for record in records}
+        places = [Place(self.rank, *record) for record in records]
+        self.places = {(place.data_offset, place.data_length): place for place in places}
+        self.empties = {spec: place for spec, place in zip(specs, places) if place.data_length == 0}
         return views
 
     def begin(self, specs: tuple[Spec, ...], frames: list[tuple[int, bytes]], end: int, spare: int) -> _native.Slot:
@@ -133,10 +139,13 @@ class Shard:
         """Where a tensor lies, if it is a whole staged one."""
         if self.slot is None or not lies_in_order(tensor):
             return None
+        if tensor.numel() == 0:
+            return self.empties.get(spec_of(tensor))
         return self.places.get((tensor.data_ptr() - self.slot.address, tensor.nbytes))
 
     def append_tensor(self, tensor: torch.Tensor) -> Place:
         """Copies a tensor that was not staged behind everything else."""
+        self.appended += 1
         name, shape = spec_of(tensor)
         (record,), frames, end = _native.layout([(name, list(shape))], self.end)
         slot = self.reserve(end)
@@ -274,7 +283,7 @@ def learn(
         return
     names = [name_of(path) for path, _ in leaves]
     records, frames, end = shard.layouts.of(specs)
-    shard.structure = Structure(nest, known, names, specs, records, frames, end, spare, shard.places)
+    shard.structure = Structure(nest, known, names, specs, records, frames, end, spare, shard.places, shard.empties)
     shard.layouts.learn(shard.structure)
 
 
@@ -293,7 +302,7 @@ def stage_again(shard: Shard, structure: Structure, resolved: dict[str, Any], tr
         view = views[at]
         (view._local_tensor if isinstance(view, DTensor) else view).copy_(tensor.detach())
     shard.copied_bytes = sum(record[3] for record in structure.records)
-    shard.places, shard.structure = structure.places, structure
+    shard.places, shard.empties, shard.structure = structure.places, structure.empties, structure
     shard.layouts.use(structure)
     return structure.staged(views, leaves, lambda at, leaf: copied((structure.names[at],), leaf))
 

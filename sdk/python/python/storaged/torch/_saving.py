@@ -287,7 +287,7 @@ class Save:
     def _agree(self, planner: DefaultSavePlanner, results: list[WriteResult]) -> None:
         """Later saves of this structure need no plan, if every tensor was copied straight to its place."""
         writer, structure = self.writer, self.structure
-        if writer is None or structure is None or writer.spilled_bytes:
+        if writer is None or structure is None or writer.appended:
             return
         rows = {result.index.fqn: result.storage_data for result in results if result.index.fqn in self.objects}
         objects = []

@@ -116,6 +116,8 @@ class Structure:
     end: int
     spare: int
     places: dict[tuple[int, int], Place]
+    #: By type and shape: where tensors without elements are described.
+    empties: dict[Any, Place]
     #: By the slot's address: the staged twin's tensor, for every leaf.
     views: dict[int, list[Any]] = field(default_factory=dict)
 

@@ -281,6 +281,7 @@ class StoragedWriter(StorageWriter):
         self._release(shard.outgrown)
         self.handle.step = self.step
         self.copied_bytes, self.spilled_bytes = shard.copied_bytes, shard.spilled_bytes
+        self.appended = shard.appended
 
     # Parts of the above.
 

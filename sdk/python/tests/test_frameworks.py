@@ -1,0 +1,59 @@
+"""The examples with the real frameworks: killed with kill -9 and started again, the losses are those of an undisturbed run."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from daemon import HERE, PACKAGE, free_port
+
+EXAMPLES = HERE.parent / "examples"
+CASES = [
+    ("ddp.py", None, 2), ("fsdp2.py", None, 2), ("lightning_trainer.py", "lightning", 1), ("hf_trainer.py", "transformers", 1),
+    ("accelerate_loop.py", "accelerate", 1),
+]
+STEPS, KILLED_AT = 8, 4
+
+
+def losses(daemon, namespace, example, ranks, *arguments):
+    """What an example prints by step, and how its ranks ended."""
+    common = os.environ | {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_NAMESPACE": namespace,
+        "STORAGED_TOKEN": "secret", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+    }
+    if ranks == 1:
+        common = {key: value for key, value in common.items() if key not in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    command = [sys.executable, str(EXAMPLES / example), "--steps", str(STEPS), *map(str, arguments)]
+    environments = [common | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}) for rank in range(ranks)]
+    workers = [
+        subprocess.Popen(command, env=one, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for one in environments
+    ]
+    try:
+        # As torchrun does: when the last rank has died, the others are ended too.
+        last = workers[-1].communicate(timeout=400)[0]
+        if workers[-1].returncode != 0:
+            for worker in workers[:-1]:
+                worker.kill()
+        outputs = [worker.communicate(timeout=400)[0] for worker in workers[:-1]] + [last]
+    finally:
+        for worker in workers:
+            worker.kill()
+    found = re.findall(r"^step (\d+) loss (\S+)$", outputs[0], re.MULTILINE)
+    return {int(step): loss for step, loss in found}, workers[-1].returncode, "\n".join(outputs)
+
+
+@pytest.mark.parametrize(("example", "framework", "ranks"), CASES, ids=[case[0] for case in CASES])
+def test_killed_and_resumed(shared_daemon, example, framework, ranks):
+    if framework is not None and importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed: make frameworks installs it")
+    straight, code, output = losses(shared_daemon, f"straight-{example[:-3]}", example, ranks)
+    assert code == 0 and sorted(straight) == list(range(1, STEPS + 1)), output
+    before, code, output = losses(shared_daemon, f"killed-{example[:-3]}", example, ranks, "--kill-at", KILLED_AT)
+    assert code == -9 and max(before) in (KILLED_AT, KILLED_AT + 1), output
+    after, code, output = losses(shared_daemon, f"killed-{example[:-3]}", example, ranks)
+    assert code == 0 and min(after) > 1 and max(after) == STEPS, output
+    assert before | after == straight, (before, after, straight)
+    assert all(straight[step] == before[step] for step in before)
