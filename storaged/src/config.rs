@@ -413,7 +413,8 @@ impl ConfigFile {
             link_rates,
             codec_threads: self.encode.codec_threads()?,
             budget: self.budget()?,
-            budget_set: format!("{:?}", self.memory.budget),
+            budget_set: (self.memory.budget.as_ref())
+                .map_or_else(|| "the default".into(), ToString::to_string),
             slots_per_rank: self.slots()?,
             idle_job_ms: self.memory.idle_job.as_ms(),
             sockets: self.sockets()?,

@@ -521,7 +521,15 @@ impl Daemon {
             Note::Bears { key, bears } => {
                 let (losses, of) = (bears.losses, bears.of);
                 let full = bears.is_full();
-                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), losses, of, full, "survives the loss of so many more nodes");
+                let (namespace, run, step) = (&key.namespace, key.run, key.step.get());
+                match losses {
+                    0 => {
+                        tracing::warn!(%namespace, %run, step, of, "bears no more losses of nodes");
+                    }
+                    _ => {
+                        tracing::info!(%namespace, %run, step, losses, of, full, "bears so many more losses of nodes");
+                    }
+                }
             }
             Note::DurableGivenUp { key, reason } => {
                 metrics.observe_durable_given_up();

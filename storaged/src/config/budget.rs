@@ -1,5 +1,7 @@
 //! `memory.budget` as it is written: bytes, or a share of what there is.
 
+use std::fmt;
+
 use bytesize::ByteSize;
 use serde::Deserialize;
 
@@ -28,6 +30,15 @@ impl TryFrom<String> for BudgetSize {
                 _ => Err(wrong()),
             },
             None => text.parse().map(Self::Bytes).map_err(|_| wrong()),
+        }
+    }
+}
+
+impl fmt::Display for BudgetSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "{bytes}"),
+            Self::Percent(share) => write!(f, "{share}%"),
         }
     }
 }
