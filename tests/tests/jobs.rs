@@ -1,11 +1,11 @@
 //! Jobs that come and go, and plans asked while daemons are stopped, with real processes.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, Namespace, RefusalCode};
 use storaged_sdk::{Client, ClientError, WithTrainers};
@@ -81,10 +81,11 @@ fn two_steps() -> Result<System> {
     Ok(system)
 }
 
-fn signal(system: &System, nodes: &[usize], name: &str) -> Result<()> {
+fn signal(system: &System, nodes: &[usize], signal: Signal) -> Result<()> {
     for node in nodes {
-        let pid = system.cluster.pid(*node).context("it runs")?.to_string();
-        ensure!(Command::new("kill").args([name, &pid]).status()?.success());
+        let pid = i32::try_from(system.cluster.pid(*node).context("it runs")?)?;
+        let pid = Pid::from_raw(pid).context("a process has an id")?;
+        kill_process(pid, signal)?;
     }
     Ok(())
 }
@@ -96,11 +97,11 @@ fn planned_while_stopped(
     nodes: &[usize],
     pause: Duration,
 ) -> Result<(u64, Duration)> {
-    signal(system, nodes, "-STOP")?;
+    signal(system, nodes, Signal::STOP)?;
     let began = Instant::now();
     let asked = std::thread::spawn(move || reader.plan(None, WAIT_MS));
     sleep(pause);
-    signal(system, nodes, "-CONT")?;
+    signal(system, nodes, Signal::CONT)?;
     let plan = asked.join().expect("the client does not panic")?;
     Ok((plan.step.get(), began.elapsed()))
 }
@@ -125,7 +126,7 @@ fn a_plan_asked_while_daemons_are_stopped_offers_what_was_protected() -> Result<
     }
     // Restarted with empty RAM, while all others are stopped.
     system.cluster.kill(0)?;
-    signal(&system, &others, "-STOP")?;
+    signal(&system, &others, Signal::STOP)?;
     system.cluster.start(0)?;
     system.cluster.wait_for_peers(0, 0)?;
     let reader = system.reader(0)?;
