@@ -2,10 +2,10 @@
 
 use clap::Args;
 use serde_json::{Value, json};
-use storaged_sdk::Client;
 use storaged_sdk::wire::local::{CheckpointInfo, VerifyReport, standing};
 use storaged_sdk::wire::plan::{RestorePlan, Source};
-use storaged_sdk::wire::{Namespace, Step};
+use storaged_sdk::wire::{Namespace, RefusalCode, Step};
+use storaged_sdk::{Client, ClientError};
 
 use super::plan_encode::{EncodeArgs, plan_encode};
 use super::{CliError, NamespaceArgs, SocketArgs, parse_step, print, size};
@@ -167,8 +167,16 @@ fn quarantined_json(one: &Value) -> Value {
 
 pub fn ls(args: &LsArgs) -> Result<(), CliError> {
     let mut client = Client::connect_anonymous(&args.socket.path())?;
-    let infos = client.list(args.namespace.clone())?;
     let damaged = quarantined(&mut client, args.namespace.as_ref())?;
+    let infos = match client.list(args.namespace.clone()) {
+        // All that this node knows of the namespace is in the durable tier.
+        Err(ClientError::Refused(refusal))
+            if refusal.code == RefusalCode::UnknownNamespace && !damaged.is_empty() =>
+        {
+            Vec::new()
+        }
+        listed => listed?,
+    };
     if args.json {
         let infos = infos.iter().map(info_json);
         let all = infos.chain(damaged.iter().map(quarantined_json)).collect();
