@@ -521,15 +521,7 @@ impl Daemon {
             Note::Bears { key, bears } => {
                 let (losses, of) = (bears.losses, bears.of);
                 let full = bears.is_full();
-                let (namespace, run, step) = (&key.namespace, key.run, key.step.get());
-                match losses {
-                    0 => {
-                        tracing::warn!(%namespace, %run, step, of, "bears no more losses of nodes");
-                    }
-                    _ => {
-                        tracing::info!(%namespace, %run, step, losses, of, full, "bears so many more losses of nodes");
-                    }
-                }
+                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), losses, of, full, "bears so many more losses of nodes");
             }
             Note::DurableGivenUp { key, reason } => {
                 metrics.observe_durable_given_up();

@@ -86,7 +86,9 @@ fn while_a_node_is_away_no_other_may_be_restarted_and_http_says_the_same() -> Re
         })?;
         let (code, body) = page(&system, node, "/readyz?restart=safe&bears=1")?;
         ensure!(code == 200 && body == "safe to restart\n", "{code} {body}");
-        ensure!(page(&system, node, "/readyz")?.0 == 200);
+        until("it is ready all the same", Duration::from_secs(30), || {
+            Ok(page(&system, node, "/readyz")?.0 == 200)
+        })?;
     }
     Ok(())
 }
