@@ -9,7 +9,8 @@ use crate::node::{log, metric, page};
 
 #[test]
 fn an_ordinary_restart_warns_of_nothing_and_counts_no_fault() -> Result<()> {
-    let mut system = System::start(3, Some((2, 1)), "")?;
+    // By default the budget is half of the memory, and a smaller one is warned of where that is not free.
+    let mut system = System::start(3, Some((2, 1)), "[memory]\nbudget = \"1GiB\"\n")?;
     let (run, mut trainers) = system.trainers(2)?;
     system.save(&mut trainers, 10, &shards(2, 10), DurableWish::Policy)?;
     system.wait(0, run, 10, CheckpointState::Protected)?;
