@@ -14,6 +14,9 @@ pub const COMMIT_MAX_MS: u64 = 120_000;
 /// commit that another one has just made, so that no checkpoint is committed at one and given up at another.
 pub const COMMIT_SETTLE_MS: u64 = 10_000;
 
+/// Most stripes of a session: members keep a bit for each, and a manifest may name any length. At 256 KiB it is 16 TiB.
+pub const STRIPES_MAX: u64 = 1 << 26;
+
 /// How long a full budget is waited for, within the caller's own limit. Longer than it takes until every node has heard
 /// that a job's trainers are gone, whose RAM then gives way.
 pub const BUDGET_WAIT_MS: u64 = 3_000;

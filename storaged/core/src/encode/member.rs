@@ -130,6 +130,15 @@ impl Node {
                 node: leader.clone(),
                 reason: "the session does not fit the manifest".into(),
             })?;
+        let chunk = manifest.manifest().chunk;
+        let stripe_count = chunk.count(derived.blocks.length);
+        if stripe_count > limits::STRIPES_MAX {
+            let most = limits::STRIPES_MAX;
+            return Err(SessionFault::Neighbour {
+                node: leader.clone(),
+                reason: format!("expected at most {most} stripes, got {stripe_count}"),
+            });
+        }
         let member = derived.members.iter().position(|name| name == self.me());
         let member = member.ok_or(SessionFault::NoBlocks)?;
         let key = self.by_name[&record.manifest].clone();
@@ -148,8 +157,6 @@ impl Node {
             Some(sink) => self.room_for(opening, &key, &derived, derived.sinks[sink], basis)?,
             None => (Kept::Nothing, false),
         };
-        let chunk = manifest.manifest().chunk;
-        let stripe_count = chunk.count(derived.blocks.length);
         let made = match kept {
             Kept::Parity { index, .. } => {
                 self.take_part_made((record.manifest, derived.lane, index))
