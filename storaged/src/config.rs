@@ -321,8 +321,9 @@ pub struct Config {
     pub durable: Option<StoreConfig>,
     /// Which checkpoints go there.
     pub durable_policy: DurablePolicy,
-    /// How.
+    /// Whether runs are opened that only it could number, while it cannot be read.
     pub runs_without_tier: RunsWithoutTier,
+    /// How checkpoints go there.
     pub trickle: TrickleLimits,
 }
 

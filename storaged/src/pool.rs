@@ -40,10 +40,10 @@ impl Pool {
         Self::start_each("codec", &vec![None; threads.max(1)])
     }
 
-    /// Threads of another name on the same cores, for work that waits for a slow tier in between.
+    /// Starts threads of this name: so many, or one on each of these cores, which it never leaves.
     ///
     /// # Errors
-    /// As the system says.
+    /// As the system says, also if there is no such core or this process may not use it.
     pub fn start_named(name: &str, threads: &CodecThreads) -> std::io::Result<Self> {
         match threads {
             CodecThreads::Anywhere(threads) => Self::start_each(name, &vec![None; *threads]),
@@ -52,15 +52,6 @@ impl Pool {
                 Self::start_each(name, &cores)
             }
         }
-    }
-
-    /// Starts a thread on each of these cores, which it never leaves.
-    ///
-    /// # Errors
-    /// As the system says, also if there is no such core or this process may not use it.
-    pub fn start_on(cores: &[usize]) -> std::io::Result<Self> {
-        let cores: Vec<Option<usize>> = cores.iter().copied().map(Some).collect();
-        Self::start_each("codec", &cores)
     }
 
     /// One thread for each, on that core if one is named.
@@ -143,9 +134,7 @@ impl Pool {
             .map_err(|_| PoolClosed)?;
         Ok(receiver)
     }
-}
 
-impl Pool {
     /// Computes here, and waits for the result.
     ///
     /// # Errors
@@ -205,7 +194,7 @@ mod tests {
         let core = (0..CpuSet::MAX_CPU)
             .find(|core| allowed.is_set(*core))
             .unwrap();
-        let pool = Pool::start_on(&[core]).unwrap();
+        let pool = Pool::start_named("codec", &CodecThreads::Cores(vec![core])).unwrap();
         let where_it_may_run = || rustix::thread::sched_getaffinity(None).unwrap();
         let its = pool.submit(where_it_may_run).await.unwrap().await.unwrap();
         assert!(its.is_set(core) && its.count() == 1);
@@ -214,7 +203,9 @@ mod tests {
     #[test]
     fn a_core_that_is_not_there_is_refused() {
         for core in [CpuSet::MAX_CPU - 1, CpuSet::MAX_CPU] {
-            let error = Pool::start_on(&[0, core]).unwrap_err().to_string();
+            let error = Pool::start_named("codec", &CodecThreads::Cores(vec![0, core]))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(&core.to_string()), "{error}");
         }
     }

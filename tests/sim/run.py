@@ -46,9 +46,10 @@ def run_seeds(seeds, first):
     env["STORAGED_SIM_LIARS"] = str(seeds // 8 + 18)
     command = ["cargo", "test", "-p", "storaged-core", "--test", "simulation", "--no-fail-fast"]
     command += ["--", "--nocapture", "seeds", "lying"]
-    run = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    # Which seeds failed is said by the panic that ends a test.
+    run = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(run.stdout)
-    failed = sum(len(re.findall(r"\d+", found)) for found in re.findall(r"failed: \[([^\]]*)\]", run.stdout))
+    failed = sum(len(re.findall(r"\d+", found)) for found in re.findall(r"that failed: \[([^\]]*)\]", run.stdout))
     keep({"seeds": seeds, "seeds_failed": failed, "scenarios": len(classes) + 1})
     return run.returncode
 

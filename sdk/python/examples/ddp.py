@@ -1,4 +1,4 @@
-"""torchrun, DistributedDataParallel: every rank saves, replicated tensors are stored once.
+"""torchrun, DistributedDataParallel: every rank saves, and a restart goes on bit for bit.
 
     torchrun --nproc-per-node 2 ddp.py --steps 20
 """
@@ -24,7 +24,7 @@ model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 32), tor
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 with Checkpointer(on_error="warn") as checkpointer:
-    # A template: where a checkpoint is loaded into. Optimizer states appear with the first step.
+    # Without a template: the optimizer has no states before its first step.
     whole = checkpointer.load_all()
     first = 1
     if whole is not None:

@@ -8,7 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::{CliError, print};
-use crate::config::{CodecThreads, Config, ConfigFile};
+use crate::config::{Config, ConfigFile};
 use crate::driver::{Daemon, Offload, Seams, date, expiry_fault};
 use crate::encode::Pool;
 use crate::log::{self, LogFormat};
@@ -67,10 +67,7 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
         .enable_all()
         .build()
         .map_err(io("starting the runtime"))?;
-    let pool = match &config.codec_threads {
-        CodecThreads::Anywhere(threads) => Pool::start(*threads),
-        CodecThreads::Cores(cores) => Pool::start_on(cores),
-    };
+    let pool = Pool::start_named("codec", &config.codec_threads);
     let pool = pool.map_err(io("starting the codec's threads"))?;
     let outcome = runtime.block_on(async {
         let seams = Seams {

@@ -126,7 +126,7 @@ def _parts(accelerator: Any) -> dict[str, list[Any]]:
 
 
 def _of_ranks(shared: Any, rank: int) -> dict[str, Any]:
-    """What is the same on all ranks, which is stored once, and this rank's random states."""
+    """What is the same on all ranks, and this rank's random states."""
     return {"shared": pack(shared), f"rank{rank}": pack(random_states())}
 
 

@@ -11,7 +11,7 @@ mod restart;
 mod standing;
 mod unknown_run;
 
-pub(crate) use fence::RunStanding;
+pub(crate) use fence::{RunStanding, wrong_token};
 pub use groups::{Group, GroupError, Member, groups};
 pub use home::homes;
 pub(crate) use open_run::RunProposal;

@@ -336,7 +336,8 @@ impl Node {
         }
     }
 
-    fn majority(&self) -> usize {
+    /// So many of the configured nodes that any two such sets share one.
+    pub(crate) fn majority(&self) -> usize {
         self.setup.members.len() / 2 + 1
     }
 

@@ -254,11 +254,7 @@ impl Node {
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
         let spare = |(lane, blocks): &(Lane, LaneBlocks)| {
-            let has = |block: &usize| {
-                let node = blocks.node(*block);
-                let found = node.and_then(|node| there.get(node));
-                found.is_some_and(|found| found.has(*lane, blocks, *block))
-            };
+            let has = |block: &usize| is_held(&there, *lane, blocks, *block);
             let parity = blocks.data.len()..blocks.blocks();
             let is_coded = planted!("partial_encode_is_full") && parity.clone().any(|it| has(&it));
             let counts = |block: &usize| has(block) || (is_coded && parity.contains(block));
@@ -313,8 +309,7 @@ impl Node {
             let Some(node) = blocks.node(block) else {
                 return true;
             };
-            let found = there.get(node);
-            found.is_some_and(|found| found.has(lane, blocks, block)) || self.is_gone(node)
+            is_held(&there, lane, blocks, block) || self.is_gone(node)
         };
         counted.is_full()
             || LaneBlocks::all(manifest.manifest())
@@ -324,9 +319,11 @@ impl Node {
                 })
     }
 
-    /// As a home node: whether a shard's node is gone, or has lost it and nobody can give it back.
+    /// As a home node: whether a shard's node is gone or has let the checkpoint go, or has lost it and nobody can give it
+    /// back.
     pub(crate) fn cannot_come(&self, checkpoint: &Checkpoint, shard: &ShardEntry) -> bool {
         self.is_gone(&shard.node)
+            || checkpoint.owing.retired_at.contains(&shard.node)
             || (self.has_lost(checkpoint, shard) && !self.is_restored(checkpoint, shard))
     }
 
@@ -350,10 +347,8 @@ impl Node {
             Some((lane, blocks))
         });
         let can_decode = blocks.is_some_and(|(lane, blocks)| {
-            let held = (0..blocks.blocks()).filter(|block| {
-                let found = blocks.node(*block).and_then(|node| there.get(node));
-                found.is_some_and(|found| found.has(lane, &blocks, *block))
-            });
+            let all = 0..blocks.blocks();
+            let held = all.filter(|block| is_held(&there, lane, &blocks, *block));
             held.count() >= blocks.needed()
         });
         can_decode && !checkpoint.owing.is_retired_somewhere()
@@ -376,6 +371,17 @@ impl Node {
         let concerned = self.concerned(manifest).into_iter();
         concerned.filter(|node| self.is_gone(node)).collect()
     }
+}
+
+/// Whether the node that a block belongs on holds it.
+fn is_held(
+    there: &BTreeMap<&NodeName, &Blocks>,
+    lane: Lane,
+    blocks: &LaneBlocks,
+    block: usize,
+) -> bool {
+    let found = blocks.node(block).and_then(|node| there.get(node));
+    found.is_some_and(|found| found.has(lane, blocks, block))
 }
 
 /// m, if the checkpoint is coded.

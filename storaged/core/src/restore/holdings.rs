@@ -12,6 +12,7 @@ use storaged_wire::{
 use super::plan::Then;
 use crate::io::{QueryId, RequestId};
 use crate::node::Node;
+use crate::place::wrong_token;
 use crate::table::Checkpoint;
 
 /// Longest search for a manifest that is not known here: the durable tier is asked too.
@@ -114,13 +115,7 @@ impl Node {
         if manifest.manifest().owner == owner {
             return Ok(());
         }
-        Err(Refusal::new(
-            RefusalCode::WrongToken,
-            format!(
-                "namespace {} belongs to another job token: set STORAGED_TOKEN to the token it was created with",
-                manifest.manifest().namespace
-            ),
-        ))
+        Err(wrong_token(&manifest.manifest().namespace))
     }
 
     pub(crate) fn list(

@@ -8,6 +8,7 @@ use super::Rates;
 use super::holdings::unknown_namespace;
 use super::plan::{Older, PlanQuery, Then, Tier};
 use crate::node::Node;
+use crate::place::wrong_token;
 
 /// Reasons and names that a refusal lists.
 const LISTED_MAX: usize = 5;
@@ -16,7 +17,7 @@ impl Node {
     pub(super) fn choose(&self, plan: &PlanQuery) -> Result<RestorePlan, Refusal> {
         if plan.foreign_owner {
             self.check_owner(&plan.namespace, plan.owner)?;
-            return Err(wrong_token(plan));
+            return Err(wrong_token(&plan.namespace));
         }
         let mut passed_over = Vec::new();
         for (key, name) in candidates(plan) {
@@ -57,9 +58,9 @@ impl Node {
     /// would know of, may be hidden on nodes that have not answered.
     fn check_newer(&self, plan: &PlanQuery, found: Option<&CheckpointKey>) -> Result<(), Refusal> {
         let silent = self.silent(plan);
-        let all_heard = silent.is_empty()
-            && matches!(plan.tier, Tier::Absent | Tier::Read)
-            && !self.is_torn(plan);
+        let torn = self.is_torn(plan);
+        let all_heard =
+            silent.is_empty() && matches!(plan.tier, Tier::Absent | Tier::Read) && !torn;
         let asked_for = plan.step.is_some() && found.is_some();
         if all_heard || asked_for || matches!(plan.then, Then::Verify | Then::Offer(Older::Allowed))
         {
@@ -70,7 +71,7 @@ impl Node {
                 Err(newer_unreachable(plan, Hidden::Known(bar), &silent, found))
             }
             // Of all that answered, some know of it and none holds anything: what the tier holds is said elsewhere.
-            (Some(bar), None) if !silent.is_empty() || self.is_torn(plan) => {
+            (Some(bar), None) if !silent.is_empty() || torn => {
                 Err(newer_unreachable(plan, Hidden::Known(bar), &silent, found))
             }
             // A mark that is known here may be long out of date: only of a majority somebody knows the newest.
@@ -228,16 +229,6 @@ fn reasons(passed_over: &[Unrestorable]) -> String {
     listed
         .map(|one| format!("; run {} step {}: {}", one.run, one.step, one.reason))
         .collect()
-}
-
-fn wrong_token(plan: &PlanQuery) -> Refusal {
-    Refusal::new(
-        RefusalCode::WrongToken,
-        format!(
-            "namespace {} belongs to another job token: set STORAGED_TOKEN to the token it was created with",
-            plan.namespace
-        ),
-    )
 }
 
 fn nothing_restorable(

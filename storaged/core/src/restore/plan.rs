@@ -140,6 +140,8 @@ impl Node {
         timeout_ms: u32,
         then: Then,
     ) -> PlanQuery {
+        let mut survey = Survey::default();
+        survey.add(self.me(), &self.holdings_of(&of.namespace));
         let asked = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
         let mark = self.mark_of(&of.namespace);
         PlanQuery {
@@ -148,29 +150,19 @@ impl Node {
             step,
             began: self.now,
             deadline: self.now.plus(asked),
-            survey: self.own_survey(&of.namespace),
+            survey,
             answered: BTreeSet::from([self.me().clone()]),
             manifests_due: BTreeMap::new(),
-            tier: self.unread_tier(),
+            tier: match self.setup.durable {
+                DurablePolicy::Absent => Tier::Absent,
+                _ => Tier::Asked,
+            },
             mark,
             mark_asked: mark,
             namespace: of.namespace,
             foreign_owner: false,
             then,
             manifests_asked: BTreeSet::new(),
-        }
-    }
-
-    fn own_survey(&self, namespace: &Namespace) -> Survey {
-        let mut survey = Survey::default();
-        survey.add(self.me(), &self.holdings_of(namespace));
-        survey
-    }
-
-    fn unread_tier(&self) -> Tier {
-        match self.setup.durable {
-            DurablePolicy::Absent => Tier::Absent,
-            _ => Tier::Asked,
         }
     }
 
@@ -181,18 +173,23 @@ impl Node {
             return;
         };
         let mark = self.bar(&plan);
-        let manifests = plan.survey.manifests;
-        let mut survey = self.own_survey(&plan.namespace);
-        survey.manifests = manifests;
+        let of = Surveyor {
+            id: plan.id,
+            namespace: plan.namespace,
+            owner: plan.owner,
+        };
+        let fresh = self.new_survey(of, plan.step, 0, plan.then);
         self.ask_around(PlanQuery {
-            survey,
-            answered: BTreeSet::from([self.me().clone()]),
-            manifests_due: BTreeMap::new(),
-            manifests_asked: BTreeSet::new(),
-            tier: self.unread_tier(),
+            began: plan.began,
+            deadline: plan.deadline,
+            foreign_owner: plan.foreign_owner,
             mark,
             mark_asked: mark,
-            ..plan
+            survey: Survey {
+                manifests: plan.survey.manifests,
+                ..fresh.survey
+            },
+            ..fresh
         });
     }
 

@@ -57,7 +57,7 @@ impl Node {
     }
 
     pub(super) fn majority_answered(&self, plan: &PlanQuery) -> bool {
-        plan.answered.len() > self.setup.members.len() / 2
+        plan.answered.len() >= self.majority()
     }
 
     /// Whether those whose links are up have answered, or have had the time to.

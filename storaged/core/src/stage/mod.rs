@@ -23,7 +23,7 @@ use storaged_wire::{
 use crate::io::{ConnId, Note, Output, RequestId};
 use crate::limits;
 use crate::node::Node;
-use crate::place::RunStanding;
+use crate::place::{RunStanding, wrong_token};
 use crate::table::{
     Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
     WaiterWish,
@@ -93,12 +93,7 @@ impl Node {
     /// A namespace belongs to the token that first used it.
     pub(crate) fn check_owner(&self, namespace: &Namespace, owner: Owner) -> Result<(), Refusal> {
         match self.owner_of(namespace) {
-            Some(known) if known != owner => Err(Refusal::new(
-                RefusalCode::WrongToken,
-                format!(
-                    "namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token it was created with"
-                ),
-            )),
+            Some(known) if known != owner => Err(wrong_token(namespace)),
             _ => Ok(()),
         }
     }

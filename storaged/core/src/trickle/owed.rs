@@ -112,27 +112,11 @@ impl Node {
                 checkpoint.standing.let_go(from);
                 if self.no_home_has(&key) {
                     self.note_given_up(&key, "its home nodes have retired it");
-                } else {
-                    self.give_up_if_needed_of(&key, from);
                 }
+                self.give_up_stuck_uploads();
             }
         }
         self.retire_older(&key.namespace);
-    }
-
-    /// As a home node: what a node has retired cannot be copied whole, if that node's shards are not in the tier.
-    fn give_up_if_needed_of(&mut self, key: &CheckpointKey, retired: &NodeName) {
-        let is_home = self.homes_of(key).contains(self.me());
-        let newer = self.newest_safe(&key.namespace);
-        if is_home
-            && newer.is_some_and(|newer| newer > *key)
-            && self.not_copied(key).contains(retired)
-        {
-            let reason = format!(
-                "{retired} has let its shard go: a newer step is safe, which will be copied"
-            );
-            self.give_up_durable(key, &reason);
-        }
     }
 
     /// Whether every other home node that is up has retired a checkpoint.
