@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from . import _native
+from ._arguments import limit_in_seconds, namespace_text
 from ._deadline import Deadline
 from .errors import WaitTimeout
 
@@ -29,10 +30,10 @@ class Session:
         token: bytes | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        self.namespace = namespace or os.environ.get("STORAGED_NAMESPACE") or "default"
+        self.namespace = namespace_text(namespace) or os.environ.get("STORAGED_NAMESPACE") or "default"
         self.socket = os.fspath(socket or os.environ.get("STORAGED_SOCKET") or _native.DEFAULT_SOCKET)
         self.token = os.environ.get("STORAGED_TOKEN", "").encode() if token is None else token
-        self.timeout = timeout
+        self.timeout = limit_in_seconds(timeout)
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._client: _native.Client | None = None

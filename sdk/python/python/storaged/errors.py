@@ -17,6 +17,10 @@ class InvalidArgument(StoragedError, ValueError):
     """An argument that cannot be."""
 
 
+class CheckpointerClosed(StoragedError, RuntimeError):
+    """The checkpointer was closed: it neither saves nor loads any more."""
+
+
 class AccessDenied(StoragedError, PermissionError):
     """The namespace or the socket belongs to somebody else."""
 

@@ -14,9 +14,11 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from .._arguments import DURABLE, check_state, limit_in_seconds, one_of, step_number, step_or_none, thread_count
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import (
+    CheckpointerClosed,
     CheckpointLoadError,
     CheckpointSaveError,
     InvalidArgument,
@@ -60,7 +62,8 @@ class Checkpointer:
     `timeout` bounds each call, in seconds, and each save from its beginning to its commit. `on_error` says what becomes of
     a save that fails: "raise" raises it once, as `CheckpointSaveError`, in the call that failed or the next one (which has
     then begun its own save, so that ranks stay together); "warn" logs it, counts it in `failed_saves` and lets training go
-    on. A state dict that cannot be saved at all (`UnsavableState`) is always raised, and so is what goes wrong in a load.
+    on. A state dict that cannot be saved at all (`UnsavableState`, `InvalidArgument`) is always raised, and so is what goes wrong
+    in a load.
 
     `busy` says what a save does while the one before it is still going on: "wait" for it, or "skip" this one, on all ranks
     (rank 0 decides, the others wait for its word before they stage). `run` is the run to save in; without it, or
@@ -87,22 +90,16 @@ class Checkpointer:
         events: Hook | None = None,
         session: Session | None = None,
     ) -> None:
-        if on_error not in ON_ERROR:
-            raise InvalidArgument(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
-        if busy not in BUSY:
-            raise InvalidArgument(f"busy must be one of {', '.join(BUSY)}, got {busy!r}")
-        if until not in STATES:
-            raise InvalidArgument(f"until must be one of {', '.join(STATES)}, got {until!r}")
         if alone and process_group is not None:
             raise InvalidArgument("alone means that no other rank saves: leave process_group out")
         self.session = session or Session.shared(namespace)
         self.process_group = process_group
-        self.durable = durable
-        self.timeout = timeout
-        self.on_error = on_error
-        self.busy = busy
-        self.until = until
-        self.threads = threads
+        self.durable = one_of("durable", durable, DURABLE)
+        self.timeout = limit_in_seconds(timeout)
+        self.on_error = one_of("on_error", on_error, ON_ERROR)
+        self.busy = one_of("busy", busy, BUSY)
+        self.until = one_of("until", until, STATES)
+        self.threads = thread_count(threads)
         self.trust_pickle = trust_pickle
         #: Saves that failed so far, as far as this rank knows.
         self.failed_saves = 0
@@ -124,6 +121,7 @@ class Checkpointer:
         self._events = Events(events, namespace=self.session.namespace, rank=self._ranks.rank)
         self._prepared: SaveFuture[int] | None = None
         self._termination: Termination | None = None
+        self._is_closed = False
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -138,6 +136,8 @@ class Checkpointer:
 
     def save(self, step: int, state_dict: dict[str, Any]) -> SaveHandle | None:
         """Returns when every tensor is staged: parameters may change again. None if the save was skipped."""
+        self._check_open()
+        step = step_number(step)
         deadline, began = Deadline(self.timeout), time.time()
         save = Save(self._ranks, (self._loads, step), deadline, self._memory, self._adopt_run)
         if self._skips(save):
@@ -176,6 +176,8 @@ class Checkpointer:
         rank's slots, may be awaited; a save waits for it. Opens the run if there is none. Nothing is raised: what could not be
         made ahead is made by the first save.
         """
+        self._check_open()
+        check_state(state_dict)
         future: SaveFuture[int] = SaveFuture()
         self._prepared = future
         threading.Thread(target=self._prepare, args=(state_dict, future), name="storaged-prepare", daemon=True).start()
@@ -183,6 +185,7 @@ class Checkpointer:
 
     def list(self) -> list[CheckpointInfo]:
         """The namespace's checkpoints as this node's daemon knows them, oldest first. Any rank may ask alone."""
+        self._check_open()
         deadline = Deadline(self.timeout)
         try:
             rows = self.session.connect(deadline).list(self.session.namespace, deadline.left_ms())
@@ -221,7 +224,13 @@ class Checkpointer:
         since the run began, the next save opens a new run. A newer checkpoint that nodes out of reach may hold is waited
         for, then `NewerUnreachable`; `allow_older` gives it up and takes the newest that can be reached.
         """
-        return self._load(lambda _: state_dict, self._reader(step, allow_older, timeout))
+        self._check_open()
+        wrong: InvalidArgument | None = None
+        try:
+            check_state(state_dict)
+        except InvalidArgument as error:
+            wrong = error  # the other ranks hear of it
+        return self._load(lambda _: state_dict, self._reader(step, allow_older, timeout), wrong)
 
     def load_all(
         self, step: int | None = None, *, allow_older: bool = False, timeout: float | None = None
@@ -231,6 +240,7 @@ class Checkpointer:
         Nested as it was saved, but keys of dicts are text, tuples are lists, and a tensor that was taken apart is the dict of
         its parts. Every rank calls it, and every rank gets all of it.
         """
+        self._check_open()
         flat: dict[str, Any] = {}
 
         def template(reader: StoragedReader) -> dict[str, Any]:
@@ -250,17 +260,26 @@ class Checkpointer:
             timeout=self.timeout if timeout is None else timeout,
         )
 
-    def _load(self, template: Callable[[StoragedReader], dict[str, Any]], reader: StoragedReader) -> dict[str, Any] | None:
+    def _load(
+        self,
+        template: Callable[[StoragedReader], dict[str, Any]],
+        reader: StoragedReader,
+        wrong: InvalidArgument | None = None,
+    ) -> dict[str, Any] | None:
         deadline = Deadline(reader.timeout)
         # What a save did wrong was counted and logged then; a load says what it did wrong itself.
         self._settled(Deadline(reader.timeout / 2))
         plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, deadline), deadline)
         if plan is None:
+            if wrong is not None:
+                raise wrong
             return None
         reader.follow(plan)
         began = time.time()
         error: BaseException | None = None
         try:
+            if wrong is not None:
+                raise wrong
             planner = StoragedLoadPlanner(trust_pickle=self.trust_pickle)
             load(template(reader), storage_reader=reader, planner=planner, no_dist=True)
         except CheckpointException as failure:
@@ -270,12 +289,18 @@ class Checkpointer:
         except StoragedError as failure:
             error = failure
         self._loads += 1
-        self._agree_on_load(plan, error, reader.timeout)
+        try:
+            self._agree_on_load(plan, error, reader.timeout)
+        except CheckpointLoadError:
+            if wrong is not None:
+                raise wrong from None
+            raise
         self._events.tell("load", began, step=plan["step"], bytes=sum(reader.rungs.values()))
         return dict(plan)
 
     def latest_step(self) -> int | None:
         """The newest restorable step, or None if nothing was saved yet. Every rank calls it."""
+        self._check_open()
         reader, deadline = self._reader(None), Deadline(self.timeout)
         plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, deadline), deadline)
         return None if plan is None else plan["step"]
@@ -302,7 +327,8 @@ class Checkpointer:
         return failure is None
 
     def close(self) -> None:
-        """Waits for the last save."""
+        """Waits for the last save. Whatever saves or loads raises `CheckpointerClosed` from then on."""
+        self._is_closed = True
         try:
             self.wait()
         finally:
@@ -311,6 +337,13 @@ class Checkpointer:
             worker, self._worker = self._worker, None
             if worker is not None:
                 worker.shutdown(wait=False)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CheckpointerClosed(
+                f"expected an open checkpointer, this one of {self.session.namespace!r} was closed (by close() or the end of its "
+                "with block): make a new one, or close it later"
+            )
 
     # Parts of `prepare`.
 
@@ -399,6 +432,7 @@ class Checkpointer:
             if self._last is not None:
                 raise WaitTimeout(f"the save of step {self._last.step} has not ended within {deadline.seconds:g} s")
             deadline.check("staging, the save before it took all of it")
+            check_state(state_dict)
             run = self._begun(save, deadline)
             writer = self._writer(save.step, run)
             handle = writer.handle

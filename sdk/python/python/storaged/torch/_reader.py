@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 
+from .._arguments import limit_in_seconds, step_number, step_or_none, thread_count
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
@@ -50,11 +51,11 @@ class StoragedReader(StorageReader):
     ) -> None:
         super().__init__()
         self.session = session or Session.shared(namespace)
-        self.step = step
+        self.step = step_or_none(step)
         self.allow_older = allow_older
         self.trust_pickle = trust_pickle
-        self.threads = threads
-        self.timeout = timeout
+        self.threads = thread_count(threads)
+        self.timeout = limit_in_seconds(timeout)
         self.process_group = process_group
         self.plan: dict[str, Any] | None = None
         self.rungs: dict[str, int] = {}
@@ -75,7 +76,7 @@ class StoragedReader(StorageReader):
         if checkpoint_id is not None and named is None:
             raise InvalidArgument(f"expected a checkpoint id that names a step, such as 'step-120', got {str(checkpoint_id)!r}")
         if named is not None:
-            self.step = named
+            self.step = step_number(named)
         self.plan = self._manifest = self._metadata = self._failure = None
 
     def resolve(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future as TorchFuture
 
+from .._arguments import DURABLE, limit_in_seconds, one_of, step_number, step_or_none, thread_count
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import (
@@ -76,14 +77,12 @@ class StoragedWriter(StorageWriter):
         world_size: int | None = None,
     ) -> None:
         super().__init__()
-        if until not in STATES:
-            raise InvalidArgument(f"until must be one of {', '.join(STATES)}, got {until!r}")
+        self.until = one_of("until", until, STATES)
         self.session = session or Session.shared(namespace)
-        self.step = step
-        self.durable = durable
-        self.until = until
-        self.threads = threads
-        self.timeout = timeout
+        self.step = step_or_none(step)
+        self.durable = one_of("durable", durable, DURABLE)
+        self.threads = thread_count(threads)
+        self.timeout = limit_in_seconds(timeout)
         self.trust_pickle = trust_pickle
         self.process_group = process_group
         if (rank is None) != (world_size is None):
@@ -184,7 +183,7 @@ class StoragedWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         named = step_of(checkpoint_id)
         if named is not None:
-            self.step = named
+            self.step = step_number(named)
         elif checkpoint_id is not None:
             raise InvalidArgument(f"expected a checkpoint id that names a step, such as 'step-120', got {str(checkpoint_id)!r}")
 
