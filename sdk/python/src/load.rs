@@ -74,14 +74,25 @@ impl Manifest {
 
     /// The description of the tensors, unpacked.
     fn schema<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let packed: &[u8] = &self.0.manifest().schema;
-        // A frame of zeros packs some thousands to one; beyond that it is no description.
-        let limit = packed.len().saturating_mul(1 << 15).min(SCHEMA_BYTES_MAX);
-        let unpacked = py.detach(|| {
-            zstd::stream::Decoder::new(packed).and_then(|decoder| read_up_to(decoder, limit))
-        });
-        Ok(PyBytes::new(py, &unpacked?))
+        unpacked(py, &self.0.manifest().schema)
     }
+
+    /// What stock PyTorch reads as `.metadata`, unpacked; empty if there is none.
+    fn torch_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        unpacked(py, &self.0.manifest().torch_metadata)
+    }
+}
+
+fn unpacked<'py>(py: Python<'py>, packed: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    if packed.is_empty() {
+        return Ok(PyBytes::new(py, packed));
+    }
+    // A frame of zeros packs some thousands to one; beyond that it is no description.
+    let limit = packed.len().saturating_mul(1 << 15).min(SCHEMA_BYTES_MAX);
+    let unpacked = py.detach(|| {
+        zstd::stream::Decoder::new(packed).and_then(|decoder| read_up_to(decoder, limit))
+    });
+    Ok(PyBytes::new(py, &unpacked?))
 }
 
 fn read_up_to(source: impl std::io::Read, limit: usize) -> std::io::Result<Vec<u8>> {

@@ -55,6 +55,7 @@ class Manifest:
     chunk_bytes: int
     shard_lengths: list[int]
     def schema(self) -> bytes: ...
+    def torch_metadata(self) -> bytes: ...
 
 class Shard:
     length: int

@@ -210,7 +210,7 @@ class StoragedReader(StorageReader):
     def _span(self, item: ReadItem) -> tuple[int, int]:
         """The bytes of the shard that hold the item: whole rows, which are contiguous."""
         place: Place = self._places[item.storage_index]
-        if item.type == LoadItemType.BYTE_IO:
+        if item.type == LoadItemType.BYTE_IO or place.is_record:
             return place.data_offset, place.data_length
         row = self._row_bytes(item)
         if not item.lengths:
@@ -242,6 +242,10 @@ class StoragedReader(StorageReader):
                 self._load_object(item, shard.read(offset, length) if length else b"", planner)
                 continue
             target = planner.resolve_tensor(item).detach()
+            if self._places[item.storage_index].is_record:
+                target.copy_(self._of_record(item, shard.read(offset, length)))
+                planner.commit_tensor(item, target)
+                continue
             landing = self._landing(item, target)
             if length:
                 parts.append((offset, landing.data_ptr(), length))
@@ -254,6 +258,16 @@ class StoragedReader(StorageReader):
                     landing = landing if dim == 0 else landing.narrow(dim, start, extent)
                 target.copy_(landing)
             planner.commit_tensor(item, target)
+
+    def _of_record(self, item: ReadItem, record: bytes) -> torch.Tensor:
+        """The item's part of a tensor that stock DCP has saved."""
+        tensor = torch.load(io.BytesIO(record), map_location="cpu", weights_only=True)
+        sizes, dtype = self._chunk(item)
+        if not isinstance(tensor, torch.Tensor) or tensor.shape != sizes or tensor.dtype != dtype:
+            raise CheckpointLoadError(f"expected {item.storage_index.fqn!r} as {dtype} of {tuple(sizes)}, its record holds something else")
+        for dim, (start, extent) in enumerate(zip(item.storage_offsets, item.lengths)):
+            tensor = tensor.narrow(dim, start, extent)
+        return tensor
 
     def _landing(self, item: ReadItem, target: torch.Tensor) -> torch.Tensor:
         """Memory for the item's rows: the target itself if it is exactly those rows."""
