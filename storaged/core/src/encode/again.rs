@@ -3,7 +3,8 @@
 //! A proposal or its answer is lost if the link that it goes over is just coming up or going down: a member may notice
 //! late that its leader was restarted, and forgets then what the new incarnation had proposed. So a leader says a
 //! proposal again every second, and at once to a peer that greets it, until the member is ready; to a member that is
-//! ready already this makes no difference.
+//! ready already this makes no difference. The same goes for the beginning and for the end: were one of them lost, the session
+//! would keep its lane for ten minutes, and whatever that lane has lost meanwhile would not be healed.
 //!
 //! The other way round a proposal may come too early. Before the executor has said what the last session of the same
 //! block kept: it waits for that, so that nothing that is in place is sent again. Or, of an encode, before the manifest,
@@ -36,12 +37,16 @@ impl Node {
         )
     }
 
-    /// Says proposals again to members that have not said that they are ready: to this one, or to all.
+    /// Says proposals again to members that have not said that they are ready, and of a session that has begun to those
+    /// that have not finished: to this one, or to all.
     pub(crate) fn propose_again(&mut self, only: Option<&NodeName>) {
-        let unanswered = self.led.values().filter(|led| !led.begun);
         let mut missing: Vec<(NodeName, SessionRecord)> = Vec::new();
-        for led in unanswered {
-            let silent = led.members.iter().filter(|node| !led.ready.contains(*node));
+        for led in self.led.values() {
+            let heard = match &led.begun {
+                Some(_) => &led.finished,
+                None => &led.ready,
+            };
+            let silent = led.members.iter().filter(|node| !heard.contains(*node));
             let asked = silent.filter(|node| only.is_none_or(|only| only == *node));
             missing.extend(asked.map(|node| (node.clone(), led.record.clone())));
         }
@@ -52,10 +57,16 @@ impl Node {
 
     /// A session that this node has joined is proposed again: its answer was lost, or is on its way.
     pub(super) fn proposed_again(&mut self, from: &NodeName, session: SessionId) {
-        let place = (from.clone(), session);
-        let may_answer = |joined: &Joined| !joined.waits_for_slot && !joined.running;
-        if self.joined.get(&place).is_some_and(may_answer) {
-            self.say_ready(from, session);
+        match self.joined.get(&(from.clone(), session)) {
+            Some(joined) if joined.waits_for_slot || joined.running => {}
+            Some(Joined {
+                finished: Some(tally),
+                ..
+            }) => {
+                let tally = tally.clone();
+                self.send(from, PeerMessage::Finished { session, tally });
+            }
+            _ => self.say_ready(from, session),
         }
     }
 
@@ -135,17 +146,18 @@ impl Node {
 mod tests {
     use std::sync::Arc;
 
-    use storaged_codec::{ChunkSize, Digest, Geometry, digest};
+    use storaged_codec::{ChunkSize, Digest, Geometry, digest, fingerprint, root_digest};
     use storaged_wire::local::DurableWish;
     use storaged_wire::manifest::GroupEntry;
-    use storaged_wire::peer::{Lane, SessionKind, SumChecks};
+    use storaged_wire::peer::{Lane, LeafTable, SessionKind, SumChecks};
+    use storaged_wire::shape::EncodeShape;
     use storaged_wire::{
         Generation, Manifest, ManifestBytes, Namespace, Owner, Rank, RunId, SessionId, ShardEntry,
         Step, WorldSize,
     };
 
     use super::*;
-    use crate::io::{Input, Output};
+    use crate::io::{Input, Output, SessionTally};
     use crate::node::{DurableForm, DurablePolicy, RunsWithoutTier, Setup};
     use crate::place::Member;
 
@@ -155,6 +167,7 @@ mod tests {
 
     /// The shard of `a`, with parity on `b` and `c`.
     fn manifest() -> Arc<ManifestBytes> {
+        let chunk = ChunkSize::new(65_536).expect("a size");
         let manifest = Manifest {
             version: Manifest::VERSION,
             namespace: Namespace::new("job").expect("a name"),
@@ -164,12 +177,12 @@ mod tests {
             world_size: WorldSize::new(1).expect("one rank"),
             epoch: 1,
             geometry: Geometry::new(1, 2).expect("a geometry"),
-            chunk: ChunkSize::new(65_536).expect("a size"),
+            chunk,
             shards: vec![ShardEntry {
                 rank: Rank::new(0),
                 node: name("a"),
                 length: 5,
-                root: digest(b"hello"),
+                root: root_digest(&[digest(b"hello")], 5, chunk),
             }],
             groups: vec![GroupEntry {
                 data: vec![name("a")],
@@ -251,5 +264,56 @@ mod tests {
         let answers = says(&mut node, 2, "a", committed);
         let ready = |message: &PeerMessage| matches!(message, PeerMessage::Ready { session, .. } if *session == SessionId::new(7));
         assert!(answers.iter().any(ready), "{answers:?}");
+    }
+
+    /// Parity of the whole lane here, by way of a chain.
+    fn begin(session: u64) -> PeerMessage {
+        let table = LeafTable {
+            rank: Rank::new(0),
+            leaves: vec![digest(b"hello")],
+            prints: vec![fingerprint(b"hello")],
+        };
+        PeerMessage::Begin {
+            session: SessionId::new(session),
+            leaves: vec![table],
+            stripes: None,
+            shape: Some(EncodeShape::Chain { order: vec![0] }),
+        }
+    }
+
+    #[test]
+    fn a_member_says_again_that_it_has_finished_and_begins_once() {
+        let (mut node, manifest) = (member(), manifest());
+        let committed = PeerMessage::Committed {
+            manifest: manifest.bytes().to_vec().into(),
+            durable: DurableWish::Policy,
+        };
+        says(&mut node, 1, "a", committed);
+        let begins = |node: &mut Node, at| {
+            let message = begin(7);
+            let from = name("b");
+            let outputs = node.handle(Now(at), Input::Message { from, message });
+            let runs = |output: &&Output| matches!(output, Output::Run(_));
+            outputs.iter().filter(runs).count()
+        };
+        let ready = says(&mut node, 2, "b", proposal(7, manifest.name()));
+        assert!(
+            matches!(&ready[..], [PeerMessage::Ready { .. }]),
+            "{ready:?}"
+        );
+        assert_eq!((begins(&mut node, 3), begins(&mut node, 4)), (1, 0));
+        assert_eq!(says(&mut node, 5, "b", proposal(7, manifest.name())), []);
+
+        let ended = Input::SessionEnded {
+            leader: name("b"),
+            session: SessionId::new(7),
+            outcome: Ok(SessionTally::default()),
+            kept: vec![0..1],
+        };
+        let finished = sent(node.handle(Now(6), ended));
+        assert!(matches!(&finished[..], [PeerMessage::Finished { .. }]));
+        let again = says(&mut node, 7, "b", proposal(7, manifest.name()));
+        assert_eq!(again, finished);
+        assert_eq!(begins(&mut node, 8), 0);
     }
 }

@@ -32,6 +32,9 @@ impl Node {
         let Some(joined) = self.joined.get(&place) else {
             return;
         };
+        if joined.running || joined.finished.is_some() {
+            return;
+        }
         let Some(manifest) = self
             .checkpoints
             .get(&joined.key)

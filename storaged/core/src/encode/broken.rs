@@ -136,7 +136,7 @@ impl Node {
         let part = PartMade {
             set,
             made,
-            whole: joined.finished,
+            whole: joined.finished.is_some(),
             until,
         };
         let block = (manifest, joined.derived.lane, index);
@@ -204,7 +204,7 @@ impl Node {
     pub(crate) fn count_finished_parity(&mut self, key: &CheckpointKey) {
         let is_it = |joined: &Joined| {
             let makes_parity = matches!(joined.kept, Kept::Parity { .. });
-            joined.key == *key && joined.finished && makes_parity
+            joined.key == *key && joined.finished.is_some() && makes_parity
         };
         let places = self.joined.iter().filter(|(_, joined)| is_it(joined));
         for place in places.map(|(place, _)| place.clone()).collect::<Vec<_>>() {

@@ -11,7 +11,7 @@ use storaged_wire::peer::{
 use storaged_wire::shape::StripeMap;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
 
-use super::begin::{heard, said};
+use super::begin::{Beginning, heard, said};
 use super::derived::Derived;
 use super::lacking::Lacking;
 use super::lanes::{LaneBlocks, lanes_of};
@@ -76,7 +76,8 @@ pub(crate) struct Led {
     pub needs: Needs,
     /// Which of them the newcomers of a heal lack.
     pub lacking: Lacking,
-    pub begun: bool,
+    /// What members hear when it begins; none before.
+    pub begun: Option<Beginning>,
     /// What members that failed said.
     pub faults: BTreeMap<NodeName, SessionFault>,
     pub deadline: Now,
@@ -229,7 +230,7 @@ impl Node {
             leaves: Vec::new(),
             needs: Needs::default(),
             lacking: Lacking::default(),
-            begun: false,
+            begun: None,
             faults: BTreeMap::new(),
             deadline: now.plus(limits::PROPOSE_MAX_MS),
             purpose,
@@ -273,8 +274,12 @@ impl Node {
                 },
             );
         };
-        if led.begun || !led.members.contains(from) || led.ready.contains(from) {
+        if !led.members.contains(from) {
             return;
+        }
+        if led.ready.contains(from) {
+            // It may not have heard that the session has begun; one that runs does not listen.
+            return self.say_begin(from, session);
         }
         if let Some(map) = stripes {
             let Some(map) = heard(&map, led.stripe_count) else {
@@ -306,10 +311,9 @@ impl Node {
         if led.is_in_full_but_for_the_name() {
             return self.lead_in_full(session);
         }
-        led.begun = true;
         led.deadline = self.now.plus(limits::SESSION_MAX_MS);
-        let mut led = led.clone();
         let mut leaves = std::mem::take(&mut led.leaves);
+        let led = led.clone();
         leaves.sort_by_key(|table| (table.rank, table.prints.is_empty()));
         leaves.dedup_by_key(|table| table.rank);
         let stripes = match led.purpose {
@@ -333,18 +337,35 @@ impl Node {
         let shape = around.or(shape);
         if let Some(led) = self.led.get_mut(&session) {
             led.pace = Pace::begin(self.now, shape.clone());
+            led.begun = Some(Beginning {
+                leaves,
+                stripes,
+                shape,
+            });
         }
-        let all_check = led.record.kind.checks() == SumChecks::Every;
         for member in led.members {
-            let keeps = all_check || led.keepers.contains(&member);
-            let begin = PeerMessage::Begin {
-                session,
-                leaves: leaves.iter().filter(|_| keeps).cloned().collect(),
-                stripes: stripes.clone(),
-                shape: shape.clone(),
-            };
-            self.send(&member, begin);
+            self.say_begin(&member, session);
         }
+    }
+
+    /// Tells a member that its session begins, if it does.
+    pub(super) fn say_begin(&mut self, member: &NodeName, session: SessionId) {
+        let Some(led) = self.led.get(&session) else {
+            return;
+        };
+        let Some(beginning) = &led.begun else {
+            return;
+        };
+        let all_check = led.record.kind.checks() == SumChecks::Every;
+        let keeps = all_check || led.keepers.contains(member);
+        let leaves = beginning.leaves.iter().filter(|_| keeps);
+        let begin = PeerMessage::Begin {
+            session,
+            leaves: leaves.cloned().collect(),
+            stripes: beginning.stripes.clone(),
+            shape: beginning.shape.clone(),
+        };
+        self.send(member, begin);
     }
 
     pub(crate) fn member_finished(&mut self, from: &NodeName, session: SessionId) {
@@ -357,7 +378,7 @@ impl Node {
                 },
             );
         };
-        if led.begun && led.members.contains(from) {
+        if led.begun.is_some() && led.members.contains(from) {
             led.finished.insert(from.clone());
             if led.finished.len() == led.members.len() {
                 self.end_led(session, Ok(()));
@@ -383,7 +404,7 @@ impl Node {
         let may_tell = waits_for.is_some_and(|node| {
             led.members.contains(&node) && (node == self.setup.name || peers.contains_key(&node))
         });
-        if may_tell && led.begun {
+        if may_tell && led.begun.is_some() {
             // A failure ends streams, and whoever notices that first need not know why. The one it blames does.
             led.deadline = led.deadline.min(self.now.plus(limits::REPEAT_MS / 2));
             return;
@@ -513,7 +534,11 @@ impl Node {
                     let (by, fault, _) = root(&led.faults, from);
                     return (*session, by, fault);
                 }
-                let done = if led.begun { &led.finished } else { &led.ready };
+                let done = if led.begun.is_some() {
+                    &led.finished
+                } else {
+                    &led.ready
+                };
                 let slow = led.members.iter().find(|member| !done.contains(*member));
                 let node = slow.unwrap_or(&self.setup.name).clone();
                 let fault = SessionFault::Neighbour {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use storaged_codec::{Fingerprint, root_digest};
 use storaged_wire::peer::{
-    CheckpointKey, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
+    CheckpointKey, LeafTable, MemberTally, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
@@ -55,8 +55,8 @@ pub(crate) struct Joined {
     pub prints: BTreeMap<Rank, Arc<[Fingerprint]>>,
     pub waits_for_slot: bool,
     pub running: bool,
-    /// The executor has done all of this member's part.
-    pub finished: bool,
+    /// How it went, once the executor has done all of this member's part.
+    pub finished: Option<MemberTally>,
     pub deadline: Now,
     /// Stripes of the lane.
     pub stripe_count: u64,
@@ -181,7 +181,7 @@ impl Node {
             prints: BTreeMap::new(),
             waits_for_slot,
             running: false,
-            finished: false,
+            finished: None,
             deadline: self
                 .now
                 .plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
@@ -385,9 +385,9 @@ impl Node {
         joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
-                joined.finished = true;
                 self.rates.session(&tally);
                 let tally = tally.said();
+                joined.finished = Some(tally.clone());
                 self.send(leader, PeerMessage::Finished { session, tally });
             }
             Err(fault) => {

@@ -26,6 +26,8 @@ pub type Members = BTreeMap<usize, Member>;
 const SLOW_MS: u64 = 500;
 const SLOWER_MS: u64 = 4_000;
 const STALL_ONE_IN: u64 = 4;
+/// An executor whose neighbours never begin gives a session up.
+pub const STALL_MS: u64 = 8_000;
 
 /// What a session came to: the stripes that each member has kept, and who failed first, with what.
 #[derive(Default)]

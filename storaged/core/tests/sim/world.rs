@@ -18,8 +18,7 @@ use storaged_wire::{
     CheckpointState, Generation, ManifestBytes, NodeName, Owner, Rank, RunId, SlotId, Step,
 };
 
-use super::executor::Key;
-use super::executor::Sessions;
+use super::executor::{Key, STALL_MS, Sessions};
 use super::job::Job;
 use super::month::{Happening, Month, is_of_month, is_queued};
 
@@ -115,6 +114,8 @@ pub enum Event {
     },
     Sessions,
     Progress(Key),
+    /// Members that have begun a session have waited for the others for as long as they would.
+    Stalled(Key),
     Job,
     Month(Happening),
 }
@@ -287,6 +288,7 @@ impl World {
             Event::Links { a, b } => self.link(a, b),
             Event::Sessions => self.advance_sessions(),
             Event::Progress(key) => self.session_progress(key),
+            Event::Stalled(key) => self.end_unbegun_session(&key),
             Event::Job if self.month.is_some() => {}
             Event::Job => self.advance_job(),
             Event::Month(happening) => self.happen_in_month(happening),
@@ -496,7 +498,8 @@ impl World {
                 self.back(node, generation, delay, input);
             }
             Output::Run(work) => {
-                self.session_waits((work.leader.clone(), work.session));
+                let key = (work.leader.clone(), work.session);
+                self.after(STALL_MS, Event::Stalled(key));
                 self.sessions.begin(node, generation, work);
                 self.after(delay, Event::Sessions);
             }

@@ -66,7 +66,7 @@ impl Node {
         tally: MemberTally,
     ) {
         let now = self.now;
-        let Some(led) = self.led.get(&session).filter(|led| led.begun) else {
+        let Some(led) = self.led.get(&session).filter(|led| led.begun.is_some()) else {
             return;
         };
         if !led.members.contains(from) {
@@ -122,7 +122,7 @@ impl Node {
     /// Looks at every session led here, and ends those that a slow member holds up if a plan around it is expected
     /// to end sooner.
     pub(crate) fn judge_sessions(&mut self) {
-        let running = self.led.iter().filter(|(_, led)| led.begun);
+        let running = self.led.iter().filter(|(_, led)| led.begun.is_some());
         let running: Vec<SessionId> = running.map(|(session, _)| *session).collect();
         for session in running {
             self.judge_session(session);

@@ -151,6 +151,8 @@ impl World {
                         let back = 200 + self.random(2_000);
                         self.kill(node, Some(back));
                     }
+                    // A run that was numbered without the tier is forgotten: the next may have its number.
+                    self.month().promises.progress.clear();
                 }
             }
             Crashes::AllInTurn | Crashes::AllInTurnWaiting => {

@@ -6,14 +6,12 @@ use storaged_core::Input;
 use storaged_wire::Generation;
 use storaged_wire::peer::{PeerMessage, SessionFault};
 
-use super::super::executor::{Key, Members};
+use super::super::executor::Members;
 use super::super::world::{World, name};
 use super::Happening;
 
 /// A side that hears nothing for this long gives the connection up.
 pub const IDLE_MS: u64 = 2_000;
-/// An executor whose neighbours never begin gives a session up.
-const STALL_MS: u64 = 8_000;
 
 /// From one node to another: the packets, and the connection that the first one has.
 #[derive(Debug, Clone, Default)]
@@ -250,12 +248,5 @@ impl World {
             }
         }
         None
-    }
-
-    /// A session begins on one node: it does not wait for the others for ever.
-    pub fn session_waits(&mut self, key: Key) {
-        if self.month.is_some() {
-            self.happens_after(STALL_MS, Happening::Stalled(key));
-        }
     }
 }

@@ -22,7 +22,6 @@ use storaged_codec::{ChunkSize, Geometry};
 use storaged_core::{DurableForm, DurablePolicy, Input, Setup};
 use storaged_wire::peer::PeerMessage;
 
-use super::executor::Key;
 use super::world::{CHUNK_BYTES, Event, Limits, World};
 
 pub use asks::is_of_month;
@@ -130,8 +129,6 @@ pub enum Happening {
     Deliver(usize, usize, u64, Box<PeerMessage>),
     /// A node handles what came while it was paused.
     Resume(usize),
-    /// A session has waited for its members long enough.
-    Stalled(Key),
     Tier(Box<tier::Work>),
 }
 
@@ -199,7 +196,6 @@ impl World {
                 self.deliver(from, to, number, *message)
             }
             Happening::Resume(node) => self.resume(node),
-            Happening::Stalled(key) => self.end_unbegun_session(&key),
             Happening::Tier(work) => self.tier_did(*work),
         }
     }
