@@ -276,8 +276,10 @@ pub(crate) struct NamespaceTable {
     pub owner: Owner,
     /// Runs below are fenced off.
     pub fence: RunId,
-    /// The highest run that was promised to whoever opens it.
+    /// The highest run that was promised to whoever opens it, here or at a peer.
     pub promised: RunId,
+    /// The highest that this node has promised.
+    pub granted: RunId,
     /// The run that the durable tier has not heard of yet.
     pub unrecorded: Option<Unrecorded>,
     /// World sizes said by trainers here, per run.
@@ -298,6 +300,7 @@ impl NamespaceTable {
             owner,
             fence: RunId::ZERO,
             promised: RunId::ZERO,
+            granted: RunId::ZERO,
             unrecorded: None,
             world_sizes: BTreeMap::new(),
             last_step: BTreeMap::new(),

@@ -98,6 +98,31 @@ fn an_attempt_without_a_majority_ends_no_job() {
     assert!(world.opened(1) > run);
 }
 
+/// One proposer is cut off while another gets its number from a majority; then it is heard.
+fn one_cut_off(seed: u64) {
+    let mut world = World::new(4 + (seed % 3) as usize, Tier::Absent, seed);
+    let others: Vec<usize> = (1..world.nodes()).collect();
+    world.cut(&[0], &others);
+    let early = world.open_run(0, 60_000);
+    let apart = world.random(4_000);
+    world.run_for(apart);
+    let late = world.open_run(1, 60_000);
+    world.run_until_answered(&[late]);
+    world.join();
+    world.run_until_answered(&[early]);
+    let (early, late) = (opened(world.answer(early)), opened(world.answer(late)));
+    assert_ne!(
+        early.number(),
+        late.number(),
+        "seed {seed}: {early}, {late}"
+    );
+}
+
+#[test]
+fn a_promise_that_a_peer_tells_of_is_nobodys_consent() {
+    (0..TRIES / 4).for_each(one_cut_off);
+}
+
 #[test]
 fn a_client_that_goes_away_fences_nobody() {
     let mut world = World::new(3, Tier::Answers(500), 1);

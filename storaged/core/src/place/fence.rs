@@ -114,7 +114,7 @@ impl Node {
         if self.check_owner(&asked.namespace, asked.owner).is_err() {
             return PromiseOutcome::WrongOwner;
         }
-        if self.standing(&asked.namespace, asked.run) == RunStanding::Known {
+        if self.is_promised_here(asked) {
             return PromiseOutcome::Promised;
         }
         let highest = self.highest_number(&asked.namespace);
@@ -126,9 +126,20 @@ impl Node {
             self.raise_fence(&asked.namespace, asked.owner, asked.run);
         }
         if !planted!("promises_forgotten") {
-            self.namespace_table(&asked.namespace, asked.owner).promised = asked.run;
+            let table = self.namespace_table(&asked.namespace, asked.owner);
+            (table.promised, table.granted) = (asked.run, asked.run);
         }
         PromiseOutcome::Promised
+    }
+
+    /// Whether this node itself has promised a run, or it is open. What a peer has promised only keeps its number from
+    /// everybody: were it consent, then of two runs of one number a node could be in the majority of both.
+    fn is_promised_here(&self, asked: &NamedRun) -> bool {
+        if planted!("peers_promise_is_consent") {
+            return self.standing(&asked.namespace, asked.run) == RunStanding::Known;
+        }
+        let table = self.namespaces.get(&asked.namespace);
+        table.is_some_and(|table| asked.run == table.fence || asked.run == table.granted)
     }
 
     /// A run was opened.
