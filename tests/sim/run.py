@@ -69,25 +69,24 @@ def planted():
 
 
 def build():
+    """The core's test binaries by their names, with all bugs in them. The simulation, which takes longest, is the last."""
     env = dict(os.environ, RUSTC_WORKSPACE_WRAPPER=str(ROOT / "tests/sim/with_bugs.sh"))
-    command = ["cargo", "test", "-q", "-p", "storaged-core", "--test", "simulation", "--no-run"]
+    command = ["cargo", "test", "-q", "-p", "storaged-core", "--lib", "--tests", "--no-run"]
     command += ["--message-format", "json"]
     built = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    for line in built.stdout.splitlines():
-        message = json.loads(line)
-        if message.get("executable"):
-            return message["executable"]
-    sys.exit("expected a test binary, got none")
+    messages = [json.loads(line) for line in built.stdout.splitlines()]
+    found = {it["target"]["name"]: it["executable"] for it in messages if it.get("executable")}
+    return dict(sorted(found.items(), key=lambda it: it[0] == "simulation"))
 
 
 def seen_before():
-    """The test that saw each bug when the table was last filled: with it the search begins."""
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", (ROOT / "docs/TESTING.md").read_text(), re.M)
+    """Which test saw each bug when the table was last filled: with it the search begins."""
+    rows = re.findall(r"^\| `(\w+)` \| `([\w:]+)` \|", (ROOT / "docs/TESTING.md").read_text(), re.M)
     return dict(rows)
 
 
 def catches(binary, name, *words):
-    """The first test that fails with the bug, or nothing."""
+    """The first test of a binary that fails with the bug, or nothing."""
     env = dict(os.environ, STORAGED_MUTANT=name, STORAGED_SIM_STOP="1", RUST_BACKTRACE="0")
     try:
         run = subprocess.run(
@@ -100,22 +99,33 @@ def catches(binary, name, *words):
         )
     except subprocess.TimeoutExpired:
         return "ran for ever"
-    failed = re.findall(r"^test (\S+) \.\.\. FAILED", run.stdout, re.M)
+    failed = re.findall(r"^test (\S+)(?: - should panic)? \.\.\. FAILED", run.stdout, re.M)
     if failed:
         return failed[0]
     return None if run.returncode == 0 else f"ended with {run.returncode}"
 
 
+def seen_by(binaries, name, before):
+    """The test that sees a bug, as `binary::test`: the one that saw it before, if it still does."""
+    if before is not None:
+        target, test = before.split("::", 1)
+        if target in binaries and catches(binaries[target], name, "--exact", test):
+            return before
+    for target, binary in binaries.items():
+        if test := catches(binary, name):
+            return f"{target}::{test}"
+    return None
+
+
 def run_mutants(only):
     names = [name for name in planted() if not only or name in only]
-    binary = build()
-    if catches(binary, "") is not None:
-        sys.exit("expected the simulation to pass without a bug, it fails: nothing can be said of planted ones")
+    binaries = build()
+    if by := seen_by(binaries, "", None):
+        sys.exit(f"expected all tests to pass without a bug, {by} fails: nothing can be said of planted ones")
     caught, before = {}, seen_before()
     for name in names:
         began = time.monotonic()
-        first = catches(binary, name, before[name]) if name in before else None
-        caught[name] = first or catches(binary, name)
+        caught[name] = seen_by(binaries, name, before.get(name))
         print(f"{name}: {caught[name] or 'NOT CAUGHT'} ({time.monotonic() - began:.0f} s)", flush=True)
     count = sum(1 for by in caught.values() if by)
     print(f"{count} of {len(caught)} planted bugs are caught")

@@ -8,7 +8,7 @@ use cluster::{Cluster, Room, Tier};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::DropAnswer;
-use storaged_wire::{NodeName, RefusalCode};
+use storaged_wire::{CheckpointState, NodeName, RefusalCode};
 
 const NODES: usize = 6;
 /// A slot of a shard of ten stripes.
@@ -426,4 +426,31 @@ fn steps_that_lost_a_shard_before_they_were_protected_give_way() {
     }
     saved(&mut cluster, DurableWish::Policy);
     assert_eq!(planned(&mut cluster, 5), Ok(6));
+}
+
+/// With all coding nodes down the step that was protected bears no more than newer committed ones do. It is the one that a
+/// restart may not go below, so these give way to each other and it stays.
+#[test]
+fn a_protected_step_stays_while_newer_ones_only_commit() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, Room::default());
+    saved(&mut cluster, DurableWish::Policy);
+    [4, 5].into_iter().for_each(|node| cluster.kill(node));
+    cluster.run_for(5_000);
+    for _ in 0..4 {
+        cluster.save();
+        let committed = |cluster: &Cluster| (0..4).all(|node| cluster.is_committed(node));
+        cluster.run_until(1_000, "a commit", committed);
+        cluster.run_for(2_000);
+    }
+    let gone = |step: u64| {
+        let is_it = |note: &Note| match note {
+            Note::State { key, state } => {
+                *state == CheckpointState::Retired && key.step.get() == step
+            }
+            Note::Abandoned { key, .. } => key.step.get() == step,
+            _ => false,
+        };
+        cluster.notes.iter().any(|(_, _, note)| is_it(note))
+    };
+    assert_eq!([1, 2, 3].map(gone), [false, true, true]);
 }
