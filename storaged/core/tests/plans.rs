@@ -230,6 +230,12 @@ fn the_first_start_of_a_job_with_a_node_down_is_told_at_once_that_there_is_nothi
     let (code, text) = refused.unwrap_err();
     assert_eq!(code, RefusalCode::NoCheckpoint, "{text}");
     assert!(took < 100, "{took}");
+
+    cluster.ask_of("another");
+    let id = plan(&mut cluster, 0, 60_000, false);
+    let (code, text) = answer(&mut cluster, id).0.unwrap_err();
+    assert_eq!(code, RefusalCode::UnknownNamespace, "{text}");
+    assert!(text.contains("not answered: n05"), "{text}");
 }
 
 #[test]

@@ -48,10 +48,13 @@ impl Node {
         let is_known = self.namespaces.contains_key(&plan.namespace) || self.bar(plan).is_some();
         let was_read = matches!(plan.tier, Tier::Absent | Tier::Read);
         let is_empty = plan.survey.keys.is_empty() && plan.survey.set_aside.is_empty();
+        let silent = self.silent(plan);
         if is_empty && !is_known && was_read {
-            return unknown_namespace(&plan.namespace);
+            let mut refusal = unknown_namespace(&plan.namespace);
+            refusal.message.push_str(&not_answered(plan, &silent));
+            return refusal;
         }
-        nothing_restorable(plan, passed_over, &self.silent(plan))
+        nothing_restorable(plan, passed_over, &silent)
     }
 
     /// Whether what was found may be offered: nothing newer that is known to have been protected, or that a majority
