@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -68,6 +69,59 @@ def test_slots_are_made_ahead(session):
         large["w"].zero_()
         assert checkpointer.save(2, large) and checkpointer.wait() and checkpointer._memory.again == 1
         assert checkpointer.load_all()["w"].sum() == 0
+
+
+def test_a_load_makes_the_slots_of_the_next_save_if_it_is_asked_to(session, monkeypatch):
+    def large(value):
+        return {"w": torch.full((4 << 20,), value), "step": 1}
+
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.save(1, large(1.0))
+        assert checkpointer.wait()
+    reads = Checkpointer(session=session)
+    assert reads.load(large(0.0))["step"] == 1 and reads._prepared is None
+    session.forget_run(reads._key)
+    assert reads.load_all() is not None and session.run_of(reads._key) is None, "who only reads must not end another's saves"
+
+    acquired, connect = [], session.trainer
+    monkeypatch.setattr(session, "trainer", lambda *arguments: Watched(connect(*arguments), acquired))
+    resumes, again = Checkpointer(session=session, ahead="load"), large(0.0)
+    assert resumes.load(again)["step"] == 1 and resumes._prepared.result(60) >= 2 * (16 << 20)
+    made = set(acquired)
+    acquired.clear()
+    assert resumes.save(2, again) is not None and resumes.wait()
+    assert len(made) == 2 and set(acquired) <= made
+    resumes.close()
+
+
+class Watched:
+    """A connection that notes which slots it gets."""
+
+    def __init__(self, trainer, acquired):
+        self._trainer, self._acquired = trainer, acquired
+
+    def __getattr__(self, name):
+        return getattr(self._trainer, name)
+
+    def acquire(self, *arguments):
+        slot = self._trainer.acquire(*arguments)
+        self._acquired.append(slot.id)
+        return slot
+
+
+def test_states_that_are_asked_for_are_asked_in_the_callers_thread(session):
+    class State:
+        def state_dict(self):
+            threads.append(threading.current_thread())
+            return {"w": torch.zeros(3)}
+
+        def load_state_dict(self, state):
+            pass
+
+    threads = []
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.prepare({"model": State()}).result(60)
+        assert set(threads) == {threading.current_thread()}, "what gives a state may be collective"
 
 
 def test_nothing_is_raised_where_nothing_can_be_made_ahead(daemons):

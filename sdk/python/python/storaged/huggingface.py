@@ -62,6 +62,8 @@ class StoragedTrainer:
         state = self._storaged().load_all()
         if state is None:
             return None
+        # It goes on to save such states.
+        self._storaged().prepare(state)
         self._storaged_loaded = _own_part(state, int(self.args.process_index))
         trainer = self._storaged_loaded["trainer"]
         folder = Path(self.args.output_dir) / f"checkpoint-{json.loads(trainer)['global_step']}"

@@ -68,5 +68,6 @@ class StoragedCheckpointIO(CheckpointIO):
         """The daemon's retention removes checkpoints."""
 
     def teardown(self) -> None:
-        if self._checkpointer is not None:
-            self._checkpointer.close()
+        checkpointer, self._checkpointer = self._checkpointer, None
+        if checkpointer is not None:
+            checkpointer.close()

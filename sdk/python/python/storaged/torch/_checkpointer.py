@@ -29,6 +29,7 @@ from ..errors import (
     WaitTimeout,
 )
 from ._ahead import Termination, make_slots
+from ._arena import without_states
 from ._events import Events, Hook
 from ._handle import STATES, SaveFuture, SaveHandle
 from ._ranks import ALONE, Ranks, given_run, run_key
@@ -40,6 +41,7 @@ logger = logging.getLogger("storaged")
 
 ON_ERROR = ("raise", "warn")
 BUSY = ("wait", "skip")
+AHEAD = ("asked", "load")
 # A save ends by its own deadline, on the ranks that follow a little later: whoever waits for it waits that long.
 END_SECONDS = FOLLOW_SECONDS + 0.1
 
@@ -68,7 +70,9 @@ class Checkpointer:
     `busy` says what a save does while the one before it is still going on: "wait" for it, or "skip" this one, on all ranks
     (rank 0 decides, the others wait for its word before they stage). `run` is the run to save in; without it, or
     STORAGED_RUN, the first save opens one. `alone` is for jobs of which one rank saves everything (rank 0 of 1).
-    `until` is the state in which a save counts as ended: "committed", or as safe as "protected" or "durable". `events` is
+    `ahead` says when the slots of the next save are made in the background: when `prepare` is called ("asked"), or also by a
+    load, which has told how the state looks ("load": for jobs that go on to save, because that opens the run and ends the saves
+    of an older job). `until` is the state in which a save counts as ended: "committed", or as safe as "protected" or "durable". `events` is
     called with an `Event` for what happened. The constructor does nothing collective, but ranks make their checkpointers in
     the same order.
     """
@@ -85,6 +89,7 @@ class Checkpointer:
         busy: str = "wait",
         alone: bool = False,
         until: str = "committed",
+        ahead: str = "asked",
         threads: int = 1,
         trust_pickle: bool = False,
         events: Hook | None = None,
@@ -99,6 +104,7 @@ class Checkpointer:
         self.on_error = one_of("on_error", on_error, ON_ERROR)
         self.busy = one_of("busy", busy, BUSY)
         self.until = one_of("until", until, STATES)
+        self.ahead = one_of("ahead", ahead, AHEAD)
         self.threads = thread_count(threads)
         self.trust_pickle = trust_pickle
         #: Saves that failed so far, as far as this rank knows.
@@ -180,7 +186,9 @@ class Checkpointer:
         check_state(state_dict)
         future: SaveFuture[int] = SaveFuture()
         self._prepared = future
-        threading.Thread(target=self._prepare, args=(state_dict, future), name="storaged-prepare", daemon=True).start()
+        # States are asked for here: what gives them may be collective.
+        resolved = without_states(state_dict)
+        threading.Thread(target=self._prepare, args=(resolved, future), name="storaged-prepare", daemon=True).start()
         return future
 
     def list(self) -> list[CheckpointInfo]:
@@ -230,7 +238,9 @@ class Checkpointer:
             check_state(state_dict)
         except InvalidArgument as error:
             wrong = error  # the other ranks hear of it
-        return self._load(lambda _: state_dict, self._reader(step, allow_older, timeout), wrong)
+        plan = self._load(lambda _: state_dict, self._reader(step, allow_older, timeout), wrong)
+        self._make_ahead(plan, state_dict)
+        return plan
 
     def load_all(
         self, step: int | None = None, *, allow_older: bool = False, timeout: float | None = None
@@ -248,7 +258,12 @@ class Checkpointer:
             return flat
 
         reader = self._reader(step, allow_older, timeout)
-        return None if self._load(template, reader) is None else reader.nested(flat)
+        plan = self._load(template, reader)
+        if plan is None:
+            return None
+        state = reader.nested(flat)
+        self._make_ahead(plan, state)
+        return state
 
     def _reader(self, step: int | None, allow_older: bool = False, timeout: float | None = None) -> StoragedReader:
         return StoragedReader(
@@ -347,10 +362,14 @@ class Checkpointer:
 
     # Parts of `prepare`.
 
+    def _make_ahead(self, plan: dict[str, Any] | None, state_dict: dict[str, Any]) -> None:
+        if plan is not None and self.ahead == "load":
+            self.prepare(state_dict)
+
     def _prepare(self, state_dict: dict[str, Any], future: SaveFuture[int]) -> None:
         deadline = Deadline(self.timeout)
         try:
-            run = self._run or self.session.run_of(self._key) or self._from_rank_zero_ahead(deadline)
+            run = self._run or self._from_rank_zero_ahead(deadline)
             self.session.set_run(self._key, run)
             future.set_result(make_slots(self._writer(None, run), state_dict, deadline))
         except Exception as error:
@@ -358,12 +377,12 @@ class Checkpointer:
             future.set_result(0)
 
     def _from_rank_zero_ahead(self, deadline: Deadline) -> str:
-        """The run, opened by rank 0 before any save."""
+        """The run, opened by rank 0 before any save if there is none."""
         self._prepares += 1
         key = f"prepare/{self._prepares}"
         if self._ranks.rank != 0:
             return str(self._ranks.hear_rank_zero([key], "a run to prepare for", deadline))
-        run = self.session.connect(deadline).open_run(deadline.left_ms())
+        run = self.session.run_of(self._key) or self.session.connect(deadline).open_run(deadline.left_ms())
         self._ranks.tell(key, run)
         return run
 

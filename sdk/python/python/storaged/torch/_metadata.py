@@ -134,7 +134,8 @@ def _metadata_of(schema: dict[str, Any], shard_lengths: list[int]) -> Metadata:
 
 
 def _place(row: list[int], shard_lengths: list[int], is_record: bool) -> Place:
-    place = Place(*row, is_record=is_record)
+    rank, offset, length, data_offset, data_length = row
+    place = Place(rank, offset, length, data_offset, data_length, is_record)
     if not all(isinstance(value, int) and value >= 0 for value in row):
         raise ValueError(f"{row!r} is no place")
     ends = (place.offset + place.length, place.data_offset + place.data_length)
