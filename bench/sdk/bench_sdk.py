@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ from storaged import __version__  # noqa: E402
 from storaged.torch import Checkpointer  # noqa: E402
 
 TENSORS, MANY = 32, 10_000
+SECONDS_BETWEEN = 5
 
 
 def timed(call):
@@ -50,25 +52,28 @@ class Bench:
         self.copy = {name: torch.empty_like(tensor) for name, tensor in self.state.items()}
         self.daemon = Daemon(folder / "node", budget=f"{4 * options.mib + 512}MiB")
         self.step = 0
+        self.pool = ThreadPoolExecutor(2)
         self.memcpy()
 
-    def memcpy(self):
-        """Seconds of copying the state once, by one thread, into memory that is there."""
+    def memcpy(self, threads=1):
+        """Seconds of copying the state once, into memory that is there."""
 
-        def copy():
-            for name, tensor in self.state.items():
+        def copy(first):
+            for name, tensor in list(self.state.items())[first::threads]:
                 ctypes.memmove(self.copy[name].data_ptr(), tensor.data_ptr(), tensor.nbytes)
 
-        return timed(copy)[0]
+        if threads == 1:
+            return timed(lambda: copy(0))[0]
+        return timed(lambda: list(self.pool.map(copy, range(threads))))[0]
 
-    def ratio(self, call):
+    def ratio(self, call, threads=1):
         """The median, over the rounds, of what a call takes to what copies before and after it take. The first round warms up."""
         ratios = []
         for at in range(self.options.rounds + 1):
             self.change()
-            before = self.memcpy()
+            before = self.memcpy(threads)
             took = call()
-            ratios.append(took / statistics.mean([before, self.memcpy()]))
+            ratios.append(took / statistics.mean([before, self.memcpy(threads)]))
         return round(statistics.median(ratios[1:]), 3)
 
     def change(self):
@@ -83,9 +88,12 @@ class Bench:
         for threads in (1, 2):
             with self.checkpointer(f"threads{threads}", threads=threads) as checkpointer:
                 out[f"block_vs_memcpy_{threads}t"] = self.ratio(lambda: self.saved(checkpointer, wait_outside=True))
+                # Of the same number of threads.
+                load = lambda: timed(lambda: checkpointer.load(self.copy))[0]  # noqa: B023, E731
+                out[f"load_vs_memcpy_{threads}t"] = self.ratio(load, threads)
                 if threads == 2:
                     out["total_vs_memcpy"] = self.ratio(lambda: self.saved(checkpointer, wait_outside=False))
-                    out["load_vs_memcpy"] = self.ratio(lambda: timed(lambda: checkpointer.load(self.copy))[0])
+                    out["load_vs_memcpy"] = self.ratio(load)
             self.drop()
 
     def saved(self, checkpointer, wait_outside):
@@ -106,12 +114,23 @@ class Bench:
         self.daemon.start()
 
     def first_saves(self, out):
-        for key, prepares in (("first_save_vs_later", True), ("first_save_unprepared_vs_later", False)):
+        for key, ahead in (
+            ("first_save_vs_later", "prepare"), ("first_save_after_load_vs_later", "load"), ("first_save_unprepared_vs_later", "nothing"),
+        ):
             ratios = []
             for at in range(3):
-                with self.checkpointer(f"first-{at}-{'with' if prepares else 'without'}-slots") as checkpointer:
-                    if prepares:
+                if ahead == "load":
+                    with self.checkpointer(f"first-{at}-{ahead}") as before:
+                        self.saved(before, wait_outside=True)
+                    before.session.drop_connections()
+                    before.session.forget_run(before._key)
+                with self.checkpointer(f"first-{at}-{ahead}", ahead="load" if ahead == "load" else "asked") as checkpointer:
+                    if ahead == "prepare":
                         checkpointer.prepare(self.state).result()
+                    elif ahead == "load":
+                        checkpointer.load(self.copy)
+                        # What a job does between its resume and its first save.
+                        time.sleep(SECONDS_BETWEEN)
                     first = self.saved(checkpointer, wait_outside=True)
                     later = statistics.median(self.saved(checkpointer, wait_outside=True) for _ in range(4))
                 ratios.append(first / later)

@@ -1,6 +1,7 @@
 //! Reading a restored shard: bytes leave only after their chunk has its digest, and the digests the manifest's root.
 
 use std::num::NonZeroUsize;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use storaged_arena::Slot;
 use storaged_codec::{leaf_digest, root_digest};
@@ -69,32 +70,11 @@ impl RestoredShard {
     /// # Errors
     /// [`ClientError::Corrupt`] if a chunk does not have its digest; then nothing of that chunk is in `out`.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), ClientError> {
-        let mut block = vec![0; self.chunk.bytes()];
-        self.read_with(offset, out, &mut block)
+        self.read_into(offset, out, &mut Hand::new(self.chunk))
     }
 
-    /// Like [`RestoredShard::read_at`] with a block of the caller's, to be used for many reads.
-    ///
-    /// # Errors
-    /// As `read_at`.
-    pub fn read_with(
-        &self,
-        offset: u64,
-        out: &mut [u8],
-        block: &mut Vec<u8>,
-    ) -> Result<(), ClientError> {
-        self.read_into(offset, out, block, &mut None)
-    }
-
-    /// `loaded` names the chunk that `block` holds, verified. A chunk that is wanted whole is read where it is wanted and
-    /// verified there: one copy. If it is not what it should be, nothing of it stays.
-    fn read_into(
-        &self,
-        offset: u64,
-        out: &mut [u8],
-        block: &mut Vec<u8>,
-        loaded: &mut Option<u64>,
-    ) -> Result<(), ClientError> {
+    /// A chunk that is wanted whole goes where it is wanted, any other into the hand first.
+    fn read_into(&self, offset: u64, out: &mut [u8], hand: &mut Hand) -> Result<(), ClientError> {
         let count = out.len() as u64;
         let end = offset.checked_add(count).filter(|end| *end <= self.length);
         if end.is_none() {
@@ -110,19 +90,15 @@ impl RestoredShard {
             let index = at / self.chunk.bytes() as u64;
             let range = self.chunk.range(index, self.length);
             let whole = (range.end - range.start) as usize;
-            if at == range.start && out.len() - done >= whole && *loaded != Some(index) {
-                self.load_in_place(index, &mut out[done..done + whole])?;
+            if at == range.start && out.len() - done >= whole && hand.holds != Some(index) {
+                self.bring(index, &mut out[done..done + whole])?;
                 done += whole;
                 continue;
             }
-            if *loaded != Some(index) {
-                *loaded = None;
-                self.load(index, block)?;
-                *loaded = Some(index);
-            }
+            let chunk = self.in_hand(index, whole, hand)?;
             let from = (at - range.start) as usize;
-            let take = (block.len() - from).min(out.len() - done);
-            out[done..done + take].copy_from_slice(&block[from..from + take]);
+            let take = (whole - from).min(out.len() - done);
+            out[done..done + take].copy_from_slice(&chunk[from..from + take]);
             done += take;
         }
         Ok(())
@@ -138,50 +114,83 @@ impl RestoredShard {
         parts: &mut [(u64, &mut [u8])],
         threads: NonZeroUsize,
     ) -> Result<(), ClientError> {
-        let share = parts.len().div_ceil(threads.get()).max(1);
+        self.read_many_unless(parts, threads, || false)
+    }
+
+    /// Like [`RestoredShard::read_many`], but asks every now and then, in the calling thread, whether to go on.
+    ///
+    /// # Errors
+    /// As `read_at`, and [`ClientError::CalledAway`] if it was not to go on.
+    pub fn read_many_unless(
+        &self,
+        parts: &mut [(u64, &mut [u8])],
+        threads: NonZeroUsize,
+        mut is_called_away: impl FnMut() -> bool,
+    ) -> Result<(), ClientError> {
+        let queue = Queue::new(parts);
         std::thread::scope(|scope| {
-            let workers: Vec<_> = parts
-                .chunks_mut(share)
-                .map(|share| scope.spawn(|| self.read_share(share)))
+            let workers: Vec<_> = (1..threads.get().min(queue.turns))
+                .map(|_| scope.spawn(|| self.work(&queue, || false)))
                 .collect();
-            let outcomes = workers.into_iter().map(|worker| match worker.join() {
+            let mut outcomes = vec![self.work(&queue, &mut is_called_away)];
+            outcomes.extend(workers.into_iter().map(|worker| match worker.join() {
                 Ok(outcome) => outcome,
                 Err(panic) => std::panic::resume_unwind(panic),
-            });
-            outcomes.collect::<Vec<_>>().into_iter().collect()
+            }));
+            outcomes.into_iter().collect()
         })
     }
 
-    fn read_share(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), ClientError> {
-        let mut block = Vec::new();
-        let mut loaded = None;
-        for (offset, out) in parts {
-            self.read_into(*offset, out, &mut block, &mut loaded)?;
+    /// Serves turns until there are none, or one failed.
+    fn work(
+        &self,
+        queue: &Queue<'_, '_>,
+        mut is_called_away: impl FnMut() -> bool,
+    ) -> Result<(), ClientError> {
+        let mut hand = Hand::new(self.chunk);
+        while let Some(turn) = queue.next() {
+            let called_away = is_called_away().then_some(ClientError::CalledAway {
+                request: "read a shard",
+            });
+            let read =
+                |(offset, out): &mut (u64, &mut [u8])| self.read_into(*offset, out, &mut hand);
+            let outcome = called_away.map_or_else(|| turn.iter_mut().try_for_each(read), Err);
+            if outcome.is_err() {
+                queue.end();
+                return outcome;
+            }
         }
         Ok(())
     }
 
-    /// Brings one chunk to where it is wanted, if it has its digest; zeros otherwise.
-    fn load_in_place(&self, index: u64, out: &mut [u8]) -> Result<(), ClientError> {
+    /// The chunk in the hand, verified when it got there.
+    fn in_hand<'h>(
+        &self,
+        index: u64,
+        length: usize,
+        hand: &'h mut Hand,
+    ) -> Result<&'h [u8], ClientError> {
+        if hand.holds != Some(index) {
+            hand.holds = None;
+            hand.block.resize(self.chunk.bytes(), 0);
+            self.bring(index, &mut hand.block[..length])?;
+            hand.holds = Some(index);
+        }
+        Ok(&hand.block[..length])
+    }
+
+    /// Brings one chunk to where it is wanted, and verifies it there, in the cache; zeros if it has another digest.
+    fn bring(&self, index: u64, out: &mut [u8]) -> Result<(), ClientError> {
         let start = self.chunk.range(index, self.length).start;
         let read = self.slot.read_at(start, out).map_err(ClientError::from);
-        let outcome = read.and_then(|()| self.verify(index, out));
+        let outcome = read.and_then(|()| self.verified(index, leaf_digest(out, index)));
         if outcome.is_err() {
             out.fill(0);
         }
         outcome
     }
 
-    /// Brings one chunk into private memory and verifies it there.
-    fn load(&self, index: u64, block: &mut Vec<u8>) -> Result<(), ClientError> {
-        let range = self.chunk.range(index, self.length);
-        block.resize((range.end - range.start) as usize, 0);
-        self.slot.read_at(range.start, block)?;
-        self.verify(index, block)
-    }
-
-    fn verify(&self, index: u64, block: &[u8]) -> Result<(), ClientError> {
-        let got = leaf_digest(block, index);
+    fn verified(&self, index: u64, got: Digest) -> Result<(), ClientError> {
         let expected = self.leaves[index as usize];
         if got == expected {
             return Ok(());
@@ -193,5 +202,65 @@ impl RestoredShard {
             expected,
             got,
         })
+    }
+}
+
+/// What one thread has in hand: a chunk of which less than all was wanted.
+struct Hand {
+    block: Vec<u8>,
+    /// The chunk in the block, verified.
+    holds: Option<u64>,
+}
+
+impl Hand {
+    fn new(chunk: ChunkSize) -> Self {
+        Self {
+            block: Vec::with_capacity(chunk.bytes()),
+            holds: None,
+        }
+    }
+}
+
+/// A turn is so many bytes, unless one part is longer: some milliseconds, so that no thread is left with much at the end,
+/// and signals are heard soon.
+const TURN_BYTES: usize = 4 << 20;
+
+/// Parts, handed out in turns of neighbours.
+struct Queue<'a, 'b> {
+    rest: Mutex<&'a mut [(u64, &'b mut [u8])]>,
+    /// At least so many threads have something to do.
+    turns: usize,
+}
+
+impl<'a, 'b> Queue<'a, 'b> {
+    fn new(parts: &'a mut [(u64, &'b mut [u8])]) -> Self {
+        let bytes: usize = parts.iter().map(|(_, out)| out.len()).sum();
+        Self {
+            turns: bytes.div_ceil(TURN_BYTES).min(parts.len()).max(1),
+            rest: Mutex::new(parts),
+        }
+    }
+
+    fn next(&self) -> Option<&'a mut [(u64, &'b mut [u8])]> {
+        let mut rest = self.lock();
+        let mut bytes = 0;
+        let full = rest.iter().position(|(_, out)| {
+            bytes += out.len();
+            bytes >= TURN_BYTES
+        });
+        let count = full.map_or(rest.len(), |last| last + 1);
+        let (turn, left) = std::mem::take(&mut *rest).split_at_mut(count);
+        *rest = left;
+        (!turn.is_empty()).then_some(turn)
+    }
+
+    /// No more turns: one has failed.
+    fn end(&self) {
+        *self.lock() = &mut [];
+    }
+
+    fn lock(&self) -> MutexGuard<'_, &'a mut [(u64, &'b mut [u8])]> {
+        // A thread that panicked did so outside of the lock.
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -363,3 +363,57 @@ fn a_flipped_byte_and_wrong_leaves_are_never_returned() {
     assert!(matches!(again, Err(ClientError::WrongLeaves { .. })));
     thread.join().unwrap();
 }
+
+#[test]
+fn threads_share_the_parts_and_a_wrong_chunk_or_the_caller_ends_all_of_them() {
+    const LENGTH: usize = 24 << 20;
+    const PART: usize = 1 << 20;
+    let bytes: Vec<u8> = (0..LENGTH).map(|at| (at % 251) as u8).collect();
+    let (manifest, leaves) = manifest_of(&bytes);
+    let held = bytes.clone();
+    let (_directory, options, thread) = daemon(move |stream| {
+        welcome(stream);
+        for wrong in [None, Some(LENGTH - 1)] {
+            hear(stream);
+            let slot = Slot::create(LENGTH as u64).unwrap();
+            slot.write_at(0, &held).unwrap();
+            if let Some(at) = wrong {
+                slot.write_at(at as u64, &[held[at] ^ 1]).unwrap();
+            }
+            let reply = Reply::ShardOpened {
+                length: LENGTH as u64,
+                chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
+                leaves: leaves.clone(),
+                rung: Rung::OwnRam,
+            };
+            say(stream, &reply, Some(&slot));
+        }
+    });
+    let (mut client, _) = Client::connect(&options).unwrap();
+    let mut open = || {
+        client
+            .open_shard(&manifest, Rank::new(0), Vec::new(), 1000)
+            .unwrap()
+    };
+    let (good, wrong) = (open(), open());
+    thread.join().unwrap();
+    let mut out = vec![0; LENGTH];
+    for threads in [1, 2, 3, 64] {
+        out.fill(0);
+        let starts = (0..LENGTH as u64).step_by(PART);
+        let mut parts: Vec<_> = starts.zip(out.chunks_mut(PART)).collect();
+        good.read_many(&mut parts, threads.try_into().unwrap())
+            .unwrap();
+        let failed = wrong.read_many(&mut parts, threads.try_into().unwrap());
+        assert!(matches!(failed, Err(ClientError::Corrupt { .. })));
+        let mut asked = 0;
+        let ended = good.read_many_unless(&mut parts, threads.try_into().unwrap(), || {
+            asked += 1;
+            true
+        });
+        assert!(matches!(ended, Err(ClientError::CalledAway { .. })) || asked == 0);
+        good.read_many(&mut parts, threads.try_into().unwrap())
+            .unwrap();
+        assert!(out == bytes, "read by {threads} threads");
+    }
+}

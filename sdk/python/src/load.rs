@@ -5,19 +5,17 @@ use std::num::NonZeroUsize;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use storaged_sdk::RestoredShard;
 use storaged_sdk::wire::ManifestBytes;
 use storaged_sdk::wire::local::Rung;
-use storaged_sdk::{ClientError, RestoredShard};
 
-use crate::fault::{is_signalled, null, raised, signalled};
+use crate::fault::{is_signalled, null, raised};
 
 /// Longest description of tensors that is unpacked: some millions of them.
 const SCHEMA_BYTES_MAX: usize = 1 << 30;
 
-/// Longer parts are cut, so that threads share them; whole chunks of the usual sizes.
-const PIECE_BYTES: usize = 16 << 20;
-/// Bytes that are read and verified between two looks for signals: some 100 ms on one thread.
-const BATCH_BYTES: usize = 64 << 20;
+/// Longer parts are cut, so that threads share them and signals are heard in between; whole chunks of all sizes.
+const PIECE_BYTES: usize = 4 << 20;
 
 /// A verified manifest.
 #[pyclass(frozen, module = "storaged._native")]
@@ -158,56 +156,30 @@ impl Shard {
             return Err(null(py, *length));
         }
         py.detach(|| {
-            for batch in batches(&parts) {
-                let mut targets: Vec<(u64, &mut [u8])> = Vec::with_capacity(batch.len());
-                for (offset, address, length) in batch {
-                    // SAFETY: the caller vouches that the memory is writable for `length` bytes, belongs to no other
-                    // part and is used by nobody until the call returns; it is not null, as was just checked.
-                    let target =
-                        unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) };
-                    targets.push((offset, target));
-                }
-                self.0
-                    .read_many(&mut targets, threads)
-                    .map_err(ReadEnd::Failed)?;
-                if is_signalled() {
-                    return Err(ReadEnd::Signalled);
-                }
+            let mut targets: Vec<(u64, &mut [u8])> = Vec::with_capacity(parts.len());
+            for (offset, address, length) in pieces(&parts) {
+                // SAFETY: the caller vouches that the memory is writable for `length` bytes, belongs to no other part
+                // and is used by nobody until the call returns; it is not null, as was just checked.
+                let target = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) };
+                targets.push((offset, target));
             }
-            Ok(())
+            self.0.read_many_unless(&mut targets, threads, is_signalled)
         })
-        .map_err(|end| match end {
-            ReadEnd::Failed(error) => raised(py, &error),
-            ReadEnd::Signalled => signalled(),
-        })
+        .map_err(|error| raised(py, &error))
     }
 }
 
-enum ReadEnd {
-    Failed(ClientError),
-    Signalled,
-}
-
-/// The parts in groups of a bounded number of bytes, long parts cut; between two groups signals are looked for.
-fn batches(parts: &[(u64, usize, usize)]) -> Vec<Vec<(u64, usize, usize)>> {
-    let mut batches = Vec::new();
-    let mut batch = Vec::new();
-    let mut bytes = 0;
+/// The parts, long ones cut where the shard's pieces begin, so that no chunk belongs to two of them.
+fn pieces(parts: &[(u64, usize, usize)]) -> Vec<(u64, usize, usize)> {
+    let mut pieces = Vec::with_capacity(parts.len());
     for (offset, address, length) in parts.iter().copied() {
         let mut at = 0;
         while at < length {
-            // Cut where the shard's pieces begin, so that hardly any chunk belongs to two of them.
             let into = ((offset + at as u64) % PIECE_BYTES as u64) as usize;
             let piece = (PIECE_BYTES - into).min(length - at);
-            batch.push((offset + at as u64, address + at, piece));
+            pieces.push((offset + at as u64, address + at, piece));
             at += piece;
-            bytes += piece;
-            if bytes >= BATCH_BYTES {
-                batches.push(std::mem::take(&mut batch));
-                bytes = 0;
-            }
         }
     }
-    batches.push(batch);
-    batches
+    pieces
 }

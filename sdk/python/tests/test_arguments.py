@@ -1,5 +1,7 @@
 """Mistakes of the caller: typed errors that say what was expected, what came and what to do; nothing is saved or lost by them."""
 
+import os
+
 import numpy
 import pytest
 import torch
@@ -116,6 +118,17 @@ def test_settings_are_refused_when_they_are_made(session, settings):
     (name, value) = next(iter(settings.items()))
     with pytest.raises(InvalidArgument, match=rf"{name}.* got {value!r}"):
         Checkpointer(session=session, **settings)
+
+
+def test_threads_are_a_ranks_share_of_the_cores_up_to_four(session, monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for cores, ranks, threads in ((1, None, 1), (2, None, 2), (64, None, 4), (16, "8", 2), (16, "64", 1), (4, "x", 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
+        if ranks is not None:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert Checkpointer(session=session).threads == threads
+        assert StoragedReader(session=session).threads == StoragedWriter(1, session=session).threads == threads
+    assert Checkpointer(session=session, threads=7).threads == 7
 
 
 def test_a_namespace_is_text():

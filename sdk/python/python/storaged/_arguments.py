@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import reprlib
 from typing import Any
 
@@ -11,6 +12,7 @@ from .errors import InvalidArgument
 
 #: Steps are 64 bits wide.
 STEP_MAX = 2**64 - 1
+THREADS_MAX = 4
 DURABLE = ("policy", "required", "never")
 
 
@@ -51,11 +53,21 @@ def limit_in_seconds(timeout: Any) -> float:
 
 
 def thread_count(threads: Any) -> int:
-    """How many threads may copy."""
+    """How many threads may copy; None for this process's share of the cores, up to four."""
+    if threads is None:
+        return default_threads()
     number = None if isinstance(threads, bool) else _integer(threads)
     if number is None or number < 1:
         raise InvalidArgument(f"expected threads as an integer from 1 on, got {shown(threads)}: so many threads copy at once")
     return number
+
+
+def default_threads() -> int:
+    """More than four gain little; the ranks of a node, as torchrun counts them, share its cores."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, min(THREADS_MAX, cores // max(int(ranks) if ranks.isdecimal() else 1, 1)))
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:

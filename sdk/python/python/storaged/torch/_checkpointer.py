@@ -70,9 +70,11 @@ class Checkpointer:
     `busy` says what a save does while the one before it is still going on: "wait" for it, or "skip" this one, on all ranks
     (rank 0 decides, the others wait for its word before they stage). `run` is the run to save in; without it, or
     STORAGED_RUN, the first save opens one. `alone` is for jobs of which one rank saves everything (rank 0 of 1).
+    `until` is the state in which a save counts as ended: "committed", or as safe as "protected" or "durable".
+
     `ahead` says when the slots of the next save are made in the background: when `prepare` is called ("asked"), or also by a
     load, which has told how the state looks ("load": for jobs that go on to save, because that opens the run and ends the saves
-    of an older job). `until` is the state in which a save counts as ended: "committed", or as safe as "protected" or "durable". `events` is
+    of an older job). `threads` copy a save and a load: by default the rank's share of the node's cores, up to four. `events` is
     called with an `Event` for what happened. The constructor does nothing collective, but ranks make their checkpointers in
     the same order.
     """
@@ -90,7 +92,7 @@ class Checkpointer:
         alone: bool = False,
         until: str = "committed",
         ahead: str = "asked",
-        threads: int = 1,
+        threads: int | None = None,
         trust_pickle: bool = False,
         events: Hook | None = None,
         session: Session | None = None,

@@ -44,7 +44,7 @@ class StoragedReader(StorageReader):
         namespace: str | None = None,
         allow_older: bool = False,
         trust_pickle: bool = False,
-        threads: int = 1,
+        threads: int | None = None,
         timeout: float = 300.0,
         session: Session | None = None,
         process_group: Any = None,

@@ -68,7 +68,7 @@ class StoragedWriter(StorageWriter):
         run: str | None = None,
         durable: str = "policy",
         until: str = "committed",
-        threads: int = 1,
+        threads: int | None = None,
         timeout: float = 120.0,
         trust_pickle: bool = False,
         session: Session | None = None,
