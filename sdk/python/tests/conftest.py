@@ -13,7 +13,8 @@ def shared_daemon(tmp_path_factory):
 @pytest.fixture
 def session(shared_daemon, request):
     """A namespace of the test's own."""
-    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:60].strip("-")
+    # Its end tells the cases of one test apart.
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name.lower())[-60:].strip("-")
     return shared_daemon.session(name)
 
 

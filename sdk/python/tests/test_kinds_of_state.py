@@ -15,7 +15,9 @@ import torch.distributed.checkpoint as dcp
 from daemon import HERE, PACKAGE
 from storaged.errors import CheckpointSaveError, UnsafeObject, UnsavableState
 from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
+from storaged.torch._whole import pack
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 
@@ -151,6 +153,75 @@ def test_nested_wrappers_too(session):
     assert torch.equal(into["w"].b.b, torch.full((4, 5), -2.0)) and torch.equal(into["w"].a.a, torch.ones(4, 5))
 
 
+def parts_of(tensor):
+    """What a wrapper is made of, by name, and what it says of itself."""
+    names, context = tensor.__tensor_flatten__()
+    return {name: getattr(tensor, name) for name in names}, str(context)
+
+
+def quantised_weight(config):
+    from torchao.quantization import quantize_
+
+    def make(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(128, 256, dtype=torch.bfloat16))
+        quantize_(model, config())
+        return model[0].weight
+
+    return make
+
+
+def optimizer_state(name):
+    from torchao import optim
+
+    def make(seed):
+        torch.manual_seed(seed)
+        kind = getattr(optim.adam, name)
+        state = kind.zeros((64, 256)) if name == "OptimStateFp8" else kind.zeros((64, 256), True)
+        return state.copy_(torch.randn(64, 256))
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "OptimState8bit", "OptimState4bit", "OptimStateFp8"])
+def test_quantised_tensors_of_torchao_come_back_bit_for_bit(session, name):
+    quantization = pytest.importorskip("torchao.quantization", reason="make frameworks installs torchao")
+    make = optimizer_state(name) if name.startswith("Optim") else quantised_weight(getattr(quantization, name))
+    saved, into = make(1), make(2)
+    parts, context = parts_of(saved)
+    assert any(not torch.equal(bits(part), bits(other)) for part, other in zip(parts.values(), parts_of(into)[0].values()))
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.save(1, {"model": {"w": saved}})
+        assert checkpointer.wait()
+        state = {"model": {"w": into}}
+        checkpointer.load(state)
+    assert state["model"]["w"] is into and parts_of(into)[1] == context
+    for name, part in parts_of(into)[0].items():
+        assert part.dtype == parts[name].dtype and torch.equal(bits(part), bits(parts[name])), name
+    assert torch.equal(into.dequantize(), saved.dequantize())
+
+
+def bits(tensor):
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def test_a_jagged_tensor_is_made_of_tensors_too(session):
+    def make(value):
+        return torch.nested.nested_tensor([torch.full((3, 4), value), torch.full((5, 4), -value)], layout=torch.jagged)
+
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.save(1, {"w": make(2.0)})
+        assert checkpointer.wait()
+        into = {"w": make(0.0)}
+        checkpointer.load(into)
+    assert [one.sum().item() for one in into["w"].unbind()] == [24.0, -40.0]
+
+
+def test_adapters_that_load_without_a_template_refuse_wrappers_by_name():
+    with pytest.raises(UnsavableState, match="'model.0.w' is a TwoTensor.*without a template"):
+        pack({"model": [{"w": wrapped(1.0)}]})
+
+
 def test_a_wrapper_in_a_plain_save_is_refused_by_name(session):
     with pytest.raises(CheckpointException, match="'model.w' is a TwoTensor"):
         dcp.save({"model": {"w": wrapped(1.0)}}, storage_writer=StoragedWriter(1, session=session), no_dist=True)
@@ -194,9 +265,12 @@ def test_a_subclass_with_memory_is_a_tensor(session):
         lambda: torch.empty(3, device="meta"),
         lambda: Hidden(torch.ones(3)),
         lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        lambda: torch.quantize_per_channel(torch.ones(3, 4), torch.ones(3), torch.zeros(3), 0, torch.qint8),
         lambda: torch.ones(3).to_sparse(),
+        lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]),
+        lambda: masked_tensor(torch.ones(2), torch.tensor([True, False])),
     ],
-    ids=["freed", "meta", "hidden wrapper", "quantised", "sparse"],
+    ids=["freed", "meta", "hidden wrapper", "quantised", "by channel", "sparse", "nested", "masked"],
 )
 def test_a_tensor_without_memory_is_refused_by_name(session, make):
     with pytest.raises(UnsavableState, match="'model.w'"), Checkpointer(session=session) as checkpointer:

@@ -106,10 +106,9 @@ def own_memory(name: str, tensor: torch.Tensor) -> torch.Tensor:
             f"tensor {name!r} is a {kind}, made of other tensors and without memory of its own: save with storaged.torch."
             "Checkpointer or dcp.async_save, which take it apart, or save the tensors that it is made of"
         )
-    if tensor.is_quantized or tensor.layout != torch.strided:
-        raise UnsavableState(
-            f"tensor {name!r} is {'quantised' if tensor.is_quantized else tensor.layout}: save the tensors that it is made of"
-        )
+    if tensor.is_quantized or tensor.is_nested or tensor.layout != torch.strided:
+        what = "quantised" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        raise UnsavableState(f"tensor {name!r} is {what}: save the tensors that it is made of")
     if not has_memory(tensor):
         raise UnsavableState(
             f"tensor {name!r} ({kind} on {tensor.device}) has no memory of its own: it was freed, is fake or on the meta device"

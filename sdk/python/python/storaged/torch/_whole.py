@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from ..errors import CorruptData
+from ..errors import CorruptData, UnsavableState
 from ._objects import check_loadable, load_plain, saved_by_torch
+from ._tensors import is_wrapper
 
 MARK = "\0storaged tensor "
 AROUND = "around"
@@ -38,18 +39,23 @@ def unpack(state: dict[str, Any], trust_pickle: bool = False) -> Any:
     return _put(value, tensors)
 
 
-def _taken(value: Any, tensors: dict[str, torch.Tensor], names: dict[int, str]) -> Any:
+def _taken(value: Any, tensors: dict[str, torch.Tensor], names: dict[int, str], path: tuple[Any, ...] = ()) -> Any:
     if isinstance(value, torch.Tensor):
+        if is_wrapper(value):
+            raise UnsavableState(
+                f"tensor {'.'.join(map(str, path))!r} is a {type(value).__qualname__}, made of other tensors: without a template it "
+                "could not be made again. Save with storaged.torch.Checkpointer, which fills the model's own tensors, or save the "
+                "tensors that it is made of"
+            )
         # By object: the caller's checkpoint keeps every one of them alive meanwhile.
         name = names.setdefault(id(value), f"t{len(names)}")
         tensors[name] = value.detach()
         return MARK + name
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, _taken(inner, tensors, names)) for key, inner in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_taken(inner, tensors, names) for inner in value)
     if isinstance(value, dict):
-        return {key: _taken(inner, tensors, names) for key, inner in value.items()}
+        kind = type(value) if type(value) in (dict, OrderedDict) else dict
+        return kind((key, _taken(inner, tensors, names, (*path, key))) for key, inner in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_taken(inner, tensors, names, (*path, at)) for at, inner in enumerate(value))
     return value
 
 
