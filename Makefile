@@ -69,8 +69,9 @@ test: network-packages tests-built python-for-tests ## All tests: Rust, real pro
 	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests
 
 .PHONY: frameworks
-frameworks: tests-built python-for-tests ## Lightning, Hugging Face Trainer, Accelerate, DDP and FSDP2: killed, resumed, the same losses
-	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate torchao
+frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate, torchtitan, DDP and FSDP2: killed, resumed, the same losses
+	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate torchao tyro
+	@.venv/bin/pip install -q --disable-pip-version-check --no-deps torchtitan
 	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests/test_frameworks.py
 
 .PHONY: typed

@@ -12,7 +12,7 @@ from daemon import HERE, PACKAGE, free_port
 EXAMPLES = HERE.parent / "examples"
 CASES = [
     ("ddp.py", None, 2), ("fsdp2.py", None, 2), ("lightning_trainer.py", "lightning", 1), ("hf_trainer.py", "transformers", 1),
-    ("accelerate_loop.py", "accelerate", 1),
+    ("accelerate_loop.py", "accelerate", 1), ("torchtitan_checkpoints.py", "torchtitan", 2),
 ]
 STEPS, KILLED_AT = 8, 4
 
