@@ -1,6 +1,7 @@
 """What a save hands back, what is made ahead of it, and what a job does when it is ended: against a real daemon."""
 
 import asyncio
+import importlib.util
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ import pytest
 import torch
 from daemon import run_ranks
 from storaged import errors
-from storaged.torch import Checkpointer, Event
+from storaged.torch import Checkpointer, Event, progress_bar
 
 
 def state(step):
@@ -151,6 +152,42 @@ def test_a_hook_hears_what_happens_and_cannot_stop_it(session, caplog):
     assert heard[0].attributes == {"namespace": session.namespace, "rank": 0, "step": 1, "bytes": 200_000}
     assert all(event.seconds >= 0 and event.began <= time.time() for event in heard)
     assert "the hook for events failed" in caplog.text
+
+
+def test_a_hook_hears_how_far_a_load_is(session, monkeypatch, caplog):
+    monkeypatch.setattr("storaged.torch._progress.EVERY_BYTES", 300_000)
+    heard = []
+    large = {"a": torch.arange(250_000.0), "b": torch.arange(90_000.0).view(300, 300), "step": 3}
+    with Checkpointer(session=session, progress=lambda *told: heard.append(told)) as checkpointer:
+        checkpointer.save(1, large)
+        assert checkpointer.wait()
+        into = {"a": torch.zeros(250_000), "b": torch.zeros(300, 300), "step": 0}
+        checkpointer.load(into)
+    assert torch.equal(into["a"], large["a"]) and torch.equal(into["b"], large["b"])
+    done, totals = [one for one, _ in heard], {total for _, total in heard}
+    assert done[0] == 0 and done == sorted(done) and totals == {done[-1]} and done[-1] > 1_360_000 and len(done) >= 6
+
+    def fails(done, total):
+        heard.append(done)
+        raise RuntimeError("the hook's own trouble")
+
+    heard.clear()
+    with Checkpointer(session=session, progress=fails) as checkpointer:
+        assert checkpointer.load(into)["step"] == 1
+    assert heard == [0] and "the hook for progress failed" in caplog.text
+
+
+def test_a_bar_is_drawn_where_tqdm_is(session, capsys):
+    with Checkpointer(session=session, progress=progress_bar("here")) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.wait()
+        for _ in range(2):
+            checkpointer.load(state(0))
+    drawn = capsys.readouterr().err
+    if importlib.util.find_spec("tqdm") is None:
+        assert drawn == ""
+    else:
+        assert drawn.count("here: 100%") == 2
 
 
 def test_sigterm_alone(session):

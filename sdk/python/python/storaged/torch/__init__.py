@@ -3,6 +3,7 @@
 from ._checkpointer import CheckpointInfo, Checkpointer
 from ._events import Event
 from ._handle import SaveFuture, SaveHandle
+from ._progress import progress_bar
 from ._reader import StoragedLoadPlanner, StoragedReader
 from ._writer import StoragedWriter
 
@@ -15,4 +16,5 @@ __all__ = [
     "StoragedLoadPlanner",
     "StoragedReader",
     "StoragedWriter",
+    "progress_bar",
 ]

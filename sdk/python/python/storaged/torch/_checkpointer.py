@@ -32,6 +32,7 @@ from ._ahead import Termination, make_slots
 from ._arena import without_states
 from ._events import Events, Hook
 from ._handle import STATES, SaveFuture, SaveHandle
+from ._progress import Hook as ProgressHook
 from ._ranks import ALONE, Ranks, given_run, run_key
 from ._reader import StoragedLoadPlanner, StoragedReader
 from ._saving import FOLLOW_SECONDS, Memory, Save, Skipped, said
@@ -75,7 +76,8 @@ class Checkpointer:
     `ahead` says when the slots of the next save are made in the background: when `prepare` is called ("asked"), or also by a
     load, which has told how the state looks ("load": for jobs that go on to save, because that opens the run and ends the saves
     of an older job). `threads` copy a save and a load: by default the rank's share of the node's cores, up to four. `events` is
-    called with an `Event` for what happened. The constructor does nothing collective, but ranks make their checkpointers in
+    called with an `Event` for what happened, `progress` with the bytes that a load has read and will (`progress_bar()` draws
+    them). The constructor does nothing collective, but ranks make their checkpointers in
     the same order.
     """
 
@@ -95,6 +97,7 @@ class Checkpointer:
         threads: int | None = None,
         trust_pickle: bool = False,
         events: Hook | None = None,
+        progress: ProgressHook | None = None,
         session: Session | None = None,
     ) -> None:
         if alone and process_group is not None:
@@ -109,6 +112,7 @@ class Checkpointer:
         self.ahead = one_of("ahead", ahead, AHEAD)
         self.threads = thread_count(threads)
         self.trust_pickle = trust_pickle
+        self.progress = progress
         #: Saves that failed so far, as far as this rank knows.
         self.failed_saves = 0
         #: Saves left out with `busy="skip"`.
@@ -274,6 +278,7 @@ class Checkpointer:
             threads=self.threads,
             trust_pickle=self.trust_pickle,
             allow_older=allow_older,
+            progress=self.progress,
             timeout=self.timeout if timeout is None else timeout,
         )
 

@@ -21,6 +21,7 @@ from .._session import Session
 from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
 from ._metadata import Place, decode_schema
 from ._objects import load_plain, saved_by_torch
+from ._progress import Hook, Progress
 from ._ranks import from_rank_zero, run_key, step_of
 from ._tensors import holds_wrapper, is_plain, taken_apart
 
@@ -34,7 +35,8 @@ class StoragedReader(StorageReader):
     """Loads a step, or without one the newest restorable checkpoint; the world size may differ from the saving one's.
 
     A plan waits, up to `timeout` seconds, for nodes that may hold a newer checkpoint, and then raises `NewerUnreachable`;
-    `allow_older` takes the newest that can be reached instead, and gives the newer one up.
+    `allow_older` takes the newest that can be reached instead, and gives the newer one up. `progress` is called with the bytes
+    that this rank has read and those that it will, from 0 on, in the thread that loads.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class StoragedReader(StorageReader):
         timeout: float = 300.0,
         session: Session | None = None,
         process_group: Any = None,
+        progress: Hook | None = None,
     ) -> None:
         super().__init__()
         self.session = session or Session.shared(namespace)
         self.step = step_or_none(step)
+        self.progress = progress
         self.allow_older = allow_older
         self.trust_pickle = trust_pickle
         self.threads = thread_count(threads)
@@ -162,6 +166,8 @@ class StoragedReader(StorageReader):
         by_rank: dict[int, list[ReadItem]] = {}
         for item in plan.items:
             by_rank.setdefault(self._places[item.storage_index].rank, []).append(item)
+        total = sum(self._span(item)[1] for item in plan.items) if self.progress is not None else 0
+        self._progress = Progress(self.progress, total)
         try:
             read = sum(self._read_rank(rank, items, planner) for rank, items in sorted(by_rank.items()))
         except BaseException:
@@ -240,18 +246,22 @@ class StoragedReader(StorageReader):
         for item, (offset, length) in zip(items, spans):
             if item.type == LoadItemType.BYTE_IO:
                 self._load_object(item, shard.read(offset, length) if length else b"", planner)
+                self._progress.add(length)
                 continue
             target = planner.resolve_tensor(item).detach()
             if self._places[item.storage_index].is_record:
                 target.copy_(self._of_record(item, shard.read(offset, length)))
                 planner.commit_tensor(item, target)
+                self._progress.add(length)
                 continue
             landing = self._landing(item, target)
             if length:
                 parts.append((offset, landing.data_ptr(), length))
             landings.append((item, target, landing))
-        if parts:
-            shard.read_many(sorted(parts), self.threads)
+        for turn in self._progress.turns(sorted(parts)):
+            if turn:
+                shard.read_many(turn, self.threads)
+                self._progress.add(sum(part[2] for part in turn))
         for item, target, landing in landings:
             if landing is not target:
                 for dim, (start, extent) in enumerate(zip(item.storage_offsets, item.lengths)):
