@@ -76,7 +76,7 @@ frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate,
 
 .PHONY: typed
 typed: python-for-tests ## mypy --strict over the Python package
-	@$(BUILD) "installing mypy into .venv" .venv/bin/pip install -q --disable-pip-version-check mypy
+	@$(BUILD) "installing mypy into .venv" .venv/bin/pip install -q --disable-pip-version-check mypy safetensors
 	@.venv/bin/mypy --strict sdk/python/python/storaged
 
 .PHONY: fresh

@@ -176,6 +176,26 @@ def test_a_save_that_fails_in_the_middle_is_given_up_and_can_be_done_again(node)
     assert fs.ls("storaged://job", detail=False)[-1] == "job/step-2"
 
 
+def test_within_transactions_as_torch_2_4_writes(node):
+    fs = fsspec.filesystem("storaged")
+
+    def write(name, data, failure=None):
+        with fs.transaction, fsspec.open(f"storaged://job/step-1/{name}", "wb") as stream:
+            stream.write(data)
+            if failure is not None:
+                raise failure
+
+    write("__0_0.distcp", b"shard")
+    with pytest.raises(ZeroDivisionError):
+        write(".metadata.tmp", b"half", ZeroDivisionError())
+    with pytest.raises(InvalidArgument, match="no description"):
+        fs.rename("storaged://job/step-1/.metadata.tmp", "storaged://job/step-1/.metadata")
+    write(".metadata.tmp", b"described")
+    fs.rename("storaged://job/step-1/.metadata.tmp", "storaged://job/step-1/.metadata")
+    assert fs.cat("storaged://job/step-1/.metadata") == b"described" and fs.cat("storaged://job/step-1/__0_0.distcp") == b"shard"
+    assert fs.cat_file("storaged://job/step-1/__0_0.distcp", start=1, end=3) == b"ha"
+
+
 def test_a_file_that_outgrows_its_slot(node, monkeypatch):
     monkeypatch.setattr("storaged.torch._files.FIRST_BYTES", 1 << 20)
     state = {"a": torch.arange(1_000_000.0), "b": torch.arange(700_000)}

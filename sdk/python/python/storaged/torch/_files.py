@@ -113,7 +113,8 @@ class RankSave:
 
 
 class MetadataFile(io.BytesIO):
-    """The description in the making."""
+    """The description in the making. `commit` and `discard` are what fsspec's transactions call, with which torch up to 2.5
+    writes its files."""
 
     def __init__(self, save: RankSave, commits: bool) -> None:
         super().__init__()
@@ -124,6 +125,12 @@ class MetadataFile(io.BytesIO):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._failed = kind is not None
         self.close()
+
+    def commit(self) -> None:
+        """It was kept when it was closed."""
+
+    def discard(self) -> None:
+        self._save.description = None
 
     def close(self) -> None:
         if self.closed:
@@ -177,6 +184,12 @@ class ShardWriter(io.RawIOBase):
             super().close()
             self._seal(slot)
         super().close()
+
+    def commit(self) -> None:
+        """It was sealed when it was closed. Called by fsspec's transactions, as `discard` is."""
+
+    def discard(self) -> None:
+        self.give_up()
 
     def give_up(self) -> None:
         slot, self._slot = getattr(self, "_slot", None), None
