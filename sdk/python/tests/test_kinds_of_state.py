@@ -201,6 +201,38 @@ def test_quantised_tensors_of_torchao_come_back_bit_for_bit(session, name):
     assert torch.equal(into.dequantize(), saved.dequantize())
 
 
+class Scaled(torch.Tensor):
+    """A tensor whose scale is no tensor: only its context has it."""
+
+    @staticmethod
+    def __new__(cls, inner, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32)
+
+    def __init__(self, inner, scale):
+        self.inner, self.scale = inner, scale
+
+    def __tensor_flatten__(self):
+        return ["inner"], {"scale": self.scale}
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+        raise NotImplementedError
+
+
+def test_a_wrapper_that_says_something_else_of_itself_is_warned_of(session, caplog):
+    with Checkpointer(session=session) as checkpointer:
+        checkpointer.save(1, {"m": [Scaled(torch.ones(3, dtype=torch.int8), 0.5)]})
+        assert checkpointer.wait()
+        for scale in (0.5, 0.25):
+            caplog.clear()
+            into = {"m": [Scaled(torch.zeros(3, dtype=torch.int8), scale)]}
+            checkpointer.load(into)
+            assert into["m"][0].inner.sum() == 3
+            warned = [record.getMessage() for record in caplog.records if "what they mean may not be" in record.getMessage()]
+            assert len(warned) == (scale != 0.5)
+        assert "'m.0' was saved as Scaled {'scale': 0.5} and is loaded into Scaled {'scale': 0.25}" in warned[0]
+
+
 def bits(tensor):
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 

@@ -16,7 +16,7 @@ from ._metadata import Place
 from ._objects import check_savable
 from ._structure import IMMUTABLE, Differs, Record, Structure, nest_of
 from ._structure import leaf_of as structure_leaf
-from ._tensors import DTensor, is_described, lies_in_order, own_memory, taken_apart
+from ._tensors import DTensor, contexts_of, is_described, lies_in_order, own_memory, taken_apart
 
 # Room behind the tensors for byte items, so that a second copy is a rare thing.
 SPARE_BYTES = 1 << 20
@@ -85,6 +85,8 @@ class Shard:
         self.copied_bytes = 0
         self.spilled_bytes = 0
         self.outgrown: list[_native.Slot] = []
+        #: What wrappers that were taken apart say of themselves.
+        self.contexts: dict[str, str] = {}
         #: What was staged, if later saves may be of the same structure.
         self.structure: Structure | None = None
 
@@ -240,6 +242,7 @@ def stage_first(
     shard: Shard, resolved: dict[str, Any], trust_pickle: bool = False, copies: Copies = Copies.NOW
 ) -> dict[str, Any]:
     """Stages a structure that is not known, and learns it."""
+    shard.contexts = contexts_of(resolved)
     resolved = taken_apart(resolved)
     leaves = list(leaves_of(resolved))
     locals_by_path: dict[Path, torch.Tensor] = {}

@@ -27,6 +27,8 @@ SCHEMA_VERSION = 1
 RECORDS_VERSION = 2
 # The fields of TensorProperties' state that every torch from 2.4 on reads; 2.15 added a sixth.
 PROPERTY_FIELDS = 5
+#: The attribute of a decoded description that says what wrappers said of themselves.
+CONTEXTS = "storaged_contexts"
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,17 @@ def file_of(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
-def encode_schema(metadata: Metadata, places: dict[MetadataIndex, Place], version: int = SCHEMA_VERSION) -> bytes:
-    """`{tensors: {name: [dtype, size, [[offsets, sizes, place]]]}, bytes: {name: place}, paths: {name: [...]}}`."""
+def encode_schema(
+    metadata: Metadata,
+    places: dict[MetadataIndex, Place],
+    version: int = SCHEMA_VERSION,
+    contexts: dict[str, str] | None = None,
+) -> bytes:
+    """`{tensors: {name: [dtype, size, [[offsets, sizes, place]]]}, bytes: {name: place}, paths: {name: [...]}}`, and
+    `contexts: {name: text}` if there are wrappers."""
     by_chunk = {(i.fqn, tuple(i.offset) if i.offset is not None else None): p for i, p in places.items()}
-    tensors, objects = {}, {}
+    tensors: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     for name, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             chunks = [
@@ -59,7 +68,9 @@ def encode_schema(metadata: Metadata, places: dict[MetadataIndex, Place], versio
         else:
             objects[name] = _row(by_chunk[(name, None)])
     paths = {name: list(path) for name, path in (metadata.planner_data or {}).items()}
-    schema = {"version": version, "tensors": tensors, "bytes": objects, "paths": paths}
+    schema: dict[str, Any] = {"version": version, "tensors": tensors, "bytes": objects, "paths": paths}
+    if contexts:
+        schema["contexts"] = contexts
     return json.dumps(schema, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -130,7 +141,10 @@ def _metadata_of(schema: dict[str, Any], shard_lengths: list[int]) -> Metadata:
         entries[name] = BytesStorageMetadata()
         places[MetadataIndex(name)] = _place(row, shard_lengths, is_record)
     paths = {name: tuple(path) for name, path in schema["paths"].items()}
-    return Metadata(state_dict_metadata=entries, planner_data=paths, storage_data=places)
+    metadata = Metadata(state_dict_metadata=entries, planner_data=paths, storage_data=places)
+    # Where our planner finds it; others do not look.
+    setattr(metadata, CONTEXTS, dict(schema.get("contexts", {})))  # noqa: B010
+    return metadata
 
 
 def _place(row: list[int], shard_lengths: list[int], is_record: bool) -> Place:

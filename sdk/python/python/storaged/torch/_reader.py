@@ -19,11 +19,11 @@ from .._arguments import limit_in_seconds, step_number, step_or_none, thread_cou
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
-from ._metadata import Place, decode_schema
+from ._metadata import CONTEXTS, Place, decode_schema
 from ._objects import load_plain, saved_by_torch
 from ._progress import Hook, Progress
 from ._ranks import from_rank_zero, run_key, step_of
-from ._tensors import holds_wrapper, is_plain, taken_apart
+from ._tensors import contexts_of, holds_wrapper, is_plain, taken_apart
 
 logger = logging.getLogger("storaged")
 
@@ -304,6 +304,13 @@ class StoragedLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
         if not holds_wrapper(state_dict):
             return super().set_up_planner(state_dict, metadata, is_coordinator)
+        saved: dict[str, str] = getattr(metadata, CONTEXTS, {})
+        for name, own in contexts_of(state_dict).items():
+            if name in saved and saved[name] != own:
+                logger.warning(
+                    "tensor %r was saved as %s and is loaded into %s: the tensors that it is made of are what was saved, what they "
+                    "mean may not be", name, saved[name], own,
+                )
         super().set_up_planner(taken_apart(state_dict), metadata, is_coordinator)
         # Tensors are filled where they are; objects are put into the caller's own dicts.
         self.original_state_dict = state_dict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ else:
         from torch.distributed._tensor import DTensor
 
 __all__ = ["DTensor", "ShardedTensor", "has_memory", "holds_wrapper", "is_described", "is_plain", "is_wrapper", "lies_in_order"]
-__all__ += ["own_memory", "taken_apart"]
+__all__ += ["contexts_of", "own_memory", "taken_apart"]
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 # By these DCP knows a tensor that describes its own shards: it takes them apart itself.
@@ -86,6 +87,25 @@ def taken_apart(value: Any) -> Any:
         return value
     names, _ = getattr(value, "__tensor_flatten__")()  # noqa: B009, Tensor does not declare it
     return {name: taken_apart(getattr(value, name)) for name in names}
+
+
+def contexts_of(value: Any, path: tuple[Any, ...] = ()) -> dict[str, str]:
+    """What wrappers say of themselves beside the tensors that they are made of, as text, by name: a block size, say."""
+    found: dict[str, str] = {}
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif type(value) in (list, tuple):
+        items = list(enumerate(value))
+    elif is_wrapper(value):
+        names, context = getattr(value, "__tensor_flatten__")()  # noqa: B009
+        # An address would tell apart what is the same.
+        found[".".join(map(str, path))] = f"{type(value).__qualname__} {re.sub(' at 0x[0-9a-f]+', '', repr(context))}"
+        items = [(name, getattr(value, name)) for name in names]
+    else:
+        items = []
+    for key, inner in items:
+        found |= contexts_of(inner, (*path, key))
+    return found
 
 
 def holds_wrapper(value: Any) -> bool:

@@ -98,6 +98,7 @@ class StoragedWriter(StorageWriter):
             raise InvalidArgument(f"rank {rank} of {world_size} needs run=: only a rank that is alone (0 of 1) opens a run by itself")
         self.handle = SaveHandle(self.session, self._run)
         self._shard: Shard | None = None
+        self._contexts: dict[str, str] = {}
         self._failure: Exception | None = None
         self._coordinator = False
         self.deadline = Deadline(timeout)
@@ -159,7 +160,7 @@ class StoragedWriter(StorageWriter):
             self._forget_if_broken(error)
             self.handle._fail(error)
             raise
-        self._shard = shard
+        self._shard, self._contexts = shard, shard.contexts
         self.handle.staged.set_result(None)
         seconds = time.perf_counter() - started
         logger.debug("rank %d staged %.1f MiB in %.3f s", self.rank, shard.copied_bytes / 2**20, seconds)
@@ -231,7 +232,7 @@ class StoragedWriter(StorageWriter):
         # The metadata object may be shared between saves (plan caching): it is read, never changed.
         self._check_steps(results)
         places = {result.index: Place(*result.storage_data[:-1]) for part in results for result in part}
-        self.commit(encode_schema(metadata, places), emit_torch_metadata(metadata, places))
+        self.commit(encode_schema(metadata, places, contexts=self._contexts), emit_torch_metadata(metadata, places))
 
     def commit(self, schema: bytes, emitted: bytes) -> None:
         """Describes the checkpoint, and waits until it is as safe as asked."""
