@@ -126,24 +126,28 @@ async fn reload_at(mut hup: Signal, args: RunArgs, reloads: mpsc::Sender<Config>
     }
 }
 
-/// What `run` would find wrong with the certificates, or when this node's expires.
-fn check_certificates(config: &Config) -> Result<Option<String>, CliError> {
+/// What `run` would find wrong with the certificates, or when this node's expires and which authority peers must have.
+fn check_certificates(config: &Config) -> Result<String, CliError> {
     let Some(files) = &config.tls else {
-        return Ok(None);
+        return Ok("certificate none".into());
     };
     let identity = TlsIdentity::load(files)?;
     identity.check(&config.name)?;
     let validity = identity.validity()?;
     match expiry_fault(&config.name, validity) {
         Some(fault) => Err(CliError::Unexpected(fault)),
-        None => Ok(Some(date(validity.ends))),
+        None => Ok(format!(
+            "certificate until {}\nauthority {}",
+            date(validity.ends),
+            identity.authorities()
+        )),
     }
 }
 
 pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
     let file = ConfigFile::load(&args.file)?;
     let config = file.validate()?;
-    let expires = check_certificates(&config)?;
+    let certificate = check_certificates(&config)?;
     let protection = match config.geometry {
         Some(geometry) => format!(
             "{geometry}: survives the loss of any {} nodes",
@@ -151,9 +155,8 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
         ),
         None => "none: a node's loss loses its shards unless the durable tier has them".into(),
     };
-    let expires = expires.unwrap_or_else(|| "none".into());
     print(&format!(
-        "node {} of {}\nprotection {protection}\nRAM for checkpoints {}\nslots per rank {}\nsockets {}\ncertificate until {expires}\n{}",
+        "node {} of {}\nprotection {protection}\nRAM for checkpoints {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
         config.name,
         config.members.len(),
         bytesize::ByteSize::b(config.budget),

@@ -8,7 +8,7 @@ use super::certificate::{Nearness, OwnCertificate, advice, date, wall_clock};
 use super::{Daemon, chain};
 use crate::config::Config;
 use crate::http::RestartAsked;
-use crate::net::{Net, NetError, NetEvent, Peer, TlsIdentity};
+use crate::net::{Net, NetError, NetEvent, Peer, TlsIdentity, Whose};
 
 impl Daemon {
     pub(super) fn net_event(&mut self, event: NetEvent) -> Option<Input> {
@@ -61,7 +61,15 @@ impl Daemon {
         if before.as_ref() == Some(&reason) {
             return;
         }
-        if matches!(why, NetError::PeerCertificate { .. }) {
+        let is_theirs = matches!(
+            why,
+            NetError::PeerCertificate { .. }
+                | NetError::Authority {
+                    whose: Whose::Theirs,
+                    ..
+                }
+        );
+        if is_theirs {
             self.ops.metrics.observe_peer_fault();
         }
         tracing::warn!(%peer, reason, "not linked to a peer");
@@ -74,7 +82,21 @@ impl Daemon {
             tracing::debug!(error = told, "a connection ended");
             return;
         }
-        if !matches!(error, NetError::OwnCertificate { .. }) {
+        if let NetError::Lost { peer, .. } = error {
+            if let Some(silent) = self.repeats.tell(&told, self.clock.now()) {
+                tracing::info!(peer, error = told, silent, "link lost");
+            }
+            return;
+        }
+        let is_ours = matches!(
+            error,
+            NetError::OwnCertificate { .. }
+                | NetError::Authority {
+                    whose: Whose::Ours,
+                    ..
+                }
+        );
+        if !is_ours {
             self.ops.metrics.observe_peer_fault();
         }
         if let Some(silent) = self.repeats.tell(&told, self.clock.now()) {

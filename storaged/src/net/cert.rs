@@ -31,6 +31,14 @@ pub enum CertError {
         "{0} exists already: `storaged cert renew` puts a new one in its place; or name another directory"
     )]
     Exists(PathBuf),
+    /// There is no authority in the directory.
+    #[error(
+        "expected an authority's ca.pem and ca.key in {directory}, got no {missing}: make one with `storaged cert ca {directory}`, or name the directory where it is"
+    )]
+    NoAuthority {
+        directory: PathBuf,
+        missing: &'static str,
+    },
     /// There is nothing to renew.
     #[error("{0} does not exist: `storaged cert issue` makes the first one")]
     NotIssued(PathBuf),
@@ -104,9 +112,15 @@ fn paths(directory: &Path, node: &NodeName) -> (PathBuf, PathBuf) {
 
 /// A certificate and its key, in PEM.
 fn sign(directory: &Path, node: &NodeName, valid: Duration) -> Result<(String, String), CertError> {
-    let read = |name: &str| {
+    let read = |name: &'static str| {
         let path = directory.join(name);
-        std::fs::read_to_string(&path).map_err(|source| file(&path, source))
+        std::fs::read_to_string(&path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => CertError::NoAuthority {
+                directory: directory.into(),
+                missing: name,
+            },
+            _ => file(&path, source),
+        })
     };
     let ca_key = KeyPair::from_pem(&read(CA_KEY)?)?;
     let issuer = Issuer::from_ca_cert_pem(&read(CA_CERTIFICATE)?, ca_key)?;
@@ -118,6 +132,8 @@ fn sign(directory: &Path, node: &NodeName, valid: Duration) -> Result<(String, S
         ExtendedKeyUsagePurpose::ServerAuth,
         ExtendedKeyUsagePurpose::ClientAuth,
     ];
+    // By its authority's key whoever refuses it says which one it is of.
+    params.use_authority_key_identifier_extension = true;
     set_validity(&mut params, valid);
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, &issuer)?;

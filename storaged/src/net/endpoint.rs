@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
 use super::agreement::{Agreement, Difference, VersionRange};
+use super::frame::FrameError;
 use super::link::Link;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::wake::Wake;
@@ -345,7 +346,7 @@ impl Net {
             .map_err(|error| failed(error.to_string()))?;
         frame::write(&mut stream, encode(record).into())
             .await
-            .map_err(failed)?;
+            .map_err(|error| failed(error.to_string()))?;
         Ok(stream)
     }
 
@@ -434,7 +435,7 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) -> Result<(), NetEr
         Err(_) => {
             connection.close(VarInt::from_u32(1), b"no hello");
             let reason = "no hello in time".into();
-            return Err(NetError::Protocol {
+            return Err(NetError::Lost {
                 peer: address,
                 reason,
             });
@@ -449,11 +450,13 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) -> Result<(), NetEr
         let Ok(stream) = stream else { return Ok(()) };
         let (shared, from, connection) = (shared.clone(), from.clone(), connection.clone());
         tokio::spawn(async move {
-            if let Err(reason) = serve_stream(stream, &from, &shared).await {
-                let peer = from.to_string();
-                let error = failure::of_stream(&peer, &connection, reason);
+            if let Err(error) = serve_stream(stream, &from, &shared).await {
+                let is_wrong = matches!(error, FrameError::Wrong(_));
+                let error = failure::of_stream(from.as_str(), &connection, error);
                 let _ = shared.events.send(NetEvent::Failed(error)).await;
-                connection.close(VarInt::from_u32(2), b"protocol");
+                if is_wrong {
+                    connection.close(VarInt::from_u32(2), b"protocol");
+                }
             }
         });
     }
@@ -480,16 +483,17 @@ async fn welcome(
     shared: &Shared,
 ) -> Result<(NodeName, CancellationToken), NetError> {
     let peer = connection.remote_address().to_string();
-    let broke = |reason: String| failure::of_stream(&peer, connection, reason);
+    let of_stream = |error| failure::of_stream(&peer, connection, error);
+    let wrong = |reason: String| of_stream(FrameError::Wrong(reason));
     let (mut send, mut recv) = connection
         .accept_bi()
         .await
         .map_err(|error| failure::of_connection(&peer, &error))?;
     let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX)
         .await
-        .map_err(broke)?;
-    let body = body.ok_or_else(|| broke("the hello is empty".into()))?;
-    let hello: LinkHello = decode("hello", &body).map_err(|e| broke(e.to_string()))?;
+        .map_err(of_stream)?;
+    let body = body.ok_or_else(|| wrong("the hello is empty".into()))?;
+    let hello: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
     check_identity(connection, &hello.node)?;
     let Some(known) = shared.known(&hello.node) else {
         return Err(NetError::UnknownPeer(hello.node));
@@ -497,7 +501,7 @@ async fn welcome(
     let own = shared.hello();
     frame::write(&mut send, encode(&own).into())
         .await
-        .map_err(broke)?;
+        .map_err(of_stream)?;
     let _ = send.finish();
     own.agree(&hello)?;
     known.wake.heard(hello.generation);
@@ -525,12 +529,11 @@ async fn serve_stream(
     mut recv: RecvStream,
     from: &NodeName,
     shared: &Shared,
-) -> Result<(), String> {
+) -> Result<(), FrameError> {
     let mut kind = [0];
     let first = tokio::time::timeout(FIRST_RECORD_WAIT, recv.read_exact(&mut kind)).await;
-    first
-        .map_err(|_| "a stream without a first byte")?
-        .map_err(|e| e.to_string())?;
+    let late = |_| FrameError::Lost("no first byte of a stream in time".into());
+    first.map_err(late)??;
     match kind[0] {
         KIND_CONTROL => {
             // The connection's end shows here as an error of the stream; that is no fault of the protocol.
@@ -551,7 +554,8 @@ async fn serve_stream(
             let Ok(Ok(Some(body))) = body else {
                 return Ok(());
             };
-            let record = decode("stream record", &body).map_err(|e| e.to_string())?;
+            let record = decode("stream record", &body);
+            let record = record.map_err(|error| FrameError::Wrong(error.to_string()))?;
             let stream = NetEvent::Stream {
                 from: from.clone(),
                 record,
@@ -560,6 +564,8 @@ async fn serve_stream(
             let _ = shared.events.send(stream).await;
             Ok(())
         }
-        other => Err(format!("expected a stream of kind 0 or 1, got {other}")),
+        other => Err(FrameError::Wrong(format!(
+            "expected a stream of kind 0 or 1, got {other}"
+        ))),
     }
 }

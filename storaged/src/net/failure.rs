@@ -3,7 +3,8 @@
 
 use quinn::ConnectionError;
 
-use super::NetError;
+use super::frame::FrameError;
+use super::{NetError, Whose};
 
 /// QUIC says TLS alerts as 0x100 and the alert (RFC 9001, 4.8).
 const ALERTS: std::ops::Range<u64> = 0x100..0x200;
@@ -12,6 +13,9 @@ const ALERTS: std::ops::Range<u64> = 0x100..0x200;
 /// denied, a signature that does not fit, required.
 const ABOUT_CERTIFICATES: [u64; 9] = [42, 43, 44, 45, 46, 48, 49, 51, 116];
 
+/// The alert of a check that is not the library's own: of the authority.
+const OTHER_AUTHORITY: u64 = 46;
+
 /// Who refused whose certificate, or what else happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cause {
@@ -19,6 +23,8 @@ enum Cause {
     TheirCertificate,
     /// The peer refused ours.
     OurCertificate,
+    /// The authority of one of the two is not known to the other.
+    Authority(Whose),
     /// The peer sent what may not be.
     Protocol,
     /// It ended: a restart, a duplicate that was given up, silence.
@@ -27,7 +33,14 @@ enum Cause {
 
 fn cause(error: &ConnectionError) -> Cause {
     let alert = |code: u64| ALERTS.contains(&code) && ABOUT_CERTIFICATES.contains(&(code & 0xff));
+    let other = |code: u64| ALERTS.contains(&code) && code & 0xff == OTHER_AUTHORITY;
     match error {
+        ConnectionError::TransportError(found) if other(found.code.into()) => {
+            Cause::Authority(Whose::Theirs)
+        }
+        ConnectionError::ConnectionClosed(said) if other(said.error_code.into()) => {
+            Cause::Authority(Whose::Ours)
+        }
         ConnectionError::TransportError(found) if alert(found.code.into()) => {
             Cause::TheirCertificate
         }
@@ -50,18 +63,28 @@ pub(super) fn of_connection(peer: &str, error: &ConnectionError) -> NetError {
     match cause(error) {
         Cause::TheirCertificate => NetError::PeerCertificate { peer, reason },
         Cause::OurCertificate => NetError::OwnCertificate { peer, reason },
+        Cause::Authority(whose) => NetError::Authority {
+            whose,
+            peer,
+            reason,
+        },
         Cause::Protocol => NetError::Protocol { peer, reason },
         Cause::Ended => NetError::Connection { peer, reason },
     }
 }
 
-/// What a failed read or write of a stream means: the connection's end if it has ended, or else that the peer broke
-/// the protocol.
-pub(super) fn of_stream(peer: &str, connection: &quinn::Connection, reason: String) -> NetError {
-    match connection.close_reason() {
-        Some(error) => of_connection(peer, &error),
-        None => NetError::Protocol {
-            peer: peer.to_owned(),
+/// What a failed read or write of a stream means: the connection's end if it has ended; that the link was lost if only
+/// the stream has, whose end may overtake the connection's; or else that the peer broke the protocol.
+pub(super) fn of_stream(peer: &str, connection: &quinn::Connection, error: FrameError) -> NetError {
+    let peer_name = || peer.to_owned();
+    match (connection.close_reason(), error) {
+        (Some(error), _) => of_connection(peer, &error),
+        (None, FrameError::Lost(reason)) => NetError::Lost {
+            peer: peer_name(),
+            reason,
+        },
+        (None, FrameError::Wrong(reason)) => NetError::Protocol {
+            peer: peer_name(),
             reason,
         },
     }

@@ -1,34 +1,65 @@
 //! Length-prefixed frames on QUIC streams: u32 little endian, then the body.
 
 use bytes::Bytes;
-use quinn::{RecvStream, SendStream};
+use quinn::{ReadError, ReadExactError, RecvStream, SendStream};
+use thiserror::Error;
+
+/// Why a frame did not come or go.
+#[derive(Debug, Error)]
+pub(super) enum FrameError {
+    /// The stream or its connection ended: a link that was cut, a peer that was paused or stopped, or one that gave the
+    /// stream up. Nobody has done anything wrong.
+    #[error("{0}")]
+    Lost(String),
+    /// The peer sent what may not be.
+    #[error("{0}")]
+    Wrong(String),
+}
+
+impl From<ReadError> for FrameError {
+    fn from(error: ReadError) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+impl From<ReadExactError> for FrameError {
+    fn from(error: ReadExactError) -> Self {
+        match error {
+            ReadExactError::ReadError(error) => error.into(),
+            ReadExactError::FinishedEarly(bytes) => {
+                Self::Wrong(format!("the stream ended after {bytes} bytes of a frame"))
+            }
+        }
+    }
+}
 
 /// Reads one frame of at most `limit` bytes; none if the stream ended before it.
-pub(super) async fn read(recv: &mut RecvStream, limit: usize) -> Result<Option<Vec<u8>>, String> {
+pub(super) async fn read(
+    recv: &mut RecvStream,
+    limit: usize,
+) -> Result<Option<Vec<u8>>, FrameError> {
     let mut prefix = [0; 4];
     match recv.read_exact(&mut prefix).await {
         Ok(()) => {}
-        Err(quinn::ReadExactError::FinishedEarly(0)) => return Ok(None),
-        Err(error) => return Err(error.to_string()),
+        Err(ReadExactError::FinishedEarly(0)) => return Ok(None),
+        Err(error) => return Err(error.into()),
     }
     let length = u32::from_le_bytes(prefix) as usize;
     if length > limit {
-        return Err(format!(
+        return Err(FrameError::Wrong(format!(
             "expected a frame of at most {limit} bytes, got {length}"
-        ));
+        )));
     }
     let mut body = vec![0; length];
-    recv.read_exact(&mut body)
-        .await
-        .map_err(|error| error.to_string())?;
+    recv.read_exact(&mut body).await?;
     Ok(Some(body))
 }
 
-/// Writes one frame.
-pub(super) async fn write(send: &mut SendStream, body: Bytes) -> Result<(), String> {
-    let length = u32::try_from(body.len()).map_err(|error| error.to_string())?;
+/// Writes one frame. A write fails only with its stream or the connection.
+pub(super) async fn write(send: &mut SendStream, body: Bytes) -> Result<(), FrameError> {
+    let length = u32::try_from(body.len()).map_err(|error| FrameError::Wrong(error.to_string()))?;
     let prefix = Bytes::copy_from_slice(&length.to_le_bytes());
     send.write_all_chunks(&mut [prefix, body])
         .await
-        .map_err(|error| error.to_string())
+        .map_err(|error| FrameError::Lost(error.to_string()))
 }

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
 use super::endpoint::{FIRST_RECORD_BYTES_MAX, KIND_CONTROL, LinkHello, NetEvent, Shared};
+use super::frame::FrameError;
 use super::wake::Wake;
 use super::{NetError, failure, frame, tls};
 
@@ -192,7 +193,7 @@ impl Keeper {
     async fn not_connected(&mut self, error: NetError) {
         self.failures = self.failures.saturating_add(1);
         // That nobody answers is the ordinary case of a node that is down.
-        if matches!(error, NetError::Connection { .. }) {
+        if matches!(error, NetError::Connection { .. } | NetError::Lost { .. }) {
             return;
         }
         if self.refusals.is_multiple_of(TELL_EVERY) {
@@ -267,7 +268,8 @@ async fn dial(
     let connection = connecting.await.map_err(of_connection)?;
     let (mut send, mut recv) = connection.open_bi().await.map_err(of_connection)?;
     // A server that refuses our certificate says so by closing, which shows in the streams.
-    let of_stream = |reason| failure::of_stream(&name, &connection, reason);
+    let of_stream = |error| failure::of_stream(&name, &connection, error);
+    let wrong = |reason: String| of_stream(FrameError::Wrong(reason));
     let hello = shared.hello();
     frame::write(&mut send, encode(&hello).into())
         .await
@@ -276,11 +278,11 @@ async fn dial(
     let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX)
         .await
         .map_err(of_stream)?;
-    let body = body.ok_or_else(|| of_stream("no hello".into()))?;
-    let answer: LinkHello = decode("hello", &body).map_err(|error| of_stream(error.to_string()))?;
+    let body = body.ok_or_else(|| wrong("no hello".into()))?;
+    let answer: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
     if answer.node != *peer {
         let reason = format!("expected {peer}, got {}: see peers.address", answer.node);
-        return Err(of_stream(reason));
+        return Err(wrong(reason));
     }
     let version = hello.agree(&answer)?;
     Ok(Dialled {
@@ -303,7 +305,8 @@ async fn carry(connection: &Connection, messages: &mut mpsc::Receiver<Bytes>) ->
             .await
             .map_err(|error| error.to_string())?;
         while let Some(body) = messages.recv().await {
-            frame::write(&mut stream, body).await?;
+            let written = frame::write(&mut stream, body).await;
+            written.map_err(|error| error.to_string())?;
         }
         std::future::pending::<Result<(), String>>().await
     };

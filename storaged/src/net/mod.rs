@@ -1,12 +1,13 @@
 //! Transport between daemons: QUIC with mutual TLS. Owns the endpoint, one outgoing link per peer (which is also
 //! how a peer's death is seen) and the streams. Knows nothing of what the messages mean.
 //!
-//! Order of reading: `tls` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
+//! Order of reading: `tls`, `authority` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
 //! UDP seam), `endpoint` (start, accept), `link` (dial, keep, report), `wake` (a peer that came back is dialled at once),
 //! `failure` (whose fault the end of a connection is).
 
 mod address;
 mod agreement;
+mod authority;
 pub mod cert;
 mod endpoint;
 mod failure;
@@ -26,6 +27,28 @@ pub use tls::{TlsError, TlsFiles, TlsIdentity, Validity};
 
 use storaged_wire::NodeName;
 use thiserror::Error;
+
+/// Whose certificate was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// The peer's, here.
+    Theirs,
+    /// This node's, by the peer.
+    Ours,
+}
+
+/// What really helps: a renewal by the authority that the node has would change nothing.
+fn told_authority(whose: Whose, peer: &str, reason: &str) -> String {
+    let advice = "`storaged config FILE` shows the authority of each node: take the certificate of the one that differs where the right authority is (`storaged cert issue DIR NODE`), copy it and ca.pem there and reload that daemon";
+    match whose {
+        Whose::Theirs => {
+            format!("the certificate of {peer} is of another authority: {reason}; {advice}")
+        }
+        Whose::Ours => format!(
+            "the certificate of this node is of another authority than {peer} knows: {reason}; {advice}"
+        ),
+    }
+}
 
 /// What the transport can meet.
 #[derive(Debug, Error)]
@@ -56,6 +79,13 @@ pub enum NetError {
         "{peer} refused the certificate of this node: {reason}; see its dates in `storaged status`, renew it where the authority is with `storaged cert renew DIR NODE`, copy it here and reload this daemon"
     )]
     OwnCertificate { peer: String, reason: String },
+    /// One of the two certificates is of an authority that the other node does not know.
+    #[error("{}", told_authority(*whose, peer, reason))]
+    Authority {
+        whose: Whose,
+        peer: String,
+        reason: String,
+    },
     /// What must be equal is not.
     #[error("{}", told(peer, differences))]
     Disagreement {
@@ -80,6 +110,9 @@ pub enum NetError {
     /// The peer broke the protocol.
     #[error("{peer} broke the protocol: {reason}")]
     Protocol { peer: String, reason: String },
+    /// A stream of it ended while it was up, or said nothing in time: a cut, a pause, a stop.
+    #[error("the link to {peer} was lost: {reason}")]
+    Lost { peer: String, reason: String },
     /// The connection failed.
     #[error("the connection to {peer} failed: {reason}")]
     Connection { peer: String, reason: String },

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::cert::{CA_CERTIFICATE, create_ca, issue, renew};
 use super::{
     Agreement, Net, NetConfig, NetError, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
-    VersionRange,
+    VersionRange, Whose,
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -294,4 +294,117 @@ async fn a_restart_is_no_fault_of_a_peer() {
         })
         .await;
     assert!(worst.is_none(), "{worst:?}");
+}
+
+/// A peer that is stopped (SIGSTOP) or cut off in the midst of a record gives its streams up when it is back, before the
+/// connection ends: that is no fault of the protocol. What it should not have sent is.
+#[tokio::test]
+async fn a_stream_that_is_given_up_is_a_lost_link_and_nonsense_is_a_fault() {
+    let directory = certificates(2);
+    let (mut hub, _first) = pair(
+        directory.path(),
+        Spec::new(0, Vec::new()),
+        Spec::new(1, Vec::new()),
+    )
+    .await;
+    for said in [Said::HalfAndReset, Said::Nonsense] {
+        let connection = stranger(directory.path(), 1, &hub).await;
+        let (mut send, _recv) = connection.open_bi().await.unwrap();
+        match said {
+            Said::HalfAndReset => {
+                send.write_all(&[9, 0, 0, 0, 1]).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                send.reset(quinn::VarInt::from_u32(0)).unwrap();
+            }
+            Said::Nonsense => send.write_all(&[1, 0, 0, 0, 0xff]).await.unwrap(),
+        }
+        let error = hub
+            .wait(|event| match event {
+                NetEvent::Failed(NetError::Connection { .. }) => None,
+                NetEvent::Failed(error) => Some(error),
+                _ => None,
+            })
+            .await;
+        match said {
+            Said::HalfAndReset => assert!(matches!(error, NetError::Lost { .. }), "{error}"),
+            Said::Nonsense => assert!(matches!(error, NetError::Protocol { .. }), "{error}"),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Said {
+    HalfAndReset,
+    Nonsense,
+}
+
+/// A bare connection with a node's certificate.
+async fn stranger(directory: &Path, node: usize, to: &Started) -> quinn::Connection {
+    let client = identity(directory, node).client().unwrap();
+    let config = quinn::ClientConfig::new(Arc::new(client));
+    let local = SocketAddr::from(([127, 0, 0, 1], 0));
+    let endpoint = quinn::Endpoint::client(local).unwrap();
+    let address = to.net.local_addr().unwrap();
+    let name = super::tls::dns_name(&name(0));
+    let connecting = endpoint.connect_with(config, address, &name).unwrap();
+    connecting.await.unwrap()
+}
+
+/// All authorities have one name; both nodes say which keys they have, and that a renewal would not help.
+#[tokio::test]
+async fn a_certificate_of_another_authority_names_both_authorities() {
+    let directory = certificates(1);
+    let other = tempfile::tempdir().unwrap();
+    create_ca(other.path(), DAY).unwrap();
+    issue(other.path(), &name(1), DAY).unwrap();
+    for kind in ["pem", "key"] {
+        let file = format!("n1.{kind}");
+        std::fs::copy(other.path().join(&file), directory.path().join(&file)).unwrap();
+    }
+    let key_of = |directory: &Path| {
+        let ca = directory.join(CA_CERTIFICATE);
+        let certificate = files(directory, 0).certificate;
+        let files = TlsFiles {
+            ca,
+            certificate: match directory == other.path() {
+                true => directory.join("n1.pem"),
+                false => certificate,
+            },
+            key: match directory == other.path() {
+                true => directory.join("n1.key"),
+                false => directory.join("n0.key"),
+            },
+        };
+        let text = TlsIdentity::load(&files).unwrap().authorities();
+        text.rsplit(' ').next().unwrap().to_owned()
+    };
+    let (known, unknown) = (key_of(directory.path()), key_of(other.path()));
+    assert_ne!(known, unknown);
+    let (mut sound, mut foreign) = pair(
+        directory.path(),
+        Spec::new(0, Vec::new()),
+        Spec::new(1, Vec::new()),
+    )
+    .await;
+    for (side, expected) in [(&mut sound, Whose::Theirs), (&mut foreign, Whose::Ours)] {
+        let error = side.refusal().await;
+        assert!(
+            matches!(&error, NetError::Authority { whose, .. } if *whose == expected),
+            "{error}"
+        );
+        let told = error.to_string();
+        for word in [&*known, &*unknown, "storaged cert issue DIR NODE", "tls.ca"] {
+            assert!(told.contains(word), "{word} in {told}");
+        }
+        assert!(!told.contains("storaged cert renew"), "{told}");
+    }
+}
+
+#[test]
+fn without_an_authority_the_command_that_makes_one_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let error = issue(directory.path(), &name(0), DAY).unwrap_err();
+    let told = error.to_string();
+    let command = format!("storaged cert ca {}", directory.path().display());
+    assert!(told.contains(&command) && told.contains("ca.key"), "{told}");
 }

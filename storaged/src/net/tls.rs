@@ -5,14 +5,19 @@ use std::sync::Arc;
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::CipherSuite;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use storaged_wire::NodeName;
 use thiserror::Error;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
+
+use super::authority::{Authorities, Naming};
 
 /// The protocol's name in TLS.
 const ALPN: &[u8] = b"storaged/1";
@@ -139,6 +144,11 @@ impl TlsIdentity {
         })
     }
 
+    /// The authorities that certificates must be of, by name and key.
+    pub fn authorities(&self) -> String {
+        Authorities::of(&self.ca).to_string()
+    }
+
     /// Checks all that starting with it would: that it is `node`'s own, and goes together with its key.
     ///
     /// # Errors
@@ -154,6 +164,10 @@ impl TlsIdentity {
             WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider())
                 .build()
                 .map_err(unusable)?;
+        let verifier: Arc<Naming<dyn ClientCertVerifier>> = Arc::new(Naming {
+            authorities: Authorities::of(&self.ca),
+            inner: verifier,
+        });
         let mut config = rustls::ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(unusable)?
@@ -165,10 +179,20 @@ impl TlsIdentity {
     }
 
     pub(super) fn client(&self) -> Result<QuicClientConfig, TlsError> {
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(self.roots()?), provider())
+                .build()
+                .map_err(unusable)?;
+        let verifier: Arc<Naming<dyn ServerCertVerifier>> = Arc::new(Naming {
+            authorities: Authorities::of(&self.ca),
+            inner: verifier,
+        });
         let mut config = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(unusable)?
-            .with_root_certificates(self.roots()?)
+            // The library's own check, with other words.
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
             .with_client_auth_cert(self.certificate.clone(), self.key.clone_key())
             .map_err(unusable)?;
         config.alpn_protocols = vec![ALPN.to_vec()];
