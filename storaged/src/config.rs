@@ -4,6 +4,7 @@
 mod admin;
 mod bill;
 mod budget;
+mod checks;
 mod memory_limit;
 mod reload;
 mod span;
@@ -399,7 +400,11 @@ impl ConfigFile {
             ));
         }
         let link_rates = self.encode.rates(&members)?;
-        Ok(Config {
+        let codec_threads = self.encode.codec_threads()?;
+        self.check_tier()?;
+        let filter = crate::log::check_filter(&self.log.filter);
+        filter.map_err(|error| value("log.filter", crate::driver::chain(&error)))?;
+        let config = Config {
             members,
             peers,
             listen: self.node.listen,
@@ -412,7 +417,7 @@ impl ConfigFile {
             geometry,
             chunk,
             link_rates,
-            codec_threads: self.encode.codec_threads()?,
+            codec_threads,
             budget: self.budget()?,
             budget_set: (self.memory.budget.as_ref())
                 .map_or_else(|| "the default".into(), ToString::to_string),
@@ -434,7 +439,9 @@ impl ConfigFile {
             },
             durable: self.durable,
             name,
-        })
+        };
+        config.check_budget()?;
+        Ok(config)
     }
 
     fn coding_values(&self) -> Result<(Option<Geometry>, ChunkSize), ConfigError> {
@@ -583,6 +590,7 @@ impl EncodeSection {
                     || format!("expected 1 to {CODEC_THREADS_MAX} different cores, got {cores:?}");
                 let fits = (once && some.contains(&cores.len())).then_some(());
                 fits.ok_or_else(|| value("encode.cores", wrong()))?;
+                crate::pool::check_cores(cores).map_err(|error| value("encode.cores", error))?;
                 Ok(CodecThreads::Cores(cores.clone()))
             }
         }

@@ -31,7 +31,12 @@ pub struct FilterError {
 
 /// Starts logging at `info`, or as the environment says.
 pub fn start(format: LogFormat) {
-    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
+    let asked = std::env::var(VARIABLE).map(|filter| check_filter(&filter));
+    let (filter, fault) = match asked {
+        Ok(Ok(filter)) => (filter, None),
+        Ok(Err(fault)) => (EnvFilter::new("info"), Some(fault)),
+        Err(_) => (EnvFilter::new("info"), None),
+    };
     let (filter, handle) = reload::Layer::new(filter);
     // A second start in one process (tests) keeps the first.
     let _ = FILTER.set(handle);
@@ -41,6 +46,24 @@ pub fn start(format: LogFormat) {
         LogFormat::Text => layers.with(lines.with_ansi(false)).try_init(),
         LogFormat::Json => layers.with(lines.json()).try_init(),
     };
+    if let Some(fault) = fault {
+        tracing::warn!(
+            error = crate::driver::chain(&fault),
+            "{VARIABLE} in the environment cannot be used: logging at info"
+        );
+    }
+}
+
+/// Whether a filter can be used.
+///
+/// # Errors
+/// [`FilterError`] for one that cannot be read.
+pub fn check_filter(filter: &str) -> Result<EnvFilter, FilterError> {
+    let parsed = EnvFilter::builder().parse(filter);
+    parsed.map_err(|source| FilterError {
+        filter: filter.into(),
+        source,
+    })
 }
 
 /// Takes the configuration's filter, at start and at a reload; the environment's stays if there is one.
@@ -48,11 +71,7 @@ pub fn start(format: LogFormat) {
 /// # Errors
 /// [`FilterError`] for one that cannot be read; then nothing changes.
 pub fn set_filter(filter: &str) -> Result<(), FilterError> {
-    let parsed = EnvFilter::builder().parse(filter);
-    let parsed = parsed.map_err(|source| FilterError {
-        filter: filter.into(),
-        source,
-    })?;
+    let parsed = check_filter(filter)?;
     if std::env::var_os(VARIABLE).is_none()
         && let Some(handle) = FILTER.get()
     {

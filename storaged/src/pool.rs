@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam::channel::{Sender, bounded};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::config::CodecThreads;
@@ -145,6 +145,51 @@ impl Pool {
     ) -> Result<T, PoolClosed> {
         self.submit(work).await?.await.map_err(|_| PoolClosed)
     }
+}
+
+/// A core that this process cannot have.
+#[derive(Debug, thiserror::Error)]
+pub enum CoreError {
+    /// There is no such core, or it may not be used here.
+    #[error(
+        "expected cores that this process may use ({usable}), got {got}: name others, or allow it (CPUAffinity=, cpuset)"
+    )]
+    Unusable { usable: String, got: usize },
+    /// The system does not say which it may use.
+    #[error("expected to be told which cores this process may use")]
+    Unknown(#[from] rustix::io::Errno),
+}
+
+/// Whether this process may use these cores.
+///
+/// # Errors
+/// [`CoreError`] for the first that it may not.
+pub fn check_cores(cores: &[usize]) -> Result<(), CoreError> {
+    let usable = sched_getaffinity(None)?;
+    let may = |core: usize| core < CpuSet::MAX_CPU && usable.is_set(core);
+    match cores.iter().copied().find(|core| !may(*core)) {
+        None => Ok(()),
+        Some(got) => Err(CoreError::Unusable {
+            usable: runs_of((0..CpuSet::MAX_CPU).filter(|core| may(*core))),
+            got,
+        }),
+    }
+}
+
+/// Numbers as people write them: `0-3,8`.
+fn runs_of(numbers: impl Iterator<Item = usize>) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let text = runs.iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    });
+    text.collect::<Vec<_>>().join(",")
 }
 
 /// Keeps the calling thread on a core.

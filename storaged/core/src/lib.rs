@@ -31,6 +31,7 @@ pub use io::{
     SessionTally,
 };
 pub use node::{DurableForm, DurablePolicy, Node, RunsWithoutTier, Setup};
+pub use stage::SLOT_GRAIN_BYTES;
 pub use trickle::Removed;
 pub use trickle::{
     Curation, CurationFault, DurableFault, DurableListing, SetAside, SetAsideCause, UploadBase,

@@ -34,6 +34,12 @@ impl Config {
         self.budget / (ranks * copies).max(1)
     }
 
+    /// The smallest budget in which one rank can save step after step: the slot of the newest step and that of the next,
+    /// and parity of both where this node codes, of shards of one chunk.
+    pub fn budget_min(&self) -> u64 {
+        2 * storaged_core::SLOT_GRAIN_BYTES + 2 * self.groups_coded() * self.chunk.bytes() as u64
+    }
+
     /// Groups and bill as text.
     pub fn bill(&self) -> String {
         let mut text = String::new();

@@ -104,6 +104,18 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[encode]\nthreads = 1\ncores = [0]", "encode.threads"),
         ("[encode]\ncores = [1, 1]", "encode.cores"),
         ("[encode]\ncores = []", "encode.cores"),
+        ("[encode]\ncores = [9999]", "encode.cores"),
+        ("[encode]\ncores = [1023]", "encode.cores"),
+        ("[memory]\nbudget = '1MiB'", "memory.budget"),
+        ("[memory]\nbudget = '0B'", "memory.budget"),
+        ("[log]\nfilter = 'storaged=loud'", "log.filter"),
+        (
+            "[durable]\nkind = 'directory'\npath = 'tier'",
+            "durable.path",
+        ),
+        ("[trickle]\nevery = 10", "trickle.every"),
+        ("[trickle]\nkeep_last = 3", "trickle.keep_last"),
+        ("[trickle]\nrate = '1MB'", "trickle.rate"),
         ("[encode.node_rates]\nn7 = '1MB'", "encode.node_rates"),
         ("[trickle]\nincrements = 33", "trickle.increments"),
         ("[trickle]\nkeep_every = 10", "trickle.keep_every"),
@@ -121,4 +133,59 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         let error = parse(text).unwrap_err().to_string();
         assert!(error.contains(key), "{text}: {error}");
     }
+}
+
+/// Each says what was expected, what was got and what to do.
+#[test]
+fn what_would_fail_or_do_nothing_later_is_said_with_what_to_do() {
+    for (text, words) in [
+        (
+            "[memory]\nbudget = '1MiB'",
+            ["expected at least 4.0 MiB", "got 1.0 MiB", "raise it"],
+        ),
+        (
+            "[encode]\ncores = [9999]",
+            [
+                "expected cores that this process may use (",
+                "got 9999",
+                "name others",
+            ],
+        ),
+        (
+            "[log]\nfilter = 'storaged=loud'",
+            [
+                "expected a log filter such as info",
+                "got \"storaged=loud\"",
+                "expected one of",
+            ],
+        ),
+        (
+            "[durable]\nkind = 'directory'\npath = 'tier'",
+            ["expected an absolute path", "got tier", "any directory"],
+        ),
+        (
+            "[trickle]\nevery = 10",
+            [
+                "expected a durable tier",
+                "got none and 10",
+                "add [durable]",
+            ],
+        ),
+    ] {
+        let error = parse(text).unwrap_err().to_string();
+        for word in words {
+            assert!(error.contains(word), "{text}: {word:?} in {error}");
+        }
+    }
+}
+
+#[test]
+fn a_budget_counts_the_parity_of_others() {
+    let alone = parse("[memory]\nbudget = '4MiB'").unwrap();
+    assert_eq!(alone.budget_min(), 4 << 20);
+    let text = "tls = { ca = 'a', certificate = 'b', key = 'c' }\nnode = { name = 'a' }\n\
+                [coding]\nk = 1\nm = 1\n[memory]\nbudget = '4MiB'\n\
+                [[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'";
+    let error = parse(text).unwrap_err().to_string();
+    assert!(error.contains("expected at least 4.5 MiB"), "{error}");
 }

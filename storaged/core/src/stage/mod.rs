@@ -7,6 +7,8 @@ mod retire;
 mod room;
 mod slots;
 
+pub use slots::SLOT_GRAIN_BYTES;
+
 pub(crate) use lifetime::{DropWork, Lifetimes};
 
 use std::collections::BTreeSet;

@@ -11,7 +11,7 @@ use crate::node::{DurablePolicy, Node};
 use crate::table::{Slot, SlotUse, WaiterWish};
 
 /// Slots grow in whole huge pages, so that a shard that grows a little still fits.
-const SLOT_GRAIN_BYTES: u64 = 2 << 20;
+pub const SLOT_GRAIN_BYTES: u64 = 2 << 20;
 
 /// What came of asking for a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
