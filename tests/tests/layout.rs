@@ -363,3 +363,24 @@ fn the_documents_are_there() {
         );
     }
 }
+
+/// Whoever plots them reads one number per key.
+#[test]
+fn figures_are_flat_objects() {
+    let entries = fs::read_dir(root().join("docs/bench")).expect("docs/bench is there");
+    let names = entries.map(|entry| entry.expect("an entry").path());
+    for path in names.filter(|path| path.extension().is_some_and(|kind| kind == "json")) {
+        let text = fs::read_to_string(&path).expect("it can be read");
+        let figures: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&text).expect("one object");
+        let nested = figures
+            .iter()
+            .find(|(_, it)| it.is_object() || it.is_array());
+        let has_cases = path.ends_with("delta.json");
+        assert!(
+            has_cases || nested.is_none(),
+            "{}: {nested:?}",
+            path.display()
+        );
+    }
+}
