@@ -29,7 +29,7 @@ use crate::encode::{
 use crate::http::{self, OpsState, RestartAsked};
 use crate::memory::{Digested, Memory};
 use crate::net::{Net, NetError, NetEvent, SocketFactory};
-use crate::repeats::Repeats;
+use crate::repeats::{Repeats, numberless};
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::Trickle;
@@ -525,11 +525,17 @@ impl Daemon {
             }
             Note::DurableGivenUp { key, reason } => {
                 metrics.observe_durable_given_up();
-                tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, "the durable copy was given up");
+                let line = format!("{} copy given up {}", key.namespace, numberless(reason));
+                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+                    tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, silent, "the durable copy was given up");
+                }
             }
             Note::Abandoned { key, reason } => {
                 metrics.observe_abandoned();
-                tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, "given up");
+                let line = format!("{} given up {}", key.namespace, numberless(reason));
+                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+                    tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, silent, "given up");
+                }
             }
             Note::LaneProtected {
                 key,
@@ -547,6 +553,14 @@ impl Daemon {
                 if let SessionFault::WrongBytes { node: blamed, .. } = fault {
                     metrics.observe_wrong_bytes(blamed);
                     tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), %node, %blamed, ?fault, "a node sent wrong bytes; its memory or processor may be failing");
+                    return;
+                }
+                if let SessionFault::NoRoom(reason) = fault {
+                    let line = format!("{node} no room {}", numberless(reason));
+                    if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+                        tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), %node, reason, silent,
+                            "a step cannot be protected: a node has no room for its part");
+                    }
                     return;
                 }
                 let line = format!("{key:?} {node} {fault:?}");

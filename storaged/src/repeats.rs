@@ -65,6 +65,11 @@ impl Repeats {
     }
 }
 
+/// A line without its numbers: what a job says of one step after the other is one thing.
+pub fn numberless(text: &str) -> String {
+    text.chars().filter(|c| !c.is_ascii_digit()).collect()
+}
+
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -81,6 +86,18 @@ mod tests {
         assert_eq!(told[..3], [0, 9, 19]);
         assert!(told.len() < 12, "{told:?}");
         assert_eq!(repeats.tell("another", Now(5)), Some(0));
+    }
+
+    #[test]
+    fn steps_that_are_given_up_one_after_the_other_are_told_together() {
+        let mut repeats = Repeats::default();
+        let told = (0..60).filter_map(|step| {
+            let reason = format!("step {} of run 1-00aa was protected first", step + 1);
+            repeats.tell(&numberless(&reason), Now(step * 1000))
+        });
+        assert_eq!(told.collect::<Vec<_>>(), [0, 9, 19]);
+        let other = numberless("it did not commit within 120 s: missing [\"1\"]");
+        assert_eq!(repeats.tell(&other, Now(60_000)), Some(0));
     }
 
     #[test]
