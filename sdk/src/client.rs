@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use storaged_arena::{PassingError, Slot, recv_frame_waiting, send_frame_waiting};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, LiveRun, Removal, Reply,
-    Request, Role, Rung, VerifyReport,
+    Bears, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, LiveRun, PinnedOnes,
+    Removal, Reply, Request, Role, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
@@ -475,19 +475,20 @@ impl Client {
     /// Removes checkpoints from the durable tier; gives how many, and of how many objects.
     ///
     /// # Errors
-    /// [`ClientError`] if something else needs them, if they are of the newest run of a job that has trainers and nobody
-    /// insists, or if the tier does not answer.
+    /// [`ClientError`] if there are none, if something else needs them, if they are pinned or of the newest run of a job
+    /// that has trainers and nobody insists, or if the tier does not answer.
     pub fn remove(
         &mut self,
         removal: Removal,
         trainers: WithTrainers,
+        pinned: PinnedOnes,
         timeout_ms: u32,
     ) -> Result<(u64, u64), ClientError> {
         let live = match trainers {
             WithTrainers::Refused => LiveRun::Spared,
             WithTrainers::Too => LiveRun::Too,
         };
-        self.curate(&Request::Remove(removal, live), timeout_ms)
+        self.curate(&Request::Remove(removal, live, Some(pinned)), timeout_ms)
     }
 
     fn curate(&mut self, request: &Request, timeout_ms: u32) -> Result<(u64, u64), ClientError> {

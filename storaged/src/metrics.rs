@@ -424,7 +424,7 @@ impl Metrics {
         for one in standings {
             if let Some(bears) = one
                 .bears
-                .filter(|_| one.state >= CheckpointState::Protected)
+                .filter(|_| one.state >= CheckpointState::Protected && one.kept_for.is_none())
             {
                 let namespace = one.namespace.to_string();
                 let gauge = self

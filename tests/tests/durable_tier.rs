@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use storaged_sdk::wire::local::{DurableWish, Keep, Removal};
+use storaged_sdk::wire::local::{DurableWish, Keep, PinnedOnes, Removal};
 use storaged_sdk::wire::{CheckpointState, Rank, RefusalCode, Step};
 use storaged_sdk::{ClientError, WithTrainers};
 use storaged_tests::clients::WAIT_MS;
@@ -98,6 +98,30 @@ fn a_daemon_starts_without_its_tier() -> Result<()> {
         run.number() > 1,
         "expected a run above the tier's, got {run}"
     );
+    Ok(())
+}
+
+/// A directory that is not mounted looks like a new tier: nobody can tell, so it is said, once, with what to do.
+#[test]
+fn a_new_tier_in_a_directory_is_warned_of_once() -> Result<()> {
+    let mut system = restarted(&[10])?;
+    let warned = |system: &System| -> Result<Vec<String>> {
+        let log = std::fs::read_to_string(system.cluster.log(0))?;
+        let is_of_it = |line: &&str| line.contains(" WARN ") && line.contains("a new durable tier");
+        Ok(log.lines().filter(is_of_it).map(str::to_owned).collect())
+    };
+    let first = warned(&system)?;
+    assert_eq!(first.len(), 1, "{first:?}");
+    for word in [
+        "its file system is not mounted",
+        r#"durable.marker = "expect""#,
+    ] {
+        assert!(first[0].contains(word), "{word} in {first:?}");
+    }
+    assert!(first[0].contains(&Mount::of(&system).at.display().to_string()));
+    system.cluster.start_all()?;
+    system.reader(0)?.plan(None, WAIT_MS)?;
+    assert_eq!(warned(&system)?, first, "not again");
     Ok(())
 }
 
@@ -218,6 +242,15 @@ fn retention_pins_and_removal_by_hand() -> Result<()> {
     assert!(text.contains("--live"), "{text}");
     assert_eq!(steps(), [false, true, false, true, true]);
     let (code, text) = rm(&["--step", "20", "--live"])?;
+    assert_eq!(code, Some(1), "it is pinned: {text}");
+    assert!(text.contains("--pinned"), "{text}");
+    for nothing in [["--step", "77"], ["--run", "77"]] {
+        let (code, text) = rm(&nothing)?;
+        assert_eq!(code, Some(1), "{nothing:?}: {text}");
+        assert!(text.contains("got none"), "{text}");
+    }
+    assert_eq!(steps(), [false, true, false, true, true]);
+    let (code, text) = rm(&["--step", "20", "--live", "--pinned"])?;
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("removed 1 checkpoints"), "{text}");
     assert_eq!(steps(), [false, false, false, true, true]);
@@ -227,7 +260,12 @@ fn retention_pins_and_removal_by_hand() -> Result<()> {
     // A job that has ended needs no flag; that its trainers are gone is heard in a moment.
     drop(trainers);
     let began = std::time::Instant::now();
-    while let Err(error) = reader.remove(Removal::All, WithTrainers::Refused, WAIT_MS) {
+    while let Err(error) = reader.remove(
+        Removal::All,
+        WithTrainers::Refused,
+        PinnedOnes::Spared,
+        WAIT_MS,
+    ) {
         ensure!(began.elapsed().as_secs() < 20, "{error}");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }

@@ -93,6 +93,18 @@ pub enum LiveRun {
     Too,
 }
 
+/// Whether a removal may touch checkpoints that somebody has pinned. Not said: it may not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum PinnedOnes {
+    /// No: that is refused.
+    #[n(0)]
+    Spared,
+    /// Yes.
+    #[n(1)]
+    Too,
+}
+
 /// A request.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub enum Request {
@@ -242,7 +254,7 @@ pub enum Request {
     },
     /// Removes checkpoints from the durable tier.
     #[n(41)]
-    Remove(#[n(0)] Removal, #[n(1)] LiveRun),
+    Remove(#[n(0)] Removal, #[n(1)] LiveRun, #[n(2)] Option<PinnedOnes>),
     /// Drops all of the job's checkpoints from the RAM of all nodes; what is in the durable tier stays. Refused while it
     /// has trainers, unless `force`.
     #[n(30)]
@@ -406,6 +418,18 @@ pub struct CheckpointInfo {
     /// What it bears now, if it is committed and coded.
     #[n(8)]
     pub bears: Option<Bears>,
+    /// Why it is in this node's RAM though a newer one has made it needless.
+    #[n(9)]
+    pub kept_for: Option<KeptFor>,
+}
+
+/// Who keeps a checkpoint in RAM that is needless otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum KeptFor {
+    /// Somebody on this node has a shard of it open.
+    #[n(0)]
+    Reader,
 }
 
 /// How many node losses a checkpoint in RAM survives from now on.
@@ -427,8 +451,12 @@ impl Bears {
 }
 
 /// How `storaged` shows a checkpoint that is in this state and bears so much: `protected` alone only while any m nodes
-/// may be lost, `protected, bears 1 of 2` while blocks are missing, `exposed` when the next loss may be one too many.
-pub fn standing(state: CheckpointState, bears: Option<Bears>) -> String {
+/// may be lost, `protected, bears 1 of 2` while blocks are missing, `exposed` when the next loss may be one too many. One
+/// that is needless and only read has given its blocks back: what it bears is of no concern.
+pub fn standing(state: CheckpointState, bears: Option<Bears>, kept_for: Option<KeptFor>) -> String {
+    if let Some(KeptFor::Reader) = kept_for {
+        return "superseded, held by a reader".into();
+    }
     match bears {
         Some(bears) if state == CheckpointState::Protected && !bears.is_full() => {
             match bears.losses {

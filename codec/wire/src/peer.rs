@@ -416,6 +416,16 @@ pub enum PeerMessage {
         #[n(2)]
         reason: String,
     },
+    /// From the leader of a session to all that a checkpoint concerns: this node has no room for its part of it.
+    #[n(71)]
+    NoRoom {
+        #[n(0)]
+        manifest: Digest,
+        #[n(1)]
+        node: NodeName,
+        #[n(2)]
+        reason: String,
+    },
     /// Member to leader, about once a second while a session runs: how far this member is, and what it measured.
     #[n(24)]
     Progress {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use storaged_wire::local::{Reply, Request};
+use storaged_wire::local::{PinnedOnes, Reply, Request};
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, Geometry, ManifestBytes, Namespace, NodeName,
@@ -369,7 +369,10 @@ impl Node {
             Request::Keep { run, step, keep } => {
                 self.curate(id, Curation::Keep { run, step, keep })
             }
-            Request::Remove(removal, live) => self.remove_durable(id, removal, live),
+            Request::Remove(removal, live, pinned) => {
+                let pinned = pinned.unwrap_or(PinnedOnes::Spared);
+                self.remove_durable(id, removal, live, pinned)
+            }
         };
         if let Err(refusal) = outcome {
             self.reply(id, Reply::Refused(refusal));
@@ -481,6 +484,11 @@ impl Node {
                 key,
                 reason,
             } => self.learn_quarantine(from, manifest, key, reason),
+            PeerMessage::NoRoom {
+                manifest,
+                node,
+                reason,
+            } => self.no_room_told(manifest, node, &reason),
             PeerMessage::Durable { manifest } => {
                 self.told_state(from, manifest, CheckpointState::Durable, None);
             }
@@ -528,6 +536,7 @@ impl Node {
         }
         self.peers.insert(node.clone(), Peer { generation });
         self.tell_marks(&node);
+        self.tell_quarantined(&node);
         self.down_since.remove(&node);
         self.tell_attached_to(&node);
         self.greet(&node);

@@ -7,6 +7,7 @@ use storaged_wire::{NodeName, Refusal};
 use crate::encode::SideRate;
 use crate::io::RequestId;
 use crate::node::Node;
+use crate::trickle::plain;
 
 impl Node {
     pub(crate) fn status(&mut self, id: RequestId) -> Result<(), Refusal> {
@@ -36,15 +37,18 @@ impl Node {
             .values()
             .map(|c| {
                 format!(
-                    r#"{{"namespace":"{}","run":"{}","step":{},"state":"{}","standing":"{}","bears":{},"bears_full":{},"owed":{},"world_size":{},"shards_here":{},"parity_here":{}}}"#,
+                    r#"{{"namespace":"{}","run":"{}","step":{},"state":"{}","standing":"{}","superseded":{},"bears":{},"bears_full":{},"owed":{},"no_room":{},"world_size":{},"shards_here":{},"parity_here":{}}}"#,
                     c.key.namespace,
                     c.key.run,
                     c.key.step,
                     c.state,
-                    standing(c.state, self.bears(c)),
+                    standing(c.state, self.bears(c), self.kept_for(c)),
+                    self.kept_for(c).is_some(),
                     or_null(self.bears(c).map(|bears| bears.losses.into())),
                     or_null(self.bears(c).map(|bears| bears.of.into())),
                     self.is_due(c),
+                    self.no_room_of(c)
+                        .map_or("null".into(), |why| format!("\"{}\"", plain(&why))),
                     c.world_size,
                     c.shards.len(),
                     c.parity.len()

@@ -146,6 +146,8 @@ pub(crate) struct Checkpoint {
     pub publishing: Upload,
     /// Lanes that this node led to protection.
     pub lanes_led: BTreeSet<Lane>,
+    /// Which node had no room for its part of it when this node heard of it last, and what it said.
+    pub no_room: Option<(NodeName, String)>,
 }
 
 /// How a checkpoint that has left RAM ended.
@@ -234,6 +236,7 @@ impl Checkpoint {
             shards_durable: BTreeSet::new(),
             publishing: Upload::Idle,
             lanes_led: BTreeSet::new(),
+            no_room: None,
         }
     }
 

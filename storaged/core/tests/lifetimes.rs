@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use cluster::{Cluster, Room, Tier};
 use storaged_core::Note;
-use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::local::{DurableWish, Reply, Request, Role, standing};
 use storaged_wire::peer::DropAnswer;
 use storaged_wire::{CheckpointState, NodeName, RefusalCode};
 
@@ -453,4 +453,77 @@ fn a_protected_step_stays_while_newer_ones_only_commit() {
         cluster.notes.iter().any(|(_, _, note)| is_it(note))
     };
     assert_eq!([1, 2, 3].map(gone), [false, true, true]);
+}
+
+/// A coding node without room for parity stops protection and, because the last protected step stays, in the end saves. The
+/// refusal and the status name that node, what it needs, what it has and the key, on every node.
+#[test]
+fn a_budget_too_small_for_parity_is_named_where_a_save_is_refused() {
+    let mut room = room(100 * SLOT, 3_600_000);
+    room.budgets.insert(5, PARITY - 1);
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room);
+    for _ in 0..3 {
+        cluster.save();
+        cluster.run_for(2_000);
+    }
+    let (code, text) = refused_slot(&mut cluster);
+    assert_eq!(code, RefusalCode::Busy);
+    for node in [0, 5] {
+        let reader = cluster.connect(node, Role::Reader);
+        let Reply::Status(status) = cluster.ask(node, reader, Request::Status) else {
+            panic!("expected the status");
+        };
+        for word in [
+            "n05 has no room: ".to_owned(),
+            format!("needs {PARITY} bytes"),
+            format!("of the budget of {}", PARITY - 1),
+            "raise memory.budget there".into(),
+        ] {
+            assert!(text.contains(&word), "{word} in {text}");
+            assert!(status.contains(&word), "n{node}: {word} in {status}");
+        }
+    }
+}
+
+/// What is only kept because somebody has it open bears nothing any more, and need not: a newer step is safe. It is shown so,
+/// and nobody waits for it.
+#[test]
+fn a_step_that_is_only_read_is_shown_as_superseded_and_waited_for_by_nobody() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(100 * SLOT, 3_600_000));
+    saved(&mut cluster, DurableWish::Policy);
+    let reader = open_own(&mut cluster, 0);
+    saved(&mut cluster, DurableWish::Policy);
+    let of_steps = |cluster: &mut Cluster| {
+        let Reply::Checkpoints(infos) = cluster.ask(0, reader, Request::List { namespace: None })
+        else {
+            panic!("expected the list");
+        };
+        let shown = infos.iter();
+        shown
+            .map(|info| standing(info.state, info.bears, info.kept_for))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        of_steps(&mut cluster),
+        ["superseded, held by a reader", "protected"]
+    );
+    let Reply::Status(status) = cluster.ask(0, reader, Request::Status) else {
+        panic!("expected the status");
+    };
+    assert!(
+        status.contains(r#""standing":"superseded, held by a reader","superseded":true"#)
+            && !status.contains("exposed"),
+        "{status}"
+    );
+    let asked = Request::RestartSafe { bears: None };
+    let Reply::RestartSafe(objections) = cluster.ask(0, reader, asked) else {
+        panic!("expected what speaks against a restart");
+    };
+    assert_eq!(objections, Vec::<String>::new());
+    cluster.disconnect(0, reader);
+    let again = cluster.connect(0, Role::Reader);
+    let Reply::Checkpoints(infos) = cluster.ask(0, again, Request::List { namespace: None }) else {
+        panic!("expected the list");
+    };
+    assert_eq!(infos.len(), 1, "{infos:?}");
 }

@@ -250,3 +250,56 @@ fn notes(outputs: &[Output]) -> usize {
     let note = |output: &&Output| matches!(output, Output::Note(Note::DurableState { .. }));
     outputs.iter().filter(note).count()
 }
+
+/// A tier that is read-only takes no marker, and who has just started knows nothing: its peers tell it as soon as their link
+/// is up, so its first plan leaves out what they found damaged.
+#[test]
+fn a_node_that_comes_up_is_told_of_what_was_found_damaged_here() {
+    let mut alone = Alone::start();
+    let plan = offered(alone.ask_with(PLAN, Ok(holding(&[30, 20]))));
+    assert_eq!(plan.step, Step::new(30));
+    let open = Request::OpenShard {
+        manifest: plan.manifest,
+        rank: Rank::new(0),
+        ranges: vec![],
+        timeout_ms: 5_000,
+        without: None,
+    };
+    let mut waiting = alone.ask(open);
+    let mut fetched = None;
+    while let Some(output) = (!waiting.is_empty()).then(|| waiting.remove(0)) {
+        match output {
+            Output::CreateSlot { slot, .. } => {
+                waiting.extend(alone.handle(Input::SlotCreated { slot }))
+            }
+            Output::ListDurable { query, .. } => {
+                let outcome = Ok(holding(&[30, 20]));
+                waiting.extend(alone.handle(Input::DurableListed { query, outcome }));
+            }
+            Output::Fetch { slot, .. } => fetched = Some(slot),
+            _ => {}
+        }
+    }
+    let slot = fetched.expect("the tier is read");
+    let outcome = Err(DurableFault::Damaged("digest mismatch in chunk 1".into()));
+    alone.handle(Input::Fetched { slot, outcome });
+    let node = NodeName::new("n1").unwrap();
+    let up = Input::PeerUp {
+        node: node.clone(),
+        generation: Generation::new(9),
+    };
+    let told = alone.handle(up);
+    let is_told = |output: &Output| match output {
+        Output::Send {
+            to,
+            message:
+                PeerMessage::Quarantined {
+                    manifest: name,
+                    reason,
+                    ..
+                },
+        } => *to == node && *name == manifest(30).name() && reason.contains("chunk 1"),
+        _ => false,
+    };
+    assert!(told.iter().any(is_told), "{told:?}");
+}

@@ -11,7 +11,7 @@ use super::{CliError, NamespaceArgs, SocketArgs, print, size};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "What is in the durable tier stays. Exits with 1 if a node refused or did not answer: it may still hold some of it."
+    after_help = "What is in the durable tier stays. Exits with 1 if a node refused or did not answer: it may still hold some of it; also if no node held anything."
 )]
 pub struct DropArgs {
     /// Namespace of the job
@@ -54,6 +54,13 @@ pub fn drop_job(args: &DropArgs) -> Result<(), CliError> {
     match args.json {
         true => print(&report_json(&report).to_string()),
         false => say(&report),
+    }
+    let held = |node: &DroppedNode| match node.answer {
+        DropAnswer::Freed { bytes, checkpoints } => bytes > 0 || checkpoints > 0,
+        DropAnswer::Refused(_) => true,
+    };
+    if report.silent.is_empty() && !report.nodes.iter().any(held) {
+        return Err(CliError::NothingToDrop(args.namespace.clone()));
     }
     let refused = |node: &&DroppedNode| matches!(node.answer, DropAnswer::Refused(_));
     let faults = report.nodes.iter().filter(refused).count() + report.silent.len();

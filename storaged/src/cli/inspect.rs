@@ -135,6 +135,9 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
             one["shards_here"],
             one["parity_here"]
         ));
+        if let Some(why) = one["no_room"].as_str() {
+            print(&format!("  cannot be protected: {why}"));
+        }
     }
     Ok(())
 }
@@ -145,6 +148,7 @@ fn info_json(info: &CheckpointInfo) -> Value {
         "state": info.state.as_str(), "durable": info.durable, "world_size": info.world_size.get(),
         "bytes": info.length, "manifest": info.manifest.map(|name| name.to_string()),
         "bears": info.bears.map(|bears| bears.losses), "bears_full": info.bears.map(|bears| bears.of),
+        "superseded": info.kept_for.is_some(),
     })
 }
 
@@ -193,7 +197,7 @@ pub fn ls(args: &LsArgs) -> Result<(), CliError> {
             info.namespace.as_str(),
             info.run,
             info.step,
-            standing(info.state, info.bears),
+            standing(info.state, info.bears, info.kept_for),
             info.world_size,
             size(info.length)
         ));

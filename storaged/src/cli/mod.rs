@@ -62,6 +62,11 @@ pub enum CliError {
     /// A check that found faults.
     #[error("{faults} of {parts} parts have faults")]
     Faults { faults: usize, parts: usize },
+    /// A job that nobody holds: a name that was mistyped, most often.
+    #[error(
+        "expected a job with something in RAM, got {0}, of which no node holds anything: `storaged ls` lists jobs"
+    )]
+    NothingToDrop(Namespace),
     /// A job that some nodes may still hold.
     #[error("{faults} of {nodes} nodes may still hold some of it")]
     NotDropped { faults: usize, nodes: usize },

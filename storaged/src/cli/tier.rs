@@ -1,7 +1,7 @@
 //! `storaged pin`, `unpin` and `rm`: checkpoints in the durable tier, through the daemon and with the job's token.
 
 use clap::Args;
-use storaged_sdk::wire::local::{Keep, Removal, Role};
+use storaged_sdk::wire::local::{Keep, PinnedOnes, Removal, Role};
 use storaged_sdk::wire::{Namespace, RunId, Step};
 use storaged_sdk::{Client, ConnectOptions, WithTrainers};
 
@@ -45,7 +45,7 @@ pub struct PinArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  storaged rm llama-70b --step 1200\n  storaged rm llama-70b --run 3-00f3a9c1d2e4b5a6\n  storaged rm llama-70b --all\nRemoves from the durable tier only, the manifest first. Of the newest run of a job that trains only with --live."
+    after_help = "Examples:\n  storaged rm llama-70b --step 1200\n  storaged rm llama-70b --run 3-00f3a9c1d2e4b5a6\n  storaged rm llama-70b --all\nRemoves from the durable tier only, the manifest first. Of the newest run of a job that trains only with --live, pinned ones only\nwith --pinned. Exits with 1 if there was nothing to remove."
 )]
 pub struct RmArgs {
     #[command(flatten)]
@@ -58,6 +58,9 @@ pub struct RmArgs {
     /// Also of the newest run of a job whose trainers are connected
     #[arg(long)]
     live: bool,
+    /// Also pinned ones
+    #[arg(long)]
+    pinned: bool,
 }
 
 #[derive(Debug, Args)]
@@ -117,7 +120,12 @@ pub fn rm(args: &RmArgs) -> Result<(), CliError> {
         true => WithTrainers::Too,
         false => WithTrainers::Refused,
     };
-    let (checkpoints, objects) = client.remove(removal, trainers, args.job.timeout_ms())?;
+    let pinned = match args.pinned {
+        true => PinnedOnes::Too,
+        false => PinnedOnes::Spared,
+    };
+    let timeout_ms = args.job.timeout_ms();
+    let (checkpoints, objects) = client.remove(removal, trainers, pinned, timeout_ms)?;
     print(&format!(
         "removed {checkpoints} checkpoints ({objects} objects) of {} from the durable tier",
         args.job.namespace

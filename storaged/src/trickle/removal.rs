@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_core::{Curation, CurationFault, DurableFault, Removed};
-use storaged_wire::local::{Keep, Removal};
+use storaged_wire::local::{Keep, PinnedOnes, Removal};
 use storaged_wire::{Namespace, Owner, RunId, Step};
 
 use super::index::{Indexed, Mark, Place, mark_key, read_bases};
@@ -35,7 +35,20 @@ impl Trickle {
                 }
                 Ok(Removed::default())
             }
-            Curation::Remove { removal, spared } => self.remove(namespace, removal, *spared).await,
+            Curation::Remove {
+                removal,
+                spared,
+                pinned,
+            } => {
+                let index = self.index(namespace).await?;
+                let places = self.places_to_remove(namespace, &index, removal).await?;
+                check_ended(&places, *spared)?;
+                if *pinned == PinnedOnes::Spared {
+                    check_unpinned(&index, &places)?;
+                }
+                self.check_unneeded(namespace, &index, &places).await?;
+                self.remove(namespace, places).await
+            }
         }
     }
 
@@ -76,28 +89,46 @@ impl Trickle {
         })
     }
 
-    async fn remove(
+    /// What a removal means, the newest first; an error if that is nothing.
+    async fn places_to_remove(
         &self,
         namespace: &Namespace,
+        index: &[Indexed],
         removal: &Removal,
-        spared: Option<RunId>,
-    ) -> Result<Removed, CurationFault> {
-        let index = self.index(namespace).await?;
-        let places = match removal {
+    ) -> Result<Vec<Place>, CurationFault> {
+        let (places, what) = match removal {
             Removal::Step { run, step } => {
                 let one = index.iter().find(|one| {
                     one.place.step == *step && run.is_none_or(|run| run == one.place.run)
                 });
-                match one {
-                    Some(one) => vec![one.place],
-                    None => vec![self.find(namespace, *run, *step).await?],
-                }
+                let place = match one {
+                    Some(one) => one.place,
+                    None => self.find(namespace, *run, *step).await?,
+                };
+                (vec![place], format!("step {step}"))
             }
-            Removal::Run { run } => self.places_of(namespace, &index, Some(*run)).await?,
-            Removal::All => self.places_of(namespace, &index, None).await?,
+            Removal::Run { run } => {
+                let places = self.places_of(namespace, index, Some(*run)).await?;
+                (places, format!("run {run}"))
+            }
+            Removal::All => {
+                let places = self.places_of(namespace, index, None).await?;
+                (places, "any run".into())
+            }
         };
-        check_ended(&places, spared)?;
-        self.check_unneeded(namespace, &index, &places).await?;
+        match places.is_empty() {
+            false => Ok(places),
+            true => Err(CurationFault::NoSuch(format!(
+                "expected checkpoints of {what} in the durable tier, got none: nothing was removed; check the name of the job and the run"
+            ))),
+        }
+    }
+
+    async fn remove(
+        &self,
+        namespace: &Namespace,
+        places: Vec<Place>,
+    ) -> Result<Removed, CurationFault> {
         let mut removed = Removed::default();
         // The newest first: an increment goes before what it builds on.
         for place in places {
@@ -221,6 +252,19 @@ impl Trickle {
             self.store.abort(&upload).await?;
         }
         Ok(())
+    }
+}
+
+/// What somebody has pinned does not go.
+fn check_unpinned(index: &[Indexed], places: &[Place]) -> Result<(), CurationFault> {
+    let pinned = |one: &&Indexed| one.has(Mark::Pinned) && places.contains(&one.place);
+    match index.iter().find(pinned) {
+        None => Ok(()),
+        Some(one) => Err(CurationFault::Pinned(format!(
+            "expected checkpoints that nobody has pinned, got {}: unpin it first (`storaged unpin`), or remove it all the \
+             same (`--pinned`); nothing was removed",
+            one.place
+        ))),
     }
 }
 

@@ -7,7 +7,7 @@ use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_tests::system::{System, shards};
 
-use crate::node::said;
+use crate::node::{said, storaged};
 
 #[test]
 fn with_tenants_the_operators_socket_serves_every_command() -> Result<()> {
@@ -53,5 +53,24 @@ fn with_tenants_the_operators_socket_serves_every_command() -> Result<()> {
         .env("STORAGED_SOCKET", system.cluster.socket(0))
         .output()?;
     assert!(!refused.status.success(), "{}", said(&refused));
+    Ok(())
+}
+
+/// A script that mistypes a job's name must not believe that it was dropped.
+#[test]
+fn what_nobody_holds_is_not_dropped_and_exits_with_1() -> Result<()> {
+    let system = System::start(1, None, "")?;
+    let (run, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Policy)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+    let dropped = storaged(&system, 0, &["drop", "jbo"])?;
+    assert_eq!(dropped.status.code(), Some(1), "{}", said(&dropped));
+    let told = said(&dropped);
+    assert!(
+        told.contains("got jbo, of which no node holds anything") && told.contains("storaged ls"),
+        "{told}"
+    );
+    let dropped = storaged(&system, 0, &["drop", "job", "--force"])?;
+    assert!(dropped.status.success(), "{}", said(&dropped));
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, DropReport, DroppedNode, DurableWish, Keep, LiveRun, Removal,
-    Reply, Request, Role, Rung, VerifiedPart, VerifyReport,
+    Bears, ByteRange, CheckpointInfo, DropReport, DroppedNode, DurableWish, Keep, KeptFor, LiveRun,
+    PinnedOnes, Removal, Reply, Request, Role, Rung, VerifiedPart, VerifyReport,
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
@@ -214,13 +214,14 @@ pub fn requests() -> Vec<Request> {
             step: Step::new(2),
             keep: Keep::Pin,
         },
-        Request::Remove(Removal::All, LiveRun::Too),
+        Request::Remove(Removal::All, LiveRun::Too, Some(PinnedOnes::Too)),
         Request::Remove(
             Removal::Step {
                 run: None,
                 step: Step::new(2),
             },
             LiveRun::Spared,
+            None,
         ),
     ]
 }
@@ -292,6 +293,7 @@ pub fn replies() -> Vec<Reply> {
             length: 3,
             manifest: None,
             bears: None,
+            kept_for: Some(KeptFor::Reader),
         }]),
         Reply::Verified(VerifyReport {
             manifest: some_digest(),
@@ -421,6 +423,11 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
             manifest,
             key: key(),
             reason: "digest mismatch in chunk 1".into(),
+        },
+        PeerMessage::NoRoom {
+            manifest,
+            node: node("a"),
+            reason: "needs 3 bytes".into(),
         },
         PeerMessage::HoldingsQuery {
             query,

@@ -481,6 +481,7 @@ impl Node {
                     progress.first_try
                 });
                 if let Some(checkpoint) = self.checkpoints.get_mut(&led.key) {
+                    checkpoint.no_room = None;
                     checkpoint.lanes_led.insert(led.lane);
                 }
                 let elapsed_ms = now.since(started.unwrap_or(now));
@@ -519,6 +520,9 @@ impl Node {
             return self.abandon_everywhere(&led.key, &reason);
         }
         let key = led.key;
+        if let SessionFault::NoRoom(reason) = &fault {
+            self.tell_no_room(&key, &node, reason);
+        }
         self.note(Note::SessionFailed { key, node, fault });
         self.lead_lanes();
     }

@@ -313,7 +313,11 @@ impl Node {
         }
         let set = ParityId(self.fresh());
         let reserved = self.reserve(Purpose::Parity(set), derived.blocks.length, &key.namespace);
-        reserved.map_err(|no_room| SessionFault::NoRoom(no_room.to_string()))?;
+        let reserved = reserved.map_err(|no_room| {
+            format!("parity that it keeps for others {no_room}: raise memory.budget there")
+        });
+        self.note_room(key, self.me().clone(), reserved.as_ref().err());
+        reserved.map_err(SessionFault::NoRoom)?;
         Ok(Kept::Parity { index, set, basis })
     }
 

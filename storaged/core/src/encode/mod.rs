@@ -14,12 +14,15 @@ mod lacking;
 mod lanes;
 mod lead;
 mod member;
+mod no_room;
 mod plan;
 pub mod plans;
 mod prints;
 mod rates;
 mod shapes;
 mod survivors;
+#[cfg(test)]
+mod tests;
 mod wary;
 mod work;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use storaged_wire::local::Reply;
+use storaged_wire::local::{KeptFor, Reply};
 use storaged_wire::{CheckpointState, Namespace, Refusal};
 
 use crate::io::RequestId;
@@ -94,6 +94,7 @@ impl Node {
             bears: bears.map(|bears| bears.losses),
             bears_full: bears.map(|bears| bears.of),
             owed: self.is_due(checkpoint),
+            kept_for: self.kept_for(checkpoint),
         }
     }
 }
@@ -111,4 +112,6 @@ pub struct Standings {
     pub bears_full: Option<u32>,
     /// It is kept for its way to the durable tier.
     pub owed: bool,
+    /// Why it is here though a newer one has made it needless.
+    pub kept_for: Option<KeptFor>,
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
-use storaged_wire::local::{Bears, CheckpointInfo, Reply};
+use storaged_wire::local::{Bears, CheckpointInfo, KeptFor, Reply};
 use storaged_wire::peer::{HighMark, Holding, PeerMessage};
 use storaged_wire::{
     CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode,
@@ -130,14 +130,18 @@ impl Node {
             .checkpoints
             .values()
             .filter(|c| namespace.is_none_or(|name| c.key.namespace == *name))
-            .map(|c| info(c, self.bears(c)))
+            .map(|c| info(c, self.bears(c), self.kept_for(c)))
             .collect();
         self.reply(id, Reply::Checkpoints(infos));
         Ok(())
     }
 }
 
-fn info(checkpoint: &Checkpoint, bears: Option<Bears>) -> CheckpointInfo {
+fn info(
+    checkpoint: &Checkpoint,
+    bears: Option<Bears>,
+    kept_for: Option<KeptFor>,
+) -> CheckpointInfo {
     let sealed = checkpoint.shards.values().map(|shard| shard.length).sum();
     let length = checkpoint
         .manifest
@@ -153,6 +157,7 @@ fn info(checkpoint: &Checkpoint, bears: Option<Bears>) -> CheckpointInfo {
         length,
         manifest: checkpoint.name(),
         bears,
+        kept_for,
     }
 }
 

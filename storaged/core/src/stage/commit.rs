@@ -375,6 +375,7 @@ impl Node {
             return;
         }
         checkpoint.state = state;
+        checkpoint.no_room = None;
         let key = key.clone();
         if state >= CheckpointState::Protected {
             self.count_finished_parity(&key);
@@ -611,10 +612,25 @@ impl Node {
             .filter(|node| !self.is_up(node))
             .map(|node| node.to_string())
             .collect();
-        match down.is_empty() {
+        let down = match down.is_empty() {
+            true => None,
+            false => Some(format!("nodes down: {}", down.join(", "))),
+        };
+        let reasons: Vec<String> = down
+            .into_iter()
+            .chain(self.no_room_of(checkpoint))
+            .collect();
+        match reasons.is_empty() {
             true => String::new(),
-            false => format!(": nodes down: {}", down.join(", ")),
+            false => format!(": {}", reasons.join("; ")),
         }
+    }
+
+    /// Which node has no room for its part of a checkpoint, as far as this node has heard, while that matters.
+    pub(crate) fn no_room_of(&self, checkpoint: &Checkpoint) -> Option<String> {
+        let is_whole = self.bears(checkpoint).is_some_and(|bears| bears.is_full());
+        let (node, reason) = checkpoint.no_room.as_ref().filter(|_| !is_whole)?;
+        Some(format!("{node} has no room: {reason}"))
     }
 }
 

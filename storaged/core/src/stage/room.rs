@@ -2,6 +2,7 @@
 //! durable tier is slow, full or gone, nor because a node is away and nothing can be protected. What is kept is the
 //! newest checkpoint that is whole, and whatever older one is safer than all that came after it.
 
+use storaged_wire::local::KeptFor;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
 
@@ -210,7 +211,13 @@ impl Node {
     /// Whether a checkpoint is here only because somebody has it open.
     fn is_only_read(&self, key: &CheckpointKey) -> bool {
         let checkpoint = self.checkpoints.get(key);
-        checkpoint.is_some_and(|c| Self::is_read(c) && self.is_needless_but_for_readers(c))
+        checkpoint.is_some_and(|c| self.kept_for(c).is_some())
+    }
+
+    /// Why a checkpoint is here that a newer one has made needless.
+    pub(crate) fn kept_for(&self, checkpoint: &Checkpoint) -> Option<KeptFor> {
+        let is_read = Self::is_read(checkpoint) && self.is_needless_but_for_readers(checkpoint);
+        is_read.then_some(KeptFor::Reader)
     }
 
     /// Since when a connection has waited, for a new wish of it.
@@ -220,20 +227,25 @@ impl Node {
     }
 
     /// What the refusal of a slot advises, by what holds them.
-    pub(super) fn slot_advice(&self, conn: ConnId) -> &'static str {
+    pub(super) fn slot_advice(&self, conn: ConnId) -> String {
         let attached = self.conns.get(&conn);
         let of_it = attached.and_then(|a| Some((a.namespace.clone(), a.trainer?.1)));
         let Some((namespace, rank)) = of_it else {
-            return "connect again";
+            return "connect again".into();
         };
         let mine = |c: &&Checkpoint| c.key.namespace == namespace && c.shards.contains_key(&rank);
         let held: Vec<&Checkpoint> = self.checkpoints.values().filter(mine).collect();
         if held.iter().any(|c| Self::is_read(c)) {
-            return "a reader has a step open: let it end, or raise memory.slots_per_rank";
+            return "a reader has a step open: let it end, or raise memory.slots_per_rank".into();
         }
         if held.iter().any(|c| c.manifest.is_none()) {
-            return "a step has not committed, because a rank has not sealed it: save on every rank";
+            return "a step has not committed, because a rank has not sealed it: save on every rank"
+                .into();
+        }
+        if let Some(why) = held.iter().find_map(|c| self.no_room_of(c)) {
+            return format!("steps cannot be protected, and the last protected one stays: {why}");
         }
         "steps follow one another faster than they are protected: save less often, or raise memory.slots_per_rank"
+            .into()
     }
 }

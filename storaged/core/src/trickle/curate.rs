@@ -1,6 +1,6 @@
 //! What a person asks of the durable tier: to keep a checkpoint whatever the retention says, or to remove some.
 
-use storaged_wire::local::{Keep, LiveRun, Removal, Reply};
+use storaged_wire::local::{Keep, LiveRun, PinnedOnes, Removal, Reply};
 use storaged_wire::{Namespace, Refusal, RefusalCode, RunId, Step};
 use thiserror::Error;
 
@@ -17,10 +17,11 @@ pub enum Curation {
         step: Step,
         keep: Keep,
     },
-    /// Remove some, but nothing of this run or a newer one.
+    /// Remove some, but nothing of this run or a newer one, and pinned ones only if that is said.
     Remove {
         removal: Removal,
         spared: Option<RunId>,
+        pinned: PinnedOnes,
     },
 }
 
@@ -46,6 +47,9 @@ pub enum CurationFault {
     /// Something else needs it.
     #[error("{0}")]
     Needed(String),
+    /// Somebody has pinned it.
+    #[error("{0}")]
+    Pinned(String),
     /// A job that trains wrote it.
     #[error("{0}")]
     Live(String),
@@ -59,13 +63,19 @@ impl Node {
         id: RequestId,
         removal: Removal,
         live: LiveRun,
+        pinned: PinnedOnes,
     ) -> Result<(), Refusal> {
         let namespace = &self.attached(id)?.namespace;
         let spared = match live {
             LiveRun::Spared => self.live_run(namespace),
             LiveRun::Too => None,
         };
-        self.curate(id, Curation::Remove { removal, spared })
+        let curation = Curation::Remove {
+            removal,
+            spared,
+            pinned,
+        };
+        self.curate(id, curation)
     }
 
     /// The newest run of a job that has trainers.
@@ -109,7 +119,7 @@ impl Node {
             Err(fault) => {
                 let code = match fault {
                     CurationFault::WrongOwner => RefusalCode::WrongToken,
-                    CurationFault::Live(_) => RefusalCode::InUse,
+                    CurationFault::Live(_) | CurationFault::Pinned(_) => RefusalCode::InUse,
                     CurationFault::NoSuch(_) => RefusalCode::NoCheckpoint,
                     CurationFault::Needed(_) | CurationFault::Durable(_) => RefusalCode::Busy,
                 };

@@ -16,9 +16,24 @@ pub(crate) struct TierHealth {
     /// Why it did not do what was asked last; none while it does.
     fault: Option<DurableFault>,
     /// Damaged checkpoints, and what was found.
-    quarantined: BTreeMap<Digest, String>,
+    quarantined: BTreeMap<Digest, Damaged>,
     /// The same by name, with what the newest listing of their namespace has said, for whoever looks.
     damaged: BTreeMap<CheckpointKey, String>,
+}
+
+/// A checkpoint in the tier that proved damaged.
+#[derive(Debug, Clone)]
+struct Damaged {
+    key: CheckpointKey,
+    reason: String,
+    found: Found,
+}
+
+/// Who found it damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Here,
+    ByPeer,
 }
 
 impl Node {
@@ -61,7 +76,8 @@ impl Node {
             };
             self.send(&peer, message);
         }
-        self.note_quarantine(name, key, reason);
+        let found = Found::Here;
+        self.note_quarantine(name, Damaged { key, reason, found });
     }
 
     /// A peer found a checkpoint in the tier damaged.
@@ -72,10 +88,31 @@ impl Node {
         key: CheckpointKey,
         reason: String,
     ) {
-        self.note_quarantine(name, key, format!("{from} found: {reason}"));
+        let reason = format!("{from} found: {reason}");
+        let found = Found::ByPeer;
+        self.note_quarantine(name, Damaged { key, reason, found });
     }
 
-    fn note_quarantine(&mut self, name: Digest, key: CheckpointKey, reason: String) {
+    /// A peer that has just started knows nothing of what was found damaged here, and the tier may have taken no marker:
+    /// it is told before it can be asked for a plan.
+    pub(crate) fn tell_quarantined(&mut self, to: &NodeName) {
+        let known = self.tier.quarantined.iter();
+        let mine: Vec<_> = known
+            .filter(|(_, damaged)| damaged.found == Found::Here)
+            .map(|(name, damaged)| (*name, damaged.clone()))
+            .collect();
+        for (manifest, Damaged { key, reason, .. }) in mine {
+            let message = PeerMessage::Quarantined {
+                manifest,
+                key,
+                reason,
+            };
+            self.send(to, message);
+        }
+    }
+
+    fn note_quarantine(&mut self, name: Digest, damaged: Damaged) {
+        let (key, reason) = (damaged.key.clone(), damaged.reason.clone());
         let known = &mut self.tier.quarantined;
         if known.contains_key(&name) {
             return;
@@ -83,7 +120,7 @@ impl Node {
         if known.len() >= limits::QUARANTINED_MAX {
             known.pop_first();
         }
-        known.insert(name, reason.clone());
+        known.insert(name, damaged);
         self.show_damaged(key.clone(), reason.clone());
         self.note(Note::Quarantined { key, reason });
     }
@@ -146,12 +183,12 @@ impl Node {
     /// Why a plan leaves a checkpoint in the tier out, unless its step was asked for.
     fn set_aside(&self, manifest: &ManifestBytes) -> Option<SetAside> {
         let record = manifest.manifest();
-        let reason = self.tier.quarantined.get(&manifest.name())?;
+        let damaged = self.tier.quarantined.get(&manifest.name())?;
         Some(SetAside {
             run: record.run,
             step: record.step,
             cause: SetAsideCause::Quarantined,
-            reason: reason.clone(),
+            reason: damaged.reason.clone(),
         })
     }
 
@@ -169,7 +206,7 @@ impl Node {
 }
 
 /// Text that needs no escaping in JSON.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     let plain = |c: char| match c {
         '"' => '\'',
         '\\' => '/',

@@ -21,7 +21,7 @@ use crate::table::{Checkpoint, Upload};
 
 pub use base::UploadBase;
 pub use curate::{Curation, CurationFault, Removed};
-pub(crate) use health::TierHealth;
+pub(crate) use health::{TierHealth, plain};
 pub(crate) use tier::durable_unavailable;
 pub use tier::{DurableFault, DurableListing, SetAside, SetAsideCause};
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use super::lazy::{Attempt, Lazy};
-use super::place::{MarkerConfig, Placed, check_expected};
+use super::place::{EmptyPlace, MarkerConfig, Placed, check_expected};
 use super::{
     Directory, ObjectKey, Randomness, RetryPolicy, Retrying, S3, S3Config, Store, StoreError,
     StoreLimits,
@@ -79,10 +79,12 @@ fn attempts(
     match config {
         StoreConfig::Directory { path, io, marker } => {
             let directory = Directory::new(path, *io, Arc::clone(&randomness))?;
-            let (limits, marker, path) = (directory.limits(), *marker, path.display().to_string());
+            let (limits, marker) = (directory.limits(), *marker);
+            let empty = EmptyPlace::Directory(path.clone());
+            let path = path.display().to_string();
             let attempt: Attempt = Box::new(move || {
                 let (directory, randomness) = (directory.clone(), Arc::clone(&randomness));
-                let what = format!("opening {path}");
+                let (what, empty) = (format!("opening {path}"), empty.clone());
                 Box::pin(async move {
                     let preparing = async {
                         check_expected(&directory, marker).await?;
@@ -91,7 +93,7 @@ fn attempts(
                     let limit = PROBE_POLICY.attempt_limit;
                     let prepared = tokio::time::timeout(limit, preparing).await;
                     prepared.map_err(|_| StoreError::Timeout { what, limit })??;
-                    settled(Arc::new(directory), randomness).await
+                    settled(Arc::new(directory), randomness, &empty).await
                 })
             });
             Ok((limits, attempt))
@@ -101,7 +103,9 @@ fn attempts(
             let limits = s3.limits();
             let attempt: Attempt = Box::new(move || {
                 let (s3, randomness) = (s3.clone(), Arc::clone(&randomness));
-                Box::pin(settled(Arc::new(s3), randomness))
+                Box::pin(
+                    async move { settled(Arc::new(s3), randomness, &EmptyPlace::Bucket).await },
+                )
             });
             Ok((limits, attempt))
         }
@@ -112,12 +116,13 @@ fn attempts(
 async fn settled(
     store: Arc<dyn Store>,
     randomness: Arc<dyn Randomness>,
+    empty: &EmptyPlace,
 ) -> Result<Arc<dyn Store>, StoreError> {
     let patient = Retrying::new(Arc::clone(&store), PROBE_POLICY, Arc::clone(&randomness));
     probe(&patient, &*randomness).await?;
     let retrying = Retrying::new(store, RetryPolicy::default(), Arc::clone(&randomness));
     Ok(Arc::new(
-        Placed::settle(Arc::new(retrying), &*randomness).await?,
+        Placed::settle(Arc::new(retrying), &*randomness, empty).await?,
     ))
 }
 

@@ -2,6 +2,7 @@
 //! from a directory whose file system is not mounted, or that somebody removed.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -33,6 +34,15 @@ struct Marker {
 }
 
 const VERSION: u32 = 1;
+
+/// What an empty place without a marker may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EmptyPlace {
+    /// A directory: a new tier, or one whose file system is not mounted. Nothing here can tell the two apart.
+    Directory(PathBuf),
+    /// A bucket: it is there or it is not.
+    Bucket,
+}
 
 /// A store in a place that was recognized once and is looked at again whenever it seems to be empty.
 #[derive(Debug)]
@@ -83,6 +93,7 @@ impl Placed {
     pub async fn settle(
         store: Arc<dyn Store>,
         randomness: &dyn Randomness,
+        empty: &EmptyPlace,
     ) -> Result<Self, StoreError> {
         if let Some(marker) = read_marker(&*store).await? {
             return Ok(Self {
@@ -97,9 +108,7 @@ impl Placed {
             .put_new(&marker_key(), marker.to_string().into())
             .await
         {
-            Ok(()) if held.is_empty() => {
-                tracing::info!(id, "a new durable tier: it holds nothing yet");
-            }
+            Ok(()) if held.is_empty() => empty.say_new(&id),
             Ok(()) => tracing::info!(id, "a durable tier of an older release: marked as one"),
             // Another daemon was first.
             Err(StoreError::AlreadyExists { .. }) => {}
@@ -111,6 +120,20 @@ impl Placed {
                 id: marker.id,
             }),
             None => Err(gone("it was just written")),
+        }
+    }
+}
+
+impl EmptyPlace {
+    /// An empty place was taken for a new tier, once: from now on the marker is there.
+    fn say_new(&self, id: &str) {
+        match self {
+            Self::Bucket => tracing::info!(id, "a new durable tier: it holds nothing yet"),
+            Self::Directory(path) => tracing::warn!(
+                id,
+                path = %path.display(),
+                "the directory was empty and is now a new durable tier: if it should have held checkpoints, its file system is not mounted: stop the daemon, remove .storaged from the empty directory, mount the file system and start again; if the tier is new, set durable.marker = \"expect\" on every node, so that an empty directory is never taken for it again"
+            ),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use storaged_core::{Curation, CurationFault, DurableListing, SetAsideCause};
-use storaged_wire::local::{Keep, Removal};
+use storaged_wire::local::{Keep, PinnedOnes, Removal};
 
 use super::*;
 use crate::trickle::store::{FaultPlan, Faulty, KeyPrefix};
@@ -58,13 +58,28 @@ impl World {
         self.remove_sparing(removal, None).await
     }
 
+    async fn remove_pinned_too(&self, removal: Removal) -> Result<u64, CurationFault> {
+        let owner = Owner::of_token(b"token");
+        let removal = Curation::Remove {
+            removal,
+            spared: None,
+            pinned: PinnedOnes::Too,
+        };
+        let removed = self.trickle.curate(&job(), owner, &removal).await?;
+        Ok(removed.checkpoints)
+    }
+
     async fn remove_sparing(
         &self,
         removal: Removal,
         spared: Option<RunId>,
     ) -> Result<u64, CurationFault> {
         let owner = Owner::of_token(b"token");
-        let removal = Curation::Remove { removal, spared };
+        let removal = Curation::Remove {
+            removal,
+            spared,
+            pinned: PinnedOnes::Spared,
+        };
         let removed = self.trickle.curate(&job(), owner, &removal).await?;
         Ok(removed.checkpoints)
     }
@@ -349,6 +364,7 @@ async fn an_interrupted_removal_leaves_no_checkpoint_and_is_finished() {
         let removal = Curation::Remove {
             removal,
             spared: None,
+            pinned: PinnedOnes::Spared,
         };
         let owner = Owner::of_token(b"token");
         if trickle.curate(&job(), owner, &removal).await.is_ok() {
@@ -372,6 +388,37 @@ async fn an_interrupted_removal_leaves_no_checkpoint_and_is_finished() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_pinned_goes_only_if_that_is_said_and_nothing_is_no_removal() {
+    let mut world = World::new(0, Packing::None);
+    world.save_full(1..=3).await;
+    world.pin(2, Keep::Pin).await;
+    let step = Removal::Step {
+        run: None,
+        step: Step::new(2),
+    };
+    for removal in [step, Removal::All] {
+        let refused = world.remove(removal).await.unwrap_err();
+        assert!(matches!(refused, CurationFault::Pinned(_)), "{refused:?}");
+        let told = refused.to_string();
+        assert!(
+            told.contains("step 2") && told.contains("--pinned"),
+            "{told}"
+        );
+    }
+    assert_eq!(world.steps().await, [3, 2, 1]);
+    assert_eq!(world.remove_pinned_too(step).await, Ok(1));
+    assert_eq!(world.steps().await, [3, 1]);
+    let run = RunId::new(77);
+    for removal in [step, Removal::Run { run }] {
+        let refused = world.remove(removal).await.unwrap_err();
+        assert!(matches!(refused, CurationFault::NoSuch(_)), "{refused:?}");
+    }
+    assert_eq!(world.remove(Removal::All).await, Ok(2));
+    let refused = world.remove(Removal::All).await.unwrap_err();
+    assert!(refused.to_string().contains("got none"), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_others_build_on_and_what_is_not_ones_own_is_not_removed() {
     let mut world = World::new(8, Packing::None);
     let (first, _) = world.save(1, noise(1, SHARD), None).await;
@@ -388,6 +435,7 @@ async fn what_others_build_on_and_what_is_not_ones_own_is_not_removed() {
     let all = Curation::Remove {
         removal: Removal::All,
         spared: None,
+        pinned: PinnedOnes::Spared,
     };
     let refused = world.trickle.curate(&job(), other, &all).await.unwrap_err();
     assert_eq!(refused, CurationFault::WrongOwner);

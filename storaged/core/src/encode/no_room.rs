@@ -1,0 +1,42 @@
+//! Nodes that have no room for their part of a checkpoint: everybody whom it concerns is told, so that a refused save, the
+//! status and the log name the budget that is too small and not the steps that follow one another.
+
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{Digest, NodeName};
+
+use crate::node::Node;
+
+impl Node {
+    /// A node had room for its part of a checkpoint, or says why not: whoever asks why it is not protected is told.
+    pub(super) fn note_room(&mut self, key: &CheckpointKey, node: NodeName, why: Option<&String>) {
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        match why {
+            Some(reason) => checkpoint.no_room = Some((node, reason.clone())),
+            None => checkpoint.no_room = checkpoint.no_room.take().filter(|(of, _)| *of != node),
+        }
+    }
+
+    /// As a leader: whoever has a trainer of the job can say why its steps are not protected.
+    pub(super) fn tell_no_room(&mut self, key: &CheckpointKey, node: &NodeName, reason: &str) {
+        let manifest = self.checkpoints.get(key).and_then(|c| c.manifest.clone());
+        let Some(manifest) = manifest else {
+            return;
+        };
+        for concerned in self.concerned(manifest.manifest()) {
+            let message = PeerMessage::NoRoom {
+                manifest: manifest.name(),
+                node: node.clone(),
+                reason: reason.into(),
+            };
+            self.send(&concerned, message);
+        }
+    }
+
+    pub(crate) fn no_room_told(&mut self, manifest: Digest, node: NodeName, reason: &str) {
+        if let Some(key) = self.by_name.get(&manifest).cloned() {
+            self.note_room(&key, node, Some(&reason.to_owned()));
+        }
+    }
+}
