@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = "storaged-core"
-QUICK = ("lib", "healing", "lifetimes", "plans", "runs", "tier")
+QUICK = ("lib", "handle", "healing", "lifetimes", "plans", "restart_safe", "runs", "tier")
 SIMULATION = "simulation"
 QUICK_SECONDS, SIMULATION_SECONDS = 240, 1200
 # What the ordinary build of the core does not contain.

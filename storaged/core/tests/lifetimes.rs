@@ -428,20 +428,34 @@ fn steps_that_lost_a_shard_before_they_were_protected_give_way() {
     assert_eq!(planned(&mut cluster, 5), Ok(6));
 }
 
-/// With all coding nodes down the step that was protected bears no more than newer committed ones do. It is the one that a
-/// restart may not go below, so these give way to each other and it stays.
+fn committed(cluster: &mut Cluster) {
+    cluster.save();
+    let committed = |cluster: &Cluster| (0..4).all(|node| cluster.is_committed(node));
+    cluster.run_until(1_000, "a commit", committed);
+    cluster.run_for(2_000);
+}
+
+/// With all coding nodes down the step that was protected bears no more than newer ones that have only committed. It is the
+/// one that a restart may not go below: these give way, or the save is refused while somebody reads them.
 #[test]
 fn a_protected_step_stays_while_newer_ones_only_commit() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, Room::default());
     saved(&mut cluster, DurableWish::Policy);
     [4, 5].into_iter().for_each(|node| cluster.kill(node));
     cluster.run_for(5_000);
-    for _ in 0..4 {
-        cluster.save();
-        let committed = |cluster: &Cluster| (0..4).all(|node| cluster.is_committed(node));
-        cluster.run_until(1_000, "a commit", committed);
-        cluster.run_for(2_000);
-    }
+    committed(&mut cluster);
+    let reader = open_own(&mut cluster, 0);
+    committed(&mut cluster);
+    let acquire = Request::AcquireSlot {
+        bytes: SLOT,
+        timeout_ms: 30_000,
+    };
+    let trainer = cluster.trainer(0);
+    let refused = cluster.ask(0, trainer, acquire);
+    assert!(matches!(&refused, Reply::Refused(refusal) if refusal.code == RefusalCode::Busy));
+    cluster.disconnect(0, reader);
+    committed(&mut cluster);
+    committed(&mut cluster);
     let gone = |step: u64| {
         let is_it = |note: &Note| match note {
             Note::State { key, state } => {
