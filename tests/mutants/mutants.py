@@ -121,10 +121,17 @@ def cargo(tree: Path, *words: str) -> list[dict]:
 
 
 def that_do_not_compile(lines: dict[tuple[str, int], Mutant], messages: list[dict]) -> set[Mutant]:
-    """Whose lines the compiler finds errors in."""
+    """Whose lines the compiler finds errors in; or only mentions, where a body of another type makes the original's an error."""
     errors = [one["message"] for one in messages if one.get("reason") == "compiler-message" and one["message"]["level"] == "error"]
-    spans = [span for error in errors for span in error["spans"] if span["is_primary"]]
-    return {lines[place] for place in ((span["file_name"], span["line_start"]) for span in spans) if place in lines}
+    blamed: set[Mutant] = set()
+    for error in errors:
+        for primary in (True, False):
+            spans = [span for span in error["spans"] if span["is_primary"] is primary]
+            found = {lines[place] for place in ((span["file_name"], span["line_start"]) for span in spans) if place in lines}
+            blamed |= found
+            if found:
+                break
+    return blamed
 
 
 def draw(sample: int, seed: int, tree: Path) -> list[Mutant]:
