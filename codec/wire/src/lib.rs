@@ -25,7 +25,7 @@ pub use ids::{
     Generation, IdError, Namespace, NodeName, Owner, Rank, SessionId, SlotId, Step, WorldSize,
 };
 pub use increment::{IncrementBase, IncrementIndex};
-pub use manifest::{Manifest, ManifestBytes, ShardEntry};
+pub use manifest::{Manifest, ManifestBytes, OnNode, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};
 pub use run::{RunId, RunIdError};
 pub use state::CheckpointState;

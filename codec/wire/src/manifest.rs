@@ -1,6 +1,6 @@
 //! The manifest: what a checkpoint is, whole and immutable, named by the digest of its bytes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
@@ -102,12 +102,25 @@ pub enum ManifestError {
     Inconsistent(String),
 }
 
-/// A manifest with its canonical bytes and its name.
+/// A manifest with its canonical bytes, its name, and what of it is on which node: found once, so that no decision walks
+/// all ranks for the few that it concerns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ManifestBytes {
     manifest: Manifest,
     bytes: Vec<u8>,
     name: Digest,
+    on: BTreeMap<NodeName, OnNode>,
+}
+
+/// What a manifest places on one node.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct OnNode {
+    /// Ranks whose shards are here, ascending.
+    pub ranks: Vec<Rank>,
+    /// Groups of which this is a data node, and as which of them.
+    pub data: Vec<(u32, usize)>,
+    /// Groups of which it is a coding node, and as which of them.
+    pub coding: Vec<(u32, usize)>,
 }
 
 impl Manifest {
@@ -123,6 +136,7 @@ impl Manifest {
         let bytes = encode(&self);
         let name = digest(&bytes);
         Ok(ManifestBytes {
+            on: on_nodes(&self),
             manifest: self,
             bytes,
             name,
@@ -207,6 +221,7 @@ impl ManifestBytes {
         manifest.check()?;
         let name = digest(&bytes);
         Ok(Self {
+            on: on_nodes(&manifest),
             manifest,
             bytes,
             name,
@@ -227,6 +242,45 @@ impl ManifestBytes {
     pub fn name(&self) -> Digest {
         self.name
     }
+
+    /// Nodes that the manifest places shards or parity on, by name, and what.
+    pub fn nodes(&self) -> &BTreeMap<NodeName, OnNode> {
+        &self.on
+    }
+
+    /// Ranks whose shards are on a node, ascending.
+    pub fn ranks_on(&self, node: &NodeName) -> &[Rank] {
+        self.on.get(node).map_or(&[], |on| &on.ranks)
+    }
+}
+
+fn on_nodes(manifest: &Manifest) -> BTreeMap<NodeName, OnNode> {
+    let mut on: BTreeMap<NodeName, OnNode> = BTreeMap::new();
+    for shard in &manifest.shards {
+        match on.get_mut(&shard.node) {
+            Some(node) => node.ranks.push(shard.rank),
+            None => on
+                .entry(shard.node.clone())
+                .or_default()
+                .ranks
+                .push(shard.rank),
+        }
+    }
+    for (group, entry) in (0u32..).zip(&manifest.groups) {
+        for (place, node) in entry.data.iter().enumerate() {
+            on.entry(node.clone())
+                .or_default()
+                .data
+                .push((group, place));
+        }
+        for (place, node) in entry.coding.iter().enumerate() {
+            on.entry(node.clone())
+                .or_default()
+                .coding
+                .push((group, place));
+        }
+    }
+    on
 }
 
 #[cfg(test)]

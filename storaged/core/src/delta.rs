@@ -1,7 +1,7 @@
 //! Policy of the verb *delta*: which earlier checkpoint a new one is coded as a difference from.
 
 use storaged_wire::peer::{CheckpointKey, Lane};
-use storaged_wire::{CheckpointState, Digest, Manifest};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes};
 
 use crate::encode::LaneBlocks;
 use crate::node::Node;
@@ -12,7 +12,7 @@ impl Node {
     pub(crate) fn basis_for(
         &self,
         key: &CheckpointKey,
-        manifest: &Manifest,
+        manifest: &ManifestBytes,
         lane: Lane,
         blocks: &LaneBlocks,
     ) -> Option<Digest> {
@@ -30,11 +30,11 @@ impl Node {
 
 fn same_lane(
     basis: &crate::table::Checkpoint,
-    manifest: &Manifest,
+    manifest: &ManifestBytes,
     lane: Lane,
     blocks: &LaneBlocks,
 ) -> bool {
-    let Some(old) = basis.manifest.as_ref().map(|bytes| bytes.manifest()) else {
+    let Some(old) = &basis.manifest else {
         return false;
     };
     let Some(old_blocks) = LaneBlocks::of(old, lane) else {
@@ -46,6 +46,7 @@ fn same_lane(
             .map(|entry| entry.as_ref().map(|shard| (shard.rank, shard.node.clone())))
             .collect::<Vec<_>>()
     };
+    let (old, manifest) = (old.manifest(), manifest.manifest());
     old.geometry == manifest.geometry
         && old.chunk == manifest.chunk
         && old_blocks.coding == blocks.coding

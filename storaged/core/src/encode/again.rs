@@ -76,7 +76,7 @@ impl Node {
         let Some(manifest) = self.manifest_named(record.manifest) else {
             return matches!(record.kind, SessionKind::Encode { .. });
         };
-        let Some(derived) = Derived::of(record, manifest.manifest()) else {
+        let Some(derived) = Derived::of(record, &manifest) else {
             return false;
         };
         let me = derived.members.iter().position(|name| name == self.me());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use storaged_codec::CodingMatrix;
 use storaged_wire::peer::{Lane, SessionKind, SessionRecord, SumChecks};
 use storaged_wire::shape::{EncodeShape, RepairShape};
-use storaged_wire::{Manifest, NodeName};
+use storaged_wire::{ManifestBytes, NodeName};
 
 use super::lanes::LaneBlocks;
 use super::plan::{CodingPlan, Coefficients};
@@ -44,7 +44,7 @@ enum Computes {
 
 impl Derived {
     /// Derives a session from its record; none if the record does not fit the manifest.
-    pub fn of(record: &SessionRecord, manifest: &Manifest) -> Option<Self> {
+    pub fn of(record: &SessionRecord, manifest: &ManifestBytes) -> Option<Self> {
         match &record.kind {
             // What whole chunks must be says nothing about differences.
             SessionKind::Encode {
@@ -83,7 +83,7 @@ impl Derived {
     }
 
     fn encode(
-        manifest: &Manifest,
+        manifest: &ManifestBytes,
         lane: Lane,
         checks: SumChecks,
         parities: &[u32],
@@ -95,7 +95,7 @@ impl Derived {
             .last()
             .is_some_and(|last| *last < blocks.coding.len());
         (ascending && in_range).then_some(())?;
-        let matrix = CodingMatrix::cauchy(manifest.geometry);
+        let matrix = CodingMatrix::cauchy(manifest.manifest().geometry);
         let (sources, coefficients) = blocks.encode(&matrix, &parities);
         let k = blocks.data.len();
         let sinks: Vec<usize> = parities.iter().map(|parity| k + parity).collect();
@@ -119,7 +119,7 @@ impl Derived {
     }
 
     fn repair(
-        manifest: &Manifest,
+        manifest: &ManifestBytes,
         lane: Lane,
         survivors: &[u32],
         wanted: &[(u32, NodeName)],
@@ -134,7 +134,7 @@ impl Derived {
         if !named.copied().all(|block| in_range(&block)) {
             return None;
         }
-        let matrix = CodingMatrix::cauchy(manifest.geometry);
+        let matrix = CodingMatrix::cauchy(manifest.manifest().geometry);
         let mut sources: Vec<usize> = survivors.iter().map(|block| *block as usize).collect();
         let sinks: Vec<usize> = wanted.iter().map(|(block, _)| *block as usize).collect();
         let first_sink = wanted.first().map(|(_, node)| node);

@@ -1,10 +1,8 @@
 //! Lanes: the stripes of a group. Which shard is which block, and which node holds it.
 
-use std::collections::BTreeMap;
-
 use storaged_codec::{CodingMatrix, RepairError};
 use storaged_wire::peer::Lane;
-use storaged_wire::{Manifest, NodeName, Rank, ShardEntry};
+use storaged_wire::{ManifestBytes, NodeName, Rank, ShardEntry};
 
 use super::plan::Coefficients;
 
@@ -20,62 +18,49 @@ pub struct LaneBlocks {
 }
 
 /// All lanes of a checkpoint.
-pub fn lanes_of(manifest: &Manifest) -> Vec<Lane> {
-    let per_node = ranks_per_node(manifest);
-    let mut lanes = Vec::new();
-    for (group, entry) in (0u32..).zip(&manifest.groups) {
-        let depth = entry
-            .data
-            .iter()
-            .filter_map(|node| per_node.get(node))
-            .map(Vec::len)
-            .max();
-        let count = u32::try_from(depth.unwrap_or(0)).unwrap_or(u32::MAX);
-        lanes.extend((0..count).map(|index| Lane { group, index }));
-    }
-    lanes
+pub fn lanes_of(manifest: &ManifestBytes) -> Vec<Lane> {
+    let groups = 0..manifest.manifest().groups.len() as u32;
+    groups.flat_map(|group| lanes_in(manifest, group)).collect()
 }
 
-fn ranks_per_node(manifest: &Manifest) -> BTreeMap<&NodeName, Vec<&ShardEntry>> {
-    let mut per_node: BTreeMap<&NodeName, Vec<&ShardEntry>> = BTreeMap::new();
-    for shard in &manifest.shards {
-        per_node.entry(&shard.node).or_default().push(shard);
-    }
-    per_node
+/// The lanes that a node has parity of.
+pub(crate) fn lanes_coded_by<'a>(
+    manifest: &'a ManifestBytes,
+    node: &NodeName,
+) -> impl Iterator<Item = Lane> + use<'a> {
+    let on = manifest.nodes().get(node);
+    let groups = on.map_or(&[][..], |on| &on.coding).iter();
+    groups.flat_map(|(group, _)| lanes_in(manifest, *group))
+}
+
+/// A group has as many lanes as the data node with the most shards has shards.
+fn lanes_in(manifest: &ManifestBytes, group: u32) -> impl Iterator<Item = Lane> + use<> {
+    let entry = manifest.manifest().groups.get(group as usize);
+    let data = entry.map_or(&[][..], |entry| &entry.data).iter();
+    let depth = data.map(|node| manifest.ranks_on(node).len()).max();
+    let count = u32::try_from(depth.unwrap_or(0)).unwrap_or(u32::MAX);
+    (0..count).map(move |index| Lane { group, index })
 }
 
 impl LaneBlocks {
     /// Every lane with its blocks.
-    pub fn all(manifest: &Manifest) -> Vec<(Lane, Self)> {
-        let per_node = ranks_per_node(manifest);
+    pub fn all(manifest: &ManifestBytes) -> Vec<(Lane, Self)> {
         let lanes = lanes_of(manifest).into_iter();
         lanes
-            .filter_map(|lane| Some((lane, Self::among(manifest, lane, &per_node)?)))
+            .filter_map(|lane| Some((lane, Self::of(manifest, lane)?)))
             .collect()
     }
 
     /// The blocks of `lane`, if the manifest has such a lane.
-    pub fn of(manifest: &Manifest, lane: Lane) -> Option<Self> {
-        Self::among(manifest, lane, &ranks_per_node(manifest))
-    }
-
-    fn among(
-        manifest: &Manifest,
-        lane: Lane,
-        per_node: &BTreeMap<&NodeName, Vec<&ShardEntry>>,
-    ) -> Option<Self> {
-        let group = manifest.groups.get(lane.group as usize)?;
-        let mut data: Vec<Option<ShardEntry>> = group
-            .data
-            .iter()
-            .map(|node| {
-                per_node
-                    .get(node)?
-                    .get(lane.index as usize)
-                    .map(|shard| (*shard).clone())
-            })
-            .collect();
-        data.resize(manifest.geometry.k(), None);
+    pub fn of(manifest: &ManifestBytes, lane: Lane) -> Option<Self> {
+        let record = manifest.manifest();
+        let group = record.groups.get(lane.group as usize)?;
+        let shard = |node: &NodeName| {
+            let rank = manifest.ranks_on(node).get(lane.index as usize)?;
+            record.shard(*rank).cloned()
+        };
+        let mut data: Vec<Option<ShardEntry>> = group.data.iter().map(shard).collect();
+        data.resize(record.geometry.k(), None);
         let length = data.iter().flatten().map(|shard| shard.length).max()?;
         Some(Self {
             data,
@@ -85,12 +70,13 @@ impl LaneBlocks {
     }
 
     /// The lane and data block that the shard of `rank` is.
-    pub fn find(manifest: &Manifest, rank: Rank) -> Option<(Lane, usize)> {
-        lanes_of(manifest).into_iter().find_map(|lane| {
-            let blocks = Self::of(manifest, lane)?;
-            let is_it = |entry: &Option<ShardEntry>| entry.as_ref().is_some_and(|s| s.rank == rank);
-            Some((lane, blocks.data.iter().position(is_it)?))
-        })
+    pub fn find(manifest: &ManifestBytes, rank: Rank) -> Option<(Lane, usize)> {
+        let node = &manifest.manifest().shard(rank)?.node;
+        let on = manifest.nodes().get(node)?;
+        let index = on.ranks.iter().position(|it| *it == rank)?;
+        let (group, block) = *on.data.first()?;
+        let index = u32::try_from(index).ok()?;
+        Some((Lane { group, index }, block))
     }
 
     /// k + m.

@@ -14,7 +14,7 @@ use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId,
 use super::begin::{Beginning, heard, said};
 use super::derived::Derived;
 use super::lacking::Lacking;
-use super::lanes::{LaneBlocks, lanes_of};
+use super::lanes::{LaneBlocks, lanes_coded_by};
 use super::rates::Pace;
 use super::shapes::{Needs, chosen};
 
@@ -102,7 +102,7 @@ impl Node {
             .retain(|(name, _), _| self.by_name.contains_key(name));
         // The newest first: once it is protected, older ones need no healing.
         for (key, manifest, state) in committed.into_iter().rev() {
-            for lane in lanes_of(manifest.manifest()) {
+            for lane in lanes_coded_by(&manifest, self.me()).collect::<Vec<_>>() {
                 self.lead_lane(&key, &manifest, lane, state);
             }
         }
@@ -115,7 +115,7 @@ impl Node {
         lane: Lane,
         state: CheckpointState,
     ) {
-        let Some(blocks) = LaneBlocks::of(manifest.manifest(), lane) else {
+        let Some(blocks) = LaneBlocks::of(manifest, lane) else {
             return;
         };
         if self.leader_of(&blocks, lane).as_ref() != Some(self.me()) {
@@ -165,7 +165,7 @@ impl Node {
         let basis = if in_full {
             None
         } else {
-            self.basis_for(key, manifest.manifest(), lane, blocks)
+            self.basis_for(key, manifest, lane, blocks)
         };
         let checks = self.checks_of(manifest.name(), lane);
         let kind = SessionKind::Encode {
@@ -206,7 +206,7 @@ impl Node {
             manifest: manifest.name(),
             kind,
         };
-        let Some(derived) = Derived::of(&record, manifest.manifest()) else {
+        let Some(derived) = Derived::of(&record, manifest) else {
             return false;
         };
         let now = self.now;
@@ -324,7 +324,7 @@ impl Node {
         let chosen = match led.purpose {
             Purpose::Encode => self
                 .manifest_named(led.record.manifest)
-                .and_then(|m| chosen(m.manifest(), led.lane, &led.needs, &self.links())),
+                .and_then(|m| chosen(&m, led.lane, &led.needs, &self.links())),
             _ => None,
         };
         let around = self.around_suspects(&led);

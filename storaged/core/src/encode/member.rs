@@ -125,11 +125,10 @@ impl Node {
         let manifest = self
             .manifest_named(record.manifest)
             .ok_or(SessionFault::NoManifest)?;
-        let derived =
-            Derived::of(record, manifest.manifest()).ok_or_else(|| SessionFault::Neighbour {
-                node: leader.clone(),
-                reason: "the session does not fit the manifest".into(),
-            })?;
+        let derived = Derived::of(record, &manifest).ok_or_else(|| SessionFault::Neighbour {
+            node: leader.clone(),
+            reason: "the session does not fit the manifest".into(),
+        })?;
         let chunk = manifest.manifest().chunk;
         let stripe_count = chunk.count(derived.blocks.length);
         if stripe_count > limits::STRIPES_MAX {

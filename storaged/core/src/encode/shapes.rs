@@ -2,7 +2,7 @@
 
 use storaged_wire::peer::Lane;
 use storaged_wire::shape::EncodeShape;
-use storaged_wire::{Manifest, NodeName};
+use storaged_wire::{Manifest, ManifestBytes, NodeName};
 
 use super::choose::{CodingNodes, Dirty, EncodeCase, GroupFacts, choose_encode, estimate_encode};
 use super::lanes::LaneBlocks;
@@ -149,13 +149,13 @@ pub(super) struct Chosen {
 
 /// The shape that is expected to end first, and why. None if the links' rate is not known, or nothing moves.
 pub(super) fn chosen(
-    manifest: &Manifest,
+    manifest: &ManifestBytes,
     lane: Lane,
     needs: &Needs,
     links: &Links<'_>,
 ) -> Option<Chosen> {
     let blocks = LaneBlocks::of(manifest, lane)?;
-    let case = case(manifest, (lane, &blocks), needs, links)?;
+    let case = case(manifest.manifest(), (lane, &blocks), needs, links)?;
     let choice = choose_encode(&case).ok()?;
     let best = choice.best();
     let nodes: Vec<&NodeName> = (0..blocks.blocks())
@@ -170,14 +170,14 @@ pub(super) fn chosen(
 
 /// How long a shape is expected to take, by the same figures.
 pub(super) fn expected_seconds(
-    manifest: &Manifest,
+    manifest: &ManifestBytes,
     lane: Lane,
     needs: &Needs,
     links: &Links<'_>,
     shape: Option<&EncodeShape>,
 ) -> Option<f64> {
     let blocks = LaneBlocks::of(manifest, lane)?;
-    let case = case(manifest, (lane, &blocks), needs, links)?;
+    let case = case(manifest.manifest(), (lane, &blocks), needs, links)?;
     let shape = shape_of(shape, case.data.len())?;
     let estimate = estimate_encode(&case, &shape).ok()?;
     Some(estimate.seconds)

@@ -238,7 +238,7 @@ impl Node {
             if manifest.manifest().namespace != *namespace {
                 continue;
             }
-            let Some(blocks) = LaneBlocks::of(manifest.manifest(), lane) else {
+            let Some(blocks) = LaneBlocks::of(&manifest, lane) else {
                 continue;
             };
             let held = holdings

@@ -38,7 +38,7 @@ impl Node {
 
     /// Which shard can neither be read nor decoded, not even with all that nodes may hold that have not said so.
     fn loss_of(&self, checkpoint: &Checkpoint) -> Option<String> {
-        let manifest = checkpoint.manifest.as_ref()?.manifest();
+        let manifest = checkpoint.manifest.as_ref()?;
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
         let may_hold = |lane: Lane, blocks: &LaneBlocks, block: usize| {

@@ -249,8 +249,8 @@ impl Node {
 
     /// Losses that this home node counts.
     fn count_losses(&self, checkpoint: &Checkpoint) -> Option<Bears> {
-        let manifest = checkpoint.manifest.as_ref()?.manifest();
-        let of = coded(manifest)?;
+        let manifest = checkpoint.manifest.as_ref()?;
+        let of = coded(manifest.manifest())?;
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
         let spare = |(lane, blocks): &(Lane, LaneBlocks)| {
@@ -312,11 +312,9 @@ impl Node {
             is_held(&there, lane, blocks, block) || self.is_gone(node)
         };
         counted.is_full()
-            || LaneBlocks::all(manifest.manifest())
-                .iter()
-                .all(|(lane, blocks)| {
-                    (0..blocks.blocks()).all(|block| is_settled(*lane, blocks, block))
-                })
+            || LaneBlocks::all(manifest).iter().all(|(lane, blocks)| {
+                (0..blocks.blocks()).all(|block| is_settled(*lane, blocks, block))
+            })
     }
 
     /// As a home node: whether a shard's node is gone or has let the checkpoint go, or has lost it and nobody can give it
@@ -341,9 +339,9 @@ impl Node {
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
         let manifest = checkpoint.manifest.as_ref();
-        let lane = manifest.and_then(|manifest| LaneBlocks::find(manifest.manifest(), shard.rank));
+        let lane = manifest.and_then(|manifest| LaneBlocks::find(manifest, shard.rank));
         let blocks = lane.and_then(|(lane, _)| {
-            let blocks = LaneBlocks::of(manifest?.manifest(), lane)?;
+            let blocks = LaneBlocks::of(manifest?, lane)?;
             Some((lane, blocks))
         });
         let can_decode = blocks.is_some_and(|(lane, blocks)| {

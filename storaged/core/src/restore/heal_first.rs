@@ -4,7 +4,7 @@
 //! links, and two such openings a third.
 
 use storaged_wire::local::Reply;
-use storaged_wire::{CheckpointState, Digest, Manifest, Rank, Refusal, RefusalCode};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, Rank, Refusal, RefusalCode};
 
 use super::open::OpenWish;
 use super::plan::{Surveyor, Then};
@@ -29,10 +29,11 @@ impl Node {
         &self,
         wish: &OpenWish,
         survey: &Survey,
-        manifest: &Manifest,
+        manifest: &ManifestBytes,
     ) -> bool {
         let is_own = |rank| {
             manifest
+                .manifest()
                 .shard(rank)
                 .is_some_and(|shard| shard.node == *self.me())
         };

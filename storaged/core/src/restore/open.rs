@@ -161,7 +161,7 @@ impl Node {
                 state.unwrap_or(CheckpointState::Committed),
             );
         }
-        if self.is_to_be_healed(&wish, &survey, manifest.manifest()) {
+        if self.is_to_be_healed(&wish, &survey, &manifest) {
             self.heal_first(id, wish);
             return Ok(());
         }
@@ -259,8 +259,8 @@ impl Node {
         opening: &Opening,
     ) -> Option<(storaged_wire::peer::Lane, SessionKind, Rung)> {
         let manifest = opening.manifest.manifest();
-        let (lane, block) = LaneBlocks::find(manifest, opening.rank)?;
-        let blocks = LaneBlocks::of(manifest, lane)?;
+        let (lane, block) = LaneBlocks::find(&opening.manifest, opening.rank)?;
+        let blocks = LaneBlocks::of(&opening.manifest, lane)?;
         // A session's members must know the manifest, this node too.
         self.manifest_named(opening.manifest.name())?;
         let usable: Vec<usize> = opening
@@ -311,7 +311,7 @@ impl Node {
         else {
             return false;
         };
-        let blocks = LaneBlocks::of(opening.manifest.manifest(), lane);
+        let blocks = LaneBlocks::of(&opening.manifest, lane);
         let may_try = opening.attempts <= limits::REPLANS_MAX as usize;
         may_try
             && blocks.is_some_and(|blocks| {
@@ -366,8 +366,8 @@ impl Node {
 
     fn next_suspect(&self, slot: SlotId) -> Option<NodeName> {
         let opening = self.openings.get(&slot)?;
-        let (lane, block) = LaneBlocks::find(opening.manifest.manifest(), opening.rank)?;
-        let blocks = LaneBlocks::of(opening.manifest.manifest(), lane)?;
+        let (lane, block) = LaneBlocks::find(&opening.manifest, opening.rank)?;
+        let blocks = LaneBlocks::of(&opening.manifest, lane)?;
         let available = opening
             .survey
             .available(opening.manifest.name(), lane, &blocks);

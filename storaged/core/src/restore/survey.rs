@@ -141,8 +141,8 @@ impl Survey {
                 return Some(Source::Ram(node.clone()));
             }
         }
-        if let Some((lane, _)) = LaneBlocks::find(manifest.manifest(), rank) {
-            let blocks = LaneBlocks::of(manifest.manifest(), lane)?;
+        if let Some((lane, _)) = LaneBlocks::find(manifest, rank) {
+            let blocks = LaneBlocks::of(manifest, lane)?;
             if let Some(chosen) = blocks.enough(&self.available(name, lane, &blocks)) {
                 let nodes = chosen
                     .into_iter()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use storaged_wire::local::{Reply, VerifiedPart, VerifyReport};
 use storaged_wire::peer::{Lane, PeerMessage};
-use storaged_wire::{Digest, Manifest, ManifestBytes, NodeName, Rank, Refusal, Step};
+use storaged_wire::{Digest, ManifestBytes, NodeName, Rank, Refusal, Step};
 
 use super::plan::Then;
 use crate::encode::lanes_of;
@@ -188,7 +188,7 @@ impl Node {
                 fault,
             });
         }
-        parts.extend(missing(manifest.manifest(), &parts));
+        parts.extend(missing(&manifest, &parts));
         parts.sort_by(|a, b| (&a.node, &a.what).cmp(&(&b.node, &b.what)));
         let step = manifest.manifest().step;
         let report = VerifyReport {
@@ -251,16 +251,16 @@ fn parity_part(lane: Lane, index: u32) -> String {
 }
 
 /// Parts that the manifest expects of a node and that it did not tell of.
-fn missing(manifest: &Manifest, told: &[VerifiedPart]) -> Vec<VerifiedPart> {
+fn missing(manifest: &ManifestBytes, told: &[VerifiedPart]) -> Vec<VerifiedPart> {
     let known: BTreeSet<(&NodeName, &str)> = told
         .iter()
         .map(|part| (&part.node, part.what.as_str()))
         .collect();
-    let shards = manifest.shards.iter();
+    let shards = manifest.manifest().shards.iter();
     let shards = shards.map(|shard| (&shard.node, shard_part(shard.rank)));
     let lanes = lanes_of(manifest).into_iter();
     let parity = lanes.flat_map(|lane| {
-        let group = &manifest.groups[lane.group as usize];
+        let group = &manifest.manifest().groups[lane.group as usize];
         let coding = (0u32..).zip(&group.coding);
         coding.map(move |(index, node)| (node, parity_part(lane, index)))
     });

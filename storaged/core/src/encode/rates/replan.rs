@@ -175,14 +175,14 @@ impl Node {
             _ if replans >= limits::REPLANS_MAX || !is_in_the_way => return None,
             Purpose::Encode => {
                 let links = self.links();
-                let (manifest, lane, needs) = (manifest.manifest(), led.lane, &led.needs);
-                let other = chosen(manifest, lane, needs, &links)?;
+                let (lane, needs) = (led.lane, &led.needs);
+                let other = chosen(&manifest, lane, needs, &links)?;
                 let running = led.pace.shape.as_ref();
-                let now = expected_seconds(manifest, lane, needs, &links, running)?;
+                let now = expected_seconds(&manifest, lane, needs, &links, running)?;
                 (other.seconds / now, other.reason)
             }
             Purpose::Heal(_) => {
-                let blocks = LaneBlocks::of(manifest.manifest(), led.lane)?;
+                let blocks = LaneBlocks::of(&manifest, led.lane)?;
                 let held = self.held_blocks(place, &blocks);
                 blocks.enough(&self.trusted(place, &blocks, &held))?;
                 (slow_share(), "there are enough other survivors".into())

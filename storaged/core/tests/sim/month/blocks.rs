@@ -66,10 +66,10 @@ impl World {
             return false;
         };
         let left = || held.iter().filter(|(node, _)| lost & (1 << node) == 0);
-        let mut lanes = lanes_of(manifest.manifest()).into_iter();
+        let mut lanes = lanes_of(manifest).into_iter();
         left().next().is_some()
             && lanes.all(|lane| {
-                let Some(blocks) = LaneBlocks::of(manifest.manifest(), lane) else {
+                let Some(blocks) = LaneBlocks::of(manifest, lane) else {
                     return false;
                 };
                 let mut there = BTreeSet::new();

@@ -1,0 +1,377 @@
+//! What decisions cost one home node, by the size of the job: `cargo bench -p storaged-core --bench scale`. The node is
+//! driven alone, with the messages that all others would send: a save is committed, protected and acknowledged, time
+//! passes, two nodes are lost, and a reader asks what a restart would get. CPU time of this thread, in milliseconds.
+
+use std::collections::BTreeMap;
+use std::process::exit;
+
+use storaged_codec::{ChunkSize, Geometry, digest};
+use storaged_core::encode::{LaneBlocks, LinkRates, lanes_of};
+use storaged_core::place::{Member, groups, homes};
+use storaged_core::{
+    ConnId, DurableForm, DurablePolicy, Input, Node, Now, Output, RequestId, RunsWithoutTier, Setup,
+};
+use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::peer::{CheckpointKey, Fence, Holding, Lane, PeerMessage};
+use storaged_wire::{
+    CheckpointState, Generation, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId, Step,
+    WorldSize,
+};
+
+const RANKS_PER_NODE: usize = 8;
+const SHARD_BYTES: u64 = 1 << 30;
+const SCHEMA_BYTES_PER_RANK: usize = 200;
+const TOKEN: &[u8] = b"token";
+/// The sizes that are measured without others being named.
+const RANKS: &[usize] = &[128, 1_024, 2_560, 10_000];
+
+/// CPU time of this thread so far.
+fn cpu_ms() -> f64 {
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat");
+    let text = schedstat.expect("Linux says how long a thread ran");
+    let ns: f64 = text
+        .split(' ')
+        .next()
+        .and_then(|it| it.parse().ok())
+        .expect("a number");
+    ns / 1e6
+}
+
+/// The longest of some inputs, and all of them together.
+#[derive(Default, Clone, Copy)]
+struct Cost {
+    longest: f64,
+    all: f64,
+}
+
+struct Driver {
+    node: Node,
+    me: NodeName,
+    now: u64,
+    cost: Cost,
+}
+
+impl Driver {
+    fn feed(&mut self, input: Input) -> Vec<Output> {
+        let before = cpu_ms();
+        let outputs = self.node.handle(Now(self.now), input);
+        let took = cpu_ms() - before;
+        self.cost.longest = self.cost.longest.max(took);
+        self.cost.all += took;
+        outputs
+    }
+
+    fn hear(&mut self, from: &NodeName, message: PeerMessage) -> Vec<Output> {
+        let from = from.clone();
+        self.feed(Input::Message { from, message })
+    }
+
+    fn since(&mut self) -> Cost {
+        std::mem::take(&mut self.cost)
+    }
+
+    fn tick(&mut self) {
+        self.now += 1_000;
+        self.feed(Input::Tick);
+    }
+}
+
+/// A job of eight ranks per node, seen from a home node of its checkpoint that has no ranks and codes nothing.
+struct Job {
+    key: CheckpointKey,
+    world_size: WorldSize,
+    /// The node of each rank.
+    nodes: Vec<NodeName>,
+}
+
+fn name(node: usize) -> NodeName {
+    NodeName::new(format!("trainer-pool-a-node-{node:05}")).expect("a name")
+}
+
+fn geometry() -> Geometry {
+    Geometry::new(8, 2).expect("a geometry")
+}
+
+fn owner() -> Owner {
+    Owner::of_token(TOKEN)
+}
+
+fn started(ranks: usize) -> (Driver, Job) {
+    let count = ranks.div_ceil(RANKS_PER_NODE) + 1;
+    let member = |node| Member {
+        name: name(node),
+        failure_domain: node.to_string(),
+    };
+    let members: Vec<Member> = (0..count).map(member).collect();
+    let coding: Vec<NodeName> = groups(&members, geometry())
+        .expect("groups")
+        .into_iter()
+        .flat_map(|group| group.coding)
+        .collect();
+    let key = |step| CheckpointKey {
+        namespace: Namespace::new("job").expect("a name"),
+        run: RunId::new(1),
+        step: Step::new(step),
+    };
+    let home_of = |step: &u64| homes(&members, &key(*step), 1).remove(0);
+    let step = (1..)
+        .find(|step| !coding.contains(&home_of(step)))
+        .expect("some step has a home that codes nothing");
+    let me = home_of(&step);
+    let nodes = members
+        .iter()
+        .filter(|member| member.name != me)
+        .flat_map(|member| std::iter::repeat_n(member.name.clone(), RANKS_PER_NODE))
+        .take(ranks)
+        .collect();
+    let node = Node::new(Setup {
+        name: me.clone(),
+        generation: Generation::new(1),
+        members: members.clone(),
+        geometry: Some(geometry()),
+        chunk: ChunkSize::new(256 << 10).expect("a size"),
+        slots_per_rank: 3,
+        budget: 1 << 40,
+        idle_job_ms: 3_600_000,
+        link_rates: LinkRates::default(),
+        durable: DurablePolicy::Absent,
+        runs_without_tier: RunsWithoutTier::Refused,
+        durable_form: DurableForm::Full,
+    });
+    let mut driver = Driver {
+        node: node.expect("groups"),
+        me,
+        now: 0,
+        cost: Cost::default(),
+    };
+    for member in members {
+        if member.name != driver.me {
+            let generation = Generation::new(1);
+            let node = member.name;
+            driver.feed(Input::PeerUp { node, generation });
+        }
+    }
+    (0..10).for_each(|_| driver.tick());
+    let job = Job {
+        key: key(step),
+        world_size: WorldSize::new(ranks as u32).expect("ranks"),
+        nodes,
+    };
+    let fence = Fence {
+        namespace: job.key.namespace.clone(),
+        owner: owner(),
+        run: job.key.run,
+        promised: job.key.run,
+    };
+    driver.hear(&job.nodes[0], PeerMessage::Fences(vec![fence]));
+    (driver, job)
+}
+
+/// All shards are sealed and described. Gives the manifest.
+fn commit(driver: &mut Driver, job: &Job) -> ManifestBytes {
+    let description = PeerMessage::Description {
+        key: job.key.clone(),
+        owner: owner(),
+        world_size: job.world_size,
+        schema: vec![7; SCHEMA_BYTES_PER_RANK * job.nodes.len()].into(),
+        torch_metadata: vec![].into(),
+        durable: DurableWish::Never,
+    };
+    driver.hear(&job.nodes[0], description);
+    let mut committed = None;
+    for (rank, node) in (0u32..).zip(&job.nodes) {
+        let sealed = PeerMessage::ShardSealed {
+            key: job.key.clone(),
+            owner: owner(),
+            world_size: job.world_size,
+            rank: Rank::new(rank),
+            length: SHARD_BYTES,
+            root: digest(&rank.to_le_bytes()),
+        };
+        for output in driver.hear(node, sealed) {
+            if let Output::Send {
+                message: PeerMessage::Committed { manifest, .. },
+                ..
+            } = output
+            {
+                committed.get_or_insert(manifest);
+            }
+        }
+    }
+    let bytes = committed.expect("the last shard commits").to_vec();
+    ManifestBytes::parse(bytes).expect("a sound manifest")
+}
+
+/// What each node holds of a protected checkpoint.
+fn held(job: &Job, manifest: &ManifestBytes) -> BTreeMap<NodeName, (Vec<Rank>, Vec<(Lane, u32)>)> {
+    let mut held: BTreeMap<NodeName, (Vec<Rank>, Vec<(Lane, u32)>)> = BTreeMap::new();
+    for (rank, node) in (0u32..).zip(&job.nodes) {
+        held.entry(node.clone())
+            .or_default()
+            .0
+            .push(Rank::new(rank));
+    }
+    for (lane, blocks) in LaneBlocks::all(manifest) {
+        for (index, node) in (0u32..).zip(&blocks.coding) {
+            held.entry(node.clone()).or_default().1.push((lane, index));
+        }
+    }
+    held
+}
+
+/// Everybody has the manifest, and all blocks are made.
+fn protect(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
+    let held = held(job, manifest);
+    let nodes: Vec<NodeName> = held.keys().cloned().collect();
+    let stored = |state, bears| PeerMessage::ManifestStored {
+        manifest: manifest.name(),
+        state,
+        bears,
+    };
+    for node in &nodes {
+        driver.hear(node, stored(CheckpointState::Committed, 0));
+    }
+    for (version, with_parity) in [(1, false), (2, true)] {
+        for (node, (shards, parity)) in &held {
+            let parity = match with_parity {
+                true => parity.clone(),
+                false => Vec::new(),
+            };
+            let message = PeerMessage::Held {
+                manifest: manifest.name(),
+                version,
+                shards: shards.clone(),
+                parity,
+            };
+            driver.hear(node, message);
+        }
+    }
+    for node in &nodes {
+        driver.hear(node, stored(CheckpointState::Protected, 2));
+    }
+}
+
+/// Two nodes are lost; a reader asks for the newest checkpoint.
+fn plan_two_lost(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
+    let lost = [&job.nodes[0], &job.nodes[job.nodes.len() - 1]];
+    for node in lost {
+        let node = node.clone();
+        driver.feed(Input::PeerDown { node });
+    }
+    let conn = ConnId(1);
+    let hello = Request::Hello {
+        version: LOCAL_VERSION,
+        namespace: job.key.namespace.clone(),
+        token: TOKEN.to_vec().into(),
+        role: Role::Reader,
+    };
+    let id = RequestId { conn, index: 0 };
+    let request = hello;
+    driver.feed(Input::Request { id, request });
+    driver.since();
+    let request = Request::Plan {
+        step: None,
+        timeout_ms: 60_000,
+        allow_older: false,
+    };
+    let id = RequestId { conn, index: 1 };
+    let asked = driver.feed(Input::Request { id, request });
+    let query = asked.iter().find_map(|output| match output {
+        Output::Send {
+            message: PeerMessage::HoldingsQuery { query, .. },
+            ..
+        } => Some(*query),
+        _ => None,
+    });
+    let query = query.expect("all are asked");
+    let mut answered = false;
+    for (node, (shards, parity)) in held(job, manifest) {
+        if lost.contains(&&node) {
+            continue;
+        }
+        let holding = Holding {
+            manifest: manifest.name(),
+            key: job.key.clone(),
+            state: CheckpointState::Protected,
+            shards,
+            parity,
+        };
+        let message = PeerMessage::Holdings {
+            query,
+            owner: Some(owner()),
+            holdings: vec![holding],
+            mark: None,
+        };
+        let outputs = driver.hear(&node, message);
+        answered |= outputs.iter().any(|output| {
+            matches!(
+                output,
+                Output::Reply {
+                    reply: Reply::Plan(_),
+                    ..
+                }
+            )
+        });
+    }
+    // The limit for those that are down.
+    for _ in 0..4 {
+        if !answered {
+            driver.now += 1_000;
+            let outputs = driver.feed(Input::Tick);
+            answered = outputs.iter().any(|output| {
+                matches!(
+                    output,
+                    Output::Reply {
+                        reply: Reply::Plan(_),
+                        ..
+                    }
+                )
+            });
+        }
+    }
+    assert!(answered, "expected a plan");
+}
+
+fn measure(ranks: usize) {
+    let (mut driver, job) = started(ranks);
+    driver.since();
+    let manifest = commit(&mut driver, &job);
+    let commit = driver.since();
+    protect(&mut driver, &job, &manifest);
+    let protect = driver.since();
+    let shown = driver.node.shown();
+    let bears = shown
+        .iter()
+        .find(|it| it.key == job.key)
+        .and_then(|it| it.bears);
+    (0..3).for_each(|_| driver.tick());
+    driver.since();
+    let mut tick = f64::MAX;
+    for _ in 0..3 {
+        driver.tick();
+        tick = tick.min(driver.since().all);
+    }
+    plan_two_lost(&mut driver, &job, &manifest);
+    let plan = driver.since();
+    println!(
+        "{ranks:>7} ranks, {:>5} lanes: commit {:9.2} ms in all, {:9.2} the longest input; protected {:9.2}, {:9.2}; \
+         idle tick {tick:8.3}; plan with two lost {:8.2}, {:8.2}; bears {bears:?}",
+        lanes_of(&manifest).len(),
+        commit.all,
+        commit.longest,
+        protect.all,
+        protect.longest,
+        plan.all,
+        plan.longest,
+    );
+}
+
+fn main() {
+    let named: Vec<usize> = std::env::args().filter_map(|it| it.parse().ok()).collect();
+    if cfg!(debug_assertions) {
+        eprintln!("expected a release build, got one with debug assertions: its times say nothing");
+        exit(1);
+    }
+    let sizes = if named.is_empty() { RANKS } else { &named };
+    sizes.iter().for_each(|ranks| measure(*ranks));
+}
