@@ -344,7 +344,7 @@ impl Client {
             &Request::GetManifest { manifest: name },
             Answer::Prompt,
         )? {
-            (Reply::Manifest(bytes), _) => Ok(ManifestBytes::verify(bytes.into(), name)?),
+            (Reply::Manifest(bytes), _) => Ok(ManifestBytes::verify(bytes, name)?),
             (other, _) => Err(unexpected("get manifest", "a manifest", &other)),
         }
     }

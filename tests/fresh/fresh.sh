@@ -104,6 +104,8 @@ in_root() {
     unshare --mount --pid --fork --kill-child --propagation private \
         bash -euo pipefail -c '
             root=$1 toolchain=$2 python=$3; shift 3
+            # ip remounts "/" in the namespaces that it enters, which has to be a mount of its own for that.
+            mount --bind "$root" "$root"
             mount -t proc proc "$root/proc"
             for place in /sys /dev; do mount --rbind "$place" "$root$place"; done
             mount -t tmpfs tmpfs "$root/run"

@@ -18,6 +18,7 @@ pub mod plan;
 pub mod refusal;
 pub mod run;
 pub mod shape;
+mod shared;
 pub mod state;
 
 pub use framing::{WireError, decode, encode};
@@ -28,5 +29,6 @@ pub use increment::{IncrementBase, IncrementIndex};
 pub use manifest::{Manifest, ManifestBytes, OnNode, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};
 pub use run::{RunId, RunIdError};
+pub use shared::SharedBytes;
 pub use state::CheckpointState;
 pub use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry};

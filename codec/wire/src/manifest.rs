@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::framing::{WireError, decode, encode};
 use crate::ids::{Namespace, NodeName, Owner, Rank, Step, WorldSize};
 use crate::run::RunId;
+use crate::shared::SharedBytes;
 
 /// One rank's shard.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
@@ -107,7 +108,7 @@ pub enum ManifestError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ManifestBytes {
     manifest: Manifest,
-    bytes: Vec<u8>,
+    bytes: SharedBytes,
     name: Digest,
     on: BTreeMap<NodeName, OnNode>,
 }
@@ -138,7 +139,7 @@ impl Manifest {
         Ok(ManifestBytes {
             on: on_nodes(&self),
             manifest: self,
-            bytes,
+            bytes: bytes.into(),
             name,
         })
     }
@@ -204,7 +205,8 @@ impl ManifestBytes {
     ///
     /// # Errors
     /// [`ManifestError`] if the digest, the record or its consistency fails.
-    pub fn verify(bytes: Vec<u8>, expected: Digest) -> Result<Self, ManifestError> {
+    pub fn verify(bytes: impl Into<SharedBytes>, expected: Digest) -> Result<Self, ManifestError> {
+        let bytes = bytes.into();
         let got = digest(&bytes);
         if got != expected {
             return Err(ManifestError::Digest { expected, got });
@@ -216,7 +218,8 @@ impl ManifestBytes {
     ///
     /// # Errors
     /// [`ManifestError`] if the record or its consistency fails.
-    pub fn parse(bytes: Vec<u8>) -> Result<Self, ManifestError> {
+    pub fn parse(bytes: impl Into<SharedBytes>) -> Result<Self, ManifestError> {
+        let bytes = bytes.into();
         let manifest: Manifest = decode("manifest", &bytes)?;
         manifest.check()?;
         let name = digest(&bytes);
@@ -236,6 +239,11 @@ impl ManifestBytes {
     /// The canonical bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// The same for messages: they are not copied.
+    pub fn shared(&self) -> SharedBytes {
+        self.bytes.clone()
     }
 
     /// The name: digest of the bytes.

@@ -9,6 +9,7 @@ use crate::ids::{Namespace, NodeName, Owner, Rank, SessionId, Step, WorldSize};
 use crate::local::{DurableWish, VerifiedPart};
 use crate::run::RunId;
 use crate::shape::{EncodeShape, StripeMap};
+use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
 
 mod session;
@@ -263,7 +264,7 @@ pub enum PeerMessage {
     #[n(5)]
     Committed {
         #[n(0)]
-        manifest: ByteVec,
+        manifest: SharedBytes,
         #[n(1)]
         durable: DurableWish,
     },

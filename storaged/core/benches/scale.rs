@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::process::exit;
 
+use rustix::time::{ClockId, clock_gettime};
 use storaged_codec::{ChunkSize, Geometry, digest};
 use storaged_core::encode::{LaneBlocks, LinkRates, lanes_of};
 use storaged_core::place::{Member, groups, homes};
@@ -27,14 +28,8 @@ const RANKS: &[usize] = &[128, 1_024, 2_560, 10_000];
 
 /// CPU time of this thread so far.
 fn cpu_ms() -> f64 {
-    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat");
-    let text = schedstat.expect("Linux says how long a thread ran");
-    let ns: f64 = text
-        .split(' ')
-        .next()
-        .and_then(|it| it.parse().ok())
-        .expect("a number");
-    ns / 1e6
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
 }
 
 /// The longest of some inputs, and all of them together.
@@ -198,8 +193,7 @@ fn commit(driver: &mut Driver, job: &Job) -> ManifestBytes {
             }
         }
     }
-    let bytes = committed.expect("the last shard commits").to_vec();
-    ManifestBytes::parse(bytes).expect("a sound manifest")
+    ManifestBytes::parse(committed.expect("the last shard commits")).expect("a sound manifest")
 }
 
 /// What each node holds of a protected checkpoint.

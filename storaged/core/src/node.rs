@@ -420,7 +420,7 @@ impl Node {
                 self.described(from, key, owner, world_size, description);
             }
             PeerMessage::Committed { manifest, durable } => {
-                self.committed_elsewhere(from, manifest.into(), durable);
+                self.committed_elsewhere(from, manifest, durable);
             }
             PeerMessage::ManifestStored {
                 manifest,
@@ -535,6 +535,7 @@ impl Node {
             self.forget_peer(&node);
         }
         self.peers.insert(node.clone(), Peer { generation });
+        self.recount_blocks_on(&node);
         self.tell_marks(&node);
         self.tell_quarantined(&node);
         self.down_since.remove(&node);
@@ -558,6 +559,7 @@ impl Node {
             checkpoint.told.remove(node);
             checkpoint.standing.forget(node);
         }
+        self.recount_blocks_on(node);
         self.lanes_forget(node);
         self.sessions_forget(node);
         self.queries_forget(node);

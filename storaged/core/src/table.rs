@@ -114,6 +114,8 @@ pub(crate) struct Checkpoint {
     pub key: CheckpointKey,
     pub owner: Owner,
     pub world_size: WorldSize,
+    /// Its home nodes, best first.
+    pub homes: Vec<NodeName>,
     pub first_seen: Now,
     /// When this node heard of the manifest.
     pub committed_at: Option<Now>,
@@ -218,6 +220,7 @@ impl Checkpoint {
             key,
             owner,
             world_size,
+            homes: Vec::new(),
             first_seen: now,
             committed_at: None,
             state: CheckpointState::Staged,

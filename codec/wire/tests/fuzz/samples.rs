@@ -375,7 +375,7 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
             durable: DurableWish::Never,
         },
         PeerMessage::Committed {
-            manifest: bytes(),
+            manifest: bytes().into(),
             durable: DurableWish::Policy,
         },
         PeerMessage::ManifestStored {

@@ -33,6 +33,27 @@ pub(crate) fn lanes_coded_by<'a>(
     groups.flat_map(|(group, _)| lanes_in(manifest, *group))
 }
 
+/// The blocks that belong on a node: of its shards, and parity.
+pub(crate) fn blocks_on(manifest: &ManifestBytes, node: &NodeName) -> Vec<(Lane, usize)> {
+    let Some(on) = manifest.nodes().get(node) else {
+        return Vec::new();
+    };
+    let indices = 0..u32::try_from(on.ranks.len()).unwrap_or(u32::MAX);
+    let shards = on.data.iter().flat_map(|(group, block)| {
+        let lane = |index| Lane {
+            group: *group,
+            index,
+        };
+        indices.clone().map(move |index| (lane(index), *block))
+    });
+    let k = manifest.manifest().geometry.k();
+    let parity = on
+        .coding
+        .iter()
+        .flat_map(|(group, index)| lanes_in(manifest, *group).map(move |lane| (lane, k + index)));
+    shards.chain(parity).collect()
+}
+
 /// A group has as many lanes as the data node with the most shards has shards.
 fn lanes_in(manifest: &ManifestBytes, group: u32) -> impl Iterator<Item = Lane> + use<> {
     let entry = manifest.manifest().groups.get(group as usize);

@@ -24,7 +24,7 @@ impl Node {
         let Some(manifest) = manifest else {
             return;
         };
-        for concerned in self.concerned(manifest.manifest()) {
+        for concerned in self.concerned(&manifest) {
             let message = PeerMessage::NoRoom {
                 manifest: manifest.name(),
                 node: node.clone(),

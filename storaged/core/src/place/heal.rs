@@ -270,7 +270,7 @@ impl Node {
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
             .collect();
         for (key, manifest) in committed {
-            if self.concerned(manifest.manifest()).contains(node) {
+            if self.concerned(&manifest).contains(node) {
                 self.tell(&key, node);
             }
         }

@@ -6,6 +6,7 @@ mod heal;
 mod home;
 mod lost;
 mod members;
+mod missing;
 mod open_run;
 mod restart;
 mod standing;

@@ -6,9 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
-use storaged_wire::{CheckpointState, Digest, Generation, Manifest, NodeName, Rank, ShardEntry};
+use storaged_wire::{
+    CheckpointState, Digest, Generation, Manifest, ManifestBytes, NodeName, Rank, ShardEntry,
+};
 
-use crate::encode::LaneBlocks;
+use super::missing::{BlockSet, Missing};
+use crate::encode::{LaneBlocks, blocks_on};
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;
@@ -33,6 +36,8 @@ struct HeldBy {
 pub(crate) struct Standing {
     /// As a home node: of the other nodes.
     held: BTreeMap<NodeName, HeldBy>,
+    /// As a home node: what of it is not there.
+    missing: Option<Missing>,
     /// This node's own, as last said, and how often they have changed.
     own: Blocks,
     version: u32,
@@ -52,6 +57,11 @@ impl Standing {
     /// What a home node has told that the checkpoint bears.
     pub fn told_by(&self, home: &NodeName) -> u32 {
         self.told.get(home).copied().unwrap_or(0)
+    }
+
+    /// As a home node that has the manifest now.
+    pub fn begin_to_count(&mut self, me: &NodeName, manifest: &ManifestBytes) {
+        self.missing = Some(Missing::all_but_of(me, manifest));
     }
 
     /// A node has retired the checkpoint: what it said that it holds, it does not any more.
@@ -140,6 +150,7 @@ impl Node {
         let held = HeldBy { generation, blocks };
         checkpoint.standing.held.insert(from.clone(), held);
         let key = checkpoint.key.clone();
+        self.recount(&key, from);
         let manifest = name;
         self.send(from, PeerMessage::HeldNoted { manifest, version });
         self.weigh(&key);
@@ -152,6 +163,37 @@ impl Node {
         if let Some(checkpoint) = self.checkpoint_named(name) {
             let noted = (generation, version);
             checkpoint.standing.noted.insert(from.clone(), noted);
+        }
+    }
+
+    /// As a home node: a node has said what it holds or has let go, or its link has changed.
+    pub(crate) fn recount(&mut self, key: &CheckpointKey, node: &NodeName) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let (Some(manifest), Some(_)) = (&checkpoint.manifest, &checkpoint.standing.missing) else {
+            return;
+        };
+        if node == self.me() {
+            return;
+        }
+        let held = checkpoint.standing.held.get(node);
+        let held = held.filter(|held| self.is_same_node(node, held));
+        let missing = lacking(manifest, node, held.map(|held| &held.blocks));
+        let standing = self.checkpoints.get_mut(key).map(|c| &mut c.standing);
+        if let Some(counted) = standing.and_then(|standing| standing.missing.as_mut()) {
+            counted.set(node, missing);
+        }
+    }
+
+    /// The link to a node came up or went down.
+    pub(crate) fn recount_blocks_on(&mut self, node: &NodeName) {
+        let counted = self
+            .checkpoints
+            .values()
+            .filter(|c| c.standing.missing.is_some());
+        for key in counted.map(|c| c.key.clone()).collect::<Vec<_>>() {
+            self.recount(&key, node);
         }
     }
 
@@ -251,23 +293,39 @@ impl Node {
     fn count_losses(&self, checkpoint: &Checkpoint) -> Option<Bears> {
         let manifest = checkpoint.manifest.as_ref()?;
         let of = coded(manifest.manifest())?;
+        let lacks = match &checkpoint.standing.missing {
+            Some(missing) if !counts_wrongly() => missing.most(&self.own_missing(checkpoint)),
+            _ => self.most_missing(checkpoint, manifest),
+        };
+        debug_assert!(counts_wrongly() || lacks == self.most_missing(checkpoint, manifest));
+        let spare = (of as usize).saturating_sub(lacks);
+        let copies = self.manifest_copies(checkpoint, spare);
+        let losses = u32::try_from(spare.min(copies)).unwrap_or(of);
+        Some(Bears { losses, of })
+    }
+
+    /// The most blocks that a lane lacks, counted anew: the simulation compares.
+    fn most_missing(&self, checkpoint: &Checkpoint, manifest: &ManifestBytes) -> usize {
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
-        let spare = |(lane, blocks): &(Lane, LaneBlocks)| {
+        let lacks = |(lane, blocks): &(Lane, LaneBlocks)| {
             let has = |block: &usize| is_held(&there, *lane, blocks, *block);
             let parity = blocks.data.len()..blocks.blocks();
             let is_coded = planted!("partial_encode_is_full") && parity.clone().any(|it| has(&it));
             let counts = |block: &usize| has(block) || (is_coded && parity.contains(block));
-            let held = (0..blocks.blocks()).filter(counts);
-            held.count().saturating_sub(blocks.needed())
+            let held = (0..blocks.blocks()).filter(counts).count();
+            (blocks.needed() + blocks.coding.len()).saturating_sub(held)
         };
         let lanes = LaneBlocks::all(manifest);
-        let fewest = lanes.iter().map(spare).min().unwrap_or(of as usize);
-        let copies = 1 + self.manifest_copies(checkpoint);
-        let losses = u32::try_from(fewest.min(copies - 1)).unwrap_or(u32::MAX);
-        Some(Bears {
-            losses: losses.min(of),
-            of,
+        lanes.iter().map(lacks).max().unwrap_or(0)
+    }
+
+    /// Blocks that belong here and are not.
+    fn own_missing(&self, checkpoint: &Checkpoint) -> BlockSet {
+        let own = Blocks::of(checkpoint);
+        let manifest = checkpoint.manifest.as_ref();
+        manifest.map_or_else(BlockSet::new, |manifest| {
+            lacking(manifest, self.me(), Some(&own))
         })
     }
 
@@ -277,20 +335,26 @@ impl Node {
         checkpoint: &'a Checkpoint,
         own: &'a Blocks,
     ) -> BTreeMap<&'a NodeName, &'a Blocks> {
-        let same = |node: &NodeName, held: &HeldBy| {
-            let peer = self.peers.get(node);
-            let is_same = |peer: &Peer| peer.generation == held.generation;
-            peer.map_or(planted!("nodes_down_bear"), is_same)
-        };
         let held = checkpoint.standing.held.iter();
-        held.filter(|(node, held)| same(node, held))
+        held.filter(|(node, held)| self.is_same_node(node, held))
             .map(|(node, held)| (node, &held.blocks))
             .chain([(self.me(), own)])
             .collect()
     }
 
-    /// Other nodes that are up and have the manifest.
-    fn manifest_copies(&self, checkpoint: &Checkpoint) -> usize {
+    /// Whether a node is up, and still the incarnation that said what it holds.
+    fn is_same_node(&self, node: &NodeName, held: &HeldBy) -> bool {
+        let is_same = |peer: &Peer| peer.generation == held.generation;
+        let peer = self.peers.get(node);
+        peer.map_or(planted!("nodes_down_bear"), is_same)
+    }
+
+    /// Other nodes that are up and have the manifest: so many at most, since more make no difference.
+    fn manifest_copies(&self, checkpoint: &Checkpoint, enough: usize) -> usize {
+        let told = checkpoint.told.keys().filter(|node| *node != self.me());
+        if told.filter(|node| self.is_up(node)).take(enough).count() == enough {
+            return enough;
+        }
         let own = Blocks::default();
         let there = self.blocks_there(checkpoint, &own);
         let told = checkpoint.told.keys().filter(|node| self.is_up(node));
@@ -303,6 +367,24 @@ impl Node {
         let Some(manifest) = checkpoint.manifest.as_ref() else {
             return false;
         };
+        if counted.is_full() {
+            return true;
+        }
+        let has_all = match &checkpoint.standing.missing {
+            Some(missing) if !counts_wrongly() => {
+                self.own_missing(checkpoint).is_empty()
+                    && missing.nodes().all(|it| self.is_gone(it))
+            }
+            _ => self.lacks_only_of_the_gone(checkpoint, manifest),
+        };
+        debug_assert!(
+            counts_wrongly() || has_all == self.lacks_only_of_the_gone(checkpoint, manifest)
+        );
+        has_all
+    }
+
+    /// The same, looked at block by block.
+    fn lacks_only_of_the_gone(&self, checkpoint: &Checkpoint, manifest: &ManifestBytes) -> bool {
         let own = Blocks::of(checkpoint);
         let there = self.blocks_there(checkpoint, &own);
         let is_settled = |lane: Lane, blocks: &LaneBlocks, block: usize| {
@@ -311,10 +393,9 @@ impl Node {
             };
             is_held(&there, lane, blocks, block) || self.is_gone(node)
         };
-        counted.is_full()
-            || LaneBlocks::all(manifest).iter().all(|(lane, blocks)| {
-                (0..blocks.blocks()).all(|block| is_settled(*lane, blocks, block))
-            })
+        LaneBlocks::all(manifest).iter().all(|(lane, blocks)| {
+            (0..blocks.blocks()).all(|block| is_settled(*lane, blocks, block))
+        })
     }
 
     /// As a home node: whether a shard's node is gone or has let the checkpoint go, or has lost it and nobody can give it
@@ -365,7 +446,7 @@ impl Node {
     }
 
     /// Nodes of a checkpoint that are gone.
-    pub(crate) fn gone_nodes(&self, manifest: &Manifest) -> Vec<NodeName> {
+    pub(crate) fn gone_nodes(&self, manifest: &ManifestBytes) -> Vec<NodeName> {
         let concerned = self.concerned(manifest).into_iter();
         concerned.filter(|node| self.is_gone(node)).collect()
     }
@@ -380,6 +461,28 @@ fn is_held(
 ) -> bool {
     let found = blocks.node(block).and_then(|node| there.get(node));
     found.is_some_and(|found| found.has(lane, blocks, block))
+}
+
+/// Of the blocks that belong on a node, those that are not among what it holds.
+fn lacking(manifest: &ManifestBytes, node: &NodeName, held: Option<&Blocks>) -> BlockSet {
+    let ranks = manifest.ranks_on(node);
+    let k = manifest.manifest().geometry.k();
+    let has = |(lane, block): &(Lane, usize)| {
+        held.is_some_and(|held| match block.checked_sub(k) {
+            None => ranks
+                .get(lane.index as usize)
+                .is_some_and(|rank| held.shards.contains(rank)),
+            Some(index) => held.parity.contains(&(*lane, index as u32)),
+        })
+    };
+    let mut blocks = blocks_on(manifest, node);
+    blocks.retain(|block| !has(block));
+    blocks.into_iter().collect()
+}
+
+/// Whether a planted bug counts otherwise.
+fn counts_wrongly() -> bool {
+    planted!("partial_encode_is_full") || planted!("nodes_down_bear")
 }
 
 /// m, if the checkpoint is coded.

@@ -44,7 +44,11 @@ impl Node {
     }
 
     fn everybody_answered(&self, plan: &PlanQuery) -> bool {
-        plan.manifests_due.is_empty() && plan.tier.is_settled() && self.silent(plan).is_empty()
+        let enough = plan.answered.len() >= self.setup.members.len();
+        enough
+            && plan.manifests_due.is_empty()
+            && plan.tier.is_settled()
+            && self.silent(plan).is_empty()
     }
 
     /// Members that have not said what they hold.
@@ -62,8 +66,10 @@ impl Node {
 
     /// Whether those whose links are up have answered, or have had the time to.
     fn linked_answered(&self, plan: &PlanQuery) -> bool {
+        // This node has answered too. Counted first: looking for each peer at every answer is quadratic.
+        let enough = plan.answered.len() > self.peers.len();
         let all = || self.peers.keys().all(|peer| plan.answered.contains(peer));
-        self.had_time(plan) || plan.manifests_due.is_empty() && all()
+        self.had_time(plan) || plan.manifests_due.is_empty() && enough && all()
     }
 
     fn had_time(&self, plan: &PlanQuery) -> bool {

@@ -56,7 +56,7 @@ impl Node {
 
     pub(crate) fn start_verify(&mut self, id: RequestId, manifest: Arc<ManifestBytes>) {
         let query = QueryId(self.fresh());
-        let concerned = self.concerned(manifest.manifest());
+        let concerned = self.concerned(&manifest);
         let up: BTreeSet<NodeName> = concerned
             .into_iter()
             .filter(|node| self.is_up(node))

@@ -11,7 +11,7 @@ use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{
     CheckpointState, Digest, Geometry, Manifest, ManifestBytes, NodeName, Owner, Rank, Refusal,
-    RefusalCode, ShardEntry, Step, WorldSize,
+    RefusalCode, ShardEntry, SharedBytes, Step, WorldSize,
 };
 
 use crate::io::{Note, RequestId};
@@ -50,11 +50,7 @@ impl Node {
                 ),
             ));
         }
-        let now = self.now;
-        let checkpoint = self
-            .checkpoints
-            .entry(key.clone())
-            .or_insert_with(|| Checkpoint::new(key.clone(), attached.owner, world_size, now));
+        let checkpoint = self.checkpoint_entry(&key, attached.owner, world_size);
         checkpoint.description_here = Some(Description {
             schema,
             torch_metadata,
@@ -66,6 +62,9 @@ impl Node {
     }
 
     pub(crate) fn homes_of(&self, key: &CheckpointKey) -> Vec<NodeName> {
+        if let Some(checkpoint) = self.checkpoints.get(key) {
+            return checkpoint.homes.clone();
+        }
         let count = self.setup.geometry.map_or(1, |geometry| geometry.m() + 1);
         homes(&self.setup.members, key, count)
     }
@@ -222,9 +221,29 @@ impl Node {
             return None;
         }
         self.namespace_table(&key.namespace, owner);
+        Some(self.checkpoint_entry(key, owner, world_size))
+    }
+
+    /// The entry of a checkpoint; a new one if there is none.
+    pub(super) fn checkpoint_entry(
+        &mut self,
+        key: &CheckpointKey,
+        owner: Owner,
+        world_size: WorldSize,
+    ) -> &mut Checkpoint {
+        let fresh = match self.checkpoints.contains_key(key) {
+            true => Vec::new(),
+            false => self.homes_of(key),
+        };
         let now = self.now;
-        let fresh = || Checkpoint::new(key.clone(), owner, world_size, now);
-        Some(self.checkpoints.entry(key.clone()).or_insert_with(fresh))
+        self.checkpoints.entry(key.clone()).or_insert_with(|| {
+            let homes = fresh;
+            let checkpoint = Checkpoint::new(key.clone(), owner, world_size, now);
+            Checkpoint {
+                homes,
+                ..checkpoint
+            }
+        })
     }
 
     fn try_commit(&mut self, key: &CheckpointKey) {
@@ -304,16 +323,16 @@ impl Node {
         if self.standing(&key.namespace, key.run) == RunStanding::Known {
             self.raise_fence(&key.namespace, record.owner, key.run);
         }
-        let now = self.now;
-        let checkpoint = self
-            .checkpoints
-            .entry(key.clone())
-            .or_insert_with(|| Checkpoint::new(key.clone(), record.owner, record.world_size, now));
+        let (now, me) = (self.now, self.me().clone());
+        let checkpoint = self.checkpoint_entry(&key, record.owner, record.world_size);
         if checkpoint.manifest.is_some() {
             return;
         }
         checkpoint.manifest = Some(manifest.clone());
         checkpoint.committed_at = Some(now);
+        if checkpoint.homes.contains(&me) {
+            checkpoint.standing.begin_to_count(&me, &manifest);
+        }
         checkpoint.durable_wish = wish;
         self.by_name.insert(manifest.name(), key.clone());
         self.drop_unlisted_shards(&key);
@@ -396,7 +415,7 @@ impl Node {
     pub(crate) fn committed_elsewhere(
         &mut self,
         from: &NodeName,
-        bytes: Vec<u8>,
+        bytes: SharedBytes,
         wish: DurableWish,
     ) {
         let manifest = match ManifestBytes::parse(bytes) {
@@ -448,25 +467,25 @@ impl Node {
     }
 
     /// Everyone who has to do with a checkpoint.
-    pub(crate) fn concerned(&self, manifest: &Manifest) -> BTreeSet<NodeName> {
+    pub(crate) fn concerned(&self, manifest: &ManifestBytes) -> BTreeSet<NodeName> {
+        let record = manifest.manifest();
         let key = CheckpointKey {
-            namespace: manifest.namespace.clone(),
-            run: manifest.run,
-            step: manifest.step,
+            namespace: record.namespace.clone(),
+            run: record.run,
+            step: record.step,
         };
-        let shards = manifest.shards.iter().map(|shard| shard.node.clone());
-        let coding = manifest
-            .groups
-            .iter()
-            .flat_map(|group| group.coding.clone());
-        shards.chain(coding).chain(self.homes_of(&key)).collect()
+        let nodes = manifest.nodes().iter();
+        // A data node of a group that no rank is on has nothing to do with it.
+        let concerned = nodes.filter(|(_, on)| !(on.ranks.is_empty() && on.coding.is_empty()));
+        let names = concerned.map(|(node, _)| node.clone());
+        names.chain(self.homes_of(&key)).collect()
     }
 
     pub(crate) fn tell_everyone(&mut self, key: &CheckpointKey) {
         let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
             return;
         };
-        for node in self.concerned(manifest.manifest()) {
+        for node in self.concerned(&manifest) {
             if node != *self.me() {
                 self.tell(key, &node);
             }
@@ -489,14 +508,11 @@ impl Node {
         let is_protected = is_protected && state >= CheckpointState::Protected;
         let told = checkpoint.told.get(node).copied();
         if told.is_none() {
-            let bytes = ByteVec::from(manifest.bytes().to_vec());
-            self.send(
-                node,
-                PeerMessage::Committed {
-                    manifest: bytes,
-                    durable: wish,
-                },
-            );
+            let message = PeerMessage::Committed {
+                manifest: manifest.shared(),
+                durable: wish,
+            };
+            self.send(node, message);
         }
         let name = manifest.name();
         let knows = |known: CheckpointState| told.is_some_and(|told| told.state >= known);
@@ -520,24 +536,24 @@ impl Node {
             .collect();
         for (key, manifest) in committed {
             if self.homes_of(&key).contains(&me) {
-                self.tell_unaware(&key, manifest.manifest());
+                self.tell_unaware(&key, &manifest);
             }
             self.report_held(&key);
             self.report_owed(&key);
         }
     }
 
-    fn tell_unaware(&mut self, key: &CheckpointKey, manifest: &Manifest) {
-        for node in self.concerned(manifest) {
-            let Some(checkpoint) = self.checkpoints.get(key) else {
-                return;
-            };
-            let bears = self.bears(checkpoint).map_or(0, |bears| bears.losses);
-            let told = checkpoint.told.get(&node);
-            let is_current = |told: &Told| told.state >= checkpoint.state && told.bears == bears;
-            if node != *self.me() && !told.is_some_and(is_current) {
-                self.tell(key, &node);
-            }
+    fn tell_unaware(&mut self, key: &CheckpointKey, manifest: &ManifestBytes) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let bears = self.bears(checkpoint).map_or(0, |bears| bears.losses);
+        let is_current = |told: &Told| told.state >= checkpoint.state && told.bears == bears;
+        let knows = |node: &NodeName| checkpoint.told.get(node).is_some_and(is_current);
+        let mut unaware = self.concerned(manifest);
+        unaware.retain(|node| node != self.me() && !knows(node));
+        for node in unaware {
+            self.tell(key, &node);
         }
     }
 
@@ -607,7 +623,7 @@ impl Node {
             );
         };
         let down: Vec<String> = self
-            .concerned(manifest.manifest())
+            .concerned(&manifest)
             .into_iter()
             .filter(|node| !self.is_up(node))
             .map(|node| node.to_string())

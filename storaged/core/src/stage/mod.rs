@@ -225,17 +225,14 @@ impl Node {
             step,
         };
         self.slot_mut(slot).used_for = SlotUse::Sealed(key.clone());
-        let now = self.now;
-        let checkpoint = self
-            .checkpoints
-            .entry(key.clone())
-            .or_insert_with(|| Checkpoint::new(key.clone(), attached.owner, world_size, now));
+        let chunk = self.setup.chunk;
+        let checkpoint = self.checkpoint_entry(&key, attached.owner, world_size);
         checkpoint.shards.insert(
             rank,
             LocalShard {
                 slot,
                 length,
-                chunk: self.setup.chunk,
+                chunk,
                 digests: None,
                 prints: Arc::default(),
                 readers: BTreeSet::new(),

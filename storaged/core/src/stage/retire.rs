@@ -265,7 +265,7 @@ impl Node {
     /// A checkpoint that is of no concern to this node was only known for a reader: nobody tells this node when it retires.
     pub(crate) fn forget_foreign(&mut self) {
         let is_foreign = |c: &&Checkpoint| {
-            let concerned = c.manifest.as_ref().map(|m| self.concerned(m.manifest()));
+            let concerned = c.manifest.as_ref().map(|m| self.concerned(m));
             let in_use = self.joined.values().any(|joined| joined.key == c.key)
                 || self.led.values().any(|led| led.key == c.key)
                 || self.is_being_opened(c);

@@ -110,6 +110,7 @@ impl Node {
             UnowedCause::Retired => {
                 checkpoint.owing.retired_at.insert(from.clone());
                 checkpoint.standing.let_go(from);
+                self.recount(&key, from);
                 if self.no_home_has(&key) {
                     self.note_given_up(&key, "its home nodes have retired it");
                 }
@@ -135,7 +136,7 @@ impl Node {
         let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
             return;
         };
-        for node in self.concerned(manifest.manifest()) {
+        for node in self.concerned(&manifest) {
             if node != *self.me() {
                 self.say_given_up(&node, manifest.name(), reason.into());
             }
@@ -199,7 +200,7 @@ impl Node {
         let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
             return;
         };
-        for node in self.concerned(manifest.manifest()) {
+        for node in self.concerned(&manifest) {
             if node != *self.me() {
                 let manifest = manifest.name();
                 self.send(&node, PeerMessage::Durable { manifest });
@@ -214,7 +215,7 @@ impl Node {
         };
         let mut told = reason.clone();
         told.truncate(told.floor_char_boundary(REASON_BYTES_MAX));
-        for node in self.concerned(manifest.manifest()) {
+        for node in self.concerned(&manifest) {
             let (manifest, reason) = (manifest.name(), told.clone());
             self.send(&node, PeerMessage::DurableFailed { manifest, reason });
         }
