@@ -131,6 +131,10 @@ bench: release ## Stage, encode and restore against memcpy and raw QUIC: docs/be
 	@mv docs/bench/path.json.new docs/bench/path.json
 	@cat docs/bench/path.json
 
+.PHONY: bench-scale
+bench-scale: packages ## What decisions cost one home node at 128 to 10,000 ranks: docs/bench/scale.json
+	@$(CARGO) bench -q -p storaged-core --bench scale -- --write $(CURDIR)/docs/bench/scale.json
+
 .PHONY: corpus
 corpus: venv ## Train small models and keep successive states for bench-delta: target/corpus
 	@[ -f target/corpus/corpus.json ] || $(PYTHON) bench/corpus/make_corpus.py --out target/corpus

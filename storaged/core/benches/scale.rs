@@ -1,4 +1,5 @@
-//! What decisions cost one home node, by the size of the job: `cargo bench -p storaged-core --bench scale`. The node is
+//! What decisions cost one home node, by the size of the job: `make bench-scale`, or `cargo bench -p storaged-core --bench
+//! scale -- 1024 10000` for these sizes alone; `--write FILE` keeps the figures (docs/bench/scale.json). The node is
 //! driven alone, with the messages that all others would send: a save is committed, protected and acknowledged, time
 //! passes, two nodes are lost, and a reader asks what a restart would get. CPU time of this thread, in milliseconds.
 
@@ -326,7 +327,16 @@ fn plan_two_lost(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
     assert!(answered, "expected a plan");
 }
 
-fn measure(ranks: usize) {
+/// CPU milliseconds of one size.
+struct Figures {
+    ranks: usize,
+    commit: Cost,
+    protect: Cost,
+    idle_tick: f64,
+    plan: Cost,
+}
+
+fn measure(ranks: usize) -> Figures {
     let (mut driver, job) = started(ranks);
     driver.since();
     let manifest = commit(&mut driver, &job);
@@ -334,38 +344,96 @@ fn measure(ranks: usize) {
     protect(&mut driver, &job, &manifest);
     let protect = driver.since();
     let shown = driver.node.shown();
-    let bears = shown
-        .iter()
-        .find(|it| it.key == job.key)
-        .and_then(|it| it.bears);
+    let found = shown.iter().find(|it| it.key == job.key);
+    assert_eq!(found.and_then(|it| it.bears), Some(2), "it is protected");
     (0..3).for_each(|_| driver.tick());
     driver.since();
-    let mut tick = f64::MAX;
+    let mut idle_tick = f64::MAX;
     for _ in 0..3 {
         driver.tick();
-        tick = tick.min(driver.since().all);
+        idle_tick = idle_tick.min(driver.since().all);
     }
     plan_two_lost(&mut driver, &job, &manifest);
     let plan = driver.since();
-    println!(
-        "{ranks:>7} ranks, {:>5} lanes: commit {:9.2} ms in all, {:9.2} the longest input; protected {:9.2}, {:9.2}; \
-         idle tick {tick:8.3}; plan with two lost {:8.2}, {:8.2}; bears {bears:?}",
-        lanes_of(&manifest).len(),
-        commit.all,
-        commit.longest,
-        protect.all,
-        protect.longest,
-        plan.all,
-        plan.longest,
-    );
+    let figures = Figures {
+        ranks,
+        commit,
+        protect,
+        idle_tick,
+        plan,
+    };
+    figures.print(lanes_of(&manifest).len());
+    figures
+}
+
+impl Figures {
+    fn print(&self, lanes: usize) {
+        let Self {
+            ranks,
+            commit,
+            protect,
+            idle_tick,
+            plan,
+        } = self;
+        println!(
+            "{ranks:>7} ranks, {lanes:>5} lanes: commit {:8.2} ms, longest input {:7.2}; protection {:8.2}, {:7.2}; \
+             idle second {idle_tick:7.3}; plan with two nodes lost {:8.2}, {:7.2}",
+            commit.all, commit.longest, protect.all, protect.longest, plan.all, plan.longest,
+        );
+    }
+
+    fn longest(&self) -> f64 {
+        let all = [self.commit, self.protect, self.plan];
+        all.map(|cost| cost.longest)
+            .into_iter()
+            .fold(self.idle_tick, f64::max)
+    }
+
+    fn keys(&self) -> [(String, f64); 5] {
+        let named = |what: &str| format!("{what}_{}", self.ranks);
+        [
+            (named("commit_ms"), self.commit.all),
+            (named("protect_ms"), self.protect.all),
+            (named("idle_tick_ms"), self.idle_tick),
+            (named("plan_two_lost_ms"), self.plan.all),
+            (named("longest_input_ms"), self.longest()),
+        ]
+    }
+}
+
+/// The exponent by which a cost grows with the ranks, from the second size that was measured to the last.
+fn slope(all: &[Figures], of: impl Fn(&Figures) -> f64) -> Option<f64> {
+    let (from, to) = (all.get(1)?, all.last()?);
+    let ranks = to.ranks as f64 / from.ranks as f64;
+    (ranks > 1.0).then(|| (of(to) / of(from)).ln() / ranks.ln())
+}
+
+fn json(all: &[Figures]) -> String {
+    let slopes = [
+        ("slope_commit", slope(all, |it| it.commit.all)),
+        ("slope_tick", slope(all, |it| it.idle_tick)),
+    ];
+    let slopes = slopes
+        .into_iter()
+        .filter_map(|(name, slope)| Some((name.to_owned(), slope?)));
+    let lines = all.iter().flat_map(Figures::keys).chain(slopes);
+    let lines: Vec<String> = lines
+        .map(|(name, figure)| format!("  \"{name}\": {figure:.3}"))
+        .collect();
+    format!("{{\n{}\n}}\n", lines.join(",\n"))
 }
 
 fn main() {
-    let named: Vec<usize> = std::env::args().filter_map(|it| it.parse().ok()).collect();
+    let words: Vec<String> = std::env::args().collect();
+    let named: Vec<usize> = words.iter().filter_map(|it| it.parse().ok()).collect();
     if cfg!(debug_assertions) {
         eprintln!("expected a release build, got one with debug assertions: its times say nothing");
         exit(1);
     }
     let sizes = if named.is_empty() { RANKS } else { &named };
-    sizes.iter().for_each(|ranks| measure(*ranks));
+    let all: Vec<Figures> = sizes.iter().map(|ranks| measure(*ranks)).collect();
+    let after = words.iter().skip_while(|word| *word != "--write");
+    if let Some(path) = after.skip(1).next() {
+        std::fs::write(path, json(&all)).expect("the file can be written");
+    }
 }

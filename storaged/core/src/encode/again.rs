@@ -308,7 +308,7 @@ mod tests {
             leader: name("b"),
             session: SessionId::new(7),
             outcome: Ok(SessionTally::default()),
-            kept: vec![0..1],
+            kept: Vec::from([0..1]),
         };
         let finished = sent(node.handle(Now(6), ended));
         assert!(matches!(&finished[..], [PeerMessage::Finished { .. }]));

@@ -623,7 +623,7 @@ impl Node {
             );
         };
         let down: Vec<String> = self
-            .concerned(&manifest)
+            .concerned(manifest)
             .into_iter()
             .filter(|node| !self.is_up(node))
             .map(|node| node.to_string())

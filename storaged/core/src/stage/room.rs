@@ -161,7 +161,7 @@ impl Node {
             return false;
         };
         let unprotected = checkpoint.state < CheckpointState::Protected;
-        (unprotected && self.is_of_older_run(checkpoint)) || !self.gone_nodes(&manifest).is_empty()
+        (unprotected && self.is_of_older_run(checkpoint)) || !self.gone_nodes(manifest).is_empty()
     }
 
     fn is_of_older_run(&self, checkpoint: &Checkpoint) -> bool {

@@ -52,7 +52,7 @@ impl Node {
         let Some(manifest) = &checkpoint.manifest else {
             return false;
         };
-        waited >= limits::UPLOAD_UNPROTECTED_AFTER_MS && !self.gone_nodes(&manifest).is_empty()
+        waited >= limits::UPLOAD_UNPROTECTED_AFTER_MS && !self.gone_nodes(manifest).is_empty()
     }
 
     /// The checkpoint of a namespace that is being uploaded: the oldest that is due.

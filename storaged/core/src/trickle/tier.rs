@@ -124,3 +124,29 @@ pub(crate) fn durable_unavailable(namespace: &Namespace, fault: &DurableFault) -
     );
     Refusal::new(RefusalCode::DurableUnavailable, text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_pass_by_itself_is_tried_again() {
+        let faults: [fn(String) -> DurableFault; 9] = [
+            DurableFault::Unavailable,
+            DurableFault::TimedOut,
+            DurableFault::Denied,
+            DurableFault::NotMounted,
+            DurableFault::Full,
+            DurableFault::Misconfigured,
+            DurableFault::Damaged,
+            DurableFault::Conflict,
+            DurableFault::Local,
+        ];
+        let pass = faults.map(|fault| fault(String::new())).into_iter();
+        let pass: Vec<&str> = pass
+            .filter(DurableFault::may_pass)
+            .map(|it| it.name())
+            .collect();
+        assert_eq!(pass, ["unavailable", "timed_out"]);
+    }
+}

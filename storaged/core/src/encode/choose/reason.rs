@@ -106,3 +106,14 @@ pub(super) fn seconds(seconds: f64) -> String {
         s => format!("{:.0} us", s * 1e6),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::seconds;
+
+    #[test]
+    fn a_time_is_said_in_the_unit_that_it_is_of() {
+        let said = [1.5, 0.999, 0.001, 0.000_4].map(seconds);
+        assert_eq!(said, ["1.50 s", "999.00 ms", "1.00 ms", "400 us"]);
+    }
+}

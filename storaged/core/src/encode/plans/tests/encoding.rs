@@ -301,4 +301,11 @@ fn a_wrong_plan_has_no_proof() {
         crate::encode::plans::prove(&short, &coefficients),
         Err(PlanError::Malformed { .. })
     ));
+    let striped = encode_plan(&coefficients, Keepers::Fixed, &Shape::GatherAtKeepers);
+    let striped = striped.expect("a plan");
+    assert_eq!(striped.prove(&coefficients), Ok(()));
+    let mut rows: Vec<Vec<u8>> = coefficients.rows().iter().map(|row| row.to_vec()).collect();
+    rows[0][3] ^= 1;
+    let other = Coefficients::new(rows).expect("rows");
+    assert_eq!(striped.prove(&other), Err(PlanError::Wrong { sink: 0 }));
 }

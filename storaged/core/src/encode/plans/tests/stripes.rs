@@ -84,3 +84,13 @@ fn an_empty_lane_has_no_stripes() {
     assert_eq!(StripeSet::of_bytes(chunk, 10_000, 20..20).count(), 0);
     assert_eq!(StripeSet::all(chunk, 10_000).bytes(), 10_000);
 }
+
+#[test]
+fn the_runs_of_a_set_are_its_stripes() {
+    let mut map = DirtyMap::clean(9);
+    map.mark_all([1..3, 5..6]);
+    let chunk = ChunkSize::new(4096).expect("a size");
+    let set = StripeSet::dirty(chunk, 9 * 4096, &map);
+    assert_eq!(set.runs(), [1..3, 5..6]);
+    assert_eq!(set.iter().collect::<Vec<_>>(), [1, 2, 5]);
+}
