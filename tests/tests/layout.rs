@@ -232,7 +232,9 @@ fn the_decisions_have_no_effects() {
     }
     assert_eq!(effects_in("use std::fs::File;"), Some("std::fs"));
     let manifest = fs::read_to_string(root().join("storaged/core/Cargo.toml")).expect("a manifest");
-    assert_eq!(effect_crate(&manifest), None);
+    // Its benches tell the time.
+    let built = manifest.split("[dev-dependencies]").next();
+    assert_eq!(built.and_then(effect_crate), None);
     assert_eq!(effect_crate("tokio.workspace = true"), Some("tokio"));
 }
 

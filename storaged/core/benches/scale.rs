@@ -197,9 +197,12 @@ fn commit(driver: &mut Driver, job: &Job) -> ManifestBytes {
     ManifestBytes::parse(committed.expect("the last shard commits")).expect("a sound manifest")
 }
 
+/// Shards and parity of one node.
+type Blocks = (Vec<Rank>, Vec<(Lane, u32)>);
+
 /// What each node holds of a protected checkpoint.
-fn held(job: &Job, manifest: &ManifestBytes) -> BTreeMap<NodeName, (Vec<Rank>, Vec<(Lane, u32)>)> {
-    let mut held: BTreeMap<NodeName, (Vec<Rank>, Vec<(Lane, u32)>)> = BTreeMap::new();
+fn held(job: &Job, manifest: &ManifestBytes) -> BTreeMap<NodeName, Blocks> {
+    let mut held: BTreeMap<NodeName, Blocks> = BTreeMap::new();
     for (rank, node) in (0u32..).zip(&job.nodes) {
         held.entry(node.clone())
             .or_default()
@@ -432,8 +435,8 @@ fn main() {
     }
     let sizes = if named.is_empty() { RANKS } else { &named };
     let all: Vec<Figures> = sizes.iter().map(|ranks| measure(*ranks)).collect();
-    let after = words.iter().skip_while(|word| *word != "--write");
-    if let Some(path) = after.skip(1).next() {
+    let mut after = words.iter().skip_while(|word| *word != "--write");
+    if let Some(path) = after.nth(1) {
         std::fs::write(path, json(&all)).expect("the file can be written");
     }
 }

@@ -308,7 +308,7 @@ mod tests {
             leader: name("b"),
             session: SessionId::new(7),
             outcome: Ok(SessionTally::default()),
-            kept: Vec::from([0..1]),
+            kept: std::iter::once(0..1).collect(),
         };
         let finished = sent(node.handle(Now(6), ended));
         assert!(matches!(&finished[..], [PeerMessage::Finished { .. }]));
