@@ -22,6 +22,8 @@ mod restore;
 mod stage;
 mod status;
 mod table;
+#[cfg(test)]
+mod testkit;
 mod trickle;
 
 pub use audit::{Audit, Shown};

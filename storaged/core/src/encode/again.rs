@@ -146,97 +146,29 @@ impl Node {
 mod tests {
     use std::sync::Arc;
 
-    use storaged_codec::{ChunkSize, Digest, Geometry, digest, fingerprint, root_digest};
+    use storaged_codec::{Digest, digest, fingerprint, root_digest};
     use storaged_wire::local::DurableWish;
-    use storaged_wire::manifest::GroupEntry;
-    use storaged_wire::peer::{Lane, LeafTable, SessionKind, SumChecks};
+    use storaged_wire::peer::{Lane, LeafTable, SumChecks};
     use storaged_wire::shape::EncodeShape;
-    use storaged_wire::{
-        Generation, Manifest, ManifestBytes, Namespace, Owner, Rank, RunId, SessionId, ShardEntry,
-        Step, WorldSize,
-    };
+    use storaged_wire::{ManifestBytes, Rank};
 
     use super::*;
     use crate::io::{Input, Output, SessionTally};
-    use crate::node::{DurableForm, DurablePolicy, RunsWithoutTier, Setup};
-    use crate::place::Member;
-
-    fn name(name: &str) -> NodeName {
-        NodeName::new(name).expect("a name")
-    }
+    use crate::testkit::{chunk, hear, last_of, name, sent};
 
     /// The shard of `a`, with parity on `b` and `c`.
     fn manifest() -> Arc<ManifestBytes> {
-        let chunk = ChunkSize::new(65_536).expect("a size");
-        let manifest = Manifest {
-            version: Manifest::VERSION,
-            namespace: Namespace::new("job").expect("a name"),
-            owner: Owner::of_token(b"t"),
-            run: RunId::new(1),
-            step: Step::new(1),
-            world_size: WorldSize::new(1).expect("one rank"),
-            epoch: 1,
-            geometry: Geometry::new(1, 2).expect("a geometry"),
-            chunk,
-            shards: vec![ShardEntry {
-                rank: Rank::new(0),
-                node: name("a"),
-                length: 5,
-                root: root_digest(&[digest(b"hello")], 5, chunk),
-            }],
-            groups: vec![GroupEntry {
-                data: vec![name("a")],
-                coding: vec![name("b"), name("c")],
-            }],
-            schema: Vec::new().into(),
-            torch_metadata: Vec::new().into(),
-        };
+        let root = root_digest(&[digest(b"hello")], 5, chunk());
+        let manifest = crate::testkit::manifest(1, &["a"], &["b", "c"], (5, root));
         Arc::new(manifest.seal().expect("a sound manifest"))
     }
 
-    /// `c`, with links to the others.
     fn member() -> Node {
-        let members = ["a", "b", "c"].map(|node| Member {
-            name: name(node),
-            failure_domain: node.into(),
-        });
-        let mut node = Node::new(Setup {
-            name: name("c"),
-            generation: Generation::new(1),
-            members: members.into(),
-            geometry: Geometry::new(1, 2).ok(),
-            chunk: ChunkSize::new(65_536).expect("a size"),
-            slots_per_rank: 2,
-            budget: 64 << 20,
-            idle_job_ms: 3_600_000,
-            link_rates: crate::encode::LinkRates::default(),
-            durable: DurablePolicy::OnRequest,
-            runs_without_tier: RunsWithoutTier::Refused,
-            durable_form: DurableForm::Full,
-        })
-        .expect("groups");
-        for peer in ["a", "b"] {
-            let generation = Generation::new(1);
-            let up = Input::PeerUp {
-                node: name(peer),
-                generation,
-            };
-            node.handle(Now(0), up);
-        }
-        node
+        last_of(&["a", "b", "c"], (1, 2))
     }
 
     fn says(node: &mut Node, at: u64, from: &str, message: PeerMessage) -> Vec<PeerMessage> {
-        let from = name(from);
-        sent(node.handle(Now(at), Input::Message { from, message }))
-    }
-
-    fn sent(outputs: Vec<Output>) -> Vec<PeerMessage> {
-        let sent = outputs.into_iter().filter_map(|output| match output {
-            Output::Send { message, .. } => Some(message),
-            _ => None,
-        });
-        sent.collect()
+        sent(hear(node, at, from, message))
     }
 
     fn proposal(session: u64, manifest: Digest) -> PeerMessage {

@@ -125,103 +125,20 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use storaged_codec::{ChunkSize, Geometry, digest};
+    use storaged_codec::digest;
     use storaged_wire::local::{Reply, Request, Role};
-    use storaged_wire::manifest::GroupEntry;
     use storaged_wire::peer::{HighMark, Holding, NamespaceMark, PeerMessage};
-    use storaged_wire::{
-        CheckpointState, Generation, Manifest, ManifestBytes, Namespace, Owner, Rank, RefusalCode,
-        RunId, ShardEntry, Step, WorldSize,
-    };
+    use storaged_wire::{CheckpointState, ManifestBytes, Rank, RefusalCode, RunId, Step};
 
     use super::*;
     use crate::io::{ConnId, Input, Now, Output, RequestId};
-    use crate::node::{DurableForm, DurablePolicy, RunsWithoutTier, Setup};
-    use crate::place::Member;
+    use crate::testkit::{TOKEN, hear, job, last_of, owner};
 
-    const TOKEN: &[u8] = b"token";
-
-    fn name(name: &str) -> NodeName {
-        NodeName::new(name).expect("a name")
-    }
-
-    fn job() -> Namespace {
-        Namespace::new("job").expect("a name")
-    }
-
-    fn geometry() -> Geometry {
-        Geometry::new(2, 1).expect("a geometry")
-    }
-
-    fn chunk() -> ChunkSize {
-        ChunkSize::new(65_536).expect("a size")
-    }
-
-    /// `c`, which codes what `a` and `b` save, with links to both.
-    fn node() -> Node {
-        let members = ["a", "b", "c"].map(|node| Member {
-            name: name(node),
-            failure_domain: node.into(),
-        });
-        let mut node = Node::new(Setup {
-            name: name("c"),
-            generation: Generation::new(1),
-            members: members.into(),
-            geometry: Some(geometry()),
-            chunk: chunk(),
-            slots_per_rank: 3,
-            budget: 64 << 20,
-            idle_job_ms: 3_600_000,
-            link_rates: crate::encode::LinkRates::default(),
-            durable: DurablePolicy::Absent,
-            runs_without_tier: RunsWithoutTier::Refused,
-            durable_form: DurableForm::Full,
-        })
-        .expect("groups");
-        for peer in ["a", "b"] {
-            let generation = Generation::new(1);
-            let node_up = Input::PeerUp {
-                node: name(peer),
-                generation,
-            };
-            node.handle(Now(0), node_up);
-        }
-        node
-    }
-
-    fn manifest(step: u64) -> Arc<ManifestBytes> {
-        let shard = |(rank, node)| ShardEntry {
-            rank: Rank::new(rank),
-            node: name(node),
-            length: 5,
-            root: digest(b"any"),
-        };
-        let manifest = Manifest {
-            version: Manifest::VERSION,
-            namespace: job(),
-            owner: Owner::of_token(TOKEN),
-            run: RunId::new(1),
-            step: Step::new(step),
-            world_size: WorldSize::new(2).expect("two ranks"),
-            epoch: 1,
-            geometry: geometry(),
-            chunk: chunk(),
-            shards: [(0, "a"), (1, "b")].map(shard).into(),
-            groups: vec![GroupEntry {
-                data: vec![name("a"), name("b")],
-                coding: vec![name("c")],
-            }],
-            schema: Vec::new().into(),
-            torch_metadata: Vec::new().into(),
-        };
-        Arc::new(manifest.seal().expect("a sound manifest"))
-    }
-
-    fn says(node: &mut Node, at: u64, from: &str, message: PeerMessage) -> Vec<Output> {
-        let from = name(from);
-        node.handle(Now(at), Input::Message { from, message })
+    /// What `a` and `b` save, with parity on `c`.
+    fn manifest(step: u64) -> ManifestBytes {
+        let shards = (5, digest(b"any"));
+        let manifest = crate::testkit::manifest(step, &["a", "b"], &["c"], shards);
+        manifest.seal().expect("a sound manifest")
     }
 
     fn asks(node: &mut Node, index: u64, request: Request) -> Vec<Output> {
@@ -258,7 +175,7 @@ mod tests {
         let manifest = manifest(step);
         PeerMessage::Holdings {
             query,
-            owner: Some(Owner::of_token(TOKEN)),
+            owner: Some(owner()),
             holdings: vec![Holding {
                 manifest: manifest.name(),
                 key: CheckpointKey {
@@ -289,15 +206,15 @@ mod tests {
     fn marked(step: u64) -> PeerMessage {
         PeerMessage::Marks(vec![NamespaceMark {
             namespace: job(),
-            owner: Owner::of_token(TOKEN),
+            owner: owner(),
             mark: mark(step),
         }])
     }
 
     #[test]
     fn answers_of_different_moments_are_asked_for_again() {
-        let mut node = node();
-        says(&mut node, 1, "a", marked(1));
+        let mut node = last_of(&["a", "b", "c"], (2, 1));
+        hear(&mut node, 1, "a", marked(1));
         node.handle(Now(900), Input::Tick);
         asks(
             &mut node,
@@ -316,10 +233,10 @@ mod tests {
         };
         let query = asked(&asks(&mut node, 1, plan)).expect("all are asked");
         // `a` answers before step 2 is protected, `b` when step 1 has gone for it: each step is whole in neither answer.
-        says(&mut node, 1_001, "a", holds(query, 1, 0));
-        says(&mut node, 1_002, "a", known(query, 1));
-        says(&mut node, 1_005, "b", holds(query, 2, 1));
-        let outputs = says(&mut node, 1_006, "b", known(query, 2));
+        hear(&mut node, 1_001, "a", holds(query, 1, 0));
+        hear(&mut node, 1_002, "a", known(query, 1));
+        hear(&mut node, 1_005, "b", holds(query, 2, 1));
+        let outputs = hear(&mut node, 1_006, "b", known(query, 2));
         let again = asked(&outputs);
         assert_eq!(refused(&outputs), None, "{outputs:?}");
         assert!(again.is_some_and(|again| again != query), "{outputs:?}");

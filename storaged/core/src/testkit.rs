@@ -1,0 +1,118 @@
+//! What unit tests of decisions share: one node, its peers, and the manifest of a small job.
+
+use storaged_codec::{ChunkSize, Digest, Geometry};
+use storaged_wire::manifest::GroupEntry;
+use storaged_wire::{
+    Generation, Manifest, Namespace, NodeName, Owner, Rank, RunId, ShardEntry, Step, WorldSize,
+};
+
+use crate::encode::LinkRates;
+use crate::io::{Input, Now, Output};
+use crate::node::{DurableForm, DurablePolicy, Node, RunsWithoutTier, Setup};
+use crate::place::Member;
+use storaged_wire::peer::PeerMessage;
+
+/// The token that the job's namespace belongs to.
+pub const TOKEN: &[u8] = b"token";
+
+pub fn name(text: &str) -> NodeName {
+    NodeName::new(text).expect("a name")
+}
+
+pub fn job() -> Namespace {
+    Namespace::new("job").expect("a name")
+}
+
+pub fn owner() -> Owner {
+    Owner::of_token(TOKEN)
+}
+
+pub fn chunk() -> ChunkSize {
+    ChunkSize::new(65_536).expect("a size")
+}
+
+fn geometry(k: usize, m: usize) -> Geometry {
+    Geometry::new(k, m).expect("a geometry")
+}
+
+/// The last of these members, without a durable tier and with a budget that nothing exceeds. Its links are up.
+pub fn last_of(members: &[&str], (k, m): (usize, usize)) -> Node {
+    let (me, peers) = members.split_last().expect("a member");
+    let member = |text: &&str| Member {
+        name: name(text),
+        failure_domain: (*text).into(),
+    };
+    let mut node = Node::new(Setup {
+        name: name(me),
+        generation: Generation::new(1),
+        members: members.iter().map(member).collect(),
+        geometry: Some(geometry(k, m)),
+        chunk: chunk(),
+        slots_per_rank: 3,
+        budget: u64::MAX,
+        idle_job_ms: 3_600_000,
+        link_rates: LinkRates::default(),
+        durable: DurablePolicy::Absent,
+        runs_without_tier: RunsWithoutTier::Refused,
+        durable_form: DurableForm::Full,
+    })
+    .expect("groups");
+    for peer in peers {
+        let generation = Generation::new(1);
+        let node_up = Input::PeerUp {
+            node: name(peer),
+            generation,
+        };
+        node.handle(Now(0), node_up);
+    }
+    node
+}
+
+/// What a node does when a peer says something.
+pub fn hear(node: &mut Node, at: u64, from: &str, message: PeerMessage) -> Vec<Output> {
+    let from = name(from);
+    node.handle(Now(at), Input::Message { from, message })
+}
+
+/// The messages among what it does.
+pub fn sent(outputs: Vec<Output>) -> Vec<PeerMessage> {
+    let sent = outputs.into_iter().filter_map(|output| match output {
+        Output::Send { message, .. } => Some(message),
+        _ => None,
+    });
+    sent.collect()
+}
+
+/// The manifest of a step of run 1: a shard of so many bytes, with this root, on each data node, and parity on the coding nodes.
+pub fn manifest(
+    step: u64,
+    data: &[&str],
+    coding: &[&str],
+    (length, root): (u64, Digest),
+) -> Manifest {
+    let names = |nodes: &[&str]| nodes.iter().map(|node| name(node)).collect::<Vec<_>>();
+    let shard = |(rank, node): (u32, &&str)| ShardEntry {
+        rank: Rank::new(rank),
+        node: name(node),
+        length,
+        root,
+    };
+    Manifest {
+        version: Manifest::VERSION,
+        namespace: job(),
+        owner: owner(),
+        run: RunId::new(1),
+        step: Step::new(step),
+        world_size: WorldSize::new(data.len() as u32).expect("ranks"),
+        epoch: 1,
+        geometry: geometry(data.len(), coding.len()),
+        chunk: chunk(),
+        shards: (0u32..).zip(data).map(shard).collect(),
+        groups: vec![GroupEntry {
+            data: names(data),
+            coding: names(coding),
+        }],
+        schema: Vec::new().into(),
+        torch_metadata: Vec::new().into(),
+    }
+}
