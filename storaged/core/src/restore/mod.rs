@@ -8,14 +8,16 @@ mod marks;
 mod offer;
 mod open;
 mod plan;
+mod rung_fault;
 mod settle;
 mod survey;
 mod verify;
 
 pub(crate) use heal_first::HealFirst;
 pub(crate) use marks::mark_at;
-pub(crate) use open::{OpenWish, Opening, is_wrong};
+pub(crate) use open::{OpenWish, Opening};
 pub(crate) use plan::{Older, PlanQuery};
+pub(crate) use rung_fault::is_wrong;
 pub(crate) use verify::VerifyWork;
 
 use storaged_wire::NodeName;

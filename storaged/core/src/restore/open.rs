@@ -17,6 +17,7 @@ use storaged_wire::{
 
 use super::holdings::unknown_manifest;
 use super::plan::Then;
+use super::rung_fault::{RungFault, is_wrong};
 use super::survey::Survey;
 use crate::encode::{LaneBlocks, Purpose};
 use crate::io::{ConnId, Note, Now, Output, RequestId};
@@ -54,7 +55,7 @@ pub(crate) struct Opening {
     ranges: Vec<Range<u64>>,
     survey: Survey,
     excluded: BTreeSet<NodeName>,
-    faults: Vec<String>,
+    faults: Vec<RungFault>,
     attempts: usize,
     rung: Rung,
     leaves: Option<Arc<[Digest]>>,
@@ -169,7 +170,7 @@ impl Node {
         let slot = self.create_slot(&namespace, wish.rank, length, SlotUse::Restoring)?;
         let (mut excluded, mut faults) = (BTreeSet::new(), Vec::new());
         if let Some(rung) = wish.without {
-            faults.push(format!("{rung:?}: the reader found wrong digests"));
+            faults.push(RungFault::FoundByReader(rung));
         }
         if wish.without == Some(Rung::OwnRam) {
             excluded.insert(self.me().clone());
@@ -329,7 +330,8 @@ impl Node {
         let Some(opening) = self.openings.get_mut(&slot) else {
             return;
         };
-        opening.faults.push(format!("{node}: {}", describe(fault)));
+        let failed = RungFault::Session(node.clone(), fault.clone());
+        opening.faults.push(failed);
         let blamed = fault.blamed().unwrap_or(node).clone();
         let manifest = opening.manifest.manifest();
         let failed = Note::SessionFailed {
@@ -412,9 +414,7 @@ impl Node {
             return;
         };
         let Some(leaves) = opening.leaves.clone() else {
-            opening
-                .faults
-                .push("no table of chunk digests came with the bytes".into());
+            opening.faults.push(RungFault::NoTable);
             return self.climb(slot);
         };
         let manifest = opening.manifest.manifest();
@@ -423,9 +423,7 @@ impl Node {
         };
         let proven = root_digest(&leaves, entry.length, manifest.chunk) == entry.root;
         if !proven {
-            opening
-                .faults
-                .push("the table of chunk digests does not have the root of the manifest".into());
+            opening.faults.push(RungFault::WrongTable);
             return self.climb(slot);
         }
         opening.open = true;
@@ -480,7 +478,7 @@ impl Node {
         };
         self.drop_slot(slot);
         let record = opening.manifest.manifest();
-        let corrupt = opening.faults.iter().any(|fault| fault.contains("digest"));
+        let corrupt = opening.faults.iter().any(RungFault::is_corrupt);
         let durable = opening.survey.durable_fault.take();
         let code = match &durable {
             Some(fault) if !fault.is_damage() => RefusalCode::DurableUnavailable,
@@ -488,13 +486,13 @@ impl Node {
             None if corrupt => RefusalCode::Corrupt,
             None => RefusalCode::TooManyLost,
         };
-        let durable = durable.map(|fault| format!("durable tier: {fault}"));
+        let durable = durable.map(|fault| RungFault::Durable(fault.to_string()));
         opening.faults.extend(durable);
         let text = format!(
             "the shard of rank {} at step {} could not be restored on any rung; tried: [{}]; ask for another plan",
             opening.rank,
             record.step,
-            opening.faults.join("; ")
+            said(&opening.faults)
         );
         self.reply(opening.id, Reply::Refused(Refusal::new(code, text)));
     }
@@ -514,7 +512,7 @@ impl Node {
                 let text = format!(
                     "expected the shard of rank {} in time, it is not here yet; so far: [{}]",
                     opening.rank,
-                    opening.faults.join("; ")
+                    said(&opening.faults)
                 );
                 self.reply(
                     opening.id,
@@ -652,33 +650,9 @@ fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Bytes came that were not what they should be.
-pub(crate) fn is_wrong(fault: &SessionFault) -> bool {
-    matches!(
-        fault,
-        SessionFault::WrongResult(_)
-            | SessionFault::WrongBytes { .. }
-            | SessionFault::Unproven { .. }
-    )
-}
-
-fn describe(fault: &SessionFault) -> String {
-    match fault {
-        SessionFault::NoManifest => "the manifest is not there".into(),
-        SessionFault::NoBlocks => "the blocks are not there".into(),
-        SessionFault::NoBasis => "the basis is not there".into(),
-        SessionFault::NoRoom(reason) => format!("no room: {reason}"),
-        SessionFault::Corrupt(reason) => format!("wrong digest: {reason}"),
-        SessionFault::Neighbour { node, reason } => format!("{node} {reason}"),
-        SessionFault::WrongResult(reason) => format!("decoded to a wrong digest: {reason}"),
-        SessionFault::Aborted => "ended".into(),
-        SessionFault::Unproven { node, reason } => {
-            format!("decoded to a wrong digest with what {node} holds: {reason}")
-        }
-        SessionFault::WrongBytes { node, reason } => {
-            format!("{node} sent wrong bytes (digest): {reason}")
-        }
-    }
+fn said(faults: &[RungFault]) -> String {
+    let said: Vec<String> = faults.iter().map(RungFault::to_string).collect();
+    said.join("; ")
 }
 
 #[cfg(test)]

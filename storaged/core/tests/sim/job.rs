@@ -210,7 +210,9 @@ impl World {
             return;
         }
         let whole = (0..self.limits.nodes).all(|node| self.is_up(node));
-        if !whole || self.job.phase != Phase::Training {
+        // What m lost nodes and one that lies have taken cannot be healed while the liar's block is needed; that is said.
+        let healed = self.limits.liar.is_none() || self.newest_bears_all();
+        if !whole || !healed || self.job.phase != Phase::Training {
             self.job.crash_next_at = self.now + 500;
             return;
         }
@@ -231,6 +233,21 @@ impl World {
             }
         }
         self.job.crash_next_at = self.now + 30_000 + self.random(10_000);
+    }
+
+    /// Whether some node shows the newest protected checkpoint as bearing every m losses; what is durable bears more.
+    fn newest_bears_all(&self) -> bool {
+        let Some(key) = self.newest.get(&CheckpointState::Protected) else {
+            return true;
+        };
+        let m = self.limits.m as u32;
+        let shown = self.processes.iter().flatten();
+        let shown = shown.flat_map(|process| process.node.shown());
+        let is_safe = self.newest.get(&CheckpointState::Durable) >= Some(key);
+        is_safe
+            || shown
+                .into_iter()
+                .any(|it| it.key == *key && it.bears == Some(m))
     }
 
     /// Half of the steps follow as fast as slots are there, the others take some time to train.
