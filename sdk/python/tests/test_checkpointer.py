@@ -240,7 +240,9 @@ def test_one_rank_that_saves_alone_and_loads_all(session):
 
 
 INTERRUPTED = """
-import os, sys, time, torch
+import os, signal, sys, time, torch
+# What a shell starts in the background inherits that it ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from storaged import Session
 from storaged.torch import Checkpointer, StoragedWriter
 session = Session("job", socket=sys.argv[1], token=b"secret")
