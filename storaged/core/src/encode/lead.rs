@@ -640,10 +640,7 @@ impl Purpose {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn name(name: &str) -> NodeName {
-        NodeName::new(name).expect("a name")
-    }
+    use crate::testkit::name;
 
     fn blames(node: &str) -> SessionFault {
         SessionFault::Neighbour {

@@ -231,19 +231,12 @@ impl Node {
         owner: Owner,
         world_size: WorldSize,
     ) -> &mut Checkpoint {
-        let fresh = match self.checkpoints.contains_key(key) {
-            true => Vec::new(),
-            false => self.homes_of(key),
+        let (homes, now) = (self.homes_of(key), self.now);
+        let fresh = || Checkpoint {
+            homes,
+            ..Checkpoint::new(key.clone(), owner, world_size, now)
         };
-        let now = self.now;
-        self.checkpoints.entry(key.clone()).or_insert_with(|| {
-            let homes = fresh;
-            let checkpoint = Checkpoint::new(key.clone(), owner, world_size, now);
-            Checkpoint {
-                homes,
-                ..checkpoint
-            }
-        })
+        self.checkpoints.entry(key.clone()).or_insert_with(fresh)
     }
 
     fn try_commit(&mut self, key: &CheckpointKey) {
