@@ -18,6 +18,7 @@ import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--commit", default="HEAD", help="what is mutated and tested")
     parser.add_argument("--only", nargs="*", default=[], help="of the sample, those whose names contain one of these")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="so many mutants at once; each takes one core")
     parser.add_argument("--output", type=Path, default=ROOT / "target" / "mutants")
     parser.add_argument("--write", type=Path, default=None, help="the JSON file whose keys random_mutants* are set")
     arguments = parser.parse_args()
@@ -211,14 +213,17 @@ def main() -> None:
     programs = build(tree)
     if not arguments.only and (test := seen_by("", programs, tree)):
         sys.exit(f"mutants.py: {test} fails without a mutant: nothing can be said of those with one")
-    missed, tried = [], 0
-    for mutant in mutants:
-        if arguments.only and not any(part in mutant.name for part in arguments.only):
-            continue
-        began, tried = time.monotonic(), tried + 1
+    named = [mutant for mutant in mutants if not arguments.only or any(part in mutant.name for part in arguments.only)]
+
+    def tested(mutant: Mutant) -> bool:
+        began = time.monotonic()
         test = seen_by(f"m{mutant.number:04}", programs, tree)
-        missed += [] if test else [mutant.name]
         print(f"{mutant.name}: {test or 'MISSED'} ({time.monotonic() - began:.0f} s)", flush=True)
+        return test is not None
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        caught = list(pool.map(tested, named))
+    missed, tried = [mutant.name for mutant, seen in zip(named, caught, strict=True) if not seen], len(named)
     share = round(1 - len(missed) / max(1, tried), 3)
     print("".join(f"missed: {name}\n" for name in missed), end="")
     print(f"{tried - len(missed)} of {tried} caught ({share}), seed {seed}, commit {commit[:7]}")
