@@ -1,7 +1,8 @@
 //! The decisions under many seeds: nodes that die, hops that are slow or silent, and hops that lie.
 //! `STORAGED_SIM_SEEDS=N` sets how many seeds are tried, from `STORAGED_SIM_FIRST` on; each that fails is named.
 //! `STORAGED_SIM_SEED=N cargo test -p storaged-core --test simulation one_seed` replays one, and with
-//! `STORAGED_SIM_LIAR=N` instead one of those that have a liar; `STORAGED_SIM_TELL=1` prints all that happens.
+//! `STORAGED_SIM_LIAR=N` instead one of those that have a liar; `STORAGED_SIM_TELL=1` prints all that happens, and
+//! `STORAGED_SIM_TRACES=1` a digest of it for each seed.
 
 mod ordinary;
 mod sim;
@@ -173,7 +174,9 @@ fn run_seeds(seeds: u64, limits: fn(u64) -> Limits) -> (Tally, Vec<u64>) {
                 return (tally, failed);
             }
             let mut world = World::new(seed, limits(seed));
-            if catch_unwind(AssertUnwindSafe(|| world.run())).is_err() {
+            let name = world.limits.liar.map_or("seed", |_| "liar");
+            let run = || world.run_named(&format!("{name} {seed}"));
+            if catch_unwind(AssertUnwindSafe(run)).is_err() {
                 eprintln!("seed {seed} failed");
                 note_failure();
                 failed.push(seed);

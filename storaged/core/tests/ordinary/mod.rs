@@ -81,7 +81,8 @@ fn months(scenario: Scenario) -> Tally {
                 return tally;
             }
             let mut world = World::of_month(seed, scenario);
-            if catch_unwind(AssertUnwindSafe(|| world.run())).is_err() {
+            let run = || world.run_named(&format!("{} {seed}", scenario.name));
+            if catch_unwind(AssertUnwindSafe(run)).is_err() {
                 eprintln!("month of {}: seed {seed} failed", scenario.name);
                 note_failure();
                 tally.failed.push(seed);

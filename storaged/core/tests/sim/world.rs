@@ -1,6 +1,7 @@
 //! The world: events in order of time, nodes, network, RAM, durable tier.
 
 mod notes;
+mod trace;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -220,16 +221,6 @@ impl World {
         }
         world.at(100, Event::Job);
         world
-    }
-
-    /// Runs to the end and gives a digest of everything that happened.
-    pub fn run_traced(&mut self) -> String {
-        self.trace = Some(blake3::Hasher::new());
-        self.run();
-        let trace = self.trace.take();
-        trace
-            .map(|trace| trace.finalize().to_hex().to_string())
-            .unwrap_or_default()
     }
 
     /// Runs to the end.
