@@ -3,6 +3,7 @@
 mod cluster;
 
 use cluster::{Block, Cluster, STRIPE_MS};
+use storaged_core::Note;
 use storaged_wire::local::{Reply, Request, Role, Rung};
 use storaged_wire::{Digest, Rank};
 
@@ -197,4 +198,48 @@ fn an_opening_goes_its_own_way_if_nothing_heals_its_shard() {
         matches!(answer, Some(Reply::ShardOpened { .. })),
         "{answer:?}"
     );
+}
+
+/// Blocks of a node that is away are not there, whatever it held before: with m = 2 the one that is back is healed from the
+/// other eight, and does not wait for the one that stays away.
+#[test]
+fn one_of_two_lost_nodes_is_healed_while_the_other_stays_away() {
+    for (back, away) in [(0, 1), (1, 9), (8, 9), (9, 0)] {
+        let mut cluster = protected(STRIPES);
+        cluster.kill(back);
+        cluster.kill(away);
+        cluster.run_for(10_000);
+        let since = cluster.now;
+        cluster.start_after(0, back);
+        let took_ms = cluster.run_until(30_000, "healing", |cluster| {
+            cluster.healed_at(&[back], since).is_some()
+        });
+        let copy_ms = STRIPES * STRIPE_MS;
+        assert!(
+            took_ms <= copy_ms + 2_000,
+            "n{back}: {took_ms} of {copy_ms}"
+        );
+        assert_eq!(cluster.failures(since), Vec::<&Note>::new(), "n{back}");
+    }
+}
+
+/// A coding node whose link has just ended may be back any moment: an encode without it would have to be topped up by a
+/// second one. Once it is gone for good nothing waits for it.
+#[test]
+fn an_encode_waits_for_a_coding_node_that_was_only_just_lost() {
+    for (comes_back, sessions) in [(true, 1), (false, 1)] {
+        let mut cluster = protected(STRIPES);
+        cluster.kill(9);
+        cluster.run_for(2_600);
+        cluster.reset_counts();
+        cluster.save();
+        if comes_back {
+            cluster.start_after(500, 9);
+        }
+        cluster.run_until(60_000, "protection", |cluster| cluster.is_protected(0));
+        cluster.run_for(2_000);
+        let keeps = |node| cluster.put.contains_key(&(node, Block::Parity));
+        assert_eq!((keeps(8), keeps(9)), (true, comes_back));
+        assert_eq!(cluster.moved.len(), sessions, "comes back: {comes_back}");
+    }
 }

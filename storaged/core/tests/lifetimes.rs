@@ -8,7 +8,7 @@ use cluster::{Cluster, Room, Tier};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, standing};
 use storaged_wire::peer::DropAnswer;
-use storaged_wire::{CheckpointState, NodeName, RefusalCode};
+use storaged_wire::{CheckpointState, NodeName, RefusalCode, Step};
 
 const NODES: usize = 6;
 /// A slot of a shard of ten stripes.
@@ -540,4 +540,35 @@ fn a_step_that_is_only_read_is_shown_as_superseded_and_waited_for_by_nobody() {
         panic!("expected the list");
     };
     assert_eq!(infos.len(), 1, "{infos:?}");
+}
+
+/// Seals a step on n0 alone, whose peers' ranks hang; gives how long it waited for the slot.
+fn seal_alone(cluster: &mut Cluster, step: u64) -> u64 {
+    let (trainer, began) = (cluster.trainer(0), cluster.now);
+    let length = 10 * cluster::CHUNK;
+    let acquire = Request::AcquireSlot {
+        bytes: length,
+        timeout_ms: 10_000,
+    };
+    let Reply::SlotGranted { slot, .. } = cluster.ask(0, trainer, acquire) else {
+        panic!("no slot for step {step}");
+    };
+    let waited = cluster.now - began;
+    let step = Step::new(step);
+    let sealed = cluster.ask(0, trainer, Request::SealSlot { slot, step, length });
+    assert!(matches!(sealed, Reply::Done), "{sealed:?}");
+    waited
+}
+
+/// A rank that hangs may still seal the steps that the others wait with: these give way to newer ones only after a while.
+#[test]
+fn steps_that_a_rank_keeps_from_committing_give_way_after_three_seconds() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    for step in 1..=3 {
+        assert!(seal_alone(&mut cluster, step) < 100, "three slots are free");
+    }
+    for step in 4..=6 {
+        let waited = seal_alone(&mut cluster, step);
+        assert!((3_000..4_200).contains(&waited), "step {step}: {waited} ms");
+    }
 }
