@@ -246,6 +246,33 @@ fn the_status_says_how_the_tier_is() {
     assert!(status(&alone).contains(r#""durable":{"state":"ready"}"#));
 }
 
+#[test]
+fn the_status_shows_what_the_newest_listing_found_quarantined() {
+    let mut alone = Alone::start();
+    let mut listing = holding(&[10]);
+    for (step, cause) in [
+        (30, SetAsideCause::Quarantined),
+        (20, SetAsideCause::Unusable),
+    ] {
+        listing.set_aside.push(SetAside {
+            run: RunId::new(1),
+            step: Step::new(step),
+            cause,
+            reason: format!("fault of {step}"),
+        });
+    }
+    alone.ask_with(PLAN, Ok(listing));
+    let status = alone.node.status_json();
+    assert!(status.contains("fault of 30"), "{status}");
+    assert!(
+        !status.contains("fault of 20"),
+        "nobody has marked it: {status}"
+    );
+    alone.ask_with(PLAN, Ok(holding(&[10])));
+    let status = alone.node.status_json();
+    assert!(!status.contains("fault of"), "it was removed: {status}");
+}
+
 fn notes(outputs: &[Output]) -> usize {
     let note = |output: &&Output| matches!(output, Output::Note(Note::DurableState { .. }));
     outputs.iter().filter(note).count()
