@@ -61,7 +61,7 @@ demo: release python ## The main job on this machine; S3=1 with a real S3 server
 # Daemon and tests are built at once: alone, the daemon needs other features of what both use, and all of it is built twice.
 .PHONY: tests-built
 tests-built: clang-packages
-	@$(BUILD) "building the daemon and all tests" $(CARGO) build $(RUST_CRATES) --bin storaged --lib --tests
+	@$(BUILD) "building the daemon and all tests" $(CARGO) build $(RUST_CRATES) --bin storaged --lib --tests --examples
 
 .PHONY: test
 test: network-packages tests-built python-for-tests ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary

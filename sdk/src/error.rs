@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use storaged_arena::{PassingError, SlotError};
 use storaged_wire::manifest::ManifestError;
-use storaged_wire::{Digest, Refusal, WireError};
+use storaged_wire::{Digest, Refusal, RefusalCode, WireError};
 use thiserror::Error;
 
 /// Why a call did not do what was asked.
@@ -79,4 +79,18 @@ pub enum ClientError {
         offset: u64,
         count: u64,
     },
+}
+
+impl ClientError {
+    /// Whether it means that the job has saved nothing yet, so that it begins from scratch: every node and the durable
+    /// tier were asked. That something could not be asked, or is lost, is never this.
+    pub fn is_nothing_saved(&self) -> bool {
+        let Self::Refused(refusal) = self else {
+            return false;
+        };
+        matches!(
+            refusal.code,
+            RefusalCode::NoCheckpoint | RefusalCode::UnknownNamespace
+        )
+    }
 }
