@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::encode::{LinkRates, RateBasis};
-use storaged_core::place::Member;
 use storaged_core::{DurablePolicy, RunsWithoutTier};
+use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;
 
@@ -389,8 +389,7 @@ impl ConfigFile {
         no_name_twice(&members)?;
         let (geometry, chunk) = self.coding_values()?;
         if let Some(geometry) = geometry {
-            storaged_core::place::groups(&members, geometry)
-                .map_err(|error| value("coding", error))?;
+            storaged_plan::groups(&members, geometry).map_err(|error| value("coding", error))?;
         }
         let rate = self.trickle.rate.map(|rate| rate.as_u64());
         if rate == Some(0) {

@@ -60,7 +60,7 @@ pub enum StartError {
     Store(#[from] StoreError),
     /// The members.
     #[error(transparent)]
-    Groups(#[from] storaged_core::place::GroupError),
+    Groups(#[from] storaged_plan::GroupError),
     /// Threads or the operator's HTTP.
     #[error("starting {what} failed")]
     Start {

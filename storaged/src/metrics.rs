@@ -9,10 +9,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-
 use storaged_codec::delta::Kind;
 use storaged_core::encode::NodeRate;
-use storaged_core::place::{Member, Standings};
+use storaged_core::place::Standings;
+use storaged_plan::Member;
 use storaged_wire::{CheckpointState, NodeName};
 
 use crate::trickle::Copied;

@@ -50,8 +50,9 @@ mod tests {
     use std::ops::Range;
 
     use storaged_codec::{ChunkSize, engine};
-    use storaged_core::encode::plans::StripedPlan;
-    use storaged_core::encode::{CodingPlan, Coefficients, Keep, ParityId, SessionWork, Source};
+    use storaged_core::encode::{Keep, ParityId, SessionWork, Source};
+    use storaged_plan::StripedPlan;
+    use storaged_plan::{CodingPlan, Coefficients};
     use storaged_wire::{NodeName, SessionId};
 
     use super::*;

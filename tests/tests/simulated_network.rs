@@ -17,8 +17,8 @@ use storaged::net::cert::{create_ca, issue};
 use storaged::net::{Peer, TlsFiles};
 use storaged::seam::{Entropy, SeededEntropy};
 use storaged::stage::{Answer, StageEvent};
-use storaged_core::place::Member;
 use storaged_core::{ConnId, RequestId};
+use storaged_plan::Member;
 use storaged_sdk::wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role, Rung};
 use storaged_sdk::wire::{
     CheckpointState, Geometry, Namespace, NodeName, Rank, RunId, Step, WorldSize,

@@ -8,11 +8,11 @@ use std::process::exit;
 
 use rustix::time::{ClockId, clock_gettime};
 use storaged_codec::{ChunkSize, Geometry, digest};
-use storaged_core::encode::{LaneBlocks, LinkRates, lanes_of};
-use storaged_core::place::{Member, groups, homes};
+use storaged_core::encode::LinkRates;
 use storaged_core::{
     ConnId, DurableForm, DurablePolicy, Input, Node, Now, Output, RequestId, RunsWithoutTier, Setup,
 };
+use storaged_plan::{LaneBlocks, Member, groups, homes, lanes_of};
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, Fence, Holding, Lane, PeerMessage};
 use storaged_wire::{

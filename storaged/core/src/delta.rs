@@ -1,9 +1,9 @@
 //! Policy of the verb *delta*: which earlier checkpoint a new one is coded as a difference from.
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes};
 
-use crate::encode::LaneBlocks;
 use crate::node::Node;
 
 impl Node {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_codec::Fingerprint;
+use storaged_plan::Member;
 use storaged_wire::local::{Bears, Reply, Request};
 use storaged_wire::peer::{CheckpointKey, Lane, LinkTally, PeerMessage, SessionFault};
 use storaged_wire::{
@@ -12,7 +13,6 @@ use storaged_wire::{
 };
 
 use crate::encode::{ParityId, SessionWork, SlotShard};
-use crate::place::Member;
 use crate::trickle::{Curation, CurationFault, DurableFault, DurableListing, Removed, UploadBase};
 
 /// Milliseconds since the daemon started. The driver's clock; the core never asks for it.

@@ -1,7 +1,7 @@
 //! The decisions of storaged: pure functions of `(now, input)`. No clock, socket, thread or random source.
 //!
 //! Order of reading: `io` (what goes in and comes out), `node` (the machine), then the verbs: `stage` (slots,
-//! sealing, commit, retiring), `delta` (the basis), `encode` (plans and sessions), `place` (groups, homes, runs),
+//! sealing, commit, retiring), `delta` (the basis), `encode` (sessions), `place` (runs, healing),
 //! `trickle` (the durable tier), `restore` (plan and ladder). `limits` has every number, `budget` every byte.
 //! Payload bytes never come here: only ids, lengths and digests.
 

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use storaged_plan::{Group, GroupError, Member, groups};
 use storaged_wire::local::{PinnedOnes, Reply, Request};
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
 use storaged_wire::{
@@ -15,7 +16,7 @@ use crate::budget::Budget;
 use crate::encode::{Beginning, Ending, Joined, Led, ParityId, ParityPlace, PartFilled, PartMade};
 use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
 use crate::limits;
-use crate::place::{Blocks, Group, GroupError, Member, groups};
+use crate::place::Blocks;
 use crate::place::{RunProposal, WaitingHello};
 use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::stage::{DropWork, Lifetimes};

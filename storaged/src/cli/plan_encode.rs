@@ -3,10 +3,10 @@
 use bytesize::ByteSize;
 use clap::Args;
 use serde_json::{Value, json};
-use storaged_core::encode::choose::{
+use storaged_plan::chooser::{
     Bound, Choice, CodingNodes, Dirty, EncodeCase, GroupFacts, NodeMeasure, choose_encode,
 };
-use storaged_core::place::{Group, Member, groups};
+use storaged_plan::{Group, Member, groups};
 use storaged_sdk::Client;
 use storaged_sdk::wire::{ChunkSize, Geometry, NodeName};
 

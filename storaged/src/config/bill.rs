@@ -19,10 +19,10 @@ impl Config {
         codes.count() as u64
     }
 
-    fn groups(&self) -> Vec<storaged_core::place::Group> {
+    fn groups(&self) -> Vec<storaged_plan::Group> {
         let groups = self
             .geometry
-            .map(|geometry| storaged_core::place::groups(&self.members, geometry));
+            .map(|geometry| storaged_plan::groups(&self.members, geometry));
         // They were made once when the file was checked.
         groups.and_then(Result::ok).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
 //! What may change while the daemon runs (kill -HUP), and what may not.
 
-use storaged_core::place::Member;
+use storaged_plan::Member;
 
 use super::Config;
 

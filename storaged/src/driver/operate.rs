@@ -212,7 +212,7 @@ impl Daemon {
         };
         let grouped = taken
             .geometry
-            .map(|geometry| storaged_core::place::groups(&taken.members, geometry));
+            .map(|geometry| storaged_plan::groups(&taken.members, geometry));
         if let Some(Err(error)) = grouped {
             tracing::error!(key = "peers", error = chain(&error), "the old peers stay");
             return None;

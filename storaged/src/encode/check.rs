@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use storaged_core::encode::plans::{Link, Made, trace};
-use storaged_core::encode::{CodingPlan, Hop, SessionWork, Target};
+use storaged_core::encode::SessionWork;
+use storaged_plan::{CodingPlan, Hop, Link, Made, Target, trace};
 use storaged_wire::peer::SessionFault;
 
 /// This node's part in one class of stripes, with the links that its edges are.

@@ -2,7 +2,7 @@
 //! for members, would only find out by sessions that fail.
 
 use minicbor::{Decode, Encode};
-use storaged_core::place::Member;
+use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Digest, Geometry, NodeName, encode};
 
 /// Longer values travel shortened, with a digest: a hello is at most 4096 bytes.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use storaged_core::place::Member;
+use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Generation, Geometry, NodeName};
 use tempfile::TempDir;
 use tokio::sync::mpsc;

@@ -10,11 +10,11 @@
 //! block kept: it waits for that, so that nothing that is in place is sent again. Or, of an encode, before the manifest,
 //! which another node sends: a refusal would cost the second until the leader tries again.
 
+use storaged_plan::Derived;
 use storaged_wire::peer::{PeerMessage, SessionKind, SessionRecord};
 use storaged_wire::{NodeName, SessionId};
 
 use super::broken::Ending;
-use super::derived::Derived;
 use super::member::Joined;
 use crate::io::Now;
 use crate::node::Node;

@@ -6,13 +6,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Fingerprint, root_digest};
+use storaged_plan::{Derived, DirtyMap, StripedPlan};
 use storaged_wire::peer::{LeafTable, PeerMessage, SessionFault, SumChecks};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId};
 
-use super::derived::Derived;
 use super::member::{Joined, Kept};
-use super::plans::{DirtyMap, StripedPlan};
 use super::prints::{self, Prints};
 use super::work::{Keep, Proof, SessionWork, SlotShard};
 use crate::io::Output;

@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
+use storaged_plan::DirtyMap;
 use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::member::{Joined, Kept};
-use super::plans::DirtyMap;
 use super::work::ParityId;
 use crate::budget::Purpose;
 use crate::io::{Now, Output};

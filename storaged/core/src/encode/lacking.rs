@@ -4,9 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use storaged_plan::DirtyMap;
 use storaged_wire::NodeName;
-
-use super::plans::DirtyMap;
 
 /// Stripes that are not in place, by newcomer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use storaged_plan::{Derived, LaneBlocks, lanes_coded_by};
 use storaged_wire::peer::{
     CheckpointKey, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
     SumChecks,
@@ -12,12 +13,9 @@ use storaged_wire::shape::StripeMap;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
 
 use super::begin::{Beginning, heard, said};
-use super::derived::Derived;
 use super::lacking::Lacking;
-use super::lanes::{LaneBlocks, lanes_coded_by};
 use super::rates::Pace;
 use super::shapes::{Needs, chosen};
-
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_codec::{Fingerprint, root_digest};
+use storaged_plan::{Derived, DirtyMap};
 use storaged_wire::peer::{
     CheckpointKey, LeafTable, MemberTally, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
@@ -13,9 +14,7 @@ use storaged_wire::shape::RepairShape;
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::begin::{changed, said};
-use super::derived::Derived;
 use super::lead::Purpose as LedFor;
-use super::plans::DirtyMap;
 use super::work::{ParityId, SlotShard, Source};
 use crate::budget::Purpose;
 use crate::io::{Now, Output, SessionTally};

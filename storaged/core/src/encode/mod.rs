@@ -1,4 +1,4 @@
-//! Policy of the verb *encode*: coding plans, and who does what in them.
+//! Policy of the verb *encode*: sessions, each of which executes a coding plan, and who does what in them.
 //!
 //! A session is one execution of a plan. Its leader proposes it to all members (`lead`), each member finds its
 //! part or says why not (`member`), and once all are ready the leader begins it. What a session keeps counts only
@@ -7,16 +7,11 @@
 mod again;
 mod begin;
 mod broken;
-pub mod choose;
-mod derived;
 mod in_full;
 mod lacking;
-mod lanes;
 mod lead;
 mod member;
 mod no_room;
-mod plan;
-pub mod plans;
 mod prints;
 mod rates;
 mod shapes;
@@ -28,11 +23,8 @@ mod work;
 
 pub(crate) use begin::Beginning;
 pub(crate) use broken::{Ending, ParityPlace, PartFilled, PartMade};
-pub(crate) use lanes::blocks_on;
-pub use lanes::{LaneBlocks, lanes_of};
 pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;
-pub use plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
 pub(crate) use rates::MeasuredRates;
 pub use rates::{LinkRates, NodeRate, RateBasis, SideRate};
-pub use work::{Keep, ParityId, Proof, SessionWork, SlotShard, Source, Turn, stripe_bytes};
+pub use work::{Keep, ParityId, Proof, SessionWork, SlotShard, Source, Turn};

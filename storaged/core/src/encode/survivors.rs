@@ -8,9 +8,9 @@
 //! A chain ends when the slowest in it has sent its blocks, so the fastest k make the best one. A gather of the s fastest
 //! takes (k - 1 + l)/s blocks over the slowest one's link: the best s is the one with the greatest s times that rate.
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::shape::RepairShape;
 
-use super::lanes::LaneBlocks;
 use crate::node::Node;
 
 impl Node {

@@ -5,9 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_codec::Fingerprint;
+use storaged_plan::{StripedPlan, stripe_bytes};
 use storaged_wire::{ChunkSize, Digest, NodeName, SessionId, SlotId};
-
-use super::plans::StripedPlan;
 
 /// A parity set in this node's RAM; never reused within a generation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -120,10 +119,4 @@ impl SessionWork {
     pub fn stripe_bytes(&self, stripe: u64) -> usize {
         stripe_bytes(self.chunk, self.lane_length, stripe)
     }
-}
-
-/// Bytes of every block of a stripe: a whole chunk, or what the longest shard of the lane has left.
-pub fn stripe_bytes(chunk: ChunkSize, lane_length: u64, stripe: u64) -> usize {
-    let range = chunk.range(stripe, lane_length);
-    usize::try_from(range.end - range.start).unwrap_or(0)
 }

@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Holding, Lane, PeerMessage, SessionKind};
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, SessionId};
 
-use crate::encode::{LaneBlocks, Purpose};
+use crate::encode::Purpose;
 use crate::io::Now;
 use crate::limits;
 use crate::node::Node;

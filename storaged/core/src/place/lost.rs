@@ -2,11 +2,11 @@
 //! that node is restarted nobody can bring the shard back, and the checkpoint will never be whole again. It is given up, so
 //! that it holds no slot of the other ranks: after as many of them as a rank has slots, nothing would be saved any more.
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::CheckpointState;
 use storaged_wire::peer::{CheckpointKey, Lane};
 
 use super::Blocks;
-use crate::encode::LaneBlocks;
 use crate::limits;
 use crate::node::Node;
 use crate::table::Checkpoint;

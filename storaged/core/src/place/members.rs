@@ -1,7 +1,8 @@
 //! Another list of nodes while the daemon runs. What is committed keeps the groups of its manifest; new checkpoints get
 //! the new ones, and home nodes are chosen anew.
 
-use super::groups::{Member, groups};
+use storaged_plan::{Member, groups};
+
 use crate::node::Node;
 
 impl Node {

@@ -3,10 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use storaged_plan::blocks_on;
 use storaged_wire::peer::Lane;
 use storaged_wire::{ManifestBytes, NodeName};
-
-use crate::encode::blocks_on;
 
 /// Blocks by their lane and their place in it.
 pub(super) type BlockSet = BTreeSet<(Lane, usize)>;

@@ -1,9 +1,7 @@
-//! Policy of the verb *place*: groups, home nodes, which run of a namespace is the newest, and healing.
+//! Policy of the verb *place*: which run of a namespace is the newest, and healing.
 
 mod fence;
-mod groups;
 mod heal;
-mod home;
 mod lost;
 mod members;
 mod missing;
@@ -13,8 +11,6 @@ mod standing;
 mod unknown_run;
 
 pub(crate) use fence::{RunStanding, wrong_token};
-pub use groups::{Group, GroupError, Member, groups};
-pub use home::homes;
 pub(crate) use open_run::RunProposal;
 pub use restart::Standings;
 pub(crate) use standing::{Blocks, Standing};

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use storaged_plan::{LaneBlocks, blocks_on};
 use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
 use storaged_wire::{
@@ -11,7 +12,6 @@ use storaged_wire::{
 };
 
 use super::missing::{BlockSet, Missing};
-use crate::encode::{LaneBlocks, blocks_on};
 use crate::io::{Note, Now};
 use crate::limits;
 use crate::node::Node;

@@ -3,13 +3,13 @@
 //! node's shard meanwhile waits for that. A session of its own would read every survivor a second time over the same
 //! links, and two such openings a third.
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::local::Reply;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Rank, Refusal, RefusalCode};
 
 use super::open::OpenWish;
 use super::plan::{Surveyor, Then};
 use super::survey::Survey;
-use crate::encode::LaneBlocks;
 use crate::io::{ConnId, Now, RequestId};
 use crate::limits;
 use crate::node::Node;

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_codec::root_digest;
+use storaged_plan::LaneBlocks;
 use storaged_wire::local::{Reply, Rung};
 use storaged_wire::peer::{CheckpointKey, SessionFault, SessionKind};
 use storaged_wire::shape::RepairShape;
@@ -19,7 +20,7 @@ use super::holdings::unknown_manifest;
 use super::plan::Then;
 use super::rung_fault::{RungFault, is_wrong};
 use super::survey::Survey;
-use crate::encode::{LaneBlocks, Purpose};
+use crate::encode::Purpose;
 use crate::io::{ConnId, Note, Now, Output, RequestId};
 use crate::limits;
 use crate::node::Node;

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Holding, Lane};
 use storaged_wire::plan::{Source, Unrestorable};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank, RunId, Step};
 
-use crate::encode::LaneBlocks;
 use crate::trickle::{DurableFault, SetAside};
 
 /// Who holds what.

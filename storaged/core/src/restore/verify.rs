@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use storaged_plan::lanes_of;
 use storaged_wire::local::{Reply, VerifiedPart, VerifyReport};
 use storaged_wire::peer::{Lane, PeerMessage};
 use storaged_wire::{Digest, ManifestBytes, NodeName, Rank, Refusal, Step};
 
 use super::plan::Then;
-use crate::encode::lanes_of;
 use crate::io::{CheckPart, Now, Output, QueryId, RequestId};
 use crate::limits;
 use crate::node::Node;

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
+use storaged_plan::{Group, homes};
 use storaged_wire::local::{DurableWish, Reply};
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
@@ -17,7 +18,7 @@ use storaged_wire::{
 use crate::io::{Note, RequestId};
 use crate::limits;
 use crate::node::Node;
-use crate::place::{Group, RunStanding, homes};
+use crate::place::RunStanding;
 use crate::table::{Announced, Checkpoint, Description, Told};
 
 /// The membership is the configured list, which does not change while daemons run.

@@ -9,22 +9,21 @@ mod tier;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, digest, root_digest};
-use storaged_core::encode::LinkRates;
-use storaged_core::place::Member;
-use storaged_core::{
-    ConnId, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, RunsWithoutTier,
-    Setup,
-};
-use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
-use storaged_wire::{
-    CheckpointState, Generation, Namespace, NodeName, Rank, RunId, Step, WorldSize,
-};
-
 use pauses::Pauses;
 use sessions::Sessions;
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use sessions::{Block, STRIPE_MS};
+use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, digest, root_digest};
+use storaged_core::encode::LinkRates;
+use storaged_core::{
+    ConnId, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, RunsWithoutTier,
+    Setup,
+};
+use storaged_plan::Member;
+use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::{
+    CheckpointState, Generation, Namespace, NodeName, Rank, RunId, Step, WorldSize,
+};
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use tier::{Listing, Tier, Uploads};
 

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, leaf_digest, root_digest};
-use storaged_core::place::Member;
 use storaged_core::{
     ClaimedRun, ConnId, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node,
     Note, Now, Output, RequestId, RunsWithoutTier, SessionTally, Setup,
 };
+use storaged_plan::Member;
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::peer::{PeerMessage, SessionFault};
 use storaged_wire::plan::RestorePlan;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Fingerprint, Geometry, digest, root_digest};
 use storaged_core::encode::LinkRates;
-use storaged_core::place::Member;
 use storaged_core::{
     ClaimFault, ClaimedRun, ConnId, DurableFault, DurableForm, DurablePolicy, Input, Node, Note,
     Now, Output, RequestId, RunsWithoutTier, Setup,
 };
+use storaged_plan::Member;
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use storaged_codec::{Fingerprint, engine, fingerprint, leaf_digest};
-use storaged_core::encode::plans::trace;
-use storaged_core::encode::{CodingPlan, Hop, Keep, SessionWork, Source, Target, Turn};
+use storaged_core::encode::{Keep, SessionWork, Source, Turn};
 use storaged_core::{Input, SessionTally};
+use storaged_plan::{CodingPlan, Hop, Target, trace};
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId};
 

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use storaged_core::encode::plans::StripedPlan;
-use storaged_core::encode::{
-    CodingPlan, Coefficients, Edge, Hop, HopOutput, Keep, ParityId, SlotShard, Source, Target,
-};
+use storaged_core::encode::{Keep, ParityId, SlotShard, Source};
+use storaged_plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, StripedPlan, Target};
 use storaged_wire::SlotId;
 
 use super::world::{CHUNK, World, locked, noise, session_of};

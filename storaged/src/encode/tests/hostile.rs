@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use storaged_core::encode::plans::StripedPlan;
 use storaged_core::encode::{Keep, SessionWork};
+use storaged_plan::StripedPlan;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{SessionId, SlotId};
 use tokio::io::AsyncWriteExt;

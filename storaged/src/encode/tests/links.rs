@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use storaged_codec::{ChunkSize, CodingMatrix, Geometry};
-use storaged_core::encode::choose::{Dirty, EncodeCase, GroupFacts, choose_encode};
-use storaged_core::encode::plans::{
-    Keepers, Order, RepairShape, RepairTask, Shape, StripedPlan, encode_plan, repair_plans,
+use storaged_core::encode::{Keep, ParityId, SessionWork, SlotShard, Source};
+use storaged_plan::chooser::{Dirty, EncodeCase, GroupFacts, choose_encode};
+use storaged_plan::{
+    Coefficients, Group, Keepers, Order, RepairShape, RepairTask, Shape, StripedPlan, encode_plan,
+    repair_plans,
 };
-use storaged_core::encode::{Coefficients, Keep, ParityId, SessionWork, SlotShard, Source};
-use storaged_core::place::Group;
 use storaged_wire::SlotId;
 use tokio::time::Instant;
 

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use storaged_core::encode::plans::{Order, Shape};
 use storaged_core::encode::{ParityId, SessionWork, SlotShard};
+use storaged_plan::{Order, Shape};
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use storaged_core::SessionTally;
-use storaged_core::encode::plans::Shape;
+use storaged_plan::Shape;
 
 use super::links::{RATE, encode, plain_chain, world};
 use super::world::{locked, node};

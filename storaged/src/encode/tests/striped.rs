@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use storaged_core::encode::SessionWork;
-use storaged_core::encode::plans::{Order, Shape};
+use storaged_plan::{Order, Shape};
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
 

@@ -10,10 +10,8 @@ use storaged_codec::{
     ChunkSize, CodingMatrix, Fingerprint, Geometry, engine, fingerprint, leaf_digest,
 };
 use storaged_core::SessionTally;
-use storaged_core::encode::plans::{Keepers, Shape, StripedPlan, encode_plan};
-use storaged_core::encode::{
-    CodingPlan, Coefficients, Keep, ParityId, Proof, SessionWork, SlotShard, Source,
-};
+use storaged_core::encode::{Keep, ParityId, Proof, SessionWork, SlotShard, Source};
+use storaged_plan::{CodingPlan, Coefficients, Keepers, Shape, StripedPlan, encode_plan};
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId, SlotId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -588,7 +586,7 @@ pub fn session_of(
         let hops = plan.classes().iter().filter_map(|class| class.hop(member));
         let kept = hops
             .flat_map(|hop| &hop.outputs)
-            .any(|output| matches!(output.target, storaged_core::encode::Target::Keep(_)));
+            .any(|output| matches!(output.target, storaged_plan::Target::Keep(_)));
         works.push(SessionWork {
             leader: node(0),
             session: SessionId::new(session),

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use storaged_plan::chooser::NodeMeasure;
 use storaged_wire::NodeName;
 
 use super::findings::{Side, WHOLE_PPM};
 use super::measured::MeasuredRates;
-use crate::encode::choose::NodeMeasure;
 use crate::io::Now;
 
 /// What plans are chosen by.

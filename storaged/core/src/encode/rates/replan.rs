@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{MemberTally, PeerMessage};
 use storaged_wire::{NodeName, SessionId};
 
@@ -10,7 +11,6 @@ use super::Links;
 use super::findings::{Certainty, Findings, LinkSeen, findings};
 use super::measured::{NodeRate, SLOW_BELOW_PPM, Weight};
 use super::pace::Bounds;
-use crate::encode::lanes::LaneBlocks;
 use crate::encode::lead::{Led, Purpose};
 use crate::encode::shapes::{chosen, expected_seconds};
 use crate::io::{Note, SessionTally};

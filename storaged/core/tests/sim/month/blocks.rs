@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::Digest;
 use storaged_core::Shown;
-use storaged_core::encode::{LaneBlocks, lanes_of};
+use storaged_plan::{LaneBlocks, lanes_of};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Namespace, Rank};
 

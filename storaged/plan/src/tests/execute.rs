@@ -2,8 +2,8 @@
 
 use storaged_codec::engine;
 
-use crate::encode::plans::{NodeLoad, StripeSet, StripedPlan};
-use crate::encode::{CodingPlan, Target};
+use crate::{CodingPlan, Target};
+use crate::{NodeLoad, StripeSet, StripedPlan};
 
 /// Bytes of every source's shard, as long as the lane.
 pub type Shards = Vec<Vec<u8>>;

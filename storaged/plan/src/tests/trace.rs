@@ -2,8 +2,8 @@
 
 use super::encoding::coefficients;
 use super::execute::{Shards, dot, shards};
-use crate::encode::plans::{Keepers, Order, PlanError, Shape, encode_plan, trace};
-use crate::encode::{CodingPlan, Coefficients, Target};
+use crate::{CodingPlan, Coefficients, Target};
+use crate::{Keepers, Order, PlanError, Shape, encode_plan, trace};
 
 fn shapes(k: usize) -> Vec<Shape> {
     let orders = [Order::Rotating, Order::Fixed((0..k).rev().collect())];

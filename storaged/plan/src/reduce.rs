@@ -6,7 +6,7 @@
 //! of as many blocks as sums the blocks, which nobody need have computed, and which have digests.
 
 use super::error::PlanError;
-use crate::encode::{CodingPlan, Coefficients, Edge, Hop, HopOutput, Target};
+use crate::{CodingPlan, Coefficients, Edge, Hop, HopOutput, Target};
 
 /// A member's place in the tree.
 #[derive(Debug, Clone)]

@@ -10,13 +10,13 @@ use storaged_wire::shape::{EncodeShape, RepairShape};
 use storaged_wire::{ManifestBytes, NodeName};
 
 use super::lanes::LaneBlocks;
-use super::plan::{CodingPlan, Coefficients};
-use super::plans::{self, Keepers, RepairTask, Rotation, StripedPlan, encode_plan, repair_plans};
-use super::shapes::shape_of;
+use super::topology::shape_of;
+use crate::{CodingPlan, Coefficients};
+use crate::{Keepers, RepairTask, Rotation, StripedPlan, encode_plan, repair_plans};
 
 /// Who is who in a session, as every member derives it.
 #[derive(Debug, Clone)]
-pub(crate) struct Derived {
+pub struct Derived {
     pub lane: Lane,
     pub blocks: LaneBlocks,
     /// One name per member of the plan.
@@ -182,9 +182,9 @@ fn repair_plan(
     shape: RepairShape,
 ) -> Option<StripedPlan> {
     let shape = match shape {
-        RepairShape::Chain => plans::RepairShape::Chain,
-        RepairShape::Gather => plans::RepairShape::Gather,
-        RepairShape::Direct if lost.len() == 1 => plans::RepairShape::GatherAtNewcomers,
+        RepairShape::Chain => crate::RepairShape::Chain,
+        RepairShape::Gather => crate::RepairShape::Gather,
+        RepairShape::Direct if lost.len() == 1 => crate::RepairShape::GatherAtNewcomers,
         RepairShape::Direct => return None,
     };
     let is_copy = survivors == lost;
@@ -199,7 +199,7 @@ fn repair_plan(
     match shape {
         // With no survivor to spare every one sends the same in any order. A fixed one keeps a stripe no longer at a
         // member than it takes to pass it on, whatever the window.
-        plans::RepairShape::Chain if task.needed == survivors.len() => {
+        crate::RepairShape::Chain if task.needed == survivors.len() => {
             let class = plan.classes()[0].clone();
             StripedPlan::new(
                 plan.members(),

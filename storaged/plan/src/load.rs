@@ -2,7 +2,7 @@
 
 use super::striped::StripedPlan;
 use super::stripes::StripeSet;
-use crate::encode::{CodingPlan, Target};
+use crate::{CodingPlan, Target};
 
 /// What one node does for a set of stripes, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::error::PlanError;
 use super::stripes::{StripeSet, append};
-use crate::encode::CodingPlan;
+use crate::CodingPlan;
 
 /// More classes than this are not written down: rotations that do not fit are a little uneven instead.
 pub(super) const CLASSES_MAX: usize = 256;
@@ -96,7 +96,7 @@ impl StripedPlan {
     /// the streams of a session.
     pub fn links(&self) -> Vec<Link> {
         let edges = self.classes.iter().flat_map(|plan| &plan.edges);
-        let link = |edge: &crate::encode::Edge| Link {
+        let link = |edge: &crate::Edge| Link {
             from: edge.from,
             to: edge.to,
         };

@@ -12,7 +12,7 @@ use super::encode::{chain, star};
 use super::error::PlanError;
 use super::reduce::{Vertex, reduce};
 use super::striped::{Rotation, StripedPlan};
-use crate::encode::{CodingPlan, Coefficients};
+use crate::{CodingPlan, Coefficients};
 
 /// What is there and what is not, as block indices of a lane: data, then parity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -356,14 +356,14 @@ fn of_two_groups_that_code_for_each_other_those_gather_that_keep_no_parity() {
 
 #[test]
 fn the_case_of_a_group_says_which_of_its_nodes_code_for_others() {
-    let members: Vec<crate::place::Member> = (0..16)
-        .map(|i| crate::place::Member {
+    let members: Vec<crate::Member> = (0..16)
+        .map(|i| crate::Member {
             name: storaged_wire::NodeName::new(format!("n{i:02}")).expect("a name"),
             failure_domain: format!("n{i:02}"),
         })
         .collect();
     let geometry = Geometry::new(8, 2).expect("valid");
-    let groups = crate::place::groups(&members, geometry).expect("grouped");
+    let groups = crate::groups(&members, geometry).expect("grouped");
     let facts = GroupFacts {
         shard_bytes: 1 << 30,
         chunk: ChunkSize::new(1 << 16).expect("valid"),

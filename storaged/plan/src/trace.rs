@@ -4,7 +4,7 @@
 use storaged_codec::engine;
 
 use super::error::PlanError;
-use crate::encode::{CodingPlan, HopOutput, Target};
+use crate::{CodingPlan, HopOutput, Target};
 
 /// Per sum, the coefficient of every source's block in it.
 pub type Made = Vec<Vec<u8>>;

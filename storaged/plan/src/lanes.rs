@@ -4,7 +4,7 @@ use storaged_codec::{CodingMatrix, RepairError};
 use storaged_wire::peer::Lane;
 use storaged_wire::{ManifestBytes, NodeName, Rank, ShardEntry};
 
-use super::plan::Coefficients;
+use super::coding::Coefficients;
 
 /// The blocks of one lane: data blocks `0..k` (some may be zeros, of nodes without such a shard), then parity.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ pub fn lanes_of(manifest: &ManifestBytes) -> Vec<Lane> {
 }
 
 /// The lanes that a node has parity of.
-pub(crate) fn lanes_coded_by<'a>(
+pub fn lanes_coded_by<'a>(
     manifest: &'a ManifestBytes,
     node: &NodeName,
 ) -> impl Iterator<Item = Lane> + use<'a> {
@@ -34,7 +34,7 @@ pub(crate) fn lanes_coded_by<'a>(
 }
 
 /// The blocks that belong on a node: of its shards, and parity.
-pub(crate) fn blocks_on(manifest: &ManifestBytes, node: &NodeName) -> Vec<(Lane, usize)> {
+pub fn blocks_on(manifest: &ManifestBytes, node: &NodeName) -> Vec<(Lane, usize)> {
     let Some(on) = manifest.nodes().get(node) else {
         return Vec::new();
     };

@@ -4,10 +4,10 @@ use proptest::prelude::*;
 use storaged_codec::{ChunkSize, CodingMatrix, Geometry, engine};
 
 use super::execute::{Shards, run, shards};
-use crate::encode::plans::{
+use crate::{CodingPlan, Coefficients};
+use crate::{
     DirtyMap, Keepers, NodeLoad, Order, PlanError, Shape, StripeSet, StripedPlan, encode_plan,
 };
-use crate::encode::{CodingPlan, Coefficients};
 
 pub fn chunk() -> ChunkSize {
     ChunkSize::new(4096).expect("valid")
@@ -288,17 +288,17 @@ fn shapes_that_do_not_fit_are_refused() {
 fn a_wrong_plan_has_no_proof() {
     let coefficients = coefficients(4, 2);
     let good = CodingPlan::chain(&coefficients);
-    assert_eq!(crate::encode::plans::prove(&good, &coefficients), Ok(()));
+    assert_eq!(crate::prove(&good, &coefficients), Ok(()));
     let mut changed = good.clone();
     changed.hops[2].outputs[0].rows[1][2] ^= 1;
     assert_eq!(
-        crate::encode::plans::prove(&changed, &coefficients),
+        crate::prove(&changed, &coefficients),
         Err(PlanError::Wrong { sink: 1 })
     );
     let mut short = good;
     short.hops.remove(1);
     assert!(matches!(
-        crate::encode::plans::prove(&short, &coefficients),
+        crate::prove(&short, &coefficients),
         Err(PlanError::Malformed { .. })
     ));
     let striped = encode_plan(&coefficients, Keepers::Fixed, &Shape::GatherAtKeepers);

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::case::{Dirty, NodeMeasure};
-use crate::encode::plans::StripedPlan;
-use crate::encode::{CodingPlan, Hop, Target};
+use crate::StripedPlan;
+use crate::{CodingPlan, Hop, Target};
 
 /// Payload of a packet on a path that was not probed for more.
 const PACKET_BYTES: f64 = 1200.0;

@@ -7,7 +7,7 @@
 use super::error::PlanError;
 use super::reduce::{Vertex, reduce};
 use super::striped::{CLASSES_MAX, Rotation, StripedPlan};
-use crate::encode::{CodingPlan, Coefficients};
+use crate::{CodingPlan, Coefficients};
 
 /// Which nodes keep the parity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,10 +5,8 @@ use storaged_codec::{CodingMatrix, Geometry, RepairError};
 
 use super::encoding::{chunk, encoded};
 use super::execute::{Shards, run, shards};
-use crate::encode::Coefficients;
-use crate::encode::plans::{
-    NodeLoad, PlanError, RepairShape, RepairTask, StripeSet, StripedPlan, repair_plans,
-};
+use crate::Coefficients;
+use crate::{NodeLoad, PlanError, RepairShape, RepairTask, StripeSet, StripedPlan, repair_plans};
 
 const SHAPES: [RepairShape; 3] = [
     RepairShape::Chain,

@@ -5,7 +5,7 @@ use storaged_codec::{ChunkSize, Geometry};
 
 use super::case::{CodingNodes, Dirty, EncodeCase, NodeMeasure};
 use super::{ChooseError, ShapeKind};
-use crate::place::Group;
+use crate::Group;
 
 /// Round trip within a machine room, microseconds.
 const ROUND_TRIP_US: u64 = 200;

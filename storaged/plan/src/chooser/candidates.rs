@@ -3,8 +3,8 @@
 use super::case::{CodingNodes, EncodeCase, NodeMeasure};
 use super::estimate::{Estimate, Part, Volume};
 use super::{ChooseError, estimate, shape_name};
-use crate::encode::Coefficients;
-use crate::encode::plans::{Keepers, Order, PlanError, Shape, StripedPlan, encode_plan};
+use crate::Coefficients;
+use crate::{Keepers, Order, PlanError, Shape, StripedPlan, encode_plan};
 
 /// Fan-ins of the trees tried.
 const FAN_INS: [usize; 3] = [2, 4, 8];

@@ -4,7 +4,7 @@
 use super::error::PlanError;
 use super::striped::StripedPlan;
 use super::trace::trace;
-use crate::encode::{CodingPlan, Coefficients};
+use crate::{CodingPlan, Coefficients};
 
 impl StripedPlan {
     /// Proves every class.

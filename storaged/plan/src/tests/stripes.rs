@@ -5,8 +5,8 @@ use std::ops::Range;
 use proptest::prelude::*;
 use storaged_codec::ChunkSize;
 
-use crate::encode::plans::striped::placement;
-use crate::encode::plans::{DirtyMap, StripeSet};
+use crate::striped::placement;
+use crate::{DirtyMap, StripeSet};
 
 fn map(chunks: u64, dirty: &[u64]) -> DirtyMap {
     let mut map = DirtyMap::clean(chunks);

@@ -11,7 +11,7 @@ mod reason;
 #[cfg(test)]
 mod tests;
 
-use super::plans::{Order, Shape};
+use crate::{Order, Shape};
 
 pub use candidates::{Plan, ShapeKind};
 pub use case::{CodingNodes, Dirty, EncodeCase, NodeMeasure};
@@ -42,7 +42,7 @@ pub enum ChooseError {
     NothingAllowed,
     /// A candidate that does not fit.
     #[error("a candidate does not fit the case")]
-    Plan(#[from] super::plans::PlanError),
+    Plan(#[from] crate::PlanError),
 }
 
 /// A candidate and what is expected of it.

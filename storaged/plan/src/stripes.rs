@@ -4,8 +4,6 @@ use std::ops::Range;
 
 use storaged_codec::ChunkSize;
 
-use crate::encode::stripe_bytes;
-
 /// One bit per chunk of a shard: set if the chunk differs from the basis.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirtyMap {
@@ -231,4 +229,10 @@ impl StripeSet {
     pub fn chunk(&self) -> ChunkSize {
         self.chunk
     }
+}
+
+/// Bytes of every block of a stripe: a whole chunk, or what the longest shard of the lane has left.
+pub fn stripe_bytes(chunk: ChunkSize, lane_length: u64, stripe: u64) -> usize {
+    let range = chunk.range(stripe, lane_length);
+    usize::try_from(range.end - range.start).unwrap_or(0)
 }
