@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use storaged_codec::{ChunkSize, root_digest};
-use storaged_core::CheckPart;
-use storaged_core::encode::{ParityId, SlotShard};
+use storaged_core::{CheckPart, ParityId, SlotShard};
 use storaged_wire::SlotId;
 use thiserror::Error;
 

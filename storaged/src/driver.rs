@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use storaged_core::encode::SessionWork;
+use storaged_core::SessionWork;
 use storaged_core::{Input, Node, Note, Output, RequestId};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use storaged_arena::{Slot, SlotError};
 use storaged_codec::{ChunkSize, Digest, Fingerprint, engine, fingerprint, leaf_digest};
-use storaged_core::encode::{Keep, ParityId, SessionWork, SlotShard, Source};
+use storaged_core::{Keep, ParityId, SessionWork, SlotShard, Source};
 use storaged_plan::stripe_bytes;
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;

@@ -10,8 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use storaged_codec::delta::Kind;
-use storaged_core::encode::NodeRate;
-use storaged_core::place::Standings;
+use storaged_core::{NodeRate, Standings};
 use storaged_plan::Member;
 use storaged_wire::{CheckpointState, NodeName};
 
@@ -580,7 +579,7 @@ fn gauge(value: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use storaged_core::encode::SideRate;
+    use storaged_core::SideRate;
 
     use super::*;
 

@@ -50,7 +50,7 @@ mod tests {
     use std::ops::Range;
 
     use storaged_codec::{ChunkSize, engine};
-    use storaged_core::encode::{Keep, ParityId, SessionWork, Source};
+    use storaged_core::{Keep, ParityId, SessionWork, Source};
     use storaged_plan::StripedPlan;
     use storaged_plan::{CodingPlan, Coefficients};
     use storaged_wire::{NodeName, SessionId};

@@ -8,9 +8,9 @@ use std::process::exit;
 
 use rustix::time::{ClockId, clock_gettime};
 use storaged_codec::{ChunkSize, Geometry, digest};
-use storaged_core::encode::LinkRates;
 use storaged_core::{
-    ConnId, DurableForm, DurablePolicy, Input, Node, Now, Output, RequestId, RunsWithoutTier, Setup,
+    ConnId, DurableForm, DurablePolicy, Input, LinkRates, Node, Now, Output, RequestId,
+    RunsWithoutTier, Setup,
 };
 use storaged_plan::{LaneBlocks, Member, groups, homes, lanes_of};
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};

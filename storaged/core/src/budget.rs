@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::api::ParityId;
 use storaged_wire::SlotId;
 use thiserror::Error;
-
-use crate::encode::ParityId;
 
 /// Whose bytes they are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

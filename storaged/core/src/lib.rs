@@ -1,6 +1,6 @@
 //! The decisions of storaged: pure functions of `(now, input)`. No clock, socket, thread or random source.
 //!
-//! Order of reading: `io` (what goes in and comes out), `node` (the machine), then the verbs: `stage` (slots,
+//! Order of reading: `api` (what goes in and comes out), `node` (the machine), then the verbs: `stage` (slots,
 //! sealing, commit, retiring), `delta` (the basis), `encode` (sessions), `place` (runs, healing),
 //! `trickle` (the durable tier), `restore` (plan and ladder). `limits` has every number, `budget` every byte.
 //! Payload bytes never come here: only ids, lengths and digests.
@@ -10,14 +10,14 @@
 #[macro_use]
 mod planted;
 
+mod api;
 mod audit;
 mod budget;
 mod delta;
-pub mod encode;
-mod io;
+mod encode;
 pub mod limits;
 mod node;
-pub mod place;
+mod place;
 mod restore;
 mod stage;
 mod status;
@@ -26,15 +26,15 @@ mod table;
 mod testkit;
 mod trickle;
 
+pub use api::{
+    CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault, DurableForm,
+    DurableListing, DurablePolicy, Input, Keep, LinkRates, Note, Now, Output, ParityId, Proof,
+    QueryId, RateBasis, Removed, RequestId, RunsWithoutTier, SessionTally, SessionWork, SetAside,
+    SetAsideCause, Setup, SlotShard, Source, Turn, UploadBase,
+};
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};
-pub use io::{
-    CheckPart, ClaimFault, ClaimedRun, ConnId, Input, Note, Now, Output, QueryId, RequestId,
-    SessionTally,
-};
-pub use node::{DurableForm, DurablePolicy, Node, RunsWithoutTier, Setup};
+pub use encode::{NodeRate, SideRate};
+pub use node::Node;
+pub use place::Standings;
 pub use stage::SLOT_GRAIN_BYTES;
-pub use trickle::Removed;
-pub use trickle::{
-    Curation, CurationFault, DurableFault, DurableListing, SetAside, SetAsideCause, UploadBase,
-};

@@ -4,84 +4,21 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use storaged_plan::{Group, GroupError, Member, groups};
-use storaged_wire::local::{PinnedOnes, Reply, Request};
-use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
-use storaged_wire::{
-    CheckpointState, ChunkSize, Digest, Generation, Geometry, ManifestBytes, Namespace, NodeName,
-    Owner, Refusal, SessionId, SlotId,
-};
-
+use crate::api::{ConnId, Curation, Input, Note, Now, Output, ParityId, QueryId, RequestId, Setup};
 use crate::budget::Budget;
-use crate::encode::{Beginning, Ending, Joined, Led, ParityId, ParityPlace, PartFilled, PartMade};
-use crate::io::{ConnId, Input, Note, Now, Output, QueryId, RequestId};
+use crate::encode::{Beginning, Ending, Joined, Led, ParityPlace, PartFilled, PartMade};
 use crate::limits;
-use crate::place::Blocks;
-use crate::place::{RunProposal, WaitingHello};
+use crate::place::{Blocks, RunProposal, WaitingHello};
 use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::stage::{DropWork, Lifetimes};
 use crate::table::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Told, Waiter};
-use crate::trickle::Curation;
-
-/// When checkpoints go to the durable tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DurablePolicy {
-    /// There is no durable tier.
-    Absent,
-    /// Only those a trainer asks for.
-    OnRequest,
-    /// Those whose step is a multiple of this number.
-    Every(u64),
-}
-
-/// Whether a run may be opened that no node remembers the namespace of, while the durable tier cannot be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RunsWithoutTier {
-    /// No: its number might have been given before.
-    #[default]
-    Refused,
-    /// Yes: the operator knows that nothing of such a namespace is in the tier.
-    Allowed,
-}
-
-/// What copies in the durable tier hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DurableForm {
-    /// Every one stands alone.
-    #[default]
-    Full,
-    /// What changed since an earlier one, where that is still in RAM.
-    Increments,
-}
-
-/// What a node is told at start.
-#[derive(Debug, Clone)]
-pub struct Setup {
-    /// This node's name; it is one of `members`.
-    pub name: NodeName,
-    /// This incarnation.
-    pub generation: Generation,
-    /// All configured nodes, this one included.
-    pub members: Vec<Member>,
-    /// k and m; none means that checkpoints are not coded.
-    pub geometry: Option<Geometry>,
-    /// Size of a chunk.
-    pub chunk: ChunkSize,
-    /// Slots per rank.
-    pub slots_per_rank: usize,
-    /// Bytes of RAM that slots and parity may take.
-    pub budget: u64,
-    /// A job without trainers for so long may lose RAM to another one, though it is not durable.
-    pub idle_job_ms: u64,
-    /// What is known of the links: what the shape of an encode is chosen by.
-    pub link_rates: crate::encode::LinkRates,
-    /// The durable tier.
-    pub durable: DurablePolicy,
-    /// What if it cannot be asked for a run.
-    pub runs_without_tier: RunsWithoutTier,
-    /// What is copied there.
-    pub durable_form: DurableForm,
-}
+use storaged_plan::{Group, GroupError, groups};
+use storaged_wire::local::{PinnedOnes, Reply, Request};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
+use storaged_wire::{
+    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Refusal,
+    SessionId, SlotId,
+};
 
 /// One daemon's decisions.
 pub struct Node {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 use minicbor::bytes::ByteVec;
 use storaged_codec::Fingerprint;
 use storaged_wire::local::DurableWish;
@@ -11,9 +12,6 @@ use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner,
     Rank, RunId, SlotId, Step, WorldSize,
 };
-
-use crate::encode::{ParityId, SlotShard};
-use crate::io::{ConnId, Now, RequestId};
 
 /// A peer whose link is up.
 #[derive(Debug, Clone)]

@@ -8,7 +8,6 @@ use storaged_core::{DurableFault, RunsWithoutTier};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{Fence, PeerMessage};
 use storaged_wire::{CheckpointState, Owner, RefusalCode, RunId};
-
 use world::{Tier, World, name};
 
 const TRIES: u64 = 400;

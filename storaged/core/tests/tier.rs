@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Geometry, root_digest};
-use storaged_core::encode::LinkRates;
 use storaged_core::{
-    ConnId, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node, Note, Now,
-    Output, QueryId, RequestId, RunsWithoutTier, SetAside, SetAsideCause, Setup,
+    ConnId, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, LinkRates, Node, Note,
+    Now, Output, QueryId, RequestId, RunsWithoutTier, SetAside, SetAsideCause, Setup,
 };
 use storaged_plan::Member;
 use storaged_wire::local::{LOCAL_VERSION, Reply, Request, Role};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use storaged_core::encode::SessionWork;
+use storaged_core::SessionWork;
 use storaged_plan::{CodingPlan, Hop, Link, Made, Target, trace};
 use storaged_wire::peer::SessionFault;
 

@@ -27,7 +27,7 @@ pub use quic::{NoStreams, QuicStreams};
 pub use crate::pool::Pool;
 use async_trait::async_trait;
 use bytes::Bytes;
-use storaged_core::encode::{Keep, SessionWork, Source};
+use storaged_core::{Keep, SessionWork, Source};
 use storaged_wire::NodeName;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use storaged_core::encode::Turn;
+use storaged_core::Turn;
 use storaged_wire::NodeName;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};

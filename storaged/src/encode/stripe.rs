@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use storaged_codec::{engine, leaf_digest};
-use storaged_core::encode::{Keep, SessionWork, Turn};
+use storaged_core::{Keep, SessionWork, Turn};
 use storaged_plan::{HopOutput, Target};
 use storaged_wire::peer::SessionFault;
 use tokio_util::sync::CancellationToken;

@@ -3,7 +3,7 @@
 //! sent it is the one who made it wrong, or whose own chunk does not have the fingerprint that it said.
 
 use storaged_codec::{Fingerprint, fingerprint};
-use storaged_core::encode::SessionWork;
+use storaged_core::SessionWork;
 use storaged_wire::peer::SessionFault;
 
 use super::check::{ClassPart, Parts};

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use storaged_codec::{Digest, leaf_digest};
-use storaged_core::DurableFault;
-use storaged_core::encode::SlotShard;
+use storaged_core::{DurableFault, SlotShard};
 use storaged_wire::{ManifestBytes, Rank};
 
 use super::chain::expected_object;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use storaged_codec::{Digest, leaf_digest, root_digest};
-use storaged_core::encode::SlotShard;
+use storaged_core::SlotShard;
 use storaged_core::{DurableFault, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 use tokio::sync::Semaphore;

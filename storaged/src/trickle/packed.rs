@@ -7,8 +7,7 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use storaged_core::DurableFault;
-use storaged_core::encode::SlotShard;
+use storaged_core::{DurableFault, SlotShard};
 use storaged_wire::{Manifest, Rank};
 
 use super::fault::{damaged, local};

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use storaged_codec::delta::Kind;
 use storaged_codec::{ChunkSize, Digest, Geometry};
-use storaged_core::encode::SlotShard;
-use storaged_core::{DurableFault, UploadBase};
+use storaged_core::{DurableFault, SlotShard, UploadBase};
 use storaged_wire::{
     Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId, ShardEntry, SlotId, Step,
     WorldSize,

@@ -6,16 +6,15 @@
 
 use std::ops::Range;
 
+use crate::api::{Now, Output, ParityId};
+use crate::budget::Purpose;
+use crate::limits;
+use crate::node::Node;
 use storaged_plan::DirtyMap;
 use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::member::{Joined, Kept};
-use super::work::ParityId;
-use crate::budget::Purpose;
-use crate::io::{Now, Output};
-use crate::limits;
-use crate::node::Node;
 
 /// A slot that is filled in part.
 #[derive(Debug, Clone)]

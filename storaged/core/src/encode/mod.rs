@@ -19,12 +19,10 @@ mod survivors;
 #[cfg(test)]
 mod tests;
 mod wary;
-mod work;
 
 pub(crate) use begin::Beginning;
 pub(crate) use broken::{Ending, ParityPlace, PartFilled, PartMade};
 pub(crate) use lead::{LaneTable, Led, Purpose};
 pub(crate) use member::Joined;
 pub(crate) use rates::MeasuredRates;
-pub use rates::{LinkRates, NodeRate, RateBasis, SideRate};
-pub use work::{Keep, ParityId, Proof, SessionWork, SlotShard, Source, Turn};
+pub use rates::{NodeRate, SideRate};

@@ -5,17 +5,19 @@
 
 use std::collections::BTreeSet;
 
+use crate::api::{
+    ClaimFault, ConnId, DurableFault, DurablePolicy, Now, Output, QueryId, RequestId,
+    RunsWithoutTier,
+};
+use crate::limits;
+use crate::node::Node;
+use crate::table::Unrecorded;
 use storaged_codec::digest;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{NamedRun, PeerMessage, PromiseOutcome};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
 
 use super::fence::wrong_token;
-use crate::io::{ClaimFault, ConnId, Now, Output, QueryId, RequestId};
-use crate::limits;
-use crate::node::{DurablePolicy, Node, RunsWithoutTier};
-use crate::table::Unrecorded;
-use crate::trickle::DurableFault;
 
 /// A run that this node is opening for a trainer.
 #[derive(Debug, Clone)]

@@ -4,6 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::api::{Note, Now};
+use crate::limits;
+use crate::node::Node;
+use crate::table::{Checkpoint, Peer};
 use storaged_plan::{LaneBlocks, blocks_on};
 use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
@@ -12,10 +16,6 @@ use storaged_wire::{
 };
 
 use super::missing::{BlockSet, Missing};
-use crate::io::{Note, Now};
-use crate::limits;
-use crate::node::Node;
-use crate::table::{Checkpoint, Peer};
 
 /// Blocks that a node holds whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -4,16 +4,17 @@
 
 use std::collections::BTreeSet;
 
+use crate::api::{
+    ClaimedRun, ConnId, DurableFault, DurablePolicy, Now, Output, QueryId, RequestId,
+};
+use crate::limits;
+use crate::node::Node;
+use crate::stage::TrainerHello;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{Fence, PeerMessage};
 use storaged_wire::{NodeName, Owner, Refusal, RefusalCode};
 
 use super::fence::{RunStanding, wrong_token};
-use crate::io::{ClaimedRun, ConnId, Now, Output, QueryId, RequestId};
-use crate::limits;
-use crate::node::{DurablePolicy, Node};
-use crate::stage::TrainerHello;
-use crate::trickle::DurableFault;
 
 /// A hello that waits for somebody who knows its run.
 #[derive(Debug, Clone)]

@@ -22,7 +22,7 @@ pub(crate) use verify::VerifyWork;
 
 use storaged_wire::NodeName;
 
-use crate::io::{ConnId, SessionTally};
+use crate::api::{ConnId, SessionTally};
 use crate::limits;
 use crate::node::Node;
 

@@ -6,6 +6,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::api::{ConnId, DurableFault, Note, Now, Output, RequestId};
+use crate::encode::Purpose;
+use crate::limits;
+use crate::node::Node;
+use crate::table::SlotUse;
 use storaged_codec::root_digest;
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::{Reply, Rung};
@@ -20,12 +25,6 @@ use super::holdings::unknown_manifest;
 use super::plan::Then;
 use super::rung_fault::{RungFault, is_wrong};
 use super::survey::Survey;
-use crate::encode::Purpose;
-use crate::io::{ConnId, Note, Now, Output, RequestId};
-use crate::limits;
-use crate::node::Node;
-use crate::table::SlotUse;
-use crate::trickle::DurableFault;
 
 /// Failed attempts of one opening before it gives up on sessions: more than any group has survivors to try.
 const ATTEMPTS_MAX: usize = 16;

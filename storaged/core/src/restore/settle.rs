@@ -3,6 +3,8 @@
 //! they may hold something newer that was only committed. Till then the caller's time is used: a link that is down may
 //! come up, and a daemon that was paused has links that only look as if they were up.
 
+use crate::limits;
+use crate::node::Node;
 use storaged_wire::local::Rung;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::plan::Source;
@@ -11,8 +13,6 @@ use storaged_wire::{Digest, NodeName};
 use super::marks::mark_at;
 use super::open::OpenWish;
 use super::plan::{Older, PlanQuery, Then};
-use crate::limits;
-use crate::node::Node;
 
 impl Node {
     pub(super) fn is_settled(&self, plan: &PlanQuery) -> bool {
@@ -131,7 +131,7 @@ mod tests {
     use storaged_wire::{CheckpointState, ManifestBytes, Rank, RefusalCode, RunId, Step};
 
     use super::*;
-    use crate::io::{ConnId, Input, Now, Output, RequestId};
+    use crate::api::{ConnId, Input, Now, Output, RequestId};
     use crate::testkit::{TOKEN, hear, job, last_of, owner};
 
     /// What `a` and `b` save, with parity on `c`.

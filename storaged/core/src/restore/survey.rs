@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::api::{DurableFault, SetAside};
 use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Holding, Lane};
 use storaged_wire::plan::{Source, Unrestorable};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank, RunId, Step};
-
-use crate::trickle::{DurableFault, SetAside};
 
 /// Who holds what.
 #[derive(Debug, Clone, Default)]

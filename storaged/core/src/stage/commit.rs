@@ -5,6 +5,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::api::{Note, RequestId};
+use crate::limits;
+use crate::node::Node;
+use crate::place::RunStanding;
+use crate::table::{Announced, Checkpoint, Description, Told};
 use minicbor::bytes::ByteVec;
 use storaged_plan::{Group, homes};
 use storaged_wire::local::{DurableWish, Reply};
@@ -14,12 +19,6 @@ use storaged_wire::{
     CheckpointState, Digest, Geometry, Manifest, ManifestBytes, NodeName, Owner, Rank, Refusal,
     RefusalCode, ShardEntry, SharedBytes, Step, WorldSize,
 };
-
-use crate::io::{Note, RequestId};
-use crate::limits;
-use crate::node::Node;
-use crate::place::RunStanding;
-use crate::table::{Announced, Checkpoint, Description, Told};
 
 /// The membership is the configured list, which does not change while daemons run.
 const EPOCH: u64 = 1;

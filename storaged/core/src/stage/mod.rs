@@ -22,7 +22,7 @@ use storaged_wire::{
     WorldSize,
 };
 
-use crate::io::{ConnId, Note, Output, RequestId};
+use crate::api::{ConnId, Note, Output, RequestId};
 use crate::limits;
 use crate::node::Node;
 use crate::place::{RunStanding, wrong_token};

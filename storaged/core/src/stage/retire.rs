@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{CheckpointState, Namespace, Rank};
-
+use crate::api::{Note, Output};
 use crate::budget::Purpose;
-use crate::io::{Note, Output};
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Checkpoint, End, LocalShard, Upload};
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{CheckpointState, Namespace, Rank};
 
 /// Reasons kept for those who ask late, per namespace.
 const ABANDONED_KEPT: usize = 64;
@@ -247,7 +246,7 @@ impl Node {
         }
     }
 
-    pub(crate) fn close_readers(&mut self, conn: crate::io::ConnId) {
+    pub(crate) fn close_readers(&mut self, conn: crate::api::ConnId) {
         let mut namespaces = Vec::new();
         for checkpoint in self.checkpoints.values_mut() {
             for shard in checkpoint.shards.values_mut() {

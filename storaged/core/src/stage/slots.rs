@@ -1,14 +1,13 @@
 //! Slots: two or more per rank, reused from step to step. A slot that holds the last good shard is never touched
 //! for a new one; a trainer that asks while all are in use waits, within its limit.
 
+use crate::api::{ConnId, DurablePolicy, Output, RequestId};
+use crate::budget::{NoRoom, Purpose};
+use crate::limits;
+use crate::node::Node;
+use crate::table::{Slot, SlotUse, WaiterWish};
 use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
-
-use crate::budget::{NoRoom, Purpose};
-use crate::io::{ConnId, Output, RequestId};
-use crate::limits;
-use crate::node::{DurablePolicy, Node};
-use crate::table::{Slot, SlotUse, WaiterWish};
 
 /// Slots grow in whole huge pages, so that a shard that grows a little still fits.
 pub const SLOT_GRAIN_BYTES: u64 = 2 << 20;

@@ -2,25 +2,12 @@
 //! written as what changed since then. It keeps its slots but no parity, is not healed, and goes as soon as a trainer
 //! or a reader needs its room: the upload that would have used it then stands alone.
 
-use std::sync::Arc;
-
-use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank, SlotId};
-
+use crate::api::{DurableForm, Output, UploadBase};
 use crate::budget::Purpose;
-use crate::encode::SlotShard;
-use crate::io::Output;
-use crate::node::{DurableForm, Node};
+use crate::node::Node;
 use crate::table::{Checkpoint, SlotUse, WaiterWish};
-
-/// What an upload may be written against: the same rank's shard of a checkpoint that is in the durable tier.
-#[derive(Debug, Clone)]
-pub struct UploadBase {
-    /// The checkpoint.
-    pub manifest: Arc<ManifestBytes>,
-    /// The shard in RAM.
-    pub shard: SlotShard,
-}
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{CheckpointState, Namespace, Rank, SlotId};
 
 impl Node {
     /// Of the checkpoints older than `newest`, the one to keep for the next increment.

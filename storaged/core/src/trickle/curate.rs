@@ -1,59 +1,11 @@
 //! What a person asks of the durable tier: to keep a checkpoint whatever the retention says, or to remove some.
 
-use storaged_wire::local::{Keep, LiveRun, PinnedOnes, Removal, Reply};
-use storaged_wire::{Namespace, Refusal, RefusalCode, RunId, Step};
-use thiserror::Error;
+use crate::api::{Curation, CurationFault, DurablePolicy, Output, Removed, RequestId};
+use crate::node::Node;
+use storaged_wire::local::{LiveRun, PinnedOnes, Removal, Reply};
+use storaged_wire::{Namespace, Refusal, RefusalCode, RunId};
 
-use super::{DurableFault, durable_unavailable};
-use crate::io::{Output, RequestId};
-use crate::node::{DurablePolicy, Node};
-
-/// Something to do to checkpoints in the durable tier.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Curation {
-    /// Pin one or unpin it. Without a run: the newest that has the step.
-    Keep {
-        run: Option<RunId>,
-        step: Step,
-        keep: Keep,
-    },
-    /// Remove some, but nothing of this run or a newer one, and pinned ones only if that is said.
-    Remove {
-        removal: Removal,
-        spared: Option<RunId>,
-        pinned: PinnedOnes,
-    },
-}
-
-/// What was removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Removed {
-    pub checkpoints: u64,
-    pub objects: u64,
-}
-
-/// Why it was not done.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum CurationFault {
-    /// The tier did not do it.
-    #[error("{0}")]
-    Durable(#[from] DurableFault),
-    /// The namespace belongs to another token.
-    #[error("it belongs to another job token: set STORAGED_TOKEN to the token it was created with")]
-    WrongOwner,
-    /// There is no such checkpoint.
-    #[error("{0}")]
-    NoSuch(String),
-    /// Something else needs it.
-    #[error("{0}")]
-    Needed(String),
-    /// Somebody has pinned it.
-    #[error("{0}")]
-    Pinned(String),
-    /// A job that trains wrote it.
-    #[error("{0}")]
-    Live(String),
-}
+use super::durable_unavailable;
 
 impl Node {
     /// Removes checkpoints. Those of a job's newest run are what its next restart hangs on: while it trains they go only

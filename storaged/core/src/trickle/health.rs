@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::api::{DurableFault, DurableListing, DurablePolicy, Note, SetAside, SetAsideCause};
+use crate::limits;
+use crate::node::Node;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
-
-use super::{DurableFault, DurableListing, SetAside, SetAsideCause};
-use crate::io::Note;
-use crate::limits;
-use crate::node::{DurablePolicy, Node};
 
 /// The durable tier as this node knows it.
 #[derive(Debug, Default)]

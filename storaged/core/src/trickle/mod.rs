@@ -14,16 +14,13 @@ use storaged_wire::local::DurableWish;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank};
 
-use crate::io::Output;
+use crate::api::{DurableFault, Output};
 use crate::limits;
-use crate::node::{DurablePolicy, Node};
 use crate::table::{Checkpoint, Upload};
+use crate::{api::DurablePolicy, node::Node};
 
-pub use base::UploadBase;
-pub use curate::{Curation, CurationFault, Removed};
 pub(crate) use health::{TierHealth, plain};
 pub(crate) use tier::durable_unavailable;
-pub use tier::{DurableFault, DurableListing, SetAside, SetAsideCause};
 
 impl Node {
     /// Whether the policy and the trainer want this checkpoint in the durable tier.

@@ -14,7 +14,7 @@ use sessions::Sessions;
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use sessions::{Block, STRIPE_MS};
 use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, digest, root_digest};
-use storaged_core::encode::LinkRates;
+use storaged_core::LinkRates;
 use storaged_core::{
     ConnId, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, RunsWithoutTier,
     Setup,

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use storaged_core::encode::{Keep, SessionWork, Turn};
-use storaged_core::{Input, SessionTally};
+use storaged_core::{Input, Keep, SessionTally, SessionWork, Turn};
 use storaged_plan::Target;
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId};

@@ -89,7 +89,7 @@ fn setup(node: usize, generation: u64) -> Setup {
         chunk: ChunkSize::new(CHUNK).unwrap(),
         slots_per_rank: 3,
         budget: 40 << 20,
-        link_rates: storaged_core::encode::LinkRates::default(),
+        link_rates: storaged_core::LinkRates::default(),
         durable: DurablePolicy::Every(1),
         idle_job_ms: 3_600_000,
         durable_form: DurableForm::Increments,

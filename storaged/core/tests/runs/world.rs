@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Fingerprint, Geometry, digest, root_digest};
-use storaged_core::encode::LinkRates;
 use storaged_core::{
-    ClaimFault, ClaimedRun, ConnId, DurableFault, DurableForm, DurablePolicy, Input, Node, Note,
-    Now, Output, RequestId, RunsWithoutTier, Setup,
+    ClaimFault, ClaimedRun, ConnId, DurableFault, DurableForm, DurablePolicy, Input, LinkRates,
+    Node, Note, Now, Output, RequestId, RunsWithoutTier, Setup,
 };
 use storaged_plan::Member;
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};

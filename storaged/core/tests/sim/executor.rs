@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use storaged_codec::{Fingerprint, engine, fingerprint, leaf_digest};
-use storaged_core::encode::{Keep, SessionWork, Source, Turn};
-use storaged_core::{Input, SessionTally};
+use storaged_core::{Input, Keep, SessionTally, SessionWork, Source, Turn};
 use storaged_plan::{CodingPlan, Hop, Target, trace};
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId};

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Digest, Geometry, fingerprint, leaf_digest, root_digest};
-use storaged_core::encode::{LinkRates, ParityId, SlotShard};
 use storaged_core::{
     CheckPart, ClaimedRun, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node,
     Note, Now, Output, RequestId, RunsWithoutTier, Setup, UploadBase,
 };
+use storaged_core::{LinkRates, ParityId, SlotShard};
 use storaged_plan::Member;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_core::encode::{Keep, ParityId, Proof, SessionWork, SlotShard, Source};
+use storaged_core::{Keep, ParityId, Proof, SessionWork, SlotShard, Source};
 use storaged_plan::{Coefficients, RepairShape, RepairTask, Shape, StripedPlan, repair_plans};
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use storaged_core::encode::{Keep, ParityId, SlotShard, Source};
+use storaged_core::{Keep, ParityId, SlotShard, Source};
 use storaged_plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, StripedPlan, Target};
 use storaged_wire::SlotId;
 

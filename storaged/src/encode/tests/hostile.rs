@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use storaged_core::encode::{Keep, SessionWork};
+use storaged_core::{Keep, SessionWork};
 use storaged_plan::StripedPlan;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{SessionId, SlotId};

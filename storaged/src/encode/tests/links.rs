@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use storaged_codec::{ChunkSize, CodingMatrix, Geometry};
-use storaged_core::encode::{Keep, ParityId, SessionWork, SlotShard, Source};
+use storaged_core::{Keep, ParityId, SessionWork, SlotShard, Source};
 use storaged_plan::chooser::{Dirty, EncodeCase, GroupFacts, choose_encode};
 use storaged_plan::{
     Coefficients, Group, Keepers, Order, RepairShape, RepairTask, Shape, StripedPlan, encode_plan,

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use storaged_core::encode::{ParityId, SessionWork, SlotShard};
+use storaged_core::{ParityId, SessionWork, SlotShard};
 use storaged_plan::{Order, Shape};
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;

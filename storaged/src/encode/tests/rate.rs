@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
 use storaged_codec::{ChunkSize, CodingMatrix, Geometry};
-use storaged_core::encode::{Keep, ParityId, SessionWork, SlotShard, Source};
+use storaged_core::{Keep, ParityId, SessionWork, SlotShard, Source};
 use storaged_plan::{CodingPlan, Coefficients, StripedPlan};
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SlotId};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use storaged_core::encode::SessionWork;
+use storaged_core::SessionWork;
 use storaged_plan::{Order, Shape};
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;

@@ -9,8 +9,7 @@ use bytes::Bytes;
 use storaged_codec::{
     ChunkSize, CodingMatrix, Fingerprint, Geometry, engine, fingerprint, leaf_digest,
 };
-use storaged_core::SessionTally;
-use storaged_core::encode::{Keep, ParityId, Proof, SessionWork, SlotShard, Source};
+use storaged_core::{Keep, ParityId, Proof, SessionTally, SessionWork, SlotShard, Source};
 use storaged_plan::{CodingPlan, Coefficients, Keepers, Shape, StripedPlan, encode_plan};
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId, SlotId};

@@ -3,35 +3,12 @@
 //! Only two things are taken from measurements: what is usual, and which nodes are far below it and how far. Nodes
 //! that are not slow count as equal, or a plan would change from step to step with the noise of its figures.
 
-use std::collections::BTreeMap;
-
+use crate::api::{LinkRates, Now, RateBasis};
 use storaged_plan::chooser::NodeMeasure;
 use storaged_wire::NodeName;
 
 use super::findings::{Side, WHOLE_PPM};
 use super::measured::MeasuredRates;
-use crate::io::Now;
-
-/// What plans are chosen by.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum RateBasis {
-    /// What sessions measured; what is configured where nothing was.
-    #[default]
-    Measured,
-    /// What is configured, and nothing else.
-    Configured,
-}
-
-/// What is known of the links, as the operator says it.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct LinkRates {
-    /// Bytes per second of every node's link, each way, if known: assumed where nothing was measured.
-    pub usual: Option<u64>,
-    /// Of nodes that have another one.
-    pub unusual: BTreeMap<NodeName, u64>,
-    /// Whether measurements count.
-    pub basis: RateBasis,
-}
 
 impl LinkRates {
     fn of(&self, node: &NodeName) -> Option<u64> {
@@ -142,6 +119,8 @@ fn part(whole: u64, part: u64, of: u64) -> u64 {
 mod tests {
     use super::super::findings::{Certainty, Findings, Limit, SideSeen};
     use super::super::measured::Weight;
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn name(index: usize) -> NodeName {

@@ -16,7 +16,6 @@ mod pace;
 mod replan;
 
 pub(super) use links::Links;
-pub use links::{LinkRates, RateBasis};
 pub(crate) use measured::MeasuredRates;
 pub use measured::{NodeRate, SideRate};
 pub(crate) use pace::Pace;

@@ -17,7 +17,7 @@ use storaged_wire::{Namespace, NodeName};
 
 pub(crate) use drop_job::DropWork;
 
-use crate::io::Now;
+use crate::api::Now;
 use crate::limits;
 use crate::node::Node;
 

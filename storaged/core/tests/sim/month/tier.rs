@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use storaged_core::encode::SlotShard;
-use storaged_core::{ClaimFault, ClaimedRun, DurableFault, DurableListing, Input, Output, QueryId};
+use storaged_core::{
+    ClaimFault, ClaimedRun, DurableFault, DurableListing, Input, Output, QueryId, SlotShard,
+};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{Digest, ManifestBytes, Namespace, Owner, Rank, RunId, SlotId};
 

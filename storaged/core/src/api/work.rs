@@ -1,16 +1,14 @@
-//! What one member of a session does: the contract between the decisions and the executor.
+//! What is done with blocks: one member's part of a session, what it reports of it, and parts to check.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::ParityId;
 use storaged_codec::Fingerprint;
 use storaged_plan::{StripedPlan, stripe_bytes};
+use storaged_wire::peer::LinkTally;
 use storaged_wire::{ChunkSize, Digest, NodeName, SessionId, SlotId};
-
-/// A parity set in this node's RAM; never reused within a generation.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ParityId(pub u64);
 
 /// A sealed shard in a slot, with the digests of its chunks.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -119,4 +117,26 @@ impl SessionWork {
     pub fn stripe_bytes(&self, stripe: u64) -> usize {
         stripe_bytes(self.chunk, self.lane_length, stripe)
     }
+}
+
+/// What a session moved, for the measured rates.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SessionTally {
+    /// Bytes of blocks computed or kept by this member.
+    pub bytes: u64,
+    /// Milliseconds.
+    pub elapsed_ms: u64,
+    /// Stripes of which this member has done its part.
+    pub stripes: u64,
+    /// What this member saw of the links to its neighbours.
+    pub links: Vec<LinkTally>,
+}
+
+/// A shard or parity set to read and check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CheckPart {
+    /// A shard in a slot.
+    Shard(SlotShard),
+    /// A parity set.
+    Parity(ParityId),
 }

@@ -1,0 +1,206 @@
+//! The durable tier: what is asked of it, and what it answers. It is either what it holds of a namespace, or why it could not
+//! be asked, so that "nothing there" is never taken for "could not look".
+
+use std::sync::Arc;
+
+use storaged_wire::local::{Keep, PinnedOnes, Removal};
+use storaged_wire::{ManifestBytes, Owner, RunId, Step};
+use thiserror::Error;
+
+use super::SlotShard;
+
+/// What the durable tier holds of one namespace.
+#[derive(Debug, Clone, Default)]
+pub struct DurableListing {
+    /// The newest sound manifests, newest first. Damaged checkpoints are among them only where their step was asked for.
+    pub manifests: Vec<Arc<ManifestBytes>>,
+    /// The newest run seen in any folder or claim, whether it has finished a checkpoint or not.
+    pub newest_run: Option<RunId>,
+    /// Newer or equally new checkpoints that are not offered, newest first.
+    pub set_aside: Vec<SetAside>,
+}
+
+/// A checkpoint in the durable tier that is not offered by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetAside {
+    pub run: RunId,
+    pub step: Step,
+    pub cause: SetAsideCause,
+    /// What was found.
+    pub reason: String,
+}
+
+/// Why a checkpoint is not offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetAsideCause {
+    /// A restore found it damaged, and a marker in the tier says so.
+    Quarantined,
+    /// It cannot be read now: its manifest is damaged, or what it builds on is gone.
+    Unusable,
+}
+
+/// Why the durable tier did not do what was asked. The text has the tier's own words and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum DurableFault {
+    /// It does not answer, or asks for fewer requests: it may pass.
+    #[error("{0}")]
+    Unavailable(String),
+    /// It answered too late.
+    #[error("{0}")]
+    TimedOut(String),
+    /// It refuses this daemon.
+    #[error("{0}")]
+    Denied(String),
+    /// Its place is not what it was: a file system that is not mounted, a directory that was removed.
+    #[error("{0}")]
+    NotMounted(String),
+    /// It has no room.
+    #[error("{0}")]
+    Full(String),
+    /// It is not what the configuration says.
+    #[error("{0}")]
+    Misconfigured(String),
+    /// What is there is not what was written: bytes without their digest, an object that is missing.
+    #[error("{0}")]
+    Damaged(String),
+    /// Another writer's object is in the way.
+    #[error("{0}")]
+    Conflict(String),
+    /// This node's own doing: its RAM no longer has the bytes, or it is stopping.
+    #[error("{0}")]
+    Local(String),
+}
+
+impl DurableFault {
+    /// Its kind, for status and metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "unavailable",
+            Self::TimedOut(_) => "timed_out",
+            Self::Denied(_) => "denied",
+            Self::NotMounted(_) => "not_mounted",
+            Self::Full(_) => "full",
+            Self::Misconfigured(_) => "misconfigured",
+            Self::Damaged(_) => "damaged",
+            Self::Conflict(_) => "conflict",
+            Self::Local(_) => "local",
+        }
+    }
+
+    /// Whether the tier as a whole fails, not one object in it and not this node.
+    pub fn is_of_tier(&self) -> bool {
+        !matches!(self, Self::Damaged(_) | Self::Conflict(_) | Self::Local(_))
+    }
+
+    /// Whether it may be gone the next time.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::TimedOut(_))
+    }
+
+    /// Whether it tells of the content rather than of the way to it.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Damaged(_))
+    }
+}
+
+/// Something to do to checkpoints in the durable tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Curation {
+    /// Pin one or unpin it. Without a run: the newest that has the step.
+    Keep {
+        run: Option<RunId>,
+        step: Step,
+        keep: Keep,
+    },
+    /// Remove some, but nothing of this run or a newer one, and pinned ones only if that is said.
+    Remove {
+        removal: Removal,
+        spared: Option<RunId>,
+        pinned: PinnedOnes,
+    },
+}
+
+/// What was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Removed {
+    pub checkpoints: u64,
+    pub objects: u64,
+}
+
+/// Why it was not done.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CurationFault {
+    /// The tier did not do it.
+    #[error("{0}")]
+    Durable(#[from] DurableFault),
+    /// The namespace belongs to another token.
+    #[error("it belongs to another job token: set STORAGED_TOKEN to the token it was created with")]
+    WrongOwner,
+    /// There is no such checkpoint.
+    #[error("{0}")]
+    NoSuch(String),
+    /// Something else needs it.
+    #[error("{0}")]
+    Needed(String),
+    /// Somebody has pinned it.
+    #[error("{0}")]
+    Pinned(String),
+    /// A job that trains wrote it.
+    #[error("{0}")]
+    Live(String),
+}
+
+/// What an upload may be written against: the same rank's shard of a checkpoint that is in the durable tier.
+#[derive(Debug, Clone)]
+pub struct UploadBase {
+    /// The checkpoint.
+    pub manifest: Arc<ManifestBytes>,
+    /// The shard in RAM.
+    pub shard: SlotShard,
+}
+
+/// What the durable tier knows of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimedRun {
+    /// Nobody has claimed it.
+    Unknown,
+    /// Its owner has claimed it, and nobody a newer one.
+    Newest(Owner),
+    /// It was claimed, and newer ones up to this number after it.
+    Superseded { newest: u64 },
+}
+
+/// Why the durable tier gave no run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClaimFault {
+    /// The namespace belongs to another token.
+    WrongOwner,
+    /// It could not be asked.
+    Durable(DurableFault),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_pass_by_itself_is_tried_again() {
+        let faults: [fn(String) -> DurableFault; 9] = [
+            DurableFault::Unavailable,
+            DurableFault::TimedOut,
+            DurableFault::Denied,
+            DurableFault::NotMounted,
+            DurableFault::Full,
+            DurableFault::Misconfigured,
+            DurableFault::Damaged,
+            DurableFault::Conflict,
+            DurableFault::Local,
+        ];
+        let pass = faults.map(|fault| fault(String::new())).into_iter();
+        let pass: Vec<&str> = pass
+            .filter(DurableFault::may_pass)
+            .map(|it| it.name())
+            .collect();
+        assert_eq!(pass, ["unavailable", "timed_out"]);
+    }
+}

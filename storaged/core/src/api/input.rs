@@ -1,0 +1,118 @@
+//! What happened: all that a node decides by.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storaged_codec::Fingerprint;
+use storaged_plan::Member;
+use storaged_wire::local::Request;
+use storaged_wire::peer::{PeerMessage, SessionFault};
+use storaged_wire::{Digest, Generation, Namespace, NodeName, Rank, RunId, SessionId, SlotId};
+
+use super::{
+    ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, QueryId, Removed,
+    RequestId, SessionTally,
+};
+
+/// What happened.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// The deadline came.
+    Tick,
+    /// The link to a peer is up.
+    PeerUp {
+        node: NodeName,
+        generation: Generation,
+    },
+    /// The link to a peer is down.
+    PeerDown { node: NodeName },
+    /// A control message.
+    Message {
+        from: NodeName,
+        message: PeerMessage,
+    },
+    /// A request of a trainer, a reader or an operator.
+    Request { id: RequestId, request: Request },
+    /// A connection came through the operator's own socket: its readers need no job's token.
+    OperatorConnected { conn: ConnId },
+    /// A connection ended, or the process behind it died.
+    Disconnected { conn: ConnId },
+    /// The configuration has another list of nodes, this one included, that can be grouped.
+    Members { members: Vec<Member> },
+    /// `Output::CreateSlot` is done.
+    SlotCreated { slot: SlotId },
+    /// `Output::CreateSlot` failed.
+    SlotFailed { slot: SlotId, reason: String },
+    /// `Output::Digest` is done.
+    Digested {
+        slot: SlotId,
+        leaves: Arc<[Digest]>,
+        prints: Arc<[Fingerprint]>,
+        root: Digest,
+    },
+    /// `Output::Digest` failed.
+    DigestFailed { slot: SlotId, reason: String },
+    /// `Output::Run` ended.
+    SessionEnded {
+        leader: NodeName,
+        session: SessionId,
+        outcome: Result<SessionTally, SessionFault>,
+        /// Stripes that are kept, ascending, also if the session failed: of a shard verified, of parity whole.
+        kept: Vec<Range<u64>>,
+    },
+    /// Of an `Output::Run` that goes on, about once a second: how far it is.
+    SessionProgress {
+        leader: NodeName,
+        session: SessionId,
+        tally: SessionTally,
+    },
+    /// `Output::Upload` ended.
+    Uploaded {
+        manifest: Digest,
+        rank: Rank,
+        outcome: Result<(), DurableFault>,
+    },
+    /// `Output::Publish` ended.
+    Published {
+        manifest: Digest,
+        outcome: Result<(), DurableFault>,
+    },
+    /// `Output::ListDurable` ended: what the tier holds, or why it could not be asked.
+    DurableListed {
+        query: QueryId,
+        outcome: Result<DurableListing, DurableFault>,
+    },
+    /// `Output::Curate` ended.
+    Curated {
+        id: RequestId,
+        outcome: Result<Removed, CurationFault>,
+    },
+    /// The durable tier was opened, or could not be; said whenever that changes.
+    DurableState(Result<(), DurableFault>),
+    /// `Output::ClaimRun` ended: the run that is now this proposal's.
+    RunClaimed {
+        query: QueryId,
+        outcome: Result<RunId, ClaimFault>,
+    },
+    /// `Output::RecordRun` ended.
+    RunRecorded {
+        namespace: Namespace,
+        run: RunId,
+        outcome: Result<(), DurableFault>,
+    },
+    /// `Output::FindRun` ended.
+    RunFound {
+        query: QueryId,
+        outcome: Result<ClaimedRun, DurableFault>,
+    },
+    /// `Output::Fetch` ended: every byte asked for is in the slot and has its digest.
+    Fetched {
+        slot: SlotId,
+        outcome: Result<Arc<[Digest]>, DurableFault>,
+    },
+    /// `Output::Check` ended: per part, in order, the bytes read and what is wrong, if anything.
+    Checked {
+        query: QueryId,
+        outcomes: Vec<(u64, Option<String>)>,
+    },
+}

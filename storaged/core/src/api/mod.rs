@@ -1,0 +1,21 @@
+//! The contract with the driver: inputs go in, outputs come out, and nothing else passes. One input, drain all outputs, come
+//! back at the deadline. These types know nothing of whoever decides.
+
+mod durable;
+mod ids;
+mod input;
+mod note;
+mod output;
+mod setup;
+mod work;
+
+pub use durable::{
+    ClaimFault, ClaimedRun, Curation, CurationFault, DurableFault, DurableListing, Removed,
+    SetAside, SetAsideCause, UploadBase,
+};
+pub use ids::{ConnId, Now, ParityId, QueryId, RequestId};
+pub use input::Input;
+pub use note::Note;
+pub use output::Output;
+pub use setup::{DurableForm, DurablePolicy, LinkRates, RateBasis, RunsWithoutTier, Setup};
+pub use work::{CheckPart, Keep, Proof, SessionTally, SessionWork, SlotShard, Source, Turn};

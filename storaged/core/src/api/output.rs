@@ -1,0 +1,108 @@
+//! What to do. Whatever ends says so by the input of the same id.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storaged_wire::local::Reply;
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::{
+    ChunkSize, Digest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId, SessionId, SlotId,
+    Step,
+};
+
+use super::{
+    CheckPart, Curation, Note, ParityId, QueryId, RequestId, SessionWork, SlotShard, UploadBase,
+};
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub enum Output {
+    /// Answer a request; `descriptor` is the slot whose memfd goes along.
+    Reply {
+        id: RequestId,
+        reply: Reply,
+        descriptor: Option<SlotId>,
+    },
+    /// Send a control message; it may be lost.
+    Send { to: NodeName, message: PeerMessage },
+    /// Make and preallocate a slot.
+    CreateSlot { slot: SlotId, bytes: u64 },
+    /// Unmap and close a slot.
+    DropSlot { slot: SlotId },
+    /// Digest the first `length` bytes of a sealed slot, chunk by chunk.
+    Digest {
+        slot: SlotId,
+        length: u64,
+        chunk: ChunkSize,
+    },
+    /// Do this node's part of a session.
+    Run(SessionWork),
+    /// End this node's part of a session.
+    Stop {
+        leader: NodeName,
+        session: SessionId,
+    },
+    /// Free a parity set.
+    DropParity { set: ParityId },
+    /// Copy a shard to the durable tier.
+    Upload {
+        manifest: Arc<ManifestBytes>,
+        rank: Rank,
+        shard: SlotShard,
+        /// What it may be written against, if increments are wanted and there is one.
+        base: Option<UploadBase>,
+    },
+    /// Give up the upload of a shard: its checkpoint has left RAM or is not owed any more.
+    StopUpload { manifest: Digest, rank: Rank },
+    /// Write the checkpoint's manifest to the durable tier: all its shards are there.
+    Publish { manifest: Arc<ManifestBytes> },
+    /// Find the newest manifests of a namespace in the durable tier.
+    ListDurable {
+        query: QueryId,
+        namespace: Namespace,
+        /// That step of any run; the newest ones without it.
+        step: Option<Step>,
+    },
+    /// Claim a run in the durable tier, by create-if-absent: above `above` and above every run that has a folder or a
+    /// claim there.
+    ClaimRun {
+        query: QueryId,
+        namespace: Namespace,
+        owner: Owner,
+        above: u64,
+        identity: u64,
+    },
+    /// Claim a run in the durable tier that was opened without it.
+    RecordRun {
+        namespace: Namespace,
+        owner: Owner,
+        run: RunId,
+    },
+    /// Look for the claim of this very run in the durable tier.
+    FindRun {
+        query: QueryId,
+        namespace: Namespace,
+        run: RunId,
+    },
+    /// Read ranges of a shard from the durable tier into a slot and verify them. Empty: all of it.
+    Fetch {
+        manifest: Arc<ManifestBytes>,
+        rank: Rank,
+        slot: SlotId,
+        ranges: Vec<Range<u64>>,
+    },
+    /// Pin, unpin or remove checkpoints in the durable tier, which must be the owner's.
+    Curate {
+        id: RequestId,
+        namespace: Namespace,
+        owner: Owner,
+        curation: Curation,
+    },
+    /// Read and check parts.
+    Check {
+        query: QueryId,
+        parts: Vec<CheckPart>,
+    },
+    /// For logs and metrics.
+    Note(Note),
+}

@@ -1,0 +1,87 @@
+//! What a node is told at start.
+
+use std::collections::BTreeMap;
+
+use storaged_plan::Member;
+use storaged_wire::{ChunkSize, Generation, Geometry, NodeName};
+
+/// When checkpoints go to the durable tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DurablePolicy {
+    /// There is no durable tier.
+    Absent,
+    /// Only those a trainer asks for.
+    OnRequest,
+    /// Those whose step is a multiple of this number.
+    Every(u64),
+}
+
+/// Whether a run may be opened that no node remembers the namespace of, while the durable tier cannot be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RunsWithoutTier {
+    /// No: its number might have been given before.
+    #[default]
+    Refused,
+    /// Yes: the operator knows that nothing of such a namespace is in the tier.
+    Allowed,
+}
+
+/// What copies in the durable tier hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DurableForm {
+    /// Every one stands alone.
+    #[default]
+    Full,
+    /// What changed since an earlier one, where that is still in RAM.
+    Increments,
+}
+
+/// What a node is told at start.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// This node's name; it is one of `members`.
+    pub name: NodeName,
+    /// This incarnation.
+    pub generation: Generation,
+    /// All configured nodes, this one included.
+    pub members: Vec<Member>,
+    /// k and m; none means that checkpoints are not coded.
+    pub geometry: Option<Geometry>,
+    /// Size of a chunk.
+    pub chunk: ChunkSize,
+    /// Slots per rank.
+    pub slots_per_rank: usize,
+    /// Bytes of RAM that slots and parity may take.
+    pub budget: u64,
+    /// A job without trainers for so long may lose RAM to another one, though it is not durable.
+    pub idle_job_ms: u64,
+    /// What is known of the links: what the shape of an encode is chosen by.
+    pub link_rates: LinkRates,
+    /// The durable tier.
+    pub durable: DurablePolicy,
+    /// What if it cannot be asked for a run.
+    pub runs_without_tier: RunsWithoutTier,
+    /// What is copied there.
+    pub durable_form: DurableForm,
+}
+
+/// What plans are chosen by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RateBasis {
+    /// What sessions measured; what is configured where nothing was.
+    #[default]
+    Measured,
+    /// What is configured, and nothing else.
+    Configured,
+}
+
+/// What is known of the links, as the operator says it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LinkRates {
+    /// Bytes per second of every node's link, each way, if known: assumed where nothing was measured.
+    pub usual: Option<u64>,
+    /// Of nodes that have another one.
+    pub unusual: BTreeMap<NodeName, u64>,
+    /// Whether measurements count.
+    pub basis: RateBasis,
+}
