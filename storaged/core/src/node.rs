@@ -147,7 +147,9 @@ impl Node {
             .chain(proposals)
             .chain(hellos)
             .chain(openings)
-            .chain(sessions);
+            .chain(sessions)
+            .chain(self.verifies_deadline())
+            .chain(self.drops.values().map(|work| work.deadline));
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
     }
 
@@ -208,6 +210,8 @@ impl Node {
         self.expire_proposals();
         self.advance_hellos();
         self.expire_openings();
+        self.expire_verifies();
+        self.advance_drops();
         self.tick_sessions();
         self.look_after_heals();
         if self.now >= self.repeat_at {
@@ -235,8 +239,6 @@ impl Node {
         self.start_publishing();
         self.make_room_for_waiters();
         self.forget_foreign();
-        self.expire_verifies();
-        self.advance_drops();
         self.look_after_lifetimes();
     }
 

@@ -283,6 +283,22 @@ fn a_dropped_job_is_gone_everywhere_unless_it_has_trainers() {
 }
 
 #[test]
+fn a_drop_ends_at_the_callers_limit_and_names_who_was_silent() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    saved(&mut cluster, DurableWish::Never);
+    let reader = cluster.connect(0, Role::Reader);
+    cluster.pause(5, 1_900);
+    let (began, timeout_ms) = (cluster.now, 700);
+    let force = true;
+    let Reply::Dropped(report) = cluster.ask(0, reader, Request::Drop { force, timeout_ms }) else {
+        panic!("n05 alone is silent");
+    };
+    assert_eq!(report.silent, [cluster::name(5)]);
+    let took = cluster.now - began;
+    assert!((700..750).contains(&took), "{took} ms");
+}
+
+#[test]
 fn a_job_dropped_by_force_saves_on() {
     let mut cluster = Cluster::start(4, 2, 10);
     saved(&mut cluster, DurableWish::Never);

@@ -6,7 +6,7 @@ mod cluster;
 use cluster::{Cluster, Listing, STRIPE_MS};
 use storaged_core::RequestId;
 use storaged_wire::RefusalCode;
-use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::local::{DurableWish, Reply, Request, Role, VerifiedPart};
 
 const NODES: usize = 6;
 
@@ -263,4 +263,29 @@ fn what_may_be_older_is_opened_from_the_durable_tier_though_most_nodes_are_silen
     };
     assert!(refusal.message.contains("503 slow down"), "{refusal:?}");
     assert!(took < 10_000, "{took}");
+}
+
+/// Reading a checkpoint takes longer here than anybody waits.
+#[test]
+fn a_verification_that_takes_too_long_ends_at_the_callers_limit_and_says_what_was_not_read() {
+    let mut cluster = two_steps();
+    let reader = cluster.connect(0, Role::Reader);
+    let (began, timeout_ms) = (cluster.now, 5_000);
+    let step = None;
+    let reply = cluster.ask(0, reader, Request::Verify { step, timeout_ms });
+    let Reply::Verified(report) = reply else {
+        panic!("{reply:?}");
+    };
+    let took = cluster.now - began;
+    assert!((5_000..5_100).contains(&took), "{took} ms");
+    let unread = |part: &&VerifiedPart| {
+        let fault = part.fault.as_deref().unwrap_or_default();
+        fault.starts_with("not read within the time given")
+    };
+    assert_eq!(
+        report.parts.iter().filter(unread).count(),
+        NODES,
+        "{report:?}"
+    );
+    assert_eq!(report.parts.len(), NODES, "{report:?}");
 }

@@ -404,7 +404,7 @@ impl Node {
                 let manifest = plan.survey.manifests[&offer.manifest].clone();
                 self.remember_planned(manifest.clone());
                 match plan.then {
-                    Then::Verify => self.start_verify(plan.id, manifest),
+                    Then::Verify => self.start_verify(plan.id, manifest, plan.deadline),
                     _ => self.reply(plan.id, Reply::Plan(offer)),
                 }
             }

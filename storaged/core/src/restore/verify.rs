@@ -54,7 +54,14 @@ impl Node {
         Ok(())
     }
 
-    pub(crate) fn start_verify(&mut self, id: RequestId, manifest: Arc<ManifestBytes>) {
+    /// Asks everybody who should hold a part of it to read that. Who has not answered at the caller's limit is named in the
+    /// report: a node that hangs must not keep what the others found.
+    pub(crate) fn start_verify(
+        &mut self,
+        id: RequestId,
+        manifest: Arc<ManifestBytes>,
+        deadline: Now,
+    ) {
         let query = QueryId(self.fresh());
         let concerned = self.concerned(&manifest);
         let up: BTreeSet<NodeName> = concerned
@@ -67,7 +74,7 @@ impl Node {
             manifest,
             waiting_for: up.clone(),
             parts: Vec::new(),
-            deadline: self.now.plus(limits::REQUEST_MAX_MS),
+            deadline,
         };
         self.verifies.insert(query, work);
         if up.is_empty() {
@@ -179,16 +186,13 @@ impl Node {
         else {
             return;
         };
-        for node in waiting_for {
-            let fault = Some("did not answer".into());
-            parts.push(VerifiedPart {
-                node,
-                what: "its parts".into(),
-                bytes: 0,
-                fault,
-            });
+        let mut unread = missing(&manifest, &parts);
+        for part in &mut unread {
+            if waiting_for.contains(&part.node) {
+                part.fault = Some(UNREAD.into());
+            }
         }
-        parts.extend(missing(&manifest, &parts));
+        parts.extend(unread);
         parts.sort_by(|a, b| (&a.node, &a.what).cmp(&(&b.node, &b.what)));
         let step = manifest.manifest().step;
         let report = VerifyReport {
@@ -226,6 +230,12 @@ impl Node {
         }
     }
 
+    pub(crate) fn verifies_deadline(&self) -> impl Iterator<Item = Now> {
+        self.verifies.values().map(|work| match work {
+            VerifyWork::Whole { deadline, .. } | VerifyWork::Parts { deadline, .. } => *deadline,
+        })
+    }
+
     pub(crate) fn expire_verifies(&mut self) {
         let now = self.now;
         for query in self.verifies.keys().copied().collect::<Vec<_>>() {
@@ -241,6 +251,10 @@ impl Node {
         }
     }
 }
+
+/// Of a part whose node has not answered: it may be sound.
+const UNREAD: &str =
+    "not read within the time given: its node is slow or hangs; give more time, or look at it";
 
 fn shard_part(rank: Rank) -> String {
     format!("shard of rank {rank}")
