@@ -4,7 +4,7 @@ mod cluster;
 
 use std::collections::BTreeMap;
 
-use cluster::{Cluster, Room, Tier};
+use cluster::{Cluster, Room, Tier, Uploads};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, standing};
 use storaged_wire::peer::DropAnswer;
@@ -586,5 +586,54 @@ fn steps_that_a_rank_keeps_from_committing_give_way_after_three_seconds() {
     for step in 4..=6 {
         let waited = seal_alone(&mut cluster, step);
         assert!((3_000..4_200).contains(&waited), "step {step}: {waited} ms");
+    }
+}
+
+#[test]
+fn a_tier_that_hangs_costs_saves_no_waiting() {
+    let tier = Tier {
+        uploads: Uploads::Hang,
+        ..Tier::default()
+    };
+    let mut cluster = Cluster::start_with((4, 2), 10, Some(tier), Room::default());
+    for step in 1..=12 {
+        let began = cluster.now;
+        cluster.save_as(DurableWish::Required);
+        let waited = cluster.now - began;
+        assert!(waited < 100, "step {step} waited {waited} ms for its slots");
+        cluster.run_until(5_000, "protection", |cluster| cluster.is_protected(0));
+        cluster.run_for(200);
+    }
+}
+
+#[test]
+fn nothing_waits_for_a_job_that_was_evicted_with_its_only_copy() {
+    let small = Room {
+        budgets: BTreeMap::from([(2, 2 * SLOT)]),
+        ..room(1 << 30, 1_000)
+    };
+    let mut cluster = Cluster::start_with((4, 2), 10, None, small);
+    cluster.end_job();
+    cluster.begin_job("a");
+    saved(&mut cluster, DurableWish::Never);
+    cluster.end_job();
+    cluster.run_for(5_000);
+    cluster.begin_job("b");
+    for _ in 0..3 {
+        cluster.save();
+        cluster.run_for(500);
+    }
+    assert_eq!(evictions(&cluster), ["a"], "n2 alone is short of room");
+    cluster.ask_of("a");
+    for node in 0..NODES {
+        let began = cluster.now;
+        let refused = planned(&mut cluster, node).expect_err("it is gone");
+        let nothing = [RefusalCode::NoCheckpoint, RefusalCode::UnknownNamespace];
+        assert!(nothing.contains(&refused), "n{node}: {refused:?}");
+        let waited = cluster.now - began;
+        assert!(
+            waited < 1_000,
+            "n{node} waited {waited} ms for what is gone"
+        );
     }
 }

@@ -272,6 +272,56 @@ fn the_status_shows_what_the_newest_listing_found_quarantined() {
     assert!(!status.contains("fault of"), "it was removed: {status}");
 }
 
+#[test]
+fn every_quarantine_that_peers_tell_of_counts() {
+    let mut alone = Alone::start();
+    for step in [40, 30, 20] {
+        let damaged = manifest(step);
+        let record = damaged.manifest();
+        let message = PeerMessage::Quarantined {
+            manifest: damaged.name(),
+            key: CheckpointKey {
+                namespace: record.namespace.clone(),
+                run: record.run,
+                step: record.step,
+            },
+            reason: "digest mismatch in chunk 1".into(),
+        };
+        let from = NodeName::new("n1").unwrap();
+        alone.handle(Input::Message { from, message });
+    }
+    let plan = offered(alone.ask_with(PLAN, Ok(holding(&[40, 30, 20, 10]))));
+    assert_eq!((plan.step, plan.passed_over.len()), (Step::new(10), 3));
+}
+
+#[test]
+fn a_manifest_goes_to_its_own_job_alone() {
+    let mut alone = Alone::start();
+    let plan = offered(alone.ask_with(PLAN, Ok(holding(&[10]))));
+    let manifest = plan.manifest;
+    let get = Request::GetManifest { manifest };
+    let given = reply(&alone.ask(get.clone())).expect("an answer");
+    assert!(matches!(given, Reply::Manifest(_)), "{given:?}");
+
+    let conn = ConnId(2);
+    let hello = Request::Hello {
+        version: LOCAL_VERSION,
+        namespace: Namespace::new("other").unwrap(),
+        token: b"token".to_vec().into(),
+        role: Role::Reader,
+    };
+    for (index, request) in [hello, get].into_iter().enumerate() {
+        let index = index as u64;
+        let id = RequestId { conn, index };
+        let outputs = alone.handle(Input::Request { id, request });
+        let answer = reply(&outputs).expect("an answer");
+        if index == 1 {
+            let (code, text) = refused(answer);
+            assert_eq!(code, RefusalCode::NoCheckpoint, "{text}");
+        }
+    }
+}
+
 fn notes(outputs: &[Output]) -> usize {
     let note = |output: &&Output| matches!(output, Output::Note(Note::DurableState { .. }));
     outputs.iter().filter(note).count()

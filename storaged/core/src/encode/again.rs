@@ -150,7 +150,7 @@ mod tests {
     use storaged_wire::local::DurableWish;
     use storaged_wire::peer::{Lane, LeafTable, SumChecks};
     use storaged_wire::shape::EncodeShape;
-    use storaged_wire::{ManifestBytes, Rank};
+    use storaged_wire::{Generation, ManifestBytes, Rank};
 
     use super::*;
     use crate::api::{Input, Output, SessionTally};
@@ -196,6 +196,28 @@ mod tests {
         let answers = says(&mut node, 2, "a", committed);
         let ready = |message: &PeerMessage| matches!(message, PeerMessage::Ready { session, .. } if *session == SessionId::new(7));
         assert!(answers.iter().any(ready), "{answers:?}");
+    }
+
+    #[test]
+    fn a_proposal_waits_for_its_manifest_as_long_as_its_leader_is_there() {
+        for (lost, is_taken_up) in [("a", true), ("b", false)] {
+            let (mut node, manifest) = (member(), manifest());
+            assert_eq!(says(&mut node, 1, "b", proposal(7, manifest.name())), []);
+            let (lost, generation) = (name(lost), Generation::new(1));
+            node.handle(Now(2), Input::PeerDown { node: lost.clone() });
+            let up = Input::PeerUp {
+                node: lost.clone(),
+                generation,
+            };
+            node.handle(Now(3), up);
+            let committed = PeerMessage::Committed {
+                manifest: manifest.bytes().to_vec().into(),
+                durable: DurableWish::Policy,
+            };
+            let answers = says(&mut node, 4, "a", committed);
+            let ready = |message: &PeerMessage| matches!(message, PeerMessage::Ready { .. });
+            assert_eq!(answers.iter().any(ready), is_taken_up, "{lost} was lost");
+        }
     }
 
     /// Parity of the whole lane here, by way of a chain.

@@ -27,6 +27,8 @@ pub enum Listing {
 pub enum Uploads {
     Taken,
     Refused,
+    /// They never end.
+    Hang,
 }
 
 pub struct Tier {
@@ -70,6 +72,7 @@ impl Cluster {
                 let manifest = manifest.name();
                 let outcome = match tier.uploads {
                     Uploads::Taken => Ok(()),
+                    Uploads::Hang => return,
                     Uploads::Refused => Err(DurableFault::Denied("read-only file system".into())),
                 };
                 let uploaded = Input::Uploaded {

@@ -274,3 +274,22 @@ fn blocks_max(parts: &[Part<'_>], nodes: usize, in_flight: usize) -> usize {
     }
     blocks.into_iter().max().unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_travels_half_a_round_trip_and_a_whole_one_more_for_each_loss_to_expect() {
+        let node = |loss_ppm| NodeMeasure {
+            round_trip_us: 1_000,
+            loss_ppm,
+            ..NodeMeasure::on_link(125_000_000)
+        };
+        let of_ten_packets = |loss_ppm| travel(&node(0), &node(loss_ppm), 12_000.0);
+        assert!((of_ten_packets(0) - 0.000_5).abs() < 1e-9);
+        assert!((of_ten_packets(10_000) - 0.000_6).abs() < 1e-9);
+        // No more than one: lost packets of a block are sent again together.
+        assert!((of_ten_packets(500_000) - 0.001_5).abs() < 1e-9);
+    }
+}

@@ -309,3 +309,23 @@ fn a_wrong_plan_has_no_proof() {
     let other = Coefficients::new(rows).expect("rows");
     assert_eq!(striped.prove(&other), Err(PlanError::Wrong { sink: 0 }));
 }
+
+/// What the chooser compares: blocks of every stripe that a member has in its hands, times stripes in flight.
+#[test]
+fn blocks_in_flight_grow_with_the_stripes_in_flight() {
+    let order = Order::Fixed(vec![0, 1, 2]);
+    let plan = encode_plan(&coefficients(3, 2), Keepers::Fixed, &Shape::Chain { order });
+    let plan = plan.expect("a plan");
+    let of = |stripes| {
+        let members = 0..plan.members();
+        let of_all = members.map(|member| plan.blocks_in_flight_max(member, stripes));
+        of_all.collect::<Vec<_>>()
+    };
+    // The first sends its block as it is, the second makes two sums of it and its own, the third of those and its own.
+    let one = of(1);
+    assert_eq!(&one[..3], [1 + 1, 1 + 1 + 2, 2 + 1 + 2]);
+    assert_eq!(
+        of(8),
+        one.iter().map(|blocks| blocks * 8).collect::<Vec<_>>()
+    );
+}

@@ -232,3 +232,21 @@ fn too_few_survivors_are_refused() {
     let refused = repair_plans(&twice, RepairShape::Chain, rows(geometry));
     assert!(matches!(refused, Err(PlanError::Coefficients(_))));
 }
+
+/// Rows for other blocks than were asked for would make a plan that computes something else.
+#[test]
+fn rows_of_another_size_make_no_plan() {
+    let task = RepairTask {
+        survivors: &[0, 1, 2],
+        lost: &[3],
+        needed: 3,
+    };
+    for (sinks, sources) in [(2, 3), (1, 2)] {
+        let rows = |_: &[usize], _: &[usize]| {
+            let rows = vec![vec![1; sources]; sinks];
+            Ok(Coefficients::new(rows).ok())
+        };
+        let made = repair_plans(&task, RepairShape::Chain, rows);
+        assert!(matches!(made, Err(PlanError::Blocks { .. })), "{made:?}");
+    }
+}
