@@ -1,7 +1,7 @@
-"""Plants random mutants in the core, one at a time, and counts how many its tests find.
+"""Plants random mutants in what decides (the core, and the plans below it), one at a time, and counts how many its tests find.
 
 cargo-mutants lists what it would change, and a sample of that is drawn by a seed. To build each mutant by itself takes a
-minute, sixty times over; so all of the sample are built into one copy of the core, where each changed function asks which
+minute, sixty times over; so all of the sample are built into one copy of it, where each changed function asks which
 mutant is there, as it does for planted bugs (`storaged/core/src/planted.rs`), and has one body for each. What does not
 compile says nothing about the tests, so another mutant is drawn in its place. Then the core's own tests run with each: the
 quick ones first, then the simulation with its default seeds, until the first failure. One that makes them hang is caught.
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -23,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGE = "storaged-core"
-QUICK = ("lib", "handle", "healing", "lifetimes", "plans", "restart_safe", "runs", "tier")
+PACKAGES = ("storaged-plan", "storaged-core")
+QUICK = ("storaged_plan", "storaged_core", "handle", "healing", "lifetimes", "plans", "restart_safe", "runs", "tier")
 SIMULATION = "simulation"
 QUICK_SECONDS, SIMULATION_SECONDS = 240, 1200
-# What the ordinary build of the core does not contain.
+# What the ordinary build does not contain; the plans have none of it, so a copy of it goes into the mutated tree.
 NOT_BUILT = "storaged/core/src/planted.rs"
+WITHOUT_BUGS = "storaged/plan/src"
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,13 @@ def skip_to_body(text: str, at: int) -> int:
         at += 1
 
 
+def of_packages() -> list[str]:
+    return [word for package in PACKAGES for word in ("-p", package)]
+
+
 def possible(tree: Path) -> list[dict]:
     """Every mutant there is, by file and line."""
-    command = ["cargo", "mutants", "--list", "--json", "--line-col", "true", "--package", PACKAGE]
+    command = ["cargo", "mutants", "--list", "--json", "--line-col", "true", *of_packages()]
     listed = subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True)
     all_of_it = [one for one in json.loads(listed.stdout) if one["file"] != NOT_BUILT and one["function"]]
     return sorted(all_of_it, key=lambda one: one["name"])
@@ -110,13 +116,16 @@ def plant(mutants: list[Mutant], tree: Path) -> dict[tuple[str, int], Mutant]:
             planted += text[body[0] : body[1]] + "}"
             at = body[1]
         (tree / file).write_text(planted + text[at:])
+    shutil.copy(tree / NOT_BUILT, tree / WITHOUT_BUGS)
+    with (tree / WITHOUT_BUGS / "lib.rs").open("a") as lib:
+        lib.write("\n#[allow(unused_macros)]\nmod planted;\n")
     return lines
 
 
 def cargo(tree: Path, *words: str) -> list[dict]:
     """Runs cargo on the core with planted bugs; its messages."""
     env = dict(os.environ, RUSTC_WORKSPACE_WRAPPER=str(tree / "tests/sim/with_bugs.sh"), CARGO_TARGET_DIR=str(ROOT / "target"))
-    command = ["cargo", *words, "-q", "-p", PACKAGE, "--message-format", "json"]
+    command = ["cargo", *words, "-q", *of_packages(), "--message-format", "json"]
     run = subprocess.run(command, cwd=tree, env=env, stdout=subprocess.PIPE, text=True, check=False)
     return [json.loads(line) for line in run.stdout.splitlines()]
 
@@ -139,7 +148,7 @@ def draw(sample: int, seed: int, tree: Path) -> list[Mutant]:
     """The first `sample` mutants, in an order shuffled by the seed, that compile; they are in the tree then."""
     waiting = possible(tree)
     random.Random(seed).shuffle(waiting)
-    print(f"{sample} of {len(waiting)} mutants of {PACKAGE}, seed {seed}", flush=True)
+    print(f"{sample} of {len(waiting)} mutants of {' and '.join(PACKAGES)}, seed {seed}", flush=True)
     mutants = [mutant_of(one, number, tree) for number, one in enumerate(waiting)]
     refused: set[Mutant] = set()
     while True:
@@ -150,17 +159,17 @@ def draw(sample: int, seed: int, tree: Path) -> list[Mutant]:
         if not bad and not any(one.get("reason") == "build-finished" and not one["success"] for one in messages):
             return drawn
         if not bad:
-            sys.exit("mutants.py: the core does not compile, and no mutant is to blame")
+            sys.exit("mutants.py: it does not compile, and no mutant is to blame")
         print("".join(f"does not compile: {mutant.name}\n" for mutant in sorted(bad, key=lambda it: it.number)), end="", flush=True)
         refused |= bad
 
 
 def build(tree: Path) -> dict[str, str]:
     """The test programs, by name."""
-    words = [word for name in (*QUICK[1:], SIMULATION) for word in ("--test", name)]
+    words = [word for name in (*QUICK[len(PACKAGES) :], SIMULATION) for word in ("--test", name)]
     messages = cargo(tree, "test", "--no-run", "--lib", *words)
     made = [one for one in messages if one.get("executable")]
-    found = {"lib" if "lib" in one["target"]["kind"] else one["target"]["name"]: one["executable"] for one in made}
+    found = {one["target"]["name"]: one["executable"] for one in made}
     if set(found) != {*QUICK, SIMULATION}:
         sys.exit(f"mutants.py: expected the tests {(*QUICK, SIMULATION)}, got {sorted(found)}")
     return found

@@ -11,8 +11,9 @@ use storaged_wire::{ManifestBytes, NodeName};
 
 use super::lanes::LaneBlocks;
 use super::topology::shape_of;
-use crate::{CodingPlan, Coefficients};
-use crate::{Keepers, RepairTask, Rotation, StripedPlan, encode_plan, repair_plans};
+use crate::{
+    CodingPlan, Coefficients, Keepers, RepairTask, Rotation, StripedPlan, encode_plan, repair_plans,
+};
 
 /// Who is who in a session, as every member derives it.
 #[derive(Debug, Clone)]
@@ -210,5 +211,136 @@ fn repair_plan(
             .ok()
         }
         _ => Some(plan),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_codec::{ChunkSize, Geometry, digest};
+    use storaged_wire::manifest::GroupEntry;
+    use storaged_wire::{
+        Manifest, Namespace, Owner, Rank, RunId, SessionId, ShardEntry, Step, WorldSize,
+    };
+
+    use super::*;
+
+    const LANE: Lane = Lane { group: 0, index: 0 };
+
+    fn name(text: &str) -> NodeName {
+        NodeName::new(text).expect("a name")
+    }
+
+    /// Shards on `a`, `b` and `c`, parity on `d` and `e`.
+    fn manifest() -> ManifestBytes {
+        let shard = |(rank, node): (u32, &str)| ShardEntry {
+            rank: Rank::new(rank),
+            node: name(node),
+            length: 100,
+            root: digest(node.as_bytes()),
+        };
+        let manifest = Manifest {
+            version: Manifest::VERSION,
+            namespace: Namespace::new("job").expect("a name"),
+            owner: Owner::of_token(b"token"),
+            run: RunId::new(1),
+            step: Step::new(1),
+            world_size: WorldSize::new(3).expect("ranks"),
+            epoch: 1,
+            geometry: Geometry::new(3, 2).expect("a geometry"),
+            chunk: ChunkSize::new(4096).expect("a size"),
+            shards: (0u32..).zip(["a", "b", "c"]).map(shard).collect(),
+            groups: vec![GroupEntry {
+                data: ["a", "b", "c"].map(name).into(),
+                coding: ["d", "e"].map(name).into(),
+            }],
+            schema: Vec::new().into(),
+            torch_metadata: Vec::new().into(),
+        };
+        manifest.seal().expect("a sound manifest")
+    }
+
+    fn repair(survivors: &[u32], wanted: &[(u32, &str)]) -> Option<Derived> {
+        let manifest = manifest();
+        let record = SessionRecord {
+            session: SessionId::new(1),
+            manifest: manifest.name(),
+            kind: SessionKind::Repair {
+                lane: LANE,
+                survivors: survivors.to_vec(),
+                wanted: wanted
+                    .iter()
+                    .map(|(block, node)| (*block, name(node)))
+                    .collect(),
+                stripes: vec![(0, 1)],
+                shape: RepairShape::Chain,
+            },
+        };
+        Derived::of(&record, &manifest)
+    }
+
+    fn members(of: &Derived) -> Vec<&str> {
+        of.members.iter().map(NodeName::as_str).collect()
+    }
+
+    #[test]
+    fn a_lost_block_comes_to_a_newcomer_from_all_survivors() {
+        let derived = repair(&[1, 2, 3], &[(0, "f")]).expect("a session");
+        assert_eq!(members(&derived), ["b", "c", "d", "f"]);
+        assert_eq!(
+            (derived.sources, derived.sink_members),
+            (vec![1, 2, 3], vec![3])
+        );
+    }
+
+    /// A rank that starts again on a node that has parity of its lane: no node is two members of a plan.
+    #[test]
+    fn whoever_wants_a_block_and_holds_another_stands_last_and_keeps_the_sum() {
+        let derived = repair(&[1, 3, 4], &[(0, "d")]).expect("a session");
+        assert_eq!(members(&derived), ["b", "e", "d"]);
+        assert_eq!(
+            (&derived.sources, &derived.sink_members),
+            (&vec![1, 4, 3], &vec![2])
+        );
+        let plan = derived.plan(None).expect("a plan");
+        assert_eq!((plan.members(), plan.sources()), (3, 3));
+    }
+
+    #[test]
+    fn two_blocks_for_nodes_that_hold_others_are_no_session() {
+        assert!(repair(&[1, 2, 3], &[(0, "d"), (4, "f")]).is_none());
+        assert!(repair(&[1, 2, 3], &[(0, "f"), (4, "g")]).is_some());
+    }
+
+    #[test]
+    fn a_record_that_does_not_fit_its_manifest_is_no_session() {
+        assert!(
+            repair(&[1, 2, 9], &[(0, "f")]).is_none(),
+            "no such survivor"
+        );
+        assert!(repair(&[1, 2, 3], &[(7, "f")]).is_none(), "no such block");
+        assert!(repair(&[1, 2], &[(0, "f")]).is_none(), "too few");
+        let encode = |parities: &[u32]| {
+            let manifest = manifest();
+            let kind = SessionKind::Encode {
+                lane: LANE,
+                basis: None,
+                checks: SumChecks::Parity,
+                parities: parities.to_vec(),
+            };
+            let session = SessionId::new(1);
+            let manifest_name = manifest.name();
+            let record = SessionRecord {
+                session,
+                manifest: manifest_name,
+                kind,
+            };
+            Derived::of(&record, &manifest)
+        };
+        let members = |parities| encode(parities).map(|derived| derived.members.len());
+        assert_eq!(members(&[0, 1]), Some(5));
+        assert_eq!(members(&[1]), Some(4));
+        for bad in [&[][..], &[1, 0], &[0, 0], &[2]] {
+            assert_eq!(members(bad), None, "{bad:?}");
+        }
     }
 }
