@@ -11,8 +11,8 @@ import time
 import pytest
 import torch
 from daemon import HERE, PACKAGE, cluster
-from storaged import errors
-from storaged.torch import Checkpointer, StoragedWriter
+from storaged import Session, errors
+from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
 
 LIMIT = 1.0
 DURABLE = '[durable]\nkind = "directory"\npath = "TIER"\n'
@@ -212,6 +212,27 @@ def test_a_load_of_the_newest_step_keeps_the_run(session):
         assert checkpointer.save(2, state(2)).run == first.run
 
 
+def test_a_step_that_is_retired_while_it_is_loaded_gives_way_to_the_newest(daemons, monkeypatch):
+    session = daemons().session()
+    ask = StoragedReader.ask
+
+    def asked_and_saved(reader, deadline=None):
+        plan = ask(reader, deadline)
+        for step in range(plan["step"] + 1, 4):
+            assert trainer.save(step, state(step)).wait() == "committed"
+        return plan
+
+    other = Session(session.namespace, socket=session.socket, token=session.token)
+    with Checkpointer(session=session) as trainer, Checkpointer(session=other) as evaluation:
+        assert trainer.save(1, state(1)).wait() == "committed"
+        monkeypatch.setattr(StoragedReader, "ask", asked_and_saved)
+        step, into = loaded(evaluation)
+        assert step == 3 and into["step"] == 3 and torch.equal(into["w"], state(3)["w"])
+        monkeypatch.undo()
+        with pytest.raises(errors.NoCheckpointError):
+            loaded(evaluation, step=1)
+
+
 def test_a_save_is_skipped_while_the_one_before_it_goes_on(daemons, monkeypatch):
     daemon = daemons()
     checkpointer = Checkpointer(session=daemon.session(), timeout=5, on_error="warn", busy="skip")
@@ -244,7 +265,7 @@ import os, signal, sys, time, torch
 # What a shell starts in the background inherits that it ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from storaged import Session
-from storaged.torch import Checkpointer, StoragedWriter
+from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
 session = Session("job", socket=sys.argv[1], token=b"secret")
 checkpointer = Checkpointer(session=session, timeout=30)
 tensors = {"w": torch.ones(1000)}

@@ -260,6 +260,7 @@ class Checkpointer:
         flat: dict[str, Any] = {}
 
         def template(reader: StoragedReader) -> dict[str, Any]:
+            flat.clear()
             flat.update(reader.blank())
             return flat
 
@@ -291,14 +292,35 @@ class Checkpointer:
         deadline = Deadline(reader.timeout)
         # What a save did wrong was counted and logged then; a load says what it did wrong itself.
         self._settled(Deadline(reader.timeout / 2))
-        plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, deadline), deadline)
-        if plan is None:
-            if wrong is not None:
-                raise wrong
-            return None
-        reader.follow(plan)
-        began = time.time()
-        error: BaseException | None = None
+        newest = reader.step is None
+        while True:
+            plan = self._from_rank_zero("plan", lambda: _plan_or_none(reader, deadline), deadline)
+            if plan is None:
+                if wrong is not None:
+                    raise wrong
+                return None
+            reader.follow(plan)
+            began = time.time()
+            error = self._filled(template, reader, wrong)
+            self._loads += 1
+            try:
+                goes_on = self._agree_on_load(plan, error, reader.timeout, newest and not deadline.passed())
+            except CheckpointLoadError:
+                if wrong is not None:
+                    raise wrong from None
+                raise
+            if not goes_on:
+                break
+            # A newer step took its place before all of it was open here: ordinary where somebody saves meanwhile.
+            logger.info("step %s was retired while it was loaded: loading the newest one", plan["step"])
+            reader.seek_newest()
+        self._events.tell("load", began, step=plan["step"], bytes=sum(reader.rungs.values()))
+        return dict(plan)
+
+    def _filled(
+        self, template: Callable[[StoragedReader], dict[str, Any]], reader: StoragedReader, wrong: InvalidArgument | None
+    ) -> BaseException | None:
+        """Fills the template with what the reader follows; why it could not, if it could not."""
         try:
             if wrong is not None:
                 raise wrong
@@ -308,17 +330,10 @@ class Checkpointer:
             error = _only_cause(failure)
             if not isinstance(error, Exception):
                 raise error from failure  # Ctrl-C, which DCP wraps too
+            return error
         except StoragedError as failure:
-            error = failure
-        self._loads += 1
-        try:
-            self._agree_on_load(plan, error, reader.timeout)
-        except CheckpointLoadError:
-            if wrong is not None:
-                raise wrong from None
-            raise
-        self._events.tell("load", began, step=plan["step"], bytes=sum(reader.rungs.values()))
-        return dict(plan)
+            return failure
+        return None
 
     def latest_step(self) -> int | None:
         """The newest restorable step, or None if nothing was saved yet. Every rank calls it."""
@@ -556,9 +571,10 @@ class Checkpointer:
             raise value
         return value
 
-    def _agree_on_load(self, plan: dict[str, Any], error: BaseException | None, limit: float) -> None:
-        """All ranks have loaded, or all raise; all go back to an older step, or none."""
-        own = (said(error), self.session.last_step(self._key))
+    def _agree_on_load(self, plan: dict[str, Any], error: BaseException | None, limit: float, newest: bool) -> bool:
+        """All ranks have loaded, or all raise; all go back to an older step, or none. True if all are to load again: the newest
+        step was asked for, and the one that was planned is gone."""
+        own = (said(error), self.session.last_step(self._key), isinstance(error, NoCheckpointError))
         key, what = f"loaded/{self._asked}", f"the load of step {plan['step']}"
         if self._ranks.rank == 0:
             try:
@@ -566,9 +582,10 @@ class Checkpointer:
             except StoragedError as missing:
                 verdict: tuple[str, Any] = ("failed", str(missing))
             else:
-                failures = [f"rank {rank}: {why}" for rank, (why, _) in enumerate(told) if why is not None]
-                last = max((step for _, step in told if step is not None), default=plan["step"])
-                verdict = ("failed", "; ".join(failures[:5])) if failures else ("ok", last > plan["step"])
+                failures = [f"rank {rank}: {why}" for rank, (why, _, _) in enumerate(told) if why is not None]
+                last = max((step for _, step, _ in told if step is not None), default=plan["step"])
+                is_gone = newest and all(gone for why, _, gone in told if why is not None)
+                verdict = ("gone" if is_gone else "failed", "; ".join(failures[:5])) if failures else ("ok", last > plan["step"])
             self._ranks.tell(f"{key}/all", verdict)
             self._ranks.forget_later([f"{key}/{rank}" for rank in range(self._ranks.size)] + [f"{key}/all"])
         else:
@@ -577,8 +594,9 @@ class Checkpointer:
         kind, value = verdict
         if kind == "failed":
             raise CheckpointLoadError(f"step {plan['step']} was not loaded: {value}") from error
-        if value:
+        if kind == "ok" and value:
             self._adopt_run(None)
+        return kind == "gone"
 
 
 def _plan_or_none(reader: StoragedReader, deadline: Deadline) -> dict[str, Any] | None:

@@ -123,6 +123,11 @@ class StoragedReader(StorageReader):
         """Restores what the plan says."""
         self.plan, self.step = plan, plan["step"]
 
+    def seek_newest(self) -> None:
+        """What was followed is gone: the next plan is of the newest step."""
+        self.reset()
+        self.step = None
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         if self._metadata is None:
             plan = self.resolve()
