@@ -109,6 +109,18 @@ def test_limits_are_seconds_above_0(session, timeout):
             call()
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300], ids=lambda value: str(value)[:5])
+def test_a_limit_may_be_none_at_all(session, timeout):
+    with Checkpointer(session=session, timeout=timeout) as checkpointer:
+        checkpointer.save(1, state())
+        assert checkpointer.wait() and checkpointer.latest_step() == 1 and checkpointer.load(state())["step"] == 1
+
+
+def test_a_step_of_thousands_of_digits(session):
+    with Checkpointer(session=session) as checkpointer, pytest.raises(InvalidArgument, match="thousands of digits"):
+        checkpointer.save(10**5000, state())
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"threads": 0}, {"threads": -3}, {"threads": 1.5}, {"durable": "x"}, {"until": "x"}, {"busy": "x"}, {"on_error": 3}],

@@ -3,13 +3,15 @@
 import importlib.metadata
 import os
 import subprocess
+from types import SimpleNamespace
 
 import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from daemon import executable, run_ranks
-from storaged.errors import InvalidArgument, StepConflict, StoragedError
+from storaged import Session
+from storaged.errors import InvalidArgument, NoCheckpointError, StepConflict, StoragedError
 from storaged.fsspec import StoragedFileSystem, place_of
 from storaged.torch import Checkpointer
 from torch.distributed.checkpoint.api import CheckpointException
@@ -206,9 +208,41 @@ def test_a_file_that_outgrows_its_slot(node, monkeypatch):
         assert same(state, into)
 
 
+def test_files_that_nobody_closes_give_their_slots_back(node):
+    fs = fsspec.filesystem("storaged", timeout=3.0)
+    state = {"a": torch.arange(1000.0)}
+    dcp.save(state, checkpoint_id="storaged://job/step-1", no_dist=True)
+    for step in range(2, 7):
+        fs.open(f"storaged://job/step-{step}/__0_0.distcp", "wb").write(b"half")
+    dcp.save(state, checkpoint_id="storaged://job/step-7", no_dist=True)
+    assert fs.ls("storaged://job", detail=False)[-1] == "job/step-7"
+
+
+def test_a_step_that_is_retired_while_it_is_looked_at_is_a_file_that_is_not_there(node, monkeypatch):
+    state = {"a": torch.arange(1000.0)}
+    dcp.save(state, checkpoint_id="storaged://job/step-1", no_dist=True)
+
+    def gone(*_):
+        raise NoCheckpointError("no checkpoint with that manifest is known here")
+
+    client = SimpleNamespace(plan=lambda *_: {"manifest": "00"}, manifest=gone)
+    monkeypatch.setattr(Session, "connect", lambda *_: client)
+    assert not fsspec.filesystem("storaged").exists("storaged://job/step-1/.metadata")
+
+
+def test_no_place_before_a_file_begins(node):
+    dcp.save({"a": torch.arange(1000.0)}, checkpoint_id="storaged://job/step-1", no_dist=True)
+    with fsspec.filesystem("storaged").open("storaged://job/step-1/__0_0.distcp", "rb") as file:
+        with pytest.raises(OSError, match="begins at 0"):
+            file.seek(-5)
+        assert file.seek(-2, os.SEEK_END) > 0 and len(file.read()) == 2
+
+
 def test_what_has_no_place_in_a_step_is_refused(node):
     fs = fsspec.filesystem("storaged")
     refused = [
+        lambda: fs.mkdir("storaged://job/../other/step-1"),
+        lambda: fs.exists(f"storaged://job/step-{'9' * 5000}"),
         lambda: fs.open("storaged://job/step-1/__0_1.distcp", "wb"),
         lambda: fs.open("storaged://job/step-1/__1_0.distcp", "wb"),
         lambda: fs.open("storaged://job/step-1/notes.txt", "wb"),

@@ -13,12 +13,18 @@ from .errors import InvalidArgument
 #: Steps are 64 bits wide.
 STEP_MAX = 2**64 - 1
 THREADS_MAX = 4
+#: Seven weeks: more is no limit, and neither threads nor the daemon count further.
+LIMIT_SECONDS_MAX = 4_000_000.0
 DURABLE = ("policy", "required", "never")
 
 
 def shown(value: Any) -> str:
     """A value for an error's text: short, whatever it is."""
-    return f"{' '.join(reprlib.repr(value).split())} of type {type(value).__qualname__}"
+    try:
+        text = " ".join(reprlib.repr(value).split())
+    except ValueError:
+        text = "thousands of digits"  # which Python does not write
+    return f"{text} of type {type(value).__qualname__}"
 
 
 def step_number(step: Any) -> int:
@@ -49,7 +55,7 @@ def limit_in_seconds(timeout: Any) -> float:
     """A limit: any number above 0."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout) or timeout <= 0:
         raise InvalidArgument(f"expected timeout as seconds above 0, got {shown(timeout)}: it bounds each call, 120 is the default")
-    return float(timeout)
+    return min(float(timeout), LIMIT_SECONDS_MAX)
 
 
 def thread_count(threads: Any) -> int:

@@ -20,7 +20,7 @@ class Deadline:
         return max(self._end - time.monotonic(), 0.0)
 
     def left_ms(self) -> int:
-        return min(int(self.left() * 1000), LIMIT_MS_MAX)
+        return int(min(self.left() * 1000, LIMIT_MS_MAX))
 
     def passed(self) -> bool:
         return self.left() <= 0

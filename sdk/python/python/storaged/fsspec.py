@@ -31,6 +31,8 @@ PROTOCOL = "storaged"
 METADATA, METADATA_TMP = ".metadata", ".metadata.tmp"
 #: Saves that a process has begun and not forgotten: more than go on at once.
 SAVES_MAX = 8
+#: One more than a step has.
+STEP_DIGITS = 21
 #: A listing's states of checkpoints that every rank has saved.
 WHOLE = ("committed", "protected", "durable")
 
@@ -52,7 +54,7 @@ def place_of(path: str) -> Place:
     """Refuses what is not `NAMESPACE`, `NAMESPACE/step-N` or a file of a step."""
     parts = [part for part in path.removeprefix(f"{PROTOCOL}://").split("/") if part not in ("", ".")]
     at = next((at for at, part in enumerate(parts) if _step_in(part) is not None), len(parts))
-    if at == 0 or len(parts) > at + 2:
+    if at == 0 or len(parts) > at + 2 or ".." in parts:
         raise InvalidArgument(
             f"expected {PROTOCOL}://NAMESPACE/step-N or a file in it, got {path!r}: name the job first, and one folder per step"
         )
@@ -62,7 +64,11 @@ def place_of(path: str) -> Place:
 
 def _step_in(part: str) -> int | None:
     found = re.fullmatch(r"step[-_](\d+)", part, re.ASCII)
-    return step_number(int(found.group(1))) if found else None
+    if found is None:
+        return None
+    digits = found.group(1).lstrip("0") or "0"
+    # Python refuses to read thousands of digits in its own words.
+    return step_number(int(digits[:STEP_DIGITS]))
 
 
 class _Known:
@@ -225,9 +231,10 @@ class StoragedFileSystem(AbstractFileSystem):  # type: ignore[misc]
         client = session.connect(deadline)
         try:
             plan = client.plan(place.step, deadline.left_ms())
+            # A newer step may take its place right after it was planned.
+            manifest = client.manifest(plan["manifest"], deadline.left_ms())
         except NoCheckpointError:
             raise missing from None
-        manifest = client.manifest(plan["manifest"], deadline.left_ms())
         with _known.lock:
             _known.manifests[session, place.step] = manifest
             for key in [*_known.manifests][:-SAVES_MAX]:

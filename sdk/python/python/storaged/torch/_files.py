@@ -8,10 +8,12 @@ put in its place; only then the step is committed, if every rank has sealed. Wha
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import logging
 import re
 import threading
+import weakref
 from types import TracebackType
 from typing import Any
 
@@ -63,7 +65,9 @@ class RankSave:
         #: Nothing more may come of it: it was committed or given up.
         self.is_over = False
         self.description: bytes | None = None
-        self._file: ShardWriter | None = None
+        # Whoever writes it holds it: one that nobody holds any more gives its slot back by itself.
+        self._file: weakref.ref[ShardWriter] | None = None
+        self._sealed: ShardWriter | None = None
         self._lock = threading.Lock()
 
     def open(self, rank: int) -> ShardWriter:
@@ -77,15 +81,21 @@ class RankSave:
         deadline = Deadline(self.timeout)
         run = resolve_run(self.session, None, None, deadline)
         with self._lock:
-            if self._file is not None:
-                self._file.give_up()
-            self._file = ShardWriter(self, run, rank, size, deadline)
-            return self._file
+            self._give_up_file()
+            self._sealed = None
+            written = ShardWriter(self, run, rank, size, deadline)
+            self._file = weakref.ref(written)
+            return written
+
+    def keep(self, written: ShardWriter) -> None:
+        """It is sealed: only the description is missing."""
+        if self._file is not None and self._file() is written:
+            self._sealed = written
 
     def commit(self) -> None:
         """The description is in its place: the step is there when every rank's shard is."""
-        written, description = self._file, self.description
-        if written is None or not written.is_sealed or description is None:
+        written, description = self._sealed, self.description
+        if written is None or description is None:
             raise InvalidArgument(
                 f"expected a description and this rank's file of step {self.step} before it is committed, got "
                 f"{'no description' if description is None else 'no whole file'}: the rank that describes it saves too"
@@ -104,12 +114,16 @@ class RankSave:
     @property
     def is_ahead(self) -> bool:
         """Whether this rank's part is still to come."""
-        return not self.is_over and not (self._file is not None and self._file.is_sealed)
+        return not self.is_over and self._sealed is None
 
     def give_up(self) -> None:
         self.is_over = True
-        if self._file is not None:
-            self._file.give_up()
+        self._give_up_file()
+
+    def _give_up_file(self) -> None:
+        written = None if self._file is None else self._file()
+        if written is not None:
+            written.give_up()
 
 
 class MetadataFile(io.BytesIO):
@@ -149,7 +163,6 @@ class ShardWriter(io.RawIOBase):
     def __init__(self, save: RankSave, run: str, rank: int, size: int, deadline: Deadline) -> None:
         super().__init__()
         self.save, self.run, self.rank, self.size = save, run, rank, size
-        self.is_sealed = False
         self._end = 0
         self._slot: _native.Slot | None = None
         self._slot = self._acquire(expected_bytes(save.session, deadline), deadline)
@@ -208,7 +221,7 @@ class ShardWriter(io.RawIOBase):
             forget_run_if_unknown(session, self.size, error)
             raise
         _lengths[session.namespace] = self._end
-        self.is_sealed = True
+        self.save.keep(self)
 
     def _room_for(self, count: int) -> _native.Slot:
         """The slot, or a larger one with what was written."""
@@ -288,8 +301,10 @@ class ShardReader(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        self._at = max(start + offset, 0)
+        to = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence] + offset
+        if to < 0:
+            raise OSError(errno.EINVAL, f"expected a place in the file, got {to}: it begins at 0")
+        self._at = to
         return self._at
 
     def readinto(self, buffer: Any) -> int:
