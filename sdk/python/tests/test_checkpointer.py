@@ -233,6 +233,15 @@ def test_a_step_that_is_retired_while_it_is_loaded_gives_way_to_the_newest(daemo
             loaded(evaluation, step=1)
 
 
+def test_a_durable_step_that_is_not_among_the_newest_is_loaded(daemons):
+    session = daemons(DURABLE).session()
+    with Checkpointer(session=session, durable="required", until="durable") as checkpointer:
+        for step in range(1, 8):
+            assert checkpointer.save(step, state(step)).wait() == "durable"
+        step, into = loaded(checkpointer, step=1)
+        assert step == 1 and into["step"] == 1 and torch.equal(into["w"], state(1)["w"])
+
+
 def test_a_save_is_skipped_while_the_one_before_it_goes_on(daemons, monkeypatch):
     daemon = daemons()
     checkpointer = Checkpointer(session=daemon.session(), timeout=5, on_error="warn", busy="skip")

@@ -5,8 +5,8 @@ mod cluster;
 
 use cluster::{Cluster, Listing, STRIPE_MS};
 use storaged_core::RequestId;
-use storaged_wire::RefusalCode;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, VerifiedPart};
+use storaged_wire::{Rank, RefusalCode, Step};
 
 const NODES: usize = 6;
 
@@ -288,4 +288,55 @@ fn a_verification_that_takes_too_long_ends_at_the_callers_limit_and_says_what_wa
         "{report:?}"
     );
     assert_eq!(report.parts.len(), NODES, "{report:?}");
+}
+
+/// Going back far: the step asked for by its number is in the durable tier alone, and not among its newest. What was planned on
+/// one node is described and opened on all, whose ranks know only the manifest's digest.
+#[test]
+fn a_durable_step_that_is_not_among_the_newest_is_opened_on_every_node() {
+    let mut cluster = Cluster::start_with_tier(4, 2, 10);
+    for saved in 1..=6 {
+        cluster.save_as(DurableWish::Required);
+        let is_there = |cluster: &Cluster| {
+            let tier = cluster.tier.as_ref();
+            tier.is_some_and(|tier| tier.manifests.len() == saved)
+        };
+        cluster.run_until(60_000, "a durable step", is_there);
+        cluster.run_for(2_000);
+    }
+    let planner = cluster.connect(0, Role::Reader);
+    let asked = Request::Plan {
+        step: Some(Step::new(1)),
+        timeout_ms: 5_000,
+        allow_older: false,
+    };
+    let Reply::Plan(plan) = cluster.ask(0, planner, asked) else {
+        panic!("expected a plan");
+    };
+    assert_eq!(plan.step, Step::new(1));
+    for node in 0..NODES {
+        let reader = cluster.connect(node, Role::Reader);
+        let manifest = plan.manifest;
+        let described = cluster.ask(node, reader, Request::GetManifest { manifest });
+        assert!(
+            matches!(described, Reply::Manifest(_)),
+            "n{node}: {described:?}"
+        );
+        let open = Request::OpenShard {
+            manifest,
+            rank: Rank::new(1),
+            ranges: vec![],
+            timeout_ms: 5_000,
+            without: None,
+        };
+        // This tier gives no bytes; that it was asked for them is what matters.
+        let Reply::Refused(refusal) = cluster.ask(node, reader, open) else {
+            panic!("n{node}: expected the tier's refusal");
+        };
+        assert_eq!(
+            refusal.code,
+            RefusalCode::DurableUnavailable,
+            "n{node}: {refusal}"
+        );
+    }
 }

@@ -74,16 +74,13 @@ impl Node {
 
     pub(crate) fn manifest_asked(&mut self, from: &NodeName, query: u64, name: Digest) {
         let manifest = self
-            .manifest_named(name)
+            .known_manifest(name)
             .map(|manifest| ByteVec::from(manifest.bytes().to_vec()));
         self.send(from, PeerMessage::ManifestAnswer { query, manifest });
     }
 
     pub(crate) fn get_manifest(&mut self, id: RequestId, name: Digest) -> Result<(), Refusal> {
-        let known = self
-            .manifest_named(name)
-            .or_else(|| self.planned_manifest(name));
-        if let Some(manifest) = known {
+        if let Some(manifest) = self.known_manifest(name) {
             return self.give_manifest(id, &manifest);
         }
         // A node that has just started may not know what rank 0's node planned with: it asks around.

@@ -92,9 +92,10 @@ impl Node {
         Ok(())
     }
 
-    /// The step of a manifest that is known here: the durable tier is asked for it by its number.
+    /// The step of a manifest that is known here: the durable tier is asked for it by its number, because a listing without
+    /// one names only its newest checkpoints.
     pub(super) fn step_of(&self, name: Digest) -> Option<Step> {
-        let known = self.manifest_named(name)?;
+        let known = self.known_manifest(name)?;
         Some(known.manifest().step)
     }
 
@@ -590,11 +591,11 @@ impl Node {
         }
     }
 
-    pub(crate) fn planned_manifest(&self, name: Digest) -> Option<Arc<ManifestBytes>> {
-        self.planned
-            .iter()
-            .find(|manifest| manifest.name() == name)
-            .cloned()
+    /// The manifest of a checkpoint in this node's table, or of one that was planned here: the durable tier may have it alone.
+    pub(crate) fn known_manifest(&self, name: Digest) -> Option<Arc<ManifestBytes>> {
+        let mut planned = self.planned.iter();
+        self.manifest_named(name)
+            .or_else(|| planned.find(|known| known.name() == name).cloned())
     }
 }
 

@@ -205,6 +205,23 @@ impl Node {
                 namespace,
             },
         );
+        self.ask_by_name(query, peer);
+    }
+
+    /// Rank 0's node may have planned with what the durable tier holds alone: no holding names it, and only who planned
+    /// with it knows it.
+    fn ask_by_name(&mut self, query: QueryId, peer: &NodeName) {
+        let Some(plan) = self.plans.get_mut(&query) else {
+            return;
+        };
+        let Then::Manifest(name) = plan.then else {
+            return;
+        };
+        plan.manifests_asked.insert(name);
+        *plan.manifests_due.entry(peer.clone()).or_default() += 1;
+        let query = query.0;
+        let manifest = name;
+        self.send(peer, PeerMessage::ManifestQuery { query, manifest });
     }
 
     pub(crate) fn plan_learns(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_core::{ClaimFault, ClaimedRun, DurableFault, DurableListing, Input, Output};
-use storaged_wire::{Digest, ManifestBytes, Namespace, RunId};
+use storaged_wire::{Digest, ManifestBytes, Namespace, RunId, Step};
 
 use super::{Cluster, Event};
 
@@ -51,11 +51,17 @@ impl Default for Tier {
     }
 }
 
+/// A listing without a step names so many of a namespace, as the real tier does.
+const LISTED: usize = 4;
+
 impl Tier {
-    fn listing(&self) -> DurableListing {
-        let manifests: Vec<_> = self.manifests.iter().rev().cloned().collect();
+    fn listing(&self, step: Option<Step>) -> DurableListing {
+        let is_it = |m: &&Arc<ManifestBytes>| step.is_none_or(|step| m.manifest().step == step);
+        let newest_run = self.manifests.last().map(|newest| newest.manifest().run);
+        let listed = self.manifests.iter().rev().filter(is_it).take(LISTED);
+        let manifests: Vec<_> = listed.cloned().collect();
         DurableListing {
-            newest_run: manifests.first().map(|newest| newest.manifest().run),
+            newest_run,
             manifests,
             set_aside: Vec::new(),
         }
@@ -92,9 +98,9 @@ impl Cluster {
                 };
                 (UPLOAD_MS, published)
             }
-            Output::ListDurable { query, .. } => {
+            Output::ListDurable { query, step, .. } => {
                 let (after, outcome) = match tier.listing {
-                    Listing::After(ms) => (ms, Ok(tier.listing())),
+                    Listing::After(ms) => (ms, Ok(tier.listing(step))),
                     Listing::FailsAfter(ms) => {
                         (ms, Err(DurableFault::Unavailable("503 slow down".into())))
                     }
