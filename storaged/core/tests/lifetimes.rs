@@ -637,3 +637,26 @@ fn nothing_waits_for_a_job_that_was_evicted_with_its_only_copy() {
         );
     }
 }
+
+/// What a slot is refused with names what is in the way, and nothing to raise that has room.
+#[test]
+fn refusals_of_slots_say_what_is_in_the_way() {
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room(100 * SLOT, 3_600_000));
+    let trainer = cluster.trainer(0);
+    let acquire = |bytes: u64| Request::AcquireSlot {
+        bytes,
+        timeout_ms: 1_000,
+    };
+    let Reply::Refused(refusal) = cluster.ask(0, trainer, acquire(101 * SLOT)) else {
+        panic!("expected a refusal");
+    };
+    let text = refusal.message;
+    assert!(text.contains("it is more than the whole budget"), "{text}");
+    for _ in 0..3 {
+        let granted = cluster.ask(0, trainer, acquire(SLOT));
+        assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+    }
+    let (code, text) = refused_slot(&mut cluster);
+    assert_eq!(code, RefusalCode::Busy);
+    assert!(text.contains("has sealed none"), "{text}");
+}

@@ -610,6 +610,11 @@ impl Node {
                 .take(5)
                 .map(|rank| rank.to_string())
                 .collect();
+            if missing.is_empty() && checkpoint.description.is_none() {
+                return format!(
+                    ": all {heard} ranks have sealed it, and no description of it has come: the rank that commits it has not"
+                );
+            }
             return format!(
                 ": {heard} of {} ranks have sealed it, missing {missing:?}",
                 checkpoint.world_size

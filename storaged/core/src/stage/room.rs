@@ -224,6 +224,16 @@ impl Node {
         WaiterWish::Slot { bytes, since }
     }
 
+    /// Whether what the rank has here is all being filled over this connection.
+    fn holds_all(&self, conn: ConnId, namespace: &Namespace, rank: Rank) -> bool {
+        let mut its = self.slots.values();
+        !its.any(|slot| {
+            slot.namespace == *namespace
+                && slot.rank == rank
+                && slot.used_for != SlotUse::Held(conn)
+        })
+    }
+
     /// What the refusal of a slot advises, by what holds them.
     pub(super) fn slot_advice(&self, conn: ConnId) -> String {
         let attached = self.conns.get(&conn);
@@ -231,6 +241,9 @@ impl Node {
         let Some((namespace, rank)) = of_it else {
             return "connect again".into();
         };
+        if self.holds_all(conn, &namespace, rank) {
+            return "this trainer has them all and has sealed none: close or give up what it writes".into();
+        }
         let mine = |c: &&Checkpoint| c.key.namespace == namespace && c.shards.contains_key(&rank);
         let held: Vec<&Checkpoint> = self.checkpoints.values().filter(mine).collect();
         if held.iter().any(|c| Self::is_read(c)) {

@@ -32,7 +32,7 @@ impl Node {
     ) -> Result<(), Refusal> {
         let (attached, _, rank, _) = self.trainer(id)?;
         if bytes > self.budget.total() {
-            return Err(self.no_budget(bytes, "which is more than the whole budget"));
+            return Err(self.no_budget(bytes, "is more than the whole budget"));
         }
         let namespace = &attached.namespace;
         let mut outcome = self.grant(id, namespace, rank, bytes);
@@ -181,8 +181,13 @@ impl Node {
         self.budget.release(Purpose::Slot(slot));
         match entry.used_for {
             SlotUse::Creating(id) => {
-                let refusal =
-                    self.no_budget(entry.capacity, &format!("could not be made: {reason}"));
+                let text = format!(
+                    "expected to make a slot of {} bytes, for which the memory budget has room, got: {reason}; nothing older \
+                     was dropped; what the daemon may use beside is at its end: descriptors (LimitNOFILE=) or its control \
+                     group's memory",
+                    entry.capacity
+                );
+                let refusal = Refusal::new(RefusalCode::BudgetFull, text);
                 self.reply(id, Reply::Refused(refusal));
             }
             SlotUse::Restoring => self.opening_without_slot(slot, reason),
