@@ -89,8 +89,9 @@ pub struct Reached {
     pub state: CheckpointState,
     /// Its manifest, once committed.
     pub manifest: Option<Digest>,
-    /// How many more node losses it survives now, if it is coded and still in RAM. While a node is away a step is
-    /// protected as far as it goes: fewer than `of`.
+    /// How many more node losses it survives now, if it is coded and still in RAM, and this node knows: for a moment it may have
+    /// heard that a step is protected and not yet of all its blocks. While a node is away a step is protected as far as it
+    /// goes: fewer than `of`.
     pub bears: Option<Bears>,
 }
 

@@ -319,7 +319,7 @@ pub enum Reply {
         state: CheckpointState,
         #[n(1)]
         manifest: Option<Digest>,
-        /// What it bears now, if that is known here.
+        /// What it bears now; none where nothing is coded, and while this node has not heard of the blocks that make it so.
         #[n(2)]
         bears: Option<Bears>,
     },

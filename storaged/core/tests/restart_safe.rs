@@ -118,3 +118,39 @@ fn whoever_waits_for_a_copy_that_the_tier_refuses_hears_why() {
         other => panic!("{other:?}"),
     }
 }
+
+/// That a step is protected and which blocks nodes hold come by different messages. Whoever waits in between is not told that
+/// it bears nothing: nobody knows that.
+#[test]
+fn whoever_waits_for_protection_is_not_told_of_losses_that_no_node_has_seen() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.save();
+    let everywhere = |cluster: &Cluster| (0..6).all(|node| cluster.is_protected(node));
+    cluster.run_until(60_000, "protection", everywhere);
+    let run = planned(&mut cluster).run;
+    for step in 2..20 {
+        cluster.save();
+        let wait = Request::Wait {
+            run,
+            step: Step::new(step),
+            state: CheckpointState::Protected,
+            timeout_ms: 10_000,
+        };
+        let ask = |node| {
+            let reader = cluster.connect(node, Role::Reader);
+            (node, cluster.send(node, reader, wait.clone()))
+        };
+        let asked: Vec<_> = (0..6).map(ask).collect();
+        cluster.run_for(4_000);
+        for (node, id) in asked {
+            let Some(Reply::Reached { bears, .. }) = cluster.answer(id) else {
+                panic!("n{node}, step {step}: {:?}", cluster.answer(id));
+            };
+            let wrong = bears.is_some_and(|bears| bears.losses < bears.of);
+            assert!(
+                !wrong,
+                "n{node}, step {step}: {bears:?}, and all nodes are up"
+            );
+        }
+    }
+}

@@ -289,6 +289,25 @@ impl Node {
         Some(Bears { losses, of })
     }
 
+    /// The same for whoever waited until it was protected. That it is comes by another message than the blocks that make it
+    /// so, from whichever home node counted them first: till this node has heard of them too, it knows of no number.
+    pub(crate) fn bears_if_known(&self, checkpoint: &Checkpoint) -> Option<Bears> {
+        let bears = self.bears(checkpoint)?;
+        if checkpoint.state < CheckpointState::Protected {
+            return Some(bears);
+        }
+        let told = checkpoint.standing.told.iter();
+        let mut told = told
+            .filter(|(node, _)| self.is_up(node))
+            .map(|(_, bears)| *bears);
+        let lags = if self.homes_of(&checkpoint.key).contains(self.me()) {
+            told.any(|losses| losses > bears.losses)
+        } else {
+            told.next().is_none()
+        };
+        (!lags).then_some(bears)
+    }
+
     /// Losses that this home node counts.
     fn count_losses(&self, checkpoint: &Checkpoint) -> Option<Bears> {
         let manifest = checkpoint.manifest.as_ref()?;
@@ -490,4 +509,53 @@ fn coded(manifest: &Manifest) -> Option<u32> {
     let is_coded = !manifest.groups.is_empty();
     let m = u32::try_from(manifest.geometry.m()).ok();
     m.filter(|_| is_coded)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use storaged_codec::digest;
+    use storaged_wire::local::DurableWish;
+
+    use super::*;
+    use crate::testkit::{hear, last_of, manifest};
+
+    /// Whether the last node of three is a home node of a step, and what it knows that it bears once the others, who may be,
+    /// have told it this.
+    fn known(step: u64, told: &[(&str, u32)]) -> (bool, Option<u32>) {
+        let manifest = manifest(step, &["a", "b"], &["c"], (4096, digest(b"shard")));
+        let manifest = Arc::new(manifest.seal().expect("a sound manifest"));
+        let mut node = last_of(&["a", "b", "c"], (2, 1));
+        let committed = PeerMessage::Committed {
+            manifest: manifest.bytes().to_vec().into(),
+            durable: DurableWish::Policy,
+        };
+        hear(&mut node, 1, "a", committed);
+        for (from, bears) in told {
+            let (manifest, bears) = (manifest.name(), *bears);
+            let message = PeerMessage::Protected { manifest, bears };
+            hear(&mut node, 2, from, message);
+        }
+        let key = node.by_name[&manifest.name()].clone();
+        let known = node.bears_if_known(&node.checkpoints[&key]);
+        let is_home = node.homes_of(&key).contains(node.me());
+        (is_home, known.map(|bears| bears.losses))
+    }
+
+    #[test]
+    fn what_a_step_bears_is_not_known_before_its_blocks_are_and_is_not_nothing_then() {
+        let mut seen = BTreeSet::new();
+        for step in 1..20 {
+            let (is_home, losses) = known(step, &[]);
+            assert_eq!(losses, Some(0), "it has only committed");
+            // The others hold its blocks, and here nobody has said so.
+            let heard = known(step, &[("a", 1), ("b", 1)]).1;
+            let lost = known(step, &[("a", 0), ("b", 0)]).1;
+            let expected = if is_home { None } else { Some(1) };
+            assert_eq!((heard, lost), (expected, Some(0)), "home: {is_home}");
+            seen.insert(is_home);
+        }
+        assert_eq!(seen.len(), 2, "one of three is no home node");
+    }
 }

@@ -379,7 +379,7 @@ impl Node {
     fn answer_to_wait(&self, key: &CheckpointKey, wanted: CheckpointState) -> Option<Reply> {
         if let Some(checkpoint) = self.checkpoints.get(key) {
             let (state, manifest) = (checkpoint.state, checkpoint.name());
-            let bears = self.bears(checkpoint);
+            let bears = self.bears_if_known(checkpoint);
             let reached = Reply::Reached {
                 state,
                 manifest,
