@@ -11,12 +11,13 @@ mod tier;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use storaged_sdk::wire::local::{Keep, Role};
 use storaged_sdk::wire::{Namespace, Step};
-use storaged_sdk::{Client, ClientError, ConnectOptions, DEFAULT_SOCKET};
+use storaged_sdk::{Client, ClientError, ConnectOptions, DEFAULT_SOCKET, Patience};
 use thiserror::Error;
 
 use crate::config::ConfigError;
@@ -138,6 +139,9 @@ pub struct SocketArgs {
 }
 
 /// Where the operator's socket is unless the configuration says otherwise.
+/// How long the daemon's welcome may take, whatever the operator gives the command: one that is well answers at once.
+const WELCOME: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(15);
 const ADMIN_SOCKET: &str = "/run/storaged/admin.sock";
 
 impl SocketArgs {
@@ -186,12 +190,18 @@ impl NamespaceArgs {
             token: self.token.clone().into_bytes(),
             role: Role::Reader,
         };
-        Ok(Client::connect(&options)?.0)
+        connect(&options, self.timeout)
     }
 
     fn timeout_ms(&self) -> u32 {
         self.timeout.saturating_mul(1000)
     }
+}
+
+/// Connects within the seconds that the operator gives, also to a daemon that is stopped.
+fn connect(options: &ConnectOptions, timeout_s: u32) -> Result<Client, CliError> {
+    let most = Duration::from_secs(timeout_s.into()).clamp(*WELCOME.start(), *WELCOME.end());
+    Ok(Client::connect_with(options, Patience::of(most))?.0)
 }
 
 /// Runs the command of this process's arguments.

@@ -35,7 +35,7 @@ pub struct RestartSafeArgs {
 pub fn restart_safe(args: &RestartSafeArgs) -> Result<(), CliError> {
     let until = Instant::now() + Duration::from_secs(args.timeout);
     loop {
-        let objections = look(args)?;
+        let objections = look(args, until.saturating_duration_since(Instant::now()))?;
         if objections.is_empty() || !args.wait || Instant::now() >= until {
             return tell(args, objections);
         }
@@ -43,9 +43,10 @@ pub fn restart_safe(args: &RestartSafeArgs) -> Result<(), CliError> {
     }
 }
 
-fn look(args: &RestartSafeArgs) -> Result<Vec<String>, CliError> {
+fn look(args: &RestartSafeArgs, left: Duration) -> Result<Vec<String>, CliError> {
     let mut client = Client::connect_anonymous(&args.socket.path())?;
-    Ok(client.restart_objections(args.bears, ANSWER_MS)?)
+    let left_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+    Ok(client.restart_objections(args.bears, left_ms.min(ANSWER_MS))?)
 }
 
 fn tell(args: &RestartSafeArgs, objections: Vec<String>) -> Result<(), CliError> {

@@ -5,7 +5,7 @@ use storaged_sdk::wire::local::{Keep, PinnedOnes, Removal, Role};
 use storaged_sdk::wire::{Namespace, RunId, Step};
 use storaged_sdk::{Client, ConnectOptions, WithTrainers};
 
-use super::{CliError, SocketArgs, parse_step, print};
+use super::{CliError, SocketArgs, connect, parse_step, print};
 
 /// Whose checkpoints.
 #[derive(Debug, Args)]
@@ -82,7 +82,7 @@ impl JobArgs {
             token: self.token.clone().into_bytes(),
             role: Role::Reader,
         };
-        Ok(Client::connect(&options)?.0)
+        connect(&options, self.timeout)
     }
 
     fn timeout_ms(&self) -> u32 {

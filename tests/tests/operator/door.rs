@@ -1,8 +1,10 @@
 //! The operator's own socket: with tenants configured every command works through it, without a job's token.
 
 use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_tests::system::{System, shards};
@@ -72,5 +74,37 @@ fn what_nobody_holds_is_not_dropped_and_exits_with_1() -> Result<()> {
     );
     let dropped = storaged(&system, 0, &["drop", "job", "--force"])?;
     assert!(dropped.status.success(), "{}", said(&dropped));
+    Ok(())
+}
+
+/// At three in the morning the daemon hangs: every command says so in the time it was given.
+#[test]
+fn commands_end_in_their_time_beside_a_daemon_that_hangs() -> Result<()> {
+    let system = System::start(1, None, "")?;
+    let pid = i32::try_from(system.cluster.pid(0).context("it runs")?)?;
+    let pid = Pid::from_raw(pid).context("a process has an id")?;
+    kill_process(pid, Signal::STOP)?;
+    let commands = [
+        &["plan", "job"][..],
+        &["verify", "job"],
+        &["drop", "job"],
+        &["pin", "job", "--step", "1"],
+        &["rm", "job", "--all"],
+        &["restart-safe"],
+        &["restart-safe", "--wait"],
+    ];
+    for command in commands {
+        let began = Instant::now();
+        let done = storaged(&system, 0, &[command, &["--timeout", "2"]].concat())?;
+        let took = began.elapsed();
+        assert_eq!(done.status.code(), Some(1), "{command:?}: {}", said(&done));
+        assert!(
+            said(&done).contains("stopped"),
+            "{command:?}: {}",
+            said(&done)
+        );
+        assert!(took < Duration::from_secs(5), "{command:?} took {took:?}");
+    }
+    kill_process(pid, Signal::CONT)?;
     Ok(())
 }
