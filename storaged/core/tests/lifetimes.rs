@@ -587,6 +587,23 @@ fn steps_that_a_rank_keeps_from_committing_give_way_after_three_seconds() {
         let waited = seal_alone(&mut cluster, step);
         assert!((3_000..4_200).contains(&waited), "step {step}: {waited} ms");
     }
+    // Whoever waits for one that has gone hears at once that it never comes, and why.
+    let wait = Request::Wait {
+        run: cluster.run(),
+        step: Step::new(1),
+        state: CheckpointState::Committed,
+        timeout_ms: 10_000,
+    };
+    let (reader, began) = (cluster.connect(0, Role::Reader), cluster.now);
+    let Reply::Refused(refusal) = cluster.ask(0, reader, wait) else {
+        panic!("it was given up");
+    };
+    assert_eq!(refusal.code, RefusalCode::Abandoned, "{refusal}");
+    assert!(
+        refusal.message.contains("a newer step needs its slot"),
+        "{refusal}"
+    );
+    assert!(cluster.now - began < 100);
 }
 
 #[test]

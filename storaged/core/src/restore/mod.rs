@@ -86,3 +86,53 @@ impl Node {
         self.forget_hellos(conn);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(bytes: u64, elapsed_ms: u64) -> SessionTally {
+        SessionTally {
+            bytes,
+            elapsed_ms,
+            ..SessionTally::default()
+        }
+    }
+
+    #[test]
+    fn the_rate_of_sessions_moves_a_quarter_of_the_way_to_what_the_last_one_did() {
+        let mut rates = Rates {
+            session_bytes_per_ms: 1_000,
+        };
+        rates.session(&session(50_000_000, 10_000));
+        assert_eq!(rates.session_bytes_per_ms, (3 * 1_000 + 5_000) / 4);
+        assert_eq!(rates.session_ms(20_001), 11, "rounded up");
+        for _ in 0..40 {
+            rates.session(&session(50_000_000, 10_000));
+        }
+        assert_eq!(rates.session_bytes_per_ms, 5_000);
+    }
+
+    #[test]
+    fn a_session_of_less_than_a_mebibyte_says_nothing_of_the_rate() {
+        let mut rates = Rates {
+            session_bytes_per_ms: 1_000,
+        };
+        rates.session(&session((1 << 20) - 1, 1));
+        assert_eq!(rates.session_bytes_per_ms, 1_000);
+        rates.session(&session(1 << 20, 1));
+        assert_eq!(rates.session_bytes_per_ms, (3 * 1_000 + (1 << 20)) / 4);
+    }
+
+    /// A plan is shown an estimate, never a division by nothing.
+    #[test]
+    fn a_session_that_took_no_time_or_moved_hardly_anything_leaves_a_rate() {
+        let mut rates = Rates {
+            session_bytes_per_ms: 1,
+        };
+        rates.session(&session(1 << 20, u64::MAX));
+        assert_eq!(rates.session_bytes_per_ms, 1);
+        rates.session(&session(1 << 20, 0));
+        assert!(rates.session_bytes_per_ms > 1);
+    }
+}

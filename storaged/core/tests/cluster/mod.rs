@@ -470,6 +470,11 @@ impl Cluster {
         self.trainers[&node]
     }
 
+    /// The run that the ranks save for.
+    pub fn run(&self) -> RunId {
+        self.run.expect("a job has begun")
+    }
+
     /// What a node's memory is used for.
     pub fn ledger(&self, node: usize) -> storaged_core::Ledger {
         self.nodes[node].as_ref().expect("it is up").node.ledger()
