@@ -217,12 +217,10 @@ impl Trickle {
         namespace: &Namespace,
         place: Place,
     ) -> Result<u64, DurableFault> {
-        self.mark(namespace, place, Mark::Removing, "").await?;
-        let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
-        self.store.delete(&manifest).await?;
+        self.unpublish(namespace, place).await?;
         let folder = format!("{namespace}/run-{}/step-{}", place.run, place.step);
         let under = KeyPrefix::folder(folder.parse()?);
-        self.drop_unfinished(&under).await?;
+        let dropped = self.drop_unfinished(&under).await;
         let entries = self.store.list(&under).await?;
         let keys: Vec<ObjectKey> = entries.into_iter().map(|entry| entry.key).collect();
         for some in keys.chunks(REMOVALS_AT_ONCE) {
@@ -231,6 +229,10 @@ impl Trickle {
                 removals.push(self.store.delete(key));
             }
             futures::future::try_join_all(removals).await?;
+        }
+        if dropped.is_err() {
+            // A full tier has room now.
+            self.drop_unfinished(&under).await?;
         }
         for mark in [Mark::Full, Mark::Increment, Mark::Pinned, Mark::Quarantined] {
             self.store
@@ -241,6 +243,21 @@ impl Trickle {
         tracing::info!(%namespace, run = %place.run, step = %place.step, objects = keys.len() + 1,
             "removed from the durable tier");
         Ok(keys.len() as u64 + 1)
+    }
+
+    /// From now on the step is no checkpoint.
+    async fn unpublish(&self, namespace: &Namespace, place: Place) -> Result<(), DurableFault> {
+        match self.mark(namespace, place, Mark::Removing, "").await {
+            Ok(()) => {}
+            // It takes no mark. Without its manifest the step is no checkpoint either, and has made room.
+            Err(DurableFault::Full(reason)) => {
+                tracing::info!(%namespace, run = %place.run, step = %place.step, reason,
+                    "removed without a mark: the durable tier is full");
+            }
+            Err(fault) => return Err(fault),
+        }
+        let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
+        Ok(self.store.delete(&manifest).await?)
     }
 
     async fn drop_unfinished(&self, under: &KeyPrefix) -> Result<(), DurableFault> {

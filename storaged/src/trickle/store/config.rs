@@ -8,7 +8,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use super::lazy::{Attempt, Lazy};
-use super::place::{EmptyPlace, MarkerConfig, Placed, check_expected};
+use super::place::{EmptyPlace, MarkerConfig, Placed, check_expected, is_marked};
+use super::unproven::{Check, Unproven};
 use super::{
     Directory, ObjectKey, Randomness, RetryPolicy, Retrying, S3, S3Config, Store, StoreError,
     StoreLimits,
@@ -85,15 +86,13 @@ fn attempts(
             let attempt: Attempt = Box::new(move || {
                 let (directory, randomness) = (directory.clone(), Arc::clone(&randomness));
                 let (what, empty) = (format!("opening {path}"), empty.clone());
+                let prepared = directory.clone();
+                let preparing: Check = Box::new(move || {
+                    let (directory, what) = (prepared.clone(), what.clone());
+                    Box::pin(prepare(directory, marker, what))
+                });
                 Box::pin(async move {
-                    let preparing = async {
-                        check_expected(&directory, marker).await?;
-                        directory.prepare().await
-                    };
-                    let limit = PROBE_POLICY.attempt_limit;
-                    let prepared = tokio::time::timeout(limit, preparing).await;
-                    prepared.map_err(|_| StoreError::Timeout { what, limit })??;
-                    settled(Arc::new(directory), randomness, &empty).await
+                    settled(Arc::new(directory), preparing, randomness, &empty).await
                 })
             });
             Ok((limits, attempt))
@@ -103,27 +102,73 @@ fn attempts(
             let limits = s3.limits();
             let attempt: Attempt = Box::new(move || {
                 let (s3, randomness) = (s3.clone(), Arc::clone(&randomness));
-                Box::pin(
-                    async move { settled(Arc::new(s3), randomness, &EmptyPlace::Bucket).await },
-                )
+                let nothing: Check = Box::new(|| Box::pin(std::future::ready(Ok(()))));
+                Box::pin(async move {
+                    settled(Arc::new(s3), nothing, randomness, &EmptyPlace::Bucket).await
+                })
             });
             Ok((limits, attempt))
         }
     }
 }
 
-/// Checks a store and recognizes its place.
-async fn settled(
+/// Makes a directory ready, in bounded time.
+async fn prepare(
+    directory: Directory,
+    marker: MarkerConfig,
+    what: String,
+) -> Result<(), StoreError> {
+    let preparing = async {
+        check_expected(&directory, marker).await?;
+        directory.prepare().await
+    };
+    let limit = PROBE_POLICY.attempt_limit;
+    let prepared = tokio::time::timeout(limit, preparing).await;
+    prepared.map_err(|_| StoreError::Timeout { what, limit })?
+}
+
+/// Checks a store and recognizes its place. One that takes no writes and has its marker is opened all the same: what it
+/// holds can be read and removed, and the check is made again before a write.
+pub(super) async fn settled(
     store: Arc<dyn Store>,
+    preparing: Check,
     randomness: Arc<dyn Randomness>,
     empty: &EmptyPlace,
 ) -> Result<Arc<dyn Store>, StoreError> {
     let patient = Retrying::new(Arc::clone(&store), PROBE_POLICY, Arc::clone(&randomness));
-    probe(&patient, &*randomness).await?;
-    let retrying = Retrying::new(store, RetryPolicy::default(), Arc::clone(&randomness));
-    Ok(Arc::new(
-        Placed::settle(Arc::new(retrying), &*randomness, empty).await?,
-    ))
+    let patient = Arc::new(patient);
+    let check = checked(preparing, Arc::clone(&patient), Arc::clone(&randomness));
+    let policy = RetryPolicy::default();
+    let retrying: Arc<dyn Store> = Arc::new(Retrying::new(store, policy, Arc::clone(&randomness)));
+    let usable = match check().await {
+        Ok(()) => retrying,
+        Err(error) if refuses_writes(&error) && is_marked(&*patient).await => {
+            tracing::warn!(
+                reason = crate::driver::chain(&error),
+                "the durable tier takes no writes: what it holds is read all the same, and nothing new becomes durable"
+            );
+            Arc::new(Unproven::new(retrying, check))
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(Arc::new(Placed::settle(usable, &*randomness, empty).await?))
+}
+
+/// All that comes before the first write.
+fn checked(preparing: Check, store: Arc<Retrying>, randomness: Arc<dyn Randomness>) -> Check {
+    Box::new(move || {
+        let (prepared, store) = (preparing(), Arc::clone(&store));
+        let randomness = Arc::clone(&randomness);
+        Box::pin(async move {
+            prepared.await?;
+            probe(&*store, &*randomness).await
+        })
+    })
+}
+
+/// Full, or read-only: nothing is wrong with what is there.
+fn refuses_writes(error: &StoreError) -> bool {
+    matches!(error, StoreError::Full { .. } | StoreError::Denied { .. })
 }
 
 /// Writes, reads and removes a small object, and checks that a second writer of it loses: a server

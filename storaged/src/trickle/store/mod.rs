@@ -27,6 +27,7 @@ mod random;
 mod retry;
 mod s3;
 mod throttled;
+mod unproven;
 mod upload;
 
 #[cfg(test)]

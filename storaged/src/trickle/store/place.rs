@@ -55,6 +55,11 @@ fn marker_key() -> ObjectKey {
     ObjectKey::reserved("tier")
 }
 
+/// Whether the marker is there and can be read.
+pub async fn is_marked(store: &dyn Store) -> bool {
+    matches!(read_marker(store).await, Ok(Some(_)))
+}
+
 async fn read_marker(store: &dyn Store) -> Result<Option<Marker>, StoreError> {
     let bytes = match store.get(&marker_key(), None).await {
         Ok(bytes) => bytes,

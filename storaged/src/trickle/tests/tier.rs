@@ -501,3 +501,24 @@ async fn only_what_an_older_run_has_left_for_long_counts_as_abandoned() {
     );
     assert_eq!(world.steps().await, [4, 3, 2, 1]);
 }
+
+#[tokio::test]
+async fn a_full_tier_gives_up_what_is_removed() {
+    let mut world = World::new(0, Packing::None);
+    world.save_full(1..=2).await;
+    let plan = FaultPlan {
+        full_after_bytes: Some(0),
+        ..FaultPlan::default()
+    };
+    world.trickle = world.through(plan);
+    let key = "job/x".parse().unwrap();
+    let full = world.trickle.store.put_new(&key, "x".into());
+    full.await.unwrap_err();
+    let step = Removal::Step {
+        run: None,
+        step: Step::new(1),
+    };
+    assert_eq!(world.remove(step).await.unwrap(), 1);
+    assert_eq!(world.steps().await, [2]);
+    assert!(!world.has("job/run-1/step-1/__0_0.distcp").await);
+}

@@ -179,7 +179,12 @@ impl Inner {
 
     fn upload_folders(&self, stem: &str) -> Result<Vec<PathBuf>, StoreError> {
         let uploads = self.reserved("uploads");
-        let names = fs::read_dir(&uploads).map_err(|error| failed("list", &uploads, error))?;
+        let names = match fs::read_dir(&uploads) {
+            Ok(names) => names,
+            // A read-only place where the folder was never made.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed("list", &uploads, error)),
+        };
         let mut folders = Vec::new();
         for entry in names {
             let entry = entry.map_err(|error| failed("list", &uploads, error))?;

@@ -1,9 +1,14 @@
 //! Configuration: what is accepted, what is refused and how, and the check at start.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::super::config::settled;
+use super::super::place::EmptyPlace;
+use super::super::unproven::{Check, Unproven};
 use super::super::{
-    FileIoConfig, MarkerConfig, SeededRandomness, Store, StoreConfig, StoreError, open, open_lazily,
+    FaultPlan, Faulty, FileIoConfig, KeyPrefix, MarkerConfig, Memory, SeededRandomness, Store,
+    StoreConfig, StoreError, open, open_lazily,
 };
 use super::randomness;
 
@@ -130,4 +135,65 @@ async fn a_tier_that_comes_later_is_opened_when_it_is_asked() {
     std::fs::create_dir(&path).unwrap();
     let error = store.get(&key, None).await.unwrap_err();
     assert!(matches!(error, StoreError::NotFound { .. }), "{error}");
+}
+
+/// What an attempt makes of a store, with nothing to prepare.
+async fn settle(store: Arc<dyn Store>) -> Result<Arc<dyn Store>, StoreError> {
+    let nothing: Check = Box::new(|| Box::pin(std::future::ready(Ok(()))));
+    settled(store, nothing, randomness(), &EmptyPlace::Bucket).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_tier_is_opened_read_and_emptied() {
+    let disk = Arc::new(Memory::new());
+    let full = FaultPlan {
+        full_after_bytes: Some(0),
+        ..FaultPlan::default()
+    };
+    let faulty = Arc::new(Faulty::new(disk.clone(), full, 1));
+    let error = settle(faulty.clone()).await.unwrap_err();
+    assert!(
+        matches!(error, StoreError::Full { .. }),
+        "without its marker it is no tier: {error}"
+    );
+    let (kept, new) = (super::key("job/kept"), super::key("job/new"));
+    let before = settle(disk.clone()).await.unwrap();
+    before.put_new(&kept, "bytes".into()).await.unwrap();
+    let store = settle(faulty).await.unwrap();
+    store.check_place().await.unwrap();
+    assert_eq!(store.get(&kept, None).await.unwrap(), "bytes");
+    assert_eq!(store.list(&KeyPrefix::root()).await.unwrap().len(), 2);
+    let error = store.put_new(&new, "more".into()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Full { .. }), "{error}");
+    store.delete(&kept).await.unwrap();
+    let error = store.get(&kept, None).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotFound { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn writes_are_checked_again_where_a_full_tier_was_opened() {
+    let (asked, disk) = (Arc::new(AtomicU64::new(0)), Arc::new(Memory::new()));
+    let counted = asked.clone();
+    let check: Check = Box::new(move || {
+        let full = counted.fetch_add(1, Ordering::Relaxed) == 0;
+        let source = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let what = "on purpose".to_owned();
+        let refused = full.then(|| StoreError::Full {
+            what,
+            source: source.into(),
+        });
+        Box::pin(std::future::ready(refused.map_or(Ok(()), Err)))
+    });
+    let store = Unproven::new(disk, check);
+    let (one, two) = (super::key("job/1"), super::key("job/2"));
+    let error = store.put_new(&one, "1".into()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Full { .. }), "{error}");
+    assert!(store.length(&one).await.is_err(), "nothing was written");
+    store.put_new(&one, "1".into()).await.unwrap();
+    store.put_new(&two, "2".into()).await.unwrap();
+    assert_eq!(
+        asked.load(Ordering::Relaxed),
+        2,
+        "once it is known to be well"
+    );
 }
