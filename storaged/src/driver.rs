@@ -16,10 +16,10 @@ use storaged_core::SessionWork;
 use storaged_core::{Input, Node, Note, Output, RequestId};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
-use storaged_wire::{Digest, Generation, Rank, RefusalCode, encode};
+use storaged_wire::{Digest, Generation, ManifestBytes, Rank, RefusalCode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::digest;
@@ -95,6 +95,12 @@ pub enum Offload {
     Inline,
 }
 
+/// An upload that runs, and of what.
+struct RunningUpload {
+    manifest: Arc<ManifestBytes>,
+    task: JoinHandle<()>,
+}
+
 /// A daemon.
 pub struct Daemon {
     node: Node,
@@ -107,7 +113,7 @@ pub struct Daemon {
     offload: Offload,
     answers: BTreeMap<RequestId, oneshot::Sender<Answer>>,
     /// Uploads that run: they are ended when their checkpoint is given up.
-    uploads: BTreeMap<(Digest, Rank), AbortHandle>,
+    uploads: BTreeMap<(Digest, Rank), RunningUpload>,
     /// What runs now; a reload changes some of it.
     config: Config,
     links: LinkFacts,
@@ -367,7 +373,8 @@ impl Daemon {
                 base,
             } => {
                 let place = (manifest.name(), rank);
-                let upload = self.when_done(async move {
+                let whose = manifest.clone();
+                let task = self.when_done(async move {
                     let copied = trickle.upload(&manifest, rank, &shard, base.as_ref());
                     let copied = copied.await;
                     ops.metrics.observe_upload(&copied);
@@ -381,12 +388,21 @@ impl Daemon {
                         outcome,
                     }
                 });
-                self.uploads.retain(|_, upload| !upload.is_finished());
+                let upload = RunningUpload {
+                    manifest: whose,
+                    task,
+                };
+                self.uploads.retain(|_, upload| !upload.task.is_finished());
                 self.uploads.insert(place, upload);
             }
             Output::StopUpload { manifest, rank } => {
                 if let Some(upload) = self.uploads.remove(&(manifest, rank)) {
-                    upload.abort();
+                    upload.task.abort();
+                    tokio::spawn(async move {
+                        // What it has begun in the tier is there once it has ended.
+                        let _ = upload.task.await;
+                        trickle.drop_upload(&upload.manifest, rank).await;
+                    });
                 }
             }
             Output::Publish { manifest } => drop(self.when_done(async move {
@@ -503,12 +519,11 @@ impl Daemon {
         });
     }
 
-    fn when_done(&self, work: impl Future<Output = Input> + Send + 'static) -> AbortHandle {
+    fn when_done(&self, work: impl Future<Output = Input> + Send + 'static) -> JoinHandle<()> {
         let inputs = self.inputs.clone();
-        let task = tokio::spawn(async move {
+        tokio::spawn(async move {
             let _ = inputs.send(work.await).await;
-        });
-        task.abort_handle()
+        })
     }
 
     fn note(&mut self, note: &Note) {

@@ -2,17 +2,22 @@
 //! interrupts this, what is left is no checkpoint, and the next removal goes on with it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use storaged_core::{Curation, CurationFault, DurableFault, Removed};
 use storaged_wire::local::{Keep, PinnedOnes, Removal};
-use storaged_wire::{Namespace, Owner, RunId, Step};
+use storaged_wire::{Manifest, ManifestBytes, Namespace, Owner, Rank, RunId, Step};
 
+use super::increment::records_object;
 use super::index::{Indexed, Mark, Place, mark_key, read_bases};
+use super::packed::packed_object;
 use super::store::{KeyPrefix, ObjectKey};
-use super::{MANIFEST_OBJECT, Trickle, object_at};
+use super::{MANIFEST_OBJECT, Trickle, object, object_at, shard_object};
 
 /// Objects removed at once.
 const REMOVALS_AT_ONCE: usize = 16;
+/// How long the tier is asked to forget an upload that was stopped.
+const DROP_LIMIT: Duration = Duration::from_secs(60);
 
 impl Trickle {
     /// Does what a person asks.
@@ -260,8 +265,47 @@ impl Trickle {
         Ok(self.store.delete(&manifest).await?)
     }
 
+    /// An upload that was stopped leaves nothing unfinished in the tier, if the tier answers in time. What is left all the
+    /// same goes with what an older run has abandoned.
+    pub async fn drop_upload(&self, manifest: &ManifestBytes, rank: Rank) {
+        let record = manifest.manifest();
+        let dropped = tokio::time::timeout(DROP_LIMIT, self.drop_unfinished_of(record, rank));
+        let fault = match dropped.await {
+            Ok(Ok(())) => return,
+            Ok(Err(fault)) => fault.to_string(),
+            Err(_) => format!("no answer within {DROP_LIMIT:?}"),
+        };
+        tracing::info!(namespace = %record.namespace, run = %record.run, step = %record.step, %rank, fault,
+            "what a stopped upload has left in the durable tier stays there for now");
+    }
+
+    async fn drop_unfinished_of(&self, record: &Manifest, rank: Rank) -> Result<(), DurableFault> {
+        let names = [
+            shard_object(rank),
+            packed_object(rank),
+            records_object(rank),
+        ];
+        let mine: Result<Vec<ObjectKey>, _> =
+            names.iter().map(|name| object(record, name)).collect();
+        let mine = mine?;
+        let folder = format!(
+            "{}/run-{}/step-{}",
+            record.namespace, record.run, record.step
+        );
+        let mut keys = self
+            .store
+            .unfinished(&KeyPrefix::folder(folder.parse()?))
+            .await?;
+        keys.retain(|key| mine.contains(key));
+        self.give_up(keys).await
+    }
+
     async fn drop_unfinished(&self, under: &KeyPrefix) -> Result<(), DurableFault> {
-        for key in self.store.unfinished(under).await? {
+        self.give_up(self.store.unfinished(under).await?).await
+    }
+
+    async fn give_up(&self, keys: Vec<ObjectKey>) -> Result<(), DurableFault> {
+        for key in keys {
             let limits = self.store.limits();
             let any = super::PartBytes::new(limits.part_bytes_min.max(1), &limits)?;
             // Beginning anew gives up whatever was unfinished.

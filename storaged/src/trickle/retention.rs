@@ -136,13 +136,17 @@ impl Trickle {
         let Some(after) = self.limits.retention.abandoned_after else {
             return Ok(());
         };
-        for older in self.run_folders(namespace).await? {
+        let unfinished = self.unfinished_of(namespace).await?;
+        // A run whose first upload was stopped has no folder.
+        let mut runs: BTreeSet<RunId> = unfinished.iter().map(|place| place.run).collect();
+        runs.extend(self.run_folders(namespace).await?);
+        for older in runs {
             if older.number() >= run.number() {
                 continue;
             }
             let folders = self.step_folders(namespace, older).await?;
             let mut places: BTreeSet<Place> = folders.into_iter().collect();
-            places.extend(self.unfinished_of(namespace, older).await?);
+            places.extend(unfinished.iter().filter(|place| place.run == older));
             for place in places {
                 let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
                 if self.length(&manifest).await?.is_some() {
@@ -163,22 +167,19 @@ impl Trickle {
         Ok(())
     }
 
-    /// Places of a run whose shards have begun and left no object yet.
-    async fn unfinished_of(
-        &self,
-        namespace: &Namespace,
-        run: RunId,
-    ) -> Result<BTreeSet<Place>, DurableFault> {
-        let under = KeyPrefix::folder(format!("{namespace}/run-{run}").parse()?);
+    /// Places whose shards have begun, and may have left no object yet.
+    async fn unfinished_of(&self, namespace: &Namespace) -> Result<BTreeSet<Place>, DurableFault> {
+        let under = KeyPrefix::folder(namespace.as_str().parse()?);
         let prefix = under.text();
         let keys = self.store.unfinished(&under).await?;
-        let step = |key: &ObjectKey| {
-            let rest = key.as_str().strip_prefix(&prefix)?.strip_prefix("step-")?;
-            let (step, _) = rest.split_once('/')?;
-            Some(Step::new(step.parse().ok()?))
+        let place = |key: &ObjectKey| {
+            let rest = key.as_str().strip_prefix(&prefix)?;
+            let (run, rest) = rest.strip_prefix("run-")?.split_once('/')?;
+            let (step, _) = rest.strip_prefix("step-")?.split_once('/')?;
+            let (run, step) = (run.parse().ok()?, Step::new(step.parse().ok()?));
+            Some(Place { run, step })
         };
-        let steps = keys.iter().filter_map(step);
-        Ok(steps.map(|step| Place { run, step }).collect())
+        Ok(keys.iter().filter_map(place).collect())
     }
 }
 

@@ -6,7 +6,7 @@ use storaged_core::{Curation, CurationFault, DurableListing, SetAsideCause};
 use storaged_wire::local::{Keep, PinnedOnes, Removal};
 
 use super::*;
-use crate::trickle::store::{FaultPlan, Faulty, KeyPrefix};
+use crate::trickle::store::{FaultPlan, Faulty, KeyPrefix, PartBytes};
 
 const SHARD: usize = 3 * CHUNK as usize;
 
@@ -500,6 +500,50 @@ async fn only_what_an_older_run_has_left_for_long_counts_as_abandoned() {
         "a newer run's is not touched"
     );
     assert_eq!(world.steps().await, [4, 3, 2, 1]);
+}
+
+/// Begins an upload that nobody goes on with.
+async fn begin(world: &World, key: &str) {
+    let size = PartBytes::new(1 << 20, &world.store.limits()).unwrap();
+    let key = key.parse().unwrap();
+    world.store.begin(&key, size).await.unwrap();
+}
+
+async fn unfinished(world: &World) -> Vec<String> {
+    let keys = world.store.unfinished(&KeyPrefix::root()).await.unwrap();
+    keys.iter().map(ToString::to_string).collect()
+}
+
+#[tokio::test]
+async fn a_stopped_upload_leaves_nothing_unfinished() {
+    let mut world = World::new(0, Packing::None);
+    let saved = world.seal(5, noise(5, SHARD));
+    begin(&world, "job/run-1/step-5/__0_0.distcp").await;
+    begin(&world, "job/run-1/step-5/__0_0.distcp.zst").await;
+    begin(&world, "job/run-1/step-5/__1_0.distcp").await;
+    begin(&world, "job/run-1/step-6/__0_0.distcp").await;
+    world.trickle.drop_upload(&saved.manifest, RANK).await;
+    let others = [
+        "job/run-1/step-5/__1_0.distcp",
+        "job/run-1/step-6/__0_0.distcp",
+    ];
+    assert_eq!(unfinished(&world).await, others, "of others: they go on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upload_that_left_no_object_is_abandoned_too() {
+    let retention = Retention {
+        abandoned_after: Some(Duration::from_secs(3600)),
+        ..Retention::default()
+    };
+    let mut world = World::retaining(0, retention);
+    begin(&world, "job/run-1/step-5/__0_0.distcp").await;
+    world.run = RunId::with_identity(2, 9);
+    world.save_full(1..=1).await;
+    assert_eq!(unfinished(&world).await.len(), 1, "it may live");
+    tokio::time::advance(Duration::from_secs(3601)).await;
+    world.save_full(2..=2).await;
+    assert!(unfinished(&world).await.is_empty());
 }
 
 #[tokio::test]
