@@ -430,5 +430,12 @@ fn unpack(packed: &[u8]) -> Result<Vec<u8>, DurableFault> {
         packed,
         TORCH_METADATA_BYTES_MAX.min(packed.len().saturating_mul(1000)),
     )
-    .map_err(|error| damaged(format!("the torch metadata cannot be unpacked: {error}")))
+    .map_err(|error| {
+        // The trainer's bytes, not the tier's: this checkpoint alone cannot be published.
+        local(format!(
+            "expected torch metadata that a trainer packed with zstd, got {} bytes that cannot be unpacked: {error}; the \
+             trainer that committed the step must be mended",
+            packed.len()
+        ))
+    })
 }

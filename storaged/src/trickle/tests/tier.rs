@@ -547,6 +547,21 @@ async fn an_upload_that_left_no_object_is_abandoned_too() {
 }
 
 #[tokio::test]
+async fn metadata_that_is_not_packed_is_no_fault_of_the_tier() {
+    let mut world = World::new(0, Packing::None);
+    let saved = world.seal(5, noise(5, SHARD));
+    let mut record = saved.manifest.manifest().clone();
+    record.torch_metadata = b"not zstd".to_vec().into();
+    let manifest = Arc::new(record.seal().unwrap());
+    let copied = world.trickle.upload(&manifest, RANK, &saved.shard, None);
+    copied.await.unwrap();
+    let fault = world.trickle.publish(&manifest).await.unwrap_err();
+    assert!(matches!(fault, DurableFault::Local(_)), "{fault:?}");
+    assert!(!fault.is_of_tier());
+    assert!(fault.to_string().contains("torch metadata"), "{fault}");
+}
+
+#[tokio::test]
 async fn a_full_tier_gives_up_what_is_removed() {
     let mut world = World::new(0, Packing::None);
     world.save_full(1..=2).await;
