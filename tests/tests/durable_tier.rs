@@ -272,3 +272,29 @@ fn retention_pins_and_removal_by_hand() -> Result<()> {
     ensure!(!folder.exists(), "the run's folder is gone");
     Ok(())
 }
+
+/// A job that is dropped while its step is copied leaves no half of it behind, where nobody would look for it.
+#[test]
+fn a_dropped_job_leaves_no_upload_in_the_tier() -> Result<()> {
+    let system = System::start(1, None, &format!("{TIER}rate = \"20KiB\"\n"))?;
+    let (_, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Policy)?;
+    let uploads = system.root.path().join("tier/.storaged/uploads");
+    let count = || std::fs::read_dir(&uploads).map_or(0, Iterator::count);
+    let until = |wanted: usize| -> Result<()> {
+        let began = std::time::Instant::now();
+        while count() != wanted {
+            let waited = began.elapsed().as_secs();
+            ensure!(waited < 20, "expected {wanted} uploads, got {}", count());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        Ok(())
+    };
+    until(1)?;
+    let dropped = Command::new(executable())
+        .args(["drop", "job", "--force", "--token", "secret", "--socket"])
+        .arg(system.cluster.socket(0))
+        .output()?;
+    ensure!(dropped.status.success(), "{dropped:?}");
+    until(0)
+}
