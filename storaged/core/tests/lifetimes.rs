@@ -5,7 +5,7 @@ mod cluster;
 use std::collections::BTreeMap;
 
 use cluster::{Cluster, Room, Tier, Uploads};
-use storaged_core::Note;
+use storaged_core::{DurableForm, Note};
 use storaged_wire::local::{DurableWish, Reply, Request, Role, standing};
 use storaged_wire::peer::DropAnswer;
 use storaged_wire::{CheckpointState, NodeName, RefusalCode, Step};
@@ -19,8 +19,8 @@ const PARITY: u64 = 10 * cluster::CHUNK;
 fn room(budget: u64, idle_job_ms: u64) -> Room {
     Room {
         budget,
-        budgets: BTreeMap::new(),
         idle_job_ms,
+        ..Room::default()
     }
 }
 
@@ -676,4 +676,39 @@ fn refusals_of_slots_say_what_is_in_the_way() {
     let (code, text) = refused_slot(&mut cluster);
     assert_eq!(code, RefusalCode::Busy);
     assert!(text.contains("has sealed none"), "{text}");
+}
+
+/// With increments the newest durable step stays in RAM as the base of the next copy, which is worth less than any save: it
+/// goes at once, whether a rank's slots are short or the budget is.
+#[test]
+fn the_base_of_the_next_increment_gives_way_to_a_save_at_once() {
+    for (budget, slots) in [(1 << 30, 2), (2 * SLOT, 1)] {
+        let small = Room {
+            budgets: BTreeMap::from([(0, budget)]),
+            durable_form: DurableForm::Increments,
+            ..Room::default()
+        };
+        let tier = Some(Tier::default());
+        let mut cluster = Cluster::start_with((4, 2), 10, tier, small);
+        saved(&mut cluster, DurableWish::Required);
+        saved(&mut cluster, DurableWish::Never);
+        let ledger = cluster.ledger(0);
+        assert_eq!(
+            ledger.slots, 2,
+            "step 2, and step 1 as its base: {ledger:?}"
+        );
+        for _ in 0..slots {
+            let (trainer, began) = (cluster.trainer(0), cluster.now);
+            let acquire = Request::AcquireSlot {
+                bytes: SLOT,
+                timeout_ms: 10_000,
+            };
+            let granted = cluster.ask(0, trainer, acquire);
+            assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+            let waited = cluster.now - began;
+            assert!(waited < 100, "{waited} ms with a budget of {budget}");
+        }
+        let ledger = cluster.ledger(0);
+        assert_eq!(ledger.slots, 1 + slots, "the base is gone: {ledger:?}");
+    }
 }

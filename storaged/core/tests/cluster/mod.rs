@@ -62,6 +62,8 @@ pub struct Room {
     /// Of single nodes, where it is another one.
     pub budgets: BTreeMap<usize, u64>,
     pub idle_job_ms: u64,
+    /// What copies in the durable tier hold.
+    pub durable_form: DurableForm,
 }
 
 impl Default for Room {
@@ -70,6 +72,7 @@ impl Default for Room {
             budget: 1 << 30,
             budgets: BTreeMap::new(),
             idle_job_ms: 3_600_000,
+            durable_form: DurableForm::Full,
         }
     }
 }
@@ -102,6 +105,7 @@ pub struct Cluster {
     pub budgets: BTreeMap<usize, u64>,
     /// For how long a job may be idle.
     pub idle_job_ms: u64,
+    durable_form: DurableForm,
     job: Namespace,
     /// The durable tier, if there is one.
     pub tier: Option<Tier>,
@@ -149,6 +153,7 @@ impl Cluster {
             budget: room.budget,
             budgets: room.budgets,
             idle_job_ms: room.idle_job_ms,
+            durable_form: room.durable_form,
             job: Namespace::new("job").unwrap(),
             tier,
             trainers: BTreeMap::new(),
@@ -232,7 +237,7 @@ impl Cluster {
                 None => DurablePolicy::Absent,
             },
             runs_without_tier: RunsWithoutTier::Refused,
-            durable_form: DurableForm::Full,
+            durable_form: self.durable_form,
         };
         self.nodes[node] = Some(Process {
             node: Node::new(setup).unwrap(),
