@@ -536,6 +536,7 @@ impl ConfigFile {
             };
             return Ok(vec![own, self.admin_socket()?]);
         }
+        self.check_tenants()?;
         let paths: BTreeSet<&PathBuf> = self
             .tenants
             .iter()
@@ -553,6 +554,21 @@ impl ConfigFile {
             access: Access::Users(tenant.uids.clone()),
         });
         Ok(sockets.chain([self.admin_socket()?]).collect())
+    }
+
+    /// A socket that nobody may use, or whose place hangs on where the daemon was started, is a slip.
+    fn check_tenants(&self) -> Result<(), ConfigError> {
+        for tenant in &self.tenants {
+            if tenant.uids.is_empty() {
+                let text = "expected the user ids that may use the socket, got none";
+                return Err(value("tenants.uids", text));
+            }
+            if tenant.directory.is_relative() {
+                let text = "expected an absolute path, got a relative one";
+                return Err(value("tenants.directory", text));
+            }
+        }
+        Ok(())
     }
 
     fn policy(&self) -> DurablePolicy {

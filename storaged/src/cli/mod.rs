@@ -54,6 +54,9 @@ pub enum CliError {
         #[source]
         source: std::io::Error,
     },
+    /// Arguments that do not fit together.
+    #[error("{0}")]
+    Usage(String),
     /// An answer of the daemon's, or a benched process, that cannot be.
     #[error("{0}")]
     Unexpected(String),
@@ -75,12 +78,15 @@ pub enum CliError {
 
 /// A configuration that cannot be used (EX_CONFIG of sysexits.h): starting again does not help.
 const EXIT_CONFIG: u8 = 78;
+/// As for arguments that cannot be read at all.
+const EXIT_USAGE: u8 = 2;
 
 impl CliError {
     /// What a script sees.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Config(_) | Self::Tls(_) | Self::Log(_) => EXIT_CONFIG.into(),
+            Self::Usage(_) => EXIT_USAGE.into(),
             _ => ExitCode::FAILURE,
         }
     }

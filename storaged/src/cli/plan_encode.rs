@@ -100,7 +100,7 @@ pub fn plan_encode(args: &EncodeArgs, socket: &SocketArgs, json: bool) -> Result
     };
     let question = question(args, &status)?;
     let choice = choose_encode(&question.case);
-    let choice = choice.map_err(|error| CliError::Unexpected(error.to_string()))?;
+    let choice = choice.map_err(usage)?;
     match json {
         true => print(&to_json(&question, &choice).to_string()),
         false => to_text(&question, &choice)
@@ -115,8 +115,9 @@ fn status(socket: &SocketArgs) -> Result<Value, CliError> {
     serde_json::from_str(&text).map_err(|error| CliError::Unexpected(error.to_string()))
 }
 
-fn unexpected(error: impl ToString) -> CliError {
-    CliError::Unexpected(error.to_string())
+/// What does not fit together comes from the flags: a daemon's own figures do.
+fn usage(error: impl ToString) -> CliError {
+    CliError::Usage(error.to_string())
 }
 
 fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
@@ -127,7 +128,7 @@ fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
     let chunk = chunk
         .or(status["chunk_bytes"].as_u64())
         .unwrap_or(256 << 10);
-    let chunk = ChunkSize::new(u32::try_from(chunk).unwrap_or(u32::MAX)).map_err(unexpected)?;
+    let chunk = ChunkSize::new(u32::try_from(chunk).unwrap_or(u32::MAX)).map_err(usage)?;
     let (rate, rate_from) = rate(args, status);
     let facts = GroupFacts {
         shard_bytes: args.shard.as_u64(),
@@ -144,8 +145,7 @@ fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
         false => own,
     };
     let sources: Vec<usize> = (0..geometry.k()).collect();
-    let mut case =
-        EncodeCase::of_group(&groups, args.group, &sources, &facts).map_err(unexpected)?;
+    let mut case = EncodeCase::of_group(&groups, args.group, &sources, &facts).map_err(usage)?;
     let others = match args.k {
         Some(_) => Vec::new(),
         None => known_rates(&mut case, &groups[args.group], rate, status),
@@ -155,7 +155,7 @@ fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
             "expected a data node from 0 to {} in --node-rate, got {index}",
             geometry.k() - 1
         );
-        let node = case.data.get_mut(*index).ok_or(unexpected(expected))?;
+        let node = case.data.get_mut(*index).ok_or(usage(expected))?;
         *node = NodeMeasure::on_link(rate.as_u64());
     }
     Ok(Question {
@@ -182,7 +182,7 @@ fn rate(args: &EncodeArgs, status: &Value) -> (u64, Origin) {
 /// Groups of nodes that nobody has named; one only, if nobody said how many nodes there are.
 fn made_groups(geometry: Geometry, nodes: usize, told: bool) -> Result<Vec<Group>, CliError> {
     let members: Vec<Member> = (0..nodes).map(member).collect::<Result<_, _>>()?;
-    let mut groups = groups(&members, geometry).map_err(unexpected)?;
+    let mut groups = groups(&members, geometry).map_err(usage)?;
     if !told {
         groups.truncate(1);
     }
@@ -194,7 +194,7 @@ fn daemon_groups(status: &Value) -> Result<Vec<Group>, CliError> {
     let names = |names: &Value| -> Result<Vec<NodeName>, CliError> {
         let names = names.as_array().into_iter().flatten();
         names
-            .map(|name| NodeName::new(name.as_str().unwrap_or_default()).map_err(unexpected))
+            .map(|name| NodeName::new(name.as_str().unwrap_or_default()).map_err(usage))
             .collect()
     };
     let groups = status["groups"].as_array().into_iter().flatten();
@@ -250,7 +250,7 @@ fn share_told(encode: &Value, node: &str, measured: u64) -> f64 {
 }
 
 fn member(index: usize) -> Result<Member, CliError> {
-    let name = NodeName::new(format!("n{index:05}")).map_err(unexpected)?;
+    let name = NodeName::new(format!("n{index:05}")).map_err(usage)?;
     let failure_domain = name.to_string();
     Ok(Member {
         name,
@@ -260,18 +260,15 @@ fn member(index: usize) -> Result<Member, CliError> {
 
 fn geometry(args: &EncodeArgs, status: &Value) -> Result<Geometry, CliError> {
     if let (Some(k), Some(m)) = (args.k, args.m) {
-        return Geometry::new(k, m).map_err(unexpected);
+        return Geometry::new(k, m).map_err(usage);
     }
     let text = status["geometry"].as_str().ok_or_else(|| {
-        unexpected(
-            "the daemon codes nothing: give --k and --m, or set [coding] in its configuration",
-        )
+        usage("the daemon codes nothing: give --k and --m, or set [coding] in its configuration")
     })?;
     let parts = text.split_once('+');
     let numbers = parts.and_then(|(k, m)| Some((k.parse().ok()?, m.parse().ok()?)));
-    let (k, m) =
-        numbers.ok_or_else(|| unexpected(format!("expected a geometry k+m, got {text:?}")))?;
-    Geometry::new(k, m).map_err(unexpected)
+    let (k, m) = numbers.ok_or_else(|| usage(format!("expected a geometry k+m, got {text:?}")))?;
+    Geometry::new(k, m).map_err(usage)
 }
 
 /// Changes are taken to lie in the same chunks at all nodes as far as they can: the honest middle between shards that
@@ -279,7 +276,7 @@ fn geometry(args: &EncodeArgs, status: &Value) -> Result<Geometry, CliError> {
 fn dirty(share: f64) -> Result<Dirty, CliError> {
     if !(0.0..=1.0).contains(&share) {
         let expected = format!("expected a share from 0 to 1 in --dirty, got {share}");
-        return Err(unexpected(expected));
+        return Err(usage(expected));
     }
     let ppm = (share * MILLION).round() as u32;
     Ok(Dirty {
@@ -364,7 +361,7 @@ mod tests {
         let words = std::iter::once("plan").chain(line.split_whitespace());
         let args = Line::try_parse_from(words).expect("arguments").encode;
         let question = question(&args, status)?;
-        let choice = choose_encode(&question.case).map_err(unexpected)?;
+        let choice = choose_encode(&question.case).map_err(usage)?;
         Ok((question, choice))
     }
 

@@ -110,7 +110,7 @@ pub fn rm(args: &RmArgs) -> Result<(), CliError> {
         (None, Some(run), false) => Removal::Run { run },
         (None, None, true) => Removal::All,
         _ => {
-            return Err(CliError::Unexpected(
+            return Err(CliError::Usage(
                 "expected one of --step, --run and --all (--run also beside --step)".into(),
             ));
         }

@@ -129,6 +129,8 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
             "[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/a'\nuids=[2]",
             "tenants.directory",
         ),
+        ("[[tenants]]\ndirectory='/a'\nuids=[]", "tenants.uids"),
+        ("[[tenants]]\ndirectory='a'\nuids=[1]", "tenants.directory"),
     ] {
         let error = parse(text).unwrap_err().to_string();
         assert!(error.contains(key), "{text}: {error}");

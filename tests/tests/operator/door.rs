@@ -108,3 +108,24 @@ fn commands_end_in_their_time_beside_a_daemon_that_hangs() -> Result<()> {
     kill_process(pid, Signal::CONT)?;
     Ok(())
 }
+
+/// Scripts tell a slip of theirs from a fault by the exit code.
+#[test]
+fn arguments_that_do_not_fit_together_exit_with_2() -> Result<()> {
+    let system = System::start(1, None, "")?;
+    for arguments in [
+        &["rm", "job"][..],
+        &["rm", "job", "--all", "--run", "1"],
+        &["rm", "job", "--step", "x"],
+        &["plan", "--encode", "--k", "0", "--m", "1"],
+    ] {
+        let done = storaged(&system, 0, arguments)?;
+        assert_eq!(
+            done.status.code(),
+            Some(2),
+            "{arguments:?}: {}",
+            said(&done)
+        );
+    }
+    Ok(())
+}
