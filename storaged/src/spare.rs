@@ -26,13 +26,13 @@ pub(crate) struct Spare {
 #[derive(Debug)]
 struct Kept {
     /// By capacity; of each, the last one given is taken first.
-    blocks: BTreeMap<usize, Vec<Block>>,
+    blocks: BTreeMap<usize, Vec<SpareBlock>>,
     bytes: u64,
     bytes_max: u64,
 }
 
 #[derive(Debug)]
-struct Block {
+struct SpareBlock {
     memory: Vec<u8>,
     given_at: Instant,
 }
@@ -63,7 +63,7 @@ impl Spare {
         if bytes <= kept.bytes_max && capacity > 0 {
             memory.clear();
             let given_at = Instant::now();
-            let block = Block { memory, given_at };
+            let block = SpareBlock { memory, given_at };
             kept.blocks.entry(capacity).or_default().push(block);
             kept.bytes = bytes;
         }
@@ -123,8 +123,9 @@ impl Kept {
         over
     }
 
-    fn idle(&mut self, now: Instant) -> Vec<Block> {
-        let is_idle = |block: &mut Block| now.saturating_duration_since(block.given_at) > KEPT_FOR;
+    fn idle(&mut self, now: Instant) -> Vec<SpareBlock> {
+        let is_idle =
+            |block: &mut SpareBlock| now.saturating_duration_since(block.given_at) > KEPT_FOR;
         let mut idle = Vec::new();
         for blocks in self.blocks.values_mut() {
             idle.extend(blocks.extract_if(.., is_idle));

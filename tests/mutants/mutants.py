@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("storaged-plan", "storaged-core")
-QUICK = ("storaged_plan", "storaged_core", "handle", "healing", "lifetimes", "plans", "restart_safe", "runs", "tier")
+QUICK = ("storaged_plan", "storaged_core", "handle", "healing", "lifetimes", "plans", "restart_safe", "runs", "slots", "tier")
 SIMULATION = "simulation"
 QUICK_SECONDS, SIMULATION_SECONDS = 240, 1200
 # What the ordinary build does not contain; the plans have none of it, so a copy of it goes into the mutated tree.

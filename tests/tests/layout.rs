@@ -1,6 +1,6 @@
 //! Keeps the layers and the layout of docs/ARCHITECTURE.md.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -394,5 +394,37 @@ fn figures_are_flat_objects() {
             "{}: {nested:?}",
             path.display()
         );
+    }
+}
+
+/// The type that a line at the left margin defines.
+fn type_defined_in(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace();
+    let first = words.find(|word| !word.starts_with("pub") && *word != "unsafe")?;
+    let is_type = ["struct", "enum", "trait", "type", "union"].contains(&first);
+    let name = words.next().filter(|_| is_type && !line.starts_with(' '))?;
+    name.split(|it: char| !it.is_alphanumeric() && it != '_')
+        .next()
+}
+
+#[test]
+fn no_two_types_of_a_crate_have_one_name() {
+    assert_eq!(type_defined_in("pub(crate) struct Slot<T> {"), Some("Slot"));
+    assert_eq!(type_defined_in("    struct Inner;"), None);
+    for (folder, ..) in LAYERS.iter().filter(|(.., layer)| *layer < 5) {
+        let within = format!("{folder}/src/");
+        let all = all_sources();
+        let its = all.iter().filter(|(name, _)| {
+            let is_of_test = name.contains("/tests/") || name.ends_with("/tests.rs");
+            // Each engine is built for one kind of processor.
+            name.starts_with(&within) && !is_of_test && !name.starts_with("codec/src/engine/")
+        });
+        let mut defined: BTreeMap<&str, &str> = BTreeMap::new();
+        for (name, text) in its {
+            for of in text.lines().filter_map(type_defined_in) {
+                let before = defined.insert(of, name);
+                assert_eq!(before, None, "{of} is defined twice, also in {name}");
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::api::{ConnId, ParityId};
-use crate::budget::Purpose;
+use crate::budget::Reservation;
 use crate::node::Node;
 use crate::table::SlotUse;
 use storaged_wire::peer::{CheckpointKey, Lane};
@@ -142,9 +142,9 @@ impl Node {
                 .values()
                 .filter_map(|ending| ending.parity_set()),
         );
-        let is_owned = |purpose: &Purpose| match purpose {
-            Purpose::Slot(slot) => self.slots.contains_key(slot),
-            Purpose::Parity(set) => owned.contains(set),
+        let is_owned = |purpose: &Reservation| match purpose {
+            Reservation::Slot(slot) => self.slots.contains_key(slot),
+            Reservation::Parity(set) => owned.contains(set),
         };
         let all = self.budget.reservations();
         let unowned = all.filter(|(purpose, _)| !is_owned(purpose));

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 /// Whose bytes they are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Purpose {
+pub(crate) enum Reservation {
     Slot(SlotId),
     Parity(ParityId),
 }
@@ -30,7 +30,7 @@ pub struct NoRoom {
 pub(crate) struct Budget {
     total: u64,
     used: u64,
-    reserved: BTreeMap<Purpose, u64>,
+    reserved: BTreeMap<Reservation, u64>,
 }
 
 /// What RAM is used for.
@@ -70,7 +70,7 @@ impl Budget {
     }
 
     /// Reserves bytes, or says why not. Nothing is dropped to make room.
-    pub fn reserve(&mut self, purpose: Purpose, bytes: u64) -> Result<(), NoRoom> {
+    pub fn reserve(&mut self, purpose: Reservation, bytes: u64) -> Result<(), NoRoom> {
         let used = self
             .used
             .checked_add(bytes)
@@ -94,19 +94,19 @@ impl Budget {
     }
 
     /// All of them.
-    pub fn reservations(&self) -> impl Iterator<Item = (Purpose, u64)> + '_ {
+    pub fn reservations(&self) -> impl Iterator<Item = (Reservation, u64)> + '_ {
         self.reserved
             .iter()
             .map(|(purpose, bytes)| (*purpose, *bytes))
     }
 
     /// Bytes that a purpose has.
-    pub fn reserved(&self, purpose: Purpose) -> u64 {
+    pub fn reserved(&self, purpose: Reservation) -> u64 {
         self.reserved.get(&purpose).copied().unwrap_or(0)
     }
 
     /// Gives bytes back.
-    pub fn release(&mut self, purpose: Purpose) {
+    pub fn release(&mut self, purpose: Reservation) {
         if let Some(bytes) = self.reserved.remove(&purpose) {
             self.used -= bytes;
         }
@@ -120,15 +120,17 @@ mod tests {
     #[test]
     fn a_full_budget_refuses_and_drops_nothing() {
         let mut budget = Budget::new(10);
-        budget.reserve(Purpose::Parity(ParityId(1)), 7).unwrap();
-        let refusal = budget.reserve(Purpose::Parity(ParityId(2)), 4).unwrap_err();
+        budget.reserve(Reservation::Parity(ParityId(1)), 7).unwrap();
+        let refusal = budget
+            .reserve(Reservation::Parity(ParityId(2)), 4)
+            .unwrap_err();
         assert_eq!((refusal.needed, refusal.used, refusal.total), (4, 7, 10));
         assert!(
             budget
-                .reserve(Purpose::Parity(ParityId(3)), u64::MAX)
+                .reserve(Reservation::Parity(ParityId(3)), u64::MAX)
                 .is_err()
         );
-        budget.release(Purpose::Parity(ParityId(1)));
+        budget.release(Reservation::Parity(ParityId(1)));
         assert_eq!(budget.used(), 0);
     }
 }

@@ -52,7 +52,7 @@ pub struct BenchArgs {
 type Figures = BTreeMap<&'static str, f64>;
 
 pub fn bench(args: &BenchArgs) -> Result<(), CliError> {
-    let directory = Directory::make()?;
+    let directory = BenchDirectory::make()?;
     let length = usize::try_from(args.shard.as_u64()).unwrap_or(usize::MAX);
     let mut figures = Figures::new();
     figures.insert(
@@ -71,11 +71,11 @@ pub fn bench(args: &BenchArgs) -> Result<(), CliError> {
 }
 
 /// A directory that goes when the bench ends.
-struct Directory {
+struct BenchDirectory {
     path: PathBuf,
 }
 
-impl Directory {
+impl BenchDirectory {
     fn make() -> Result<Self, CliError> {
         let path = std::env::temp_dir().join(format!("storaged-bench-{}", std::process::id()));
         let made = std::fs::create_dir_all(&path);
@@ -87,7 +87,7 @@ impl Directory {
     }
 }
 
-impl Drop for Directory {
+impl Drop for BenchDirectory {
     fn drop(&mut self) {
         // What is left behind in the temporary directory harms nobody.
         let _ = std::fs::remove_dir_all(&self.path);
@@ -119,7 +119,11 @@ fn best(mut round: impl FnMut() -> Result<Duration, CliError>) -> Result<Duratio
     Ok(fastest)
 }
 
-fn measure(directory: &Directory, length: usize, figures: &mut Figures) -> Result<(), CliError> {
+fn measure(
+    directory: &BenchDirectory,
+    length: usize,
+    figures: &mut Figures,
+) -> Result<(), CliError> {
     let executable = std::env::current_exe();
     let mut cluster = Cluster::prepare(ClusterSpec {
         executable: executable.map_err(|source| CliError::Io {
@@ -134,7 +138,7 @@ fn measure(directory: &Directory, length: usize, figures: &mut Figures) -> Resul
     })
     .map_err(cluster_error)?;
     cluster.start_all().map_err(cluster_error)?;
-    let job = Job::open(&cluster)?;
+    let job = BenchJob::open(&cluster)?;
     let mut trainers = job.trainers(&cluster)?;
     let shards: Vec<Vec<u8>> = (0..K)
         .map(|rank| content(length, rank as u64 + 1))
@@ -164,12 +168,12 @@ fn memcpy(source: &[u8]) -> Duration {
         .unwrap_or_default()
 }
 
-struct Job {
+struct BenchJob {
     namespace: Namespace,
     run: RunId,
 }
 
-impl Job {
+impl BenchJob {
     fn open(cluster: &Cluster) -> Result<Self, CliError> {
         let namespace =
             Namespace::new("bench").map_err(|error| CliError::Unexpected(error.to_string()))?;
@@ -214,7 +218,7 @@ impl Job {
 /// Full steps, every byte changed: how long each rank is blocked, and how long until the step is protected.
 fn save_steps(
     cluster: &Cluster,
-    job: &Job,
+    job: &BenchJob,
     trainers: &mut [Trainer],
     shards: &[Vec<u8>],
     memcpy: Duration,
@@ -273,7 +277,7 @@ fn save_steps(
 
 fn restore(
     cluster: &mut Cluster,
-    job: &Job,
+    job: &BenchJob,
     shards: &[Vec<u8>],
     memcpy: Duration,
     figures: &mut Figures,

@@ -72,7 +72,7 @@ fn runs(mut stripes: Vec<u64>) -> Vec<Range<u64>> {
     runs
 }
 
-type Place = (NodeName, SessionId);
+type SessionKey = (NodeName, SessionId);
 
 /// Stops of sessions that have not begun to run here, at most, and for how long they count.
 const EARLY_STOPS_MAX: usize = 64;
@@ -81,9 +81,9 @@ const EARLY_STOP_FOR: Duration = Duration::from_secs(15);
 /// Which sessions run, and which must not begin any more.
 #[derive(Default)]
 struct Running {
-    sessions: BTreeMap<Place, (u64, CancellationToken)>,
+    sessions: BTreeMap<SessionKey, (u64, CancellationToken)>,
     /// A session is run by a task of its own, so its end may be told before that task has begun.
-    early_stops: VecDeque<(Place, Instant)>,
+    early_stops: VecDeque<(SessionKey, Instant)>,
 }
 
 /// The executor of one daemon.
@@ -284,7 +284,7 @@ impl Executor {
 /// A session among those that run; dropping it ends the session.
 struct Registered<'a> {
     executor: &'a Executor,
-    place: Place,
+    place: SessionKey,
     number: u64,
     over: CancellationToken,
 }

@@ -23,7 +23,7 @@ pub(super) const PARKED_FOR: Duration = Duration::from_secs(15);
 
 /// Where a stream belongs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct StreamKey {
     pub leader: NodeName,
     pub session: SessionId,
     pub edge: u32,
@@ -38,7 +38,7 @@ enum Visitor {
 /// The meeting point of streams and sessions.
 #[derive(Default)]
 pub(super) struct Inbound {
-    places: Mutex<BTreeMap<Place, Visitor>>,
+    places: Mutex<BTreeMap<StreamKey, Visitor>>,
 }
 
 impl Inbound {
@@ -55,7 +55,7 @@ impl Inbound {
             session,
             edge,
         } = record;
-        let place = Place {
+        let place = StreamKey {
             leader,
             session,
             edge,
@@ -67,7 +67,7 @@ impl Inbound {
             let _ = waiting.send(stream);
             return;
         }
-        let of_peer = |(at, visitor): &(&Place, &Visitor)| {
+        let of_peer = |(at, visitor): &(&StreamKey, &Visitor)| {
             at.from == place.from && matches!(visitor, Visitor::Stream(..))
         };
         if places.len() < PARKED_MAX && places.iter().filter(of_peer).count() < PARKED_PER_PEER_MAX
@@ -79,7 +79,7 @@ impl Inbound {
     }
 
     /// The stream of an edge, once it is there; none if another session took its place.
-    pub async fn wait(&self, place: Place) -> Option<Box<dyn BlockReceiver>> {
+    pub async fn wait(&self, place: StreamKey) -> Option<Box<dyn BlockReceiver>> {
         let waiting = {
             let mut places = self.lock();
             if let Some(Visitor::Stream(stream, _)) = places.remove(&place) {
@@ -128,7 +128,7 @@ impl Inbound {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Place, Visitor>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<StreamKey, Visitor>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -25,7 +25,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::check::Way;
 use super::frame::{self, Shape, Sums};
-use super::inbound::{Inbound, Place};
+use super::inbound::{Inbound, StreamKey};
 use super::meter::Meters;
 use super::stripe::{Computed, Part};
 use super::{BlockReceiver, BlockSender, BlockState, ExecutorLimits, Pool, Streams};
@@ -180,7 +180,7 @@ impl Pipeline<'_> {
             session,
             edge,
         } = self.record(link)?;
-        let place = Place {
+        let place = StreamKey {
             leader,
             session,
             edge,

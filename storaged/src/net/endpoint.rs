@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
 use super::agreement::{Agreement, Difference, VersionRange};
-use super::frame::FrameError;
+use super::frame::ControlFrameError;
 use super::link::Link;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::wake::Wake;
@@ -157,7 +157,7 @@ pub struct Net {
 
 pub(super) struct Shared {
     pub events: mpsc::Sender<NetEvent>,
-    state: Mutex<State>,
+    state: Mutex<EndpointState>,
 }
 
 impl std::fmt::Debug for Net {
@@ -169,7 +169,7 @@ impl std::fmt::Debug for Net {
 }
 
 /// What a reload may change.
-struct State {
+struct EndpointState {
     hello: LinkHello,
     client: quinn::ClientConfig,
     known: BTreeMap<NodeName, Known>,
@@ -186,7 +186,7 @@ struct Known {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -243,7 +243,7 @@ impl Net {
             version_min: Some(config.versions.min),
             agreement: Some(config.agreement),
         };
-        let state = State {
+        let state = EndpointState {
             hello,
             client,
             known: BTreeMap::new(),
@@ -451,7 +451,7 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) -> Result<(), NetEr
         let (shared, from, connection) = (shared.clone(), from.clone(), connection.clone());
         tokio::spawn(async move {
             if let Err(error) = serve_stream(stream, &from, &shared).await {
-                let is_wrong = matches!(error, FrameError::Wrong(_));
+                let is_wrong = matches!(error, ControlFrameError::Wrong(_));
                 let error = failure::of_stream(from.as_str(), &connection, error);
                 let _ = shared.events.send(NetEvent::Failed(error)).await;
                 if is_wrong {
@@ -484,7 +484,7 @@ async fn welcome(
 ) -> Result<(NodeName, CancellationToken), NetError> {
     let peer = connection.remote_address().to_string();
     let of_stream = |error| failure::of_stream(&peer, connection, error);
-    let wrong = |reason: String| of_stream(FrameError::Wrong(reason));
+    let wrong = |reason: String| of_stream(ControlFrameError::Wrong(reason));
     let (mut send, mut recv) = connection
         .accept_bi()
         .await
@@ -529,10 +529,10 @@ async fn serve_stream(
     mut recv: RecvStream,
     from: &NodeName,
     shared: &Shared,
-) -> Result<(), FrameError> {
+) -> Result<(), ControlFrameError> {
     let mut kind = [0];
     let first = tokio::time::timeout(FIRST_RECORD_WAIT, recv.read_exact(&mut kind)).await;
-    let late = |_| FrameError::Lost("no first byte of a stream in time".into());
+    let late = |_| ControlFrameError::Lost("no first byte of a stream in time".into());
     first.map_err(late)??;
     match kind[0] {
         KIND_CONTROL => {
@@ -555,7 +555,7 @@ async fn serve_stream(
                 return Ok(());
             };
             let record = decode("stream record", &body);
-            let record = record.map_err(|error| FrameError::Wrong(error.to_string()))?;
+            let record = record.map_err(|error| ControlFrameError::Wrong(error.to_string()))?;
             let stream = NetEvent::Stream {
                 from: from.clone(),
                 record,
@@ -564,7 +564,7 @@ async fn serve_stream(
             let _ = shared.events.send(stream).await;
             Ok(())
         }
-        other => Err(FrameError::Wrong(format!(
+        other => Err(ControlFrameError::Wrong(format!(
             "expected a stream of kind 0 or 1, got {other}"
         ))),
     }

@@ -3,7 +3,7 @@
 
 use quinn::ConnectionError;
 
-use super::frame::FrameError;
+use super::frame::ControlFrameError;
 use super::{NetError, Whose};
 
 /// QUIC says TLS alerts as 0x100 and the alert (RFC 9001, 4.8).
@@ -18,7 +18,7 @@ const OTHER_AUTHORITY: u64 = 46;
 
 /// Who refused whose certificate, or what else happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cause {
+enum EndCause {
     /// We refused the peer's certificate.
     TheirCertificate,
     /// The peer refused ours.
@@ -31,29 +31,29 @@ enum Cause {
     Ended,
 }
 
-fn cause(error: &ConnectionError) -> Cause {
+fn cause(error: &ConnectionError) -> EndCause {
     let alert = |code: u64| ALERTS.contains(&code) && ABOUT_CERTIFICATES.contains(&(code & 0xff));
     let other = |code: u64| ALERTS.contains(&code) && code & 0xff == OTHER_AUTHORITY;
     match error {
         ConnectionError::TransportError(found) if other(found.code.into()) => {
-            Cause::Authority(Whose::Theirs)
+            EndCause::Authority(Whose::Theirs)
         }
         ConnectionError::ConnectionClosed(said) if other(said.error_code.into()) => {
-            Cause::Authority(Whose::Ours)
+            EndCause::Authority(Whose::Ours)
         }
         ConnectionError::TransportError(found) if alert(found.code.into()) => {
-            Cause::TheirCertificate
+            EndCause::TheirCertificate
         }
         ConnectionError::ConnectionClosed(said) if alert(said.error_code.into()) => {
-            Cause::OurCertificate
+            EndCause::OurCertificate
         }
-        ConnectionError::TransportError(_) | ConnectionError::VersionMismatch => Cause::Protocol,
+        ConnectionError::TransportError(_) | ConnectionError::VersionMismatch => EndCause::Protocol,
         ConnectionError::ConnectionClosed(_)
         | ConnectionError::ApplicationClosed(_)
         | ConnectionError::Reset
         | ConnectionError::TimedOut
         | ConnectionError::LocallyClosed
-        | ConnectionError::CidsExhausted => Cause::Ended,
+        | ConnectionError::CidsExhausted => EndCause::Ended,
     }
 }
 
@@ -61,29 +61,33 @@ fn cause(error: &ConnectionError) -> Cause {
 pub(super) fn of_connection(peer: &str, error: &ConnectionError) -> NetError {
     let (peer, reason) = (peer.to_owned(), error.to_string());
     match cause(error) {
-        Cause::TheirCertificate => NetError::PeerCertificate { peer, reason },
-        Cause::OurCertificate => NetError::OwnCertificate { peer, reason },
-        Cause::Authority(whose) => NetError::Authority {
+        EndCause::TheirCertificate => NetError::PeerCertificate { peer, reason },
+        EndCause::OurCertificate => NetError::OwnCertificate { peer, reason },
+        EndCause::Authority(whose) => NetError::Authority {
             whose,
             peer,
             reason,
         },
-        Cause::Protocol => NetError::Protocol { peer, reason },
-        Cause::Ended => NetError::Connection { peer, reason },
+        EndCause::Protocol => NetError::Protocol { peer, reason },
+        EndCause::Ended => NetError::Connection { peer, reason },
     }
 }
 
 /// What a failed read or write of a stream means: the connection's end if it has ended; that the link was lost if only
 /// the stream has, whose end may overtake the connection's; or else that the peer broke the protocol.
-pub(super) fn of_stream(peer: &str, connection: &quinn::Connection, error: FrameError) -> NetError {
+pub(super) fn of_stream(
+    peer: &str,
+    connection: &quinn::Connection,
+    error: ControlFrameError,
+) -> NetError {
     let peer_name = || peer.to_owned();
     match (connection.close_reason(), error) {
         (Some(error), _) => of_connection(peer, &error),
-        (None, FrameError::Lost(reason)) => NetError::Lost {
+        (None, ControlFrameError::Lost(reason)) => NetError::Lost {
             peer: peer_name(),
             reason,
         },
-        (None, FrameError::Wrong(reason)) => NetError::Protocol {
+        (None, ControlFrameError::Wrong(reason)) => NetError::Protocol {
             peer: peer_name(),
             reason,
         },

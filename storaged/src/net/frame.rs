@@ -6,7 +6,7 @@ use thiserror::Error;
 
 /// Why a frame did not come or go.
 #[derive(Debug, Error)]
-pub(super) enum FrameError {
+pub(super) enum ControlFrameError {
     /// The stream or its connection ended: a link that was cut, a peer that was paused or stopped, or one that gave the
     /// stream up. Nobody has done anything wrong.
     #[error("{0}")]
@@ -16,13 +16,13 @@ pub(super) enum FrameError {
     Wrong(String),
 }
 
-impl From<ReadError> for FrameError {
+impl From<ReadError> for ControlFrameError {
     fn from(error: ReadError) -> Self {
         Self::Lost(error.to_string())
     }
 }
 
-impl From<ReadExactError> for FrameError {
+impl From<ReadExactError> for ControlFrameError {
     fn from(error: ReadExactError) -> Self {
         match error {
             ReadExactError::ReadError(error) => error.into(),
@@ -37,7 +37,7 @@ impl From<ReadExactError> for FrameError {
 pub(super) async fn read(
     recv: &mut RecvStream,
     limit: usize,
-) -> Result<Option<Vec<u8>>, FrameError> {
+) -> Result<Option<Vec<u8>>, ControlFrameError> {
     let mut prefix = [0; 4];
     match recv.read_exact(&mut prefix).await {
         Ok(()) => {}
@@ -46,7 +46,7 @@ pub(super) async fn read(
     }
     let length = u32::from_le_bytes(prefix) as usize;
     if length > limit {
-        return Err(FrameError::Wrong(format!(
+        return Err(ControlFrameError::Wrong(format!(
             "expected a frame of at most {limit} bytes, got {length}"
         )));
     }
@@ -56,10 +56,11 @@ pub(super) async fn read(
 }
 
 /// Writes one frame. A write fails only with its stream or the connection.
-pub(super) async fn write(send: &mut SendStream, body: Bytes) -> Result<(), FrameError> {
-    let length = u32::try_from(body.len()).map_err(|error| FrameError::Wrong(error.to_string()))?;
+pub(super) async fn write(send: &mut SendStream, body: Bytes) -> Result<(), ControlFrameError> {
+    let length =
+        u32::try_from(body.len()).map_err(|error| ControlFrameError::Wrong(error.to_string()))?;
     let prefix = Bytes::copy_from_slice(&length.to_le_bytes());
     send.write_all_chunks(&mut [prefix, body])
         .await
-        .map_err(|error| FrameError::Lost(error.to_string()))
+        .map_err(|error| ControlFrameError::Lost(error.to_string()))
 }

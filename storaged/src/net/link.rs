@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
 use super::endpoint::{FIRST_RECORD_BYTES_MAX, KIND_CONTROL, LinkHello, NetEvent, Shared};
-use super::frame::FrameError;
+use super::frame::ControlFrameError;
 use super::wake::Wake;
 use super::{NetError, failure, frame, tls};
 
@@ -269,7 +269,7 @@ async fn dial(
     let (mut send, mut recv) = connection.open_bi().await.map_err(of_connection)?;
     // A server that refuses our certificate says so by closing, which shows in the streams.
     let of_stream = |error| failure::of_stream(&name, &connection, error);
-    let wrong = |reason: String| of_stream(FrameError::Wrong(reason));
+    let wrong = |reason: String| of_stream(ControlFrameError::Wrong(reason));
     let hello = shared.hello();
     frame::write(&mut send, encode(&hello).into())
         .await

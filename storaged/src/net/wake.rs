@@ -10,12 +10,12 @@ use tokio::sync::Notify;
 /// What one outgoing link is told of its peer by the connections that the peer makes to us.
 #[derive(Debug, Default)]
 pub(super) struct Wake {
-    state: Mutex<State>,
+    state: Mutex<WakeState>,
     news: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WakeState {
     /// The peer's newest incarnation, as it said itself.
     heard: Option<Generation>,
     /// The one that our link is connected to.
@@ -64,7 +64,7 @@ impl Wake {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WakeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

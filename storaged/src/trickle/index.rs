@@ -12,7 +12,7 @@ use super::store::{KeyPrefix, ObjectKey, PAGE_ENTRIES_MAX, Rest, StoreError};
 
 /// A checkpoint's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct StepKey {
     pub run: RunId,
     pub step: Step,
 }
@@ -43,7 +43,7 @@ const MARKS: [(Mark, &str); 5] = [
 /// A checkpoint as the index has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Indexed {
-    pub place: Place,
+    pub place: StepKey,
     pub marks: Vec<Mark>,
 }
 
@@ -58,7 +58,7 @@ impl Indexed {
     }
 }
 
-impl Place {
+impl StepKey {
     pub fn of(manifest: &Manifest) -> Self {
         Self {
             run: manifest.run,
@@ -67,7 +67,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for StepKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "run {} step {}", self.run, self.step)
     }
@@ -87,7 +87,7 @@ fn folder(namespace: &Namespace) -> String {
 /// The key of a mark: the numbers count down, so that the order of names is from the newest to the oldest.
 pub(super) fn mark_key(
     namespace: &Namespace,
-    place: Place,
+    place: StepKey,
     mark: Mark,
 ) -> Result<ObjectKey, StoreError> {
     let (run, step) = (place.run, place.step.get());
@@ -97,7 +97,7 @@ pub(super) fn mark_key(
 }
 
 /// What a name in the index says; none for names that no daemon wrote.
-pub(super) fn read_name(name: &str) -> Option<(Place, Mark)> {
+pub(super) fn read_name(name: &str) -> Option<(StepKey, Mark)> {
     let (numbers, suffix) = name.split_once('.')?;
     let (mark, _) = MARKS.iter().find(|(_, known)| *known == suffix)?;
     let mut numbers = numbers.split('-').map(|text| {
@@ -106,7 +106,7 @@ pub(super) fn read_name(name: &str) -> Option<(Place, Mark)> {
         exact.then_some(!number)
     });
     let (number, identity, step) = (numbers.next()??, numbers.next()??, numbers.next()??);
-    let place = Place {
+    let place = StepKey {
         run: RunId::with_identity(number, identity),
         step: Step::new(step),
     };
@@ -183,7 +183,7 @@ impl Trickle {
     pub(super) async fn mark(
         &self,
         namespace: &Namespace,
-        place: Place,
+        place: StepKey,
         mark: Mark,
         says: &str,
     ) -> Result<(), DurableFault> {
@@ -198,7 +198,7 @@ impl Trickle {
     pub(super) async fn unmark(
         &self,
         namespace: &Namespace,
-        place: Place,
+        place: StepKey,
         mark: Mark,
     ) -> Result<(), DurableFault> {
         let key = mark_key(namespace, place, mark)?;
@@ -209,7 +209,7 @@ impl Trickle {
     pub(super) async fn said(
         &self,
         namespace: &Namespace,
-        place: Place,
+        place: StepKey,
         mark: Mark,
     ) -> Result<String, DurableFault> {
         let key = mark_key(namespace, place, mark)?;
@@ -222,10 +222,10 @@ impl Trickle {
 }
 
 /// The checkpoints that an increment's mark names, one per line.
-pub(super) fn read_bases(says: &str) -> Vec<Place> {
+pub(super) fn read_bases(says: &str) -> Vec<StepKey> {
     let base = |line: &str| {
         let (run, step) = line.split_once(' ')?;
-        Some(Place {
+        Some(StepKey {
             run: run.parse().ok()?,
             step: Step::new(step.parse().ok()?),
         })
@@ -233,8 +233,8 @@ pub(super) fn read_bases(says: &str) -> Vec<Place> {
     says.lines().filter_map(base).collect()
 }
 
-pub(super) fn write_bases(bases: impl IntoIterator<Item = Place>) -> String {
-    let line = |base: Place| format!("{} {}\n", base.run, base.step);
+pub(super) fn write_bases(bases: impl IntoIterator<Item = StepKey>) -> String {
+    let line = |base: StepKey| format!("{} {}\n", base.run, base.step);
     bases.into_iter().map(line).collect()
 }
 
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     fn name(number: u64, identity: u64, step: u64, mark: Mark) -> String {
-        let place = Place {
+        let place = StepKey {
             run: RunId::with_identity(number, identity),
             step: Step::new(step),
         };
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn bases_are_written_and_read() {
-        let base = Place {
+        let base = StepKey {
             run: RunId::with_identity(3, 1),
             step: Step::new(40),
         };

@@ -10,7 +10,7 @@ use storaged_core::{DurableFault, SlotShard};
 use storaged_wire::{ManifestBytes, Rank};
 
 use super::chain::expected_object;
-use super::index::{Mark, Place};
+use super::index::{Mark, StepKey};
 use super::store::ObjectKey;
 use super::{FETCH_BYTES, Trickle, increment, leaves_object, object, packed};
 
@@ -141,7 +141,7 @@ impl Trickle {
             return error.into();
         }
         let record = manifest.manifest();
-        let (namespace, place) = (&record.namespace, Place::of(record));
+        let (namespace, place) = (&record.namespace, StepKey::of(record));
         match self.find_manifest(namespace, place.run, place.step).await {
             Ok(None) => {
                 return DurableFault::Conflict(format!(

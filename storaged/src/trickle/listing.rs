@@ -9,7 +9,7 @@ use storaged_core::{DurableFault, DurableListing, SetAside, SetAsideCause};
 use storaged_wire::{ManifestBytes, Namespace, RunId, Step};
 
 use super::fault::damaged;
-use super::index::{IndexReader, Indexed, Mark, Place, read_bases};
+use super::index::{IndexReader, Indexed, Mark, StepKey, read_bases};
 use super::store::{KeyPrefix, ObjectKey, StoreError};
 use super::{MANIFEST_OBJECT, Trickle, object_at, read_manifest_object};
 
@@ -24,7 +24,7 @@ struct Search<'a> {
     step: Option<Step>,
     listing: DurableListing,
     /// What the index names, whether it can be used or not.
-    indexed: BTreeSet<Place>,
+    indexed: BTreeSet<StepKey>,
 }
 
 /// What became of a candidate.
@@ -40,7 +40,7 @@ impl Search<'_> {
         self.listing.manifests.len() >= LISTED_MAX
     }
 
-    fn wants(&self, place: Place) -> bool {
+    fn wants(&self, place: StepKey) -> bool {
         self.step.is_none_or(|step| step == place.step)
     }
 
@@ -48,7 +48,7 @@ impl Search<'_> {
         self.listing.newest_run = self.listing.newest_run.max(Some(run));
     }
 
-    fn add(&mut self, place: Place, candidate: Candidate) {
+    fn add(&mut self, place: StepKey, candidate: Candidate) {
         match candidate {
             Candidate::Sound(manifest) => self.listing.manifests.push(manifest),
             Candidate::Unpublished => {}
@@ -60,8 +60,8 @@ impl Search<'_> {
         }
     }
 
-    fn set_aside(&mut self, place: Place, cause: SetAsideCause, reason: String) {
-        let Place { run, step } = place;
+    fn set_aside(&mut self, place: StepKey, cause: SetAsideCause, reason: String) {
+        let StepKey { run, step } = place;
         self.listing.set_aside.push(SetAside {
             run,
             step,
@@ -102,7 +102,7 @@ impl Trickle {
             self.store.check_place().await?;
         }
         let mut listing = search.listing;
-        let place = |manifest: &ManifestBytes| Place::of(manifest.manifest());
+        let place = |manifest: &ManifestBytes| StepKey::of(manifest.manifest());
         listing
             .manifests
             .sort_by_key(|manifest| std::cmp::Reverse(place(manifest)));
@@ -171,7 +171,7 @@ impl Trickle {
             let mut steps: Vec<Step> = names.iter().filter_map(step).collect();
             steps.sort_by(|a, b| b.cmp(a));
             for step in steps {
-                let place = Place { run, step };
+                let place = StepKey { run, step };
                 if search.is_full() {
                     return Ok(());
                 }
@@ -208,7 +208,7 @@ impl Trickle {
     async fn in_folder(
         &self,
         namespace: &Namespace,
-        place: Place,
+        place: StepKey,
     ) -> Result<Candidate, DurableFault> {
         let candidate = self.manifest_of(namespace, place).await?;
         let Candidate::Sound(manifest) = &candidate else {
@@ -223,7 +223,7 @@ impl Trickle {
     async fn manifest_of(
         &self,
         namespace: &Namespace,
-        place: Place,
+        place: StepKey,
     ) -> Result<Candidate, DurableFault> {
         match self.find_manifest(namespace, place.run, place.step).await {
             Ok(Some(manifest)) => Ok(Candidate::Sound(Arc::new(manifest))),

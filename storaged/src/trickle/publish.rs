@@ -7,7 +7,7 @@ use storaged_core::DurableFault;
 use storaged_wire::{Manifest, ManifestBytes, ShardEntry};
 
 use super::chain::{Stored, expected_object};
-use super::index::{Mark, Place, read_bases, write_bases};
+use super::index::{Mark, StepKey, read_bases, write_bases};
 use super::store::{KeyPrefix, StoreError};
 use super::{MANIFEST_OBJECT, Trickle, increment, manifest_object, object, packed, unpack};
 
@@ -41,7 +41,7 @@ impl Trickle {
             check_there(record, &folder, entry, &stored)?;
             if let Stored::Increment(index) = &stored {
                 let (run, step) = (index.base.run, index.base.step);
-                bases.insert(Place { run, step });
+                bases.insert(StepKey { run, step });
             }
         }
         if all_raw && !record.torch_metadata.is_empty() {
@@ -89,9 +89,9 @@ impl Trickle {
     async fn enter(
         &self,
         record: &Manifest,
-        mut bases: BTreeSet<Place>,
+        mut bases: BTreeSet<StepKey>,
     ) -> Result<(), DurableFault> {
-        let (namespace, place) = (&record.namespace, Place::of(record));
+        let (namespace, place) = (&record.namespace, StepKey::of(record));
         if bases.is_empty() {
             return self.mark(namespace, place, Mark::Full, "").await;
         }

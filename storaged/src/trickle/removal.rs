@@ -9,7 +9,7 @@ use storaged_wire::local::{Keep, PinnedOnes, Removal};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Owner, Rank, RunId, Step};
 
 use super::increment::records_object;
-use super::index::{Indexed, Mark, Place, mark_key, read_bases};
+use super::index::{Indexed, Mark, StepKey, mark_key, read_bases};
 use super::packed::packed_object;
 use super::store::{KeyPrefix, ObjectKey};
 use super::{MANIFEST_OBJECT, Trickle, object, object_at, shard_object};
@@ -80,12 +80,12 @@ impl Trickle {
         namespace: &Namespace,
         run: Option<RunId>,
         step: Step,
-    ) -> Result<Place, CurationFault> {
+    ) -> Result<StepKey, CurationFault> {
         let listing = self.list(namespace, Some(step)).await?;
         let mut places = listing
             .manifests
             .iter()
-            .map(|one| Place::of(one.manifest()));
+            .map(|one| StepKey::of(one.manifest()));
         let found = places.find(|place| run.is_none_or(|run| run == place.run));
         found.ok_or_else(|| {
             CurationFault::NoSuch(format!(
@@ -100,7 +100,7 @@ impl Trickle {
         namespace: &Namespace,
         index: &[Indexed],
         removal: &Removal,
-    ) -> Result<Vec<Place>, CurationFault> {
+    ) -> Result<Vec<StepKey>, CurationFault> {
         let (places, what) = match removal {
             Removal::Step { run, step } => {
                 let one = index.iter().find(|one| {
@@ -132,7 +132,7 @@ impl Trickle {
     async fn remove(
         &self,
         namespace: &Namespace,
-        places: Vec<Place>,
+        places: Vec<StepKey>,
     ) -> Result<Removed, CurationFault> {
         let mut removed = Removed::default();
         // The newest first: an increment goes before what it builds on.
@@ -149,9 +149,9 @@ impl Trickle {
         namespace: &Namespace,
         index: &[Indexed],
         run: Option<RunId>,
-    ) -> Result<Vec<Place>, DurableFault> {
-        let wanted = |place: &Place| run.is_none_or(|run| run == place.run);
-        let mut places: BTreeSet<Place> = index.iter().map(|one| one.place).collect();
+    ) -> Result<Vec<StepKey>, DurableFault> {
+        let wanted = |place: &StepKey| run.is_none_or(|run| run == place.run);
+        let mut places: BTreeSet<StepKey> = index.iter().map(|one| one.place).collect();
         for run in self.run_folders(namespace).await? {
             places.extend(self.step_folders(namespace, run).await?);
         }
@@ -172,12 +172,12 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         run: RunId,
-    ) -> Result<Vec<Place>, DurableFault> {
+    ) -> Result<Vec<StepKey>, DurableFault> {
         let under = KeyPrefix::folder(format!("{namespace}/run-{run}").parse()?);
         let names = self.store.list_folders(&under).await?;
         let step = |name: &String| name.strip_prefix("step-")?.parse().ok().map(Step::new);
         let places = names.iter().filter_map(step);
-        Ok(places.map(|step| Place { run, step }).collect())
+        Ok(places.map(|step| StepKey { run, step }).collect())
     }
 
     /// A checkpoint that an increment builds on goes only with it.
@@ -185,9 +185,9 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         index: &[Indexed],
-        places: &[Place],
+        places: &[StepKey],
     ) -> Result<(), CurationFault> {
-        let going: BTreeSet<Place> = places.iter().copied().collect();
+        let going: BTreeSet<StepKey> = places.iter().copied().collect();
         for (above, bases) in self.bases_in(namespace, index).await? {
             let needed = bases.iter().find(|base| going.contains(base));
             if let Some(base) = needed.filter(|_| !going.contains(&above)) {
@@ -204,7 +204,7 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         index: &[Indexed],
-    ) -> Result<BTreeMap<Place, Vec<Place>>, DurableFault> {
+    ) -> Result<BTreeMap<StepKey, Vec<StepKey>>, DurableFault> {
         let mut all = BTreeMap::new();
         for one in index {
             if !one.is_entry() || !one.has(Mark::Increment) {
@@ -220,7 +220,7 @@ impl Trickle {
     pub(super) async fn remove_step(
         &self,
         namespace: &Namespace,
-        place: Place,
+        place: StepKey,
     ) -> Result<u64, DurableFault> {
         self.unpublish(namespace, place).await?;
         let folder = format!("{namespace}/run-{}/step-{}", place.run, place.step);
@@ -251,7 +251,7 @@ impl Trickle {
     }
 
     /// From now on the step is no checkpoint.
-    async fn unpublish(&self, namespace: &Namespace, place: Place) -> Result<(), DurableFault> {
+    async fn unpublish(&self, namespace: &Namespace, place: StepKey) -> Result<(), DurableFault> {
         match self.mark(namespace, place, Mark::Removing, "").await {
             Ok(()) => {}
             // It takes no mark. Without its manifest the step is no checkpoint either, and has made room.
@@ -317,7 +317,7 @@ impl Trickle {
 }
 
 /// What somebody has pinned does not go.
-fn check_unpinned(index: &[Indexed], places: &[Place]) -> Result<(), CurationFault> {
+fn check_unpinned(index: &[Indexed], places: &[StepKey]) -> Result<(), CurationFault> {
     let pinned = |one: &&Indexed| one.has(Mark::Pinned) && places.contains(&one.place);
     match index.iter().find(pinned) {
         None => Ok(()),
@@ -330,8 +330,8 @@ fn check_unpinned(index: &[Indexed], places: &[Place]) -> Result<(), CurationFau
 }
 
 /// What a job's next restart hangs on does not go while it trains.
-fn check_ended(places: &[Place], spared: Option<RunId>) -> Result<(), CurationFault> {
-    let lives = |place: &&Place| spared.is_some_and(|spared| place.run >= spared);
+fn check_ended(places: &[StepKey], spared: Option<RunId>) -> Result<(), CurationFault> {
+    let lives = |place: &&StepKey| spared.is_some_and(|spared| place.run >= spared);
     match places.iter().find(lives) {
         None => Ok(()),
         Some(place) => Err(CurationFault::Live(format!(

@@ -9,7 +9,7 @@ use storaged_core::DurableFault;
 use storaged_wire::{Namespace, RunId, Step};
 use tokio::time::Instant;
 
-use super::index::{Indexed, Mark, Place};
+use super::index::{Indexed, Mark, StepKey};
 use super::store::{KeyPrefix, ObjectKey};
 use super::{MANIFEST_OBJECT, Trickle, object_at};
 
@@ -26,14 +26,20 @@ pub struct Retention {
 
 /// Unfinished checkpoints that were seen, since when, and what they were then.
 #[derive(Debug, Default)]
-pub(super) struct Sightings(Mutex<BTreeMap<(Namespace, Place), Sighting>>);
+pub(super) struct Sightings(Mutex<BTreeMap<(Namespace, StepKey), Sighting>>);
 
 /// Since when, and how many objects and bytes there were.
 type Sighting = (Instant, u64, u64);
 
 impl Sightings {
     /// How long a folder has looked like this.
-    fn unchanged(&self, namespace: &Namespace, place: Place, objects: u64, bytes: u64) -> Duration {
+    fn unchanged(
+        &self,
+        namespace: &Namespace,
+        place: StepKey,
+        objects: u64,
+        bytes: u64,
+    ) -> Duration {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let one = seen
@@ -45,7 +51,7 @@ impl Sightings {
         now - one.0
     }
 
-    fn forget(&self, namespace: &Namespace, place: Place) {
+    fn forget(&self, namespace: &Namespace, place: StepKey) {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         seen.remove(&(namespace.clone(), place));
     }
@@ -56,13 +62,13 @@ impl Sightings {
 fn doomed(
     retention: &Retention,
     index: &[Indexed],
-    last: &[Place],
-    bases: &BTreeMap<Place, Vec<Place>>,
-) -> Vec<Place> {
+    last: &[StepKey],
+    bases: &BTreeMap<StepKey, Vec<StepKey>>,
+) -> Vec<StepKey> {
     let Some(oldest) = last.iter().min() else {
         return Vec::new();
     };
-    let every = |place: Place| {
+    let every = |place: StepKey| {
         let every = retention.keep_every.filter(|every| *every > 0);
         every.is_some_and(|every| place.step.get().is_multiple_of(every))
     };
@@ -71,18 +77,18 @@ fn doomed(
             || one.has(Mark::Pinned)
             || every(one.place) && one.is_entry() && !one.has(Mark::Quarantined)
     };
-    let kept: BTreeSet<Place> = index
+    let kept: BTreeSet<StepKey> = index
         .iter()
         .filter(|one| stays(one))
         .map(|one| one.place)
         .collect();
-    let needed: BTreeSet<Place> = kept
+    let needed: BTreeSet<StepKey> = kept
         .iter()
         .filter_map(|place| bases.get(place))
         .flatten()
         .copied()
         .collect();
-    let goes = |place: &Place| !kept.contains(place) && !needed.contains(place);
+    let goes = |place: &StepKey| !kept.contains(place) && !needed.contains(place);
     index.iter().map(|one| one.place).filter(goes).collect()
 }
 
@@ -145,7 +151,7 @@ impl Trickle {
                 continue;
             }
             let folders = self.step_folders(namespace, older).await?;
-            let mut places: BTreeSet<Place> = folders.into_iter().collect();
+            let mut places: BTreeSet<StepKey> = folders.into_iter().collect();
             places.extend(unfinished.iter().filter(|place| place.run == older));
             for place in places {
                 let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
@@ -168,7 +174,10 @@ impl Trickle {
     }
 
     /// Places whose shards have begun, and may have left no object yet.
-    async fn unfinished_of(&self, namespace: &Namespace) -> Result<BTreeSet<Place>, DurableFault> {
+    async fn unfinished_of(
+        &self,
+        namespace: &Namespace,
+    ) -> Result<BTreeSet<StepKey>, DurableFault> {
         let under = KeyPrefix::folder(namespace.as_str().parse()?);
         let prefix = under.text();
         let keys = self.store.unfinished(&under).await?;
@@ -177,7 +186,7 @@ impl Trickle {
             let (run, rest) = rest.strip_prefix("run-")?.split_once('/')?;
             let (step, _) = rest.strip_prefix("step-")?.split_once('/')?;
             let (run, step) = (run.parse().ok()?, Step::new(step.parse().ok()?));
-            Some(Place { run, step })
+            Some(StepKey { run, step })
         };
         Ok(keys.iter().filter_map(place).collect())
     }
@@ -187,8 +196,8 @@ impl Trickle {
 mod tests {
     use super::*;
 
-    fn place(step: u64) -> Place {
-        Place {
+    fn place(step: u64) -> StepKey {
+        StepKey {
             run: RunId::new(1),
             step: Step::new(step),
         }
@@ -201,7 +210,7 @@ mod tests {
         }
     }
 
-    fn steps(places: &[Place]) -> Vec<u64> {
+    fn steps(places: &[StepKey]) -> Vec<u64> {
         places.iter().map(|place| place.step.get()).collect()
     }
 

@@ -249,7 +249,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_number_is_above_every_folder_and_claim() {
-        let store: Arc<dyn Store> = Arc::new(store::Memory::new());
+        let store: Arc<dyn Store> = Arc::new(store::FakeStore::new());
         let trickle = over(store.clone());
         let claim = |above, identity| trickle.claim_run(&NAMESPACE, mine(), above, identity);
         static NAMESPACE: std::sync::LazyLock<Namespace> = std::sync::LazyLock::new(namespace);
@@ -272,7 +272,7 @@ mod tests {
 
     #[tokio::test]
     async fn of_many_claims_at_once_every_one_gets_its_own_number() {
-        let trickle = over(Arc::new(store::Memory::new()));
+        let trickle = over(Arc::new(store::FakeStore::new()));
         let claims = (1..=32).map(|identity| {
             let trickle = trickle.clone();
             tokio::spawn(async move { trickle.claim_run(&namespace(), mine(), 0, identity).await })
@@ -286,7 +286,7 @@ mod tests {
 
     #[tokio::test]
     async fn another_token_gets_none() {
-        let trickle = over(Arc::new(store::Memory::new()));
+        let trickle = over(Arc::new(store::FakeStore::new()));
         trickle.claim_run(&namespace(), mine(), 0, 1).await.unwrap();
         let other = Owner::of_token(b"other");
         let refused = trickle.claim_run(&namespace(), other, 0, 2).await;
@@ -295,7 +295,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_forged_last_folder_is_said_and_overflows_nothing() {
-        let store: Arc<dyn Store> = Arc::new(store::Memory::new());
+        let store: Arc<dyn Store> = Arc::new(store::FakeStore::new());
         put(&store, &format!("job/run-{}/step-1/x", u64::MAX)).await;
         let refused = over(store).claim_run(&namespace(), mine(), 0, 1).await;
         let Err(ClaimFault::Durable(DurableFault::Damaged(text))) = refused else {
@@ -310,7 +310,7 @@ mod tests {
             fail_per_mille: 1000,
             ..FaultPlan::default()
         };
-        let faulty = store::Faulty::new(Arc::new(store::Memory::new()), plan, 1);
+        let faulty = store::Faulty::new(Arc::new(store::FakeStore::new()), plan, 1);
         let refused = over(Arc::new(faulty))
             .claim_run(&namespace(), mine(), 0, 1)
             .await;
@@ -322,7 +322,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_opened_without_the_tier_is_recorded_once() {
-        let trickle = over(Arc::new(store::Memory::new()));
+        let trickle = over(Arc::new(store::FakeStore::new()));
         let run = RunId::with_identity(4, 9);
         trickle.record_run(&namespace(), mine(), run).await.unwrap();
         trickle.record_run(&namespace(), mine(), run).await.unwrap();

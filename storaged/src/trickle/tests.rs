@@ -54,7 +54,7 @@ impl World {
 
     /// The link's rate counts: over a fast one records stay raw.
     fn over_a_link(increments: u32, packing: Packing, bytes_per_second: u64) -> Self {
-        let store: Arc<dyn Store> = Arc::new(store::Memory::new());
+        let store: Arc<dyn Store> = Arc::new(store::FakeStore::new());
         let memory = Arc::new(Memory::new());
         let limits = TrickleLimits {
             part_bytes: 1 << 20,

@@ -88,7 +88,7 @@ fn commands_end_in_their_time_beside_a_daemon_that_hangs() -> Result<()> {
         &["plan", "job"][..],
         &["verify", "job"],
         &["drop", "job"],
-        &["pin", "job", "--step", "1"],
+        &["pin", "job", "1"],
         &["rm", "job", "--all"],
         &["restart-safe"],
         &["restart-safe", "--wait"],

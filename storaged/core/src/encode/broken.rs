@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::api::{Now, Output, ParityId};
-use crate::budget::Purpose;
+use crate::budget::Reservation;
 use crate::limits;
 use crate::node::Node;
 use storaged_plan::DirtyMap;
@@ -241,7 +241,7 @@ impl Node {
     }
 
     pub(super) fn drop_parity(&mut self, set: ParityId) {
-        self.budget.release(Purpose::Parity(set));
+        self.budget.release(Reservation::Parity(set));
         self.out.push(Output::DropParity { set });
     }
 

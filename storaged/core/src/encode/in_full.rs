@@ -5,7 +5,7 @@
 use storaged_wire::SessionId;
 use storaged_wire::peer::SessionKind;
 
-use super::lead::{Led, Purpose};
+use super::lead::{Led, SessionGoal};
 use crate::limits;
 use crate::node::Node;
 
@@ -19,7 +19,7 @@ impl Led {
         let moved = self.needs.changed().map_or(0, |changed| changed.count());
         let clean = self.stripe_count.saturating_sub(moved);
         on_a_basis
-            && self.purpose == Purpose::Encode
+            && self.purpose == SessionGoal::Encode
             && clean <= self.stripe_count / limits::CLEAN_SHARE_WORTH_A_BASIS
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct LaneProgress {
 
 /// Why a session is led.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum SessionGoal {
     Encode,
     Heal(Vec<NodeName>),
     Open(SlotId),
@@ -79,7 +79,7 @@ pub(crate) struct Led {
     /// What members that failed said.
     pub faults: BTreeMap<NodeName, SessionFault>,
     pub deadline: Now,
-    pub purpose: Purpose,
+    pub purpose: SessionGoal,
     /// What its members say of it while it runs.
     pub pace: Pace,
 }
@@ -172,7 +172,7 @@ impl Node {
             checks,
             parities,
         };
-        self.lead(key.clone(), manifest, lane, kind, Purpose::Encode);
+        self.lead(key.clone(), manifest, lane, kind, SessionGoal::Encode);
     }
 
     /// The parity blocks of an encode: those of the coding nodes that are up. None while it must wait: a data node is
@@ -196,7 +196,7 @@ impl Node {
         manifest: &ManifestBytes,
         lane: Lane,
         kind: SessionKind,
-        purpose: Purpose,
+        purpose: SessionGoal,
     ) -> bool {
         let session = self.fresh_session();
         let record = SessionRecord {
@@ -289,8 +289,8 @@ impl Node {
             };
             let is_source = led.members.iter().position(|node| node == from) < Some(led.sources);
             match led.purpose {
-                Purpose::Encode if is_source => led.needs.add_changed(&map),
-                Purpose::Heal(_) => led.lacking.add(from.clone(), map),
+                SessionGoal::Encode if is_source => led.needs.add_changed(&map),
+                SessionGoal::Heal(_) => led.lacking.add(from.clone(), map),
                 _ => led.needs.add_lacking(&map),
             }
         }
@@ -315,12 +315,12 @@ impl Node {
         leaves.sort_by_key(|table| (table.rank, table.prints.is_empty()));
         leaves.dedup_by_key(|table| table.rank);
         let stripes = match led.purpose {
-            Purpose::Heal(_) => led.lacking.stripes(),
-            Purpose::Encode | Purpose::Open(_) => led.needs.stripes(),
+            SessionGoal::Heal(_) => led.lacking.stripes(),
+            SessionGoal::Encode | SessionGoal::Open(_) => led.needs.stripes(),
         };
         let stripes = stripes.as_ref().map(said);
         let chosen = match led.purpose {
-            Purpose::Encode => self
+            SessionGoal::Encode => self
                 .manifest_named(led.record.manifest)
                 .and_then(|m| chosen(&m, led.lane, &led.needs, &self.links())),
             _ => None,
@@ -454,8 +454,8 @@ impl Node {
         self.learn_rates(&led);
         let name = led.record.manifest;
         match led.purpose {
-            Purpose::Open(slot) => self.opening_filled(slot),
-            Purpose::Heal(nodes) => {
+            SessionGoal::Open(slot) => self.opening_filled(slot),
+            SessionGoal::Heal(nodes) => {
                 if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
                     progress.trust();
                 }
@@ -471,7 +471,7 @@ impl Node {
                     self.note(Note::Healed { key, lane, node });
                 }
             }
-            Purpose::Encode => {
+            SessionGoal::Encode => {
                 let now = self.now;
                 let progress = self.lanes.get_mut(&(name, led.lane));
                 let started = progress.and_then(|progress| {
@@ -497,7 +497,7 @@ impl Node {
     fn session_failed(&mut self, led: Led, node: NodeName, fault: SessionFault) {
         let now = self.now;
         let place = (led.record.manifest, led.lane);
-        if let Purpose::Open(slot) = led.purpose {
+        if let SessionGoal::Open(slot) = led.purpose {
             return self.opening_session_failed(slot, &node, &fault);
         }
         if let Some(progress) = self.lanes.get_mut(&place) {
@@ -508,7 +508,7 @@ impl Node {
             progress.failures += 1;
             progress.held.clear();
         }
-        if led.purpose == Purpose::Encode
+        if led.purpose == SessionGoal::Encode
             && let SessionFault::Corrupt(reason) = &fault
         {
             let reason = format!(
@@ -594,7 +594,7 @@ impl Node {
                         },
                     );
                 }
-                if let Purpose::Open(slot) = led.purpose {
+                if let SessionGoal::Open(slot) = led.purpose {
                     let me = self.me().clone();
                     self.opening_session_failed(slot, &me, &SessionFault::NoManifest);
                 }
@@ -629,7 +629,7 @@ fn root(
     }
 }
 
-impl Purpose {
+impl SessionGoal {
     fn is_lane_work(&self) -> bool {
         !matches!(self, Self::Open(_))
     }

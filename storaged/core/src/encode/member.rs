@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::api::{Now, Output, ParityId, SessionTally, SlotShard, Source};
-use crate::budget::Purpose;
+use crate::budget::Reservation;
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Checkpoint, LocalShard, SlotUse, Upload};
@@ -19,7 +19,7 @@ use storaged_wire::shape::RepairShape;
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::begin::{changed, said};
-use super::lead::Purpose as LedFor;
+use super::lead::SessionGoal;
 
 /// What this member keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -282,7 +282,7 @@ impl Node {
             .filter(|_| leader == self.me())?
             .purpose
         {
-            LedFor::Open(slot) => Some(slot),
+            SessionGoal::Open(slot) => Some(slot),
             _ => None,
         }
     }
@@ -309,7 +309,11 @@ impl Node {
             return Ok(Kept::Parity { index, set, basis });
         }
         let set = ParityId(self.fresh());
-        let reserved = self.reserve(Purpose::Parity(set), derived.blocks.length, &key.namespace);
+        let reserved = self.reserve(
+            Reservation::Parity(set),
+            derived.blocks.length,
+            &key.namespace,
+        );
         let reserved = reserved.map_err(|no_room| {
             format!("parity that it keeps for others {no_room}: raise memory.budget there")
         });
@@ -502,7 +506,7 @@ impl Node {
             gone = checkpoint.parity.insert((joined.derived.lane, index), set);
         }
         if let Some(set) = gone {
-            self.budget.release(Purpose::Parity(set));
+            self.budget.release(Reservation::Parity(set));
             self.out.push(Output::DropParity { set });
         }
         self.report_held(&joined.key);

@@ -22,7 +22,7 @@ mod wary;
 
 pub(crate) use begin::Beginning;
 pub(crate) use broken::{Ending, ParityPlace, PartFilled, PartMade};
-pub(crate) use lead::{LaneTable, Led, Purpose};
+pub(crate) use lead::{LaneTable, Led, SessionGoal};
 pub(crate) use member::Joined;
 pub(crate) use rates::MeasuredRates;
 pub use rates::{NodeRate, SideRate};

@@ -8,21 +8,21 @@ use storaged_wire::peer::{Lane, SessionFault, SumChecks};
 use storaged_wire::shape::EncodeShape;
 use storaged_wire::{Digest, NodeName};
 
-use super::lead::{LaneProgress, Led, Purpose};
+use super::lead::{LaneProgress, Led, SessionGoal};
 use crate::node::Node;
 use crate::restore::is_wrong;
 
 impl LaneProgress {
     /// Takes in why a session of the lane failed. Says whether it may be tried again at once.
-    pub(super) fn learn(&mut self, purpose: &Purpose, fault: &SessionFault) -> bool {
+    pub(super) fn learn(&mut self, purpose: &SessionGoal, fault: &SessionFault) -> bool {
         let was_wary = self.wary;
         match purpose {
-            Purpose::Heal(_) => {
+            SessionGoal::Heal(_) => {
                 self.wary |= is_wrong(fault);
                 self.suspects.extend(fault.blamed().cloned());
                 false
             }
-            Purpose::Encode => {
+            SessionGoal::Encode => {
                 self.wary |= is_wrong(fault);
                 // A basis may be what is wrong, and differences cannot be checked by what whole chunks must be.
                 self.in_full |= self.wary || *fault == SessionFault::NoBasis;
@@ -31,7 +31,7 @@ impl LaneProgress {
                 }
                 *fault == SessionFault::NoBasis || self.wary != was_wary
             }
-            Purpose::Open(_) => false,
+            SessionGoal::Open(_) => false,
         }
     }
 
@@ -56,7 +56,7 @@ impl Node {
     pub(super) fn around_suspects(&self, led: &Led) -> Option<EncodeShape> {
         let progress = self.lanes.get(&(led.record.manifest, led.lane))?;
         match led.purpose {
-            Purpose::Encode => around(&progress.suspects, &led.members, led.sources),
+            SessionGoal::Encode => around(&progress.suspects, &led.members, led.sources),
             _ => None,
         }
     }
@@ -99,11 +99,11 @@ mod tests {
     fn after_wrong_parity_the_lane_is_coded_in_full_and_warily_at_once() {
         let mut progress = LaneProgress::default();
         let wrong = SessionFault::WrongResult("stripe 3".into());
-        assert!(progress.learn(&Purpose::Encode, &wrong));
+        assert!(progress.learn(&SessionGoal::Encode, &wrong));
         assert!(progress.wary && progress.in_full && progress.suspects.is_empty());
         // Once it is, trying again at once would only be busy.
-        assert!(!progress.learn(&Purpose::Encode, &wrong));
-        assert!(!progress.learn(&Purpose::Encode, &wrong_bytes("b")));
+        assert!(!progress.learn(&SessionGoal::Encode, &wrong));
+        assert!(!progress.learn(&SessionGoal::Encode, &wrong_bytes("b")));
         assert_eq!(progress.suspects, [node("b")].into());
         progress.trust();
         assert!(!progress.wary && progress.suspects.is_empty());
@@ -135,16 +135,16 @@ mod tests {
             node: node("b"),
             reason: "sent nothing whole".into(),
         };
-        assert!(!progress.learn(&Purpose::Encode, &silent));
+        assert!(!progress.learn(&SessionGoal::Encode, &silent));
         assert!(!progress.wary && !progress.in_full && progress.suspects.is_empty());
-        assert!(progress.learn(&Purpose::Encode, &SessionFault::NoBasis));
+        assert!(progress.learn(&SessionGoal::Encode, &SessionFault::NoBasis));
         assert!(progress.in_full && !progress.wary);
     }
 
     #[test]
     fn a_repair_asks_others_than_whoever_it_was_blamed_on() {
         let mut progress = LaneProgress::default();
-        let heal = Purpose::Heal(vec![node("a")]);
+        let heal = SessionGoal::Heal(vec![node("a")]);
         assert!(!progress.learn(&heal, &wrong_bytes("b")));
         assert!(progress.wary && !progress.in_full);
         assert_eq!(progress.suspects, [node("b")].into());

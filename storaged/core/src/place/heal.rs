@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::api::Now;
-use crate::encode::Purpose;
+use crate::encode::SessionGoal;
 use crate::limits;
 use crate::node::Node;
 use storaged_plan::LaneBlocks;
@@ -15,7 +15,7 @@ use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName,
 
 /// The blocks of a lane as its members hold them.
 #[derive(Debug, Default)]
-struct Found {
+struct FoundBlocks {
     available: Vec<usize>,
     wanted: Vec<(u32, NodeName)>,
 }
@@ -33,7 +33,7 @@ impl Node {
             return;
         }
         if let Some((kind, healed)) = self.next_heal(key, manifest, lane, blocks) {
-            self.lead(key.clone(), manifest, lane, kind, Purpose::Heal(healed));
+            self.lead(key.clone(), manifest, lane, kind, SessionGoal::Heal(healed));
         }
     }
 
@@ -48,7 +48,7 @@ impl Node {
         if self.encodes_newer(key, lane) {
             return None;
         }
-        let Found {
+        let FoundBlocks {
             available,
             mut wanted,
         } = self.find_blocks(key, manifest, lane, blocks)?;
@@ -85,12 +85,14 @@ impl Node {
         let (key, lane) = (led.key.clone(), led.lane);
         match led.purpose.clone() {
             // A node that was restarted hears first that there is the checkpoint, and then that it is protected.
-            Purpose::Encode if state >= CheckpointState::Protected => {
+            SessionGoal::Encode if state >= CheckpointState::Protected => {
                 self.interrupt_led(session);
                 self.heal_lane(&key, manifest, lane, blocks);
             }
-            Purpose::Heal(healed) => self.widen_heal((session, &healed), manifest, lane, blocks),
-            Purpose::Encode | Purpose::Open(_) => {}
+            SessionGoal::Heal(healed) => {
+                self.widen_heal((session, &healed), manifest, lane, blocks)
+            }
+            SessionGoal::Encode | SessionGoal::Open(_) => {}
         }
     }
 
@@ -120,7 +122,7 @@ impl Node {
         };
         if all.iter().any(|node| !healed.contains(node)) {
             self.interrupt_led(session);
-            self.lead(key, manifest, lane, kind, Purpose::Heal(all));
+            self.lead(key, manifest, lane, kind, SessionGoal::Heal(all));
         }
     }
 
@@ -128,7 +130,7 @@ impl Node {
     fn encodes_newer(&self, key: &CheckpointKey, lane: Lane) -> bool {
         self.led.values().any(|led| {
             let of_namespace = led.key.namespace == key.namespace && led.key > *key;
-            of_namespace && led.lane == lane && led.purpose == Purpose::Encode
+            of_namespace && led.lane == lane && led.purpose == SessionGoal::Encode
         })
     }
 
@@ -139,14 +141,14 @@ impl Node {
         manifest: &ManifestBytes,
         lane: Lane,
         blocks: &LaneBlocks,
-    ) -> Option<Found> {
+    ) -> Option<FoundBlocks> {
         let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
             .filter_map(|block| Some((block, blocks.node(block)?.clone())))
             .collect();
         self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders);
         self.learn_own_blocks((manifest.name(), lane), key, blocks);
         let progress = &self.lanes[&(manifest.name(), lane)];
-        let mut found = Found::default();
+        let mut found = FoundBlocks::default();
         for (block, node) in &holders {
             match progress.held.get(node) {
                 _ if !self.is_up(node) => {}

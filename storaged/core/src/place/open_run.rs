@@ -31,14 +31,14 @@ pub(crate) struct RunProposal {
     attempts: u32,
     /// How often the tier was asked for a number.
     claims: u32,
-    tier: Tier,
+    tier: TierClaim,
     phase: Phase,
     deadline: Now,
 }
 
 /// What the durable tier has to say of the number.
 #[derive(Debug, Clone)]
-enum Tier {
+enum TierClaim {
     Absent,
     Asked,
     /// It has given the number.
@@ -109,7 +109,7 @@ impl Node {
             above,
             attempts: 0,
             claims: 0,
-            tier: Tier::Absent,
+            tier: TierClaim::Absent,
             phase: Phase::Waiting { until: self.now },
             deadline: self.now.plus(wait),
         };
@@ -135,7 +135,7 @@ impl Node {
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
-        proposal.tier = Tier::Asked;
+        proposal.tier = TierClaim::Asked;
         proposal.claims = proposal.claims.saturating_add(1);
         proposal.phase = Phase::Waiting { until };
         let output = Output::ClaimRun {
@@ -159,16 +159,16 @@ impl Node {
         }
         match outcome {
             Ok(run) if run.number() <= proposal.above => return self.claim(query),
-            Ok(run) if run == proposal.run => proposal.tier = Tier::Claimed,
+            Ok(run) if run == proposal.run => proposal.tier = TierClaim::Claimed,
             Ok(run) => {
-                (proposal.run, proposal.tier) = (run, Tier::Claimed);
+                (proposal.run, proposal.tier) = (run, TierClaim::Claimed);
                 proposal.phase = Phase::Waiting { until: Now(0) };
             }
             Err(ClaimFault::WrongOwner) => {
                 let refusal = wrong_token(&proposal.namespace);
                 return self.refuse_run(query, refusal);
             }
-            Err(ClaimFault::Durable(fault)) => proposal.tier = Tier::Failed { fault, at: now },
+            Err(ClaimFault::Durable(fault)) => proposal.tier = TierClaim::Failed { fault, at: now },
         }
         if let Some(proposal) = self.proposals.get_mut(&query)
             && matches!(proposal.phase, Phase::Waiting { .. })
@@ -223,8 +223,8 @@ impl Node {
             return false;
         }
         match &proposal.tier {
-            Tier::Absent | Tier::Claimed => return false,
-            Tier::Failed { fault, at }
+            TierClaim::Absent | TierClaim::Claimed => return false,
+            TierClaim::Failed { fault, at }
                 if fault.may_pass() && proposal.claims < limits::RUN_CLAIMS_MAX =>
             {
                 if at.plus(limits::REPEAT_MS) <= self.now {
@@ -232,12 +232,12 @@ impl Node {
                     return true;
                 }
             }
-            Tier::Failed { fault, .. } if enough_up => {
+            TierClaim::Failed { fault, .. } if enough_up => {
                 let refusal = nobody_remembers(&proposal.namespace, &fault.to_string());
                 self.refuse_run(query, refusal);
                 return true;
             }
-            Tier::Asked | Tier::Failed { .. } => {}
+            TierClaim::Asked | TierClaim::Failed { .. } => {}
         }
         if let Some(proposal) = self.proposals.get_mut(&query) {
             proposal.phase = Phase::Waiting { until: again };
@@ -308,7 +308,7 @@ impl Node {
             Err(refusal) => return self.refuse_run(query, refusal),
             Ok(run) => proposal.run = run,
         }
-        if matches!(proposal.tier, Tier::Claimed) {
+        if matches!(proposal.tier, TierClaim::Claimed) {
             return self.claim(query);
         }
         let until = now.plus(back_off_ms(identity, proposal.attempts));
@@ -333,7 +333,7 @@ impl Node {
             return;
         }
         let majority = promised.len() >= self.majority() || planted!("no_majority_needed");
-        if majority || matches!(proposal.tier, Tier::Claimed) {
+        if majority || matches!(proposal.tier, TierClaim::Claimed) {
             self.raise(query);
         }
     }
@@ -352,7 +352,7 @@ impl Node {
             return;
         };
         proposal.phase = Phase::Raising { until, told };
-        let by_majority = matches!(proposal.tier, Tier::Asked | Tier::Failed { .. });
+        let by_majority = matches!(proposal.tier, TierClaim::Asked | TierClaim::Failed { .. });
         let opened = proposal.named();
         self.raise_fence(&opened.namespace, opened.owner, opened.run);
         if by_majority {
@@ -429,9 +429,9 @@ impl Node {
     fn late_run(&self, proposal: &RunProposal) -> Refusal {
         let (namespace, got) = (&proposal.namespace, proposal.promises());
         let tier = match &proposal.tier {
-            Tier::Asked => Some("no answer in time".to_string()),
-            Tier::Failed { fault, .. } => Some(fault.to_string()),
-            Tier::Absent | Tier::Claimed => None,
+            TierClaim::Asked => Some("no answer in time".to_string()),
+            TierClaim::Failed { fault, .. } => Some(fault.to_string()),
+            TierClaim::Absent | TierClaim::Claimed => None,
         };
         let remembered = self.fence_of(namespace) > RunId::ZERO;
         if let Some(fault) = &tier

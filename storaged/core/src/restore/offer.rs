@@ -6,7 +6,7 @@ use storaged_wire::{CheckpointState, Digest, NodeName, Refusal, RefusalCode};
 
 use super::Rates;
 use super::holdings::unknown_namespace;
-use super::plan::{Older, PlanQuery, Then, Tier};
+use super::plan::{Older, PlanQuery, Then, TierListing};
 use crate::node::Node;
 use crate::place::wrong_token;
 
@@ -46,7 +46,7 @@ impl Node {
             return refusal;
         }
         let is_known = self.namespaces.contains_key(&plan.namespace) || self.bar(plan).is_some();
-        let was_read = matches!(plan.tier, Tier::Absent | Tier::Read);
+        let was_read = matches!(plan.tier, TierListing::Absent | TierListing::Read);
         let is_empty = plan.survey.keys.is_empty() && plan.survey.set_aside.is_empty();
         let silent = self.silent(plan);
         if is_empty && !is_known && was_read {
@@ -62,8 +62,9 @@ impl Node {
     fn check_newer(&self, plan: &PlanQuery, found: Option<&CheckpointKey>) -> Result<(), Refusal> {
         let silent = self.silent(plan);
         let torn = self.is_torn(plan);
-        let all_heard =
-            silent.is_empty() && matches!(plan.tier, Tier::Absent | Tier::Read) && !torn;
+        let all_heard = silent.is_empty()
+            && matches!(plan.tier, TierListing::Absent | TierListing::Read)
+            && !torn;
         let asked_for = plan.step.is_some() && found.is_some();
         if all_heard || asked_for || matches!(plan.then, Then::Verify | Then::Offer(Older::Allowed))
         {
@@ -218,11 +219,11 @@ fn not_answered(plan: &PlanQuery, silent: &[NodeName]) -> String {
         text.push_str(&format!("; not answered: {names}{more}"));
     }
     match &plan.tier {
-        Tier::Unreadable(error) => {
+        TierListing::Unreadable(error) => {
             text.push_str(&format!("; the durable tier could not be read: {error}"));
         }
-        Tier::Asked => text.push_str("; the durable tier did not answer in time"),
-        Tier::Absent | Tier::Read => {}
+        TierListing::Asked => text.push_str("; the durable tier did not answer in time"),
+        TierListing::Absent | TierListing::Read => {}
     }
     text
 }
@@ -257,7 +258,7 @@ fn nothing_restorable(
         ));
     }
     let code = match (&plan.tier, passed_over.is_empty()) {
-        (Tier::Unreadable(_) | Tier::Asked, _) => RefusalCode::DurableUnavailable,
+        (TierListing::Unreadable(_) | TierListing::Asked, _) => RefusalCode::DurableUnavailable,
         (_, true) => RefusalCode::NoCheckpoint,
         (_, false) => RefusalCode::TooManyLost,
     };

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::api::{ConnId, DurableFault, Note, Now, Output, RequestId};
-use crate::encode::Purpose;
+use crate::encode::SessionGoal;
 use crate::limits;
 use crate::node::Node;
 use crate::table::SlotUse;
@@ -234,7 +234,7 @@ impl Node {
                 opening.attempts += 1;
                 opening.rung = rung;
             }
-            if self.lead(key, &manifest, lane, kind, Purpose::Open(slot)) {
+            if self.lead(key, &manifest, lane, kind, SessionGoal::Open(slot)) {
                 return;
             }
         }
@@ -527,7 +527,7 @@ impl Node {
         let session = self
             .led
             .iter()
-            .find(|(_, led)| led.purpose == Purpose::Open(slot))
+            .find(|(_, led)| led.purpose == SessionGoal::Open(slot))
             .map(|(session, _)| *session);
         if let Some(session) = session {
             let me = self.me().clone();

@@ -29,7 +29,7 @@ pub(crate) struct PlanQuery {
     pub answered: BTreeSet<NodeName>,
     /// Manifests that members were asked for and have not answered, by member.
     pub manifests_due: BTreeMap<NodeName, u32>,
-    pub tier: Tier,
+    pub tier: TierListing,
     /// The highest checkpoint that somebody knows to have been protected.
     pub mark: Option<HighMark>,
     /// That mark when the members were asked. Answers tell of different moments: what was protected after some of them
@@ -42,14 +42,14 @@ pub(crate) struct PlanQuery {
 
 /// How the durable tier stands in a survey.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Tier {
+pub(crate) enum TierListing {
     Absent,
     Asked,
     Read,
     Unreadable(DurableFault),
 }
 
-impl Tier {
+impl TierListing {
     /// Whether nothing more is to be expected of it.
     pub fn is_settled(&self) -> bool {
         *self != Self::Asked
@@ -116,7 +116,7 @@ impl Node {
 
     fn ask_around(&mut self, plan: PlanQuery) {
         let query = QueryId(self.fresh());
-        if plan.tier == Tier::Asked {
+        if plan.tier == TierListing::Asked {
             let step = plan.step;
             let namespace = plan.namespace.clone();
             self.out.push(Output::ListDurable {
@@ -153,8 +153,8 @@ impl Node {
             answered: BTreeSet::from([self.me().clone()]),
             manifests_due: BTreeMap::new(),
             tier: match self.setup.durable {
-                DurablePolicy::Absent => Tier::Absent,
-                _ => Tier::Asked,
+                DurablePolicy::Absent => TierListing::Absent,
+                _ => TierListing::Asked,
             },
             mark,
             mark_asked: mark,
@@ -324,10 +324,10 @@ impl Node {
                     plan.survey.add_durable(manifest);
                 }
                 plan.survey.set_aside = listing.set_aside;
-                Tier::Read
+                TierListing::Read
             }
-            Err(_) if planted!("failed_listing_is_empty") => Tier::Read,
-            Err(fault) => Tier::Unreadable(fault),
+            Err(_) if planted!("failed_listing_is_empty") => TierListing::Read,
+            Err(fault) => TierListing::Unreadable(fault),
         };
         self.advance_plan(query);
     }
@@ -404,9 +404,9 @@ impl Node {
                 let mut survey = plan.survey;
                 survey.note_durable(wish.manifest);
                 survey.durable_fault = match plan.tier {
-                    Tier::Unreadable(fault) => Some(fault),
-                    Tier::Asked => Some(DurableFault::TimedOut("no listing in time".into())),
-                    Tier::Absent | Tier::Read => None,
+                    TierListing::Unreadable(fault) => Some(fault),
+                    TierListing::Asked => Some(DurableFault::TimedOut("no listing in time".into())),
+                    TierListing::Absent | TierListing::Read => None,
                 };
                 self.open_surveyed(id, wish, survey);
             }

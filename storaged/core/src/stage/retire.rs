@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::api::{Note, Output};
-use crate::budget::Purpose;
+use crate::budget::Reservation;
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Checkpoint, End, LocalShard, Upload};
@@ -155,7 +155,7 @@ impl Node {
         }
         for set in checkpoint.parity.into_values() {
             if !planted!("bytes_of_parity_kept") {
-                self.budget.release(Purpose::Parity(set));
+                self.budget.release(Reservation::Parity(set));
             }
             self.out.push(Output::DropParity { set });
         }

@@ -2,7 +2,7 @@
 //! for a new one; a trainer that asks while all are in use waits, within its limit.
 
 use crate::api::{ConnId, DurablePolicy, Output, RequestId};
-use crate::budget::{NoRoom, Purpose};
+use crate::budget::{NoRoom, Reservation};
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Slot, SlotUse, WaiterWish};
@@ -123,7 +123,7 @@ impl Node {
     ) -> Result<SlotId, NoRoom> {
         let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
         let slot = SlotId::new(self.fresh());
-        self.reserve(Purpose::Slot(slot), capacity, namespace)?;
+        self.reserve(Reservation::Slot(slot), capacity, namespace)?;
         self.slots.insert(
             slot,
             Slot {
@@ -178,7 +178,7 @@ impl Node {
         let Some(entry) = self.slots.remove(&slot) else {
             return;
         };
-        self.budget.release(Purpose::Slot(slot));
+        self.budget.release(Reservation::Slot(slot));
         match entry.used_for {
             SlotUse::Creating(id) => {
                 let text = format!(
@@ -271,7 +271,7 @@ impl Node {
     pub(crate) fn drop_slot(&mut self, slot: SlotId) {
         if self.slots.remove(&slot).is_some() {
             if !planted!("bytes_of_a_slot_kept") {
-                self.budget.release(Purpose::Slot(slot));
+                self.budget.release(Reservation::Slot(slot));
             }
             self.out.push(Output::DropSlot { slot });
         }

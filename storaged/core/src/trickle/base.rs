@@ -3,7 +3,7 @@
 //! or a reader needs its room: the upload that would have used it then stands alone.
 
 use crate::api::{DurableForm, Output, UploadBase};
-use crate::budget::Purpose;
+use crate::budget::Reservation;
 use crate::node::Node;
 use crate::table::{Checkpoint, SlotUse, WaiterWish};
 use storaged_wire::peer::CheckpointKey;
@@ -46,7 +46,7 @@ impl Node {
         }
         self.end_sessions_of(key);
         for set in sets.into_values() {
-            self.budget.release(Purpose::Parity(set));
+            self.budget.release(Reservation::Parity(set));
             self.out.push(Output::DropParity { set });
         }
     }

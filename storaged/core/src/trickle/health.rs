@@ -24,14 +24,14 @@ pub(crate) struct TierHealth {
 struct Damaged {
     key: CheckpointKey,
     reason: String,
-    found: Found,
+    found: FoundBy,
 }
 
 /// Who found it damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum FoundBy {
     Here,
-    ByPeer,
+    Peer,
 }
 
 impl Node {
@@ -74,7 +74,7 @@ impl Node {
             };
             self.send(&peer, message);
         }
-        let found = Found::Here;
+        let found = FoundBy::Here;
         self.note_quarantine(name, Damaged { key, reason, found });
     }
 
@@ -87,7 +87,7 @@ impl Node {
         reason: String,
     ) {
         let reason = format!("{from} found: {reason}");
-        let found = Found::ByPeer;
+        let found = FoundBy::Peer;
         self.note_quarantine(name, Damaged { key, reason, found });
     }
 
@@ -96,7 +96,7 @@ impl Node {
     pub(crate) fn tell_quarantined(&mut self, to: &NodeName) {
         let known = self.tier.quarantined.iter();
         let mine: Vec<_> = known
-            .filter(|(_, damaged)| damaged.found == Found::Here)
+            .filter(|(_, damaged)| damaged.found == FoundBy::Here)
             .map(|(name, damaged)| (*name, damaged.clone()))
             .collect();
         for (manifest, Damaged { key, reason, .. }) in mine {

@@ -1,7 +1,7 @@
 //! The durable tier: one trait, and the back ends and wrappers that implement it.
 //!
 //! Order of reading: [`Store`], then `key`, `upload` and `error`, then the back ends
-//! [`Directory`], [`S3`] and the fake [`Memory`], then the wrappers [`Retrying`], [`Throttled`] and
+//! [`Directory`], [`S3`] and the fake [`FakeStore`], then the wrappers [`Retrying`], [`Throttled`] and
 //! [`Faulty`], and last [`open`], which makes a store from its configuration.
 //!
 //! A store knows keys and bytes, nothing of checkpoints. What it promises, and what one conformance
@@ -18,10 +18,10 @@ use bytes::Bytes;
 mod config;
 mod directory;
 mod error;
+mod fake;
 mod faulty;
 mod key;
 mod lazy;
-mod memory;
 mod place;
 mod random;
 mod retry;
@@ -36,10 +36,10 @@ mod tests;
 pub use config::{FileIoConfig, StoreConfig, open, open_lazily, probe};
 pub use directory::{Directory, FileIo};
 pub use error::{Retry, StoreError};
+pub use fake::FakeStore;
 pub use faulty::{FaultPlan, Faulty};
 pub use key::{KeyPrefix, ObjectKey};
 pub use lazy::{Lazy, Opening};
-pub use memory::Memory;
 pub use place::{MarkerConfig, Placed};
 pub use random::{Randomness, SeededRandomness, SystemRandomness};
 pub use retry::{RetryPolicy, Retrying};

@@ -236,14 +236,14 @@ async fn a_tier_that_fails_quarantines_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn the_newest_is_found_with_five_requests_among_a_million_objects() {
-    let store = Arc::new(store::Memory::new());
+    let store = Arc::new(store::FakeStore::new());
     let mut world = World::new(0, Packing::None);
     world.store = store.clone();
     world.restart();
     world.save_full(7_990..=8_000).await;
     for step in 1..7_990u64 {
         let folder = format!("job/run-1/step-{step}");
-        let place = crate::trickle::index::Place {
+        let place = crate::trickle::index::StepKey {
             run: world.run,
             step: Step::new(step),
         };

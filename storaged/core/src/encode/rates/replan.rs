@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::api::{Note, SessionTally};
-use crate::encode::lead::{Led, Purpose};
+use crate::encode::lead::{Led, SessionGoal};
 use crate::encode::shapes::{chosen, expected_seconds};
 use crate::limits;
 use crate::node::Node;
@@ -173,7 +173,7 @@ impl Node {
         let is_in_the_way = survivors.any(|node| slow.contains(node));
         let (share, what) = match &led.purpose {
             _ if replans >= limits::REPLANS_MAX || !is_in_the_way => return None,
-            Purpose::Encode => {
+            SessionGoal::Encode => {
                 let links = self.links();
                 let (lane, needs) = (led.lane, &led.needs);
                 let other = chosen(&manifest, lane, needs, &links)?;
@@ -181,13 +181,13 @@ impl Node {
                 let now = expected_seconds(&manifest, lane, needs, &links, running)?;
                 (other.seconds / now, other.reason)
             }
-            Purpose::Heal(_) => {
+            SessionGoal::Heal(_) => {
                 let blocks = LaneBlocks::of(&manifest, led.lane)?;
                 let held = self.held_blocks(place, &blocks);
                 blocks.enough(&self.trusted(place, &blocks, &held))?;
                 (slow_share(), "there are enough other survivors".into())
             }
-            Purpose::Open(slot) => {
+            SessionGoal::Open(slot) => {
                 let goes = self.opening_goes_around(*slot, slow);
                 goes.then_some(())?;
                 (slow_share(), "there are enough other survivors".into())
@@ -240,7 +240,7 @@ impl Node {
                 reason: reason.clone(),
             });
         }
-        if let Purpose::Open(slot) = led.purpose {
+        if let SessionGoal::Open(slot) = led.purpose {
             self.climb_again(slot);
         }
     }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::api::Note;
-use crate::budget::{NoRoom, Purpose};
+use crate::budget::{NoRoom, Reservation};
 use crate::node::Node;
 use crate::restore::mark_at;
 use crate::table::{Slot, SlotUse};
@@ -35,7 +35,7 @@ impl Node {
     /// Reserves bytes for a job; what is needed less than a save gives way first.
     pub(crate) fn reserve(
         &mut self,
-        purpose: Purpose,
+        purpose: Reservation,
         bytes: u64,
         of: &Namespace,
     ) -> Result<(), NoRoom> {
@@ -90,7 +90,7 @@ impl Node {
         for checkpoint in self.checkpoints.values() {
             let sets = checkpoint.parity.values();
             let parity: u64 = sets
-                .map(|set| self.budget.reserved(Purpose::Parity(*set)))
+                .map(|set| self.budget.reserved(Reservation::Parity(*set)))
                 .sum();
             *bytes.entry(checkpoint.key.namespace.clone()).or_default() += parity;
         }

@@ -59,7 +59,7 @@ impl Uring {
             ring,
             wake: Arc::clone(&wake),
             inbox,
-            in_flight: InFlight::new(),
+            in_flight: InKernel::new(),
         };
         std::thread::Builder::new()
             .name("storaged-uring".into())
@@ -123,12 +123,12 @@ struct Slot {
 
 /// The requests in the kernel. Their memory must outlive the kernel's use of it, so a drop with
 /// requests left (a panic or a ring that fails) leaks them.
-struct InFlight {
+struct InKernel {
     slots: Vec<Option<Slot>>,
     count: usize,
 }
 
-impl InFlight {
+impl InKernel {
     fn new() -> Self {
         Self {
             slots: (0..REQUESTS_MAX).map(|_| None).collect(),
@@ -153,7 +153,7 @@ impl InFlight {
     }
 }
 
-impl Drop for InFlight {
+impl Drop for InKernel {
     fn drop(&mut self) {
         if self.count > 0 {
             std::mem::forget(std::mem::take(&mut self.slots));
@@ -165,7 +165,7 @@ struct Worker {
     ring: IoUring,
     wake: Arc<OwnedFd>,
     inbox: mpsc::Receiver<Request>,
-    in_flight: InFlight,
+    in_flight: InKernel,
 }
 
 impl Worker {
@@ -290,7 +290,7 @@ impl Worker {
         // SAFETY: an entry's pointer and file must stay valid until its completion. `submit_next`
         // points into a slot's `Bytes`, whose heap memory does not move, and takes the fd of the
         // slot's `File`; the slot is removed only in `finish`, after the completion of its only
-        // operation, and `InFlight` leaks rather than frees what is left. The poll entry has no
+        // operation, and `InKernel` leaks rather than frees what is left. The poll entry has no
         // pointer, and its eventfd is owned by this worker as long as the ring is.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         // There are more entries than operations, so the queue is never full.

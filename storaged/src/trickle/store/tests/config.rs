@@ -7,7 +7,7 @@ use super::super::config::settled;
 use super::super::place::EmptyPlace;
 use super::super::unproven::{Check, Unproven};
 use super::super::{
-    FaultPlan, Faulty, FileIoConfig, KeyPrefix, MarkerConfig, Memory, SeededRandomness, Store,
+    FakeStore, FaultPlan, Faulty, FileIoConfig, KeyPrefix, MarkerConfig, SeededRandomness, Store,
     StoreConfig, StoreError, open, open_lazily,
 };
 use super::randomness;
@@ -145,7 +145,7 @@ async fn settle(store: Arc<dyn Store>) -> Result<Arc<dyn Store>, StoreError> {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_tier_is_opened_read_and_emptied() {
-    let disk = Arc::new(Memory::new());
+    let disk = Arc::new(FakeStore::new());
     let full = FaultPlan {
         full_after_bytes: Some(0),
         ..FaultPlan::default()
@@ -172,7 +172,7 @@ async fn a_full_tier_is_opened_read_and_emptied() {
 
 #[tokio::test]
 async fn writes_are_checked_again_where_a_full_tier_was_opened() {
-    let (asked, disk) = (Arc::new(AtomicU64::new(0)), Arc::new(Memory::new()));
+    let (asked, disk) = (Arc::new(AtomicU64::new(0)), Arc::new(FakeStore::new()));
     let counted = asked.clone();
     let check: Check = Box::new(move || {
         let full = counted.fetch_add(1, Ordering::Relaxed) == 0;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::super::{
-    FileIoConfig, KeyPrefix, ListPage, Memory, PartBytes, PartNumber, Rest, RetryPolicy, Retrying,
-    Store, StoreError, probe,
+    FakeStore, FileIoConfig, KeyPrefix, ListPage, PartBytes, PartNumber, Rest, RetryPolicy,
+    Retrying, Store, StoreError, probe,
 };
 use super::{directory, key, part_bytes, part_of, pattern, randomness, upload};
 
@@ -346,8 +346,8 @@ async fn bad_calls_are_typed_errors(store: &dyn Store, folder: &str) {
 }
 
 #[tokio::test]
-async fn memory_conforms() {
-    conforms(Arc::new(Memory::new()), "job").await;
+async fn the_fake_conforms() {
+    conforms(Arc::new(FakeStore::new()), "job").await;
 }
 
 #[tokio::test]
@@ -374,7 +374,7 @@ async fn a_directory_with_io_uring_conforms() {
 #[tokio::test]
 async fn a_retrying_store_conforms() {
     let store = Retrying::new(
-        Arc::new(Memory::new()),
+        Arc::new(FakeStore::new()),
         RetryPolicy::default(),
         randomness(),
     );

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::super::{
-    FaultPlan, Faulty, Memory, RetryPolicy, Retrying, Store, StoreError, Throttled,
+    FakeStore, FaultPlan, Faulty, RetryPolicy, Retrying, Store, StoreError, Throttled,
 };
 use super::{key, pattern, randomness, upload};
 
 fn patient(plan: FaultPlan, seed: u64, attempts_max: u32) -> Retrying {
-    let faulty = Faulty::new(Arc::new(Memory::new()), plan, seed);
+    let faulty = Faulty::new(Arc::new(FakeStore::new()), plan, seed);
     let policy = RetryPolicy {
         attempts_max,
         ..RetryPolicy::default()
@@ -59,7 +59,7 @@ async fn retries_are_bounded() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_hangs_ends_at_its_limit() {
     // One byte per second: far slower than what counts as alive.
-    let slow = Throttled::new(Arc::new(Memory::new()), 1);
+    let slow = Throttled::new(Arc::new(FakeStore::new()), 1);
     let policy = RetryPolicy {
         attempts_max: 2,
         ..RetryPolicy::default()
@@ -98,7 +98,7 @@ async fn a_full_store_is_an_error_at_once_and_keeps_what_is_older() {
 
 #[tokio::test]
 async fn a_faulty_store_truncates_and_flips_as_its_seed_says() {
-    let memory = Arc::new(Memory::new());
+    let memory = Arc::new(FakeStore::new());
     let bytes = pattern(1000, 1);
     memory.put_new(&key("a"), bytes.clone()).await.unwrap();
     let flips = FaultPlan {
@@ -106,7 +106,7 @@ async fn a_faulty_store_truncates_and_flips_as_its_seed_says() {
         ..FaultPlan::default()
     };
     let read = async |seed| {
-        let store = Faulty::new(Arc::<Memory>::clone(&memory), flips, seed);
+        let store = Faulty::new(Arc::<FakeStore>::clone(&memory), flips, seed);
         store.get(&key("a"), None).await.unwrap()
     };
     let (one, again, other) = (read(1).await, read(1).await, read(2).await);
@@ -134,7 +134,7 @@ async fn a_faulty_store_truncates_and_flips_as_its_seed_says() {
 
 #[tokio::test(start_paused = true)]
 async fn the_throttle_holds_its_rate() {
-    let store = Arc::new(Throttled::new(Arc::new(Memory::new()), 1_000_000));
+    let store = Arc::new(Throttled::new(Arc::new(FakeStore::new()), 1_000_000));
     let started = Instant::now();
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..10u64 {

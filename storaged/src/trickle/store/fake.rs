@@ -16,13 +16,13 @@ use super::{
 
 /// Objects and unfinished uploads, as long as the value lives.
 #[derive(Debug, Default)]
-pub struct Memory {
-    state: Mutex<State>,
+pub struct FakeStore {
+    state: Mutex<FakeState>,
     requests: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FakeState {
     objects: BTreeMap<ObjectKey, Bytes>,
     uploads: BTreeMap<UploadId, Unfinished>,
     uploads_begun: u64,
@@ -35,7 +35,7 @@ struct Unfinished {
     parts: BTreeMap<PartNumber, Bytes>,
 }
 
-impl Memory {
+impl FakeStore {
     pub fn new() -> Self {
         Self::default()
     }
@@ -51,7 +51,7 @@ impl Memory {
         self.requests.fetch_add(more as u64, Ordering::Relaxed);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FakeState> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         // No call leaves the state half-changed, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -72,7 +72,7 @@ fn not_found(key: &ObjectKey) -> StoreError {
 }
 
 #[async_trait]
-impl Store for Memory {
+impl Store for FakeStore {
     fn limits(&self) -> StoreLimits {
         StoreLimits {
             part_bytes_min: 1,

@@ -1,0 +1,172 @@
+//! What a save waits for when slots or room are short: nothing that is worth less than it.
+
+mod cluster;
+
+use std::collections::BTreeMap;
+
+use cluster::{Cluster, Room, Tier, Uploads};
+use storaged_core::DurableForm;
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::{CheckpointState, RefusalCode, Step};
+
+const NODES: usize = 6;
+/// A slot of a shard of ten stripes.
+const SLOT: u64 = 2 << 20;
+
+fn saved(cluster: &mut Cluster, durable: DurableWish) {
+    let before = cluster.tier.as_ref().map_or(0, |tier| tier.manifests.len());
+    cluster.save_as(durable);
+    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
+    cluster.run_until(60_000, "protection", everywhere);
+    if durable == DurableWish::Required {
+        cluster.run_until(60_000, "durability", |cluster| {
+            let tier = cluster.tier.as_ref();
+            tier.is_some_and(|tier| tier.manifests.len() > before)
+        });
+    }
+    cluster.run_for(1_000);
+}
+
+/// What a data node is refused a slot with.
+fn refused_slot(cluster: &mut Cluster) -> (RefusalCode, String) {
+    let acquire = Request::AcquireSlot {
+        bytes: SLOT,
+        timeout_ms: 1_000,
+    };
+    let trainer = cluster.trainer(0);
+    match cluster.ask(0, trainer, acquire) {
+        Reply::Refused(refusal) => (refusal.code, refusal.message),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Seals a step on n0 alone, whose peers' ranks hang; gives how long it waited for the slot.
+fn seal_alone(cluster: &mut Cluster, step: u64) -> u64 {
+    let (trainer, began) = (cluster.trainer(0), cluster.now);
+    let length = 10 * cluster::CHUNK;
+    let acquire = Request::AcquireSlot {
+        bytes: length,
+        timeout_ms: 10_000,
+    };
+    let Reply::SlotGranted { slot, .. } = cluster.ask(0, trainer, acquire) else {
+        panic!("no slot for step {step}");
+    };
+    let waited = cluster.now - began;
+    let step = Step::new(step);
+    let sealed = cluster.ask(0, trainer, Request::SealSlot { slot, step, length });
+    assert!(matches!(sealed, Reply::Done), "{sealed:?}");
+    waited
+}
+
+/// A rank that hangs may still seal the steps that the others wait with: these give way to newer ones only after a while.
+#[test]
+fn steps_that_a_rank_keeps_from_committing_give_way_after_three_seconds() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    for step in 1..=3 {
+        assert!(seal_alone(&mut cluster, step) < 100, "three slots are free");
+    }
+    for step in 4..=6 {
+        let waited = seal_alone(&mut cluster, step);
+        assert!((3_000..4_200).contains(&waited), "step {step}: {waited} ms");
+    }
+    // Whoever waits for one that has gone hears at once that it never comes, and why.
+    let wait = Request::Wait {
+        run: cluster.run(),
+        step: Step::new(1),
+        state: CheckpointState::Committed,
+        timeout_ms: 10_000,
+    };
+    let (reader, began) = (cluster.connect(0, Role::Reader), cluster.now);
+    let Reply::Refused(refusal) = cluster.ask(0, reader, wait) else {
+        panic!("it was given up");
+    };
+    assert_eq!(refusal.code, RefusalCode::Abandoned, "{refusal}");
+    assert!(
+        refusal.message.contains("a newer step needs its slot"),
+        "{refusal}"
+    );
+    assert!(cluster.now - began < 100);
+}
+
+#[test]
+fn a_tier_that_hangs_costs_saves_no_waiting() {
+    let tier = Tier {
+        uploads: Uploads::Hang,
+        ..Tier::default()
+    };
+    let mut cluster = Cluster::start_with((4, 2), 10, Some(tier), Room::default());
+    for step in 1..=12 {
+        let began = cluster.now;
+        cluster.save_as(DurableWish::Required);
+        let waited = cluster.now - began;
+        assert!(waited < 100, "step {step} waited {waited} ms for its slots");
+        cluster.run_until(5_000, "protection", |cluster| cluster.is_protected(0));
+        cluster.run_for(200);
+    }
+}
+
+/// With increments the newest durable step stays in RAM as the base of the next copy, which is worth less than any save: it
+/// goes at once, whether a rank's slots are short or the budget is.
+#[test]
+fn the_base_of_the_next_increment_gives_way_to_a_save_at_once() {
+    for (budget, slots) in [(1 << 30, 2), (2 * SLOT, 1)] {
+        let small = Room {
+            budgets: BTreeMap::from([(0, budget)]),
+            durable_form: DurableForm::Increments,
+            ..Room::default()
+        };
+        let tier = Some(Tier::default());
+        let mut cluster = Cluster::start_with((4, 2), 10, tier, small);
+        saved(&mut cluster, DurableWish::Required);
+        saved(&mut cluster, DurableWish::Never);
+        let ledger = cluster.ledger(0);
+        assert_eq!(
+            ledger.slots, 2,
+            "step 2, and step 1 as its base: {ledger:?}"
+        );
+        for _ in 0..slots {
+            let (trainer, began) = (cluster.trainer(0), cluster.now);
+            let acquire = Request::AcquireSlot {
+                bytes: SLOT,
+                timeout_ms: 10_000,
+            };
+            let granted = cluster.ask(0, trainer, acquire);
+            assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+            let waited = cluster.now - began;
+            assert!(waited < 100, "{waited} ms with a budget of {budget}");
+        }
+        let ledger = cluster.ledger(0);
+        assert_eq!(ledger.slots, 1 + slots, "the base is gone: {ledger:?}");
+    }
+}
+
+/// What a slot is refused with names what is in the way, and nothing to raise that has room.
+#[test]
+fn refusals_of_slots_say_what_is_in_the_way() {
+    let mut cluster = Cluster::start_with(
+        (4, 2),
+        10,
+        None,
+        Room {
+            budget: 100 * SLOT,
+            ..Room::default()
+        },
+    );
+    let trainer = cluster.trainer(0);
+    let acquire = |bytes: u64| Request::AcquireSlot {
+        bytes,
+        timeout_ms: 1_000,
+    };
+    let Reply::Refused(refusal) = cluster.ask(0, trainer, acquire(101 * SLOT)) else {
+        panic!("expected a refusal");
+    };
+    let text = refusal.message;
+    assert!(text.contains("it is more than the whole budget"), "{text}");
+    for _ in 0..3 {
+        let granted = cluster.ask(0, trainer, acquire(SLOT));
+        assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+    }
+    let (code, text) = refused_slot(&mut cluster);
+    assert_eq!(code, RefusalCode::Busy);
+    assert!(text.contains("has sealed none"), "{text}");
+}
