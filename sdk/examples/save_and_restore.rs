@@ -17,6 +17,8 @@ use storaged_sdk::{Client, ConnectOptions, DEFAULT_SOCKET, Trainer};
 
 const CELLS: usize = 1 << 16;
 const RANK: Rank = Rank::new(0);
+/// A step, and the cells after it.
+type Saved = (u64, Vec<f64>);
 /// How long each call may take.
 const TIMEOUT_MS: u32 = 10_000;
 
@@ -62,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// The newest step that can be restored, every byte verified; none if nothing was saved yet.
-fn newest(client: &mut Client) -> Result<Option<(u64, Vec<f64>)>, Box<dyn Error>> {
+fn newest(client: &mut Client) -> Result<Option<Saved>, Box<dyn Error>> {
     let plan = match client.plan(None, TIMEOUT_MS) {
         Ok(plan) => plan,
         Err(fault) if fault.is_nothing_saved() => return Ok(None),

@@ -255,7 +255,7 @@ fn retention_pins_and_removal_by_hand() -> Result<()> {
     assert!(text.contains("removed 1 checkpoints"), "{text}");
     assert_eq!(steps(), [false, false, false, true, true]);
     let (code, text) = rm(&[])?;
-    assert_eq!(code, Some(1), "{text}");
+    assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("--all"), "{text}");
     // A job that has ended needs no flag; that its trainers are gone is heard in a moment.
     drop(trainers);
