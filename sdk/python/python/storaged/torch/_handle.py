@@ -42,7 +42,7 @@ class SaveHandle:
         #: Done when the save ended on all ranks (`Checkpointer` only); has the exception if it failed.
         self.saved: Future[None] | None = None
         #: How many more node losses the checkpoint survived when it was last waited for, and how many with every block in
-        #: place; None if it is not coded, or nobody waited yet.
+        #: place; None if it is not coded, nobody waited yet, or this node had not heard of all its blocks.
         self.bears: tuple[int, int] | None = None
         self._futures: dict[str, SaveFuture[str]] = {}
 
