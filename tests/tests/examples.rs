@@ -61,8 +61,8 @@ fn the_solver_goes_on_where_it_was_killed() -> Result<()> {
     let done = resumed[0]
         .strip_prefix("goes on after step ")
         .context("it says so")?;
-    // The step that it was killed in may have been sealed and not committed.
-    ensure!(done.parse::<usize>()? + 1 >= last, "{done} of {last}");
+    // The last steps, of as many as a rank has slots, may have been sealed and not digested when their trainer died.
+    ensure!(done.parse::<usize>()? + 3 >= last, "{done} of {last}");
     for step in 1..=40 {
         let of_killed = sum(&killed, step).or_else(|| sum(&resumed, step));
         ensure!(of_killed == sum(&straight, step), "step {step}");
