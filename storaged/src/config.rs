@@ -15,8 +15,7 @@ use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 use serde::Deserialize;
-use storaged_core::{DurablePolicy, RunsWithoutTier};
-use storaged_core::{LinkRates, RateBasis};
+use storaged_core::{DurablePolicy, LinkRates, RateBasis, RunsWithoutTier};
 use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;

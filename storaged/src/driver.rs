@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use storaged_core::SessionWork;
-use storaged_core::{Input, Node, Note, Output, RequestId};
+use certificate::OwnCertificate;
+use storaged_core::{Input, Node, Note, Output, RequestId, SessionWork};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{Digest, Generation, ManifestBytes, Rank, RefusalCode, encode};
@@ -34,7 +34,6 @@ use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::Trickle;
 use crate::trickle::store::{Store, StoreError};
-use certificate::OwnCertificate;
 pub use certificate::{date, expiry_fault};
 use readiness::LinkFacts;
 use said::say_copied;

@@ -7,6 +7,7 @@ use storaged_codec::Digest;
 
 use crate::ids::{Namespace, NodeName, Owner, Rank, SessionId, Step, WorldSize};
 use crate::local::{DurableWish, VerifiedPart};
+use crate::manifest::Manifest;
 use crate::run::RunId;
 use crate::shape::{EncodeShape, StripeMap};
 use crate::shared::SharedBytes;
@@ -33,6 +34,17 @@ pub struct CheckpointKey {
     /// The training step.
     #[n(2)]
     pub step: Step,
+}
+
+impl CheckpointKey {
+    /// Of the checkpoint that a manifest describes.
+    pub fn of(manifest: &Manifest) -> Self {
+        Self {
+            namespace: manifest.namespace.clone(),
+            run: manifest.run,
+            step: manifest.step,
+        }
+    }
 }
 
 /// The stripes of one group that take one shard from each data node: the `index`-th local rank of every node.

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeSet;
 
+use storaged_wire::peer::{CheckpointKey, Lane};
+use storaged_wire::{CheckpointState, Digest, Rank, SlotId};
+
 use crate::api::{ConnId, ParityId};
 use crate::budget::Reservation;
 use crate::node::Node;
 use crate::table::SlotUse;
-use storaged_wire::peer::{CheckpointKey, Lane};
-use storaged_wire::{CheckpointState, Digest, Rank, SlotId};
 
 /// How many of everything that should end by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

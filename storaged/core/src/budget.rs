@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::ParityId;
 use storaged_wire::SlotId;
 use thiserror::Error;
+
+use crate::api::ParityId;
 
 /// Whose bytes they are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -4,6 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use storaged_plan::{Group, GroupError, groups};
+use storaged_wire::local::{PinnedOnes, Reply, Request};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
+use storaged_wire::{
+    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Refusal,
+    SessionId, SlotId,
+};
+
 use crate::api::{ConnId, Curation, Input, Note, Now, Output, ParityId, QueryId, RequestId, Setup};
 use crate::budget::Budget;
 use crate::encode::{Beginning, Ending, Joined, Led, ParityPlace, PartFilled, PartMade};
@@ -12,13 +20,6 @@ use crate::place::{Blocks, RunProposal, WaitingHello};
 use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::stage::{DropWork, Lifetimes};
 use crate::table::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Told, Waiter};
-use storaged_plan::{Group, GroupError, groups};
-use storaged_wire::local::{PinnedOnes, Reply, Request};
-use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
-use storaged_wire::{
-    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Refusal,
-    SessionId, SlotId,
-};
 
 /// One daemon's decisions.
 pub struct Node {

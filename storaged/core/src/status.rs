@@ -1,12 +1,13 @@
 //! The daemon's state for `storaged status` and the status page: one JSON object. Names are validated ids, so
 //! nothing in it needs escaping.
 
+use storaged_wire::local::{Reply, standing};
+use storaged_wire::{NodeName, Refusal};
+
 use crate::api::RequestId;
 use crate::encode::SideRate;
 use crate::node::Node;
 use crate::trickle::plain;
-use storaged_wire::local::{Reply, standing};
-use storaged_wire::{NodeName, Refusal};
 
 impl Node {
     pub(crate) fn status(&mut self, id: RequestId) -> Result<(), Refusal> {

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 use minicbor::bytes::ByteVec;
 use storaged_codec::Fingerprint;
 use storaged_wire::local::DurableWish;
@@ -12,6 +11,8 @@ use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner,
     Rank, RunId, SlotId, Step, WorldSize,
 };
+
+use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 
 /// A peer whose link is up.
 #[derive(Debug, Clone)]

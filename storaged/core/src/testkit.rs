@@ -1,9 +1,5 @@
 //! What unit tests of decisions share: one node, its peers, and the manifest of a small job.
 
-use crate::api::{
-    DurableForm, DurablePolicy, Input, LinkRates, Now, Output, RunsWithoutTier, Setup,
-};
-use crate::node::Node;
 use storaged_codec::{ChunkSize, Digest, Geometry};
 use storaged_plan::Member;
 use storaged_wire::manifest::GroupEntry;
@@ -11,6 +7,11 @@ use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
     Generation, Manifest, Namespace, NodeName, Owner, Rank, RunId, ShardEntry, Step, WorldSize,
 };
+
+use crate::api::{
+    DurableForm, DurablePolicy, Input, LinkRates, Now, Output, RunsWithoutTier, Setup,
+};
+use crate::node::Node;
 
 /// The token that the job's namespace belongs to.
 pub const TOKEN: &[u8] = b"token";

@@ -24,20 +24,6 @@ fn room(budget: u64, idle_job_ms: u64) -> Room {
     }
 }
 
-fn saved(cluster: &mut Cluster, durable: DurableWish) {
-    let before = cluster.tier.as_ref().map_or(0, |tier| tier.manifests.len());
-    cluster.save_as(durable);
-    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
-    cluster.run_until(60_000, "protection", everywhere);
-    if durable == DurableWish::Required {
-        cluster.run_until(60_000, "durability", |cluster| {
-            let tier = cluster.tier.as_ref();
-            tier.is_some_and(|tier| tier.manifests.len() > before)
-        });
-    }
-    cluster.run_for(1_000);
-}
-
 fn evictions(cluster: &Cluster) -> Vec<String> {
     let notes = cluster.notes.iter();
     let evicted = notes.filter_map(|(_, _, note)| match note {
@@ -45,19 +31,6 @@ fn evictions(cluster: &Cluster) -> Vec<String> {
         _ => None,
     });
     evicted.collect()
-}
-
-/// What a data node is refused a slot with.
-fn refused_slot(cluster: &mut Cluster) -> (RefusalCode, String) {
-    let acquire = Request::AcquireSlot {
-        bytes: SLOT,
-        timeout_ms: 1_000,
-    };
-    let trainer = cluster.trainer(0);
-    match cluster.ask(0, trainer, acquire) {
-        Reply::Refused(refusal) => (refusal.code, refusal.message),
-        other => panic!("{other:?}"),
-    }
 }
 
 fn planned(cluster: &mut Cluster, node: usize) -> Result<u64, RefusalCode> {
@@ -83,7 +56,7 @@ fn jobs_one_after_the_other_are_all_served() {
     cluster.end_job();
     for number in 0..40 {
         cluster.begin_job(&format!("job-{number}"));
-        saved(&mut cluster, DurableWish::Never);
+        cluster.save_and_wait(DurableWish::Never);
         cluster.end_job();
         cluster.run_for(1_500);
     }
@@ -107,12 +80,12 @@ fn a_job_that_is_durable_gives_way_at_once_and_the_others_least_recently_used_fi
     ];
     for (name, wish) in ["a", "b", "c"].into_iter().zip(wishes) {
         cluster.begin_job(name);
-        saved(&mut cluster, wish);
+        cluster.save_and_wait(wish);
         cluster.end_job();
         cluster.run_for(2_000);
     }
     cluster.begin_job("d");
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     assert_eq!(
         evictions(&cluster),
         ["b"],
@@ -128,13 +101,13 @@ fn a_job_whose_only_copy_is_in_ram_is_kept_for_its_time_and_named() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, room(2 * SLOT, 60_000));
     cluster.end_job();
     cluster.begin_job("a");
-    saved(&mut cluster, DurableWish::Never);
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     cluster.end_job();
     cluster.begin_job("b");
     cluster.run_for(1_500);
-    saved(&mut cluster, DurableWish::Never);
-    let (code, text) = refused_slot(&mut cluster);
+    cluster.save_and_wait(DurableWish::Never);
+    let (code, text) = cluster.refused_slot(0, SLOT);
     assert_eq!(code, RefusalCode::BudgetFull, "{text}");
     for named in [
         "a 2097152 bytes",
@@ -146,7 +119,7 @@ fn a_job_whose_only_copy_is_in_ram_is_kept_for_its_time_and_named() {
     }
     assert!(evictions(&cluster).is_empty());
     cluster.run_for(60_000);
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     assert_eq!(evictions(&cluster), ["a"]);
 }
 
@@ -157,8 +130,8 @@ fn a_save_waits_for_the_ram_of_a_job_that_is_about_to_give_way() {
     cluster.end_job();
     for job in ["a", "b", "c"] {
         cluster.begin_job(job);
-        saved(&mut cluster, DurableWish::Never);
-        saved(&mut cluster, DurableWish::Never);
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.save_and_wait(DurableWish::Never);
         cluster.end_job();
     }
     assert_eq!(evictions(&cluster), ["a", "b"]);
@@ -169,10 +142,10 @@ fn what_would_not_be_enough_is_not_dropped() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, room(3 * SLOT, 1_000));
     cluster.end_job();
     cluster.begin_job("a");
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     cluster.end_job();
     cluster.begin_job("b");
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     cluster.run_for(5_000);
     let acquire = Request::AcquireSlot {
         bytes: 3 * SLOT,
@@ -195,7 +168,7 @@ fn a_coding_node_does_not_take_a_quiet_job_for_one_that_has_ended() {
         ..room(1 << 30, 1_000)
     };
     let mut cluster = Cluster::start_with((4, 2), 10, None, room);
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     cluster.run_for(60_000);
     cluster.begin_job("other");
     cluster.save();
@@ -209,7 +182,7 @@ fn what_was_evicted_is_not_repaired_back_also_not_by_a_node_that_missed_it() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, room(2 * SLOT, 1_000));
     cluster.end_job();
     cluster.begin_job("a");
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     cluster.end_job();
     cluster.run_for(5_000);
     cluster.pause(5, 20_000);
@@ -237,7 +210,7 @@ fn what_was_evicted_is_not_repaired_back_also_not_by_a_node_that_missed_it() {
 #[test]
 fn a_dropped_job_is_gone_everywhere_unless_it_has_trainers() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, room(1 << 30, 3_600_000));
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     let drop_it = |cluster: &mut Cluster, force| {
         let reader = cluster.connect(5, Role::Reader);
         let timeout_ms = 5_000;
@@ -285,7 +258,7 @@ fn a_dropped_job_is_gone_everywhere_unless_it_has_trainers() {
 #[test]
 fn a_drop_ends_at_the_callers_limit_and_names_who_was_silent() {
     let mut cluster = Cluster::start(4, 2, 10);
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     let reader = cluster.connect(0, Role::Reader);
     cluster.pause(5, 1_900);
     let (began, timeout_ms) = (cluster.now, 700);
@@ -301,7 +274,7 @@ fn a_drop_ends_at_the_callers_limit_and_names_who_was_silent() {
 #[test]
 fn a_job_dropped_by_force_saves_on() {
     let mut cluster = Cluster::start(4, 2, 10);
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     let reader = cluster.connect(0, Role::Reader);
     let drop_it = Request::Drop {
         force: true,
@@ -309,15 +282,15 @@ fn a_job_dropped_by_force_saves_on() {
     };
     let reply = cluster.ask(0, reader, drop_it);
     assert!(matches!(reply, Reply::Dropped(_)), "{reply:?}");
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     assert_eq!(planned(&mut cluster, 0), Ok(2));
 }
 
 #[test]
 fn free_slots_go_with_their_trainer_and_sealed_ones_stay() {
     let mut cluster = Cluster::start(4, 2, 10);
-    saved(&mut cluster, DurableWish::Never);
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     assert_eq!(
         cluster.ledger(0).slots,
         2,
@@ -334,7 +307,7 @@ fn free_slots_go_with_their_trainer_and_sealed_ones_stay() {
 #[test]
 fn trainers_of_a_fenced_run_lose_what_they_hold_and_are_told_so() {
     let mut cluster = Cluster::start(4, 2, 10);
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     let old = cluster.trainer(0);
     let acquire = Request::AcquireSlot {
         bytes: SLOT,
@@ -388,17 +361,17 @@ fn readers_that_hang_with_old_steps_open_do_not_stop_saves() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, room(100 * SLOT, 3_600_000));
     let mut hanging = Vec::new();
     for _ in 0..5 {
-        saved(&mut cluster, DurableWish::Policy);
+        cluster.save_and_wait(DurableWish::Policy);
         hanging.push(open_own(&mut cluster, 0));
     }
-    saved(&mut cluster, DurableWish::Policy);
-    saved(&mut cluster, DurableWish::Policy);
+    cluster.save_and_wait(DurableWish::Policy);
+    cluster.save_and_wait(DurableWish::Policy);
     let read = (hanging.len() + 3) as u64;
     assert!(cluster.ledger(0).used <= read * SLOT + 4 * PARITY);
     for reader in hanging {
         cluster.disconnect(0, reader);
     }
-    saved(&mut cluster, DurableWish::Policy);
+    cluster.save_and_wait(DurableWish::Policy);
     assert!(cluster.ledger(0).used <= 3 * SLOT + 4 * PARITY);
 }
 
@@ -430,7 +403,7 @@ fn open_own(cluster: &mut Cluster, node: usize) -> storaged_core::ConnId {
 #[test]
 fn steps_that_lost_a_shard_before_they_were_protected_give_way() {
     let mut cluster = Cluster::start_with((4, 2), 1_000, None, Room::default());
-    saved(&mut cluster, DurableWish::Policy);
+    cluster.save_and_wait(DurableWish::Policy);
     for _ in 0..4 {
         cluster.save();
         let committed = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_committed(node));
@@ -440,7 +413,7 @@ fn steps_that_lost_a_shard_before_they_were_protected_give_way() {
         cluster.run_for(5_000);
         cluster.attach(0);
     }
-    saved(&mut cluster, DurableWish::Policy);
+    cluster.save_and_wait(DurableWish::Policy);
     assert_eq!(planned(&mut cluster, 5), Ok(6));
 }
 
@@ -456,7 +429,7 @@ fn committed(cluster: &mut Cluster) {
 #[test]
 fn a_protected_step_stays_while_newer_ones_only_commit() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, Room::default());
-    saved(&mut cluster, DurableWish::Policy);
+    cluster.save_and_wait(DurableWish::Policy);
     [4, 5].into_iter().for_each(|node| cluster.kill(node));
     cluster.run_for(5_000);
     committed(&mut cluster);
@@ -496,7 +469,7 @@ fn a_budget_too_small_for_parity_is_named_where_a_save_is_refused() {
         cluster.save();
         cluster.run_for(2_000);
     }
-    let (code, text) = refused_slot(&mut cluster);
+    let (code, text) = cluster.refused_slot(0, SLOT);
     assert_eq!(code, RefusalCode::Busy);
     for node in [0, 5] {
         let reader = cluster.connect(node, Role::Reader);
@@ -520,9 +493,9 @@ fn a_budget_too_small_for_parity_is_named_where_a_save_is_refused() {
 #[test]
 fn a_step_that_is_only_read_is_shown_as_superseded_and_waited_for_by_nobody() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, room(100 * SLOT, 3_600_000));
-    saved(&mut cluster, DurableWish::Policy);
+    cluster.save_and_wait(DurableWish::Policy);
     let reader = open_own(&mut cluster, 0);
-    saved(&mut cluster, DurableWish::Policy);
+    cluster.save_and_wait(DurableWish::Policy);
     let of_steps = |cluster: &mut Cluster| {
         let Reply::Checkpoints(infos) = cluster.ask(0, reader, Request::List { namespace: None })
         else {
@@ -567,7 +540,7 @@ fn nothing_waits_for_a_job_that_was_evicted_with_its_only_copy() {
     let mut cluster = Cluster::start_with((4, 2), 10, None, small);
     cluster.end_job();
     cluster.begin_job("a");
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
     cluster.end_job();
     cluster.run_for(5_000);
     cluster.begin_job("b");

@@ -9,36 +9,8 @@ use storaged_core::DurableForm;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{CheckpointState, RefusalCode, Step};
 
-const NODES: usize = 6;
 /// A slot of a shard of ten stripes.
 const SLOT: u64 = 2 << 20;
-
-fn saved(cluster: &mut Cluster, durable: DurableWish) {
-    let before = cluster.tier.as_ref().map_or(0, |tier| tier.manifests.len());
-    cluster.save_as(durable);
-    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
-    cluster.run_until(60_000, "protection", everywhere);
-    if durable == DurableWish::Required {
-        cluster.run_until(60_000, "durability", |cluster| {
-            let tier = cluster.tier.as_ref();
-            tier.is_some_and(|tier| tier.manifests.len() > before)
-        });
-    }
-    cluster.run_for(1_000);
-}
-
-/// What a data node is refused a slot with.
-fn refused_slot(cluster: &mut Cluster) -> (RefusalCode, String) {
-    let acquire = Request::AcquireSlot {
-        bytes: SLOT,
-        timeout_ms: 1_000,
-    };
-    let trainer = cluster.trainer(0);
-    match cluster.ask(0, trainer, acquire) {
-        Reply::Refused(refusal) => (refusal.code, refusal.message),
-        other => panic!("{other:?}"),
-    }
-}
 
 /// Seals a step on n0 alone, whose peers' ranks hang; gives how long it waited for the slot.
 fn seal_alone(cluster: &mut Cluster, step: u64) -> u64 {
@@ -117,8 +89,8 @@ fn the_base_of_the_next_increment_gives_way_to_a_save_at_once() {
         };
         let tier = Some(Tier::default());
         let mut cluster = Cluster::start_with((4, 2), 10, tier, small);
-        saved(&mut cluster, DurableWish::Required);
-        saved(&mut cluster, DurableWish::Never);
+        cluster.save_and_wait(DurableWish::Required);
+        cluster.save_and_wait(DurableWish::Never);
         let ledger = cluster.ledger(0);
         assert_eq!(
             ledger.slots, 2,
@@ -166,7 +138,7 @@ fn refusals_of_slots_say_what_is_in_the_way() {
         let granted = cluster.ask(0, trainer, acquire(SLOT));
         assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
     }
-    let (code, text) = refused_slot(&mut cluster);
+    let (code, text) = cluster.refused_slot(0, SLOT);
     assert_eq!(code, RefusalCode::Busy);
     assert!(text.contains("has sealed none"), "{text}");
 }

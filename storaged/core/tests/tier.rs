@@ -77,6 +77,18 @@ impl Alone {
         self.node.handle(Now(self.now), input)
     }
 
+    /// A peer has found a step's copy damaged.
+    fn hear_quarantine(&mut self, step: u64) {
+        let damaged = manifest(step);
+        let message = PeerMessage::Quarantined {
+            manifest: damaged.name(),
+            key: CheckpointKey::of(damaged.manifest()),
+            reason: "digest mismatch in chunk 1".into(),
+        };
+        let from = NodeName::new("n1").unwrap();
+        self.handle(Input::Message { from, message });
+    }
+
     /// The answer to a request whose listing of the tier ends so.
     fn ask_with(
         &mut self,
@@ -204,19 +216,7 @@ fn what_the_tier_sets_aside_is_passed_over_and_said() {
 #[test]
 fn a_peers_quarantine_counts_unless_the_step_is_asked_for() {
     let mut alone = Alone::start();
-    let damaged = manifest(30);
-    let record = damaged.manifest();
-    let message = PeerMessage::Quarantined {
-        manifest: damaged.name(),
-        key: CheckpointKey {
-            namespace: record.namespace.clone(),
-            run: record.run,
-            step: record.step,
-        },
-        reason: "digest mismatch in chunk 1".into(),
-    };
-    let from = NodeName::new("n1").unwrap();
-    alone.handle(Input::Message { from, message });
+    alone.hear_quarantine(30);
     let plan = offered(alone.ask_with(PLAN, Ok(holding(&[30, 20]))));
     assert_eq!(plan.step, Step::new(20));
     assert!(plan.passed_over[0].reason.contains("n1 found"), "{plan:?}");
@@ -276,19 +276,7 @@ fn the_status_shows_what_the_newest_listing_found_quarantined() {
 fn every_quarantine_that_peers_tell_of_counts() {
     let mut alone = Alone::start();
     for step in [40, 30, 20] {
-        let damaged = manifest(step);
-        let record = damaged.manifest();
-        let message = PeerMessage::Quarantined {
-            manifest: damaged.name(),
-            key: CheckpointKey {
-                namespace: record.namespace.clone(),
-                run: record.run,
-                step: record.step,
-            },
-            reason: "digest mismatch in chunk 1".into(),
-        };
-        let from = NodeName::new("n1").unwrap();
-        alone.handle(Input::Message { from, message });
+        alone.hear_quarantine(step);
     }
     let plan = offered(alone.ask_with(PLAN, Ok(holding(&[40, 30, 20, 10]))));
     assert_eq!((plan.step, plan.passed_over.len()), (Step::new(10), 3));

@@ -28,7 +28,7 @@ mod striped;
 mod stripes;
 #[cfg(test)]
 mod tests;
-mod topology;
+pub mod topology;
 mod trace;
 
 pub use coding::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
@@ -43,5 +43,4 @@ pub use repair::{RepairShape, RepairTask, repair_plans};
 pub use resolve::Derived;
 pub use striped::{Link, Rotation, StripedPlan};
 pub use stripes::{DirtyMap, StripeSet, stripe_bytes};
-pub use topology::{said, shape_of};
 pub use trace::{Made, Trace, trace};

@@ -10,7 +10,7 @@ use storaged_wire::shape::{EncodeShape, RepairShape};
 use storaged_wire::{ManifestBytes, NodeName};
 
 use super::lanes::LaneBlocks;
-use super::topology::shape_of;
+use super::topology;
 use crate::{
     CodingPlan, Coefficients, Keepers, RepairTask, Rotation, StripedPlan, encode_plan, repair_plans,
 };
@@ -73,7 +73,7 @@ impl Derived {
     pub fn plan(&self, shape: Option<&EncodeShape>) -> Option<Arc<StripedPlan>> {
         match (&self.computes, shape) {
             (Computes::Parity(coefficients), shape) => {
-                let shape = shape_of(shape, self.sources.len())?;
+                let shape = topology::from_wire(shape, self.sources.len())?;
                 encode_plan(coefficients, Keepers::Fixed, &shape)
                     .ok()
                     .map(Arc::new)

@@ -9,7 +9,7 @@ use crate::{Order, Shape};
 const ROOTS_MAX: usize = 255;
 
 /// The shape that a leader said; the plain chain if it said none; none at all if it is out of bounds.
-pub fn shape_of(said: Option<&EncodeShape>, sources: usize) -> Option<Shape> {
+pub fn from_wire(said: Option<&EncodeShape>, sources: usize) -> Option<Shape> {
     let numbers = |list: &[u32]| {
         list.iter()
             .map(|number| *number as usize)
@@ -45,7 +45,7 @@ pub fn shape_of(said: Option<&EncodeShape>, sources: usize) -> Option<Shape> {
 }
 
 /// As a leader says it.
-pub fn said(shape: &Shape) -> EncodeShape {
+pub fn to_wire(shape: &Shape) -> EncodeShape {
     let numbers = |list: &[usize]| list.iter().map(|number| *number as u32).collect::<Vec<_>>();
     let list = |order: &Order| match order {
         Order::Rotating => Vec::new(),
@@ -84,19 +84,19 @@ mod tests {
             Shape::gather_at_all_sources(3),
             Shape::GatherAtKeepers,
         ] {
-            assert_eq!(shape_of(Some(&said(&shape)), 3), Some(shape));
+            assert_eq!(from_wire(Some(&to_wire(&shape)), 3), Some(shape));
         }
         let order = Order::Fixed(vec![0, 1, 2]);
-        assert_eq!(shape_of(None, 3), Some(Shape::Chain { order }));
+        assert_eq!(from_wire(None, 3), Some(Shape::Chain { order }));
     }
 
     #[test]
     fn a_shape_out_of_bounds_is_none() {
         let long = EncodeShape::Chain { order: vec![0; 4] };
-        assert_eq!(shape_of(Some(&long), 3), None);
+        assert_eq!(from_wire(Some(&long), 3), None);
         let many = EncodeShape::GatherAtSources {
             roots: vec![0; ROOTS_MAX + 1],
         };
-        assert_eq!(shape_of(Some(&many), 3), None);
+        assert_eq!(from_wire(Some(&many), 3), None);
     }
 }

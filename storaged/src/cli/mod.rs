@@ -144,10 +144,11 @@ pub struct SocketArgs {
     socket: Option<PathBuf>,
 }
 
-/// Where the operator's socket is unless the configuration says otherwise.
 /// How long the daemon's welcome may take, whatever the operator gives the command: one that is well answers at once.
-const WELCOME: std::ops::RangeInclusive<Duration> =
-    Duration::from_secs(1)..=Duration::from_secs(15);
+const WELCOME_MIN: Duration = Duration::from_secs(1);
+const WELCOME_MAX: Duration = Duration::from_secs(15);
+
+/// Where the operator's socket is unless the configuration says otherwise.
 const ADMIN_SOCKET: &str = "/run/storaged/admin.sock";
 
 impl SocketArgs {
@@ -206,7 +207,7 @@ impl NamespaceArgs {
 
 /// Connects within the seconds that the operator gives, also to a daemon that is stopped.
 fn connect(options: &ConnectOptions, timeout_s: u32) -> Result<Client, CliError> {
-    let most = Duration::from_secs(timeout_s.into()).clamp(*WELCOME.start(), *WELCOME.end());
+    let most = Duration::from_secs(timeout_s.into()).clamp(WELCOME_MIN, WELCOME_MAX);
     Ok(Client::connect_with(options, Patience::of(most))?.0)
 }
 

@@ -24,14 +24,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use fault::{damaged, local};
 use storaged_codec::{Digest, leaf_digest, root_digest};
-use storaged_core::SlotShard;
-use storaged_core::{DurableFault, UploadBase};
+use storaged_core::{DurableFault, SlotShard, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 use tokio::sync::Semaphore;
 
 use crate::memory::Memory;
-use fault::{damaged, local};
 pub use increment::IncrementReport;
 use increment::MeasuredRate;
 pub use retention::Retention;

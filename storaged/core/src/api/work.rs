@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ParityId;
 use storaged_codec::Fingerprint;
 use storaged_plan::{StripedPlan, stripe_bytes};
 use storaged_wire::peer::LinkTally;
 use storaged_wire::{ChunkSize, Digest, NodeName, SessionId, SlotId};
+
+use super::ParityId;
 
 /// A sealed shard in a slot, with the digests of its chunks.
 #[derive(Clone, PartialEq, Eq, Debug)]

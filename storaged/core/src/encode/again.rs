@@ -10,14 +10,14 @@
 //! block kept: it waits for that, so that nothing that is in place is sent again. Or, of an encode, before the manifest,
 //! which another node sends: a refusal would cost the second until the leader tries again.
 
-use crate::api::Now;
-use crate::node::Node;
 use storaged_plan::Derived;
 use storaged_wire::peer::{PeerMessage, SessionKind, SessionRecord};
 use storaged_wire::{NodeName, SessionId};
 
 use super::broken::Ending;
 use super::member::Joined;
+use crate::api::Now;
+use crate::node::Node;
 
 /// Proposals that wait here, at most: four of each of 16 leaders. One too many is said again by its leader.
 const WAITING_MAX: usize = 64;

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::api::{Keep, Output, Proof, SessionWork, SlotShard};
-use crate::node::Node;
 use storaged_codec::{ChunkSize, Fingerprint, root_digest};
 use storaged_plan::{Derived, DirtyMap, StripedPlan};
 use storaged_wire::peer::{LeafTable, PeerMessage, SessionFault, SumChecks};
@@ -15,6 +13,8 @@ use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId};
 
 use super::member::{Joined, Kept};
 use super::prints::{self, Prints};
+use crate::api::{Keep, Output, Proof, SessionWork, SlotShard};
+use crate::node::Node;
 
 /// What a leader says when a session begins.
 #[derive(Debug, Clone)]

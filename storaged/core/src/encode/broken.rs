@@ -6,15 +6,15 @@
 
 use std::ops::Range;
 
-use crate::api::{Now, Output, ParityId};
-use crate::budget::Reservation;
-use crate::limits;
-use crate::node::Node;
 use storaged_plan::DirtyMap;
 use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::member::{Joined, Kept};
+use crate::api::{Now, Output, ParityId};
+use crate::budget::Reservation;
+use crate::limits;
+use crate::node::Node;
 
 /// A slot that is filled in part.
 #[derive(Debug, Clone)]

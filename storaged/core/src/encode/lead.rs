@@ -4,9 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::api::{Note, Now};
-use crate::limits;
-use crate::node::Node;
 use storaged_plan::{Derived, LaneBlocks, lanes_coded_by};
 use storaged_wire::peer::{
     CheckpointKey, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
@@ -19,6 +16,9 @@ use super::begin::{Beginning, heard, said};
 use super::lacking::Lacking;
 use super::rates::Pace;
 use super::shapes::{Needs, chosen};
+use crate::api::{Note, Now};
+use crate::limits;
+use crate::node::Node;
 
 /// What a leader knows of its lanes.
 pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;

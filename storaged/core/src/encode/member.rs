@@ -5,11 +5,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::api::{Now, Output, ParityId, SessionTally, SlotShard, Source};
-use crate::budget::Reservation;
-use crate::limits;
-use crate::node::Node;
-use crate::table::{Checkpoint, LocalShard, SlotUse, Upload};
 use storaged_codec::{Fingerprint, root_digest};
 use storaged_plan::{Derived, DirtyMap};
 use storaged_wire::peer::{
@@ -20,6 +15,11 @@ use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::begin::{changed, said};
 use super::lead::SessionGoal;
+use crate::api::{Now, Output, ParityId, SessionTally, SlotShard, Source};
+use crate::budget::Reservation;
+use crate::limits;
+use crate::node::Node;
+use crate::table::{Checkpoint, LocalShard, SlotUse, Upload};
 
 /// What this member keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use storaged_plan::chooser::{
     CodingNodes, Dirty, EncodeCase, GroupFacts, choose_encode, estimate_encode,
 };
-use storaged_plan::{DirtyMap, Group, LaneBlocks, said, shape_of};
+use storaged_plan::{DirtyMap, Group, LaneBlocks, topology};
 use storaged_wire::peer::Lane;
 use storaged_wire::shape::EncodeShape;
 use storaged_wire::{Manifest, ManifestBytes, NodeName};
@@ -103,7 +103,7 @@ pub(super) fn chosen(
         .filter_map(|block| blocks.node(block))
         .collect();
     Some(Chosen {
-        shape: said(&best.plan.shape),
+        shape: topology::to_wire(&best.plan.shape),
         reason: format!("{}; {}", best.reason, links.basis(&nodes)),
         seconds: best.estimate.seconds,
     })
@@ -119,7 +119,7 @@ pub(super) fn expected_seconds(
 ) -> Option<f64> {
     let blocks = LaneBlocks::of(manifest, lane)?;
     let case = case(manifest.manifest(), (lane, &blocks), needs, links)?;
-    let shape = shape_of(shape, case.data.len())?;
+    let shape = topology::from_wire(shape, case.data.len())?;
     let estimate = estimate_encode(&case, &shape).ok()?;
     Some(estimate.seconds)
 }

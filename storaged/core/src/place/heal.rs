@@ -4,14 +4,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::api::Now;
-use crate::encode::SessionGoal;
-use crate::limits;
-use crate::node::Node;
 use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Holding, Lane, PeerMessage, SessionKind};
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, SessionId};
+
+use crate::api::Now;
+use crate::encode::SessionGoal;
+use crate::limits;
+use crate::node::Node;
 
 /// The blocks of a lane as its members hold them.
 #[derive(Debug, Default)]

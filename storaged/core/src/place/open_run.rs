@@ -5,6 +5,12 @@
 
 use std::collections::BTreeSet;
 
+use storaged_codec::digest;
+use storaged_wire::local::Reply;
+use storaged_wire::peer::{NamedRun, PeerMessage, PromiseOutcome};
+use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
+
+use super::fence::wrong_token;
 use crate::api::{
     ClaimFault, ConnId, DurableFault, DurablePolicy, Now, Output, QueryId, RequestId,
     RunsWithoutTier,
@@ -12,12 +18,6 @@ use crate::api::{
 use crate::limits;
 use crate::node::Node;
 use crate::table::Unrecorded;
-use storaged_codec::digest;
-use storaged_wire::local::Reply;
-use storaged_wire::peer::{NamedRun, PeerMessage, PromiseOutcome};
-use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
-
-use super::fence::wrong_token;
 
 /// A run that this node is opening for a trainer.
 #[derive(Debug, Clone)]

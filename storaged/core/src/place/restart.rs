@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use storaged_wire::local::{KeptFor, Reply};
+use storaged_wire::{CheckpointState, Namespace, Refusal};
+
 use crate::api::RequestId;
 use crate::node::Node;
 use crate::table::Checkpoint;
-use storaged_wire::local::{KeptFor, Reply};
-use storaged_wire::{CheckpointState, Namespace, Refusal};
 
 impl Node {
     pub(crate) fn restart_safe(

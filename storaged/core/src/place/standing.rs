@@ -4,10 +4,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::{Note, Now};
-use crate::limits;
-use crate::node::Node;
-use crate::table::{Checkpoint, Peer};
 use storaged_plan::{LaneBlocks, blocks_on};
 use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
@@ -16,6 +12,10 @@ use storaged_wire::{
 };
 
 use super::missing::{BlockSet, Missing};
+use crate::api::{Note, Now};
+use crate::limits;
+use crate::node::Node;
+use crate::table::{Checkpoint, Peer};
 
 /// Blocks that a node holds whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -280,26 +280,25 @@ impl Node {
             return Some(counted);
         }
         let of = coded(checkpoint.manifest.as_ref()?.manifest())?;
-        let told = checkpoint.standing.told.iter();
-        let lowest = told
-            .filter(|(node, _)| self.is_up(node))
-            .map(|(_, bears)| *bears)
-            .min();
-        let losses = lowest.unwrap_or(0).min(of);
+        let losses = self.told_by_homes(checkpoint).min().unwrap_or(0).min(of);
         Some(Bears { losses, of })
     }
 
-    /// The same for whoever waited until it was protected. That it is comes by another message than the blocks that make it
+    /// Losses that other home nodes tell of, which are up.
+    fn told_by_homes(&self, checkpoint: &Checkpoint) -> impl Iterator<Item = u32> {
+        let told = checkpoint.standing.told.iter();
+        told.filter(|(node, _)| self.is_up(node))
+            .map(|(_, bears)| *bears)
+    }
+
+    /// What it bears, for whoever waited until it was protected. That it is comes by another message than the blocks that make it
     /// so, from whichever home node counted them first: till this node has heard of them too, it knows of no number.
     pub(crate) fn bears_if_known(&self, checkpoint: &Checkpoint) -> Option<Bears> {
         let bears = self.bears(checkpoint)?;
         if checkpoint.state < CheckpointState::Protected {
             return Some(bears);
         }
-        let told = checkpoint.standing.told.iter();
-        let mut told = told
-            .filter(|(node, _)| self.is_up(node))
-            .map(|(_, bears)| *bears);
+        let mut told = self.told_by_homes(checkpoint);
         let lags = if self.homes_of(&checkpoint.key).contains(self.me()) {
             told.any(|losses| losses > bears.losses)
         } else {

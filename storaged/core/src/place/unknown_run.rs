@@ -4,17 +4,17 @@
 
 use std::collections::BTreeSet;
 
+use storaged_wire::local::Reply;
+use storaged_wire::peer::{Fence, PeerMessage};
+use storaged_wire::{NodeName, Owner, Refusal, RefusalCode};
+
+use super::fence::{RunStanding, wrong_token};
 use crate::api::{
     ClaimedRun, ConnId, DurableFault, DurablePolicy, Now, Output, QueryId, RequestId,
 };
 use crate::limits;
 use crate::node::Node;
 use crate::stage::TrainerHello;
-use storaged_wire::local::Reply;
-use storaged_wire::peer::{Fence, PeerMessage};
-use storaged_wire::{NodeName, Owner, Refusal, RefusalCode};
-
-use super::fence::{RunStanding, wrong_token};
 
 /// A hello that waits for somebody who knows its run.
 #[derive(Debug, Clone)]

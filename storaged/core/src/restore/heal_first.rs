@@ -3,9 +3,6 @@
 //! node's shard meanwhile waits for that. A session of its own would read every survivor a second time over the same
 //! links, and two such openings a third.
 
-use crate::api::{ConnId, Now, RequestId};
-use crate::limits;
-use crate::node::Node;
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::Reply;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Rank, Refusal, RefusalCode};
@@ -13,6 +10,9 @@ use storaged_wire::{CheckpointState, Digest, ManifestBytes, Rank, Refusal, Refus
 use super::open::OpenWish;
 use super::plan::{Surveyor, Then};
 use super::survey::Survey;
+use crate::api::{ConnId, Now, RequestId};
+use crate::limits;
+use crate::node::Node;
 
 /// An opening that waits for a heal.
 #[derive(Debug, Clone)]

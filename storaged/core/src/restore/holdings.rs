@@ -2,10 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::api::{QueryId, RequestId};
-use crate::node::Node;
-use crate::place::wrong_token;
-use crate::table::Checkpoint;
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{Bears, CheckpointInfo, KeptFor, Reply};
 use storaged_wire::peer::{HighMark, Holding, PeerMessage};
@@ -14,6 +10,10 @@ use storaged_wire::{
 };
 
 use super::plan::Then;
+use crate::api::{QueryId, RequestId};
+use crate::node::Node;
+use crate::place::wrong_token;
+use crate::table::Checkpoint;
 
 /// Longest search for a manifest that is not known here: the durable tier is asked too.
 const MANIFEST_WAIT_MS: u32 = 10_000;

@@ -6,11 +6,6 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::api::{ConnId, DurableFault, Note, Now, Output, RequestId};
-use crate::encode::SessionGoal;
-use crate::limits;
-use crate::node::Node;
-use crate::table::SlotUse;
 use storaged_codec::root_digest;
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::{Reply, Rung};
@@ -25,6 +20,11 @@ use super::holdings::unknown_manifest;
 use super::plan::Then;
 use super::rung_fault::{RungFault, is_wrong};
 use super::survey::Survey;
+use crate::api::{ConnId, DurableFault, Note, Now, Output, RequestId};
+use crate::encode::SessionGoal;
+use crate::limits;
+use crate::node::Node;
+use crate::table::SlotUse;
 
 /// Failed attempts of one opening before it gives up on sessions: more than any group has survivors to try.
 const ATTEMPTS_MAX: usize = 16;
@@ -336,11 +336,7 @@ impl Node {
         let blamed = fault.blamed().unwrap_or(node).clone();
         let manifest = opening.manifest.manifest();
         let failed = Note::SessionFailed {
-            key: CheckpointKey {
-                namespace: manifest.namespace.clone(),
-                run: manifest.run,
-                step: manifest.step,
-            },
+            key: CheckpointKey::of(manifest),
             node: node.clone(),
             fault: fault.clone(),
         };

@@ -4,9 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::api::{DurableFault, DurableListing, DurablePolicy, Now, Output, QueryId, RequestId};
-use crate::limits;
-use crate::node::Node;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{HighMark, Holding, PeerMessage};
 use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, Step};
@@ -14,6 +11,9 @@ use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, 
 use super::holdings::unknown_manifest;
 use super::open::OpenWish;
 use super::survey::Survey;
+use crate::api::{DurableFault, DurableListing, DurablePolicy, Now, Output, QueryId, RequestId};
+use crate::limits;
+use crate::node::Node;
 
 /// A survey of who holds what, under way. It has the caller's time.
 #[derive(Debug, Clone)]

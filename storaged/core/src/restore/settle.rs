@@ -3,8 +3,6 @@
 //! they may hold something newer that was only committed. Till then the caller's time is used: a link that is down may
 //! come up, and a daemon that was paused has links that only look as if they were up.
 
-use crate::limits;
-use crate::node::Node;
 use storaged_wire::local::Rung;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::plan::Source;
@@ -13,6 +11,8 @@ use storaged_wire::{Digest, NodeName};
 use super::marks::mark_at;
 use super::open::OpenWish;
 use super::plan::{Older, PlanQuery, Then};
+use crate::limits;
+use crate::node::Node;
 
 impl Node {
     pub(super) fn is_settled(&self, plan: &PlanQuery) -> bool {

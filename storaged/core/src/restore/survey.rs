@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::api::{DurableFault, SetAside};
 use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Holding, Lane};
 use storaged_wire::plan::{Source, Unrestorable};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank, RunId, Step};
+
+use crate::api::{DurableFault, SetAside};
 
 /// Who holds what.
 #[derive(Debug, Clone, Default)]
@@ -45,14 +46,7 @@ impl Survey {
     pub fn add_durable(&mut self, manifest: Arc<ManifestBytes>) {
         let name = manifest.name();
         let record = manifest.manifest();
-        self.keys.insert(
-            name,
-            CheckpointKey {
-                namespace: record.namespace.clone(),
-                run: record.run,
-                step: record.step,
-            },
-        );
+        self.keys.insert(name, CheckpointKey::of(record));
         self.states.insert(name, CheckpointState::Durable);
         self.durable.insert(name);
         self.manifests.insert(name, manifest);

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::api::{CheckPart, Now, Output, QueryId, RequestId};
-use crate::limits;
-use crate::node::Node;
 use storaged_plan::lanes_of;
 use storaged_wire::local::{Reply, VerifiedPart, VerifyReport};
 use storaged_wire::peer::{Lane, PeerMessage};
 use storaged_wire::{Digest, ManifestBytes, NodeName, Rank, Refusal, Step};
 
 use super::plan::Then;
+use crate::api::{CheckPart, Now, Output, QueryId, RequestId};
+use crate::limits;
+use crate::node::Node;
 
 /// A check under way: of this node's parts for somebody, or of a whole checkpoint.
 #[derive(Debug, Clone)]

@@ -5,11 +5,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::api::{Note, RequestId};
-use crate::limits;
-use crate::node::Node;
-use crate::place::RunStanding;
-use crate::table::{Announced, Checkpoint, Description, Told};
 use minicbor::bytes::ByteVec;
 use storaged_plan::{Group, homes};
 use storaged_wire::local::{DurableWish, Reply};
@@ -19,6 +14,12 @@ use storaged_wire::{
     CheckpointState, Digest, Geometry, Manifest, ManifestBytes, NodeName, Owner, Rank, Refusal,
     RefusalCode, ShardEntry, SharedBytes, Step, WorldSize,
 };
+
+use crate::api::{Note, RequestId};
+use crate::limits;
+use crate::node::Node;
+use crate::place::RunStanding;
+use crate::table::{Announced, Checkpoint, Description, Told};
 
 /// The membership is the configured list, which does not change while daemons run.
 const EPOCH: u64 = 1;
@@ -306,11 +307,7 @@ impl Node {
     /// Stores a manifest; the checkpoint is committed.
     pub(crate) fn adopt(&mut self, manifest: Arc<ManifestBytes>, wish: DurableWish) {
         let record = manifest.manifest();
-        let key = CheckpointKey {
-            namespace: record.namespace.clone(),
-            run: record.run,
-            step: record.step,
-        };
+        let key = CheckpointKey::of(record);
         self.namespace_table(&key.namespace, record.owner);
         // A manifest is no proof that its run was opened: only a run that is known as such fences others off.
         if self.standing(&key.namespace, key.run) == RunStanding::Known {
@@ -462,11 +459,7 @@ impl Node {
     /// Everyone who has to do with a checkpoint.
     pub(crate) fn concerned(&self, manifest: &ManifestBytes) -> BTreeSet<NodeName> {
         let record = manifest.manifest();
-        let key = CheckpointKey {
-            namespace: record.namespace.clone(),
-            run: record.run,
-            step: record.step,
-        };
+        let key = CheckpointKey::of(record);
         let nodes = manifest.nodes().iter();
         // A data node of a group that no rank is on has nothing to do with it.
         let concerned = nodes.filter(|(_, on)| !(on.ranks.is_empty() && on.coding.is_empty()));

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{CheckpointState, Namespace, Rank};
+
 use crate::api::{Note, Output};
 use crate::budget::Reservation;
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Checkpoint, End, LocalShard, Upload};
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{CheckpointState, Namespace, Rank};
 
 /// Reasons kept for those who ask late, per namespace.
 const ABANDONED_KEPT: usize = 64;

@@ -2,13 +2,14 @@
 //! durable tier is slow, full or gone, nor because a node is away and nothing can be protected. What is kept is the
 //! newest checkpoint that is whole, and whatever older one is safer than all that came after it.
 
+use storaged_wire::local::KeptFor;
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
+
 use crate::api::{ConnId, Now};
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Checkpoint, SlotUse, WaiterWish};
-use storaged_wire::local::KeptFor;
-use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
 
 /// How a checkpoint gives way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

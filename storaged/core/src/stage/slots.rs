@@ -1,13 +1,14 @@
 //! Slots: two or more per rank, reused from step to step. A slot that holds the last good shard is never touched
 //! for a new one; a trainer that asks while all are in use waits, within its limit.
 
+use storaged_wire::local::Reply;
+use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
+
 use crate::api::{ConnId, DurablePolicy, Output, RequestId};
 use crate::budget::{NoRoom, Reservation};
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Slot, SlotUse, WaiterWish};
-use storaged_wire::local::Reply;
-use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
 /// Slots grow in whole huge pages, so that a shard that grows a little still fits.
 pub const SLOT_GRAIN_BYTES: u64 = 2 << 20;

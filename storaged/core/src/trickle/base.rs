@@ -2,12 +2,13 @@
 //! written as what changed since then. It keeps its slots but no parity, is not healed, and goes as soon as a trainer
 //! or a reader needs its room: the upload that would have used it then stands alone.
 
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{CheckpointState, Namespace, Rank, SlotId};
+
 use crate::api::{DurableForm, Output, UploadBase};
 use crate::budget::Reservation;
 use crate::node::Node;
 use crate::table::{Checkpoint, SlotUse, WaiterWish};
-use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{CheckpointState, Namespace, Rank, SlotId};
 
 impl Node {
     /// Of the checkpoints older than `newest`, the one to keep for the next increment.

@@ -1,11 +1,11 @@
 //! What a person asks of the durable tier: to keep a checkpoint whatever the retention says, or to remove some.
 
-use crate::api::{Curation, CurationFault, DurablePolicy, Output, Removed, RequestId};
-use crate::node::Node;
 use storaged_wire::local::{LiveRun, PinnedOnes, Removal, Reply};
 use storaged_wire::{Namespace, Refusal, RefusalCode, RunId};
 
 use super::durable_unavailable;
+use crate::api::{Curation, CurationFault, DurablePolicy, Output, Removed, RequestId};
+use crate::node::Node;
 
 impl Node {
     /// Removes checkpoints. Those of a job's newest run are what its next restart hangs on: while it trains they go only

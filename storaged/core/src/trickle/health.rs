@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
+
 use crate::api::{DurableFault, DurableListing, DurablePolicy, Note, SetAside, SetAsideCause};
 use crate::limits;
 use crate::node::Node;
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
 
 /// The durable tier as this node knows it.
 #[derive(Debug, Default)]
@@ -58,11 +59,7 @@ impl Node {
     /// it out, also where the tier took no marker.
     pub(crate) fn quarantine(&mut self, manifest: &ManifestBytes, reason: &str) {
         let record = manifest.manifest();
-        let key = CheckpointKey {
-            namespace: record.namespace.clone(),
-            run: record.run,
-            step: record.step,
-        };
+        let key = CheckpointKey::of(record);
         let (name, reason) = (manifest.name(), reason.to_owned());
         for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
             let (key, reason) = (key.clone(), reason.clone());

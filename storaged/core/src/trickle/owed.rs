@@ -4,12 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::{DurablePolicy, Note, Output};
-use crate::node::Node;
-use crate::table::{Checkpoint, Upload};
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, UnowedCause};
 use storaged_wire::{CheckpointState, Digest, NodeName, Rank};
+
+use crate::api::{DurablePolicy, Note, Output};
+use crate::node::Node;
+use crate::table::{Checkpoint, Upload};
 
 /// Longest text of the tier's error that is told to peers.
 const REASON_BYTES_MAX: usize = 1_024;

@@ -1,8 +1,9 @@
 //! What the durable tier's answers are to whoever asked: a refusal, a line of a plan.
 
-use crate::api::{DurableFault, SetAside, SetAsideCause};
 use storaged_wire::plan::Unrestorable;
 use storaged_wire::{Namespace, Refusal, RefusalCode};
+
+use crate::api::{DurableFault, SetAside, SetAsideCause};
 
 impl SetAside {
     /// As a plan says it.

@@ -14,15 +14,14 @@ use sessions::Sessions;
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use sessions::{Block, STRIPE_MS};
 use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, digest, root_digest};
-use storaged_core::LinkRates;
 use storaged_core::{
-    ConnId, DurableForm, DurablePolicy, Input, Node, Note, Now, Output, RequestId, RunsWithoutTier,
-    Setup,
+    ConnId, DurableForm, DurablePolicy, Input, LinkRates, Node, Note, Now, Output, RequestId,
+    RunsWithoutTier, Setup,
 };
 use storaged_plan::Member;
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::{
-    CheckpointState, Generation, Namespace, NodeName, Rank, RunId, Step, WorldSize,
+    CheckpointState, Generation, Namespace, NodeName, Rank, RefusalCode, RunId, Step, WorldSize,
 };
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use tier::{Listing, Tier, Uploads};
@@ -513,6 +512,33 @@ impl Cluster {
         };
         let conn = self.trainers[&0];
         self.send(0, conn, commit);
+    }
+
+    /// Saves a step and waits until all nodes know it to be protected, and to be durable if that was wished.
+    pub fn save_and_wait(&mut self, durable: DurableWish) {
+        let published = |cluster: &Self| cluster.tier.as_ref().map_or(0, |it| it.manifests.len());
+        let before = published(self);
+        self.save_as(durable);
+        let nodes = self.nodes.len();
+        self.run_until(60_000, "protection", |cluster| {
+            (0..nodes).all(|node| cluster.is_protected(node))
+        });
+        if durable == DurableWish::Required {
+            self.run_until(60_000, "durability", |cluster| published(cluster) > before);
+        }
+        self.run_for(1_000);
+    }
+
+    /// What a data node's trainer is refused a slot with.
+    pub fn refused_slot(&mut self, node: usize, bytes: u64) -> (RefusalCode, String) {
+        let acquire = Request::AcquireSlot {
+            bytes,
+            timeout_ms: 1_000,
+        };
+        match self.ask(node, self.trainer(node), acquire) {
+            Reply::Refused(refusal) => (refusal.code, refusal.message),
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Whether a node knows the newest step to be protected.

@@ -9,11 +9,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use scenarios::SCENARIOS;
+
 use crate::sim::World;
 use crate::sim::month::Scenario;
 use crate::{is_over, note_failure, number};
-
-use scenarios::SCENARIOS;
 
 /// Classes whose fix has not landed; `STORAGED_SIM_PENDING=1` runs them all the same.
 const PENDING: &[&str] = &[];

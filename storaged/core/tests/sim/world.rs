@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Digest, Geometry, fingerprint, leaf_digest, root_digest};
 use storaged_core::{
-    CheckPart, ClaimedRun, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node,
-    Note, Now, Output, RequestId, RunsWithoutTier, Setup, UploadBase,
+    CheckPart, ClaimedRun, DurableFault, DurableForm, DurableListing, DurablePolicy, Input,
+    LinkRates, Node, Note, Now, Output, ParityId, RequestId, RunsWithoutTier, Setup, SlotShard,
+    UploadBase,
 };
-use storaged_core::{LinkRates, ParityId, SlotShard};
 use storaged_plan::Member;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};

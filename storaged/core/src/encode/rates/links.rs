@@ -3,12 +3,12 @@
 //! Only two things are taken from measurements: what is usual, and which nodes are far below it and how far. Nodes
 //! that are not slow count as equal, or a plan would change from step to step with the noise of its figures.
 
-use crate::api::{LinkRates, Now, RateBasis};
 use storaged_plan::chooser::NodeMeasure;
 use storaged_wire::NodeName;
 
 use super::findings::{Side, WHOLE_PPM};
 use super::measured::MeasuredRates;
+use crate::api::{LinkRates, Now, RateBasis};
 
 impl LinkRates {
     fn of(&self, node: &NodeName) -> Option<u64> {

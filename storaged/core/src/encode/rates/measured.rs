@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::Now;
-use crate::limits;
 use storaged_wire::NodeName;
 
 use super::findings::{Certainty, Findings, Limit, Side, SideSeen, WHOLE_PPM};
+use crate::api::Now;
+use crate::limits;
 
 /// A node whose link carries no more than this share of the usual rate is slow.
 pub(super) const SLOW_BELOW_PPM: u64 = WHOLE_PPM / 3;

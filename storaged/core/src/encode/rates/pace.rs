@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::Now;
-use crate::limits;
 use storaged_wire::NodeName;
 use storaged_wire::peer::{LinkTally, MemberTally};
 use storaged_wire::shape::EncodeShape;
 use thiserror::Error;
 
 use super::findings::{LinkSeen, WHOLE_PPM};
+use crate::api::Now;
+use crate::limits;
 
 /// Why a member's report is not taken.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]

@@ -3,11 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::{Note, SessionTally};
-use crate::encode::lead::{Led, SessionGoal};
-use crate::encode::shapes::{chosen, expected_seconds};
-use crate::limits;
-use crate::node::Node;
 use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{MemberTally, PeerMessage};
 use storaged_wire::{NodeName, SessionId};
@@ -16,6 +11,11 @@ use super::Links;
 use super::findings::{Certainty, Findings, LinkSeen, findings};
 use super::measured::{NodeRate, SLOW_BELOW_PPM, Weight};
 use super::pace::Bounds;
+use crate::api::{Note, SessionTally};
+use crate::encode::lead::{Led, SessionGoal};
+use crate::encode::shapes::{chosen, expected_seconds};
+use crate::limits;
+use crate::node::Node;
 
 /// Another plan must be expected to take no more than this share of the time that the running one takes.
 const GAIN_SHARE: f64 = 0.75;

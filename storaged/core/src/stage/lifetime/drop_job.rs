@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::{ConnId, Now, QueryId, RequestId};
-use crate::limits;
-use crate::node::Node;
 use storaged_wire::local::{DropReport, DroppedNode, Reply};
 use storaged_wire::peer::{DropAnswer, DropOrder, PeerMessage};
 use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode};
 
 use super::evict::Freed;
+use crate::api::{ConnId, Now, QueryId, RequestId};
+use crate::limits;
+use crate::node::Node;
 
 /// A job being dropped everywhere.
 #[derive(Debug)]

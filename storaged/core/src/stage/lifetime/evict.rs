@@ -4,13 +4,14 @@
 
 use std::collections::BTreeMap;
 
+use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage};
+use storaged_wire::{CheckpointState, Namespace, NodeName};
+
 use crate::api::Note;
 use crate::budget::{NoRoom, Reservation};
 use crate::node::Node;
 use crate::restore::mark_at;
 use crate::table::{Slot, SlotUse};
-use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage};
-use storaged_wire::{CheckpointState, Namespace, NodeName};
 
 /// Holders of the budget that a refusal names.
 const HOLDERS_NAMED: usize = 3;

@@ -4,11 +4,12 @@
 
 use std::collections::BTreeSet;
 
+use storaged_wire::local::Reply;
+use storaged_wire::{Namespace, Rank, Refusal, SlotId};
+
 use crate::api::{ConnId, RequestId};
 use crate::node::Node;
 use crate::table::SlotUse;
-use storaged_wire::local::Reply;
-use storaged_wire::{Namespace, Rank, Refusal, SlotId};
 
 impl Node {
     /// A fence has risen: the trainers below it have nothing here any more.

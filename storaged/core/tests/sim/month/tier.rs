@@ -296,11 +296,7 @@ impl World {
         let (at, name, outcome) = (self.now, manifest.name(), self.writes());
         if outcome.is_ok() {
             let record = manifest.manifest();
-            let key = CheckpointKey {
-                namespace: record.namespace.clone(),
-                run: record.run,
-                step: record.step,
-            };
+            let key = CheckpointKey::of(record);
             let tier = &mut self.month().tier;
             for shard in &record.shards {
                 let there = tier.shards.contains_key(&(name, shard.rank));
