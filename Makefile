@@ -94,7 +94,7 @@ sim-mutants: clang-packages ## Bugs planted in the core, one at a time: the simu
 	@python3 tests/sim/run.py mutants $(if $(ONLY),--only $(ONLY))
 
 .PHONY: mutants
-mutants: packages ## Random mutants of the core against its own tests (SAMPLE=60 SEED=n): keys of docs/bench/sim.json
+mutants: packages ## Random mutants of core and plan against their tests (SAMPLE=60 SEED=n): keys of docs/bench/sim.json
 	@command -v cargo-mutants >/dev/null || $(BUILD) "installing cargo-mutants" $(CARGO) install --debug --locked cargo-mutants
 	@python3 tests/mutants/mutants.py --sample $(or $(SAMPLE),60) $(if $(SEED),--seed $(SEED)) --write docs/bench/sim.json
 
