@@ -51,14 +51,8 @@ impl Clients {
         Ok((run, trainers.collect::<Result<_>>()?))
     }
 
-    /// Every rank saves its shard; rank 0 commits.
-    pub fn save(
-        &self,
-        trainers: &mut [Trainer],
-        step: u64,
-        shards: &[Vec<u8>],
-        durable: DurableWish,
-    ) -> Result<()> {
+    /// Every rank seals its shard.
+    pub fn seal_all(&self, trainers: &mut [Trainer], step: u64, shards: &[Vec<u8>]) -> Result<()> {
         for (trainer, shard) in trainers.iter_mut().zip(shards) {
             let slot = trainer
                 .acquire(shard.len() as u64, WAIT_MS)
@@ -68,6 +62,18 @@ impl Clients {
                 .seal(&slot, Step::new(step), shard.len() as u64)
                 .context("sealing")?;
         }
+        Ok(())
+    }
+
+    /// Every rank saves its shard; rank 0 commits.
+    pub fn save(
+        &self,
+        trainers: &mut [Trainer],
+        step: u64,
+        shards: &[Vec<u8>],
+        durable: DurableWish,
+    ) -> Result<()> {
+        self.seal_all(trainers, step, shards)?;
         trainers[0]
             .commit(Step::new(step), vec![1, 2, 3], Vec::new(), durable)
             .context("committing")

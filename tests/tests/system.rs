@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use storaged_sdk::wire::local::{DurableWish, Rung};
-use storaged_sdk::wire::{CheckpointState, RunId};
+use storaged_sdk::wire::{CheckpointState, RunId, Step};
+use storaged_tests::clients::WAIT_MS;
 use storaged_tests::system::{System, shards};
 
 #[test]
@@ -104,4 +105,38 @@ fn lose_everything(packing: &str) -> Result<(System, RunId)> {
     let rungs = system.restore(&[0, 1], 40, &shards(2, 40))?;
     assert_eq!(rungs, [Rung::Durable, Rung::Durable]);
     Ok((system, run))
+}
+
+/// What describes the tensors of a large model has tens of megabytes, far more than any message may have.
+#[test]
+fn descriptions_of_tens_of_megabytes_are_as_good_as_small_ones() -> Result<()> {
+    let mut system = System::start(4, Some((2, 2)), "")?;
+    let (run, mut trainers) = system.trainers(2)?;
+    let metadata: Vec<u8> = (0..24u32 << 20)
+        .map(|at| (at.wrapping_mul(at) >> 7) as u8)
+        .collect();
+    for step in [10, 20] {
+        system.seal_all(&mut trainers, step, &shards(2, step))?;
+        trainers[0].commit(
+            Step::new(step),
+            vec![1, 2, 3],
+            metadata.clone(),
+            DurableWish::Policy,
+        )?;
+        system.wait(0, run, step, CheckpointState::Protected)?;
+    }
+    drop(trainers);
+    // Two nodes that know nothing of it any more get it from the others.
+    for node in [0, 1] {
+        system.cluster.kill(node)?;
+    }
+    for node in [0, 1] {
+        system.cluster.start(node)?;
+    }
+    system.restore(&[0, 1], 20, &shards(2, 20))?;
+    let mut reader = system.reader(1)?;
+    let plan = reader.plan(None, WAIT_MS)?;
+    let manifest = reader.manifest(plan.manifest)?;
+    assert!(manifest.manifest().torch_metadata[..] == metadata[..]);
+    Ok(())
 }

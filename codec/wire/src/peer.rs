@@ -16,11 +16,12 @@ use crate::state::CheckpointState;
 mod session;
 
 pub use session::{
-    LeafTable, LinkTally, MemberTally, SessionFault, SessionKind, SessionRecord, SumChecks,
+    LinkTally, MemberTally, SessionFault, SessionKind, SessionRecord, SumChecks, TablePage,
+    TablePlace,
 };
 
-/// Longest control message.
-pub const CONTROL_FRAME_BYTES_MAX: usize = 64 << 20;
+/// Longest control message. What is longer travels as a parcel.
+pub const CONTROL_FRAME_BYTES_MAX: usize = 1 << 20;
 
 /// A checkpoint's place in its namespace: ordered by run, then step, so that no older run outranks a newer one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
@@ -302,15 +303,13 @@ pub enum PeerMessage {
     /// Leader to members: take part in a session.
     #[n(8)]
     Propose(#[n(0)] SessionRecord),
-    /// Member to leader: ready, with the leaf tables that the leader's wanted shards need, and the stripes that
-    /// this member needs to move: those of its shard that changed since the basis, or that its wanted block lacks.
+    /// Member to leader: ready, with the stripes that this member needs to move: those of its shard that changed since the
+    /// basis, or that its wanted block lacks.
     #[n(9)]
     Ready {
         #[n(0)]
         session: SessionId,
         #[n(1)]
-        leaves: Vec<LeafTable>,
-        #[n(2)]
         stripes: Option<StripeMap>,
     },
     /// Member to leader: will not or could not.
@@ -321,17 +320,15 @@ pub enum PeerMessage {
         #[n(1)]
         fault: SessionFault,
     },
-    /// Leader to members: begin. The leaf tables that prove the wanted or coded shards come with it, and the union
-    /// of the stripes that members need (all, if none said), and for an encode its shape (none: the plain chain).
+    /// Leader to members: begin. With it comes the union of the stripes that members need (all, if none said), and for an
+    /// encode its shape (none: the plain chain).
     #[n(11)]
     Begin {
         #[n(0)]
         session: SessionId,
         #[n(1)]
-        leaves: Vec<LeafTable>,
-        #[n(2)]
         stripes: Option<StripeMap>,
-        #[n(3)]
+        #[n(2)]
         shape: Option<EncodeShape>,
     },
     /// Member to leader: this member's part is done and what it keeps is stored and verified. With it comes what the
@@ -439,6 +436,44 @@ pub enum PeerMessage {
         #[n(2)]
         reason: String,
     },
+    /// Member to leader, when it is asked again and about once a second while tables come: room is being made or tables are
+    /// on their way here.
+    #[n(74)]
+    Preparing {
+        #[n(0)]
+        session: SessionId,
+    },
+    /// Asks for a page of a shard's table, from the chunk named on.
+    #[n(72)]
+    TableQuery(#[n(0)] TablePlace),
+    /// The answer: as many chunks as fit a message, and none if the sender has no such table.
+    #[n(73)]
+    TablePage {
+        #[n(0)]
+        place: TablePlace,
+        #[n(1)]
+        page: TablePage,
+    },
+    /// What the sender has to say does not fit a message: the receiver fetches it from there, page by page. It is the
+    /// encoding of another message, and counts as if it had come itself.
+    #[n(75)]
+    Parcel {
+        #[n(0)]
+        parcel: Digest,
+        #[n(1)]
+        length: u64,
+    },
+    /// Asks for a page of a parcel.
+    #[n(76)]
+    ParcelQuery(#[n(0)] ParcelPlace),
+    /// The answer; no bytes if the sender has no such parcel (any more).
+    #[n(77)]
+    ParcelPage {
+        #[n(0)]
+        place: ParcelPlace,
+        #[n(1)]
+        bytes: ByteVec,
+    },
     /// Member to leader, about once a second while a session runs: how far this member is, and what it measured.
     #[n(24)]
     Progress {
@@ -541,6 +576,17 @@ pub enum UnowedCause {
     /// The home node has retired it: if it is in the durable tier, others have been told.
     #[n(1)]
     Retired,
+}
+
+/// Where a page of a parcel begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct ParcelPlace {
+    /// Digest of the parcel's bytes.
+    #[n(0)]
+    pub parcel: Digest,
+    /// Bytes before the page.
+    #[n(1)]
+    pub offset: u64,
 }
 
 /// First record of a data stream.

@@ -74,7 +74,6 @@ mod tests {
         });
         PeerMessage::Begin {
             session: SessionId::new(7),
-            leaves: vec![],
             stripes,
             shape,
         }
@@ -83,25 +82,25 @@ mod tests {
     #[test]
     fn the_bytes_of_a_beginning_are_pinned() {
         for (shape, expected) in [
-            (None, "820b82 0780"),
+            (None, "820b81 07"),
             (
                 Some(EncodeShape::Chain { order: vec![] }),
-                "820b84 0780 820942 8101 82008180",
+                "820b83 07 820942 8101 82008180",
             ),
             (
                 Some(EncodeShape::Tree {
                     fan_in: 3,
                     order: vec![1, 0],
                 }),
-                "820b84 0780 820942 8101 820182 03820100",
+                "820b83 07 820942 8101 820182 03820100",
             ),
             (
                 Some(EncodeShape::GatherAtSources { roots: vec![2, 3] }),
-                "820b84 0780 820942 8101 82028182 0203",
+                "820b83 07 820942 8101 82028182 0203",
             ),
             (
                 Some(EncodeShape::GatherAtKeepers),
-                "820b84 0780 820942 8101 820380",
+                "820b83 07 820942 8101 820380",
             ),
         ] {
             let message = begin(shape);

@@ -16,8 +16,8 @@ use storaged_plan::{LaneBlocks, Member, groups, homes, lanes_of};
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, Fence, Holding, Lane, PeerMessage};
 use storaged_wire::{
-    CheckpointState, Generation, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId, Step,
-    WorldSize,
+    CheckpointState, Generation, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
+    SharedBytes, Step, WorldSize, decode,
 };
 
 const RANKS_PER_NODE: usize = 8;
@@ -131,6 +131,7 @@ fn started(ranks: usize) -> (Driver, Job) {
         idle_job_ms: 3_600_000,
         link_rates: LinkRates::default(),
         durable: DurablePolicy::Absent,
+        messages: storaged_core::MessageLimits::default(),
         runs_without_tier: RunsWithoutTier::Refused,
         durable_form: DurableForm::Full,
     });
@@ -185,16 +186,26 @@ fn commit(driver: &mut Driver, job: &Job) -> ManifestBytes {
             root: digest(&rank.to_le_bytes()),
         };
         for output in driver.hear(node, sealed) {
-            if let Output::Send {
-                message: PeerMessage::Committed { manifest, .. },
-                ..
-            } = output
+            if let Output::Send { message, .. } = output
+                && let Some(manifest) = manifest_in(driver, message)
             {
                 committed.get_or_insert(manifest);
             }
         }
     }
     ManifestBytes::parse(committed.expect("the last shard commits")).expect("a sound manifest")
+}
+
+/// The manifest that a message tells of.
+fn manifest_in(driver: &Driver, message: PeerMessage) -> Option<SharedBytes> {
+    match message {
+        PeerMessage::Committed { manifest, .. } => Some(manifest),
+        PeerMessage::Parcel { parcel, .. } => {
+            let bytes = driver.node.parcel(parcel)?;
+            manifest_in(driver, decode("message", &bytes).ok()?)
+        }
+        _ => None,
+    }
 }
 
 /// Shards and parity of one node.

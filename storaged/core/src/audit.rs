@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use storaged_wire::peer::{CheckpointKey, Lane};
-use storaged_wire::{CheckpointState, Digest, Rank, SlotId};
+use storaged_wire::{CheckpointState, Digest, Rank, SharedBytes, SlotId};
 
 use crate::api::{ConnId, ParityId};
 use crate::budget::Reservation;
@@ -60,6 +60,11 @@ pub struct Shown {
 }
 
 impl Node {
+    /// What it says in a parcel, while it keeps that for others.
+    pub fn parcel(&self, name: Digest) -> Option<SharedBytes> {
+        self.parcels.shown(name)
+    }
+
     /// Counts what is there.
     pub fn audit(&self) -> Audit {
         let all = || self.slots.values().map(|slot| &slot.used_for);

@@ -17,6 +17,7 @@ mod delta;
 mod encode;
 pub mod limits;
 mod node;
+mod parcels;
 mod place;
 mod restore;
 mod stage;
@@ -28,9 +29,9 @@ mod trickle;
 
 pub use api::{
     CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault, DurableForm,
-    DurableListing, DurablePolicy, Input, Keep, LinkRates, Note, Now, Output, ParityId, Proof,
-    QueryId, RateBasis, Removed, RequestId, RunsWithoutTier, SessionTally, SessionWork, SetAside,
-    SetAsideCause, Setup, SlotShard, Source, Turn, UploadBase,
+    DurableListing, DurablePolicy, Input, Keep, LinkRates, MessageLimits, Note, Now, Output,
+    ParityId, Proof, QueryId, RateBasis, Removed, RequestId, RunsWithoutTier, SessionTally,
+    SessionWork, SetAside, SetAsideCause, Setup, SlotShard, Source, Turn, UploadBase,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};

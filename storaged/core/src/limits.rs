@@ -14,6 +14,21 @@ pub const COMMIT_MAX_MS: u64 = 120_000;
 /// commit that another one has just made, so that no checkpoint is committed at one and given up at another.
 pub const COMMIT_SETTLE_MS: u64 = 10_000;
 
+/// Chunks of which a message tells the digests and fingerprints, 51 bytes each: below 1 MiB.
+pub const TABLE_PAGE_CHUNKS: usize = 16_384;
+
+/// Longest message that goes to a peer as it is: a longer one would stand before everything else on its link.
+pub const INLINE_BYTES_MAX: usize = 128 << 10;
+
+/// A page of a longer one.
+pub const PARCEL_PAGE_BYTES: usize = 512 << 10;
+
+/// All parcels that are kept for others, and all that are on their way here: each at most so many bytes.
+pub const PARCELS_BYTES_MAX: u64 = 256 << 20;
+
+/// A parcel that nobody asks for or tells of is kept this long: home nodes say again each second what is not answered.
+pub const PARCEL_KEPT_MS: u64 = 10_000;
+
 /// Most stripes of a session: members keep a bit for each, and a manifest may name any length. At 256 KiB it is 16 TiB.
 pub const STRIPES_MAX: u64 = 1 << 26;
 
@@ -48,8 +63,9 @@ pub const PROPOSE_MAX_MS: u64 = 5_000;
 /// A basis is worth its costs if at least one stripe in this many is clean.
 pub const CLEAN_SHARE_WORTH_A_BASIS: u64 = 50;
 
-/// A session is ended by its leader after this time: an upper bound beside the executor's own stall limit.
-pub const SESSION_MAX_MS: u64 = 600_000;
+/// A session in which nothing has moved for this long is ended: an upper bound beside the executor's own stall limit. How
+/// long it may take in all depends on its length and its links alone.
+pub const SESSION_STALL_MAX_MS: u64 = 600_000;
 
 /// A failed session is tried again after this time.
 pub const SESSION_RETRY_MS: u64 = 1_000;
@@ -179,6 +195,6 @@ const _: () = assert!(
     "a stretch has room for a report"
 );
 const _: () = assert!(
-    PROPOSE_MAX_MS < SESSION_MAX_MS,
+    PROPOSE_MAX_MS < SESSION_STALL_MAX_MS,
     "a proposal is the start of a session"
 );

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use storaged_plan::{Group, GroupError, groups};
 use storaged_wire::local::{PinnedOnes, Reply, Request};
-use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord, TablePlace};
 use storaged_wire::{
     CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Refusal,
     SessionId, SlotId,
@@ -16,6 +16,7 @@ use crate::api::{ConnId, Curation, Input, Note, Now, Output, ParityId, QueryId, 
 use crate::budget::Budget;
 use crate::encode::{Beginning, Ending, Joined, Led, ParityPlace, PartFilled, PartMade};
 use crate::limits;
+use crate::parcels::Parcels;
 use crate::place::{Blocks, RunProposal, WaitingHello};
 use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
 use crate::stage::{DropWork, Lifetimes};
@@ -51,6 +52,7 @@ pub struct Node {
     pub(crate) part_made: BTreeMap<ParityPlace, PartMade>,
     pub(crate) ending: BTreeMap<(NodeName, SessionId), Ending>,
     pub(crate) waiting_proposals: BTreeMap<(NodeName, SessionId), SessionRecord>,
+    pub(crate) deferred_tables: BTreeSet<(NodeName, TablePlace)>,
     pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
     pub(crate) hellos: BTreeMap<QueryId, WaitingHello>,
     pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
@@ -62,6 +64,7 @@ pub struct Node {
     pub(crate) planned: Vec<Arc<ManifestBytes>>,
     pub(crate) rates: crate::restore::Rates,
     pub(crate) measured: crate::encode::MeasuredRates,
+    pub(crate) parcels: Parcels,
     pub(crate) tier: crate::trickle::TierHealth,
     pub(crate) next: u64,
     pub(crate) repeat_at: Now,
@@ -103,6 +106,7 @@ impl Node {
             part_made: BTreeMap::new(),
             ending: BTreeMap::new(),
             waiting_proposals: BTreeMap::new(),
+            deferred_tables: BTreeSet::new(),
             proposals: BTreeMap::new(),
             hellos: BTreeMap::new(),
             plans: BTreeMap::new(),
@@ -114,6 +118,7 @@ impl Node {
             planned: Vec::new(),
             rates: crate::restore::Rates::default(),
             measured: crate::encode::MeasuredRates::default(),
+            parcels: Parcels::default(),
             tier: crate::trickle::TierHealth::default(),
             next: 0,
             repeat_at: Now(0),
@@ -230,6 +235,8 @@ impl Node {
         self.tell_all();
         self.expire_sessions();
         self.propose_again(None);
+        self.prepare_again();
+        self.repeat_parcels();
         self.expire_part_filled();
         self.judge_sessions();
         self.lead_lanes();
@@ -320,7 +327,7 @@ impl Node {
         }
     }
 
-    fn message(&mut self, from: &NodeName, message: PeerMessage) {
+    pub(crate) fn message(&mut self, from: &NodeName, message: PeerMessage) {
         match message {
             PeerMessage::Fences(fences) => self.learn_fences(from, fences),
             PeerMessage::PromiseRun { query, run } => self.promise_asked(from, query, run),
@@ -371,25 +378,19 @@ impl Node {
             PeerMessage::Abandoned { key, reason } => self.abandon(&key, &reason),
             PeerMessage::Superseded { key, reason } => self.superseded(&key, &reason),
             PeerMessage::Propose(record) => self.proposed(from, record),
-            PeerMessage::Ready {
-                session,
-                leaves,
-                stripes,
-            } => self.member_ready(from, session, leaves, stripes),
+            PeerMessage::Ready { session, stripes } => self.member_ready(from, session, stripes),
+            PeerMessage::Preparing { session } => self.member_preparing(from, session),
+            PeerMessage::TableQuery(place) => self.table_asked(from, place),
+            PeerMessage::TablePage { place, page } => self.table_told(from, place, page),
+            PeerMessage::Parcel { parcel, length } => self.parcel_told(from, parcel, length),
+            PeerMessage::ParcelQuery(place) => self.parcel_asked(from, place),
+            PeerMessage::ParcelPage { place, bytes } => self.parcel_page(from, place, &bytes),
             PeerMessage::Failed { session, fault } => self.member_failed(from, session, fault),
             PeerMessage::Begin {
                 session,
-                leaves,
                 stripes,
                 shape,
-            } => {
-                let beginning = Beginning {
-                    leaves,
-                    stripes,
-                    shape,
-                };
-                self.begin(from, session, beginning);
-            }
+            } => self.begin(from, session, Beginning { stripes, shape }),
             PeerMessage::Finished { session, tally } => {
                 self.member_progress(from, session, tally);
                 self.member_finished(from, session);
@@ -541,7 +542,7 @@ impl Node {
         if to == self.me() {
             self.loopback.push_back(message);
         } else if self.peers.contains_key(to) {
-            let to = to.clone();
+            let (to, message) = (to.clone(), self.wrap(message));
             self.out.push(Output::Send { to, message });
         }
     }

@@ -13,6 +13,7 @@ use storaged_wire::{
 };
 
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
+use crate::parcels::Notice;
 
 /// A peer whose link is up.
 #[derive(Debug, Clone)]
@@ -133,6 +134,8 @@ pub(crate) struct Checkpoint {
     pub prints: BTreeMap<Rank, Arc<[Fingerprint]>>,
     /// What this node has to say to the home nodes: the description, if a trainer here gave it.
     pub description_here: Option<Description>,
+    /// What this node says of it again and again, where that does not fit a message.
+    pub parcels: BTreeMap<Notice, (Digest, u64)>,
     /// As a home node: shards announced.
     pub announced: BTreeMap<Rank, Announced>,
     /// As a home node: the description.
@@ -231,6 +234,7 @@ impl Checkpoint {
             leaves: BTreeMap::new(),
             prints: BTreeMap::new(),
             description_here: None,
+            parcels: BTreeMap::new(),
             announced: BTreeMap::new(),
             description: None,
             told: BTreeMap::new(),

@@ -54,6 +54,7 @@ pub fn last_of(members: &[&str], (k, m): (usize, usize)) -> Node {
         idle_job_ms: 3_600_000,
         link_rates: LinkRates::default(),
         durable: DurablePolicy::Absent,
+        messages: crate::api::MessageLimits::default(),
         runs_without_tier: RunsWithoutTier::Refused,
         durable_form: DurableForm::Full,
     })

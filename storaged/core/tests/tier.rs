@@ -41,6 +41,7 @@ impl Alone {
             idle_job_ms: 3_600_000,
             link_rates: LinkRates::default(),
             durable: DurablePolicy::OnRequest,
+            messages: storaged_core::MessageLimits::default(),
             runs_without_tier: RunsWithoutTier::Refused,
             durable_form: DurableForm::Full,
         };

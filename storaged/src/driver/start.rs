@@ -23,6 +23,7 @@ pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
         idle_job_ms: config.idle_job_ms,
         link_rates: config.link_rates.clone(),
         durable: config.durable_policy,
+        messages: storaged_core::MessageLimits::default(),
         runs_without_tier: config.runs_without_tier,
         durable_form: match config.trickle.increments {
             0 => DurableForm::Full,

@@ -39,7 +39,7 @@ const STREAMS_MAX: u32 = 256;
 /// A peer that was refused reads why before the connection ends.
 const REFUSED_WAIT: Duration = Duration::from_secs(1);
 /// Of the protocol. What is new gets the next number, and both are spoken until no node speaks the old one only.
-pub const LINK_VERSIONS: VersionRange = VersionRange { min: 4, max: 4 };
+pub const LINK_VERSIONS: VersionRange = VersionRange { min: 5, max: 5 };
 
 pub(super) const KIND_CONTROL: u8 = 0;
 pub(super) const KIND_DATA: u8 = 1;
@@ -309,8 +309,14 @@ impl Net {
         }
     }
 
-    /// Queues a control message; it is lost if the link is down or its queue is full.
+    /// Queues a control message; it is lost if the link is down or its queue is full. One that no peer would take is not
+    /// sent: the link would end by it, and again each time that it is said.
     pub fn send(&self, to: &NodeName, body: Bytes) {
+        if body.len() > CONTROL_FRAME_BYTES_MAX {
+            let (got, most) = (body.len(), CONTROL_FRAME_BYTES_MAX);
+            tracing::error!(peer = %to, "a message of {got} bytes is not sent: at most {most} are taken");
+            return;
+        }
         if let Some(known) = self.shared.known(to) {
             known.link.send(body);
         }

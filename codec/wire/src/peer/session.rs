@@ -143,18 +143,29 @@ impl SessionFault {
     }
 }
 
-/// A table of chunk digests of one shard, which its root proves, and of the chunks' fingerprints, which nothing proves:
-/// they are what the shard's node says.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct LeafTable {
-    /// Whose shard.
+/// Where a page of a shard's table of chunk digests and fingerprints begins.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
+pub struct TablePlace {
+    /// The checkpoint.
     #[n(0)]
-    pub rank: Rank,
-    /// One digest per chunk.
+    pub manifest: Digest,
+    /// Whose shard.
     #[n(1)]
+    pub rank: Rank,
+    /// The first chunk of the page.
+    #[n(2)]
+    pub first: u64,
+}
+
+/// A page of a table: digests, which the shard's root proves once all are there, and fingerprints, which nothing proves:
+/// they are what the sender says.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Encode, Decode)]
+pub struct TablePage {
+    /// One digest per chunk.
+    #[n(0)]
     pub leaves: Vec<Digest>,
     /// One fingerprint per chunk; none at all where they are not known.
-    #[n(2)]
+    #[n(1)]
     pub prints: Vec<Fingerprint>,
 }
 

@@ -7,9 +7,9 @@ use storaged_wire::local::{
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
-    CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LeafTable, LinkTally,
-    MemberTally, NamedRun, NamespaceMark, PeerMessage, PromiseOutcome, SessionFault, SessionKind,
-    SessionRecord, StreamRecord, SumChecks, UnowedCause,
+    CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LinkTally, MemberTally,
+    NamedRun, NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, SessionFault, SessionKind,
+    SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace, UnowedCause,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
@@ -94,12 +94,26 @@ fn lane() -> Lane {
     Lane { group: 1, index: 2 }
 }
 
-fn leaves() -> Vec<LeafTable> {
-    vec![LeafTable {
+fn table_place() -> TablePlace {
+    TablePlace {
+        manifest: some_digest(),
         rank: Rank::new(1),
+        first: 16_384,
+    }
+}
+
+fn parcel_place() -> ParcelPlace {
+    ParcelPlace {
+        parcel: some_digest(),
+        offset: 1 << 19,
+    }
+}
+
+fn table_page() -> TablePage {
+    TablePage {
         leaves: vec![some_digest(); 2],
         prints: vec![Fingerprint::from_bytes([7; 16]); 2],
-    }]
+    }
 }
 
 fn part() -> VerifiedPart {
@@ -500,7 +514,6 @@ pub fn session_messages() -> Vec<PeerMessage> {
     };
     let begin = |shape| PeerMessage::Begin {
         session,
-        leaves: leaves(),
         stripes: Some(stripes.clone()),
         shape,
     };
@@ -526,8 +539,26 @@ pub fn session_messages() -> Vec<PeerMessage> {
         }),
         PeerMessage::Ready {
             session,
-            leaves: leaves(),
             stripes: Some(stripes.clone()),
+        },
+        PeerMessage::Preparing { session },
+        PeerMessage::Parcel {
+            parcel: some_digest(),
+            length: 1 << 25,
+        },
+        PeerMessage::ParcelQuery(parcel_place()),
+        PeerMessage::ParcelPage {
+            place: parcel_place(),
+            bytes: vec![1, 2, 3].into(),
+        },
+        PeerMessage::TableQuery(table_place()),
+        PeerMessage::TablePage {
+            place: table_place(),
+            page: table_page(),
+        },
+        PeerMessage::TablePage {
+            place: table_place(),
+            page: TablePage::default(),
         },
         failed(SessionFault::NoManifest),
         failed(SessionFault::NoRoom("full".into())),

@@ -17,5 +17,7 @@ pub use ids::{ConnId, Now, ParityId, QueryId, RequestId};
 pub use input::Input;
 pub use note::Note;
 pub use output::Output;
-pub use setup::{DurableForm, DurablePolicy, LinkRates, RateBasis, RunsWithoutTier, Setup};
+pub use setup::{
+    DurableForm, DurablePolicy, LinkRates, MessageLimits, RateBasis, RunsWithoutTier, Setup,
+};
 pub use work::{CheckPart, Keep, Proof, SessionTally, SessionWork, SlotShard, Source, Turn};

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Generation, Geometry, NodeName};
 
+use crate::limits;
+
 /// When checkpoints go to the durable tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DurablePolicy {
@@ -36,6 +38,27 @@ pub enum DurableForm {
     Increments,
 }
 
+/// How much one message to a peer holds. Tests have small ones, so that what is long in them is no longer than a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MessageLimits {
+    /// Bytes of a message that goes as it is; a longer one is fetched page by page.
+    pub inline: usize,
+    /// Bytes of such a page.
+    pub page: usize,
+    /// Chunks of which a page of a table tells the digests and fingerprints.
+    pub table_chunks: usize,
+}
+
+impl Default for MessageLimits {
+    fn default() -> Self {
+        Self {
+            inline: limits::INLINE_BYTES_MAX,
+            page: limits::PARCEL_PAGE_BYTES,
+            table_chunks: limits::TABLE_PAGE_CHUNKS,
+        }
+    }
+}
+
 /// What a node is told at start.
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -49,6 +72,8 @@ pub struct Setup {
     pub geometry: Option<Geometry>,
     /// Size of a chunk.
     pub chunk: ChunkSize,
+    /// How much a message holds.
+    pub messages: MessageLimits,
     /// Slots per rank.
     pub slots_per_rank: usize,
     /// Bytes of RAM that slots and parity may take.

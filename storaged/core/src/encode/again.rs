@@ -15,7 +15,7 @@ use storaged_wire::peer::{PeerMessage, SessionKind, SessionRecord};
 use storaged_wire::{NodeName, SessionId};
 
 use super::broken::Ending;
-use super::member::Joined;
+use super::member::MemberPhase;
 use crate::api::Now;
 use crate::node::Node;
 
@@ -57,16 +57,17 @@ impl Node {
 
     /// A session that this node has joined is proposed again: its answer was lost, or is on its way.
     pub(super) fn proposed_again(&mut self, from: &NodeName, session: SessionId) {
-        match self.joined.get(&(from.clone(), session)) {
-            Some(joined) if joined.waits_for_slot || joined.running => {}
-            Some(Joined {
-                finished: Some(tally),
-                ..
-            }) => {
-                let tally = tally.clone();
+        let joined = self.joined.get(&(from.clone(), session));
+        match joined.map(|joined| joined.phase.clone()) {
+            None | Some(MemberPhase::Running) => {}
+            Some(MemberPhase::Preparing { .. }) => {
+                self.send(from, PeerMessage::Preparing { session });
+                self.prepare(from, session);
+            }
+            Some(MemberPhase::Finished(tally)) => {
                 self.send(from, PeerMessage::Finished { session, tally });
             }
-            _ => self.say_ready(from, session),
+            Some(MemberPhase::Ready) => self.say_ready(from, session),
         }
     }
 
@@ -109,6 +110,7 @@ impl Node {
         for ((from, _), record) in std::mem::take(&mut self.waiting_proposals) {
             self.proposed(&from, record);
         }
+        self.tell_deferred_tables();
     }
 
     /// When a session must be looked at again, at the latest.
@@ -148,7 +150,7 @@ mod tests {
 
     use storaged_codec::{Digest, digest, fingerprint, root_digest};
     use storaged_wire::local::DurableWish;
-    use storaged_wire::peer::{Lane, LeafTable, SumChecks};
+    use storaged_wire::peer::{Lane, SumChecks, TablePage, TablePlace};
     use storaged_wire::shape::EncodeShape;
     use storaged_wire::{Generation, ManifestBytes, Rank};
 
@@ -194,8 +196,7 @@ mod tests {
             durable: DurableWish::Policy,
         };
         let answers = says(&mut node, 2, "a", committed);
-        let ready = |message: &PeerMessage| matches!(message, PeerMessage::Ready { session, .. } if *session == SessionId::new(7));
-        assert!(answers.iter().any(ready), "{answers:?}");
+        assert!(answers.iter().any(asks_for_a_table), "{answers:?}");
     }
 
     #[test]
@@ -215,21 +216,34 @@ mod tests {
                 durable: DurableWish::Policy,
             };
             let answers = says(&mut node, 4, "a", committed);
-            let ready = |message: &PeerMessage| matches!(message, PeerMessage::Ready { .. });
-            assert_eq!(answers.iter().any(ready), is_taken_up, "{lost} was lost");
+            let asks = answers.iter().any(asks_for_a_table);
+            assert_eq!(asks, is_taken_up, "{lost} was lost");
+        }
+    }
+
+    fn asks_for_a_table(message: &PeerMessage) -> bool {
+        matches!(message, PeerMessage::TableQuery(_))
+    }
+
+    /// The table of the shard of `a`, from its beginning on.
+    fn table(manifest: Digest) -> PeerMessage {
+        PeerMessage::TablePage {
+            place: TablePlace {
+                manifest,
+                rank: Rank::new(0),
+                first: 0,
+            },
+            page: TablePage {
+                leaves: vec![digest(b"hello")],
+                prints: vec![fingerprint(b"hello")],
+            },
         }
     }
 
     /// Parity of the whole lane here, by way of a chain.
     fn begin(session: u64) -> PeerMessage {
-        let table = LeafTable {
-            rank: Rank::new(0),
-            leaves: vec![digest(b"hello")],
-            prints: vec![fingerprint(b"hello")],
-        };
         PeerMessage::Begin {
             session: SessionId::new(session),
-            leaves: vec![table],
             stripes: None,
             shape: Some(EncodeShape::Chain { order: vec![0] }),
         }
@@ -250,7 +264,9 @@ mod tests {
             let runs = |output: &&Output| matches!(output, Output::Run(_));
             outputs.iter().filter(runs).count()
         };
-        let ready = says(&mut node, 2, "b", proposal(7, manifest.name()));
+        let asked = says(&mut node, 2, "b", proposal(7, manifest.name()));
+        assert!(asked.iter().all(asks_for_a_table), "{asked:?}");
+        let ready = says(&mut node, 2, "a", table(manifest.name()));
         assert!(
             matches!(&ready[..], [PeerMessage::Ready { .. }]),
             "{ready:?}"

@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, Fingerprint, root_digest};
+use storaged_codec::{ChunkSize, Fingerprint};
 use storaged_plan::{Derived, DirtyMap, StripedPlan};
-use storaged_wire::peer::{LeafTable, PeerMessage, SessionFault, SumChecks};
+use storaged_wire::peer::{PeerMessage, SessionFault, SumChecks};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
-use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId};
+use storaged_wire::{Manifest, NodeName, Rank, SessionId};
 
-use super::member::{Joined, Kept};
-use super::prints::{self, Prints};
+use super::member::{Joined, Kept, MemberPhase};
+use super::prints;
+use super::tables::Tables;
 use crate::api::{Keep, Output, Proof, SessionWork, SlotShard};
 use crate::node::Node;
 
 /// What a leader says when a session begins.
 #[derive(Debug, Clone)]
 pub(crate) struct Beginning {
-    pub leaves: Vec<LeafTable>,
     pub stripes: Option<StripeMap>,
     pub shape: Option<EncodeShape>,
 }
@@ -30,7 +30,7 @@ impl Node {
         let Some(joined) = self.joined.get(&place) else {
             return;
         };
-        if joined.running || joined.finished.is_some() {
+        if joined.phase != MemberPhase::Ready {
             return;
         }
         let Some(manifest) = self
@@ -40,26 +40,13 @@ impl Node {
         else {
             return;
         };
-        let mut prints = prints::said(&beginning.leaves);
-        let proven = prove(manifest.manifest(), beginning.leaves);
-        prints.retain(|rank, prints| proven.get(rank).is_some_and(|l| l.len() == prints.len()));
         let said = (beginning.stripes, beginning.shape);
-        let work = planned(from, joined, said).and_then(|planned| {
-            self.work(
-                (from, session),
-                joined,
-                manifest.manifest(),
-                (&proven, &prints),
-                planned,
-            )
-        });
+        let work = planned(from, joined, said)
+            .and_then(|planned| self.work((from, session), joined, manifest.manifest(), planned));
         match work {
             Ok(work) => {
                 if let Some(joined) = self.joined.get_mut(&place) {
-                    joined.leaves = proven;
-                    joined.prints = prints;
-                    joined.running = true;
-                    joined.tables = Vec::new();
+                    joined.phase = MemberPhase::Running;
                     // What is computed again counts as made only once it is.
                     joined.made = DirtyMap::clean(joined.stripe_count);
                     joined.made.mark_all(work.carried.iter().cloned());
@@ -78,21 +65,21 @@ impl Node {
         (leader, session): (&NodeName, SessionId),
         joined: &Joined,
         manifest: &Manifest,
-        (proven, prints): (&BTreeMap<Rank, Arc<[Digest]>>, &Prints),
         (plan, stripes): (Arc<StripedPlan>, Vec<Range<u64>>),
     ) -> Result<SessionWork, SessionFault> {
+        let tables = joined.fetch.tables();
         let keep = match &joined.kept {
             Kept::Nothing => None,
             Kept::Parity { index, set, basis } => Some(Keep::Parity {
                 set: *set,
                 basis: *basis,
-                prints: self.parity_prints(joined, manifest, prints, *index)?,
+                prints: self.parity_prints(joined, manifest, *index)?,
             }),
             Kept::Shard {
                 rank, slot, length, ..
             } => {
-                let leaves = proven
-                    .get(rank)
+                let leaves = tables
+                    .leaves(*rank)
                     .cloned()
                     .or_else(|| self.leaves_known(&joined.key, *rank));
                 let (slot, length) = (*slot, *length);
@@ -121,10 +108,10 @@ impl Node {
             source: joined.source.clone(),
             proofs: match (&keep, joined.derived.shape, joined.derived.checks) {
                 (Some(_), Some(RepairShape::Direct), _) => {
-                    self.proofs(joined, proven, |_| Some(Arc::default()))?
+                    self.proofs(joined, tables, |_| Some(Arc::default()))?
                 }
                 (.., SumChecks::Every) => {
-                    self.proofs(joined, proven, |rank| prints.get(&rank).cloned())?
+                    self.proofs(joined, tables, |rank| self.prints_here(joined, rank))?
                 }
                 (.., SumChecks::Parity) => BTreeMap::new(),
             },
@@ -137,12 +124,12 @@ impl Node {
     fn proofs(
         &self,
         joined: &Joined,
-        proven: &BTreeMap<Rank, Arc<[Digest]>>,
+        tables: &Tables,
         prints: impl Fn(Rank) -> Option<Arc<[Fingerprint]>>,
     ) -> Result<BTreeMap<usize, Proof>, SessionFault> {
         let proof = |block: usize| {
             let shard = joined.derived.blocks.data.get(block)?.as_ref()?;
-            let leaves = proven.get(&shard.rank).cloned();
+            let leaves = tables.leaves(shard.rank).cloned();
             let leaves = leaves.or_else(|| self.leaves_known(&joined.key, shard.rank))?;
             Some(Proof {
                 length: shard.length,
@@ -183,20 +170,6 @@ impl Node {
         }
         Some(lacking)
     }
-}
-
-/// Tables whose root is in the manifest; others prove nothing and are left out.
-fn prove(manifest: &Manifest, tables: Vec<LeafTable>) -> BTreeMap<Rank, Arc<[Digest]>> {
-    tables
-        .into_iter()
-        .filter(|table| {
-            manifest.shard(table.rank).is_some_and(|entry| {
-                table.leaves.len() as u64 == manifest.chunk.count(entry.length)
-                    && root_digest(&table.leaves, entry.length, manifest.chunk) == entry.root
-            })
-        })
-        .map(|table| (table.rank, table.leaves.into()))
-        .collect()
 }
 
 /// The plan and the stripes of a session, as its leader began it.

@@ -112,7 +112,7 @@ impl Node {
             filled,
             until,
         };
-        if joined.running {
+        if joined.is_running() {
             self.ending.insert(place.clone(), Ending::Slot(slot, part));
         } else {
             self.settle_part(slot, part);
@@ -135,11 +135,11 @@ impl Node {
         let part = PartMade {
             set,
             made,
-            whole: joined.finished.is_some(),
+            whole: joined.is_finished(),
             until,
         };
         let block = (manifest, joined.derived.lane, index);
-        if joined.running {
+        if joined.is_running() {
             self.ending
                 .insert(place.clone(), Ending::Parity(block, part));
         } else {
@@ -203,7 +203,7 @@ impl Node {
     pub(crate) fn count_finished_parity(&mut self, key: &CheckpointKey) {
         let is_it = |joined: &Joined| {
             let makes_parity = matches!(joined.kept, Kept::Parity { .. });
-            joined.key == *key && joined.finished.is_some() && makes_parity
+            joined.key == *key && joined.is_finished() && makes_parity
         };
         let places = self.joined.iter().filter(|(_, joined)| is_it(joined));
         for place in places.map(|(place, _)| place.clone()).collect::<Vec<_>>() {

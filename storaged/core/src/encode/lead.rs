@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use storaged_plan::{Derived, LaneBlocks, lanes_coded_by};
 use storaged_wire::peer::{
-    CheckpointKey, Lane, LeafTable, PeerMessage, SessionFault, SessionKind, SessionRecord,
-    SumChecks,
+    CheckpointKey, Lane, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
 use storaged_wire::shape::StripeMap;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
@@ -62,14 +61,12 @@ pub(crate) struct Led {
     pub members: Vec<NodeName>,
     /// How many of them, from the first, read blocks.
     pub sources: usize,
-    /// Those that keep what is computed. Only they need the tables of chunk digests: at k = 32, m = 2 and 64 KiB chunks
-    /// all tables to all members are half a shard, all of it on the leader's link, beside two shards for a chain.
+    /// Those that keep what is computed.
     pub keepers: BTreeSet<NodeName>,
     /// Stripes of the lane.
     pub stripe_count: u64,
     pub ready: BTreeSet<NodeName>,
     pub finished: BTreeSet<NodeName>,
-    pub leaves: Vec<LeafTable>,
     /// Which stripes the members need.
     pub needs: Needs,
     /// Which of them the newcomers of a heal lack.
@@ -79,6 +76,8 @@ pub(crate) struct Led {
     /// What members that failed said.
     pub faults: BTreeMap<NodeName, SessionFault>,
     pub deadline: Now,
+    /// The members' preparations may take until then, however busy they say they are.
+    pub prepare_by: Now,
     pub purpose: SessionGoal,
     /// What its members say of it while it runs.
     pub pace: Pace,
@@ -225,12 +224,12 @@ impl Node {
             stripe_count: manifest.manifest().chunk.count(derived.blocks.length),
             ready: BTreeSet::new(),
             finished: BTreeSet::new(),
-            leaves: Vec::new(),
             needs: Needs::default(),
             lacking: Lacking::default(),
             begun: None,
             faults: BTreeMap::new(),
             deadline: now.plus(limits::PROPOSE_MAX_MS),
+            prepare_by: now.plus(limits::SESSION_STALL_MAX_MS),
             purpose,
             pace: Pace::default(),
         };
@@ -259,10 +258,8 @@ impl Node {
         &mut self,
         from: &NodeName,
         session: SessionId,
-        leaves: Vec<LeafTable>,
         stripes: Option<StripeMap>,
     ) {
-        let leaves = self.tables_from(from, session, leaves);
         let Some(led) = self.led.get_mut(&session) else {
             return self.send(
                 from,
@@ -295,7 +292,6 @@ impl Node {
             }
         }
         led.ready.insert(from.clone());
-        led.leaves.extend(leaves);
         if led.ready.len() == led.members.len() {
             self.begin_led(session);
         }
@@ -309,11 +305,8 @@ impl Node {
         if led.is_in_full_but_for_the_name() {
             return self.lead_in_full(session);
         }
-        led.deadline = self.now.plus(limits::SESSION_MAX_MS);
-        let mut leaves = std::mem::take(&mut led.leaves);
+        led.deadline = self.now.plus(limits::SESSION_STALL_MAX_MS);
         let led = led.clone();
-        leaves.sort_by_key(|table| (table.rank, table.prints.is_empty()));
-        leaves.dedup_by_key(|table| table.rank);
         let stripes = match led.purpose {
             SessionGoal::Heal(_) => led.lacking.stripes(),
             SessionGoal::Encode | SessionGoal::Open(_) => led.needs.stripes(),
@@ -335,11 +328,7 @@ impl Node {
         let shape = around.or(shape);
         if let Some(led) = self.led.get_mut(&session) {
             led.pace = Pace::begin(self.now, shape.clone());
-            led.begun = Some(Beginning {
-                leaves,
-                stripes,
-                shape,
-            });
+            led.begun = Some(Beginning { stripes, shape });
         }
         for member in led.members {
             self.say_begin(&member, session);
@@ -354,12 +343,8 @@ impl Node {
         let Some(beginning) = &led.begun else {
             return;
         };
-        let all_check = led.record.kind.checks() == SumChecks::Every;
-        let keeps = all_check || led.keepers.contains(member);
-        let leaves = beginning.leaves.iter().filter(|_| keeps);
         let begin = PeerMessage::Begin {
             session,
-            leaves: leaves.cloned().collect(),
             stripes: beginning.stripes.clone(),
             shape: beginning.shape.clone(),
         };

@@ -1,20 +1,19 @@
 //! Taking part in sessions: find the blocks to read, reserve room for those to keep, run, report. What was kept
 //! becomes part of the checkpoint only when the leader closes the session so.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_codec::{Fingerprint, root_digest};
+use storaged_codec::root_digest;
 use storaged_plan::{Derived, DirtyMap};
 use storaged_wire::peer::{
-    CheckpointKey, LeafTable, MemberTally, PeerMessage, SessionFault, SessionKind, SessionRecord,
+    CheckpointKey, MemberTally, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
-use storaged_wire::shape::RepairShape;
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::begin::{changed, said};
 use super::lead::SessionGoal;
+use super::tables::TableFetch;
 use crate::api::{Now, Output, ParityId, SessionTally, SlotShard, Source};
 use crate::budget::Reservation;
 use crate::limits;
@@ -47,14 +46,9 @@ pub(crate) struct Joined {
     pub member: usize,
     pub source: Option<Source>,
     pub kept: Kept,
-    /// Digests that came with the beginning.
-    pub leaves: BTreeMap<Rank, Arc<[Digest]>>,
-    /// And fingerprints.
-    pub prints: BTreeMap<Rank, Arc<[Fingerprint]>>,
-    pub waits_for_slot: bool,
-    pub running: bool,
-    /// How it went, once the executor has done all of this member's part.
-    pub finished: Option<MemberTally>,
+    pub phase: MemberPhase,
+    /// The tables of chunk digests and fingerprints that its part needs.
+    pub fetch: TableFetch,
     pub deadline: Now,
     /// Stripes of the lane.
     pub stripe_count: u64,
@@ -64,14 +58,40 @@ pub(crate) struct Joined {
     pub made: DirtyMap,
     /// What this member needs to move, if it makes a difference.
     needs: Option<DirtyMap>,
-    /// Tables of chunk digests that others need from this member; none any more once the session has begun.
-    pub tables: Vec<LeafTable>,
+}
+
+/// How far a member is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MemberPhase {
+    /// Tables are fetched, and room may still be made.
+    Preparing { needs_slot: bool },
+    /// The leader has been told, and has not begun.
+    Ready,
+    /// The executor is at it.
+    Running,
+    /// The executor has done all of this member's part: how it went.
+    Finished(MemberTally),
 }
 
 impl Joined {
     /// Whether this is a heal of that shard here.
     pub fn heals(&self, of: Rank) -> bool {
         matches!(self.kept, Kept::Shard { rank, opening: false, .. } if rank == of)
+    }
+
+    /// Whether the executor is at it.
+    pub fn is_running(&self) -> bool {
+        self.phase == MemberPhase::Running
+    }
+
+    /// Whether the executor has done all of it.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.phase, MemberPhase::Finished(_))
+    }
+
+    /// Whether its slot is still being made.
+    fn needs_slot(&self) -> bool {
+        self.phase == MemberPhase::Preparing { needs_slot: true }
     }
 
     /// The parity set that it makes.
@@ -89,33 +109,51 @@ impl Node {
         if self.joined.contains_key(&(from.clone(), session)) {
             return self.proposed_again(from, session);
         }
+        self.leave_what_this_replaces(from, &record);
         if self.comes_too_early(&record) {
             return self.let_it_wait(from, record);
         }
         match self.join(from, &record) {
             Ok(joined) => {
-                let ready = !joined.waits_for_slot;
                 self.joined.insert((from.clone(), session), joined);
-                if ready {
-                    self.say_ready(from, session);
-                }
+                self.prepare(from, session);
             }
             Err(fault) => self.send(from, PeerMessage::Failed { session, fault }),
         }
     }
 
-    pub(super) fn say_ready(&mut self, leader: &NodeName, session: SessionId) {
-        let Some(joined) = self.joined.get_mut(&(leader.clone(), session)) else {
+    /// A leader has one session of a lane at a time. Of one that it proposes anew it has ended the one before, whose end was
+    /// lost if that is still here: were it kept, each such loss would take the room of a whole block for ten minutes.
+    fn leave_what_this_replaces(&mut self, leader: &NodeName, record: &SessionRecord) {
+        if planted!("replaced_sessions_kept") {
+            return;
+        }
+        let manifest = self.manifest_named(record.manifest);
+        let Some(derived) = manifest.and_then(|manifest| Derived::of(record, &manifest)) else {
             return;
         };
-        joined.waits_for_slot = false;
-        let leaves = joined.tables.clone();
-        let stripes = joined.needs.as_ref().map(said);
-        let ready = PeerMessage::Ready {
-            session,
-            leaves,
-            stripes,
+        let Some(key) = self.by_name.get(&record.manifest).cloned() else {
+            return;
         };
+        let is_opening = self.opening_of(leader, record.session).is_some();
+        self.leave_where(|(led_by, _), joined| {
+            let same_lane =
+                led_by == leader && joined.key == key && joined.derived.lane == derived.lane;
+            let is_lane_work = match &joined.kept {
+                Kept::Shard { opening, .. } => !opening,
+                Kept::Parity { .. } => true,
+                Kept::Nothing => false,
+            };
+            same_lane && is_lane_work && !is_opening
+        });
+    }
+
+    pub(super) fn say_ready(&mut self, leader: &NodeName, session: SessionId) {
+        let Some(joined) = self.joined.get(&(leader.clone(), session)) else {
+            return;
+        };
+        let stripes = joined.needs.as_ref().map(said);
+        let ready = PeerMessage::Ready { session, stripes };
         self.send(leader, ready);
     }
 
@@ -147,11 +185,13 @@ impl Node {
             Some(block) => Some(self.source_block(&key, &derived, *block, basis)?),
             None => None,
         };
-        let tables = self.leaf_tables(&key, &derived, &record.kind);
         let sink = derived.sink_members.iter().position(|at| *at == member);
         let opening = self.opening_of(leader, record.session);
-        let (kept, waits_for_slot) = match sink {
-            Some(sink) => self.room_for(opening, &key, &derived, derived.sinks[sink], basis)?,
+        let kept_block = sink.map(|sink| derived.sinks[sink]);
+        let wanted = self.wanted_tables(&key, &derived, &record.kind, kept_block);
+        let fetch = TableFetch::new((record.manifest, manifest.manifest()), wanted, self.now);
+        let (kept, needs_slot) = match kept_block {
+            Some(block) => self.room_for(opening, &key, &derived, block, basis)?,
             None => (Kept::Nothing, false),
         };
         let made = match kept {
@@ -174,19 +214,15 @@ impl Node {
             member,
             source,
             kept,
-            leaves: BTreeMap::new(),
-            prints: BTreeMap::new(),
-            waits_for_slot,
-            running: false,
-            finished: None,
+            phase: MemberPhase::Preparing { needs_slot },
+            fetch,
             deadline: self
                 .now
-                .plus(limits::SESSION_MAX_MS + limits::PROPOSE_MAX_MS),
+                .plus(limits::SESSION_STALL_MAX_MS + limits::PROPOSE_MAX_MS),
             stripe_count,
             kept_stripes: Vec::new(),
             made,
             needs,
-            tables,
         })
     }
 
@@ -322,57 +358,10 @@ impl Node {
         Ok(Kept::Parity { index, set, basis })
     }
 
-    /// The tables of chunk digests that others need from this member: of the shard that it codes, or of the
-    /// shards that are wanted.
-    fn leaf_tables(
-        &self,
-        key: &CheckpointKey,
-        derived: &Derived,
-        kind: &SessionKind,
-    ) -> Vec<LeafTable> {
-        let blocks: Vec<usize> = match kind {
-            // Nobody else can say what a shard's fingerprints are.
-            SessionKind::Encode { .. } => {
-                let mine = |block: &usize| derived.blocks.node(*block) == Some(self.me());
-                derived.sources.iter().copied().filter(mine).collect()
-            }
-            // The one who gets the block checks every other.
-            SessionKind::Repair {
-                shape: RepairShape::Direct,
-                ..
-            } => (0..derived.blocks.data.len()).collect(),
-            SessionKind::Repair { wanted, .. } => wanted
-                .iter()
-                .flat_map(
-                    |(block, _)| match (*block as usize) < derived.blocks.data.len() {
-                        true => vec![*block as usize],
-                        // Whoever gets parity back gets the tables of all shards it covers.
-                        false => (0..derived.blocks.data.len()).collect(),
-                    },
-                )
-                .collect(),
-        };
-        let ranks = blocks
-            .into_iter()
-            .filter_map(|block| Some(derived.blocks.data[block].as_ref()?.rank));
-        ranks
-            .filter_map(|rank| {
-                let leaves = self.leaves_known(key, rank)?.to_vec();
-                let prints = self.prints_known(key, rank).unwrap_or_default().to_vec();
-                Some(LeafTable {
-                    rank,
-                    leaves,
-                    prints,
-                })
-            })
-            .collect()
-    }
-
-    pub(crate) fn leaves_known(&self, key: &CheckpointKey, rank: Rank) -> Option<Arc<[Digest]>> {
-        let checkpoint = self.checkpoints.get(key)?;
-        let own = checkpoint.shards.get(&rank).and_then(LocalShard::sealed);
-        own.map(|shard| shard.leaves)
-            .or_else(|| checkpoint.leaves.get(&rank).cloned())
+    /// The digests of a shard's chunks: those that were fetched for a session, or else those that are known here.
+    fn leaves_here(&self, joined: &Joined, rank: Rank) -> Option<Arc<[Digest]>> {
+        let fetched = joined.fetch.tables().leaves(rank).cloned();
+        fetched.or_else(|| self.leaves_known(&joined.key, rank))
     }
 
     pub(crate) fn session_ended(
@@ -386,16 +375,17 @@ impl Node {
         let Some(joined) = self.joined.get_mut(&place) else {
             return self.ended_late(&place, kept);
         };
-        joined.running = false;
         joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
                 self.rates.session(&tally);
                 let tally = tally.said();
-                joined.finished = Some(tally.clone());
+                joined.phase = MemberPhase::Finished(tally.clone());
                 self.send(leader, PeerMessage::Finished { session, tally });
             }
             Err(fault) => {
+                // The executor is done: nothing is left to stop.
+                joined.phase = MemberPhase::Ready;
                 if let SessionFault::Corrupt(_) = &fault {
                     self.drop_corrupt(&place);
                 }
@@ -452,19 +442,19 @@ impl Node {
         let Some(joined) = self.joined.remove(place) else {
             return;
         };
-        if joined.running {
+        if joined.is_running() {
             let (leader, session) = place.clone();
             self.out.push(Output::Stop { leader, session });
         }
         let counts = counts && self.checkpoints.contains_key(&joined.key);
         let counts = counts && (self.is_whole(&joined) || planted!("part_counts_as_whole"));
         if counts {
-            let (leaves, prints) = (joined.leaves.clone(), joined.prints.clone());
+            let tables = joined.fetch.tables().clone();
             if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key)
                 && matches!(joined.kept, Kept::Parity { .. })
             {
-                checkpoint.leaves.extend(leaves);
-                checkpoint.prints.extend(prints);
+                checkpoint.leaves.extend(tables.leaves);
+                checkpoint.prints.extend(tables.prints);
             }
         }
         match joined.kept.clone() {
@@ -483,11 +473,11 @@ impl Node {
                     return self.break_off(place, &joined, slot, rank, true);
                 }
                 self.forget_part_filled(slot);
-                if let Some(leaves) = joined.leaves.get(&rank) {
-                    self.opening_leaves(slot, leaves.clone());
+                if let Some(leaves) = self.leaves_here(&joined, rank) {
+                    self.opening_leaves(slot, leaves);
                 }
             }
-            Kept::Shard { slot, .. } if joined.waits_for_slot => self.drop_slot(slot),
+            Kept::Shard { slot, .. } if joined.needs_slot() => self.drop_slot(slot),
             Kept::Shard { rank, slot, .. } if !counts => {
                 self.break_off(place, &joined, slot, rank, false);
             }
@@ -520,7 +510,7 @@ impl Node {
         length: u64,
         counts: bool,
     ) {
-        let leaves = joined.leaves.get(&rank).cloned();
+        let leaves = self.leaves_here(joined, rank);
         match leaves.filter(|_| counts) {
             Some(leaves) => self.hold_restored(&joined.key, rank, slot, length, leaves),
             None => self.drop_slot(slot),
@@ -576,10 +566,15 @@ impl Node {
     pub(crate) fn joined_has_slot(&mut self, slot: SlotId) {
         let waiting = self.joined.iter().find_map(|(place, joined)| {
             let is_it = matches!(joined.kept, Kept::Shard { slot: kept, .. } if kept == slot);
-            (is_it && joined.waits_for_slot).then(|| place.clone())
+            (is_it && joined.needs_slot()).then(|| place.clone())
         });
         match waiting {
-            Some((leader, session)) => self.say_ready(&leader, session),
+            Some(place) => {
+                if let Some(joined) = self.joined.get_mut(&place) {
+                    joined.phase = MemberPhase::Preparing { needs_slot: false };
+                }
+                self.prepare(&place.0, place.1);
+            }
             None => self.drop_slot(slot),
         }
     }

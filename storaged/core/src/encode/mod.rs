@@ -16,6 +16,7 @@ mod prints;
 mod rates;
 mod shapes;
 mod survivors;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod wary;

@@ -1,24 +1,14 @@
 //! Fingerprints of shards' chunks: where they come from, and what parity chunks must have by them. The code is linear and
 //! so is a fingerprint, so a parity chunk's is the same combination of the data chunks' as the chunk is of the chunks.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_codec::{CodingMatrix, Fingerprint, engine};
-use storaged_wire::peer::{CheckpointKey, LeafTable, SessionFault, SessionKind};
-use storaged_wire::{Manifest, NodeName, Rank, SessionId};
+use storaged_wire::peer::{CheckpointKey, SessionFault};
+use storaged_wire::{Manifest, NodeName, Rank};
 
 use super::member::Joined;
 use crate::node::Node;
-
-/// Fingerprints of chunks, by shard.
-pub(super) type Prints = BTreeMap<Rank, Arc<[Fingerprint]>>;
-
-/// The fingerprints in some tables.
-pub(super) fn said(tables: &[LeafTable]) -> Prints {
-    let prints = |table: &LeafTable| (table.rank, table.prints.as_slice().into());
-    tables.iter().map(prints).collect()
-}
 
 /// Nothing can be verified without the fingerprints of this node's shard.
 pub(super) fn missing(node: &NodeName) -> SessionFault {
@@ -47,21 +37,10 @@ impl Node {
         checkpoint.prints.get(&rank).cloned()
     }
 
-    /// The tables that a member may speak of: in an encode that of its own shard, because fingerprints are believed.
-    pub(super) fn tables_from(
-        &self,
-        from: &NodeName,
-        session: SessionId,
-        mut tables: Vec<LeafTable>,
-    ) -> Vec<LeafTable> {
-        let led = self.led.get(&session);
-        if let Some(led) = led.filter(|led| matches!(led.record.kind, SessionKind::Encode { .. }))
-            && let Some(manifest) = self.manifest_named(led.record.manifest)
-        {
-            let entry = |table: &LeafTable| manifest.manifest().shard(table.rank);
-            tables.retain(|table| entry(table).is_some_and(|shard| shard.node == *from));
-        }
-        tables
+    /// Those that were fetched for a session, or else those that are known here.
+    pub(super) fn prints_here(&self, joined: &Joined, rank: Rank) -> Option<Arc<[Fingerprint]>> {
+        let fetched = joined.fetch.tables().prints(rank).cloned();
+        fetched.or_else(|| self.prints_known(&joined.key, rank))
     }
 
     /// What every chunk of parity `index` must have.
@@ -69,7 +48,6 @@ impl Node {
         &self,
         joined: &Joined,
         manifest: &Manifest,
-        prints: &Prints,
         index: u32,
     ) -> Result<Arc<[Fingerprint]>, SessionFault> {
         let matrix = CodingMatrix::cauchy(manifest.geometry);
@@ -78,8 +56,7 @@ impl Node {
         let mut sum = vec![0; stripes.saturating_mul(Fingerprint::BYTES)];
         for (block, entry) in joined.derived.blocks.data.iter().enumerate() {
             let Some(shard) = entry else { continue };
-            let known = prints.get(&shard.rank).cloned();
-            let known = known.or_else(|| self.prints_known(&joined.key, shard.rank));
+            let known = self.prints_here(joined, shard.rank);
             let known = known.ok_or_else(|| missing(&shard.node))?;
             let bytes: Vec<u8> = known.iter().flat_map(|print| *print.as_bytes()).collect();
             let both = sum.len().min(bytes.len());

@@ -15,13 +15,9 @@ fn manifest(stripes: u64) -> ManifestBytes {
     manifest.seal().expect("a sound manifest")
 }
 
-/// What n1 answers to a session of so many stripes.
-fn answer(stripes: u64) -> PeerMessage {
-    // Nothing exceeds its budget: the count is refused, not the room.
-    let mut node = last_of(&["n0", "n1"], (1, 1));
-    let manifest = manifest(stripes);
-    let record = SessionRecord {
-        session: SessionId::new(7),
+fn encode(session: u64, manifest: &ManifestBytes) -> PeerMessage {
+    PeerMessage::Propose(SessionRecord {
+        session: SessionId::new(session),
         manifest: manifest.name(),
         kind: SessionKind::Encode {
             lane: Lane { group: 0, index: 0 },
@@ -29,17 +25,24 @@ fn answer(stripes: u64) -> PeerMessage {
             checks: SumChecks::Parity,
             parities: vec![0],
         },
-    };
+    })
+}
+
+/// What n1 answers to a session of so many stripes.
+fn answer(stripes: u64) -> PeerMessage {
+    // Nothing exceeds its budget: the count is refused, not the room.
+    let mut node = last_of(&["n0", "n1"], (1, 1));
+    let manifest = manifest(stripes);
     let committed = PeerMessage::Committed {
         manifest: manifest.shared(),
         durable: DurableWish::Never,
     };
-    for message in [committed, PeerMessage::Propose(record)] {
+    for message in [committed, encode(7, &manifest)] {
         let answered = sent(hear(&mut node, 10_000, "n0", message)).into_iter();
         let mut answered = answered.filter(|message| {
             matches!(
                 message,
-                PeerMessage::Ready { .. } | PeerMessage::Failed { .. }
+                PeerMessage::TableQuery(_) | PeerMessage::Failed { .. }
             )
         });
         if let Some(answered) = answered.next() {
@@ -66,5 +69,26 @@ fn more_stripes_than_memory_could_count_are_refused() {
             format!("expected at most {most} stripes, got {stripes}")
         );
     }
-    assert!(matches!(answer(3), PeerMessage::Ready { .. }));
+    assert!(matches!(answer(3), PeerMessage::TableQuery(_)));
+}
+
+/// A link that drops one way loses the ends of sessions: each of them once kept the room of a whole parity set for ten
+/// minutes, until the node had room for nothing.
+#[test]
+fn sessions_whose_end_was_lost_keep_no_room_beside_the_one_that_replaces_them() {
+    let mut node = last_of(&["n0", "n1"], (1, 1));
+    let manifest = manifest(3);
+    let committed = PeerMessage::Committed {
+        manifest: manifest.shared(),
+        durable: DurableWish::Never,
+    };
+    hear(&mut node, 1, "n0", committed);
+    hear(&mut node, 6, "n0", encode(6, &manifest));
+    // Beside it n1 leads a session of its own.
+    let of_two_sessions = 2 * 3 * chunk().bytes() as u64;
+    assert_eq!(node.ledger().used, of_two_sessions);
+    for session in 7..17 {
+        hear(&mut node, session, "n0", encode(session, &manifest));
+        assert_eq!(node.ledger().used, of_two_sessions);
+    }
 }

@@ -18,6 +18,7 @@ use storaged_wire::{
 use crate::api::{Note, RequestId};
 use crate::limits;
 use crate::node::Node;
+use crate::parcels::Notice;
 use crate::place::RunStanding;
 use crate::table::{Announced, Checkpoint, Description, Told};
 
@@ -93,16 +94,18 @@ impl Node {
                 })
             })
             .collect();
-        messages.extend(checkpoint.description_here.as_ref().map(|description| {
-            PeerMessage::Description {
+        let (owner, world_size) = (checkpoint.owner, checkpoint.world_size);
+        if let Some(description) = checkpoint.description_here.clone() {
+            let message = || PeerMessage::Description {
                 key: key.clone(),
-                owner: checkpoint.owner,
-                world_size: checkpoint.world_size,
+                owner,
+                world_size,
                 schema: description.schema.clone(),
                 torch_metadata: description.torch_metadata.clone(),
                 durable: description.durable,
-            }
-        }));
+            };
+            messages.push(self.wrap_again(key, Notice::Description, message));
+        }
         for home in self.homes_of(key) {
             for message in &messages {
                 self.send(&home, message.clone());
@@ -433,19 +436,25 @@ impl Node {
         if known.is_none() {
             self.adopt(Arc::new(manifest), wish);
         }
-        let checkpoint = self.checkpoints.get(&key);
-        let state = checkpoint.map_or(CheckpointState::Committed, |c| c.state);
-        let bears = checkpoint.map_or(0, |c| c.standing.told_by(from));
         if known.is_none_or(|known| known == name) {
-            self.send(
-                from,
-                PeerMessage::ManifestStored {
-                    manifest: name,
-                    state,
-                    bears,
-                },
-            );
+            self.say_stored(from, &key, name);
         }
+    }
+
+    /// Answers a home node that it need not tell this one of a commit any more.
+    pub(crate) fn say_stored(&mut self, home: &NodeName, key: &CheckpointKey, name: Digest) {
+        let checkpoint = self.checkpoints.get(key);
+        let state = checkpoint.map_or(CheckpointState::Committed, |c| c.state);
+        let bears = checkpoint.map_or(0, |c| c.standing.told_by(home));
+        let manifest = name;
+        self.send(
+            home,
+            PeerMessage::ManifestStored {
+                manifest,
+                state,
+                bears,
+            },
+        );
     }
 
     /// A newer checkpoint of the namespace is already as safe as can be: this one is of no use any more.
@@ -494,10 +503,10 @@ impl Node {
         let is_protected = is_protected && state >= CheckpointState::Protected;
         let told = checkpoint.told.get(node).copied();
         if told.is_none() {
-            let message = PeerMessage::Committed {
+            let message = self.wrap_again(key, Notice::Committed, || PeerMessage::Committed {
                 manifest: manifest.shared(),
                 durable: wish,
-            };
+            });
             self.send(node, message);
         }
         let name = manifest.name();

@@ -205,6 +205,17 @@ impl Node {
                 ),
             ));
         }
+        let chunk = self.setup.chunk;
+        if chunk.count(length) > limits::STRIPES_MAX {
+            let most = limits::STRIPES_MAX.saturating_mul(chunk.bytes() as u64);
+            return Err(Refusal::new(
+                RefusalCode::ShardTooLong,
+                format!(
+                    "expected a shard of at most {most} bytes, which can be coded in chunks of {}, got {length}: raise coding.chunk",
+                    chunk.bytes()
+                ),
+            ));
+        }
         let table = self.namespace_table(&attached.namespace, attached.owner);
         if let Some(last) = table
             .last_step
@@ -225,7 +236,6 @@ impl Node {
             step,
         };
         self.slot_mut(slot).used_for = SlotUse::Sealed(key.clone());
-        let chunk = self.setup.chunk;
         let checkpoint = self.checkpoint_entry(&key, attached.owner, world_size);
         checkpoint.shards.insert(
             rank,
@@ -242,7 +252,7 @@ impl Node {
         self.out.push(Output::Digest {
             slot,
             length,
-            chunk: self.setup.chunk,
+            chunk,
         });
         self.reply(id, Reply::Done);
         let state = CheckpointState::Staged;

@@ -235,6 +235,11 @@ impl Cluster {
                 Some(_) => DurablePolicy::OnRequest,
                 None => DurablePolicy::Absent,
             },
+            messages: storaged_core::MessageLimits {
+                inline: 1_000,
+                page: 1_000,
+                table_chunks: 256,
+            },
             runs_without_tier: RunsWithoutTier::Refused,
             durable_form: self.durable_form,
         };

@@ -93,6 +93,10 @@ fn setup(node: usize, generation: u64) -> Setup {
         durable: DurablePolicy::Every(1),
         idle_job_ms: 3_600_000,
         durable_form: DurableForm::Increments,
+        messages: storaged_core::MessageLimits {
+            table_chunks: 2,
+            ..storaged_core::MessageLimits::default()
+        },
         runs_without_tier: RunsWithoutTier::Refused,
     }
 }

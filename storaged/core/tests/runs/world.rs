@@ -170,6 +170,7 @@ impl World {
                 true => DurablePolicy::OnRequest,
                 false => DurablePolicy::Absent,
             },
+            messages: storaged_core::MessageLimits::default(),
             runs_without_tier: self.without_tier,
             idle_job_ms: 3_600_000,
             durable_form: DurableForm::Full,

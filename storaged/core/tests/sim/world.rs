@@ -312,6 +312,11 @@ impl World {
             idle_job_ms: 3_600_000,
             link_rates: self.link_rates(),
             durable: DurablePolicy::Every(self.limits.durable_every),
+            messages: storaged_core::MessageLimits {
+                inline: 200,
+                page: 150,
+                table_chunks: 2,
+            },
             runs_without_tier: RunsWithoutTier::Refused,
             durable_form: self.limits.durable_form,
         };

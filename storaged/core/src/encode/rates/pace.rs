@@ -48,6 +48,13 @@ struct Reports {
     last: MemberTally,
 }
 
+/// Whether a member has moved anything between two reports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Headway {
+    Some,
+    None,
+}
+
 /// How a session goes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Pace {
@@ -71,7 +78,7 @@ impl Pace {
         }
     }
 
-    /// Takes in what a member says.
+    /// Takes in what a member says, and whether it got on since it said so last.
     ///
     /// # Errors
     /// [`ReportError`] if it cannot be; then it counts for nothing.
@@ -81,7 +88,7 @@ impl Pace {
         (from, members): (&NodeName, &[NodeName]),
         tally: MemberTally,
         bounds: Bounds,
-    ) -> Result<(), ReportError> {
+    ) -> Result<Headway, ReportError> {
         let lasted = now.since(self.began_at) + limits::REPORT_SLACK_MS;
         check(&tally, members, bounds, lasted)?;
         let reports = self.reports.entry(from.clone()).or_default();
@@ -92,8 +99,17 @@ impl Pace {
             grows("bytes", before.bytes, after.bytes)?;
             grows("milliseconds waiting", before.waiting_ms, after.waiting_ms)?;
         }
+        let bytes = |tally: &MemberTally| -> u128 {
+            let links = tally.links.iter();
+            links.map(|link| u128::from(link.bytes)).sum()
+        };
+        let before = (reports.last.stripes, bytes(&reports.last));
+        let headway = match (tally.stripes, bytes(&tally)) == before {
+            true => Headway::None,
+            false => Headway::Some,
+        };
         reports.last = tally;
-        Ok(())
+        Ok(headway)
     }
 
     /// The links in the stretch since the last one that was judged, once it is long enough; a new stretch begins.
@@ -281,7 +297,7 @@ mod tests {
         now: u64,
         from: usize,
         tally: MemberTally,
-    ) -> Result<(), ReportError> {
+    ) -> Result<Headway, ReportError> {
         pace.report(Now(now), (&name(from), &members()), tally, BOUNDS)
     }
 
@@ -311,6 +327,18 @@ mod tests {
         report(&mut pace, 4000, 1, of_n1).expect("a report");
         let second = pace.stretch(Now(4000), &members());
         assert_eq!(second, Some(vec![seen(0, 1, 1000, 100_000)]));
+    }
+
+    #[test]
+    fn headway_is_bytes_or_stripes_that_moved_and_not_time_that_went_by() {
+        let mut pace = Pace::begin(Now(0), None);
+        let mut says = |now, stripes, bytes| {
+            let tally = tally(now, stripes, vec![link(1, bytes, 0)]);
+            report(&mut pace, now, 0, tally)
+        };
+        assert_eq!(says(1000, 0, 500), Ok(Headway::Some));
+        assert_eq!(says(2000, 0, 500), Ok(Headway::None));
+        assert_eq!(says(3000, 1, 500), Ok(Headway::Some));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use storaged_wire::{NodeName, SessionId};
 use super::Links;
 use super::findings::{Certainty, Findings, LinkSeen, findings};
 use super::measured::{NodeRate, SLOW_BELOW_PPM, Weight};
-use super::pace::Bounds;
+use super::pace::{Bounds, Headway};
 use crate::api::{Note, SessionTally};
 use crate::encode::lead::{Led, SessionGoal};
 use crate::encode::shapes::{chosen, expected_seconds};
@@ -51,8 +51,13 @@ impl Node {
         session: SessionId,
         tally: &SessionTally,
     ) {
-        let joined = self.joined.get(&(leader.clone(), session));
-        if joined.is_some_and(|joined| joined.running) {
+        let until = self
+            .now
+            .plus(limits::SESSION_STALL_MAX_MS + limits::PROPOSE_MAX_MS);
+        let joined = self.joined.get_mut(&(leader.clone(), session));
+        if let Some(joined) = joined.filter(|joined| joined.is_running()) {
+            // The executor ends what stands still, and says nothing of it any more.
+            joined.deadline = until;
             let tally = tally.clone().said();
             self.send(leader, PeerMessage::Progress { session, tally });
         }
@@ -77,6 +82,10 @@ impl Node {
             return;
         };
         let report = led.pace.report(now, (from, &led.members), tally, bounds);
+        // However long it takes: it ends early only if nothing moves any more.
+        if report == Ok(Headway::Some) {
+            led.deadline = led.deadline.max(now.plus(limits::SESSION_STALL_MAX_MS));
+        }
         if let Err(error) = report {
             let reason = format!("said of a session what cannot be: {error}");
             let node = from.clone();

@@ -164,7 +164,7 @@ impl World {
 
     /// A control message: in order on its connection.
     pub fn send_in_month(&mut self, from: usize, to: usize, message: PeerMessage) {
-        self.promise_of_message(&message);
+        self.promise_of_message(from, &message);
         let (now, delay) = (self.now, 1 + self.random(8));
         let is_up = self.up.contains(&(from, to));
         let link = self.link_of(from, to);

@@ -185,7 +185,14 @@ impl World {
     }
 
     /// A manifest lists shards that were sealed, all of them by one incarnation.
-    pub(super) fn promise_of_message(&mut self, message: &PeerMessage) {
+    pub(super) fn promise_of_message(&mut self, from: usize, message: &PeerMessage) {
+        if let PeerMessage::Parcel { parcel, .. } = message {
+            let process = self.processes[from].as_ref();
+            let bytes = process.and_then(|process| process.node.parcel(*parcel));
+            let bytes = bytes.expect("a node tells of a parcel that it has");
+            let message = storaged_wire::decode("message", &bytes).expect("a message");
+            return self.promise_of_message(from, &message);
+        }
         let PeerMessage::Committed { manifest, .. } = message else {
             return;
         };

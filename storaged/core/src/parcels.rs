@@ -1,0 +1,357 @@
+//! Large messages as parcels. A manifest of ten thousand ranks with its schema has tens of megabytes, and a home node tells
+//! it to every node that it concerns, again each second until that has answered. Sent as they are, such messages would
+//! stand before everything else on their links, in memory once per node, and above the limit of a frame they would end
+//! the link that carries them, for ever.
+//!
+//! So what is larger than [`MessageLimits::inline`] is encoded once and kept; the peer is told its digest and length, and
+//! fetches it page by page. A digest that comes from several nodes is fetched once, and counts as said by each of them.
+//! Nothing here is certain to arrive: a sender that still cares says it again, as it does with any message.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use minicbor::bytes::ByteVec;
+use storaged_codec::digest;
+use storaged_wire::peer::{CheckpointKey, ParcelPlace, PeerMessage, SessionKind};
+use storaged_wire::{Digest, NodeName, SharedBytes, decode, encode};
+
+use crate::api::{MessageLimits, Note, Now};
+use crate::limits;
+use crate::node::Node;
+
+/// Parcels that are kept for whoever fetches them, and those that are fetched.
+#[derive(Debug, Default)]
+pub(crate) struct Parcels {
+    kept: BTreeMap<Digest, Kept>,
+    coming: BTreeMap<Digest, Incoming>,
+}
+
+/// What a node says again and again of a checkpoint: it is encoded once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Notice {
+    Committed,
+    Description,
+}
+
+/// A parcel that is here.
+#[derive(Debug)]
+struct Kept {
+    bytes: SharedBytes,
+    /// The manifest that it brings.
+    manifest: Option<Digest>,
+    /// Nobody has asked for it or told of it since: it goes.
+    until: Now,
+}
+
+/// A parcel on its way here.
+#[derive(Debug)]
+struct Incoming {
+    length: u64,
+    /// The first is asked now.
+    sources: VecDeque<NodeName>,
+    /// Who says so.
+    tellers: BTreeSet<NodeName>,
+    /// When the page that is waited for was asked for, and when first.
+    asked: Option<(Now, Now)>,
+    bytes: Vec<u8>,
+}
+
+impl Parcels {
+    /// Keeps bytes for whoever asks for them.
+    fn keep(&mut self, name: Digest, bytes: SharedBytes, now: Now) {
+        let kept = Kept {
+            bytes,
+            manifest: None,
+            until: now.plus(limits::PARCEL_KEPT_MS),
+        };
+        self.kept.insert(name, kept);
+        self.make_room();
+    }
+
+    /// A parcel that is here; it stays for some more time.
+    fn kept(&mut self, name: Digest, now: Now) -> Option<&mut Kept> {
+        let kept = self.kept.get_mut(&name)?;
+        kept.until = now.plus(limits::PARCEL_KEPT_MS);
+        Some(kept)
+    }
+
+    /// A parcel that is here.
+    pub fn shown(&self, name: Digest) -> Option<SharedBytes> {
+        self.kept.get(&name).map(|kept| kept.bytes.clone())
+    }
+
+    /// Drops those that go soonest until the rest fits.
+    fn make_room(&mut self) {
+        let mut total: u64 = self.kept.values().map(|kept| kept.bytes.len() as u64).sum();
+        while total > limits::PARCELS_BYTES_MAX && self.kept.len() > 1 {
+            let soonest = self.kept.iter().min_by_key(|(_, kept)| kept.until);
+            let Some((name, kept)) = soonest.map(|(name, kept)| (*name, kept.bytes.len())) else {
+                return;
+            };
+            self.kept.remove(&name);
+            total -= kept as u64;
+        }
+    }
+
+    /// A node says that it has something for this one.
+    fn told(&mut self, from: &NodeName, name: Digest, length: u64) {
+        let coming: u64 = self.coming.values().map(|incoming| incoming.length).sum();
+        if !self.coming.contains_key(&name)
+            && coming.saturating_add(length) > limits::PARCELS_BYTES_MAX
+        {
+            return;
+        }
+        let incoming = self.coming.entry(name).or_insert_with(|| Incoming {
+            length,
+            sources: VecDeque::new(),
+            tellers: BTreeSet::new(),
+            asked: None,
+            bytes: Vec::new(),
+        });
+        if incoming.tellers.insert(from.clone()) {
+            incoming.sources.push_back(from.clone());
+        }
+    }
+
+    /// The pages to ask for now.
+    fn requests(
+        &mut self,
+        now: Now,
+        is_up: impl Fn(&NodeName) -> bool,
+    ) -> Vec<(NodeName, ParcelPlace)> {
+        let mut requests = Vec::new();
+        self.coming.retain(|name, incoming| {
+            incoming.skip_silent(now, &is_up);
+            let Some(source) = incoming.sources.front() else {
+                // Whoever still wants it to be heard says so again.
+                return false;
+            };
+            let due = |(last, _): (Now, Now)| now.since(last) >= limits::REPEAT_MS;
+            if incoming.asked.is_none_or(due) {
+                let first = incoming.asked.map_or(now, |(_, first)| first);
+                incoming.asked = Some((now, first));
+                let place = ParcelPlace {
+                    parcel: *name,
+                    offset: incoming.bytes.len() as u64,
+                };
+                requests.push((source.clone(), place));
+            }
+            true
+        });
+        requests
+    }
+
+    /// A page has come. Gives the parcel once it is whole and is what its name says, with those who told of it.
+    fn take(
+        &mut self,
+        from: &NodeName,
+        place: ParcelPlace,
+        page: &[u8],
+    ) -> Option<(SharedBytes, BTreeSet<NodeName>)> {
+        let incoming = self.coming.get_mut(&place.parcel)?;
+        if incoming.sources.front() != Some(from) || place.offset != incoming.bytes.len() as u64 {
+            return None;
+        }
+        let room = incoming.length - place.offset;
+        if page.is_empty() || page.len() as u64 > room {
+            incoming.next_source();
+            return None;
+        }
+        incoming.asked = None;
+        incoming.bytes.extend_from_slice(page);
+        if (incoming.bytes.len() as u64) < incoming.length {
+            return None;
+        }
+        if digest(&incoming.bytes) != place.parcel {
+            incoming.next_source();
+            return None;
+        }
+        let whole = self.coming.remove(&place.parcel)?;
+        Some((whole.bytes.into(), whole.tellers))
+    }
+
+    /// Forgets what nobody has spoken of for a while.
+    fn expire(&mut self, now: Now) {
+        self.kept.retain(|_, kept| kept.until > now);
+    }
+}
+
+impl Incoming {
+    fn next_source(&mut self) {
+        self.sources.pop_front();
+        self.asked = None;
+        self.bytes.clear();
+    }
+
+    fn skip_silent(&mut self, now: Now, is_up: impl Fn(&NodeName) -> bool) {
+        let silent = |(_, first): (Now, Now)| now.since(first) >= limits::QUERY_MAX_MS;
+        while let Some(source) = self.sources.front() {
+            if is_up(source) && !self.asked.is_some_and(silent) {
+                return;
+            }
+            self.next_source();
+        }
+    }
+}
+
+impl Node {
+    /// The message as it goes to peers: itself, or where it can be fetched.
+    pub(crate) fn wrap(&mut self, message: PeerMessage) -> PeerMessage {
+        let MessageLimits { inline, .. } = self.setup.messages;
+        if size_hint(&message) <= inline {
+            return message;
+        }
+        let bytes = encode(&message);
+        if bytes.len() <= inline {
+            return message;
+        }
+        let (parcel, length) = (digest(&bytes), bytes.len() as u64);
+        self.parcels.keep(parcel, bytes.into(), self.now);
+        PeerMessage::Parcel { parcel, length }
+    }
+
+    /// The same of what is said of a checkpoint to many nodes, and again each second.
+    pub(crate) fn wrap_again(
+        &mut self,
+        key: &CheckpointKey,
+        notice: Notice,
+        message: impl FnOnce() -> PeerMessage,
+    ) -> PeerMessage {
+        let now = self.now;
+        let checkpoint = self.checkpoints.get(key);
+        let known = checkpoint.and_then(|c| c.parcels.get(&notice).copied());
+        if let Some((parcel, length)) = known
+            && self.parcels.kept(parcel, now).is_some()
+        {
+            return PeerMessage::Parcel { parcel, length };
+        }
+        let message = self.wrap(message());
+        if let PeerMessage::Parcel { parcel, length } = message
+            && let Some(checkpoint) = self.checkpoints.get_mut(key)
+        {
+            checkpoint.parcels.insert(notice, (parcel, length));
+        }
+        message
+    }
+
+    /// A peer has something to say that does not fit a message.
+    pub(crate) fn parcel_told(&mut self, from: &NodeName, parcel: Digest, length: u64) {
+        let now = self.now;
+        // Several home nodes say the same, and each wants an answer.
+        if let Some(kept) = self.parcels.kept(parcel, now) {
+            let (bytes, manifest) = (kept.bytes.clone(), kept.manifest);
+            let key = manifest.and_then(|name| Some((name, self.by_name.get(&name)?.clone())));
+            return match key {
+                Some((name, key)) => self.say_stored(from, &key, name),
+                None => self.open_parcel(parcel, &bytes, std::iter::once(from.clone())),
+            };
+        }
+        self.parcels.told(from, parcel, length);
+        self.fetch_parcels();
+    }
+
+    fn fetch_parcels(&mut self) {
+        let peers = &self.peers;
+        let requests = self
+            .parcels
+            .requests(self.now, |node| peers.contains_key(node));
+        for (to, place) in requests {
+            self.send(&to, PeerMessage::ParcelQuery(place));
+        }
+    }
+
+    /// Asks again for what did not come, and forgets what nobody wants.
+    pub(crate) fn repeat_parcels(&mut self) {
+        self.parcels.expire(self.now);
+        self.fetch_parcels();
+    }
+
+    /// A peer fetches.
+    pub(crate) fn parcel_asked(&mut self, from: &NodeName, place: ParcelPlace) {
+        let (now, most) = (self.now, self.setup.messages.page);
+        let offset = usize::try_from(place.offset).unwrap_or(usize::MAX);
+        let page = self.parcels.kept(place.parcel, now).and_then(|kept| {
+            let bytes = &kept.bytes;
+            let end = bytes.len().min(offset.saturating_add(most));
+            bytes.get(offset..end).map(<[u8]>::to_vec)
+        });
+        let bytes = ByteVec::from(page.unwrap_or_default());
+        self.send(from, PeerMessage::ParcelPage { place, bytes });
+    }
+
+    /// A page has come.
+    pub(crate) fn parcel_page(&mut self, from: &NodeName, place: ParcelPlace, bytes: &[u8]) {
+        if let Some((bytes, tellers)) = self.parcels.take(from, place, bytes) {
+            self.parcels.keep(place.parcel, bytes.clone(), self.now);
+            self.open_parcel(place.parcel, &bytes, tellers.into_iter());
+        }
+        self.fetch_parcels();
+    }
+
+    /// Hears what a parcel says, from each that told of it.
+    fn open_parcel(
+        &mut self,
+        parcel: Digest,
+        bytes: &[u8],
+        tellers: impl Iterator<Item = NodeName>,
+    ) {
+        let message = decode::<PeerMessage>("message", bytes);
+        if let Ok(PeerMessage::Committed { manifest, .. }) = &message
+            && let Some(kept) = self.parcels.kept(parcel, self.now)
+        {
+            kept.manifest = Some(digest(manifest));
+        }
+        for from in tellers {
+            match &message {
+                // A parcel in a parcel would be a way to keep this node busy.
+                Ok(PeerMessage::Parcel { .. } | PeerMessage::ParcelPage { .. }) => {
+                    let reason = "sent a parcel that holds another one".into();
+                    self.note(Note::PeerFault { node: from, reason });
+                }
+                Ok(message) => self.message(&from, message.clone()),
+                Err(error) => {
+                    let reason = error.to_string();
+                    self.note(Note::PeerFault { node: from, reason });
+                }
+            }
+        }
+    }
+}
+
+/// About how many bytes a message takes, without encoding it: never much less than it does take.
+fn size_hint(message: &PeerMessage) -> usize {
+    const RECORD: usize = 160;
+    match message {
+        PeerMessage::Committed { manifest, .. } => manifest.len() + RECORD,
+        PeerMessage::Description {
+            schema,
+            torch_metadata,
+            ..
+        } => schema.len() + torch_metadata.len() + 2 * RECORD,
+        PeerMessage::ManifestAnswer { manifest, .. } => {
+            manifest.as_ref().map_or(0, |bytes| bytes.len()) + RECORD
+        }
+        PeerMessage::Fences(fences) => fences.len() * 3 * RECORD,
+        PeerMessage::Marks(marks) => marks.len() * 2 * RECORD,
+        PeerMessage::Attached(namespaces) => namespaces.len() * 2 * RECORD,
+        PeerMessage::Holdings { holdings, .. } => {
+            let blocks = holdings
+                .iter()
+                .map(|held| held.shards.len() * 5 + held.parity.len() * 20);
+            blocks.sum::<usize>() + (holdings.len() + 1) * 3 * RECORD
+        }
+        PeerMessage::Held { shards, parity, .. } => shards.len() * 5 + parity.len() * 20 + RECORD,
+        PeerMessage::Owed { done, .. } => done.len() * 5 + RECORD,
+        PeerMessage::VerifyAnswer { parts, .. } => parts.len() * 4 * RECORD,
+        PeerMessage::Ready { stripes, .. } | PeerMessage::Begin { stripes, .. } => {
+            stripes.as_ref().map_or(0, |map| map.bits.len()) + 4 * RECORD
+        }
+        PeerMessage::Propose(record) => match &record.kind {
+            SessionKind::Encode { .. } => 4 * RECORD,
+            SessionKind::Repair { stripes, .. } => stripes.len() * 18 + 8 * RECORD,
+        },
+        _ => RECORD,
+    }
+}
+
+#[cfg(test)]
+mod tests;

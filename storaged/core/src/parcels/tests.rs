@@ -1,0 +1,207 @@
+use storaged_codec::root_digest;
+use storaged_wire::local::DurableWish;
+use storaged_wire::{Generation, ManifestBytes};
+
+use super::*;
+use crate::api::{Input, Output};
+use crate::testkit::{self, chunk, hear, last_of, name};
+
+/// A manifest with a schema of megabytes.
+fn manifest() -> ManifestBytes {
+    let root = root_digest(&[digest(b"hello")], 5, chunk());
+    let mut manifest = testkit::manifest(1, &["a"], &["b", "c"], (5, root));
+    manifest.schema = vec![7; 3 << 20].into();
+    manifest.seal().expect("a sound manifest")
+}
+
+fn committed(manifest: &ManifestBytes) -> PeerMessage {
+    PeerMessage::Committed {
+        manifest: manifest.shared(),
+        durable: DurableWish::Policy,
+    }
+}
+
+/// What a node that wants to say this says instead, and the parcel.
+fn parcel(message: &PeerMessage) -> (PeerMessage, Vec<u8>) {
+    let bytes = encode(message);
+    let (parcel, length) = (digest(&bytes), bytes.len() as u64);
+    (PeerMessage::Parcel { parcel, length }, bytes)
+}
+
+fn sends(outputs: Vec<Output>) -> Vec<(NodeName, PeerMessage)> {
+    let sends = outputs.into_iter().filter_map(|output| match output {
+        Output::Send { to, message } => Some((to, message)),
+        _ => None,
+    });
+    sends.collect()
+}
+
+fn query(said: &[(NodeName, PeerMessage)]) -> Option<(NodeName, ParcelPlace)> {
+    said.iter().find_map(|(to, message)| match message {
+        PeerMessage::ParcelQuery(place) => Some((to.clone(), *place)),
+        _ => None,
+    })
+}
+
+fn page(bytes: &[u8], place: ParcelPlace) -> PeerMessage {
+    let first = place.offset as usize;
+    let end = bytes.len().min(first + limits::PARCEL_PAGE_BYTES);
+    let bytes = bytes[first..end].to_vec().into();
+    PeerMessage::ParcelPage { place, bytes }
+}
+
+/// Whom it has told that it has the manifest.
+fn answered(said: &[(NodeName, PeerMessage)]) -> Vec<&str> {
+    let stored = said
+        .iter()
+        .filter(|(_, message)| matches!(message, PeerMessage::ManifestStored { .. }));
+    stored.map(|(to, _)| to.as_str()).collect()
+}
+
+/// Lets a node fetch what it has asked for, from whoever it asks; what it said in the end.
+fn fetch(
+    node: &mut Node,
+    mut said: Vec<(NodeName, PeerMessage)>,
+    bytes: &[u8],
+) -> Vec<(NodeName, PeerMessage)> {
+    while let Some((to, place)) = query(&said) {
+        let message = page(bytes, place);
+        assert!(encode(&message).len() <= storaged_wire::peer::CONTROL_FRAME_BYTES_MAX);
+        said = sends(hear(node, 10, to.as_str(), message));
+    }
+    said
+}
+
+#[test]
+fn a_manifest_of_megabytes_is_fetched_once_and_every_home_node_is_answered() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let manifest = manifest();
+    let (told, bytes) = parcel(&committed(&manifest));
+    let first = sends(hear(&mut node, 1, "a", told.clone()));
+    assert_eq!(query(&first).map(|(to, _)| to), Some(name("a")));
+    // Another home node tells of it meanwhile: nothing is fetched twice.
+    assert_eq!(query(&sends(hear(&mut node, 2, "b", told.clone()))), None);
+    let said = fetch(&mut node, first, &bytes);
+    assert_eq!(answered(&said), ["a", "b"]);
+    // One that says so later is answered from what is here.
+    let said = sends(hear(&mut node, 11, "b", told));
+    assert_eq!((query(&said), answered(&said)), (None, vec!["b"]));
+}
+
+#[test]
+fn whoever_tells_and_goes_down_is_replaced_by_the_next() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let (told, bytes) = parcel(&committed(&manifest()));
+    let asked = sends(hear(&mut node, 1, "a", told.clone()));
+    let (to, place) = query(&asked).expect("a query");
+    hear(&mut node, 2, to.as_str(), page(&bytes, place));
+    hear(&mut node, 3, "b", told);
+    node.handle(Now(4), Input::PeerDown { node: name("a") });
+    let asked = sends(node.handle(Now(1_500), Input::Tick));
+    let (to, place) = query(&asked).expect("a query");
+    assert_eq!((to.as_str(), place.offset), ("b", 0));
+    let said = fetch(&mut node, asked, &bytes);
+    assert!(answered(&said).contains(&"b"), "{said:?}");
+}
+
+#[test]
+fn bytes_of_another_digest_are_not_believed() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let (told, mut bytes) = parcel(&committed(&manifest()));
+    bytes[1_000] ^= 1;
+    let asked = sends(hear(&mut node, 1, "a", told.clone()));
+    let said = fetch(&mut node, asked, &bytes);
+    assert_eq!(answered(&said), Vec::<&str>::new());
+    // The sender says it again, and is asked again.
+    bytes[1_000] ^= 1;
+    let asked = sends(hear(&mut node, 1_000, "a", told));
+    let said = fetch(&mut node, asked, &bytes);
+    assert_eq!(answered(&said), ["a"]);
+}
+
+#[test]
+fn what_does_not_fit_a_message_is_told_as_a_parcel_and_served_page_by_page() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let manifest = manifest();
+    let (told, bytes) = parcel(&committed(&manifest));
+    let asked = sends(hear(&mut node, 1, "a", told));
+    fetch(&mut node, asked, &bytes);
+    // "c" is a home node too: it tells whoever has not answered it.
+    let generation = Generation::new(2);
+    node.handle(Now(20), Input::PeerDown { node: name("b") });
+    node.handle(
+        Now(21),
+        Input::PeerUp {
+            node: name("b"),
+            generation,
+        },
+    );
+    let said = sends(node.handle(Now(2_000), Input::Tick));
+    let to_b = said.iter().find_map(|(to, message)| match message {
+        PeerMessage::Parcel { parcel, length } if to.as_str() == "b" => Some((*parcel, *length)),
+        _ => None,
+    });
+    let (parcel, length) = to_b.expect("told as a parcel");
+    let mut got = Vec::new();
+    while (got.len() as u64) < length {
+        let place = ParcelPlace {
+            parcel,
+            offset: got.len() as u64,
+        };
+        let answer = sends(hear(&mut node, 2_001, "b", PeerMessage::ParcelQuery(place)));
+        let [(_, PeerMessage::ParcelPage { bytes, .. })] = &answer[..] else {
+            panic!("{answer:?}");
+        };
+        assert!(!bytes.is_empty());
+        got.extend_from_slice(bytes);
+    }
+    assert_eq!(
+        decode::<PeerMessage>("message", &got).expect("a message"),
+        committed(&manifest)
+    );
+    // Beyond its end, and of what it has not, it says that there is nothing.
+    for place in [
+        ParcelPlace {
+            parcel,
+            offset: length,
+        },
+        ParcelPlace {
+            parcel: digest(b"other"),
+            offset: 0,
+        },
+    ] {
+        let answer = sends(hear(&mut node, 2_002, "b", PeerMessage::ParcelQuery(place)));
+        let nothing = PeerMessage::ParcelPage {
+            place,
+            bytes: Vec::new().into(),
+        };
+        assert_eq!(answer, [(name("b"), nothing)]);
+    }
+}
+
+#[test]
+fn a_parcel_within_a_parcel_is_a_fault_of_its_sender() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let (inner, _) = parcel(&committed(&manifest()));
+    let (outer, bytes) = parcel(&inner);
+    let asked = sends(hear(&mut node, 1, "a", outer));
+    let (to, place) = query(&asked).expect("a query");
+    let outputs = hear(&mut node, 2, to.as_str(), page(&bytes, place));
+    let fault = |output: &Output| matches!(output, Output::Note(Note::PeerFault { .. }));
+    assert!(outputs.iter().any(fault), "{outputs:?}");
+}
+
+#[test]
+fn lengths_that_nobody_can_mean_take_no_memory() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let parcel = digest(b"any");
+    for length in [limits::PARCELS_BYTES_MAX + 1, u64::MAX] {
+        let said = sends(hear(
+            &mut node,
+            1,
+            "a",
+            PeerMessage::Parcel { parcel, length },
+        ));
+        assert_eq!(query(&said), None, "{length}");
+    }
+}
