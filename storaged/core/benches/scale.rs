@@ -3,7 +3,7 @@
 //! driven alone, with the messages that all others would send: a save is committed, protected and acknowledged, time
 //! passes, two nodes are lost, and a reader asks what a restart would get. CPU time of this thread, in milliseconds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::exit;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -14,10 +14,10 @@ use storaged_core::{
 };
 use storaged_plan::{LaneBlocks, Member, groups, homes, lanes_of};
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
-use storaged_wire::peer::{CheckpointKey, Fence, Holding, Lane, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, Fence, Holding, Lane, ParcelPlace, PeerMessage};
 use storaged_wire::{
-    CheckpointState, Generation, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
-    SharedBytes, Step, WorldSize, decode,
+    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
+    SharedBytes, Step, WorldSize, decode, encode,
 };
 
 const RANKS_PER_NODE: usize = 8;
@@ -33,6 +33,13 @@ fn cpu_ms() -> f64 {
     time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
 }
 
+/// What a node has sent: the longest message, and all bytes.
+#[derive(Default, Clone, Copy)]
+struct Traffic {
+    longest: usize,
+    all: usize,
+}
+
 /// The longest of some inputs, and all of them together.
 #[derive(Default, Clone, Copy)]
 struct Cost {
@@ -45,6 +52,7 @@ struct Driver {
     me: NodeName,
     now: u64,
     cost: Cost,
+    traffic: Traffic,
 }
 
 impl Driver {
@@ -54,6 +62,13 @@ impl Driver {
         let took = cpu_ms() - before;
         self.cost.longest = self.cost.longest.max(took);
         self.cost.all += took;
+        for output in &outputs {
+            if let Output::Send { message, .. } = output {
+                let bytes = encode(message).len();
+                self.traffic.longest = self.traffic.longest.max(bytes);
+                self.traffic.all += bytes;
+            }
+        }
         outputs
     }
 
@@ -140,6 +155,7 @@ fn started(ranks: usize) -> (Driver, Job) {
         me,
         now: 0,
         cost: Cost::default(),
+        traffic: Traffic::default(),
     };
     for member in members {
         if member.name != driver.me {
@@ -164,8 +180,8 @@ fn started(ranks: usize) -> (Driver, Job) {
     (driver, job)
 }
 
-/// All shards are sealed and described. Gives the manifest.
-fn commit(driver: &mut Driver, job: &Job) -> ManifestBytes {
+/// All shards are sealed and described. Gives the manifest, and which nodes were told to fetch it.
+fn commit(driver: &mut Driver, job: &Job) -> (ManifestBytes, BTreeMap<NodeName, (Digest, u64)>) {
     let description = PeerMessage::Description {
         key: job.key.clone(),
         owner: owner(),
@@ -176,6 +192,7 @@ fn commit(driver: &mut Driver, job: &Job) -> ManifestBytes {
     };
     driver.hear(&job.nodes[0], description);
     let mut committed = None;
+    let mut told = BTreeMap::new();
     for (rank, node) in (0u32..).zip(&job.nodes) {
         let sealed = PeerMessage::ShardSealed {
             key: job.key.clone(),
@@ -186,6 +203,11 @@ fn commit(driver: &mut Driver, job: &Job) -> ManifestBytes {
             root: digest(&rank.to_le_bytes()),
         };
         for output in driver.hear(node, sealed) {
+            if let Output::Send { to, message } = &output
+                && let PeerMessage::Parcel { parcel, length } = message
+            {
+                told.insert(to.clone(), (*parcel, *length));
+            }
             if let Output::Send { message, .. } = output
                 && let Some(manifest) = manifest_in(driver, message)
             {
@@ -193,7 +215,9 @@ fn commit(driver: &mut Driver, job: &Job) -> ManifestBytes {
             }
         }
     }
-    ManifestBytes::parse(committed.expect("the last shard commits")).expect("a sound manifest")
+    let manifest = committed.expect("the last shard commits");
+    let manifest = ManifestBytes::parse(manifest).expect("a sound manifest");
+    (manifest, told)
 }
 
 /// The manifest that a message tells of.
@@ -348,15 +372,48 @@ struct Figures {
     protect: Cost,
     idle_tick: f64,
     plan: Cost,
+    /// Bytes that a home node sends for one step, per rank, if every node fetches the manifest from it.
+    home_bytes_per_rank: f64,
+    longest_message: f64,
+}
+
+/// Every node fetches what it was told of.
+fn fetch(driver: &mut Driver, job: &Job, told: &BTreeMap<NodeName, (Digest, u64)>) {
+    for node in job.nodes.iter().collect::<BTreeSet<_>>() {
+        let Some((parcel, length)) = told.get(node).copied() else {
+            continue;
+        };
+        let mut offset = 0;
+        while offset < length {
+            let place = ParcelPlace { parcel, offset };
+            let answer = driver.hear(node, PeerMessage::ParcelQuery(place));
+            let page = answer.iter().find_map(|output| match output {
+                Output::Send {
+                    message: PeerMessage::ParcelPage { bytes, .. },
+                    ..
+                } => Some(bytes.len() as u64),
+                _ => None,
+            });
+            offset += page.filter(|bytes| *bytes > 0).expect("a page");
+        }
+    }
 }
 
 fn measure(ranks: usize) -> Figures {
     let (mut driver, job) = started(ranks);
     driver.since();
-    let manifest = commit(&mut driver, &job);
+    driver.traffic = Traffic::default();
+    let (manifest, told) = commit(&mut driver, &job);
     let commit = driver.since();
+    fetch(&mut driver, &job, &told);
+    let served = driver.since();
+    let commit = Cost {
+        longest: commit.longest.max(served.longest),
+        all: commit.all + served.all,
+    };
     protect(&mut driver, &job, &manifest);
     let protect = driver.since();
+    let home_bytes_per_rank = driver.traffic.all as f64 / ranks as f64;
     let shown = driver.node.shown();
     let found = shown.iter().find(|it| it.key == job.key);
     assert_eq!(found.and_then(|it| it.bears), Some(2), "it is protected");
@@ -375,6 +432,8 @@ fn measure(ranks: usize) -> Figures {
         protect,
         idle_tick,
         plan,
+        home_bytes_per_rank,
+        longest_message: driver.traffic.longest as f64,
     };
     figures.print(lanes_of(&manifest).len());
     figures
@@ -388,10 +447,13 @@ impl Figures {
             protect,
             idle_tick,
             plan,
+            home_bytes_per_rank,
+            longest_message,
         } = self;
         println!(
             "{ranks:>7} ranks, {lanes:>5} lanes: commit {:8.2} ms, longest input {:7.2}; protection {:8.2}, {:7.2}; \
-             idle second {idle_tick:7.3}; plan with two nodes lost {:8.2}, {:7.2}",
+             idle second {idle_tick:7.3}; plan with two nodes lost {:8.2}, {:7.2}; \
+             {home_bytes_per_rank:.0} bytes per rank from a home node, longest message {longest_message}",
             commit.all, commit.longest, protect.all, protect.longest, plan.all, plan.longest,
         );
     }
@@ -403,7 +465,7 @@ impl Figures {
             .fold(self.idle_tick, f64::max)
     }
 
-    fn keys(&self) -> [(String, f64); 5] {
+    fn keys(&self) -> [(String, f64); 7] {
         let named = |what: &str| format!("{what}_{}", self.ranks);
         [
             (named("commit_ms"), self.commit.all),
@@ -411,6 +473,8 @@ impl Figures {
             (named("idle_tick_ms"), self.idle_tick),
             (named("plan_two_lost_ms"), self.plan.all),
             (named("longest_input_ms"), self.longest()),
+            (named("home_bytes_per_rank"), self.home_bytes_per_rank),
+            (named("message_bytes_max"), self.longest_message),
         ]
     }
 }
