@@ -105,13 +105,25 @@ soak: network-packages release python ## Daemons, S3 and two jobs under kills, p
 	@$(PACKAGES) s3
 	@$(PYTHON) tests/soak/soak.py --minutes $(or $(MINUTES),15) $(if $(SEED),--seed $(SEED)) $(SOAK_WRITE)
 
-.PHONY: check
-check: clang-packages ## What must hold before a commit lands: format, lints, licences, docs, tests, kill -9, a fresh machine (hours)
+# With the crates of all tests chosen, what the layout test is built from is built for `make test` too.
+.PHONY: lint
+lint: clang-packages ## Format, clippy, documentation and layout; licences too where cargo-deny is installed
 	@$(CARGO) fmt --all --check
-	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
-	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc -q $(RUST_CRATES) --no-deps
+	@$(BUILD) "checking lints" $(CARGO) clippy --workspace --all-targets -- -D warnings
+	@RUSTDOCFLAGS="-D warnings" $(BUILD) "checking the documentation" $(CARGO) doc $(RUST_CRATES) --no-deps
+	@if command -v cargo-deny >/dev/null; then $(MAKE) licences; \
+		else echo "==> licences were not checked: there is no cargo-deny; make check installs it"; fi
+	@$(BUILD) "building the layout test" $(CARGO) test --no-run $(RUST_CRATES) --test layout
+	@$(CARGO) test -q $(RUST_CRATES) --test layout
+
+.PHONY: licences
+licences: packages
 	@command -v cargo-deny >/dev/null || $(BUILD) "installing cargo-deny" $(CARGO) install --locked cargo-deny
 	@$(CARGO) deny --log-level error check bans licenses sources
+
+.PHONY: check
+check: clang-packages licences ## What must hold before a commit lands: lint, licences, tests, kill -9, a fresh machine (hours)
+	@$(MAKE) lint
 	@$(CARGO) test -q -p storaged-codec --no-default-features --test delta --test golden_delta
 	@$(MAKE) test
 	@$(MAKE) frameworks

@@ -355,30 +355,7 @@ impl ConfigFile {
             }
             None => host_name(),
         };
-        let mut members = vec![Member {
-            failure_domain: self
-                .node
-                .failure_domain
-                .clone()
-                .unwrap_or_else(|| name.to_string()),
-            name: name.clone(),
-        }];
-        let mut peers = Vec::new();
-        for peer in &self.peers {
-            let peer_name =
-                NodeName::new(peer.name.as_str()).map_err(|error| value("peers.name", error))?;
-            members.push(Member {
-                failure_domain: peer
-                    .failure_domain
-                    .clone()
-                    .unwrap_or_else(|| peer.name.clone()),
-                name: peer_name.clone(),
-            });
-            peers.push(Peer {
-                name: peer_name,
-                address: peer.address.clone(),
-            });
-        }
+        let (members, peers) = self.members(&name)?;
         if !peers.is_empty() && self.tls.is_none() {
             return Err(value(
                 "tls",
@@ -407,11 +384,7 @@ impl ConfigFile {
             peers,
             listen: self.node.listen,
             ops_listen: self.node.ops_listen,
-            tls: self.tls.as_ref().map(|tls| TlsFiles {
-                ca: tls.ca.clone(),
-                certificate: tls.certificate.clone(),
-                key: tls.key.clone(),
-            }),
+            tls: self.tls_files(),
             geometry,
             chunk,
             link_rates,
@@ -440,6 +413,43 @@ impl ConfigFile {
         };
         config.check_budget()?;
         Ok(config)
+    }
+
+    /// This node and its peers, and where the peers are.
+    fn members(&self, name: &NodeName) -> Result<(Vec<Member>, Vec<Peer>), ConfigError> {
+        let mut members = vec![Member {
+            failure_domain: self
+                .node
+                .failure_domain
+                .clone()
+                .unwrap_or_else(|| name.to_string()),
+            name: name.clone(),
+        }];
+        let mut peers = Vec::new();
+        for peer in &self.peers {
+            let peer_name =
+                NodeName::new(peer.name.as_str()).map_err(|error| value("peers.name", error))?;
+            members.push(Member {
+                failure_domain: peer
+                    .failure_domain
+                    .clone()
+                    .unwrap_or_else(|| peer.name.clone()),
+                name: peer_name.clone(),
+            });
+            peers.push(Peer {
+                name: peer_name,
+                address: peer.address.clone(),
+            });
+        }
+        Ok((members, peers))
+    }
+
+    fn tls_files(&self) -> Option<TlsFiles> {
+        self.tls.as_ref().map(|tls| TlsFiles {
+            ca: tls.ca.clone(),
+            certificate: tls.certificate.clone(),
+            key: tls.key.clone(),
+        })
     }
 
     fn coding_values(&self) -> Result<(Option<Geometry>, ChunkSize), ConfigError> {

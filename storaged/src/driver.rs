@@ -2,6 +2,8 @@
 //! deadline. Everything slow is done elsewhere and comes back as an input.
 
 mod certificate;
+mod durable;
+mod notes;
 mod operate;
 mod readiness;
 mod said;
@@ -13,10 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use certificate::OwnCertificate;
-use storaged_core::{Input, Node, Note, Output, RequestId, SessionWork};
+use storaged_core::{CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork};
 use storaged_wire::local::Reply;
-use storaged_wire::peer::SessionFault;
-use storaged_wire::{Digest, Generation, ManifestBytes, Rank, RefusalCode, encode};
+use storaged_wire::{
+    ChunkSize, Digest, Generation, ManifestBytes, Rank, RefusalCode, SlotId, encode,
+};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -29,14 +32,13 @@ use crate::encode::{
 use crate::http::{self, OpsState, RestartAsked};
 use crate::memory::{Digested, Memory};
 use crate::net::{Net, NetError, NetEvent, SocketFactory};
-use crate::repeats::{Repeats, numberless};
+use crate::repeats::Repeats;
 use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::Trickle;
 use crate::trickle::store::{Store, StoreError};
 pub use certificate::{date, expiry_fault};
 use readiness::LinkFacts;
-use said::say_copied;
 use start::{own_certificate, setup, start_net};
 
 /// A session that runs says so often how it goes.
@@ -278,72 +280,17 @@ impl Daemon {
                     net.send(&to, encode(&message).into());
                 }
             }
-            Output::CreateSlot { slot, bytes } => {
-                let memory = self.memory.clone();
-                self.later(move || match memory.create_slot(slot, bytes) {
-                    Ok(()) => Input::SlotCreated { slot },
-                    Err(error) => Input::SlotFailed {
-                        slot,
-                        reason: chain(&error),
-                    },
-                });
-            }
+            Output::CreateSlot { slot, bytes } => self.create_slot(slot, bytes),
             Output::DropSlot { slot } => self.memory.drop_slot(slot),
             Output::Digest {
                 slot,
                 length,
                 chunk,
-            } => {
-                let (memory, ops) = (self.memory.clone(), self.ops.clone());
-                let pool = self.pool.clone();
-                self.when_done(async move {
-                    match digest::digest(&pool, &memory, slot, length, chunk).await {
-                        Ok(Digested {
-                            leaves,
-                            prints,
-                            root,
-                        }) => {
-                            ops.metrics.observe_digest(length);
-                            Input::Digested {
-                                slot,
-                                leaves,
-                                prints,
-                                root,
-                            }
-                        }
-                        Err(error) => Input::DigestFailed {
-                            slot,
-                            reason: chain(&error),
-                        },
-                    }
-                });
-            }
-            Output::Run(work) => {
-                let (executor, ops) = (self.executor.clone(), self.ops.clone());
-                let inputs = self.inputs.clone();
-                self.when_done(async move {
-                    let (leader, session) = (work.leader.clone(), work.session);
-                    let SessionEnd { outcome, kept } = run(&executor, work, &inputs).await;
-                    if let Ok(tally) = &outcome {
-                        ops.metrics.observe_session(tally.bytes);
-                    }
-                    Input::SessionEnded {
-                        leader,
-                        session,
-                        outcome,
-                        kept,
-                    }
-                });
-            }
+            } => self.digest(slot, length, chunk),
+            Output::Run(work) => self.run_session(work),
             Output::Stop { leader, session } => self.executor.stop(&leader, session),
             Output::DropParity { set } => self.memory.drop_parity(set),
-            Output::Check { query, parts } => {
-                let (memory, pool) = (self.memory.clone(), self.pool.clone());
-                self.when_done(async move {
-                    let outcomes = digest::check_all(&pool, &memory, parts).await;
-                    Input::Checked { query, outcomes }
-                });
-            }
+            Output::Check { query, parts } => self.check(query, parts),
             Output::Note(note) => self.note(&note),
             Output::Upload { .. }
             | Output::StopUpload { .. }
@@ -359,130 +306,70 @@ impl Daemon {
         }
     }
 
-    fn perform_durable(&mut self, output: Output) {
-        let Some(trickle) = self.trickle.clone() else {
-            return;
-        };
-        let ops = self.ops.clone();
-        match output {
-            Output::Upload {
-                manifest,
-                rank,
-                shard,
-                base,
-            } => {
-                let place = (manifest.name(), rank);
-                let whose = manifest.clone();
-                let task = self.when_done(async move {
-                    let copied = trickle.upload(&manifest, rank, &shard, base.as_ref());
-                    let copied = copied.await;
-                    ops.metrics.observe_upload(&copied);
-                    if let Ok(copied) = &copied {
-                        say_copied(manifest.manifest(), rank, copied);
-                    }
-                    let outcome = copied.map(|_| ());
-                    Input::Uploaded {
-                        manifest: manifest.name(),
-                        rank,
-                        outcome,
-                    }
-                });
-                let upload = RunningUpload {
-                    manifest: whose,
-                    task,
-                };
-                self.uploads.retain(|_, upload| !upload.task.is_finished());
-                self.uploads.insert(place, upload);
-            }
-            Output::StopUpload { manifest, rank } => {
-                if let Some(upload) = self.uploads.remove(&(manifest, rank)) {
-                    upload.task.abort();
-                    tokio::spawn(async move {
-                        // What it has begun in the tier is there once it has ended.
-                        let _ = upload.task.await;
-                        trickle.drop_upload(&upload.manifest, rank).await;
-                    });
-                }
-            }
-            Output::Publish { manifest } => drop(self.when_done(async move {
-                let outcome = trickle.publish(&manifest).await;
-                ops.metrics.observe_publish(outcome.is_ok());
-                if outcome.is_ok() {
-                    let manifest = manifest.clone();
-                    tokio::spawn(async move {
-                        let record = manifest.manifest();
-                        trickle.tidy(&record.namespace, record.run).await;
-                    });
-                }
-                Input::Published {
-                    manifest: manifest.name(),
-                    outcome,
-                }
-            })),
-            Output::ListDurable {
-                query,
-                namespace,
-                step,
-            } => drop(self.when_done(async move {
-                Input::DurableListed {
-                    query,
-                    outcome: trickle.list(&namespace, step).await,
-                }
-            })),
-            Output::Curate {
-                id,
-                namespace,
-                owner,
-                curation,
-            } => drop(self.when_done(async move {
-                let outcome = trickle.curate(&namespace, owner, &curation).await;
-                Input::Curated { id, outcome }
-            })),
-            Output::ClaimRun {
-                query,
-                namespace,
-                owner,
-                above,
-                identity,
-            } => drop(self.when_done(async move {
-                let claimed = trickle.claim_run(&namespace, owner, above, identity);
-                let outcome = claimed.await;
-                Input::RunClaimed { query, outcome }
-            })),
-            Output::RecordRun {
-                namespace,
-                owner,
-                run,
-            } => drop(self.when_done(async move {
-                let outcome = trickle.record_run(&namespace, owner, run).await;
-                Input::RunRecorded {
-                    namespace,
-                    run,
-                    outcome,
-                }
-            })),
-            Output::FindRun {
-                query,
-                namespace,
-                run,
-            } => drop(self.when_done(async move {
-                let outcome = trickle.find_run(&namespace, run).await;
-                Input::RunFound { query, outcome }
-            })),
-            Output::Fetch {
-                manifest,
-                rank,
+    fn create_slot(&self, slot: SlotId, bytes: u64) {
+        let memory = self.memory.clone();
+        self.later(move || match memory.create_slot(slot, bytes) {
+            Ok(()) => Input::SlotCreated { slot },
+            Err(error) => Input::SlotFailed {
                 slot,
-                ranges,
-            } => drop(self.when_done(async move {
-                let outcome = trickle.fetch(&manifest, rank, slot, &ranges).await;
-                Input::Fetched { slot, outcome }
-            })),
-            _ => {}
-        }
+                reason: chain(&error),
+            },
+        });
     }
 
-    fn answer(&mut self, id: RequestId, reply: Reply, descriptor: Option<storaged_wire::SlotId>) {
+    fn digest(&self, slot: SlotId, length: u64, chunk: ChunkSize) {
+        let (memory, ops) = (self.memory.clone(), self.ops.clone());
+        let pool = self.pool.clone();
+        self.when_done(async move {
+            match digest::digest(&pool, &memory, slot, length, chunk).await {
+                Ok(Digested {
+                    leaves,
+                    prints,
+                    root,
+                }) => {
+                    ops.metrics.observe_digest(length);
+                    Input::Digested {
+                        slot,
+                        leaves,
+                        prints,
+                        root,
+                    }
+                }
+                Err(error) => Input::DigestFailed {
+                    slot,
+                    reason: chain(&error),
+                },
+            }
+        });
+    }
+
+    fn run_session(&self, work: SessionWork) {
+        let (executor, ops) = (self.executor.clone(), self.ops.clone());
+        let inputs = self.inputs.clone();
+        self.when_done(async move {
+            let (leader, session) = (work.leader.clone(), work.session);
+            let SessionEnd { outcome, kept } = run(&executor, work, &inputs).await;
+            if let Ok(tally) = &outcome {
+                ops.metrics.observe_session(tally.bytes);
+            }
+            Input::SessionEnded {
+                leader,
+                session,
+                outcome,
+                kept,
+            }
+        });
+    }
+
+    fn check(&self, query: QueryId, parts: Vec<CheckPart>) {
+        let (memory, pool) = (self.memory.clone(), self.pool.clone());
+        self.when_done(async move {
+            let outcomes = digest::check_all(&pool, &memory, parts).await;
+            Input::Checked { query, outcomes }
+        });
+    }
+
+    fn answer(&mut self, id: RequestId, reply: Reply, descriptor: Option<SlotId>) {
         let reply = match reply {
             Reply::Status(status) => Reply::Status(self.links.complete(&status).0),
             other => other,
@@ -523,107 +410,6 @@ impl Daemon {
         tokio::spawn(async move {
             let _ = inputs.send(work.await).await;
         })
-    }
-
-    fn note(&mut self, note: &Note) {
-        let metrics = &self.ops.metrics;
-        match note {
-            Note::State { key, state } => {
-                metrics.observe_state(state.as_str());
-                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), "{state}");
-            }
-            Note::Bears { key, bears } => {
-                let (losses, of) = (bears.losses, bears.of);
-                let full = bears.is_full();
-                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), losses, of, full, "bears so many more losses of nodes");
-            }
-            Note::DurableGivenUp { key, reason } => {
-                metrics.observe_durable_given_up();
-                let line = format!("{} copy given up {}", key.namespace, numberless(reason));
-                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
-                    tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, silent, "the durable copy was given up");
-                }
-            }
-            Note::Abandoned { key, reason } => {
-                metrics.observe_abandoned();
-                let line = format!("{} given up {}", key.namespace, numberless(reason));
-                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
-                    tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, silent, "given up");
-                }
-            }
-            Note::LaneProtected {
-                key,
-                lane,
-                elapsed_ms,
-            } => {
-                metrics.observe_lane(*elapsed_ms);
-                tracing::debug!(namespace = %key.namespace, run = %key.run, step = key.step.get(), group = lane.group, lane = lane.index, elapsed_ms, "lane protected");
-            }
-            Note::ShapeChosen { key, lane, reason } => {
-                tracing::debug!(namespace = %key.namespace, run = %key.run, step = key.step.get(), group = lane.group, lane = lane.index, reason, "encode planned");
-            }
-            Note::SessionFailed { key, node, fault } => {
-                metrics.observe_session_failure();
-                if let SessionFault::WrongBytes { node: blamed, .. } = fault {
-                    metrics.observe_wrong_bytes(blamed);
-                    tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), %node, %blamed, ?fault, "a node sent wrong bytes; its memory or processor may be failing");
-                    return;
-                }
-                if let SessionFault::NoRoom(reason) = fault {
-                    let line = format!("{node} no room {}", numberless(reason));
-                    if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
-                        tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), %node, reason, silent,
-                            "a step cannot be protected: a node has no room for its part");
-                    }
-                    return;
-                }
-                let line = format!("{key:?} {node} {fault:?}");
-                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
-                    tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), %node, ?fault, silent,
-                        "a session failed and will be tried again");
-                }
-            }
-            Note::Replanned {
-                key,
-                lane,
-                node,
-                reason,
-            } => {
-                metrics.observe_replan();
-                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), group = lane.group, lane = lane.index, %node, reason, "a slow node is gone around");
-            }
-            Note::Healed { key, lane, node } => {
-                metrics.observe_healed();
-                tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), group = lane.group, lane = lane.index, %node, "healed");
-            }
-            Note::DurableFailed { key, reason } => {
-                let line = format!("{key:?} durable {reason}");
-                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
-                    tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, silent,
-                        "the durable tier failed; trying again");
-                }
-            }
-            Note::DurableState { fault: None } => {
-                tracing::info!("the durable tier answers");
-            }
-            Note::DurableState { fault: Some(fault) } => {
-                tracing::error!(reason = %fault, "the durable tier does not answer; RAM goes on, nothing new becomes durable");
-            }
-            Note::Quarantined { key, reason } => {
-                metrics.observe_quarantine();
-                tracing::warn!(namespace = %key.namespace, run = %key.run, step = %key.step, reason, "quarantined in the durable tier");
-            }
-            Note::Evicted { namespace, bytes } => {
-                tracing::info!(%namespace, bytes, "a job that has ended left RAM: another one needed the room");
-            }
-            Note::PeerFault { node, reason } => {
-                metrics.observe_peer_fault();
-                let line = format!("{node} cannot be {reason}");
-                if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
-                    tracing::warn!(%node, reason, silent, "a peer sent something that cannot be");
-                }
-            }
-        }
     }
 }
 

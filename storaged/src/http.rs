@@ -11,7 +11,7 @@ use axum::extract::{FromRef, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
-
+use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use doors::{DoorLimits, Doors};
@@ -163,7 +163,7 @@ async fn ready(State(pages): State<Pages>, RawQuery(query): RawQuery) -> (Status
     match Asked::parse(query.as_deref().unwrap_or_default()) {
         Ok(Asked::Ready) => verdict("ready", pages.ops.status().not_ready),
         Ok(Asked::RestartSafe { bears }) => restart_safe(&pages, bears).await,
-        Err(what) => (StatusCode::BAD_REQUEST, format!("{what}\n")),
+        Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")),
     }
 }
 
@@ -203,9 +203,20 @@ enum Asked {
     RestartSafe { bears: Option<u32> },
 }
 
+/// A question that is not understood.
+#[derive(Debug, Error)]
+enum AskedError {
+    #[error(
+        "expected restart=safe, with bears=N beside it if another number of losses must be bearable, got {got:?}"
+    )]
+    Unknown { got: String },
+    #[error("expected restart=safe beside bears=N")]
+    BearsAlone,
+}
+
 impl Asked {
     /// Whatever is not understood is refused: a probe with a slip of the pen must not take readiness for safety.
-    fn parse(query: &str) -> Result<Self, String> {
+    fn parse(query: &str) -> Result<Self, AskedError> {
         let (mut restart, mut bears) = (false, None);
         for part in query.split('&').filter(|part| !part.is_empty()) {
             match part.split_once('=') {
@@ -213,17 +224,13 @@ impl Asked {
                 Some(("bears", number)) if number.parse::<u32>().is_ok() => {
                     bears = number.parse().ok();
                 }
-                _ => {
-                    return Err(format!(
-                        "expected restart=safe, with bears=N beside it if another number of losses must be bearable, got {part:?}"
-                    ));
-                }
+                _ => return Err(AskedError::Unknown { got: part.into() }),
             }
         }
         match (restart, bears) {
             (true, bears) => Ok(Self::RestartSafe { bears }),
             (false, None) => Ok(Self::Ready),
-            (false, Some(_)) => Err("expected restart=safe beside bears=N".into()),
+            (false, Some(_)) => Err(AskedError::BearsAlone),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! All metrics, behind `observe_*` functions. Names begin with the verb; units stand at the end.
+//! All metrics: one table, behind `observe_*` functions. Names begin with the verb; units stand at the end.
 
 use std::sync::atomic::AtomicU64;
 
@@ -50,47 +50,106 @@ struct LinkLabels {
     side: String,
 }
 
-/// The daemon's metrics.
-#[derive(Debug)]
-pub struct Metrics {
-    registry: Registry,
-    states: Family<StateLabel, Counter>,
-    stage_digest_bytes: Counter,
-    encode_bytes: Counter,
-    encode_lane_seconds: Histogram,
-    encode_failures: Counter,
-    encode_stripes_in_flight: Gauge,
-    encode_blocks_in_flight: Gauge,
-    encode_blocks_in_flight_most: Gauge,
-    encode_replans: Counter,
-    encode_link_rates: Family<LinkLabels, Gauge>,
-    encode_slow_nodes: Gauge,
-    encode_wrong_bytes: Family<NodeLabel, Counter>,
-    place_peers_up: Gauge,
-    place_healed: Counter,
-    place_peer_faults: Counter,
-    place_peers_refused: Gauge,
-    place_certificate_expires: Gauge,
-    trickle_failures: Counter,
-    trickle_given_up: Counter,
-    trickle_owed: Gauge,
-    place_bears: Family<NamespaceLabel, Gauge>,
-    place_restart_objections: Gauge,
-    trickle_uploads: Counter,
-    trickle_tier_up: Gauge,
-    trickle_quarantined: Counter,
-    trickle_bytes: Counter,
-    trickle_stored_bytes: Counter,
-    trickle_increments: Counter,
-    trickle_records: Family<KindLabel, Counter>,
-    trickle_expected_bytes: Counter,
-    trickle_record_bytes: Counter,
-    trickle_expected_seconds: Counter<f64, AtomicU64>,
-    trickle_record_seconds: Counter<f64, AtomicU64>,
-    memory_used_bytes: Gauge,
-    memory_budget_bytes: Gauge,
-    memory_spare_bytes: Gauge,
-    sessions: Gauge,
+/// Makes [`Metrics`] of the table below: per metric its field and kind (with what it begins with, if that is not the
+/// default), its name, and what it counts. They are exposed in the table's order.
+macro_rules! metrics {
+    ($($field:ident: $kind:ty $(= $begin:expr)?, $name:literal, $help:literal;)*) => {
+        /// The daemon's metrics.
+        #[derive(Debug)]
+        pub struct Metrics {
+            registry: Registry,
+            $($field: $kind,)*
+        }
+
+        impl Metrics {
+            fn registered_in(mut registry: Registry) -> Self {
+                $(
+                    let $field: $kind = metrics!(@begin $($begin)?);
+                    registry.register($name, $help, $field.clone());
+                )*
+                Self { registry, $($field,)* }
+            }
+        }
+    };
+    (@begin) => { Default::default() };
+    (@begin $begin:expr) => { $begin };
+}
+
+metrics! {
+    states: Family<StateLabel, Counter>, "checkpoint_states",
+        "Checkpoints that reached a state, as this node knows it";
+    stage_digest_bytes: Counter, "stage_digest_bytes",
+        "Bytes of sealed shards digested";
+    encode_bytes: Counter, "encode_session_bytes",
+        "Bytes of blocks computed in sessions, encode and repair";
+    encode_lane_seconds: Histogram = lane_seconds(), "encode_lane_seconds",
+        "Time from the first try to the protection of a lane led here";
+    encode_failures: Counter, "encode_session_failures",
+        "Sessions led here that failed and were tried again";
+    encode_stripes_in_flight: Gauge, "encode_stripes_in_flight",
+        "Stripes being computed, over all sessions";
+    encode_blocks_in_flight: Gauge, "encode_blocks_in_flight",
+        "Blocks in use by sessions and by the transport until they are acknowledged";
+    encode_blocks_in_flight_most: Gauge, "encode_blocks_in_flight_most",
+        "Most blocks that were in use at once";
+    encode_replans: Counter, "encode_replans",
+        "Slow nodes that sessions led here were ended to go around";
+    encode_link_rates: Family<LinkLabels, Gauge>, "encode_link_bytes_per_second",
+        "What a node's link was measured to carry in sessions led here, where links set the pace";
+    encode_slow_nodes: Gauge, "encode_slow_nodes",
+        "Nodes whose link is measured to be far below the usual rate";
+    encode_wrong_bytes: Family<NodeLabel, Counter>, "encode_wrong_bytes",
+        "Sessions led here that failed because this node had sent wrong bytes, as the node that got them says";
+    place_peers_up: Gauge, "place_peers_up",
+        "Peers whose link is up";
+    place_healed: Counter, "place_blocks_healed",
+        "Lost blocks put back by sessions led here";
+    place_peer_faults: Counter, "place_peer_faults",
+        "Peers or strangers that broke the protocol or had a wrong certificate";
+    place_peers_refused: Gauge, "place_peers_refused",
+        "Peers that answer and are not linked to: configured differently, or a certificate is refused";
+    place_certificate_expires: Gauge, "place_certificate_expires_seconds",
+        "When the certificate of this node expires, in seconds since 1970; 0 without one";
+    trickle_failures: Counter, "trickle_failures",
+        "Copies and manifests that could not be written to the durable tier and will be tried again";
+    trickle_uploads: Counter, "trickle_uploads",
+        "Shards copied to the durable tier";
+    trickle_tier_up: Gauge, "trickle_tier_up",
+        "1 while the durable tier answers, or where there is none";
+    trickle_quarantined: Counter, "trickle_quarantined",
+        "Checkpoints in the durable tier that proved damaged";
+    trickle_bytes: Counter, "trickle_bytes",
+        "Bytes of the shards copied to the durable tier";
+    trickle_stored_bytes: Counter, "trickle_stored_bytes",
+        "Bytes that those copies take there";
+    trickle_increments: Counter, "trickle_increments",
+        "Shards copied as increments";
+    trickle_records: Family<KindLabel, Counter>, "trickle_increment_records",
+        "Records of increments";
+    trickle_expected_bytes: Counter, "trickle_increment_expected_bytes",
+        "Bytes that the cost model expected of the records";
+    trickle_record_bytes: Counter, "trickle_increment_bytes",
+        "Bytes that the records took";
+    trickle_expected_seconds: Counter<f64, AtomicU64>, "trickle_increment_expected_seconds",
+        "Seconds of one core that the cost model expected of the records";
+    trickle_record_seconds: Counter<f64, AtomicU64>, "trickle_increment_seconds",
+        "Seconds of one core that the records took";
+    trickle_given_up: Counter, "trickle_given_up",
+        "Checkpoints whose copy in the durable tier was given up for a newer one's";
+    trickle_owed: Gauge, "trickle_owed",
+        "Checkpoints kept in RAM for their way to the durable tier";
+    place_bears: Family<NamespaceLabel, Gauge>, "place_bears",
+        "Node losses that the newest protected checkpoint of a namespace survives now";
+    place_restart_objections: Gauge, "place_restart_objections",
+        "Namespaces that speak against restarting this node now";
+    memory_used_bytes: Gauge, "memory_used_bytes",
+        "Bytes of slots and parity";
+    memory_budget_bytes: Gauge, "memory_budget_bytes",
+        "Bytes that slots and parity may take";
+    memory_spare_bytes: Gauge, "memory_spare_bytes",
+        "Bytes of parity memory kept for the next set, beside those used";
+    sessions: Gauge, "sessions",
+        "Sessions that this node takes part in or leads";
 }
 
 impl Default for Metrics {
@@ -103,46 +162,6 @@ impl Metrics {
     /// All at zero.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("storaged");
-        let metrics = Self {
-            states: Family::default(),
-            stage_digest_bytes: Counter::default(),
-            encode_bytes: Counter::default(),
-            encode_lane_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
-            encode_failures: Counter::default(),
-            encode_stripes_in_flight: Gauge::default(),
-            encode_blocks_in_flight: Gauge::default(),
-            encode_blocks_in_flight_most: Gauge::default(),
-            encode_replans: Counter::default(),
-            encode_link_rates: Family::default(),
-            encode_slow_nodes: Gauge::default(),
-            encode_wrong_bytes: Family::default(),
-            place_peers_up: Gauge::default(),
-            place_healed: Counter::default(),
-            place_peer_faults: Counter::default(),
-            place_peers_refused: Gauge::default(),
-            place_certificate_expires: Gauge::default(),
-            trickle_failures: Counter::default(),
-            trickle_given_up: Counter::default(),
-            trickle_owed: Gauge::default(),
-            place_bears: Family::default(),
-            place_restart_objections: Gauge::default(),
-            trickle_uploads: Counter::default(),
-            trickle_tier_up: Gauge::default(),
-            trickle_quarantined: Counter::default(),
-            trickle_bytes: Counter::default(),
-            trickle_stored_bytes: Counter::default(),
-            trickle_increments: Counter::default(),
-            trickle_records: Family::default(),
-            trickle_expected_bytes: Counter::default(),
-            trickle_record_bytes: Counter::default(),
-            trickle_expected_seconds: Counter::default(),
-            trickle_record_seconds: Counter::default(),
-            memory_used_bytes: Gauge::default(),
-            memory_budget_bytes: Gauge::default(),
-            memory_spare_bytes: Gauge::default(),
-            sessions: Gauge::default(),
-            registry: Registry::default(),
-        };
         let build = Family::<VersionLabel, Gauge>::default();
         let version = env!("CARGO_PKG_VERSION").into();
         build.get_or_create(&VersionLabel { version }).set(1);
@@ -151,110 +170,9 @@ impl Metrics {
             "Always 1; the label says what runs here",
             build,
         );
-        registry.register(
-            "checkpoint_states",
-            "Checkpoints that reached a state, as this node knows it",
-            metrics.states.clone(),
-        );
-        registry.register(
-            "stage_digest_bytes",
-            "Bytes of sealed shards digested",
-            metrics.stage_digest_bytes.clone(),
-        );
-        registry.register(
-            "encode_session_bytes",
-            "Bytes of blocks computed in sessions, encode and repair",
-            metrics.encode_bytes.clone(),
-        );
-        registry.register(
-            "encode_lane_seconds",
-            "Time from the first try to the protection of a lane led here",
-            metrics.encode_lane_seconds.clone(),
-        );
-        registry.register(
-            "encode_session_failures",
-            "Sessions led here that failed and were tried again",
-            metrics.encode_failures.clone(),
-        );
-        metrics.register_in_flight(&mut registry);
-        metrics.register_rates(&mut registry);
-        registry.register(
-            "encode_wrong_bytes",
-            "Sessions led here that failed because this node had sent wrong bytes, as the node that got them says",
-            metrics.encode_wrong_bytes.clone(),
-        );
-        registry.register(
-            "place_peers_up",
-            "Peers whose link is up",
-            metrics.place_peers_up.clone(),
-        );
-        registry.register(
-            "place_blocks_healed",
-            "Lost blocks put back by sessions led here",
-            metrics.place_healed.clone(),
-        );
-        registry.register(
-            "place_peer_faults",
-            "Peers or strangers that broke the protocol or had a wrong certificate",
-            metrics.place_peer_faults.clone(),
-        );
-        registry.register(
-            "place_peers_refused",
-            "Peers that answer and are not linked to: configured differently, or a certificate is refused",
-            metrics.place_peers_refused.clone(),
-        );
-        registry.register(
-            "place_certificate_expires_seconds",
-            "When the certificate of this node expires, in seconds since 1970; 0 without one",
-            metrics.place_certificate_expires.clone(),
-        );
-        registry.register(
-            "trickle_failures",
-            "Copies and manifests that could not be written to the durable tier and will be tried again",
-            metrics.trickle_failures.clone(),
-        );
-        registry.register(
-            "trickle_uploads",
-            "Shards copied to the durable tier",
-            metrics.trickle_uploads.clone(),
-        );
-        registry.register(
-            "trickle_tier_up",
-            "1 while the durable tier answers, or where there is none",
-            metrics.trickle_tier_up.clone(),
-        );
-        registry.register(
-            "trickle_quarantined",
-            "Checkpoints in the durable tier that proved damaged",
-            metrics.trickle_quarantined.clone(),
-        );
-        metrics.register_increments(&mut registry);
-        metrics.register_standings(&mut registry);
-        registry.register(
-            "memory_used_bytes",
-            "Bytes of slots and parity",
-            metrics.memory_used_bytes.clone(),
-        );
-        registry.register(
-            "memory_budget_bytes",
-            "Bytes that slots and parity may take",
-            metrics.memory_budget_bytes.clone(),
-        );
-        registry.register(
-            "memory_spare_bytes",
-            "Bytes of parity memory kept for the next set, beside those used",
-            metrics.memory_spare_bytes.clone(),
-        );
-        registry.register(
-            "sessions",
-            "Sessions that this node takes part in or leads",
-            metrics.sessions.clone(),
-        );
+        let metrics = Self::registered_in(registry);
         metrics.begin_at_zero();
-        Self {
-            registry,
-            ..metrics
-        }
+        metrics
     }
 
     /// A counter that is not there before its first event hides that event from whoever watches its growth.
@@ -281,108 +199,6 @@ impl Metrics {
             let node = member.name.to_string();
             drop(self.encode_wrong_bytes.get_or_create(&NodeLabel { node }));
         }
-    }
-
-    fn register_in_flight(&self, registry: &mut Registry) {
-        registry.register(
-            "encode_stripes_in_flight",
-            "Stripes being computed, over all sessions",
-            self.encode_stripes_in_flight.clone(),
-        );
-        registry.register(
-            "encode_blocks_in_flight",
-            "Blocks in use by sessions and by the transport until they are acknowledged",
-            self.encode_blocks_in_flight.clone(),
-        );
-        registry.register(
-            "encode_blocks_in_flight_most",
-            "Most blocks that were in use at once",
-            self.encode_blocks_in_flight_most.clone(),
-        );
-    }
-
-    fn register_rates(&self, registry: &mut Registry) {
-        registry.register(
-            "encode_replans",
-            "Slow nodes that sessions led here were ended to go around",
-            self.encode_replans.clone(),
-        );
-        registry.register(
-            "encode_link_bytes_per_second",
-            "What a node's link was measured to carry in sessions led here, where links set the pace",
-            self.encode_link_rates.clone(),
-        );
-        registry.register(
-            "encode_slow_nodes",
-            "Nodes whose link is measured to be far below the usual rate",
-            self.encode_slow_nodes.clone(),
-        );
-    }
-
-    fn register_standings(&self, registry: &mut Registry) {
-        registry.register(
-            "trickle_given_up",
-            "Checkpoints whose copy in the durable tier was given up for a newer one's",
-            self.trickle_given_up.clone(),
-        );
-        registry.register(
-            "trickle_owed",
-            "Checkpoints kept in RAM for their way to the durable tier",
-            self.trickle_owed.clone(),
-        );
-        registry.register(
-            "place_bears",
-            "Node losses that the newest protected checkpoint of a namespace survives now",
-            self.place_bears.clone(),
-        );
-        registry.register(
-            "place_restart_objections",
-            "Namespaces that speak against restarting this node now",
-            self.place_restart_objections.clone(),
-        );
-    }
-
-    fn register_increments(&self, registry: &mut Registry) {
-        registry.register(
-            "trickle_bytes",
-            "Bytes of the shards copied to the durable tier",
-            self.trickle_bytes.clone(),
-        );
-        registry.register(
-            "trickle_stored_bytes",
-            "Bytes that those copies take there",
-            self.trickle_stored_bytes.clone(),
-        );
-        registry.register(
-            "trickle_increments",
-            "Shards copied as increments",
-            self.trickle_increments.clone(),
-        );
-        registry.register(
-            "trickle_increment_records",
-            "Records of increments",
-            self.trickle_records.clone(),
-        );
-        registry.register(
-            "trickle_increment_expected_bytes",
-            "Bytes that the cost model expected of the records",
-            self.trickle_expected_bytes.clone(),
-        );
-        registry.register(
-            "trickle_increment_bytes",
-            "Bytes that the records took",
-            self.trickle_record_bytes.clone(),
-        );
-        registry.register(
-            "trickle_increment_expected_seconds",
-            "Seconds of one core that the cost model expected of the records",
-            self.trickle_expected_seconds.clone(),
-        );
-        registry.register(
-            "trickle_increment_seconds",
-            "Seconds of one core that the records took",
-            self.trickle_record_seconds.clone(),
-        );
     }
 
     /// A checkpoint reached a state.
@@ -561,6 +377,10 @@ impl Metrics {
             Err(_) => unreachable!("writing to a string cannot fail"),
         }
     }
+}
+
+fn lane_seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 18))
 }
 
 fn state_label(state: &str) -> StateLabel {

@@ -18,7 +18,9 @@ import time
 # Seconds from one line of progress to the next.
 EVERY = 15
 # What cargo says of each crate, and when all is well.
-CHATTER = re.compile(r"\s*(Adding|Blocking|Checking|Compiling|Fetch|Finished|Fresh|Installing|Locking|Unpacking|Updating)\b")
+CHATTER = re.compile(
+    r"\s*(Adding|Blocking|Checking|Compiling|Documenting|Executable|Fetch|Finished|Fresh|Generated|Installing|Locking|Unpacking|Updating)\b"
+)
 # Its progress bar: `Building [===>   ] 120/520: crate, crate`.
 BAR = re.compile(r"\s*Building \[[^\]]*\]\s*(\d+)/(\d+): (.*)")
 DOWNLOAD = re.compile(r"\s*(Downloaded|Downloading|Fetch)\b")

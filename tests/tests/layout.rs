@@ -61,6 +61,16 @@ const UNSAFE: &[&str] = &[
 /// Files that may be longer than 700 lines, and why.
 const LONG: &[(&str, &str)] = &[];
 
+/// A function has no more lines.
+const FUNCTION_LINES_MAX: usize = 80;
+
+/// Functions that are longer still, by file and name. Nothing is added here: what is split is struck off.
+const LONG_FUNCTIONS: &[(&str, &str)] = &[
+    ("storaged/core/src/node.rs", "message"),
+    ("storaged/core/tests/handle/cluster.rs", "perform"),
+    ("storaged/core/tests/sim/world.rs", "perform"),
+];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -426,5 +436,179 @@ fn no_two_types_of_a_crate_have_one_name() {
                 assert_eq!(before, None, "{of} is defined twice, also in {name}");
             }
         }
+    }
+}
+
+/// The name of the function that begins on a line.
+fn function_begun_in(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace();
+    let is_before = |word: &&str| {
+        let known = ["async", "const", "default", "extern", "unsafe", "\"C\""];
+        word.starts_with("pub") || known.contains(word)
+    };
+    let first = words.find(|word| !is_before(word));
+    let name = words.next().filter(|_| first == Some("fn"))?;
+    name.split(|it: char| !it.is_alphanumeric() && it != '_')
+        .next()
+}
+
+fn indent_of(line: &str) -> &str {
+    &line[..line.len() - line.trim_start().len()]
+}
+
+/// The functions of a file that have a body, each with its lines. The format, which is checked, ends a body with a
+/// brace below the beginning of its function.
+fn functions_in(text: &str) -> Vec<(&str, usize)> {
+    let lines: Vec<&str> = text.lines().map(|line| code(line).trim_end()).collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let Some(name) = function_begun_in(line) else {
+            continue;
+        };
+        let mut head = lines[at..].iter();
+        let head_lines = 1 + head
+            .position(|line| line.ends_with(['{', '}', ';']))
+            .unwrap_or_default();
+        let last = lines[at + head_lines - 1];
+        let is_end = |line: &&str| line.strip_prefix(indent_of(lines[at])) == Some("}");
+        let body_lines = lines[at + head_lines..].iter().position(is_end);
+        match (last.chars().last(), body_lines) {
+            (Some('{'), Some(body_lines)) => found.push((name, head_lines + body_lines + 1)),
+            (Some('}'), _) => found.push((name, head_lines)),
+            _ => {}
+        }
+    }
+    found
+}
+
+fn is_long((_, lines): &(&str, usize)) -> bool {
+    *lines > FUNCTION_LINES_MAX
+}
+
+#[test]
+fn no_function_is_long() {
+    let mut still_long: BTreeSet<&(&str, &str)> = BTreeSet::new();
+    for (name, text) in all_sources() {
+        for (function, lines) in functions_in(&text).into_iter().filter(is_long) {
+            let known = LONG_FUNCTIONS
+                .iter()
+                .find(|it| it.0 == name && it.1 == function);
+            assert!(known.is_some(), "{name}: {function} has {lines} lines");
+            still_long.extend(known);
+        }
+    }
+    let struck: Vec<_> = (LONG_FUNCTIONS.iter())
+        .filter(|it| !still_long.contains(it))
+        .collect();
+    assert!(
+        struck.is_empty(),
+        "not long any more, so not to be listed: {struck:?}"
+    );
+}
+
+#[test]
+fn a_function_is_measured_however_it_is_written() {
+    let steps = |count: usize| "        step();\n".repeat(count);
+    for head in [
+        "fn f() {",
+        "pub(crate) const unsafe extern \"C\" fn f() {",
+        "async fn f<T>(\n    a: [u8; 4],\n) -> T\nwhere\n    T: Default,\n{",
+    ] {
+        let (head_lines, steps) = (head.lines().count(), steps(78));
+        let text = format!("{head}\n{steps}}}\n\nfn g() {{}}\n");
+        let f = ("f", head_lines + 79);
+        assert_eq!(functions_in(&text), [f, ("g", 1)], "{head}");
+        assert_eq!(is_long(&f), head_lines > 1, "{head}");
+    }
+    let within = format!(
+        "impl A {{\n    fn f(&self) {{\n{}    }}\n\n    fn declared(\n        &self,\n    );\n}}\n",
+        steps(3)
+    );
+    assert_eq!(functions_in(&within), [("f", 5)]);
+    assert_eq!(functions_in("// fn f() {\nlet fn_of = 1;\n"), []);
+}
+
+/// The code of a file without what is built for tests only.
+fn built(text: &str) -> String {
+    let mut lines = text.lines().map(code);
+    let mut built = String::new();
+    while let Some(line) = lines.next() {
+        if line.trim() != "#[cfg(test)]" {
+            built.push_str(line.trim());
+            built.push(' ');
+            continue;
+        }
+        let is_end = |rest: &str| !rest.starts_with(' ') && rest.ends_with([',', ';', '}']);
+        let indent = indent_of(line);
+        let _ = lines.find(|line| line.strip_prefix(indent).is_some_and(is_end));
+    }
+    built
+}
+
+/// Types of errors that are mere text, as they stand in a file.
+fn text_errors(text: &str) -> Vec<String> {
+    let built = built(text);
+    let named = ["type Err = String;", "type Error = String;"];
+    let named = named.into_iter().filter(|it| built.contains(it));
+    let results = built.split("Result<").skip(1).filter_map(|rest| {
+        let inside = generics(rest);
+        (inside.get(1).map(|it| it.trim()) == Some("String"))
+            .then(|| format!("Result<{}>", inside.join(",")))
+    });
+    named.map(Into::into).chain(results).collect()
+}
+
+/// The arguments of a type up to its closing bracket; inner ones stay whole.
+fn generics(rest: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut parts, mut before) = (0, 0, Vec::new(), ' ');
+    for (at, c) in rest.char_indices() {
+        match c {
+            '<' | '(' | '[' => depth += 1,
+            '>' if before == '-' => {}
+            '>' | ')' | ']' if depth > 0 => depth -= 1,
+            ',' if depth > 0 => {}
+            ',' | '>' => {
+                parts.push(&rest[start..at]);
+                start = at + 1;
+                if c == '>' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+        before = c;
+    }
+    parts
+}
+
+/// Who gets a text for an error can only show it: nothing may be decided by what it says.
+#[test]
+fn no_error_is_mere_text() {
+    for (name, text) in all_sources() {
+        let is_of_test = name.contains("/tests/") || name.ends_with("/tests.rs");
+        if name.contains("/src/") && !is_of_test {
+            assert_eq!(text_errors(&text), Vec::<String>::new(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_mere_text_is_seen_however_it_is_written() {
+    for text in [
+        "fn f() -> Result<(), String> {",
+        "fn f() -> Result<\n    Box<dyn Fn(u8) -> Vec<(u8, u16)>>,\n    String,\n> {",
+        "#[cfg(test)]\nmod tests;\n\nlet f: impl Future<Output = Result<[u8; 4], String>>;",
+        "impl FromStr for A {\n    type Err = String;\n}",
+    ] {
+        assert_eq!(text_errors(text).len(), 1, "{text}");
+    }
+    for text in [
+        "fn f() -> Result<String, FError> {",
+        "fn f() -> Result<(u8, String), FError> {",
+        "fn f() -> Result<HashMap<u8, String>, FError> {",
+        "// Result<(), String>",
+        "#[cfg(test)]\nmod tests {\n    fn f() -> Result<(), String> {\n    }\n}\n",
+    ] {
+        assert_eq!(text_errors(text), Vec::<String>::new(), "{text}");
     }
 }

@@ -30,5 +30,5 @@ pub use manifest::{Manifest, ManifestBytes, OnNode, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};
 pub use run::{RunId, RunIdError};
 pub use shared::SharedBytes;
-pub use state::CheckpointState;
+pub use state::{CheckpointState, UnknownState};
 pub use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry};

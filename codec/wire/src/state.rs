@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use minicbor::{Decode, Encode};
+use thiserror::Error;
 
 /// How safe a checkpoint is. Later states imply the earlier ones, up to `Durable`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Encode, Decode)]
@@ -45,10 +46,17 @@ impl fmt::Display for CheckpointState {
     }
 }
 
-impl FromStr for CheckpointState {
-    type Err = String;
+/// A word that is no state.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("state must be staged, committed, protected, durable or retired, got {got:?}")]
+pub struct UnknownState {
+    got: String,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for CheckpointState {
+    type Err = UnknownState;
+
+    fn from_str(text: &str) -> Result<Self, UnknownState> {
         [
             Self::Staged,
             Self::Committed,
@@ -58,8 +66,6 @@ impl FromStr for CheckpointState {
         ]
         .into_iter()
         .find(|state| state.as_str() == text)
-        .ok_or_else(|| {
-            format!("state must be staged, committed, protected, durable or retired, got {text:?}")
-        })
+        .ok_or_else(|| UnknownState { got: text.into() })
     }
 }

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use storaged_sdk::wire::local::{ByteRange, Role, Rung};
 use storaged_sdk::wire::plan::{RestorePlan, Source};
-use storaged_sdk::wire::{CheckpointState, Digest, Namespace, Rank, RunId, Step};
+use storaged_sdk::wire::{CheckpointState, Digest, Namespace, Rank, RunId, Step, UnknownState};
 use storaged_sdk::{ClientError, ConnectOptions};
 
 use crate::fault::{invalid, raised};
@@ -94,7 +95,7 @@ impl Client {
     ) -> PyResult<(String, Option<String>, Option<Bears>)> {
         let state: CheckpointState = state
             .parse()
-            .map_err(pyo3::exceptions::PyValueError::new_err::<String>)?;
+            .map_err(|error: UnknownState| PyValueError::new_err(error.to_string()))?;
         let (run, step) = (run_of(py, run)?, Step::new(step));
         let reached = self.call(py, timeout_ms, |client, left| {
             client.wait(run, step, state, left)

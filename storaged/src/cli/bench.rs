@@ -16,6 +16,7 @@ use storaged_sdk::wire::{
     CheckpointState, Generation, Namespace, NodeName, Rank, RunId, SessionId, Step, WorldSize,
 };
 use storaged_sdk::{Client, ConnectOptions, Trainer};
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use super::{CliError, print};
@@ -30,6 +31,8 @@ const K: usize = 4;
 const M: usize = 2;
 /// Any wait of the bench.
 const WAIT_MS: u32 = 120_000;
+/// The raw stream's certificates are valid so long.
+const DAY: Duration = Duration::from_secs(86_400);
 /// Rounds of every measurement; the best counts, because this machine's other work only slows.
 const ROUNDS: usize = 5;
 
@@ -328,48 +331,10 @@ fn restore(
 /// Bytes per second of one stream between two endpoints of this transport, in one process.
 fn raw_quic(directory: &std::path::Path, length: usize) -> Result<f64, CliError> {
     let certificates = directory.join("raw");
-    let day = Duration::from_secs(86_400);
-    create_ca(&certificates, day)?;
-    let io = |what| move |source| CliError::Io { what, source };
-    let mut runtimes = Vec::new();
-    let mut nets = Vec::new();
-    for node in 0..2u8 {
-        let name = node_name(node)?;
-        issue(&certificates, &name, day)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build();
-        let runtime = runtime.map_err(io("starting a runtime"))?;
-        let (events, received) = mpsc::channel(64);
-        let config = NetConfig {
-            identity: identity(&certificates, &name)?,
-            node: name,
-            generation: Generation::new(u64::from(node)),
-            listen: address(node),
-            peers: vec![Peer {
-                name: node_name(1 - node)?,
-                address: address(1 - node).into(),
-            }],
-            agreement: Agreement::of(
-                None,
-                storaged_sdk::wire::ChunkSize::new(1 << 18).expect("a size"),
-                &[],
-            ),
-            versions: LINK_VERSIONS,
-            sockets: Arc::new(UdpFactory),
-            seed: None,
-        };
-        let net = runtime.block_on(Net::start(config, events));
-        nets.push((
-            net.map_err(|error| CliError::Unexpected(crate::driver::chain(&error)))?,
-            received,
-        ));
-        runtimes.push(runtime);
-    }
-    let (receiver, mut received) = nets.remove(1);
-    let (sender, mut sender_events) = nets.remove(0);
-    let reading = runtimes[1].spawn(async move {
+    create_ca(&certificates, DAY)?;
+    let (sender_runtime, sender, mut sender_events) = raw_endpoint(&certificates, 0)?;
+    let (receiver_runtime, receiver, mut received) = raw_endpoint(&certificates, 1)?;
+    let reading = receiver_runtime.spawn(async move {
         let _keep = receiver;
         let mut buffer = vec![0; 1 << 20];
         while let Some(event) = received.recv().await {
@@ -381,7 +346,7 @@ fn raw_quic(directory: &std::path::Path, length: usize) -> Result<f64, CliError>
     let block = Bytes::from(content(1 << 20, 7));
     let blocks = (4 * length).div_ceil(block.len());
     let to = node_name(1)?;
-    let outcome = runtimes[0].block_on(async {
+    let outcome = sender_runtime.block_on(async {
         while !matches!(sender_events.recv().await, None | Some(NetEvent::Up { .. })) {}
         let mut fastest = Duration::MAX;
         for session in 0..3 {
@@ -404,10 +369,48 @@ fn raw_quic(directory: &std::path::Path, length: usize) -> Result<f64, CliError>
         Ok::<_, CliError>(fastest)
     });
     reading.abort();
-    runtimes
-        .into_iter()
-        .for_each(tokio::runtime::Runtime::shutdown_background);
+    sender_runtime.shutdown_background();
+    receiver_runtime.shutdown_background();
     Ok((blocks * block.len()) as f64 / outcome?.as_secs_f64())
+}
+
+/// One of the two endpoints, on a thread of its own.
+fn raw_endpoint(
+    certificates: &std::path::Path,
+    node: u8,
+) -> Result<(Runtime, Arc<Net>, mpsc::Receiver<NetEvent>), CliError> {
+    let name = node_name(node)?;
+    issue(certificates, &name, DAY)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|source| CliError::Io {
+        what: "starting a runtime",
+        source,
+    })?;
+    let (events, received) = mpsc::channel(64);
+    let config = NetConfig {
+        identity: identity(certificates, &name)?,
+        node: name,
+        generation: Generation::new(u64::from(node)),
+        listen: address(node),
+        peers: vec![Peer {
+            name: node_name(1 - node)?,
+            address: address(1 - node).into(),
+        }],
+        agreement: Agreement::of(
+            None,
+            storaged_sdk::wire::ChunkSize::new(1 << 18).expect("a size"),
+            &[],
+        ),
+        versions: LINK_VERSIONS,
+        sockets: Arc::new(UdpFactory),
+        seed: None,
+    };
+    let net = runtime.block_on(Net::start(config, events));
+    let net = net.map_err(|error| CliError::Unexpected(crate::driver::chain(&error)))?;
+    Ok((runtime, net, received))
 }
 
 fn node_name(node: u8) -> Result<NodeName, CliError> {

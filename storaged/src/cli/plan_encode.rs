@@ -9,6 +9,7 @@ use storaged_plan::chooser::{
 use storaged_plan::{Group, Member, groups};
 use storaged_sdk::Client;
 use storaged_sdk::wire::{ChunkSize, Geometry, NodeName};
+use thiserror::Error;
 
 use super::{CliError, SocketArgs, print, size};
 
@@ -52,8 +53,15 @@ pub struct EncodeArgs {
     node_rates: Vec<(usize, ByteSize)>,
 }
 
-fn node_rate(text: &str) -> Result<(usize, ByteSize), String> {
-    let expected = || format!("expected INDEX=RATE such as 5=12MB, got {text:?}");
+/// A text that is no rate of a node.
+#[derive(Debug, Error)]
+#[error("expected INDEX=RATE such as 5=12MB, got {got:?}")]
+struct NodeRateError {
+    got: String,
+}
+
+fn node_rate(text: &str) -> Result<(usize, ByteSize), NodeRateError> {
+    let expected = || NodeRateError { got: text.into() };
     let (index, rate) = text.split_once('=').ok_or_else(expected)?;
     let index = index.parse().map_err(|_| expected())?;
     Ok((index, rate.parse().map_err(|_| expected())?))

@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytesize::ByteSize;
 use serde::Deserialize;
+use thiserror::Error;
 
 /// Bytes, or a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -15,15 +16,18 @@ pub enum BudgetSize {
     Percent(u8),
 }
 
-impl TryFrom<String> for BudgetSize {
-    type Error = String;
+/// A text that is no budget.
+#[derive(Debug, Error)]
+#[error("expected bytes such as \"256GiB\" or a share from \"1%\" to \"100%\", got {got:?}")]
+pub struct BudgetSizeError {
+    got: String,
+}
 
-    fn try_from(text: String) -> Result<Self, String> {
-        let wrong = || {
-            format!(
-                "expected bytes such as \"256GiB\" or a share from \"1%\" to \"100%\", got {text:?}"
-            )
-        };
+impl TryFrom<String> for BudgetSize {
+    type Error = BudgetSizeError;
+
+    fn try_from(text: String) -> Result<Self, BudgetSizeError> {
+        let wrong = || BudgetSizeError { got: text.clone() };
         match text.strip_suffix('%') {
             Some(share) => match share.trim().parse() {
                 Ok(share @ 1..=100) => Ok(Self::Percent(share)),
@@ -63,7 +67,7 @@ mod tests {
         assert_eq!(size("50%").unwrap().of(1000), ByteSize::b(500));
         assert_eq!(size("4GiB").unwrap().of(1000), ByteSize::gib(4));
         for wrong in ["0%", "101%", "%", "x", "-1%"] {
-            assert!(size(wrong).unwrap_err().contains(wrong));
+            assert!(size(wrong).unwrap_err().to_string().contains(wrong));
         }
     }
 }

@@ -2,10 +2,12 @@
 //! is derived from what the leader proposed, and what does not fit together is the leader's fault.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use storaged_core::SessionWork;
-use storaged_plan::{CodingPlan, Hop, Link, Made, Target, trace};
+use storaged_plan::{CodingPlan, Hop, Link, Made, PlanError, Target, trace};
 use storaged_wire::peer::SessionFault;
+use thiserror::Error;
 
 /// This node's part in one class of stripes, with the links that its edges are.
 #[derive(Debug, Clone)]
@@ -39,6 +41,39 @@ pub(super) struct Parts {
     pub links: Vec<Link>,
 }
 
+/// Work that does not fit together.
+#[derive(Debug, Error)]
+enum WorkError {
+    #[error("link {0:?} does not lead from a member to another")]
+    LinkOutside(Link),
+    #[error("member {0} has no part in the plan")]
+    NoPart(usize),
+    #[error("a member reads blocks exactly if the plan says so")]
+    Source,
+    #[error("a member keeps blocks exactly if the plan says so")]
+    Keep,
+    #[error("expected at most one kept block per stripe and member")]
+    KeepsSeveral,
+    #[error("there is no edge {0}")]
+    NoEdge(usize),
+    #[error("edge {0} has no link")]
+    NoLink(usize),
+    #[error("edge {0} does not lead from a member to this one")]
+    NotToHere(usize),
+    #[error("edge {0} does not lead from this member to another")]
+    NotFromHere(usize),
+    #[error("edge {edge} carries {got} sums, expected 1 to 255")]
+    Width { edge: usize, got: usize },
+    #[error("link {0} has two edges of one stripe")]
+    TwoEdges(usize),
+    #[error("expected {width} rows of {operands} coefficients for an output")]
+    Rows { width: usize, operands: usize },
+    #[error("stripes {range:?} are not in order within 0..{count}")]
+    Stripes { range: Range<u64>, count: u64 },
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
 pub(super) fn parts_of(work: &SessionWork) -> Result<Parts, SessionFault> {
     fitting_parts(work).map_err(|what| SessionFault::Neighbour {
         node: work.leader.clone(),
@@ -46,13 +81,11 @@ pub(super) fn parts_of(work: &SessionWork) -> Result<Parts, SessionFault> {
     })
 }
 
-fn fitting_parts(work: &SessionWork) -> Result<Parts, String> {
+fn fitting_parts(work: &SessionWork) -> Result<Parts, WorkError> {
     let links = work.plan.links();
     let out_of_range = |link: &&Link| link.from.max(link.to) >= work.members.len();
     if let Some(link) = links.iter().find(out_of_range) {
-        return Err(format!(
-            "link {link:?} does not lead from a member to another"
-        ));
+        return Err(WorkError::LinkOutside(*link));
     }
     let classes = work.plan.classes().iter();
     let classes = classes
@@ -64,16 +97,16 @@ fn fitting_parts(work: &SessionWork) -> Result<Parts, String> {
         .collect::<Result<Vec<_>, _>>()?;
     let mut mine = classes.iter().flatten().peekable();
     if mine.peek().is_none() {
-        return Err(format!("member {} has no part in the plan", work.member));
+        return Err(WorkError::NoPart(work.member));
     }
     let parts: Vec<&ClassPart> = mine.collect();
     let reads = parts.iter().any(|part| part.hop.local.is_some());
     if reads != work.source.is_some() {
-        return Err("a member reads blocks exactly if the plan says so".into());
+        return Err(WorkError::Source);
     }
     let keeps = parts.iter().any(|part| keeps(&part.hop) > 0);
     if keeps != work.keep.is_some() {
-        return Err("a member keeps blocks exactly if the plan says so".into());
+        return Err(WorkError::Keep);
     }
     check_stripes(work)?;
     Ok(Parts { classes, links })
@@ -91,13 +124,11 @@ fn class_part(
     plan: &CodingPlan,
     hop: &Hop,
     links: &[Link],
-) -> Result<ClassPart, String> {
+) -> Result<ClassPart, WorkError> {
     let input = |edge: &usize| {
         let way = way(plan, *edge, links)?;
         let ours = links[way.link].to == work.member;
-        ours.then_some(way).ok_or(format!(
-            "edge {edge} does not lead from a member to this one"
-        ))
+        ours.then_some(way).ok_or(WorkError::NotToHere(*edge))
     };
     let inputs = hop
         .inputs
@@ -113,22 +144,18 @@ fn class_part(
             Target::Edge(edge) => {
                 let way = way(plan, edge, links)?;
                 if links[way.link].from != work.member {
-                    return Err(format!(
-                        "edge {edge} does not lead from this member to another"
-                    ));
+                    return Err(WorkError::NotFromHere(edge));
                 }
                 outputs.push(way);
                 usize::from(way.width)
             }
         };
         if output.rows.len() != width || output.rows.iter().any(|row| row.len() != operands) {
-            return Err(format!(
-                "expected {width} rows of {operands} coefficients for an output"
-            ));
+            return Err(WorkError::Rows { width, operands });
         }
     }
     if keeps(hop) > 1 {
-        return Err("expected at most one kept block per stripe and member".into());
+        return Err(WorkError::KeepsSeveral);
     }
     one_edge_per_link(inputs.iter().chain(&outputs))?;
     let hop = hop.clone();
@@ -142,57 +169,53 @@ fn class_part(
 }
 
 /// What comes to a hop is made of, if it is to be checked.
-fn made_of(work: &SessionWork, plan: &CodingPlan, hop: &Hop) -> Result<Vec<Made>, String> {
+fn made_of(work: &SessionWork, plan: &CodingPlan, hop: &Hop) -> Result<Vec<Made>, WorkError> {
     if work.proofs.values().all(|proof| proof.prints.is_empty()) {
         return Ok(Vec::new());
     }
-    let traced = trace(plan, work.plan.sources()).map_err(|error| error.to_string())?;
+    let traced = trace(plan, work.plan.sources())?;
     let made = |edge: &usize| traced.edges.get(*edge).cloned().unwrap_or_default();
     Ok(hop.inputs.iter().map(made).collect())
 }
 
 /// Frames of one stripe on one stream would not be told apart.
-fn one_edge_per_link<'a>(ways: impl Iterator<Item = &'a Way>) -> Result<(), String> {
+fn one_edge_per_link<'a>(ways: impl Iterator<Item = &'a Way>) -> Result<(), WorkError> {
     let mut seen = BTreeSet::new();
     let mut ways = ways;
     match ways.find(|way| !seen.insert(way.link)) {
         None => Ok(()),
-        Some(way) => Err(format!("link {} has two edges of one stripe", way.link)),
+        Some(way) => Err(WorkError::TwoEdges(way.link)),
     }
 }
 
-fn way(plan: &CodingPlan, edge: usize, links: &[Link]) -> Result<Way, String> {
-    let shape = plan
-        .edges
-        .get(edge)
-        .ok_or(format!("there is no edge {edge}"))?;
+fn way(plan: &CodingPlan, edge: usize, links: &[Link]) -> Result<Way, WorkError> {
+    let shape = plan.edges.get(edge).ok_or(WorkError::NoEdge(edge))?;
     let link = Link {
         from: shape.from,
         to: shape.to,
     };
     let place = links.binary_search(&link);
-    let link = place.map_err(|_| format!("edge {edge} has no link"))?;
+    let link = place.map_err(|_| WorkError::NoLink(edge))?;
     match u8::try_from(shape.width) {
         Ok(width @ 1..) => Ok(Way {
             link,
             width,
             raw_from: plan.is_raw(edge).then_some(shape.from),
         }),
-        _ => Err(format!(
-            "edge {edge} carries {} sums, expected 1 to 255",
-            shape.width
-        )),
+        _ => Err(WorkError::Width {
+            edge,
+            got: shape.width,
+        }),
     }
 }
 
-fn check_stripes(work: &SessionWork) -> Result<(), String> {
+fn check_stripes(work: &SessionWork) -> Result<(), WorkError> {
     let count = work.chunk.count(work.lane_length);
     let mut next = 0;
     for range in &work.stripes {
         if range.start < next || range.end < range.start || range.end > count {
-            return Err(format!(
-                "stripes {range:?} are not in order within 0..{count}"
-            ));
+            let range = range.clone();
+            return Err(WorkError::Stripes { range, count });
         }
         next = range.end;
     }

@@ -15,11 +15,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thiserror::Error;
 
 use super::buffer::{Block, Buffers};
+use super::error::{FrameError, NeighbourError};
 use super::meter::Flow;
-use super::{BlockReceiver, BlockSender, BlockState};
+use super::{BlockReceiver, BlockSender, BlockState, StreamError};
 
 const HEADER_BYTES: usize = 16;
 
@@ -33,25 +33,6 @@ pub(super) struct Shape {
     /// Of each partial sum.
     pub bytes: u32,
     pub width: u8,
-}
-
-/// A header that does not fit the plan.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub(super) enum FrameError {
-    #[error("sent stripe {got} where the plan has stripe {expected}")]
-    Stripe { expected: u64, got: u64 },
-    #[error("sent sums of {got} bytes for stripe {stripe} where the plan has {expected}")]
-    Bytes {
-        stripe: u64,
-        expected: u32,
-        got: u32,
-    },
-    #[error("sent {got} sums for stripe {stripe} where the plan has {expected}")]
-    Width { stripe: u64, expected: u8, got: u8 },
-    #[error("sent flag {got} for stripe {stripe}, expected 0 (clean) or 1 (dirty)")]
-    Flag { stripe: u64, got: u8 },
-    #[error("sent {got:02x?} in the reserved bytes of stripe {stripe}, expected zeros")]
-    Reserved { stripe: u64, got: [u8; 2] },
 }
 
 impl Shape {
@@ -128,7 +109,11 @@ impl Shape {
 }
 
 /// Sends a stripe's partial sums. Their memory goes to the transport as it is, and comes home from there.
-pub(super) async fn send(to: &mut dyn BlockSender, shape: Shape, sums: Sums) -> Result<(), String> {
+pub(super) async fn send(
+    to: &mut dyn BlockSender,
+    shape: Shape,
+    sums: Sums,
+) -> Result<(), StreamError> {
     let state = match sums {
         Some(_) => BlockState::Dirty,
         None => BlockState::Clean,
@@ -145,10 +130,10 @@ pub(super) async fn receive(
     shape: Shape,
     buffers: &Arc<Buffers>,
     flow: &Flow,
-) -> Result<Sums, String> {
+) -> Result<Sums, NeighbourError> {
     let mut header = [0; HEADER_BYTES];
     from.read_exact(&mut header).await?;
-    if shape.decode(header).map_err(|error| error.to_string())? == BlockState::Clean {
+    if shape.decode(header)? == BlockState::Clean {
         return Ok(None);
     }
     let mut sums = Vec::with_capacity(shape.width.into());

@@ -4,11 +4,12 @@
 //! The three overlap: blocks wait in bounded queues between receiving, arithmetic (on a pool of threads) and
 //! sending, and QUIC's flow control carries the back-pressure from hop to hop.
 //! Order of reading: `executor` (sessions), `pipeline` (the stages of one), `stripe` (the arithmetic of one stripe),
-//! `frame` (the bytes on the wire), `wary` (sums that are checked), then `check`, `buffer`, `inbound`, `meter` and `quic`.
+//! `frame` (the bytes on the wire), `wary` (sums that are checked), then `check`, `buffer`, `inbound`, `meter`, `error` and `quic`.
 //! The arithmetic runs on the threads of `crate::pool`.
 
 mod buffer;
 mod check;
+mod error;
 mod executor;
 mod frame;
 mod inbound;
@@ -20,6 +21,7 @@ mod stripe;
 mod tests;
 mod wary;
 
+pub use error::StreamError;
 pub use executor::{Executor, ExecutorLimits, SessionEnd};
 pub use meter::Meters;
 pub use quic::{NoStreams, QuicStreams};
@@ -86,12 +88,12 @@ pub trait Streams: Send + Sync {
     /// Opens a data stream.
     ///
     /// # Errors
-    /// What is wrong with the peer, in words.
+    /// [`StreamError`] that says why there is no stream to the peer.
     async fn open(
         &self,
         to: &NodeName,
         record: &StreamRecord,
-    ) -> Result<Box<dyn BlockSender>, String>;
+    ) -> Result<Box<dyn BlockSender>, StreamError>;
 }
 
 /// The sending end of a stream. Dropped before it is finished, it resets the stream.
@@ -100,14 +102,14 @@ pub trait BlockSender: Send {
     /// Sends chunks, without copying them where the transport can.
     ///
     /// # Errors
-    /// In words.
-    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), String>;
+    /// [`StreamError`] if the peer or the transport takes them no more.
+    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), StreamError>;
 
     /// Says that nothing more comes, and waits until the peer has everything.
     ///
     /// # Errors
-    /// In words.
-    async fn finish(&mut self) -> Result<(), String>;
+    /// [`StreamError`] if the peer has not acknowledged everything.
+    async fn finish(&mut self) -> Result<(), StreamError>;
 }
 
 /// The receiving end of a stream. Dropped before its end, it tells the sender to stop.
@@ -116,12 +118,12 @@ pub trait BlockReceiver: Send {
     /// Fills `out`.
     ///
     /// # Errors
-    /// In words, also if the stream ends first.
-    async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), String>;
+    /// [`StreamError`] if the stream breaks, or ends first.
+    async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), StreamError>;
 
     /// Waits for the end of the stream.
     ///
     /// # Errors
-    /// If there are more bytes.
-    async fn expect_end(&mut self) -> Result<(), String>;
+    /// [`StreamError::Surplus`] if there are more bytes.
+    async fn expect_end(&mut self) -> Result<(), StreamError>;
 }

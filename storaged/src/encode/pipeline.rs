@@ -24,6 +24,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::check::Way;
+use super::error::NeighbourError;
 use super::frame::{self, Shape, Sums};
 use super::inbound::{Inbound, StreamKey};
 use super::meter::Meters;
@@ -133,23 +134,21 @@ impl Pipeline<'_> {
     }
 
     /// Awaits a step of a stream within the stall limit; what goes wrong is the neighbour's fault.
-    async fn in_time<T>(
+    async fn in_time<T, E: Into<NeighbourError>>(
         &self,
         node: &NodeName,
-        late: &str,
-        step: impl Future<Output = Result<T, String>>,
+        what: &'static str,
+        step: impl Future<Output = Result<T, E>>,
     ) -> Result<T, SessionFault> {
-        let blame = |reason: String| SessionFault::Neighbour {
-            node: node.clone(),
-            reason,
+        let millis = self.limits.stall.as_millis();
+        let outcome = match tokio::time::timeout(self.limits.stall, step).await {
+            Ok(outcome) => outcome.map_err(Into::into),
+            Err(_) => Err(NeighbourError::Stalled { what, millis }),
         };
-        match tokio::time::timeout(self.limits.stall, step).await {
-            Ok(outcome) => outcome.map_err(blame),
-            Err(_) => Err(blame(format!(
-                "{late} for {} ms",
-                self.limits.stall.as_millis()
-            ))),
-        }
+        outcome.map_err(|error| SessionFault::Neighbour {
+            node: node.clone(),
+            reason: error.to_string(),
+        })
     }
 
     async fn receive(
@@ -187,10 +186,8 @@ impl Pipeline<'_> {
             from: from.clone(),
         };
         let wait = async {
-            self.inbound
-                .wait(place)
-                .await
-                .ok_or_else(|| "opened its stream twice".to_owned())
+            let stream = self.inbound.wait(place).await;
+            stream.ok_or(NeighbourError::OpenedTwice)
         };
         self.in_time(from, "opened no stream", wait).await
     }

@@ -8,7 +8,7 @@ use quinn::{RecvStream, SendStream, VarInt};
 use storaged_wire::NodeName;
 use storaged_wire::peer::StreamRecord;
 
-use super::{BlockReceiver, BlockSender, Streams};
+use super::{BlockReceiver, BlockSender, StreamError, Streams};
 use crate::net::Net;
 
 /// Opens streams on the links of a transport.
@@ -30,12 +30,12 @@ impl Streams for QuicStreams {
         &self,
         to: &NodeName,
         record: &StreamRecord,
-    ) -> Result<Box<dyn BlockSender>, String> {
+    ) -> Result<Box<dyn BlockSender>, StreamError> {
         let stream = self
             .net
             .open_stream(to, record)
             .await
-            .map_err(|error| error.to_string())?;
+            .map_err(StreamError::transport)?;
         Ok(Box::new(QuicSender {
             stream,
             finished: false,
@@ -60,38 +60,38 @@ impl Drop for QuicSender {
 
 #[async_trait]
 impl BlockSender for QuicSender {
-    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), String> {
+    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), StreamError> {
         self.stream
             .write_all_chunks(chunks)
             .await
-            .map_err(|error| error.to_string())
+            .map_err(StreamError::transport)
     }
 
-    async fn finish(&mut self) -> Result<(), String> {
-        self.stream.finish().map_err(|error| error.to_string())?;
+    async fn finish(&mut self) -> Result<(), StreamError> {
+        self.stream.finish().map_err(StreamError::transport)?;
         let acknowledged = self.stream.stopped().await;
         self.finished = matches!(acknowledged, Ok(None));
         match acknowledged {
             Ok(None) => Ok(()),
-            Ok(Some(code)) => Err(format!("stopped the stream with code {code}")),
-            Err(error) => Err(error.to_string()),
+            Ok(Some(code)) => Err(StreamError::Stopped { code: code.into() }),
+            Err(error) => Err(StreamError::transport(error)),
         }
     }
 }
 
 #[async_trait]
 impl BlockReceiver for RecvStream {
-    async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), String> {
+    async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), StreamError> {
         RecvStream::read_exact(self, out)
             .await
-            .map_err(|error| error.to_string())
+            .map_err(StreamError::transport)
     }
 
-    async fn expect_end(&mut self) -> Result<(), String> {
+    async fn expect_end(&mut self) -> Result<(), StreamError> {
         match self.read_chunk(1, true).await {
             Ok(None) => Ok(()),
-            Ok(Some(_)) => Err("sent more than the plan has".into()),
-            Err(error) => Err(error.to_string()),
+            Ok(Some(_)) => Err(StreamError::Surplus),
+            Err(error) => Err(StreamError::transport(error)),
         }
     }
 }
@@ -102,7 +102,11 @@ pub struct NoStreams;
 
 #[async_trait]
 impl Streams for NoStreams {
-    async fn open(&self, to: &NodeName, _: &StreamRecord) -> Result<Box<dyn BlockSender>, String> {
-        Err(format!("there is no transport, and so no link to {to}"))
+    async fn open(
+        &self,
+        to: &NodeName,
+        _: &StreamRecord,
+    ) -> Result<Box<dyn BlockSender>, StreamError> {
+        Err(StreamError::NoTransport { to: to.clone() })
     }
 }

@@ -528,7 +528,7 @@ fn check_identity(connection: &Connection, node: &NodeName) -> Result<(), NetErr
     let first = chain
         .first()
         .ok_or_else(|| refuse("there is none".into()))?;
-    tls::names(first, node).map_err(refuse)
+    tls::names(first, node).map_err(|error| refuse(error.to_string()))
 }
 
 async fn serve_stream(

@@ -1,11 +1,13 @@
 //! One outgoing link: dial, say hello, keep the connection, report its end, dial again.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use quinn::{Connection, Endpoint, VarInt};
+use quinn::{Connection, ConnectionError, Endpoint, VarInt, WriteError};
 use storaged_wire::{Generation, NodeName, decode, encode};
+use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -179,7 +181,7 @@ impl Keeper {
         let (reason, after) = tokio::select! {
             biased;
             () = self.gone.cancelled() => ("it is not configured any more".into(), Ok(After::DialNow)),
-            reason = carry(&connection, &mut self.messages) => (reason, Ok(After::Wait)),
+            reason = carry(&connection, &mut self.messages) => (reason.to_string(), Ok(After::Wait)),
             () = self.wake.is_another() => ("it was started anew".into(), Ok(After::DialNow)),
         };
         self.link.connection.send_replace(None);
@@ -292,27 +294,36 @@ async fn dial(
     })
 }
 
+/// Why nothing is carried any more.
+#[derive(Debug, Error)]
+enum CarryError {
+    #[error(transparent)]
+    Closed(#[from] ConnectionError),
+    #[error(transparent)]
+    Stream(#[from] WriteError),
+    #[error(transparent)]
+    Frame(#[from] ControlFrameError),
+}
+
 /// Carries messages until the connection ends; says why it did.
-async fn carry(connection: &Connection, messages: &mut mpsc::Receiver<Bytes>) -> String {
-    let sending = async {
-        let mut stream = connection
-            .open_uni()
-            .await
-            .map_err(|error| error.to_string())?;
-        let kind = Bytes::from_static(&[KIND_CONTROL]);
-        stream
-            .write_chunk(kind)
-            .await
-            .map_err(|error| error.to_string())?;
-        while let Some(body) = messages.recv().await {
-            let written = frame::write(&mut stream, body).await;
-            written.map_err(|error| error.to_string())?;
-        }
-        std::future::pending::<Result<(), String>>().await
-    };
+async fn carry(connection: &Connection, messages: &mut mpsc::Receiver<Bytes>) -> CarryError {
     tokio::select! {
         biased;
-        reason = connection.closed() => reason.to_string(),
-        ended = sending => ended.err().unwrap_or_default(),
+        reason = connection.closed() => reason.into(),
+        Err(error) = send_all(connection, messages) => error,
     }
+}
+
+/// Sends what comes, and does not end while it can.
+async fn send_all(
+    connection: &Connection,
+    messages: &mut mpsc::Receiver<Bytes>,
+) -> Result<Infallible, CarryError> {
+    let mut stream = connection.open_uni().await?;
+    let kind = Bytes::from_static(&[KIND_CONTROL]);
+    stream.write_chunk(kind).await?;
+    while let Some(body) = messages.recv().await {
+        frame::write(&mut stream, body).await?;
+    }
+    std::future::pending().await
 }

@@ -9,7 +9,7 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use storaged_wire::NodeName;
@@ -37,7 +37,18 @@ pub enum TlsError {
     Unusable(String),
     /// The certificate is somebody else's.
     #[error("expected a certificate for node {node}, got one that is not valid for it: {reason}")]
-    Name { node: NodeName, reason: String },
+    Name { node: NodeName, reason: NameError },
+}
+
+/// Why a certificate does not name a node.
+#[derive(Debug, Error)]
+pub enum NameError {
+    /// It cannot be read, or names others.
+    #[error(transparent)]
+    Certificate(#[from] rustls::Error),
+    /// The node's name makes no DNS name, so no certificate can have it.
+    #[error(transparent)]
+    NoDnsName(#[from] InvalidDnsNameError),
 }
 
 /// Where the certificates are.
@@ -228,8 +239,8 @@ fn read_certificates(
 }
 
 /// Whether a certificate names a node.
-pub(super) fn names(certificate: &CertificateDer<'_>, node: &NodeName) -> Result<(), String> {
-    let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;
-    let name = ServerName::try_from(dns_name(node)).map_err(|error| error.to_string())?;
-    rustls::client::verify_server_name(&parsed, &name).map_err(|error| error.to_string())
+pub(super) fn names(certificate: &CertificateDer<'_>, node: &NodeName) -> Result<(), NameError> {
+    let parsed = ParsedCertificate::try_from(certificate)?;
+    let name = ServerName::try_from(dns_name(node))?;
+    Ok(rustls::client::verify_server_name(&parsed, &name)?)
 }

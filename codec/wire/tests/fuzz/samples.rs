@@ -154,6 +154,10 @@ pub fn manifest() -> Manifest {
 }
 
 pub fn requests() -> Vec<Request> {
+    [trainers_requests(), operators_requests()].concat()
+}
+
+fn trainers_requests() -> Vec<Request> {
     let (manifest, rank, step) = (some_digest(), Rank::new(1), Step::new(5));
     let role = Role::Trainer {
         run: RunId::new(2),
@@ -210,6 +214,12 @@ pub fn requests() -> Vec<Request> {
             without: Some(Rung::OwnRam),
         },
         Request::CloseShard { manifest, rank },
+    ]
+}
+
+fn operators_requests() -> Vec<Request> {
+    let timeout_ms = 1000;
+    vec![
         Request::Status,
         Request::List {
             namespace: Some(namespace()),
@@ -340,9 +350,17 @@ pub fn stream_record() -> StreamRecord {
 
 /// About checkpoints and fences.
 pub fn checkpoint_messages() -> Vec<PeerMessage> {
-    let (owner, manifest, query) = (Owner::of_token(b"t"), some_digest(), 6);
-    let (world_size, rank) = (world_size(), Rank::new(1));
-    let state = CheckpointState::Protected;
+    [
+        run_messages(),
+        step_messages(),
+        copy_messages(),
+        namespace_messages(),
+    ]
+    .concat()
+}
+
+fn run_messages() -> Vec<PeerMessage> {
+    let query = 6;
     vec![
         PeerMessage::Fences(vec![fence()]),
         PeerMessage::PromiseRun {
@@ -372,6 +390,14 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
             query,
             fence: Some(fence()),
         },
+    ]
+}
+
+fn step_messages() -> Vec<PeerMessage> {
+    let (owner, manifest) = (Owner::of_token(b"t"), some_digest());
+    let (world_size, rank) = (world_size(), Rank::new(1));
+    let state = CheckpointState::Protected;
+    vec![
         PeerMessage::ShardSealed {
             key: key(),
             owner,
@@ -402,6 +428,12 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
             reason: "rank 2 died".into(),
         },
         PeerMessage::Protected { manifest, bears: 2 },
+    ]
+}
+
+fn copy_messages() -> Vec<PeerMessage> {
+    let (manifest, rank) = (some_digest(), Rank::new(1));
+    vec![
         PeerMessage::Held {
             manifest,
             version: 3,
@@ -443,6 +475,13 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
             node: node("a"),
             reason: "needs 3 bytes".into(),
         },
+    ]
+}
+
+fn namespace_messages() -> Vec<PeerMessage> {
+    let (owner, manifest, query) = (Owner::of_token(b"t"), some_digest(), 6);
+    let (rank, state) = (Rank::new(1), CheckpointState::Protected);
+    vec![
         PeerMessage::HoldingsQuery {
             query,
             namespace: namespace(),
@@ -499,6 +538,10 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
 
 /// About sessions.
 pub fn session_messages() -> Vec<PeerMessage> {
+    [messages_before_a_session_runs(), messages_while_it_runs()].concat()
+}
+
+fn messages_before_a_session_runs() -> Vec<PeerMessage> {
     let session = SessionId::new(7);
     let propose = |kind| {
         PeerMessage::Propose(SessionRecord {
@@ -578,6 +621,12 @@ pub fn session_messages() -> Vec<PeerMessage> {
         })),
         begin(Some(EncodeShape::GatherAtSources { roots: vec![2, 3] })),
         begin(Some(EncodeShape::GatherAtKeepers)),
+    ]
+}
+
+fn messages_while_it_runs() -> Vec<PeerMessage> {
+    let session = SessionId::new(7);
+    vec![
         PeerMessage::Finished {
             session,
             tally: MemberTally::default(),

@@ -2,7 +2,8 @@
 
 use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
-use storaged_wire::{CheckpointState, Digest, NodeName, Refusal, RefusalCode};
+use storaged_wire::{CheckpointState, Digest, NodeName, Rank, Refusal, RefusalCode};
+use thiserror::Error;
 
 use super::Rates;
 use super::holdings::unknown_namespace;
@@ -12,6 +13,19 @@ use crate::place::wrong_token;
 
 /// Reasons and names that a refusal lists.
 const LISTED_MAX: usize = 5;
+
+/// Why a checkpoint is passed over.
+#[derive(Debug, Error)]
+enum NotWhole {
+    #[error("its manifest was not found on any live node")]
+    NoManifest,
+    #[error(
+        "{} of {shards} shards are lost and cannot be decoded (ranks {:?}), and it is not in the durable tier",
+        ranks.len(),
+        &ranks[..ranks.len().min(8)]
+    )]
+    ShardsLost { ranks: Vec<Rank>, shards: usize },
+}
 
 impl Node {
     pub(super) fn choose(&self, plan: &PlanQuery) -> Result<RestorePlan, Refusal> {
@@ -29,10 +43,10 @@ impl Node {
                     offer.passed_over = passed_over;
                     return Ok(offer);
                 }
-                Err(reason) => passed_over.push(Unrestorable {
+                Err(error) => passed_over.push(Unrestorable {
                     run: key.run,
                     step: key.step,
-                    reason,
+                    reason: error.to_string(),
                 }),
             }
         }
@@ -104,12 +118,9 @@ impl Node {
         plan: &PlanQuery,
         name: Digest,
         key: &CheckpointKey,
-    ) -> Result<RestorePlan, String> {
-        let manifest = plan
-            .survey
-            .manifests
-            .get(&name)
-            .ok_or("its manifest was not found on any live node")?;
+    ) -> Result<RestorePlan, NotWhole> {
+        let manifest = plan.survey.manifests.get(&name);
+        let manifest = manifest.ok_or(NotWhole::NoManifest)?;
         let record = manifest.manifest();
         let mut shards = Vec::with_capacity(record.shards.len());
         let mut lost = Vec::new();
@@ -124,12 +135,10 @@ impl Node {
             }
         }
         if !lost.is_empty() && !planted!("shard_lost_offered") {
-            return Err(format!(
-                "{} of {} shards are lost and cannot be decoded (ranks {:?}), and it is not in the durable tier",
-                lost.len(),
-                record.shards.len(),
-                &lost[..lost.len().min(8)]
-            ));
+            return Err(NotWhole::ShardsLost {
+                ranks: lost,
+                shards: record.shards.len(),
+            });
         }
         let state = plan.survey.states.get(&name).copied();
         let slowest = shards.iter().map(|shard| self.expected_ms(shard)).max();

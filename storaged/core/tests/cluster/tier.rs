@@ -66,6 +66,12 @@ impl Tier {
             set_aside: Vec::new(),
         }
     }
+
+    fn claim(&mut self, namespace: Namespace, above: u64, identity: u64) -> RunId {
+        let claimed = self.claimed.entry(namespace).or_default();
+        *claimed = (*claimed).max(above) + 1;
+        RunId::with_identity(*claimed, identity)
+    }
 }
 
 impl Cluster {
@@ -121,18 +127,13 @@ impl Cluster {
                 identity,
                 ..
             } => {
-                let (after, answer) = match tier.listing {
-                    Listing::After(ms) => (ms, Ok(())),
-                    Listing::FailsAfter(ms) => (ms, Err("503 slow down".to_string())),
-                    Listing::Hangs => return,
-                };
-                let outcome = match answer {
-                    Ok(()) => {
-                        let claimed = tier.claimed.entry(namespace).or_default();
-                        *claimed = (*claimed).max(above) + 1;
-                        Ok(RunId::with_identity(*claimed, identity))
+                let (after, outcome) = match tier.listing {
+                    Listing::After(ms) => (ms, Ok(tier.claim(namespace, above, identity))),
+                    Listing::FailsAfter(ms) => {
+                        let fault = DurableFault::Unavailable("503 slow down".into());
+                        (ms, Err(ClaimFault::Durable(fault)))
                     }
-                    Err(text) => Err(ClaimFault::Durable(DurableFault::Unavailable(text))),
+                    Listing::Hangs => return,
                 };
                 (after, Input::RunClaimed { query, outcome })
             }

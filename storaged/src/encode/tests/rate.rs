@@ -19,7 +19,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::world::{Receiver, locked, node, session_of};
 use crate::encode::{
-    BlockSender, BlockState, Blocks, Executor, ExecutorLimits, KeepBlocks, Pool, Streams,
+    BlockSender, BlockState, Blocks, Executor, ExecutorLimits, KeepBlocks, Pool, StreamError,
+    Streams,
 };
 
 const BLOCK: u32 = 1 << 20;
@@ -50,10 +51,10 @@ impl Streams for TcpStreams {
         &self,
         to: &NodeName,
         record: &StreamRecord,
-    ) -> Result<Box<dyn BlockSender>, String> {
+    ) -> Result<Box<dyn BlockSender>, StreamError> {
         let peer = locked(&self.peers).get(to).and_then(Weak::upgrade);
         let (near, far) = loopback().await;
-        let peer = peer.ok_or("no such peer")?;
+        let peer = peer.ok_or_else(|| StreamError::NoTransport { to: to.clone() })?;
         peer.accept(record.clone(), self.me.clone(), Box::new(Receiver(far)));
         Ok(Box::new(TcpSender(near)))
     }
@@ -61,19 +62,19 @@ impl Streams for TcpStreams {
 
 #[async_trait]
 impl BlockSender for TcpSender {
-    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), String> {
+    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), StreamError> {
         // One call for the header and all sums, as QUIC has it too.
         let mut frame = VecDeque::from(chunks.to_vec());
         while !frame.is_empty() {
             let parts: Vec<IoSlice<'_>> = frame.iter().map(|part| IoSlice::new(part)).collect();
             let sent = self.0.write_vectored(&parts).await;
-            take_away(&mut frame, sent.map_err(|error| error.to_string())?);
+            take_away(&mut frame, sent.map_err(StreamError::transport)?);
         }
         Ok(())
     }
 
-    async fn finish(&mut self) -> Result<(), String> {
-        self.0.shutdown().await.map_err(|error| error.to_string())
+    async fn finish(&mut self) -> Result<(), StreamError> {
+        self.0.shutdown().await.map_err(StreamError::transport)
     }
 }
 

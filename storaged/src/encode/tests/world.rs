@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::encode::{
     BlockReceiver, BlockSender, BlockState, Blocks, Executor, ExecutorLimits, KeepBlocks, Pool,
-    Streams,
+    StreamError, Streams,
 };
 
 pub const CHUNK: u32 = 4096;
@@ -117,11 +117,11 @@ impl Streams for NodeStreams {
         &self,
         to: &NodeName,
         record: &StreamRecord,
-    ) -> Result<Box<dyn BlockSender>, String> {
+    ) -> Result<Box<dyn BlockSender>, StreamError> {
         let executor = locked(&self.wires.executors)
             .get(to)
             .and_then(Weak::upgrade);
-        let executor = executor.ok_or_else(|| format!("there is no link to {to}"))?;
+        let executor = executor.ok_or_else(|| StreamError::NoTransport { to: to.clone() })?;
         let (near, far) = duplex(STREAM_BYTES);
         let far = match *locked(&self.wires.rate) {
             None => far,
@@ -141,19 +141,19 @@ pub struct Receiver<R>(pub R);
 
 #[async_trait]
 impl<R: tokio::io::AsyncRead + Send + Unpin> BlockReceiver for Receiver<R> {
-    async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), String> {
+    async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), StreamError> {
         self.0
             .read_exact(out)
             .await
             .map(|_| ())
-            .map_err(|error| error.to_string())
+            .map_err(StreamError::transport)
     }
 
-    async fn expect_end(&mut self) -> Result<(), String> {
+    async fn expect_end(&mut self) -> Result<(), StreamError> {
         match self.0.read(&mut [0]).await {
             Ok(0) => Ok(()),
-            Ok(_) => Err("sent more than the plan has".into()),
-            Err(error) => Err(error.to_string()),
+            Ok(_) => Err(StreamError::Surplus),
+            Err(error) => Err(StreamError::transport(error)),
         }
     }
 }
@@ -166,7 +166,7 @@ struct Sender {
 
 #[async_trait]
 impl BlockSender for Sender {
-    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), String> {
+    async fn send(&mut self, chunks: &mut [Bytes]) -> Result<(), StreamError> {
         if locked(&self.wires.silent).contains(&self.way.0) {
             return std::future::pending().await;
         }
@@ -185,7 +185,7 @@ impl BlockSender for Sender {
             self.stream
                 .write_all(chunk)
                 .await
-                .map_err(|error| error.to_string())?;
+                .map_err(StreamError::transport)?;
             *locked(&self.wires.sent)
                 .entry(self.way.clone())
                 .or_default() += chunk.len() as u64;
@@ -193,11 +193,8 @@ impl BlockSender for Sender {
         Ok(())
     }
 
-    async fn finish(&mut self) -> Result<(), String> {
-        self.stream
-            .shutdown()
-            .await
-            .map_err(|error| error.to_string())
+    async fn finish(&mut self) -> Result<(), StreamError> {
+        self.stream.shutdown().await.map_err(StreamError::transport)
     }
 }
 

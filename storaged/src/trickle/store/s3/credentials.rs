@@ -2,14 +2,15 @@
 //! environment would have, as systemd's EnvironmentFile has them. The file is looked at before every request and read
 //! when it is another one, so that what rotates it need tell nobody.
 
-use std::fs;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
+use std::{fs, io};
 
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{self, ProvideCredentials, future};
+use thiserror::Error;
 
 use super::client::S3Config;
 use crate::trickle::store::StoreError;
@@ -29,6 +30,15 @@ struct FileState {
     length: u64,
 }
 
+/// Credentials that a file does not give.
+#[derive(Debug, Error)]
+enum FileError {
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    #[error("no {name}")]
+    Missing { name: String },
+}
+
 impl FileCredentials {
     /// Reads the file once, so that a mistake is told at start.
     pub fn open(path: PathBuf, config: &S3Config) -> Result<Self, StoreError> {
@@ -43,7 +53,7 @@ impl FileCredentials {
             read: Mutex::default(),
         };
         let read = credentials.current();
-        read.map_err(|got| StoreError::Invalid {
+        read.map_err(|error| StoreError::Invalid {
             what: "S3 credentials".into(),
             expected: format!(
                 "{} and {} in {}",
@@ -51,19 +61,20 @@ impl FileCredentials {
                 credentials.names[1],
                 credentials.path.display()
             ),
-            got,
+            got: error.to_string(),
         })?;
         Ok(credentials)
     }
 
-    fn current(&self) -> Result<Credentials, String> {
+    fn current(&self) -> Result<Credentials, FileError> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.state()?;
         if let Some((_, known)) = read.as_ref().filter(|(of, _)| *of == state) {
             return Ok(known.clone());
         }
-        let text = fs::read_to_string(&self.path).map_err(|error| error.to_string())?;
-        let value = |name: &String| value_of(&text, name).ok_or_else(|| format!("no {name}"));
+        let text = fs::read_to_string(&self.path)?;
+        let missing = |name: &str| FileError::Missing { name: name.into() };
+        let value = |name: &str| value_of(&text, name).ok_or_else(|| missing(name));
         let [access, secret, token] = &self.names;
         let fresh = Credentials::new(
             value(access)?,
@@ -79,10 +90,10 @@ impl FileCredentials {
         Ok(fresh)
     }
 
-    fn state(&self) -> Result<FileState, String> {
-        let metadata = fs::metadata(&self.path).map_err(|error| error.to_string())?;
+    fn state(&self) -> Result<FileState, FileError> {
+        let metadata = fs::metadata(&self.path)?;
         Ok(FileState {
-            modified: metadata.modified().map_err(|error| error.to_string())?,
+            modified: metadata.modified()?,
             length: metadata.len(),
         })
     }

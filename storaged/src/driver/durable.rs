@@ -1,0 +1,163 @@
+//! What the driver does in the durable tier: each task runs by itself, and its end comes back as an input.
+
+use std::sync::Arc;
+
+use storaged_core::{Input, Output, SlotShard, UploadBase};
+use storaged_wire::{ManifestBytes, Rank};
+
+use super::said::say_copied;
+use super::{Daemon, RunningUpload};
+use crate::trickle::Trickle;
+
+impl Daemon {
+    /// Begins a task in the durable tier, if there is one.
+    pub(super) fn perform_durable(&mut self, output: Output) {
+        let Some(trickle) = self.trickle.clone() else {
+            return;
+        };
+        match output {
+            Output::Upload {
+                manifest,
+                rank,
+                shard,
+                base,
+            } => {
+                let place = (manifest.name(), rank);
+                let upload = self.upload(trickle, manifest, rank, shard, base);
+                self.uploads.retain(|_, upload| !upload.task.is_finished());
+                self.uploads.insert(place, upload);
+            }
+            Output::StopUpload { manifest, rank } => {
+                if let Some(upload) = self.uploads.remove(&(manifest, rank)) {
+                    stop_upload(trickle, upload, rank);
+                }
+            }
+            Output::Publish { manifest } => self.publish(trickle, manifest),
+            other => self.consult(trickle, other),
+        }
+    }
+
+    fn upload(
+        &self,
+        trickle: Arc<Trickle>,
+        manifest: Arc<ManifestBytes>,
+        rank: Rank,
+        shard: SlotShard,
+        base: Option<UploadBase>,
+    ) -> RunningUpload {
+        let ops = self.ops.clone();
+        let whose = manifest.clone();
+        let task = self.when_done(async move {
+            let copied = trickle.upload(&manifest, rank, &shard, base.as_ref());
+            let copied = copied.await;
+            ops.metrics.observe_upload(&copied);
+            if let Ok(copied) = &copied {
+                say_copied(manifest.manifest(), rank, copied);
+            }
+            let outcome = copied.map(|_| ());
+            Input::Uploaded {
+                manifest: manifest.name(),
+                rank,
+                outcome,
+            }
+        });
+        RunningUpload {
+            manifest: whose,
+            task,
+        }
+    }
+
+    fn publish(&self, trickle: Arc<Trickle>, manifest: Arc<ManifestBytes>) {
+        let ops = self.ops.clone();
+        self.when_done(async move {
+            let outcome = trickle.publish(&manifest).await;
+            ops.metrics.observe_publish(outcome.is_ok());
+            if outcome.is_ok() {
+                let manifest = manifest.clone();
+                tokio::spawn(async move {
+                    let record = manifest.manifest();
+                    trickle.tidy(&record.namespace, record.run).await;
+                });
+            }
+            Input::Published {
+                manifest: manifest.name(),
+                outcome,
+            }
+        });
+    }
+
+    /// Reads the tier or changes what it says of runs and checkpoints.
+    fn consult(&self, trickle: Arc<Trickle>, output: Output) {
+        match output {
+            Output::ListDurable {
+                query,
+                namespace,
+                step,
+            } => drop(self.when_done(async move {
+                Input::DurableListed {
+                    query,
+                    outcome: trickle.list(&namespace, step).await,
+                }
+            })),
+            Output::Curate {
+                id,
+                namespace,
+                owner,
+                curation,
+            } => drop(self.when_done(async move {
+                let outcome = trickle.curate(&namespace, owner, &curation).await;
+                Input::Curated { id, outcome }
+            })),
+            Output::ClaimRun {
+                query,
+                namespace,
+                owner,
+                above,
+                identity,
+            } => drop(self.when_done(async move {
+                let claimed = trickle.claim_run(&namespace, owner, above, identity);
+                let outcome = claimed.await;
+                Input::RunClaimed { query, outcome }
+            })),
+            Output::RecordRun {
+                namespace,
+                owner,
+                run,
+            } => drop(self.when_done(async move {
+                let outcome = trickle.record_run(&namespace, owner, run).await;
+                Input::RunRecorded {
+                    namespace,
+                    run,
+                    outcome,
+                }
+            })),
+            Output::FindRun {
+                query,
+                namespace,
+                run,
+            } => drop(self.when_done(async move {
+                let outcome = trickle.find_run(&namespace, run).await;
+                Input::RunFound { query, outcome }
+            })),
+            Output::Fetch {
+                manifest,
+                rank,
+                slot,
+                ranges,
+            } => drop(self.when_done(async move {
+                let outcome = trickle.fetch(&manifest, rank, slot, &ranges).await;
+                Input::Fetched { slot, outcome }
+            })),
+            _ => {}
+        }
+    }
+}
+
+fn stop_upload(trickle: Arc<Trickle>, upload: RunningUpload, rank: Rank) {
+    upload.task.abort();
+    tokio::spawn(async move {
+        // What it has begun in the tier is there once it has ended.
+        let _ = upload.task.await;
+        trickle.drop_upload(&upload.manifest, rank).await;
+    });
+}
