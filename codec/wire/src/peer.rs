@@ -462,6 +462,9 @@ pub enum PeerMessage {
         parcel: Digest,
         #[n(1)]
         length: u64,
+        /// Of a commit: in whose name, and who is to hear of it from the receiver.
+        #[n(2)]
+        relay: Option<Relay>,
     },
     /// Asks for a page of a parcel.
     #[n(76)]
@@ -576,6 +579,17 @@ pub enum UnowedCause {
     /// The home node has retired it: if it is in the durable tier, others have been told.
     #[n(1)]
     Retired,
+}
+
+/// A home node tells a commit to a few nodes, each of which tells it to its share of the others.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Relay {
+    /// The home node, which gets the answers.
+    #[n(0)]
+    pub of: NodeName,
+    /// The receiver's share.
+    #[cbor(n(1), with = "crate::blocks")]
+    pub to: Vec<NodeName>,
 }
 
 /// Where a page of a parcel begins.

@@ -204,7 +204,7 @@ fn commit(driver: &mut Driver, job: &Job) -> (ManifestBytes, BTreeMap<NodeName, 
         };
         for output in driver.hear(node, sealed) {
             if let Output::Send { to, message } = &output
-                && let PeerMessage::Parcel { parcel, length } = message
+                && let PeerMessage::Parcel { parcel, length, .. } = message
             {
                 told.insert(to.clone(), (*parcel, *length));
             }

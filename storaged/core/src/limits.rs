@@ -23,6 +23,13 @@ pub const INLINE_BYTES_MAX: usize = 128 << 10;
 /// A page of a longer one.
 pub const PARCEL_PAGE_BYTES: usize = 512 << 10;
 
+/// To how many nodes a node tells a commit that is a parcel. A home node sends that many copies of a manifest, and a thousand
+/// nodes have it after ten hops.
+pub const RELAY_FAN_OUT: usize = 2;
+
+/// Names of nodes in one message: of 64 bytes each, half a message.
+pub const RELAY_NAMES_MAX: usize = 8_192;
+
 /// All parcels that are kept for others, and all that are on their way here: each at most so many bytes.
 pub const PARCELS_BYTES_MAX: u64 = 256 << 20;
 

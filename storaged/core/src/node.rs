@@ -382,7 +382,11 @@ impl Node {
             PeerMessage::Preparing { session } => self.member_preparing(from, session),
             PeerMessage::TableQuery(place) => self.table_asked(from, place),
             PeerMessage::TablePage { place, page } => self.table_told(from, place, page),
-            PeerMessage::Parcel { parcel, length } => self.parcel_told(from, parcel, length),
+            PeerMessage::Parcel {
+                parcel,
+                length,
+                relay,
+            } => self.parcel_told(from, (parcel, length), relay),
             PeerMessage::ParcelQuery(place) => self.parcel_asked(from, place),
             PeerMessage::ParcelPage { place, bytes } => self.parcel_page(from, place, &bytes),
             PeerMessage::Failed { session, fault } => self.member_failed(from, session, fault),

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use minicbor::bytes::ByteVec;
 use storaged_codec::digest;
-use storaged_wire::peer::{CheckpointKey, ParcelPlace, PeerMessage, SessionKind};
+use storaged_wire::peer::{CheckpointKey, ParcelPlace, PeerMessage, Relay, SessionKind};
 use storaged_wire::{Digest, NodeName, SharedBytes, decode, encode};
 
 use crate::api::{MessageLimits, Note, Now};
@@ -50,10 +50,15 @@ struct Incoming {
     sources: VecDeque<NodeName>,
     /// Who says so.
     tellers: BTreeSet<NodeName>,
+    /// Who has a node say so, and who is to hear of it from here.
+    relays: Relays,
     /// When the page that is waited for was asked for, and when first.
     asked: Option<(Now, Now)>,
     bytes: Vec<u8>,
 }
+
+/// In whose name nodes are told of a parcel from here, and who.
+type Relays = BTreeMap<NodeName, Vec<NodeName>>;
 
 impl Parcels {
     /// Keeps bytes for whoever asks for them.
@@ -93,7 +98,7 @@ impl Parcels {
     }
 
     /// A node says that it has something for this one.
-    fn told(&mut self, from: &NodeName, name: Digest, length: u64) {
+    fn told(&mut self, from: &NodeName, (name, length): (Digest, u64), relay: Option<Relay>) {
         let coming: u64 = self.coming.values().map(|incoming| incoming.length).sum();
         if !self.coming.contains_key(&name)
             && coming.saturating_add(length) > limits::PARCELS_BYTES_MAX
@@ -104,11 +109,16 @@ impl Parcels {
             length,
             sources: VecDeque::new(),
             tellers: BTreeSet::new(),
+            relays: BTreeMap::new(),
             asked: None,
             bytes: Vec::new(),
         });
-        if incoming.tellers.insert(from.clone()) {
+        if !incoming.sources.contains(from) {
             incoming.sources.push_back(from.clone());
+        }
+        match relay {
+            Some(relay) => drop(incoming.relays.insert(relay.of, relay.to)),
+            None => drop(incoming.tellers.insert(from.clone())),
         }
     }
 
@@ -146,7 +156,7 @@ impl Parcels {
         from: &NodeName,
         place: ParcelPlace,
         page: &[u8],
-    ) -> Option<(SharedBytes, BTreeSet<NodeName>)> {
+    ) -> Option<(SharedBytes, Incoming)> {
         let incoming = self.coming.get_mut(&place.parcel)?;
         if incoming.sources.front() != Some(from) || place.offset != incoming.bytes.len() as u64 {
             return None;
@@ -165,8 +175,8 @@ impl Parcels {
             incoming.next_source();
             return None;
         }
-        let whole = self.coming.remove(&place.parcel)?;
-        Some((whole.bytes.into(), whole.tellers))
+        let mut whole = self.coming.remove(&place.parcel)?;
+        Some((std::mem::take(&mut whole.bytes).into(), whole))
     }
 
     /// Forgets what nobody has spoken of for a while.
@@ -206,7 +216,11 @@ impl Node {
         }
         let (parcel, length) = (digest(&bytes), bytes.len() as u64);
         self.parcels.keep(parcel, bytes.into(), self.now);
-        PeerMessage::Parcel { parcel, length }
+        PeerMessage::Parcel {
+            parcel,
+            length,
+            relay: None,
+        }
     }
 
     /// The same of what is said of a checkpoint to many nodes, and again each second.
@@ -222,10 +236,14 @@ impl Node {
         if let Some((parcel, length)) = known
             && self.parcels.kept(parcel, now).is_some()
         {
-            return PeerMessage::Parcel { parcel, length };
+            return PeerMessage::Parcel {
+                parcel,
+                length,
+                relay: None,
+            };
         }
         let message = self.wrap(message());
-        if let PeerMessage::Parcel { parcel, length } = message
+        if let PeerMessage::Parcel { parcel, length, .. } = message
             && let Some(checkpoint) = self.checkpoints.get_mut(key)
         {
             checkpoint.parcels.insert(notice, (parcel, length));
@@ -234,19 +252,61 @@ impl Node {
     }
 
     /// A peer has something to say that does not fit a message.
-    pub(crate) fn parcel_told(&mut self, from: &NodeName, parcel: Digest, length: u64) {
+    pub(crate) fn parcel_told(
+        &mut self,
+        from: &NodeName,
+        (parcel, length): (Digest, u64),
+        relay: Option<Relay>,
+    ) {
         let now = self.now;
+        let Some(kept) = self.parcels.kept(parcel, now) else {
+            self.parcels.told(from, (parcel, length), relay);
+            return self.fetch_parcels();
+        };
+        let (bytes, manifest) = (kept.bytes.clone(), kept.manifest);
+        let (tellers, relays) = match relay {
+            Some(relay) => (BTreeSet::new(), BTreeMap::from([(relay.of, relay.to)])),
+            None => (BTreeSet::from([from.clone()]), BTreeMap::new()),
+        };
         // Several home nodes say the same, and each wants an answer.
-        if let Some(kept) = self.parcels.kept(parcel, now) {
-            let (bytes, manifest) = (kept.bytes.clone(), kept.manifest);
-            let key = manifest.and_then(|name| Some((name, self.by_name.get(&name)?.clone())));
-            return match key {
-                Some((name, key)) => self.say_stored(from, &key, name),
-                None => self.open_parcel(parcel, &bytes, std::iter::once(from.clone())),
-            };
+        let known = manifest.and_then(|name| Some((name, self.by_name.get(&name)?.clone())));
+        if let Some((name, key)) = known {
+            for teller in tellers.iter().chain(relays.keys()) {
+                self.say_stored(teller, &key, name);
+            }
+            return self.hand_on((parcel, length), relays);
         }
-        self.parcels.told(from, parcel, length);
-        self.fetch_parcels();
+        self.open_parcel((parcel, &bytes), tellers, relays);
+    }
+
+    /// Tells others of a parcel that is here: to each of a few its share, which that one is to tell. Whoever does not hear of it
+    /// so is told by the home nodes themselves when they say it again.
+    pub(crate) fn spread(&mut self, parcel: Digest, length: u64, relay: &Relay) {
+        let MessageLimits { fan_out, .. } = self.setup.messages;
+        let shares = fan_out.max(relay.to.len().div_ceil(limits::RELAY_NAMES_MAX));
+        let share = relay.to.len().div_ceil(shares.max(1)).max(1);
+        for share in relay.to.chunks(share) {
+            let Some(head) = share.iter().find(|node| self.peers.contains_key(*node)) else {
+                continue;
+            };
+            let to = share.iter().filter(|node| *node != head).cloned().collect();
+            let of = relay.of.clone();
+            let message = PeerMessage::Parcel {
+                parcel,
+                length,
+                relay: Some(Relay { of, to }),
+            };
+            let head = head.clone();
+            self.send(&head, message);
+        }
+    }
+
+    /// Tells others of a commit as peers have asked this node to, and no more of them than there are.
+    fn hand_on(&mut self, (parcel, length): (Digest, u64), relays: Relays) {
+        for (of, mut to) in relays {
+            to.truncate(self.setup.members.len());
+            self.spread(parcel, length, &Relay { of, to });
+        }
     }
 
     fn fetch_parcels(&mut self) {
@@ -280,39 +340,47 @@ impl Node {
 
     /// A page has come.
     pub(crate) fn parcel_page(&mut self, from: &NodeName, place: ParcelPlace, bytes: &[u8]) {
-        if let Some((bytes, tellers)) = self.parcels.take(from, place, bytes) {
+        if let Some((bytes, told)) = self.parcels.take(from, place, bytes) {
             self.parcels.keep(place.parcel, bytes.clone(), self.now);
-            self.open_parcel(place.parcel, &bytes, tellers.into_iter());
+            self.open_parcel((place.parcel, &bytes), told.tellers, told.relays);
         }
         self.fetch_parcels();
     }
 
-    /// Hears what a parcel says, from each that told of it.
+    /// Hears what a parcel says, from each that told of it. In another one's name a commit alone is believed: who tells of it
+    /// makes no difference to that.
     fn open_parcel(
         &mut self,
-        parcel: Digest,
-        bytes: &[u8],
-        tellers: impl Iterator<Item = NodeName>,
+        (parcel, bytes): (Digest, &[u8]),
+        tellers: BTreeSet<NodeName>,
+        relays: Relays,
     ) {
-        let message = decode::<PeerMessage>("message", bytes);
-        if let Ok(PeerMessage::Committed { manifest, .. }) = &message
-            && let Some(kept) = self.parcels.kept(parcel, self.now)
-        {
-            kept.manifest = Some(digest(manifest));
+        let message = match decode::<PeerMessage>("message", bytes) {
+            // A parcel in a parcel would be a way to keep this node busy.
+            Ok(PeerMessage::Parcel { .. } | PeerMessage::ParcelPage { .. }) => {
+                return self.parcel_is_wrong(tellers, "sent a parcel that holds another one");
+            }
+            Err(error) => return self.parcel_is_wrong(tellers, &error.to_string()),
+            Ok(message) => message,
+        };
+        if let PeerMessage::Committed { manifest, .. } = &message {
+            if let Some(kept) = self.parcels.kept(parcel, self.now) {
+                kept.manifest = Some(digest(manifest));
+            }
+            for of in relays.keys() {
+                self.message(of, message.clone());
+            }
+            self.hand_on((parcel, bytes.len() as u64), relays);
         }
         for from in tellers {
-            match &message {
-                // A parcel in a parcel would be a way to keep this node busy.
-                Ok(PeerMessage::Parcel { .. } | PeerMessage::ParcelPage { .. }) => {
-                    let reason = "sent a parcel that holds another one".into();
-                    self.note(Note::PeerFault { node: from, reason });
-                }
-                Ok(message) => self.message(&from, message.clone()),
-                Err(error) => {
-                    let reason = error.to_string();
-                    self.note(Note::PeerFault { node: from, reason });
-                }
-            }
+            self.message(&from, message.clone());
+        }
+    }
+
+    fn parcel_is_wrong(&mut self, tellers: BTreeSet<NodeName>, reason: &str) {
+        for node in tellers {
+            let reason = reason.to_owned();
+            self.note(Note::PeerFault { node, reason });
         }
     }
 }

@@ -8,8 +8,8 @@ use storaged_wire::local::{
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
     CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LinkTally, MemberTally,
-    NamedRun, NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, SessionFault, SessionKind,
-    SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace, UnowedCause,
+    NamedRun, NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, Relay, SessionFault,
+    SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace, UnowedCause,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
@@ -588,6 +588,15 @@ fn messages_before_a_session_runs() -> Vec<PeerMessage> {
         PeerMessage::Parcel {
             parcel: some_digest(),
             length: 1 << 25,
+            relay: None,
+        },
+        PeerMessage::Parcel {
+            parcel: some_digest(),
+            length: 1 << 25,
+            relay: Some(Relay {
+                of: node("a"),
+                to: vec![node("b"), node("c")],
+            }),
         },
         PeerMessage::ParcelQuery(parcel_place()),
         PeerMessage::ParcelPage {

@@ -47,6 +47,8 @@ pub struct MessageLimits {
     pub page: usize,
     /// Chunks of which a page of a table tells the digests and fingerprints.
     pub table_chunks: usize,
+    /// To how many nodes a home node tells a commit that does not fit a message; they tell the others, likewise.
+    pub fan_out: usize,
 }
 
 impl Default for MessageLimits {
@@ -55,6 +57,7 @@ impl Default for MessageLimits {
             inline: limits::INLINE_BYTES_MAX,
             page: limits::PARCEL_PAGE_BYTES,
             table_chunks: limits::TABLE_PAGE_CHUNKS,
+            fan_out: limits::RELAY_FAN_OUT,
         }
     }
 }

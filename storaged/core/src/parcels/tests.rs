@@ -25,7 +25,12 @@ fn committed(manifest: &ManifestBytes) -> PeerMessage {
 fn parcel(message: &PeerMessage) -> (PeerMessage, Vec<u8>) {
     let bytes = encode(message);
     let (parcel, length) = (digest(&bytes), bytes.len() as u64);
-    (PeerMessage::Parcel { parcel, length }, bytes)
+    let told = PeerMessage::Parcel {
+        parcel,
+        length,
+        relay: None,
+    };
+    (told, bytes)
 }
 
 fn sends(outputs: Vec<Output>) -> Vec<(NodeName, PeerMessage)> {
@@ -138,7 +143,9 @@ fn what_does_not_fit_a_message_is_told_as_a_parcel_and_served_page_by_page() {
     );
     let said = sends(node.handle(Now(2_000), Input::Tick));
     let to_b = said.iter().find_map(|(to, message)| match message {
-        PeerMessage::Parcel { parcel, length } if to.as_str() == "b" => Some((*parcel, *length)),
+        PeerMessage::Parcel { parcel, length, .. } if to.as_str() == "b" => {
+            Some((*parcel, *length))
+        }
         _ => None,
     });
     let (parcel, length) = to_b.expect("told as a parcel");
@@ -200,8 +207,77 @@ fn lengths_that_nobody_can_mean_take_no_memory() {
             &mut node,
             1,
             "a",
-            PeerMessage::Parcel { parcel, length },
+            PeerMessage::Parcel {
+                parcel,
+                length,
+                relay: None,
+            },
         ));
         assert_eq!(query(&said), None, "{length}");
     }
+}
+
+/// A commit that is to be told to others in the name of `a`.
+fn relayed(told: PeerMessage, to: &[&str]) -> PeerMessage {
+    let PeerMessage::Parcel { parcel, length, .. } = told else {
+        panic!("a parcel");
+    };
+    let (of, to) = (name("a"), to.iter().map(|node| name(node)).collect());
+    PeerMessage::Parcel {
+        parcel,
+        length,
+        relay: Some(Relay { of, to }),
+    }
+}
+
+/// Whom a node tells of a parcel, and whom they are to tell.
+fn handed_on(said: &[(NodeName, PeerMessage)]) -> Vec<(&str, Vec<&str>)> {
+    let told = said.iter().filter_map(|(to, message)| match message {
+        PeerMessage::Parcel {
+            relay: Some(relay), ..
+        } => Some((to.as_str(), relay.to.iter().map(NodeName::as_str).collect())),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn a_commit_is_handed_on_once_it_is_here_and_the_home_node_is_answered() {
+    let mut node = last_of(&["a", "b", "c", "d", "e", "f"], (1, 2));
+    let (told, bytes) = parcel(&committed(&manifest()));
+    let told = relayed(told, &["c", "d", "e"]);
+    let asked = sends(hear(&mut node, 1, "b", told.clone()));
+    // Before it is here there is nothing to hand on. It is fetched from whoever told of it.
+    assert_eq!(handed_on(&asked), []);
+    assert_eq!(query(&asked).map(|(to, _)| to), Some(name("b")));
+    let said = fetch(&mut node, asked, &bytes);
+    assert_eq!(handed_on(&said), [("c", vec!["d"]), ("e", vec![])]);
+    assert_eq!(answered(&said), ["a"]);
+    // The first of a share that is up hears of it.
+    node.handle(Now(20), Input::PeerDown { node: name("c") });
+    let said = sends(hear(&mut node, 21, "b", told));
+    assert_eq!(handed_on(&said), [("d", vec!["c"]), ("e", vec![])]);
+}
+
+#[test]
+fn nothing_but_commits_is_handed_on() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let many = PeerMessage::Attached(vec![testkit::job(); 20_000]);
+    let (told, bytes) = parcel(&many);
+    let asked = sends(hear(&mut node, 1, "a", relayed(told, &["b"])));
+    let said = fetch(&mut node, asked, &bytes);
+    assert_eq!(handed_on(&said), []);
+}
+
+#[test]
+fn in_another_ones_name_a_commit_alone_is_believed() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let asks = PeerMessage::RunQuery {
+        query: 7,
+        namespace: testkit::job(),
+    };
+    let (told, bytes) = parcel(&asks);
+    let asked = sends(hear(&mut node, 1, "b", relayed(told, &[])));
+    let said = fetch(&mut node, asked, &bytes);
+    assert_eq!(said, [], "answered a question that `a` did not ask");
 }

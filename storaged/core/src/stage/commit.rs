@@ -9,7 +9,7 @@ use minicbor::bytes::ByteVec;
 use storaged_plan::{Group, homes};
 use storaged_wire::local::{DurableWish, Reply};
 use storaged_wire::manifest::GroupEntry;
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, Relay};
 use storaged_wire::{
     CheckpointState, Digest, Geometry, Manifest, ManifestBytes, NodeName, Owner, Rank, Refusal,
     RefusalCode, ShardEntry, SharedBytes, Step, WorldSize,
@@ -480,11 +480,37 @@ impl Node {
         let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
             return;
         };
-        for node in self.concerned(&manifest) {
-            if node != *self.me() {
-                self.tell(key, &node);
-            }
+        let me = self.me().clone();
+        let mut nodes = self.concerned(&manifest);
+        nodes.remove(&me);
+        if let Some((parcel, length)) = self.commit_as_parcel(key) {
+            let to = nodes.into_iter().collect();
+            return self.spread(parcel, length, &Relay { of: me, to });
         }
+        for node in nodes {
+            self.tell(key, &node);
+        }
+    }
+
+    /// The parcel in which nodes hear of a commit, if it has just been made and does not fit a message.
+    fn commit_as_parcel(&mut self, key: &CheckpointKey) -> Option<(Digest, u64)> {
+        let checkpoint = self.checkpoints.get(key)?;
+        let is_new = checkpoint.state == CheckpointState::Committed && checkpoint.told.is_empty();
+        match self.commit_notice(key).filter(|_| is_new)? {
+            PeerMessage::Parcel { parcel, length, .. } => Some((parcel, length)),
+            _ => None,
+        }
+    }
+
+    /// What nodes hear of a commit.
+    fn commit_notice(&mut self, key: &CheckpointKey) -> Option<PeerMessage> {
+        let checkpoint = self.checkpoints.get(key)?;
+        let (manifest, durable) = (checkpoint.manifest.clone()?, checkpoint.durable_wish);
+        let message = || PeerMessage::Committed {
+            manifest: manifest.shared(),
+            durable,
+        };
+        Some(self.wrap_again(key, Notice::Committed, message))
     }
 
     /// Brings one node up to what this node knows of a committed checkpoint.
@@ -495,21 +521,19 @@ impl Node {
         let Some(manifest) = checkpoint.manifest.clone() else {
             return;
         };
-        let (state, wish) = (checkpoint.state, checkpoint.durable_wish);
+        let state = checkpoint.state;
         let counted = self.bears(checkpoint);
         // A durable one that is not protected yet bears nothing that would be worth a word.
         let bears = counted.map_or(0, |bears| bears.losses);
         let is_protected = state == CheckpointState::Protected || (counted.is_some() && bears > 0);
         let is_protected = is_protected && state >= CheckpointState::Protected;
         let told = checkpoint.told.get(node).copied();
-        if told.is_none() {
-            let message = self.wrap_again(key, Notice::Committed, || PeerMessage::Committed {
-                manifest: manifest.shared(),
-                durable: wish,
-            });
+        let name = manifest.name();
+        if told.is_none()
+            && let Some(message) = self.commit_notice(key)
+        {
             self.send(node, message);
         }
-        let name = manifest.name();
         let knows = |known: CheckpointState| told.is_some_and(|told| told.state >= known);
         let knows_bears = told.is_some_and(|told| told.bears == bears);
         if is_protected && !(knows(CheckpointState::Protected) && knows_bears) {

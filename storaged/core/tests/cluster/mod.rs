@@ -239,6 +239,7 @@ impl Cluster {
                 inline: 1_000,
                 page: 1_000,
                 table_chunks: 256,
+                fan_out: 2,
             },
             runs_without_tier: RunsWithoutTier::Refused,
             durable_form: self.durable_form,

@@ -316,6 +316,7 @@ impl World {
                 inline: 200,
                 page: 150,
                 table_chunks: 2,
+                fan_out: 2,
             },
             runs_without_tier: RunsWithoutTier::Refused,
             durable_form: self.limits.durable_form,
