@@ -1,0 +1,354 @@
+"""The HTTP interface for HyperPod's clients, path by path, against the real daemon."""
+
+import base64
+import json
+import os
+import socket
+import time
+
+import hyper
+import pytest
+from daemon import Daemon, cluster, free_port
+from hyper import Http
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    folder, port = tmp_path_factory.mktemp("hyper"), free_port()
+    more = 'save_wait = "2s"'
+    tier = '[durable]\nkind = "directory"\npath = "TIER"\n'
+    daemon = Daemon(folder, hyper.section(folder, port, more) + tier, budget="256MiB")
+    daemon.http = Http(port)
+    yield daemon
+    daemon.kill()
+
+
+@pytest.fixture
+def http(node):
+    return node.http
+
+
+@pytest.fixture
+def name(request):
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)[-40:]
+
+
+def checksum(http, name, rank, step):
+    return json.loads(http.get(name, rank, step).headers["Shard-Meta"])["checksum"]
+
+
+def test_health_needs_no_token_and_all_else_does(node, http):
+    nobody = Http(http.port, token=None)
+    assert nobody.ask("GET", "/health").json == {"status": "healthy"}
+    for token in (None, "other", ""):
+        answer = Http(http.port, token).namespace("a")
+        assert answer.error == (401, "unauthorized")
+        assert answer.headers["WWW-Authenticate"].startswith("Basic")
+    basic = base64.b64encode(f"anybody:{hyper.TOKEN}".encode()).decode()
+    answer = nobody.ask("GET", "/v1/cp/namespaces/not-there", headers={"Authorization": f"Basic {basic}"})
+    assert answer.error == (404, "namespace_not_found")
+    assert nobody.ask("POST", "/v1/cp/cluster/reset").status == 401
+
+
+def test_what_is_no_path_or_name_is_refused(http):
+    assert http.ask("GET", "/v1/cp/other").error == (404, "no_such_path")
+    assert http.ask("PUT", "/v1/cp/namespaces/a").status == 405
+    for path in ("namespaces/a.b", f"namespaces/{'a' * 64}", "namespaces/%20", "checkpoints/a/x/1", "checkpoints/a/0/-1",
+                 "checkpoints/a/0/1x", "checkpoints/a/latest?limit=many", "checkpoints/a/4294967296/1"):
+        assert http.ask("GET", f"/v1/cp/{path}").error == (400, "malformed"), path
+    for query in ("", "?num_ranks=0", "?num_ranks=x", "?num_ranks=2&steps_retained=0", "?num_ranks=999999"):
+        assert http.ask("POST", f"/v1/cp/namespaces/a{query}").error == (400, "malformed"), query
+
+
+def test_a_namespace_is_made_once_and_says_what_it_was_made_with(http, name):
+    assert http.namespace(name).error == (404, "namespace_not_found")
+    assert http.latest(name).error == (404, "namespace_not_found")
+    assert http.put(name, 0, 1, b"x").error == (404, "namespace_not_found")
+    assert http.create(name, 3, 2).json == {"status": "created"}
+    assert http.namespace(name).json == {"num_ranks": 3, "steps_to_retain_per_rank": 2}
+    assert http.create(name, 4).error == (409, "namespace_exists")
+    assert http.latest(name).json == []
+    assert http.put(name, 3, 1, b"x").error == (400, "rank_outside")
+
+
+def test_a_step_is_there_once_all_ranks_are(http, name):
+    http.create(name, 3)
+    bodies = [os.urandom(3_000_000), os.urandom(100), b"metadata"]
+    for rank in (0, 1):
+        assert http.put(name, rank, 7, bodies[rank]).json["state"] == "staged"
+        assert http.latest(name).json == []
+        assert http.get(name, rank, 7).error == (404, "checkpoint_not_found")
+    assert http.put(name, 2, 7, bodies[2]).json["state"] == "committed"
+    assert http.latest(name).json == [7]
+    for rank, body in enumerate(bodies):
+        answer = http.get(name, rank, 7)
+        assert (answer.status, answer.body) == (200, body)
+        assert json.loads(answer.headers["Shard-Meta"])["algorithm"] == "xxh3_128"
+    assert http.get(name, 3, 7).error == (404, "checkpoint_not_found")
+    assert http.get(name, 0, 8).error == (404, "checkpoint_not_found")
+
+
+def test_a_step_that_a_rank_has_left_out_is_never_offered(http, name):
+    http.create(name, 3)
+    http.save(name, 1, [b"a", b"b", b"m"])
+    http.put(name, 0, 2, b"a2")
+    # Its metadata is there, and rank 1 is not: an answer that says so, within the time for it.
+    began = time.monotonic()
+    assert http.put(name, 2, 2, b"m2").json["state"] == "staged"
+    assert 1.5 < time.monotonic() - began < 10
+    assert http.latest(name).json == [1]
+    assert http.get(name, 0, 2).status == 404
+    assert http.get(name, 0, 1).body == b"a"
+
+
+def test_a_wrong_checksum_is_refused_and_nothing_is_kept(http, name):
+    http.create(name, 1)
+    body = os.urandom(1 << 20)
+    http.put(name, 0, 1, body)
+    right = checksum(http, name, 0, 1)
+    assert http.put(name, 0, 2, body, hyper.flipped(right)).error == (422, "checksum_mismatch")
+    assert http.latest(name).json == [1]
+    assert http.get(name, 0, 2).status == 404
+    assert http.put(name, 0, 2, body, right).status == 200
+    assert http.latest(name).json[0] == 2
+    for header in ("", "{}", "[", '{"checksum": "AA=="}', '{"checksum": 5}', "\u00e9"):
+        answer = http.ask("POST", f"/v1/cp/checkpoints/{name}/0/3", body, {"Shard-Meta": header})
+        assert answer.error == (400, "malformed"), header
+
+
+def test_checksums_are_those_of_the_client(http, name):
+    http.create(name, 1)
+    for step, (body, known) in enumerate(hyper.CHECKSUMS.items()):
+        assert http.put(name, 0, step, body, known).status == 200
+        answer = http.get(name, 0, step)
+        assert (answer.status, answer.body) == (200, body)
+        assert answer.headers["Shard-Meta"] == hyper.meta(known)
+
+
+def test_a_body_that_ends_early_leaves_nothing(node, http, name):
+    http.create(name, 1)
+    http.save(name, 1, [b"old"])
+    used = node.status()["memory"]["used"]
+    head = f"POST /v1/cp/checkpoints/{name}/0/2 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {hyper.TOKEN}\r\n"
+    with socket.create_connection(("127.0.0.1", http.port)) as stream:
+        stream.sendall(f"{head}Content-Length: 5000000\r\n\r\n".encode() + bytes(1_000_000))
+    assert http.latest(name).json == [1]
+    assert http.put(name, 0, 2, b"new").status == 200
+    assert http.get(name, 0, 2).body == b"new"
+    # Two slots beside: what came early has given its own back.
+    hyper.until(lambda: node.status()["memory"]["used"] <= used + (10 << 20))
+
+
+def test_a_body_without_a_length_or_beyond_the_budget_is_refused(http, name):
+    http.create(name, 1)
+    head = f"POST /v1/cp/checkpoints/{name}/0/1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {hyper.TOKEN}\r\n"
+    got = http.raw(f"{head}Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n1\r\nx\r\n0\r\n\r\n".encode())
+    assert got.startswith(b"HTTP/1.1 411") and b"length_required" in got, got
+    for length in (300 << 20, 2**63):
+        got = http.raw(f"{head}Content-Length: {length}\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n".encode(), 15)
+        assert b"HTTP/1.1 413" in got and b"too_large" in got, got
+    assert http.put(name, 0, 1, b"x").status == 200
+
+
+def test_a_sender_that_does_not_get_on_is_let_go(node, http, name):
+    http.create(name, 1)
+    head = f"POST /v1/cp/checkpoints/{name}/0/1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {hyper.TOKEN}\r\n"
+    began = time.monotonic()
+    got = http.raw(f"{head}Content-Length: 5000000\r\n\r\n".encode() + bytes(1000))
+    assert got.startswith(b"HTTP/1.1 408") and b"stalled" in got, got
+    assert 8 < time.monotonic() - began < 28
+    assert http.put(name, 0, 1, b"x").status == 200
+
+
+def test_ranges(http, name):
+    http.create(name, 1)
+    body = os.urandom(1_000_000)
+    http.save(name, 1, [body])
+    for said, first, last in (("bytes=0-0", 0, 0), ("bytes=10-999", 10, 999), ("bytes=999000-", 999_000, 999_999),
+                              ("bytes=-10", 999_990, 999_999), ("bytes=300000-700000", 300_000, 700_000)):
+        answer = http.get(name, 0, 1, Range=said)
+        assert (answer.status, answer.body) == (206, body[first:last + 1]), said
+        assert answer.headers["Content-Range"] == f"bytes {first}-{last}/1000000"
+    assert http.get(name, 0, 1, Range="bytes=1000000-").error == (416, "range_outside")
+    assert http.get(name, 0, 1, Range="bytes=0-1,4-5").body == body
+
+
+def test_a_step_that_is_sent_again_counts_once(http, name):
+    http.create(name, 2)
+    http.put(name, 0, 1, b"a")
+    http.put(name, 1, 1, b"m")
+    sums = [checksum(http, name, rank, 1) for rank in (0, 1)]
+    http.put(name, 0, 2, b"a", sums[0])
+    # The answer was lost on its way, say.
+    assert http.put(name, 0, 2, b"a", sums[0]).status == 200
+    assert http.put(name, 1, 2, b"m", sums[1]).json["state"] == "committed"
+    assert http.put(name, 1, 2, b"m", sums[1]).json["state"] == "committed"
+    assert http.latest(name).json[0] == 2
+
+
+def test_a_job_that_goes_back_saves_again(http, name):
+    http.create(name, 2)
+    http.save(name, 10, [b"a10", b"m10"])
+    http.save(name, 20, [b"a20", b"m20"])
+    assert http.latest(name).json[0] == 20
+    http.save(name, 15, [b"a15", b"m15"])
+    # 20 is of a past that the job has left: clients would take it for the newest.
+    assert http.latest(name).json == [15]
+    assert http.get(name, 0, 15).body == b"a15"
+    http.save(name, 20, [b"other", b"m"])
+    assert http.get(name, 0, 20).body == b"other"
+
+
+def test_what_a_dead_incarnation_left_is_never_mixed_in(http, name):
+    """Rank 0 saved step 30 and died; the next incarnation's rank 1 saves 30 too."""
+    http.create(name, 3)
+    http.namespace(name)
+    http.save(name, 20, [b"a20", b"b20", b"m20"])
+    http.namespace(name)
+    assert http.put(name, 0, 30, b"dead").status == 200
+    # Started again: it reads, and its save begins.
+    assert http.latest(name).json == [20]
+    http.namespace(name)
+    assert http.put(name, 1, 30, b"b30").status == 200
+    assert http.put(name, 2, 30, b"m30").json["state"] == "staged", "rank 0 of this incarnation has not saved"
+    assert http.latest(name).json == [20]
+    assert http.put(name, 0, 30, b"a30").status == 200
+    hyper.until(lambda: http.latest(name).json[0] == 30)
+    assert [http.get(name, rank, 30).body for rank in range(3)] == [b"a30", b"b30", b"m30"]
+
+
+def test_a_shard_is_deleted(http, name):
+    http.create(name, 2)
+    http.save(name, 1, [b"a", b"m"])
+    path = f"/v1/cp/checkpoints/{name}/0/1"
+    assert http.ask("DELETE", path).json == {"status": "deleted"}
+    assert http.ask("DELETE", path).error == (404, "checkpoint_not_found")
+    assert http.get(name, 0, 1).error == (404, "checkpoint_not_found")
+    assert http.latest(name).json == []
+    http.save(name, 2, [b"a2", b"m2"])
+    assert http.latest(name).json == [2]
+
+
+def test_a_namespace_is_deleted_and_made_anew(node, http, name):
+    http.create(name, 2)
+    http.save(name, 1, [b"a" * 1000, b"m"])
+    path = f"/v1/cp/namespaces/{name}"
+    assert http.ask("DELETE", path).json == {"status": "deleted"}
+    assert http.ask("DELETE", path).error == (404, "namespace_not_found")
+    assert http.namespace(name).status == 404
+    assert http.latest(name).status == 404 and http.get(name, 0, 1).status == 404
+    assert http.create(name, 4).status == 200
+    assert http.namespace(name).json["num_ranks"] == 4
+    assert http.latest(name).json == [] and http.get(name, 0, 1).status == 404
+    http.save(name, 1, [b"1", b"2", b"3", b"m"])
+    assert http.latest(name).json == [1]
+
+
+def test_capital_letters_make_another_namespace(http):
+    for namespace in ("Job_A", "job_a", "JOB-A"):
+        assert http.create(namespace, 1).status == 200
+        http.save(namespace, 1, [namespace.encode()])
+    for namespace in ("Job_A", "job_a", "JOB-A"):
+        assert http.get(namespace, 0, 1).body == namespace.encode()
+
+
+def test_a_full_budget_is_said(tmp_path):
+    port = free_port()
+    daemon = Daemon(tmp_path, hyper.section(tmp_path, port))
+    try:
+        http, body = Http(port), bytes(150 << 20)
+        http.create("job", 2)
+        assert http.put("job", 0, 1, body).status == 200
+        answer = http.put("job", 1, 1, body)
+        assert answer.error == (507, "budget_full"), answer
+        assert "memory.budget" in answer.json["message"]
+        assert http.put("job", 1, 1, b"small").json["state"] == "committed"
+    finally:
+        daemon.kill()
+
+
+def test_a_namespace_of_another_token_is_not_open(node, http, name):
+    node.session(name.lower()).client().open_run(5000)
+    assert http.create(name.lower(), 1).error == (403, "wrong_token")
+
+
+def test_metrics_count_what_came_and_went(node, http, name):
+    before = node.metrics()
+    http.create(name, 1)
+    http.save(name, 1, [bytes(1000)])
+    http.get(name, 0, 1)
+    http.get(name, 0, 9)
+    after = node.metrics()
+    grown = {key: after[key] - before[key] for key in after if "hyperpod" in key}
+    assert grown["storaged_hyperpod_received_bytes_total"] == grown["storaged_hyperpod_sent_bytes_total"] == 1000
+    assert grown['storaged_hyperpod_requests_total{kind="ok"}'] == 3
+    assert grown['storaged_hyperpod_requests_total{kind="refused"}'] == 1
+
+
+def test_a_reset_deletes_every_namespace(tmp_path):
+    port = free_port()
+    daemon = Daemon(tmp_path, hyper.section(tmp_path, port))
+    try:
+        http = Http(port)
+        for namespace in ("one", "Two"):
+            http.create(namespace, 1)
+            http.save(namespace, 1, [b"x"])
+        assert http.ask("POST", "/v1/cp/cluster/reset").json == {"status": "reset"}
+        assert [http.namespace(namespace).status for namespace in ("one", "Two")] == [404, 404]
+        assert http.ask("POST", "/v1/cp/cluster/reset").status == 200
+    finally:
+        daemon.kill()
+
+
+def test_without_its_section_nobody_listens(tmp_path):
+    daemon = Daemon(tmp_path)
+    try:
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", 9200), timeout=1)
+    finally:
+        daemon.kill()
+
+
+CODED = dict(nodes=3, k=2, m=1)
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """A cluster whose every node serves the interface."""
+    ports = [free_port() for _ in range(CODED["nodes"])]
+    started = cluster(tmp_path, extra=hyper.section(tmp_path, "PORT", 'save_wait = "15s"'), ports=ports, **CODED)
+    for daemon, port in zip(started, ports, strict=True):
+        daemon.http = Http(port)
+    yield started
+    for daemon in started:
+        daemon.kill()
+
+
+def test_ranks_on_several_nodes_and_a_node_lost(nodes):
+    """Each rank through its own node; after the loss of one every shard comes back, decoded."""
+    first, second, third = (daemon.http for daemon in nodes)
+    bodies = [os.urandom(2_000_000), os.urandom(1_500_000), os.urandom(5000)]
+    assert first.create("job", 3).status == 200
+    assert second.create("job", 3).error == (409, "namespace_exists")
+    assert third.namespace("job").json["num_ranks"] == 3
+    for step in (1, 2):
+        assert first.namespace("job").status == 200
+        assert second.put("job", 1, step, bodies[1]).status == 200
+        assert first.put("job", 0, step, bodies[0]).status == 200
+        assert first.put("job", 2, step, bodies[2]).json["state"] == "protected"
+    for http in (first, second, third):
+        assert http.latest("job").json == [2]
+        assert [http.get("job", rank, 2).body for rank in range(3)] == bodies
+    nodes[1].kill()
+    for http in (first, third):
+        hyper.until(lambda http=http: http.latest("job").status == 200)
+        assert http.latest("job").json == [2]
+        answers = [http.get("job", rank, 2) for rank in range(3)]
+        assert [answer.body for answer in answers] == bodies
+        assert answers[1].headers["Storaged-Rung"] == "Decoded" or http is third
+    # The ranks of the lost node go on at another one.
+    assert first.namespace("job").status == 200
+    assert third.put("job", 1, 3, bodies[1]).status == 200
+    assert first.put("job", 0, 3, bodies[0]).status == 200
+    assert first.put("job", 2, 3, bodies[2]).json["state"] in ("protected", "committed")
+    hyper.until(lambda: first.latest("job").json[:1] == [3])

@@ -1,0 +1,367 @@
+//! What this node knows of the namespaces that are used through it: the record, the connections of the ranks that save
+//! here, and when a new run must begin.
+//!
+//! Clients do not say when trainers have been started anew. A save begins with the question for the namespace, from one
+//! rank and before any other rank saves. It begins in the run of the last save only if this node has seen that one commit
+//! and nobody has read a checkpoint since; else a new run is opened, so that shards that a dead incarnation has left
+//! can never become part of a checkpoint of the new one.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use storaged_wire::{Rank, RunId, Step};
+use tokio::time::{sleep, timeout};
+
+use super::Settings;
+use super::fault::ApiFault;
+use super::local::{Connector, LocalConn};
+use super::names::{Checksum, Creation, HyperName};
+use super::record::{self, Anchor, JobRecord};
+
+/// While shards come in, or so long after, a question for the namespace is somebody's who looks on: trainers that are
+/// started anew take longer.
+const SAVING: Duration = Duration::from_secs(5);
+/// A rank that saves nothing for so long, and a namespace that nobody uses, are let go; `memory.idle_job` counts from then.
+const IDLE: Duration = Duration::from_secs(1800);
+/// Who opened a newer run records it within this time, unless it has died.
+const RECORDED_WITHIN: Duration = Duration::from_secs(3);
+/// How long a request waits for another one of the same rank.
+const RANK_WAIT: Duration = Duration::from_secs(30);
+
+/// All of them.
+#[derive(Debug)]
+pub struct HyperJobs {
+    pub connector: Connector,
+    pub settings: Settings,
+    table: Mutex<BTreeMap<String, Arc<HyperJob>>>,
+}
+
+/// One namespace.
+#[derive(Debug)]
+pub struct HyperJob {
+    pub name: HyperName,
+    memo: tokio::sync::Mutex<Memo>,
+    saving: Mutex<Saving>,
+    ranks: Mutex<BTreeMap<Rank, Arc<tokio::sync::Mutex<RankSession>>>>,
+}
+
+#[derive(Debug, Default)]
+struct Memo {
+    record: Option<JobRecord>,
+    anchor: Option<Anchor>,
+}
+
+/// How the save stands that began here last.
+#[derive(Debug)]
+struct Saving {
+    /// The run that it began in.
+    run: Option<RunId>,
+    /// When it began, or its last shard came.
+    active: Instant,
+    has_committed: bool,
+    was_read: bool,
+}
+
+/// One rank that saves through this node.
+#[derive(Debug, Default)]
+pub struct RankSession {
+    trainer: Option<(RunId, LocalConn)>,
+    /// What it sealed last, of that run.
+    pub last: Option<SealedBody>,
+    used: Option<Instant>,
+}
+
+/// A body that was sealed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SealedBody {
+    pub step: Step,
+    pub length: u64,
+    pub checksum: Checksum,
+}
+
+impl RankSession {
+    /// The connection of this run; none if there is another one or none.
+    pub fn of_run(&self, run: RunId) -> Option<&LocalConn> {
+        let (of, trainer) = self.trainer.as_ref()?;
+        (*of == run).then_some(trainer)
+    }
+
+    pub fn begin(&mut self, run: RunId, trainer: LocalConn) {
+        self.trainer = Some((run, trainer));
+        self.last = None;
+    }
+}
+
+impl Saving {
+    fn new() -> Self {
+        Self {
+            run: None,
+            active: Instant::now(),
+            has_committed: false,
+            was_read: false,
+        }
+    }
+
+    /// Whether the next save may go on in `run`.
+    fn goes_on(&self, run: RunId, now: Instant) -> bool {
+        let is_under_way = now.duration_since(self.active) < SAVING;
+        self.run == Some(run) && !self.was_read && (self.has_committed || is_under_way)
+    }
+}
+
+impl HyperJob {
+    fn new(name: HyperName) -> Self {
+        Self {
+            name,
+            memo: tokio::sync::Mutex::default(),
+            saving: Mutex::new(Saving::new()),
+            ranks: Mutex::default(),
+        }
+    }
+
+    fn saving(&self) -> MutexGuard<'_, Saving> {
+        self.saving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A shard has come, or is coming.
+    pub fn is_saved_to(&self) {
+        self.saving().active = Instant::now();
+    }
+
+    /// A step of `run` has committed.
+    pub fn has_committed(&self, run: RunId) {
+        let mut saving = self.saving();
+        if saving.run == Some(run) {
+            saving.has_committed = true;
+        }
+    }
+
+    /// Somebody has asked for the newest step, or for a step's metadata.
+    pub fn was_read(&self) {
+        self.saving().was_read = true;
+    }
+
+    /// The session of a rank, for one request at a time.
+    pub async fn rank(
+        &self,
+        rank: Rank,
+    ) -> Result<tokio::sync::OwnedMutexGuard<RankSession>, ApiFault> {
+        let session = self.sessions().entry(rank).or_default().clone();
+        let guard = timeout(RANK_WAIT, session.lock_owned()).await;
+        let mut guard = guard.map_err(|_| ApiFault::RankBusy {
+            namespace: self.name.text.clone(),
+            rank: rank.get(),
+        })?;
+        guard.used = Some(Instant::now());
+        Ok(guard)
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, BTreeMap<Rank, Arc<tokio::sync::Mutex<RankSession>>>> {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets ranks go that have saved nothing for long; whether there is anything left.
+    fn tidy(&self, now: Instant) -> bool {
+        self.sessions().retain(|_, session| {
+            let Ok(session) = session.try_lock() else {
+                return true;
+            };
+            session
+                .used
+                .is_none_or(|used| now.duration_since(used) < IDLE)
+        });
+        !self.sessions().is_empty() || now.duration_since(self.saving().active) < IDLE
+    }
+}
+
+impl HyperJobs {
+    pub fn new(connector: Connector, settings: Settings) -> Self {
+        Self {
+            connector,
+            settings,
+            table: Mutex::default(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Arc<HyperJob>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What this node knows of a namespace; it may not exist.
+    pub fn job(&self, name: HyperName) -> Arc<HyperJob> {
+        let mut table = self.table();
+        let job = table.entry(name.text.clone());
+        job.or_insert_with(|| Arc::new(HyperJob::new(name))).clone()
+    }
+
+    /// Forgets what is of no use any more.
+    pub fn tidy(&self) {
+        let now = Instant::now();
+        self.table().retain(|_, job| job.tidy(now));
+    }
+
+    fn unknown(job: &HyperJob) -> ApiFault {
+        ApiFault::NoNamespace(job.name.text.clone())
+    }
+
+    /// The record as this node has read it last, or as it is.
+    pub async fn known(&self, job: &HyperJob) -> Result<JobRecord, ApiFault> {
+        let known = job.memo.lock().await.record.clone();
+        match known {
+            Some(record) => Ok(record),
+            None => self.fresh(job).await,
+        }
+    }
+
+    /// The record as it is now.
+    pub async fn fresh(&self, job: &HyperJob) -> Result<JobRecord, ApiFault> {
+        let mut memo = job.memo.lock().await;
+        self.refresh(job, &mut memo).await
+    }
+
+    async fn refresh(&self, job: &HyperJob, memo: &mut Memo) -> Result<JobRecord, ApiFault> {
+        memo.record = record::read(&self.connector, &job.name).await?;
+        memo.record.clone().ok_or_else(|| Self::unknown(job))
+    }
+
+    pub async fn create(&self, job: &HyperJob, creation: Creation) -> Result<(), ApiFault> {
+        let mut memo = job.memo.lock().await;
+        if self.refresh(job, &mut memo).await.is_ok() {
+            return Err(ApiFault::NamespaceExists(job.name.text.clone()));
+        }
+        let run = record::open_run(&self.connector, &job.name).await?;
+        let record = JobRecord::new(creation.num_ranks, creation.steps_retained, run);
+        self.write(job, &mut memo, record).await?;
+        *job.saving() = Saving {
+            run: Some(run),
+            ..Saving::new()
+        };
+        Ok(())
+    }
+
+    async fn write(
+        &self,
+        job: &HyperJob,
+        memo: &mut Memo,
+        record: JobRecord,
+    ) -> Result<(), ApiFault> {
+        let anchor = memo.anchor.take();
+        let written = record::write(&self.connector, &self.settings, &job.name, anchor, &record);
+        memo.anchor = Some(written.await?);
+        memo.record = Some(record);
+        Ok(())
+    }
+
+    /// A save begins: gives the record, with the run that it saves in.
+    pub async fn begin(&self, job: &HyperJob) -> Result<JobRecord, ApiFault> {
+        let mut memo = job.memo.lock().await;
+        let mut record = self.refresh(job, &mut memo).await?;
+        if !job.saving().goes_on(record.run, Instant::now()) {
+            record.run = record::open_run(&self.connector, &job.name).await?;
+            self.write(job, &mut memo, record.clone()).await?;
+        }
+        *job.saving() = Saving {
+            run: Some(record.run),
+            ..Saving::new()
+        };
+        Ok(record)
+    }
+
+    /// `stale` was found to be of the past, or must be: gives the record with a newer run, opened here if nobody else has
+    /// recorded one.
+    pub async fn newer(
+        &self,
+        job: &HyperJob,
+        stale: RunId,
+        when: Newer,
+    ) -> Result<JobRecord, ApiFault> {
+        let mut memo = job.memo.lock().await;
+        let until = Instant::now() + RECORDED_WITHIN;
+        loop {
+            let record = self.refresh(job, &mut memo).await?;
+            if record.run > stale {
+                return Ok(record);
+            }
+            if when == Newer::Now || Instant::now() > until {
+                break;
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+        let mut record = self.refresh(job, &mut memo).await?;
+        record.run = record::open_run(&self.connector, &job.name).await?;
+        self.write(job, &mut memo, record.clone()).await?;
+        Ok(record)
+    }
+
+    /// Changes the record, if there is anything to change.
+    pub async fn change(
+        &self,
+        job: &HyperJob,
+        change: impl FnOnce(&mut JobRecord) -> bool,
+    ) -> Result<(), ApiFault> {
+        let mut memo = job.memo.lock().await;
+        let mut record = self.refresh(job, &mut memo).await?;
+        match change(&mut record) {
+            true => self.write(job, &mut memo, record).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Deletes the namespace: from RAM of all nodes. What is in the durable tier stays there, and is not seen any more.
+    pub async fn delete(&self, job: &HyperJob) -> Result<(), ApiFault> {
+        self.change(job, |record| {
+            record.gone = true;
+            true
+        })
+        .await?;
+        job.sessions().clear();
+        let mut memo = job.memo.lock().await;
+        *memo = Memo::default();
+        let reader = self.connector.reader(&job.name.shards).await?;
+        match reader.drop_job(self.settings.save_wait).await {
+            Err(fault) if fault.is_nothing_saved() => Ok(()),
+            dropped => Ok(dropped?),
+        }
+    }
+
+    /// All namespaces of which this node knows.
+    pub async fn all(&self) -> Result<Vec<Arc<HyperJob>>, ApiFault> {
+        let infos = self.connector.anonymous().list(None).await?;
+        let names = infos.iter().map(|info| &info.namespace);
+        let mut names: Vec<HyperName> = names.filter_map(HyperName::of_record).collect();
+        names.dedup();
+        Ok(names.into_iter().map(|name| self.job(name)).collect())
+    }
+}
+
+/// When a newer run is opened if there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Newer {
+    /// At once: a rank goes back to a step that it has saved.
+    Now,
+    /// If nobody records one in time: somebody has opened one.
+    WhenNobodyHas,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_save_goes_on_in_a_run_only_after_one_that_committed_here() {
+        let (run, other) = (RunId::new(1), RunId::new(2));
+        let mut saving = Saving::new();
+        let begin = saving.active;
+        let later = begin + SAVING;
+        assert!(!saving.goes_on(run, begin), "nothing began here");
+        saving.run = Some(run);
+        assert!(saving.goes_on(run, begin), "somebody looks on");
+        assert!(!saving.goes_on(run, later), "it was left unfinished");
+        saving.has_committed = true;
+        assert!(saving.goes_on(run, later));
+        assert!(!saving.goes_on(other, later), "another node opened one");
+        saving.was_read = true;
+        assert!(!saving.goes_on(run, begin), "trainers were started anew");
+    }
+}
