@@ -599,6 +599,11 @@ impl Metrics {
         self.place_peers_up.set(gauge(peers_up as u64));
     }
 
+    /// Bytes of slots and parity, as the ledger said last.
+    pub fn memory_used(&self) -> u64 {
+        u64::try_from(self.memory_used_bytes.get()).unwrap_or(0)
+    }
+
     /// All of them, as Prometheus reads them.
     pub fn text(&self) -> String {
         let mut text = String::new();

@@ -217,6 +217,31 @@ def test_what_a_dead_incarnation_left_is_never_mixed_in(http, name):
     assert [http.get(name, rank, 30).body for rank in range(3)] == [b"a30", b"b30", b"m30"]
 
 
+def test_older_steps_stay_as_many_as_asked_for(http, name):
+    http.create(name, 2, 3)
+    for step in range(1, 6):
+        http.save(name, step, [b"a%d" % step, b"m%d" % step])
+    hyper.until(lambda: http.get(name, 0, 2).status == 404)
+    assert [http.get(name, 0, step).status for step in range(1, 6)] == [404, 404, 200, 200, 200]
+    assert [http.get(name, 1, step).body for step in (3, 4, 5)] == [b"m3", b"m4", b"m5"]
+    # A newer one is as safe, so they are not offered.
+    assert http.latest(name).json == [5]
+
+
+def test_older_steps_give_way_where_memory_is_short(tmp_path):
+    port = free_port()
+    daemon = Daemon(tmp_path, hyper.section(tmp_path, port), budget="128MiB")
+    try:
+        http, body = Http(port), bytes(30 << 20)
+        http.create("job", 1, 9)
+        for step in range(1, 9):
+            assert http.save("job", step, [body]) == "committed"
+        hyper.until(lambda: daemon.status()["memory"]["used"] < 100 << 20)
+        assert http.latest("job").json == [8] and http.get("job", 0, 1).status == 404
+    finally:
+        daemon.kill()
+
+
 def test_a_shard_is_deleted(http, name):
     http.create(name, 2)
     http.save(name, 1, [b"a", b"m"])

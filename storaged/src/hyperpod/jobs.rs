@@ -18,6 +18,8 @@ use super::fault::ApiFault;
 use super::local::{Connector, LocalConn};
 use super::names::{Checksum, Creation, HyperName};
 use super::record::{self, Anchor, JobRecord};
+use super::retain::{Retained, is_short};
+use crate::http::OpsState;
 
 /// While shards come in, or so long after, a question for the namespace is somebody's who looks on: trainers that are
 /// started anew take longer.
@@ -26,6 +28,10 @@ const SAVING: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(1800);
 /// Who opened a newer run records it within this time, unless it has died.
 const RECORDED_WITHIN: Duration = Duration::from_secs(3);
+/// A record that was read so long ago is still believed.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
+/// A namespace is dropped from RAM within this time.
+const DROP_WAIT: Duration = Duration::from_secs(15);
 /// How long a request waits for another one of the same rank.
 const RANK_WAIT: Duration = Duration::from_secs(30);
 
@@ -34,6 +40,7 @@ const RANK_WAIT: Duration = Duration::from_secs(30);
 pub struct HyperJobs {
     pub connector: Connector,
     pub settings: Settings,
+    ops: Arc<OpsState>,
     table: Mutex<BTreeMap<String, Arc<HyperJob>>>,
 }
 
@@ -43,12 +50,15 @@ pub struct HyperJob {
     pub name: HyperName,
     memo: tokio::sync::Mutex<Memo>,
     saving: Mutex<Saving>,
+    pub retained: Retained,
     ranks: Mutex<BTreeMap<Rank, Arc<tokio::sync::Mutex<RankSession>>>>,
 }
 
 #[derive(Debug, Default)]
 struct Memo {
     record: Option<JobRecord>,
+    /// When it was read, or could not be.
+    read_at: Option<Instant>,
     anchor: Option<Anchor>,
 }
 
@@ -116,6 +126,7 @@ impl HyperJob {
             name,
             memo: tokio::sync::Mutex::default(),
             saving: Mutex::new(Saving::new()),
+            retained: Retained::default(),
             ranks: Mutex::default(),
         }
     }
@@ -163,6 +174,9 @@ impl HyperJob {
 
     /// Lets ranks go that have saved nothing for long; whether there is anything left.
     fn tidy(&self, now: Instant) -> bool {
+        if now.duration_since(self.saving().active) > IDLE {
+            self.retained.clear();
+        }
         self.sessions().retain(|_, session| {
             let Ok(session) = session.try_lock() else {
                 return true;
@@ -176,10 +190,11 @@ impl HyperJob {
 }
 
 impl HyperJobs {
-    pub fn new(connector: Connector, settings: Settings) -> Self {
+    pub fn new(connector: Connector, settings: Settings, ops: Arc<OpsState>) -> Self {
         Self {
             connector,
             settings,
+            ops,
             table: Mutex::default(),
         }
     }
@@ -195,34 +210,69 @@ impl HyperJobs {
         job.or_insert_with(|| Arc::new(HyperJob::new(name))).clone()
     }
 
-    /// Forgets what is of no use any more.
+    /// Forgets what is of no use any more, and lets needless steps go where memory is short.
     pub fn tidy(&self) {
         let now = Instant::now();
-        self.table().retain(|_, job| job.tidy(now));
+        let is_short = self.is_short_of_memory();
+        self.table().retain(|_, job| {
+            if is_short && !job.retained.is_empty() {
+                tracing::info!(
+                    namespace = job.name.text,
+                    "older steps give way: memory is short"
+                );
+                job.retained.clear();
+            }
+            job.tidy(now)
+        });
+    }
+
+    pub fn is_short_of_memory(&self) -> bool {
+        is_short(self.ops.metrics.memory_used(), self.settings.budget)
     }
 
     fn unknown(job: &HyperJob) -> ApiFault {
         ApiFault::NoNamespace(job.name.text.clone())
     }
 
-    /// The record as this node has read it last, or as it is.
+    /// The record as it was not long ago.
     pub async fn known(&self, job: &HyperJob) -> Result<JobRecord, ApiFault> {
-        let known = job.memo.lock().await.record.clone();
-        match known {
-            Some(record) => Ok(record),
-            None => self.fresh(job).await,
-        }
+        self.read_within(job, KNOWN_FOR).await
     }
 
     /// The record as it is now.
     pub async fn fresh(&self, job: &HyperJob) -> Result<JobRecord, ApiFault> {
+        self.read_within(job, Duration::ZERO).await
+    }
+
+    /// The record as it was read within `age`. While it cannot be read, because nodes are away, the last one counts.
+    async fn read_within(&self, job: &HyperJob, age: Duration) -> Result<JobRecord, ApiFault> {
         let mut memo = job.memo.lock().await;
-        self.refresh(job, &mut memo).await
+        let known = memo.record.clone();
+        let is_recent = memo.read_at.is_some_and(|at| at.elapsed() < age);
+        if let Some(record) = known.clone().filter(|_| is_recent) {
+            return Ok(record);
+        }
+        let read = self.refresh(job, &mut memo).await;
+        memo.read_at = Some(Instant::now());
+        match (read, known) {
+            (Err(ApiFault::Daemon(_)), Some(known)) => Ok(known),
+            (read, _) => read,
+        }
     }
 
     async fn refresh(&self, job: &HyperJob, memo: &mut Memo) -> Result<JobRecord, ApiFault> {
-        memo.record = record::read(&self.connector, &job.name).await?;
-        memo.record.clone().ok_or_else(|| Self::unknown(job))
+        let found = record::read(&self.connector, &job.name).await?;
+        memo.record = found.as_ref().map(|found| found.record.clone());
+        memo.read_at = Some(Instant::now());
+        match found {
+            Some(found) => {
+                memo.anchor = found
+                    .anchored(&self.connector, &job.name, memo.anchor.take())
+                    .await;
+                Ok(found.record)
+            }
+            None => Err(Self::unknown(job)),
+        }
     }
 
     pub async fn create(&self, job: &HyperJob, creation: Creation) -> Result<(), ApiFault> {
@@ -316,10 +366,11 @@ impl HyperJobs {
         })
         .await?;
         job.sessions().clear();
+        job.retained.clear();
         let mut memo = job.memo.lock().await;
         *memo = Memo::default();
         let reader = self.connector.reader(&job.name.shards).await?;
-        match reader.drop_job(self.settings.save_wait).await {
+        match reader.drop_job(DROP_WAIT).await {
             Err(fault) if fault.is_nothing_saved() => Ok(()),
             dropped => Ok(dropped?),
         }

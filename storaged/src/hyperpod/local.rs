@@ -226,14 +226,14 @@ impl LocalConn {
         self.done(request).await
     }
 
-    /// How far the checkpoint has come, once it is at least in `state`.
+    /// How far the checkpoint has come, once it is at least in `state`, and its manifest.
     pub async fn wait(
         &self,
         run: RunId,
         step: Step,
         state: CheckpointState,
         limit: Duration,
-    ) -> Result<CheckpointState, CallFault> {
+    ) -> Result<(CheckpointState, Option<Digest>), CallFault> {
         let request = Request::Wait {
             run,
             step,
@@ -241,7 +241,9 @@ impl LocalConn {
             timeout_ms: ms(limit),
         };
         match self.call(request, limit).await?.reply {
-            Reply::Reached { state, .. } => Ok(state),
+            Reply::Reached {
+                state, manifest, ..
+            } => Ok((state, manifest)),
             _ => Err(unexpected("a state")),
         }
     }

@@ -4,7 +4,7 @@
 //!
 //! Order of reading: this file (paths), `names` (what requests say), `save` and `load` (shards in and out), `footer` (what
 //! stands behind a body), `jobs` (what is known of a namespace, and when a new run begins), `record` (what all nodes know
-//! of it), `local` (requests to the daemon), `fault` (what can go wrong), `door` (connections).
+//! of it), `retain` (older steps), `local` (requests to the daemon), `fault` (what can go wrong), `door` (connections).
 //!
 //! A checkpoint of a job of W ranks has W + 1 here: clients save their metadata as one more rank, last. Its shard commits
 //! the step.
@@ -17,6 +17,7 @@ mod load;
 mod local;
 mod names;
 mod record;
+mod retain;
 mod save;
 
 use std::net::SocketAddr;
@@ -49,8 +50,8 @@ use names::{Checksum, Creation, HyperName, Wanted};
 use save::Incoming;
 
 const SHARD_META: &str = "shard-meta";
-/// What is of no use any more is looked for so often.
-const TIDY_EVERY: Duration = Duration::from_secs(60);
+/// What is of no use any more, or must give way, is looked for so often.
+const TIDY_EVERY: Duration = Duration::from_secs(1);
 
 /// What the interface needs to know.
 #[derive(Debug, Clone)]
@@ -63,6 +64,7 @@ pub struct Settings {
     /// The state from which a checkpoint counts as safe.
     safe: CheckpointState,
     has_tier: bool,
+    has_peers: bool,
 }
 
 impl Settings {
@@ -77,6 +79,7 @@ impl Settings {
                 None => CheckpointState::Committed,
             },
             has_tier: config.durable.is_some(),
+            has_peers: !config.peers.is_empty(),
         }
     }
 }
@@ -103,7 +106,7 @@ pub async fn start(
     let connector = Connector::new(events, &settings.token);
     let token = Some(&settings.token).filter(|token| !token.is_empty());
     let token = token.map(|token| blake3::hash(token.as_bytes()));
-    let jobs = Arc::new(HyperJobs::new(connector, settings));
+    let jobs = Arc::new(HyperJobs::new(connector, settings, ops.clone()));
     tokio::spawn(tidy(jobs.clone()));
     let app = router(Api { jobs, ops, token });
     tokio::spawn(async move {
@@ -264,17 +267,15 @@ async fn post_shard(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiFault> {
-    let name = HyperName::parse(&namespace)?;
-    let incoming = Incoming {
-        rank: names::rank(&rank)?,
-        step: names::step(&step)?,
-        length: content_length(&headers)?,
-        checksum: match headers.get(SHARD_META) {
-            Some(meta) => Some(Checksum::parse(meta.as_bytes())?),
-            None => None,
-        },
-    };
+    let parsed = incoming(&namespace, &rank, &step, &headers);
     to_its_end(async move {
+        let (name, incoming) = match parsed {
+            Ok(parsed) => parsed,
+            Err(fault) => {
+                save::drain(body).await;
+                return Err(fault);
+            }
+        };
         let (job, length) = (api.jobs.job(name), incoming.length);
         let state = save::save(&api.jobs, &job, &incoming, body).await?;
         api.ops.metrics.observe_hyperpod_received(length);
@@ -282,6 +283,22 @@ async fn post_shard(
         Ok(answer(StatusCode::OK, &body))
     })
     .await
+}
+
+fn incoming(
+    namespace: &str,
+    rank: &str,
+    step: &str,
+    headers: &HeaderMap,
+) -> Result<(HyperName, Incoming), ApiFault> {
+    let meta = headers.get(SHARD_META).map(HeaderValue::as_bytes);
+    let incoming = Incoming {
+        rank: names::rank(rank)?,
+        step: names::step(step)?,
+        length: content_length(headers)?,
+        checksum: meta.map(Checksum::parse).transpose()?,
+    };
+    Ok((HyperName::parse(namespace)?, incoming))
 }
 
 fn content_length(headers: &HeaderMap) -> Result<u64, ApiFault> {

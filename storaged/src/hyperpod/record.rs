@@ -108,30 +108,60 @@ impl JobRecord {
     }
 }
 
+/// A record, and the run of the record's own namespace that it was saved in.
+pub struct FoundRecord {
+    pub record: JobRecord,
+    run: RunId,
+}
+
 /// Reads the record; none if the namespace was never created, and if it was deleted.
-pub async fn read(connector: &Connector, name: &HyperName) -> Result<Option<JobRecord>, ApiFault> {
-    let record = read_any(connector, name).await?;
-    Ok(record.filter(|record| !record.gone))
+pub async fn read(
+    connector: &Connector,
+    name: &HyperName,
+) -> Result<Option<FoundRecord>, ApiFault> {
+    let found = read_any(connector, name).await?;
+    Ok(found.filter(|found| !found.record.gone))
 }
 
 /// Also that of a namespace that was deleted.
-async fn read_any(connector: &Connector, name: &HyperName) -> Result<Option<JobRecord>, CallFault> {
+async fn read_any(
+    connector: &Connector,
+    name: &HyperName,
+) -> Result<Option<FoundRecord>, CallFault> {
     let reader = connector.reader(&name.record).await?;
     let plan = match reader.plan(None, READ_WAIT).await {
         Err(fault) if fault.is_nothing_saved() => return Ok(None),
         plan => plan?,
     };
     let manifest = reader.manifest(plan.manifest).await?;
-    Ok(JobRecord::parse(&manifest.manifest().schema))
+    let record = JobRecord::parse(&manifest.manifest().schema);
+    let run = plan.run;
+    Ok(record.map(|record| FoundRecord { record, run }))
 }
 
-/// The connection as a trainer that saves the record: as long as there is one, the record is not taken for that of a job
-/// that has ended.
+impl FoundRecord {
+    /// The anchor there is if it is of this run, else one that holds the record only.
+    pub async fn anchored(
+        &self,
+        connector: &Connector,
+        name: &HyperName,
+        anchor: Option<Anchor>,
+    ) -> Option<Anchor> {
+        match anchor.filter(|anchor| anchor.run == self.run) {
+            Some(anchor) => Some(anchor),
+            None => Anchor::attach(connector, name, self.run).await.ok(),
+        }
+    }
+}
+
+/// A connection as a trainer that saves the record: as long as some node has one, the record is not taken for that of a
+/// job that has ended.
 #[derive(Debug)]
 pub struct Anchor {
     trainer: LocalConn,
     run: RunId,
-    next: Step,
+    /// The next step, if this node opened the run: two nodes never save in one.
+    next: Option<Step>,
 }
 
 /// Opens a run of the namespace's checkpoints.
@@ -151,7 +181,7 @@ pub async fn write(
     anchor: Option<Anchor>,
     record: &JobRecord,
 ) -> Result<Anchor, CallFault> {
-    if let Some(mut anchor) = anchor {
+    if let Some(mut anchor) = anchor.filter(|anchor| anchor.next.is_some()) {
         match anchor.save(connector, settings, name, record).await {
             Err(fault) if is_fenced(&fault) => {}
             saved => return saved.map(|()| anchor),
@@ -180,12 +210,24 @@ impl Anchor {
             .await?
             .open_run(OPEN_WAIT)
             .await?;
+        let attached = Self::attach(connector, name, run).await?;
+        Ok(Self {
+            next: Some(Step::new(1)),
+            ..attached
+        })
+    }
+
+    async fn attach(
+        connector: &Connector,
+        name: &HyperName,
+        run: RunId,
+    ) -> Result<Self, CallFault> {
         let world = WorldSize::new(1).expect("one rank is a world");
         let trainer = connector.trainer(&name.record, run, Rank::new(0), world);
         Ok(Self {
             trainer: trainer.await?,
             run,
-            next: Step::new(1),
+            next: None,
         })
     }
 
@@ -196,8 +238,8 @@ impl Anchor {
         name: &HyperName,
         record: &JobRecord,
     ) -> Result<(), CallFault> {
-        let step = self.next;
-        self.next = Step::new(step.get() + 1);
+        let step = self.next.unwrap_or(Step::new(1));
+        self.next = Some(Step::new(step.get() + 1));
         let (slot, _) = self.trainer.acquire(1, OPEN_WAIT).await?;
         self.trainer.seal(slot, step, 1).await?;
         let schema = serde_json::to_vec(record).unwrap_or_default();

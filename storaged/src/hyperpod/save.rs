@@ -1,5 +1,6 @@
 //! A shard comes in: straight into a slot of the daemon's shared memory, its checksum taken on the way.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -16,13 +17,14 @@ use super::jobs::{HyperJob, HyperJobs, Newer, RankSession, SealedBody};
 use super::local::CallFault;
 use super::names::Checksum;
 use super::record::{JobRecord, is_fenced};
+use super::retain;
 
 /// A client must send so many bytes, or what is left, in every such time.
 pub const STALL_BYTES: u64 = 64 << 10;
 const STALL_WITHIN: Duration = Duration::from_secs(10);
 /// A slot is waited for so long: the client gives up after 60 s.
 const SLOT_WAIT: Duration = Duration::from_secs(20);
-/// A body that was refused is read and thrown away, if it is not longer, so that its sender hears why.
+/// Of a body that was refused no more than this is read and thrown away, so that its sender hears why.
 const DRAIN_MAX: u64 = 256 << 20;
 /// Runs that may end between two tries of one request.
 const TRIES: usize = 4;
@@ -43,7 +45,7 @@ pub struct Incoming {
 struct Reserved {
     run: RunId,
     slot: SlotId,
-    memory: std::sync::Arc<Slot>,
+    memory: Arc<Slot>,
 }
 
 enum Prepared {
@@ -54,20 +56,21 @@ enum Prepared {
 
 /// Saves a shard; how safe its step is then.
 pub async fn save(
-    jobs: &HyperJobs,
-    job: &HyperJob,
+    jobs: &Arc<HyperJobs>,
+    job: &Arc<HyperJob>,
     incoming: &Incoming,
     mut body: Body,
 ) -> Result<CheckpointState, ApiFault> {
     let (record, run) = match receive(jobs, job, incoming, &mut body).await {
         Ok(received) => received,
         Err(fault) => {
-            if incoming.length <= DRAIN_MAX {
-                drain(body).await;
-            }
+            drain(body).await;
             return Err(fault);
         }
     };
+    let (rank, step) = (incoming.rank, incoming.step);
+    let shard = retain::SavedShard { run, step, rank };
+    retain::retain(jobs, job, shard, record.steps_retained);
     match incoming.rank == record.last_rank() {
         true => await_safety(jobs, job, run, incoming.step).await,
         false => Ok(CheckpointState::Staged),
@@ -273,8 +276,11 @@ impl Pace {
     }
 }
 
-/// Reads what is left of a body, within its time, and throws it away.
-async fn drain(body: Body) {
+/// Reads what is left of a body, if it is not too much, within its time, and throws it away.
+pub async fn drain(body: Body) {
+    if axum::body::HttpBody::size_hint(&body).lower() > DRAIN_MAX {
+        return;
+    }
     let mut stream = body.into_data_stream();
     let reading = async { while let Some(Ok(_)) = stream.next().await {} };
     let _ = timeout(STALL_WITHIN, reading).await;
@@ -306,12 +312,12 @@ async fn await_safety(
         Err(fault) if fault.code() == Some(RefusalCode::TimedOut) => {
             return Ok(CheckpointState::Staged);
         }
-        outcome => outcome.map_err(given_up)?,
+        outcome => drop(outcome.map_err(given_up)?),
     };
     job.has_committed(run);
     let left = until.saturating_duration_since(Instant::now());
     match reader.wait(run, step, jobs.settings.safe, left).await {
         Err(fault) if fault.code() == Some(RefusalCode::TimedOut) => Ok(committed),
-        outcome => outcome.map_err(given_up),
+        outcome => outcome.map(|(state, _)| state).map_err(given_up),
     }
 }
