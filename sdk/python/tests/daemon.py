@@ -99,6 +99,11 @@ budget = "{budget}"
         lines = (line.rsplit(" ", 1) for line in self.page("metrics").splitlines() if not line.startswith("#"))
         return {name: float(value) for name, value in lines}
 
+    def anonymous_bytes(self):
+        """Memory of its own: neither slots nor files."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+) kB", text)[1]) << 10
+
     def kill(self):
         if self.process.poll() is None:
             self.go_on()

@@ -52,7 +52,7 @@ def test_health_needs_no_token_and_all_else_does(node, http):
 
 def test_what_is_no_path_or_name_is_refused(http):
     assert http.ask("GET", "/v1/cp/other").error == (404, "no_such_path")
-    assert http.ask("PUT", "/v1/cp/namespaces/a").status == 405
+    assert http.ask("PUT", "/v1/cp/namespaces/a").error == (405, "no_such_method")
     for path in ("namespaces/a.b", f"namespaces/{'a' * 64}", "namespaces/%20", "checkpoints/a/x/1", "checkpoints/a/0/-1",
                  "checkpoints/a/0/1x", "checkpoints/a/latest?limit=many", "checkpoints/a/4294967296/1"):
         assert http.ask("GET", f"/v1/cp/{path}").error == (400, "malformed"), path
@@ -325,6 +325,51 @@ def test_a_reset_deletes_every_namespace(tmp_path):
         daemon.kill()
 
 
+def test_a_shard_is_in_ram_once(tmp_path):
+    """The budget holds it; the daemon's own memory does not grow by it, neither when it comes nor when it goes."""
+    port = free_port()
+    daemon = Daemon(tmp_path, hyper.section(tmp_path, port))
+    try:
+        http, body = Http(port), os.urandom(1 << 20) * 90
+        http.create("job", 1)
+        http.save("job", 1, [b"small"])
+        before = daemon.anonymous_bytes()
+        http.save("job", 2, [body])
+        assert http.get("job", 0, 2).body == body
+        assert daemon.anonymous_bytes() < before + (24 << 20)
+    finally:
+        daemon.kill()
+
+
+def test_after_the_loss_of_all_ram_the_durable_tier_has_it(tmp_path):
+    port = free_port()
+    tier = '[durable]\nkind = "directory"\npath = "TIER"\n[trickle]\nevery = 1\n'
+    daemon = Daemon(tmp_path, hyper.section(tmp_path, port) + tier)
+    try:
+        http, bodies = Http(port), [os.urandom(1_000_000), b"metadata"]
+        http.create("job", 2)
+        for step in (1, 2):
+            http.namespace("job")
+            http.save("job", step, bodies)
+            hyper.until(lambda step=step: list(daemon.tier.glob(f"job/*/step-{step}/storaged.manifest")))
+        hyper.until(lambda: list(daemon.tier.glob("job..hp/*/*/storaged.manifest")))
+        daemon.kill()
+        daemon.start()
+        assert http.latest("job").json == [2]
+        answers = [http.get("job", rank, 2) for rank in (0, 1)]
+        assert [answer.body for answer in answers] == bodies
+        assert answers[0].headers["Storaged-Rung"] == "Durable"
+        assert http.get("job", 0, 1).body == bodies[0]
+        # It goes on, and what is deleted then does not come back from there.
+        assert http.namespace("job").json["num_ranks"] == 2
+        assert http.save("job", 3, bodies) == "committed"
+        assert http.ask("DELETE", "/v1/cp/namespaces/job").status == 200
+        assert http.create("job", 2).status == 200
+        assert http.latest("job").json == [] and http.get("job", 0, 2).status == 404
+    finally:
+        daemon.kill()
+
+
 def test_without_its_section_nobody_listens(tmp_path):
     daemon = Daemon(tmp_path)
     try:
@@ -377,3 +422,36 @@ def test_ranks_on_several_nodes_and_a_node_lost(nodes):
     assert first.put("job", 0, 3, bodies[0]).status == 200
     assert first.put("job", 2, 3, bodies[2]).json["state"] in ("protected", "committed")
     hyper.until(lambda: first.latest("job").json[:1] == [3])
+    # And the node that comes back, empty, takes part again.
+    nodes[1].start()
+    assert second.latest("job").json == [3]
+    assert first.namespace("job").status == 200
+    for http, rank in ((second, 1), (first, 0), (first, 2)):
+        assert http.put("job", rank, 4, bodies[rank]).status == 200
+    hyper.until(lambda: second.latest("job").json == [4])
+
+
+def test_ranks_of_several_nodes_that_go_back_meet_in_one_run(nodes):
+    """Without the question for the namespace: the first that goes back opens a run, the others follow."""
+    first, second, third = (daemon.http for daemon in nodes)
+    first.create("job", 3)
+    for step in (10, 20, 15, 30, 30):
+        body = b"%d" % step
+        for http, rank in ((second, 1), (third, 0)):
+            assert http.put("job", rank, step, body).status == 200
+        assert first.put("job", 2, step, body).json["state"] == "protected"
+        assert first.latest("job").json == [step]
+        assert [http.get("job", rank, step).body for http in (first, second, third) for rank in range(3)] == [body] * 9
+
+
+def test_a_namespace_that_is_deleted_is_gone_on_every_node(nodes):
+    first, second, third = (daemon.http for daemon in nodes)
+    first.create("job", 2)
+    first.put("job", 0, 1, b"a")
+    assert first.put("job", 1, 1, b"m").json["state"] == "protected"
+    assert second.get("job", 0, 1).body == b"a"
+    assert third.ask("DELETE", "/v1/cp/namespaces/job").status == 200
+    for http in (first, second, third):
+        assert http.namespace("job").status == 404 and http.latest("job").status == 404
+        assert http.get("job", 0, 1).status == 404
+    hyper.until(lambda: all(daemon.status()["memory"]["used"] <= 8 << 20 for daemon in nodes))

@@ -21,6 +21,8 @@ pub enum ApiFault {
     Unauthorized,
     #[error("there is no such path in this interface")]
     NoPath,
+    #[error("this path has no such method")]
+    NoMethod,
     #[error("there is no namespace {0:?}: create it first")]
     NoNamespace(String),
     #[error("namespace {0:?} exists already")]
@@ -86,6 +88,7 @@ impl ApiFault {
             Self::Malformed { .. } => "malformed",
             Self::Unauthorized => "unauthorized",
             Self::NoPath => "no_such_path",
+            Self::NoMethod => "no_such_method",
             Self::NoNamespace(_) => "namespace_not_found",
             Self::NamespaceExists(_) => "namespace_exists",
             Self::NoShard { .. } => "checkpoint_not_found",
@@ -113,6 +116,7 @@ impl ApiFault {
             Self::NoPath | Self::NoNamespace(_) | Self::NoShard { .. } => StatusCode::NOT_FOUND,
             Self::NamespaceExists(_) | Self::RankBusy { .. } => StatusCode::CONFLICT,
             Self::GivenUp { .. } | Self::Foreign => StatusCode::CONFLICT,
+            Self::NoMethod => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoLength => StatusCode::LENGTH_REQUIRED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Stalled { .. } => StatusCode::REQUEST_TIMEOUT,

@@ -26,6 +26,8 @@ use crate::http::OpsState;
 const SAVING: Duration = Duration::from_secs(5);
 /// A rank that saves nothing for so long, and a namespace that nobody uses, are let go; `memory.idle_job` counts from then.
 const IDLE: Duration = Duration::from_secs(1800);
+/// And one that was asked for and is not there, for so long.
+const UNKNOWN: Duration = Duration::from_secs(60);
 /// Who opened a newer run records it within this time, unless it has died.
 const RECORDED_WITHIN: Duration = Duration::from_secs(3);
 /// A record that was read so long ago is still believed.
@@ -185,7 +187,9 @@ impl HyperJob {
                 .used
                 .is_none_or(|used| now.duration_since(used) < IDLE)
         });
-        !self.sessions().is_empty() || now.duration_since(self.saving().active) < IDLE
+        let is_known = (self.memo.try_lock()).is_ok_and(|memo| memo.record.is_some());
+        let kept_for = if is_known { IDLE } else { UNKNOWN };
+        !self.sessions().is_empty() || now.duration_since(self.saving().active) < kept_for
     }
 }
 

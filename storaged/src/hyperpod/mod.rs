@@ -137,6 +137,7 @@ fn router(api: Api) -> Router {
         .layer(from_fn_with_state(api.clone(), check_token))
         .route("/health", get(health))
         .fallback(|| async { ApiFault::NoPath })
+        .method_not_allowed_fallback(|| async { ApiFault::NoMethod })
         .layer(from_fn_with_state(api.clone(), count))
         .layer(DefaultBodyLimit::disable())
         .with_state(api)
