@@ -24,7 +24,7 @@ use thiserror::Error;
 
 pub use admin::AdminSection;
 pub use budget::BudgetSize;
-pub use hyperpod::HyperpodSection;
+pub use hyperpod::{HyperpodSection, LatestName};
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use reload::Fixed;
 pub use span::Span;

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import hyper
 import pytest
@@ -379,19 +380,27 @@ def test_without_its_section_nobody_listens(tmp_path):
         daemon.kill()
 
 
-CODED = dict(nodes=3, k=2, m=1)
+@pytest.fixture
+def clusters(tmp_path):
+    """Makes a cluster whose every node serves the interface."""
+    started = []
+
+    def make(k, m, more=""):
+        ports = [free_port() for _ in range(3)]
+        section = hyper.section(tmp_path, "PORT", f'save_wait = "15s"\n{more}')
+        started.extend(cluster(tmp_path, 3, k, m, extra=section, ports=ports))
+        for daemon, port in zip(started, ports, strict=True):
+            daemon.http = Http(port)
+        return started
+
+    yield make
+    for daemon in started:
+        daemon.kill()
 
 
 @pytest.fixture
-def nodes(tmp_path):
-    """A cluster whose every node serves the interface."""
-    ports = [free_port() for _ in range(CODED["nodes"])]
-    started = cluster(tmp_path, extra=hyper.section(tmp_path, "PORT", 'save_wait = "15s"'), ports=ports, **CODED)
-    for daemon, port in zip(started, ports, strict=True):
-        daemon.http = Http(port)
-    yield started
-    for daemon in started:
-        daemon.kill()
+def nodes(clusters):
+    return clusters(k=2, m=1)
 
 
 def test_ranks_on_several_nodes_and_a_node_lost(nodes):
@@ -429,6 +438,54 @@ def test_ranks_on_several_nodes_and_a_node_lost(nodes):
     for http, rank in ((second, 1), (first, 0), (first, 2)):
         assert http.put("job", rank, 4, bodies[rank]).status == 200
     hyper.until(lambda: second.latest("job").json == [4])
+
+
+def protected_alone(nodes, step):
+    """While the third node hangs, a step is committed for some seconds and not protected: what `latest` says meanwhile."""
+    first, second, _ = (daemon.http for daemon in nodes)
+    nodes[2].stop()
+    first.put("job", 0, step, b"a")
+    second.put("job", 1, step, b"b")
+    with ThreadPoolExecutor() as pool:
+        last = pool.submit(first.put, "job", 2, step, b"m")
+        hyper.until(lambda: first.get("job", 0, step).status == 200)
+        said = [(last.done(), first.latest("job").json)]
+        while not last.done():
+            said.append((last.done(), first.latest("job").json))
+        said.append((True, first.latest("job").json))
+    nodes[2].go_on()
+    assert last.result().json["state"] == "protected"
+    return said
+
+
+def test_a_step_that_is_not_protected_yet_is_not_offered(clusters):
+    nodes = clusters(k=1, m=2)
+    first = nodes[0].http
+    assert first.create("job", 3).status == 200
+    # There is no other step: it is waited for, because nothing would mean to begin from scratch.
+    assert {tuple(steps) for _, steps in protected_alone(nodes, 1)} == {(1,)}
+    hyper.until(lambda: all(daemon.http.latest("job").json == [1] for daemon in nodes))
+    said = protected_alone(nodes, 2)
+    assert said[-1] == (True, [2])
+    assert [1] in [steps for done, steps in said if not done], said
+
+
+@pytest.mark.parametrize("offered", ["protected", "committed"])
+def test_without_a_coding_node_nothing_is_protected(clusters, offered):
+    """Then no step is offered, unless the configuration says that whole ones are."""
+    nodes = clusters(k=2, m=1, more=f'latest = "{offered}"')
+    first, second, _ = (daemon.http for daemon in nodes)
+    assert first.create("job", 3).status == 200
+    nodes[2].kill()
+    first.put("job", 0, 1, b"a")
+    second.put("job", 1, 1, b"b")
+    assert first.put("job", 2, 1, b"m").json["state"] == "committed"
+    answer = second.latest("job")
+    if offered == "protected":
+        assert answer.error == (503, "not_protected_yet")
+    else:
+        assert answer.json == [1]
+    assert [second.get("job", rank, 1).body for rank in range(3)] == [b"a", b"b", b"m"]
 
 
 def test_ranks_of_several_nodes_that_go_back_meet_in_one_run(nodes):

@@ -19,6 +19,19 @@ pub struct HyperpodSection {
     pub without_token: bool,
     /// How long the answer to a step's last shard waits for the step to be protected.
     pub save_wait: Span,
+    /// From which state on a step is offered as one of the latest.
+    pub latest: LatestName,
+}
+
+/// What is offered as the latest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LatestName {
+    /// What bears the loss of nodes.
+    #[default]
+    Protected,
+    /// What is whole.
+    Committed,
 }
 
 impl Default for HyperpodSection {
@@ -28,6 +41,7 @@ impl Default for HyperpodSection {
             token_file: None,
             without_token: false,
             save_wait: Span::from_secs(20),
+            latest: LatestName::Protected,
         }
     }
 }

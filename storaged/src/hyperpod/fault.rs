@@ -69,6 +69,8 @@ pub enum ApiFault {
     RankBusy { namespace: String, rank: u32 },
     #[error("step {step} was given up: {reason}")]
     GivenUp { step: u64, reason: String },
+    #[error("step {step} is whole and not protected yet, and there is no other: ask again")]
+    NotSafeYet { step: u64 },
     #[error("the shard was not written through this interface")]
     Foreign,
     #[error("shared memory failed")]
@@ -101,6 +103,7 @@ impl ApiFault {
             Self::Range { .. } => "range_outside",
             Self::RankBusy { .. } => "rank_busy",
             Self::GivenUp { .. } => "given_up",
+            Self::NotSafeYet { .. } => "not_protected_yet",
             Self::Foreign => "foreign_checkpoint",
             Self::Memory(_) | Self::Shard(_) => "memory",
             Self::Daemon(fault) => code_of(fault),
@@ -124,7 +127,7 @@ impl ApiFault {
             Self::Range { .. } => StatusCode::RANGE_NOT_SATISFIABLE,
             Self::Memory(_) | Self::Shard(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Daemon(fault) => status_of(fault),
-            Self::Ended => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Ended | Self::NotSafeYet { .. } => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! Every chunk is verified before a byte of it leaves.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use futures::{StreamExt, stream};
@@ -12,6 +12,7 @@ use storaged_wire::plan::RestorePlan;
 use storaged_wire::{CheckpointState, ManifestBytes, Rank, RunId, Step};
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 
 use super::fault::ApiFault;
 use super::footer::{FOOTER_BYTES, Footer};
@@ -24,6 +25,9 @@ use super::save::SCHEMA;
 /// The client gives up after 60 s: this for the plan, the next for the shard.
 const PLAN_WAIT: Duration = Duration::from_secs(15);
 const OPEN_WAIT: Duration = Duration::from_secs(40);
+/// A step that is whole is as safe as it can be within this time, also while a node is away.
+const SAFE_WAIT: Duration = Duration::from_secs(10);
+const SAFE_POLL: Duration = Duration::from_millis(250);
 /// Bytes that are verified and sent at once; as many are read ahead.
 const PIECE: u64 = 1 << 20;
 /// Steps that are looked into for a listing.
@@ -223,25 +227,50 @@ async fn outgoing(source: ShardReader, wanted: Wanted) -> Result<Outgoing, ApiFa
     })
 }
 
-/// The newest steps of which every shard is safe, newest first.
+/// The newest steps of which every shard is safe, newest first. While the only ones are on their way there, they are waited
+/// for: that there is nothing would make trainers begin from scratch.
 pub async fn latest(jobs: &HyperJobs, job: &HyperJob, limit: usize) -> Result<Vec<u64>, ApiFault> {
     let record = jobs.fresh(job).await?;
     job.was_read();
     let limit = limit.min(LISTED_MAX).min(record.steps_retained as usize);
     let conn = jobs.connector.reader(&job.name.shards).await?;
-    let newest = match conn.plan(None, PLAN_WAIT).await {
-        Err(fault) if fault.is_nothing_saved() => return Ok(Vec::new()),
-        plan => plan?,
-    };
+    let until = Instant::now() + SAFE_WAIT;
+    loop {
+        let newest = match conn.plan(None, PLAN_WAIT).await {
+            Err(fault) if fault.is_nothing_saved() => return Ok(Vec::new()),
+            plan => plan?,
+        };
+        let steps = offered(jobs, job, &conn, &record, (&newest, limit)).await?;
+        let may_come = newest.run >= record.since
+            && !record.has_deleted(newest.step)
+            && newest.state < jobs.settings.offered;
+        if !steps.is_empty() || !may_come {
+            return Ok(steps);
+        }
+        if Instant::now() > until {
+            let step = newest.step.get();
+            return Err(ApiFault::NotSafeYet { step });
+        }
+        sleep(SAFE_POLL).await;
+    }
+}
+
+async fn offered(
+    jobs: &HyperJobs,
+    job: &HyperJob,
+    conn: &LocalConn,
+    record: &JobRecord,
+    (newest, limit): (&RestorePlan, usize),
+) -> Result<Vec<u64>, ApiFault> {
     let mut steps = Vec::new();
-    if is_offered(jobs, &record, newest.run, newest.step, newest.state) {
+    if is_offered(jobs, record, newest.run, newest.step, newest.state) {
         steps.push(newest.step.get());
     }
-    for older in older(jobs, &job.name, &record, &newest).await? {
+    for older in older(jobs, &job.name, record, newest).await? {
         if steps.len() >= limit {
             break;
         }
-        if can_be_read(&conn, &older).await? {
+        if can_be_read(conn, &older).await? {
             steps.push(older.step.get());
         }
     }
@@ -256,7 +285,7 @@ fn is_offered(
     step: Step,
     state: CheckpointState,
 ) -> bool {
-    let is_safe = state >= jobs.settings.safe && state != CheckpointState::Retired;
+    let is_safe = state >= jobs.settings.offered && state != CheckpointState::Retired;
     is_safe && run >= record.since && !record.has_deleted(step)
 }
 

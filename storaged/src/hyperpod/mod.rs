@@ -38,7 +38,7 @@ use storaged_wire::CheckpointState;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::config::{Config, HyperpodSection};
+use crate::config::{Config, HyperpodSection, LatestName};
 use crate::http::OpsState;
 use crate::stage::StageEvent;
 use door::BusyDoors;
@@ -63,20 +63,27 @@ pub struct Settings {
     budget: u64,
     /// The state from which a checkpoint counts as safe.
     safe: CheckpointState,
+    /// The state from which it is offered.
+    offered: CheckpointState,
     has_tier: bool,
     has_peers: bool,
 }
 
 impl Settings {
     pub fn of(config: &Config, section: &HyperpodSection, token: String) -> Self {
+        let safe = match config.geometry {
+            Some(_) => CheckpointState::Protected,
+            None => CheckpointState::Committed,
+        };
         Self {
             listen: section.listen,
             token,
             save_wait: Duration::from_millis(section.save_wait.as_ms()),
             budget: config.budget,
-            safe: match config.geometry {
-                Some(_) => CheckpointState::Protected,
-                None => CheckpointState::Committed,
+            safe,
+            offered: match section.latest {
+                LatestName::Protected => safe,
+                LatestName::Committed => CheckpointState::Committed,
             },
             has_tier: config.durable.is_some(),
             has_peers: !config.peers.is_empty(),
