@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import hyper
 import pytest
@@ -499,6 +500,49 @@ def test_ranks_of_several_nodes_that_go_back_meet_in_one_run(nodes):
         assert first.put("job", 2, step, body).json["state"] == "protected"
         assert first.latest("job").json == [step]
         assert [http.get("job", rank, step).body for http in (first, second, third) for rank in range(3)] == [body] * 9
+
+
+def test_a_byte_that_rotted_in_ram_is_never_sent(nodes):
+    """The shard comes from elsewhere instead, from its first byte on or in the middle of it."""
+    first, second = nodes[0].http, nodes[1].http
+    bodies = [os.urandom(5_000_000), os.urandom(5_000_000), b"m"]
+    assert first.create("job", 3).status == 200
+    assert second.put("job", 1, 1, bodies[1]).status == 200
+    assert first.put("job", 0, 1, bodies[0]).status == 200
+    assert first.put("job", 2, 1, bodies[2]).json["state"] == "protected"
+    for daemon, rank, at in ((nodes[0], 0, 3_500_000), (nodes[1], 1, 10)):
+        assert flip(daemon, bodies[rank], at) == 1
+        assert daemon.http.get("job", rank, 1).body == bodies[rank]
+
+
+def flip(daemon, body, at):
+    """Changes a byte of a shard in the daemon's shared memory; how many slots have it."""
+    found = 0
+    for link in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+        if "storaged-slot" not in os.readlink(link):
+            continue
+        with link.open("r+b") as memory:
+            if memory.read(4096) != body[:4096]:
+                continue
+            memory.seek(at)
+            memory.write(bytes([body[at] ^ 1]))
+            found += 1
+    return found
+
+
+def test_many_ranks_at_once(node, http, name):
+    ranks, steps = 8, 4
+    http.create(name, ranks + 1, 1)
+    with ThreadPoolExecutor(ranks) as pool:
+        for step in range(steps):
+            assert http.namespace(name).status == 200
+            bodies = [os.urandom(1_000_000 + rank) for rank in range(ranks)]
+            answers = list(pool.map(lambda rank, step=step, bodies=bodies: http.put(name, rank, step, bodies[rank]), range(ranks)))
+            assert [answer.status for answer in answers] == [200] * ranks
+            assert http.put(name, ranks, step, b"m").json["state"] == "committed"
+            got = list(pool.map(lambda rank, step=step: http.get(name, rank, step).body, range(ranks)))
+            assert got == bodies and http.latest(name).json == [step]
+    assert http.ask("DELETE", f"/v1/cp/namespaces/{name}").status == 200
 
 
 def test_a_namespace_that_is_deleted_is_gone_on_every_node(nodes):

@@ -118,6 +118,37 @@ def node(tmp_path):
     daemon.kill()
 
 
+def test_every_call_of_its_http_client(node, tmp_path):
+    """Also without a metadata rank, from a file, and with the token in the address."""
+    from amzn_sagemaker_checkpointing.config.in_memory_client import InMemoryClientConfig
+    from amzn_sagemaker_checkpointing.storage.clients.inmemory.exceptions import InMemoryClientError
+    from amzn_sagemaker_checkpointing.storage.clients.inmemory.inmemory_client import InMemoryCheckpointClient
+
+    config = InMemoryClientConfig(base_url=f"http://anybody:{hyper.TOKEN}@127.0.0.1:{node.http.port}", request_retries=2)
+    client = InMemoryCheckpointClient("Job-2", rank="0", world_size="1", config=config, metadata_file_count=0)
+    assert client.get_namespace_config() == {} and client.get_latest_checkpoints() == []
+    assert client.get_or_create_namespace() == {"num_ranks": 1, "steps_to_retain_per_rank": 3}
+    assert client.get_checkpoint(1) is None
+    file = tmp_path / "shard"
+    file.write_bytes(os.urandom(3_000_000))
+    client.put_checkpoint(1, b"bytes")
+    client.put_checkpoint("2", str(file))
+    with file.open("rb") as stream:
+        client.put_checkpoint(3, stream)
+    assert client.get_latest_checkpoints()[0] == 3
+    assert client.get_checkpoint(2) == client.get_checkpoint(3) == file.read_bytes()
+    with pytest.raises(InMemoryClientError, match="rank_outside"):
+        client.put_checkpoint(4, b"x", rank=1)
+    client.delete_checkpoint(3)
+    assert client.get_checkpoint(3) is None and 3 not in client.get_latest_checkpoints()
+    client.delete_namespace()
+    assert client.get_namespace_config() == {}
+    client.get_or_create_namespace()
+    client.reset_cluster()
+    assert client.get_namespace_config() == {}
+    client.close()
+
+
 def test_save_find_latest_and_load_bit_for_bit(node, tmp_path):
     ports = [node.http.port] * 2
     run(tmp_path, ports, "save(10)\nsave(20)\nassert load() == 20\n")
