@@ -96,7 +96,8 @@ def test_a_step_that_a_rank_has_left_out_is_never_offered(http, name):
     http.put(name, 0, 2, b"a2")
     # Its metadata is there, and rank 1 is not: an answer that says so, within the time for it.
     began = time.monotonic()
-    assert http.put(name, 2, 2, b"m2").json["state"] == "staged"
+    answer = http.put(name, 2, 2, b"m2")
+    assert answer.error == (503, "not_committed") and "missing [\"1\"]" in answer.json["message"], answer
     assert 1.5 < time.monotonic() - began < 10
     assert http.latest(name).json == [1]
     assert http.get(name, 0, 2).status == 404
@@ -212,7 +213,7 @@ def test_what_a_dead_incarnation_left_is_never_mixed_in(http, name):
     assert http.latest(name).json == [20]
     http.namespace(name)
     assert http.put(name, 1, 30, b"b30").status == 200
-    assert http.put(name, 2, 30, b"m30").json["state"] == "staged", "rank 0 of this incarnation has not saved"
+    assert http.put(name, 2, 30, b"m30").error == (503, "not_committed"), "rank 0 of this incarnation has not saved"
     assert http.latest(name).json == [20]
     assert http.put(name, 0, 30, b"a30").status == 200
     hyper.until(lambda: http.latest(name).json[0] == 30)

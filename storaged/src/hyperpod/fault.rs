@@ -71,6 +71,8 @@ pub enum ApiFault {
     GivenUp { step: u64, reason: String },
     #[error("step {step} is whole and not protected yet, and there is no other: ask again")]
     NotSafeYet { step: u64 },
+    #[error("the shard is kept, and step {step} has not committed: {reason}")]
+    NotCommitted { step: u64, reason: String },
     #[error("the shard was not written through this interface")]
     Foreign,
     #[error("shared memory failed")]
@@ -104,6 +106,7 @@ impl ApiFault {
             Self::RankBusy { .. } => "rank_busy",
             Self::GivenUp { .. } => "given_up",
             Self::NotSafeYet { .. } => "not_protected_yet",
+            Self::NotCommitted { .. } => "not_committed",
             Self::Foreign => "foreign_checkpoint",
             Self::Memory(_) | Self::Shard(_) => "memory",
             Self::Daemon(fault) => code_of(fault),
@@ -127,7 +130,9 @@ impl ApiFault {
             Self::Range { .. } => StatusCode::RANGE_NOT_SATISFIABLE,
             Self::Memory(_) | Self::Shard(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Daemon(fault) => status_of(fault),
-            Self::Ended | Self::NotSafeYet { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Ended | Self::NotSafeYet { .. } | Self::NotCommitted { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         }
     }
 }

@@ -71,8 +71,22 @@ struct Saving {
     run: Option<RunId>,
     /// When it began, or its last shard came.
     active: Instant,
+    /// Shards that are coming.
+    coming: usize,
     has_committed: bool,
     was_read: bool,
+}
+
+/// A shard that is coming to a namespace.
+#[derive(Debug)]
+pub struct ShardComes<'a>(&'a HyperJob);
+
+impl Drop for ShardComes<'_> {
+    fn drop(&mut self) {
+        let mut saving = self.0.saving();
+        saving.coming -= 1;
+        saving.active = Instant::now();
+    }
 }
 
 /// One rank that saves through this node.
@@ -99,6 +113,15 @@ impl RankSession {
         (*of == run).then_some(trainer)
     }
 
+    /// What was sealed last is not known, so that the next shard opens a new run.
+    pub fn forget_what_was_last(&mut self) {
+        self.last = Some(SealedBody {
+            step: Step::new(u64::MAX),
+            length: 0,
+            checksum: Checksum(0),
+        });
+    }
+
     pub fn begin(&mut self, run: RunId, trainer: LocalConn) {
         self.trainer = Some((run, trainer));
         self.last = None;
@@ -110,6 +133,7 @@ impl Saving {
         Self {
             run: None,
             active: Instant::now(),
+            coming: 0,
             has_committed: false,
             was_read: false,
         }
@@ -117,7 +141,7 @@ impl Saving {
 
     /// Whether the next save may go on in `run`.
     fn goes_on(&self, run: RunId, now: Instant) -> bool {
-        let is_under_way = now.duration_since(self.active) < SAVING;
+        let is_under_way = self.coming > 0 || now.duration_since(self.active) < SAVING;
         self.run == Some(run) && !self.was_read && (self.has_committed || is_under_way)
     }
 }
@@ -137,9 +161,20 @@ impl HyperJob {
         self.saving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A shard has come, or is coming.
-    pub fn is_saved_to(&self) {
-        self.saving().active = Instant::now();
+    /// A shard is coming, until what this gives is dropped.
+    pub fn shard_comes(&self) -> ShardComes<'_> {
+        self.saving().coming += 1;
+        ShardComes(self)
+    }
+
+    /// A save begins here in `run`.
+    fn save_begins(&self, run: RunId) {
+        let mut saving = self.saving();
+        *saving = Saving {
+            run: Some(run),
+            coming: saving.coming,
+            ..Saving::new()
+        };
     }
 
     /// A step of `run` has committed.
@@ -287,10 +322,7 @@ impl HyperJobs {
         let run = record::open_run(&self.connector, &job.name).await?;
         let record = JobRecord::new(creation.num_ranks, creation.steps_retained, run);
         self.write(job, &mut memo, record).await?;
-        *job.saving() = Saving {
-            run: Some(run),
-            ..Saving::new()
-        };
+        job.save_begins(run);
         Ok(())
     }
 
@@ -315,10 +347,7 @@ impl HyperJobs {
             record.run = record::open_run(&self.connector, &job.name).await?;
             self.write(job, &mut memo, record.clone()).await?;
         }
-        *job.saving() = Saving {
-            run: Some(record.run),
-            ..Saving::new()
-        };
+        job.save_begins(record.run);
         Ok(record)
     }
 
@@ -413,6 +442,9 @@ mod tests {
         saving.run = Some(run);
         assert!(saving.goes_on(run, begin), "somebody looks on");
         assert!(!saving.goes_on(run, later), "it was left unfinished");
+        saving.coming = 1;
+        assert!(saving.goes_on(run, later), "it is going on");
+        saving.coming = 0;
         saving.has_committed = true;
         assert!(saving.goes_on(run, later));
         assert!(!saving.goes_on(other, later), "another node opened one");

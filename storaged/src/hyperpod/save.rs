@@ -91,7 +91,7 @@ async fn receive(
     let record = jobs.known(job).await?;
     check_rank(job, &record, incoming.rank)?;
     let mut session = job.rank(incoming.rank).await?;
-    job.is_saved_to();
+    let _coming = job.shard_comes();
     let (record, prepared) = prepare(jobs, job, &mut session, record, incoming).await?;
     check_rank(job, &record, incoming.rank)?;
     let run = match prepared {
@@ -104,7 +104,6 @@ async fn receive(
             reserved.run
         }
     };
-    job.is_saved_to();
     if record.has_deleted(incoming.step) {
         jobs.change(job, |record| record.revive(incoming.step))
             .await?;
@@ -200,17 +199,24 @@ async fn fill_and_seal(
     };
     let (step, length) = (incoming.step, incoming.length);
     let sealed = trainer.seal(reserved.slot, step, length + FOOTER_BYTES);
-    sealed.await?;
-    if incoming.rank == record.last_rank() {
-        let described = trainer.commit(step, SCHEMA.to_vec(), DurableWish::Policy);
-        described.await?;
-    }
+    let outcome = match sealed.await {
+        Ok(()) if incoming.rank == record.last_rank() => {
+            let schema = SCHEMA.to_vec();
+            trainer.commit(step, schema, DurableWish::Policy).await
+        }
+        Ok(()) => Ok(()),
+        Err(fault) => {
+            let _ = trainer.release(reserved.slot).await;
+            session.forget_what_was_last();
+            return Err(fault.into());
+        }
+    };
     session.last = Some(SealedBody {
         step,
         length,
         checksum,
     });
-    Ok(())
+    Ok(outcome?)
 }
 
 /// Fills a slot with the body and its footer, and compares the checksum.
@@ -309,8 +315,10 @@ async fn await_safety(
     let until = Instant::now() + limit;
     let committed = CheckpointState::Committed;
     match reader.wait(run, step, committed, limit).await {
-        Err(fault) if fault.code() == Some(RefusalCode::TimedOut) => {
-            return Ok(CheckpointState::Staged);
+        Err(_) if limit.is_zero() => return Ok(CheckpointState::Staged),
+        Err(CallFault::Refused(refusal)) if refusal.code == RefusalCode::TimedOut => {
+            let (step, reason) = (step.get(), refusal.message);
+            return Err(ApiFault::NotCommitted { step, reason });
         }
         outcome => drop(outcome.map_err(given_up)?),
     };
