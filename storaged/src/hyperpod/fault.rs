@@ -190,3 +190,33 @@ pub fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
     let kind = [(header::CONTENT_TYPE, "application/json")];
     (status, kind, body.to_string()).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operators_page_has_every_code() {
+        let page = include_str!("../../../docs/operate/hyperpod.md");
+        let lines = include_str!("fault.rs").lines();
+        let arms = lines.filter_map(|line| line.trim().strip_suffix("\","));
+        let codes: Vec<&str> = arms
+            .filter_map(|arm| Some(arm.split_once("=> \"")?.1))
+            .collect();
+        assert!(codes.len() > 25, "{codes:?}");
+        for code in codes {
+            assert!(page.contains(&format!("`{code}`")), "{code}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_fault_is_a_status_and_a_json_object() {
+        let response = ApiFault::NoNamespace("a".into()).into_response();
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
+        let body = axum::body::to_bytes(response.into_body(), 1000).await;
+        let body: serde_json::Value = serde_json::from_slice(&body.unwrap()).unwrap();
+        assert_eq!(body["error"], "namespace_not_found");
+        assert!(body["message"].as_str().unwrap().contains("\"a\""));
+    }
+}
