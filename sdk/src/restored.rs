@@ -22,7 +22,11 @@ pub struct RestoredShard {
 }
 
 impl RestoredShard {
-    pub(crate) fn new(
+    /// What a daemon gave as the shard of `rank`, if its table of digests has the root that the manifest names.
+    ///
+    /// # Errors
+    /// [`ClientError::WrongLeaves`] if it has not.
+    pub fn new(
         manifest: &Manifest,
         rank: Rank,
         slot: Slot,

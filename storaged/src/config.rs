@@ -5,6 +5,7 @@ mod admin;
 mod bill;
 mod budget;
 mod checks;
+mod hyperpod;
 mod memory_limit;
 mod reload;
 mod span;
@@ -22,6 +23,7 @@ use thiserror::Error;
 
 pub use admin::AdminSection;
 pub use budget::BudgetSize;
+pub use hyperpod::{HyperpodSection, LatestName};
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use reload::Fixed;
 pub use span::Span;
@@ -82,6 +84,8 @@ pub struct ConfigFile {
     pub durable: Option<StoreConfig>,
     /// What goes there and how fast.
     pub trickle: TrickleSection,
+    /// HTTP for HyperPod's clients; by default none.
+    pub hyperpod: Option<HyperpodSection>,
 }
 
 /// `[node]`
@@ -325,6 +329,8 @@ pub struct Config {
     pub runs_without_tier: RunsWithoutTier,
     /// How checkpoints go there.
     pub trickle: TrickleLimits,
+    /// HTTP for HyperPod's clients.
+    pub hyperpod: Option<HyperpodSection>,
 }
 
 impl ConfigFile {
@@ -408,6 +414,7 @@ impl ConfigFile {
                 increments: self.increments()?,
                 retention: self.retention()?,
             },
+            hyperpod: self.hyperpod()?,
             durable: self.durable,
             name,
         };

@@ -168,6 +168,7 @@ impl Daemon {
         let node = Node::new(setup(&config, generation))?;
         let (to_stage, from_stage) = mpsc::channel(QUEUE);
         stage::listen(&config.sockets, &to_stage)?;
+        start::start_hyperpod(&config, &to_stage, &ops).await?;
         let (reloads, from_reloads) = mpsc::channel(1);
         ops.metrics.expect_nodes(&config.members);
         tracing::info!(node = %config.name, generation = %format!("{:016x}", generation.get()),

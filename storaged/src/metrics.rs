@@ -19,6 +19,9 @@ use crate::trickle::Copied;
 /// What the states' counter says of a checkpoint that was given up.
 const ABANDONED: &str = "abandoned";
 
+/// How requests of HyperPod's clients end.
+const HYPERPOD_KINDS: [&str; 3] = ["ok", "refused", "failed"];
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
     state: String,
@@ -100,6 +103,12 @@ metrics! {
         "Nodes whose link is measured to be far below the usual rate";
     encode_wrong_bytes: Family<NodeLabel, Counter>, "encode_wrong_bytes",
         "Sessions led here that failed because this node had sent wrong bytes, as the node that got them says";
+    hyperpod_requests: Family<KindLabel, Counter>, "hyperpod_requests",
+        "Requests of HyperPod's clients";
+    hyperpod_received: Counter, "hyperpod_received_bytes",
+        "Bytes of shards received";
+    hyperpod_sent: Counter, "hyperpod_sent_bytes",
+        "Bytes of shards opened to send";
     place_peers_up: Gauge, "place_peers_up",
         "Peers whose link is up";
     place_healed: Counter, "place_blocks_healed",
@@ -190,6 +199,10 @@ impl Metrics {
         }
         for kind in Kind::ALL {
             drop(self.trickle_records.get_or_create(&kind_label(kind)));
+        }
+        for kind in HYPERPOD_KINDS {
+            let kind = kind.into();
+            drop(self.hyperpod_requests.get_or_create(&KindLabel { kind }));
         }
     }
 
@@ -360,6 +373,30 @@ impl Metrics {
             .set(gauge(blocks_most as u64));
     }
 
+    /// A request of a HyperPod client was answered with this status.
+    pub fn observe_hyperpod(&self, status: u16) {
+        let [ok, refused, failed] = HYPERPOD_KINDS;
+        let kind = match status {
+            ..400 => ok,
+            400..500 => refused,
+            500.. => failed,
+        };
+        let kind = kind.into();
+        self.hyperpod_requests
+            .get_or_create(&KindLabel { kind })
+            .inc();
+    }
+
+    /// A shard came in over HTTP.
+    pub fn observe_hyperpod_received(&self, bytes: u64) {
+        self.hyperpod_received.inc_by(bytes);
+    }
+
+    /// A shard goes out over HTTP.
+    pub fn observe_hyperpod_sent(&self, bytes: u64) {
+        self.hyperpod_sent.inc_by(bytes);
+    }
+
     /// What the ledger says now.
     pub fn observe_ledger(&self, ledger: &storaged_core::Ledger, spare: u64, peers_up: usize) {
         self.memory_used_bytes.set(gauge(ledger.used));
@@ -367,6 +404,11 @@ impl Metrics {
         self.memory_spare_bytes.set(gauge(spare));
         self.sessions.set(gauge(ledger.sessions as u64));
         self.place_peers_up.set(gauge(peers_up as u64));
+    }
+
+    /// Bytes of slots and parity, as the ledger said last.
+    pub fn memory_used(&self) -> u64 {
+        u64::try_from(self.memory_used_bytes.get()).unwrap_or(0)
     }
 
     /// All of them, as Prometheus reads them.
@@ -398,93 +440,4 @@ fn gauge(value: u64) -> i64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use storaged_core::SideRate;
-
-    use super::*;
-
-    #[test]
-    fn what_is_observed_is_exposed() {
-        let metrics = Metrics::new();
-        metrics.observe_state("protected");
-        metrics.observe_digest(7);
-        let text = metrics.text();
-        assert!(
-            text.contains("storaged_checkpoint_states_total{state=\"protected\"} 1"),
-            "{text}"
-        );
-        assert!(
-            text.contains("storaged_stage_digest_bytes_total 7"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn every_counter_is_there_before_its_first_event() {
-        let metrics = Metrics::new();
-        let member = Member {
-            name: NodeName::new("n1").expect("a name"),
-            failure_domain: "r1".into(),
-        };
-        metrics.expect_nodes(&[member]);
-        let text = metrics.text();
-        for name in [
-            "checkpoint_states_total{state=\"protected\"}",
-            "checkpoint_states_total{state=\"durable\"}",
-            "checkpoint_states_total{state=\"abandoned\"}",
-            "trickle_increment_records_total{kind=\"raw\"}",
-            "encode_wrong_bytes_total{node=\"n1\"}",
-            "trickle_failures_total",
-            "place_peer_faults_total",
-        ] {
-            assert!(
-                text.contains(&format!("storaged_{name} 0")),
-                "{name} in {text}"
-            );
-        }
-        // No family is without a single line.
-        let counters = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        for name in counters.filter_map(|line| line.strip_suffix(" counter")) {
-            assert!(
-                text.contains(&format!("\n{name}_total")),
-                "{name} in {text}"
-            );
-        }
-        metrics.observe_publish(false);
-        assert!(metrics.text().contains("storaged_trickle_failures_total 1"));
-    }
-
-    #[test]
-    fn what_is_not_known_of_a_link_any_more_is_not_exposed() {
-        let metrics = Metrics::new();
-        let up = SideRate {
-            bytes_per_s: 7,
-            slow_ppm: Some(100_000),
-        };
-        let node = NodeRate {
-            node: storaged_wire::NodeName::new("n1").expect("a name"),
-            up: Some(up),
-            down: None,
-        };
-        metrics.observe_link_rates(&[node]);
-        let text = metrics.text();
-        let row = "storaged_encode_link_bytes_per_second{node=\"n1\",side=\"up\"} 7";
-        assert!(text.contains(row) && text.contains("storaged_encode_slow_nodes 1"));
-        metrics.observe_link_rates(&[]);
-        let text = metrics.text();
-        assert!(!text.contains("n1") && text.contains("storaged_encode_slow_nodes 0"));
-    }
-
-    #[test]
-    fn the_operators_page_has_every_metric() {
-        let page = include_str!("../../docs/operate/metrics.md");
-        let text = Metrics::new().text();
-        let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        for line in names {
-            let (name, kind) = line.split_once(' ').expect("a name and a type");
-            let total = if kind == "counter" { "_total" } else { "" };
-            let row = format!("| `{name}{total}` | {kind} |");
-            assert!(page.contains(&row), "the page has no row {row}");
-        }
-    }
-}
+mod tests;

@@ -81,6 +81,16 @@ impl Slot {
         Ok(Self { fd, capacity })
     }
 
+    /// Another descriptor of the same memory.
+    ///
+    /// # Errors
+    /// [`SlotError::Os`] if there is no descriptor left.
+    pub fn try_clone(&self) -> Result<Self, SlotError> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(os("dup"))?;
+        let capacity = self.capacity;
+        Ok(Self { fd, capacity })
+    }
+
     /// Bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity

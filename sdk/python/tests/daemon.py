@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import storaged
@@ -84,6 +86,24 @@ budget = "{budget}"
     def go_on(self):
         self.process.send_signal(signal.SIGCONT)
 
+    def status(self):
+        return json.loads(self.page("status"))
+
+    def page(self, name):
+        """What the operator's HTTP shows."""
+        address = re.search(r'ops_listen = "(.*)"', self.config.read_text())[1]
+        with urllib.request.urlopen(f"http://{address}/{name}", timeout=10) as answer:
+            return answer.read().decode()
+
+    def metrics(self):
+        lines = (line.rsplit(" ", 1) for line in self.page("metrics").splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in lines}
+
+    def anonymous_bytes(self):
+        """Memory of its own: neither slots nor files."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+) kB", text)[1]) << 10
+
     def kill(self):
         if self.process.poll() is None:
             self.go_on()
@@ -96,18 +116,19 @@ budget = "{budget}"
         return folder
 
 
-def cluster(folder, nodes, k, m, extra):
-    """Nodes that know each other, with one durable tier."""
+def cluster(folder, nodes, k, m, extra, ports=()):
+    """Nodes that know each other, with one durable tier. A node's port stands for PORT in `extra`."""
     folder, names = Path(folder), [f"n{number}" for number in range(nodes)]
     certificates, addresses = folder / "certs", {name: f"127.0.0.1:{free_udp_port()}" for name in names}
     issue = [["ca", certificates], *(["issue", certificates, name] for name in names)]
     for arguments in issue:
         subprocess.run([executable(), "cert", *map(str, arguments)], check=True, capture_output=True)
     started = []
-    for name in names:
+    for number, name in enumerate(names):
+        its = extra.replace("PORT", str(ports[number])) if ports else extra
         peers = "".join(f'[[peers]]\nname = "{peer}"\naddress = "{addresses[peer]}"\n\n' for peer in names if peer != name)
         files = f'[tls]\nca = "{certificates}/ca.pem"\ncertificate = "{certificates}/{name}.pem"\nkey = "{certificates}/{name}.key"\n'
-        text = f"{files}\n[coding]\nk = {k}\nm = {m}\n\n{extra}\n{peers}"
+        text = f"{files}\n[coding]\nk = {k}\nm = {m}\n\n{its}\n{peers}"
         started.append(Daemon(folder / name, text, name=name, listen=addresses[name], tier=folder / "tier"))
     return started
 

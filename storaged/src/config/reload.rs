@@ -51,7 +51,7 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 15] = [
+        let keys: [Key<'_>; 16] = [
             ("node.name", &|config| config.name.to_string()),
             ("node.failure_domain", &|config| text(&own(config))),
             ("node.listen", &|config| config.listen.to_string()),
@@ -76,6 +76,7 @@ impl Config {
             ("durable", &|config| text(&config.durable)),
             ("trickle.every", &|config| text(&config.durable_policy)),
             ("trickle", &|config| text(&config.trickle)),
+            ("hyperpod", &|config| text(&config.hyperpod)),
         ];
         keys.into_iter()
             .filter_map(|(key, name)| named(name, key))

@@ -71,6 +71,7 @@ fn the_operators_page_has_every_key() {
         ("durable", "[durable]\nkind = 's3'"),
         ("trickle", "[trickle]"),
         ("encode", "[encode]"),
+        ("hyperpod", "[hyperpod]"),
     ];
     for (section, text) in sections {
         let keys = keys(section, text);
@@ -106,6 +107,16 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[encode]\ncores = []", "encode.cores"),
         ("[encode]\ncores = [9999]", "encode.cores"),
         ("[encode]\ncores = [1023]", "encode.cores"),
+        ("[hyperpod]", "hyperpod.token_file"),
+        ("[hyperpod]\ntoken_file = '/none'", "hyperpod.token_file"),
+        (
+            "[hyperpod]\nwithout_token = true\nlisten = '0.0.0.0:9200'",
+            "hyperpod.listen",
+        ),
+        (
+            "[hyperpod]\nwithout_token = true\nsave_wait = '1h'",
+            "hyperpod.save_wait",
+        ),
         ("[memory]\nbudget = '1MiB'", "memory.budget"),
         ("[memory]\nbudget = '0B'", "memory.budget"),
         ("[log]\nfilter = 'storaged=loud'", "log.filter"),

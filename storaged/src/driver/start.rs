@@ -9,7 +9,10 @@ use tokio::sync::mpsc;
 use super::certificate::OwnCertificate;
 use super::{Seams, StartError};
 use crate::config::Config;
+use crate::http::OpsState;
+use crate::hyperpod;
 use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, TlsIdentity};
+use crate::stage::StageEvent;
 
 pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
     Setup {
@@ -39,6 +42,26 @@ pub(super) fn own_certificate(config: &Config) -> Result<Option<OwnCertificate>,
     };
     let identity = TlsIdentity::load(files)?;
     Ok(Some(OwnCertificate::new(identity.validity()?)))
+}
+
+/// HTTP for HyperPod's clients, if it is configured.
+pub(super) async fn start_hyperpod(
+    config: &Config,
+    events: &mpsc::Sender<StageEvent>,
+    ops: &Arc<OpsState>,
+) -> Result<(), StartError> {
+    let Some(section) = &config.hyperpod else {
+        return Ok(());
+    };
+    let started = async {
+        let token = section.token().map_err(std::io::Error::other)?;
+        let settings = hyperpod::Settings::of(config, section, token);
+        hyperpod::start(settings, events.clone(), ops.clone()).await
+    };
+    let what = "the HTTP for HyperPod's clients";
+    let bound = (started.await).map_err(|source| StartError::Start { what, source })?;
+    tracing::info!(listen = %bound, token = section.token_file.is_some(), "HTTP for HyperPod's clients");
+    Ok(())
 }
 
 pub(super) async fn start_net(

@@ -1,0 +1,90 @@
+//! What is exposed, and that the operator's page has every metric.
+
+use storaged_core::SideRate;
+
+use super::*;
+
+#[test]
+fn what_is_observed_is_exposed() {
+    let metrics = Metrics::new();
+    metrics.observe_state("protected");
+    metrics.observe_digest(7);
+    let text = metrics.text();
+    assert!(
+        text.contains("storaged_checkpoint_states_total{state=\"protected\"} 1"),
+        "{text}"
+    );
+    assert!(
+        text.contains("storaged_stage_digest_bytes_total 7"),
+        "{text}"
+    );
+}
+
+#[test]
+fn every_counter_is_there_before_its_first_event() {
+    let metrics = Metrics::new();
+    let member = Member {
+        name: NodeName::new("n1").expect("a name"),
+        failure_domain: "r1".into(),
+    };
+    metrics.expect_nodes(&[member]);
+    let text = metrics.text();
+    for name in [
+        "checkpoint_states_total{state=\"protected\"}",
+        "checkpoint_states_total{state=\"durable\"}",
+        "checkpoint_states_total{state=\"abandoned\"}",
+        "trickle_increment_records_total{kind=\"raw\"}",
+        "encode_wrong_bytes_total{node=\"n1\"}",
+        "trickle_failures_total",
+        "place_peer_faults_total",
+    ] {
+        assert!(
+            text.contains(&format!("storaged_{name} 0")),
+            "{name} in {text}"
+        );
+    }
+    // No family is without a single line.
+    let counters = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    for name in counters.filter_map(|line| line.strip_suffix(" counter")) {
+        assert!(
+            text.contains(&format!("\n{name}_total")),
+            "{name} in {text}"
+        );
+    }
+    metrics.observe_publish(false);
+    assert!(metrics.text().contains("storaged_trickle_failures_total 1"));
+}
+
+#[test]
+fn what_is_not_known_of_a_link_any_more_is_not_exposed() {
+    let metrics = Metrics::new();
+    let up = SideRate {
+        bytes_per_s: 7,
+        slow_ppm: Some(100_000),
+    };
+    let node = NodeRate {
+        node: storaged_wire::NodeName::new("n1").expect("a name"),
+        up: Some(up),
+        down: None,
+    };
+    metrics.observe_link_rates(&[node]);
+    let text = metrics.text();
+    let row = "storaged_encode_link_bytes_per_second{node=\"n1\",side=\"up\"} 7";
+    assert!(text.contains(row) && text.contains("storaged_encode_slow_nodes 1"));
+    metrics.observe_link_rates(&[]);
+    let text = metrics.text();
+    assert!(!text.contains("n1") && text.contains("storaged_encode_slow_nodes 0"));
+}
+
+#[test]
+fn the_operators_page_has_every_metric() {
+    let page = include_str!("../../../docs/operate/metrics.md");
+    let text = Metrics::new().text();
+    let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    for line in names {
+        let (name, kind) = line.split_once(' ').expect("a name and a type");
+        let total = if kind == "counter" { "_total" } else { "" };
+        let row = format!("| `{name}{total}` | {kind} |");
+        assert!(page.contains(&row), "the page has no row {row}");
+    }
+}
