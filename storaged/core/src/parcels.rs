@@ -21,7 +21,7 @@ use crate::node::Node;
 /// Parcels that are kept for whoever fetches them, and those that are fetched.
 #[derive(Debug, Default)]
 pub(crate) struct Parcels {
-    kept: BTreeMap<Digest, Kept>,
+    kept: BTreeMap<Digest, KeptParcel>,
     coming: BTreeMap<Digest, Incoming>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum Notice {
 
 /// A parcel that is here.
 #[derive(Debug)]
-struct Kept {
+struct KeptParcel {
     bytes: SharedBytes,
     /// The manifest that it brings.
     manifest: Option<Digest>,
@@ -63,7 +63,7 @@ type Relays = BTreeMap<NodeName, Vec<NodeName>>;
 impl Parcels {
     /// Keeps bytes for whoever asks for them.
     fn keep(&mut self, name: Digest, bytes: SharedBytes, now: Now) {
-        let kept = Kept {
+        let kept = KeptParcel {
             bytes,
             manifest: None,
             until: now.plus(limits::PARCEL_KEPT_MS),
@@ -73,7 +73,7 @@ impl Parcels {
     }
 
     /// A parcel that is here; it stays for some more time.
-    fn kept(&mut self, name: Digest, now: Now) -> Option<&mut Kept> {
+    fn kept(&mut self, name: Digest, now: Now) -> Option<&mut KeptParcel> {
         let kept = self.kept.get_mut(&name)?;
         kept.until = now.plus(limits::PARCEL_KEPT_MS);
         Some(kept)

@@ -538,7 +538,12 @@ fn namespace_messages() -> Vec<PeerMessage> {
 
 /// About sessions.
 pub fn session_messages() -> Vec<PeerMessage> {
-    [messages_before_a_session_runs(), messages_while_it_runs()].concat()
+    [
+        messages_before_a_session_runs(),
+        messages_that_are_fetched(),
+        messages_while_it_runs(),
+    ]
+    .concat()
 }
 
 fn messages_before_a_session_runs() -> Vec<PeerMessage> {
@@ -585,6 +590,29 @@ fn messages_before_a_session_runs() -> Vec<PeerMessage> {
             stripes: Some(stripes.clone()),
         },
         PeerMessage::Preparing { session },
+        failed(SessionFault::NoManifest),
+        failed(SessionFault::NoRoom("full".into())),
+        failed(SessionFault::Neighbour {
+            node: node("c"),
+            reason: "slow".into(),
+        }),
+        failed(SessionFault::WrongBytes {
+            node: node("c"),
+            reason: "stripe 3".into(),
+        }),
+        begin(None),
+        begin(Some(EncodeShape::Chain { order: vec![] })),
+        begin(Some(EncodeShape::Tree {
+            fan_in: 3,
+            order: vec![1, 0],
+        })),
+        begin(Some(EncodeShape::GatherAtSources { roots: vec![2, 3] })),
+        begin(Some(EncodeShape::GatherAtKeepers)),
+    ]
+}
+
+fn messages_that_are_fetched() -> Vec<PeerMessage> {
+    vec![
         PeerMessage::Parcel {
             parcel: some_digest(),
             length: 1 << 25,
@@ -612,24 +640,6 @@ fn messages_before_a_session_runs() -> Vec<PeerMessage> {
             place: table_place(),
             page: TablePage::default(),
         },
-        failed(SessionFault::NoManifest),
-        failed(SessionFault::NoRoom("full".into())),
-        failed(SessionFault::Neighbour {
-            node: node("c"),
-            reason: "slow".into(),
-        }),
-        failed(SessionFault::WrongBytes {
-            node: node("c"),
-            reason: "stripe 3".into(),
-        }),
-        begin(None),
-        begin(Some(EncodeShape::Chain { order: vec![] })),
-        begin(Some(EncodeShape::Tree {
-            fan_in: 3,
-            order: vec![1, 0],
-        })),
-        begin(Some(EncodeShape::GatherAtSources { roots: vec![2, 3] })),
-        begin(Some(EncodeShape::GatherAtKeepers)),
     ]
 }
 

@@ -1,3 +1,5 @@
+//! Parcels are fetched once, answered to all, and handed on.
+
 use storaged_codec::root_digest;
 use storaged_wire::local::DurableWish;
 use storaged_wire::{Generation, ManifestBytes};

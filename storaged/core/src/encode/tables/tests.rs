@@ -1,3 +1,5 @@
+//! Tables come page by page, are proved, and are asked for elsewhere if need be.
+
 use std::sync::Arc;
 
 use storaged_codec::{digest, fingerprint};
