@@ -395,8 +395,9 @@ pub enum PeerMessage {
     /// The answer.
     #[n(21)]
     ManifestAnswer {
+        /// None if it is long, so that all who ask for it are told the same.
         #[n(0)]
-        query: u64,
+        query: Option<u64>,
         #[n(1)]
         manifest: Option<ByteVec>,
     },

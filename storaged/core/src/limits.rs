@@ -33,6 +33,12 @@ pub const RELAY_NAMES_MAX: usize = 8_192;
 /// All parcels that are kept for others, and all that are on their way here: each at most so many bytes.
 pub const PARCELS_BYTES_MAX: u64 = 256 << 20;
 
+/// So many parcels may be on their way here at once: each is looked at with every message that brings a page.
+pub const PARCELS_COMING_MAX: usize = 256;
+
+/// Fences or marks in one message: below the longest that goes as it is, for nobody says them again.
+pub const FENCES_MAX: usize = 256;
+
 /// A parcel that nobody asks for or tells of is kept this long: home nodes say again each second what is not answered.
 pub const PARCEL_KEPT_MS: u64 = 10_000;
 

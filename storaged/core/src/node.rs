@@ -462,7 +462,7 @@ impl Node {
                 self.manifest_asked(from, query, manifest);
             }
             PeerMessage::ManifestAnswer { query, manifest } => {
-                self.manifest_answered(from, QueryId(query), manifest.map(Into::into));
+                self.manifest_answered(from, query.map(QueryId), manifest.map(Into::into));
             }
             PeerMessage::VerifyQuery { query, manifest } => {
                 self.verify_asked(from, query, manifest);

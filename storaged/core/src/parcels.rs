@@ -30,6 +30,8 @@ pub(crate) struct Parcels {
 pub(crate) enum Notice {
     Committed,
     Description,
+    /// The answer to whoever asks for its manifest.
+    Answer,
 }
 
 /// A parcel that is here.
@@ -99,9 +101,10 @@ impl Parcels {
 
     /// A node says that it has something for this one.
     fn told(&mut self, from: &NodeName, (name, length): (Digest, u64), relay: Option<Relay>) {
+        let is_full = self.coming.len() >= limits::PARCELS_COMING_MAX;
         let coming: u64 = self.coming.values().map(|incoming| incoming.length).sum();
         if !self.coming.contains_key(&name)
-            && coming.saturating_add(length) > limits::PARCELS_BYTES_MAX
+            && (is_full || coming.saturating_add(length) > limits::PARCELS_BYTES_MAX)
         {
             return;
         }

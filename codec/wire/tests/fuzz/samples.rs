@@ -525,7 +525,7 @@ fn namespace_messages() -> Vec<PeerMessage> {
         },
         PeerMessage::ManifestQuery { query, manifest },
         PeerMessage::ManifestAnswer {
-            query,
+            query: Some(query),
             manifest: Some(bytes()),
         },
         PeerMessage::VerifyQuery { query, manifest },

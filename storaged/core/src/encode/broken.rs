@@ -11,6 +11,7 @@ use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
 use super::member::{Joined, Kept};
+use super::tables::Tables;
 use crate::api::{Now, Output, ParityId};
 use crate::budget::Reservation;
 use crate::limits;
@@ -41,6 +42,8 @@ pub(crate) struct PartMade {
     made: DirtyMap,
     /// All of it is made: only the leader's word is missing.
     whole: bool,
+    /// The digests and fingerprints of what it covers: without them nothing that is computed from it can be proved.
+    tables: Tables,
     until: Now,
 }
 
@@ -136,6 +139,7 @@ impl Node {
             set,
             made,
             whole: joined.is_finished(),
+            tables: joined.fetch.tables().clone(),
             until,
         };
         let block = (manifest, joined.derived.lane, index);
@@ -221,10 +225,12 @@ impl Node {
             let (_, lane, index) = block;
             let part = self.part_made.remove(&block);
             let checkpoint = self.checkpoints.get_mut(key);
-            if let (Some(part), Some(checkpoint)) = (part, checkpoint)
-                && let Some(old) = checkpoint.parity.insert((lane, index), part.set)
-            {
-                self.drop_parity(old);
+            if let (Some(part), Some(checkpoint)) = (part, checkpoint) {
+                checkpoint.leaves.extend(part.tables.leaves);
+                checkpoint.prints.extend(part.tables.prints);
+                if let Some(old) = checkpoint.parity.insert((lane, index), part.set) {
+                    self.drop_parity(old);
+                }
             }
         }
         self.report_held(key);

@@ -92,10 +92,10 @@ struct ShardFetch {
 }
 
 /// What a node can say of a table.
-enum TableHere {
+enum TableHere<'a> {
     Known(Arc<[Digest]>, Arc<[Fingerprint]>),
-    /// Whoever asks will ask again.
-    Coming,
+    /// So much of it is here, and nothing proves that yet.
+    Coming(&'a [Digest], &'a [Fingerprint]),
     Unknown,
 }
 
@@ -388,10 +388,11 @@ impl Node {
     /// A member of a session led here is at it.
     pub(crate) fn member_preparing(&mut self, from: &NodeName, session: SessionId) {
         let until = self.now.plus(limits::PROPOSE_MAX_MS);
-        if let Some(led) = self.led.get_mut(&session)
-            && led.begun.is_none()
-            && led.members.contains(from)
-        {
+        let Some(led) = self.led.get_mut(&session) else {
+            let kept = false;
+            return self.send(from, PeerMessage::Close { session, kept });
+        };
+        if led.begun.is_none() && led.members.contains(from) {
             led.deadline = led.deadline.max(until).min(led.prepare_by);
         }
     }
@@ -407,19 +408,22 @@ impl Node {
         let chunks = self.setup.messages.table_chunks;
         let first = usize::try_from(place.first).unwrap_or(usize::MAX);
         let (leaves, prints) = match self.table_here(key, place) {
-            TableHere::Known(leaves, prints) => (leaves, prints),
-            TableHere::Coming => return,
+            TableHere::Known(leaves, prints) => {
+                (part(&leaves, first, chunks), part(&prints, first, chunks))
+            }
+            // What is here already is a sign of life to whoever waits for all of it. Nothing yet is not: it asks again.
+            TableHere::Coming(leaves, prints) if first < leaves.len() => {
+                (part(leaves, first, chunks), part(prints, first, chunks))
+            }
+            TableHere::Coming(..) => return,
             TableHere::Unknown => Default::default(),
         };
-        let page = TablePage {
-            leaves: part(&leaves, first, chunks),
-            prints: part(&prints, first, chunks),
-        };
+        let page = TablePage { leaves, prints };
         self.send(from, PeerMessage::TablePage { place, page });
     }
 
     /// A table as far as it is known here: what a session has fetched counts before the session's end.
-    fn table_here(&self, key: &CheckpointKey, place: TablePlace) -> TableHere {
+    fn table_here(&self, key: &CheckpointKey, place: TablePlace) -> TableHere<'_> {
         let fetches = self.joined.values().map(|joined| &joined.fetch);
         let fetches = fetches.filter(|fetch| fetch.manifest == place.manifest);
         let fetched = fetches.clone().find_map(|fetch| {
@@ -435,10 +439,10 @@ impl Node {
         }
         match fetches
             .clone()
-            .any(|fetch| fetch.coming.contains_key(&place.rank))
+            .find_map(|fetch| fetch.coming.get(&place.rank))
         {
-            true => TableHere::Coming,
-            false => TableHere::Unknown,
+            Some(coming) => TableHere::Coming(&coming.leaves, &coming.prints),
+            None => TableHere::Unknown,
         }
     }
 

@@ -283,3 +283,88 @@ fn in_another_ones_name_a_commit_alone_is_believed() {
     let said = fetch(&mut node, asked, &bytes);
     assert_eq!(said, [], "answered a question that `a` did not ask");
 }
+
+/// `c`, which has a manifest of 3 MiB.
+fn knows_a_long_manifest() -> (Node, ManifestBytes) {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let manifest = manifest();
+    let (told, bytes) = parcel(&committed(&manifest));
+    let asked = sends(hear(&mut node, 1, "a", told));
+    fetch(&mut node, asked, &bytes);
+    (node, manifest)
+}
+
+/// A hundred nodes come back and plan. Were the number of its question in what each of them fetches, each would get a parcel
+/// of its own, and they would push each other out.
+#[test]
+fn many_who_ask_for_one_manifest_are_all_served() {
+    let (mut node, manifest) = knows_a_long_manifest();
+    let mut told = Vec::new();
+    for query in 1..=100 {
+        let manifest = manifest.name();
+        let question = PeerMessage::ManifestQuery { query, manifest };
+        let said = sends(hear(&mut node, 100 + query, "a", question));
+        told.extend(said.iter().find_map(|(_, message)| match message {
+            PeerMessage::Parcel { parcel, .. } => Some(*parcel),
+            _ => None,
+        }));
+    }
+    assert_eq!(told.len(), 100);
+    let mut unserved = 0;
+    for parcel in told {
+        let place = ParcelPlace { parcel, offset: 0 };
+        let said = sends(hear(&mut node, 250, "a", PeerMessage::ParcelQuery(place)));
+        unserved += said
+            .iter()
+            .filter(|(_, m)| matches!(m, PeerMessage::ParcelPage { bytes, .. } if bytes.is_empty()))
+            .count();
+    }
+    assert_eq!(
+        unserved, 0,
+        "of 100 that were told where to fetch it within 0.2 s"
+    );
+}
+
+/// One node says that it has something huge and never gives it: nothing long from anybody else is fetched.
+#[test]
+fn one_that_tells_of_something_huge_does_not_keep_others_from_being_heard() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let (told, _) = parcel(&committed(&manifest()));
+    let mut asked = false;
+    for second in 0..60u64 {
+        let at = 1_000 * second;
+        let huge = PeerMessage::Parcel {
+            parcel: digest(&second.to_le_bytes()),
+            length: limits::PARCELS_BYTES_MAX,
+            relay: None,
+        };
+        hear(&mut node, at, "a", huge);
+        let said = sends(hear(&mut node, at + 1, "b", told.clone()));
+        let ticked = sends(node.handle(Now(at + 500), Input::Tick));
+        asked |= said.iter().chain(&ticked).any(|(to, message)| {
+            *to == name("b") && matches!(message, PeerMessage::ParcelQuery(_))
+        });
+    }
+    assert!(asked, "b's manifest was not asked for in a minute");
+}
+
+/// Nobody who could fetch it is up.
+#[test]
+fn what_only_nodes_that_are_down_lack_is_not_kept_encoded_for_ever() {
+    let (mut node, manifest) = knows_a_long_manifest();
+    let stored = PeerMessage::ManifestStored {
+        manifest: manifest.name(),
+        state: storaged_wire::CheckpointState::Committed,
+        bears: 0,
+    };
+    hear(&mut node, 20, "a", stored);
+    node.handle(Now(21), Input::PeerDown { node: name("b") });
+    for second in 1..120 {
+        node.handle(Now(second * 1_000), Input::Tick);
+    }
+    let kept = node.parcels.kept.len();
+    assert_eq!(
+        kept, 0,
+        "parcels kept after two minutes in which nobody asked"
+    );
+}

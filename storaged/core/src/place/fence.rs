@@ -5,6 +5,7 @@
 use storaged_wire::peer::{Fence, NamedRun, PeerMessage, PromiseOutcome};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
 
+use crate::limits;
 use crate::node::Node;
 
 /// What a run is to this node.
@@ -159,8 +160,8 @@ impl Node {
             .iter()
             .filter_map(|namespace| self.fence_record(namespace))
             .collect();
-        if !fences.is_empty() {
-            self.send(node, PeerMessage::Fences(fences));
+        for fences in fences.chunks(limits::FENCES_MAX) {
+            self.send(node, PeerMessage::Fences(fences.to_vec()));
         }
         self.advance_proposals();
         self.hellos_ask(node);

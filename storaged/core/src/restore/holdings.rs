@@ -12,6 +12,7 @@ use storaged_wire::{
 use super::plan::Then;
 use crate::api::{QueryId, RequestId};
 use crate::node::Node;
+use crate::parcels::Notice;
 use crate::place::wrong_token;
 use crate::table::Checkpoint;
 
@@ -73,10 +74,19 @@ impl Node {
     }
 
     pub(crate) fn manifest_asked(&mut self, from: &NodeName, query: u64, name: Digest) {
-        let manifest = self
-            .known_manifest(name)
-            .map(|manifest| ByteVec::from(manifest.bytes().to_vec()));
-        self.send(from, PeerMessage::ManifestAnswer { query, manifest });
+        let known = self.known_manifest(name);
+        let length = known.as_ref().map_or(0, |manifest| manifest.bytes().len());
+        let answer = |query| PeerMessage::ManifestAnswer {
+            query,
+            manifest: known.map(|manifest| ByteVec::from(manifest.bytes().to_vec())),
+        };
+        let message = match self.by_name.get(&name).cloned() {
+            Some(key) if length > self.setup.messages.inline => {
+                self.wrap_again(&key, Notice::Answer, || answer(None))
+            }
+            _ => answer(Some(query)),
+        };
+        self.send(from, message);
     }
 
     pub(crate) fn get_manifest(&mut self, id: RequestId, name: Digest) -> Result<(), Refusal> {

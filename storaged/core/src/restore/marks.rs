@@ -7,6 +7,7 @@ use storaged_wire::Namespace;
 use storaged_wire::NodeName;
 use storaged_wire::peer::{CheckpointKey, HighMark, NamespaceMark, PeerMessage};
 
+use crate::limits;
 use crate::node::Node;
 
 /// The mark that a checkpoint sets.
@@ -56,8 +57,8 @@ impl Node {
         let marks: Vec<NamespaceMark> = namespaces
             .filter_map(|namespace| self.namespace_mark(namespace))
             .collect();
-        if !marks.is_empty() {
-            self.send(node, PeerMessage::Marks(marks));
+        for marks in marks.chunks(limits::FENCES_MAX) {
+            self.send(node, PeerMessage::Marks(marks.to_vec()));
         }
     }
 

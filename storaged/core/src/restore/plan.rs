@@ -272,8 +272,33 @@ impl Node {
     pub(crate) fn manifest_answered(
         &mut self,
         from: &NodeName,
-        query: QueryId,
+        query: Option<QueryId>,
         bytes: Option<Vec<u8>>,
+    ) {
+        let manifest = bytes.and_then(|bytes| ManifestBytes::parse(bytes).ok());
+        let manifest = manifest.map(Arc::new);
+        let name = manifest.as_ref().map(|manifest| manifest.name());
+        let asked = |plan: &PlanQuery| {
+            plan.manifests_due.contains_key(from)
+                && name.is_some_and(|name| plan.manifests_asked.contains(&name))
+        };
+        let queries: Vec<QueryId> = match query {
+            Some(query) => vec![query],
+            None => {
+                let plans = self.plans.iter().filter(|(_, plan)| asked(plan));
+                plans.map(|(query, _)| *query).collect()
+            }
+        };
+        for query in queries {
+            self.plan_has_manifest(from, query, manifest.clone());
+        }
+    }
+
+    fn plan_has_manifest(
+        &mut self,
+        from: &NodeName,
+        query: QueryId,
+        manifest: Option<Arc<ManifestBytes>>,
     ) {
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
@@ -283,12 +308,10 @@ impl Node {
             plan.manifests_due.insert(from.clone(), due - 1);
         }
         // A manifest that does not have the digest it was asked by finds no use.
-        if let Some(manifest) = bytes.and_then(|bytes| ManifestBytes::parse(bytes).ok())
+        if let Some(manifest) = manifest
             && plan.manifests_asked.contains(&manifest.name())
         {
-            plan.survey
-                .manifests
-                .insert(manifest.name(), Arc::new(manifest));
+            plan.survey.manifests.insert(manifest.name(), manifest);
         }
         self.advance_plan(query);
     }

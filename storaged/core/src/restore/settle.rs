@@ -193,7 +193,10 @@ mod tests {
 
     fn known(query: u64, step: u64) -> PeerMessage {
         let manifest = Some(manifest(step).bytes().to_vec().into());
-        PeerMessage::ManifestAnswer { query, manifest }
+        PeerMessage::ManifestAnswer {
+            query: Some(query),
+            manifest,
+        }
     }
 
     fn mark(step: u64) -> HighMark {

@@ -515,6 +515,9 @@ impl Node {
 
     /// Brings one node up to what this node knows of a committed checkpoint.
     pub(crate) fn tell(&mut self, key: &CheckpointKey, node: &NodeName) {
+        if !self.is_up(node) {
+            return;
+        }
         let Some(checkpoint) = self.checkpoints.get(key) else {
             return;
         };

@@ -230,3 +230,152 @@ fn a_page_is_told_as_soon_as_its_manifest_is_here() {
     assert!(said.contains(&empty), "{said:?}");
     assert_eq!(sent(hear(&mut node, 4, "c", query)), [empty]);
 }
+
+/// Two coding nodes, one of them cut off from the shard's node: what the other one fetches takes longer than the five
+/// seconds that the first one waits for an answer, and there is none until all is there.
+#[test]
+fn whoever_asks_while_a_table_comes_hears_something_before_it_gives_up() {
+    // As the one that fetches.
+    let (mut node, manifest, _) = member();
+    let query = PeerMessage::TableQuery(place(&manifest, 0));
+    let mut heard_something = false;
+    for second in 1..=limits::PROPOSE_MAX_MS / 1_000 {
+        let at = 3 + second * 1_000;
+        if second == 2 {
+            hear(&mut node, at, "a", page(place(&manifest, 0)));
+        }
+        let said = sent(hear(&mut node, at, "b", query.clone()));
+        heard_something |= said
+            .iter()
+            .any(|m| matches!(m, PeerMessage::TablePage { .. }));
+    }
+    assert!(
+        heard_something,
+        "a table that is on its way, with headway, is silence to whoever waits for it: it gives up after 5 s, fails the \
+         session, and the next one begins from nothing"
+    );
+}
+
+/// The close of a session is lost with its leader's link, and others say that the step is protected: the parity counts.
+/// Without the digests of the shards that it covers nobody can get a shard back from it.
+#[test]
+fn parity_that_counts_though_its_close_was_lost_has_its_tables() {
+    let (mut node, manifest, _) = member();
+    let mut next = place(&manifest, 0);
+    loop {
+        let said = sent(hear(&mut node, 3, "a", page(next)));
+        match said.iter().find_map(asked_for) {
+            Some(place) => next = place,
+            None => break assert!(ready(&said), "{said:?}"),
+        }
+    }
+    let begin = PeerMessage::Begin {
+        session: SessionId::new(7),
+        stripes: None,
+        shape: None,
+    };
+    hear(&mut node, 4, "b", begin);
+    let ended = Input::SessionEnded {
+        leader: name("b"),
+        session: SessionId::new(7),
+        outcome: Ok(crate::api::SessionTally::default()),
+        kept: std::iter::once(0..CHUNKS).collect(),
+    };
+    let finished = sent(node.handle(Now(5), ended));
+    assert!(
+        finished
+            .iter()
+            .any(|m| matches!(m, PeerMessage::Finished { .. })),
+        "{finished:?}"
+    );
+    node.handle(Now(6), Input::PeerDown { node: name("b") });
+    let protected = PeerMessage::Protected {
+        manifest: manifest.name(),
+        bears: 2,
+    };
+    hear(&mut node, 7, "a", protected);
+    let holding: Vec<_> = node.checkpoints.values().map(|c| c.parity.len()).collect();
+    assert_eq!(holding, [1], "the parity counts");
+    // The node of the shard has lost it, and asks who keeps parity for its digests.
+    let said = sent(hear(
+        &mut node,
+        8,
+        "a",
+        PeerMessage::TableQuery(place(&manifest, 0)),
+    ));
+    assert!(
+        said.contains(&page(place(&manifest, 0))),
+        "parity without the digests of what it covers: no heal from it can be proved ({} messages, first has {:?} digests)",
+        said.len(),
+        said.first().map(|m| match m {
+            PeerMessage::TablePage { page, .. } => page.leaves.len(),
+            _ => usize::MAX,
+        })
+    );
+}
+
+/// Whoever says that it is ready for a session that is over is told so. Whoever prepares for one is not, fetches all its
+/// tables for nothing and keeps the room of its block meanwhile.
+#[test]
+fn whoever_prepares_for_a_session_that_is_over_is_told_so() {
+    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let session = SessionId::new(99);
+    let ready = PeerMessage::Ready {
+        session,
+        stripes: None,
+    };
+    let close = PeerMessage::Close {
+        session,
+        kept: false,
+    };
+    assert_eq!(
+        sent(hear(&mut node, 1, "a", ready)),
+        std::slice::from_ref(&close)
+    );
+    let preparing = PeerMessage::Preparing { session };
+    assert_eq!(sent(hear(&mut node, 2, "a", preparing)), [close]);
+}
+
+/// `c`, which leads the lane because the other coding node has gone, has proposed a session to `a`.
+fn leader() -> (Node, SessionId) {
+    let (mut node, manifest) = (last_of(&["a", "b", "c"], (1, 2)), manifest());
+    node.handle(Now(0), Input::PeerDown { node: name("b") });
+    hear(&mut node, 1, "a", commit(&manifest));
+    let said = sent(node.handle(Now(limits::DEGRADE_AFTER_MS + 1_000), Input::Tick));
+    let proposed = said.iter().find_map(|message| match message {
+        PeerMessage::Propose(record) => Some(record.session),
+        _ => None,
+    });
+    (node, proposed.expect("a session"))
+}
+
+/// Seconds until the leader gives a session up of which a member says for so long that it is at it.
+fn given_up_after(seconds: u64) -> u64 {
+    let (mut node, session) = leader();
+    let begun = limits::DEGRADE_AFTER_MS + 1_000;
+    for second in 1..1_000 {
+        let at = begun + second * 1_000;
+        let mut outputs = node.handle(Now(at), Input::Tick);
+        if second <= seconds {
+            outputs.extend(hear(&mut node, at, "a", PeerMessage::Preparing { session }));
+        }
+        let close = PeerMessage::Close {
+            session,
+            kept: false,
+        };
+        if sent(outputs).contains(&close) {
+            return second;
+        }
+    }
+    panic!("never")
+}
+
+#[test]
+fn a_leader_waits_as_long_as_its_members_say_that_they_are_at_it_but_not_for_ever() {
+    let patience = limits::PROPOSE_MAX_MS / 1_000;
+    // It is a member too, and asks in vain for the table itself until then.
+    let own = patience - 1;
+    assert_eq!(given_up_after(0), own + patience);
+    assert_eq!(given_up_after(60), 60 + patience);
+    assert_eq!(given_up_after(1_000), limits::SESSION_STALL_MAX_MS / 1_000);
+}
