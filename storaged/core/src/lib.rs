@@ -20,6 +20,7 @@ mod node;
 mod parcels;
 mod place;
 mod restore;
+mod sources;
 mod stage;
 mod status;
 mod table;

@@ -7,7 +7,7 @@
 //! fetches it page by page. A digest that comes from several nodes is fetched once, and counts as said by each of them.
 //! Nothing here is certain to arrive: a sender that still cares says it again, as it does with any message.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use minicbor::bytes::ByteVec;
 use storaged_codec::digest;
@@ -17,6 +17,7 @@ use storaged_wire::{Digest, NodeName, SharedBytes, decode, encode};
 use crate::api::{MessageLimits, Note, Now};
 use crate::limits;
 use crate::node::Node;
+use crate::sources::Sources;
 
 /// Parcels that are kept for whoever fetches them, and those that are fetched.
 #[derive(Debug, Default)]
@@ -48,14 +49,11 @@ struct KeptParcel {
 #[derive(Debug)]
 struct Incoming {
     length: u64,
-    /// The first is asked now.
-    sources: VecDeque<NodeName>,
+    sources: Sources,
     /// Who says so.
     tellers: BTreeSet<NodeName>,
     /// Who has a node say so, and who is to hear of it from here.
     relays: Relays,
-    /// When the page that is waited for was asked for, and when first.
-    asked: Option<(Now, Now)>,
     bytes: Vec<u8>,
 }
 
@@ -110,15 +108,12 @@ impl Parcels {
         }
         let incoming = self.coming.entry(name).or_insert_with(|| Incoming {
             length,
-            sources: VecDeque::new(),
+            sources: Sources::default(),
             tellers: BTreeSet::new(),
             relays: BTreeMap::new(),
-            asked: None,
             bytes: Vec::new(),
         });
-        if !incoming.sources.contains(from) {
-            incoming.sources.push_back(from.clone());
-        }
+        incoming.sources.add(from);
         match relay {
             Some(relay) => drop(incoming.relays.insert(relay.of, relay.to)),
             None => drop(incoming.tellers.insert(from.clone())),
@@ -134,21 +129,15 @@ impl Parcels {
         let mut requests = Vec::new();
         self.coming.retain(|name, incoming| {
             incoming.skip_silent(now, &is_up);
-            let Some(source) = incoming.sources.front() else {
-                // Whoever still wants it to be heard says so again.
-                return false;
-            };
-            let due = |(last, _): (Now, Now)| now.since(last) >= limits::REPEAT_MS;
-            if incoming.asked.is_none_or(due) {
-                let first = incoming.asked.map_or(now, |(_, first)| first);
-                incoming.asked = Some((now, first));
+            if let Some(source) = incoming.sources.ask(now) {
                 let place = ParcelPlace {
                     parcel: *name,
                     offset: incoming.bytes.len() as u64,
                 };
                 requests.push((source.clone(), place));
             }
-            true
+            // Whoever still wants it to be heard says so again.
+            incoming.sources.count() > 0
         });
         requests
     }
@@ -161,7 +150,7 @@ impl Parcels {
         page: &[u8],
     ) -> Option<(SharedBytes, Incoming)> {
         let incoming = self.coming.get_mut(&place.parcel)?;
-        if incoming.sources.front() != Some(from) || place.offset != incoming.bytes.len() as u64 {
+        if !incoming.sources.is_asked(from) || place.offset != incoming.bytes.len() as u64 {
             return None;
         }
         let room = incoming.length - place.offset;
@@ -169,7 +158,7 @@ impl Parcels {
             incoming.next_source();
             return None;
         }
-        incoming.asked = None;
+        incoming.sources.answered();
         incoming.bytes.extend_from_slice(page);
         if (incoming.bytes.len() as u64) < incoming.length {
             return None;
@@ -190,17 +179,12 @@ impl Parcels {
 
 impl Incoming {
     fn next_source(&mut self) {
-        self.sources.pop_front();
-        self.asked = None;
+        self.sources.next();
         self.bytes.clear();
     }
 
     fn skip_silent(&mut self, now: Now, is_up: impl Fn(&NodeName) -> bool) {
-        let silent = |(_, first): (Now, Now)| now.since(first) >= limits::QUERY_MAX_MS;
-        while let Some(source) = self.sources.front() {
-            if is_up(source) && !self.asked.is_some_and(silent) {
-                return;
-            }
+        while self.sources.is_silent(now, limits::QUERY_MAX_MS, &is_up) {
             self.next_source();
         }
     }

@@ -12,7 +12,7 @@
 //! which has asked that node itself. Without that a single cut link would keep a lane from being coded that a chain
 //! leads around the cut.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Fingerprint, root_digest};
@@ -27,6 +27,7 @@ use super::member::MemberPhase;
 use crate::api::Now;
 use crate::limits;
 use crate::node::Node;
+use crate::sources::Sources;
 use crate::table::LocalShard;
 
 /// Pages that others have asked for before this node had their manifest, at most: more are asked for again.
@@ -56,7 +57,7 @@ impl Tables {
 pub(super) struct Wanted {
     pub rank: Rank,
     pub prints: WantedPrints,
-    pub sources: VecDeque<NodeName>,
+    pub sources: Sources,
 }
 
 /// Whether a table without fingerprints will do.
@@ -83,10 +84,7 @@ struct ShardFetch {
     expected: ShardEntry,
     chunk: ChunkSize,
     prints_wanted: WantedPrints,
-    /// The first is asked now.
-    sources: VecDeque<NodeName>,
-    /// When the page that is waited for was asked for, and when first: none if it is to be asked for now.
-    asked: Option<(Now, Now)>,
+    sources: Sources,
     leaves: Vec<Digest>,
     prints: Vec<Fingerprint>,
 }
@@ -121,7 +119,6 @@ impl TableFetch {
                 chunk: manifest.chunk,
                 prints_wanted: wanted.prints,
                 sources: wanted.sources,
-                asked: None,
                 leaves: Vec::new(),
                 prints: Vec::new(),
             };
@@ -156,13 +153,7 @@ impl TableFetch {
         let mut requests = Vec::new();
         for (rank, fetch) in &mut self.coming {
             fetch.skip_silent(now, &is_up);
-            let due = |(last, _): (Now, Now)| now.since(last) >= limits::REPEAT_MS;
-            let Some(source) = fetch.sources.front() else {
-                continue;
-            };
-            if fetch.asked.is_none_or(due) {
-                let first_asked = fetch.asked.map_or(now, |(_, first)| first);
-                fetch.asked = Some((now, first_asked));
+            if let Some(source) = fetch.sources.ask(now) {
                 let place = TablePlace {
                     manifest: self.manifest,
                     rank: *rank,
@@ -194,7 +185,7 @@ impl TableFetch {
             let proven = fetch.is_complete();
             let lacks_prints = fetch.prints_wanted == WantedPrints::Needed
                 && fetch.prints.len() != fetch.leaves.len();
-            if proven && !(lacks_prints && fetch.sources.len() > 1) {
+            if proven && !(lacks_prints && fetch.sources.count() > 1) {
                 tables
                     .leaves
                     .insert(*rank, std::mem::take(&mut fetch.leaves).into());
@@ -209,7 +200,7 @@ impl TableFetch {
                 tables.leaves.insert(*rank, fetch.leaves.clone().into());
                 fetch.next_source();
             }
-            !fetch.sources.is_empty()
+            fetch.sources.count() > 0
         });
     }
 
@@ -233,25 +224,20 @@ impl ShardFetch {
     }
 
     fn next_source(&mut self) {
-        self.sources.pop_front();
-        self.asked = None;
+        self.sources.next();
         self.leaves.clear();
         self.prints.clear();
     }
 
     /// Leaves out nodes that are down, and one that has not answered for as long as a session waits.
     fn skip_silent(&mut self, now: Now, is_up: impl Fn(&NodeName) -> bool) {
-        let silent = |(_, first): (Now, Now)| now.since(first) >= limits::PROPOSE_MAX_MS;
-        while let Some(source) = self.sources.front() {
-            if is_up(source) && !self.asked.is_some_and(silent) {
-                return;
-            }
+        while self.sources.is_silent(now, limits::PROPOSE_MAX_MS, &is_up) {
             self.next_source();
         }
     }
 
     fn take(&mut self, from: &NodeName, first: u64, page: &TablePage) -> Taken {
-        if self.sources.front() != Some(from) || first != self.leaves.len() as u64 {
+        if !self.sources.is_asked(from) || first != self.leaves.len() as u64 {
             return Taken::Nothing;
         }
         let room = self.chunks() - first;
@@ -262,7 +248,7 @@ impl ShardFetch {
             self.next_source();
             return Taken::Moved;
         }
-        self.asked = None;
+        self.sources.answered();
         // Fingerprints count if every page has them.
         if self.prints.len() == self.leaves.len() {
             self.prints.extend_from_slice(&page.prints);

@@ -420,11 +420,7 @@ impl Node {
             }
         };
         let owner = manifest.manifest().owner;
-        let key = CheckpointKey {
-            namespace: manifest.manifest().namespace.clone(),
-            run: manifest.manifest().run,
-            step: manifest.manifest().step,
-        };
+        let key = CheckpointKey::of(manifest.manifest());
         let name = manifest.name();
         if self.check_owner(&key.namespace, owner).is_err()
             || self.is_outranked(&key)
