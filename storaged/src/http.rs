@@ -1,6 +1,6 @@
 //! The operator's HTTP: metrics, health and status. Names and numbers only, no bytes of checkpoints.
 
-mod doors;
+pub(crate) mod doors;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,14 +14,14 @@ use axum::routing::get;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
-use doors::{DoorLimits, Doors};
+use doors::{Cut, DoorLimits, Doors};
 
 use crate::metrics::Metrics;
 
 /// A node has a scraper or two, a probe and now and then a person.
 const LIMITS: DoorLimits = DoorLimits {
     connections_max: 64,
-    lifetime: Duration::from_secs(60),
+    cut: Cut::AfterLife(Duration::from_secs(60)),
 };
 
 /// The driver answers between two inputs; what takes longer is a driver that is stuck.
@@ -347,7 +347,7 @@ mod tests {
     async fn who_never_ends_a_request_is_cut_and_frees_the_place() {
         let limits = DoorLimits {
             connections_max: 1,
-            lifetime: Duration::from_millis(300),
+            cut: Cut::AfterLife(Duration::from_millis(300)),
         };
         let (address, _) = server(limits).await;
         let mut slow = TcpStream::connect(address).await.unwrap();

@@ -1,7 +1,8 @@
-//! A listener that cannot be held up: so many connections at once, each for so long.
+//! A listener that cannot be held up: so many connections at once, each with an end.
 //!
-//! The HTTP server itself waits for ever for a request that never ends. Here a connection that lives longer than its
-//! time is cut, whatever it does, and while all places are taken newcomers wait in the kernel's queue.
+//! The HTTP server itself waits for ever for a request that never ends. Here a connection is cut that lives longer than its
+//! time, whatever it does, or, where a body may be as large as the memory budget, one on which nothing moves. While all
+//! places are taken newcomers wait in the kernel's queue.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,23 +14,43 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 /// After a failed accept (no descriptors left, say) the next try waits so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where connections may stay as long as they get on, this many bytes must move, fewer than any request has.
+const MOVED_BYTES: u64 = 64;
 
 /// How many connections, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub struct DoorLimits {
     pub connections_max: usize,
-    pub lifetime: Duration,
+    pub cut: Cut,
+}
+
+/// When a connection is cut.
+#[derive(Debug, Clone, Copy)]
+pub enum Cut {
+    /// So long after it began.
+    AfterLife(Duration),
+    /// When hardly anything has moved on it for so long.
+    WhenStill(Duration),
+}
+
+impl Cut {
+    fn after(self) -> Duration {
+        match self {
+            Self::AfterLife(time) | Self::WhenStill(time) => time,
+        }
+    }
 }
 
 /// The listener.
 pub struct Doors {
     listener: TcpListener,
     places: Arc<Semaphore>,
-    lifetime: Duration,
+    cut: Cut,
 }
 
 impl Doors {
@@ -37,24 +58,27 @@ impl Doors {
         Self {
             listener,
             places: Arc::new(Semaphore::new(limits.connections_max)),
-            lifetime: limits.lifetime,
+            cut: limits.cut,
         }
     }
 }
 
 impl axum::serve::Listener for Doors {
-    type Io = Visit;
+    type Io = Visit<TcpStream>;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Visit, SocketAddr) {
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
         loop {
             let Ok(place) = self.places.clone().acquire_owned().await else {
                 unreachable!("the semaphore is never closed")
             };
             match self.listener.accept().await {
-                Ok((stream, from)) => return (Visit::new(stream, place, self.lifetime), from),
+                Ok((stream, from)) => {
+                    let _ = stream.set_nodelay(true);
+                    return (Visit::new(stream, Some(place), self.cut), from);
+                }
                 Err(error) => {
-                    tracing::debug!(%error, "accepting a connection of an operator failed");
+                    tracing::debug!(%error, "accepting an HTTP connection failed");
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -67,18 +91,34 @@ impl axum::serve::Listener for Doors {
 }
 
 /// A connection with an end.
-pub struct Visit {
-    stream: TcpStream,
+pub struct Visit<S> {
+    stream: S,
+    cut: Cut,
     end: Pin<Box<Sleep>>,
-    _place: OwnedSemaphorePermit,
+    moved: u64,
+    _place: Option<OwnedSemaphorePermit>,
 }
 
-impl Visit {
-    fn new(stream: TcpStream, place: OwnedSemaphorePermit, lifetime: Duration) -> Self {
+impl<S> Visit<S> {
+    fn new(stream: S, place: Option<OwnedSemaphorePermit>, cut: Cut) -> Self {
         Self {
             stream,
-            end: Box::pin(sleep(lifetime)),
+            cut,
+            end: Box::pin(sleep(cut.after())),
+            moved: 0,
             _place: place,
+        }
+    }
+
+    fn has_moved(&mut self, bytes: usize) {
+        let Cut::WhenStill(still_max) = self.cut else {
+            return;
+        };
+        self.moved += bytes as u64;
+        if self.moved >= MOVED_BYTES {
+            self.moved = 0;
+            let end = Instant::now() + still_max;
+            self.end.as_mut().reset(end);
         }
     }
 
@@ -90,25 +130,32 @@ impl Visit {
     }
 }
 
-impl AsyncRead for Visit {
+impl<S: AsyncRead + Unpin> AsyncRead for Visit<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check_time(cx)?;
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        self.has_moved(buffer.filled().len() - before);
+        outcome
     }
 }
 
-impl AsyncWrite for Visit {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Visit<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.check_time(cx)?;
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        if let Poll::Ready(Ok(written)) = &outcome {
+            self.has_moved(*written);
+        }
+        outcome
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -119,5 +166,31 @@ impl AsyncWrite for Visit {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check_time(cx)?;
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_lives_while_bytes_move_and_no_longer() {
+        let (mut client, server) = duplex(1 << 20);
+        let mut server = Visit::new(server, None, Cut::WhenStill(Duration::from_secs(10)));
+        let mut bytes = vec![0; MOVED_BYTES as usize];
+        for _ in 0..3 {
+            sleep(Duration::from_secs(9)).await;
+            client.write_all(&bytes).await.unwrap();
+            server.read_exact(&mut bytes).await.unwrap();
+        }
+        // A byte now and then is not enough.
+        for _ in 0..3 {
+            client.write_all(b"x").await.unwrap();
+            sleep(Duration::from_secs(4)).await;
+        }
+        let error = server.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

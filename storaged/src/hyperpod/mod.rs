@@ -4,12 +4,11 @@
 //!
 //! Order of reading: this file (paths), `names` (what requests say), `save` and `load` (shards in and out), `footer` (what
 //! stands behind a body), `jobs` (what is known of a namespace, and when a new run begins), `record` (what all nodes know
-//! of it), `retain` (older steps), `local` (requests to the daemon), `fault` (what can go wrong), `door` (connections).
+//! of it), `retain` (older steps), `local` (requests to the daemon), `fault` (what can go wrong).
 //!
 //! A checkpoint of a job of W ranks has W + 1 here: clients save their metadata as one more rank, last. Its shard commits
 //! the step.
 
-mod door;
 mod fault;
 mod footer;
 mod jobs;
@@ -40,8 +39,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::{Config, HyperpodSection, LatestName};
 use crate::http::OpsState;
+use crate::http::doors::{Cut, DoorLimits, Doors};
 use crate::stage::StageEvent;
-use door::BusyDoors;
 use fault::{ApiFault, answer};
 use jobs::HyperJobs;
 use load::Outgoing;
@@ -49,6 +48,12 @@ use local::Connector;
 use names::{Checksum, Creation, HyperName, Wanted};
 use save::Incoming;
 
+/// A node has some dozens of ranks, each with a connection or two, and a body may take as long as it moves. That is cut later
+/// than any answer takes.
+const DOORS: DoorLimits = DoorLimits {
+    connections_max: 512,
+    cut: Cut::WhenStill(Duration::from_secs(90)),
+};
 const SHARD_META: &str = "shard-meta";
 /// What is of no use any more, or must give way, is looked for so often.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
@@ -117,7 +122,7 @@ pub async fn start(
     tokio::spawn(tidy(jobs.clone()));
     let app = router(Api { jobs, ops, token });
     tokio::spawn(async move {
-        if let Err(error) = axum::serve(BusyDoors::new(listener), app).await {
+        if let Err(error) = axum::serve(Doors::new(listener, DOORS), app).await {
             tracing::error!(%error, "the HTTP for HyperPod's clients ended");
         }
     });
