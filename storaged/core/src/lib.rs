@@ -15,6 +15,7 @@ mod audit;
 mod budget;
 mod delta;
 mod encode;
+mod event;
 pub mod limits;
 mod node;
 mod parcels;

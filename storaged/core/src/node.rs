@@ -15,6 +15,7 @@ use storaged_wire::{
 use crate::api::{ConnId, Curation, Input, Note, Now, Output, ParityId, QueryId, RequestId, Setup};
 use crate::budget::Budget;
 use crate::encode::{Beginning, Ending, Joined, Led, ParityPlace, PartFilled, PartMade};
+use crate::event::Event;
 use crate::limits;
 use crate::parcels::Parcels;
 use crate::place::{Blocks, RunProposal, WaitingHello};
@@ -32,8 +33,8 @@ pub struct Node {
     pub(crate) peers: BTreeMap<NodeName, Peer>,
     /// Since when peers are down that were up.
     pub(crate) down_since: BTreeMap<NodeName, Now>,
-    /// Messages to this node itself, handled once the input is.
-    loopback: VecDeque<PeerMessage>,
+    /// What is heard once the input is handled.
+    loopback: VecDeque<Event>,
     /// How checkpoints that have left RAM ended.
     pub(crate) ends: Ends,
     pub(crate) namespaces: BTreeMap<Namespace, NamespaceTable>,
@@ -130,11 +131,32 @@ impl Node {
         self.now = now;
         self.started.get_or_insert(now);
         self.dispatch(input);
-        while let Some(message) = self.loopback.pop_front() {
-            let me = self.me().clone();
-            self.message(&me, message);
+        while let Some(event) = self.loopback.pop_front() {
+            self.hear(event);
         }
         std::mem::take(&mut self.out)
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Message(message) => {
+                let me = self.me().clone();
+                self.message(&me, message);
+            }
+            Event::Adopted => self.look_at_waiting(),
+            Event::Reached(key, state) => self.lanes_hear(&key, state),
+            Event::BlocksGone(key) => self.end_sessions_of(&key),
+            Event::SlotFreed(slot, namespace, rank) => {
+                self.serve_slot_waiters();
+                self.drop_spare_slot(slot, &namespace, rank);
+            }
+            Event::OpeningFilled(slot, leaves) => self.opening_filled(slot, leaves),
+            Event::OpeningFailed(slot, node, fault) => {
+                self.opening_session_failed(slot, &node, &fault);
+            }
+            Event::OpeningIdle(slot) => self.climb_again(slot),
+            Event::ShardBack(rank) => self.shard_is_back(rank),
+        }
     }
 
     /// When to come back with [`Input::Tick`] at the latest.
@@ -544,11 +566,16 @@ impl Node {
     /// would change tables under the hands of whoever sends, and a message that answers itself would never end.
     pub(crate) fn send(&mut self, to: &NodeName, message: PeerMessage) {
         if to == self.me() {
-            self.loopback.push_back(message);
+            self.emit(Event::Message(message));
         } else if self.peers.contains_key(to) {
             let (to, message) = (to.clone(), self.wrap(message));
             self.out.push(Output::Send { to, message });
         }
+    }
+
+    /// Tells the other machines of something, once this input is handled.
+    pub(crate) fn emit(&mut self, event: Event) {
+        self.loopback.push_back(event);
     }
 
     pub(crate) fn is_up(&self, node: &NodeName) -> bool {

@@ -178,6 +178,32 @@ fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
     assert!(sent <= STRIPES * 9 / 8 + 12, "{sent}");
 }
 
+/// A reader on another node than the shard's gets a copy of it: one session, and its table of digests is known when it ends.
+#[test]
+fn an_opening_takes_one_session() {
+    let mut cluster = protected(STRIPES);
+    let manifest = planned(&mut cluster, 5);
+    cluster.begun.clear();
+    let reader = cluster.connect(5, Role::Reader);
+    let open = Request::OpenShard {
+        manifest,
+        rank: Rank::new(0),
+        ranges: vec![],
+        timeout_ms: 60_000,
+        without: None,
+    };
+    let opened = cluster.send(5, reader, open);
+    cluster.run_until(60_000, "opening", |cluster| {
+        cluster.answer(opened).is_some()
+    });
+    let answer = cluster.answer(opened);
+    assert!(
+        matches!(answer, Some(Reply::ShardOpened { .. })),
+        "{answer:?}"
+    );
+    assert_eq!(cluster.begun.len(), 1, "{:?}", cluster.begun);
+}
+
 #[test]
 fn an_opening_goes_its_own_way_if_nothing_heals_its_shard() {
     let mut cluster = protected(STRIPES);

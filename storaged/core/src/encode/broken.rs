@@ -14,6 +14,7 @@ use super::member::{Joined, Kept};
 use super::tables::Tables;
 use crate::api::{Now, Output, ParityId};
 use crate::budget::Reservation;
+use crate::event::Event;
 use crate::limits;
 use crate::node::Node;
 
@@ -169,7 +170,7 @@ impl Node {
                 let is_opening = part.until.is_none();
                 self.settle_part(slot, part);
                 if is_opening {
-                    self.climb_again(slot);
+                    self.emit(Event::OpeningIdle(slot));
                 }
             }
             Some(Ending::Parity(block, mut part)) => {

@@ -16,6 +16,7 @@ use super::lacking::Lacking;
 use super::rates::Pace;
 use super::shapes::{Needs, chosen};
 use crate::api::{Note, Now};
+use crate::event::Event;
 use crate::limits;
 use crate::node::Node;
 
@@ -84,6 +85,14 @@ pub(crate) struct Led {
 }
 
 impl Node {
+    /// A checkpoint came further: what counts now, and what there is to lead.
+    pub(crate) fn lanes_hear(&mut self, key: &CheckpointKey, state: CheckpointState) {
+        if state >= CheckpointState::Protected {
+            self.count_finished_parity(key);
+        }
+        self.lead_lanes();
+    }
+
     /// Starts the sessions that this node should lead and has not.
     pub(crate) fn lead_lanes(&mut self) {
         if self.setup.geometry.is_none() {
@@ -439,7 +448,8 @@ impl Node {
         self.learn_rates(&led);
         let name = led.record.manifest;
         match led.purpose {
-            SessionGoal::Open(slot) => self.opening_filled(slot),
+            // This node keeps what it opens, and says so itself when it hears that the session is closed.
+            SessionGoal::Open(_) => {}
             SessionGoal::Heal(nodes) => {
                 if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
                     progress.trust();
@@ -483,7 +493,7 @@ impl Node {
         let now = self.now;
         let place = (led.record.manifest, led.lane);
         if let SessionGoal::Open(slot) = led.purpose {
-            return self.opening_session_failed(slot, &node, &fault);
+            return self.emit(Event::OpeningFailed(slot, node, fault));
         }
         if let Some(progress) = self.lanes.get_mut(&place) {
             progress.retry_at = match progress.learn(&led.purpose, &fault) {
@@ -581,7 +591,7 @@ impl Node {
                 }
                 if let SessionGoal::Open(slot) = led.purpose {
                     let me = self.me().clone();
-                    self.opening_session_failed(slot, &me, &SessionFault::NoManifest);
+                    self.emit(Event::OpeningFailed(slot, me, SessionFault::NoManifest));
                 }
             }
         }

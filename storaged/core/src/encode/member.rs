@@ -16,6 +16,7 @@ use super::lead::SessionGoal;
 use super::tables::TableFetch;
 use crate::api::{Now, Output, ParityId, SessionTally, SlotShard, Source};
 use crate::budget::Reservation;
+use crate::event::Event;
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Checkpoint, LocalShard, SlotUse, Upload};
@@ -446,6 +447,7 @@ impl Node {
             let (leader, session) = place.clone();
             self.out.push(Output::Stop { leader, session });
         }
+        let closed_well = counts;
         let counts = counts && self.checkpoints.contains_key(&joined.key);
         let counts = counts && (self.is_whole(&joined) || planted!("part_counts_as_whole"));
         if counts {
@@ -470,12 +472,15 @@ impl Node {
                 ..
             } => {
                 if !counts {
-                    return self.break_off(place, &joined, slot, rank, true);
+                    self.break_off(place, &joined, slot, rank, true);
+                    if closed_well {
+                        self.emit(Event::OpeningIdle(slot));
+                    }
+                    return;
                 }
                 self.forget_part_filled(slot);
-                if let Some(leaves) = self.leaves_here(&joined, rank) {
-                    self.opening_leaves(slot, leaves);
-                }
+                let leaves = self.leaves_here(&joined, rank);
+                self.emit(Event::OpeningFilled(slot, leaves));
             }
             Kept::Shard { slot, .. } if joined.needs_slot() => self.drop_slot(slot),
             Kept::Shard { rank, slot, .. } if !counts => {
@@ -557,7 +562,7 @@ impl Node {
         if let Some(old) = replaced {
             self.free_slot_again(old.slot);
         }
-        self.shard_is_back(rank);
+        self.emit(Event::ShardBack(rank));
         self.start_uploads();
         self.report_held(&restored);
     }

@@ -58,7 +58,6 @@ pub(crate) struct Opening {
     faults: Vec<RungFault>,
     attempts: usize,
     rung: Rung,
-    leaves: Option<Arc<[Digest]>>,
     /// A block came out wrong: from now on every block is checked by this node.
     wary: bool,
     open: bool,
@@ -189,7 +188,6 @@ impl Node {
                 faults,
                 attempts: 0,
                 rung: Rung::Durable,
-                leaves: None,
                 wary: false,
                 open: false,
             },
@@ -377,18 +375,9 @@ impl Node {
             .find(|node| !opening.excluded.contains(node))
     }
 
-    pub(crate) fn opening_leaves(&mut self, slot: SlotId, leaves: Arc<[Digest]>) {
-        if let Some(opening) = self.openings.get_mut(&slot) {
-            opening.leaves = Some(leaves);
-        }
-    }
-
     pub(crate) fn fetched(&mut self, slot: SlotId, outcome: Result<Arc<[Digest]>, DurableFault>) {
         match outcome {
-            Ok(leaves) => {
-                self.opening_leaves(slot, leaves);
-                self.opening_filled(slot);
-            }
+            Ok(leaves) => self.opening_filled(slot, Some(leaves)),
             Err(fault) => {
                 self.tier_answered(Some(&fault));
                 if fault.is_damage()
@@ -406,11 +395,11 @@ impl Node {
     }
 
     /// Every byte asked for is in the slot and has its digest.
-    pub(crate) fn opening_filled(&mut self, slot: SlotId) {
+    pub(crate) fn opening_filled(&mut self, slot: SlotId, leaves: Option<Arc<[Digest]>>) {
         let Some(opening) = self.openings.get_mut(&slot) else {
             return;
         };
-        let Some(leaves) = opening.leaves.clone() else {
+        let Some(leaves) = leaves else {
             opening.faults.push(RungFault::NoTable);
             return self.climb(slot);
         };

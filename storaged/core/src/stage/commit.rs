@@ -16,6 +16,7 @@ use storaged_wire::{
 };
 
 use crate::api::{Note, RequestId};
+use crate::event::Event;
 use crate::limits;
 use crate::node::Node;
 use crate::parcels::Notice;
@@ -330,7 +331,7 @@ impl Node {
         self.by_name.insert(manifest.name(), key.clone());
         self.drop_unlisted_shards(&key);
         self.reach(&key, CheckpointState::Committed);
-        self.look_at_waiting();
+        self.emit(Event::Adopted);
         self.report_held(&key);
     }
 
@@ -389,9 +390,6 @@ impl Node {
         checkpoint.state = state;
         checkpoint.no_room = None;
         let key = key.clone();
-        if state >= CheckpointState::Protected {
-            self.count_finished_parity(&key);
-        }
         if state >= self.safe_state() {
             self.raise_mark(&key);
         }
@@ -401,7 +399,7 @@ impl Node {
         });
         self.wake(&key);
         self.retire_older(&key.namespace);
-        self.lead_lanes();
+        self.emit(Event::Reached(key, state));
         self.start_uploads();
     }
 

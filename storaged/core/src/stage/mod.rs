@@ -469,6 +469,7 @@ impl Node {
         self.waiters.retain(|waiter| waiter.id.conn != conn);
         self.reclaim_slots(conn);
         self.close_readers(conn);
+        self.drop_guests_of(conn);
         self.forget_requests(conn);
         self.drop_slots_left_behind();
     }

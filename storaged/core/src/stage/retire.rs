@@ -7,6 +7,7 @@ use storaged_wire::{CheckpointState, Namespace, Rank};
 
 use crate::api::{Note, Output};
 use crate::budget::Reservation;
+use crate::event::Event;
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Checkpoint, End, LocalShard, Upload};
@@ -106,7 +107,7 @@ impl Node {
             .partition(|(_, shard)| !shard.readers.is_empty());
         checkpoint.shards = read;
         if !unread.is_empty() {
-            self.end_sessions_of(key);
+            self.emit(Event::BlocksGone(key.clone()));
         }
         for shard in unread.into_values() {
             self.free_slot_again(shard.slot);
@@ -140,10 +141,11 @@ impl Node {
 
     /// Frees all that the checkpoint has here.
     fn remove(&mut self, key: &CheckpointKey) {
-        self.end_sessions_of(key);
         let Some(checkpoint) = self.checkpoints.remove(key) else {
             return;
         };
+        // Before the slots: no session reads from one any more when somebody is given it.
+        self.emit(Event::BlocksGone(key.clone()));
         if let Some(name) = checkpoint.name() {
             self.by_name.remove(&name);
             let running = |shard: &LocalShard| shard.upload == Upload::Running;
@@ -259,7 +261,6 @@ impl Node {
         for namespace in namespaces {
             self.retire_older(&namespace);
         }
-        self.drop_guests_of(conn);
     }
 
     /// A checkpoint that is of no concern to this node was only known for a reader: nobody tells this node when it retires.

@@ -6,6 +6,7 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
 use crate::api::{ConnId, DurablePolicy, Output, RequestId};
 use crate::budget::{NoRoom, Reservation};
+use crate::event::Event;
 use crate::limits;
 use crate::node::Node;
 use crate::table::{Slot, SlotUse, WaiterWish};
@@ -36,13 +37,11 @@ impl Node {
             return Err(self.no_budget(bytes, "is more than the whole budget"));
         }
         let namespace = &attached.namespace;
-        let mut outcome = self.grant(id, namespace, rank, bytes);
-        if outcome == Grant::InUse && self.give_up_base_of(namespace, rank) {
-            outcome = self.grant(id, namespace, rank, bytes);
+        let outcome = self.grant(id, namespace, rank, bytes);
+        if outcome == Grant::InUse && !self.give_up_base_of(namespace, rank) {
+            self.make_room(namespace, rank, 0);
         }
-        if outcome == Grant::InUse && self.make_room(namespace, rank, 0) {
-            outcome = self.grant(id, namespace, rank, bytes);
-        }
+        // What has given way is granted to whoever waits longest once the sessions that read from it have ended.
         let patience = match outcome {
             Grant::Given => return Ok(()),
             Grant::InUse => u64::from(timeout_ms),
@@ -255,13 +254,12 @@ impl Node {
         if !self.may_be_used_again(slot) {
             self.drop_slot(slot);
         }
-        self.serve_slot_waiters();
-        self.drop_spare_slot(slot, &namespace, rank);
+        self.emit(Event::SlotFreed(slot, namespace, rank));
     }
 
     /// A rank keeps as many slots as it may have, and with a durable tier one more: the next upload takes it again, and to
     /// make one costs ten times what the copy into it does.
-    fn drop_spare_slot(&mut self, slot: SlotId, namespace: &Namespace, rank: Rank) {
+    pub(crate) fn drop_spare_slot(&mut self, slot: SlotId, namespace: &Namespace, rank: Rank) {
         let free = self.slots.get(&slot).map(|slot| &slot.used_for) == Some(&SlotUse::Free);
         let spare = usize::from(self.setup.durable != DurablePolicy::Absent);
         if free && self.slots_in_use(namespace, rank) > self.setup.slots_per_rank + spare {

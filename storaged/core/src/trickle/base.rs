@@ -7,6 +7,7 @@ use storaged_wire::{CheckpointState, Namespace, Rank, SlotId};
 
 use crate::api::{DurableForm, Output, UploadBase};
 use crate::budget::Reservation;
+use crate::event::Event;
 use crate::node::Node;
 use crate::table::{Checkpoint, SlotUse, WaiterWish};
 
@@ -45,7 +46,7 @@ impl Node {
         if sets.is_empty() {
             return;
         }
-        self.end_sessions_of(key);
+        self.emit(Event::BlocksGone(key.clone()));
         for set in sets.into_values() {
             self.budget.release(Reservation::Parity(set));
             self.out.push(Output::DropParity { set });

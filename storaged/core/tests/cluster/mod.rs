@@ -85,6 +85,8 @@ pub struct Cluster {
     pub sent: BTreeMap<usize, u64>,
     /// How often each stripe of a block was put in place, by node.
     pub put: BTreeMap<(usize, Block), BTreeMap<u64, u32>>,
+    /// Sessions that some member's executor was given.
+    pub begun: BTreeSet<sessions::Key>,
     /// Sessions that have moved something.
     pub moved: BTreeSet<sessions::Key>,
     /// What nodes told, with the time.
@@ -138,6 +140,7 @@ impl Cluster {
             now: 0,
             sent: BTreeMap::new(),
             put: BTreeMap::new(),
+            begun: BTreeSet::new(),
             moved: BTreeSet::new(),
             notes: Vec::new(),
             nodes: (0..k + m).map(|_| None).collect(),

@@ -51,6 +51,7 @@ impl Session {
 impl Cluster {
     pub(super) fn begin_session(&mut self, node: usize, generation: u64, work: SessionWork) {
         let key = (work.leader.clone(), work.session);
+        self.begun.insert(key.clone());
         let session = self.sessions.running.entry(key.clone()).or_default();
         session.turns = work.turns().collect();
         session

@@ -14,6 +14,7 @@ use super::pace::{Bounds, Headway};
 use crate::api::{Note, SessionTally};
 use crate::encode::lead::{Led, SessionGoal};
 use crate::encode::shapes::{chosen, expected_seconds};
+use crate::event::Event;
 use crate::limits;
 use crate::node::Node;
 
@@ -250,7 +251,7 @@ impl Node {
             });
         }
         if let SessionGoal::Open(slot) = led.purpose {
-            self.climb_again(slot);
+            self.emit(Event::OpeningIdle(slot));
         }
     }
 }

@@ -1,0 +1,30 @@
+//! What one machine tells the others, heard once the call that it came of is over. Called at once it would change tables
+//! under the hands of whoever tells, and an answer to it would call back into a call that has not ended.
+
+use std::sync::Arc;
+
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
+use storaged_wire::{CheckpointState, Digest, Namespace, NodeName, Rank, SlotId};
+
+/// What waits in the loop-back queue, the oldest first.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Event {
+    /// A message of this node to itself.
+    Message(PeerMessage),
+    /// A manifest is known here.
+    Adopted,
+    /// A checkpoint came further.
+    Reached(CheckpointKey, CheckpointState),
+    /// Blocks of a checkpoint that sessions may be at have left RAM, or all of it has.
+    BlocksGone(CheckpointKey),
+    /// A slot was freed: this one, of that rank.
+    SlotFreed(SlotId, Namespace, Rank),
+    /// The session that fills an opening's slot ended well; with the table of digests of the shard's chunks, if it is known.
+    OpeningFilled(SlotId, Option<Arc<[Digest]>>),
+    /// It did not, because of this node's fault.
+    OpeningFailed(SlotId, NodeName, SessionFault),
+    /// No session fills the slot of an opening any more, and it is not filled yet.
+    OpeningIdle(SlotId),
+    /// A shard of this rank was restored into this node's RAM.
+    ShardBack(Rank),
+}
