@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 
 use storaged_wire::peer::{CheckpointKey, Lane};
-use storaged_wire::{CheckpointState, Digest, Rank, SharedBytes, SlotId};
+use storaged_wire::{CheckpointState, Digest, Rank, SlotId};
 
 use crate::api::{ConnId, ParityId};
-use crate::budget::Reservation;
-use crate::node::Node;
+use crate::budget::{Ledger, Reservation};
+use crate::context::Context;
 use crate::table::SlotUse;
 
 /// How many of everything that should end by itself.
@@ -59,42 +59,7 @@ pub struct Shown {
     pub readers: usize,
 }
 
-impl Node {
-    /// What it says in a parcel, while it keeps that for others.
-    pub fn parcel(&self, name: Digest) -> Option<SharedBytes> {
-        self.parcels.shown(name)
-    }
-
-    /// Counts what is there.
-    pub fn audit(&self) -> Audit {
-        let all = || self.slots.values().map(|slot| &slot.used_for);
-        let slots = |is: fn(&&SlotUse) -> bool| all().filter(is).count();
-        Audit {
-            held: slots(|it| matches!(it, SlotUse::Held(_))),
-            creating: slots(|it| matches!(it, SlotUse::Creating(_))),
-            restoring: slots(|it| matches!(it, SlotUse::Restoring)),
-            guests: slots(|it| matches!(it, SlotUse::Guest)),
-            free: slots(|it| matches!(it, SlotUse::Free)),
-            sealed: slots(|it| matches!(it, SlotUse::Sealed(_))),
-            astray: self.astray(),
-            unowned_bytes: self.unowned_bytes(),
-            sessions: self.led.len()
-                + self.joined.len()
-                + self.ending.len()
-                + self.waiting_proposals.len(),
-            parts: self.part_filled.len() + self.part_made.len(),
-            requests: self.waiters.len()
-                + self.heals_first.len()
-                + self.plans.len()
-                + self.proposals.len()
-                + self.hellos.len()
-                + self.openings.values().filter(|it| !it.is_open()).count()
-                + self.verifies.len()
-                + self.drops.len(),
-            connections: self.conns.len(),
-        }
-    }
-
+impl Context {
     /// Connections that fill slots.
     pub fn filling(&self) -> Vec<ConnId> {
         let slots = self.slots.values();
@@ -123,6 +88,40 @@ impl Node {
         shown.collect()
     }
 
+    /// Slots, memory and clients; `of_sessions` are the parity sets that sessions own.
+    pub fn audit(&self, of_sessions: &BTreeSet<ParityId>) -> Audit {
+        let all = || self.slots.values().map(|slot| &slot.used_for);
+        let slots = |is: fn(&&SlotUse) -> bool| all().filter(is).count();
+        Audit {
+            held: slots(|it| matches!(it, SlotUse::Held(_))),
+            creating: slots(|it| matches!(it, SlotUse::Creating(_))),
+            restoring: slots(|it| matches!(it, SlotUse::Opening | SlotUse::Repairing)),
+            guests: slots(|it| matches!(it, SlotUse::Guest)),
+            free: slots(|it| matches!(it, SlotUse::Free)),
+            sealed: slots(|it| matches!(it, SlotUse::Sealed(_))),
+            astray: self.astray(),
+            unowned_bytes: self.unowned_bytes(of_sessions),
+            requests: self.waiters.len(),
+            connections: self.conns.len(),
+            ..Audit::default()
+        }
+    }
+
+    /// What its memory is used for.
+    pub fn ledger(&self) -> Ledger {
+        let sets = self.checkpoints.values().flat_map(|c| c.parity.values());
+        let sets: BTreeSet<ParityId> = sets.copied().collect();
+        Ledger {
+            used: self.budget.used(),
+            total: self.budget.total(),
+            slots: self.slots.len(),
+            parity_sets: sets.len(),
+            sessions: 0,
+            waiters: self.waiters.len(),
+            jobs: self.namespaces.len(),
+        }
+    }
+
     fn astray(&self) -> usize {
         let claimed = self.slots.iter().filter(|(id, slot)| {
             let SlotUse::Sealed(key) = &slot.used_for else {
@@ -134,23 +133,12 @@ impl Node {
         claimed.count()
     }
 
-    fn unowned_bytes(&self) -> u64 {
+    fn unowned_bytes(&self, of_sessions: &BTreeSet<ParityId>) -> u64 {
         let sets = self.checkpoints.values().flat_map(|c| c.parity.values());
-        let mut owned: BTreeSet<ParityId> = sets.copied().collect();
-        owned.extend(self.part_made.values().map(|part| part.set()));
-        owned.extend(
-            self.joined
-                .values()
-                .filter_map(|joined| joined.parity_set()),
-        );
-        owned.extend(
-            self.ending
-                .values()
-                .filter_map(|ending| ending.parity_set()),
-        );
+        let of_checkpoints: BTreeSet<ParityId> = sets.copied().collect();
         let is_owned = |purpose: &Reservation| match purpose {
             Reservation::Slot(slot) => self.slots.contains_key(slot),
-            Reservation::Parity(set) => owned.contains(set),
+            Reservation::Parity(set) => of_checkpoints.contains(set) || of_sessions.contains(set),
         };
         let all = self.budget.reservations();
         let unowned = all.filter(|(purpose, _)| !is_owned(purpose));

@@ -4,9 +4,9 @@ use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes};
 
-use crate::node::Node;
+use crate::context::Context;
 
-impl Node {
+impl Context {
     /// The newest protected checkpoint whose lane has the same ranks on the same nodes, the same coding nodes and
     /// the same chunks, and whose parity this node holds.
     pub(crate) fn basis_for(

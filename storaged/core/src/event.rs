@@ -9,8 +9,8 @@ use storaged_wire::{CheckpointState, Digest, Namespace, NodeName, Rank, SlotId};
 /// What waits in the loop-back queue, the oldest first.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Event {
-    /// A message of this node to itself.
-    Message(PeerMessage),
+    /// A message of this node to itself, or one that came as a parcel from another.
+    Message(NodeName, PeerMessage),
     /// A manifest is known here.
     Adopted,
     /// A checkpoint came further.
@@ -19,6 +19,10 @@ pub(crate) enum Event {
     BlocksGone(CheckpointKey),
     /// A slot was freed: this one, of that rank.
     SlotFreed(SlotId, Namespace, Rank),
+    /// A slot for an opening is there, or why not.
+    OpeningSlot(SlotId, Result<(), NoSlot>),
+    /// The same of a shard that a session repairs.
+    RepairSlot(SlotId, Result<(), NoSlot>),
     /// The session that fills an opening's slot ended well; with the table of digests of the shard's chunks, if it is known.
     OpeningFilled(SlotId, Option<Arc<[Digest]>>),
     /// It did not, because of this node's fault.
@@ -28,3 +32,7 @@ pub(crate) enum Event {
     /// A shard of this rank was restored into this node's RAM.
     ShardBack(Rank),
 }
+
+/// Why a slot could not be made, as whoever makes them says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NoSlot(pub String);

@@ -1,74 +1,37 @@
 //! The machine: one daemon's decisions. `handle` takes one input and appends outputs; `deadline` says when to
 //! come back with `Tick`. The verbs are in their own folders, each as an `impl Node`.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
-use storaged_plan::{Group, GroupError, groups};
+use storaged_plan::GroupError;
 use storaged_wire::local::{PinnedOnes, Reply, Request};
-use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionRecord, TablePlace};
-use storaged_wire::{
-    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Refusal,
-    SessionId, SlotId,
-};
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::{CheckpointState, Digest, Generation, Namespace, NodeName, SharedBytes};
 
-use crate::api::{ConnId, Curation, Input, Note, Now, Output, ParityId, QueryId, RequestId, Setup};
-use crate::budget::Budget;
-use crate::encode::{Beginning, Ending, Joined, Led, ParityPlace, PartFilled, PartMade};
-use crate::event::Event;
+use crate::api::{ConnId, Curation, DurableFault, Input, Now, Output, QueryId, RequestId, Setup};
+use crate::audit::{Audit, Shown};
+use crate::budget::Ledger;
+use crate::context::Context;
+use crate::encode::{Beginning, NodeRate, REPAIR_QUERY, Sessions};
+use crate::event::{Event, NoSlot};
 use crate::limits;
-use crate::parcels::Parcels;
-use crate::place::{Blocks, RunProposal, WaitingHello};
-use crate::restore::{HealFirst, Older, OpenWish, Opening, PlanQuery, VerifyWork};
-use crate::stage::{DropWork, Lifetimes};
-use crate::table::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Told, Waiter};
+use crate::place::{Blocks, Runs, Standings};
+use crate::restore::{Older, OpenWish, Restores};
+use crate::stage::Drops;
+use crate::status::status_json;
+use crate::table::{Peer, Told};
 
 /// One daemon's decisions.
+///
+/// Each machine has tables of its own and is called with what it may use of the others: sessions with the context, restores
+/// with both. The other way round they tell one another by events.
 pub struct Node {
-    pub(crate) setup: Setup,
-    pub(crate) groups: Vec<Group>,
-    pub(crate) started: Option<Now>,
-    pub(crate) now: Now,
-    pub(crate) out: Vec<Output>,
-    pub(crate) peers: BTreeMap<NodeName, Peer>,
-    /// Since when peers are down that were up.
-    pub(crate) down_since: BTreeMap<NodeName, Now>,
-    /// What is heard once the input is handled.
-    loopback: VecDeque<Event>,
-    /// How checkpoints that have left RAM ended.
-    pub(crate) ends: Ends,
-    pub(crate) namespaces: BTreeMap<Namespace, NamespaceTable>,
-    pub(crate) checkpoints: BTreeMap<CheckpointKey, Checkpoint>,
-    pub(crate) by_name: BTreeMap<Digest, CheckpointKey>,
-    pub(crate) slots: BTreeMap<SlotId, Slot>,
-    pub(crate) budget: Budget,
-    pub(crate) conns: BTreeMap<ConnId, Attached>,
-    /// Connections of operators.
-    pub(crate) operators: BTreeSet<ConnId>,
-    pub(crate) waiters: Vec<Waiter>,
-    pub(crate) led: BTreeMap<SessionId, Led>,
-    pub(crate) joined: BTreeMap<(NodeName, SessionId), Joined>,
-    pub(crate) lanes: crate::encode::LaneTable,
-    pub(crate) part_filled: BTreeMap<SlotId, PartFilled>,
-    pub(crate) part_made: BTreeMap<ParityPlace, PartMade>,
-    pub(crate) ending: BTreeMap<(NodeName, SessionId), Ending>,
-    pub(crate) waiting_proposals: BTreeMap<(NodeName, SessionId), SessionRecord>,
-    pub(crate) deferred_tables: BTreeSet<(NodeName, TablePlace)>,
-    pub(crate) proposals: BTreeMap<QueryId, RunProposal>,
-    pub(crate) hellos: BTreeMap<QueryId, WaitingHello>,
-    pub(crate) plans: BTreeMap<QueryId, PlanQuery>,
-    pub(crate) openings: BTreeMap<SlotId, Opening>,
-    pub(crate) heals_first: Vec<HealFirst>,
-    pub(crate) verifies: BTreeMap<QueryId, VerifyWork>,
-    pub(crate) drops: BTreeMap<QueryId, DropWork>,
-    pub(crate) lifetimes: Lifetimes,
-    pub(crate) planned: Vec<Arc<ManifestBytes>>,
-    pub(crate) rates: crate::restore::Rates,
-    pub(crate) measured: crate::encode::MeasuredRates,
-    pub(crate) parcels: Parcels,
-    pub(crate) tier: crate::trickle::TierHealth,
-    pub(crate) next: u64,
-    pub(crate) repeat_at: Now,
+    cx: Context,
+    sessions: Sessions,
+    restores: Restores,
+    runs: Runs,
+    drops: Drops,
+    repeat_at: Now,
 }
 
 impl Node {
@@ -77,107 +40,80 @@ impl Node {
     /// # Errors
     /// [`GroupError`] if the members cannot be grouped with the geometry.
     pub fn new(setup: Setup) -> Result<Self, GroupError> {
-        let groups = match setup.geometry {
-            Some(geometry) => groups(&setup.members, geometry)?,
-            None => Vec::new(),
-        };
-        let budget = Budget::new(setup.budget);
         Ok(Self {
-            groups,
-            budget,
-            setup,
-            started: None,
-            now: Now(0),
-            out: Vec::new(),
-            peers: BTreeMap::new(),
-            down_since: BTreeMap::new(),
-            loopback: VecDeque::new(),
-            ends: Ends::default(),
-            namespaces: BTreeMap::new(),
-            checkpoints: BTreeMap::new(),
-            by_name: BTreeMap::new(),
-            slots: BTreeMap::new(),
-            conns: BTreeMap::new(),
-            operators: BTreeSet::new(),
-            waiters: Vec::new(),
-            led: BTreeMap::new(),
-            joined: BTreeMap::new(),
-            lanes: BTreeMap::new(),
-            part_filled: BTreeMap::new(),
-            part_made: BTreeMap::new(),
-            ending: BTreeMap::new(),
-            waiting_proposals: BTreeMap::new(),
-            deferred_tables: BTreeSet::new(),
-            proposals: BTreeMap::new(),
-            hellos: BTreeMap::new(),
-            plans: BTreeMap::new(),
-            openings: BTreeMap::new(),
-            heals_first: Vec::new(),
-            verifies: BTreeMap::new(),
-            drops: BTreeMap::new(),
-            lifetimes: Lifetimes::default(),
-            planned: Vec::new(),
-            rates: crate::restore::Rates::default(),
-            measured: crate::encode::MeasuredRates::default(),
-            parcels: Parcels::default(),
-            tier: crate::trickle::TierHealth::default(),
-            next: 0,
+            cx: Context::new(setup)?,
+            sessions: Sessions::default(),
+            restores: Restores::default(),
+            runs: Runs::default(),
+            drops: Drops::default(),
             repeat_at: Now(0),
         })
     }
 
+    /// Its tables.
+    #[cfg(test)]
+    pub(crate) fn context(&self) -> &Context {
+        &self.cx
+    }
+
     /// Takes one input and returns what to do, in order.
     pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
-        self.now = now;
-        self.started.get_or_insert(now);
+        self.cx.begin(now);
         self.dispatch(input);
-        while let Some(event) = self.loopback.pop_front() {
+        while let Some(event) = self.cx.next_event() {
             self.hear(event);
         }
-        std::mem::take(&mut self.out)
+        std::mem::take(&mut self.cx.out)
     }
 
     fn hear(&mut self, event: Event) {
         match event {
-            Event::Message(message) => {
-                let me = self.me().clone();
-                self.message(&me, message);
-            }
-            Event::Adopted => self.look_at_waiting(),
-            Event::Reached(key, state) => self.lanes_hear(&key, state),
-            Event::BlocksGone(key) => self.end_sessions_of(&key),
+            Event::Message(from, message) => self.message(&from, message),
+            Event::Adopted => self.sessions.look_at_waiting(&mut self.cx),
+            Event::Reached(key, state) => self.sessions.lanes_hear(&key, state, &mut self.cx),
+            Event::BlocksGone(key) => self.sessions.end_sessions_of(&key, &mut self.cx),
             Event::SlotFreed(slot, namespace, rank) => {
-                self.serve_slot_waiters();
-                self.drop_spare_slot(slot, &namespace, rank);
+                self.cx.serve_slot_waiters();
+                self.cx.drop_spare_slot(slot, &namespace, rank);
             }
-            Event::OpeningFilled(slot, leaves) => self.opening_filled(slot, leaves),
+            Event::OpeningSlot(slot, made) => {
+                self.restores
+                    .opening_hears_of_slot(slot, made, &mut self.sessions, &mut self.cx)
+            }
+            Event::RepairSlot(slot, Ok(())) => self.sessions.joined_has_slot(slot, &mut self.cx),
+            Event::RepairSlot(slot, Err(NoSlot(reason))) => {
+                self.sessions
+                    .joined_without_slot(slot, &reason, &mut self.cx)
+            }
+            Event::OpeningFilled(slot, leaves) => {
+                self.restores
+                    .opening_filled(slot, leaves, &mut self.sessions, &mut self.cx)
+            }
             Event::OpeningFailed(slot, node, fault) => {
-                self.opening_session_failed(slot, &node, &fault);
+                self.restores.opening_session_failed(
+                    slot,
+                    &node,
+                    &fault,
+                    &mut self.sessions,
+                    &mut self.cx,
+                );
             }
-            Event::OpeningIdle(slot) => self.climb_again(slot),
-            Event::ShardBack(rank) => self.shard_is_back(rank),
+            Event::OpeningIdle(slot) => {
+                self.restores
+                    .climb_again(slot, &mut self.sessions, &mut self.cx)
+            }
+            Event::ShardBack(rank) => self.restores.shard_is_back(rank, &mut self.cx),
         }
     }
 
     /// When to come back with [`Input::Tick`] at the latest.
     pub fn deadline(&self) -> Now {
-        let waits = self.waiters.iter().map(|waiter| waiter.deadline);
-        let plans = self.plans.values().map(|plan| plan.deadline);
-        let proposals = self
-            .proposals
-            .values()
-            .map(|proposal| proposal.wakes(self.now));
-        let hellos = self.hellos.values().map(|waiting| waiting.deadline);
-        let openings = self.openings.values().map(|opening| opening.deadline);
-        let sessions = self.sessions_deadline().chain(self.heals_deadline());
+        let waits = self.cx.waiters.iter().map(|waiter| waiter.deadline);
         let all = waits
-            .chain(plans)
-            .chain(proposals)
-            .chain(hellos)
-            .chain(openings)
-            .chain(sessions)
-            .chain(self.verifies_deadline())
-            .chain(self.drops.values().map(|work| work.deadline));
+            .chain(self.restores.deadlines())
+            .chain(self.runs.deadlines(self.cx.now))
+            .chain(self.sessions.deadlines())
+            .chain(self.drops.deadlines());
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
     }
 
@@ -188,88 +124,109 @@ impl Node {
             Input::PeerDown { node } => self.peer_down(&node),
             Input::Message { from, message } => self.message(&from, message),
             Input::Request { id, request } => self.request(id, request),
-            Input::OperatorConnected { conn } => drop(self.operators.insert(conn)),
+            Input::OperatorConnected { conn } => drop(self.cx.operators.insert(conn)),
             Input::Disconnected { conn } => self.disconnected(conn),
-            Input::Members { members } => self.set_members(members),
-            Input::SlotCreated { slot } => self.slot_created(slot),
-            Input::SlotFailed { slot, reason } => self.slot_failed(slot, &reason),
+            Input::Members { members } => self.cx.set_members(members),
+            Input::SlotCreated { slot } => self.cx.slot_created(slot),
+            Input::SlotFailed { slot, reason } => self.cx.slot_failed(slot, &reason),
             Input::Digested {
                 slot,
                 leaves,
                 prints,
                 root,
-            } => self.digested(slot, (leaves, root), prints),
-            Input::DigestFailed { slot, reason } => self.digest_failed(slot, &reason),
+            } => self.cx.digested(slot, (leaves, root), prints),
+            Input::DigestFailed { slot, reason } => self.cx.digest_failed(slot, &reason),
             Input::SessionEnded {
                 leader,
                 session,
                 outcome,
                 kept,
-            } => self.session_ended(&leader, session, outcome, kept),
+            } => self
+                .sessions
+                .session_ended(&leader, session, outcome, kept, &mut self.cx),
             Input::SessionProgress {
                 leader,
                 session,
                 tally,
-            } => self.session_progress(&leader, session, &tally),
+            } => self
+                .sessions
+                .session_progress(&leader, session, &tally, &mut self.cx),
             Input::Uploaded {
                 manifest,
                 rank,
                 outcome,
-            } => self.uploaded(manifest, rank, outcome),
-            Input::Published { manifest, outcome } => self.published(manifest, outcome),
-            Input::DurableListed { query, outcome } => self.durable_listed(query, outcome),
-            Input::Curated { id, outcome } => self.curated(id, outcome),
-            Input::DurableState(outcome) => self.tier_answered(outcome.err().as_ref()),
-            Input::RunClaimed { query, outcome } => self.run_claimed(query, outcome),
+            } => self.cx.uploaded(manifest, rank, outcome),
+            Input::Published { manifest, outcome } => self.cx.published(manifest, outcome),
+            Input::DurableListed { query, outcome } => {
+                self.restores.durable_listed(query, outcome, &mut self.cx)
+            }
+            Input::Curated { id, outcome } => self.cx.curated(id, outcome),
+            Input::DurableState(outcome) => self.cx.tier_answered(outcome.err().as_ref()),
+            Input::RunClaimed { query, outcome } => {
+                self.runs.run_claimed(query, outcome, &mut self.cx)
+            }
             Input::RunRecorded {
                 namespace,
                 run,
                 outcome,
-            } => self.run_recorded(&namespace, run, outcome),
-            Input::RunFound { query, outcome } => self.run_found(query, outcome),
-            Input::Fetched { slot, outcome } => self.fetched(slot, outcome),
-            Input::Checked { query, outcomes } => self.checked(query, outcomes),
+            } => self.cx.run_recorded(&namespace, run, outcome),
+            Input::RunFound { query, outcome } => self.runs.run_found(query, outcome, &mut self.cx),
+            Input::Fetched { slot, outcome } => {
+                self.restores
+                    .fetched(slot, outcome, &mut self.sessions, &mut self.cx)
+            }
+            Input::Checked { query, outcomes } => {
+                self.restores.checked(query, outcomes, &mut self.cx)
+            }
         }
     }
 
     fn tick(&mut self) {
-        self.expire_waiters();
-        self.expire_plans();
-        self.expire_proposals();
-        self.advance_hellos();
-        self.expire_openings();
-        self.expire_verifies();
-        self.advance_drops();
-        self.tick_sessions();
-        self.look_after_heals();
-        if self.now >= self.repeat_at {
-            self.repeat_at = self.now.plus(limits::REPEAT_MS);
+        self.cx.expire_waiters();
+        self.restores.expire_plans(&mut self.cx);
+        self.runs.expire_proposals(&mut self.cx);
+        self.runs.advance_hellos(&mut self.cx);
+        self.restores
+            .expire_openings(&mut self.sessions, &mut self.cx);
+        self.restores.expire_verifies(&mut self.cx);
+        self.drops.advance_drops(&mut self.cx);
+        self.sessions.tick_sessions(&mut self.cx);
+        self.restores
+            .look_after_heals(&mut self.sessions, &mut self.cx);
+        if self.cx.now >= self.repeat_at {
+            self.repeat_at = self.cx.now.plus(limits::REPEAT_MS);
             self.repeat();
         }
     }
 
     /// Says again what still matters and starts what waits for its time.
     fn repeat(&mut self) {
-        self.repeat_plans();
-        self.repeat_proposals();
-        self.give_up_old_commits();
-        self.announce_all();
-        self.tell_all();
-        self.expire_sessions();
-        self.propose_again(None);
-        self.prepare_again();
-        self.repeat_parcels();
-        self.expire_part_filled();
-        self.judge_sessions();
-        self.lead_lanes();
-        self.weigh_all();
-        self.give_up_lost();
-        self.give_up_stuck_uploads();
-        self.start_uploads();
-        self.start_publishing();
-        self.make_room_for_waiters();
-        self.forget_foreign();
-        self.look_after_lifetimes();
+        self.restores.repeat_plans(&mut self.cx);
+        self.runs.repeat_proposals(&mut self.cx);
+        self.cx.give_up_old_commits();
+        self.cx.announce_all();
+        self.cx.tell_all();
+        self.sessions.expire_sessions(&mut self.cx);
+        self.sessions.propose_again(None, &mut self.cx);
+        self.sessions.prepare_again(&mut self.cx);
+        self.cx.repeat_parcels();
+        self.sessions.expire_part_filled(&mut self.cx);
+        let restores = &self.restores;
+        self.sessions.judge_sessions(
+            &|sessions, cx, slot, slow| restores.opening_goes_around(slot, slow, sessions, cx),
+            &mut self.cx,
+        );
+        self.sessions.lead_lanes(&mut self.cx);
+        self.cx.weigh_all();
+        self.cx.give_up_lost();
+        self.cx.give_up_stuck_uploads();
+        self.cx.start_uploads();
+        self.cx.start_publishing();
+        self.cx.make_room_for_waiters();
+        self.cx
+            .forget_foreign(|c| self.sessions.has_session_of(&c.key) || self.restores.opens(c));
+        let asked_for = self.namespaces_asked_for();
+        self.cx.look_after_lifetimes(&asked_for);
     }
 
     fn request(&mut self, id: RequestId, request: Request) {
@@ -279,23 +236,30 @@ impl Node {
                 namespace,
                 token,
                 role,
-            } => self.hello(id, version, namespace, &token, role),
-            Request::OpenRun { timeout_ms } => self.open_run(id, timeout_ms),
-            Request::AcquireSlot { bytes, timeout_ms } => self.acquire(id, bytes, timeout_ms),
-            Request::SealSlot { slot, step, length } => self.seal(id, slot, step, length),
-            Request::ReleaseSlot { slot } => self.release(id, slot),
+            } => {
+                let waits = self.cx.hello(id, version, namespace, &token, role);
+                waits.map(|waits| {
+                    if let Some(hello) = waits {
+                        self.runs.hello_waits(id, hello, &mut self.cx);
+                    }
+                })
+            }
+            Request::OpenRun { timeout_ms } => self.runs.open_run(id, timeout_ms, &mut self.cx),
+            Request::AcquireSlot { bytes, timeout_ms } => self.cx.acquire(id, bytes, timeout_ms),
+            Request::SealSlot { slot, step, length } => self.cx.seal(id, slot, step, length),
+            Request::ReleaseSlot { slot } => self.cx.release(id, slot),
             Request::Commit {
                 step,
                 schema,
                 torch_metadata,
                 durable,
-            } => self.commit(id, step, schema, torch_metadata, durable),
+            } => self.cx.commit(id, step, schema, torch_metadata, durable),
             Request::Wait {
                 run,
                 step,
                 state,
                 timeout_ms,
-            } => self.wait(id, run, step, state, timeout_ms),
+            } => self.cx.wait(id, run, step, state, timeout_ms),
             Request::Plan {
                 step,
                 timeout_ms,
@@ -305,9 +269,12 @@ impl Node {
                     true => Older::Allowed,
                     false => Older::Refused,
                 };
-                self.plan(id, step, timeout_ms, older)
+                self.restores
+                    .plan(id, step, timeout_ms, older, &mut self.cx)
             }
-            Request::GetManifest { manifest } => self.get_manifest(id, manifest),
+            Request::GetManifest { manifest } => {
+                self.restores.get_manifest(id, manifest, &mut self.cx)
+            }
             Request::OpenShard {
                 manifest,
                 rank,
@@ -324,47 +291,69 @@ impl Node {
                     manifest,
                     rank,
                     ranges,
-                    deadline: self.now.plus(wait),
+                    deadline: self.cx.now.plus(wait),
                     without,
                     healed_in_vain: false,
                 };
-                self.open_shard(id, wish, timeout_ms)
+                self.restores.open_shard(id, wish, timeout_ms, &mut self.cx)
             }
-            Request::CloseShard { manifest, rank } => self.close_shard(id, manifest, rank),
-            Request::Status => self.status(id),
-            Request::RestartSafe { bears } => self.restart_safe(id, bears),
-            Request::List { namespace } => self.list(id, namespace.as_ref()),
-            Request::Drop { force, timeout_ms } => self.drop_job(id, force, timeout_ms),
-            Request::Verify { step, timeout_ms } => self.verify(id, step, timeout_ms),
+            Request::CloseShard { manifest, rank } => {
+                self.restores
+                    .close_shard(id, manifest, rank, &mut self.sessions, &mut self.cx)
+            }
+            Request::Status => {
+                let json = self.status_json();
+                self.cx.reply(id, Reply::Status(json));
+                Ok(())
+            }
+            Request::RestartSafe { bears } => self.cx.restart_safe(id, bears),
+            Request::List { namespace } => self.cx.list(id, namespace.as_ref()),
+            Request::Drop { force, timeout_ms } => {
+                self.drops.drop_job(id, force, timeout_ms, &mut self.cx)
+            }
+            Request::Verify { step, timeout_ms } => {
+                self.restores.verify(id, step, timeout_ms, &mut self.cx)
+            }
             Request::Keep { run, step, keep } => {
-                self.curate(id, Curation::Keep { run, step, keep })
+                self.cx.curate(id, Curation::Keep { run, step, keep })
             }
             Request::Remove(removal, live, pinned) => {
                 let pinned = pinned.unwrap_or(PinnedOnes::Spared);
-                self.remove_durable(id, removal, live, pinned)
+                self.cx.remove_durable(id, removal, live, pinned)
             }
         };
         if let Err(refusal) = outcome {
-            self.reply(id, Reply::Refused(refusal));
+            self.cx.reply(id, Reply::Refused(refusal));
         }
     }
 
     pub(crate) fn message(&mut self, from: &NodeName, message: PeerMessage) {
         match message {
-            PeerMessage::Fences(fences) => self.learn_fences(from, fences),
-            PeerMessage::PromiseRun { query, run } => self.promise_asked(from, query, run),
+            PeerMessage::Fences(fences) => {
+                self.runs.learn_fences(fences, &mut self.cx);
+                // Whoever greets has just come up, or sees us anew: it may have missed or forgotten what we proposed.
+                self.sessions.propose_again(Some(from), &mut self.cx);
+            }
+            PeerMessage::PromiseRun { query, run } => self.cx.promise_asked(from, query, run),
             PeerMessage::RunPromised {
                 query,
                 run,
                 outcome,
-            } => self.run_promised(from, (QueryId(query), run), outcome),
-            PeerMessage::RaiseFence { query, run } => self.fence_rises(from, query, &run),
-            PeerMessage::FenceRaised { query } => self.fence_raised(from, QueryId(query)),
+            } => self
+                .runs
+                .run_promised(from, (QueryId(query), run), outcome, &mut self.cx),
+            PeerMessage::RaiseFence { query, run } => {
+                self.runs.fence_rises(from, query, &run, &mut self.cx)
+            }
+            PeerMessage::FenceRaised { query } => {
+                self.runs.fence_raised(from, QueryId(query), &mut self.cx)
+            }
             PeerMessage::RunQuery { query, namespace } => {
-                self.fence_asked(from, query, &namespace);
+                self.cx.fence_asked(from, query, &namespace);
             }
             PeerMessage::RunAnswer { query, fence } => {
-                self.fence_told(from, QueryId(query), fence);
+                self.runs
+                    .fence_told(from, QueryId(query), fence, &mut self.cx);
             }
             PeerMessage::ShardSealed {
                 key,
@@ -373,7 +362,9 @@ impl Node {
                 rank,
                 length,
                 root,
-            } => self.shard_announced(from, key, owner, world_size, rank, length, root),
+            } => self
+                .cx
+                .shard_announced(from, key, owner, world_size, rank, length, root),
             PeerMessage::Description {
                 key,
                 owner,
@@ -387,45 +378,65 @@ impl Node {
                     torch_metadata,
                     durable,
                 };
-                self.described(from, key, owner, world_size, description);
+                self.cx.described(from, key, owner, world_size, description);
             }
             PeerMessage::Committed { manifest, durable } => {
-                self.committed_elsewhere(from, manifest, durable);
+                self.cx.committed_elsewhere(from, manifest, durable);
             }
             PeerMessage::ManifestStored {
                 manifest,
                 state,
                 bears,
-            } => self.manifest_stored(from, manifest, Told { state, bears }),
-            PeerMessage::Abandoned { key, reason } => self.abandon(&key, &reason),
-            PeerMessage::Superseded { key, reason } => self.superseded(&key, &reason),
-            PeerMessage::Propose(record) => self.proposed(from, record),
-            PeerMessage::Ready { session, stripes } => self.member_ready(from, session, stripes),
-            PeerMessage::Preparing { session } => self.member_preparing(from, session),
-            PeerMessage::TableQuery(place) => self.table_asked(from, place),
-            PeerMessage::TablePage { place, page } => self.table_told(from, place, page),
+            } => self
+                .cx
+                .manifest_stored(from, manifest, Told { state, bears }),
+            PeerMessage::Abandoned { key, reason } => self.cx.abandon(&key, &reason),
+            PeerMessage::Superseded { key, reason } => self.cx.superseded(&key, &reason),
+            PeerMessage::Propose(record) => self.sessions.proposed(from, record, &mut self.cx),
+            PeerMessage::Ready { session, stripes } => {
+                self.sessions
+                    .member_ready(from, session, stripes, &mut self.cx)
+            }
+            PeerMessage::Preparing { session } => {
+                self.sessions.member_preparing(from, session, &mut self.cx)
+            }
+            PeerMessage::TableQuery(place) => self.sessions.table_asked(from, place, &mut self.cx),
+            PeerMessage::TablePage { place, page } => {
+                self.sessions.table_told(from, place, page, &mut self.cx)
+            }
             PeerMessage::Parcel {
                 parcel,
                 length,
                 relay,
-            } => self.parcel_told(from, (parcel, length), relay),
-            PeerMessage::ParcelQuery(place) => self.parcel_asked(from, place),
-            PeerMessage::ParcelPage { place, bytes } => self.parcel_page(from, place, &bytes),
-            PeerMessage::Failed { session, fault } => self.member_failed(from, session, fault),
+            } => self.cx.parcel_told(from, (parcel, length), relay),
+            PeerMessage::ParcelQuery(place) => self.cx.parcel_asked(from, place),
+            PeerMessage::ParcelPage { place, bytes } => self.cx.parcel_page(from, place, &bytes),
+            PeerMessage::Failed { session, fault } => {
+                self.sessions
+                    .member_failed(from, session, fault, &mut self.cx)
+            }
             PeerMessage::Begin {
                 session,
                 stripes,
                 shape,
-            } => self.begin(from, session, Beginning { stripes, shape }),
+            } => self
+                .sessions
+                .begin(from, session, Beginning { stripes, shape }, &mut self.cx),
             PeerMessage::Finished { session, tally } => {
-                self.member_progress(from, session, tally);
-                self.member_finished(from, session);
+                self.sessions
+                    .member_progress(from, session, tally, &mut self.cx);
+                self.sessions.member_finished(from, session, &mut self.cx);
             }
-            PeerMessage::Progress { session, tally } => self.member_progress(from, session, tally),
-            PeerMessage::Close { session, kept } => self.close(from, session, kept),
+            PeerMessage::Progress { session, tally } => {
+                self.sessions
+                    .member_progress(from, session, tally, &mut self.cx)
+            }
+            PeerMessage::Close { session, kept } => {
+                self.sessions.close(from, session, kept, &mut self.cx)
+            }
             PeerMessage::Protected { manifest, bears } => {
                 let state = CheckpointState::Protected;
-                self.told_state(from, manifest, state, Some(bears));
+                self.cx.told_state(from, manifest, state, Some(bears));
             }
             PeerMessage::Held {
                 manifest,
@@ -437,196 +448,206 @@ impl Node {
                     shards: shards.into_iter().collect(),
                     parity: parity.into_iter().collect(),
                 };
-                self.held(from, manifest, version, blocks);
+                self.cx.held(from, manifest, version, blocks);
             }
             PeerMessage::HeldNoted { manifest, version } => {
-                self.held_noted(from, manifest, version);
+                self.cx.held_noted(from, manifest, version);
             }
-            PeerMessage::Owed { manifest, done } => self.owed(from, manifest, done),
-            PeerMessage::Unowed { manifest, cause } => self.unowed(from, manifest, cause),
+            PeerMessage::Owed { manifest, done } => self.cx.owed(from, manifest, done),
+            PeerMessage::Unowed { manifest, cause } => self.cx.unowed(from, manifest, cause),
             PeerMessage::DurableFailed { manifest, reason } => {
-                self.durable_failed(manifest, reason);
+                self.cx.durable_failed(manifest, reason);
             }
             PeerMessage::Quarantined {
                 manifest,
                 key,
                 reason,
-            } => self.learn_quarantine(from, manifest, key, reason),
+            } => self.cx.learn_quarantine(from, manifest, key, reason),
             PeerMessage::NoRoom {
                 manifest,
                 node,
                 reason,
-            } => self.no_room_told(manifest, node, &reason),
+            } => self.cx.no_room_told(manifest, node, &reason),
             PeerMessage::Durable { manifest } => {
-                self.told_state(from, manifest, CheckpointState::Durable, None);
+                self.cx
+                    .told_state(from, manifest, CheckpointState::Durable, None);
             }
             PeerMessage::HoldingsQuery { query, namespace } => {
-                self.holdings_asked(from, query, &namespace);
+                self.cx.holdings_asked(from, query, &namespace);
             }
+            PeerMessage::Holdings {
+                query: REPAIR_QUERY,
+                holdings,
+                ..
+            } => self.sessions.holdings_told(from, &holdings, &mut self.cx),
             PeerMessage::Holdings {
                 query,
                 owner,
                 holdings,
                 mark,
-            } => self.holdings_told(from, QueryId(query), owner, holdings, mark),
-            PeerMessage::Marks(marks) => self.learn_marks(marks),
-            PeerMessage::Attached(namespaces) => self.attached_told(from, namespaces),
+            } => {
+                let query = QueryId(query);
+                self.restores
+                    .plan_learns(from, query, owner, (&holdings, mark), &mut self.cx);
+            }
+            PeerMessage::Marks(marks) => self.cx.learn_marks(marks),
+            PeerMessage::Attached(namespaces) => self.cx.attached_told(from, namespaces),
             PeerMessage::Evicted {
                 namespace,
                 up_to,
                 durable,
-            } => self.evicted_elsewhere(&namespace, up_to, durable),
-            PeerMessage::Drop(order) => self.drop_asked(from, &order),
+            } => self.cx.evicted_elsewhere(&namespace, up_to, durable),
+            PeerMessage::Drop(order) => self.cx.drop_asked(from, &order),
             PeerMessage::Dropped { query, answer } => {
-                self.dropped_told(from, QueryId(query), answer);
+                self.drops
+                    .dropped_told(from, QueryId(query), answer, &mut self.cx);
             }
             PeerMessage::ManifestQuery { query, manifest } => {
-                self.manifest_asked(from, query, manifest);
+                self.restores
+                    .manifest_asked(from, query, manifest, &mut self.cx);
             }
             PeerMessage::ManifestAnswer { query, manifest } => {
-                self.manifest_answered(from, query.map(QueryId), manifest.map(Into::into));
+                self.restores.manifest_answered(
+                    from,
+                    query.map(QueryId),
+                    manifest.map(Into::into),
+                    &mut self.cx,
+                );
             }
             PeerMessage::VerifyQuery { query, manifest } => {
-                self.verify_asked(from, query, manifest);
+                self.restores
+                    .verify_asked(from, query, manifest, &mut self.cx);
             }
             PeerMessage::VerifyAnswer { query, parts } => {
-                self.verify_answered(from, QueryId(query), parts);
+                self.restores
+                    .verify_answered(from, QueryId(query), parts, &mut self.cx);
             }
         }
     }
 
     fn peer_up(&mut self, node: NodeName, generation: Generation) {
-        if let Some(known) = self.peers.get(&node)
+        if let Some(known) = self.cx.peers.get(&node)
             && known.generation != generation
             && !planted!("generation_ignored")
         {
             self.forget_peer(&node);
         }
-        self.peers.insert(node.clone(), Peer { generation });
-        self.recount_blocks_on(&node);
-        self.tell_marks(&node);
-        self.tell_quarantined(&node);
-        self.down_since.remove(&node);
-        self.tell_attached_to(&node);
-        self.greet(&node);
-        self.peer_may_have_lost(&node);
-        self.weigh_all();
+        self.cx.peers.insert(node.clone(), Peer { generation });
+        self.cx.recount_blocks_on(&node);
+        self.cx.tell_marks(&node);
+        self.cx.tell_quarantined(&node);
+        self.cx.down_since.remove(&node);
+        self.cx.tell_attached_to(&node);
+        self.runs.greet(&node, &mut self.cx);
+        self.restores.plans_ask(&node, &mut self.cx);
+        self.sessions.peer_may_have_lost(&node, &mut self.cx);
+        self.cx.weigh_all();
     }
 
     fn peer_down(&mut self, node: &NodeName) {
-        if self.peers.contains_key(node) {
-            self.down_since.insert(node.clone(), self.now);
+        if self.cx.peers.contains_key(node) {
+            self.cx.down_since.insert(node.clone(), self.cx.now);
         }
         self.forget_peer(node);
-        self.weigh_all();
+        self.cx.weigh_all();
     }
 
     fn forget_peer(&mut self, node: &NodeName) {
-        self.peers.remove(node);
-        for checkpoint in self.checkpoints.values_mut() {
+        self.cx.peers.remove(node);
+        for checkpoint in self.cx.checkpoints.values_mut() {
             checkpoint.told.remove(node);
             checkpoint.standing.forget(node);
         }
-        self.recount_blocks_on(node);
-        self.lanes_forget(node);
-        self.sessions_forget(node);
-        self.queries_forget(node);
-        self.hellos_forget_peer(node);
+        self.cx.recount_blocks_on(node);
+        self.sessions.lanes_forget(node);
+        self.sessions.sessions_forget(node, &mut self.cx);
+        self.restores.plans_forget(node, &mut self.cx);
+        self.restores.openings_forget(node);
+        self.restores.verifies_forget(node, &mut self.cx);
+        self.drops.advance_drops(&mut self.cx);
+        self.runs.hellos_forget_peer(node);
     }
 
-    /// Whether every configured peer is up, or has had time to be.
-    pub(crate) fn settled(&self) -> bool {
-        let started = self.started.unwrap_or(self.now);
-        self.peers.len() + 1 >= self.setup.members.len()
-            || self.now.since(started) >= limits::JOIN_GRACE_MS
+    /// A connection is gone, with all that it asked for.
+    fn disconnected(&mut self, conn: ConnId) {
+        self.cx.client_gone(conn);
+        self.restores
+            .forget_requests(conn, &mut self.sessions, &mut self.cx);
+        self.drops.forget_drops(conn);
+        self.runs.forget_proposals(conn);
+        self.runs.forget_hellos(conn);
+        self.cx.drop_slots_left_behind();
     }
 
-    pub(crate) fn me(&self) -> &NodeName {
-        &self.setup.name
+    /// Jobs for which a request is under way.
+    fn namespaces_asked_for(&self) -> BTreeSet<Namespace> {
+        let plans = self.restores.namespaces();
+        plans.chain(self.runs.namespaces()).cloned().collect()
     }
 
-    pub(crate) fn fresh(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
-    pub(crate) fn reply(&mut self, id: RequestId, reply: Reply) {
-        self.out.push(Output::Reply {
-            id,
-            reply,
-            descriptor: None,
-        });
-    }
-
-    pub(crate) fn note(&mut self, note: Note) {
-        self.out.push(Output::Note(note));
-    }
-
-    /// Sends to a peer. What goes to this node itself is handled after the input that it came of: handled at once it
-    /// would change tables under the hands of whoever sends, and a message that answers itself would never end.
-    pub(crate) fn send(&mut self, to: &NodeName, message: PeerMessage) {
-        if to == self.me() {
-            self.emit(Event::Message(message));
-        } else if self.peers.contains_key(to) {
-            let (to, message) = (to.clone(), self.wrap(message));
-            self.out.push(Output::Send { to, message });
+    /// Everything that this node's RAM is used for, for the ledger's check after a stress test.
+    pub fn ledger(&self) -> Ledger {
+        Ledger {
+            sessions: self.sessions.count(),
+            waiters: self.cx.waiters.len() + self.restores.waiters(),
+            ..self.cx.ledger()
         }
-    }
-
-    /// Tells the other machines of something, once this input is handled.
-    pub(crate) fn emit(&mut self, event: Event) {
-        self.loopback.push_back(event);
-    }
-
-    pub(crate) fn is_up(&self, node: &NodeName) -> bool {
-        node == self.me() || self.peers.contains_key(node)
-    }
-
-    pub(crate) fn manifest_named(&self, name: Digest) -> Option<Arc<ManifestBytes>> {
-        self.by_name
-            .get(&name)
-            .and_then(|key| self.checkpoints.get(key))
-            .and_then(|checkpoint| checkpoint.manifest.clone())
-    }
-
-    pub(crate) fn checkpoint_named(&mut self, name: Digest) -> Option<&mut Checkpoint> {
-        let key = self.by_name.get(&name)?;
-        self.checkpoints.get_mut(key)
-    }
-
-    pub(crate) fn attached(&self, id: RequestId) -> Result<&Attached, Refusal> {
-        self.conns.get(&id.conn).ok_or_else(|| {
-            Refusal::new(
-                storaged_wire::RefusalCode::NotAttached,
-                "expected a hello first on this connection, got another request",
-            )
-        })
-    }
-
-    pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {
-        self.namespaces.get(namespace).map(|table| table.owner)
     }
 
     /// Bytes of the budget that nothing has reserved.
     pub fn budget_free(&self) -> u64 {
-        self.budget.total() - self.budget.used()
+        self.cx.budget_free()
     }
 
-    /// Everything that this node's RAM is used for, for the ledger's check after a stress test.
-    pub fn ledger(&self) -> crate::budget::Ledger {
-        let parity: BTreeSet<ParityId> = self
-            .checkpoints
-            .values()
-            .flat_map(|checkpoint| checkpoint.parity.values().copied())
-            .collect();
-        crate::budget::Ledger {
-            used: self.budget.used(),
-            total: self.budget.total(),
-            slots: self.slots.len(),
-            parity_sets: parity.len(),
-            sessions: self.joined.len() + self.led.len(),
-            waiters: self.waiters.len() + self.heals_first.len(),
-            jobs: self.namespaces.len(),
+    /// The state as JSON.
+    pub fn status_json(&self) -> String {
+        status_json(&self.cx, &self.sessions, &self.ledger())
+    }
+
+    /// The rates of the other nodes' links, as measured in sessions that this node led.
+    pub fn measured_rates(&self) -> Vec<NodeRate> {
+        self.sessions.measured_rates(self.cx.now)
+    }
+
+    /// What speaks against a restart of this node now, a line per namespace; see [`Request::RestartSafe`] for `bears`.
+    pub fn restart_objections(&self, bears: Option<u32>) -> Vec<String> {
+        self.cx.restart_objections(bears)
+    }
+
+    /// What the operator's metrics show of each committed checkpoint.
+    pub fn standings(&self) -> Vec<Standings> {
+        self.cx.standings()
+    }
+
+    /// Why the durable tier did not do what was asked last; none while it does.
+    pub fn tier_fault(&self) -> Option<&DurableFault> {
+        self.cx.tier_fault()
+    }
+
+    /// Counts what is there.
+    pub fn audit(&self) -> Audit {
+        let others = self.restores.unanswered() + self.runs.unanswered() + self.drops.unanswered();
+        let audit = self
+            .sessions
+            .audit(self.cx.audit(&self.sessions.parity_sets()));
+        Audit {
+            requests: audit.requests + others,
+            ..audit
         }
+    }
+
+    /// Every checkpoint that this node knows.
+    pub fn shown(&self) -> Vec<Shown> {
+        self.cx.shown()
+    }
+
+    /// Connections that fill slots.
+    pub fn filling(&self) -> Vec<ConnId> {
+        self.cx.filling()
+    }
+
+    /// What it says in a parcel, while it keeps that for others.
+    pub fn parcel(&self, name: Digest) -> Option<SharedBytes> {
+        self.cx.parcels.shown(name)
     }
 }

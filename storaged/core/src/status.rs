@@ -1,38 +1,30 @@
 //! The daemon's state for `storaged status` and the status page: one JSON object. Names are validated ids, so
 //! nothing in it needs escaping.
 
-use storaged_wire::local::{Reply, standing};
-use storaged_wire::{NodeName, Refusal};
+use storaged_wire::NodeName;
+use storaged_wire::local::standing;
 
-use crate::api::RequestId;
-use crate::encode::SideRate;
-use crate::node::Node;
+use crate::budget::Ledger;
+use crate::context::Context;
+use crate::encode::{NodeRate, Sessions, SideRate};
 use crate::trickle::plain;
 
-impl Node {
-    pub(crate) fn status(&mut self, id: RequestId) -> Result<(), Refusal> {
-        let json = self.status_json();
-        self.reply(id, Reply::Status(json));
-        Ok(())
-    }
-
-    /// The state as JSON.
-    pub fn status_json(&self) -> String {
-        let ledger = self.ledger();
-        let peers: Vec<String> = self
-            .setup
-            .members
-            .iter()
-            .filter(|member| member.name != self.setup.name)
-            .map(|member| {
-                format!(
-                    r#"{{"node":"{}","up":{}}}"#,
-                    member.name,
-                    self.is_up(&member.name)
-                )
-            })
-            .collect();
-        let checkpoints: Vec<String> = self
+/// The state as JSON.
+pub(crate) fn status_json(cx: &Context, sessions: &Sessions, ledger: &Ledger) -> String {
+    let peers: Vec<String> = cx
+        .setup
+        .members
+        .iter()
+        .filter(|member| member.name != cx.setup.name)
+        .map(|member| {
+            format!(
+                r#"{{"node":"{}","up":{}}}"#,
+                member.name,
+                cx.is_up(&member.name)
+            )
+        })
+        .collect();
+    let checkpoints: Vec<String> = cx
             .checkpoints
             .values()
             .map(|c| {
@@ -42,12 +34,12 @@ impl Node {
                     c.key.run,
                     c.key.step,
                     c.state,
-                    standing(c.state, self.bears(c), self.kept_for(c)),
-                    self.kept_for(c).is_some(),
-                    or_null(self.bears(c).map(|bears| bears.losses.into())),
-                    or_null(self.bears(c).map(|bears| bears.of.into())),
-                    self.is_due(c),
-                    self.no_room_of(c)
+                    standing(c.state, cx.bears(c), cx.kept_for(c)),
+                    cx.kept_for(c).is_some(),
+                    or_null(cx.bears(c).map(|bears| bears.losses.into())),
+                    or_null(cx.bears(c).map(|bears| bears.of.into())),
+                    cx.is_due(c),
+                    cx.no_room_of(c)
                         .map_or("null".into(), |why| format!("\"{}\"", plain(&why))),
                     c.world_size,
                     c.shards.len(),
@@ -55,53 +47,54 @@ impl Node {
                 )
             })
             .collect();
-        let geometry = self
-            .setup
-            .geometry
-            .map_or("null".into(), |g| format!("\"{g}\""));
-        format!(
-            r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
-            self.setup.name,
-            self.setup.generation.get(),
-            geometry,
-            self.setup.chunk.bytes(),
-            or_null(self.setup.link_rates.usual),
-            self.node_rates_json(),
-            or_null(self.links().usual_measured()),
-            self.links_json(),
-            self.groups_json(),
-            self.settled(),
-            self.restart_objections(None).is_empty(),
-            self.tier_json(),
-            self.damaged_json(),
-            ledger.used,
-            ledger.total,
-            ledger.slots,
-            ledger.parity_sets,
-            ledger.sessions,
-            ledger.waiters,
-            peers.join(","),
-            checkpoints.join(",")
-        )
-    }
+    let geometry = cx
+        .setup
+        .geometry
+        .map_or("null".into(), |g| format!("\"{g}\""));
+    format!(
+        r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
+        cx.setup.name,
+        cx.setup.generation.get(),
+        geometry,
+        cx.setup.chunk.bytes(),
+        or_null(cx.setup.link_rates.usual),
+        cx.node_rates_json(),
+        or_null(sessions.links(cx).usual_measured()),
+        links_json(sessions.measured_rates(cx.now)),
+        cx.groups_json(),
+        cx.settled(),
+        cx.restart_objections(None).is_empty(),
+        cx.tier_json(),
+        cx.damaged_json(),
+        ledger.used,
+        ledger.total,
+        ledger.slots,
+        ledger.parity_sets,
+        ledger.sessions,
+        ledger.waiters,
+        peers.join(","),
+        checkpoints.join(",")
+    )
+}
 
-    /// The links that were measured, as this node knows them.
-    fn links_json(&self) -> String {
-        let side = |side: Option<SideRate>| match side {
-            None => "null".into(),
-            Some(side) => format!(
-                r#"{{"rate":{},"slow_ppm":{}}}"#,
-                side.bytes_per_s,
-                or_null(side.slow_ppm)
-            ),
-        };
-        let links = self.measured_rates().into_iter().map(|node| {
-            let (up, down) = (side(node.up), side(node.down));
-            format!(r#"{{"node":"{}","up":{up},"down":{down}}}"#, node.node)
-        });
-        links.collect::<Vec<_>>().join(",")
-    }
+/// The links that were measured, as this node knows them.
+fn links_json(rates: Vec<NodeRate>) -> String {
+    let side = |side: Option<SideRate>| match side {
+        None => "null".into(),
+        Some(side) => format!(
+            r#"{{"rate":{},"slow_ppm":{}}}"#,
+            side.bytes_per_s,
+            or_null(side.slow_ppm)
+        ),
+    };
+    let links = rates.into_iter().map(|node| {
+        let (up, down) = (side(node.up), side(node.down));
+        format!(r#"{{"node":"{}","up":{up},"down":{down}}}"#, node.node)
+    });
+    links.collect::<Vec<_>>().join(",")
+}
 
+impl Context {
     /// What the operator says of single nodes.
     fn node_rates_json(&self) -> String {
         let rates = self.setup.link_rates.unusual.iter();

@@ -26,8 +26,10 @@ pub(crate) struct Peer {
 pub(crate) enum SlotUse {
     /// Being made for an acquire request.
     Creating(RequestId),
-    /// Being made or filled by a restore.
-    Restoring,
+    /// Being made or filled for a reader on this node.
+    Opening,
+    /// Being made or filled by a session that repairs a shard of this node.
+    Repairing,
     /// Nobody's.
     Free,
     /// A trainer fills it.

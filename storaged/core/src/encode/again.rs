@@ -15,14 +15,15 @@ use storaged_wire::peer::{PeerMessage, SessionKind, SessionRecord};
 use storaged_wire::{NodeName, SessionId};
 
 use super::broken::Ending;
-use super::member::MemberPhase;
+use super::session::MemberPhase;
 use crate::api::Now;
-use crate::node::Node;
+use crate::context::Context;
+use crate::encode::Sessions;
 
 /// Proposals that wait here, at most: four of each of 16 leaders. One too many is said again by its leader.
 const WAITING_MAX: usize = 64;
 
-impl Node {
+impl Context {
     /// A number for a session: no incarnation of this node has used it.
     pub(super) fn fresh_session(&mut self) -> SessionId {
         let incarnation = self.setup.generation.get() << 32;
@@ -36,10 +37,12 @@ impl Node {
                 },
         )
     }
+}
 
+impl Sessions {
     /// Says proposals again to members that have not said that they are ready, and of a session that has begun to those
     /// that have not finished: to this one, or to all.
-    pub(crate) fn propose_again(&mut self, only: Option<&NodeName>) {
+    pub(crate) fn propose_again(&mut self, only: Option<&NodeName>, cx: &mut Context) {
         let mut missing: Vec<(NodeName, SessionRecord)> = Vec::new();
         for led in self.led.values() {
             let heard = match &led.begun {
@@ -51,36 +54,36 @@ impl Node {
             missing.extend(asked.map(|node| (node.clone(), led.record.clone())));
         }
         for (node, record) in missing {
-            self.send(&node, PeerMessage::Propose(record));
+            cx.send(&node, PeerMessage::Propose(record));
         }
     }
 
     /// A session that this node has joined is proposed again: its answer was lost, or is on its way.
-    pub(super) fn proposed_again(&mut self, from: &NodeName, session: SessionId) {
+    pub(super) fn proposed_again(&mut self, from: &NodeName, session: SessionId, cx: &mut Context) {
         let joined = self.joined.get(&(from.clone(), session));
         match joined.map(|joined| joined.phase.clone()) {
             None | Some(MemberPhase::Running) => {}
             Some(MemberPhase::Preparing { .. }) => {
-                self.send(from, PeerMessage::Preparing { session });
-                self.prepare(from, session);
+                cx.send(from, PeerMessage::Preparing { session });
+                self.prepare(from, session, cx);
             }
             Some(MemberPhase::Finished(tally)) => {
-                self.send(from, PeerMessage::Finished { session, tally });
+                cx.send(from, PeerMessage::Finished { session, tally });
             }
-            Some(MemberPhase::Ready) => self.say_ready(from, session),
+            Some(MemberPhase::Ready) => self.say_ready(from, session, cx),
         }
     }
 
     /// Whether a proposal must wait: for its manifest, or for the end of an earlier session that still puts bytes where
     /// this one will.
-    pub(super) fn comes_too_early(&self, record: &SessionRecord) -> bool {
-        let Some(manifest) = self.manifest_named(record.manifest) else {
+    pub(super) fn comes_too_early(&self, record: &SessionRecord, cx: &Context) -> bool {
+        let Some(manifest) = cx.manifest_named(record.manifest) else {
             return matches!(record.kind, SessionKind::Encode { .. });
         };
         let Some(derived) = Derived::of(record, &manifest) else {
             return false;
         };
-        let me = derived.members.iter().position(|name| name == self.me());
+        let me = derived.members.iter().position(|name| name == cx.me());
         let sink = derived.sink_members.iter().position(|at| Some(*at) == me);
         let Some(block) = sink.map(|sink| derived.sinks[sink]) else {
             return false;
@@ -106,25 +109,25 @@ impl Node {
     }
 
     /// A session has ended for good, or a manifest is there: proposals that waited are looked at again.
-    pub(crate) fn look_at_waiting(&mut self) {
+    pub(crate) fn look_at_waiting(&mut self, cx: &mut Context) {
         for ((from, _), record) in std::mem::take(&mut self.waiting_proposals) {
-            self.proposed(&from, record);
+            self.proposed(&from, record, cx);
         }
-        self.tell_deferred_tables();
+        self.tell_deferred_tables(cx);
     }
 
     /// When a session must be looked at again, at the latest.
-    pub(crate) fn sessions_deadline(&self) -> impl Iterator<Item = Now> {
+    pub(crate) fn deadlines(&self) -> impl Iterator<Item = Now> {
         let led = self.led.values().map(|led| led.deadline);
         let lanes = self.lanes.values().map(|lane| lane.retry_at);
         led.chain(lanes.filter(|at| *at != Now::default()))
     }
 
     /// Ends sessions whose time is over, and begins those again whose time has come.
-    pub(crate) fn tick_sessions(&mut self) {
-        let now = self.now;
+    pub(crate) fn tick_sessions(&mut self, cx: &mut Context) {
+        let now = cx.now;
         if self.led.values().any(|led| led.deadline <= now) {
-            self.expire_sessions();
+            self.expire_sessions(cx);
         }
         let mut due = false;
         for lane in self.lanes.values_mut() {
@@ -134,7 +137,7 @@ impl Node {
             }
         }
         if due {
-            self.lead_lanes();
+            self.lead_lanes(cx);
         }
     }
 
@@ -156,6 +159,7 @@ mod tests {
 
     use super::*;
     use crate::api::{Input, Output, SessionTally};
+    use crate::node::Node;
     use crate::testkit::{chunk, hear, last_of, name, sent};
 
     /// The shard of `a`, with parity on `b` and `c`.

@@ -10,13 +10,14 @@ use storaged_plan::DirtyMap;
 use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
-use super::member::{Joined, Kept};
+use super::session::{Joined, Kept};
 use super::tables::Tables;
 use crate::api::{Now, Output, ParityId};
 use crate::budget::Reservation;
+use crate::context::Context;
+use crate::encode::Sessions;
 use crate::event::Event;
 use crate::limits;
-use crate::node::Node;
 
 /// A slot that is filled in part.
 #[derive(Debug, Clone)]
@@ -76,7 +77,7 @@ impl Ending {
     }
 }
 
-impl Node {
+impl Sessions {
     /// The stripes of a slot that earlier sessions have filled.
     pub(crate) fn filled(&self, slot: SlotId) -> Option<&DirtyMap> {
         self.part_filled.get(&slot).map(|part| &part.filled)
@@ -99,17 +100,18 @@ impl Node {
         slot: SlotId,
         rank: Rank,
         is_opening: bool,
+        cx: &mut Context,
     ) {
-        let Some(manifest) = self.checkpoints.get(&joined.key).and_then(|c| c.name()) else {
+        let Some(manifest) = cx.checkpoints.get(&joined.key).and_then(|c| c.name()) else {
             if !is_opening {
-                self.drop_slot(slot);
+                cx.drop_slot(slot);
             }
             return;
         };
         let known = self.part_filled.remove(&slot).map(|part| part.filled);
         let mut filled = known.unwrap_or_else(|| DirtyMap::clean(joined.stripe_count));
         filled.mark_all(joined.kept_stripes.iter().cloned());
-        let until = (!is_opening).then(|| self.now.plus(limits::PART_FILLED_MAX_MS));
+        let until = (!is_opening).then(|| cx.now.plus(limits::PART_FILLED_MAX_MS));
         let part = PartFilled {
             manifest,
             rank,
@@ -119,7 +121,7 @@ impl Node {
         if joined.is_running() {
             self.ending.insert(place.clone(), Ending::Slot(slot, part));
         } else {
-            self.settle_part(slot, part);
+            self.settle_part(slot, part, cx);
         }
     }
 
@@ -129,13 +131,14 @@ impl Node {
         place: &(NodeName, SessionId),
         joined: &Joined,
         (index, set): (u32, ParityId),
+        cx: &mut Context,
     ) {
-        let Some(manifest) = self.checkpoints.get(&joined.key).and_then(|c| c.name()) else {
-            return self.drop_parity(set);
+        let Some(manifest) = cx.checkpoints.get(&joined.key).and_then(|c| c.name()) else {
+            return cx.drop_parity(set);
         };
         let mut made = joined.made.clone();
         made.mark_all(joined.kept_stripes.iter().cloned());
-        let until = self.now.plus(limits::PART_FILLED_MAX_MS);
+        let until = cx.now.plus(limits::PART_FILLED_MAX_MS);
         let part = PartMade {
             set,
             made,
@@ -148,7 +151,7 @@ impl Node {
             self.ending
                 .insert(place.clone(), Ending::Parity(block, part));
         } else {
-            self.settle_part_made(block, part);
+            self.settle_part_made(block, part, cx);
         }
     }
 
@@ -163,23 +166,28 @@ impl Node {
     }
 
     /// The executor has ended a session that was over already.
-    pub(super) fn ended_late(&mut self, place: &(NodeName, SessionId), kept: Vec<Range<u64>>) {
+    pub(super) fn ended_late(
+        &mut self,
+        place: &(NodeName, SessionId),
+        kept: Vec<Range<u64>>,
+        cx: &mut Context,
+    ) {
         match self.ending.remove(place) {
             Some(Ending::Slot(slot, mut part)) => {
                 part.filled.mark_all(kept);
                 let is_opening = part.until.is_none();
-                self.settle_part(slot, part);
+                self.settle_part(slot, part, cx);
                 if is_opening {
-                    self.emit(Event::OpeningIdle(slot));
+                    cx.emit(Event::OpeningIdle(slot));
                 }
             }
             Some(Ending::Parity(block, mut part)) => {
                 part.made.mark_all(kept);
-                self.settle_part_made(block, part);
+                self.settle_part_made(block, part, cx);
             }
             None => {}
         }
-        self.look_at_waiting();
+        self.look_at_waiting(cx);
     }
 
     /// Whether all stripes of what a heal keeps are in place, now that its leader says that it counts: if another
@@ -205,16 +213,16 @@ impl Node {
 
     /// A step is protected because all members of its sessions had finished. This one may not have heard that its
     /// session was closed so: the link broke, and others told it of the state. What it has made counts all the same.
-    pub(crate) fn count_finished_parity(&mut self, key: &CheckpointKey) {
+    pub(crate) fn count_finished_parity(&mut self, key: &CheckpointKey, cx: &mut Context) {
         let is_it = |joined: &Joined| {
             let makes_parity = matches!(joined.kept, Kept::Parity { .. });
             joined.key == *key && joined.is_finished() && makes_parity
         };
         let places = self.joined.iter().filter(|(_, joined)| is_it(joined));
         for place in places.map(|(place, _)| place.clone()).collect::<Vec<_>>() {
-            self.leave(&place, true);
+            self.leave(&place, true, cx);
         }
-        let Some(name) = self.checkpoints.get(key).and_then(|c| c.name()) else {
+        let Some(name) = cx.checkpoints.get(key).and_then(|c| c.name()) else {
             return;
         };
         let parts = self.part_made.iter();
@@ -225,59 +233,54 @@ impl Node {
         for block in whole {
             let (_, lane, index) = block;
             let part = self.part_made.remove(&block);
-            let checkpoint = self.checkpoints.get_mut(key);
+            let checkpoint = cx.checkpoints.get_mut(key);
             if let (Some(part), Some(checkpoint)) = (part, checkpoint) {
                 checkpoint.leaves.extend(part.tables.leaves);
                 checkpoint.prints.extend(part.tables.prints);
                 if let Some(old) = checkpoint.parity.insert((lane, index), part.set) {
-                    self.drop_parity(old);
+                    cx.drop_parity(old);
                 }
             }
         }
-        self.report_held(key);
+        cx.report_held(key);
     }
 
-    fn settle_part_made(&mut self, block: ParityPlace, part: PartMade) {
+    fn settle_part_made(&mut self, block: ParityPlace, part: PartMade, cx: &mut Context) {
         let gone = match part.made.count() {
             0 if !part.whole => Some(part),
             _ => self.part_made.insert(block, part),
         };
         if let Some(gone) = gone {
-            self.drop_parity(gone.set);
+            cx.drop_parity(gone.set);
         }
     }
 
-    pub(super) fn drop_parity(&mut self, set: ParityId) {
-        self.budget.release(Reservation::Parity(set));
-        self.out.push(Output::DropParity { set });
-    }
-
-    fn settle_part(&mut self, slot: SlotId, part: PartFilled) {
+    fn settle_part(&mut self, slot: SlotId, part: PartFilled, cx: &mut Context) {
         if part.filled.count() > 0 {
             self.part_filled.insert(slot, part);
         } else if part.until.is_some() {
-            self.drop_slot(slot);
+            cx.drop_slot(slot);
         }
     }
 
     /// Drops what no session took up in time, and forgets slots that are gone.
-    pub(crate) fn expire_part_filled(&mut self) {
-        let now = self.now;
+    pub(crate) fn expire_part_filled(&mut self, cx: &mut Context) {
+        let now = cx.now;
         let late = |part: &PartFilled| part.until.is_some_and(|until| until <= now);
         let over: Vec<SlotId> = self
             .part_filled
             .iter()
-            .filter(|(slot, part)| late(part) || !self.slots.contains_key(slot))
+            .filter(|(slot, part)| late(part) || !cx.slots.contains_key(slot))
             .map(|(slot, _)| *slot)
             .collect();
         for slot in over {
             self.part_filled.remove(&slot);
-            self.drop_slot(slot);
+            cx.drop_slot(slot);
         }
         let parts = std::mem::take(&mut self.part_made);
         for (block, part) in parts {
             if part.until <= now {
-                self.drop_parity(part.set);
+                cx.drop_parity(part.set);
             } else {
                 self.part_made.insert(block, part);
             }
@@ -287,5 +290,12 @@ impl Node {
     /// A slot holds its shard whole, or is gone: nothing of it is only in part any more.
     pub(crate) fn forget_part_filled(&mut self, slot: SlotId) {
         self.part_filled.remove(&slot);
+    }
+}
+
+impl Context {
+    pub(super) fn drop_parity(&mut self, set: ParityId) {
+        self.budget.release(Reservation::Parity(set));
+        self.out.push(Output::DropParity { set });
     }
 }

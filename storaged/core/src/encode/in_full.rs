@@ -5,9 +5,10 @@
 use storaged_wire::SessionId;
 use storaged_wire::peer::SessionKind;
 
-use super::lead::{Led, SessionGoal};
+use super::session::{Led, SessionGoal};
+use crate::context::Context;
+use crate::encode::Sessions;
 use crate::limits;
-use crate::node::Node;
 
 impl Led {
     /// Whether this is an increment on a basis of which hardly a stripe is left as it was.
@@ -24,17 +25,17 @@ impl Led {
     }
 }
 
-impl Node {
+impl Sessions {
     /// Calls a session off before it has begun, and leads its lane in full.
-    pub(super) fn lead_in_full(&mut self, session: SessionId) {
+    pub(super) fn lead_in_full(&mut self, session: SessionId, cx: &mut Context) {
         let Some(led) = self.led.get(&session) else {
             return;
         };
         let place = (led.record.manifest, led.lane);
-        self.interrupt_led(session);
+        self.interrupt_led(session, cx);
         if let Some(progress) = self.lanes.get_mut(&place) {
             progress.in_full = true;
         }
-        self.lead_lanes();
+        self.lead_lanes(cx);
     }
 }

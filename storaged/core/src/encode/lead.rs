@@ -9,107 +9,50 @@ use storaged_wire::peer::{
     CheckpointKey, Lane, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
 use storaged_wire::shape::StripeMap;
-use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, SessionId, SlotId};
+use storaged_wire::{CheckpointState, ManifestBytes, NodeName, SessionId, SlotId};
 
-use super::begin::{Beginning, heard, said};
 use super::lacking::Lacking;
 use super::rates::Pace;
+use super::session::{Beginning, Led, SessionGoal};
 use super::shapes::{Needs, chosen};
-use crate::api::{Note, Now};
+use super::stripe_maps::{from_wire, to_wire};
+use crate::api::Note;
+use crate::context::Context;
+use crate::encode::Sessions;
 use crate::event::Event;
 use crate::limits;
-use crate::node::Node;
 
-/// What a leader knows of its lanes.
-pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
-
-/// How far one lane is.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct LaneProgress {
-    pub session: Option<SessionId>,
-    /// After a failure, not again before this time.
-    pub retry_at: Now,
-    /// Some member has no basis: encode in full.
-    pub in_full: bool,
-    pub first_try: Option<Now>,
-    /// What the members hold, as far as they have said since they came up.
-    pub held: BTreeMap<NodeName, BTreeSet<usize>>,
-    pub asked_at: BTreeMap<NodeName, Now>,
-    /// Nodes that were blamed for a repair that failed: others are asked first.
-    pub suspects: BTreeSet<NodeName>,
-    /// A block came out wrong: every block and every sum is checked by the one who gets it.
-    pub wary: bool,
-    /// Sessions that were ended because of a slow member.
-    pub replans: u32,
-    /// Failures in a row: what fails again and again is tried less often.
-    pub failures: u32,
-}
-
-/// Why a session is led.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SessionGoal {
-    Encode,
-    Heal(Vec<NodeName>),
-    Open(SlotId),
-}
-
-/// A session that this node leads.
-#[derive(Debug, Clone)]
-pub(crate) struct Led {
-    pub record: SessionRecord,
-    pub key: CheckpointKey,
-    pub lane: Lane,
-    pub members: Vec<NodeName>,
-    /// How many of them, from the first, read blocks.
-    pub sources: usize,
-    /// Those that keep what is computed.
-    pub keepers: BTreeSet<NodeName>,
-    /// Stripes of the lane.
-    pub stripe_count: u64,
-    pub ready: BTreeSet<NodeName>,
-    pub finished: BTreeSet<NodeName>,
-    /// Which stripes the members need.
-    pub needs: Needs,
-    /// Which of them the newcomers of a heal lack.
-    pub lacking: Lacking,
-    /// What members hear when it begins; none before.
-    pub begun: Option<Beginning>,
-    /// What members that failed said.
-    pub faults: BTreeMap<NodeName, SessionFault>,
-    pub deadline: Now,
-    /// The members' preparations may take until then, however busy they say they are.
-    pub prepare_by: Now,
-    pub purpose: SessionGoal,
-    /// What its members say of it while it runs.
-    pub pace: Pace,
-}
-
-impl Node {
+impl Sessions {
     /// A checkpoint came further: what counts now, and what there is to lead.
-    pub(crate) fn lanes_hear(&mut self, key: &CheckpointKey, state: CheckpointState) {
+    pub(crate) fn lanes_hear(
+        &mut self,
+        key: &CheckpointKey,
+        state: CheckpointState,
+        cx: &mut Context,
+    ) {
         if state >= CheckpointState::Protected {
-            self.count_finished_parity(key);
+            self.count_finished_parity(key, cx);
         }
-        self.lead_lanes();
+        self.lead_lanes(cx);
     }
 
     /// Starts the sessions that this node should lead and has not.
-    pub(crate) fn lead_lanes(&mut self) {
-        if self.setup.geometry.is_none() {
+    pub(crate) fn lead_lanes(&mut self, cx: &mut Context) {
+        if cx.setup.geometry.is_none() {
             return;
         }
-        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>, CheckpointState)> = self
+        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>, CheckpointState)> = cx
             .checkpoints
             .values()
-            .filter(|c| !self.is_only_base(c))
+            .filter(|c| !cx.is_only_base(c))
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?, c.state)))
             .collect();
         self.lanes
-            .retain(|(name, _), _| self.by_name.contains_key(name));
+            .retain(|(name, _), _| cx.by_name.contains_key(name));
         // The newest first: once it is protected, older ones need no healing.
         for (key, manifest, state) in committed.into_iter().rev() {
-            for lane in lanes_coded_by(&manifest, self.me()).collect::<Vec<_>>() {
-                self.lead_lane(&key, &manifest, lane, state);
+            for lane in lanes_coded_by(&manifest, cx.me()).collect::<Vec<_>>() {
+                self.lead_lane(&key, &manifest, lane, state, cx);
             }
         }
     }
@@ -120,17 +63,18 @@ impl Node {
         manifest: &ManifestBytes,
         lane: Lane,
         state: CheckpointState,
+        cx: &mut Context,
     ) {
         let Some(blocks) = LaneBlocks::of(manifest, lane) else {
             return;
         };
-        if self.leader_of(&blocks, lane).as_ref() != Some(self.me()) {
+        if cx.leader_of(&blocks, lane).as_ref() != Some(cx.me()) {
             return;
         }
-        let now = self.now;
+        let now = cx.now;
         let progress = self.lanes.entry((manifest.name(), lane)).or_default();
         if let Some(session) = progress.session {
-            return self.look_again(session, manifest, &blocks, state);
+            return self.look_again(session, manifest, &blocks, state, cx);
         }
         if now < progress.retry_at {
             return;
@@ -138,20 +82,12 @@ impl Node {
         if self.led.len() >= limits::SESSIONS_LED_MAX {
             return;
         }
-        let led_already = self.checkpoints[key].lanes_led.contains(&lane);
+        let led_already = cx.checkpoints[key].lanes_led.contains(&lane);
         if state >= CheckpointState::Protected || led_already {
-            self.heal_lane(key, manifest, lane, &blocks);
+            self.heal_lane(key, manifest, lane, &blocks, cx);
         } else {
-            self.encode_lane(key, manifest, lane, &blocks);
+            self.encode_lane(key, manifest, lane, &blocks, cx);
         }
-    }
-
-    fn leader_of(&self, blocks: &LaneBlocks, lane: Lane) -> Option<NodeName> {
-        let count = blocks.coding.len();
-        (0..count)
-            .map(|turn| &blocks.coding[(lane.index as usize + turn) % count])
-            .find(|node| self.is_up(node) || planted!("led_by_the_dead"))
-            .cloned()
     }
 
     fn encode_lane(
@@ -160,8 +96,9 @@ impl Node {
         manifest: &ManifestBytes,
         lane: Lane,
         blocks: &LaneBlocks,
+        cx: &mut Context,
     ) {
-        let Some(parities) = self.parities_to_make(blocks) else {
+        let Some(parities) = cx.parities_to_make(blocks) else {
             return;
         };
         let in_full = self
@@ -171,7 +108,7 @@ impl Node {
         let basis = if in_full {
             None
         } else {
-            self.basis_for(key, manifest, lane, blocks)
+            cx.basis_for(key, manifest, lane, blocks)
         };
         let checks = self.checks_of(manifest.name(), lane);
         let kind = SessionKind::Encode {
@@ -180,21 +117,7 @@ impl Node {
             checks,
             parities,
         };
-        self.lead(key.clone(), manifest, lane, kind, SessionGoal::Encode);
-    }
-
-    /// The parity blocks of an encode: those of the coding nodes that are up. None while it must wait: a data node is
-    /// down, or a coding node that may be back any moment.
-    fn parities_to_make(&self, blocks: &LaneBlocks) -> Option<Vec<u32>> {
-        let mut data = blocks.data.iter().flatten();
-        let waits = |node: &NodeName| !self.is_up(node) && !self.is_gone(node);
-        if !data.all(|shard| self.is_up(&shard.node)) || blocks.coding.iter().any(waits) {
-            return None;
-        }
-        let coding = (0u32..).zip(&blocks.coding);
-        let up = coding.filter(|(_, node)| self.is_up(node));
-        let parities: Vec<u32> = up.map(|(index, _)| index).collect();
-        (!parities.is_empty()).then_some(parities)
+        self.lead(key.clone(), manifest, lane, kind, SessionGoal::Encode, cx);
     }
 
     /// Proposes a session to its members.
@@ -205,8 +128,9 @@ impl Node {
         lane: Lane,
         kind: SessionKind,
         purpose: SessionGoal,
+        cx: &mut Context,
     ) -> bool {
-        let session = self.fresh_session();
+        let session = cx.fresh_session();
         let record = SessionRecord {
             session,
             manifest: manifest.name(),
@@ -215,7 +139,7 @@ impl Node {
         let Some(derived) = Derived::of(&record, manifest) else {
             return false;
         };
-        let now = self.now;
+        let now = cx.now;
         if purpose.is_lane_work() {
             let progress = self.lanes.entry((manifest.name(), lane)).or_default();
             progress.session = Some(session);
@@ -244,7 +168,7 @@ impl Node {
         };
         self.led.insert(session, led);
         for member in derived.members {
-            if !self.is_up(&member) {
+            if !cx.is_up(&member) {
                 let reason = "is down".into();
                 self.end_led(
                     session,
@@ -255,10 +179,11 @@ impl Node {
                             reason,
                         },
                     )),
+                    cx,
                 );
                 return true;
             }
-            self.send(&member, PeerMessage::Propose(record.clone()));
+            cx.send(&member, PeerMessage::Propose(record.clone()));
         }
         true
     }
@@ -268,9 +193,10 @@ impl Node {
         from: &NodeName,
         session: SessionId,
         stripes: Option<StripeMap>,
+        cx: &mut Context,
     ) {
         let Some(led) = self.led.get_mut(&session) else {
-            return self.send(
+            return cx.send(
                 from,
                 PeerMessage::Close {
                     session,
@@ -283,15 +209,15 @@ impl Node {
         }
         if led.ready.contains(from) {
             // It may not have heard that the session has begun; one that runs does not listen.
-            return self.say_begin(from, session);
+            return self.say_begin(from, session, cx);
         }
         if let Some(map) = stripes {
-            let Some(map) = heard(&map, led.stripe_count) else {
+            let Some(map) = from_wire(&map, led.stripe_count) else {
                 let fault = SessionFault::Neighbour {
                     node: from.clone(),
                     reason: "said of other stripes than the lane has what it needs".into(),
                 };
-                return self.end_led(session, Err((from.clone(), fault)));
+                return self.end_led(session, Err((from.clone(), fault)), cx);
             };
             let is_source = led.members.iter().position(|node| node == from) < Some(led.sources);
             match led.purpose {
@@ -302,50 +228,50 @@ impl Node {
         }
         led.ready.insert(from.clone());
         if led.ready.len() == led.members.len() {
-            self.begin_led(session);
+            self.begin_led(session, cx);
         }
     }
 
     /// All members are ready: the leader says which stripes move, and of an encode how.
-    fn begin_led(&mut self, session: SessionId) {
+    fn begin_led(&mut self, session: SessionId, cx: &mut Context) {
         let Some(led) = self.led.get_mut(&session) else {
             return;
         };
         if led.is_in_full_but_for_the_name() {
-            return self.lead_in_full(session);
+            return self.lead_in_full(session, cx);
         }
-        led.deadline = self.now.plus(limits::SESSION_STALL_MAX_MS);
+        led.deadline = cx.now.plus(limits::SESSION_STALL_MAX_MS);
         let led = led.clone();
         let stripes = match led.purpose {
             SessionGoal::Heal(_) => led.lacking.stripes(),
             SessionGoal::Encode | SessionGoal::Open(_) => led.needs.stripes(),
         };
-        let stripes = stripes.as_ref().map(said);
+        let stripes = stripes.as_ref().map(to_wire);
         let chosen = match led.purpose {
-            SessionGoal::Encode => self
+            SessionGoal::Encode => cx
                 .manifest_named(led.record.manifest)
-                .and_then(|m| chosen(&m, led.lane, &led.needs, &self.links())),
+                .and_then(|m| chosen(&m, led.lane, &led.needs, &self.links(cx))),
             _ => None,
         };
         let around = self.around_suspects(&led);
         let chosen = chosen.filter(|_| around.is_none());
         let shape = chosen.map(|chosen| {
             let (key, lane, reason) = (led.key.clone(), led.lane, chosen.reason);
-            self.note(Note::ShapeChosen { key, lane, reason });
+            cx.note(Note::ShapeChosen { key, lane, reason });
             chosen.shape
         });
         let shape = around.or(shape);
         if let Some(led) = self.led.get_mut(&session) {
-            led.pace = Pace::begin(self.now, shape.clone());
+            led.pace = Pace::begin(cx.now, shape.clone());
             led.begun = Some(Beginning { stripes, shape });
         }
         for member in led.members {
-            self.say_begin(&member, session);
+            self.say_begin(&member, session, cx);
         }
     }
 
     /// Tells a member that its session begins, if it does.
-    pub(super) fn say_begin(&mut self, member: &NodeName, session: SessionId) {
+    pub(super) fn say_begin(&mut self, member: &NodeName, session: SessionId, cx: &mut Context) {
         let Some(led) = self.led.get(&session) else {
             return;
         };
@@ -357,12 +283,17 @@ impl Node {
             stripes: beginning.stripes.clone(),
             shape: beginning.shape.clone(),
         };
-        self.send(member, begin);
+        cx.send(member, begin);
     }
 
-    pub(crate) fn member_finished(&mut self, from: &NodeName, session: SessionId) {
+    pub(crate) fn member_finished(
+        &mut self,
+        from: &NodeName,
+        session: SessionId,
+        cx: &mut Context,
+    ) {
         let Some(led) = self.led.get_mut(&session) else {
-            return self.send(
+            return cx.send(
                 from,
                 PeerMessage::Close {
                     session,
@@ -373,7 +304,7 @@ impl Node {
         if led.begun.is_some() && led.members.contains(from) {
             led.finished.insert(from.clone());
             if led.finished.len() == led.members.len() {
-                self.end_led(session, Ok(()));
+                self.end_led(session, Ok(()), cx);
             }
         }
     }
@@ -383,8 +314,9 @@ impl Node {
         from: &NodeName,
         session: SessionId,
         fault: SessionFault,
+        cx: &mut Context,
     ) {
-        let peers = &self.peers;
+        let peers = &cx.peers;
         let Some(led) = self.led.get_mut(&session) else {
             return;
         };
@@ -394,14 +326,14 @@ impl Node {
         led.faults.insert(from.clone(), fault);
         let (by, fault, waits_for) = root(&led.faults, from);
         let may_tell = waits_for.is_some_and(|node| {
-            led.members.contains(&node) && (node == self.setup.name || peers.contains_key(&node))
+            led.members.contains(&node) && (node == cx.setup.name || peers.contains_key(&node))
         });
         if may_tell && led.begun.is_some() {
             // A failure ends streams, and whoever notices that first need not know why. The one it blames does.
-            led.deadline = led.deadline.min(self.now.plus(limits::REPEAT_MS / 2));
+            led.deadline = led.deadline.min(cx.now.plus(limits::REPEAT_MS / 2));
             return;
         }
-        self.end_led(session, Err((by, fault)));
+        self.end_led(session, Err((by, fault)), cx);
     }
 
     /// Ends a session that this node leads, and says what counts.
@@ -409,6 +341,7 @@ impl Node {
         &mut self,
         session: SessionId,
         outcome: Result<(), (NodeName, SessionFault)>,
+        cx: &mut Context,
     ) {
         let Some(led) = self.led.remove(&session) else {
             return;
@@ -416,7 +349,7 @@ impl Node {
         let kept = outcome.is_ok();
         for member in &led.members {
             if !planted!("sessions_not_closed") {
-                self.send(member, PeerMessage::Close { session, kept });
+                cx.send(member, PeerMessage::Close { session, kept });
             }
         }
         if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane))
@@ -425,27 +358,27 @@ impl Node {
             progress.session = None;
         }
         match outcome {
-            Ok(()) => self.session_succeeded(led),
-            Err((node, fault)) => self.session_failed(led, node, fault),
+            Ok(()) => self.session_succeeded(led, cx),
+            Err((node, fault)) => self.session_failed(led, node, fault, cx),
         }
     }
 
     /// Ends a session that nothing is wrong with, so that another one goes on with what it has kept.
-    pub(crate) fn interrupt_led(&mut self, session: SessionId) {
+    pub(crate) fn interrupt_led(&mut self, session: SessionId, cx: &mut Context) {
         let Some(led) = self.led.remove(&session) else {
             return;
         };
         for member in &led.members {
             let kept = false;
-            self.send(member, PeerMessage::Close { session, kept });
+            cx.send(member, PeerMessage::Close { session, kept });
         }
         if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane)) {
             progress.session = None;
         }
     }
 
-    fn session_succeeded(&mut self, led: Led) {
-        self.learn_rates(&led);
+    fn session_succeeded(&mut self, led: Led, cx: &mut Context) {
+        self.learn_rates(&led, cx);
         let name = led.record.manifest;
         match led.purpose {
             // This node keeps what it opens, and says so itself when it hears that the session is closed.
@@ -463,37 +396,37 @@ impl Node {
                         continue;
                     }
                     let (key, lane) = (led.key.clone(), led.lane);
-                    self.note(Note::Healed { key, lane, node });
+                    cx.note(Note::Healed { key, lane, node });
                 }
             }
             SessionGoal::Encode => {
-                let now = self.now;
+                let now = cx.now;
                 let progress = self.lanes.get_mut(&(name, led.lane));
                 let started = progress.and_then(|progress| {
                     progress.trust();
                     progress.first_try
                 });
-                if let Some(checkpoint) = self.checkpoints.get_mut(&led.key) {
+                if let Some(checkpoint) = cx.checkpoints.get_mut(&led.key) {
                     checkpoint.no_room = None;
                     checkpoint.lanes_led.insert(led.lane);
                 }
                 let elapsed_ms = now.since(started.unwrap_or(now));
                 let lane = led.lane;
-                self.note(Note::LaneProtected {
+                cx.note(Note::LaneProtected {
                     key: led.key.clone(),
                     lane,
                     elapsed_ms,
                 });
             }
         }
-        self.lead_lanes();
+        self.lead_lanes(cx);
     }
 
-    fn session_failed(&mut self, led: Led, node: NodeName, fault: SessionFault) {
-        let now = self.now;
+    fn session_failed(&mut self, led: Led, node: NodeName, fault: SessionFault, cx: &mut Context) {
+        let now = cx.now;
         let place = (led.record.manifest, led.lane);
         if let SessionGoal::Open(slot) = led.purpose {
-            return self.emit(Event::OpeningFailed(slot, node, fault));
+            return cx.emit(Event::OpeningFailed(slot, node, fault));
         }
         if let Some(progress) = self.lanes.get_mut(&place) {
             progress.retry_at = match progress.learn(&led.purpose, &fault) {
@@ -510,18 +443,18 @@ impl Node {
                 "expected the sealed shard on {node} to stay as it was, got a changed one: {reason}; \
                  write to a slot only before its seal"
             );
-            return self.abandon_everywhere(&led.key, &reason);
+            return cx.abandon_everywhere(&led.key, &reason);
         }
         let key = led.key;
         if let SessionFault::NoRoom(reason) = &fault {
-            self.tell_no_room(&key, &node, reason);
+            cx.tell_no_room(&key, &node, reason);
         }
-        self.note(Note::SessionFailed { key, node, fault });
-        self.lead_lanes();
+        cx.note(Note::SessionFailed { key, node, fault });
+        self.lead_lanes(cx);
     }
 
-    pub(crate) fn expire_sessions(&mut self) {
-        let now = self.now;
+    pub(crate) fn expire_sessions(&mut self, cx: &mut Context) {
+        let now = cx.now;
         let late: Vec<(SessionId, NodeName, SessionFault)> = self
             .led
             .iter()
@@ -537,7 +470,7 @@ impl Node {
                     &led.ready
                 };
                 let slow = led.members.iter().find(|member| !done.contains(*member));
-                let node = slow.unwrap_or(&self.setup.name).clone();
+                let node = slow.unwrap_or(&cx.setup.name).clone();
                 let fault = SessionFault::Neighbour {
                     node: node.clone(),
                     reason: "did not answer in time".into(),
@@ -546,13 +479,13 @@ impl Node {
             })
             .collect();
         for (session, by, fault) in late {
-            self.end_led(session, Err((by, fault)));
+            self.end_led(session, Err((by, fault)), cx);
         }
-        self.expire_joined();
+        self.expire_joined(cx);
     }
 
     /// A peer is gone: sessions with it are over.
-    pub(crate) fn sessions_forget(&mut self, node: &NodeName) {
+    pub(crate) fn sessions_forget(&mut self, node: &NodeName, cx: &mut Context) {
         let hit: Vec<SessionId> = self
             .led
             .iter()
@@ -565,13 +498,32 @@ impl Node {
                 node: node.clone(),
                 reason,
             };
-            self.end_led(session, Err((node.clone(), fault)));
+            self.end_led(session, Err((node.clone(), fault)), cx);
         }
-        self.joined_forget(node);
+        self.joined_forget(node, cx);
+    }
+
+    /// Whether a session is at this checkpoint.
+    pub(crate) fn has_session_of(&self, key: &CheckpointKey) -> bool {
+        self.joined.values().any(|joined| joined.key == *key)
+            || self.led.values().any(|led| led.key == *key)
+    }
+
+    /// Ends the session that fills the slot of an opening.
+    pub(crate) fn end_opening_session(&mut self, slot: SlotId, cx: &mut Context) {
+        let session = self
+            .led
+            .iter()
+            .find(|(_, led)| led.purpose == SessionGoal::Open(slot))
+            .map(|(session, _)| *session);
+        if let Some(session) = session {
+            let me = cx.me().clone();
+            self.end_led(session, Err((me, SessionFault::Aborted)), cx);
+        }
     }
 
     /// A checkpoint leaves RAM: its sessions are over.
-    pub(crate) fn end_sessions_of(&mut self, key: &CheckpointKey) {
+    pub(crate) fn end_sessions_of(&mut self, key: &CheckpointKey, cx: &mut Context) {
         let led: Vec<SessionId> = self
             .led
             .iter()
@@ -581,7 +533,7 @@ impl Node {
         for session in led {
             if let Some(led) = self.led.remove(&session) {
                 for member in &led.members {
-                    self.send(
+                    cx.send(
                         member,
                         PeerMessage::Close {
                             session,
@@ -590,12 +542,36 @@ impl Node {
                     );
                 }
                 if let SessionGoal::Open(slot) = led.purpose {
-                    let me = self.me().clone();
-                    self.emit(Event::OpeningFailed(slot, me, SessionFault::NoManifest));
+                    let me = cx.me().clone();
+                    cx.emit(Event::OpeningFailed(slot, me, SessionFault::NoManifest));
                 }
             }
         }
-        self.end_joined_of(key);
+        self.end_joined_of(key, cx);
+    }
+}
+
+impl Context {
+    fn leader_of(&self, blocks: &LaneBlocks, lane: Lane) -> Option<NodeName> {
+        let count = blocks.coding.len();
+        (0..count)
+            .map(|turn| &blocks.coding[(lane.index as usize + turn) % count])
+            .find(|node| self.is_up(node) || planted!("led_by_the_dead"))
+            .cloned()
+    }
+
+    /// The parity blocks of an encode: those of the coding nodes that are up. None while it must wait: a data node is
+    /// down, or a coding node that may be back any moment.
+    fn parities_to_make(&self, blocks: &LaneBlocks) -> Option<Vec<u32>> {
+        let mut data = blocks.data.iter().flatten();
+        let waits = |node: &NodeName| !self.is_up(node) && !self.is_gone(node);
+        if !data.all(|shard| self.is_up(&shard.node)) || blocks.coding.iter().any(waits) {
+            return None;
+        }
+        let coding = (0u32..).zip(&blocks.coding);
+        let up = coding.filter(|(_, node)| self.is_up(node));
+        let parities: Vec<u32> = up.map(|(index, _)| index).collect();
+        (!parities.is_empty()).then_some(parities)
     }
 }
 
@@ -621,12 +597,6 @@ fn root(
             // They blame each other: one is as good as the other.
             Some(_) => return (by.clone(), fault, None),
         }
-    }
-}
-
-impl SessionGoal {
-    fn is_lane_work(&self) -> bool {
-        !matches!(self, Self::Open(_))
     }
 }
 

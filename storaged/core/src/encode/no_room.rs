@@ -4,9 +4,9 @@
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{Digest, NodeName};
 
-use crate::node::Node;
+use crate::context::Context;
 
-impl Node {
+impl Context {
     /// A node had room for its part of a checkpoint, or says why not: whoever asks why it is not protected is told.
     pub(super) fn note_room(&mut self, key: &CheckpointKey, node: NodeName, why: Option<&String>) {
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {

@@ -7,8 +7,8 @@ use storaged_codec::{CodingMatrix, Fingerprint, engine};
 use storaged_wire::peer::{CheckpointKey, SessionFault};
 use storaged_wire::{Manifest, NodeName, Rank};
 
-use super::member::Joined;
-use crate::node::Node;
+use super::session::Joined;
+use crate::context::Context;
 
 /// Nothing can be verified without the fingerprints of this node's shard.
 pub(super) fn missing(node: &NodeName) -> SessionFault {
@@ -20,7 +20,7 @@ pub(super) fn missing(node: &NodeName) -> SessionFault {
     }
 }
 
-impl Node {
+impl Context {
     /// The fingerprints of a shard's chunks, if they are known here, all of them.
     pub(super) fn prints_known(
         &self,

@@ -11,9 +11,10 @@
 use storaged_plan::LaneBlocks;
 use storaged_wire::shape::RepairShape;
 
-use crate::node::Node;
+use crate::context::Context;
+use crate::encode::Sessions;
 
-impl Node {
+impl Sessions {
     /// The survivors of a lane to read so that so many blocks come back: of the first of these choices that has enough.
     /// None if none has.
     pub(crate) fn survivors(
@@ -21,8 +22,9 @@ impl Node {
         blocks: &LaneBlocks,
         choices: [&[usize]; 2],
         (wanted, shape): (usize, RepairShape),
+        cx: &Context,
     ) -> Option<Vec<usize>> {
-        let links = self.links();
+        let links = self.links(cx);
         let rate = |block: usize| {
             let link = links.measure(blocks.node(block)?)?;
             Some(link.up_bytes_per_s.min(link.down_bytes_per_s))

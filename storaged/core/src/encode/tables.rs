@@ -23,10 +23,11 @@ use storaged_wire::peer::{
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId, ShardEntry};
 
-use super::member::MemberPhase;
+use super::session::MemberPhase;
 use crate::api::Now;
+use crate::context::Context;
+use crate::encode::Sessions;
 use crate::limits;
-use crate::node::Node;
 use crate::sources::Sources;
 use crate::table::LocalShard;
 
@@ -265,7 +266,7 @@ impl ShardFetch {
     }
 }
 
-impl Node {
+impl Context {
     /// The tables that this member needs for its part, and who has them.
     pub(super) fn wanted_tables(
         &self,
@@ -318,10 +319,20 @@ impl Node {
         blocks.into_iter().filter_map(wanted).collect()
     }
 
+    /// The digests of a shard's chunks, if they are known here.
+    pub(crate) fn leaves_known(&self, key: &CheckpointKey, rank: Rank) -> Option<Arc<[Digest]>> {
+        let checkpoint = self.checkpoints.get(key)?;
+        let own = checkpoint.shards.get(&rank).and_then(LocalShard::sealed);
+        own.map(|shard| shard.leaves)
+            .or_else(|| checkpoint.leaves.get(&rank).cloned())
+    }
+}
+
+impl Sessions {
     /// Asks for the pages that this member's part still waits for; ready if it waits for nothing any more.
-    pub(super) fn prepare(&mut self, leader: &NodeName, session: SessionId) {
-        let now = self.now;
-        let (peers, me) = (&self.peers, &self.setup.name);
+    pub(super) fn prepare(&mut self, leader: &NodeName, session: SessionId, cx: &mut Context) {
+        let now = cx.now;
+        let (peers, me) = (&cx.peers, &cx.setup.name);
         let is_up = |node: &NodeName| node == me || peers.contains_key(node);
         let Some(joined) = self.joined.get_mut(&(leader.clone(), session)) else {
             return;
@@ -332,15 +343,15 @@ impl Node {
         let requests = joined.fetch.requests(now, is_up);
         if joined.fetch.is_settled() && !needs_slot {
             joined.phase = MemberPhase::Ready;
-            return self.say_ready(leader, session);
+            return self.say_ready(leader, session, cx);
         }
         for (to, place) in requests {
-            self.send(&to, PeerMessage::TableQuery(place));
+            cx.send(&to, PeerMessage::TableQuery(place));
         }
     }
 
     /// Pages that did not come are asked for again.
-    pub(crate) fn prepare_again(&mut self) {
+    pub(crate) fn prepare_again(&mut self, cx: &mut Context) {
         let waits = |phase: &MemberPhase| matches!(phase, MemberPhase::Preparing { .. });
         let waiting = self
             .joined
@@ -348,15 +359,21 @@ impl Node {
             .filter(|(_, joined)| waits(&joined.phase));
         let places: Vec<_> = waiting.map(|(place, _)| place.clone()).collect();
         for (leader, session) in places {
-            self.prepare(&leader, session);
+            self.prepare(&leader, session, cx);
         }
         // Whoever still waits for them asks again as well.
         self.deferred_tables.clear();
     }
 
     /// A page has come.
-    pub(crate) fn table_told(&mut self, from: &NodeName, place: TablePlace, page: TablePage) {
-        let now = self.now;
+    pub(crate) fn table_told(
+        &mut self,
+        from: &NodeName,
+        place: TablePlace,
+        page: TablePage,
+        cx: &mut Context,
+    ) {
+        let now = cx.now;
         let mut moved = Vec::new();
         for (session, joined) in &mut self.joined {
             if joined.fetch.take(from, place, &page) == Taken::Moved {
@@ -365,18 +382,23 @@ impl Node {
         }
         for ((leader, session), tell) in moved {
             if tell {
-                self.send(&leader, PeerMessage::Preparing { session });
+                cx.send(&leader, PeerMessage::Preparing { session });
             }
-            self.prepare(&leader, session);
+            self.prepare(&leader, session, cx);
         }
     }
 
     /// A member of a session led here is at it.
-    pub(crate) fn member_preparing(&mut self, from: &NodeName, session: SessionId) {
-        let until = self.now.plus(limits::PROPOSE_MAX_MS);
+    pub(crate) fn member_preparing(
+        &mut self,
+        from: &NodeName,
+        session: SessionId,
+        cx: &mut Context,
+    ) {
+        let until = cx.now.plus(limits::PROPOSE_MAX_MS);
         let Some(led) = self.led.get_mut(&session) else {
             let kept = false;
-            return self.send(from, PeerMessage::Close { session, kept });
+            return cx.send(from, PeerMessage::Close { session, kept });
         };
         if led.begun.is_none() && led.members.contains(from) {
             led.deadline = led.deadline.max(until).min(led.prepare_by);
@@ -384,16 +406,16 @@ impl Node {
     }
 
     /// A peer asks for a page. Without the manifest nothing can be said yet: it is on its way from another node.
-    pub(crate) fn table_asked(&mut self, from: &NodeName, place: TablePlace) {
-        let Some(key) = self.by_name.get(&place.manifest) else {
+    pub(crate) fn table_asked(&mut self, from: &NodeName, place: TablePlace, cx: &mut Context) {
+        let Some(key) = cx.by_name.get(&place.manifest) else {
             if self.deferred_tables.len() < DEFERRED_MAX {
                 self.deferred_tables.insert((from.clone(), place));
             }
             return;
         };
-        let chunks = self.setup.messages.table_chunks;
+        let chunks = cx.setup.messages.table_chunks;
         let first = usize::try_from(place.first).unwrap_or(usize::MAX);
-        let (leaves, prints) = match self.table_here(key, place) {
+        let (leaves, prints) = match self.table_here(key, place, cx) {
             TableHere::Known(leaves, prints) => {
                 (part(&leaves, first, chunks), part(&prints, first, chunks))
             }
@@ -405,11 +427,11 @@ impl Node {
             TableHere::Unknown => Default::default(),
         };
         let page = TablePage { leaves, prints };
-        self.send(from, PeerMessage::TablePage { place, page });
+        cx.send(from, PeerMessage::TablePage { place, page });
     }
 
     /// A table as far as it is known here: what a session has fetched counts before the session's end.
-    fn table_here(&self, key: &CheckpointKey, place: TablePlace) -> TableHere<'_> {
+    fn table_here(&self, key: &CheckpointKey, place: TablePlace, cx: &Context) -> TableHere<'_> {
         let fetches = self.joined.values().map(|joined| &joined.fetch);
         let fetches = fetches.filter(|fetch| fetch.manifest == place.manifest);
         let fetched = fetches.clone().find_map(|fetch| {
@@ -419,8 +441,8 @@ impl Node {
         if let Some((leaves, prints)) = fetched {
             return TableHere::Known(leaves, prints);
         }
-        if let Some(leaves) = self.leaves_known(key, place.rank) {
-            let prints = self.prints_known(key, place.rank).unwrap_or_default();
+        if let Some(leaves) = cx.leaves_known(key, place.rank) {
+            let prints = cx.prints_known(key, place.rank).unwrap_or_default();
             return TableHere::Known(leaves, prints);
         }
         match fetches
@@ -433,19 +455,11 @@ impl Node {
     }
 
     /// A manifest is there: pages of its tables can be told.
-    pub(super) fn tell_deferred_tables(&mut self) {
+    pub(super) fn tell_deferred_tables(&mut self, cx: &mut Context) {
         let deferred = std::mem::take(&mut self.deferred_tables);
         for (from, place) in deferred {
-            self.table_asked(&from, place);
+            self.table_asked(&from, place, cx);
         }
-    }
-
-    /// The digests of a shard's chunks, if they are known here.
-    pub(crate) fn leaves_known(&self, key: &CheckpointKey, rank: Rank) -> Option<Arc<[Digest]>> {
-        let checkpoint = self.checkpoints.get(key)?;
-        let own = checkpoint.shards.get(&rank).and_then(LocalShard::sealed);
-        own.map(|shard| shard.leaves)
-            .or_else(|| checkpoint.leaves.get(&rank).cloned())
     }
 }
 

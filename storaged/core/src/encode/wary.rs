@@ -8,8 +8,8 @@ use storaged_wire::peer::{Lane, SessionFault, SumChecks};
 use storaged_wire::shape::EncodeShape;
 use storaged_wire::{Digest, NodeName};
 
-use super::lead::{LaneProgress, Led, SessionGoal};
-use crate::node::Node;
+use super::session::{LaneProgress, Led, SessionGoal};
+use crate::encode::Sessions;
 use crate::restore::is_wrong;
 
 impl LaneProgress {
@@ -43,7 +43,7 @@ impl LaneProgress {
     }
 }
 
-impl Node {
+impl Sessions {
     /// What the members of an encode of this lane compare.
     pub(super) fn checks_of(&self, manifest: Digest, lane: Lane) -> SumChecks {
         match self.lanes.get(&(manifest, lane)) {

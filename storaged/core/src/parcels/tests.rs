@@ -2,10 +2,12 @@
 
 use storaged_codec::root_digest;
 use storaged_wire::local::DurableWish;
-use storaged_wire::{Generation, ManifestBytes};
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::{Generation, ManifestBytes, decode, encode};
 
 use super::*;
-use crate::api::{Input, Output};
+use crate::api::{Input, Note, Output};
+use crate::node::Node;
 use crate::testkit::{self, chunk, hear, last_of, name};
 
 /// A manifest with a schema of megabytes.
@@ -362,7 +364,7 @@ fn what_only_nodes_that_are_down_lack_is_not_kept_encoded_for_ever() {
     for second in 1..120 {
         node.handle(Now(second * 1_000), Input::Tick);
     }
-    let kept = node.parcels.kept.len();
+    let kept = node.context().parcels.kept.len();
     assert_eq!(
         kept, 0,
         "parcels kept after two minutes in which nobody asked"

@@ -5,8 +5,9 @@
 use storaged_wire::peer::{Fence, NamedRun, PeerMessage, PromiseOutcome};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
 
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
+use crate::place::Runs;
 
 /// What a run is to this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub(crate) enum RunStanding {
     Unknown,
 }
 
-impl Node {
+impl Context {
     pub(crate) fn fence_of(&self, namespace: &Namespace) -> RunId {
         self.namespaces
             .get(namespace)
@@ -143,40 +144,6 @@ impl Node {
         table.is_some_and(|table| asked.run == table.fence || asked.run == table.granted)
     }
 
-    /// A run was opened.
-    pub(crate) fn fence_rises(&mut self, from: &NodeName, query: u64, opened: &NamedRun) {
-        if self.check_owner(&opened.namespace, opened.owner).is_err() {
-            return;
-        }
-        self.raise_fence(&opened.namespace, opened.owner, opened.run);
-        self.send(from, PeerMessage::FenceRaised { query });
-        self.advance_hellos();
-    }
-
-    /// What a peer that has just come up may not know.
-    pub(crate) fn greet(&mut self, node: &NodeName) {
-        let namespaces: Vec<Namespace> = self.namespaces.keys().cloned().collect();
-        let fences: Vec<Fence> = namespaces
-            .iter()
-            .filter_map(|namespace| self.fence_record(namespace))
-            .collect();
-        for fences in fences.chunks(limits::FENCES_MAX) {
-            self.send(node, PeerMessage::Fences(fences.to_vec()));
-        }
-        self.advance_proposals();
-        self.hellos_ask(node);
-        self.plans_ask(node);
-    }
-
-    pub(crate) fn learn_fences(&mut self, from: &NodeName, fences: Vec<Fence>) {
-        for fence in fences {
-            self.learn_fence(fence);
-        }
-        self.advance_hellos();
-        // Whoever greets has just come up, or sees us anew: it may have missed or forgotten what we proposed.
-        self.propose_again(Some(from));
-    }
-
     /// A peer's promise binds this node too, which may have forgotten its own.
     pub(crate) fn learn_fence(&mut self, fence: Fence) {
         if self.check_owner(&fence.namespace, fence.owner).is_err() {
@@ -190,6 +157,45 @@ impl Node {
     pub(crate) fn fence_asked(&mut self, from: &NodeName, query: u64, namespace: &Namespace) {
         let fence = self.fence_record(namespace);
         self.send(from, PeerMessage::RunAnswer { query, fence });
+    }
+}
+
+impl Runs {
+    /// A run was opened.
+    pub(crate) fn fence_rises(
+        &mut self,
+        from: &NodeName,
+        query: u64,
+        opened: &NamedRun,
+        cx: &mut Context,
+    ) {
+        if cx.check_owner(&opened.namespace, opened.owner).is_err() {
+            return;
+        }
+        cx.raise_fence(&opened.namespace, opened.owner, opened.run);
+        cx.send(from, PeerMessage::FenceRaised { query });
+        self.advance_hellos(cx);
+    }
+
+    /// What a peer that has just come up may not know.
+    pub(crate) fn greet(&mut self, node: &NodeName, cx: &mut Context) {
+        let namespaces: Vec<Namespace> = cx.namespaces.keys().cloned().collect();
+        let fences: Vec<Fence> = namespaces
+            .iter()
+            .filter_map(|namespace| cx.fence_record(namespace))
+            .collect();
+        for fences in fences.chunks(limits::FENCES_MAX) {
+            cx.send(node, PeerMessage::Fences(fences.to_vec()));
+        }
+        self.advance_proposals(cx);
+        self.hellos_ask(node, cx);
+    }
+
+    pub(crate) fn learn_fences(&mut self, fences: Vec<Fence>, cx: &mut Context) {
+        for fence in fences {
+            cx.learn_fence(fence);
+        }
+        self.advance_hellos(cx);
     }
 }
 

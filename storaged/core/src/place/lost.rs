@@ -7,11 +7,11 @@ use storaged_wire::CheckpointState;
 use storaged_wire::peer::{CheckpointKey, Lane};
 
 use super::Blocks;
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
 use crate::table::Checkpoint;
 
-impl Node {
+impl Context {
     /// As a home node: gives up what has been lost for as long as a session might still end that has had the shard.
     pub(crate) fn give_up_lost(&mut self) {
         let now = self.now;

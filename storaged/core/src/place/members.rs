@@ -3,9 +3,9 @@
 
 use storaged_plan::{Member, groups};
 
-use crate::node::Node;
+use crate::context::Context;
 
-impl Node {
+impl Context {
     /// Takes the new list, unless it cannot be grouped: whoever read it has checked that already.
     pub(crate) fn set_members(&mut self, members: Vec<Member>) {
         let groups = match self

@@ -1,7 +1,6 @@
 //! Policy of the verb *place*: which run of a namespace is the newest, and healing.
 
 mod fence;
-mod heal;
 mod lost;
 mod members;
 mod missing;
@@ -11,7 +10,42 @@ mod standing;
 mod unknown_run;
 
 pub(crate) use fence::{RunStanding, wrong_token};
-pub(crate) use open_run::RunProposal;
 pub use restart::Standings;
 pub(crate) use standing::{Blocks, Standing};
-pub(crate) use unknown_run::WaitingHello;
+
+use std::collections::BTreeMap;
+
+use storaged_wire::Namespace;
+
+use open_run::RunProposal;
+use unknown_run::WaitingHello;
+
+use crate::api::{Now, QueryId};
+
+/// Runs that are being opened here, and trainers whose run nobody here has heard of yet.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    proposals: BTreeMap<QueryId, RunProposal>,
+    hellos: BTreeMap<QueryId, WaitingHello>,
+}
+
+impl Runs {
+    /// When one of them must be looked at again.
+    pub fn deadlines(&self, now: Now) -> impl Iterator<Item = Now> {
+        let proposals = self.proposals.values();
+        let hellos = self.hellos.values().map(|waiting| waiting.deadline);
+        proposals
+            .map(move |proposal| proposal.wakes(now))
+            .chain(hellos)
+    }
+
+    /// Jobs whose next run is being opened.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
+        self.proposals.values().map(|proposal| &proposal.namespace)
+    }
+
+    /// Requests that have not been answered.
+    pub fn unanswered(&self) -> usize {
+        self.proposals.len() + self.hellos.len()
+    }
+}

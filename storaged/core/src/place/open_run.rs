@@ -15,8 +15,9 @@ use crate::api::{
     ClaimFault, ConnId, DurableFault, DurablePolicy, Now, Output, QueryId, RequestId,
     RunsWithoutTier,
 };
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
+use crate::place::Runs;
 use crate::table::Unrecorded;
 
 /// A run that this node is opening for a trainer.
@@ -94,12 +95,17 @@ impl RunProposal {
     }
 }
 
-impl Node {
-    pub(crate) fn open_run(&mut self, id: RequestId, timeout_ms: u32) -> Result<(), Refusal> {
-        let attached = self.attached(id)?.clone();
-        let query = QueryId(self.fresh());
-        let above = self.highest_number(&attached.namespace);
-        let identity = self.identity(query);
+impl Runs {
+    pub(crate) fn open_run(
+        &mut self,
+        id: RequestId,
+        timeout_ms: u32,
+        cx: &mut Context,
+    ) -> Result<(), Refusal> {
+        let attached = cx.attached(id)?.clone();
+        let query = QueryId(cx.fresh());
+        let above = cx.highest_number(&attached.namespace);
+        let identity = cx.identity(query);
         let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
         let proposal = RunProposal {
             id,
@@ -110,28 +116,20 @@ impl Node {
             attempts: 0,
             claims: 0,
             tier: TierClaim::Absent,
-            phase: Phase::Waiting { until: self.now },
-            deadline: self.now.plus(wait),
+            phase: Phase::Waiting { until: cx.now },
+            deadline: cx.now.plus(wait),
         };
         self.proposals.insert(query, proposal);
-        if self.setup.durable != DurablePolicy::Absent {
-            self.claim(query);
+        if cx.setup.durable != DurablePolicy::Absent {
+            self.claim(query, cx);
         }
-        self.advance_proposal(query);
+        self.advance_proposal(query, cx);
         Ok(())
     }
 
-    /// Of one proposal: generations are random, and a query's number is used once in a generation.
-    fn identity(&self, query: QueryId) -> u64 {
-        let name = format!("run {} {} {}", self.me(), self.setup.generation, query.0);
-        let digest = digest(name.as_bytes());
-        let first = digest.as_bytes().first_chunk::<8>();
-        u64::from_le_bytes(*first.expect("a digest has 32 bytes")).max(1)
-    }
-
     /// Asks the durable tier for a number.
-    fn claim(&mut self, query: QueryId) {
-        let until = self.now.plus(limits::RUN_CLAIM_MAX_MS);
+    fn claim(&mut self, query: QueryId, cx: &mut Context) {
+        let until = cx.now.plus(limits::RUN_CLAIM_MAX_MS);
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
@@ -145,12 +143,17 @@ impl Node {
             above: proposal.above,
             identity: proposal.run.identity(),
         };
-        self.out.push(output);
+        cx.out.push(output);
     }
 
     /// The durable tier has answered.
-    pub(crate) fn run_claimed(&mut self, query: QueryId, outcome: Result<RunId, ClaimFault>) {
-        let now = self.now;
+    pub(crate) fn run_claimed(
+        &mut self,
+        query: QueryId,
+        outcome: Result<RunId, ClaimFault>,
+        cx: &mut Context,
+    ) {
+        let now = cx.now;
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
@@ -158,7 +161,7 @@ impl Node {
             return;
         }
         match outcome {
-            Ok(run) if run.number() <= proposal.above => return self.claim(query),
+            Ok(run) if run.number() <= proposal.above => return self.claim(query, cx),
             Ok(run) if run == proposal.run => proposal.tier = TierClaim::Claimed,
             Ok(run) => {
                 (proposal.run, proposal.tier) = (run, TierClaim::Claimed);
@@ -166,7 +169,7 @@ impl Node {
             }
             Err(ClaimFault::WrongOwner) => {
                 let refusal = wrong_token(&proposal.namespace);
-                return self.refuse_run(query, refusal);
+                return self.refuse_run(query, refusal, cx);
             }
             Err(ClaimFault::Durable(fault)) => proposal.tier = TierClaim::Failed { fault, at: now },
         }
@@ -175,31 +178,31 @@ impl Node {
         {
             proposal.phase = Phase::Waiting { until: Now(0) };
         }
-        self.advance_proposal(query);
+        self.advance_proposal(query, cx);
     }
 
-    pub(crate) fn advance_proposals(&mut self) {
+    pub(crate) fn advance_proposals(&mut self, cx: &mut Context) {
         for query in self.proposals.keys().copied().collect::<Vec<_>>() {
-            self.advance_proposal(query);
+            self.advance_proposal(query, cx);
         }
     }
 
-    fn advance_proposal(&mut self, query: QueryId) {
-        let now = self.now;
+    fn advance_proposal(&mut self, query: QueryId, cx: &mut Context) {
+        let now = cx.now;
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
         let waited = matches!(proposal.phase, Phase::Waiting { until } if until <= now);
-        if waited && !self.needs_the_tier(query) {
-            self.begin_promising(query);
+        if waited && !self.needs_the_tier(query, cx) {
+            self.begin_promising(query, cx);
         }
-        self.ask_for_promises(query);
-        self.judge_promises(query);
-        self.judge_raising(query);
+        self.ask_for_promises(query, cx);
+        self.judge_promises(query, cx);
+        self.judge_raising(query, cx);
     }
 
-    fn begin_promising(&mut self, query: QueryId) {
-        let since = self.now;
+    fn begin_promising(&mut self, query: QueryId, cx: &mut Context) {
+        let since = cx.now;
         if let Some(proposal) = self.proposals.get_mut(&query) {
             proposal.phase = Phase::Promising {
                 since,
@@ -211,14 +214,14 @@ impl Node {
 
     /// Whether only the durable tier can say which runs the namespace has had: no node that is up remembers one, or it
     /// would have told this one. Then it is waited for; if it has failed it is asked again, and then the run is refused.
-    fn needs_the_tier(&mut self, query: QueryId) -> bool {
-        let again = self.now.plus(limits::REPEAT_MS);
-        let enough_up = self.settled() && self.peers.len() + 1 >= self.majority();
-        let allowed = self.setup.runs_without_tier == RunsWithoutTier::Allowed;
+    fn needs_the_tier(&mut self, query: QueryId, cx: &mut Context) -> bool {
+        let again = cx.now.plus(limits::REPEAT_MS);
+        let enough_up = cx.settled() && cx.peers.len() + 1 >= cx.majority();
+        let allowed = cx.setup.runs_without_tier == RunsWithoutTier::Allowed;
         let Some(proposal) = self.proposals.get(&query) else {
             return false;
         };
-        let remembered = self.fence_of(&proposal.namespace) > RunId::ZERO;
+        let remembered = cx.fence_of(&proposal.namespace) > RunId::ZERO;
         if allowed || remembered || planted!("tier_not_asked_for_runs") {
             return false;
         }
@@ -227,14 +230,14 @@ impl Node {
             TierClaim::Failed { fault, at }
                 if fault.may_pass() && proposal.claims < limits::RUN_CLAIMS_MAX =>
             {
-                if at.plus(limits::REPEAT_MS) <= self.now {
-                    self.claim(query);
+                if at.plus(limits::REPEAT_MS) <= cx.now {
+                    self.claim(query, cx);
                     return true;
                 }
             }
             TierClaim::Failed { fault, .. } if enough_up => {
                 let refusal = nobody_remembers(&proposal.namespace, &fault.to_string());
-                self.refuse_run(query, refusal);
+                self.refuse_run(query, refusal, cx);
                 return true;
             }
             TierClaim::Asked | TierClaim::Failed { .. } => {}
@@ -245,13 +248,8 @@ impl Node {
         true
     }
 
-    fn everyone_up(&self) -> Vec<NodeName> {
-        let peers = self.peers.keys();
-        peers.chain([self.me()]).cloned().collect()
-    }
-
-    fn ask_for_promises(&mut self, query: QueryId) {
-        for node in self.everyone_up() {
+    fn ask_for_promises(&mut self, query: QueryId, cx: &mut Context) {
+        for node in cx.everyone_up() {
             let Some(proposal) = self.proposals.get_mut(&query) else {
                 return;
             };
@@ -261,7 +259,7 @@ impl Node {
             };
             if asked.insert(node.clone()) {
                 let query = query.0;
-                self.send(&node, PeerMessage::PromiseRun { query, run });
+                cx.send(&node, PeerMessage::PromiseRun { query, run });
             }
         }
     }
@@ -272,6 +270,7 @@ impl Node {
         from: &NodeName,
         (query, run): (QueryId, RunId),
         outcome: PromiseOutcome,
+        cx: &mut Context,
     ) {
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
@@ -285,19 +284,19 @@ impl Node {
         match outcome {
             PromiseOutcome::Promised => {
                 promised.insert(from.clone());
-                self.judge_promises(query);
+                self.judge_promises(query, cx);
             }
-            PromiseOutcome::Taken { highest } => self.go_above(query, highest),
+            PromiseOutcome::Taken { highest } => self.go_above(query, highest, cx),
             PromiseOutcome::WrongOwner => {
                 let refusal = wrong_token(&proposal.namespace);
-                self.refuse_run(query, refusal);
+                self.refuse_run(query, refusal, cx);
             }
         }
     }
 
     /// Somebody knows a run as high as ours. Two proposers that meet wait for different times, so that one gets ahead.
-    fn go_above(&mut self, query: QueryId, highest: u64) {
-        let now = self.now;
+    fn go_above(&mut self, query: QueryId, highest: u64, cx: &mut Context) {
+        let now = cx.now;
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
@@ -305,19 +304,19 @@ impl Node {
         proposal.attempts = proposal.attempts.saturating_add(1);
         let identity = proposal.run.identity();
         match above_all(&proposal.namespace, proposal.above, identity) {
-            Err(refusal) => return self.refuse_run(query, refusal),
+            Err(refusal) => return self.refuse_run(query, refusal, cx),
             Ok(run) => proposal.run = run,
         }
         if matches!(proposal.tier, TierClaim::Claimed) {
-            return self.claim(query);
+            return self.claim(query, cx);
         }
         let until = now.plus(back_off_ms(identity, proposal.attempts));
         proposal.phase = Phase::Waiting { until };
     }
 
     /// Whether what was promised is enough, once everybody who is up has answered or has had time to.
-    fn judge_promises(&mut self, query: QueryId) {
-        let everyone = self.everyone_up();
+    fn judge_promises(&mut self, query: QueryId, cx: &mut Context) {
+        let everyone = cx.everyone_up();
         let Some(proposal) = self.proposals.get(&query) else {
             return;
         };
@@ -328,78 +327,73 @@ impl Node {
             return;
         };
         let all = everyone.iter().all(|node| promised.contains(node));
-        let late = self.now >= since.plus(limits::PROMISE_MAX_MS);
-        if !(all || late) || !self.settled() || !promised.contains(self.me()) {
+        let late = cx.now >= since.plus(limits::PROMISE_MAX_MS);
+        if !(all || late) || !cx.settled() || !promised.contains(cx.me()) {
             return;
         }
-        let majority = promised.len() >= self.majority() || planted!("no_majority_needed");
+        let majority = promised.len() >= cx.majority() || planted!("no_majority_needed");
         if majority || matches!(proposal.tier, TierClaim::Claimed) {
-            self.raise(query);
+            self.raise(query, cx);
         }
-    }
-
-    /// So many of the configured nodes that any two such sets share one.
-    pub(crate) fn majority(&self) -> usize {
-        self.setup.members.len() / 2 + 1
     }
 
     /// The run is certain: lower ones are fenced off.
-    fn raise(&mut self, query: QueryId) {
-        let now = self.now;
+    fn raise(&mut self, query: QueryId, cx: &mut Context) {
+        let now = cx.now;
         let until = now.plus(limits::RAISE_MAX_MS);
-        let told = BTreeSet::from([self.me().clone()]);
+        let told = BTreeSet::from([cx.me().clone()]);
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
         proposal.phase = Phase::Raising { until, told };
         let by_majority = matches!(proposal.tier, TierClaim::Asked | TierClaim::Failed { .. });
         let opened = proposal.named();
-        self.raise_fence(&opened.namespace, opened.owner, opened.run);
+        cx.raise_fence(&opened.namespace, opened.owner, opened.run);
         if by_majority {
-            let table = self.namespace_table(&opened.namespace, opened.owner);
+            let table = cx.namespace_table(&opened.namespace, opened.owner);
             table.unrecorded = Some(Unrecorded::Due(now, opened.run));
         }
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
+        for peer in cx.peers.keys().cloned().collect::<Vec<_>>() {
             let (query, run) = (query.0, opened.clone());
-            self.send(&peer, PeerMessage::RaiseFence { query, run });
+            cx.send(&peer, PeerMessage::RaiseFence { query, run });
         }
-        self.advance_hellos();
-        self.judge_raising(query);
+        self.advance_hellos(cx);
+        self.judge_raising(query, cx);
     }
 
-    pub(crate) fn fence_raised(&mut self, from: &NodeName, query: QueryId) {
+    pub(crate) fn fence_raised(&mut self, from: &NodeName, query: QueryId, cx: &mut Context) {
         if let Some(proposal) = self.proposals.get_mut(&query)
             && let Phase::Raising { told, .. } = &mut proposal.phase
         {
             told.insert(from.clone());
-            self.judge_raising(query);
+            self.judge_raising(query, cx);
         }
     }
 
     /// Whoever is given the run shall find it known at every node that is up; one that is silent hears of it later.
-    fn judge_raising(&mut self, query: QueryId) {
+    fn judge_raising(&mut self, query: QueryId, cx: &mut Context) {
         let Some(proposal) = self.proposals.get(&query) else {
             return;
         };
         let Phase::Raising { until, told } = &proposal.phase else {
             return;
         };
-        let all = self.peers.keys().all(|peer| told.contains(peer));
-        if all || *until <= self.now || proposal.deadline <= self.now {
+        let all = cx.peers.keys().all(|peer| told.contains(peer));
+        if all || *until <= cx.now || proposal.deadline <= cx.now {
             let (id, run) = (proposal.id, proposal.run);
             self.proposals.remove(&query);
-            self.reply(id, Reply::RunOpened { run });
+            cx.reply(id, Reply::RunOpened { run });
         }
     }
 
-    fn refuse_run(&mut self, query: QueryId, refusal: Refusal) {
+    fn refuse_run(&mut self, query: QueryId, refusal: Refusal, cx: &mut Context) {
         if let Some(proposal) = self.proposals.remove(&query) {
-            self.reply(proposal.id, Reply::Refused(refusal));
+            cx.reply(proposal.id, Reply::Refused(refusal));
         }
     }
 
     /// Answers may be lost while links come up: whoever has not promised is asked again.
-    pub(crate) fn repeat_proposals(&mut self) {
+    pub(crate) fn repeat_proposals(&mut self, cx: &mut Context) {
         for proposal in self.proposals.values_mut() {
             if let Phase::Promising {
                 asked, promised, ..
@@ -408,22 +402,47 @@ impl Node {
                 asked.clone_from(promised);
             }
         }
-        self.advance_proposals();
-        self.record_runs();
+        self.advance_proposals(cx);
+        cx.record_runs();
     }
 
-    pub(crate) fn expire_proposals(&mut self) {
-        self.advance_proposals();
-        let now = self.now;
+    pub(crate) fn expire_proposals(&mut self, cx: &mut Context) {
+        self.advance_proposals(cx);
+        let now = cx.now;
         let late = self.proposals.iter().filter(|(_, p)| p.deadline <= now);
         let late: Vec<QueryId> = late.map(|(query, _)| *query).collect();
         for query in late {
             let Some(proposal) = self.proposals.get(&query) else {
                 continue;
             };
-            let refusal = self.late_run(proposal);
-            self.refuse_run(query, refusal);
+            let refusal = cx.late_run(proposal);
+            self.refuse_run(query, refusal, cx);
         }
+    }
+
+    pub(crate) fn forget_proposals(&mut self, conn: ConnId) {
+        self.proposals
+            .retain(|_, proposal| proposal.id.conn != conn);
+    }
+}
+
+impl Context {
+    /// Of one proposal: generations are random, and a query's number is used once in a generation.
+    fn identity(&self, query: QueryId) -> u64 {
+        let name = format!("run {} {} {}", self.me(), self.setup.generation, query.0);
+        let digest = digest(name.as_bytes());
+        let first = digest.as_bytes().first_chunk::<8>();
+        u64::from_le_bytes(*first.expect("a digest has 32 bytes")).max(1)
+    }
+
+    fn everyone_up(&self) -> Vec<NodeName> {
+        let peers = self.peers.keys();
+        peers.chain([self.me()]).cloned().collect()
+    }
+
+    /// So many of the configured nodes that any two such sets share one.
+    pub(crate) fn majority(&self) -> usize {
+        self.setup.members.len() / 2 + 1
     }
 
     fn late_run(&self, proposal: &RunProposal) -> Refusal {
@@ -449,11 +468,6 @@ impl Node {
             proposal.run,
         );
         Refusal::new(RefusalCode::TimedOut, text)
-    }
-
-    pub(crate) fn forget_proposals(&mut self, conn: ConnId) {
-        self.proposals
-            .retain(|_, proposal| proposal.id.conn != conn);
     }
 
     /// Tells the durable tier of runs that were opened without it.

@@ -6,10 +6,10 @@ use storaged_wire::local::{KeptFor, Reply};
 use storaged_wire::{CheckpointState, Namespace, Refusal};
 
 use crate::api::RequestId;
-use crate::node::Node;
+use crate::context::Context;
 use crate::table::Checkpoint;
 
-impl Node {
+impl Context {
     pub(crate) fn restart_safe(
         &mut self,
         id: RequestId,

@@ -13,8 +13,8 @@ use storaged_wire::{
 
 use super::missing::{BlockSet, Missing};
 use crate::api::{Note, Now};
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
 use crate::table::{Checkpoint, Peer};
 
 /// Blocks that a node holds whole.
@@ -101,7 +101,7 @@ impl Blocks {
     }
 }
 
-impl Node {
+impl Context {
     /// Tells the home nodes which blocks of a checkpoint are here, as far as they have not acknowledged it.
     pub(crate) fn report_held(&mut self, key: &CheckpointKey) {
         let homes = self.homes_of(key);
@@ -536,9 +536,10 @@ mod tests {
             let message = PeerMessage::Protected { manifest, bears };
             hear(&mut node, 2, from, message);
         }
-        let key = node.by_name[&manifest.name()].clone();
-        let known = node.bears_if_known(&node.checkpoints[&key]);
-        let is_home = node.homes_of(&key).contains(node.me());
+        let cx = node.context();
+        let key = cx.by_name[&manifest.name()].clone();
+        let known = cx.bears_if_known(&cx.checkpoints[&key]);
+        let is_home = cx.homes_of(&key).contains(cx.me());
         (is_home, known.map(|bears| bears.losses))
     }
 

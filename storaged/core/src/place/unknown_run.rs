@@ -12,8 +12,9 @@ use super::fence::{RunStanding, wrong_token};
 use crate::api::{
     ClaimedRun, ConnId, DurableFault, DurablePolicy, Now, Output, QueryId, RequestId,
 };
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
+use crate::place::Runs;
 use crate::stage::TrainerHello;
 
 /// A hello that waits for somebody who knows its run.
@@ -35,16 +36,16 @@ enum TierSearch {
     Superseded(u64),
 }
 
-impl Node {
-    pub(crate) fn hello_waits(&mut self, id: RequestId, hello: TrainerHello) {
-        let query = QueryId(self.fresh());
-        let tier = match self.setup.durable {
+impl Runs {
+    pub(crate) fn hello_waits(&mut self, id: RequestId, hello: TrainerHello, cx: &mut Context) {
+        let query = QueryId(cx.fresh());
+        let tier = match cx.setup.durable {
             DurablePolicy::Absent => TierSearch::Over,
             _ => TierSearch::Running,
         };
         if tier == TierSearch::Running {
             let (namespace, run) = (hello.namespace.clone(), hello.run);
-            self.out.push(Output::FindRun {
+            cx.out.push(Output::FindRun {
                 query,
                 namespace,
                 run,
@@ -55,17 +56,17 @@ impl Node {
             hello,
             waiting_for: BTreeSet::new(),
             tier,
-            deadline: self.now.plus(limits::RUN_CONFIRM_MS),
+            deadline: cx.now.plus(limits::RUN_CONFIRM_MS),
         };
         self.hellos.insert(query, waiting);
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            self.hellos_ask(&peer);
+        for peer in cx.peers.keys().cloned().collect::<Vec<_>>() {
+            self.hellos_ask(&peer, cx);
         }
-        self.advance_hellos();
+        self.advance_hellos(cx);
     }
 
     /// Asks a peer for what it knows of the runs that are waited for.
-    pub(crate) fn hellos_ask(&mut self, node: &NodeName) {
+    pub(crate) fn hellos_ask(&mut self, node: &NodeName, cx: &mut Context) {
         let queries: Vec<QueryId> = self.hellos.keys().copied().collect();
         for query in queries {
             let Some(waiting) = self.hellos.get_mut(&query) else {
@@ -73,7 +74,7 @@ impl Node {
             };
             if waiting.waiting_for.insert(node.clone()) {
                 let (query, namespace) = (query.0, waiting.hello.namespace.clone());
-                self.send(node, PeerMessage::RunQuery { query, namespace });
+                cx.send(node, PeerMessage::RunQuery { query, namespace });
             }
         }
     }
@@ -88,18 +89,29 @@ impl Node {
         self.hellos.retain(|_, waiting| waiting.id.conn != conn);
     }
 
-    pub(crate) fn fence_told(&mut self, from: &NodeName, query: QueryId, fence: Option<Fence>) {
+    pub(crate) fn fence_told(
+        &mut self,
+        from: &NodeName,
+        query: QueryId,
+        fence: Option<Fence>,
+        cx: &mut Context,
+    ) {
         if let Some(fence) = fence {
-            self.learn_fence(fence);
+            cx.learn_fence(fence);
         }
         if let Some(waiting) = self.hellos.get_mut(&query) {
             waiting.waiting_for.remove(from);
         }
-        self.advance_hellos();
+        self.advance_hellos(cx);
     }
 
     /// The durable tier has looked for a claim of the run.
-    pub(crate) fn run_found(&mut self, query: QueryId, outcome: Result<ClaimedRun, DurableFault>) {
+    pub(crate) fn run_found(
+        &mut self,
+        query: QueryId,
+        outcome: Result<ClaimedRun, DurableFault>,
+        cx: &mut Context,
+    ) {
         let Some(waiting) = self.hellos.get_mut(&query) else {
             return;
         };
@@ -110,32 +122,22 @@ impl Node {
         if let Ok(ClaimedRun::Newest(owner)) = outcome {
             let waiting = self.hellos.remove(&query);
             if let Some(waiting) = waiting {
-                self.hello_confirmed(waiting, owner);
+                cx.hello_confirmed(waiting, owner);
             }
         }
-        self.advance_hellos();
-    }
-
-    fn hello_confirmed(&mut self, waiting: WaitingHello, owner: Owner) {
-        let outcome = match owner == waiting.hello.owner {
-            true => self.admit(waiting.id, waiting.hello),
-            false => Err(wrong_token(&waiting.hello.namespace)),
-        };
-        if let Err(refusal) = outcome {
-            self.reply(waiting.id, Reply::Refused(refusal));
-        }
+        self.advance_hellos(cx);
     }
 
     /// Answers the hellos whose run is known by now, or that have waited long enough.
-    pub(crate) fn advance_hellos(&mut self) {
+    pub(crate) fn advance_hellos(&mut self, cx: &mut Context) {
         for query in self.hellos.keys().copied().collect::<Vec<_>>() {
             let Some(waiting) = self.hellos.get(&query) else {
                 continue;
             };
             let hello = &waiting.hello;
             let asked_all = waiting.waiting_for.is_empty() && waiting.tier != TierSearch::Running;
-            let over = (asked_all && self.settled()) || waiting.deadline <= self.now;
-            let unknown = self.standing(&hello.namespace, hello.run) == RunStanding::Unknown;
+            let over = (asked_all && cx.settled()) || waiting.deadline <= cx.now;
+            let unknown = cx.standing(&hello.namespace, hello.run) == RunStanding::Unknown;
             if unknown && !over {
                 continue;
             }
@@ -143,13 +145,25 @@ impl Node {
                 continue;
             };
             let outcome = match (unknown, waiting.tier) {
-                (false, _) => self.admit(waiting.id, waiting.hello),
+                (false, _) => cx.admit(waiting.id, waiting.hello),
                 (true, TierSearch::Superseded(newest)) => Err(older_run(&waiting.hello, newest)),
                 (true, _) => Err(unknown_run(&waiting.hello)),
             };
             if let Err(refusal) = outcome {
-                self.reply(waiting.id, Reply::Refused(refusal));
+                cx.reply(waiting.id, Reply::Refused(refusal));
             }
+        }
+    }
+}
+
+impl Context {
+    fn hello_confirmed(&mut self, waiting: WaitingHello, owner: Owner) {
+        let outcome = match owner == waiting.hello.owner {
+            true => self.admit(waiting.id, waiting.hello),
+            false => Err(wrong_token(&waiting.hello.namespace)),
+        };
+        if let Err(refusal) = outcome {
+            self.reply(waiting.id, Reply::Refused(refusal));
         }
     }
 }

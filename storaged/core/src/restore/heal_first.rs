@@ -5,14 +5,16 @@
 
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::Reply;
-use storaged_wire::{CheckpointState, Digest, ManifestBytes, Rank, Refusal, RefusalCode};
+use storaged_wire::{CheckpointState, ManifestBytes, Rank, Refusal, RefusalCode};
 
-use super::open::OpenWish;
+use super::opening::OpenWish;
 use super::plan::{Surveyor, Then};
 use super::survey::Survey;
 use crate::api::{ConnId, Now, RequestId};
+use crate::context::Context;
+use crate::encode::Sessions;
 use crate::limits;
-use crate::node::Node;
+use crate::restore::Restores;
 
 /// An opening that waits for a heal.
 #[derive(Debug, Clone)]
@@ -23,7 +25,7 @@ pub(crate) struct HealFirst {
     alone_at: Now,
 }
 
-impl Node {
+impl Context {
     /// Whether the shard is this node's own and can be expected to be healed soon.
     pub(super) fn is_to_be_healed(
         &self,
@@ -50,27 +52,29 @@ impl Node {
             && state.is_some_and(|state| *state >= CheckpointState::Protected)
             && healable().is_some()
     }
+}
 
-    pub(super) fn heal_first(&mut self, id: RequestId, wish: OpenWish) {
-        let alone_at = self.now.plus(limits::HEAL_FIRST_MS);
+impl Restores {
+    pub(super) fn heal_first(&mut self, id: RequestId, wish: OpenWish, cx: &mut Context) {
+        let alone_at = cx.now.plus(limits::HEAL_FIRST_MS);
         let waiting = HealFirst { id, wish, alone_at };
         self.heals_first.push(waiting);
     }
 
     /// A whole shard is in this node's RAM: whoever waited for it has it.
-    pub(crate) fn shard_is_back(&mut self, rank: Rank) {
+    pub(crate) fn shard_is_back(&mut self, rank: Rank, cx: &mut Context) {
         let all = std::mem::take(&mut self.heals_first);
         for waiting in all {
             let is_it = waiting.wish.rank == rank;
-            if !is_it || !self.open_own(waiting.id, &waiting.wish) {
+            if !is_it || !cx.open_own(waiting.id, &waiting.wish) {
                 self.heals_first.push(waiting);
             }
         }
     }
 
     /// Openings whose heal goes on wait on; those without one go their own way after a while.
-    pub(crate) fn look_after_heals(&mut self) {
-        let now = self.now;
+    pub(crate) fn look_after_heals(&mut self, sessions: &mut Sessions, cx: &mut Context) {
+        let now = cx.now;
         for mut waiting in std::mem::take(&mut self.heals_first) {
             if waiting.wish.deadline <= now {
                 let text = format!(
@@ -78,37 +82,37 @@ impl Node {
                     waiting.wish.rank
                 );
                 let refusal = Refusal::new(RefusalCode::TimedOut, text);
-                self.reply(waiting.id, Reply::Refused(refusal));
+                cx.reply(waiting.id, Reply::Refused(refusal));
                 continue;
             }
-            if self.heals(waiting.wish.manifest, waiting.wish.rank) {
+            if sessions.heals(waiting.wish.manifest, waiting.wish.rank, cx) {
                 waiting.alone_at = now.plus(limits::HEAL_FIRST_MS);
             }
             match waiting.alone_at <= now {
-                true => self.open_alone(waiting.id, waiting.wish),
+                true => self.open_alone(waiting.id, waiting.wish, cx),
                 false => self.heals_first.push(waiting),
             }
         }
     }
 
     /// Looks anew who holds what, and brings the shard here by a session of its own.
-    fn open_alone(&mut self, id: RequestId, wish: OpenWish) {
+    fn open_alone(&mut self, id: RequestId, wish: OpenWish, cx: &mut Context) {
         let wish = OpenWish {
             healed_in_vain: true,
             ..wish
         };
-        let Ok(attached) = self.attached(id).cloned() else {
+        let Ok(attached) = cx.attached(id).cloned() else {
             return;
         };
-        let left_ms = u32::try_from(wish.deadline.since(self.now)).unwrap_or(u32::MAX);
+        let left_ms = u32::try_from(wish.deadline.since(cx.now)).unwrap_or(u32::MAX);
         let (namespace, owner) = (attached.namespace, attached.owner);
         let surveyor = Surveyor {
             id,
             namespace,
             owner,
         };
-        let step = self.step_of(wish.manifest);
-        self.survey(surveyor, step, left_ms, Then::Open(wish));
+        let step = self.step_of(wish.manifest, cx);
+        self.survey(surveyor, step, left_ms, Then::Open(wish), cx);
     }
 
     /// When an opening that waits for a heal must be looked at again.
@@ -119,15 +123,5 @@ impl Node {
 
     pub(super) fn forget_heals(&mut self, conn: ConnId) {
         self.heals_first.retain(|waiting| waiting.id.conn != conn);
-    }
-
-    /// Whether a session that puts this shard into this node's RAM goes on.
-    fn heals(&self, manifest: Digest, rank: Rank) -> bool {
-        let key = self.by_name.get(&manifest);
-        let mut joined = self
-            .joined
-            .values()
-            .filter(|joined| Some(&joined.key) == key);
-        joined.any(|joined| joined.heals(rank))
     }
 }

@@ -4,22 +4,23 @@ use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{Bears, CheckpointInfo, KeptFor, Reply};
-use storaged_wire::peer::{HighMark, Holding, PeerMessage};
+use storaged_wire::peer::{Holding, PeerMessage};
 use storaged_wire::{
     CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode,
 };
 
 use super::plan::Then;
-use crate::api::{QueryId, RequestId};
-use crate::node::Node;
+use crate::api::RequestId;
+use crate::context::Context;
 use crate::parcels::Notice;
 use crate::place::wrong_token;
+use crate::restore::Restores;
 use crate::table::Checkpoint;
 
 /// Longest search for a manifest that is not known here: the durable tier is asked too.
 const MANIFEST_WAIT_MS: u32 = 10_000;
 
-impl Node {
+impl Context {
     pub(crate) fn holdings_of(&self, namespace: &Namespace) -> Vec<Holding> {
         self.checkpoints
             .values()
@@ -44,59 +45,6 @@ impl Node {
                 mark: self.mark_of(namespace),
             },
         );
-    }
-
-    pub(crate) fn holdings_told(
-        &mut self,
-        from: &NodeName,
-        query: QueryId,
-        owner: Option<Owner>,
-        holdings: Vec<Holding>,
-        mark: Option<HighMark>,
-    ) {
-        if query == QueryId(0) {
-            let mut namespaces: Vec<Namespace> = self
-                .checkpoints
-                .values()
-                .map(|c| c.key.namespace.clone())
-                .collect();
-            namespaces.dedup();
-            // An answer without holdings is of whichever namespace was asked: it says that nothing is held.
-            if let Some(holding) = holdings.first() {
-                namespaces.retain(|namespace| *namespace == holding.key.namespace);
-            }
-            for namespace in namespaces {
-                self.lanes_learn(from, &namespace, &holdings);
-            }
-            return;
-        }
-        self.plan_learns(from, query, owner, (&holdings, mark));
-    }
-
-    pub(crate) fn manifest_asked(&mut self, from: &NodeName, query: u64, name: Digest) {
-        let known = self.known_manifest(name);
-        let length = known.as_ref().map_or(0, |manifest| manifest.bytes().len());
-        let answer = |query| PeerMessage::ManifestAnswer {
-            query,
-            manifest: known.map(|manifest| ByteVec::from(manifest.bytes().to_vec())),
-        };
-        let message = match self.by_name.get(&name).cloned() {
-            Some(key) if length > self.setup.messages.inline => {
-                self.wrap_again(&key, Notice::Answer, || answer(None))
-            }
-            _ => answer(Some(query)),
-        };
-        self.send(from, message);
-    }
-
-    pub(crate) fn get_manifest(&mut self, id: RequestId, name: Digest) -> Result<(), Refusal> {
-        if let Some(manifest) = self.known_manifest(name) {
-            return self.give_manifest(id, &manifest);
-        }
-        // A node that has just started may not know what rank 0's node planned with: it asks around.
-        let surveyor = self.surveyor(id)?;
-        self.survey(surveyor, None, MANIFEST_WAIT_MS, Then::Manifest(name));
-        Ok(())
     }
 
     pub(crate) fn give_manifest(
@@ -140,6 +88,45 @@ impl Node {
             .map(|c| info(c, self.bears(c), self.kept_for(c)))
             .collect();
         self.reply(id, Reply::Checkpoints(infos));
+        Ok(())
+    }
+}
+
+impl Restores {
+    pub(crate) fn manifest_asked(
+        &mut self,
+        from: &NodeName,
+        query: u64,
+        name: Digest,
+        cx: &mut Context,
+    ) {
+        let known = self.known_manifest(name, cx);
+        let length = known.as_ref().map_or(0, |manifest| manifest.bytes().len());
+        let answer = |query| PeerMessage::ManifestAnswer {
+            query,
+            manifest: known.map(|manifest| ByteVec::from(manifest.bytes().to_vec())),
+        };
+        let message = match cx.by_name.get(&name).cloned() {
+            Some(key) if length > cx.setup.messages.inline => {
+                cx.wrap_again(&key, Notice::Answer, || answer(None))
+            }
+            _ => answer(Some(query)),
+        };
+        cx.send(from, message);
+    }
+
+    pub(crate) fn get_manifest(
+        &mut self,
+        id: RequestId,
+        name: Digest,
+        cx: &mut Context,
+    ) -> Result<(), Refusal> {
+        if let Some(manifest) = self.known_manifest(name, cx) {
+            return cx.give_manifest(id, &manifest);
+        }
+        // A node that has just started may not know what rank 0's node planned with: it asks around.
+        let surveyor = cx.surveyor(id)?;
+        self.survey(surveyor, None, MANIFEST_WAIT_MS, Then::Manifest(name), cx);
         Ok(())
     }
 }

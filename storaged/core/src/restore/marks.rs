@@ -7,8 +7,8 @@ use storaged_wire::Namespace;
 use storaged_wire::NodeName;
 use storaged_wire::peer::{CheckpointKey, HighMark, NamespaceMark, PeerMessage};
 
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
 
 /// The mark that a checkpoint sets.
 pub(crate) fn mark_at(key: &CheckpointKey) -> HighMark {
@@ -18,7 +18,7 @@ pub(crate) fn mark_at(key: &CheckpointKey) -> HighMark {
     }
 }
 
-impl Node {
+impl Context {
     pub(crate) fn mark_of(&self, namespace: &Namespace) -> Option<HighMark> {
         self.namespaces.get(namespace)?.mark
     }

@@ -7,24 +7,67 @@ mod holdings;
 mod marks;
 mod offer;
 mod open;
+mod opening;
 mod plan;
 mod rung_fault;
 mod settle;
 mod survey;
 mod verify;
 
-pub(crate) use heal_first::HealFirst;
 pub(crate) use marks::mark_at;
-pub(crate) use open::{OpenWish, Opening};
-pub(crate) use plan::{Older, PlanQuery};
+pub(crate) use opening::OpenWish;
+pub(crate) use plan::Older;
 pub(crate) use rung_fault::is_wrong;
-pub(crate) use verify::VerifyWork;
 
-use storaged_wire::NodeName;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use crate::api::{ConnId, SessionTally};
+use storaged_wire::{ManifestBytes, Namespace, SlotId};
+
+use heal_first::HealFirst;
+use opening::Opening;
+use plan::PlanQuery;
+use verify::VerifyWork;
+
+use crate::api::{Now, QueryId, SessionTally};
 use crate::limits;
-use crate::node::Node;
+
+/// Plans, openings and verifications that are asked for here.
+#[derive(Debug, Default)]
+pub(crate) struct Restores {
+    plans: BTreeMap<QueryId, PlanQuery>,
+    openings: BTreeMap<SlotId, Opening>,
+    heals_first: Vec<HealFirst>,
+    verifies: BTreeMap<QueryId, VerifyWork>,
+    /// Manifests of the last plans, for the requests that follow them.
+    planned: Vec<Arc<ManifestBytes>>,
+}
+
+impl Restores {
+    /// When one of them must be looked at again.
+    pub fn deadlines(&self) -> impl Iterator<Item = Now> {
+        let plans = self.plans.values().map(|plan| plan.deadline);
+        let openings = self.openings.values().map(|opening| opening.deadline);
+        let rest = self.heals_deadline().chain(self.verifies_deadline());
+        plans.chain(openings).chain(rest)
+    }
+
+    /// Jobs that a plan is made for.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
+        self.plans.values().map(|plan| &plan.namespace)
+    }
+
+    /// Requests that have not been answered.
+    pub fn unanswered(&self) -> usize {
+        let openings = self.openings.values().filter(|it| !it.is_open());
+        self.heals_first.len() + self.plans.len() + openings.count() + self.verifies.len()
+    }
+
+    /// Openings that wait for a repair.
+    pub fn waiters(&self) -> usize {
+        self.heals_first.len()
+    }
+}
 
 /// Rates for the plan's estimate: measured where something was measured, a first guess elsewhere.
 #[derive(Debug, Clone, Copy)]
@@ -63,27 +106,6 @@ impl Rates {
 
     pub fn durable_ms(bytes: u64) -> u64 {
         bytes.div_ceil(limits::DURABLE_BYTES_PER_MS)
-    }
-}
-
-impl Node {
-    /// A peer is gone: nobody waits for its answers any more.
-    pub(crate) fn queries_forget(&mut self, node: &NodeName) {
-        self.plans_forget(node);
-        self.openings_forget(node);
-        self.verifies_forget(node);
-        self.advance_drops();
-    }
-
-    /// A connection is gone: its plans, openings and runs are over.
-    pub(crate) fn forget_requests(&mut self, conn: ConnId) {
-        self.plans.retain(|_, plan| plan.id.conn != conn);
-        self.verifies
-            .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
-        self.forget_drops(conn);
-        self.forget_heals(conn);
-        self.forget_proposals(conn);
-        self.forget_hellos(conn);
     }
 }
 

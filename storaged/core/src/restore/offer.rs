@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::Rates;
 use super::holdings::unknown_namespace;
 use super::plan::{Older, PlanQuery, Then, TierListing};
-use crate::node::Node;
+use crate::context::Context;
 use crate::place::wrong_token;
 
 /// Reasons and names that a refusal lists.
@@ -27,7 +27,7 @@ enum NotWhole {
     ShardsLost { ranks: Vec<Rank>, shards: usize },
 }
 
-impl Node {
+impl Context {
     pub(super) fn choose(&self, plan: &PlanQuery) -> Result<RestorePlan, Refusal> {
         if plan.foreign_owner {
             self.check_owner(&plan.namespace, plan.owner)?;

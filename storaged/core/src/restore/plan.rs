@@ -9,11 +9,15 @@ use storaged_wire::peer::{HighMark, Holding, PeerMessage};
 use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, Step};
 
 use super::holdings::unknown_manifest;
-use super::open::OpenWish;
+use super::opening::OpenWish;
 use super::survey::Survey;
-use crate::api::{DurableFault, DurableListing, DurablePolicy, Now, Output, QueryId, RequestId};
+use crate::api::{
+    ConnId, DurableFault, DurableListing, DurablePolicy, Now, Output, QueryId, RequestId,
+};
+use crate::context::Context;
+use crate::encode::Sessions;
 use crate::limits;
-use crate::node::Node;
+use crate::restore::Restores;
 
 /// A survey of who holds what, under way. It has the caller's time.
 #[derive(Debug, Clone)]
@@ -80,26 +84,32 @@ pub(crate) struct Surveyor {
     pub owner: Owner,
 }
 
-impl Node {
+impl Restores {
+    /// A connection is gone: its plans and openings are over.
+    pub(crate) fn forget_requests(
+        &mut self,
+        conn: ConnId,
+        sessions: &mut Sessions,
+        cx: &mut Context,
+    ) {
+        self.plans.retain(|_, plan| plan.id.conn != conn);
+        self.verifies
+            .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
+        self.forget_heals(conn);
+        self.drop_guests_of(conn, sessions, cx);
+    }
+
     pub(crate) fn plan(
         &mut self,
         id: RequestId,
         step: Option<Step>,
         timeout_ms: u32,
         older: Older,
+        cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let surveyor = self.surveyor(id)?;
-        self.survey(surveyor, step, timeout_ms, Then::Offer(older));
+        let surveyor = cx.surveyor(id)?;
+        self.survey(surveyor, step, timeout_ms, Then::Offer(older), cx);
         Ok(())
-    }
-
-    pub(crate) fn surveyor(&self, id: RequestId) -> Result<Surveyor, Refusal> {
-        let attached = self.attached(id)?;
-        Ok(Surveyor {
-            id,
-            namespace: attached.namespace.clone(),
-            owner: attached.owner,
-        })
     }
 
     pub(crate) fn survey(
@@ -108,28 +118,352 @@ impl Node {
         step: Option<Step>,
         timeout_ms: u32,
         then: Then,
+        cx: &mut Context,
     ) {
-        self.touch(&surveyor.namespace);
-        let plan = self.new_survey(surveyor, step, timeout_ms, then);
-        self.ask_around(plan);
+        cx.touch(&surveyor.namespace);
+        let plan = cx.new_survey(surveyor, step, timeout_ms, then);
+        self.ask_around(plan, cx);
     }
 
-    fn ask_around(&mut self, plan: PlanQuery) {
-        let query = QueryId(self.fresh());
+    fn ask_around(&mut self, plan: PlanQuery, cx: &mut Context) {
+        let query = QueryId(cx.fresh());
         if plan.tier == TierListing::Asked {
             let step = plan.step;
             let namespace = plan.namespace.clone();
-            self.out.push(Output::ListDurable {
+            cx.out.push(Output::ListDurable {
                 query,
                 namespace,
                 step,
             });
         }
         self.plans.insert(query, plan);
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            self.ask_for_plan(query, &peer);
+        for peer in cx.peers.keys().cloned().collect::<Vec<_>>() {
+            self.ask_for_plan(query, &peer, cx);
         }
-        self.advance_plan(query);
+        self.advance_plan(query, cx);
+    }
+
+    /// Everybody has answered, and all that is above the offer may have been replaced while they did: everybody is asked
+    /// once more, under another number, so that late answers to the old question do not count.
+    fn ask_again(&mut self, query: QueryId, cx: &mut Context) {
+        let Some(plan) = self.plans.remove(&query) else {
+            return;
+        };
+        let mark = cx.bar(&plan);
+        let of = Surveyor {
+            id: plan.id,
+            namespace: plan.namespace,
+            owner: plan.owner,
+        };
+        let fresh = cx.new_survey(of, plan.step, 0, plan.then);
+        self.ask_around(
+            PlanQuery {
+                began: plan.began,
+                deadline: plan.deadline,
+                foreign_owner: plan.foreign_owner,
+                mark,
+                mark_asked: mark,
+                survey: Survey {
+                    manifests: plan.survey.manifests,
+                    ..fresh.survey
+                },
+                ..fresh
+            },
+            cx,
+        );
+    }
+
+    fn ask_for_plan(&mut self, query: QueryId, peer: &NodeName, cx: &mut Context) {
+        let Some(plan) = self.plans.get_mut(&query) else {
+            return;
+        };
+        plan.answered.remove(peer);
+        let namespace = plan.namespace.clone();
+        cx.send(
+            peer,
+            PeerMessage::HoldingsQuery {
+                query: query.0,
+                namespace,
+            },
+        );
+        self.ask_by_name(query, peer, cx);
+    }
+
+    /// Rank 0's node may have planned with what the durable tier holds alone: no holding names it, and only who planned
+    /// with it knows it.
+    fn ask_by_name(&mut self, query: QueryId, peer: &NodeName, cx: &mut Context) {
+        let Some(plan) = self.plans.get_mut(&query) else {
+            return;
+        };
+        let Then::Manifest(name) = plan.then else {
+            return;
+        };
+        plan.manifests_asked.insert(name);
+        *plan.manifests_due.entry(peer.clone()).or_default() += 1;
+        let query = query.0;
+        let manifest = name;
+        cx.send(peer, PeerMessage::ManifestQuery { query, manifest });
+    }
+
+    pub(crate) fn plan_learns(
+        &mut self,
+        from: &NodeName,
+        query: QueryId,
+        owner: Option<Owner>,
+        (holdings, mark): (&[Holding], Option<HighMark>),
+        cx: &mut Context,
+    ) {
+        let Some(plan) = self.plans.get_mut(&query) else {
+            return;
+        };
+        plan.answered.insert(from.clone());
+        plan.mark = plan.mark.max(mark);
+        plan.foreign_owner |= owner.is_some_and(|owner| owner != plan.owner);
+        plan.survey.forget(from);
+        plan.survey.add(from, holdings);
+        let unknown: Vec<Digest> = holdings
+            .iter()
+            .map(|holding| holding.manifest)
+            .filter(|name| !plan.survey.manifests.contains_key(name))
+            .collect();
+        for name in unknown {
+            self.learn_manifest(query, name, from, cx);
+        }
+        self.advance_plan(query, cx);
+    }
+
+    fn learn_manifest(&mut self, query: QueryId, name: Digest, from: &NodeName, cx: &mut Context) {
+        let known = cx.manifest_named(name);
+        let Some(plan) = self.plans.get_mut(&query) else {
+            return;
+        };
+        if let Some(manifest) = known {
+            plan.survey.manifests.insert(name, manifest);
+        } else if plan.manifests_asked.insert(name) {
+            *plan.manifests_due.entry(from.clone()).or_default() += 1;
+            cx.send(
+                from,
+                PeerMessage::ManifestQuery {
+                    query: query.0,
+                    manifest: name,
+                },
+            );
+        }
+    }
+
+    pub(crate) fn manifest_answered(
+        &mut self,
+        from: &NodeName,
+        query: Option<QueryId>,
+        bytes: Option<Vec<u8>>,
+        cx: &mut Context,
+    ) {
+        let manifest = bytes.and_then(|bytes| ManifestBytes::parse(bytes).ok());
+        let manifest = manifest.map(Arc::new);
+        let name = manifest.as_ref().map(|manifest| manifest.name());
+        let asked = |plan: &PlanQuery| {
+            plan.manifests_due.contains_key(from)
+                && name.is_some_and(|name| plan.manifests_asked.contains(&name))
+        };
+        let queries: Vec<QueryId> = match query {
+            Some(query) => vec![query],
+            None => {
+                let plans = self.plans.iter().filter(|(_, plan)| asked(plan));
+                plans.map(|(query, _)| *query).collect()
+            }
+        };
+        for query in queries {
+            self.plan_has_manifest(from, query, manifest.clone(), cx);
+        }
+    }
+
+    fn plan_has_manifest(
+        &mut self,
+        from: &NodeName,
+        query: QueryId,
+        manifest: Option<Arc<ManifestBytes>>,
+        cx: &mut Context,
+    ) {
+        let Some(plan) = self.plans.get_mut(&query) else {
+            return;
+        };
+        let due = plan.manifests_due.remove(from).unwrap_or(0);
+        if due > 1 {
+            plan.manifests_due.insert(from.clone(), due - 1);
+        }
+        // A manifest that does not have the digest it was asked by finds no use.
+        if let Some(manifest) = manifest
+            && plan.manifests_asked.contains(&manifest.name())
+        {
+            plan.survey.manifests.insert(manifest.name(), manifest);
+        }
+        self.advance_plan(query, cx);
+    }
+
+    pub(crate) fn durable_listed(
+        &mut self,
+        query: QueryId,
+        outcome: Result<DurableListing, DurableFault>,
+        cx: &mut Context,
+    ) {
+        cx.tier_answered(outcome.as_ref().err());
+        let Some((namespace, step)) = self
+            .plans
+            .get(&query)
+            .map(|plan| (plan.namespace.clone(), plan.step))
+        else {
+            return;
+        };
+        let outcome = outcome.map(|listing| match step {
+            // Who asks for a step by its number gets it, damaged or not.
+            Some(_) => listing,
+            None => cx.without_quarantined(listing),
+        });
+        if let (Ok(listing), None) = (&outcome, step) {
+            cx.damaged_listed(&namespace, listing);
+        }
+        let Some(plan) = self.plans.get_mut(&query) else {
+            return;
+        };
+        plan.tier = match outcome {
+            Ok(listing) => {
+                for manifest in listing.manifests {
+                    plan.foreign_owner |= manifest.manifest().owner != plan.owner;
+                    plan.survey.add_durable(manifest);
+                }
+                plan.survey.set_aside = listing.set_aside;
+                TierListing::Read
+            }
+            Err(_) if planted!("failed_listing_is_empty") => TierListing::Read,
+            Err(fault) => TierListing::Unreadable(fault),
+        };
+        self.advance_plan(query, cx);
+    }
+
+    pub(crate) fn expire_plans(&mut self, cx: &mut Context) {
+        for query in self.plans.keys().copied().collect::<Vec<_>>() {
+            self.advance_plan(query, cx);
+        }
+    }
+
+    /// Answers may be lost while links come up: whoever has not answered is asked again.
+    pub(crate) fn repeat_plans(&mut self, cx: &mut Context) {
+        let peers: Vec<NodeName> = cx.peers.keys().cloned().collect();
+        for query in self.plans.keys().copied().collect::<Vec<_>>() {
+            let Some(plan) = self.plans.get_mut(&query) else {
+                continue;
+            };
+            plan.manifests_asked.clear();
+            let due = std::mem::take(&mut plan.manifests_due);
+            let answered = plan.answered.clone();
+            let silent = |peer: &&NodeName| due.contains_key(*peer) || !answered.contains(*peer);
+            for peer in peers.iter().filter(silent) {
+                self.ask_for_plan(query, peer, cx);
+            }
+        }
+    }
+
+    /// A peer that comes up while plans are being made is asked at once.
+    pub(crate) fn plans_ask(&mut self, peer: &NodeName, cx: &mut Context) {
+        for query in self.plans.keys().copied().collect::<Vec<_>>() {
+            self.ask_for_plan(query, peer, cx);
+        }
+    }
+
+    pub(crate) fn plans_forget(&mut self, node: &NodeName, cx: &mut Context) {
+        for plan in self.plans.values_mut() {
+            plan.answered.remove(node);
+            plan.manifests_due.remove(node);
+            plan.survey.forget(node);
+        }
+        self.expire_plans(cx);
+    }
+
+    fn advance_plan(&mut self, query: QueryId, cx: &mut Context) {
+        let Some(plan) = self.plans.get_mut(&query) else {
+            return;
+        };
+        let lacking: Vec<Digest> = plan.survey.without_manifest().collect();
+        for name in lacking {
+            let known = cx.manifest_named(name);
+            if let (Some(plan), Some(manifest)) = (self.plans.get_mut(&query), known) {
+                plan.survey.manifests.insert(name, manifest);
+            }
+        }
+        let is_late = |plan: &PlanQuery| plan.deadline <= cx.now && !planted!("plans_never_expire");
+        let Some(plan) = self.plans.get(&query) else {
+            return;
+        };
+        match (is_late(plan), cx.is_settled(plan)) {
+            (false, false) => {}
+            (false, true) if cx.is_torn(plan) => self.ask_again(query, cx),
+            _ => self.finish_plan(query, cx),
+        }
+    }
+
+    fn finish_plan(&mut self, query: QueryId, cx: &mut Context) {
+        let Some(plan) = self.plans.remove(&query) else {
+            return;
+        };
+        let id = plan.id;
+        match plan.then.clone() {
+            Then::Open(wish) => {
+                let mut survey = plan.survey;
+                survey.note_durable(wish.manifest);
+                survey.durable_fault = match plan.tier {
+                    TierListing::Unreadable(fault) => Some(fault),
+                    TierListing::Asked => Some(DurableFault::TimedOut("no listing in time".into())),
+                    TierListing::Absent | TierListing::Read => None,
+                };
+                self.open_surveyed(id, wish, survey, cx);
+            }
+            Then::Manifest(name) => self.manifest_surveyed(id, name, &plan.survey, cx),
+            Then::Offer(_) | Then::Verify => self.answer_plan(&plan, cx),
+        }
+    }
+
+    fn answer_plan(&mut self, plan: &PlanQuery, cx: &mut Context) {
+        match cx.choose(plan) {
+            Ok(offer) => {
+                let manifest = plan.survey.manifests[&offer.manifest].clone();
+                self.remember_planned(manifest.clone());
+                match plan.then {
+                    Then::Verify => self.start_verify(plan.id, manifest, plan.deadline, cx),
+                    _ => cx.reply(plan.id, Reply::Plan(offer)),
+                }
+            }
+            Err(refusal) => cx.reply(plan.id, Reply::Refused(refusal)),
+        }
+    }
+
+    fn manifest_surveyed(
+        &mut self,
+        id: RequestId,
+        name: Digest,
+        survey: &Survey,
+        cx: &mut Context,
+    ) {
+        let outcome = match survey.manifests.get(&name).cloned() {
+            Some(manifest) => {
+                self.remember_planned(manifest.clone());
+                cx.give_manifest(id, &manifest)
+            }
+            None => Err(unknown_manifest(name)),
+        };
+        if let Err(refusal) = outcome {
+            cx.reply(id, Reply::Refused(refusal));
+        }
+    }
+}
+
+impl Context {
+    pub(crate) fn surveyor(&self, id: RequestId) -> Result<Surveyor, Refusal> {
+        let attached = self.attached(id)?;
+        Ok(Surveyor {
+            id,
+            namespace: attached.namespace.clone(),
+            owner: attached.owner,
+        })
     }
 
     fn new_survey(
@@ -162,306 +496,6 @@ impl Node {
             foreign_owner: false,
             then,
             manifests_asked: BTreeSet::new(),
-        }
-    }
-
-    /// Everybody has answered, and all that is above the offer may have been replaced while they did: everybody is asked
-    /// once more, under another number, so that late answers to the old question do not count.
-    fn ask_again(&mut self, query: QueryId) {
-        let Some(plan) = self.plans.remove(&query) else {
-            return;
-        };
-        let mark = self.bar(&plan);
-        let of = Surveyor {
-            id: plan.id,
-            namespace: plan.namespace,
-            owner: plan.owner,
-        };
-        let fresh = self.new_survey(of, plan.step, 0, plan.then);
-        self.ask_around(PlanQuery {
-            began: plan.began,
-            deadline: plan.deadline,
-            foreign_owner: plan.foreign_owner,
-            mark,
-            mark_asked: mark,
-            survey: Survey {
-                manifests: plan.survey.manifests,
-                ..fresh.survey
-            },
-            ..fresh
-        });
-    }
-
-    fn ask_for_plan(&mut self, query: QueryId, peer: &NodeName) {
-        let Some(plan) = self.plans.get_mut(&query) else {
-            return;
-        };
-        plan.answered.remove(peer);
-        let namespace = plan.namespace.clone();
-        self.send(
-            peer,
-            PeerMessage::HoldingsQuery {
-                query: query.0,
-                namespace,
-            },
-        );
-        self.ask_by_name(query, peer);
-    }
-
-    /// Rank 0's node may have planned with what the durable tier holds alone: no holding names it, and only who planned
-    /// with it knows it.
-    fn ask_by_name(&mut self, query: QueryId, peer: &NodeName) {
-        let Some(plan) = self.plans.get_mut(&query) else {
-            return;
-        };
-        let Then::Manifest(name) = plan.then else {
-            return;
-        };
-        plan.manifests_asked.insert(name);
-        *plan.manifests_due.entry(peer.clone()).or_default() += 1;
-        let query = query.0;
-        let manifest = name;
-        self.send(peer, PeerMessage::ManifestQuery { query, manifest });
-    }
-
-    pub(crate) fn plan_learns(
-        &mut self,
-        from: &NodeName,
-        query: QueryId,
-        owner: Option<Owner>,
-        (holdings, mark): (&[Holding], Option<HighMark>),
-    ) {
-        let Some(plan) = self.plans.get_mut(&query) else {
-            return;
-        };
-        plan.answered.insert(from.clone());
-        plan.mark = plan.mark.max(mark);
-        plan.foreign_owner |= owner.is_some_and(|owner| owner != plan.owner);
-        plan.survey.forget(from);
-        plan.survey.add(from, holdings);
-        let unknown: Vec<Digest> = holdings
-            .iter()
-            .map(|holding| holding.manifest)
-            .filter(|name| !plan.survey.manifests.contains_key(name))
-            .collect();
-        for name in unknown {
-            self.learn_manifest(query, name, from);
-        }
-        self.advance_plan(query);
-    }
-
-    fn learn_manifest(&mut self, query: QueryId, name: Digest, from: &NodeName) {
-        let known = self.manifest_named(name);
-        let Some(plan) = self.plans.get_mut(&query) else {
-            return;
-        };
-        if let Some(manifest) = known {
-            plan.survey.manifests.insert(name, manifest);
-        } else if plan.manifests_asked.insert(name) {
-            *plan.manifests_due.entry(from.clone()).or_default() += 1;
-            self.send(
-                from,
-                PeerMessage::ManifestQuery {
-                    query: query.0,
-                    manifest: name,
-                },
-            );
-        }
-    }
-
-    pub(crate) fn manifest_answered(
-        &mut self,
-        from: &NodeName,
-        query: Option<QueryId>,
-        bytes: Option<Vec<u8>>,
-    ) {
-        let manifest = bytes.and_then(|bytes| ManifestBytes::parse(bytes).ok());
-        let manifest = manifest.map(Arc::new);
-        let name = manifest.as_ref().map(|manifest| manifest.name());
-        let asked = |plan: &PlanQuery| {
-            plan.manifests_due.contains_key(from)
-                && name.is_some_and(|name| plan.manifests_asked.contains(&name))
-        };
-        let queries: Vec<QueryId> = match query {
-            Some(query) => vec![query],
-            None => {
-                let plans = self.plans.iter().filter(|(_, plan)| asked(plan));
-                plans.map(|(query, _)| *query).collect()
-            }
-        };
-        for query in queries {
-            self.plan_has_manifest(from, query, manifest.clone());
-        }
-    }
-
-    fn plan_has_manifest(
-        &mut self,
-        from: &NodeName,
-        query: QueryId,
-        manifest: Option<Arc<ManifestBytes>>,
-    ) {
-        let Some(plan) = self.plans.get_mut(&query) else {
-            return;
-        };
-        let due = plan.manifests_due.remove(from).unwrap_or(0);
-        if due > 1 {
-            plan.manifests_due.insert(from.clone(), due - 1);
-        }
-        // A manifest that does not have the digest it was asked by finds no use.
-        if let Some(manifest) = manifest
-            && plan.manifests_asked.contains(&manifest.name())
-        {
-            plan.survey.manifests.insert(manifest.name(), manifest);
-        }
-        self.advance_plan(query);
-    }
-
-    pub(crate) fn durable_listed(
-        &mut self,
-        query: QueryId,
-        outcome: Result<DurableListing, DurableFault>,
-    ) {
-        self.tier_answered(outcome.as_ref().err());
-        let Some((namespace, step)) = self
-            .plans
-            .get(&query)
-            .map(|plan| (plan.namespace.clone(), plan.step))
-        else {
-            return;
-        };
-        let outcome = outcome.map(|listing| match step {
-            // Who asks for a step by its number gets it, damaged or not.
-            Some(_) => listing,
-            None => self.without_quarantined(listing),
-        });
-        if let (Ok(listing), None) = (&outcome, step) {
-            self.damaged_listed(&namespace, listing);
-        }
-        let Some(plan) = self.plans.get_mut(&query) else {
-            return;
-        };
-        plan.tier = match outcome {
-            Ok(listing) => {
-                for manifest in listing.manifests {
-                    plan.foreign_owner |= manifest.manifest().owner != plan.owner;
-                    plan.survey.add_durable(manifest);
-                }
-                plan.survey.set_aside = listing.set_aside;
-                TierListing::Read
-            }
-            Err(_) if planted!("failed_listing_is_empty") => TierListing::Read,
-            Err(fault) => TierListing::Unreadable(fault),
-        };
-        self.advance_plan(query);
-    }
-
-    pub(crate) fn expire_plans(&mut self) {
-        for query in self.plans.keys().copied().collect::<Vec<_>>() {
-            self.advance_plan(query);
-        }
-    }
-
-    /// Answers may be lost while links come up: whoever has not answered is asked again.
-    pub(crate) fn repeat_plans(&mut self) {
-        let peers: Vec<NodeName> = self.peers.keys().cloned().collect();
-        for query in self.plans.keys().copied().collect::<Vec<_>>() {
-            let Some(plan) = self.plans.get_mut(&query) else {
-                continue;
-            };
-            plan.manifests_asked.clear();
-            let due = std::mem::take(&mut plan.manifests_due);
-            let answered = plan.answered.clone();
-            let silent = |peer: &&NodeName| due.contains_key(*peer) || !answered.contains(*peer);
-            for peer in peers.iter().filter(silent) {
-                self.ask_for_plan(query, peer);
-            }
-        }
-    }
-
-    /// A peer that comes up while plans are being made is asked at once.
-    pub(crate) fn plans_ask(&mut self, peer: &NodeName) {
-        for query in self.plans.keys().copied().collect::<Vec<_>>() {
-            self.ask_for_plan(query, peer);
-        }
-    }
-
-    pub(crate) fn plans_forget(&mut self, node: &NodeName) {
-        for plan in self.plans.values_mut() {
-            plan.answered.remove(node);
-            plan.manifests_due.remove(node);
-            plan.survey.forget(node);
-        }
-        self.expire_plans();
-    }
-
-    fn advance_plan(&mut self, query: QueryId) {
-        let Some(plan) = self.plans.get_mut(&query) else {
-            return;
-        };
-        let lacking: Vec<Digest> = plan.survey.without_manifest().collect();
-        for name in lacking {
-            let known = self.manifest_named(name);
-            if let (Some(plan), Some(manifest)) = (self.plans.get_mut(&query), known) {
-                plan.survey.manifests.insert(name, manifest);
-            }
-        }
-        let is_late =
-            |plan: &PlanQuery| plan.deadline <= self.now && !planted!("plans_never_expire");
-        let Some(plan) = self.plans.get(&query) else {
-            return;
-        };
-        match (is_late(plan), self.is_settled(plan)) {
-            (false, false) => {}
-            (false, true) if self.is_torn(plan) => self.ask_again(query),
-            _ => self.finish_plan(query),
-        }
-    }
-
-    fn finish_plan(&mut self, query: QueryId) {
-        let Some(plan) = self.plans.remove(&query) else {
-            return;
-        };
-        let id = plan.id;
-        match plan.then.clone() {
-            Then::Open(wish) => {
-                let mut survey = plan.survey;
-                survey.note_durable(wish.manifest);
-                survey.durable_fault = match plan.tier {
-                    TierListing::Unreadable(fault) => Some(fault),
-                    TierListing::Asked => Some(DurableFault::TimedOut("no listing in time".into())),
-                    TierListing::Absent | TierListing::Read => None,
-                };
-                self.open_surveyed(id, wish, survey);
-            }
-            Then::Manifest(name) => self.manifest_surveyed(id, name, &plan.survey),
-            Then::Offer(_) | Then::Verify => self.answer_plan(&plan),
-        }
-    }
-
-    fn answer_plan(&mut self, plan: &PlanQuery) {
-        match self.choose(plan) {
-            Ok(offer) => {
-                let manifest = plan.survey.manifests[&offer.manifest].clone();
-                self.remember_planned(manifest.clone());
-                match plan.then {
-                    Then::Verify => self.start_verify(plan.id, manifest, plan.deadline),
-                    _ => self.reply(plan.id, Reply::Plan(offer)),
-                }
-            }
-            Err(refusal) => self.reply(plan.id, Reply::Refused(refusal)),
-        }
-    }
-
-    fn manifest_surveyed(&mut self, id: RequestId, name: Digest, survey: &Survey) {
-        let outcome = match survey.manifests.get(&name).cloned() {
-            Some(manifest) => {
-                self.remember_planned(manifest.clone());
-                self.give_manifest(id, &manifest)
-            }
-            None => Err(unknown_manifest(name)),
-        };
-        if let Err(refusal) = outcome {
-            self.reply(id, Reply::Refused(refusal));
         }
     }
 }

@@ -9,12 +9,12 @@ use storaged_wire::plan::Source;
 use storaged_wire::{Digest, NodeName};
 
 use super::marks::mark_at;
-use super::open::OpenWish;
+use super::opening::OpenWish;
 use super::plan::{Older, PlanQuery, Then};
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
 
-impl Node {
+impl Context {
     pub(super) fn is_settled(&self, plan: &PlanQuery) -> bool {
         if self.everybody_answered(plan) {
             return true;
@@ -132,6 +132,7 @@ mod tests {
 
     use super::*;
     use crate::api::{ConnId, Input, Now, Output, RequestId};
+    use crate::node::Node;
     use crate::testkit::{TOKEN, hear, job, last_of, owner};
 
     /// What `a` and `b` save, with parity on `c`.

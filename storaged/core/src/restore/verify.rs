@@ -10,8 +10,9 @@ use storaged_wire::{Digest, ManifestBytes, NodeName, Rank, Refusal, Step};
 
 use super::plan::Then;
 use crate::api::{CheckPart, Now, Output, QueryId, RequestId};
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
+use crate::restore::Restores;
 
 /// A check under way: of this node's parts for somebody, or of a whole checkpoint.
 #[derive(Debug, Clone)]
@@ -42,15 +43,16 @@ impl VerifyWork {
     }
 }
 
-impl Node {
+impl Restores {
     pub(crate) fn verify(
         &mut self,
         id: RequestId,
         step: Option<Step>,
         timeout_ms: u32,
+        cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let surveyor = self.surveyor(id)?;
-        self.survey(surveyor, step, timeout_ms, Then::Verify);
+        let surveyor = cx.surveyor(id)?;
+        self.survey(surveyor, step, timeout_ms, Then::Verify, cx);
         Ok(())
     }
 
@@ -61,12 +63,13 @@ impl Node {
         id: RequestId,
         manifest: Arc<ManifestBytes>,
         deadline: Now,
+        cx: &mut Context,
     ) {
-        let query = QueryId(self.fresh());
-        let concerned = self.concerned(&manifest);
+        let query = QueryId(cx.fresh());
+        let concerned = cx.concerned(&manifest);
         let up: BTreeSet<NodeName> = concerned
             .into_iter()
-            .filter(|node| self.is_up(node))
+            .filter(|node| cx.is_up(node))
             .collect();
         let name = manifest.name();
         let work = VerifyWork::Whole {
@@ -78,10 +81,10 @@ impl Node {
         };
         self.verifies.insert(query, work);
         if up.is_empty() {
-            self.finish_verify(query);
+            self.finish_verify(query, cx);
         }
         for node in up {
-            self.send(
+            cx.send(
                 &node,
                 PeerMessage::VerifyQuery {
                     query: query.0,
@@ -91,11 +94,17 @@ impl Node {
         }
     }
 
-    pub(crate) fn verify_asked(&mut self, from: &NodeName, query: u64, name: Digest) {
-        let me = self.me().clone();
+    pub(crate) fn verify_asked(
+        &mut self,
+        from: &NodeName,
+        query: u64,
+        name: Digest,
+        cx: &mut Context,
+    ) {
+        let me = cx.me().clone();
         let mut parts = Vec::new();
         let mut checks = Vec::new();
-        if let Some(checkpoint) = self.checkpoint_named(name) {
+        if let Some(checkpoint) = cx.checkpoint_named(name) {
             for (rank, local) in &checkpoint.shards {
                 if let Some(shard) = local.sealed() {
                     let what = shard_part(*rank);
@@ -119,8 +128,8 @@ impl Node {
                 checks.push(CheckPart::Parity(*set));
             }
         }
-        let own = QueryId(self.fresh());
-        let deadline = self.now.plus(limits::REQUEST_MAX_MS);
+        let own = QueryId(cx.fresh());
+        let deadline = cx.now.plus(limits::REQUEST_MAX_MS);
         let asked_by = from.clone();
         self.verifies.insert(
             own,
@@ -131,14 +140,19 @@ impl Node {
                 deadline,
             },
         );
-        self.out.push(Output::Check {
+        cx.out.push(Output::Check {
             query: own,
             parts: checks,
         });
     }
 
     /// The driver read this node's parts; for parity it also says how many bytes there were.
-    pub(crate) fn checked(&mut self, query: QueryId, outcomes: Vec<(u64, Option<String>)>) {
+    pub(crate) fn checked(
+        &mut self,
+        query: QueryId,
+        outcomes: Vec<(u64, Option<String>)>,
+        cx: &mut Context,
+    ) {
         let Some(VerifyWork::Parts {
             asked_by,
             query,
@@ -152,7 +166,7 @@ impl Node {
             part.bytes = bytes;
             part.fault = fault;
         }
-        self.send(&asked_by, PeerMessage::VerifyAnswer { query, parts });
+        cx.send(&asked_by, PeerMessage::VerifyAnswer { query, parts });
     }
 
     pub(crate) fn verify_answered(
@@ -160,6 +174,7 @@ impl Node {
         from: &NodeName,
         query: QueryId,
         told: Vec<VerifiedPart>,
+        cx: &mut Context,
     ) {
         let Some(VerifyWork::Whole {
             waiting_for, parts, ..
@@ -171,11 +186,11 @@ impl Node {
             parts.extend(told);
         }
         if waiting_for.is_empty() {
-            self.finish_verify(query);
+            self.finish_verify(query, cx);
         }
     }
 
-    fn finish_verify(&mut self, query: QueryId) {
+    fn finish_verify(&mut self, query: QueryId, cx: &mut Context) {
         let Some(VerifyWork::Whole {
             id,
             manifest,
@@ -200,10 +215,10 @@ impl Node {
             step,
             parts,
         };
-        self.reply(id, Reply::Verified(report));
+        cx.reply(id, Reply::Verified(report));
     }
 
-    pub(crate) fn verifies_forget(&mut self, node: &NodeName) {
+    pub(crate) fn verifies_forget(&mut self, node: &NodeName, cx: &mut Context) {
         let hit: Vec<QueryId> = self.verifies.keys().copied().collect();
         for query in hit {
             let gone = match self.verifies.get_mut(&query) {
@@ -225,7 +240,7 @@ impl Node {
                 _ => false,
             };
             if gone {
-                self.finish_verify(query);
+                self.finish_verify(query, cx);
             }
         }
     }
@@ -236,12 +251,12 @@ impl Node {
         })
     }
 
-    pub(crate) fn expire_verifies(&mut self) {
-        let now = self.now;
+    pub(crate) fn expire_verifies(&mut self, cx: &mut Context) {
+        let now = cx.now;
         for query in self.verifies.keys().copied().collect::<Vec<_>>() {
             match self.verifies.get(&query) {
                 Some(VerifyWork::Whole { deadline, .. }) if *deadline <= now => {
-                    self.finish_verify(query)
+                    self.finish_verify(query, cx)
                 }
                 Some(VerifyWork::Parts { deadline, .. }) if *deadline <= now => {
                     self.verifies.remove(&query);

@@ -16,9 +16,9 @@ use storaged_wire::{
 };
 
 use crate::api::{Note, RequestId};
+use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
-use crate::node::Node;
 use crate::parcels::Notice;
 use crate::place::RunStanding;
 use crate::table::{Announced, Checkpoint, Description, Told};
@@ -26,7 +26,7 @@ use crate::table::{Announced, Checkpoint, Description, Told};
 /// The membership is the configured list, which does not change while daemons run.
 const EPOCH: u64 = 1;
 
-impl Node {
+impl Context {
     pub(crate) fn commit(
         &mut self,
         id: RequestId,

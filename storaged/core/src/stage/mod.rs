@@ -9,7 +9,7 @@ mod slots;
 
 pub use slots::SLOT_GRAIN_BYTES;
 
-pub(crate) use lifetime::{DropWork, Lifetimes};
+pub(crate) use lifetime::{Drops, Lifetimes};
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use storaged_wire::{
 };
 
 use crate::api::{ConnId, Note, Output, RequestId};
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
 use crate::place::{RunStanding, wrong_token};
 use crate::table::{
     Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
@@ -41,7 +41,8 @@ pub(crate) struct TrainerHello {
     pub world_size: WorldSize,
 }
 
-impl Node {
+impl Context {
+    /// Lets somebody in. A trainer whose run nobody here has heard of comes back: it waits until it is known.
     pub(crate) fn hello(
         &mut self,
         id: RequestId,
@@ -49,7 +50,7 @@ impl Node {
         namespace: Namespace,
         token: &[u8],
         role: Role,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Option<TrainerHello>, Refusal> {
         if version != LOCAL_VERSION {
             return Err(Refusal::new(
                 RefusalCode::Version,
@@ -67,7 +68,7 @@ impl Node {
         } = role
         else {
             self.attach(id, namespace, owner, None);
-            return Ok(());
+            return Ok(None);
         };
         if !world_size.holds(rank) {
             return Err(Refusal::new(
@@ -83,13 +84,11 @@ impl Node {
             world_size,
         };
         match self.standing(&hello.namespace, run) {
-            RunStanding::Fenced | RunStanding::Known => self.admit(id, hello),
-            RunStanding::Unknown if planted!("unknown_run_admitted") => self.admit(id, hello),
-            RunStanding::Unknown => {
-                self.hello_waits(id, hello);
-                Ok(())
-            }
+            RunStanding::Fenced | RunStanding::Known => self.admit(id, hello)?,
+            RunStanding::Unknown if planted!("unknown_run_admitted") => self.admit(id, hello)?,
+            RunStanding::Unknown => return Ok(Some(hello)),
         }
+        Ok(None)
     }
 
     /// A namespace belongs to the token that first used it.
@@ -463,15 +462,12 @@ impl Node {
         }
     }
 
-    pub(crate) fn disconnected(&mut self, conn: ConnId) {
+    pub(crate) fn client_gone(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
         self.operators.remove(&conn);
         self.waiters.retain(|waiter| waiter.id.conn != conn);
         self.reclaim_slots(conn);
         self.close_readers(conn);
-        self.drop_guests_of(conn);
-        self.forget_requests(conn);
-        self.drop_slots_left_behind();
     }
 
     pub(crate) fn slot_mut(&mut self, slot: SlotId) -> &mut Slot {

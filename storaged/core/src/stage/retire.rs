@@ -7,15 +7,15 @@ use storaged_wire::{CheckpointState, Namespace, Rank};
 
 use crate::api::{Note, Output};
 use crate::budget::Reservation;
+use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
-use crate::node::Node;
 use crate::table::{Checkpoint, End, LocalShard, Upload};
 
 /// Reasons kept for those who ask late, per namespace.
 const ABANDONED_KEPT: usize = 64;
 
-impl Node {
+impl Context {
     /// The state from which a newer checkpoint makes older ones needless.
     pub(crate) fn safe_state(&self) -> CheckpointState {
         match self.setup.geometry {
@@ -264,24 +264,15 @@ impl Node {
     }
 
     /// A checkpoint that is of no concern to this node was only known for a reader: nobody tells this node when it retires.
-    pub(crate) fn forget_foreign(&mut self) {
+    pub(crate) fn forget_foreign(&mut self, in_use: impl Fn(&Checkpoint) -> bool) {
         let is_foreign = |c: &&Checkpoint| {
             let concerned = c.manifest.as_ref().map(|m| self.concerned(m));
-            let in_use = self.joined.values().any(|joined| joined.key == c.key)
-                || self.led.values().any(|led| led.key == c.key)
-                || self.is_being_opened(c);
-            let holds = !c.shards.is_empty() || !c.parity.is_empty() || in_use;
+            let holds = !c.shards.is_empty() || !c.parity.is_empty() || in_use(c);
             concerned.is_some_and(|nodes| !nodes.contains(self.me())) && !holds
         };
         let foreign = self.checkpoints.values().filter(is_foreign);
         for key in foreign.map(|c| c.key.clone()).collect::<Vec<_>>() {
             self.remove(&key);
         }
-    }
-
-    fn is_being_opened(&self, checkpoint: &Checkpoint) -> bool {
-        let name = checkpoint.name();
-        let mut openings = self.openings.values();
-        openings.any(|opening| Some(opening.manifest.name()) == name)
     }
 }

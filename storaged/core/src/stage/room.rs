@@ -7,8 +7,8 @@ use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
 
 use crate::api::{ConnId, Now};
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
 use crate::table::{Checkpoint, SlotUse, WaiterWish};
 
 /// How a checkpoint gives way.
@@ -20,7 +20,7 @@ enum Yield {
     Checkpoint,
 }
 
-impl Node {
+impl Context {
     /// Makes room for a rank's next slot, if anything may go for a trainer that has waited so long; false if nothing may.
     pub(crate) fn make_room(&mut self, namespace: &Namespace, rank: Rank, waited_ms: u64) -> bool {
         let Some((key, how)) = self.first_to_yield(namespace, rank, waited_ms) else {

@@ -6,9 +6,9 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
 use crate::api::{ConnId, DurablePolicy, Output, RequestId};
 use crate::budget::{NoRoom, Reservation};
-use crate::event::Event;
+use crate::context::Context;
+use crate::event::{Event, NoSlot};
 use crate::limits;
-use crate::node::Node;
 use crate::table::{Slot, SlotUse, WaiterWish};
 
 /// Slots grow in whole huge pages, so that a shard that grows a little still fits.
@@ -25,7 +25,7 @@ enum Grant {
     NoRoom(NoRoom),
 }
 
-impl Node {
+impl Context {
     pub(crate) fn acquire(
         &mut self,
         id: RequestId,
@@ -163,14 +163,17 @@ impl Node {
                 self.reply_with_slot(id, slot);
             }
             SlotUse::Creating(_) => self.free_slot_again(slot),
-            SlotUse::Restoring => self.opening_has_slot(slot),
+            SlotUse::Opening => self.emit(Event::OpeningSlot(slot, Ok(()))),
+            SlotUse::Repairing => self.emit(Event::RepairSlot(slot, Ok(()))),
             _ => {}
         }
     }
 
     pub(crate) fn slot_failed(&mut self, slot: SlotId, reason: &str) {
-        let waits =
-            |entry: &Slot| matches!(entry.used_for, SlotUse::Creating(_) | SlotUse::Restoring);
+        let waits = |entry: &Slot| {
+            let of_trainer = matches!(entry.used_for, SlotUse::Creating(_));
+            of_trainer || matches!(entry.used_for, SlotUse::Opening | SlotUse::Repairing)
+        };
         // What was there before does not go because somebody says late that it never came.
         if !self.slots.get(&slot).is_some_and(waits) {
             return;
@@ -190,7 +193,8 @@ impl Node {
                 let refusal = Refusal::new(RefusalCode::BudgetFull, text);
                 self.reply(id, Reply::Refused(refusal));
             }
-            SlotUse::Restoring => self.opening_without_slot(slot, reason),
+            SlotUse::Opening => self.emit(Event::OpeningSlot(slot, Err(NoSlot(reason.into())))),
+            SlotUse::Repairing => self.emit(Event::RepairSlot(slot, Err(NoSlot(reason.into())))),
             _ => {}
         }
     }
@@ -347,7 +351,7 @@ impl Node {
             }
             SlotUse::Held(_) => "being filled".into(),
             SlotUse::Creating(_) => "being made".into(),
-            SlotUse::Restoring => "being restored".into(),
+            SlotUse::Opening | SlotUse::Repairing => "being restored".into(),
             SlotUse::Guest => "read by a restart".into(),
             SlotUse::Free => "free but too small".into(),
         }

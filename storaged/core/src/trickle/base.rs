@@ -7,11 +7,11 @@ use storaged_wire::{CheckpointState, Namespace, Rank, SlotId};
 
 use crate::api::{DurableForm, Output, UploadBase};
 use crate::budget::Reservation;
+use crate::context::Context;
 use crate::event::Event;
-use crate::node::Node;
 use crate::table::{Checkpoint, SlotUse, WaiterWish};
 
-impl Node {
+impl Context {
     /// Of the checkpoints older than `newest`, the one to keep for the next increment.
     pub(crate) fn base_to_keep(&self, newest: &CheckpointKey) -> Option<CheckpointKey> {
         if self.setup.durable_form == DurableForm::Full {

@@ -5,9 +5,9 @@ use storaged_wire::{Namespace, Refusal, RefusalCode, RunId};
 
 use super::durable_unavailable;
 use crate::api::{Curation, CurationFault, DurablePolicy, Output, Removed, RequestId};
-use crate::node::Node;
+use crate::context::Context;
 
-impl Node {
+impl Context {
     /// Removes checkpoints. Those of a job's newest run are what its next restart hangs on: while it trains they go only
     /// if that is said too.
     pub(crate) fn remove_durable(

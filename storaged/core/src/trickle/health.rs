@@ -2,202 +2,35 @@
 
 use std::collections::BTreeMap;
 
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
+use storaged_wire::Digest;
+use storaged_wire::peer::CheckpointKey;
 
-use crate::api::{DurableFault, DurableListing, DurablePolicy, Note, SetAside, SetAsideCause};
-use crate::limits;
-use crate::node::Node;
+use crate::api::DurableFault;
 
 /// The durable tier as this node knows it.
 #[derive(Debug, Default)]
 pub(crate) struct TierHealth {
     /// Why it did not do what was asked last; none while it does.
-    fault: Option<DurableFault>,
+    pub(super) fault: Option<DurableFault>,
     /// Damaged checkpoints, and what was found.
-    quarantined: BTreeMap<Digest, Damaged>,
+    pub(super) quarantined: BTreeMap<Digest, Damaged>,
     /// The same by name, with what the newest listing of their namespace has said, for whoever looks.
-    damaged: BTreeMap<CheckpointKey, String>,
+    pub(super) damaged: BTreeMap<CheckpointKey, String>,
 }
 
 /// A checkpoint in the tier that proved damaged.
 #[derive(Debug, Clone)]
-struct Damaged {
-    key: CheckpointKey,
-    reason: String,
-    found: FoundBy,
+pub(super) struct Damaged {
+    pub(super) key: CheckpointKey,
+    pub(super) reason: String,
+    pub(super) found: FoundBy,
 }
 
 /// Who found it damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FoundBy {
+pub(super) enum FoundBy {
     Here,
     Peer,
-}
-
-impl Node {
-    /// The tier answered, or did not. Said once, when that changes.
-    pub(crate) fn tier_answered(&mut self, fault: Option<&DurableFault>) {
-        if fault.is_some_and(|fault| !fault.is_of_tier()) {
-            return;
-        }
-        let state = |fault: Option<&DurableFault>| fault.map(DurableFault::name);
-        if state(fault) != state(self.tier.fault.as_ref()) {
-            self.note(Note::DurableState {
-                fault: fault.cloned(),
-            });
-        }
-        self.tier.fault = fault.cloned();
-    }
-
-    /// What it said when it last failed, if it has not answered since.
-    pub fn tier_fault(&self) -> Option<&DurableFault> {
-        self.tier.fault.as_ref()
-    }
-
-    /// A restore here found a checkpoint in the tier damaged: every node is told, so that the next plan anywhere leaves
-    /// it out, also where the tier took no marker.
-    pub(crate) fn quarantine(&mut self, manifest: &ManifestBytes, reason: &str) {
-        let record = manifest.manifest();
-        let key = CheckpointKey::of(record);
-        let (name, reason) = (manifest.name(), reason.to_owned());
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            let (key, reason) = (key.clone(), reason.clone());
-            let manifest = name;
-            let message = PeerMessage::Quarantined {
-                manifest,
-                key,
-                reason,
-            };
-            self.send(&peer, message);
-        }
-        let found = FoundBy::Here;
-        self.note_quarantine(name, Damaged { key, reason, found });
-    }
-
-    /// A peer found a checkpoint in the tier damaged.
-    pub(crate) fn learn_quarantine(
-        &mut self,
-        from: &NodeName,
-        name: Digest,
-        key: CheckpointKey,
-        reason: String,
-    ) {
-        let reason = format!("{from} found: {reason}");
-        let found = FoundBy::Peer;
-        self.note_quarantine(name, Damaged { key, reason, found });
-    }
-
-    /// A peer that has just started knows nothing of what was found damaged here, and the tier may have taken no marker:
-    /// it is told before it can be asked for a plan.
-    pub(crate) fn tell_quarantined(&mut self, to: &NodeName) {
-        let known = self.tier.quarantined.iter();
-        let mine: Vec<_> = known
-            .filter(|(_, damaged)| damaged.found == FoundBy::Here)
-            .map(|(name, damaged)| (*name, damaged.clone()))
-            .collect();
-        for (manifest, Damaged { key, reason, .. }) in mine {
-            let message = PeerMessage::Quarantined {
-                manifest,
-                key,
-                reason,
-            };
-            self.send(to, message);
-        }
-    }
-
-    fn note_quarantine(&mut self, name: Digest, damaged: Damaged) {
-        let (key, reason) = (damaged.key.clone(), damaged.reason.clone());
-        let known = &mut self.tier.quarantined;
-        if known.contains_key(&name) {
-            return;
-        }
-        if known.len() >= limits::QUARANTINED_MAX {
-            known.pop_first();
-        }
-        known.insert(name, damaged);
-        self.show_damaged(key.clone(), reason.clone());
-        self.note(Note::Quarantined { key, reason });
-    }
-
-    fn show_damaged(&mut self, key: CheckpointKey, reason: String) {
-        let damaged = &mut self.tier.damaged;
-        if damaged.len() >= limits::QUARANTINED_MAX {
-            damaged.pop_first();
-        }
-        damaged.insert(key, reason);
-    }
-
-    /// A listing has been read: what it says of a namespace is what there is.
-    pub(crate) fn damaged_listed(&mut self, namespace: &Namespace, listing: &DurableListing) {
-        let damaged = &mut self.tier.damaged;
-        damaged.retain(|key, _| key.namespace != *namespace);
-        let set_aside = listing.set_aside.iter();
-        let quarantined = set_aside.filter(|one| one.cause == SetAsideCause::Quarantined);
-        for one in quarantined {
-            let key = CheckpointKey {
-                namespace: namespace.clone(),
-                run: one.run,
-                step: one.step,
-            };
-            self.show_damaged(key, one.reason.clone());
-        }
-    }
-
-    /// Damaged checkpoints of the tier in the status, as far as this node knows.
-    pub(crate) fn damaged_json(&self) -> String {
-        let damaged = self.tier.damaged.iter().map(|(key, reason)| {
-            format!(
-                r#"{{"namespace":"{}","run":"{}","step":{},"reason":"{}"}}"#,
-                key.namespace,
-                key.run,
-                key.step,
-                plain(reason)
-            )
-        });
-        damaged.collect::<Vec<_>>().join(",")
-    }
-
-    /// A listing without what this node knows to be damaged.
-    pub(crate) fn without_quarantined(&self, mut listing: DurableListing) -> DurableListing {
-        let DurableListing {
-            manifests,
-            set_aside,
-            ..
-        } = &mut listing;
-        manifests.retain(|manifest| match self.set_aside(manifest) {
-            Some(one) => {
-                set_aside.push(one);
-                false
-            }
-            None => true,
-        });
-        listing
-    }
-
-    /// Why a plan leaves a checkpoint in the tier out, unless its step was asked for.
-    fn set_aside(&self, manifest: &ManifestBytes) -> Option<SetAside> {
-        let record = manifest.manifest();
-        let damaged = self.tier.quarantined.get(&manifest.name())?;
-        Some(SetAside {
-            run: record.run,
-            step: record.step,
-            cause: SetAsideCause::Quarantined,
-            reason: damaged.reason.clone(),
-        })
-    }
-
-    /// The tier in the status: null where there is none.
-    pub(crate) fn tier_json(&self) -> String {
-        match (self.setup.durable, self.tier_fault()) {
-            (DurablePolicy::Absent, _) => "null".into(),
-            (_, None) => r#"{"state":"ready"}"#.into(),
-            (_, Some(fault)) => {
-                let text = plain(&fault.to_string());
-                format!(r#"{{"state":"{}","fault":"{text}"}}"#, fault.name())
-            }
-        }
-    }
 }
 
 /// Text that needs no escaping in JSON.

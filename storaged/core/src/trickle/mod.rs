@@ -5,6 +5,7 @@ mod base;
 mod curate;
 mod health;
 mod owed;
+mod quarantine;
 mod tier;
 
 use std::collections::BTreeSet;
@@ -14,15 +15,15 @@ use storaged_wire::local::DurableWish;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank};
 
-use crate::api::{DurableFault, Output};
+use crate::api::{DurableFault, DurablePolicy, Output};
+use crate::context::Context;
 use crate::limits;
 use crate::table::{Checkpoint, Upload};
-use crate::{api::DurablePolicy, node::Node};
 
 pub(crate) use health::{TierHealth, plain};
 pub(crate) use tier::durable_unavailable;
 
-impl Node {
+impl Context {
     /// Whether the policy and the trainer want this checkpoint in the durable tier.
     pub(crate) fn wants_durable(&self, checkpoint: &Checkpoint) -> bool {
         match (self.setup.durable, checkpoint.durable_wish) {

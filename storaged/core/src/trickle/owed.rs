@@ -9,13 +9,13 @@ use storaged_wire::peer::{CheckpointKey, PeerMessage, UnowedCause};
 use storaged_wire::{CheckpointState, Digest, NodeName, Rank};
 
 use crate::api::{DurablePolicy, Note, Output};
-use crate::node::Node;
+use crate::context::Context;
 use crate::table::{Checkpoint, Upload};
 
 /// Longest text of the tier's error that is told to peers.
 const REASON_BYTES_MAX: usize = 1_024;
 
-impl Node {
+impl Context {
     /// Tells the home nodes what this node has done for a checkpoint that is owed, and asks whether it still is.
     pub(crate) fn report_owed(&mut self, key: &CheckpointKey) {
         let Some(checkpoint) = self.checkpoints.get(key).filter(|c| self.is_due(c)) else {

@@ -5,23 +5,28 @@ use std::collections::BTreeSet;
 
 use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{MemberTally, PeerMessage};
-use storaged_wire::{NodeName, SessionId};
+use storaged_wire::{NodeName, SessionId, SlotId};
 
 use super::Links;
 use super::findings::{Certainty, Findings, LinkSeen, findings};
 use super::measured::{NodeRate, SLOW_BELOW_PPM, Weight};
 use super::pace::{Bounds, Headway};
-use crate::api::{Note, SessionTally};
-use crate::encode::lead::{Led, SessionGoal};
+use crate::api::{Note, Now, SessionTally};
+use crate::context::Context;
+use crate::encode::Sessions;
+use crate::encode::session::{Led, SessionGoal};
 use crate::encode::shapes::{chosen, expected_seconds};
 use crate::event::Event;
 use crate::limits;
-use crate::node::Node;
 
 /// Another plan must be expected to take no more than this share of the time that the running one takes.
 const GAIN_SHARE: f64 = 0.75;
 /// Fewer chunks than this over the busiest link say nothing of its rate.
 const TELLING_CHUNKS: u64 = 2;
+
+/// Whether an opening would go on without any of these nodes.
+pub(crate) type GoesAround<'a> =
+    &'a dyn Fn(&Sessions, &Context, SlotId, &BTreeSet<NodeName>) -> bool;
 
 impl SessionTally {
     /// As a member says it.
@@ -34,15 +39,15 @@ impl SessionTally {
     }
 }
 
-impl Node {
+impl Sessions {
     /// What is known of the links now.
-    pub(crate) fn links(&self) -> Links<'_> {
-        Links::new(&self.setup.link_rates, &self.measured, self.now)
+    pub(crate) fn links<'a>(&'a self, cx: &'a Context) -> Links<'a> {
+        Links::new(&cx.setup.link_rates, &self.measured, cx.now)
     }
 
     /// The rates of the other nodes' links, as measured in sessions that this node led.
-    pub fn measured_rates(&self) -> Vec<NodeRate> {
-        self.measured.nodes(self.now)
+    pub fn measured_rates(&self, now: Now) -> Vec<NodeRate> {
+        self.measured.nodes(now)
     }
 
     /// A session goes on here: its leader is told how.
@@ -51,8 +56,9 @@ impl Node {
         leader: &NodeName,
         session: SessionId,
         tally: &SessionTally,
+        cx: &mut Context,
     ) {
-        let until = self
+        let until = cx
             .now
             .plus(limits::SESSION_STALL_MAX_MS + limits::PROPOSE_MAX_MS);
         let joined = self.joined.get_mut(&(leader.clone(), session));
@@ -60,7 +66,7 @@ impl Node {
             // The executor ends what stands still, and says nothing of it any more.
             joined.deadline = until;
             let tally = tally.clone().said();
-            self.send(leader, PeerMessage::Progress { session, tally });
+            cx.send(leader, PeerMessage::Progress { session, tally });
         }
     }
 
@@ -70,15 +76,16 @@ impl Node {
         from: &NodeName,
         session: SessionId,
         tally: MemberTally,
+        cx: &mut Context,
     ) {
-        let now = self.now;
+        let now = cx.now;
         let Some(led) = self.led.get(&session).filter(|led| led.begun.is_some()) else {
             return;
         };
         if !led.members.contains(from) {
             return;
         }
-        let bounds = self.bounds(led);
+        let bounds = cx.bounds(led);
         let Some(led) = self.led.get_mut(&session) else {
             return;
         };
@@ -90,34 +97,29 @@ impl Node {
         if let Err(error) = report {
             let reason = format!("said of a session what cannot be: {error}");
             let node = from.clone();
-            self.note(Note::PeerFault { node, reason });
-        }
-    }
-
-    fn bounds(&self, led: &Led) -> Bounds {
-        let manifest = self.manifest_named(led.record.manifest);
-        let chunk = manifest.map_or(0, |m| m.manifest().chunk.bytes() as u64);
-        let blocks = led.stripe_count.saturating_mul(led.members.len() as u64);
-        Bounds {
-            stripes: led.stripe_count,
-            // No link carries more blocks of a stripe than it has members, each with a header of 16 bytes.
-            bytes: blocks.saturating_mul(chunk + 16),
+            cx.note(Note::PeerFault { node, reason });
         }
     }
 
     /// A session ended well: what its members measured counts, if there was enough of it.
-    pub(in crate::encode) fn learn_rates(&mut self, led: &Led) {
+    pub(in crate::encode) fn learn_rates(&mut self, led: &Led, cx: &mut Context) {
         let links = led.pace.whole(&led.members);
-        let now = self.now;
-        if let Some(findings) = self.telling(led, &links, led.pace.lasted_ms(now)) {
+        let now = cx.now;
+        if let Some(findings) = self.telling(led, &links, led.pace.lasted_ms(now), cx) {
             self.measured
                 .learn(now, &led.members, &findings, Weight::Half);
         }
     }
 
     /// What these links say, if enough went over them in this time.
-    fn telling(&self, led: &Led, links: &[LinkSeen], within_ms: u64) -> Option<Findings> {
-        let chunk = self.manifest_named(led.record.manifest)?;
+    fn telling(
+        &self,
+        led: &Led,
+        links: &[LinkSeen],
+        within_ms: u64,
+        cx: &Context,
+    ) -> Option<Findings> {
+        let chunk = cx.manifest_named(led.record.manifest)?;
         let chunk = chunk.manifest().chunk.bytes() as u64;
         let most = links.iter().map(|link| link.bytes_per_s).max()?;
         let bytes = most.saturating_mul(within_ms) / 1000;
@@ -125,22 +127,22 @@ impl Node {
             return None;
         }
         let members = led.members.iter().enumerate();
-        let slow = members.filter(|(_, node)| self.measured.is_slow(self.now, node));
+        let slow = members.filter(|(_, node)| self.measured.is_slow(cx.now, node));
         findings(links, &slow.map(|(member, _)| member).collect())
     }
 
     /// Looks at every session led here, and ends those that a slow member holds up if a plan around it is expected
     /// to end sooner.
-    pub(crate) fn judge_sessions(&mut self) {
+    pub(crate) fn judge_sessions(&mut self, goes_around: GoesAround<'_>, cx: &mut Context) {
         let running = self.led.iter().filter(|(_, led)| led.begun.is_some());
         let running: Vec<SessionId> = running.map(|(session, _)| *session).collect();
         for session in running {
-            self.judge_session(session);
+            self.judge_session(session, goes_around, cx);
         }
     }
 
-    fn judge_session(&mut self, session: SessionId) {
-        let now = self.now;
+    fn judge_session(&mut self, session: SessionId, goes_around: GoesAround<'_>, cx: &mut Context) {
+        let now = cx.now;
         let Some(led) = self.led.get_mut(&session) else {
             return;
         };
@@ -148,7 +150,7 @@ impl Node {
             return;
         };
         let led = self.led[&session].clone();
-        let findings = self.telling(&led, &links, limits::PACE_STRETCH_MS);
+        let findings = self.telling(&led, &links, limits::PACE_STRETCH_MS, cx);
         let slow = findings.as_ref().map_or_else(BTreeSet::new, slow_members);
         let slow = slow.into_iter().map(|member| led.members[member].clone());
         let slow: BTreeSet<NodeName> = slow.collect();
@@ -162,13 +164,19 @@ impl Node {
         };
         self.measured
             .learn(now, &led.members, &findings, Weight::Whole);
-        if let Some(reason) = self.way_around(&led, &out) {
-            self.replan(session, &out, reason);
+        if let Some(reason) = self.way_around(&led, &out, goes_around, cx) {
+            self.replan(session, &out, reason, cx);
         }
     }
 
     /// Why this session should be ended, if another plan without these members on its way saves enough time.
-    fn way_around(&self, led: &Led, slow: &BTreeSet<NodeName>) -> Option<String> {
+    fn way_around(
+        &self,
+        led: &Led,
+        slow: &BTreeSet<NodeName>,
+        goes_around: GoesAround<'_>,
+        cx: &Context,
+    ) -> Option<String> {
         let place = (led.record.manifest, led.lane);
         let replans = self.lanes.get(&place).map_or(0, |lane| lane.replans);
         let stripes = led
@@ -176,7 +184,7 @@ impl Node {
             .stripes()
             .map_or(led.stripe_count, |map| map.count());
         let left_ms = led.pace.left_ms(stripes, led.keepers.iter())?;
-        let manifest = self.manifest_named(led.record.manifest)?;
+        let manifest = cx.manifest_named(led.record.manifest)?;
         // Whoever gets a block back gets it over its own link.
         let survivors = led.members.iter().take(led.sources);
         let mut survivors = survivors.filter(|node| !led.keepers.contains(*node));
@@ -184,7 +192,7 @@ impl Node {
         let (share, what) = match &led.purpose {
             _ if replans >= limits::REPLANS_MAX || !is_in_the_way => return None,
             SessionGoal::Encode => {
-                let links = self.links();
+                let links = self.links(cx);
                 let (lane, needs) = (led.lane, &led.needs);
                 let other = chosen(&manifest, lane, needs, &links)?;
                 let running = led.pace.shape.as_ref();
@@ -193,13 +201,12 @@ impl Node {
             }
             SessionGoal::Heal(_) => {
                 let blocks = LaneBlocks::of(&manifest, led.lane)?;
-                let held = self.held_blocks(place, &blocks);
-                blocks.enough(&self.trusted(place, &blocks, &held))?;
+                let held = self.held_blocks(place, &blocks, cx);
+                blocks.enough(&self.trusted(place, &blocks, &held, cx))?;
                 (slow_share(), "there are enough other survivors".into())
             }
             SessionGoal::Open(slot) => {
-                let goes = self.opening_goes_around(*slot, slow);
-                goes.then_some(())?;
+                goes_around(self, cx, *slot, slow).then_some(())?;
                 (slow_share(), "there are enough other survivors".into())
             }
         };
@@ -213,28 +220,35 @@ impl Node {
         &self,
         place: (storaged_wire::Digest, storaged_wire::peer::Lane),
         blocks: &LaneBlocks,
+        cx: &Context,
     ) -> Vec<usize> {
         let held = |block: &usize| {
             let progress = self.lanes.get(&place)?;
             let node = blocks.node(*block)?;
             let holds = progress.held.get(node)?.contains(block);
-            Some(holds && self.is_up(node))
+            Some(holds && cx.is_up(node))
         };
         let all = 0..blocks.blocks();
         all.filter(|block| held(block) == Some(true)).collect()
     }
 
     /// Ends a session so that the next one of its lane goes around these members.
-    fn replan(&mut self, session: SessionId, slow: &BTreeSet<NodeName>, reason: String) {
+    fn replan(
+        &mut self,
+        session: SessionId,
+        slow: &BTreeSet<NodeName>,
+        reason: String,
+        cx: &mut Context,
+    ) {
         let Some(led) = self.led.remove(&session) else {
             return;
         };
         let kept = false;
         for member in &led.members {
-            self.send(member, PeerMessage::Close { session, kept });
+            cx.send(member, PeerMessage::Close { session, kept });
         }
         let place = (led.record.manifest, led.lane);
-        let retry_at = self.now.plus(limits::SESSION_RETRY_MS);
+        let retry_at = cx.now.plus(limits::SESSION_RETRY_MS);
         if let Some(progress) = self.lanes.get_mut(&place)
             && progress.session == Some(session)
         {
@@ -243,7 +257,7 @@ impl Node {
             progress.replans += 1;
         }
         for node in slow {
-            self.note(Note::Replanned {
+            cx.note(Note::Replanned {
                 key: led.key.clone(),
                 lane: led.lane,
                 node: node.clone(),
@@ -251,7 +265,20 @@ impl Node {
             });
         }
         if let SessionGoal::Open(slot) = led.purpose {
-            self.emit(Event::OpeningIdle(slot));
+            cx.emit(Event::OpeningIdle(slot));
+        }
+    }
+}
+
+impl Context {
+    fn bounds(&self, led: &Led) -> Bounds {
+        let manifest = self.manifest_named(led.record.manifest);
+        let chunk = manifest.map_or(0, |m| m.manifest().chunk.bytes() as u64);
+        let blocks = led.stripe_count.saturating_mul(led.members.len() as u64);
+        Bounds {
+            stripes: led.stripe_count,
+            // No link carries more blocks of a stripe than it has members, each with a header of 16 bytes.
+            bytes: blocks.saturating_mul(chunk + 16),
         }
     }
 }

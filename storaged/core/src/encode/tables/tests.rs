@@ -9,6 +9,7 @@ use storaged_wire::{Generation, ManifestBytes};
 
 use super::*;
 use crate::api::{Input, Output};
+use crate::node::Node;
 use crate::testkit::{self, chunk, hear, last_of, name, sent};
 
 /// More than fits three pages.
@@ -294,7 +295,12 @@ fn parity_that_counts_though_its_close_was_lost_has_its_tables() {
         bears: 2,
     };
     hear(&mut node, 7, "a", protected);
-    let holding: Vec<_> = node.checkpoints.values().map(|c| c.parity.len()).collect();
+    let holding: Vec<_> = node
+        .context()
+        .checkpoints
+        .values()
+        .map(|c| c.parity.len())
+        .collect();
     assert_eq!(holding, [1], "the parity counts");
     // The node of the shard has lost it, and asks who keeps parity for its digests.
     let said = sent(hear(

@@ -9,8 +9,8 @@ use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode};
 
 use super::evict::Freed;
 use crate::api::{ConnId, Now, QueryId, RequestId};
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
 
 /// A job being dropped everywhere.
 #[derive(Debug)]
@@ -22,31 +22,48 @@ pub(crate) struct DropWork {
     answers: BTreeMap<NodeName, DropAnswer>,
 }
 
-impl Node {
+/// Jobs being dropped because somebody here said so.
+#[derive(Debug, Default)]
+pub(crate) struct Drops {
+    drops: BTreeMap<QueryId, DropWork>,
+}
+
+impl Drops {
+    /// When one of them must be looked at again.
+    pub fn deadlines(&self) -> impl Iterator<Item = Now> {
+        self.drops.values().map(|work| work.deadline)
+    }
+
+    /// Requests that have not been answered.
+    pub fn unanswered(&self) -> usize {
+        self.drops.len()
+    }
+
     pub(crate) fn drop_job(
         &mut self,
         id: RequestId,
         force: bool,
         timeout_ms: u32,
+        cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let attached = self.attached(id)?.clone();
-        let nodes = self.nodes_attached(&attached.namespace);
+        let attached = cx.attached(id)?.clone();
+        let nodes = cx.nodes_attached(&attached.namespace);
         if !force && !nodes.is_empty() {
             return Err(in_use(&attached.namespace, &nodes));
         }
-        let query = QueryId(self.fresh());
+        let query = QueryId(cx.fresh());
         let order = DropOrder {
             query: query.0,
             namespace: attached.namespace.clone(),
             owner: attached.owner,
             force,
         };
-        let mut asked: BTreeSet<NodeName> = self.peers.keys().cloned().collect();
-        asked.insert(self.me().clone());
+        let mut asked: BTreeSet<NodeName> = cx.peers.keys().cloned().collect();
+        asked.insert(cx.me().clone());
         let work = DropWork {
             id,
             namespace: attached.namespace,
-            deadline: self
+            deadline: cx
                 .now
                 .plus(u64::from(timeout_ms).min(limits::REQUEST_MAX_MS)),
             asked: asked.clone(),
@@ -54,11 +71,53 @@ impl Node {
         };
         self.drops.insert(query, work);
         for node in asked {
-            self.send(&node, PeerMessage::Drop(order.clone()));
+            cx.send(&node, PeerMessage::Drop(order.clone()));
         }
         Ok(())
     }
 
+    pub(crate) fn dropped_told(
+        &mut self,
+        from: &NodeName,
+        query: QueryId,
+        answer: DropAnswer,
+        cx: &mut Context,
+    ) {
+        let Some(work) = self.drops.get_mut(&query) else {
+            return;
+        };
+        work.answers.insert(from.clone(), answer);
+        self.advance_drops(cx);
+    }
+
+    /// Answers those whose nodes have all answered or gone down, or whose time is over.
+    pub(crate) fn advance_drops(&mut self, cx: &mut Context) {
+        let over = |work: &DropWork| {
+            let mut silent = work
+                .asked
+                .iter()
+                .filter(|node| !work.answers.contains_key(*node));
+            work.deadline <= cx.now || silent.all(|node| !cx.is_up(node))
+        };
+        let drops = self.drops.iter();
+        let over: Vec<QueryId> = drops
+            .filter(|(_, work)| over(work))
+            .map(|(query, _)| *query)
+            .collect();
+        for query in over {
+            if let Some(work) = self.drops.remove(&query) {
+                let report = cx.drop_report(&work);
+                cx.reply(work.id, Reply::Dropped(report));
+            }
+        }
+    }
+
+    pub(crate) fn forget_drops(&mut self, conn: ConnId) {
+        self.drops.retain(|_, work| work.id.conn != conn);
+    }
+}
+
+impl Context {
     /// A peer, or this node itself, wants a job dropped.
     pub(crate) fn drop_asked(&mut self, from: &NodeName, order: &DropOrder) {
         let answer = match self.drop_here(order) {
@@ -87,36 +146,6 @@ impl Node {
         Ok(freed)
     }
 
-    pub(crate) fn dropped_told(&mut self, from: &NodeName, query: QueryId, answer: DropAnswer) {
-        let Some(work) = self.drops.get_mut(&query) else {
-            return;
-        };
-        work.answers.insert(from.clone(), answer);
-        self.advance_drops();
-    }
-
-    /// Answers those whose nodes have all answered or gone down, or whose time is over.
-    pub(crate) fn advance_drops(&mut self) {
-        let over = |work: &DropWork| {
-            let mut silent = work
-                .asked
-                .iter()
-                .filter(|node| !work.answers.contains_key(*node));
-            work.deadline <= self.now || silent.all(|node| !self.is_up(node))
-        };
-        let drops = self.drops.iter();
-        let over: Vec<QueryId> = drops
-            .filter(|(_, work)| over(work))
-            .map(|(query, _)| *query)
-            .collect();
-        for query in over {
-            if let Some(work) = self.drops.remove(&query) {
-                let report = self.drop_report(&work);
-                self.reply(work.id, Reply::Dropped(report));
-            }
-        }
-    }
-
     fn drop_report(&self, work: &DropWork) -> DropReport {
         let members = self.setup.members.iter().map(|member| &member.name);
         let silent = members.filter(|node| !work.answers.contains_key(*node));
@@ -129,10 +158,6 @@ impl Node {
             nodes: nodes.collect(),
             silent: silent.cloned().collect(),
         }
-    }
-
-    pub(crate) fn forget_drops(&mut self, conn: ConnId) {
-        self.drops.retain(|_, work| work.id.conn != conn);
     }
 }
 

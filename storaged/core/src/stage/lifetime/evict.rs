@@ -9,7 +9,7 @@ use storaged_wire::{CheckpointState, Namespace, NodeName};
 
 use crate::api::Note;
 use crate::budget::{NoRoom, Reservation};
-use crate::node::Node;
+use crate::context::Context;
 use crate::restore::mark_at;
 use crate::table::{Slot, SlotUse};
 
@@ -32,7 +32,7 @@ pub(super) struct Freed {
     pub checkpoints: u32,
 }
 
-impl Node {
+impl Context {
     /// Reserves bytes for a job; what is needed less than a save gives way first.
     pub(crate) fn reserve(
         &mut self,

@@ -8,10 +8,10 @@ use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, SlotId};
 
 use crate::api::{ConnId, RequestId};
-use crate::node::Node;
+use crate::context::Context;
 use crate::table::SlotUse;
 
-impl Node {
+impl Context {
     /// A fence has risen: the trainers below it have nothing here any more.
     pub(crate) fn end_fenced_trainers(&mut self, namespace: &Namespace) {
         let fenced = self.fenced_conns(namespace);

@@ -15,11 +15,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Namespace, NodeName};
 
-pub(crate) use drop_job::DropWork;
+pub(crate) use drop_job::Drops;
 
 use crate::api::Now;
+use crate::context::Context;
 use crate::limits;
-use crate::node::Node;
+use crate::table::{Slot, SlotUse};
 
 /// What a node knows of the use of jobs.
 #[derive(Debug, Default)]
@@ -40,9 +41,9 @@ struct AttachedThere {
     namespaces: BTreeSet<Namespace>,
 }
 
-impl Node {
-    /// Once a second: who is in use, and who is forgotten.
-    pub(crate) fn look_after_lifetimes(&mut self) {
+impl Context {
+    /// Once a second: who is in use, and who is forgotten; not those for whom a request is under way.
+    pub(crate) fn look_after_lifetimes(&mut self, asked_for: &BTreeSet<Namespace>) {
         self.tell_attached();
         let now = self.now;
         let all: Vec<Namespace> = self.namespaces.keys().cloned().collect();
@@ -53,7 +54,7 @@ impl Node {
                 self.lifetimes.used.entry(namespace).or_insert(now);
             }
         }
-        self.forget_unused();
+        self.forget_unused(asked_for);
     }
 
     /// Somebody uses the job: what was evicted of it may come back.
@@ -121,8 +122,9 @@ impl Node {
 
     /// Whether the job has trainers anywhere, or a restart of it is under way here.
     pub(crate) fn is_in_use(&self, namespace: &Namespace) -> bool {
-        let mut openings = self.openings.values();
-        openings.any(|opening| opening.manifest.manifest().namespace == *namespace)
+        let opened = |slot: &Slot| matches!(slot.used_for, SlotUse::Opening | SlotUse::Guest);
+        let mut slots = self.slots.values();
+        slots.any(|slot| slot.namespace == *namespace && opened(slot))
             || !self.nodes_attached(namespace).is_empty()
     }
 
@@ -134,12 +136,14 @@ impl Node {
 
     /// Jobs that hold nothing here and that nobody uses go wholly: after the time that a job may be idle, because a job
     /// may have opened its run and not saved yet; sooner if they were evicted or dropped, or if there are too many.
-    fn forget_unused(&mut self) {
+    fn forget_unused(&mut self, asked_for: &BTreeSet<Namespace>) {
         let holding = self.namespaces_holding();
+        let holding =
+            |namespace: &Namespace| holding.contains(namespace) || asked_for.contains(namespace);
         let mut empty: Vec<(u64, Namespace)> = self
             .namespaces
             .keys()
-            .filter(|namespace| !holding.contains(*namespace) && !self.is_in_use(namespace))
+            .filter(|namespace| !holding(namespace) && !self.is_in_use(namespace))
             .map(|namespace| (self.idle_ms(namespace), namespace.clone()))
             .collect();
         empty.sort_by_key(|(idle_ms, _)| std::cmp::Reverse(*idle_ms));
@@ -157,13 +161,10 @@ impl Node {
         }
     }
 
-    /// Jobs of which something is here, or is on its way.
+    /// Jobs of which something is here.
     fn namespaces_holding(&self) -> BTreeSet<Namespace> {
         let checkpoints = self.checkpoints.keys().map(|key| &key.namespace);
         let slots = self.slots.values().map(|slot| &slot.namespace);
-        let plans = self.plans.values().map(|plan| &plan.namespace);
-        let opening = self.proposals.values().map(|opening| &opening.namespace);
-        let all = checkpoints.chain(slots).chain(plans).chain(opening);
-        all.cloned().collect()
+        checkpoints.chain(slots).cloned().collect()
     }
 }

@@ -10,9 +10,10 @@ use storaged_wire::shape::RepairShape;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, SessionId};
 
 use crate::api::Now;
+use crate::context::Context;
 use crate::encode::SessionGoal;
+use crate::encode::Sessions;
 use crate::limits;
-use crate::node::Node;
 
 /// The blocks of a lane as its members hold them.
 #[derive(Debug, Default)]
@@ -21,7 +22,10 @@ struct FoundBlocks {
     wanted: Vec<(u32, NodeName)>,
 }
 
-impl Node {
+/// The number of a question that is asked for repairs. No plan's has it: those begin at one.
+pub(crate) const REPAIR_QUERY: u64 = 0;
+
+impl Sessions {
     /// Puts back what up members of a protected lane do not hold.
     pub(crate) fn heal_lane(
         &mut self,
@@ -29,12 +33,20 @@ impl Node {
         manifest: &ManifestBytes,
         lane: Lane,
         blocks: &LaneBlocks,
+        cx: &mut Context,
     ) {
         if planted!("nothing_is_healed") {
             return;
         }
-        if let Some((kind, healed)) = self.next_heal(key, manifest, lane, blocks) {
-            self.lead(key.clone(), manifest, lane, kind, SessionGoal::Heal(healed));
+        if let Some((kind, healed)) = self.next_heal(key, manifest, lane, blocks, cx) {
+            self.lead(
+                key.clone(),
+                manifest,
+                lane,
+                kind,
+                SessionGoal::Heal(healed),
+                cx,
+            );
         }
     }
 
@@ -45,6 +57,7 @@ impl Node {
         manifest: &ManifestBytes,
         lane: Lane,
         blocks: &LaneBlocks,
+        cx: &mut Context,
     ) -> Option<(SessionKind, Vec<NodeName>)> {
         if self.encodes_newer(key, lane) {
             return None;
@@ -52,15 +65,15 @@ impl Node {
         let FoundBlocks {
             available,
             mut wanted,
-        } = self.find_blocks(key, manifest, lane, blocks)?;
+        } = self.find_blocks(key, manifest, lane, blocks, cx)?;
         if wanted.is_empty() {
             return None;
         }
         let progress = &self.lanes[&(manifest.name(), lane)];
-        let first = self.trusted((manifest.name(), lane), blocks, &available);
+        let first = self.trusted((manifest.name(), lane), blocks, &available, cx);
         let shape = repair_shape(progress.wary, &mut wanted);
         // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.
-        let survivors = self.survivors(blocks, [&first, &available], (wanted.len(), shape))?;
+        let survivors = self.survivors(blocks, [&first, &available], (wanted.len(), shape), cx)?;
         let healed = wanted.iter().map(|(_, node)| node.clone()).collect();
         let kind = SessionKind::Repair {
             lane,
@@ -79,6 +92,7 @@ impl Node {
         manifest: &ManifestBytes,
         blocks: &LaneBlocks,
         state: CheckpointState,
+        cx: &mut Context,
     ) {
         let Some(led) = self.led.get(&session) else {
             return;
@@ -87,11 +101,11 @@ impl Node {
         match led.purpose.clone() {
             // A node that was restarted hears first that there is the checkpoint, and then that it is protected.
             SessionGoal::Encode if state >= CheckpointState::Protected => {
-                self.interrupt_led(session);
-                self.heal_lane(&key, manifest, lane, blocks);
+                self.interrupt_led(session, cx);
+                self.heal_lane(&key, manifest, lane, blocks, cx);
             }
             SessionGoal::Heal(healed) => {
-                self.widen_heal((session, &healed), manifest, lane, blocks)
+                self.widen_heal((session, &healed), manifest, lane, blocks, cx)
             }
             SessionGoal::Encode | SessionGoal::Open(_) => {}
         }
@@ -106,6 +120,7 @@ impl Node {
         manifest: &ManifestBytes,
         lane: Lane,
         blocks: &LaneBlocks,
+        cx: &mut Context,
     ) {
         let Some(led) = self.led.get(&session) else {
             return;
@@ -118,12 +133,12 @@ impl Node {
             return;
         }
         let key = led.key.clone();
-        let Some((kind, all)) = self.next_heal(&key, manifest, lane, blocks) else {
+        let Some((kind, all)) = self.next_heal(&key, manifest, lane, blocks, cx) else {
             return;
         };
         if all.iter().any(|node| !healed.contains(node)) {
-            self.interrupt_led(session);
-            self.lead(key, manifest, lane, kind, SessionGoal::Heal(all));
+            self.interrupt_led(session, cx);
+            self.lead(key, manifest, lane, kind, SessionGoal::Heal(all), cx);
         }
     }
 
@@ -142,17 +157,18 @@ impl Node {
         manifest: &ManifestBytes,
         lane: Lane,
         blocks: &LaneBlocks,
+        cx: &mut Context,
     ) -> Option<FoundBlocks> {
         let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
             .filter_map(|block| Some((block, blocks.node(block)?.clone())))
             .collect();
-        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders);
-        self.learn_own_blocks((manifest.name(), lane), key, blocks);
+        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders, cx);
+        self.learn_own_blocks((manifest.name(), lane), key, blocks, cx);
         let progress = &self.lanes[&(manifest.name(), lane)];
         let mut found = FoundBlocks::default();
         for (block, node) in &holders {
             match progress.held.get(node) {
-                _ if !self.is_up(node) => {}
+                _ if !cx.is_up(node) => {}
                 None => return None,
                 Some(held) if held.contains(block) => found.available.push(*block),
                 Some(_) if *block >= blocks.data.len() && planted!("no_top_up") => {}
@@ -168,12 +184,13 @@ impl Node {
         place: (Digest, Lane),
         blocks: &LaneBlocks,
         available: &[usize],
+        cx: &Context,
     ) -> Vec<usize> {
         let suspects = self.lanes.get(&place).map(|progress| &progress.suspects);
         let is_trusted = |block: &usize| {
             let node = blocks.node(*block);
             node.is_some_and(|node| {
-                suspects.is_none_or(|nodes| !nodes.contains(node)) && !self.links().is_slow(node)
+                suspects.is_none_or(|nodes| !nodes.contains(node)) && !self.links(cx).is_slow(node)
             })
         };
         available.iter().copied().filter(is_trusted).collect()
@@ -184,10 +201,11 @@ impl Node {
         namespace: &Namespace,
         place: (Digest, Lane),
         holders: &[(usize, NodeName)],
+        cx: &mut Context,
     ) {
-        let now = self.now;
+        let now = cx.now;
         for (_, node) in holders {
-            if node == self.me() || !self.is_up(node) {
+            if node == cx.me() || !cx.is_up(node) {
                 continue;
             }
             let progress = self.lanes.entry(place).or_default();
@@ -200,10 +218,10 @@ impl Node {
             }
             progress.asked_at.insert(node.clone(), now);
             let namespace = namespace.clone();
-            self.send(
+            cx.send(
                 node,
                 PeerMessage::HoldingsQuery {
-                    query: 0,
+                    query: REPAIR_QUERY,
                     namespace,
                 },
             );
@@ -215,9 +233,10 @@ impl Node {
         place: (Digest, Lane),
         key: &CheckpointKey,
         blocks: &LaneBlocks,
+        cx: &mut Context,
     ) {
-        let me = self.me().clone();
-        let holding = self
+        let me = cx.me().clone();
+        let holding = cx
             .checkpoints
             .get(key)
             .and_then(crate::table::Checkpoint::holding);
@@ -226,16 +245,35 @@ impl Node {
         progress.held.insert(me, held.unwrap_or_default());
     }
 
-    /// A peer said what it holds of a namespace.
-    pub(crate) fn lanes_learn(
+    /// A peer said for repairs what it holds.
+    pub(crate) fn holdings_told(
+        &mut self,
+        from: &NodeName,
+        holdings: &[Holding],
+        cx: &mut Context,
+    ) {
+        let all = cx.checkpoints.keys().map(|key| key.namespace.clone());
+        let mut namespaces: Vec<Namespace> = all.collect();
+        namespaces.dedup();
+        // An answer without holdings is of whichever namespace was asked: it says that nothing is held.
+        if let Some(holding) = holdings.first() {
+            namespaces.retain(|namespace| *namespace == holding.key.namespace);
+        }
+        for namespace in namespaces {
+            self.lanes_learn(from, &namespace, holdings, cx);
+        }
+    }
+
+    fn lanes_learn(
         &mut self,
         from: &NodeName,
         namespace: &Namespace,
         holdings: &[Holding],
+        cx: &mut Context,
     ) {
         let places: Vec<(Digest, Lane)> = self.lanes.keys().copied().collect();
         for (name, lane) in places {
-            let Some(manifest) = self.manifest_named(name) else {
+            let Some(manifest) = cx.manifest_named(name) else {
                 continue;
             };
             if manifest.manifest().namespace != *namespace {
@@ -253,7 +291,7 @@ impl Node {
                 progress.held.insert(from.clone(), held.unwrap_or_default());
             }
         }
-        self.lead_lanes();
+        self.lead_lanes(cx);
     }
 
     pub(crate) fn lanes_forget(&mut self, node: &NodeName) {
@@ -266,24 +304,24 @@ impl Node {
     }
 
     /// A peer came up, perhaps with empty RAM: it gets the manifests that concern it, and what it holds is asked.
-    pub(crate) fn peer_may_have_lost(&mut self, node: &NodeName) {
-        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>)> = self
+    pub(crate) fn peer_may_have_lost(&mut self, node: &NodeName, cx: &mut Context) {
+        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>)> = cx
             .checkpoints
             .values()
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
             .collect();
         for (key, manifest) in committed {
-            if self.concerned(&manifest).contains(node) {
-                self.tell(&key, node);
+            if cx.concerned(&manifest).contains(node) {
+                cx.tell(&key, node);
             }
         }
-        self.announce_all();
+        cx.announce_all();
         // What failed because it was gone need not wait any more.
         for progress in self.lanes.values_mut() {
             progress.retry_at = Now::default();
             progress.failures = 0;
         }
-        self.lead_lanes();
+        self.lead_lanes(cx);
     }
 }
 

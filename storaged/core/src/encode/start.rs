@@ -5,27 +5,28 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, Fingerprint};
+use storaged_codec::Fingerprint;
 use storaged_plan::{Derived, DirtyMap, StripedPlan};
 use storaged_wire::peer::{PeerMessage, SessionFault, SumChecks};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{Manifest, NodeName, Rank, SessionId};
 
-use super::member::{Joined, Kept, MemberPhase};
 use super::prints;
+use super::session::{Beginning, Joined, Kept, MemberPhase};
+use super::stripe_maps::from_wire;
 use super::tables::Tables;
 use crate::api::{Keep, Output, Proof, SessionWork, SlotShard};
-use crate::node::Node;
+use crate::context::Context;
+use crate::encode::Sessions;
 
-/// What a leader says when a session begins.
-#[derive(Debug, Clone)]
-pub(crate) struct Beginning {
-    pub stripes: Option<StripeMap>,
-    pub shape: Option<EncodeShape>,
-}
-
-impl Node {
-    pub(crate) fn begin(&mut self, from: &NodeName, session: SessionId, beginning: Beginning) {
+impl Sessions {
+    pub(crate) fn begin(
+        &mut self,
+        from: &NodeName,
+        session: SessionId,
+        beginning: Beginning,
+        cx: &mut Context,
+    ) {
         let place = (from.clone(), session);
         let Some(joined) = self.joined.get(&place) else {
             return;
@@ -33,7 +34,7 @@ impl Node {
         if joined.phase != MemberPhase::Ready {
             return;
         }
-        let Some(manifest) = self
+        let Some(manifest) = cx
             .checkpoints
             .get(&joined.key)
             .and_then(|c| c.manifest.clone())
@@ -42,7 +43,7 @@ impl Node {
         };
         let said = (beginning.stripes, beginning.shape);
         let work = planned(from, joined, said)
-            .and_then(|planned| self.work((from, session), joined, manifest.manifest(), planned));
+            .and_then(|planned| cx.work((from, session), joined, manifest.manifest(), planned));
         match work {
             Ok(work) => {
                 if let Some(joined) = self.joined.get_mut(&place) {
@@ -51,15 +52,38 @@ impl Node {
                     joined.made = DirtyMap::clean(joined.stripe_count);
                     joined.made.mark_all(work.carried.iter().cloned());
                 }
-                self.out.push(Output::Run(work));
+                cx.out.push(Output::Run(work));
             }
             Err(fault) => {
-                self.leave(&place, false);
-                self.send(from, PeerMessage::Failed { session, fault });
+                self.leave(&place, false, cx);
+                cx.send(from, PeerMessage::Failed { session, fault });
             }
         }
     }
 
+    /// The stripes of a block to keep that are asked for and are not there yet.
+    pub(super) fn lacking(
+        &self,
+        kept: &Kept,
+        derived: &Derived,
+        made: &DirtyMap,
+    ) -> Option<DirtyMap> {
+        let mut lacking = DirtyMap::clean(made.chunks());
+        lacking.mark_all(stripe_ranges(&derived.stripes, made.chunks()));
+        match kept {
+            Kept::Nothing => return None,
+            Kept::Parity { .. } => lacking.remove(made),
+            Kept::Shard { slot, .. } => {
+                if let Some(filled) = self.filled(*slot) {
+                    lacking.remove(filled);
+                }
+            }
+        }
+        Some(lacking)
+    }
+}
+
+impl Context {
     fn work(
         &self,
         (leader, session): (&NodeName, SessionId),
@@ -149,27 +173,6 @@ impl Node {
         }
         Ok(proofs)
     }
-
-    /// The stripes of a block to keep that are asked for and are not there yet.
-    pub(super) fn lacking(
-        &self,
-        kept: &Kept,
-        derived: &Derived,
-        made: &DirtyMap,
-    ) -> Option<DirtyMap> {
-        let mut lacking = DirtyMap::clean(made.chunks());
-        lacking.mark_all(stripe_ranges(&derived.stripes, made.chunks()));
-        match kept {
-            Kept::Nothing => return None,
-            Kept::Parity { .. } => lacking.remove(made),
-            Kept::Shard { slot, .. } => {
-                if let Some(filled) = self.filled(*slot) {
-                    lacking.remove(filled);
-                }
-            }
-        }
-        Some(lacking)
-    }
 }
 
 /// The plan and the stripes of a session, as its leader began it.
@@ -188,45 +191,12 @@ fn planned(
     let stripes = match stripes {
         None => stripe_ranges(&joined.derived.stripes, count),
         Some(map) => {
-            let map = heard(&map, count);
+            let map = from_wire(&map, count);
             map.ok_or_else(|| wrong("began a session with a map of stripes that does not fit"))?
                 .runs()
         }
     };
     Ok((plan, stripes))
-}
-
-/// The chunks of a shard that differ from the basis, of the stripes that its lane has.
-pub(super) fn changed(
-    shard: &SlotShard,
-    basis: &SlotShard,
-    chunk: ChunkSize,
-    count: u64,
-) -> DirtyMap {
-    let of = |shard: &SlotShard, stripe: u64| {
-        let range = chunk.range(stripe, shard.length);
-        let leaf = shard.leaves.get(stripe as usize).copied();
-        (leaf, range.end - range.start)
-    };
-    let mut map = DirtyMap::clean(count);
-    (0..count)
-        .filter(|stripe| of(shard, *stripe) != of(basis, *stripe))
-        .for_each(|stripe| map.mark(stripe));
-    map
-}
-
-/// A map as it is said.
-pub(super) fn said(map: &DirtyMap) -> StripeMap {
-    StripeMap {
-        stripes: map.chunks(),
-        bits: map.to_bits().into(),
-    }
-}
-
-/// A map as it was said, if it speaks of the lane's stripes and has as many bits as it takes.
-pub(super) fn heard(map: &StripeMap, count: u64) -> Option<DirtyMap> {
-    (map.stripes == count).then_some(())?;
-    DirtyMap::of_bits(count, &map.bits)
 }
 
 /// Stripes as ranges within `0..count`; all of them if none are named.

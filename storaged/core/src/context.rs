@@ -1,0 +1,177 @@
+//! What all machines of a node share: its set-up, the time of this input, what it says, who is there, and the tables that
+//! everybody reads. A machine gets it with each call and keeps no reference to it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use storaged_plan::{Group, GroupError, groups};
+use storaged_wire::local::Reply;
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{
+    Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode, SlotId,
+};
+
+use crate::api::{ConnId, Note, Now, Output, RequestId, Setup};
+use crate::budget::Budget;
+use crate::event::Event;
+use crate::limits;
+use crate::parcels::Parcels;
+use crate::restore::Rates;
+use crate::stage::Lifetimes;
+use crate::table::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Waiter};
+use crate::trickle::TierHealth;
+
+/// The node's tables, and its way out.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub setup: Setup,
+    pub groups: Vec<Group>,
+    pub started: Option<Now>,
+    pub now: Now,
+    pub out: Vec<Output>,
+    pub peers: BTreeMap<NodeName, Peer>,
+    /// Since when peers are down that were up.
+    pub down_since: BTreeMap<NodeName, Now>,
+    /// What is heard once the input is handled.
+    loopback: VecDeque<Event>,
+    /// How checkpoints that have left RAM ended.
+    pub ends: Ends,
+    pub namespaces: BTreeMap<Namespace, NamespaceTable>,
+    pub checkpoints: BTreeMap<CheckpointKey, Checkpoint>,
+    pub by_name: BTreeMap<Digest, CheckpointKey>,
+    pub slots: BTreeMap<SlotId, Slot>,
+    pub budget: Budget,
+    pub conns: BTreeMap<ConnId, Attached>,
+    /// Connections of operators.
+    pub operators: BTreeSet<ConnId>,
+    pub waiters: Vec<Waiter>,
+    pub lifetimes: Lifetimes,
+    pub rates: Rates,
+    pub parcels: Parcels,
+    pub tier: TierHealth,
+    next: u64,
+}
+
+impl Context {
+    /// Of a node that knows nothing yet.
+    pub fn new(setup: Setup) -> Result<Self, GroupError> {
+        let groups = match setup.geometry {
+            Some(geometry) => groups(&setup.members, geometry)?,
+            None => Vec::new(),
+        };
+        let budget = Budget::new(setup.budget);
+        Ok(Self {
+            groups,
+            budget,
+            setup,
+            started: None,
+            now: Now(0),
+            out: Vec::new(),
+            peers: BTreeMap::new(),
+            down_since: BTreeMap::new(),
+            loopback: VecDeque::new(),
+            ends: Ends::default(),
+            namespaces: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
+            by_name: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            conns: BTreeMap::new(),
+            operators: BTreeSet::new(),
+            waiters: Vec::new(),
+            lifetimes: Lifetimes::default(),
+            rates: Rates::default(),
+            parcels: Parcels::default(),
+            tier: TierHealth::default(),
+            next: 0,
+        })
+    }
+
+    /// An input comes at this time.
+    pub fn begin(&mut self, now: Now) {
+        self.now = now;
+        self.started.get_or_insert(now);
+    }
+
+    /// What has not been heard yet, the oldest first.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.loopback.pop_front()
+    }
+
+    /// Whether every configured peer is up, or has had time to be.
+    pub(crate) fn settled(&self) -> bool {
+        let started = self.started.unwrap_or(self.now);
+        self.peers.len() + 1 >= self.setup.members.len()
+            || self.now.since(started) >= limits::JOIN_GRACE_MS
+    }
+
+    pub(crate) fn me(&self) -> &NodeName {
+        &self.setup.name
+    }
+
+    pub(crate) fn fresh(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(crate) fn reply(&mut self, id: RequestId, reply: Reply) {
+        self.out.push(Output::Reply {
+            id,
+            reply,
+            descriptor: None,
+        });
+    }
+
+    pub(crate) fn note(&mut self, note: Note) {
+        self.out.push(Output::Note(note));
+    }
+
+    /// Sends to a peer. What goes to this node itself is handled after the input that it came of: handled at once it
+    /// would change tables under the hands of whoever sends, and a message that answers itself would never end.
+    pub(crate) fn send(&mut self, to: &NodeName, message: PeerMessage) {
+        if to == self.me() {
+            self.emit(Event::Message(to.clone(), message));
+        } else if self.peers.contains_key(to) {
+            let (to, message) = (to.clone(), self.wrap(message));
+            self.out.push(Output::Send { to, message });
+        }
+    }
+
+    /// Tells the other machines of something, once this input is handled.
+    pub(crate) fn emit(&mut self, event: Event) {
+        self.loopback.push_back(event);
+    }
+
+    pub(crate) fn is_up(&self, node: &NodeName) -> bool {
+        node == self.me() || self.peers.contains_key(node)
+    }
+
+    pub(crate) fn manifest_named(&self, name: Digest) -> Option<Arc<ManifestBytes>> {
+        self.by_name
+            .get(&name)
+            .and_then(|key| self.checkpoints.get(key))
+            .and_then(|checkpoint| checkpoint.manifest.clone())
+    }
+
+    pub(crate) fn checkpoint_named(&mut self, name: Digest) -> Option<&mut Checkpoint> {
+        let key = self.by_name.get(&name)?;
+        self.checkpoints.get_mut(key)
+    }
+
+    pub(crate) fn attached(&self, id: RequestId) -> Result<&Attached, Refusal> {
+        self.conns.get(&id.conn).ok_or_else(|| {
+            Refusal::new(
+                RefusalCode::NotAttached,
+                "expected a hello first on this connection, got another request",
+            )
+        })
+    }
+
+    pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {
+        self.namespaces.get(namespace).map(|table| table.owner)
+    }
+
+    /// Bytes of the budget that nothing has reserved.
+    pub fn budget_free(&self) -> u64 {
+        self.budget.total() - self.budget.used()
+    }
+}

@@ -1,0 +1,186 @@
+//! What is known of a session: by the node that leads it, and by one that takes part in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use storaged_plan::{Derived, DirtyMap};
+use storaged_wire::peer::{CheckpointKey, Lane, MemberTally, SessionFault, SessionRecord};
+use storaged_wire::shape::{EncodeShape, StripeMap};
+use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
+
+use super::lacking::Lacking;
+use super::rates::Pace;
+use super::shapes::Needs;
+use super::tables::TableFetch;
+use crate::api::{Now, ParityId, Source};
+
+/// What a leader knows of its lanes.
+pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
+
+/// How far one lane is.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LaneProgress {
+    pub session: Option<SessionId>,
+    /// After a failure, not again before this time.
+    pub retry_at: Now,
+    /// Some member has no basis: encode in full.
+    pub in_full: bool,
+    pub first_try: Option<Now>,
+    /// What the members hold, as far as they have said since they came up.
+    pub held: BTreeMap<NodeName, BTreeSet<usize>>,
+    pub asked_at: BTreeMap<NodeName, Now>,
+    /// Nodes that were blamed for a repair that failed: others are asked first.
+    pub suspects: BTreeSet<NodeName>,
+    /// A block came out wrong: every block and every sum is checked by the one who gets it.
+    pub wary: bool,
+    /// Sessions that were ended because of a slow member.
+    pub replans: u32,
+    /// Failures in a row: what fails again and again is tried less often.
+    pub failures: u32,
+}
+
+/// Why a session is led.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SessionGoal {
+    Encode,
+    Heal(Vec<NodeName>),
+    Open(SlotId),
+}
+
+/// A session that this node leads.
+#[derive(Debug, Clone)]
+pub(crate) struct Led {
+    pub record: SessionRecord,
+    pub key: CheckpointKey,
+    pub lane: Lane,
+    pub members: Vec<NodeName>,
+    /// How many of them, from the first, read blocks.
+    pub sources: usize,
+    /// Those that keep what is computed.
+    pub keepers: BTreeSet<NodeName>,
+    /// Stripes of the lane.
+    pub stripe_count: u64,
+    pub ready: BTreeSet<NodeName>,
+    pub finished: BTreeSet<NodeName>,
+    /// Which stripes the members need.
+    pub needs: Needs,
+    /// Which of them the newcomers of a heal lack.
+    pub lacking: Lacking,
+    /// What members hear when it begins; none before.
+    pub begun: Option<Beginning>,
+    /// What members that failed said.
+    pub faults: BTreeMap<NodeName, SessionFault>,
+    pub deadline: Now,
+    /// The members' preparations may take until then, however busy they say they are.
+    pub prepare_by: Now,
+    pub purpose: SessionGoal,
+    /// What its members say of it while it runs.
+    pub pace: Pace,
+}
+
+impl SessionGoal {
+    pub(super) fn is_lane_work(&self) -> bool {
+        !matches!(self, Self::Open(_))
+    }
+}
+
+/// A shard that lies whole in a slot of this node.
+#[derive(Debug)]
+pub(crate) struct Restored {
+    pub rank: Rank,
+    pub slot: SlotId,
+    pub length: u64,
+    /// The digests of its chunks.
+    pub leaves: Arc<[Digest]>,
+}
+
+/// What this member keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Nothing,
+    Parity {
+        index: u32,
+        set: ParityId,
+        basis: Option<ParityId>,
+    },
+    Shard {
+        rank: Rank,
+        slot: SlotId,
+        length: u64,
+        /// The slot belongs to an opening of this node, which decides what becomes of it.
+        opening: bool,
+    },
+}
+
+/// A session that this node takes part in.
+#[derive(Debug, Clone)]
+pub(crate) struct Joined {
+    pub key: CheckpointKey,
+    pub derived: Derived,
+    pub member: usize,
+    pub source: Option<Source>,
+    pub kept: Kept,
+    pub phase: MemberPhase,
+    /// The tables of chunk digests and fingerprints that its part needs.
+    pub fetch: TableFetch,
+    pub deadline: Now,
+    /// Stripes of the lane.
+    pub stripe_count: u64,
+    /// Stripes that the executor has put in place.
+    pub kept_stripes: Vec<Range<u64>>,
+    /// Stripes of the parity set to keep that an earlier session has made.
+    pub made: DirtyMap,
+    /// What this member needs to move, if it makes a difference.
+    pub needs: Option<DirtyMap>,
+}
+
+/// How far a member is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MemberPhase {
+    /// Tables are fetched, and room may still be made.
+    Preparing { needs_slot: bool },
+    /// The leader has been told, and has not begun.
+    Ready,
+    /// The executor is at it.
+    Running,
+    /// The executor has done all of this member's part: how it went.
+    Finished(MemberTally),
+}
+
+impl Joined {
+    /// Whether this is a heal of that shard here.
+    pub fn heals(&self, of: Rank) -> bool {
+        matches!(self.kept, Kept::Shard { rank, opening: false, .. } if rank == of)
+    }
+
+    /// Whether the executor is at it.
+    pub fn is_running(&self) -> bool {
+        self.phase == MemberPhase::Running
+    }
+
+    /// Whether the executor has done all of it.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.phase, MemberPhase::Finished(_))
+    }
+
+    /// Whether its slot is still being made.
+    pub(super) fn needs_slot(&self) -> bool {
+        self.phase == MemberPhase::Preparing { needs_slot: true }
+    }
+
+    /// The parity set that it makes.
+    pub fn parity_set(&self) -> Option<ParityId> {
+        match &self.kept {
+            Kept::Parity { set, .. } => Some(*set),
+            Kept::Nothing | Kept::Shard { .. } => None,
+        }
+    }
+}
+
+/// What a leader says when a session begins.
+#[derive(Debug, Clone)]
+pub(crate) struct Beginning {
+    pub stripes: Option<StripeMap>,
+    pub shape: Option<EncodeShape>,
+}

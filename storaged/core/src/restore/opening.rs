@@ -1,0 +1,174 @@
+//! One opening of a shard: what is asked for, what has been tried, and which session may serve it next.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use storaged_plan::LaneBlocks;
+use storaged_wire::local::Rung;
+use storaged_wire::peer::SessionKind;
+use storaged_wire::shape::RepairShape;
+use storaged_wire::{ChunkSize, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode};
+
+use super::rung_fault::RungFault;
+use super::survey::Survey;
+use crate::api::{Now, RequestId};
+use crate::context::Context;
+use crate::encode::Sessions;
+
+/// What an `OpenShard` asks for.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenWish {
+    pub manifest: Digest,
+    pub rank: Rank,
+    pub ranges: Vec<Range<u64>>,
+    pub deadline: Now,
+    /// The rung that gave the reader wrong bytes.
+    pub without: Option<Rung>,
+    /// A heal was waited for and did not bring the shard back.
+    pub healed_in_vain: bool,
+}
+
+/// A shard on its way into this node's RAM, or there for a reader.
+#[derive(Debug, Clone)]
+pub(crate) struct Opening {
+    pub id: RequestId,
+    pub manifest: Arc<ManifestBytes>,
+    pub rank: Rank,
+    pub deadline: Now,
+    pub(super) ranges: Vec<Range<u64>>,
+    pub(super) survey: Survey,
+    pub(super) excluded: BTreeSet<NodeName>,
+    pub(super) faults: Vec<RungFault>,
+    pub(super) attempts: usize,
+    pub(super) rung: Rung,
+    /// A block came out wrong: from now on every block is checked by this node.
+    pub(super) wary: bool,
+    pub(super) open: bool,
+}
+
+impl Opening {
+    /// Whether the reader has the shard.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// The session of the next rung: a copy from whoever holds the shard, or decoding.
+    pub(super) fn session_for(
+        &self,
+        sessions: &Sessions,
+        cx: &Context,
+    ) -> Option<(storaged_wire::peer::Lane, SessionKind, Rung)> {
+        let manifest = self.manifest.manifest();
+        let (lane, block) = LaneBlocks::find(&self.manifest, self.rank)?;
+        let blocks = LaneBlocks::of(&self.manifest, lane)?;
+        // A session's members must know the manifest, this node too.
+        cx.manifest_named(self.manifest.name())?;
+        let usable: Vec<usize> = self
+            .survey
+            .available(self.manifest.name(), lane, &blocks)
+            .into_iter()
+            .filter(|block| {
+                blocks
+                    .node(*block)
+                    .is_some_and(|node| cx.is_up(node) && !self.excluded.contains(node))
+            })
+            .collect();
+        let shape = match self.wary {
+            true => RepairShape::Direct,
+            false => RepairShape::Chain,
+        };
+        let fast = |block: &usize| {
+            let node = blocks.node(*block);
+            node.is_some_and(|node| !sessions.links(cx).is_slow(node))
+        };
+        let first: Vec<usize> = usable.iter().copied().filter(fast).collect();
+        let others = sessions.survivors(&blocks, [&first, &[]], (1, shape), cx);
+        // A copy over a slow link takes longer than decoding from others, if they are enough.
+        let copies = usable.contains(&block) && (first.contains(&block) || others.is_none());
+        let (survivors, rung) = match copies {
+            true => (vec![block], Rung::PeerRam),
+            false => {
+                let any = || sessions.survivors(&blocks, [&first, &usable], (1, shape), cx);
+                (others.or_else(any)?, Rung::Decoded)
+            }
+        };
+        let kind = SessionKind::Repair {
+            lane,
+            survivors: survivors.into_iter().map(|block| block as u32).collect(),
+            wanted: vec![(block as u32, cx.me().clone())],
+            stripes: stripes_of(&self.ranges, manifest.chunk),
+            shape,
+        };
+        Some((lane, kind, rung))
+    }
+}
+
+/// The shard's length, if the rank and the ranges are in the checkpoint.
+pub(super) fn check_ranges(
+    manifest: &ManifestBytes,
+    rank: Rank,
+    ranges: &[Range<u64>],
+) -> Result<u64, Refusal> {
+    let record = manifest.manifest();
+    let Some(entry) = record.shard(rank) else {
+        return Err(Refusal::new(
+            RefusalCode::WorldSize,
+            format!(
+                "expected a rank below the checkpoint's world size {}, got {rank}",
+                record.world_size
+            ),
+        ));
+    };
+    let outside = ranges.iter().find(|range| range.end > entry.length);
+    match outside {
+        Some(range) => Err(Refusal::new(
+            RefusalCode::Malformed,
+            format!(
+                "expected ranges within the {} bytes of rank {rank}'s shard, got {} bytes at {}",
+                entry.length,
+                range.end - range.start,
+                range.start
+            ),
+        )),
+        None => Ok(entry.length),
+    }
+}
+
+/// Chunks that cover byte ranges, as (first, count), ascending and disjoint; empty for the whole shard.
+fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
+    let bytes = chunk.bytes() as u64;
+    let covering = ranges.iter().filter(|range| !range.is_empty());
+    let mut wanted: Vec<Range<u64>> = covering
+        .map(|r| r.start / bytes..r.end.div_ceil(bytes))
+        .collect();
+    wanted.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for range in wanted {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+        .into_iter()
+        .map(|range| (range.start, range.end - range.start))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_become_disjoint_chunks() {
+        let chunk = ChunkSize::new(4096).unwrap();
+        assert_eq!(
+            stripes_of(&[0..1, 4095..4097, 20000..20001], chunk),
+            [(0, 2), (4, 1)]
+        );
+        assert!(stripes_of(&[], chunk).is_empty());
+        let empty = 5..5;
+        assert!(stripes_of(std::slice::from_ref(&empty), chunk).is_empty());
+    }
+}
