@@ -15,6 +15,25 @@ use crate::limits;
 use crate::parcels::{Notice, Relays};
 
 impl Context {
+    /// Hears a message about parcels; any other comes back.
+    pub(crate) fn hear_parcel(
+        &mut self,
+        from: &NodeName,
+        message: PeerMessage,
+    ) -> Option<PeerMessage> {
+        match message {
+            PeerMessage::Parcel {
+                parcel,
+                length,
+                relay,
+            } => self.parcel_told(from, (parcel, length), relay),
+            PeerMessage::ParcelQuery(place) => self.parcel_asked(from, place),
+            PeerMessage::ParcelPage { place, bytes } => self.parcel_page(from, place, &bytes),
+            other => return Some(other),
+        }
+        None
+    }
+
     /// The message as it goes to peers: itself, or where it can be fetched.
     pub(crate) fn wrap(&mut self, message: PeerMessage) -> PeerMessage {
         let MessageLimits { inline, .. } = self.setup.messages;
@@ -63,7 +82,7 @@ impl Context {
     }
 
     /// A peer has something to say that does not fit a message.
-    pub(crate) fn parcel_told(
+    fn parcel_told(
         &mut self,
         from: &NodeName,
         (parcel, length): (Digest, u64),
@@ -137,7 +156,7 @@ impl Context {
     }
 
     /// A peer fetches.
-    pub(crate) fn parcel_asked(&mut self, from: &NodeName, place: ParcelPlace) {
+    fn parcel_asked(&mut self, from: &NodeName, place: ParcelPlace) {
         let (now, most) = (self.now, self.setup.messages.page);
         let offset = usize::try_from(place.offset).unwrap_or(usize::MAX);
         let page = self.parcels.kept(place.parcel, now).and_then(|kept| {
@@ -150,7 +169,7 @@ impl Context {
     }
 
     /// A page has come.
-    pub(crate) fn parcel_page(&mut self, from: &NodeName, place: ParcelPlace, bytes: &[u8]) {
+    fn parcel_page(&mut self, from: &NodeName, place: ParcelPlace, bytes: &[u8]) {
         if let Some((bytes, told)) = self.parcels.take(from, place, bytes) {
             self.parcels.keep(place.parcel, bytes.clone(), self.now);
             self.open_parcel((place.parcel, &bytes), told.tellers, told.relays);

@@ -6,20 +6,20 @@ use std::collections::BTreeSet;
 use storaged_plan::GroupError;
 use storaged_wire::local::{PinnedOnes, Reply, Request};
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{CheckpointState, Digest, Generation, Namespace, NodeName, SharedBytes};
+use storaged_wire::{Digest, Generation, Namespace, NodeName, SharedBytes};
 
-use crate::api::{ConnId, Curation, DurableFault, Input, Now, Output, QueryId, RequestId, Setup};
+use crate::api::{ConnId, Curation, DurableFault, Input, Now, Output, RequestId, Setup};
 use crate::audit::{Audit, Shown};
 use crate::budget::Ledger;
 use crate::context::Context;
-use crate::encode::{Beginning, NodeRate, REPAIR_QUERY, Sessions};
+use crate::encode::{NodeRate, Sessions};
 use crate::event::{Event, NoSlot};
 use crate::limits;
-use crate::place::{Blocks, Runs, Standings};
+use crate::place::{Runs, Standings};
 use crate::restore::{Older, OpenWish, Restores};
 use crate::stage::Drops;
 use crate::status::status_json;
-use crate::table::{Peer, Told};
+use crate::table::Peer;
 
 /// One daemon's decisions.
 ///
@@ -327,201 +327,20 @@ impl Node {
         }
     }
 
-    pub(crate) fn message(&mut self, from: &NodeName, message: PeerMessage) {
-        match message {
-            PeerMessage::Fences(fences) => {
-                self.runs.learn_fences(fences, &mut self.cx);
-                // Whoever greets has just come up, or sees us anew: it may have missed or forgotten what we proposed.
-                self.sessions.propose_again(Some(from), &mut self.cx);
-            }
-            PeerMessage::PromiseRun { query, run } => self.cx.promise_asked(from, query, run),
-            PeerMessage::RunPromised {
-                query,
-                run,
-                outcome,
-            } => self
-                .runs
-                .run_promised(from, (QueryId(query), run), outcome, &mut self.cx),
-            PeerMessage::RaiseFence { query, run } => {
-                self.runs.fence_rises(from, query, &run, &mut self.cx)
-            }
-            PeerMessage::FenceRaised { query } => {
-                self.runs.fence_raised(from, QueryId(query), &mut self.cx)
-            }
-            PeerMessage::RunQuery { query, namespace } => {
-                self.cx.fence_asked(from, query, &namespace);
-            }
-            PeerMessage::RunAnswer { query, fence } => {
-                self.runs
-                    .fence_told(from, QueryId(query), fence, &mut self.cx);
-            }
-            PeerMessage::ShardSealed {
-                key,
-                owner,
-                world_size,
-                rank,
-                length,
-                root,
-            } => self
-                .cx
-                .shard_announced(from, key, owner, world_size, rank, length, root),
-            PeerMessage::Description {
-                key,
-                owner,
-                world_size,
-                schema,
-                torch_metadata,
-                durable,
-            } => {
-                let description = crate::table::Description {
-                    schema,
-                    torch_metadata,
-                    durable,
-                };
-                self.cx.described(from, key, owner, world_size, description);
-            }
-            PeerMessage::Committed { manifest, durable } => {
-                self.cx.committed_elsewhere(from, manifest, durable);
-            }
-            PeerMessage::ManifestStored {
-                manifest,
-                state,
-                bears,
-            } => self
-                .cx
-                .manifest_stored(from, manifest, Told { state, bears }),
-            PeerMessage::Abandoned { key, reason } => self.cx.abandon(&key, &reason),
-            PeerMessage::Superseded { key, reason } => self.cx.superseded(&key, &reason),
-            PeerMessage::Propose(record) => self.sessions.proposed(from, record, &mut self.cx),
-            PeerMessage::Ready { session, stripes } => {
-                self.sessions
-                    .member_ready(from, session, stripes, &mut self.cx)
-            }
-            PeerMessage::Preparing { session } => {
-                self.sessions.member_preparing(from, session, &mut self.cx)
-            }
-            PeerMessage::TableQuery(place) => self.sessions.table_asked(from, place, &mut self.cx),
-            PeerMessage::TablePage { place, page } => {
-                self.sessions.table_told(from, place, page, &mut self.cx)
-            }
-            PeerMessage::Parcel {
-                parcel,
-                length,
-                relay,
-            } => self.cx.parcel_told(from, (parcel, length), relay),
-            PeerMessage::ParcelQuery(place) => self.cx.parcel_asked(from, place),
-            PeerMessage::ParcelPage { place, bytes } => self.cx.parcel_page(from, place, &bytes),
-            PeerMessage::Failed { session, fault } => {
-                self.sessions
-                    .member_failed(from, session, fault, &mut self.cx)
-            }
-            PeerMessage::Begin {
-                session,
-                stripes,
-                shape,
-            } => self
-                .sessions
-                .begin(from, session, Beginning { stripes, shape }, &mut self.cx),
-            PeerMessage::Finished { session, tally } => {
-                self.sessions
-                    .member_progress(from, session, tally, &mut self.cx);
-                self.sessions.member_finished(from, session, &mut self.cx);
-            }
-            PeerMessage::Progress { session, tally } => {
-                self.sessions
-                    .member_progress(from, session, tally, &mut self.cx)
-            }
-            PeerMessage::Close { session, kept } => {
-                self.sessions.close(from, session, kept, &mut self.cx)
-            }
-            PeerMessage::Protected { manifest, bears } => {
-                let state = CheckpointState::Protected;
-                self.cx.told_state(from, manifest, state, Some(bears));
-            }
-            PeerMessage::Held {
-                manifest,
-                version,
-                shards,
-                parity,
-            } => {
-                let blocks = Blocks {
-                    shards: shards.into_iter().collect(),
-                    parity: parity.into_iter().collect(),
-                };
-                self.cx.held(from, manifest, version, blocks);
-            }
-            PeerMessage::HeldNoted { manifest, version } => {
-                self.cx.held_noted(from, manifest, version);
-            }
-            PeerMessage::Owed { manifest, done } => self.cx.owed(from, manifest, done),
-            PeerMessage::Unowed { manifest, cause } => self.cx.unowed(from, manifest, cause),
-            PeerMessage::DurableFailed { manifest, reason } => {
-                self.cx.durable_failed(manifest, reason);
-            }
-            PeerMessage::Quarantined {
-                manifest,
-                key,
-                reason,
-            } => self.cx.learn_quarantine(from, manifest, key, reason),
-            PeerMessage::NoRoom {
-                manifest,
-                node,
-                reason,
-            } => self.cx.no_room_told(manifest, node, &reason),
-            PeerMessage::Durable { manifest } => {
-                self.cx
-                    .told_state(from, manifest, CheckpointState::Durable, None);
-            }
-            PeerMessage::HoldingsQuery { query, namespace } => {
-                self.cx.holdings_asked(from, query, &namespace);
-            }
-            PeerMessage::Holdings {
-                query: REPAIR_QUERY,
-                holdings,
-                ..
-            } => self.sessions.holdings_told(from, &holdings, &mut self.cx),
-            PeerMessage::Holdings {
-                query,
-                owner,
-                holdings,
-                mark,
-            } => {
-                let query = QueryId(query);
-                self.restores
-                    .plan_learns(from, query, owner, (&holdings, mark), &mut self.cx);
-            }
-            PeerMessage::Marks(marks) => self.cx.learn_marks(marks),
-            PeerMessage::Attached(namespaces) => self.cx.attached_told(from, namespaces),
-            PeerMessage::Evicted {
-                namespace,
-                up_to,
-                durable,
-            } => self.cx.evicted_elsewhere(&namespace, up_to, durable),
-            PeerMessage::Drop(order) => self.cx.drop_asked(from, &order),
-            PeerMessage::Dropped { query, answer } => {
-                self.drops
-                    .dropped_told(from, QueryId(query), answer, &mut self.cx);
-            }
-            PeerMessage::ManifestQuery { query, manifest } => {
-                self.restores
-                    .manifest_asked(from, query, manifest, &mut self.cx);
-            }
-            PeerMessage::ManifestAnswer { query, manifest } => {
-                self.restores.manifest_answered(
-                    from,
-                    query.map(QueryId),
-                    manifest.map(Into::into),
-                    &mut self.cx,
-                );
-            }
-            PeerMessage::VerifyQuery { query, manifest } => {
-                self.restores
-                    .verify_asked(from, query, manifest, &mut self.cx);
-            }
-            PeerMessage::VerifyAnswer { query, parts } => {
-                self.restores
-                    .verify_answered(from, QueryId(query), parts, &mut self.cx);
-            }
+    /// Each machine hears what is for it and gives back the rest.
+    fn message(&mut self, from: &NodeName, message: PeerMessage) {
+        let greets = matches!(message, PeerMessage::Fences(_));
+        let (cx, sessions) = (&mut self.cx, &mut self.sessions);
+        let unheard = cx
+            .hear(from, message)
+            .and_then(|message| self.runs.hear(from, message, cx))
+            .and_then(|message| sessions.hear(from, message, cx))
+            .and_then(|message| self.restores.hear(from, message, cx))
+            .and_then(|message| self.drops.hear(from, message, cx));
+        debug_assert_eq!(unheard, None, "a message that no machine hears");
+        if greets {
+            // Whoever greets has just come up, or sees us anew: it may have missed or forgotten what we proposed.
+            sessions.propose_again(Some(from), cx);
         }
     }
 

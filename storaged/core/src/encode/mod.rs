@@ -7,6 +7,7 @@
 mod again;
 mod broken;
 mod heal;
+mod hear;
 mod in_full;
 mod lacking;
 mod lead;

@@ -1,6 +1,7 @@
 //! Policy of the verb *place*: which run of a namespace is the newest, and healing.
 
 mod fence;
+mod hear;
 mod lost;
 mod members;
 mod missing;

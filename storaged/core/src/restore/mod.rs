@@ -3,6 +3,7 @@
 //! heal serves (`heal_first`), what nodes hold (`holdings`), and checking a whole checkpoint (`verify`).
 
 mod heal_first;
+mod hear;
 mod holdings;
 mod marks;
 mod offer;

@@ -2,6 +2,7 @@
 //! of staged shards until the checkpoint commits is in `commit`.
 
 mod commit;
+mod hear;
 mod lifetime;
 mod retire;
 mod room;

@@ -479,6 +479,12 @@ impl Cluster {
         }
     }
 
+    /// One node says this to another.
+    pub fn hear(&mut self, to: usize, from: usize, message: PeerMessage) {
+        let from = name(from);
+        self.feed(to, Input::Message { from, message });
+    }
+
     fn say_again(&mut self, twist: &Twist) {
         if self.messages.is_empty() {
             return;

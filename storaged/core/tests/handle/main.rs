@@ -3,6 +3,9 @@
 //! within the budget, and outputs in proportion to what came in.
 
 mod cluster;
+#[path = "../../../../codec/wire/tests/fuzz/samples.rs"]
+#[allow(dead_code, reason = "of the records only the messages are wanted")]
+mod samples;
 mod twist;
 
 use bolero::check;
@@ -70,4 +73,14 @@ fn whatever_comes_to_a_cluster_at_work_is_handled() {
             }
             cluster.settle(100);
         });
+}
+
+/// Machines give back what is not for them: what all give back would be lost without a word.
+#[test]
+fn every_message_is_heard_by_some_machine() {
+    let messages = samples::checkpoint_messages().into_iter();
+    for message in messages.chain(samples::session_messages()) {
+        let mut cluster = Cluster::new();
+        cluster.hear(0, 1, message);
+    }
 }

@@ -34,6 +34,23 @@ impl Drops {
         self.drops.values().map(|work| work.deadline)
     }
 
+    /// Hears a message about jobs that are dropped; any other comes back.
+    pub fn hear(
+        &mut self,
+        from: &NodeName,
+        message: PeerMessage,
+        cx: &mut Context,
+    ) -> Option<PeerMessage> {
+        match message {
+            PeerMessage::Drop(order) => cx.drop_asked(from, &order),
+            PeerMessage::Dropped { query, answer } => {
+                self.dropped_told(from, QueryId(query), answer, cx);
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
     /// Requests that have not been answered.
     pub fn unanswered(&self) -> usize {
         self.drops.len()
@@ -76,7 +93,7 @@ impl Drops {
         Ok(())
     }
 
-    pub(crate) fn dropped_told(
+    fn dropped_told(
         &mut self,
         from: &NodeName,
         query: QueryId,
@@ -119,7 +136,7 @@ impl Drops {
 
 impl Context {
     /// A peer, or this node itself, wants a job dropped.
-    pub(crate) fn drop_asked(&mut self, from: &NodeName, order: &DropOrder) {
+    fn drop_asked(&mut self, from: &NodeName, order: &DropOrder) {
         let answer = match self.drop_here(order) {
             Ok(freed) => DropAnswer::Freed {
                 bytes: freed.bytes,

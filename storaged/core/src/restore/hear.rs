@@ -1,0 +1,45 @@
+//! What peers say to plans, openings and verifications.
+
+use storaged_wire::NodeName;
+use storaged_wire::peer::PeerMessage;
+
+use super::Restores;
+use crate::api::QueryId;
+use crate::context::Context;
+
+impl Restores {
+    /// Hears a message about restores; any other comes back.
+    pub(crate) fn hear(
+        &mut self,
+        from: &NodeName,
+        message: PeerMessage,
+        cx: &mut Context,
+    ) -> Option<PeerMessage> {
+        match message {
+            PeerMessage::HoldingsQuery { query, namespace } => {
+                cx.holdings_asked(from, query, &namespace);
+            }
+            PeerMessage::Holdings {
+                query,
+                owner,
+                holdings,
+                mark,
+            } => self.plan_learns(from, QueryId(query), owner, (&holdings, mark), cx),
+            PeerMessage::Marks(marks) => cx.learn_marks(marks),
+            PeerMessage::ManifestQuery { query, manifest } => {
+                self.manifest_asked(from, query, manifest, cx);
+            }
+            PeerMessage::ManifestAnswer { query, manifest } => {
+                self.manifest_answered(from, query.map(QueryId), manifest.map(Into::into), cx);
+            }
+            PeerMessage::VerifyQuery { query, manifest } => {
+                self.verify_asked(from, query, manifest, cx);
+            }
+            PeerMessage::VerifyAnswer { query, parts } => {
+                self.verify_answered(from, QueryId(query), parts, cx);
+            }
+            other => return Some(other),
+        }
+        None
+    }
+}

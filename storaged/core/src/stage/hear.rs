@@ -1,0 +1,107 @@
+//! What peers say of checkpoints: how far they are, what of them is where, and what may go.
+
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::{CheckpointState, NodeName};
+
+use crate::context::Context;
+use crate::place::Blocks;
+use crate::table::{Description, Told};
+
+impl Context {
+    /// Hears a message about what all machines share; any other comes back.
+    pub(crate) fn hear(&mut self, from: &NodeName, message: PeerMessage) -> Option<PeerMessage> {
+        self.hear_of_commit(from, message)
+            .and_then(|message| self.hear_of_state(from, message))
+            .and_then(|message| self.hear_parcel(from, message))
+    }
+
+    fn hear_of_commit(&mut self, from: &NodeName, message: PeerMessage) -> Option<PeerMessage> {
+        match message {
+            PeerMessage::ShardSealed {
+                key,
+                owner,
+                world_size,
+                rank,
+                length,
+                root,
+            } => self.shard_announced(from, key, owner, world_size, rank, length, root),
+            PeerMessage::Description {
+                key,
+                owner,
+                world_size,
+                schema,
+                torch_metadata,
+                durable,
+            } => {
+                let description = Description {
+                    schema,
+                    torch_metadata,
+                    durable,
+                };
+                self.described(from, key, owner, world_size, description);
+            }
+            PeerMessage::Committed { manifest, durable } => {
+                self.committed_elsewhere(from, manifest, durable);
+            }
+            PeerMessage::ManifestStored {
+                manifest,
+                state,
+                bears,
+            } => self.manifest_stored(from, manifest, Told { state, bears }),
+            PeerMessage::Abandoned { key, reason } => self.abandon(&key, &reason),
+            PeerMessage::Superseded { key, reason } => self.superseded(&key, &reason),
+            PeerMessage::NoRoom {
+                manifest,
+                node,
+                reason,
+            } => self.no_room_told(manifest, node, &reason),
+            PeerMessage::Attached(namespaces) => self.attached_told(from, namespaces),
+            PeerMessage::Evicted {
+                namespace,
+                up_to,
+                durable,
+            } => self.evicted_elsewhere(&namespace, up_to, durable),
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn hear_of_state(&mut self, from: &NodeName, message: PeerMessage) -> Option<PeerMessage> {
+        match message {
+            PeerMessage::Protected { manifest, bears } => {
+                let state = CheckpointState::Protected;
+                self.told_state(from, manifest, state, Some(bears));
+            }
+            PeerMessage::Durable { manifest } => {
+                self.told_state(from, manifest, CheckpointState::Durable, None);
+            }
+            PeerMessage::Held {
+                manifest,
+                version,
+                shards,
+                parity,
+            } => {
+                let blocks = Blocks {
+                    shards: shards.into_iter().collect(),
+                    parity: parity.into_iter().collect(),
+                };
+                self.held(from, manifest, version, blocks);
+            }
+            PeerMessage::HeldNoted { manifest, version } => {
+                self.held_noted(from, manifest, version)
+            }
+            PeerMessage::Owed { manifest, done } => self.owed(from, manifest, done),
+            PeerMessage::Unowed { manifest, cause } => self.unowed(from, manifest, cause),
+            PeerMessage::DurableFailed { manifest, reason } => {
+                self.durable_failed(manifest, reason)
+            }
+            PeerMessage::Quarantined {
+                manifest,
+                key,
+                reason,
+            } => self.learn_quarantine(from, manifest, key, reason),
+            other => return Some(other),
+        }
+        None
+    }
+}
