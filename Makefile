@@ -106,16 +106,16 @@ soak: network-packages release python ## Daemons, S3 and two jobs under kills, p
 	@$(PACKAGES) s3
 	@$(PYTHON) tests/soak/soak.py --minutes $(or $(MINUTES),15) $(if $(SEED),--seed $(SEED)) $(SOAK_WRITE)
 
-# With the crates of all tests chosen, what the layout test is built from is built for `make test` too.
+# With the crates of all tests chosen, what the layout tests are built from is built for `make test` too.
 .PHONY: lint
-lint: clang-packages ## Format, clippy, documentation and layout; licences too where cargo-deny is installed
+lint: clang-packages ## Format, clippy, documentation, layout and house; licences too where cargo-deny is installed
 	@$(CARGO) fmt --all --check
 	@$(BUILD) "checking lints" $(CARGO) clippy --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(BUILD) "checking the documentation" $(CARGO) doc $(RUST_CRATES) --no-deps
 	@if command -v cargo-deny >/dev/null; then $(MAKE) licences; \
 		else echo "==> licences were not checked: there is no cargo-deny; make check installs it"; fi
-	@$(BUILD) "building the layout test" $(CARGO) test --no-run $(RUST_CRATES) --test layout
-	@$(CARGO) test -q $(RUST_CRATES) --test layout
+	@$(BUILD) "building the layout tests" $(CARGO) test --no-run $(RUST_CRATES) --test layout --test house
+	@$(CARGO) test -q $(RUST_CRATES) --test layout --test house
 
 .PHONY: licences
 licences: packages
