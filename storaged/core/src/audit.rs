@@ -8,8 +8,8 @@ use storaged_wire::{CheckpointState, Digest, Rank, SlotId};
 
 use crate::api::{ConnId, ParityId};
 use crate::budget::{Ledger, Reservation};
+use crate::catalog::SlotUse;
 use crate::context::Context;
-use crate::table::SlotUse;
 
 /// How many of everything that should end by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -13,12 +13,12 @@ use storaged_wire::{
 
 use crate::api::{ConnId, Note, Now, Output, RequestId, Setup};
 use crate::budget::Budget;
+use crate::catalog::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Waiter};
 use crate::event::Event;
 use crate::limits;
 use crate::parcels::Parcels;
 use crate::restore::Rates;
 use crate::stage::Lifetimes;
-use crate::table::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Waiter};
 use crate::trickle::TierHealth;
 
 /// The node's tables, and its way out.
@@ -90,6 +90,12 @@ impl Context {
     pub fn begin(&mut self, now: Now) {
         self.now = now;
         self.started.get_or_insert(now);
+    }
+
+    /// Until when a request that comes now may wait.
+    pub fn answer_by(&self, timeout_ms: u32) -> Now {
+        let most = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
+        self.now.plus(most)
     }
 
     /// What has not been heard yet, the oldest first.

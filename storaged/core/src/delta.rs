@@ -24,12 +24,12 @@ impl Context {
             .find(|c| {
                 c.parity.keys().any(|(of, _)| *of == lane) && same_lane(c, manifest, lane, blocks)
             })
-            .and_then(crate::table::Checkpoint::name)
+            .and_then(crate::catalog::Checkpoint::name)
     }
 }
 
 fn same_lane(
-    basis: &crate::table::Checkpoint,
+    basis: &crate::catalog::Checkpoint,
     manifest: &ManifestBytes,
     lane: Lane,
     blocks: &LaneBlocks,

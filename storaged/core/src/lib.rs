@@ -13,6 +13,7 @@ mod planted;
 mod api;
 mod audit;
 mod budget;
+mod catalog;
 mod context;
 mod delta;
 mod encode;
@@ -26,7 +27,6 @@ mod restore;
 mod sources;
 mod stage;
 mod status;
-mod table;
 #[cfg(test)]
 mod testkit;
 mod trickle;

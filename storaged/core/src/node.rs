@@ -11,15 +11,15 @@ use storaged_wire::{Digest, Generation, Namespace, NodeName, SharedBytes};
 use crate::api::{ConnId, Curation, DurableFault, Input, Now, Output, RequestId, Setup};
 use crate::audit::{Audit, Shown};
 use crate::budget::Ledger;
+use crate::catalog::Peer;
 use crate::context::Context;
 use crate::encode::{NodeRate, Sessions};
 use crate::event::{Event, NoSlot};
 use crate::limits;
 use crate::place::{Runs, Standings};
-use crate::restore::{Older, OpenWish, Restores};
+use crate::restore::{Older, OpenRequest, Restores};
 use crate::stage::Drops;
 use crate::status::status_json;
-use crate::table::Peer;
 
 /// One daemon's decisions.
 ///
@@ -69,7 +69,7 @@ impl Node {
     fn hear(&mut self, event: Event) {
         match event {
             Event::Message(from, message) => self.message(&from, message),
-            Event::Adopted => self.sessions.look_at_waiting(&mut self.cx),
+            Event::Adopted => self.sessions.retry_deferred(&mut self.cx),
             Event::Reached(key, state) => self.sessions.lanes_hear(&key, state, &mut self.cx),
             Event::BlocksGone(key) => self.sessions.end_sessions_of(&key, &mut self.cx),
             Event::SlotFreed(slot, namespace, rank) => {
@@ -100,7 +100,7 @@ impl Node {
             }
             Event::OpeningIdle(slot) => {
                 self.restores
-                    .climb_again(slot, &mut self.sessions, &mut self.cx)
+                    .try_next_source_when_idle(slot, &mut self.sessions, &mut self.cx)
             }
             Event::ShardBack(rank) => self.restores.shard_is_back(rank, &mut self.cx),
         }
@@ -192,7 +192,7 @@ impl Node {
         self.drops.advance_drops(&mut self.cx);
         self.sessions.tick_sessions(&mut self.cx);
         self.restores
-            .look_after_heals(&mut self.sessions, &mut self.cx);
+            .advance_awaited_repairs(&mut self.sessions, &mut self.cx);
         if self.cx.now >= self.repeat_at {
             self.repeat_at = self.cx.now.plus(limits::REPEAT_MS);
             self.repeat();
@@ -207,8 +207,9 @@ impl Node {
         self.cx.announce_all();
         self.cx.tell_all();
         self.sessions.expire_sessions(&mut self.cx);
-        self.sessions.propose_again(None, &mut self.cx);
-        self.sessions.prepare_again(&mut self.cx);
+        self.sessions
+            .repeat_proposals_to_members(None, &mut self.cx);
+        self.sessions.repeat_preparations(&mut self.cx);
         self.cx.repeat_parcels();
         self.sessions.expire_part_filled(&mut self.cx);
         let restores = &self.restores;
@@ -237,12 +238,8 @@ impl Node {
                 token,
                 role,
             } => {
-                let waits = self.cx.hello(id, version, namespace, &token, role);
-                waits.map(|waits| {
-                    if let Some(hello) = waits {
-                        self.runs.hello_waits(id, hello, &mut self.cx);
-                    }
-                })
+                let admitted = self.cx.hello(id, version, namespace, &token, role);
+                admitted.map(|unknown| self.runs.hellos_wait(id, unknown, &mut self.cx))
             }
             Request::OpenRun { timeout_ms } => self.runs.open_run(id, timeout_ms, &mut self.cx),
             Request::AcquireSlot { bytes, timeout_ms } => self.cx.acquire(id, bytes, timeout_ms),
@@ -265,10 +262,7 @@ impl Node {
                 timeout_ms,
                 allow_older,
             } => {
-                let older = match allow_older {
-                    true => Older::Allowed,
-                    false => Older::Refused,
-                };
+                let older = Older::of(allow_older);
                 self.restores
                     .plan(id, step, timeout_ms, older, &mut self.cx)
             }
@@ -282,19 +276,8 @@ impl Node {
                 timeout_ms,
                 without,
             } => {
-                let ranges = ranges
-                    .iter()
-                    .map(|r| r.offset..r.offset.saturating_add(r.length))
-                    .collect();
-                let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
-                let wish = OpenWish {
-                    manifest,
-                    rank,
-                    ranges,
-                    deadline: self.cx.now.plus(wait),
-                    without,
-                    healed_in_vain: false,
-                };
+                let by = self.cx.answer_by(timeout_ms);
+                let wish = OpenRequest::new((manifest, rank), &ranges, without, by);
                 self.restores.open_shard(id, wish, timeout_ms, &mut self.cx)
             }
             Request::CloseShard { manifest, rank } => {
@@ -340,7 +323,7 @@ impl Node {
         debug_assert_eq!(unheard, None, "a message that no machine hears");
         if greets {
             // Whoever greets has just come up, or sees us anew: it may have missed or forgotten what we proposed.
-            sessions.propose_again(Some(from), cx);
+            sessions.repeat_proposals_to_members(Some(from), cx);
         }
     }
 

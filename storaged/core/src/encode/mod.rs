@@ -1,39 +1,39 @@
 //! Policy of the verb *encode*: sessions, each of which executes a coding plan, and who does what in them.
 //!
-//! A session is one execution of a plan. Its leader proposes it to all members (`lead`), each member finds its
-//! part or says why not (`member`), and once all are ready the leader begins it. What a session keeps counts only
+//! A session is one execution of a plan. Its leader proposes it to all members (`leader`), each member finds its
+//! part or says why not (`participant`), and once all are ready the leader begins it. What a session keeps counts only
 //! when its leader closes it so; until then the last protected step stays whole beside it (copy on write).
 
-mod again;
-mod broken;
-mod heal;
+mod fingerprints;
 mod hear;
-mod in_full;
-mod lacking;
-mod lead;
-mod member;
+mod helpers;
+mod leader;
+mod linkstats;
+mod missing_stripes;
 mod no_room;
-mod prints;
-mod rates;
+mod participant;
+mod repair;
+mod resume;
+mod retransmit;
 mod session;
-mod shapes;
+mod skip_delta;
 mod start;
 mod stripe_maps;
-mod survivors;
 mod tables;
 #[cfg(test)]
 mod tests;
-mod wary;
+mod topology;
+mod verify_mode;
 
-pub(crate) use heal::REPAIR_QUERY;
-pub use rates::{NodeRate, SideRate};
+pub use linkstats::{NodeRate, SideRate};
+pub(crate) use repair::REPAIR_QUERY;
 pub(crate) use session::{Beginning, Restored, SessionGoal};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broken::{Ending, ParityPlace, PartFilled, PartMade};
-use rates::MeasuredRates;
-use session::{Joined, LaneTable, Led};
+use linkstats::MeasuredRates;
+use resume::{Cancelling, ParityPlace, PartialParity, PartialShard};
+use session::{JoinedSession, LaneTable, LedSession};
 
 use storaged_wire::peer::{SessionRecord, TablePlace};
 use storaged_wire::{NodeName, SessionId, SlotId};
@@ -44,13 +44,13 @@ use crate::audit::Audit;
 /// The sessions that this node leads, and those that it takes part in.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
-    led: BTreeMap<SessionId, Led>,
-    joined: BTreeMap<(NodeName, SessionId), Joined>,
+    led: BTreeMap<SessionId, LedSession>,
+    joined: BTreeMap<(NodeName, SessionId), JoinedSession>,
     lanes: LaneTable,
-    part_filled: BTreeMap<SlotId, PartFilled>,
-    part_made: BTreeMap<ParityPlace, PartMade>,
-    ending: BTreeMap<(NodeName, SessionId), Ending>,
-    waiting_proposals: BTreeMap<(NodeName, SessionId), SessionRecord>,
+    partial_shards: BTreeMap<SlotId, PartialShard>,
+    partial_parity: BTreeMap<ParityPlace, PartialParity>,
+    ending: BTreeMap<(NodeName, SessionId), Cancelling>,
+    deferred_proposals: BTreeMap<(NodeName, SessionId), SessionRecord>,
     deferred_tables: BTreeSet<(NodeName, TablePlace)>,
     measured: MeasuredRates,
 }
@@ -63,17 +63,17 @@ impl Sessions {
 
     /// Parity sets that no checkpoint has yet.
     pub fn parity_sets(&self) -> BTreeSet<ParityId> {
-        let parts = self.part_made.values().map(PartMade::set);
-        let joined = self.joined.values().filter_map(Joined::parity_set);
-        let ending = self.ending.values().filter_map(Ending::parity_set);
+        let parts = self.partial_parity.values().map(PartialParity::set);
+        let joined = self.joined.values().filter_map(JoinedSession::parity_set);
+        let ending = self.ending.values().filter_map(Cancelling::parity_set);
         parts.chain(joined).chain(ending).collect()
     }
 
     /// Adds what is here to what is elsewhere.
     pub fn audit(&self, elsewhere: Audit) -> Audit {
         Audit {
-            sessions: self.count() + self.ending.len() + self.waiting_proposals.len(),
-            parts: self.part_filled.len() + self.part_made.len(),
+            sessions: self.count() + self.ending.len() + self.deferred_proposals.len(),
+            parts: self.partial_shards.len() + self.partial_parity.len(),
             ..elsewhere
         }
     }

@@ -24,7 +24,7 @@ impl Context {
         let Some(manifest) = manifest else {
             return;
         };
-        for concerned in self.concerned(&manifest) {
+        for concerned in self.stakeholders(&manifest) {
             let message = PeerMessage::NoRoom {
                 manifest: manifest.name(),
                 node: node.clone(),

@@ -9,10 +9,10 @@ use storaged_wire::peer::{CheckpointKey, Lane, MemberTally, SessionFault, Sessio
 use storaged_wire::shape::{EncodeShape, StripeMap};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
-use super::lacking::Lacking;
-use super::rates::Pace;
-use super::shapes::Needs;
+use super::linkstats::SessionProgress;
+use super::missing_stripes::MissingStripes;
 use super::tables::TableFetch;
+use super::topology::StripeDemand;
 use crate::api::{Now, ParityId, Source};
 
 /// What a leader knows of its lanes.
@@ -50,7 +50,7 @@ pub(crate) enum SessionGoal {
 
 /// A session that this node leads.
 #[derive(Debug, Clone)]
-pub(crate) struct Led {
+pub(crate) struct LedSession {
     pub record: SessionRecord,
     pub key: CheckpointKey,
     pub lane: Lane,
@@ -64,9 +64,9 @@ pub(crate) struct Led {
     pub ready: BTreeSet<NodeName>,
     pub finished: BTreeSet<NodeName>,
     /// Which stripes the members need.
-    pub needs: Needs,
+    pub needs: StripeDemand,
     /// Which of them the newcomers of a heal lack.
-    pub lacking: Lacking,
+    pub lacking: MissingStripes,
     /// What members hear when it begins; none before.
     pub begun: Option<Beginning>,
     /// What members that failed said.
@@ -76,7 +76,7 @@ pub(crate) struct Led {
     pub prepare_by: Now,
     pub purpose: SessionGoal,
     /// What its members say of it while it runs.
-    pub pace: Pace,
+    pub pace: SessionProgress,
 }
 
 impl SessionGoal {
@@ -97,7 +97,7 @@ pub(crate) struct Restored {
 
 /// What this member keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum SinkState {
     Nothing,
     Parity {
         index: u32,
@@ -115,12 +115,12 @@ pub(crate) enum Kept {
 
 /// A session that this node takes part in.
 #[derive(Debug, Clone)]
-pub(crate) struct Joined {
+pub(crate) struct JoinedSession {
     pub key: CheckpointKey,
     pub derived: Derived,
     pub member: usize,
     pub source: Option<Source>,
-    pub kept: Kept,
+    pub kept: SinkState,
     pub phase: MemberPhase,
     /// The tables of chunk digests and fingerprints that its part needs.
     pub fetch: TableFetch,
@@ -148,10 +148,10 @@ pub(crate) enum MemberPhase {
     Finished(MemberTally),
 }
 
-impl Joined {
+impl JoinedSession {
     /// Whether this is a heal of that shard here.
     pub fn heals(&self, of: Rank) -> bool {
-        matches!(self.kept, Kept::Shard { rank, opening: false, .. } if rank == of)
+        matches!(self.kept, SinkState::Shard { rank, opening: false, .. } if rank == of)
     }
 
     /// Whether the executor is at it.
@@ -172,8 +172,8 @@ impl Joined {
     /// The parity set that it makes.
     pub fn parity_set(&self) -> Option<ParityId> {
         match &self.kept {
-            Kept::Parity { set, .. } => Some(*set),
-            Kept::Nothing | Kept::Shard { .. } => None,
+            SinkState::Parity { set, .. } => Some(*set),
+            SinkState::Nothing | SinkState::Shard { .. } => None,
         }
     }
 }

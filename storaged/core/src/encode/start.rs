@@ -11,8 +11,8 @@ use storaged_wire::peer::{PeerMessage, SessionFault, SumChecks};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{Manifest, NodeName, Rank, SessionId};
 
-use super::prints;
-use super::session::{Beginning, Joined, Kept, MemberPhase};
+use super::fingerprints;
+use super::session::{Beginning, JoinedSession, MemberPhase, SinkState};
 use super::stripe_maps::from_wire;
 use super::tables::Tables;
 use crate::api::{Keep, Output, Proof, SessionWork, SlotShard};
@@ -64,16 +64,16 @@ impl Sessions {
     /// The stripes of a block to keep that are asked for and are not there yet.
     pub(super) fn lacking(
         &self,
-        kept: &Kept,
+        kept: &SinkState,
         derived: &Derived,
         made: &DirtyMap,
     ) -> Option<DirtyMap> {
         let mut lacking = DirtyMap::clean(made.chunks());
         lacking.mark_all(stripe_ranges(&derived.stripes, made.chunks()));
         match kept {
-            Kept::Nothing => return None,
-            Kept::Parity { .. } => lacking.remove(made),
-            Kept::Shard { slot, .. } => {
+            SinkState::Nothing => return None,
+            SinkState::Parity { .. } => lacking.remove(made),
+            SinkState::Shard { slot, .. } => {
                 if let Some(filled) = self.filled(*slot) {
                     lacking.remove(filled);
                 }
@@ -87,19 +87,19 @@ impl Context {
     fn work(
         &self,
         (leader, session): (&NodeName, SessionId),
-        joined: &Joined,
+        joined: &JoinedSession,
         manifest: &Manifest,
         (plan, stripes): (Arc<StripedPlan>, Vec<Range<u64>>),
     ) -> Result<SessionWork, SessionFault> {
         let tables = joined.fetch.tables();
         let keep = match &joined.kept {
-            Kept::Nothing => None,
-            Kept::Parity { index, set, basis } => Some(Keep::Parity {
+            SinkState::Nothing => None,
+            SinkState::Parity { index, set, basis } => Some(Keep::Parity {
                 set: *set,
                 basis: *basis,
                 prints: self.parity_prints(joined, manifest, *index)?,
             }),
-            Kept::Shard {
+            SinkState::Shard {
                 rank, slot, length, ..
             } => {
                 let leaves = tables
@@ -147,7 +147,7 @@ impl Context {
     /// What the members' shards must be, as far as it is known. An encode that checks every sum needs all of it.
     fn proofs(
         &self,
-        joined: &Joined,
+        joined: &JoinedSession,
         tables: &Tables,
         prints: impl Fn(Rank) -> Option<Arc<[Fingerprint]>>,
     ) -> Result<BTreeMap<usize, Proof>, SessionFault> {
@@ -167,7 +167,7 @@ impl Context {
                 (Some(proof), _) => drop(proofs.insert(member, proof)),
                 (None, SumChecks::Parity) => {}
                 (None, SumChecks::Every) => {
-                    return Err(prints::missing(&joined.derived.members[member]));
+                    return Err(fingerprints::missing(&joined.derived.members[member]));
                 }
             }
         }
@@ -178,7 +178,7 @@ impl Context {
 /// The plan and the stripes of a session, as its leader began it.
 fn planned(
     leader: &NodeName,
-    joined: &Joined,
+    joined: &JoinedSession,
     (stripes, shape): (Option<StripeMap>, Option<EncodeShape>),
 ) -> Result<(Arc<StripedPlan>, Vec<Range<u64>>), SessionFault> {
     let wrong = |reason: &str| SessionFault::Neighbour {

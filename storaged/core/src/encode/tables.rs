@@ -25,11 +25,11 @@ use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId, ShardEntry};
 
 use super::session::MemberPhase;
 use crate::api::Now;
+use crate::catalog::LocalShard;
 use crate::context::Context;
 use crate::encode::Sessions;
 use crate::limits;
 use crate::sources::Sources;
-use crate::table::LocalShard;
 
 /// Pages that others have asked for before this node had their manifest, at most: more are asked for again.
 const DEFERRED_MAX: usize = 1_024;
@@ -351,7 +351,7 @@ impl Sessions {
     }
 
     /// Pages that did not come are asked for again.
-    pub(crate) fn prepare_again(&mut self, cx: &mut Context) {
+    pub(crate) fn repeat_preparations(&mut self, cx: &mut Context) {
         let waits = |phase: &MemberPhase| matches!(phase, MemberPhase::Preparing { .. });
         let waiting = self
             .joined

@@ -7,9 +7,9 @@ use storaged_wire::CheckpointState;
 use storaged_wire::peer::{CheckpointKey, Lane};
 
 use super::Blocks;
+use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::limits;
-use crate::table::Checkpoint;
 
 impl Context {
     /// As a home node: gives up what has been lost for as long as a session might still end that has had the shard.

@@ -15,10 +15,10 @@ use crate::api::{
     ClaimFault, ConnId, DurableFault, DurablePolicy, Now, Output, QueryId, RequestId,
     RunsWithoutTier,
 };
+use crate::catalog::Unrecorded;
 use crate::context::Context;
 use crate::limits;
 use crate::place::Runs;
-use crate::table::Unrecorded;
 
 /// A run that this node is opening for a trainer.
 #[derive(Debug, Clone)]

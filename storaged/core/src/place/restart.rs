@@ -6,8 +6,8 @@ use storaged_wire::local::{KeptFor, Reply};
 use storaged_wire::{CheckpointState, Namespace, Refusal};
 
 use crate::api::RequestId;
+use crate::catalog::Checkpoint;
 use crate::context::Context;
-use crate::table::Checkpoint;
 
 impl Context {
     pub(crate) fn restart_safe(

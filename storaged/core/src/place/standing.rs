@@ -13,9 +13,9 @@ use storaged_wire::{
 
 use super::missing::{BlockSet, Missing};
 use crate::api::{Note, Now};
+use crate::catalog::{Checkpoint, Peer};
 use crate::context::Context;
 use crate::limits;
-use crate::table::{Checkpoint, Peer};
 
 /// Blocks that a node holds whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -465,7 +465,7 @@ impl Context {
 
     /// Nodes of a checkpoint that are gone.
     pub(crate) fn gone_nodes(&self, manifest: &ManifestBytes) -> Vec<NodeName> {
-        let concerned = self.concerned(manifest).into_iter();
+        let concerned = self.stakeholders(manifest).into_iter();
         concerned.filter(|node| self.is_gone(node)).collect()
     }
 }

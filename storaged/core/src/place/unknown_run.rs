@@ -37,7 +37,19 @@ enum TierSearch {
 }
 
 impl Runs {
-    pub(crate) fn hello_waits(&mut self, id: RequestId, hello: TrainerHello, cx: &mut Context) {
+    /// A trainer whose run is unknown here waits, if there is one.
+    pub(crate) fn hellos_wait(
+        &mut self,
+        id: RequestId,
+        unknown: Option<TrainerHello>,
+        cx: &mut Context,
+    ) {
+        if let Some(hello) = unknown {
+            self.hello_waits(id, hello, cx);
+        }
+    }
+
+    fn hello_waits(&mut self, id: RequestId, hello: TrainerHello, cx: &mut Context) {
         let query = QueryId(cx.fresh());
         let tier = match cx.setup.durable {
             DurablePolicy::Absent => TierSearch::Over,

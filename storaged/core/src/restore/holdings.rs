@@ -9,13 +9,13 @@ use storaged_wire::{
     CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode,
 };
 
-use super::plan::Then;
+use super::plan::SurveyPurpose;
 use crate::api::RequestId;
+use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::parcels::Notice;
 use crate::place::wrong_token;
 use crate::restore::Restores;
-use crate::table::Checkpoint;
 
 /// Longest search for a manifest that is not known here: the durable tier is asked too.
 const MANIFEST_WAIT_MS: u32 = 10_000;
@@ -126,7 +126,13 @@ impl Restores {
         }
         // A node that has just started may not know what rank 0's node planned with: it asks around.
         let surveyor = cx.surveyor(id)?;
-        self.survey(surveyor, None, MANIFEST_WAIT_MS, Then::Manifest(name), cx);
+        self.survey(
+            surveyor,
+            None,
+            MANIFEST_WAIT_MS,
+            SurveyPurpose::Manifest(name),
+            cx,
+        );
         Ok(())
     }
 }

@@ -1,8 +1,9 @@
-//! Policy of the verb *restore*: the plan before action (`plan` asks, `survey` has what was told, `settle` says for how
+//! Policy of the verb *restore*: the plan before action (`plan` asks, `cluster_view` has what was told, `settle` says for how
 //! long, `offer` what comes of it, `marks` what it must not go below), the ladder per shard (`open`), openings that a
-//! heal serves (`heal_first`), what nodes hold (`holdings`), and checking a whole checkpoint (`verify`).
+//! heal serves (`await_repair`), what nodes hold (`holdings`), and checking a whole checkpoint (`verify`).
 
-mod heal_first;
+mod await_repair;
+mod cluster_view;
 mod hear;
 mod holdings;
 mod marks;
@@ -10,24 +11,23 @@ mod offer;
 mod open;
 mod opening;
 mod plan;
-mod rung_fault;
 mod settle;
-mod survey;
+mod source_fault;
 mod verify;
 
 pub(crate) use marks::mark_at;
-pub(crate) use opening::OpenWish;
+pub(crate) use opening::OpenRequest;
 pub(crate) use plan::Older;
-pub(crate) use rung_fault::is_wrong;
+pub(crate) use source_fault::is_wrong;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_wire::{ManifestBytes, Namespace, SlotId};
 
-use heal_first::HealFirst;
-use opening::Opening;
-use plan::PlanQuery;
+use await_repair::AwaitedRepair;
+use opening::ShardOpen;
+use plan::SurveyInProgress;
 use verify::VerifyWork;
 
 use crate::api::{Now, QueryId, SessionTally};
@@ -36,9 +36,9 @@ use crate::limits;
 /// Plans, openings and verifications that are asked for here.
 #[derive(Debug, Default)]
 pub(crate) struct Restores {
-    plans: BTreeMap<QueryId, PlanQuery>,
-    openings: BTreeMap<SlotId, Opening>,
-    heals_first: Vec<HealFirst>,
+    plans: BTreeMap<QueryId, SurveyInProgress>,
+    openings: BTreeMap<SlotId, ShardOpen>,
+    awaited_repairs: Vec<AwaitedRepair>,
     verifies: BTreeMap<QueryId, VerifyWork>,
     /// Manifests of the last plans, for the requests that follow them.
     planned: Vec<Arc<ManifestBytes>>,
@@ -49,7 +49,9 @@ impl Restores {
     pub fn deadlines(&self) -> impl Iterator<Item = Now> {
         let plans = self.plans.values().map(|plan| plan.deadline);
         let openings = self.openings.values().map(|opening| opening.deadline);
-        let rest = self.heals_deadline().chain(self.verifies_deadline());
+        let rest = self
+            .awaited_repairs_deadlines()
+            .chain(self.verifies_deadline());
         plans.chain(openings).chain(rest)
     }
 
@@ -61,12 +63,12 @@ impl Restores {
     /// Requests that have not been answered.
     pub fn unanswered(&self) -> usize {
         let openings = self.openings.values().filter(|it| !it.is_open());
-        self.heals_first.len() + self.plans.len() + openings.count() + self.verifies.len()
+        self.awaited_repairs.len() + self.plans.len() + openings.count() + self.verifies.len()
     }
 
     /// Openings that wait for a repair.
     pub fn waiters(&self) -> usize {
-        self.heals_first.len()
+        self.awaited_repairs.len()
     }
 }
 

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::Rates;
 use super::holdings::unknown_namespace;
-use super::plan::{Older, PlanQuery, Then, TierListing};
+use super::plan::{Older, SurveyInProgress, SurveyPurpose, TierListing};
 use crate::context::Context;
 use crate::place::wrong_token;
 
@@ -28,7 +28,7 @@ enum NotWhole {
 }
 
 impl Context {
-    pub(super) fn choose(&self, plan: &PlanQuery) -> Result<RestorePlan, Refusal> {
+    pub(super) fn choose(&self, plan: &SurveyInProgress) -> Result<RestorePlan, Refusal> {
         if plan.foreign_owner {
             self.check_owner(&plan.namespace, plan.owner)?;
             return Err(wrong_token(&plan.namespace));
@@ -54,7 +54,7 @@ impl Context {
         Err(self.nothing_offered(plan, &passed_over))
     }
 
-    fn nothing_offered(&self, plan: &PlanQuery, passed_over: &[Unrestorable]) -> Refusal {
+    fn nothing_offered(&self, plan: &SurveyInProgress, passed_over: &[Unrestorable]) -> Refusal {
         if let Err(mut refusal) = self.check_newer(plan, None) {
             refusal.message.push_str(&reasons(passed_over));
             return refusal;
@@ -73,14 +73,23 @@ impl Context {
 
     /// Whether what was found may be offered: nothing newer that is known to have been protected, or that a majority
     /// would know of, may be hidden on nodes that have not answered.
-    fn check_newer(&self, plan: &PlanQuery, found: Option<&CheckpointKey>) -> Result<(), Refusal> {
+    fn check_newer(
+        &self,
+        plan: &SurveyInProgress,
+        found: Option<&CheckpointKey>,
+    ) -> Result<(), Refusal> {
         let silent = self.silent(plan);
         let torn = self.is_torn(plan);
         let all_heard = silent.is_empty()
             && matches!(plan.tier, TierListing::Absent | TierListing::Read)
             && !torn;
         let asked_for = plan.step.is_some() && found.is_some();
-        if all_heard || asked_for || matches!(plan.then, Then::Verify | Then::Offer(Older::Allowed))
+        if all_heard
+            || asked_for
+            || matches!(
+                plan.then,
+                SurveyPurpose::Verify | SurveyPurpose::Offer(Older::Allowed)
+            )
         {
             return Ok(());
         }
@@ -107,7 +116,7 @@ impl Context {
     }
 
     /// The newest checkpoint that is whole by what is known till now.
-    pub(super) fn newest_offer(&self, plan: &PlanQuery) -> Option<CheckpointKey> {
+    pub(super) fn newest_offer(&self, plan: &SurveyInProgress) -> Option<CheckpointKey> {
         let mut all = candidates(plan).into_iter();
         all.find(|(key, name)| self.offer(plan, *name, key).is_ok())
             .map(|(key, _)| key.clone())
@@ -115,7 +124,7 @@ impl Context {
 
     fn offer(
         &self,
-        plan: &PlanQuery,
+        plan: &SurveyInProgress,
         name: Digest,
         key: &CheckpointKey,
     ) -> Result<RestorePlan, NotWhole> {
@@ -167,7 +176,7 @@ impl Context {
 }
 
 /// What was found of the step asked for, newest first.
-fn candidates(plan: &PlanQuery) -> Vec<(&CheckpointKey, Digest)> {
+fn candidates(plan: &SurveyInProgress) -> Vec<(&CheckpointKey, Digest)> {
     let wanted = |key: &CheckpointKey| plan.step.is_none_or(|step| step == key.step);
     let keys = plan.survey.keys.iter();
     let mut found: Vec<(&CheckpointKey, Digest)> = keys
@@ -188,7 +197,7 @@ enum Hidden {
 }
 
 fn newer_unreachable(
-    plan: &PlanQuery,
+    plan: &SurveyInProgress,
     hidden: Hidden,
     silent: &[NodeName],
     found: Option<&CheckpointKey>,
@@ -216,7 +225,7 @@ fn newer_unreachable(
 }
 
 /// Who has not said what it holds.
-fn not_answered(plan: &PlanQuery, silent: &[NodeName]) -> String {
+fn not_answered(plan: &SurveyInProgress, silent: &[NodeName]) -> String {
     let mut text = String::new();
     if !silent.is_empty() {
         let names = silent.iter().take(LISTED_MAX).map(NodeName::to_string);
@@ -245,7 +254,7 @@ fn reasons(passed_over: &[Unrestorable]) -> String {
 }
 
 fn nothing_restorable(
-    plan: &PlanQuery,
+    plan: &SurveyInProgress,
     passed_over: &[Unrestorable],
     silent: &[NodeName],
 ) -> Refusal {

@@ -13,19 +13,19 @@ use storaged_wire::{
     CheckpointState, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode, SlotId, Step,
 };
 
+use super::cluster_view::ClusterView;
 use super::holdings::unknown_manifest;
-use super::opening::{OpenWish, Opening, check_ranges};
-use super::plan::Then;
-use super::rung_fault::{RungFault, is_wrong};
-use super::survey::Survey;
+use super::opening::{OpenRequest, ShardOpen, check_ranges};
+use super::plan::SurveyPurpose;
+use super::source_fault::{SourceFault, is_wrong};
 use crate::api::{ConnId, DurableFault, Note, Now, Output, RequestId};
+use crate::catalog::{Checkpoint, SlotUse};
 use crate::context::Context;
 use crate::encode::Sessions;
 use crate::encode::{Restored, SessionGoal};
 use crate::event::NoSlot;
 use crate::limits;
 use crate::restore::Restores;
-use crate::table::{Checkpoint, SlotUse};
 
 /// Failed attempts of one opening before it gives up on sessions: more than any group has survivors to try.
 const ATTEMPTS_MAX: usize = 16;
@@ -37,7 +37,7 @@ impl Restores {
     pub(crate) fn open_shard(
         &mut self,
         id: RequestId,
-        wish: OpenWish,
+        wish: OpenRequest,
         timeout_ms: u32,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
@@ -51,7 +51,7 @@ impl Restores {
         }
         let surveyor = cx.surveyor(id)?;
         let step = self.step_of(wish.manifest, cx);
-        self.survey(surveyor, step, timeout_ms, Then::Open(wish), cx);
+        self.survey(surveyor, step, timeout_ms, SurveyPurpose::Open(wish), cx);
         Ok(())
     }
 
@@ -66,8 +66,8 @@ impl Restores {
     pub(crate) fn open_surveyed(
         &mut self,
         id: RequestId,
-        wish: OpenWish,
-        survey: Survey,
+        wish: OpenRequest,
+        survey: ClusterView,
         cx: &mut Context,
     ) {
         if let Err(refusal) = self.try_open_surveyed(id, wish, survey, cx) {
@@ -78,8 +78,8 @@ impl Restores {
     fn try_open_surveyed(
         &mut self,
         id: RequestId,
-        wish: OpenWish,
-        survey: Survey,
+        wish: OpenRequest,
+        survey: ClusterView,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         let attached = cx.attached(id)?.clone();
@@ -102,22 +102,22 @@ impl Restores {
                 state.unwrap_or(CheckpointState::Committed),
             );
         }
-        if cx.is_to_be_healed(&wish, &survey, &manifest) {
-            self.heal_first(id, wish, cx);
+        if cx.will_be_repaired(&wish, &survey, &manifest) {
+            self.await_repair(id, wish, cx);
             return Ok(());
         }
         let namespace = manifest.manifest().namespace.clone();
         let slot = cx.create_slot(&namespace, wish.rank, length, SlotUse::Opening)?;
         let (mut excluded, mut faults) = (BTreeSet::new(), Vec::new());
         if let Some(rung) = wish.without {
-            faults.push(RungFault::FoundByReader(rung));
+            faults.push(SourceFault::FoundByReader(rung));
         }
         if wish.without == Some(Rung::OwnRam) {
             excluded.insert(cx.me().clone());
         }
         self.openings.insert(
             slot,
-            Opening {
+            ShardOpen {
                 id,
                 manifest,
                 rank: wish.rank,
@@ -144,7 +144,7 @@ impl Restores {
         cx: &mut Context,
     ) {
         let Err(NoSlot(reason)) = made else {
-            return self.climb(slot, sessions, cx);
+            return self.try_next_source(slot, sessions, cx);
         };
         if let Some(opening) = self.openings.remove(&slot) {
             let refusal = cx.no_budget(opening.manifest.manifest().length(), &reason);
@@ -153,7 +153,7 @@ impl Restores {
     }
 
     /// Tries the best rung that has not failed.
-    fn climb(&mut self, slot: SlotId, sessions: &mut Sessions, cx: &mut Context) {
+    fn try_next_source(&mut self, slot: SlotId, sessions: &mut Sessions, cx: &mut Context) {
         let Some(opening) = self.openings.get(&slot) else {
             return;
         };
@@ -227,7 +227,7 @@ impl Restores {
         let Some(opening) = self.openings.get_mut(&slot) else {
             return;
         };
-        let failed = RungFault::Session(node.clone(), fault.clone());
+        let failed = SourceFault::Session(node.clone(), fault.clone());
         opening.faults.push(failed);
         let blamed = fault.blamed().unwrap_or(node).clone();
         let manifest = opening.manifest.manifest();
@@ -249,7 +249,7 @@ impl Restores {
         if let (Some(blamed), Some(opening)) = (blamed, self.openings.get_mut(&slot)) {
             opening.excluded.insert(blamed);
         }
-        self.climb_again(slot, sessions, cx);
+        self.try_next_source_when_idle(slot, sessions, cx);
     }
 
     /// Whether a shard of this checkpoint is being opened here.
@@ -260,9 +260,14 @@ impl Restores {
     }
 
     /// Climbs on, once no session fills the slot any more: what it has filled till then need not come again.
-    pub(crate) fn climb_again(&mut self, slot: SlotId, sessions: &mut Sessions, cx: &mut Context) {
+    pub(crate) fn try_next_source_when_idle(
+        &mut self,
+        slot: SlotId,
+        sessions: &mut Sessions,
+        cx: &mut Context,
+    ) {
         if !sessions.slot_is_ending(slot) {
-            self.climb(slot, sessions, cx);
+            self.try_next_source(slot, sessions, cx);
         }
     }
 
@@ -299,7 +304,7 @@ impl Restores {
                 }
                 if let Some(opening) = self.openings.get_mut(&slot) {
                     opening.survey.durable_fault = Some(fault);
-                    self.climb(slot, sessions, cx);
+                    self.try_next_source(slot, sessions, cx);
                 }
             }
         }
@@ -317,8 +322,8 @@ impl Restores {
             return;
         };
         let Some(leaves) = leaves else {
-            opening.faults.push(RungFault::NoTable);
-            return self.climb(slot, sessions, cx);
+            opening.faults.push(SourceFault::NoTable);
+            return self.try_next_source(slot, sessions, cx);
         };
         let manifest = opening.manifest.manifest();
         let Some(entry) = manifest.shard(opening.rank).cloned() else {
@@ -326,8 +331,8 @@ impl Restores {
         };
         let proven = root_digest(&leaves, entry.length, manifest.chunk) == entry.root;
         if !proven {
-            opening.faults.push(RungFault::WrongTable);
-            return self.climb(slot, sessions, cx);
+            opening.faults.push(SourceFault::WrongTable);
+            return self.try_next_source(slot, sessions, cx);
         }
         opening.open = true;
         opening.deadline = Now(u64::MAX);
@@ -380,7 +385,7 @@ impl Restores {
         };
         cx.drop_slot(slot);
         let record = opening.manifest.manifest();
-        let corrupt = opening.faults.iter().any(RungFault::is_corrupt);
+        let corrupt = opening.faults.iter().any(SourceFault::is_corrupt);
         let durable = opening.survey.durable_fault.take();
         let code = match &durable {
             Some(fault) if !fault.is_damage() => RefusalCode::DurableUnavailable,
@@ -388,7 +393,7 @@ impl Restores {
             None if corrupt => RefusalCode::Corrupt,
             None => RefusalCode::TooManyLost,
         };
-        let durable = durable.map(|fault| RungFault::Durable(fault.to_string()));
+        let durable = durable.map(|fault| SourceFault::Durable(fault.to_string()));
         opening.faults.extend(durable);
         let text = format!(
             "the shard of rank {} at step {} could not be restored on any rung; tried: [{}]; ask for another plan",
@@ -470,7 +475,7 @@ impl Restores {
 
     fn drop_guests(
         &mut self,
-        gone: impl Fn(&Opening) -> bool,
+        gone: impl Fn(&ShardOpen) -> bool,
         sessions: &mut Sessions,
         cx: &mut Context,
     ) {
@@ -506,7 +511,7 @@ impl Restores {
 
 impl Context {
     /// The first rung: this node's RAM.
-    pub(super) fn open_own(&mut self, id: RequestId, wish: &OpenWish) -> bool {
+    pub(super) fn open_own(&mut self, id: RequestId, wish: &OpenRequest) -> bool {
         if wish.without == Some(Rung::OwnRam) {
             return false;
         }
@@ -537,7 +542,7 @@ impl Context {
     }
 }
 
-fn said(faults: &[RungFault]) -> String {
-    let said: Vec<String> = faults.iter().map(RungFault::to_string).collect();
+fn said(faults: &[SourceFault]) -> String {
+    let said: Vec<String> = faults.iter().map(SourceFault::to_string).collect();
     said.join("; ")
 }

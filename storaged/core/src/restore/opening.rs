@@ -5,20 +5,20 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use storaged_plan::LaneBlocks;
-use storaged_wire::local::Rung;
+use storaged_wire::local::{ByteRange, Rung};
 use storaged_wire::peer::SessionKind;
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{ChunkSize, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode};
 
-use super::rung_fault::RungFault;
-use super::survey::Survey;
+use super::cluster_view::ClusterView;
+use super::source_fault::SourceFault;
 use crate::api::{Now, RequestId};
 use crate::context::Context;
 use crate::encode::Sessions;
 
 /// What an `OpenShard` asks for.
 #[derive(Debug, Clone)]
-pub(crate) struct OpenWish {
+pub(crate) struct OpenRequest {
     pub manifest: Digest,
     pub rank: Rank,
     pub ranges: Vec<Range<u64>>,
@@ -29,17 +29,39 @@ pub(crate) struct OpenWish {
     pub healed_in_vain: bool,
 }
 
+impl OpenRequest {
+    /// As a reader says it, to be answered by a time.
+    pub fn new(
+        (manifest, rank): (Digest, Rank),
+        ranges: &[ByteRange],
+        without: Option<Rung>,
+        deadline: Now,
+    ) -> Self {
+        let ranges = ranges.iter();
+        Self {
+            manifest,
+            rank,
+            ranges: ranges
+                .map(|r| r.offset..r.offset.saturating_add(r.length))
+                .collect(),
+            deadline,
+            without,
+            healed_in_vain: false,
+        }
+    }
+}
+
 /// A shard on its way into this node's RAM, or there for a reader.
 #[derive(Debug, Clone)]
-pub(crate) struct Opening {
+pub(crate) struct ShardOpen {
     pub id: RequestId,
     pub manifest: Arc<ManifestBytes>,
     pub rank: Rank,
     pub deadline: Now,
     pub(super) ranges: Vec<Range<u64>>,
-    pub(super) survey: Survey,
+    pub(super) survey: ClusterView,
     pub(super) excluded: BTreeSet<NodeName>,
-    pub(super) faults: Vec<RungFault>,
+    pub(super) faults: Vec<SourceFault>,
     pub(super) attempts: usize,
     pub(super) rung: Rung,
     /// A block came out wrong: from now on every block is checked by this node.
@@ -47,7 +69,7 @@ pub(crate) struct Opening {
     pub(super) open: bool,
 }
 
-impl Opening {
+impl ShardOpen {
     /// Whether the reader has the shard.
     pub fn is_open(&self) -> bool {
         self.open

@@ -8,9 +8,9 @@ use storaged_wire::local::Reply;
 use storaged_wire::peer::{HighMark, Holding, PeerMessage};
 use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, Step};
 
+use super::cluster_view::ClusterView;
 use super::holdings::unknown_manifest;
-use super::opening::OpenWish;
-use super::survey::Survey;
+use super::opening::OpenRequest;
 use crate::api::{
     ConnId, DurableFault, DurableListing, DurablePolicy, Now, Output, QueryId, RequestId,
 };
@@ -21,14 +21,14 @@ use crate::restore::Restores;
 
 /// A survey of who holds what, under way. It has the caller's time.
 #[derive(Debug, Clone)]
-pub(crate) struct PlanQuery {
+pub(crate) struct SurveyInProgress {
     pub id: RequestId,
     pub namespace: Namespace,
     pub owner: Owner,
     pub step: Option<Step>,
     pub began: Now,
     pub deadline: Now,
-    pub survey: Survey,
+    pub survey: ClusterView,
     /// Members that have said what they hold since their links came up, this node included.
     pub answered: BTreeSet<NodeName>,
     /// Manifests that members were asked for and have not answered, by member.
@@ -40,7 +40,7 @@ pub(crate) struct PlanQuery {
     /// answered, and let the others drop what came before, is in none of them.
     pub mark_asked: Option<HighMark>,
     pub foreign_owner: bool,
-    pub then: Then,
+    pub then: SurveyPurpose,
     manifests_asked: BTreeSet<Digest>,
 }
 
@@ -62,11 +62,11 @@ impl TierListing {
 
 /// What the answer is for.
 #[derive(Debug, Clone)]
-pub(crate) enum Then {
+pub(crate) enum SurveyPurpose {
     Offer(Older),
     Verify,
     Manifest(Digest),
-    Open(OpenWish),
+    Open(OpenRequest),
 }
 
 /// Whether a plan may go below what is known to have been protected.
@@ -74,6 +74,17 @@ pub(crate) enum Then {
 pub(crate) enum Older {
     Refused,
     Allowed,
+}
+
+impl Older {
+    /// As the request says it.
+    pub fn of(allowed: bool) -> Self {
+        if allowed {
+            Self::Allowed
+        } else {
+            Self::Refused
+        }
+    }
 }
 
 /// Whom a survey is made for.
@@ -95,7 +106,7 @@ impl Restores {
         self.plans.retain(|_, plan| plan.id.conn != conn);
         self.verifies
             .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
-        self.forget_heals(conn);
+        self.forget_awaited_repairs(conn);
         self.drop_guests_of(conn, sessions, cx);
     }
 
@@ -108,7 +119,7 @@ impl Restores {
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         let surveyor = cx.surveyor(id)?;
-        self.survey(surveyor, step, timeout_ms, Then::Offer(older), cx);
+        self.survey(surveyor, step, timeout_ms, SurveyPurpose::Offer(older), cx);
         Ok(())
     }
 
@@ -117,7 +128,7 @@ impl Restores {
         surveyor: Surveyor,
         step: Option<Step>,
         timeout_ms: u32,
-        then: Then,
+        then: SurveyPurpose,
         cx: &mut Context,
     ) {
         cx.touch(&surveyor.namespace);
@@ -125,7 +136,7 @@ impl Restores {
         self.ask_around(plan, cx);
     }
 
-    fn ask_around(&mut self, plan: PlanQuery, cx: &mut Context) {
+    fn ask_around(&mut self, plan: SurveyInProgress, cx: &mut Context) {
         let query = QueryId(cx.fresh());
         if plan.tier == TierListing::Asked {
             let step = plan.step;
@@ -157,13 +168,13 @@ impl Restores {
         };
         let fresh = cx.new_survey(of, plan.step, 0, plan.then);
         self.ask_around(
-            PlanQuery {
+            SurveyInProgress {
                 began: plan.began,
                 deadline: plan.deadline,
                 foreign_owner: plan.foreign_owner,
                 mark,
                 mark_asked: mark,
-                survey: Survey {
+                survey: ClusterView {
                     manifests: plan.survey.manifests,
                     ..fresh.survey
                 },
@@ -195,7 +206,7 @@ impl Restores {
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
         };
-        let Then::Manifest(name) = plan.then else {
+        let SurveyPurpose::Manifest(name) = plan.then else {
             return;
         };
         plan.manifests_asked.insert(name);
@@ -261,7 +272,7 @@ impl Restores {
         let manifest = bytes.and_then(|bytes| ManifestBytes::parse(bytes).ok());
         let manifest = manifest.map(Arc::new);
         let name = manifest.as_ref().map(|manifest| manifest.name());
-        let asked = |plan: &PlanQuery| {
+        let asked = |plan: &SurveyInProgress| {
             plan.manifests_due.contains_key(from)
                 && name.is_some_and(|name| plan.manifests_asked.contains(&name))
         };
@@ -390,7 +401,8 @@ impl Restores {
                 plan.survey.manifests.insert(name, manifest);
             }
         }
-        let is_late = |plan: &PlanQuery| plan.deadline <= cx.now && !planted!("plans_never_expire");
+        let is_late =
+            |plan: &SurveyInProgress| plan.deadline <= cx.now && !planted!("plans_never_expire");
         let Some(plan) = self.plans.get(&query) else {
             return;
         };
@@ -407,7 +419,7 @@ impl Restores {
         };
         let id = plan.id;
         match plan.then.clone() {
-            Then::Open(wish) => {
+            SurveyPurpose::Open(wish) => {
                 let mut survey = plan.survey;
                 survey.note_durable(wish.manifest);
                 survey.durable_fault = match plan.tier {
@@ -417,18 +429,20 @@ impl Restores {
                 };
                 self.open_surveyed(id, wish, survey, cx);
             }
-            Then::Manifest(name) => self.manifest_surveyed(id, name, &plan.survey, cx),
-            Then::Offer(_) | Then::Verify => self.answer_plan(&plan, cx),
+            SurveyPurpose::Manifest(name) => self.manifest_surveyed(id, name, &plan.survey, cx),
+            SurveyPurpose::Offer(_) | SurveyPurpose::Verify => self.answer_plan(&plan, cx),
         }
     }
 
-    fn answer_plan(&mut self, plan: &PlanQuery, cx: &mut Context) {
+    fn answer_plan(&mut self, plan: &SurveyInProgress, cx: &mut Context) {
         match cx.choose(plan) {
             Ok(offer) => {
                 let manifest = plan.survey.manifests[&offer.manifest].clone();
                 self.remember_planned(manifest.clone());
                 match plan.then {
-                    Then::Verify => self.start_verify(plan.id, manifest, plan.deadline, cx),
+                    SurveyPurpose::Verify => {
+                        self.start_verify(plan.id, manifest, plan.deadline, cx)
+                    }
                     _ => cx.reply(plan.id, Reply::Plan(offer)),
                 }
             }
@@ -440,7 +454,7 @@ impl Restores {
         &mut self,
         id: RequestId,
         name: Digest,
-        survey: &Survey,
+        survey: &ClusterView,
         cx: &mut Context,
     ) {
         let outcome = match survey.manifests.get(&name).cloned() {
@@ -471,13 +485,13 @@ impl Context {
         of: Surveyor,
         step: Option<Step>,
         timeout_ms: u32,
-        then: Then,
-    ) -> PlanQuery {
-        let mut survey = Survey::default();
+        then: SurveyPurpose,
+    ) -> SurveyInProgress {
+        let mut survey = ClusterView::default();
         survey.add(self.me(), &self.holdings_of(&of.namespace));
         let asked = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
         let mark = self.mark_of(&of.namespace);
-        PlanQuery {
+        SurveyInProgress {
             id: of.id,
             owner: of.owner,
             step,

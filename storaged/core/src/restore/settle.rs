@@ -9,20 +9,22 @@ use storaged_wire::plan::Source;
 use storaged_wire::{Digest, NodeName};
 
 use super::marks::mark_at;
-use super::opening::OpenWish;
-use super::plan::{Older, PlanQuery, Then};
+use super::opening::OpenRequest;
+use super::plan::{Older, SurveyInProgress, SurveyPurpose};
 use crate::context::Context;
 use crate::limits;
 
 impl Context {
-    pub(super) fn is_settled(&self, plan: &PlanQuery) -> bool {
+    pub(super) fn is_settled(&self, plan: &SurveyInProgress) -> bool {
         if self.everybody_answered(plan) {
             return true;
         }
         match &plan.then {
-            Then::Manifest(name) => self.manifest_settles(plan, *name),
-            Then::Open(wish) => self.linked_answered(plan) && self.opening_settles(plan, wish),
-            Then::Offer(_) | Then::Verify => {
+            SurveyPurpose::Manifest(name) => self.manifest_settles(plan, *name),
+            SurveyPurpose::Open(wish) => {
+                self.linked_answered(plan) && self.opening_settles(plan, wish)
+            }
+            SurveyPurpose::Offer(_) | SurveyPurpose::Verify => {
                 self.majority_answered(plan)
                     && self.linked_answered(plan)
                     && self.offer_settles(plan)
@@ -32,18 +34,18 @@ impl Context {
 
     /// Whether what answered is below what was protected, and something was protected while answers came in: they tell of
     /// different moments then, and what is whole may be in none of them.
-    pub(super) fn is_torn(&self, plan: &PlanQuery) -> bool {
+    pub(super) fn is_torn(&self, plan: &SurveyInProgress) -> bool {
         let bar = self.bar(plan);
         let is_enough =
             |key: Option<CheckpointKey>| key.is_some_and(|key| self.is_high_enough(plan, &key));
-        matches!(plan.then, Then::Offer(Older::Refused))
+        matches!(plan.then, SurveyPurpose::Offer(Older::Refused))
             && plan.step.is_none()
             && bar != plan.mark_asked
             && !planted!("torn_plans_believed")
             && !is_enough(self.newest_offer(plan))
     }
 
-    fn everybody_answered(&self, plan: &PlanQuery) -> bool {
+    fn everybody_answered(&self, plan: &SurveyInProgress) -> bool {
         let enough = plan.answered.len() >= self.setup.members.len();
         enough
             && plan.manifests_due.is_empty()
@@ -52,7 +54,7 @@ impl Context {
     }
 
     /// Members that have not said what they hold.
-    pub(super) fn silent(&self, plan: &PlanQuery) -> Vec<NodeName> {
+    pub(super) fn silent(&self, plan: &SurveyInProgress) -> Vec<NodeName> {
         let members = self.setup.members.iter().map(|member| &member.name);
         members
             .filter(|name| !plan.answered.contains(*name))
@@ -60,24 +62,24 @@ impl Context {
             .collect()
     }
 
-    pub(super) fn majority_answered(&self, plan: &PlanQuery) -> bool {
+    pub(super) fn majority_answered(&self, plan: &SurveyInProgress) -> bool {
         plan.answered.len() >= self.majority()
     }
 
     /// Whether those whose links are up have answered, or have had the time to.
-    fn linked_answered(&self, plan: &PlanQuery) -> bool {
+    fn linked_answered(&self, plan: &SurveyInProgress) -> bool {
         // This node has answered too. Counted first: looking for each peer at every answer is quadratic.
         let enough = plan.answered.len() > self.peers.len();
         let all = || self.peers.keys().all(|peer| plan.answered.contains(peer));
         self.had_time(plan) || plan.manifests_due.is_empty() && enough && all()
     }
 
-    fn had_time(&self, plan: &PlanQuery) -> bool {
+    fn had_time(&self, plan: &SurveyInProgress) -> bool {
         self.now.since(plan.began) >= limits::QUERY_MAX_MS
     }
 
     /// What is whole in RAM and high enough does not wait for the durable tier.
-    fn offer_settles(&self, plan: &PlanQuery) -> bool {
+    fn offer_settles(&self, plan: &SurveyInProgress) -> bool {
         match self.newest_offer(plan) {
             Some(key) => self.is_high_enough(plan, &key),
             None => plan.tier.is_settled() && self.knows_nothing(plan),
@@ -85,7 +87,7 @@ impl Context {
     }
 
     /// Whether nobody who answered has ever heard of what is asked for.
-    fn knows_nothing(&self, plan: &PlanQuery) -> bool {
+    fn knows_nothing(&self, plan: &SurveyInProgress) -> bool {
         let mut keys = plan.survey.keys.values();
         match plan.step {
             Some(step) => !keys.any(|key| key.step == step),
@@ -94,21 +96,21 @@ impl Context {
     }
 
     /// What a plan must not go below.
-    pub(super) fn bar(&self, plan: &PlanQuery) -> Option<storaged_wire::peer::HighMark> {
+    pub(super) fn bar(&self, plan: &SurveyInProgress) -> Option<storaged_wire::peer::HighMark> {
         plan.mark.max(self.mark_of(&plan.namespace))
     }
 
     /// Whoever asks for a step by its number gets it, whatever came after it.
-    pub(super) fn is_high_enough(&self, plan: &PlanQuery, key: &CheckpointKey) -> bool {
+    pub(super) fn is_high_enough(&self, plan: &SurveyInProgress, key: &CheckpointKey) -> bool {
         plan.step.is_some() || self.bar(plan) <= Some(mark_at(key)) || planted!("plan_goes_below")
     }
 
-    fn manifest_settles(&self, plan: &PlanQuery, name: Digest) -> bool {
+    fn manifest_settles(&self, plan: &SurveyInProgress, name: Digest) -> bool {
         let all = || self.majority_answered(plan) && self.linked_answered(plan);
         plan.survey.manifests.contains_key(&name) || plan.tier.is_settled() && all()
     }
 
-    fn opening_settles(&self, plan: &PlanQuery, wish: &OpenWish) -> bool {
+    fn opening_settles(&self, plan: &SurveyInProgress, wish: &OpenRequest) -> bool {
         let Some(manifest) = plan.survey.manifests.get(&wish.manifest) else {
             return plan.tier.is_settled() && self.majority_answered(plan);
         };

@@ -8,7 +8,7 @@ use storaged_wire::local::{Reply, VerifiedPart, VerifyReport};
 use storaged_wire::peer::{Lane, PeerMessage};
 use storaged_wire::{Digest, ManifestBytes, NodeName, Rank, Refusal, Step};
 
-use super::plan::Then;
+use super::plan::SurveyPurpose;
 use crate::api::{CheckPart, Now, Output, QueryId, RequestId};
 use crate::context::Context;
 use crate::limits;
@@ -52,7 +52,7 @@ impl Restores {
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         let surveyor = cx.surveyor(id)?;
-        self.survey(surveyor, step, timeout_ms, Then::Verify, cx);
+        self.survey(surveyor, step, timeout_ms, SurveyPurpose::Verify, cx);
         Ok(())
     }
 
@@ -66,7 +66,7 @@ impl Restores {
         cx: &mut Context,
     ) {
         let query = QueryId(cx.fresh());
-        let concerned = cx.concerned(&manifest);
+        let concerned = cx.stakeholders(&manifest);
         let up: BTreeSet<NodeName> = concerned
             .into_iter()
             .filter(|node| cx.is_up(node))

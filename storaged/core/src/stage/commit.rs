@@ -16,12 +16,12 @@ use storaged_wire::{
 };
 
 use crate::api::{Note, RequestId};
+use crate::catalog::{Announced, Checkpoint, Description, Told};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
 use crate::parcels::Notice;
 use crate::place::RunStanding;
-use crate::table::{Announced, Checkpoint, Description, Told};
 
 /// The membership is the configured list, which does not change while daemons run.
 const EPOCH: u64 = 1;
@@ -460,7 +460,7 @@ impl Context {
     }
 
     /// Everyone who has to do with a checkpoint.
-    pub(crate) fn concerned(&self, manifest: &ManifestBytes) -> BTreeSet<NodeName> {
+    pub(crate) fn stakeholders(&self, manifest: &ManifestBytes) -> BTreeSet<NodeName> {
         let record = manifest.manifest();
         let key = CheckpointKey::of(record);
         let nodes = manifest.nodes().iter();
@@ -475,7 +475,7 @@ impl Context {
             return;
         };
         let me = self.me().clone();
-        let mut nodes = self.concerned(&manifest);
+        let mut nodes = self.stakeholders(&manifest);
         nodes.remove(&me);
         if let Some((parcel, length)) = self.commit_as_parcel(key) {
             let to = nodes.into_iter().collect();
@@ -566,7 +566,7 @@ impl Context {
         let bears = self.bears(checkpoint).map_or(0, |bears| bears.losses);
         let is_current = |told: &Told| told.state >= checkpoint.state && told.bears == bears;
         let knows = |node: &NodeName| checkpoint.told.get(node).is_some_and(is_current);
-        let mut unaware = self.concerned(manifest);
+        let mut unaware = self.stakeholders(manifest);
         unaware.retain(|node| node != self.me() && !knows(node));
         for node in unaware {
             self.tell(key, &node);
@@ -644,7 +644,7 @@ impl Context {
             );
         };
         let down: Vec<String> = self
-            .concerned(manifest)
+            .stakeholders(manifest)
             .into_iter()
             .filter(|node| !self.is_up(node))
             .map(|node| node.to_string())

@@ -3,9 +3,9 @@
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{CheckpointState, NodeName};
 
+use crate::catalog::{Description, Told};
 use crate::context::Context;
 use crate::place::Blocks;
-use crate::table::{Description, Told};
 
 impl Context {
     /// Hears a message about what all machines share; any other comes back.

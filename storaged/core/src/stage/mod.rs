@@ -24,13 +24,13 @@ use storaged_wire::{
 };
 
 use crate::api::{ConnId, Note, Output, RequestId};
-use crate::context::Context;
-use crate::limits;
-use crate::place::{RunStanding, wrong_token};
-use crate::table::{
+use crate::catalog::{
     Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
     WaiterWish,
 };
+use crate::context::Context;
+use crate::limits;
+use crate::place::{RunStanding, wrong_token};
 
 /// What a trainer says of itself.
 #[derive(Debug, Clone)]

@@ -7,10 +7,10 @@ use storaged_wire::{CheckpointState, Namespace, Rank};
 
 use crate::api::{Note, Output};
 use crate::budget::Reservation;
+use crate::catalog::{Checkpoint, End, LocalShard, Upload};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
-use crate::table::{Checkpoint, End, LocalShard, Upload};
 
 /// Reasons kept for those who ask late, per namespace.
 const ABANDONED_KEPT: usize = 64;
@@ -266,7 +266,7 @@ impl Context {
     /// A checkpoint that is of no concern to this node was only known for a reader: nobody tells this node when it retires.
     pub(crate) fn forget_foreign(&mut self, in_use: impl Fn(&Checkpoint) -> bool) {
         let is_foreign = |c: &&Checkpoint| {
-            let concerned = c.manifest.as_ref().map(|m| self.concerned(m));
+            let concerned = c.manifest.as_ref().map(|m| self.stakeholders(m));
             let holds = !c.shards.is_empty() || !c.parity.is_empty() || in_use(c);
             concerned.is_some_and(|nodes| !nodes.contains(self.me())) && !holds
         };

@@ -7,9 +7,9 @@ use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
 
 use crate::api::{ConnId, Now};
+use crate::catalog::{Checkpoint, SlotUse, WaiterWish};
 use crate::context::Context;
 use crate::limits;
-use crate::table::{Checkpoint, SlotUse, WaiterWish};
 
 /// How a checkpoint gives way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
 use crate::api::{ConnId, DurablePolicy, Output, RequestId};
 use crate::budget::{NoRoom, Reservation};
+use crate::catalog::{Slot, SlotUse, WaiterWish};
 use crate::context::Context;
 use crate::event::{Event, NoSlot};
 use crate::limits;
-use crate::table::{Slot, SlotUse, WaiterWish};
 
 /// Slots grow in whole huge pages, so that a shard that grows a little still fits.
 pub const SLOT_GRAIN_BYTES: u64 = 2 << 20;

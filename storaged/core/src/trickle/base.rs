@@ -7,9 +7,9 @@ use storaged_wire::{CheckpointState, Namespace, Rank, SlotId};
 
 use crate::api::{DurableForm, Output, UploadBase};
 use crate::budget::Reservation;
+use crate::catalog::{Checkpoint, SlotUse, WaiterWish};
 use crate::context::Context;
 use crate::event::Event;
-use crate::table::{Checkpoint, SlotUse, WaiterWish};
 
 impl Context {
     /// Of the checkpoints older than `newest`, the one to keep for the next increment.

@@ -16,9 +16,9 @@ use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank};
 
 use crate::api::{DurableFault, DurablePolicy, Output};
+use crate::catalog::{Checkpoint, Upload};
 use crate::context::Context;
 use crate::limits;
-use crate::table::{Checkpoint, Upload};
 
 pub(crate) use health::{TierHealth, plain};
 pub(crate) use tier::durable_unavailable;

@@ -9,8 +9,8 @@ use storaged_wire::peer::{CheckpointKey, PeerMessage, UnowedCause};
 use storaged_wire::{CheckpointState, Digest, NodeName, Rank};
 
 use crate::api::{DurablePolicy, Note, Output};
+use crate::catalog::{Checkpoint, Upload};
 use crate::context::Context;
-use crate::table::{Checkpoint, Upload};
 
 /// Longest text of the tier's error that is told to peers.
 const REASON_BYTES_MAX: usize = 1_024;
@@ -136,7 +136,7 @@ impl Context {
         let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
             return;
         };
-        for node in self.concerned(&manifest) {
+        for node in self.stakeholders(&manifest) {
             if node != *self.me() {
                 self.say_given_up(&node, manifest.name(), reason.into());
             }
@@ -200,7 +200,7 @@ impl Context {
         let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
             return;
         };
-        for node in self.concerned(&manifest) {
+        for node in self.stakeholders(&manifest) {
             if node != *self.me() {
                 let manifest = manifest.name();
                 self.send(&node, PeerMessage::Durable { manifest });
@@ -215,7 +215,7 @@ impl Context {
         };
         let mut told = reason.clone();
         told.truncate(told.floor_char_boundary(REASON_BYTES_MAX));
-        for node in self.concerned(&manifest) {
+        for node in self.stakeholders(&manifest) {
             let (manifest, reason) = (manifest.name(), told.clone());
             self.send(&node, PeerMessage::DurableFailed { manifest, reason });
         }

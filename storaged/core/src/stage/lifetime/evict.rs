@@ -9,9 +9,9 @@ use storaged_wire::{CheckpointState, Namespace, NodeName};
 
 use crate::api::Note;
 use crate::budget::{NoRoom, Reservation};
+use crate::catalog::{Slot, SlotUse};
 use crate::context::Context;
 use crate::restore::mark_at;
-use crate::table::{Slot, SlotUse};
 
 /// Holders of the budget that a refusal names.
 const HOLDERS_NAMED: usize = 3;

@@ -8,8 +8,8 @@ use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, SlotId};
 
 use crate::api::{ConnId, RequestId};
+use crate::catalog::SlotUse;
 use crate::context::Context;
-use crate::table::SlotUse;
 
 impl Context {
     /// A fence has risen: the trainers below it have nothing here any more.
@@ -36,7 +36,7 @@ impl Context {
     }
 
     fn fenced_conns(&self, namespace: &Namespace) -> BTreeSet<ConnId> {
-        let of_run = |conn: &crate::table::Attached| {
+        let of_run = |conn: &crate::catalog::Attached| {
             let (run, _, _) = conn.trainer?;
             Some(conn.namespace == *namespace && self.check_fence(namespace, run).is_err())
         };

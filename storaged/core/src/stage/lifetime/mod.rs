@@ -18,9 +18,9 @@ use storaged_wire::{Namespace, NodeName};
 pub(crate) use drop_job::Drops;
 
 use crate::api::Now;
+use crate::catalog::{Slot, SlotUse};
 use crate::context::Context;
 use crate::limits;
-use crate::table::{Slot, SlotUse};
 
 /// What a node knows of the use of jobs.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@
 use storaged_plan::chooser::NodeMeasure;
 use storaged_wire::NodeName;
 
-use super::findings::{Side, WHOLE_PPM};
+use super::bottleneck::{Side, WHOLE_PPM};
 use super::measured::MeasuredRates;
 use crate::api::{LinkRates, Now, RateBasis};
 
@@ -117,7 +117,7 @@ fn part(whole: u64, part: u64, of: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::findings::{Certainty, Findings, Limit, SideSeen};
+    use super::super::bottleneck::{Bottleneck, Certainty, Limit, SideSeen};
     use super::super::measured::Weight;
     use std::collections::BTreeMap;
 
@@ -134,7 +134,7 @@ mod tests {
             share_ppm: WHOLE_PPM / 10,
             certainty: Certainty::Measured,
         };
-        let findings = Findings {
+        let findings = Bottleneck {
             usual: 100_000_000,
             limit: Limit::Links,
             sides: BTreeMap::from([((1, Side::Up), slow)]),

@@ -7,7 +7,7 @@ use storaged_wire::peer::{LinkTally, MemberTally};
 use storaged_wire::shape::EncodeShape;
 use thiserror::Error;
 
-use super::findings::{LinkSeen, WHOLE_PPM};
+use super::bottleneck::{LinkSample, WHOLE_PPM};
 use crate::api::Now;
 use crate::limits;
 
@@ -57,7 +57,7 @@ pub(crate) enum Headway {
 
 /// How a session goes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct SessionProgress {
     began_at: Now,
     judged_at: Now,
     /// What it runs in.
@@ -67,7 +67,7 @@ pub(crate) struct Pace {
     strikes: BTreeMap<NodeName, u32>,
 }
 
-impl Pace {
+impl SessionProgress {
     /// Of a session that begins now.
     pub fn begin(now: Now, shape: Option<EncodeShape>) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl Pace {
     }
 
     /// The links in the stretch since the last one that was judged, once it is long enough; a new stretch begins.
-    pub fn stretch(&mut self, now: Now, members: &[NodeName]) -> Option<Vec<LinkSeen>> {
+    pub fn stretch(&mut self, now: Now, members: &[NodeName]) -> Option<Vec<LinkSample>> {
         if now.since(self.judged_at) < limits::PACE_STRETCH_MS {
             return None;
         }
@@ -126,7 +126,7 @@ impl Pace {
     }
 
     /// The links since the session began.
-    pub fn whole(&self, members: &[NodeName]) -> Vec<LinkSeen> {
+    pub fn whole(&self, members: &[NodeName]) -> Vec<LinkSample> {
         let nothing = MemberTally::default();
         self.links(members, |_| &nothing)
     }
@@ -135,7 +135,7 @@ impl Pace {
         &'a self,
         members: &[NodeName],
         since: impl Fn(&'a Reports) -> &'a MemberTally,
-    ) -> Vec<LinkSeen> {
+    ) -> Vec<LinkSample> {
         let places: BTreeMap<&NodeName, usize> = members.iter().zip(0..).collect();
         let mut links = Vec::new();
         for (to, receiver) in members.iter().enumerate() {
@@ -244,14 +244,14 @@ fn seen(
     first: &MemberTally,
     last: &MemberTally,
     sender: &NodeName,
-) -> Option<LinkSeen> {
+) -> Option<LinkSample> {
     let elapsed_ms = last.elapsed_ms - first.elapsed_ms;
     let (before, after) = (link_to(first, sender), link_to(last, sender));
     if elapsed_ms < limits::EVIDENCE_MS_MIN || after.bytes == 0 {
         return None;
     }
     let waited_ms = (after.waiting_ms - before.waiting_ms).min(elapsed_ms);
-    Some(LinkSeen {
+    Some(LinkSample {
         from,
         to,
         bytes_per_s: (after.bytes - before.bytes).saturating_mul(1000) / elapsed_ms,
@@ -293,7 +293,7 @@ mod tests {
     }
 
     fn report(
-        pace: &mut Pace,
+        pace: &mut SessionProgress,
         now: u64,
         from: usize,
         tally: MemberTally,
@@ -303,10 +303,10 @@ mod tests {
 
     #[test]
     fn a_link_is_as_saturated_as_its_receiver_waits_for_what_has_begun_to_come() {
-        let mut pace = Pace::begin(Now(0), None);
+        let mut pace = SessionProgress::begin(Now(0), None);
         let of_n1 = tally(2000, 3, vec![link(0, 8000, 1000)]);
         report(&mut pace, 2000, 1, of_n1).expect("a report");
-        let seen = |from, to, bytes_per_s, saturated_ppm| LinkSeen {
+        let seen = |from, to, bytes_per_s, saturated_ppm| LinkSample {
             from,
             to,
             bytes_per_s,
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn headway_is_bytes_or_stripes_that_moved_and_not_time_that_went_by() {
-        let mut pace = Pace::begin(Now(0), None);
+        let mut pace = SessionProgress::begin(Now(0), None);
         let mut says = |now, stripes, bytes| {
             let tally = tally(now, stripes, vec![link(1, bytes, 0)]);
             report(&mut pace, now, 0, tally)
@@ -345,7 +345,7 @@ mod tests {
     fn what_cannot_be_counts_for_nothing() {
         let good = || tally(1000, 5, vec![link(1, 500, 800)]);
         let spoilt = |spoil: &dyn Fn(&mut MemberTally)| {
-            let mut pace = Pace::begin(Now(0), None);
+            let mut pace = SessionProgress::begin(Now(0), None);
             report(&mut pace, 1000, 0, good()).expect("a good one");
             let mut bad = good();
             spoil(&mut bad);
@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_member_is_out_after_as_many_stretches_in_a_row_as_it_takes() {
-        let mut pace = Pace::begin(Now(0), None);
+        let mut pace = SessionProgress::begin(Now(0), None);
         let slow = BTreeSet::from([name(1)]);
         for _ in 1..limits::PACE_STRIKES {
             assert!(pace.strike(&slow).is_empty());

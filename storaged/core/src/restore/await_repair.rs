@@ -1,5 +1,5 @@
 //! Openings that a heal serves. A node that came back with empty RAM gets its shards from the leaders of their lanes,
-//! asked or not, by one session with the other nodes that were lost (`place/heal.rs`). A trainer that opens its own
+//! asked or not, by one session with the other nodes that were lost (`encode/repair.rs`). A trainer that opens its own
 //! node's shard meanwhile waits for that. A session of its own would read every survivor a second time over the same
 //! links, and two such openings a third.
 
@@ -7,9 +7,9 @@ use storaged_plan::LaneBlocks;
 use storaged_wire::local::Reply;
 use storaged_wire::{CheckpointState, ManifestBytes, Rank, Refusal, RefusalCode};
 
-use super::opening::OpenWish;
-use super::plan::{Surveyor, Then};
-use super::survey::Survey;
+use super::cluster_view::ClusterView;
+use super::opening::OpenRequest;
+use super::plan::{SurveyPurpose, Surveyor};
 use crate::api::{ConnId, Now, RequestId};
 use crate::context::Context;
 use crate::encode::Sessions;
@@ -18,19 +18,19 @@ use crate::restore::Restores;
 
 /// An opening that waits for a heal.
 #[derive(Debug, Clone)]
-pub(crate) struct HealFirst {
+pub(crate) struct AwaitedRepair {
     id: RequestId,
-    wish: OpenWish,
+    wish: OpenRequest,
     /// If nothing heals the shard by then, the opening brings it back itself.
     alone_at: Now,
 }
 
 impl Context {
     /// Whether the shard is this node's own and can be expected to be healed soon.
-    pub(super) fn is_to_be_healed(
+    pub(super) fn will_be_repaired(
         &self,
-        wish: &OpenWish,
-        survey: &Survey,
+        wish: &OpenRequest,
+        survey: &ClusterView,
         manifest: &ManifestBytes,
     ) -> bool {
         let is_own = |rank| {
@@ -55,27 +55,27 @@ impl Context {
 }
 
 impl Restores {
-    pub(super) fn heal_first(&mut self, id: RequestId, wish: OpenWish, cx: &mut Context) {
+    pub(super) fn await_repair(&mut self, id: RequestId, wish: OpenRequest, cx: &mut Context) {
         let alone_at = cx.now.plus(limits::HEAL_FIRST_MS);
-        let waiting = HealFirst { id, wish, alone_at };
-        self.heals_first.push(waiting);
+        let waiting = AwaitedRepair { id, wish, alone_at };
+        self.awaited_repairs.push(waiting);
     }
 
     /// A whole shard is in this node's RAM: whoever waited for it has it.
     pub(crate) fn shard_is_back(&mut self, rank: Rank, cx: &mut Context) {
-        let all = std::mem::take(&mut self.heals_first);
+        let all = std::mem::take(&mut self.awaited_repairs);
         for waiting in all {
             let is_it = waiting.wish.rank == rank;
             if !is_it || !cx.open_own(waiting.id, &waiting.wish) {
-                self.heals_first.push(waiting);
+                self.awaited_repairs.push(waiting);
             }
         }
     }
 
     /// Openings whose heal goes on wait on; those without one go their own way after a while.
-    pub(crate) fn look_after_heals(&mut self, sessions: &mut Sessions, cx: &mut Context) {
+    pub(crate) fn advance_awaited_repairs(&mut self, sessions: &mut Sessions, cx: &mut Context) {
         let now = cx.now;
-        for mut waiting in std::mem::take(&mut self.heals_first) {
+        for mut waiting in std::mem::take(&mut self.awaited_repairs) {
             if waiting.wish.deadline <= now {
                 let text = format!(
                     "expected the shard of rank {} in time, its heal has not ended yet; ask again",
@@ -90,14 +90,14 @@ impl Restores {
             }
             match waiting.alone_at <= now {
                 true => self.open_alone(waiting.id, waiting.wish, cx),
-                false => self.heals_first.push(waiting),
+                false => self.awaited_repairs.push(waiting),
             }
         }
     }
 
     /// Looks anew who holds what, and brings the shard here by a session of its own.
-    fn open_alone(&mut self, id: RequestId, wish: OpenWish, cx: &mut Context) {
-        let wish = OpenWish {
+    fn open_alone(&mut self, id: RequestId, wish: OpenRequest, cx: &mut Context) {
+        let wish = OpenRequest {
             healed_in_vain: true,
             ..wish
         };
@@ -112,16 +112,17 @@ impl Restores {
             owner,
         };
         let step = self.step_of(wish.manifest, cx);
-        self.survey(surveyor, step, left_ms, Then::Open(wish), cx);
+        self.survey(surveyor, step, left_ms, SurveyPurpose::Open(wish), cx);
     }
 
     /// When an opening that waits for a heal must be looked at again.
-    pub(crate) fn heals_deadline(&self) -> impl Iterator<Item = Now> {
-        let waiting = self.heals_first.iter();
+    pub(crate) fn awaited_repairs_deadlines(&self) -> impl Iterator<Item = Now> {
+        let waiting = self.awaited_repairs.iter();
         waiting.map(|waiting| waiting.alone_at.min(waiting.wish.deadline))
     }
 
-    pub(super) fn forget_heals(&mut self, conn: ConnId) {
-        self.heals_first.retain(|waiting| waiting.id.conn != conn);
+    pub(super) fn forget_awaited_repairs(&mut self, conn: ConnId) {
+        self.awaited_repairs
+            .retain(|waiting| waiting.id.conn != conn);
     }
 }

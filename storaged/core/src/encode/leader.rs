@@ -11,11 +11,11 @@ use storaged_wire::peer::{
 use storaged_wire::shape::StripeMap;
 use storaged_wire::{CheckpointState, ManifestBytes, NodeName, SessionId, SlotId};
 
-use super::lacking::Lacking;
-use super::rates::Pace;
-use super::session::{Beginning, Led, SessionGoal};
-use super::shapes::{Needs, chosen};
+use super::linkstats::SessionProgress;
+use super::missing_stripes::MissingStripes;
+use super::session::{Beginning, LedSession, SessionGoal};
 use super::stripe_maps::{from_wire, to_wire};
+use super::topology::{StripeDemand, chosen};
 use crate::api::Note;
 use crate::context::Context;
 use crate::encode::Sessions;
@@ -74,7 +74,7 @@ impl Sessions {
         let now = cx.now;
         let progress = self.lanes.entry((manifest.name(), lane)).or_default();
         if let Some(session) = progress.session {
-            return self.look_again(session, manifest, &blocks, state, cx);
+            return self.revalidate(session, manifest, &blocks, state, cx);
         }
         if now < progress.retry_at {
             return;
@@ -84,7 +84,7 @@ impl Sessions {
         }
         let led_already = cx.checkpoints[key].lanes_led.contains(&lane);
         if state >= CheckpointState::Protected || led_already {
-            self.heal_lane(key, manifest, lane, &blocks, cx);
+            self.repair_lane(key, manifest, lane, &blocks, cx);
         } else {
             self.encode_lane(key, manifest, lane, &blocks, cx);
         }
@@ -145,7 +145,7 @@ impl Sessions {
             progress.session = Some(session);
             progress.first_try.get_or_insert(now);
         }
-        let led = Led {
+        let led = LedSession {
             record: record.clone(),
             key,
             lane,
@@ -157,14 +157,14 @@ impl Sessions {
             stripe_count: manifest.manifest().chunk.count(derived.blocks.length),
             ready: BTreeSet::new(),
             finished: BTreeSet::new(),
-            needs: Needs::default(),
-            lacking: Lacking::default(),
+            needs: StripeDemand::default(),
+            lacking: MissingStripes::default(),
             begun: None,
             faults: BTreeMap::new(),
             deadline: now.plus(limits::PROPOSE_MAX_MS),
             prepare_by: now.plus(limits::SESSION_STALL_MAX_MS),
             purpose,
-            pace: Pace::default(),
+            pace: SessionProgress::default(),
         };
         self.led.insert(session, led);
         for member in derived.members {
@@ -238,7 +238,7 @@ impl Sessions {
             return;
         };
         if led.is_in_full_but_for_the_name() {
-            return self.lead_in_full(session, cx);
+            return self.lead_without_delta(session, cx);
         }
         led.deadline = cx.now.plus(limits::SESSION_STALL_MAX_MS);
         let led = led.clone();
@@ -262,7 +262,7 @@ impl Sessions {
         });
         let shape = around.or(shape);
         if let Some(led) = self.led.get_mut(&session) {
-            led.pace = Pace::begin(cx.now, shape.clone());
+            led.pace = SessionProgress::begin(cx.now, shape.clone());
             led.begun = Some(Beginning { stripes, shape });
         }
         for member in led.members {
@@ -377,7 +377,7 @@ impl Sessions {
         }
     }
 
-    fn session_succeeded(&mut self, led: Led, cx: &mut Context) {
+    fn session_succeeded(&mut self, led: LedSession, cx: &mut Context) {
         self.learn_rates(&led, cx);
         let name = led.record.manifest;
         match led.purpose {
@@ -422,7 +422,13 @@ impl Sessions {
         self.lead_lanes(cx);
     }
 
-    fn session_failed(&mut self, led: Led, node: NodeName, fault: SessionFault, cx: &mut Context) {
+    fn session_failed(
+        &mut self,
+        led: LedSession,
+        node: NodeName,
+        fault: SessionFault,
+        cx: &mut Context,
+    ) {
         let now = cx.now;
         let place = (led.record.manifest, led.lane);
         if let SessionGoal::Open(slot) = led.purpose {

@@ -8,13 +8,13 @@ use storaged_wire::peer::Lane;
 use storaged_wire::shape::EncodeShape;
 use storaged_wire::{Manifest, ManifestBytes, NodeName};
 
-use super::rates::Links;
+use super::linkstats::Links;
 
 const MILLION: u64 = 1_000_000;
 
 /// Which stripes a session needs, as its members said.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Needs {
+pub(crate) struct StripeDemand {
     /// Changed at some source; none if no source said.
     changed: Option<DirtyMap>,
     /// Not there yet at some keeper; none if no keeper said.
@@ -23,7 +23,7 @@ pub(crate) struct Needs {
     counted: u64,
 }
 
-impl Needs {
+impl StripeDemand {
     /// Takes in which chunks of a source's shard changed.
     pub fn add_changed(&mut self, map: &DirtyMap) {
         self.said_by += 1;
@@ -92,7 +92,7 @@ pub(super) struct Chosen {
 pub(super) fn chosen(
     manifest: &ManifestBytes,
     lane: Lane,
-    needs: &Needs,
+    needs: &StripeDemand,
     links: &Links<'_>,
 ) -> Option<Chosen> {
     let blocks = LaneBlocks::of(manifest, lane)?;
@@ -113,7 +113,7 @@ pub(super) fn chosen(
 pub(super) fn expected_seconds(
     manifest: &ManifestBytes,
     lane: Lane,
-    needs: &Needs,
+    needs: &StripeDemand,
     links: &Links<'_>,
     shape: Option<&EncodeShape>,
 ) -> Option<f64> {
@@ -127,7 +127,7 @@ pub(super) fn expected_seconds(
 fn case(
     manifest: &Manifest,
     (lane, blocks): (Lane, &LaneBlocks),
-    needs: &Needs,
+    needs: &StripeDemand,
     links: &Links<'_>,
 ) -> Option<EncodeCase> {
     let groups: Vec<Group> = manifest
@@ -173,7 +173,7 @@ mod tests {
             chunks.iter().for_each(|chunk| map.mark(*chunk));
             map
         };
-        let mut needs = Needs::default();
+        let mut needs = StripeDemand::default();
         assert_eq!(needs.dirty(), Dirty::FULL);
         needs.add_changed(&map(&[1, 2]));
         needs.add_changed(&map(&[2, 3]));

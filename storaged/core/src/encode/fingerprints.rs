@@ -7,7 +7,7 @@ use storaged_codec::{CodingMatrix, Fingerprint, engine};
 use storaged_wire::peer::{CheckpointKey, SessionFault};
 use storaged_wire::{Manifest, NodeName, Rank};
 
-use super::session::Joined;
+use super::session::JoinedSession;
 use crate::context::Context;
 
 /// Nothing can be verified without the fingerprints of this node's shard.
@@ -38,7 +38,11 @@ impl Context {
     }
 
     /// Those that were fetched for a session, or else those that are known here.
-    pub(super) fn prints_here(&self, joined: &Joined, rank: Rank) -> Option<Arc<[Fingerprint]>> {
+    pub(super) fn prints_here(
+        &self,
+        joined: &JoinedSession,
+        rank: Rank,
+    ) -> Option<Arc<[Fingerprint]>> {
         let fetched = joined.fetch.tables().prints(rank).cloned();
         fetched.or_else(|| self.prints_known(&joined.key, rank))
     }
@@ -46,7 +50,7 @@ impl Context {
     /// What every chunk of parity `index` must have.
     pub(super) fn parity_prints(
         &self,
-        joined: &Joined,
+        joined: &JoinedSession,
         manifest: &Manifest,
         index: u32,
     ) -> Result<Arc<[Fingerprint]>, SessionFault> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_wire::NodeName;
 
-use super::findings::{Certainty, Findings, Limit, Side, SideSeen, WHOLE_PPM};
+use super::bottleneck::{Bottleneck, Certainty, Limit, Side, SideSeen, WHOLE_PPM};
 use crate::api::Now;
 use crate::limits;
 
@@ -80,7 +80,7 @@ fn is_fresh(at: Now, now: Now) -> bool {
 
 impl MeasuredRates {
     /// Takes in what a session says of its members.
-    pub fn learn(&mut self, now: Now, members: &[NodeName], findings: &Findings, weight: Weight) {
+    pub fn learn(&mut self, now: Now, members: &[NodeName], findings: &Bottleneck, weight: Weight) {
         self.sides.retain(|_, known| is_fresh(known.at, now));
         if findings.limit == Limit::Links {
             let before = self.usual(now).filter(|_| weight == Weight::Half);
@@ -178,13 +178,13 @@ mod tests {
         (0..4).map(name).collect()
     }
 
-    fn seen(share: f64, certainty: Certainty) -> Findings {
+    fn seen(share: f64, certainty: Certainty) -> Bottleneck {
         let side = SideSeen {
             bytes_per_s: (share * 1e8) as u64,
             share_ppm: (share * WHOLE_PPM as f64) as u64,
             certainty,
         };
-        Findings {
+        Bottleneck {
             usual: 100_000_000,
             limit: Limit::Links,
             sides: BTreeMap::from([((1, Side::Up), side)]),

@@ -12,7 +12,7 @@ use crate::api::{DurableFault, SetAside};
 
 /// Who holds what.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Survey {
+pub(crate) struct ClusterView {
     pub manifests: BTreeMap<Digest, Arc<ManifestBytes>>,
     pub keys: BTreeMap<Digest, CheckpointKey>,
     pub states: BTreeMap<Digest, CheckpointState>,
@@ -25,7 +25,7 @@ pub(crate) struct Survey {
     pub set_aside: Vec<SetAside>,
 }
 
-impl Survey {
+impl ClusterView {
     pub fn add(&mut self, node: &NodeName, holdings: &[Holding]) {
         for holding in holdings {
             let name = holding.manifest;

@@ -9,16 +9,16 @@ use storaged_plan::{Derived, DirtyMap};
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault, SessionKind, SessionRecord};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
-use super::session::{Joined, Kept, MemberPhase, Restored, SessionGoal};
+use super::session::{JoinedSession, MemberPhase, Restored, SessionGoal, SinkState};
 use super::stripe_maps::{changed, to_wire};
 use super::tables::TableFetch;
 use crate::api::{Output, ParityId, SessionTally, SlotShard, Source};
 use crate::budget::Reservation;
+use crate::catalog::{Checkpoint, LocalShard, SlotUse, Upload};
 use crate::context::Context;
 use crate::encode::Sessions;
 use crate::event::Event;
 use crate::limits;
-use crate::table::{Checkpoint, LocalShard, SlotUse, Upload};
 
 impl Sessions {
     /// Whether a session that puts this shard into this node's RAM goes on.
@@ -34,11 +34,11 @@ impl Sessions {
     pub(crate) fn proposed(&mut self, from: &NodeName, record: SessionRecord, cx: &mut Context) {
         let session = record.session;
         if self.joined.contains_key(&(from.clone(), session)) {
-            return self.proposed_again(from, session, cx);
+            return self.answer_repeated_proposal(from, session, cx);
         }
         self.leave_what_this_replaces(from, &record, cx);
-        if self.comes_too_early(&record, cx) {
-            return self.let_it_wait(from, record);
+        if self.must_defer(&record, cx) {
+            return self.defer(from, record);
         }
         match self.join(from, &record, cx) {
             Ok(joined) => {
@@ -73,9 +73,9 @@ impl Sessions {
                 let same_lane =
                     led_by == leader && joined.key == key && joined.derived.lane == derived.lane;
                 let is_lane_work = match &joined.kept {
-                    Kept::Shard { opening, .. } => !opening,
-                    Kept::Parity { .. } => true,
-                    Kept::Nothing => false,
+                    SinkState::Shard { opening, .. } => !opening,
+                    SinkState::Parity { .. } => true,
+                    SinkState::Nothing => false,
                 };
                 same_lane && is_lane_work && !is_opening
             },
@@ -97,7 +97,7 @@ impl Sessions {
         leader: &NodeName,
         record: &SessionRecord,
         cx: &mut Context,
-    ) -> Result<Joined, SessionFault> {
+    ) -> Result<JoinedSession, SessionFault> {
         let manifest = cx
             .manifest_named(record.manifest)
             .ok_or(SessionFault::NoManifest)?;
@@ -132,10 +132,10 @@ impl Sessions {
         let fetch = TableFetch::new((record.manifest, manifest.manifest()), wanted, cx.now);
         let (kept, needs_slot) = match kept_block {
             Some(block) => self.room_for(opening, &key, &derived, block, basis, cx)?,
-            None => (Kept::Nothing, false),
+            None => (SinkState::Nothing, false),
         };
         let made = match kept {
-            Kept::Parity { index, .. } => {
+            SinkState::Parity { index, .. } => {
                 self.take_part_made((record.manifest, derived.lane, index))
             }
             _ => None,
@@ -148,7 +148,7 @@ impl Sessions {
             }
             _ => self.lacking(&kept, &derived, &made),
         };
-        Ok(Joined {
+        Ok(JoinedSession {
             key,
             derived,
             member,
@@ -175,7 +175,7 @@ impl Sessions {
         block: usize,
         basis: Option<Digest>,
         cx: &mut Context,
-    ) -> Result<(Kept, bool), SessionFault> {
+    ) -> Result<(SinkState, bool), SessionFault> {
         let Some(entry) = derived.blocks.data.get(block) else {
             let index = (block - derived.blocks.data.len()) as u32;
             let name = cx.checkpoints.get(key).and_then(Checkpoint::name);
@@ -188,7 +188,7 @@ impl Sessions {
         let (rank, length) = (shard.rank, shard.length);
         if let Some(slot) = opening {
             return Ok((
-                Kept::Shard {
+                SinkState::Shard {
                     rank,
                     slot,
                     length,
@@ -200,7 +200,7 @@ impl Sessions {
         let manifest = cx.checkpoints.get(key).and_then(Checkpoint::name);
         let begun = manifest.and_then(|manifest| self.take_part_filled(manifest, rank));
         if let Some(slot) = begun {
-            let kept = Kept::Shard {
+            let kept = SinkState::Shard {
                 rank,
                 slot,
                 length,
@@ -211,7 +211,7 @@ impl Sessions {
         let made = cx.create_slot(&key.namespace, rank, length, SlotUse::Repairing);
         let slot = made.map_err(|refusal| SessionFault::NoRoom(refusal.message))?;
         Ok((
-            Kept::Shard {
+            SinkState::Shard {
                 rank,
                 slot,
                 length,
@@ -310,7 +310,7 @@ impl Sessions {
         cx: &mut Context,
     ) {
         let place = (from.clone(), session);
-        self.waiting_proposals.remove(&place);
+        self.deferred_proposals.remove(&place);
         self.leave(&place, kept, cx);
     }
 
@@ -329,19 +329,19 @@ impl Sessions {
         if counts {
             let tables = joined.fetch.tables().clone();
             if let Some(checkpoint) = cx.checkpoints.get_mut(&joined.key)
-                && matches!(joined.kept, Kept::Parity { .. })
+                && matches!(joined.kept, SinkState::Parity { .. })
             {
                 checkpoint.leaves.extend(tables.leaves);
                 checkpoint.prints.extend(tables.prints);
             }
         }
         match joined.kept.clone() {
-            Kept::Nothing => {}
-            Kept::Parity { index, set, .. } if !counts => {
+            SinkState::Nothing => {}
+            SinkState::Parity { index, set, .. } if !counts => {
                 self.break_off_parity(place, &joined, (index, set), cx);
             }
-            Kept::Parity { index, set, .. } => cx.settle_parity(&joined, index, set, counts),
-            Kept::Shard {
+            SinkState::Parity { index, set, .. } => cx.settle_parity(&joined, index, set, counts),
+            SinkState::Shard {
                 opening: true,
                 rank,
                 slot,
@@ -358,11 +358,11 @@ impl Sessions {
                 let leaves = cx.leaves_here(&joined, rank);
                 cx.emit(Event::OpeningFilled(slot, leaves));
             }
-            Kept::Shard { slot, .. } if joined.needs_slot() => cx.drop_slot(slot),
-            Kept::Shard { rank, slot, .. } if !counts => {
+            SinkState::Shard { slot, .. } if joined.needs_slot() => cx.drop_slot(slot),
+            SinkState::Shard { rank, slot, .. } if !counts => {
                 self.break_off(place, &joined, slot, rank, false, cx);
             }
-            Kept::Shard {
+            SinkState::Shard {
                 rank, slot, length, ..
             } => {
                 self.forget_part_filled(slot);
@@ -374,7 +374,7 @@ impl Sessions {
     /// A slot for a healed shard is there, or is not.
     pub(crate) fn joined_has_slot(&mut self, slot: SlotId, cx: &mut Context) {
         let waiting = self.joined.iter().find_map(|(place, joined)| {
-            let is_it = matches!(joined.kept, Kept::Shard { slot: kept, .. } if kept == slot);
+            let is_it = matches!(joined.kept, SinkState::Shard { slot: kept, .. } if kept == slot);
             (is_it && joined.needs_slot()).then(|| place.clone())
         });
         match waiting {
@@ -393,7 +393,7 @@ impl Sessions {
             .joined
             .iter()
             .filter(
-                |(_, joined)| matches!(joined.kept, Kept::Shard { slot: kept, .. } if kept == slot),
+                |(_, joined)| matches!(joined.kept, SinkState::Shard { slot: kept, .. } if kept == slot),
             )
             .map(|(place, _)| place.clone())
             .collect();
@@ -420,7 +420,7 @@ impl Sessions {
 
     fn leave_where(
         &mut self,
-        over: impl Fn(&(NodeName, SessionId), &Joined) -> bool,
+        over: impl Fn(&(NodeName, SessionId), &JoinedSession) -> bool,
         cx: &mut Context,
     ) {
         let places: Vec<(NodeName, SessionId)> = self
@@ -472,7 +472,7 @@ impl Context {
         index: u32,
         basis: Option<Digest>,
         begun: Option<ParityId>,
-    ) -> Result<Kept, SessionFault> {
+    ) -> Result<SinkState, SessionFault> {
         let basis = match basis {
             Some(name) => {
                 let checkpoint = self
@@ -485,7 +485,7 @@ impl Context {
             None => None,
         };
         if let Some(set) = begun {
-            return Ok(Kept::Parity { index, set, basis });
+            return Ok(SinkState::Parity { index, set, basis });
         }
         let set = ParityId(self.fresh());
         let reserved = self.reserve(
@@ -498,16 +498,16 @@ impl Context {
         });
         self.note_room(key, self.me().clone(), reserved.as_ref().err());
         reserved.map_err(SessionFault::NoRoom)?;
-        Ok(Kept::Parity { index, set, basis })
+        Ok(SinkState::Parity { index, set, basis })
     }
 
     /// The digests of a shard's chunks: those that were fetched for a session, or else those that are known here.
-    fn leaves_here(&self, joined: &Joined, rank: Rank) -> Option<Arc<[Digest]>> {
+    fn leaves_here(&self, joined: &JoinedSession, rank: Rank) -> Option<Arc<[Digest]>> {
         let fetched = joined.fetch.tables().leaves(rank).cloned();
         fetched.or_else(|| self.leaves_known(&joined.key, rank))
     }
 
-    fn settle_parity(&mut self, joined: &Joined, index: u32, set: ParityId, counts: bool) {
+    fn settle_parity(&mut self, joined: &JoinedSession, index: u32, set: ParityId, counts: bool) {
         let mut gone = Some(set);
         if counts && let Some(checkpoint) = self.checkpoints.get_mut(&joined.key) {
             gone = checkpoint.parity.insert((joined.derived.lane, index), set);
@@ -521,7 +521,7 @@ impl Context {
 
     fn settle_shard(
         &mut self,
-        joined: &Joined,
+        joined: &JoinedSession,
         rank: Rank,
         slot: SlotId,
         length: u64,

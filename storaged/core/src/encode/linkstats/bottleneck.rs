@@ -25,7 +25,7 @@ const TELLING_PPM: u64 = 150_000;
 
 /// One link of a session's plan in a stretch of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct LinkSeen {
+pub(crate) struct LinkSample {
     /// Sending member.
     pub from: usize,
     /// Receiving member.
@@ -65,7 +65,7 @@ pub(crate) struct SideSeen {
 
 /// What a session says of its members' links.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Findings {
+pub(crate) struct Bottleneck {
     /// The median of what the members that are not to blame carry, bytes per second.
     pub usual: u64,
     /// Whether links set the pace.
@@ -82,7 +82,7 @@ pub(crate) enum Limit {
 
 /// Judges the links of a session. `known_slow` are members that were found slow before: of two that may be to blame
 /// it is that one. None if there is nothing to compare.
-pub(crate) fn findings(links: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Option<Findings> {
+pub(crate) fn findings(links: &[LinkSample], known_slow: &BTreeSet<usize>) -> Option<Bottleneck> {
     let blamed = blamed(links, known_slow);
     let mut carried = carried(links, &blamed);
     let mut usual = median(&carried, &blamed);
@@ -108,7 +108,7 @@ pub(crate) fn findings(links: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Opti
         true => Limit::SomethingElse,
         false => Limit::Links,
     };
-    Some(Findings {
+    Some(Bottleneck {
         usual,
         limit,
         sides: carried.into_iter().map(seen).collect(),
@@ -117,7 +117,7 @@ pub(crate) fn findings(links: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Opti
 
 /// Links that set the pace. A node that sends to many sends one block after the other or a bit of each in turn: of a slow
 /// one each link is busy for a part of the time only, or all are all the time.
-fn saturated(links: &[LinkSeen]) -> Vec<LinkSeen> {
+fn saturated(links: &[LinkSample]) -> Vec<LinkSample> {
     let mut sides: BTreeMap<(usize, Side), u64> = BTreeMap::new();
     for link in links {
         for side in [(link.from, Side::Up), (link.to, Side::Down)] {
@@ -126,7 +126,7 @@ fn saturated(links: &[LinkSeen]) -> Vec<LinkSeen> {
         }
     }
     let telling = (SIDE_TIMES.saturating_mul(usual_ppm(links))).max(SIDE_PPM_MIN);
-    let is_saturated = |link: &&LinkSeen| {
+    let is_saturated = |link: &&LinkSample| {
         let side = sides[&(link.from, Side::Up)].max(sides[&(link.to, Side::Down)]);
         link.saturated_ppm >= SATURATED_PPM
             || (side >= SIDE_SATURATED_PPM && link.saturated_ppm >= telling)
@@ -135,14 +135,14 @@ fn saturated(links: &[LinkSeen]) -> Vec<LinkSeen> {
 }
 
 /// How busy links usually are: the median, the lower one of two in the middle.
-fn usual_ppm(links: &[LinkSeen]) -> u64 {
+fn usual_ppm(links: &[LinkSample]) -> u64 {
     let mut shares: Vec<u64> = links.iter().map(|link| link.saturated_ppm).collect();
     shares.sort_unstable();
     let middle = shares.len().saturating_sub(1) / 2;
     shares.get(middle).copied().unwrap_or(0)
 }
 
-fn touches(link: &LinkSeen, member: usize) -> bool {
+fn touches(link: &LinkSample, member: usize) -> bool {
     link.from == member || link.to == member
 }
 
@@ -150,7 +150,7 @@ type Blamed = BTreeMap<usize, Certainty>;
 
 /// The fewest members that all saturated links touch; none if those are more than a few, for then every link is as
 /// slow as every other.
-fn blamed(links: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Blamed {
+fn blamed(links: &[LinkSample], known_slow: &BTreeSet<usize>) -> Blamed {
     let members: BTreeSet<usize> = links.iter().flat_map(|l| [l.from, l.to]).collect();
     let rounds = (members.len() / 4).max(1);
     let mut blamed = Blamed::new();
@@ -170,7 +170,7 @@ fn blamed(links: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Blamed {
 
 /// Who is on most of these saturated links. Of the two on one link it is the one that is known, or whose other links
 /// are busier than is usual; if neither tells, both may be.
-fn worst(left: &[LinkSeen], all: &[LinkSeen], known_slow: &BTreeSet<usize>) -> Blamed {
+fn worst(left: &[LinkSample], all: &[LinkSample], known_slow: &BTreeSet<usize>) -> Blamed {
     let mut on: BTreeMap<usize, usize> = BTreeMap::new();
     for link in left {
         *on.entry(link.from).or_default() += 1;
@@ -178,7 +178,7 @@ fn worst(left: &[LinkSeen], all: &[LinkSeen], known_slow: &BTreeSet<usize>) -> B
     }
     let most = on.values().copied().max().unwrap_or(0);
     let is_worst = |member: &usize| on.get(member) == Some(&most);
-    let of_worst = |link: &&LinkSeen| is_worst(&link.from) || is_worst(&link.to);
+    let of_worst = |link: &&LinkSample| is_worst(&link.from) || is_worst(&link.to);
     let fullest = left.iter().filter(of_worst);
     let Some(fullest) = fullest.max_by_key(|link| link.saturated_ppm) else {
         return Blamed::new();
@@ -217,7 +217,7 @@ fn only(ends: &[usize], is_so: impl Fn(&usize) -> bool) -> Option<usize> {
 
 /// What each side of each member's link carries: of the blamed all of it, of the others what does not go to a blamed
 /// one, for that says nothing of them.
-fn carried(links: &[LinkSeen], blamed: &Blamed) -> BTreeMap<(usize, Side), (u64, Certainty)> {
+fn carried(links: &[LinkSample], blamed: &Blamed) -> BTreeMap<(usize, Side), (u64, Certainty)> {
     let full = saturated(links)
         .into_iter()
         .map(|link| (link.from, link.to));
@@ -280,8 +280,8 @@ mod tests {
 
     const RATE: u64 = 1_000_000;
 
-    fn link(from: usize, to: usize, saturated: f64) -> LinkSeen {
-        LinkSeen {
+    fn link(from: usize, to: usize, saturated: f64) -> LinkSample {
+        LinkSample {
             from,
             to,
             bytes_per_s: RATE,
@@ -290,16 +290,16 @@ mod tests {
     }
 
     /// A chain of members 0, 1, 2 and so on, whose links are saturated for these shares of the time.
-    fn chain(saturated: &[f64]) -> Vec<LinkSeen> {
+    fn chain(saturated: &[f64]) -> Vec<LinkSample> {
         let links = saturated.iter().enumerate();
         links.map(|(at, share)| link(at, at + 1, *share)).collect()
     }
 
-    fn judged(links: &[LinkSeen]) -> Findings {
+    fn judged(links: &[LinkSample]) -> Bottleneck {
         findings(links, &BTreeSet::new()).expect("findings")
     }
 
-    fn slow(findings: &Findings) -> Vec<(usize, Side, Certainty)> {
+    fn slow(findings: &Bottleneck) -> Vec<(usize, Side, Certainty)> {
         let sides = findings.sides.iter();
         let slow = sides.filter(|(_, seen)| {
             seen.share_ppm < WHOLE_PPM / 3 && seen.certainty != Certainty::AtLeast
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn a_slow_node_is_found_in_a_gather() {
         let all = (0..8).flat_map(|from| (0..8).map(move |to| (from, to)));
-        let links: Vec<LinkSeen> = all
+        let links: Vec<LinkSample> = all
             .filter(|(from, to)| from != to)
             .map(|(from, to)| match from == 5 {
                 true => link(from, to, 0.95),
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn so_it_is_where_each_of_its_links_is_busy_in_its_turn() {
         let all = (0..8).flat_map(|from| (0..8).map(move |to| (from, to)));
-        let links: Vec<LinkSeen> = all
+        let links: Vec<LinkSample> = all
             .filter(|(from, to)| from != to)
             .map(|(from, to)| match (from == 5, to == 5) {
                 (true, _) => link(from, to, 0.3),
@@ -424,12 +424,12 @@ mod tests {
     #[test]
     fn nonsense_is_judged_without_harm() {
         assert_eq!(findings(&[], &BTreeSet::new()), None);
-        let nothing = LinkSeen {
+        let nothing = LinkSample {
             bytes_per_s: 0,
             ..link(0, 1, 1.0)
         };
         assert_eq!(findings(&[nothing], &BTreeSet::new()), None);
-        let most = LinkSeen {
+        let most = LinkSample {
             bytes_per_s: u64::MAX,
             saturated_ppm: u64::MAX,
             ..link(1, 1, 0.0)

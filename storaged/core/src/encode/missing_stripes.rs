@@ -9,9 +9,9 @@ use storaged_wire::NodeName;
 
 /// Stripes that are not in place, by newcomer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Lacking(BTreeMap<NodeName, DirtyMap>);
+pub(crate) struct MissingStripes(BTreeMap<NodeName, DirtyMap>);
 
-impl Lacking {
+impl MissingStripes {
     /// Takes in what a newcomer said.
     pub fn add(&mut self, node: NodeName, map: DirtyMap) {
         self.0.insert(node, map);
@@ -47,8 +47,8 @@ impl Lacking {
 mod tests {
     use super::*;
 
-    fn lacking(maps: &[&[u64]]) -> Lacking {
-        let mut lacking = Lacking::default();
+    fn lacking(maps: &[&[u64]]) -> MissingStripes {
+        let mut lacking = MissingStripes::default();
         for (node, stripes) in maps.iter().enumerate() {
             let mut map = DirtyMap::clean(10);
             stripes.iter().for_each(|stripe| map.mark(*stripe));
@@ -61,7 +61,7 @@ mod tests {
         NodeName::new(format!("n{node}")).expect("a name")
     }
 
-    fn stripes(lacking: &Lacking) -> Vec<u64> {
+    fn stripes(lacking: &MissingStripes) -> Vec<u64> {
         lacking
             .stripes()
             .map_or_else(Vec::new, |map| map.runs().into_iter().flatten().collect())

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 /// One try of an opening that failed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub(crate) enum RungFault {
+pub(crate) enum SourceFault {
     /// The reader checked what it got from this rung before.
     #[error("{0:?}: the reader found wrong digests")]
     FoundByReader(Rung),
@@ -25,7 +25,7 @@ pub(crate) enum RungFault {
     Durable(String),
 }
 
-impl RungFault {
+impl SourceFault {
     /// Whether something came that is not what was saved.
     pub fn is_corrupt(&self) -> bool {
         match self {
@@ -73,24 +73,24 @@ mod tests {
     #[test]
     fn what_came_wrong_is_told_from_what_did_not_come() {
         let text = String::new;
-        let by_n1 = |fault| RungFault::Session(name("n1"), fault);
+        let by_n1 = |fault| SourceFault::Session(name("n1"), fault);
         let (node, reason) = (name("n2"), text());
         let wrong = SessionFault::WrongBytes { node, reason };
         let corrupt = [
-            RungFault::FoundByReader(Rung::OwnRam),
-            RungFault::NoTable,
-            RungFault::WrongTable,
+            SourceFault::FoundByReader(Rung::OwnRam),
+            SourceFault::NoTable,
+            SourceFault::WrongTable,
             by_n1(SessionFault::Corrupt(text())),
             by_n1(SessionFault::WrongResult(text())),
             by_n1(wrong),
         ];
-        assert!(corrupt.iter().all(RungFault::is_corrupt));
+        assert!(corrupt.iter().all(SourceFault::is_corrupt));
         let absent = [
             by_n1(SessionFault::NoBlocks),
             by_n1(SessionFault::NoRoom(text())),
             by_n1(SessionFault::Aborted),
-            RungFault::Durable("a digest".into()),
+            SourceFault::Durable("a digest".into()),
         ];
-        assert!(!absent.iter().any(RungFault::is_corrupt));
+        assert!(!absent.iter().any(SourceFault::is_corrupt));
     }
 }

@@ -10,7 +10,7 @@ use storaged_plan::DirtyMap;
 use storaged_wire::peer::{CheckpointKey, Lane};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
-use super::session::{Joined, Kept};
+use super::session::{JoinedSession, SinkState};
 use super::tables::Tables;
 use crate::api::{Now, Output, ParityId};
 use crate::budget::Reservation;
@@ -21,7 +21,7 @@ use crate::limits;
 
 /// A slot that is filled in part.
 #[derive(Debug, Clone)]
-pub(crate) struct PartFilled {
+pub(crate) struct PartialShard {
     manifest: Digest,
     rank: Rank,
     /// Stripes that are there.
@@ -30,7 +30,7 @@ pub(crate) struct PartFilled {
     until: Option<Now>,
 }
 
-impl PartFilled {
+impl PartialShard {
     /// Whether it is of this shard, and no opening's.
     pub(super) fn is_of(&self, manifest: Digest, rank: Rank) -> bool {
         self.manifest == manifest && self.rank == rank && self.until.is_some()
@@ -39,7 +39,7 @@ impl PartFilled {
 
 /// A parity set that is made in part.
 #[derive(Debug, Clone)]
-pub(crate) struct PartMade {
+pub(crate) struct PartialParity {
     set: ParityId,
     made: DirtyMap,
     /// All of it is made: only the leader's word is missing.
@@ -49,7 +49,7 @@ pub(crate) struct PartMade {
     until: Now,
 }
 
-impl PartMade {
+impl PartialParity {
     /// The set's id.
     pub fn set(&self) -> ParityId {
         self.set
@@ -62,12 +62,12 @@ pub(crate) type ParityPlace = (Digest, Lane, u32);
 /// A session that was ended from outside while it ran here: until the executor says so, what it keeps is not used
 /// again.
 #[derive(Debug, Clone)]
-pub(crate) enum Ending {
-    Slot(SlotId, PartFilled),
-    Parity(ParityPlace, PartMade),
+pub(crate) enum Cancelling {
+    Slot(SlotId, PartialShard),
+    Parity(ParityPlace, PartialParity),
 }
 
-impl Ending {
+impl Cancelling {
     /// The parity set that it made.
     pub fn parity_set(&self) -> Option<ParityId> {
         match self {
@@ -80,12 +80,12 @@ impl Ending {
 impl Sessions {
     /// The stripes of a slot that earlier sessions have filled.
     pub(crate) fn filled(&self, slot: SlotId) -> Option<&DirtyMap> {
-        self.part_filled.get(&slot).map(|part| &part.filled)
+        self.partial_shards.get(&slot).map(|part| &part.filled)
     }
 
     /// The slot that an earlier session began to fill with this shard.
     pub(crate) fn take_part_filled(&mut self, manifest: Digest, rank: Rank) -> Option<SlotId> {
-        let mut all = self.part_filled.iter_mut();
+        let mut all = self.partial_shards.iter_mut();
         let (slot, part) = all.find(|(_, part)| part.is_of(manifest, rank))?;
         part.until = None;
         Some(*slot)
@@ -96,7 +96,7 @@ impl Sessions {
     pub(super) fn break_off(
         &mut self,
         place: &(NodeName, SessionId),
-        joined: &Joined,
+        joined: &JoinedSession,
         slot: SlotId,
         rank: Rank,
         is_opening: bool,
@@ -108,18 +108,19 @@ impl Sessions {
             }
             return;
         };
-        let known = self.part_filled.remove(&slot).map(|part| part.filled);
+        let known = self.partial_shards.remove(&slot).map(|part| part.filled);
         let mut filled = known.unwrap_or_else(|| DirtyMap::clean(joined.stripe_count));
         filled.mark_all(joined.kept_stripes.iter().cloned());
         let until = (!is_opening).then(|| cx.now.plus(limits::PART_FILLED_MAX_MS));
-        let part = PartFilled {
+        let part = PartialShard {
             manifest,
             rank,
             filled,
             until,
         };
         if joined.is_running() {
-            self.ending.insert(place.clone(), Ending::Slot(slot, part));
+            self.ending
+                .insert(place.clone(), Cancelling::Slot(slot, part));
         } else {
             self.settle_part(slot, part, cx);
         }
@@ -129,7 +130,7 @@ impl Sessions {
     pub(super) fn break_off_parity(
         &mut self,
         place: &(NodeName, SessionId),
-        joined: &Joined,
+        joined: &JoinedSession,
         (index, set): (u32, ParityId),
         cx: &mut Context,
     ) {
@@ -139,7 +140,7 @@ impl Sessions {
         let mut made = joined.made.clone();
         made.mark_all(joined.kept_stripes.iter().cloned());
         let until = cx.now.plus(limits::PART_FILLED_MAX_MS);
-        let part = PartMade {
+        let part = PartialParity {
             set,
             made,
             whole: joined.is_finished(),
@@ -149,7 +150,7 @@ impl Sessions {
         let block = (manifest, joined.derived.lane, index);
         if joined.is_running() {
             self.ending
-                .insert(place.clone(), Ending::Parity(block, part));
+                .insert(place.clone(), Cancelling::Parity(block, part));
         } else {
             self.settle_part_made(block, part, cx);
         }
@@ -157,12 +158,12 @@ impl Sessions {
 
     /// The parity set that an earlier session began to make of this block.
     pub(crate) fn part_made_of(&self, block: ParityPlace) -> Option<ParityId> {
-        self.part_made.get(&block).map(|part| part.set)
+        self.partial_parity.get(&block).map(|part| part.set)
     }
 
     /// A session takes that set up: what has been made of it.
     pub(crate) fn take_part_made(&mut self, block: ParityPlace) -> Option<DirtyMap> {
-        self.part_made.remove(&block).map(|part| part.made)
+        self.partial_parity.remove(&block).map(|part| part.made)
     }
 
     /// The executor has ended a session that was over already.
@@ -173,7 +174,7 @@ impl Sessions {
         cx: &mut Context,
     ) {
         match self.ending.remove(place) {
-            Some(Ending::Slot(slot, mut part)) => {
+            Some(Cancelling::Slot(slot, mut part)) => {
                 part.filled.mark_all(kept);
                 let is_opening = part.until.is_none();
                 self.settle_part(slot, part, cx);
@@ -181,24 +182,24 @@ impl Sessions {
                     cx.emit(Event::OpeningIdle(slot));
                 }
             }
-            Some(Ending::Parity(block, mut part)) => {
+            Some(Cancelling::Parity(block, mut part)) => {
                 part.made.mark_all(kept);
                 self.settle_part_made(block, part, cx);
             }
             None => {}
         }
-        self.look_at_waiting(cx);
+        self.retry_deferred(cx);
     }
 
     /// Whether all stripes of what a heal keeps are in place, now that its leader says that it counts: if another
     /// newcomer lacked less, only what both lacked has moved, and the rest is still to come.
-    pub(super) fn is_whole(&self, joined: &Joined) -> bool {
+    pub(super) fn is_whole(&self, joined: &JoinedSession) -> bool {
         let there = match &joined.kept {
             // A stripe that did not change is the basis's: of an encode what has moved need not be all.
             _ if joined.derived.shape.is_none() => return true,
-            Kept::Nothing | Kept::Shard { opening: true, .. } => return true,
-            Kept::Shard { slot, .. } => self.filled(*slot).cloned(),
-            Kept::Parity { .. } => Some(joined.made.clone()),
+            SinkState::Nothing | SinkState::Shard { opening: true, .. } => return true,
+            SinkState::Shard { slot, .. } => self.filled(*slot).cloned(),
+            SinkState::Parity { .. } => Some(joined.made.clone()),
         };
         let mut there = there.unwrap_or_else(|| DirtyMap::clean(joined.stripe_count));
         there.mark_all(joined.kept_stripes.iter().cloned());
@@ -207,15 +208,15 @@ impl Sessions {
 
     /// Whether a session that filled this slot has still to end.
     pub(crate) fn slot_is_ending(&self, slot: SlotId) -> bool {
-        let is_it = |ending: &Ending| matches!(ending, Ending::Slot(of, _) if *of == slot);
+        let is_it = |ending: &Cancelling| matches!(ending, Cancelling::Slot(of, _) if *of == slot);
         self.ending.values().any(is_it)
     }
 
     /// A step is protected because all members of its sessions had finished. This one may not have heard that its
     /// session was closed so: the link broke, and others told it of the state. What it has made counts all the same.
     pub(crate) fn count_finished_parity(&mut self, key: &CheckpointKey, cx: &mut Context) {
-        let is_it = |joined: &Joined| {
-            let makes_parity = matches!(joined.kept, Kept::Parity { .. });
+        let is_it = |joined: &JoinedSession| {
+            let makes_parity = matches!(joined.kept, SinkState::Parity { .. });
             joined.key == *key && joined.is_finished() && makes_parity
         };
         let places = self.joined.iter().filter(|(_, joined)| is_it(joined));
@@ -225,14 +226,14 @@ impl Sessions {
         let Some(name) = cx.checkpoints.get(key).and_then(|c| c.name()) else {
             return;
         };
-        let parts = self.part_made.iter();
+        let parts = self.partial_parity.iter();
         let whole: Vec<ParityPlace> = parts
             .filter(|((of, _, _), part)| *of == name && part.whole)
             .map(|(block, _)| *block)
             .collect();
         for block in whole {
             let (_, lane, index) = block;
-            let part = self.part_made.remove(&block);
+            let part = self.partial_parity.remove(&block);
             let checkpoint = cx.checkpoints.get_mut(key);
             if let (Some(part), Some(checkpoint)) = (part, checkpoint) {
                 checkpoint.leaves.extend(part.tables.leaves);
@@ -245,19 +246,19 @@ impl Sessions {
         cx.report_held(key);
     }
 
-    fn settle_part_made(&mut self, block: ParityPlace, part: PartMade, cx: &mut Context) {
+    fn settle_part_made(&mut self, block: ParityPlace, part: PartialParity, cx: &mut Context) {
         let gone = match part.made.count() {
             0 if !part.whole => Some(part),
-            _ => self.part_made.insert(block, part),
+            _ => self.partial_parity.insert(block, part),
         };
         if let Some(gone) = gone {
             cx.drop_parity(gone.set);
         }
     }
 
-    fn settle_part(&mut self, slot: SlotId, part: PartFilled, cx: &mut Context) {
+    fn settle_part(&mut self, slot: SlotId, part: PartialShard, cx: &mut Context) {
         if part.filled.count() > 0 {
-            self.part_filled.insert(slot, part);
+            self.partial_shards.insert(slot, part);
         } else if part.until.is_some() {
             cx.drop_slot(slot);
         }
@@ -266,30 +267,30 @@ impl Sessions {
     /// Drops what no session took up in time, and forgets slots that are gone.
     pub(crate) fn expire_part_filled(&mut self, cx: &mut Context) {
         let now = cx.now;
-        let late = |part: &PartFilled| part.until.is_some_and(|until| until <= now);
+        let late = |part: &PartialShard| part.until.is_some_and(|until| until <= now);
         let over: Vec<SlotId> = self
-            .part_filled
+            .partial_shards
             .iter()
             .filter(|(slot, part)| late(part) || !cx.slots.contains_key(slot))
             .map(|(slot, _)| *slot)
             .collect();
         for slot in over {
-            self.part_filled.remove(&slot);
+            self.partial_shards.remove(&slot);
             cx.drop_slot(slot);
         }
-        let parts = std::mem::take(&mut self.part_made);
+        let parts = std::mem::take(&mut self.partial_parity);
         for (block, part) in parts {
             if part.until <= now {
                 cx.drop_parity(part.set);
             } else {
-                self.part_made.insert(block, part);
+                self.partial_parity.insert(block, part);
             }
         }
     }
 
     /// A slot holds its shard whole, or is gone: nothing of it is only in part any more.
     pub(crate) fn forget_part_filled(&mut self, slot: SlotId) {
-        self.part_filled.remove(&slot);
+        self.partial_shards.remove(&slot);
     }
 }
 

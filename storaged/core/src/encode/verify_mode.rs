@@ -8,7 +8,7 @@ use storaged_wire::peer::{Lane, SessionFault, SumChecks};
 use storaged_wire::shape::EncodeShape;
 use storaged_wire::{Digest, NodeName};
 
-use super::session::{LaneProgress, Led, SessionGoal};
+use super::session::{LaneProgress, LedSession, SessionGoal};
 use crate::encode::Sessions;
 use crate::restore::is_wrong;
 
@@ -53,7 +53,7 @@ impl Sessions {
     }
 
     /// The shape of an encode in which no member that sent wrong bytes passes on what others have made.
-    pub(super) fn around_suspects(&self, led: &Led) -> Option<EncodeShape> {
+    pub(super) fn around_suspects(&self, led: &LedSession) -> Option<EncodeShape> {
         let progress = self.lanes.get(&(led.record.manifest, led.lane))?;
         match led.purpose {
             SessionGoal::Encode => around(&progress.suspects, &led.members, led.sources),

@@ -27,7 +27,7 @@ pub(crate) const REPAIR_QUERY: u64 = 0;
 
 impl Sessions {
     /// Puts back what up members of a protected lane do not hold.
-    pub(crate) fn heal_lane(
+    pub(crate) fn repair_lane(
         &mut self,
         key: &CheckpointKey,
         manifest: &ManifestBytes,
@@ -86,7 +86,7 @@ impl Sessions {
     }
 
     /// Whether the session of a lane is still the right one.
-    pub(crate) fn look_again(
+    pub(crate) fn revalidate(
         &mut self,
         session: SessionId,
         manifest: &ManifestBytes,
@@ -102,10 +102,10 @@ impl Sessions {
             // A node that was restarted hears first that there is the checkpoint, and then that it is protected.
             SessionGoal::Encode if state >= CheckpointState::Protected => {
                 self.interrupt_led(session, cx);
-                self.heal_lane(&key, manifest, lane, blocks, cx);
+                self.repair_lane(&key, manifest, lane, blocks, cx);
             }
             SessionGoal::Heal(healed) => {
-                self.widen_heal((session, &healed), manifest, lane, blocks, cx)
+                self.extend_repair((session, &healed), manifest, lane, blocks, cx)
             }
             SessionGoal::Encode | SessionGoal::Open(_) => {}
         }
@@ -114,7 +114,7 @@ impl Sessions {
     /// While a lane heals: a member that has come up and has lost its block too is healed along with the others, by one
     /// session for all. One after the other each would take as long as all together. What the session has put in
     /// place till now stays.
-    fn widen_heal(
+    fn extend_repair(
         &mut self,
         (session, healed): (SessionId, &[NodeName]),
         manifest: &ManifestBytes,
@@ -239,7 +239,7 @@ impl Sessions {
         let holding = cx
             .checkpoints
             .get(key)
-            .and_then(crate::table::Checkpoint::holding);
+            .and_then(crate::catalog::Checkpoint::holding);
         let held = holding.map(|holding| blocks_held(blocks, place.1, &holding));
         let progress = self.lanes.entry(place).or_default();
         progress.held.insert(me, held.unwrap_or_default());
@@ -311,7 +311,7 @@ impl Sessions {
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
             .collect();
         for (key, manifest) in committed {
-            if cx.concerned(&manifest).contains(node) {
+            if cx.stakeholders(&manifest).contains(node) {
                 cx.tell(&key, node);
             }
         }
@@ -325,7 +325,7 @@ impl Sessions {
     }
 }
 
-/// How wanted blocks are brought back (`encode::survivors` has the arithmetic). Once bytes came out wrong, one block at
+/// How wanted blocks are brought back (`encode::helpers` has the arithmetic). Once bytes came out wrong, one block at
 /// a time and checked.
 fn repair_shape(wary: bool, wanted: &mut Vec<(u32, NodeName)>) -> RepairShape {
     match (wary, wanted.len()) {

@@ -5,12 +5,12 @@
 use storaged_wire::SessionId;
 use storaged_wire::peer::SessionKind;
 
-use super::session::{Led, SessionGoal};
+use super::session::{LedSession, SessionGoal};
 use crate::context::Context;
 use crate::encode::Sessions;
 use crate::limits;
 
-impl Led {
+impl LedSession {
     /// Whether this is an increment on a basis of which hardly a stripe is left as it was.
     pub(super) fn is_in_full_but_for_the_name(&self) -> bool {
         let on_a_basis = matches!(
@@ -27,7 +27,7 @@ impl Led {
 
 impl Sessions {
     /// Calls a session off before it has begun, and leads its lane in full.
-    pub(super) fn lead_in_full(&mut self, session: SessionId, cx: &mut Context) {
+    pub(super) fn lead_without_delta(&mut self, session: SessionId, cx: &mut Context) {
         let Some(led) = self.led.get(&session) else {
             return;
         };

@@ -14,7 +14,7 @@ use storaged_plan::Derived;
 use storaged_wire::peer::{PeerMessage, SessionKind, SessionRecord};
 use storaged_wire::{NodeName, SessionId};
 
-use super::broken::Ending;
+use super::resume::Cancelling;
 use super::session::MemberPhase;
 use crate::api::Now;
 use crate::context::Context;
@@ -42,7 +42,11 @@ impl Context {
 impl Sessions {
     /// Says proposals again to members that have not said that they are ready, and of a session that has begun to those
     /// that have not finished: to this one, or to all.
-    pub(crate) fn propose_again(&mut self, only: Option<&NodeName>, cx: &mut Context) {
+    pub(crate) fn repeat_proposals_to_members(
+        &mut self,
+        only: Option<&NodeName>,
+        cx: &mut Context,
+    ) {
         let mut missing: Vec<(NodeName, SessionRecord)> = Vec::new();
         for led in self.led.values() {
             let heard = match &led.begun {
@@ -59,7 +63,12 @@ impl Sessions {
     }
 
     /// A session that this node has joined is proposed again: its answer was lost, or is on its way.
-    pub(super) fn proposed_again(&mut self, from: &NodeName, session: SessionId, cx: &mut Context) {
+    pub(super) fn answer_repeated_proposal(
+        &mut self,
+        from: &NodeName,
+        session: SessionId,
+        cx: &mut Context,
+    ) {
         let joined = self.joined.get(&(from.clone(), session));
         match joined.map(|joined| joined.phase.clone()) {
             None | Some(MemberPhase::Running) => {}
@@ -76,7 +85,7 @@ impl Sessions {
 
     /// Whether a proposal must wait: for its manifest, or for the end of an earlier session that still puts bytes where
     /// this one will.
-    pub(super) fn comes_too_early(&self, record: &SessionRecord, cx: &Context) -> bool {
+    pub(super) fn must_defer(&self, record: &SessionRecord, cx: &Context) -> bool {
         let Some(manifest) = cx.manifest_named(record.manifest) else {
             return matches!(record.kind, SessionKind::Encode { .. });
         };
@@ -91,26 +100,26 @@ impl Sessions {
         let k = derived.blocks.data.len();
         let rank = derived.blocks.data.get(block).and_then(Option::as_ref);
         self.ending.values().any(|ending| match ending {
-            Ending::Slot(_, part) => {
+            Cancelling::Slot(_, part) => {
                 rank.is_some_and(|shard| part.is_of(record.manifest, shard.rank))
             }
-            Ending::Parity(place, _) => {
+            Cancelling::Parity(place, _) => {
                 let index = block.checked_sub(k).map(|index| index as u32);
                 index.is_some_and(|index| *place == (record.manifest, derived.lane, index))
             }
         })
     }
 
-    pub(super) fn let_it_wait(&mut self, from: &NodeName, record: SessionRecord) {
-        if self.waiting_proposals.len() < WAITING_MAX {
+    pub(super) fn defer(&mut self, from: &NodeName, record: SessionRecord) {
+        if self.deferred_proposals.len() < WAITING_MAX {
             let place = (from.clone(), record.session);
-            self.waiting_proposals.insert(place, record);
+            self.deferred_proposals.insert(place, record);
         }
     }
 
     /// A session has ended for good, or a manifest is there: proposals that waited are looked at again.
-    pub(crate) fn look_at_waiting(&mut self, cx: &mut Context) {
-        for ((from, _), record) in std::mem::take(&mut self.waiting_proposals) {
+    pub(crate) fn retry_deferred(&mut self, cx: &mut Context) {
+        for ((from, _), record) in std::mem::take(&mut self.deferred_proposals) {
             self.proposed(&from, record, cx);
         }
         self.tell_deferred_tables(cx);
@@ -143,7 +152,8 @@ impl Sessions {
 
     /// A leader is gone: what it proposed need not be looked at any more.
     pub(super) fn forget_waiting(&mut self, leader: &NodeName) {
-        self.waiting_proposals.retain(|(from, _), _| from != leader);
+        self.deferred_proposals
+            .retain(|(from, _), _| from != leader);
     }
 }
 

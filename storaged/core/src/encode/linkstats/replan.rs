@@ -1,5 +1,5 @@
 //! Learning from sessions, and ending those that another plan would end sooner: what is finished of them stays, and
-//! the next session of the lane does the rest (`broken`).
+//! the next session of the lane does the rest (`resume`).
 
 use std::collections::BTreeSet;
 
@@ -8,14 +8,14 @@ use storaged_wire::peer::{MemberTally, PeerMessage};
 use storaged_wire::{NodeName, SessionId, SlotId};
 
 use super::Links;
-use super::findings::{Certainty, Findings, LinkSeen, findings};
+use super::bottleneck::{Bottleneck, Certainty, LinkSample, findings};
 use super::measured::{NodeRate, SLOW_BELOW_PPM, Weight};
-use super::pace::{Bounds, Headway};
+use super::progress::{Bounds, Headway};
 use crate::api::{Note, Now, SessionTally};
 use crate::context::Context;
 use crate::encode::Sessions;
-use crate::encode::session::{Led, SessionGoal};
-use crate::encode::shapes::{chosen, expected_seconds};
+use crate::encode::session::{LedSession, SessionGoal};
+use crate::encode::topology::{chosen, expected_seconds};
 use crate::event::Event;
 use crate::limits;
 
@@ -102,7 +102,7 @@ impl Sessions {
     }
 
     /// A session ended well: what its members measured counts, if there was enough of it.
-    pub(in crate::encode) fn learn_rates(&mut self, led: &Led, cx: &mut Context) {
+    pub(in crate::encode) fn learn_rates(&mut self, led: &LedSession, cx: &mut Context) {
         let links = led.pace.whole(&led.members);
         let now = cx.now;
         if let Some(findings) = self.telling(led, &links, led.pace.lasted_ms(now), cx) {
@@ -114,11 +114,11 @@ impl Sessions {
     /// What these links say, if enough went over them in this time.
     fn telling(
         &self,
-        led: &Led,
-        links: &[LinkSeen],
+        led: &LedSession,
+        links: &[LinkSample],
         within_ms: u64,
         cx: &Context,
-    ) -> Option<Findings> {
+    ) -> Option<Bottleneck> {
         let chunk = cx.manifest_named(led.record.manifest)?;
         let chunk = chunk.manifest().chunk.bytes() as u64;
         let most = links.iter().map(|link| link.bytes_per_s).max()?;
@@ -172,7 +172,7 @@ impl Sessions {
     /// Why this session should be ended, if another plan without these members on its way saves enough time.
     fn way_around(
         &self,
-        led: &Led,
+        led: &LedSession,
         slow: &BTreeSet<NodeName>,
         goes_around: GoesAround<'_>,
         cx: &Context,
@@ -271,7 +271,7 @@ impl Sessions {
 }
 
 impl Context {
-    fn bounds(&self, led: &Led) -> Bounds {
+    fn bounds(&self, led: &LedSession) -> Bounds {
         let manifest = self.manifest_named(led.record.manifest);
         let chunk = manifest.map_or(0, |m| m.manifest().chunk.bytes() as u64);
         let blocks = led.stripe_count.saturating_mul(led.members.len() as u64);
@@ -285,11 +285,11 @@ impl Context {
 
 /// Of the time that a slow survivor takes, what others are expected to take at most.
 fn slow_share() -> f64 {
-    SLOW_BELOW_PPM as f64 / super::findings::WHOLE_PPM as f64
+    SLOW_BELOW_PPM as f64 / super::bottleneck::WHOLE_PPM as f64
 }
 
 /// Members whose links are measured as slow in these findings.
-fn slow_members(findings: &Findings) -> BTreeSet<usize> {
+fn slow_members(findings: &Bottleneck) -> BTreeSet<usize> {
     let slow = findings.sides.iter().filter(|(_, seen)| {
         seen.certainty != Certainty::AtLeast && seen.share_ppm <= SLOW_BELOW_PPM
     });
