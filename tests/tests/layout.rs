@@ -64,12 +64,6 @@ const LONG: &[(&str, &str)] = &[];
 /// A function has no more lines.
 const FUNCTION_LINES_MAX: usize = 80;
 
-/// Functions that are longer still, by file and name. Nothing is added here: what is split is struck off.
-const LONG_FUNCTIONS: &[(&str, &str)] = &[
-    ("storaged/core/tests/handle/cluster.rs", "perform"),
-    ("storaged/core/tests/sim/world.rs", "perform"),
-];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -486,23 +480,10 @@ fn is_long((_, lines): &(&str, usize)) -> bool {
 
 #[test]
 fn no_function_is_long() {
-    let mut still_long: BTreeSet<&(&str, &str)> = BTreeSet::new();
     for (name, text) in all_sources() {
-        for (function, lines) in functions_in(&text).into_iter().filter(is_long) {
-            let known = LONG_FUNCTIONS
-                .iter()
-                .find(|it| it.0 == name && it.1 == function);
-            assert!(known.is_some(), "{name}: {function} has {lines} lines");
-            still_long.extend(known);
-        }
+        let long: Vec<_> = functions_in(&text).into_iter().filter(is_long).collect();
+        assert!(long.is_empty(), "{name}: {long:?}");
     }
-    let struck: Vec<_> = (LONG_FUNCTIONS.iter())
-        .filter(|it| !still_long.contains(it))
-        .collect();
-    assert!(
-        struck.is_empty(),
-        "not long any more, so not to be listed: {struck:?}"
-    );
 }
 
 #[test]

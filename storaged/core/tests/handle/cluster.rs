@@ -230,6 +230,20 @@ impl Cluster {
                 };
                 self.effect(node, ended);
             }
+            Output::Check { query, parts } => {
+                let outcomes = parts.iter().map(|_| (0, None)).collect();
+                self.effect(node, Input::Checked { query, outcomes });
+            }
+            Output::Reply { id, reply, .. } => self.answered(id, reply),
+            Output::Note(Note::State { state, .. }) => {
+                self.protected += u64::from(state == CheckpointState::Protected);
+            }
+            other => self.perform_durable(node, other),
+        }
+    }
+
+    fn perform_durable(&mut self, node: usize, output: Output) {
+        match output {
             Output::Upload { manifest, rank, .. } => {
                 let manifest = manifest.name();
                 let outcome = Ok(());
@@ -290,14 +304,6 @@ impl Cluster {
                 let step = manifest.manifest().step.get();
                 let outcome = Ok(leaves(u64::from(rank.get()), step).0);
                 self.effect(node, Input::Fetched { slot, outcome });
-            }
-            Output::Check { query, parts } => {
-                let outcomes = parts.iter().map(|_| (0, None)).collect();
-                self.effect(node, Input::Checked { query, outcomes });
-            }
-            Output::Reply { id, reply, .. } => self.answered(id, reply),
-            Output::Note(Note::State { state, .. }) => {
-                self.protected += u64::from(state == CheckpointState::Protected);
             }
             _ => {}
         }
