@@ -49,7 +49,8 @@ impl Sessions {
             .collect();
         self.lanes
             .retain(|(name, _), _| cx.by_name.contains_key(name));
-        // The newest first: once it is protected, older ones need no healing.
+        // The newest first: once it is protected, older ones need no healing. All sessions share the links, so the other way round a step
+        // that is about to retire would hold up the one that lets it.
         for (key, manifest, state) in committed.into_iter().rev() {
             for lane in lanes_coded_by(&manifest, cx.me()).collect::<Vec<_>>() {
                 self.lead_lane(&key, &manifest, lane, state, cx);
@@ -79,6 +80,7 @@ impl Sessions {
         if now < progress.retry_at {
             return;
         }
+        // Each session takes memory and streams at all its members; the lane comes up again with the next tick.
         if self.led.len() >= limits::SESSIONS_LED_MAX {
             return;
         }
@@ -346,6 +348,8 @@ impl Sessions {
         let Some(led) = self.led.remove(&session) else {
             return;
         };
+        // Members keep only what the leader closes so. One that does not hear of it keeps what it has made for ten minutes as a part,
+        // and takes it up when the lane is led again (`resume`).
         let kept = outcome.is_ok();
         for member in &led.members {
             if !planted!("sessions_not_closed") {

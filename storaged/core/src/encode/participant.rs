@@ -257,6 +257,7 @@ impl Sessions {
             Err(fault) => {
                 // The executor is done: nothing is left to stop.
                 joined.phase = MemberPhase::Ready;
+                // Kept, it would be offered as a source again, and every session with it would fail the same way.
                 if let SessionFault::Corrupt(_) = &fault {
                     self.drop_corrupt(&place, cx);
                 }
@@ -319,6 +320,7 @@ impl Sessions {
         let Some(joined) = self.joined.remove(place) else {
             return;
         };
+        // Before its blocks are given back: an executor that still reads a slot would code the next step's bytes.
         if joined.is_running() {
             let (leader, session) = place.clone();
             cx.out.push(Output::Stop { leader, session });

@@ -157,6 +157,7 @@ impl Runs {
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
+        // The run is open by promises already: another number now would open a second one for the same client.
         if matches!(proposal.phase, Phase::Raising { .. }) {
             return;
         }
@@ -278,6 +279,8 @@ impl Runs {
         let Phase::Promising { promised, .. } = &mut proposal.phase else {
             return;
         };
+        // A promise for the number before counts for nothing: a majority of two halves would be none
+        // (`two_at_once_get_different_numbers_without_a_tier`).
         if proposal.run != run {
             return;
         }

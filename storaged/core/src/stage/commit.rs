@@ -59,6 +59,7 @@ impl Context {
             torch_metadata,
             durable,
         });
+        // "Done" says that it will be told, not that it has committed: a home node that is away now hears it when it is said again.
         self.reply(id, Reply::Done);
         self.announce(&key);
         Ok(())
@@ -107,6 +108,8 @@ impl Context {
             };
             messages.push(self.wrap_again(key, Notice::Description, message));
         }
+        // To all m+1 home nodes: were it one, losing that one between the last seal and the commit would lose the step though every
+        // shard is there.
         for home in self.homes_of(key) {
             for message in &messages {
                 self.send(&home, message.clone());
@@ -209,6 +212,7 @@ impl Context {
             );
             return None;
         }
+        // Nobody can tell who is right, and a step that waits for ranks that do not exist would hold a slot of each rank.
         if let Some(reason) = disagrees {
             self.abandon_everywhere(key, &reason);
             return None;
@@ -218,6 +222,7 @@ impl Context {
             .get(key)
             .is_some_and(|c| c.manifest.is_some())
         {
+            // It asks because it has not heard: the commit was lost, or it was down.
             self.tell(key, from);
             return None;
         }
@@ -251,7 +256,8 @@ impl Context {
         if checkpoint.manifest.is_some() {
             return;
         }
-        // Another home node may be about to give it up.
+        // Another home node may be about to give it up: committed here and given up there, it would be shown and could not be
+        // restored. From here on nobody commits it; `give_up_old_commits` waits for what is on its way.
         if self.now.since(checkpoint.first_seen) >= limits::COMMIT_MAX_MS {
             return;
         }
