@@ -37,7 +37,12 @@ fn geometry(k: usize, m: usize) -> Geometry {
 }
 
 /// The last of these members, without a durable tier and with a budget that nothing exceeds. Its links are up.
-pub fn last_of(members: &[&str], (k, m): (usize, usize)) -> Node {
+pub fn last_of(members: &[&str], geometry: (usize, usize)) -> Node {
+    last_with_tier(members, geometry, DurablePolicy::Absent)
+}
+
+/// The same with what goes to a durable tier.
+pub fn last_with_tier(members: &[&str], (k, m): (usize, usize), durable: DurablePolicy) -> Node {
     let (me, peers) = members.split_last().expect("a member");
     let member = |text: &&str| Member {
         name: name(text),
@@ -53,7 +58,7 @@ pub fn last_of(members: &[&str], (k, m): (usize, usize)) -> Node {
         budget: u64::MAX,
         idle_job_ms: 3_600_000,
         link_rates: LinkRates::default(),
-        durable: DurablePolicy::Absent,
+        durable,
         messages: crate::api::MessageLimits::default(),
         runs_without_tier: RunsWithoutTier::Refused,
         durable_form: DurableForm::Full,

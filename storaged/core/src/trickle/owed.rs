@@ -257,3 +257,58 @@ impl Context {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use storaged_codec::digest;
+    use storaged_wire::peer::PeerMessage;
+
+    use super::*;
+    use crate::api::{Input, Now};
+    use crate::testkit::{hear, last_with_tier, manifest, name};
+
+    /// The nodes that a coding node asks for their shards of a protected step that is owed; none if it is no home of it.
+    fn asked_by_home(step: u64) -> Option<Vec<NodeName>> {
+        let members = ["a", "b", "c", "d", "e"];
+        let sealed = manifest(step, &["a", "b"], &["e"], (4096, digest(b"shard")));
+        let sealed = Arc::new(sealed.seal().expect("a sound manifest"));
+        let mut node = last_with_tier(&members, (2, 1), DurablePolicy::Every(1));
+        let committed = PeerMessage::Committed {
+            manifest: sealed.bytes().to_vec().into(),
+            durable: DurableWish::Policy,
+        };
+        hear(&mut node, 1, "c", committed);
+        let (manifest, bears) = (sealed.name(), 1);
+        hear(
+            &mut node,
+            2,
+            "c",
+            PeerMessage::Protected { manifest, bears },
+        );
+        let homes = node
+            .context()
+            .homes_of(&CheckpointKey::of(sealed.manifest()));
+        let is_home = homes.contains(&name("e")) && !homes.contains(&name("a"));
+        let outputs = node.handle(Now(2_000), Input::Tick);
+        let asked = outputs.into_iter().filter_map(|output| match output {
+            Output::Send { to, message } => {
+                matches!(message, PeerMessage::Owed { .. }).then_some(to)
+            }
+            _ => None,
+        });
+        let asked: Vec<NodeName> = asked.collect();
+        is_home.then_some(asked)
+    }
+
+    /// It may have let the step go before it heard that it is owed, and will not say so unasked.
+    #[test]
+    fn a_home_node_asks_whoever_has_not_copied_its_shard() {
+        let of_homes: Vec<_> = (1..30).filter_map(asked_by_home).collect();
+        assert!(of_homes.len() > 2, "{}", of_homes.len());
+        for asked in of_homes {
+            assert!(asked.contains(&name("a")), "{asked:?}");
+        }
+    }
+}
