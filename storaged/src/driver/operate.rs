@@ -122,6 +122,8 @@ impl Daemon {
             self.memory.spare_bytes(),
             self.links.up.len(),
         );
+        let connections = self.net.as_ref().map_or(0, |net| net.connections());
+        metrics.observe_connections(connections);
         metrics.observe_refused(self.links.refused.len());
         metrics.observe_in_flight(
             self.executor.stripes_in_flight(),

@@ -356,6 +356,11 @@ impl Net {
         Ok(stream)
     }
 
+    /// Connections that there are now, both ways.
+    pub fn connections(&self) -> usize {
+        self.endpoint.open_connections()
+    }
+
     /// Address that it listens on.
     ///
     /// # Errors
