@@ -131,12 +131,14 @@ fn gauge(node: usize, name: &str) -> Result<f64> {
     Ok(value.trim().parse()?)
 }
 
-/// Processor time of all daemons since they began.
+/// Processor time of all daemons that run, each since it began.
 fn cpu_seconds(cluster: &Cluster) -> Result<f64> {
     let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
     let mut ticks = 0;
     for node in 0..NODES {
-        let pid = cluster.pid(node).context("a daemon does not run")?;
+        let Some(pid) = cluster.pid(node) else {
+            continue;
+        };
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         // Behind the name, which may have spaces in it, user and system time are the 12th and 13th field.
         let (_, fields) = stat.rsplit_once(')').context("expected a name in stat")?;
