@@ -5,3 +5,8 @@
 bench-net: network-packages release ## Plans, repair and transport on shaped links (ONLY=chain8 for one): docs/bench/net.*
 	@$(CARGO) build -q --release -p storaged-bench --bin bench-net
 	@target/release/bench-net $(if $(ONLY),--only $(ONLY),--write docs/bench) --commit "$$(git rev-parse --short HEAD)"
+
+.PHONY: bench-links
+bench-links: release ## 34 daemons: idle cores, connections, 13 small shards of two killed nodes; into docs/bench/scale.json
+	@$(CARGO) build -q --release -p storaged-bench --bin bench-links
+	@target/release/bench-links $(if $(ONLY),--only $(ONLY),--write docs/bench/scale.json)

@@ -111,6 +111,8 @@ metrics! {
         "Bytes of shards opened to send";
     place_peers_up: Gauge, "place_peers_up",
         "Peers whose link is up";
+    place_connections: Gauge, "place_connections",
+        "QUIC connections to peers, those that are just beginning or ending too";
     place_healed: Counter, "place_blocks_healed",
         "Lost blocks put back by sessions led here";
     place_peer_faults: Counter, "place_peer_faults",
@@ -222,6 +224,11 @@ impl Metrics {
     /// A checkpoint was given up.
     pub fn observe_abandoned(&self) {
         self.observe_state(ABANDONED);
+    }
+
+    /// So many connections there are now.
+    pub fn observe_connections(&self, connections: usize) {
+        self.place_connections.set(gauge(connections as u64));
     }
 
     /// So many peers answer and are not linked to.

@@ -486,7 +486,8 @@ fn slope(all: &[Figures], of: impl Fn(&Figures) -> f64) -> Option<f64> {
     (ranks > 1.0).then(|| (of(to) / of(from)).ln() / ranks.ln())
 }
 
-fn json(all: &[Figures]) -> String {
+/// The figures, behind those of other benches that the file has already.
+fn json(all: &[Figures], before: &str) -> String {
     let slopes = [
         ("slope_commit", slope(all, |it| it.commit.all)),
         ("slope_tick", slope(all, |it| it.idle_tick)),
@@ -494,10 +495,17 @@ fn json(all: &[Figures]) -> String {
     let slopes = slopes
         .into_iter()
         .filter_map(|(name, slope)| Some((name.to_owned(), slope?)));
-    let lines = all.iter().flat_map(Figures::keys).chain(slopes);
-    let lines: Vec<String> = lines
-        .map(|(name, figure)| format!("  \"{name}\": {figure:.3}"))
-        .collect();
+    let figures: Vec<(String, f64)> = all.iter().flat_map(Figures::keys).chain(slopes).collect();
+    let is_new = |line: &str| {
+        let starts = |name: &str| line.starts_with(&format!("  \"{name}\":"));
+        figures.iter().any(|(name, _)| starts(name))
+    };
+    let kept = before
+        .lines()
+        .filter(|line| line.starts_with("  \"") && !is_new(line));
+    let kept = kept.map(|line| line.trim_end_matches(',').to_owned());
+    let new = (figures.iter()).map(|(name, figure)| format!("  \"{name}\": {figure:.3}"));
+    let lines: Vec<String> = kept.chain(new).collect();
     format!("{{\n{}\n}}\n", lines.join(",\n"))
 }
 
@@ -512,6 +520,7 @@ fn main() {
     let all: Vec<Figures> = sizes.iter().map(|ranks| measure(*ranks)).collect();
     let mut after = words.iter().skip_while(|word| *word != "--write");
     if let Some(path) = after.nth(1) {
-        std::fs::write(path, json(&all)).expect("the file can be written");
+        let before = std::fs::read_to_string(path).unwrap_or_default();
+        std::fs::write(path, json(&all, &before)).expect("the file can be written");
     }
 }

@@ -114,6 +114,17 @@ fn coding_nodes<'a>(
     Ok(coding)
 }
 
+/// The nodes that share a group with this one: those whose loss it must notice soonest.
+pub fn group_peers(groups: &[Group], node: &NodeName) -> BTreeSet<NodeName> {
+    let members = |group: &Group| -> Vec<NodeName> {
+        let all = group.data.iter().chain(&group.coding);
+        all.cloned().collect()
+    };
+    let all = groups.iter().map(members);
+    let own = all.filter(|members| members.contains(node));
+    own.flatten().filter(|peer| peer != node).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,6 +153,22 @@ mod tests {
         assert_eq!(text(&found[0].coding), ["n04", "n05"]);
         assert_eq!(text(&found[1].data), ["n04", "n05"]);
         assert_eq!(text(&found[1].coding), ["n00", "n01"]);
+    }
+
+    #[test]
+    fn a_node_shares_groups_with_those_it_codes_with_and_for() {
+        let found = groups(&own_domains(12), Geometry::new(4, 1).unwrap()).unwrap();
+        let peers_of = |node: &str| {
+            let peers = group_peers(&found, &NodeName::new(node).unwrap());
+            peers.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(found[0].coding, [NodeName::new("n04").unwrap()]);
+        assert_eq!(peers_of("n02"), ["n00", "n01", "n03", "n04"]);
+        let of_both = peers_of("n04");
+        for peer in ["n00", "n01", "n02", "n03", "n05", "n06", "n07"] {
+            assert!(of_both.iter().any(|it| it == peer), "{peer}");
+        }
+        assert!(peers_of("n99").is_empty());
     }
 
     #[test]

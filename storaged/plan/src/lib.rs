@@ -34,7 +34,7 @@ mod trace;
 pub use coding::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
 pub use encode::{Keepers, Order, Shape, encode_plan};
 pub use error::PlanError;
-pub use groups::{Group, GroupError, Member, groups};
+pub use groups::{Group, GroupError, Member, group_peers, groups};
 pub use homes::homes;
 pub use lanes::{LaneBlocks, blocks_on, lanes_coded_by, lanes_of};
 pub use load::NodeLoad;

@@ -6,6 +6,9 @@
 //! per stripe, with k needed of s survivors and l lost: a chain `l*k/s`, a gather `(k - 1 + l)/s`. One chain per lost
 //! block, all at once, would be as many blocks as one chain for all: it is not offered.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use storaged_codec::RepairError;
 
 use super::encode::{chain, star};
@@ -76,14 +79,26 @@ fn striped(
 ) -> Result<StripedPlan, PlanError> {
     let survivors = task.survivors.len();
     let sinks: Vec<usize> = lost.iter().map(|lost| survivors + lost).collect();
-    let class = |class: usize| -> Result<CodingPlan, PlanError> {
+    // Each set of survivors costs the inverse of a matrix; without one to spare all classes have the same set.
+    let mut known: BTreeMap<Vec<usize>, Coefficients> = BTreeMap::new();
+    let mut class = |class: usize| -> Result<CodingPlan, PlanError> {
         let order: Vec<usize> = (0..task.needed)
             .map(|i| (first + class + i) % survivors)
             .collect();
-        let coefficients = coefficients(task, lost, &order, rows)?;
-        reduce(&coefficients, &vertices(shape, &order, &sinks), &sinks)
+        let mut used = order.clone();
+        used.sort_unstable_by_key(|survivor| task.survivors[*survivor]);
+        let coefficients = match known.entry(used) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(vacant) => {
+                let found = coefficients(task, lost, vacant.key(), rows)?;
+                vacant.insert(found)
+            }
+        };
+        reduce(coefficients, &vertices(shape, &order, &sinks), &sinks)
     };
-    let classes = (0..survivors).map(class).collect::<Result<Vec<_>, _>>()?;
+    let classes = (0..survivors)
+        .map(&mut class)
+        .collect::<Result<Vec<_>, _>>()?;
     let members = survivors + task.lost.len();
     StripedPlan::new(members, survivors, Rotation::ByTurn, classes)
 }
@@ -102,15 +117,14 @@ fn vertices(shape: RepairShape, order: &[usize], sinks: &[usize]) -> Vec<Vertex>
     }
 }
 
-/// The coefficients of some lost blocks over all survivors: nought for those that this class leaves out.
+/// The coefficients of some lost blocks over all survivors: nought for those that are not `used`, which are given by
+/// their blocks' order.
 fn coefficients(
     task: &RepairTask<'_>,
     lost: &[usize],
-    order: &[usize],
+    used: &[usize],
     rows: &impl Fn(&[usize], &[usize]) -> Result<Option<Coefficients>, RepairError>,
 ) -> Result<Coefficients, PlanError> {
-    let mut used = order.to_vec();
-    used.sort_unstable_by_key(|survivor| task.survivors[*survivor]);
     let blocks: Vec<usize> = used.iter().map(|s| task.survivors[*s]).collect();
     let wanted: Vec<usize> = lost.iter().map(|lost| task.lost[*lost]).collect();
     let narrow = rows(&blocks, &wanted)?;

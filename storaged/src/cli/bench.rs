@@ -1,7 +1,7 @@
 //! `storaged bench`: stage, encode and restore through the public SDK on a throw-away cluster of six processes on
 //! this machine, against memcpy and a raw QUIC stream in the same run. Bytes are verified; ratios are what counts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -399,6 +399,7 @@ fn raw_endpoint(
             name: node_name(1 - node)?,
             address: address(1 - node).into(),
         }],
+        group: BTreeSet::new(),
         agreement: Agreement::of(
             None,
             storaged_sdk::wire::ChunkSize::new(1 << 18).expect("a size"),

@@ -5,6 +5,7 @@ use storaged_wire::peer::PeerMessage;
 use storaged_wire::{NodeName, decode};
 
 use super::certificate::{Nearness, OwnCertificate, advice, date, wall_clock};
+use super::start::coding_group;
 use super::{Daemon, chain};
 use crate::config::Config;
 use crate::http::RestartAsked;
@@ -122,6 +123,8 @@ impl Daemon {
             self.memory.spare_bytes(),
             self.links.up.len(),
         );
+        let connections = self.net.as_ref().map_or(0, |net| net.connections());
+        metrics.observe_connections(connections);
         metrics.observe_refused(self.links.refused.len());
         metrics.observe_in_flight(
             self.executor.stripes_in_flight(),
@@ -220,7 +223,7 @@ impl Daemon {
         say_peers(&self.config.peers, &taken.peers);
         // Links are tasks of the network's own runtime.
         let entered = self.net_runtime.enter();
-        net.set_peers(taken.peers.clone(), taken.agreement());
+        net.set_peers(taken.peers.clone(), &coding_group(taken), taken.agreement());
         drop(entered);
         self.config.peers.clone_from(&taken.peers);
         self.config.members.clone_from(&taken.members);

@@ -1,9 +1,10 @@
 //! What a start makes of the configuration: the decisions' setup, the own certificate, the links.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use storaged_core::{DurableForm, Setup};
-use storaged_wire::Generation;
+use storaged_wire::{Generation, NodeName};
 use tokio::sync::mpsc;
 
 use super::certificate::OwnCertificate;
@@ -64,6 +65,14 @@ pub(super) async fn start_hyperpod(
     Ok(())
 }
 
+/// Who shares a coding group with this node; nobody where nothing is coded.
+pub(super) fn coding_group(config: &Config) -> BTreeSet<NodeName> {
+    let geometry = config.geometry;
+    let groups = geometry.and_then(|it| storaged_plan::groups(&config.members, it).ok());
+    let groups = groups.unwrap_or_default();
+    storaged_plan::group_peers(&groups, &config.name)
+}
+
 pub(super) async fn start_net(
     config: &Config,
     seams: &Seams,
@@ -84,6 +93,7 @@ pub(super) async fn start_net(
         listen: config.listen,
         identity,
         peers: config.peers.clone(),
+        group: coding_group(config),
         agreement: config.agreement(),
         versions: LINK_VERSIONS,
         sockets: seams.sockets.clone(),

@@ -2,7 +2,8 @@
 //! other where nothing orders them; the first stage that fails ends the others, and dropping them resets their
 //! streams.
 //!
-//! One stream per neighbour and direction carries what all stripes send this way, in their order. Stripes are begun
+//! One stream per neighbour and direction carries what all stripes send this way, in their order. None is opened that no
+//! stripe of the session needs: a gather of 32 nodes has 992 of them, a shard of a MiB four stripes. Stripes are begun
 //! in order too (`Pipeline::begin`): each tells the streams it reads what it expects, and those it writes what will
 //! come, and is then computed whenever its inputs are there. So a stripe that waits for a slow neighbour holds up
 //! the streams it needs and no other.
@@ -87,7 +88,9 @@ impl Pipeline<'_> {
         };
         let mut sending = Vec::new();
         let mut receiving = Vec::new();
-        for (link, ends) in self.part.parts.links.iter().enumerate() {
+        let used = self.part.links_used();
+        let links = self.part.parts.links.iter().enumerate();
+        for (link, ends) in links.filter(|(link, _)| used.contains(link)) {
             if ends.from == self.part.work.member {
                 let (order, promised) = mpsc::channel(room);
                 orders.send.insert(link, order);

@@ -2,6 +2,7 @@
 //! and the local block. A sum that goes on with coefficient 1 keeps its memory, and the other operands are folded
 //! onto it; clean operands cost nothing.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use storaged_codec::{engine, leaf_digest};
@@ -41,6 +42,25 @@ impl Part {
     pub fn class(&self, class: usize) -> Result<&ClassPart, SessionFault> {
         let part = self.parts.classes.get(class).and_then(Option::as_ref);
         part.ok_or(SessionFault::NoBlocks)
+    }
+
+    /// The links over which this node sends or receives something of the stripes that move. Both ends of a link find the
+    /// same, by the same plan and the same stripes.
+    pub fn links_used(&self) -> BTreeSet<usize> {
+        let mut unseen: BTreeMap<usize, &ClassPart> = (self.parts.classes.iter().enumerate())
+            .filter_map(|(class, part)| Some((class, part.as_ref()?)))
+            .collect();
+        let mut used = BTreeSet::new();
+        for turn in self.work.turns() {
+            if let Some(part) = unseen.remove(&turn.class) {
+                let ways = part.inputs.iter().chain(&part.outputs);
+                used.extend(ways.map(|way| way.link));
+            }
+            if unseen.is_empty() {
+                break;
+            }
+        }
+        used
     }
 
     /// Computes one stripe. `inputs` are the sums of the hop's input edges, in order.

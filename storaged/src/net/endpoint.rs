@@ -1,32 +1,32 @@
 //! The endpoint: one UDP socket for dialling and accepting, and what comes in on accepted connections.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use minicbor::{Decode, Encode};
-use quinn::{Connection, Endpoint, EndpointConfig, RecvStream, SendStream, TokioRuntime, VarInt};
-use rustls::pki_types::CertificateDer;
+use quinn::{Endpoint, EndpointConfig, Incoming, RecvStream, SendStream, TokioRuntime, VarInt};
 use storaged_wire::peer::{CONTROL_FRAME_BYTES_MAX, StreamRecord};
-use storaged_wire::{Generation, NodeName, decode, encode};
+use storaged_wire::{Generation, NodeName, encode};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
-use super::agreement::{Agreement, Difference, VersionRange};
-use super::frame::ControlFrameError;
-use super::link::Link;
+use super::agreement::{Agreement, VersionRange};
+use super::hello::{LinkHello, welcome};
+use super::link::{Link, Offer};
+use super::pulse::{BEAT, Proximity, Side};
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
-use super::wake::Wake;
-use super::{NetError, TlsIdentity, failure, frame, tls};
+use super::streams::{FIRST_RECORD_WAIT, KIND_DATA};
+use super::{NetError, TlsIdentity, failure, frame};
 
-/// Keep-alives: a dead peer is seen after four missed ones, in 2.0 to 2.5 s.
-const KEEP_ALIVE: Duration = Duration::from_millis(500);
-const IDLE: Duration = Duration::from_secs(2);
-/// First records of connections and streams come within this time.
-const FIRST_RECORD_WAIT: Duration = Duration::from_secs(5);
+/// A connection on which nothing comes ends by itself after this time. Links are given up long before (`pulse`).
+const IDLE: Duration = Duration::from_secs(15);
+/// A handshake takes no longer.
+const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
+/// Words without a meaning wait in so much memory.
+const WORDS_BYTES_MAX: usize = 256;
 /// First records are small.
 pub(super) const FIRST_RECORD_BYTES_MAX: usize = 4096;
 /// Unread bytes that one stream may have in flight: bandwidth times delay of 100 Gbit/s over 0.3 ms, 4 MB. More of
@@ -39,10 +39,7 @@ const STREAMS_MAX: u32 = 256;
 /// A peer that was refused reads why before the connection ends.
 const REFUSED_WAIT: Duration = Duration::from_secs(1);
 /// Of the protocol. What is new gets the next number, and both are spoken until no node speaks the old one only.
-pub const LINK_VERSIONS: VersionRange = VersionRange { min: 5, max: 5 };
-
-pub(super) const KIND_CONTROL: u8 = 0;
-pub(super) const KIND_DATA: u8 = 1;
+pub const LINK_VERSIONS: VersionRange = VersionRange { min: 6, max: 6 };
 
 /// A configured peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +63,8 @@ pub struct NetConfig {
     pub identity: TlsIdentity,
     /// Whom to link to.
     pub peers: Vec<Peer>,
+    /// Those of them that share a coding group with this node: their silence is noticed soonest.
+    pub group: BTreeSet<NodeName>,
     /// What they must have in common with this node.
     pub agreement: Agreement,
     /// Versions of the protocol to speak: [`LINK_VERSIONS`], but in tests.
@@ -79,13 +78,13 @@ pub struct NetConfig {
 /// What happened on the network.
 #[derive(Debug)]
 pub enum NetEvent {
-    /// Our link to a peer is up.
+    /// The link to a peer is up.
     Up {
         peer: NodeName,
         generation: Generation,
         version: u16,
     },
-    /// Our link to a peer is down.
+    /// The link to a peer is down.
     Down { peer: NodeName, reason: String },
     /// A control message.
     Message { from: NodeName, body: Vec<u8> },
@@ -99,54 +98,6 @@ pub enum NetEvent {
     Refused { peer: NodeName, why: NetError },
     /// A connection did not come about or ended: somebody did what he may not, or it just ended.
     Failed(NetError),
-}
-
-/// First record of a connection, both ways.
-#[derive(Debug, Clone, Encode, Decode)]
-pub(super) struct LinkHello {
-    #[n(0)]
-    pub version: u16,
-    #[n(1)]
-    pub node: NodeName,
-    #[n(2)]
-    pub generation: Generation,
-    /// The lowest version; without it `version` is the only one.
-    #[n(3)]
-    pub version_min: Option<u16>,
-    #[n(4)]
-    pub agreement: Option<Agreement>,
-}
-
-impl LinkHello {
-    fn versions(&self) -> VersionRange {
-        VersionRange {
-            min: self.version_min.unwrap_or(self.version),
-            max: self.version,
-        }
-    }
-
-    /// The version that both speak, if they speak one and are configured alike.
-    pub fn agree(&self, there: &Self) -> Result<u16, NetError> {
-        let (here, theirs) = (self.versions(), there.versions());
-        let version = here.common(theirs).ok_or_else(|| NetError::Version {
-            peer: there.node.clone(),
-            here,
-            there: theirs,
-        })?;
-        let differences = self.differences(there);
-        match differences.is_empty() {
-            true => Ok(version),
-            false => Err(NetError::Disagreement {
-                peer: there.node.clone(),
-                differences,
-            }),
-        }
-    }
-
-    fn differences(&self, there: &Self) -> Vec<Difference> {
-        let both = self.agreement.as_ref().zip(there.agreement.as_ref());
-        both.map_or_else(Vec::new, |(here, there)| here.differences(there))
-    }
 }
 
 /// The transport of one daemon.
@@ -177,12 +128,11 @@ struct EndpointState {
 
 /// A configured peer.
 #[derive(Clone)]
-struct Known {
-    link: Arc<Link>,
-    /// Wakes our link to it.
-    wake: Arc<Wake>,
+pub(super) struct Known {
+    pub name: NodeName,
+    pub link: Arc<Link>,
     /// It is configured no more.
-    gone: CancellationToken,
+    pub gone: CancellationToken,
 }
 
 impl Shared {
@@ -200,8 +150,17 @@ impl Shared {
         self.state().client.clone()
     }
 
-    fn known(&self, peer: &NodeName) -> Option<Known> {
+    pub fn known(&self, peer: &NodeName) -> Option<Known> {
         self.state().known.get(peer).cloned()
+    }
+
+    fn links(&self) -> Vec<Arc<Link>> {
+        let state = self.state();
+        state
+            .known
+            .values()
+            .map(|known| known.link.clone())
+            .collect()
     }
 }
 
@@ -253,8 +212,9 @@ impl Net {
             state: Mutex::new(state),
         });
         let net = Arc::new(Self { endpoint, shared });
-        net.link_to(config.peers);
+        net.link_to(config.peers, &config.group);
         tokio::spawn(accept_all(net.endpoint.clone(), net.shared.clone()));
+        tokio::spawn(beat_all(net.shared.clone(), config.sockets));
         Ok(net)
     }
 
@@ -272,7 +232,7 @@ impl Net {
 
     /// Takes another list of peers and what they must have in common with this node from now on: links to those that
     /// stay go on, also if their address is another one.
-    pub fn set_peers(&self, peers: Vec<Peer>, agreement: Agreement) {
+    pub fn set_peers(&self, peers: Vec<Peer>, group: &BTreeSet<NodeName>, agreement: Agreement) {
         let mut state = self.shared.state();
         state.hello.agreement = Some(agreement);
         let stays = |name: &NodeName| peers.iter().any(|peer| peer.name == *name);
@@ -286,26 +246,29 @@ impl Net {
             }
         }
         drop(state);
-        self.link_to(peers);
+        self.link_to(peers, group);
     }
 
     /// Links to those that are new, and says where the others are now.
-    fn link_to(&self, peers: Vec<Peer>) {
+    fn link_to(&self, peers: Vec<Peer>, group: &BTreeSet<NodeName>) {
         for peer in peers {
+            let proximity = match group.contains(&peer.name) {
+                true => Proximity::Group,
+                false => Proximity::Outside,
+            };
             if let Some(known) = self.shared.known(&peer.name) {
-                known.link.set_address(peer.address);
+                known.link.set(peer.address, proximity);
                 continue;
             }
-            let (wake, gone) = (Arc::<Wake>::default(), CancellationToken::new());
-            let name = peer.name.clone();
-            let link = Link::new(peer.address);
+            let link = Link::new(peer.address, proximity);
             let known = Known {
+                name: peer.name.clone(),
                 link: link.link.clone(),
-                wake: wake.clone(),
-                gone: gone.clone(),
+                gone: CancellationToken::new(),
             };
-            self.shared.state().known.insert(name.clone(), known);
-            link.start(name, self.endpoint.clone(), self.shared.clone(), wake, gone);
+            let before = (self.shared.state().known).insert(peer.name, known.clone());
+            debug_assert!(before.is_none(), "one link per peer");
+            link.start(known, self.endpoint.clone(), self.shared.clone());
         }
     }
 
@@ -342,6 +305,7 @@ impl Net {
             peer: to.to_string(),
             reason,
         };
+        known.link.note_word();
         let opened = tokio::time::timeout(FIRST_RECORD_WAIT, connection.open_uni()).await;
         let opened = opened.map_err(|_| failed("it takes no more streams".into()))?;
         let mut stream = opened.map_err(|error| failed(error.to_string()))?;
@@ -354,6 +318,11 @@ impl Net {
             .await
             .map_err(|error| failed(error.to_string()))?;
         Ok(stream)
+    }
+
+    /// Connections that there are now, both ways.
+    pub fn connections(&self) -> usize {
+        self.endpoint.open_connections()
     }
 
     /// Address that it listens on.
@@ -388,14 +357,14 @@ fn transport() -> quinn::TransportConfig {
     let mut discovery = quinn::MtuDiscoveryConfig::default();
     discovery.upper_bound(DATAGRAM_BYTES_MAX);
     config
-        .keep_alive_interval(Some(KEEP_ALIVE))
         .max_idle_timeout(IDLE.try_into().ok())
         .stream_receive_window(STREAM_WINDOW_BYTES.into())
         .receive_window(CONNECTION_WINDOW_BYTES.into())
         .send_window(u64::from(CONNECTION_WINDOW_BYTES))
         .max_concurrent_uni_streams(STREAMS_MAX.into())
         .max_concurrent_bidi_streams(1u32.into())
-        .datagram_receive_buffer_size(None)
+        .datagram_receive_buffer_size(Some(WORDS_BYTES_MAX))
+        .datagram_send_buffer_size(WORDS_BYTES_MAX)
         .mtu_discovery_config(Some(discovery));
     config
 }
@@ -404,15 +373,21 @@ async fn accept_all(endpoint: Endpoint, shared: Arc<Shared>) {
     while let Some(incoming) = endpoint.accept().await {
         let shared = shared.clone();
         tokio::spawn(async move {
-            let address = incoming.remote_address().to_string();
-            let outcome = match incoming.await {
-                Ok(connection) => serve(connection, &shared).await,
-                Err(error) => Err(failure::of_connection(&address, &error)),
-            };
-            if let Err(error) = outcome {
+            if let Err(error) = accept(incoming, &shared).await {
                 let _ = shared.events.send(failed(error)).await;
             }
         });
+    }
+}
+
+/// One beat of all links after the other (`pulse`), as long as somebody wants to hear of them. A process that was paused
+/// does not make up for those it missed: it has missed what its peers said too, and they are not to blame.
+async fn beat_all(shared: Arc<Shared>, sockets: Arc<dyn SocketFactory>) {
+    while !shared.events.is_closed() {
+        tokio::time::sleep(sockets.until_beat(BEAT)).await;
+        for link in shared.links() {
+            link.beat();
+        }
     }
 }
 
@@ -425,49 +400,40 @@ pub(super) fn failed(error: NetError) -> NetEvent {
     NetEvent::Refused { peer, why: error }
 }
 
-async fn serve(connection: Connection, shared: &Arc<Shared>) -> Result<(), NetError> {
-    let address = connection.remote_address().to_string();
+/// Takes a connection to the end of its hellos; then it is the link's.
+async fn accept(incoming: Incoming, shared: &Arc<Shared>) -> Result<(), NetError> {
+    let address = incoming.remote_address().to_string();
+    let lost = |reason: &str| NetError::Lost {
+        peer: address.clone(),
+        reason: reason.into(),
+    };
+    let connected = tokio::time::timeout(HANDSHAKE_WAIT, incoming).await;
+    let connected = connected.map_err(|_| lost("no end of the handshake in time"))?;
+    let connection = connected.map_err(|error| failure::of_connection(&address, &error))?;
     let hello = tokio::time::timeout(FIRST_RECORD_WAIT, welcome(&connection, shared)).await;
-    let (from, gone) = match hello {
-        Ok(Ok(peer)) => peer,
+    match hello {
+        Ok(Ok((known, agreed))) => {
+            let offer = Offer {
+                connection,
+                agreed,
+                side: Side::Accepted,
+            };
+            known.link.offer(offer).await;
+            Ok(())
+        }
         Ok(Err(error)) => {
             if matches!(failed_kind(&error), Answered::Yes) {
                 // It reads our hello, finds the same and goes.
                 let _ = tokio::time::timeout(REFUSED_WAIT, connection.closed()).await;
             }
             connection.close(VarInt::from_u32(1), b"refused");
-            return Err(error);
+            Err(error)
         }
         Err(_) => {
             connection.close(VarInt::from_u32(1), b"no hello");
-            let reason = "no hello in time".into();
-            return Err(NetError::Lost {
-                peer: address,
-                reason,
-            });
+            Err(lost("no hello in time"))
         }
-    };
-    loop {
-        let stream = tokio::select! {
-            biased;
-            () = gone.cancelled() => break,
-            stream = connection.accept_uni() => stream,
-        };
-        let Ok(stream) = stream else { return Ok(()) };
-        let (shared, from, connection) = (shared.clone(), from.clone(), connection.clone());
-        tokio::spawn(async move {
-            if let Err(error) = serve_stream(stream, &from, &shared).await {
-                let is_wrong = matches!(error, ControlFrameError::Wrong(_));
-                let error = failure::of_stream(from.as_str(), &connection, error);
-                let _ = shared.events.send(NetEvent::Failed(error)).await;
-                if is_wrong {
-                    connection.close(VarInt::from_u32(2), b"protocol");
-                }
-            }
-        });
     }
-    connection.close(VarInt::from_u32(1), b"not a peer any more");
-    Ok(())
 }
 
 /// Whether the peer got our hello before it was refused.
@@ -480,98 +446,5 @@ fn failed_kind(error: &NetError) -> Answered {
     match error {
         NetError::Disagreement { .. } | NetError::Version { .. } => Answered::Yes,
         _ => Answered::No,
-    }
-}
-
-/// Takes the peer's hello, checks that its certificate is the node's it says it is, and answers.
-async fn welcome(
-    connection: &Connection,
-    shared: &Shared,
-) -> Result<(NodeName, CancellationToken), NetError> {
-    let peer = connection.remote_address().to_string();
-    let of_stream = |error| failure::of_stream(&peer, connection, error);
-    let wrong = |reason: String| of_stream(ControlFrameError::Wrong(reason));
-    let (mut send, mut recv) = connection
-        .accept_bi()
-        .await
-        .map_err(|error| failure::of_connection(&peer, &error))?;
-    let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX)
-        .await
-        .map_err(of_stream)?;
-    let body = body.ok_or_else(|| wrong("the hello is empty".into()))?;
-    let hello: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
-    check_identity(connection, &hello.node)?;
-    let Some(known) = shared.known(&hello.node) else {
-        return Err(NetError::UnknownPeer(hello.node));
-    };
-    let own = shared.hello();
-    frame::write(&mut send, encode(&own).into())
-        .await
-        .map_err(of_stream)?;
-    let _ = send.finish();
-    own.agree(&hello)?;
-    known.wake.heard(hello.generation);
-    Ok((hello.node, known.gone))
-}
-
-fn check_identity(connection: &Connection, node: &NodeName) -> Result<(), NetError> {
-    let refuse = |reason: String| NetError::PeerCertificate {
-        peer: node.to_string(),
-        reason,
-    };
-    let identity = connection
-        .peer_identity()
-        .ok_or_else(|| refuse("there is none".into()))?;
-    let chain = identity
-        .downcast::<Vec<CertificateDer<'static>>>()
-        .map_err(|_| refuse("it is of an unknown kind".into()))?;
-    let first = chain
-        .first()
-        .ok_or_else(|| refuse("there is none".into()))?;
-    tls::names(first, node).map_err(|error| refuse(error.to_string()))
-}
-
-async fn serve_stream(
-    mut recv: RecvStream,
-    from: &NodeName,
-    shared: &Shared,
-) -> Result<(), ControlFrameError> {
-    let mut kind = [0];
-    let first = tokio::time::timeout(FIRST_RECORD_WAIT, recv.read_exact(&mut kind)).await;
-    let late = |_| ControlFrameError::Lost("no first byte of a stream in time".into());
-    first.map_err(late)??;
-    match kind[0] {
-        KIND_CONTROL => {
-            // The connection's end shows here as an error of the stream; that is no fault of the protocol.
-            while let Ok(Some(body)) = frame::read(&mut recv, CONTROL_FRAME_BYTES_MAX).await {
-                let message = NetEvent::Message {
-                    from: from.clone(),
-                    body,
-                };
-                if shared.events.send(message).await.is_err() {
-                    break;
-                }
-            }
-            Ok(())
-        }
-        KIND_DATA => {
-            let first = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX);
-            let body = tokio::time::timeout(FIRST_RECORD_WAIT, first).await;
-            let Ok(Ok(Some(body))) = body else {
-                return Ok(());
-            };
-            let record = decode("stream record", &body);
-            let record = record.map_err(|error| ControlFrameError::Wrong(error.to_string()))?;
-            let stream = NetEvent::Stream {
-                from: from.clone(),
-                record,
-                recv,
-            };
-            let _ = shared.events.send(stream).await;
-            Ok(())
-        }
-        other => Err(ControlFrameError::Wrong(format!(
-            "expected a stream of kind 0 or 1, got {other}"
-        ))),
     }
 }

@@ -1,66 +1,110 @@
-//! One outgoing link: dial, say hello, keep the connection, report its end, dial again.
+//! The link to one peer: one connection, whoever dialled it, kept until it ends; then another one.
+//!
+//! A node that starts dials all peers: those that still take their link to its last incarnation for sound hear of it so.
+//! When a link has ended, the node with the lower name dials first, and a dial that was not answered yet ends when the
+//! peer's own comes. Where both have dialled nevertheless, both prefer the connection of the lower name, and the other
+//! one is served until it ends by itself, as nothing is said on it any more: no link goes down because of it.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::{Connection, ConnectionError, Endpoint, VarInt, WriteError};
-use storaged_wire::{Generation, NodeName, decode, encode};
+use storaged_wire::NodeName;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
-use super::endpoint::{FIRST_RECORD_BYTES_MAX, KIND_CONTROL, LinkHello, NetEvent, Shared};
+use super::dial::{self, Dialling};
+use super::endpoint::{Known, NetEvent, Shared};
 use super::frame::ControlFrameError;
-use super::wake::Wake;
-use super::{NetError, failure, frame, tls};
+use super::hello::Agreed;
+use super::pulse::{Beat, Proximity, Pulse, Side, Spoke};
+use super::streams::KIND_CONTROL;
+use super::{NetError, frame, streams};
 
 /// Dial again after this time, doubled at each failure up to the longest.
 const BACKOFF: Duration = Duration::from_millis(100);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
-/// A dial and its hello take no longer.
-const DIAL_WAIT: Duration = Duration::from_secs(3);
+/// Once a link has ended, the node with the higher name gives the other one so long to dial: ten handshakes in a machine
+/// room.
+const HIGHER_WAITS: Duration = Duration::from_millis(100);
 /// Control messages that wait for the link; more are lost, and said again by the layer above.
 const QUEUE: usize = 4096;
+/// Connections that wait to be looked at.
+const OFFERS: usize = 16;
 /// Repeated dial errors are told once in this many tries.
 const TELL_EVERY: u32 = 30;
 /// Whoever needs a link that is just coming up waits for it so long: members of a session hear of a node that came back
 /// a few milliseconds one after the other.
 const UP_WAIT: Duration = Duration::from_secs(2);
+/// A dial that began before the connection in use was there may end so much later: then it is one too many. Later than
+/// that, the peer has lost the one in use.
+const RACE_MAX: Duration = dial::DIAL_WAIT;
 
-/// The outgoing link to one peer.
+/// What is said to be acknowledged by the peer's transport.
+const WORD: Bytes = Bytes::from_static(&[0]);
+
+/// The link to one peer.
 pub(super) struct Link {
     queue: mpsc::Sender<Bytes>,
+    offers: mpsc::Sender<Offer>,
     connection: watch::Sender<Option<Connection>>,
-    address: Mutex<PeerAddress>,
+    /// Something was sent since the last beat.
+    spoke: AtomicBool,
+    state: Mutex<LinkState>,
+}
+
+struct LinkState {
+    address: PeerAddress,
+    proximity: Proximity,
+    watched: Option<Watched>,
+}
+
+/// A connection whose beats are counted.
+struct Watched {
+    connection: Connection,
+    side: Side,
+    pulse: Pulse,
+    /// Nothing comes any more.
+    silent: CancellationToken,
+}
+
+/// A connection with all that must be said before it can be used.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub connection: Connection,
+    pub agreed: Agreed,
+    pub side: Side,
 }
 
 /// A link that is not kept yet.
 pub(super) struct NewLink {
     pub link: Arc<Link>,
     messages: mpsc::Receiver<Bytes>,
+    offers: mpsc::Receiver<Offer>,
 }
 
 impl NewLink {
-    /// Dials, and goes on until the peer is `gone` from the configuration.
-    pub fn start(
-        self,
-        peer: NodeName,
-        endpoint: Endpoint,
-        shared: Arc<Shared>,
-        wake: Arc<Wake>,
-        gone: CancellationToken,
-    ) {
+    /// Dials, and goes on until the peer is gone from the configuration.
+    pub fn start(self, known: Known, endpoint: Endpoint, shared: Arc<Shared>) {
+        let own = shared.hello().node;
         let keeper = Keeper {
-            peer,
+            prefers: match own < known.name {
+                true => Side::Dialled,
+                false => Side::Accepted,
+            },
+            peer: known.name,
+            gone: known.gone,
+            link: self.link,
             endpoint,
             shared,
-            wake,
-            gone,
-            link: self.link,
             messages: self.messages,
+            offers: self.offers,
             failures: 0,
             refusals: 0,
         };
@@ -73,29 +117,48 @@ impl Link {
         clippy::new_ret_no_self,
         reason = "a link comes with the ends that feed it"
     )]
-    pub fn new(address: PeerAddress) -> NewLink {
+    pub fn new(address: PeerAddress, proximity: Proximity) -> NewLink {
         let (queue, messages) = mpsc::channel(QUEUE);
+        let (to_keeper, offers) = mpsc::channel(OFFERS);
         let link = Arc::new(Self {
             queue,
+            offers: to_keeper,
             connection: watch::Sender::new(None),
-            address: Mutex::new(address),
+            spoke: AtomicBool::new(false),
+            state: Mutex::new(LinkState {
+                address,
+                proximity,
+                watched: None,
+            }),
         });
-        NewLink { link, messages }
+        NewLink {
+            link,
+            messages,
+            offers,
+        }
     }
 
     pub fn send(&self, body: Bytes) {
+        self.note_word();
         // A full queue means a link that is down or very slow: the message is lost, as documented.
         let _ = self.queue.try_send(body);
     }
 
-    /// Where to dial from now on.
-    pub fn set_address(&self, address: PeerAddress) {
-        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address;
+    /// Something is sent: the peer is to be lost if nothing comes of it.
+    pub fn note_word(&self) {
+        self.spoke.store(true, Ordering::Relaxed);
     }
 
-    fn address(&self) -> PeerAddress {
-        let address = self.address.lock().unwrap_or_else(PoisonError::into_inner);
-        address.clone()
+    /// Where to dial from now on, and how soon its silence must be noticed.
+    pub fn set(&self, address: PeerAddress, proximity: Proximity) {
+        let mut state = self.state();
+        (state.address, state.proximity) = (address, proximity);
+    }
+
+    /// A connection of the peer's.
+    pub async fn offer(&self, offer: Offer) {
+        // Nobody takes it when the peer was just removed; then it ends with its last holder.
+        let _ = self.offers.send(offer).await;
     }
 
     /// The connection, as soon as there is one; none if that takes too long.
@@ -105,72 +168,189 @@ impl Link {
         let up = tokio::time::timeout(UP_WAIT, up).await.ok()?.ok()?;
         up.clone()
     }
+
+    /// Looks whether the peer is there, and asks it where that is not known.
+    pub fn beat(&self) {
+        let spoke = match self.spoke.swap(false, Ordering::Relaxed) {
+            true => Spoke::Yes,
+            false => Spoke::No,
+        };
+        let mut state = self.state();
+        let proximity = state.proximity;
+        let Some(watched) = &mut state.watched else {
+            return;
+        };
+        let received = watched.connection.stats().udp_rx.datagrams;
+        match watched.pulse.beat(received, spoke, proximity, watched.side) {
+            Beat::Rest => {}
+            // It fails with the connection, of which the keeper hears.
+            Beat::Ask => drop(watched.connection.send_datagram(WORD)),
+            Beat::Lost => watched.silent.cancel(),
+        }
+    }
+
+    /// Uses a connection from now on; the token says when its peer has been silent for too long.
+    fn watch(&self, connection: &Connection, side: Side) -> CancellationToken {
+        let silent = CancellationToken::new();
+        self.state().watched = Some(Watched {
+            connection: connection.clone(),
+            side,
+            pulse: Pulse::default(),
+            silent: silent.clone(),
+        });
+        self.connection.send_replace(Some(connection.clone()));
+        silent
+    }
+
+    fn unwatch(&self) {
+        self.connection.send_replace(None);
+        self.state().watched = None;
+    }
+
+    fn address(&self) -> PeerAddress {
+        self.state().address.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, LinkState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// Why a link is not kept any more.
-enum End {
-    /// The daemon stops, or the peer is configured no more.
-    Unwanted,
-}
+/// The daemon stops, or the peer is configured no more.
+struct Unwanted;
 
 /// What keeps a link.
 struct Keeper {
     peer: NodeName,
-    endpoint: Endpoint,
-    shared: Arc<Shared>,
-    wake: Arc<Wake>,
+    /// Of two connections the one that the node with the lower name dialled stays.
+    prefers: Side,
     gone: CancellationToken,
     link: Arc<Link>,
+    endpoint: Endpoint,
+    shared: Arc<Shared>,
     messages: mpsc::Receiver<Bytes>,
+    offers: mpsc::Receiver<Offer>,
     failures: u32,
     /// Counted apart: a peer that was down for long and comes back with a bad certificate is told of at once.
     refusals: u32,
 }
 
+/// The connection in use, and since when.
+struct Current {
+    offer: Offer,
+    since: Instant,
+    silent: CancellationToken,
+}
+
+/// What another connection to the same peer means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Second {
+    /// The one in use stays.
+    Surplus,
+    /// It takes the place of the one in use.
+    Better,
+    /// The peer was restarted.
+    Anew,
+}
+
+impl Current {
+    fn beside(&self, other: &Offer, prefers: Side) -> Second {
+        if other.agreed.generation != self.offer.agreed.generation {
+            return Second::Anew;
+        }
+        let is_race = self.since.elapsed() < RACE_MAX;
+        let is_surplus = is_race && self.offer.side == prefers && other.side != prefers;
+        match is_surplus || other.connection.close_reason().is_some() {
+            true => Second::Surplus,
+            false => Second::Better,
+        }
+    }
+}
+
+/// How the use of a connection ends.
+enum Ends {
+    /// There is a better one.
+    Better(Offer),
+    /// The link goes down; the peer's next incarnation may be there already.
+    Down {
+        reason: String,
+        next: Result<Option<Offer>, Unwanted>,
+    },
+}
+
+impl Ends {
+    fn down(reason: &str, next: Result<Option<Offer>, Unwanted>) -> Self {
+        let reason = reason.into();
+        Self::Down { reason, next }
+    }
+}
+
 impl Keeper {
     async fn keep(mut self) {
-        while let Ok(()) = self.once().await {}
-    }
-
-    /// Dials once, carries what comes of it, and waits for the next time.
-    async fn once(&mut self) -> Result<(), End> {
-        let address = self.link.address();
-        let dialled = tokio::select! {
-            biased;
-            () = self.gone.cancelled() => return Err(End::Unwanted),
-            dialled = dial_in_time(&self.endpoint, &self.peer, &address, &self.shared) => dialled,
-            () = self.wake.is_there() => return Ok(()),
+        let (mut next, mut wait) = (None, Duration::ZERO);
+        let again = match self.prefers {
+            Side::Dialled => BACKOFF,
+            Side::Accepted => BACKOFF + HIGHER_WAITS,
         };
-        match dialled {
-            Ok(dialled) => {
-                if let After::DialNow = self.connected(dialled).await? {
-                    return Ok(());
-                }
+        loop {
+            let offer = match next.take() {
+                Some(offer) => Ok(offer),
+                None => self.first_connection(wait).await,
+            };
+            let Ok(offer) = offer else { return };
+            match self.connected(offer).await {
+                Ok(another) => (next, wait) = (another, again),
+                Err(Unwanted) => return,
             }
-            Err(error) => self.not_connected(error).await,
         }
-        let wait = BACKOFF
-            .saturating_mul(1 << self.failures.min(4))
-            .min(BACKOFF_LONGEST);
-        tokio::select! {
-            biased;
-            () = self.gone.cancelled() => return Err(End::Unwanted),
-            () = self.wake.is_there() => {}
-            () = tokio::time::sleep(wait) => {}
-        }
-        Ok(())
     }
 
-    async fn connected(&mut self, dialled: Dialled) -> Result<After, End> {
-        let Dialled {
-            connection,
-            generation,
-            version,
-        } = dialled;
+    /// Dials after this time, or is dialled.
+    async fn first_connection(&mut self, mut wait: Duration) -> Result<Offer, Unwanted> {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.gone.cancelled() => return Err(Unwanted),
+                Some(offer) = self.offers.recv() => return Ok(offer),
+                () = tokio::time::sleep(wait) => {}
+            }
+            let dialling = Dialling {
+                endpoint: self.endpoint.clone(),
+                peer: self.peer.clone(),
+                address: self.link.address(),
+                shared: self.shared.clone(),
+                unneeded: CancellationToken::new(),
+            };
+            let unneeded = dialling.unneeded.clone();
+            let mut dialled = Box::pin(dial::dial(dialling));
+            let dialled = tokio::select! {
+                biased;
+                () = self.gone.cancelled() => return Err(Unwanted),
+                Some(offer) = self.offers.recv() => {
+                    unneeded.cancel();
+                    // The peer may have it already, and prefer it.
+                    tokio::spawn(offer_late(dialled, self.link.clone()));
+                    return Ok(offer);
+                }
+                dialled = &mut dialled => dialled,
+            };
+            match dialled {
+                Ok(offer) => return Ok(offer),
+                Err(error) => self.not_connected(error).await,
+            }
+            let doubled = BACKOFF.saturating_mul(1 << self.failures.min(4));
+            wait = doubled.min(BACKOFF_LONGEST);
+        }
+    }
+
+    /// Uses a connection, or a better one that comes, until it ends. Gives the first one of the peer's next incarnation.
+    async fn connected(&mut self, offer: Offer) -> Result<Option<Offer>, Unwanted> {
         (self.failures, self.refusals) = (0, 0);
         while self.messages.try_recv().is_ok() {}
-        self.wake.connected(generation);
-        self.link.connection.send_replace(Some(connection.clone()));
+        let Agreed {
+            generation,
+            version,
+        } = offer.agreed;
         let peer = self.peer.clone();
         self.tell(NetEvent::Up {
             peer,
@@ -178,18 +358,59 @@ impl Keeper {
             version,
         })
         .await?;
-        let (reason, after) = tokio::select! {
-            biased;
-            () = self.gone.cancelled() => ("it is not configured any more".into(), Ok(After::DialNow)),
-            reason = carry(&connection, &mut self.messages) => (reason.to_string(), Ok(After::Wait)),
-            () = self.wake.is_another() => ("it was started anew".into(), Ok(After::DialNow)),
+        let mut current = self.take(offer);
+        let (reason, next) = loop {
+            match self.use_until(&mut current).await {
+                Ends::Better(better) => current = self.take(better),
+                Ends::Down { reason, next } => break (reason, next),
+            }
         };
-        self.link.connection.send_replace(None);
-        self.wake.lost();
-        connection.close(VarInt::from_u32(0), b"");
+        self.link.unwatch();
+        current.offer.connection.close(VarInt::from_u32(0), b"");
         let peer = self.peer.clone();
         self.tell(NetEvent::Down { peer, reason }).await?;
-        after
+        next
+    }
+
+    /// Uses a connection until it ends, or there is a better one.
+    async fn use_until(&mut self, current: &mut Current) -> Ends {
+        let connection = current.offer.connection.clone();
+        let mut carried = std::pin::pin!(carry(&connection, &mut self.messages));
+        loop {
+            let offer = tokio::select! {
+                biased;
+                () = self.gone.cancelled() => return Ends::down("it is not configured any more", Err(Unwanted)),
+                Some(offer) = self.offers.recv() => offer,
+                () = current.silent.cancelled() => return Ends::down("timed out", Ok(None)),
+                reason = &mut carried => return Ends::down(&reason.to_string(), Ok(None)),
+            };
+            match current.beside(&offer, self.prefers) {
+                Second::Better => return Ends::Better(offer),
+                Second::Anew => return Ends::down("it was started anew", Ok(Some(offer))),
+                Second::Surplus => {
+                    let (peer, shared) = (self.peer.clone(), self.shared.clone());
+                    let gone = self.gone.clone();
+                    tokio::spawn(streams::serve(offer.connection, peer, shared, gone));
+                }
+            }
+        }
+    }
+
+    /// Uses a connection from now on. The one before is served as long as something comes on it.
+    fn take(&self, offer: Offer) -> Current {
+        let silent = self.link.watch(&offer.connection, offer.side);
+        let (connection, shared) = (offer.connection.clone(), self.shared.clone());
+        tokio::spawn(streams::serve(
+            connection,
+            self.peer.clone(),
+            shared,
+            self.gone.clone(),
+        ));
+        Current {
+            offer,
+            since: Instant::now(),
+            silent,
+        }
     }
 
     async fn not_connected(&mut self, error: NetError) {
@@ -211,87 +432,17 @@ impl Keeper {
         self.refusals = self.refusals.saturating_add(1);
     }
 
-    async fn tell(&self, event: NetEvent) -> Result<(), End> {
+    async fn tell(&self, event: NetEvent) -> Result<(), Unwanted> {
         let sent = self.shared.events.send(event).await;
-        sent.map_err(|_| End::Unwanted)
+        sent.map_err(|_| Unwanted)
     }
 }
 
-/// What comes after a connection.
-enum After {
-    DialNow,
-    Wait,
-}
-
-/// A connection, and what its other end said.
-struct Dialled {
-    connection: Connection,
-    generation: Generation,
-    version: u16,
-}
-
-async fn dial_in_time(
-    endpoint: &Endpoint,
-    peer: &NodeName,
-    address: &PeerAddress,
-    shared: &Shared,
-) -> Result<Dialled, NetError> {
-    let dialled = tokio::time::timeout(DIAL_WAIT, dial(endpoint, peer, address, shared)).await;
-    dialled.unwrap_or_else(|_| {
-        let reason = "no answer".into();
-        Err(NetError::Connection {
-            peer: peer.to_string(),
-            reason,
-        })
-    })
-}
-
-async fn dial(
-    endpoint: &Endpoint,
-    peer: &NodeName,
-    address: &PeerAddress,
-    shared: &Shared,
-) -> Result<Dialled, NetError> {
-    let name = peer.to_string();
-    let down = |reason: String| NetError::Connection {
-        peer: name.clone(),
-        reason,
-    };
-    let from = endpoint.local_addr().map_err(|e| down(e.to_string()))?;
-    let resolved = address.resolve(from).await;
-    let resolved = resolved.map_err(|source| NetError::Address {
-        peer: peer.clone(),
-        address: address.clone(),
-        source,
-    })?;
-    let connecting = endpoint.connect_with(shared.client(), resolved, &tls::dns_name(peer));
-    let connecting = connecting.map_err(|error| down(error.to_string()))?;
-    let of_connection = |error| failure::of_connection(&name, &error);
-    let connection = connecting.await.map_err(of_connection)?;
-    let (mut send, mut recv) = connection.open_bi().await.map_err(of_connection)?;
-    // A server that refuses our certificate says so by closing, which shows in the streams.
-    let of_stream = |error| failure::of_stream(&name, &connection, error);
-    let wrong = |reason: String| of_stream(ControlFrameError::Wrong(reason));
-    let hello = shared.hello();
-    frame::write(&mut send, encode(&hello).into())
-        .await
-        .map_err(of_stream)?;
-    let _ = send.finish();
-    let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX)
-        .await
-        .map_err(of_stream)?;
-    let body = body.ok_or_else(|| wrong("no hello".into()))?;
-    let answer: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
-    if answer.node != *peer {
-        let reason = format!("expected {peer}, got {}: see peers.address", answer.node);
-        return Err(wrong(reason));
+/// A connection that was dialled in vain, because the peer was quicker: which of the two stays is not for the dial to say.
+async fn offer_late(dialled: impl Future<Output = Result<Offer, NetError>>, link: Arc<Link>) {
+    if let Ok(offer) = dialled.await {
+        link.offer(offer).await;
     }
-    let version = hello.agree(&answer)?;
-    Ok(Dialled {
-        generation: answer.generation,
-        connection,
-        version,
-    })
 }
 
 /// Why nothing is carried any more.

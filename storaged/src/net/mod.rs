@@ -1,23 +1,26 @@
-//! Transport between daemons: QUIC with mutual TLS. Owns the endpoint, one outgoing link per peer (which is also
-//! how a peer's death is seen) and the streams. Knows nothing of what the messages mean.
+//! Transport between daemons: QUIC with mutual TLS. Owns the endpoint, one link per peer (which is also how a peer's
+//! death is seen) and the streams. Knows nothing of what the messages mean.
 //!
 //! Order of reading: `tls`, `authority` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
-//! UDP seam), `endpoint` (start, accept), `link` (dial, keep, report), `wake` (a peer that came back is dialled at once),
-//! `failure` (whose fault the end of a connection is).
+//! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `dial`,
+//! `pulse` (whether the peer is there), `streams` (what it sends), `failure` (whose fault the end of a connection is).
 
 mod address;
 mod agreement;
 mod authority;
 pub mod cert;
+mod dial;
 mod endpoint;
 mod failure;
 mod frame;
+mod hello;
 mod link;
+mod pulse;
 mod socket;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod tls;
-mod wake;
 
 pub use address::PeerAddress;
 pub use agreement::{Agreement, Difference, VersionRange, told};

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use quinn::udp::{RecvMeta, Transmit};
@@ -29,6 +30,26 @@ pub trait SocketFactory: Send + Sync + Debug {
     /// # Errors
     /// As the system says.
     async fn bind(&self, address: SocketAddr) -> io::Result<Arc<dyn AsyncUdpSocket>>;
+
+    /// Time until all nodes look at their links, which they do so often: with one clock for all, what they say and hear
+    /// then comes together, and a node wakes a few times for all its peers instead of for each. Simulated nodes begin
+    /// together anyhow.
+    fn until_beat(&self, every: Duration) -> Duration {
+        every
+    }
+}
+
+/// Time until the wall clock has the next multiple of an interval, but at least half of it: a beat that comes a little
+/// early, or a clock that is set, makes no two of one.
+fn until_multiple(since_epoch: Duration, every: Duration) -> Duration {
+    let into = Duration::from_nanos(
+        u64::try_from(since_epoch.as_nanos() % every.as_nanos().max(1)).unwrap_or_default(),
+    );
+    let until = every.saturating_sub(into);
+    match until < every / 2 {
+        true => until + every,
+        false => until,
+    }
 }
 
 /// The system's UDP.
@@ -44,6 +65,11 @@ impl SocketFactory for UdpFactory {
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER_BYTES);
         let inner = TokioRuntime.wrap_udp_socket(socket)?;
         Ok(Arc::new(Capped { inner }))
+    }
+
+    fn until_beat(&self, every: Duration) -> Duration {
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        until_multiple(since_epoch.unwrap_or_default(), every)
     }
 }
 
@@ -85,5 +111,26 @@ impl AsyncUdpSocket for Capped {
 
     fn may_fragment(&self) -> bool {
         self.inner.may_fragment()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_nodes_beat_when_the_clock_has_a_whole_half_second_and_none_twice() {
+        let every = Duration::from_millis(500);
+        for (clock, expected) in [
+            (12_000, 500),
+            (12_001, 499),
+            (12_249, 251),
+            (12_250, 250),
+            (12_251, 749),
+            (12_499, 501),
+        ] {
+            let until = until_multiple(Duration::from_millis(clock), every);
+            assert_eq!(until, Duration::from_millis(expected), "at {clock} ms");
+        }
     }
 }

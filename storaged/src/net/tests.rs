@@ -1,5 +1,6 @@
 //! Transports in one process: who links to whom, and what they say if not.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +42,11 @@ fn certificates(nodes: usize) -> TempDir {
     create_ca(directory.path(), DAY).unwrap();
     (0..nodes).for_each(|node| drop(issue(directory.path(), &name(node), DAY).unwrap()));
     directory
+}
+
+/// All share a group.
+fn group() -> BTreeSet<NodeName> {
+    (0..3).map(name).collect()
 }
 
 fn agreement(m: usize) -> Agreement {
@@ -85,6 +91,7 @@ async fn start(directory: &Path, spec: Spec) -> Started {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         identity: identity(directory, spec.node),
         peers: spec.peers,
+        group: group(),
         agreement: agreement(spec.m),
         versions: VersionRange {
             min: spec.versions.0,
@@ -143,7 +150,9 @@ async fn pair(directory: &Path, first: Spec, second: Spec) -> (Started, Started)
     let mut second = second;
     second.peers = vec![first.peer(0)];
     let second = start(directory, second).await;
-    first.net.set_peers(vec![second.peer(node)], agreement(m));
+    first
+        .net
+        .set_peers(vec![second.peer(node)], &group(), agreement(m));
     (first, second)
 }
 
@@ -187,7 +196,8 @@ async fn nodes_that_are_configured_differently_name_the_key_and_both_values() {
     let told = other.refusal().await.to_string();
     assert!(told.contains("coding.m is 2 here and 1 there"), "{told}");
     // A reload of the one that is wrong mends it.
-    one.net.set_peers(vec![other.peer(0)], agreement(2));
+    one.net
+        .set_peers(vec![other.peer(0)], &group(), agreement(2));
     assert_eq!(one.version_of_link().await, 5);
 }
 
@@ -204,10 +214,11 @@ async fn a_reload_adds_and_removes_peers_and_keeps_the_links_of_the_others() {
     first.version_of_link().await;
     let mut second = start(directory.path(), Spec::new(2, vec![hub.peer(0)])).await;
     hub.net
-        .set_peers(vec![first.peer(1), second.peer(2)], agreement(1));
+        .set_peers(vec![first.peer(1), second.peer(2)], &group(), agreement(1));
     hub.version_of_link().await;
     second.version_of_link().await;
-    hub.net.set_peers(vec![second.peer(2)], agreement(1));
+    hub.net
+        .set_peers(vec![second.peer(2)], &group(), agreement(1));
     let gone = hub
         .wait(|event| match event {
             NetEvent::Down { peer, .. } => Some(peer),
@@ -283,7 +294,8 @@ async fn a_restart_is_no_fault_of_a_peer() {
     first.net.close().await;
     drop(first);
     let again = start(directory.path(), Spec::new(1, vec![hub.peer(0)])).await;
-    hub.net.set_peers(vec![again.peer(1)], agreement(1));
+    hub.net
+        .set_peers(vec![again.peer(1)], &group(), agreement(1));
     let worst = hub
         .wait(|event| match event {
             NetEvent::Up { .. } => Some(None),

@@ -1,5 +1,6 @@
 //! The daemons' own transport, without a daemon around it.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,6 +90,7 @@ async fn start(args: &RawArgs, end: usize) -> Result<(Arc<Net>, mpsc::Receiver<N
             name: NodeName::new(NAMES[1 - end])?,
             address: addresses[1 - end].into(),
         }],
+        group: BTreeSet::new(),
         agreement: Agreement::of(None, storaged_sdk::wire::ChunkSize::new(1 << 18)?, &[]),
         versions: LINK_VERSIONS,
         sockets: Arc::new(UdpFactory),

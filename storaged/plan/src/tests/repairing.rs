@@ -250,3 +250,26 @@ fn rows_of_another_size_make_no_plan() {
         assert!(matches!(made, Err(PlanError::Blocks { .. })), "{made:?}");
     }
 }
+
+/// At 32 survivors each inverse takes a tenth of a millisecond, and every member of a session makes its plan.
+#[test]
+fn a_matrix_is_inverted_once_for_each_set_of_survivors() {
+    let geometry = Geometry::new(32, 2).expect("a geometry");
+    let of_matrix = rows(geometry);
+    for (survivors, lost, sets) in [(0..32, vec![32, 33], 1), (1..34, vec![0], 33)] {
+        let survivors: Vec<usize> = survivors.collect();
+        let task = RepairTask {
+            survivors: &survivors,
+            lost: &lost,
+            needed: 32,
+        };
+        let asked = std::cell::Cell::new(0);
+        let counted = |survivors: &[usize], lost: &[usize]| {
+            asked.set(asked.get() + 1);
+            of_matrix(survivors, lost)
+        };
+        let plans = repair_plans(&task, RepairShape::Gather, counted).expect("repairable");
+        assert_eq!(plans[0].classes().len(), survivors.len());
+        assert_eq!(asked.get(), sets);
+    }
+}

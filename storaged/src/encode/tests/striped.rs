@@ -107,6 +107,7 @@ async fn an_increment_over_the_dirty_stripes_alone_sends_nothing_for_the_others(
     let (mut shards, works) = session(&world, 1, 1);
     let old: Vec<_> = (0..4).map(|at| world.store(at, 1, &shards[at])).collect();
     assert!(world.run(works).await.iter().all(Result::is_ok));
+    assert_eq!(*locked(&world.wires.opened), 4 * 3 + 4 * 2);
     let before = world.sent();
     shards[2][5 * CHUNK as usize] ^= 1;
     shards[3][9 * CHUNK as usize] ^= 1;
@@ -121,6 +122,8 @@ async fn an_increment_over_the_dirty_stripes_alone_sends_nothing_for_the_others(
     // Stripe 5 has turn 0, gathered by node 0: node 2 sends its block. Stripe 9 has turn 1, gathered by node 1.
     let payload = 2 * (1 + 2) * u64::from(CHUNK);
     assert_eq!(world.sent() - before, 2 * 5 * 16 + payload);
+    // Streams are opened to and from these two nodes alone.
+    assert_eq!(*locked(&world.wires.opened), 4 * 3 + 4 * 2 + 2 * (3 + 2));
 }
 
 #[tokio::test(start_paused = true)]

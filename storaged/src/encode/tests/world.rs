@@ -51,6 +51,8 @@ pub struct Wires {
     executors: Mutex<BTreeMap<NodeName, Weak<Executor>>>,
     /// Bytes sent, by sender and receiver.
     pub sent: Mutex<BTreeMap<(NodeName, NodeName), u64>>,
+    /// Streams opened so far.
+    pub opened: Mutex<usize>,
     /// Nodes that open streams and then send nothing on them.
     pub silent: Mutex<BTreeSet<NodeName>>,
     /// Bytes per second of every node's uplink and downlink; none for no limit.
@@ -122,6 +124,7 @@ impl Streams for NodeStreams {
             .get(to)
             .and_then(Weak::upgrade);
         let executor = executor.ok_or_else(|| StreamError::NoTransport { to: to.clone() })?;
+        *locked(&self.wires.opened) += 1;
         let (near, far) = duplex(STREAM_BYTES);
         let far = match *locked(&self.wires.rate) {
             None => far,

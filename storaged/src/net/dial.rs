@@ -1,0 +1,83 @@
+//! One dial: look the peer up, connect, say hello.
+
+use std::time::Duration;
+
+use quinn::{Connection, Endpoint};
+use std::sync::Arc;
+use storaged_wire::NodeName;
+use tokio_util::sync::CancellationToken;
+
+use super::address::PeerAddress;
+use super::endpoint::Shared;
+use super::hello::introduce;
+use super::link::Offer;
+use super::pulse::Side;
+use super::{NetError, failure, tls};
+
+/// A dial and its hello take no longer.
+pub(super) const DIAL_WAIT: Duration = Duration::from_secs(3);
+
+/// Whom to dial, and as whom.
+pub(super) struct Dialling {
+    pub endpoint: Endpoint,
+    pub peer: NodeName,
+    pub address: PeerAddress,
+    pub shared: Arc<Shared>,
+    /// The peer has dialled meanwhile: a dial that was not answered yet ends. One that was goes on, for the peer may take
+    /// its connection for the better one.
+    pub unneeded: CancellationToken,
+}
+
+pub(super) async fn dial(dialling: Dialling) -> Result<Offer, NetError> {
+    let Dialling {
+        endpoint,
+        peer,
+        address,
+        shared,
+        unneeded,
+    } = dialling;
+    let failed = |reason: &str| NetError::Connection {
+        peer: peer.to_string(),
+        reason: reason.into(),
+    };
+    let whole = async {
+        let connection = tokio::select! {
+            biased;
+            () = unneeded.cancelled() => return Err(failed("the peer has dialled")),
+            connection = connect(&endpoint, &peer, &address, &shared) => connection?,
+        };
+        let agreed = introduce(&connection, &peer, &shared).await?;
+        Ok(Offer {
+            connection,
+            agreed,
+            side: Side::Dialled,
+        })
+    };
+    let dialled = tokio::time::timeout(DIAL_WAIT, whole).await;
+    dialled.unwrap_or_else(|_| Err(failed("no answer")))
+}
+
+async fn connect(
+    endpoint: &Endpoint,
+    peer: &NodeName,
+    address: &PeerAddress,
+    shared: &Shared,
+) -> Result<Connection, NetError> {
+    let name = peer.to_string();
+    let down = |reason: String| NetError::Connection {
+        peer: name.clone(),
+        reason,
+    };
+    let from = endpoint.local_addr().map_err(|e| down(e.to_string()))?;
+    let resolved = address.resolve(from).await;
+    let resolved = resolved.map_err(|source| NetError::Address {
+        peer: peer.clone(),
+        address: address.clone(),
+        source,
+    })?;
+    let connecting = endpoint.connect_with(shared.client(), resolved, &tls::dns_name(peer));
+    let connecting = connecting.map_err(|error| down(error.to_string()))?;
+    connecting
+        .await
+        .map_err(|error| failure::of_connection(&name, &error))
+}

@@ -1,0 +1,153 @@
+//! The first records of a connection, both ways: who the two nodes are, and whether they go together.
+
+use minicbor::{Decode, Encode};
+use quinn::Connection;
+use rustls::pki_types::CertificateDer;
+use storaged_wire::{Generation, NodeName, decode, encode};
+
+use super::agreement::{Agreement, Difference, VersionRange};
+use super::endpoint::{FIRST_RECORD_BYTES_MAX, Known, Shared};
+use super::frame::ControlFrameError;
+use super::{NetError, failure, frame, tls};
+
+/// First record of a connection, both ways.
+#[derive(Debug, Clone, Encode, Decode)]
+pub(super) struct LinkHello {
+    #[n(0)]
+    pub version: u16,
+    #[n(1)]
+    pub node: NodeName,
+    #[n(2)]
+    pub generation: Generation,
+    /// The lowest version; without it `version` is the only one.
+    #[n(3)]
+    pub version_min: Option<u16>,
+    #[n(4)]
+    pub agreement: Option<Agreement>,
+}
+
+impl LinkHello {
+    fn versions(&self) -> VersionRange {
+        VersionRange {
+            min: self.version_min.unwrap_or(self.version),
+            max: self.version,
+        }
+    }
+
+    /// The version that both speak, if they speak one and are configured alike.
+    fn agree(&self, there: &Self) -> Result<u16, NetError> {
+        let (here, theirs) = (self.versions(), there.versions());
+        let version = here.common(theirs).ok_or_else(|| NetError::Version {
+            peer: there.node.clone(),
+            here,
+            there: theirs,
+        })?;
+        let differences = self.differences(there);
+        match differences.is_empty() {
+            true => Ok(version),
+            false => Err(NetError::Disagreement {
+                peer: there.node.clone(),
+                differences,
+            }),
+        }
+    }
+
+    fn differences(&self, there: &Self) -> Vec<Difference> {
+        let both = self.agreement.as_ref().zip(there.agreement.as_ref());
+        both.map_or_else(Vec::new, |(here, there)| here.differences(there))
+    }
+}
+
+/// What the other end of a connection said, and both agree on.
+#[derive(Debug)]
+pub(super) struct Agreed {
+    pub generation: Generation,
+    pub version: u16,
+}
+
+/// Says hello to the one that was dialled, and hears who it is.
+pub(super) async fn introduce(
+    connection: &Connection,
+    peer: &NodeName,
+    shared: &Shared,
+) -> Result<Agreed, NetError> {
+    let name = peer.to_string();
+    let opened = connection.open_bi().await;
+    let (mut send, mut recv) = opened.map_err(|error| failure::of_connection(&name, &error))?;
+    // A server that refuses our certificate says so by closing, which shows in the streams.
+    let of_stream = |error| failure::of_stream(&name, connection, error);
+    let wrong = |reason: String| of_stream(ControlFrameError::Wrong(reason));
+    let hello = shared.hello();
+    frame::write(&mut send, encode(&hello).into())
+        .await
+        .map_err(of_stream)?;
+    let _ = send.finish();
+    let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX)
+        .await
+        .map_err(of_stream)?;
+    let body = body.ok_or_else(|| wrong("no hello".into()))?;
+    let answer: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
+    if answer.node != *peer {
+        let reason = format!("expected {peer}, got {}: see peers.address", answer.node);
+        return Err(wrong(reason));
+    }
+    let version = hello.agree(&answer)?;
+    Ok(Agreed {
+        generation: answer.generation,
+        version,
+    })
+}
+
+/// Takes the peer's hello, checks that its certificate is the node's it says it is, and answers.
+pub(super) async fn welcome(
+    connection: &Connection,
+    shared: &Shared,
+) -> Result<(Known, Agreed), NetError> {
+    let peer = connection.remote_address().to_string();
+    let of_stream = |error| failure::of_stream(&peer, connection, error);
+    let wrong = |reason: String| of_stream(ControlFrameError::Wrong(reason));
+    let (mut send, mut recv) = connection
+        .accept_bi()
+        .await
+        .map_err(|error| failure::of_connection(&peer, &error))?;
+    let body = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX)
+        .await
+        .map_err(of_stream)?;
+    let body = body.ok_or_else(|| wrong("the hello is empty".into()))?;
+    let hello: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
+    check_identity(connection, &hello.node)?;
+    let Some(known) = shared.known(&hello.node) else {
+        return Err(NetError::UnknownPeer(hello.node));
+    };
+    let own = shared.hello();
+    frame::write(&mut send, encode(&own).into())
+        .await
+        .map_err(of_stream)?;
+    let _ = send.finish();
+    let version = own.agree(&hello)?;
+    let generation = hello.generation;
+    Ok((
+        known,
+        Agreed {
+            generation,
+            version,
+        },
+    ))
+}
+
+fn check_identity(connection: &Connection, node: &NodeName) -> Result<(), NetError> {
+    let refuse = |reason: String| NetError::PeerCertificate {
+        peer: node.to_string(),
+        reason,
+    };
+    let identity = connection
+        .peer_identity()
+        .ok_or_else(|| refuse("there is none".into()))?;
+    let chain = identity
+        .downcast::<Vec<CertificateDer<'static>>>()
+        .map_err(|_| refuse("it is of an unknown kind".into()))?;
+    let first = chain
+        .first()
+        .ok_or_else(|| refuse("there is none".into()))?;
+    tls::names(first, node).map_err(|error| refuse(error.to_string()))
+}

@@ -1,0 +1,95 @@
+//! What a peer sends on a connection, whoever dialled it: control messages on one stream, data streams beside it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{Connection, RecvStream, VarInt};
+use storaged_wire::peer::CONTROL_FRAME_BYTES_MAX;
+use storaged_wire::{NodeName, decode};
+use tokio_util::sync::CancellationToken;
+
+use super::endpoint::{FIRST_RECORD_BYTES_MAX, NetEvent, Shared, failed};
+use super::frame::ControlFrameError;
+use super::{failure, frame};
+
+/// First records of connections and streams come within this time.
+pub(super) const FIRST_RECORD_WAIT: Duration = Duration::from_secs(5);
+
+pub(super) const KIND_CONTROL: u8 = 0;
+pub(super) const KIND_DATA: u8 = 1;
+
+/// Takes what comes until the connection ends or its peer is not configured any more.
+pub(super) async fn serve(
+    connection: Connection,
+    from: NodeName,
+    shared: Arc<Shared>,
+    gone: CancellationToken,
+) {
+    loop {
+        let stream = tokio::select! {
+            biased;
+            () = gone.cancelled() => break,
+            stream = connection.accept_uni() => stream,
+            // It was said to be acknowledged (`pulse`), which has been done.
+            Ok(_) = connection.read_datagram() => continue,
+        };
+        let Ok(stream) = stream else { return };
+        let (shared, from, connection) = (shared.clone(), from.clone(), connection.clone());
+        tokio::spawn(async move {
+            if let Err(error) = serve_stream(stream, &from, &shared).await {
+                let is_wrong = matches!(error, ControlFrameError::Wrong(_));
+                let error = failure::of_stream(from.as_str(), &connection, error);
+                let _ = shared.events.send(failed(error)).await;
+                if is_wrong {
+                    connection.close(VarInt::from_u32(2), b"protocol");
+                }
+            }
+        });
+    }
+    connection.close(VarInt::from_u32(1), b"not a peer any more");
+}
+
+async fn serve_stream(
+    mut recv: RecvStream,
+    from: &NodeName,
+    shared: &Shared,
+) -> Result<(), ControlFrameError> {
+    let mut kind = [0];
+    let first = tokio::time::timeout(FIRST_RECORD_WAIT, recv.read_exact(&mut kind)).await;
+    let late = |_| ControlFrameError::Lost("no first byte of a stream in time".into());
+    first.map_err(late)??;
+    match kind[0] {
+        KIND_CONTROL => {
+            // The connection's end shows here as an error of the stream; that is no fault of the protocol.
+            while let Ok(Some(body)) = frame::read(&mut recv, CONTROL_FRAME_BYTES_MAX).await {
+                let message = NetEvent::Message {
+                    from: from.clone(),
+                    body,
+                };
+                if shared.events.send(message).await.is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        }
+        KIND_DATA => {
+            let first = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX);
+            let body = tokio::time::timeout(FIRST_RECORD_WAIT, first).await;
+            let Ok(Ok(Some(body))) = body else {
+                return Ok(());
+            };
+            let record = decode("stream record", &body);
+            let record = record.map_err(|error| ControlFrameError::Wrong(error.to_string()))?;
+            let stream = NetEvent::Stream {
+                from: from.clone(),
+                record,
+                recv,
+            };
+            let _ = shared.events.send(stream).await;
+            Ok(())
+        }
+        other => Err(ControlFrameError::Wrong(format!(
+            "expected a stream of kind 0 or 1, got {other}"
+        ))),
+    }
+}
