@@ -34,7 +34,7 @@ from ._arena import Layouts, Shard, stage_state_dict
 from ._handle import STATES, SaveHandle
 from ._metadata import Place, emit_torch_metadata, encode_schema
 from ._objects import check_loadable
-from ._ranks import ALONE, given_run, rank_and_world, resolve_run, run_key, step_of
+from ._ranks import ALONE, given_run, lose_run, rank_and_world, resolve_run, run_key, step_of
 from ._structure import Structure
 from ._tensors import own_memory
 
@@ -93,8 +93,8 @@ class StoragedWriter(StorageWriter):
         else:
             self.rank, self.world_size = rank, world_size
             self._is_alone = True
-        self._run = given_run(run)
-        if self._is_alone and self._run is None and (rank, world_size) != (0, 1):
+        self._given = self._run = given_run(run)
+        if self._is_alone and self._given is None and (rank, world_size) != (0, 1):
             raise InvalidArgument(f"rank {rank} of {world_size} needs run=: only a rank that is alone (0 of 1) opens a run by itself")
         self.handle = SaveHandle(self.session, self._run)
         self._shard: Shard | None = None
@@ -110,7 +110,7 @@ class StoragedWriter(StorageWriter):
 
     @property
     def run(self) -> str:
-        """The run that is saved in. The first save resolves it: rank 0 opens one, and the others wait for its word."""
+        """The run that is saved in. Each save resolves it: rank 0 opens one if there is none, and the others wait for its word."""
         if self._run is None:
             deadline = Deadline(self.timeout)
             if self._is_alone:
@@ -140,6 +140,7 @@ class StoragedWriter(StorageWriter):
             raise StoragedError("a save of this writer is in flight: use one writer per save")
         if _is_for_a_process():
             raise ProcessModeUnsupported(NOT_IN_A_PROCESS)
+        self._run = self._given
         self.handle = SaveHandle(self.session, self._run)
         try:
             return self.stage_within(state_dict, Deadline(self.timeout))
@@ -196,6 +197,8 @@ class StoragedWriter(StorageWriter):
             raise InvalidArgument("expected a step, got none: StoragedWriter(step=120) or checkpoint_id='step-120'")
         self.deadline = Deadline(self.timeout)
         self._coordinator = is_coordinator
+        if self._shard is None:
+            self._run = self._given
         # Where nothing was staged, every rank learns of the run here: in DCP's own step, which carries failures to all.
         self.handle.run = self.run
 
@@ -232,7 +235,11 @@ class StoragedWriter(StorageWriter):
         # The metadata object may be shared between saves (plan caching): it is read, never changed.
         self._check_steps(results)
         places = {result.index: Place(*result.storage_data[:-1]) for part in results for result in part}
-        self.commit(encode_schema(metadata, places, contexts=self._contexts), emit_torch_metadata(metadata, places))
+        try:
+            self.commit(encode_schema(metadata, places, contexts=self._contexts), emit_torch_metadata(metadata, places))
+        except UnknownRun:
+            self._lose_run()
+            raise
 
     def commit(self, schema: bytes, emitted: bytes) -> None:
         """Describes the checkpoint, and waits until it is as safe as asked."""
@@ -349,8 +356,15 @@ class StoragedWriter(StorageWriter):
         # The next save connects anew, perhaps to a daemon that was restarted. After Ctrl-C an answer may still come.
         if isinstance(error, (DaemonUnavailable, WaitTimeout, ProtocolError, KeyboardInterrupt)):
             self.session.drop_connections()
-        if isinstance(error, UnknownRun) and self.world_size == 1:
-            # Ranks that save together would have to forget it together: `Checkpointer` does.
+        if isinstance(error, UnknownRun):
+            self._lose_run()
+
+    def _lose_run(self) -> None:
+        """The next save opens a new one."""
+        if not self._is_alone:
+            lose_run(self.session, self._run, self.process_group)
+        elif self.world_size == 1:
+            # Ranks that save together have to forget it together: `Checkpointer` does.
             for key in (ALONE, run_key(self.process_group)):
                 self.session.forget_run(key)
 
