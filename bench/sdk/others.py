@@ -28,7 +28,7 @@ class Folder:
         return self.path
 
     def __exit__(self, *_):
-        shutil.rmtree(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def torch_save(contest, out):
@@ -123,7 +123,8 @@ def dlrover(contest, out):
         return f"DLRover was not measured: {error}"
     finally:
         logging.disable(logging.NOTSET)
-    logging.getLogger("dlrover").setLevel(logging.ERROR)
+    # It logs every save, and made the root logger log everybody's.
+    logging.getLogger().setLevel(logging.ERROR)
     for name in list(logging.root.manager.loggerDict):
         if "dlrover" in name:
             logging.getLogger(name).setLevel(logging.ERROR)

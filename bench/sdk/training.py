@@ -10,30 +10,36 @@ import torch.distributed.checkpoint as dcp
 from others import Folder
 from own import ended
 
-#: Seconds that are looked at from the beginning of a save on: longer than any save here lasts.
+#: Seconds of training that are looked at from the beginning of a save on.
 WINDOW = 4.0
 SIZE = 256
 
 
 class Loop:
-    """Steps of a fraction of a millisecond on one thread."""
+    """Steps of a fraction of a millisecond on one thread, as many as take a window where nothing is beside them."""
 
     def __init__(self):
-        self.weights, self.batch = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
+        self.weights, self.batch, self.steps = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE), 0
+        started = time.perf_counter()
+        while time.perf_counter() - started < WINDOW:
+            self.step()
+            self.steps += 1
 
-    def seconds_per_step(self, save=None):
-        """Over a window, at whose beginning a save is begun if there is one; and the steps."""
-        steps, started = 0, time.perf_counter()
+    def step(self):
+        self.weights = torch.tanh(self.batch @ self.weights)
+
+    def seconds(self, save=None):
+        """What the steps take, with a save that is begun before them if there is one."""
+        started = time.perf_counter()
         if save is not None:
             save()
-        while (now := time.perf_counter() - started) < WINDOW:
-            self.weights = torch.tanh(self.batch @ self.weights)
-            steps += 1
-        return now / steps, steps
+        for _ in range(self.steps):
+            self.step()
+        return time.perf_counter() - started
 
 
 def slowdowns(contest, checkpointer, out, rounds=8):
-    """A window with a save, in ratio to one without just before; the methods in turn."""
+    """The same steps with a save and, just before, without one; the methods in turn."""
     loop, steps, futures = Loop(), iter(range(1, 10_000)), []
     with Folder() as shm:
 
@@ -52,11 +58,11 @@ def slowdowns(contest, checkpointer, out, rounds=8):
         ratios, lost = {name: [] for name in methods}, {name: [] for name in methods}
         for _ in range(rounds):
             for name, (save, end) in methods.items():
-                alone, _ = loop.seconds_per_step()
-                beside, done = loop.seconds_per_step(save)
+                alone = loop.seconds()
+                beside = loop.seconds(save)
                 end()
                 ratios[name].append(beside / alone)
-                lost[name].append((beside - alone) * done)
+                lost[name].append(beside - alone)
     for name in methods:
         out[f"training_slowdown_{name}"] = round(statistics.median(ratios[name]), 3)
         out[f"training_lost_ms_{name}"] = round(statistics.median(lost[name]) * 1000)
