@@ -11,6 +11,8 @@ MARKS = (
     ("first_save_vs_later", 3.0, "first save after `prepare`, in ratio to later ones"),
     ("load_vs_memcpy", 1.20, "load, every byte verified, two threads"),
     ("reshard_read_amplification", 1.05, "4 ranks saved, 3 load: bytes opened, in ratio to bytes needed"),
+    ("many_tensors_save_ms", 50.0, "10,000 tensors: ms of the training thread per save"),
+    ("many_tensors_gil_stall_ms", 10.0, "10,000 tensors: longest ms that another thread waited for the interpreter"),
 )
 #: By how long training is blocked: the figure, who, whether it is ours.
 BLOCKED = (
