@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from .._deadline import Deadline
 from .._session import Session
-from ..errors import InvalidArgument, RanksMissing, StoragedError
+from ..errors import InvalidArgument, RanksMissing, StoragedError, UnknownRun
 
 logger = logging.getLogger("storaged")
 
@@ -78,7 +78,12 @@ def resolve_run(session: Session, run: str | None, group: Any, deadline: Deadlin
     key = run_key(group)
     words = _words_of(session, key, group)
     known = session.run_of(key)
-    if known is None or words.is_lost(known):
+    words.begin_save()
+    if known is not None and words.is_lost(known):
+        session.forget_run(key)
+        words.check_lost_before(known)
+        known = None
+    if known is None:
         known = words.opened(lambda: session.connect(deadline).open_run(deadline.left_ms()), deadline)
         session.set_run(key, known)
     return known
@@ -105,6 +110,8 @@ class _OpenedRuns:
     def __init__(self, namespace: str, group: Any) -> None:
         self._ranks = Ranks(namespace, group, kind="writers")
         self._turn = 0
+        #: The saves that were begun: DCP pairs them by their order.
+        self._saves = 0
 
     def opened(self, make: Callable[[], str], deadline: Deadline) -> str:
         if self._ranks.rank != 0:
@@ -119,10 +126,18 @@ class _OpenedRuns:
         return run
 
     def lose(self, run: str) -> None:
-        self._ranks.tell(f"lost/{run}", True)
+        self._ranks.tell(f"lost/{run}", self._saves)
+
+    def begin_save(self) -> None:
+        self._saves += 1
 
     def is_lost(self, run: str) -> bool:
         return self._ranks.heard(f"lost/{run}")
+
+    def check_lost_before(self, run: str) -> None:
+        """Raises if it was lost in this very save: then rank 0 opens no other before the next one."""
+        if self._ranks.value(f"lost/{run}") >= self._saves:
+            raise UnknownRun(f"a daemon does not know run {run} any more, as another rank has found: the next save is in a new one")
 
     def _heard(self, deadline: Deadline) -> str:
         while True:

@@ -100,6 +100,10 @@ class StoragedWriter(StorageWriter):
         self._shard: Shard | None = None
         self._contexts: dict[str, str] = {}
         self._failure: Exception | None = None
+        #: What was staged was given up before it was written.
+        self._gave_up = False
+        #: DCP has begun with what was staged last.
+        self._is_set_up = False
         self._coordinator = False
         self.deadline = Deadline(timeout)
         #: How the checkpoint was described, on the coordinator: the schema, and what stock readers read.
@@ -136,8 +140,12 @@ class StoragedWriter(StorageWriter):
         What goes wrong is raised by the save's first collective, on every rank: an exception here, on one rank alone,
         would leave the others waiting for it. `handle.staged` has it at once.
         """
+        if self._is_set_up:
+            # What is still there is of a save that failed on another rank: nobody tells a writer so.
+            self.close()
         if self._shard is not None:
-            raise StoragedError("a save of this writer is in flight: use one writer per save")
+            self._failure = StoragedError("a save of this writer is in flight: use one writer per save")
+            return {}
         if _is_for_a_process():
             raise ProcessModeUnsupported(NOT_IN_A_PROCESS)
         self._run = self._given
@@ -161,7 +169,7 @@ class StoragedWriter(StorageWriter):
             self._forget_if_broken(error)
             self.handle._fail(error)
             raise
-        self._shard, self._contexts = shard, shard.contexts
+        self._shard, self._contexts, self._gave_up, self._is_set_up = shard, shard.contexts, False, False
         self.handle.staged.set_result(None)
         seconds = time.perf_counter() - started
         logger.debug("rank %d staged %.1f MiB in %.3f s", self.rank, shard.copied_bytes / 2**20, seconds)
@@ -192,7 +200,10 @@ class StoragedWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
+            self._gave_up = self._shard is not None
+            self.close()
             raise failure
+        self._is_set_up = True
         if self.step is None:
             raise InvalidArgument("expected a step, got none: StoragedWriter(step=120) or checkpoint_id='step-120'")
         self.deadline = Deadline(self.timeout)
@@ -214,6 +225,10 @@ class StoragedWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         shard, self._shard = self._shard, None
         staged = shard is not None
+        if self._gave_up or (staged and not self._is_set_up):
+            # It is of a save that began since.
+            self._shard, self._gave_up = shard, False
+            raise StoragedError("another save of this writer began while this one was in flight: use one writer per save")
         try:
             shard = shard or self.new_shard(self.deadline)
             results = self._fill(shard, plan, planner, staged)
