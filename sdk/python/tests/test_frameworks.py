@@ -13,8 +13,10 @@ EXAMPLES = HERE.parent / "examples"
 CASES = [
     ("ddp.py", None, 2), ("fsdp2.py", None, 2), ("lightning_trainer.py", "lightning", 1), ("hf_trainer.py", "transformers", 1),
     ("accelerate_loop.py", "accelerate", 1), ("torchtitan_checkpoints.py", "torchtitan", 2),
-    ("megatron_checkpoints.py", "megatron.core", 2),
+    ("megatron_checkpoints.py", "megatron.core", 2), ("deepspeed_zero.py", "deepspeed", 2),
 ]
+# What these frameworks look for beside what the daemon keeps.
+WITH_FOLDER = ("megatron_checkpoints.py", "deepspeed_zero.py")
 STEPS, KILLED_AT = 8, 4
 
 
@@ -57,7 +59,7 @@ def is_installed(module):
 def test_killed_and_resumed(shared_daemon, tmp_path, example, framework, ranks):
     if framework is not None and not is_installed(framework):
         pytest.skip(f"{framework} is not installed: make frameworks installs it")
-    folders = [("--folder", tmp_path / name) if example.startswith("megatron") else () for name in ("straight", "killed")]
+    folders = [("--folder", tmp_path / name) if example in WITH_FOLDER else () for name in ("straight", "killed")]
     straight, code, output = losses(shared_daemon, f"straight-{example[:-3]}", example, ranks, *folders[0])
     assert code == 0 and sorted(straight) == list(range(1, STEPS + 1)), output
     before, code, output = losses(shared_daemon, f"killed-{example[:-3]}", example, ranks, *folders[1], "--kill-at", KILLED_AT)
