@@ -69,11 +69,12 @@ test: network-packages tests-built python-for-tests ## All tests: Rust, real pro
 	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests
 
 .PHONY: frameworks
-frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate, torchtitan, DDP and FSDP2: killed, resumed, the same losses; HyperPod's client
-	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate torchao tyro
+frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate, torchtitan, torchft, Megatron-Core, DeepSpeed, DDP and FSDP2: killed, resumed, the same losses; HyperPod's client
+	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate torchao tyro torchft megatron-core deepspeed
 	@.venv/bin/pip install -q --disable-pip-version-check --no-deps torchtitan
 	@.venv/bin/pip install -q --disable-pip-version-check amzn-sagemaker-checkpointing boto3 s3torchconnector tenacity
-	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests/test_frameworks.py sdk/python/tests/test_hyperpod_client.py
+	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests/test_frameworks.py sdk/python/tests/test_hyperpod_client.py \
+		sdk/python/tests/test_torchft.py sdk/python/tests/test_deepspeed.py
 
 .PHONY: typed
 typed: python-for-tests ## mypy --strict over the Python package

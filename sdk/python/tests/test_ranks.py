@@ -181,6 +181,38 @@ def test_dcp_with_a_rank_that_fails_or_leaves_a_save_out(daemons, tmp_path):
     assert first[8][0] == "ok", first
 
 
+ONE_WRITER = """
+import torch.distributed.checkpoint as dcp
+group = dist.new_group(backend="gloo")
+writer = StoragedWriter(namespace="one", process_group=group, timeout=5)
+
+def save(step):
+    if rank == 1 and step == 2:
+        writer.session.drop_connections()
+        writer.session.socket, real = "/nowhere/storaged.sock", writer.session.socket
+    result = dcp.async_save(state(step), storage_writer=writer, process_group=group, checkpoint_id=f"step-{step}")
+    if rank == 1 and step == 2:
+        writer.session.socket = real
+    getattr(result, "upload_completion", result).result(60)
+
+for step in (1, 2, 3, 4, 5):
+    attempt(save, step)
+into = state(0)
+attempt(lambda: dcp.load(into, storage_reader=StoragedReader(namespace="one", process_group=group), process_group=group))
+said.append(["loaded", into["step"], into[f"w{rank}"][0].item()])
+"""
+
+
+def test_what_a_save_that_another_rank_failed_leaves_in_a_writer(daemons, tmp_path):
+    """Rank 0 has staged step 2 and never writes it, and nobody tells its writer so."""
+    daemon = daemons()
+    said, errors = run_ranks(tmp_path, [daemon.socket] * 2, ONE_WRITER, limit=120)
+    for rank, one in enumerate(said):
+        assert one, errors
+        assert [line[0] for line in one] == ["ok", "CheckpointException", "ok", "ok", "ok", "ok", "loaded"], one
+        assert one[6] == ["loaded", 5, 50.0 + rank], one
+
+
 DEAD_LEADER = """
 LIMIT = 3
 checkpointer = Checkpointer(timeout=LIMIT, on_error="warn")

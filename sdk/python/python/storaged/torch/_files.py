@@ -22,7 +22,7 @@ from .._deadline import Deadline
 from .._session import Session
 from ..errors import CorruptData, InvalidArgument, StoragedError, UnknownNamespace, UnknownRun
 from ._metadata import encode_files
-from ._ranks import rank_and_world, resolve_run, run_key
+from ._ranks import lose_run, rank_and_world, resolve_run
 
 logger = logging.getLogger("storaged")
 
@@ -107,7 +107,7 @@ class RankSave:
             if self.until != "staged":
                 self.session.connect(deadline).wait(written.run, self.step, self.until, deadline.left_ms())
         except StoragedError as error:
-            forget_run_if_unknown(self.session, written.size, error)
+            lose_run_if_unknown(self.session, written.run, error)
             raise
         self.is_over = True
 
@@ -218,7 +218,7 @@ class ShardWriter(io.RawIOBase):
             self._trainer(deadline).seal(slot, self.save.step, self._end, deadline.left_ms())
         except StoragedError as error:
             self._release(slot)
-            forget_run_if_unknown(session, self.size, error)
+            lose_run_if_unknown(session, self.run, error)
             raise
         _lengths[session.namespace] = self._end
         self.save.keep(self)
@@ -240,7 +240,7 @@ class ShardWriter(io.RawIOBase):
             return self._trainer(deadline).acquire(size, deadline.left_ms())
         except StoragedError as error:
             self.save.session.drop_connections()
-            forget_run_if_unknown(self.save.session, self.size, error)
+            lose_run_if_unknown(self.save.session, self.run, error)
             raise
 
     def _release(self, slot: _native.Slot) -> None:
@@ -272,10 +272,10 @@ def expected_bytes(session: Session, deadline: Deadline) -> int:
     return int(known * SPARE) + PIECE_BYTES if known else FIRST_BYTES
 
 
-def forget_run_if_unknown(session: Session, size: int, error: StoragedError) -> None:
-    """The next save opens a new run. Ranks that save together would have to forget it together: `Checkpointer` does."""
-    if isinstance(error, UnknownRun) and size == 1:
-        session.forget_run(run_key(None))
+def lose_run_if_unknown(session: Session, run: str, error: StoragedError) -> None:
+    """The next save of every rank is in a new run."""
+    if isinstance(error, UnknownRun):
+        lose_run(session, run)
 
 
 class ShardReader(io.RawIOBase):

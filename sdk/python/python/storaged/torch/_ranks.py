@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from .._deadline import Deadline
 from .._session import Session
-from ..errors import InvalidArgument, RanksMissing, StoragedError
+from ..errors import InvalidArgument, RanksMissing, StoragedError, UnknownRun
 
 logger = logging.getLogger("storaged")
 
@@ -69,26 +69,49 @@ def given_run(run: str | None) -> str | None:
 
 
 def resolve_run(session: Session, run: str | None, group: Any, deadline: Deadline) -> str:
-    """The run to save in: given, from STORAGED_RUN, or opened by rank 0 once per process group.
+    """The run to save in: given, from STORAGED_RUN, or opened by rank 0 once per process group, and anew once it was lost.
 
     Not a collective: rank 0 opens it and waits for nobody, the others wait for its word, bounded.
     """
     if (given := given_run(run)) is not None:
         return given
     key = run_key(group)
+    words = _words_of(session, key, group)
     known = session.run_of(key)
+    words.begin_save()
+    if known is not None and words.is_lost(known):
+        session.forget_run(key)
+        words.check_lost_before(known)
+        known = None
     if known is None:
-        known = _words_of(session, key, group).opened(lambda: session.connect(deadline).open_run(deadline.left_ms()), deadline)
+        known = words.opened(lambda: session.connect(deadline).open_run(deadline.left_ms()), deadline)
         session.set_run(key, known)
     return known
 
 
+def lose_run(session: Session, run: str | None, group: Any = None) -> None:
+    """A daemon does not know the run any more: the next save of every rank is in a new one.
+
+    DCP carries this rank's failure to the others, so they are past this word when they save again. A run that was given stays.
+    """
+    key = run_key(group)
+    if run is None or session.run_of(key) != run:
+        return
+    try:
+        _words_of(session, key, group).lose(run)
+    except StoragedError as error:
+        logger.debug("the other ranks could not be told that run %s is lost: %s", run, error)
+    session.forget_run(key)
+
+
 class _OpenedRuns:
-    """Runs that rank 0 of a group opened for writers, one after the other, and its failures to."""
+    """Runs that rank 0 of a group opened for writers, one after the other, its failures to, and runs that were lost."""
 
     def __init__(self, namespace: str, group: Any) -> None:
         self._ranks = Ranks(namespace, group, kind="writers")
         self._turn = 0
+        #: The saves that were begun: DCP pairs them by their order.
+        self._saves = 0
 
     def opened(self, make: Callable[[], str], deadline: Deadline) -> str:
         if self._ranks.rank != 0:
@@ -102,15 +125,29 @@ class _OpenedRuns:
         self._ranks.tell(f"run/{self._turn}", ("ok", run))
         return run
 
+    def lose(self, run: str) -> None:
+        self._ranks.tell(f"lost/{run}", self._saves)
+
+    def begin_save(self) -> None:
+        self._saves += 1
+
+    def is_lost(self, run: str) -> bool:
+        return self._ranks.heard(f"lost/{run}")
+
+    def check_lost_before(self, run: str) -> None:
+        """Raises if it was lost in this very save: then rank 0 opens no other before the next one."""
+        if self._ranks.value(f"lost/{run}") >= self._saves:
+            raise UnknownRun(f"a daemon does not know run {run} any more, as another rank has found: the next save is in a new one")
+
     def _heard(self, deadline: Deadline) -> str:
         while True:
             turn = self._turn + 1
             kind, value = self._ranks.hear_rank_zero([f"run/{turn}"], "a new run", deadline)
             self._turn = turn
-            # A failure that rank 0 has got over since is of no interest.
-            if kind == "ok":
+            # A run that was lost since, or a failure that rank 0 has got over, is of no interest.
+            if kind == "ok" and not self.is_lost(value):
                 return str(value)
-            if not self._ranks.heard(f"run/{turn + 1}"):
+            if kind == "failed" and not self._ranks.heard(f"run/{turn + 1}"):
                 raise StoragedError(f"rank 0 could not open a run: {value}")
 
 

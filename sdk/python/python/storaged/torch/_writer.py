@@ -34,7 +34,7 @@ from ._arena import Layouts, Shard, stage_state_dict
 from ._handle import STATES, SaveHandle
 from ._metadata import Place, emit_torch_metadata, encode_schema
 from ._objects import check_loadable
-from ._ranks import ALONE, given_run, rank_and_world, resolve_run, run_key, step_of
+from ._ranks import ALONE, given_run, lose_run, rank_and_world, resolve_run, run_key, step_of
 from ._structure import Structure
 from ._tensors import own_memory
 
@@ -93,13 +93,17 @@ class StoragedWriter(StorageWriter):
         else:
             self.rank, self.world_size = rank, world_size
             self._is_alone = True
-        self._run = given_run(run)
-        if self._is_alone and self._run is None and (rank, world_size) != (0, 1):
+        self._given = self._run = given_run(run)
+        if self._is_alone and self._given is None and (rank, world_size) != (0, 1):
             raise InvalidArgument(f"rank {rank} of {world_size} needs run=: only a rank that is alone (0 of 1) opens a run by itself")
         self.handle = SaveHandle(self.session, self._run)
         self._shard: Shard | None = None
         self._contexts: dict[str, str] = {}
         self._failure: Exception | None = None
+        #: What was staged was given up before it was written.
+        self._gave_up = False
+        #: DCP has begun with what was staged last.
+        self._is_set_up = False
         self._coordinator = False
         self.deadline = Deadline(timeout)
         #: How the checkpoint was described, on the coordinator: the schema, and what stock readers read.
@@ -110,7 +114,7 @@ class StoragedWriter(StorageWriter):
 
     @property
     def run(self) -> str:
-        """The run that is saved in. The first save resolves it: rank 0 opens one, and the others wait for its word."""
+        """The run that is saved in. Each save resolves it: rank 0 opens one if there is none, and the others wait for its word."""
         if self._run is None:
             deadline = Deadline(self.timeout)
             if self._is_alone:
@@ -136,10 +140,15 @@ class StoragedWriter(StorageWriter):
         What goes wrong is raised by the save's first collective, on every rank: an exception here, on one rank alone,
         would leave the others waiting for it. `handle.staged` has it at once.
         """
+        if self._is_set_up:
+            # What is still there is of a save that failed on another rank: nobody tells a writer so.
+            self.close()
         if self._shard is not None:
-            raise StoragedError("a save of this writer is in flight: use one writer per save")
+            self._failure = StoragedError("a save of this writer is in flight: use one writer per save")
+            return {}
         if _is_for_a_process():
             raise ProcessModeUnsupported(NOT_IN_A_PROCESS)
+        self._run = self._given
         self.handle = SaveHandle(self.session, self._run)
         try:
             return self.stage_within(state_dict, Deadline(self.timeout))
@@ -160,7 +169,7 @@ class StoragedWriter(StorageWriter):
             self._forget_if_broken(error)
             self.handle._fail(error)
             raise
-        self._shard, self._contexts = shard, shard.contexts
+        self._shard, self._contexts, self._gave_up, self._is_set_up = shard, shard.contexts, False, False
         self.handle.staged.set_result(None)
         seconds = time.perf_counter() - started
         logger.debug("rank %d staged %.1f MiB in %.3f s", self.rank, shard.copied_bytes / 2**20, seconds)
@@ -191,11 +200,16 @@ class StoragedWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
+            self._gave_up = self._shard is not None
+            self.close()
             raise failure
+        self._is_set_up = True
         if self.step is None:
             raise InvalidArgument("expected a step, got none: StoragedWriter(step=120) or checkpoint_id='step-120'")
         self.deadline = Deadline(self.timeout)
         self._coordinator = is_coordinator
+        if self._shard is None:
+            self._run = self._given
         # Where nothing was staged, every rank learns of the run here: in DCP's own step, which carries failures to all.
         self.handle.run = self.run
 
@@ -211,6 +225,10 @@ class StoragedWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         shard, self._shard = self._shard, None
         staged = shard is not None
+        if self._gave_up or (staged and not self._is_set_up):
+            # It is of a save that began since.
+            self._shard, self._gave_up = shard, False
+            raise StoragedError("another save of this writer began while this one was in flight: use one writer per save")
         try:
             shard = shard or self.new_shard(self.deadline)
             results = self._fill(shard, plan, planner, staged)
@@ -232,7 +250,11 @@ class StoragedWriter(StorageWriter):
         # The metadata object may be shared between saves (plan caching): it is read, never changed.
         self._check_steps(results)
         places = {result.index: Place(*result.storage_data[:-1]) for part in results for result in part}
-        self.commit(encode_schema(metadata, places, contexts=self._contexts), emit_torch_metadata(metadata, places))
+        try:
+            self.commit(encode_schema(metadata, places, contexts=self._contexts), emit_torch_metadata(metadata, places))
+        except UnknownRun:
+            self._lose_run()
+            raise
 
     def commit(self, schema: bytes, emitted: bytes) -> None:
         """Describes the checkpoint, and waits until it is as safe as asked."""
@@ -349,8 +371,15 @@ class StoragedWriter(StorageWriter):
         # The next save connects anew, perhaps to a daemon that was restarted. After Ctrl-C an answer may still come.
         if isinstance(error, (DaemonUnavailable, WaitTimeout, ProtocolError, KeyboardInterrupt)):
             self.session.drop_connections()
-        if isinstance(error, UnknownRun) and self.world_size == 1:
-            # Ranks that save together would have to forget it together: `Checkpointer` does.
+        if isinstance(error, UnknownRun):
+            self._lose_run()
+
+    def _lose_run(self) -> None:
+        """The next save opens a new one."""
+        if not self._is_alone:
+            lose_run(self.session, self._run, self.process_group)
+        elif self.world_size == 1:
+            # Ranks that save together have to forget it together: `Checkpointer` does.
             for key in (ALONE, run_key(self.process_group)):
                 self.session.forget_run(key)
 
