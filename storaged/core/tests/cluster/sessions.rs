@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use storaged_core::{Input, Keep, SessionTally, SessionWork, Turn};
+use storaged_core::{Input, Keep, Output, SessionTally, SessionWork, Source, Turn};
 use storaged_plan::Target;
+use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
 use storaged_wire::{NodeName, SessionId};
 
@@ -24,6 +25,57 @@ pub enum Block {
 #[derive(Default)]
 pub struct Sessions {
     running: BTreeMap<Key, Session>,
+    /// Where executors put bytes, until they have said that they do not any more: by node, its generation and session.
+    written: BTreeMap<(usize, u64, Key), Keep>,
+}
+
+impl Sessions {
+    pub(super) fn hears(&mut self, node: usize, generation: u64, input: &Input) {
+        if let Input::SessionEnded {
+            leader, session, ..
+        } = input
+        {
+            let key = (leader.clone(), *session);
+            self.written.remove(&(node, generation, key));
+        }
+    }
+
+    /// Nothing is given to somebody else, or goes, while a session is at it.
+    pub(super) fn check(&self, node: usize, generation: u64, output: &Output) {
+        let mut written = self
+            .written
+            .iter()
+            .filter(|((at, of, _), _)| (*at, *of) == (node, generation));
+        match output {
+            Output::Fetch { slot: into, .. } => {
+                let fills = |keep: &Keep| matches!(keep, Keep::Shard(shard) if shard.slot == *into);
+                let session = written.find(|(_, keep)| fills(keep));
+                assert!(
+                    session.is_none(),
+                    "n{node} fetches into a slot that a session fills"
+                );
+            }
+            Output::DropParity { set: gone } => {
+                let makes = |keep: &Keep| matches!(keep, Keep::Parity { set, .. } if set == gone);
+                let session = written.find(|(_, keep)| makes(keep));
+                assert!(
+                    session.is_none(),
+                    "n{node} drops parity that a session makes"
+                );
+            }
+            Output::Reply {
+                reply: Reply::SlotGranted { slot, .. },
+                ..
+            } => {
+                let is_read = |work: &SessionWork| matches!(&work.source, Some(Source::Shard { shard, .. }) if shard.slot == *slot);
+                let mut parts = self.running.values().flat_map(|it| it.members.values());
+                let read =
+                    parts.any(|(at, of, work)| (*at, *of) == (node, generation) && is_read(work));
+                assert!(!read, "n{node} gives a trainer a slot that a session reads");
+            }
+            _ => {}
+        }
+    }
 }
 
 #[derive(Default)]
@@ -52,6 +104,10 @@ impl Cluster {
     pub(super) fn begin_session(&mut self, node: usize, generation: u64, work: SessionWork) {
         let key = (work.leader.clone(), work.session);
         self.begun.insert(key.clone());
+        if let Some(keep) = &work.keep {
+            let place = (node, generation, key.clone());
+            self.sessions.written.insert(place, keep.clone());
+        }
         let session = self.sessions.running.entry(key.clone()).or_default();
         session.turns = work.turns().collect();
         session
