@@ -6,7 +6,7 @@ use storaged_core::{Input, Keep, Output, SessionTally, SessionWork, Source, Turn
 use storaged_plan::Target;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
-use storaged_wire::{NodeName, SessionId};
+use storaged_wire::{NodeName, SessionId, SlotId};
 
 use super::{Cluster, Event, index, name};
 
@@ -27,6 +27,8 @@ pub struct Sessions {
     running: BTreeMap<Key, Session>,
     /// Where executors put bytes, until they have said that they do not any more: by node, its generation and session.
     written: BTreeMap<(usize, u64, Key), Keep>,
+    /// Slots that executors read from, until they have been told to stop or have ended by themselves.
+    read: BTreeMap<(usize, u64, Key), SlotId>,
 }
 
 impl Sessions {
@@ -36,12 +38,18 @@ impl Sessions {
         } = input
         {
             let key = (leader.clone(), *session);
-            self.written.remove(&(node, generation, key));
+            let place = (node, generation, key);
+            self.written.remove(&place);
+            self.read.remove(&place);
         }
     }
 
     /// Nothing is given to somebody else, or goes, while a session is at it.
-    pub(super) fn check(&self, node: usize, generation: u64, output: &Output) {
+    pub(super) fn check(&mut self, node: usize, generation: u64, output: &Output) {
+        if let Output::Stop { leader, session } = output {
+            let key = (leader.clone(), *session);
+            self.read.remove(&(node, generation, key));
+        }
         let mut written = self
             .written
             .iter()
@@ -67,10 +75,9 @@ impl Sessions {
                 reply: Reply::SlotGranted { slot, .. },
                 ..
             } => {
-                let is_read = |work: &SessionWork| matches!(&work.source, Some(Source::Shard { shard, .. }) if shard.slot == *slot);
-                let mut parts = self.running.values().flat_map(|it| it.members.values());
+                let mut read = self.read.iter();
                 let read =
-                    parts.any(|(at, of, work)| (*at, *of) == (node, generation) && is_read(work));
+                    read.any(|((at, of, _), read)| (*at, *of, *read) == (node, generation, *slot));
                 assert!(!read, "n{node} gives a trainer a slot that a session reads");
             }
             _ => {}
@@ -104,9 +111,12 @@ impl Cluster {
     pub(super) fn begin_session(&mut self, node: usize, generation: u64, work: SessionWork) {
         let key = (work.leader.clone(), work.session);
         self.begun.insert(key.clone());
+        let place = (node, generation, key.clone());
         if let Some(keep) = &work.keep {
-            let place = (node, generation, key.clone());
-            self.sessions.written.insert(place, keep.clone());
+            self.sessions.written.insert(place.clone(), keep.clone());
+        }
+        if let Some(Source::Shard { shard, .. }) = &work.source {
+            self.sessions.read.insert(place, shard.slot);
         }
         let session = self.sessions.running.entry(key.clone()).or_default();
         session.turns = work.turns().collect();
