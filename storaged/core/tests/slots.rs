@@ -228,3 +228,30 @@ fn of_two_steps_that_go_no_slot_is_given_before_the_sessions_of_both_are_stopped
         "{granted:?}"
     );
 }
+
+/// What has given way is not room enough: a trainer is told so as soon as one for which nothing could, whatever its patience.
+#[test]
+fn a_save_that_does_not_fit_is_refused_at_once_also_if_something_gave_way() {
+    let room = Room {
+        budgets: BTreeMap::from([(0, 4 * SLOT)]),
+        durable_form: DurableForm::Increments,
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with((4, 2), 10, Some(Tier::default()), room);
+    cluster.save_and_wait(DurableWish::Required);
+    cluster.save_and_wait(DurableWish::Never);
+    let trainer = cluster.trainer(0);
+    let acquire = |bytes: u64| Request::AcquireSlot {
+        bytes,
+        timeout_ms: 60_000,
+    };
+    let granted = cluster.ask(0, trainer, acquire(SLOT));
+    assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+    let began = cluster.now;
+    let Reply::Refused(refusal) = cluster.ask(0, trainer, acquire(3 * SLOT)) else {
+        panic!("step 2 and what is being filled leave room for two");
+    };
+    assert_eq!(refusal.code, RefusalCode::BudgetFull, "{refusal}");
+    let waited = cluster.now - began;
+    assert!(waited < 4_000, "{waited} ms");
+}
