@@ -98,7 +98,7 @@ impl Context {
         self.now.plus(most)
     }
 
-    /// What has not been heard yet, the oldest first.
+    /// What has not been heard yet, in the order in which it is to be.
     pub fn next_event(&mut self) -> Option<Event> {
         self.loopback.pop_front()
     }
@@ -142,9 +142,13 @@ impl Context {
         }
     }
 
-    /// Tells the other machines of something, once this input is handled.
+    /// Tells the other machines of something, once this input is handled: first of blocks that are gone, so that no slot is
+    /// given to anybody before all sessions that read from it have been stopped.
     pub(crate) fn emit(&mut self, event: Event) {
-        self.loopback.push_back(event);
+        match event {
+            Event::BlocksGone(_) => self.loopback.push_front(event),
+            _ => self.loopback.push_back(event),
+        }
     }
 
     pub(crate) fn is_up(&self, node: &NodeName) -> bool {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
 use storaged_wire::{CheckpointState, Digest, Namespace, NodeName, Rank, SlotId};
 
-/// What waits in the loop-back queue, the oldest first.
+/// What waits in the loop-back queue: the oldest first, but blocks that are gone before all else.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Event {
     /// A message of this node to itself, or one that came as a parcel from another.
@@ -15,8 +15,10 @@ pub(crate) enum Event {
     Adopted,
     /// A checkpoint came further.
     Reached(CheckpointKey, CheckpointState),
-    /// Blocks of a checkpoint that sessions may be at have left RAM, or all of it has.
+    /// Blocks of a checkpoint that sessions may be at have left RAM, or all of it has. Heard before all else.
     BlocksGone(CheckpointKey),
+    /// Whoever waits for a slot may have one now.
+    RoomMade,
     /// A slot was freed: this one, of that rank.
     SlotFreed(SlotId, Namespace, Rank),
     /// A slot for an opening is there, or why not.

@@ -72,6 +72,7 @@ impl Node {
             Event::Adopted => self.sessions.retry_deferred(&mut self.cx),
             Event::Reached(key, state) => self.sessions.lanes_hear(&key, state, &mut self.cx),
             Event::BlocksGone(key) => self.sessions.end_sessions_of(&key, &mut self.cx),
+            Event::RoomMade => self.cx.serve_slot_waiters(),
             Event::SlotFreed(slot, namespace, rank) => {
                 self.cx.serve_slot_waiters();
                 self.cx.drop_spare_slot(slot, &namespace, rank);

@@ -4,7 +4,7 @@ mod cluster;
 
 use cluster::{Block, Cluster, STRIPE_MS};
 use storaged_core::Note;
-use storaged_wire::local::{Reply, Request, Role, Rung};
+use storaged_wire::local::{DurableWish, Reply, Request, Role, Rung};
 use storaged_wire::{Digest, Rank};
 
 const STRIPES: u64 = 400;
@@ -202,6 +202,52 @@ fn an_opening_takes_one_session() {
         "{answer:?}"
     );
     assert_eq!(cluster.begun.len(), 1, "{:?}", cluster.begun);
+}
+
+/// A newer step retires the one that a reader is opening, while a session fills the reader's slot. The durable tier has it too, but
+/// it puts nothing there before the session's executor has said that it does not any more.
+#[test]
+fn a_shard_is_fetched_only_once_no_session_fills_its_slot() {
+    let mut cluster = Cluster::start_with_tier(4, 2, STRIPES);
+    cluster.save_and_wait(DurableWish::Required);
+    let manifest = planned(&mut cluster, 5);
+    cluster.save();
+    cluster.run_for(STRIPES * STRIPE_MS * 3 / 4);
+    let reader = cluster.connect(5, Role::Reader);
+    let open = Request::OpenShard {
+        manifest,
+        rank: Rank::new(0),
+        ranges: vec![],
+        timeout_ms: 60_000,
+        without: None,
+    };
+    let opened = cluster.send(5, reader, open);
+    cluster.run_until(60_000, "an answer", |cluster| {
+        cluster.answer(opened).is_some()
+    });
+    assert!(cluster.is_protected(5));
+    assert_eq!(cluster.fetches, 1, "{:?}", cluster.answer(opened));
+}
+
+/// A job is dropped while its parity is being made: the memory goes once the executor has said that it is not at it any more.
+#[test]
+fn parity_goes_only_once_no_session_makes_it() {
+    let mut cluster = Cluster::start(4, 2, STRIPES);
+    cluster.save();
+    cluster.run_for(STRIPES * STRIPE_MS / 2);
+    assert!(!cluster.begun.is_empty() && !cluster.is_protected(4));
+    let reader = cluster.connect(4, Role::Reader);
+    let drop_it = Request::Drop {
+        force: true,
+        timeout_ms: 5_000,
+    };
+    let reply = cluster.ask(4, reader, drop_it);
+    assert!(matches!(reply, Reply::Dropped(_)), "{reply:?}");
+    cluster.run_for(1_000);
+    for node in [4, 5] {
+        let ledger = cluster.ledger(node);
+        assert_eq!(ledger.used, 0, "n{node}: {ledger:?}");
+    }
 }
 
 #[test]

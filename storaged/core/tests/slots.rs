@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use cluster::{Cluster, Room, Tier, Uploads};
 use storaged_core::DurableForm;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
-use storaged_wire::{CheckpointState, RefusalCode, Step};
+use storaged_wire::{CheckpointState, Rank, RefusalCode, Step};
 
 /// A slot of a shard of ten stripes.
 const SLOT: u64 = 2 << 20;
@@ -141,4 +141,117 @@ fn refusals_of_slots_say_what_is_in_the_way() {
     let (code, text) = cluster.refused_slot(0, SLOT);
     assert_eq!(code, RefusalCode::Busy);
     assert!(text.contains("has sealed none"), "{text}");
+}
+
+/// The step that waits for a tier that hangs gives way to a trainer that has waited for long, while a reader elsewhere gets a shard of
+/// it: the session that reads it here is stopped before the trainer is given the slot.
+#[test]
+fn a_slot_is_given_only_once_no_session_reads_it() {
+    let tier = Tier {
+        uploads: Uploads::Hang,
+        ..Tier::default()
+    };
+    let room = Room {
+        budgets: BTreeMap::from([(0, 3 * SLOT)]),
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with((4, 2), 400, Some(tier), room);
+    let protect = |cluster: &mut Cluster, durable| {
+        cluster.save_as(durable);
+        cluster.run_until(60_000, "protection", |cluster| {
+            (0..6).all(|node| cluster.is_protected(node))
+        });
+    };
+    protect(&mut cluster, DurableWish::Required);
+    let reader = cluster.connect(5, Role::Reader);
+    let plan = Request::Plan {
+        step: None,
+        timeout_ms: 10_000,
+        allow_older: false,
+    };
+    let Reply::Plan(plan) = cluster.ask(5, reader, plan) else {
+        panic!("step 1 is protected");
+    };
+    protect(&mut cluster, DurableWish::Never);
+    let trainer = cluster.trainer(0);
+    let acquire = || Request::AcquireSlot {
+        bytes: SLOT,
+        timeout_ms: 10_000,
+    };
+    let third = cluster.ask(0, trainer, acquire());
+    assert!(matches!(third, Reply::SlotGranted { .. }), "{third:?}");
+    let fourth = cluster.send(0, trainer, acquire());
+    cluster.run_for(1_500);
+    let open = Request::OpenShard {
+        manifest: plan.manifest,
+        rank: Rank::new(0),
+        ranges: vec![],
+        timeout_ms: 10_000,
+        without: None,
+    };
+    cluster.begun.clear();
+    cluster.send(5, reader, open);
+    cluster.run_for(1_000);
+    assert_eq!(cluster.begun.len(), 1, "{:?}", cluster.answer(fourth));
+    cluster.run_until(5_000, "a slot", |cluster| cluster.answer(fourth).is_some());
+    let fourth = cluster.answer(fourth);
+    assert!(
+        matches!(fourth, Some(Reply::SlotGranted { .. })),
+        "{fourth:?}"
+    );
+}
+
+/// A short step is protected before the long one that it follows. Both that are older go then, and whoever waits is given a slot of
+/// neither before the sessions of both are stopped.
+#[test]
+fn of_two_steps_that_go_no_slot_is_given_before_the_sessions_of_both_are_stopped() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
+    // In the slot that the first step had, which is asked for first.
+    cluster.stripes = 400;
+    cluster.save();
+    cluster.run_for(500);
+    cluster.stripes = 10;
+    cluster.save();
+    let acquire = Request::AcquireSlot {
+        bytes: SLOT,
+        timeout_ms: 10_000,
+    };
+    let waits = cluster.send(0, cluster.trainer(0), acquire);
+    cluster.run_for(10);
+    assert_eq!(cluster.answer(waits), None);
+    cluster.run_until(2_000, "a slot", |cluster| cluster.answer(waits).is_some());
+    let granted = cluster.answer(waits);
+    assert!(
+        matches!(granted, Some(Reply::SlotGranted { .. })),
+        "{granted:?}"
+    );
+}
+
+/// What has given way is not room enough: a trainer is told so as soon as one for which nothing could, whatever its patience.
+#[test]
+fn a_save_that_does_not_fit_is_refused_at_once_also_if_something_gave_way() {
+    let room = Room {
+        budgets: BTreeMap::from([(0, 4 * SLOT)]),
+        durable_form: DurableForm::Increments,
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with((4, 2), 10, Some(Tier::default()), room);
+    cluster.save_and_wait(DurableWish::Required);
+    cluster.save_and_wait(DurableWish::Never);
+    let trainer = cluster.trainer(0);
+    let acquire = |bytes: u64| Request::AcquireSlot {
+        bytes,
+        timeout_ms: 60_000,
+    };
+    let granted = cluster.ask(0, trainer, acquire(SLOT));
+    assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+    let began = cluster.now;
+    let Reply::Refused(refusal) = cluster.ask(0, trainer, acquire(3 * SLOT)) else {
+        panic!("step 2 and what is being filled leave room for two");
+    };
+    assert_eq!(refusal.code, RefusalCode::BudgetFull, "{refusal}");
+    let waited = cluster.now - began;
+    assert!(waited < 4_000, "{waited} ms");
 }

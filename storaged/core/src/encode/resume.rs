@@ -91,8 +91,8 @@ impl Sessions {
         Some(*slot)
     }
 
-    /// A session of this node ended without success: what it kept of a shard stays. `runs` says that the executor is
-    /// still at it, and will tell what it kept.
+    /// A session of this node ended without success: what it kept of a shard stays, while its checkpoint does. As long as the
+    /// executor is still at it, also of a checkpoint that is gone, nobody else is.
     pub(super) fn break_off(
         &mut self,
         place: &(NodeName, SessionId),
@@ -102,12 +102,7 @@ impl Sessions {
         is_opening: bool,
         cx: &mut Context,
     ) {
-        let Some(manifest) = cx.checkpoints.get(&joined.key).and_then(|c| c.name()) else {
-            if !is_opening {
-                cx.drop_slot(slot);
-            }
-            return;
-        };
+        let manifest = joined.fetch.manifest();
         let known = self.partial_shards.remove(&slot).map(|part| part.filled);
         let mut filled = known.unwrap_or_else(|| DirtyMap::clean(joined.stripe_count));
         filled.mark_all(joined.kept_stripes.iter().cloned());
@@ -134,9 +129,7 @@ impl Sessions {
         (index, set): (u32, ParityId),
         cx: &mut Context,
     ) {
-        let Some(manifest) = cx.checkpoints.get(&joined.key).and_then(|c| c.name()) else {
-            return cx.drop_parity(set);
-        };
+        let manifest = joined.fetch.manifest();
         let mut made = joined.made.clone();
         made.mark_all(joined.kept_stripes.iter().cloned());
         let until = cx.now.plus(limits::PART_FILLED_MAX_MS);
@@ -249,6 +242,7 @@ impl Sessions {
     fn settle_part_made(&mut self, block: ParityPlace, part: PartialParity, cx: &mut Context) {
         let gone = match part.made.count() {
             0 if !part.whole => Some(part),
+            _ if !cx.by_name.contains_key(&block.0) => Some(part),
             _ => self.partial_parity.insert(block, part),
         };
         if let Some(gone) = gone {
@@ -257,9 +251,11 @@ impl Sessions {
     }
 
     fn settle_part(&mut self, slot: SlotId, part: PartialShard, cx: &mut Context) {
-        if part.filled.count() > 0 {
+        let is_opening = part.until.is_none();
+        let is_known = cx.by_name.contains_key(&part.manifest);
+        if part.filled.count() > 0 && (is_opening || is_known) {
             self.partial_shards.insert(slot, part);
-        } else if part.until.is_some() {
+        } else if !is_opening {
             cx.drop_slot(slot);
         }
     }

@@ -140,6 +140,11 @@ impl TableFetch {
         self.coming.is_empty()
     }
 
+    /// The name of the manifest that the tables are proved by.
+    pub(super) fn manifest(&self) -> Digest {
+        self.manifest
+    }
+
     /// What is here.
     pub(super) fn tables(&self) -> &Tables {
         &self.tables

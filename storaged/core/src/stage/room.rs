@@ -9,6 +9,7 @@ use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
 use crate::api::{ConnId, Now};
 use crate::catalog::{Checkpoint, SlotUse, WaiterWish};
 use crate::context::Context;
+use crate::event::Event;
 use crate::limits;
 
 /// How a checkpoint gives way.
@@ -58,7 +59,7 @@ impl Context {
         for (namespace, rank, waited_ms) in waiting.collect::<Vec<_>>() {
             self.make_room(&namespace, rank, waited_ms);
         }
-        self.serve_slot_waiters();
+        self.emit(Event::RoomMade);
     }
 
     /// The oldest checkpoint that holds a slot of the rank and may go.

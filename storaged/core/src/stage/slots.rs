@@ -284,8 +284,8 @@ impl Context {
 
     pub(crate) fn serve_slot_waiters(&mut self) {
         let waiters = std::mem::take(&mut self.waiters);
-        for waiter in waiters {
-            let WaiterWish::Slot { bytes, .. } = waiter.wish else {
+        for mut waiter in waiters {
+            let WaiterWish::Slot { bytes, since } = waiter.wish else {
                 self.waiters.push(waiter);
                 continue;
             };
@@ -294,6 +294,12 @@ impl Context {
             });
             match outcome {
                 Ok(Grant::Given) => {}
+                Ok(Grant::NoRoom(_)) if since == self.now => {
+                    // What has given way for it was not enough: it waits as if nothing had been in its way but the budget.
+                    let patience = self.now.plus(limits::BUDGET_WAIT_MS);
+                    waiter.deadline = waiter.deadline.min(patience);
+                    self.waiters.push(waiter);
+                }
                 Ok(Grant::InUse | Grant::NoRoom(_)) => self.waiters.push(waiter),
                 Err(refusal) => self.reply(waiter.id, Reply::Refused(refusal)),
             }

@@ -89,6 +89,8 @@ pub struct Cluster {
     pub begun: BTreeSet<sessions::Key>,
     /// Sessions that have moved something.
     pub moved: BTreeSet<sessions::Key>,
+    /// How often a node asked the durable tier for a shard.
+    pub fetches: u32,
     /// What nodes told, with the time.
     pub notes: Vec<(u64, usize, Note)>,
     nodes: Vec<Option<Process>>,
@@ -142,6 +144,7 @@ impl Cluster {
             put: BTreeMap::new(),
             begun: BTreeSet::new(),
             moved: BTreeSet::new(),
+            fetches: 0,
             notes: Vec::new(),
             nodes: (0..k + m).map(|_| None).collect(),
             events: BTreeMap::new(),
@@ -336,6 +339,7 @@ impl Cluster {
         let Some(input) = self.pauses.let_through(node, input) else {
             return;
         };
+        self.sessions.hears(node, generation, &input);
         let local = Now(self.now - process.began);
         let outputs = process.node.handle(local, input);
         let deadline = process.began + process.node.deadline().0.min(local.0 + 3_600_000);
@@ -348,6 +352,7 @@ impl Cluster {
 
     fn perform(&mut self, node: usize, generation: u64, output: Output) {
         let soon = self.now + 1;
+        self.sessions.check(node, generation, &output);
         match output {
             Output::Reply { id, reply, .. } => {
                 self.replies.insert(id, reply);

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use storaged_core::{Input, Keep, SessionTally, SessionWork, Turn};
+use storaged_core::{Input, Keep, Output, SessionTally, SessionWork, Source, Turn};
 use storaged_plan::Target;
+use storaged_wire::local::Reply;
 use storaged_wire::peer::SessionFault;
-use storaged_wire::{NodeName, SessionId};
+use storaged_wire::{NodeName, SessionId, SlotId};
 
 use super::{Cluster, Event, index, name};
 
@@ -24,6 +25,64 @@ pub enum Block {
 #[derive(Default)]
 pub struct Sessions {
     running: BTreeMap<Key, Session>,
+    /// Where executors put bytes, until they have said that they do not any more: by node, its generation and session.
+    written: BTreeMap<(usize, u64, Key), Keep>,
+    /// Slots that executors read from, until they have been told to stop or have ended by themselves.
+    read: BTreeMap<(usize, u64, Key), SlotId>,
+}
+
+impl Sessions {
+    pub(super) fn hears(&mut self, node: usize, generation: u64, input: &Input) {
+        if let Input::SessionEnded {
+            leader, session, ..
+        } = input
+        {
+            let key = (leader.clone(), *session);
+            let place = (node, generation, key);
+            self.written.remove(&place);
+            self.read.remove(&place);
+        }
+    }
+
+    /// Nothing is given to somebody else, or goes, while a session is at it.
+    pub(super) fn check(&mut self, node: usize, generation: u64, output: &Output) {
+        if let Output::Stop { leader, session } = output {
+            let key = (leader.clone(), *session);
+            self.read.remove(&(node, generation, key));
+        }
+        let mut written = self
+            .written
+            .iter()
+            .filter(|((at, of, _), _)| (*at, *of) == (node, generation));
+        match output {
+            Output::Fetch { slot: into, .. } => {
+                let fills = |keep: &Keep| matches!(keep, Keep::Shard(shard) if shard.slot == *into);
+                let session = written.find(|(_, keep)| fills(keep));
+                assert!(
+                    session.is_none(),
+                    "n{node} fetches into a slot that a session fills"
+                );
+            }
+            Output::DropParity { set: gone } => {
+                let makes = |keep: &Keep| matches!(keep, Keep::Parity { set, .. } if set == gone);
+                let session = written.find(|(_, keep)| makes(keep));
+                assert!(
+                    session.is_none(),
+                    "n{node} drops parity that a session makes"
+                );
+            }
+            Output::Reply {
+                reply: Reply::SlotGranted { slot, .. },
+                ..
+            } => {
+                let mut read = self.read.iter();
+                let read =
+                    read.any(|((at, of, _), read)| (*at, *of, *read) == (node, generation, *slot));
+                assert!(!read, "n{node} gives a trainer a slot that a session reads");
+            }
+            _ => {}
+        }
+    }
 }
 
 #[derive(Default)]
@@ -52,6 +111,13 @@ impl Cluster {
     pub(super) fn begin_session(&mut self, node: usize, generation: u64, work: SessionWork) {
         let key = (work.leader.clone(), work.session);
         self.begun.insert(key.clone());
+        let place = (node, generation, key.clone());
+        if let Some(keep) = &work.keep {
+            self.sessions.written.insert(place.clone(), keep.clone());
+        }
+        if let Some(Source::Shard { shard, .. }) = &work.source {
+            self.sessions.read.insert(place, shard.slot);
+        }
         let session = self.sessions.running.entry(key.clone()).or_default();
         session.turns = work.turns().collect();
         session

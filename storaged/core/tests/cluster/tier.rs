@@ -116,6 +116,7 @@ impl Cluster {
             }
             // The simulation has tiers that give shards back; here it only matters that one was asked.
             Output::Fetch { slot, .. } => {
+                self.fetches += 1;
                 let outcome = Err(DurableFault::Unavailable("503 slow down".into()));
                 (UPLOAD_MS, Input::Fetched { slot, outcome })
             }

@@ -10,6 +10,7 @@ use storaged_wire::{Namespace, Rank, Refusal, SlotId};
 use crate::api::{ConnId, RequestId};
 use crate::catalog::SlotUse;
 use crate::context::Context;
+use crate::event::Event;
 
 impl Context {
     /// A fence has risen: the trainers below it have nothing here any more.
@@ -32,7 +33,7 @@ impl Context {
             }
             self.drop_slot(slot);
         }
-        self.serve_slot_waiters();
+        self.emit(Event::RoomMade);
     }
 
     fn fenced_conns(&self, namespace: &Namespace) -> BTreeSet<ConnId> {
