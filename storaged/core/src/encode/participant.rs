@@ -351,7 +351,7 @@ impl Sessions {
             } => {
                 if !counts {
                     self.break_off(place, &joined, slot, rank, true, cx);
-                    if closed_well && !planted!("openings_left_idle") {
+                    if closed_well {
                         cx.emit(Event::OpeningIdle(slot));
                     }
                     return;
