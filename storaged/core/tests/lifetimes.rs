@@ -8,7 +8,7 @@ use cluster::{Cluster, Room, Tier};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, standing};
 use storaged_wire::peer::DropAnswer;
-use storaged_wire::{CheckpointState, NodeName, RefusalCode};
+use storaged_wire::{CheckpointState, NodeName, RefusalCode, Step};
 
 const NODES: usize = 6;
 /// A slot of a shard of ten stripes.
@@ -561,4 +561,51 @@ fn nothing_waits_for_a_job_that_was_evicted_with_its_only_copy() {
             "n{node} waited {waited} ms for what is gone"
         );
     }
+}
+
+/// A step goes with its job for another job's slot, while that one waits: whoever waits for the step is told at once.
+#[test]
+fn whoever_waits_for_a_step_hears_that_its_job_has_made_room() {
+    let room = Room {
+        budgets: BTreeMap::from([(0, SLOT)]),
+        idle_job_ms: 2_500,
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with((4, 2), 10, None, room);
+    let acquire = || Request::AcquireSlot {
+        bytes: SLOT,
+        timeout_ms: 10_000,
+    };
+    let (trainer, run) = (cluster.trainer(0), cluster.run());
+    let Reply::SlotGranted { slot, .. } = cluster.ask(0, trainer, acquire()) else {
+        panic!("there is room for one");
+    };
+    let (step, length) = (Step::new(1), SLOT);
+    let sealed = cluster.ask(0, trainer, Request::SealSlot { slot, step, length });
+    assert!(matches!(sealed, Reply::Done), "{sealed:?}");
+    let reader = cluster.connect(0, Role::Reader);
+    cluster.end_job();
+    cluster.begin_job("other");
+    cluster.run_for(2_000);
+    let granted = cluster.send(0, cluster.trainer(0), acquire());
+    let state = CheckpointState::Committed;
+    let wait = Request::Wait {
+        run,
+        step,
+        state,
+        timeout_ms: 60_000,
+    };
+    let waits = cluster.send(0, reader, wait);
+    cluster.run_for(1);
+    assert_eq!(
+        (cluster.answer(granted), cluster.answer(waits)),
+        (None, None)
+    );
+    cluster.run_for(2_900);
+    let (granted, told) = (cluster.answer(granted), cluster.answer(waits));
+    assert!(
+        matches!(granted, Some(Reply::SlotGranted { .. })),
+        "{granted:?}"
+    );
+    assert!(matches!(told, Some(Reply::Refused(_))), "{told:?}");
 }

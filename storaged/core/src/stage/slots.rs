@@ -6,7 +6,7 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
 use crate::api::{ConnId, DurablePolicy, Output, RequestId};
 use crate::budget::{NoRoom, Reservation};
-use crate::catalog::{Slot, SlotUse, WaiterWish};
+use crate::catalog::{Slot, SlotUse, Waiter, WaiterWish};
 use crate::context::Context;
 use crate::event::{Event, NoSlot};
 use crate::limits;
@@ -283,10 +283,13 @@ impl Context {
     }
 
     pub(crate) fn serve_slot_waiters(&mut self) {
-        let waiters = std::mem::take(&mut self.waiters);
-        for mut waiter in waiters {
+        // Those who wait for a step stay where they are found: it may give way to one of these.
+        let for_slots = |waiter: &Waiter| matches!(waiter.wish, WaiterWish::Slot { .. });
+        let all = std::mem::take(&mut self.waiters);
+        let (waiting, others): (Vec<_>, Vec<_>) = all.into_iter().partition(for_slots);
+        self.waiters = others;
+        for mut waiter in waiting {
             let WaiterWish::Slot { bytes, since } = waiter.wish else {
-                self.waiters.push(waiter);
                 continue;
             };
             let outcome = self.trainer(waiter.id).map(|(attached, _, rank, _)| {
