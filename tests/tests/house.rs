@@ -119,14 +119,12 @@ impl Crate {
             let Item::Use(item) = item else { continue };
             for path in paths_of(item, file) {
                 let target = self.target(&path, &definitions);
-                if let Some(target) = target.filter(|target| *target != file && !is_folder(target))
-                {
-                    if !is_folder(file) {
-                        arrows
-                            .entry(file.clone())
-                            .or_default()
-                            .insert(target.clone());
-                    }
+                let arrow = target.filter(|target| *target != file && !is_folder(target));
+                if let Some(target) = arrow.filter(|_| !is_folder(file)) {
+                    arrows
+                        .entry(file.clone())
+                        .or_default()
+                        .insert(target.clone());
                 }
             }
         }
