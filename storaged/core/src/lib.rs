@@ -1,6 +1,6 @@
 //! The decisions of storaged: pure functions of `(now, input)`. No clock, socket, thread or random source.
 //!
-//! Order of reading: `api` (what goes in and comes out), `node` (the machine), then the verbs: `stage` (slots,
+//! Order of reading: `api` (what goes in and comes out), `node` (who hears what), `context` and `catalog` (what all share), then the verbs: `stage` (slots,
 //! sealing, commit, retiring), `delta` (the basis), `encode` (sessions), `place` (runs, healing),
 //! `trickle` (the durable tier), `restore` (plan and ladder). `limits` has every number, `budget` every byte.
 //! Payload bytes never come here: only ids, lengths and digests.

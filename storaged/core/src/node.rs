@@ -1,5 +1,5 @@
-//! The machine: one daemon's decisions. `handle` takes one input and appends outputs; `deadline` says when to
-//! come back with `Tick`. The verbs are in their own folders, each as an `impl Node`.
+//! One daemon's decisions: routes what comes to the machine that it is for. `handle` takes one input and gives the outputs;
+//! `deadline` says when to come back with `Tick`. The machines are in the verbs' folders.
 
 use std::collections::BTreeSet;
 

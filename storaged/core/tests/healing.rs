@@ -119,11 +119,21 @@ fn what_was_proposed_to_peers_that_had_not_noticed_a_restart_is_said_again() {
     }
 }
 
+/// A reader on a node opens the shard of that node's rank.
 fn open(cluster: &mut Cluster, node: usize, manifest: Digest) -> storaged_core::RequestId {
+    open_of(cluster, node, node, manifest)
+}
+
+fn open_of(
+    cluster: &mut Cluster,
+    node: usize,
+    rank: usize,
+    manifest: Digest,
+) -> storaged_core::RequestId {
     let reader = cluster.connect(node, Role::Reader);
     let open = Request::OpenShard {
         manifest,
-        rank: Rank::new(node as u32),
+        rank: Rank::new(rank as u32),
         ranges: vec![],
         timeout_ms: 60_000,
         without: None,
@@ -184,15 +194,7 @@ fn an_opening_takes_one_session() {
     let mut cluster = protected(STRIPES);
     let manifest = planned(&mut cluster, 5);
     cluster.begun.clear();
-    let reader = cluster.connect(5, Role::Reader);
-    let open = Request::OpenShard {
-        manifest,
-        rank: Rank::new(0),
-        ranges: vec![],
-        timeout_ms: 60_000,
-        without: None,
-    };
-    let opened = cluster.send(5, reader, open);
+    let opened = open_of(&mut cluster, 5, 0, manifest);
     cluster.run_until(60_000, "opening", |cluster| {
         cluster.answer(opened).is_some()
     });
@@ -213,15 +215,7 @@ fn a_shard_is_fetched_only_once_no_session_fills_its_slot() {
     let manifest = planned(&mut cluster, 5);
     cluster.save();
     cluster.run_for(STRIPES * STRIPE_MS * 3 / 4);
-    let reader = cluster.connect(5, Role::Reader);
-    let open = Request::OpenShard {
-        manifest,
-        rank: Rank::new(0),
-        ranges: vec![],
-        timeout_ms: 60_000,
-        without: None,
-    };
-    let opened = cluster.send(5, reader, open);
+    let opened = open_of(&mut cluster, 5, 0, manifest);
     cluster.run_until(60_000, "an answer", |cluster| {
         cluster.answer(opened).is_some()
     });

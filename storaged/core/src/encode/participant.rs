@@ -515,8 +515,7 @@ impl Context {
             gone = checkpoint.parity.insert((joined.derived.lane, index), set);
         }
         if let Some(set) = gone {
-            self.budget.release(Reservation::Parity(set));
-            self.out.push(Output::DropParity { set });
+            self.drop_parity(set);
         }
         self.report_held(&joined.key);
     }

@@ -291,7 +291,8 @@ impl Sessions {
 }
 
 impl Context {
-    pub(super) fn drop_parity(&mut self, set: ParityId) {
+    /// A parity set goes, with its bytes.
+    pub(crate) fn drop_parity(&mut self, set: ParityId) {
         self.budget.release(Reservation::Parity(set));
         self.out.push(Output::DropParity { set });
     }

@@ -106,7 +106,6 @@ impl Runs {
         let query = QueryId(cx.fresh());
         let above = cx.highest_number(&attached.namespace);
         let identity = cx.identity(query);
-        let wait = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
         let proposal = RunProposal {
             id,
             owner: attached.owner,
@@ -117,7 +116,7 @@ impl Runs {
             claims: 0,
             tier: TierClaim::Absent,
             phase: Phase::Waiting { until: cx.now },
-            deadline: cx.now.plus(wait),
+            deadline: cx.answer_by(timeout_ms),
         };
         self.proposals.insert(query, proposal);
         if cx.setup.durable != DurablePolicy::Absent {

@@ -16,7 +16,6 @@ use crate::api::{
 };
 use crate::context::Context;
 use crate::encode::Sessions;
-use crate::limits;
 use crate::restore::Restores;
 
 /// A survey of who holds what, under way. It has the caller's time.
@@ -489,14 +488,13 @@ impl Context {
     ) -> SurveyInProgress {
         let mut survey = ClusterView::default();
         survey.add(self.me(), &self.holdings_of(&of.namespace));
-        let asked = u64::from(timeout_ms).min(limits::REQUEST_MAX_MS);
         let mark = self.mark_of(&of.namespace);
         SurveyInProgress {
             id: of.id,
             owner: of.owner,
             step,
             began: self.now,
-            deadline: self.now.plus(asked),
+            deadline: self.answer_by(timeout_ms),
             survey,
             answered: BTreeSet::from([self.me().clone()]),
             manifests_due: BTreeMap::new(),

@@ -5,8 +5,7 @@
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Namespace, Rank, SlotId};
 
-use crate::api::{DurableForm, Output, UploadBase};
-use crate::budget::Reservation;
+use crate::api::{DurableForm, UploadBase};
 use crate::catalog::{Checkpoint, SlotUse, WaiterWish};
 use crate::context::Context;
 use crate::event::Event;
@@ -48,8 +47,7 @@ impl Context {
         }
         self.emit(Event::BlocksGone(key.clone()));
         for set in sets.into_values() {
-            self.budget.release(Reservation::Parity(set));
-            self.out.push(Output::DropParity { set });
+            self.drop_parity(set);
         }
     }
 

@@ -10,7 +10,6 @@ use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode};
 use super::evict::Freed;
 use crate::api::{ConnId, Now, QueryId, RequestId};
 use crate::context::Context;
-use crate::limits;
 
 /// A job being dropped everywhere.
 #[derive(Debug)]
@@ -80,9 +79,7 @@ impl Drops {
         let work = DropWork {
             id,
             namespace: attached.namespace,
-            deadline: cx
-                .now
-                .plus(u64::from(timeout_ms).min(limits::REQUEST_MAX_MS)),
+            deadline: cx.answer_by(timeout_ms),
             asked: asked.clone(),
             answers: BTreeMap::new(),
         };
