@@ -68,13 +68,29 @@ test: network-packages tests-built python-for-tests ## All tests: Rust, real pro
 	@$(CARGO) test $(RUST_CRATES) --lib --bins --tests --no-fail-fast
 	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests
 
+.PHONY: wheel
+wheel: tests-built venv ## Wheels for manylinux_2_28, x86-64 and aarch64, tried without Rust or clang: target/wheels
+	@$(BUILD) "installing zig, which links the wheels, into .venv" .venv/bin/pip install -q --disable-pip-version-check ziglang
+	@$(PYTHON) tests/wheel/wheel.py --daemon target/debug/storaged
+
+WHEEL_FOR_TESTS := target/torch-versions/wheel
+
+.PHONY: torch-versions
+torch-versions: tests-built venv ## The Python tests with torch 2.4 to the newest and Python 3.10 to 3.14, a venv each (5 GB, deleted after; KEEP=1, ONLY="2.4.1 2.6.0")
+	@rm -rf $(WHEEL_FOR_TESTS)
+	@$(MATURIN) "building the Python package for its tests" .venv/bin/maturin build -m sdk/python/Cargo.toml -o $(WHEEL_FOR_TESTS)
+	@$(PYTHON) tests/versions/torch_versions.py --wheel $(WHEEL_FOR_TESTS)/*.whl --daemon target/debug/storaged \
+		$(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep) --write docs/bench/sdk.json --commit "$$(git rev-parse --short HEAD)"
+
 .PHONY: frameworks
-frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate, torchtitan, torchft, Megatron-Core, DeepSpeed, DDP and FSDP2: killed, resumed, the same losses; HyperPod's client
-	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate torchao tyro torchft megatron-core deepspeed
+frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate, torchtitan, torchft, Megatron-Core, DeepSpeed, Orbax, DDP and FSDP2: killed, resumed, the same losses; HyperPod's client
+	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate torchao tyro torchft megatron-core deepspeed torchdata "jax[cpu]" orbax-checkpoint
 	@.venv/bin/pip install -q --disable-pip-version-check --no-deps torchtitan
 	@.venv/bin/pip install -q --disable-pip-version-check amzn-sagemaker-checkpointing boto3 s3torchconnector tenacity
-	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests/test_frameworks.py sdk/python/tests/test_hyperpod_client.py \
-		sdk/python/tests/test_torchft.py sdk/python/tests/test_deepspeed.py
+	@code=0; STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q --junitxml=target/frameworks.xml sdk/python/tests/test_frameworks.py \
+		sdk/python/tests/test_hyperpod_client.py sdk/python/tests/test_torchft.py sdk/python/tests/test_deepspeed.py \
+		sdk/python/tests/test_orbax.py sdk/python/tests/test_data.py || code=$$?; \
+	$(PYTHON) tests/versions/frameworks.py --report target/frameworks.xml --write docs/bench/sdk.json --commit "$$(git rev-parse --short HEAD)"; exit $$code
 
 .PHONY: typed
 typed: python-for-tests ## mypy --strict over the Python package
@@ -129,6 +145,7 @@ check: clang-packages licences ## What must hold before a commit lands: lint, li
 	@$(CARGO) test -q -p storaged-codec --no-default-features --test delta --test golden_delta
 	@$(MAKE) test
 	@$(MAKE) frameworks
+	@$(MAKE) torch-versions
 	@$(MAKE) typed
 	@$(MAKE) kill-loop
 	@$(MAKE) soak MINUTES=5 SOAK_WRITE=
@@ -146,8 +163,9 @@ bench: release ## Stage, encode and restore against memcpy and raw QUIC: docs/be
 	@cat docs/bench/path.json
 
 .PHONY: bench-scale
-bench-scale: packages ## What decisions cost one home node at 128 to 10,000 ranks: docs/bench/scale.json
+bench-scale: packages ## What decisions cost a home node at 128 to 100,000 ranks, and all of 1,250 nodes: docs/bench/scale.json
 	@$(CARGO) bench -q -p storaged-core --bench scale -- --write $(CURDIR)/docs/bench/scale.json
+	@$(CARGO) bench -q -p storaged-core --bench cluster -- --write $(CURDIR)/docs/bench/scale.json
 
 .PHONY: corpus
 corpus: venv ## Train small models and keep successive states for bench-delta: target/corpus

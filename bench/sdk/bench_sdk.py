@@ -27,6 +27,7 @@ import others  # noqa: E402
 import report  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from batches import next_batches  # noqa: E402
 from daemon import Daemon, free_port  # noqa: E402
 from hyper import TOKEN, section  # noqa: E402
 from machine import described  # noqa: E402
@@ -36,7 +37,10 @@ from ranks import several  # noqa: E402
 from storaged import __version__  # noqa: E402
 from training import slowdowns  # noqa: E402
 
-PARTS = ("own", "torch", "dcp", "hyperpod", "dlrover", "training", "ranks")
+HEAD = ("version", "commit", "torch", "cores", "mib", "machine", "date", "memcpy_gb_per_second")
+#: What `make torch-versions` and `make frameworks` have counted stays.
+COUNTED = ("torch_versions", "frameworks")
+PARTS = ("own", "background", "torch", "dcp", "hyperpod", "dlrover", "training", "ranks", "batches")
 
 
 class Bench:
@@ -68,6 +72,13 @@ class Bench:
         daemon = self.daemon("own")
         try:
             Own(self.contest, daemon, self.out).run()
+        finally:
+            daemon.kill()
+
+    def background(self):
+        daemon = self.daemon("background")
+        try:
+            Own(self.contest, daemon, self.out).background()
         finally:
             daemon.kill()
 
@@ -103,6 +114,13 @@ class Bench:
         finally:
             daemon.kill()
 
+    def batches(self):
+        daemon = self.daemon("batches")
+        try:
+            return next_batches(daemon, self.folder, self.out, self.options.rounds)
+        finally:
+            daemon.kill()
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -121,6 +139,14 @@ def main():
         bench.measure()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if options.write is not None and (options.write / "sdk.json").exists():
+        before = json.loads((options.write / "sdk.json").read_text())
+        if options.only:
+            # The head goes with the figures that are there; those of this run say whose they are.
+            measured = {key: value for key, value in bench.out.items() if key not in HEAD}
+            measured |= {f"{part}_commit": options.commit for part in options.only}
+            bench.out = before | measured
+        bench.out |= {key: value for key, value in before.items() if key.startswith(COUNTED)}
     text = json.dumps(bench.out, indent=2, sort_keys=True) + "\n"
     print(text, end="", flush=True)
     if options.write is not None:

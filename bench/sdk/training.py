@@ -49,7 +49,11 @@ def slowdowns(contest, checkpointer, out, rounds=8):
         def own():
             checkpointer.save(next(steps), contest.state)
 
-        methods = {"ours": (own, checkpointer.wait), "dcp_async": (stock, lambda: ended(futures[-1]))}
+        def behind():
+            checkpointer.save(next(steps), contest.state, background=True)
+
+        methods = {"ours": (own, checkpointer.wait), "ours_background": (behind, checkpointer.wait)}
+        methods |= {"dcp_async": (stock, lambda: ended(futures[-1]))}
         # What is made once is made before.
         for save, end in methods.values():
             for _ in range(2):

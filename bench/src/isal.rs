@@ -85,7 +85,9 @@ impl Tables {
     /// Unless there are as many blocks as coefficients, all of one length below 2 GiB.
     pub fn encode(&self, data: &[&[u8]], out: &mut [&mut [u8]]) -> Result<()> {
         let length = data.first().map_or(0, |block| block.len());
-        let len = self.check(length, data.len() == self.k, out)?;
+        let inputs = data.len();
+        ensure!(inputs == self.k, "expected {} inputs, got {inputs}", self.k);
+        let len = self.check(length, out)?;
         let alike = data.iter().all(|block| block.len() == length);
         ensure!(alike, "expected inputs of {length} bytes, got another");
         let inputs: Vec<*const c_uchar> = data.iter().map(|block| block.as_ptr()).collect();
@@ -112,7 +114,12 @@ impl Tables {
     /// Unless `input` is below the number of inputs, there is an output for each row, and all are of one length below
     /// 2 GiB.
     pub fn update(&self, input: usize, data: &[u8], out: &mut [&mut [u8]]) -> Result<()> {
-        let len = self.check(data.len(), input < self.k, out)?;
+        ensure!(
+            input < self.k,
+            "expected an input below {}, got {input}",
+            self.k
+        );
+        let len = self.check(data.len(), out)?;
         let outputs: Vec<*mut c_uchar> = out.iter_mut().map(|block| block.as_mut_ptr()).collect();
         // SAFETY: `data` is borrowed for reading and has `len` bytes; `outputs` has one pointer for each row to `len`
         // bytes that are borrowed for writing and so overlap nothing; `input` is below the tables' k: all checked
@@ -131,11 +138,10 @@ impl Tables {
         Ok(())
     }
 
-    fn check(&self, length: usize, inputs_fit: bool, out: &[&mut [u8]]) -> Result<c_int> {
+    fn check(&self, length: usize, out: &[&mut [u8]]) -> Result<c_int> {
         ensure!(
-            inputs_fit && out.len() == self.rows,
-            "expected {} inputs and {} outputs, got {} outputs or other inputs",
-            self.k,
+            out.len() == self.rows,
+            "expected {} outputs, got {}",
             self.rows,
             out.len()
         );

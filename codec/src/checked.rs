@@ -36,7 +36,7 @@ use crate::digest::{Digest, leaf_digest};
 /// ```
 /// ```compile_fail,E0451
 /// let leaf = storaged_codec::leaf_digest(&[], 0);
-/// storaged_codec::Checked { bytes: vec![1], leaf };
+/// storaged_codec::Checked { bytes: vec![1], leaf, index: 0 };
 /// ```
 #[derive(Clone)]
 pub struct Unchecked<T> {
@@ -48,20 +48,23 @@ pub struct Unchecked<T> {
 pub struct Checked<T> {
     bytes: T,
     leaf: Digest,
+    index: u64,
 }
 
 /// Bytes that are not the chunk they should be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error(
-    "expected chunk {index} to have the digest {expected}, got {got}: take it from another source"
-)]
+#[error("digest mismatch in chunk {index}: expected {}, got {got}", wanted(*expected))]
 pub struct WrongBytes {
     /// The chunk's place.
     pub index: u64,
-    /// Its digest.
-    pub expected: Digest,
+    /// Its digest; none where the table ends before it.
+    pub expected: Option<Digest>,
     /// The digest of the bytes.
     pub got: Digest,
+}
+
+fn wanted(expected: Option<Digest>) -> String {
+    expected.map_or_else(|| "no such chunk".into(), |leaf| leaf.to_string())
 }
 
 impl<T> std::fmt::Debug for Unchecked<T> {
@@ -90,14 +93,31 @@ impl<T: AsRef<[u8]>> Unchecked<T> {
         if got != *leaf {
             return Err(WrongBytes {
                 index,
-                expected: *leaf,
+                expected: Some(*leaf),
                 got,
             });
         }
         Ok(Checked {
             bytes: self.bytes,
             leaf: got,
+            index,
         })
+    }
+
+    /// The same with the digest that a table has for the chunk.
+    ///
+    /// # Errors
+    /// [`WrongBytes`] also if the table ends before it.
+    pub fn verify_in(self, leaves: &[Digest], index: u64) -> Result<Checked<T>, WrongBytes> {
+        let leaf = usize::try_from(index).ok().and_then(|at| leaves.get(at));
+        match leaf {
+            Some(leaf) => self.verify(leaf, index),
+            None => Err(WrongBytes {
+                index,
+                expected: None,
+                got: leaf_digest(self.bytes.as_ref(), index),
+            }),
+        }
     }
 }
 
@@ -105,6 +125,11 @@ impl<T> Checked<T> {
     /// The digest that the bytes have.
     pub fn leaf(&self) -> Digest {
         self.leaf
+    }
+
+    /// Which chunk it is.
+    pub fn index(&self) -> u64 {
+        self.index
     }
 
     /// What holds the bytes.
@@ -147,13 +172,30 @@ mod tests {
         ] {
             let wrong = Unchecked::new(bytes).verify(&leaf, index);
             let wrong = wrong.expect_err("it is not the chunk");
-            assert_eq!((wrong.index, wrong.expected), (index, leaf));
+            assert_eq!((wrong.index, wrong.expected), (index, Some(leaf)));
             assert_eq!(wrong.got, leaf_digest(bytes, index));
         }
         assert!(
             Unchecked::new([1, 2, 3])
                 .verify(&digest(&[1, 2, 3]), 5)
                 .is_err()
+        );
+    }
+
+    #[test]
+    fn a_table_has_the_digests_of_its_chunks_and_of_no_more() {
+        let leaves = [leaf_digest(&[1], 0), leaf_digest(&[2], 1)];
+        let checked = Unchecked::new([2]).verify_in(&leaves, 1);
+        assert_eq!(checked.expect("it is the chunk").index(), 1);
+        let wrong = Unchecked::new([2]).verify_in(&leaves, 0);
+        assert_eq!(wrong.expect_err("another chunk").expected, Some(leaves[0]));
+        let beyond = Unchecked::new([2]).verify_in(&leaves, 2);
+        let beyond = beyond.expect_err("there is no such chunk");
+        assert_eq!(beyond.expected, None);
+        assert!(
+            beyond
+                .to_string()
+                .contains("chunk 2: expected no such chunk")
         );
     }
 

@@ -70,9 +70,10 @@ impl CodingMatrix {
 
     fn row(&self, block: usize) -> Vec<u8> {
         let k = self.geometry.k();
-        match block < k {
-            true => (0..k).map(|i| u8::from(i == block)).collect(),
-            false => self.rows[block - k].clone(),
+        if block < k {
+            (0..k).map(|i| u8::from(i == block)).collect()
+        } else {
+            self.rows[block - k].clone()
         }
     }
 

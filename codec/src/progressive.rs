@@ -104,9 +104,10 @@ impl Decoder {
     /// [`DecodeError::Missing`] if a survivor is not in yet.
     pub fn finish(self) -> Result<Vec<Vec<u8>>, DecodeError> {
         let missing = self.missing();
-        match missing.is_empty() {
-            true => Ok(self.sums),
-            false => Err(DecodeError::Missing(missing)),
+        if missing.is_empty() {
+            Ok(self.sums)
+        } else {
+            Err(DecodeError::Missing(missing))
         }
     }
 

@@ -6,16 +6,16 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use storaged_arena::{PassingError, Slot, recv_frame_waiting, send_frame_waiting};
+use storaged_arena::{Mapping, PassingError, Slot, recv_frame_waiting, send_frame_waiting};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, LiveRun, PinnedOnes,
-    Removal, Reply, Request, Role, Rung, VerifyReport,
+    Bears, BoardKind, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, LiveRun,
+    PinnedOnes, Removal, Reply, Request, Role, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
-    CheckpointState, ChunkSize, Digest, Generation, Geometry, ManifestBytes, Namespace, NodeName,
-    Rank, RunId, Step, decode, encode,
+    CheckpointState, ChunkSize, DescribedManifest, Digest, Enclosures, Generation, Geometry,
+    ManifestBytes, Namespace, NodeName, Rank, RunId, Step, decode, encode,
 };
 
 use crate::error::ClientError;
@@ -238,6 +238,24 @@ impl Client {
         }
     }
 
+    /// The board of a rank: memory of this node that outlives whoever writes it. There is one per rank and kind; with zero
+    /// bytes it is the one that is there.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] if the budget is full, or there is none and none was to be made.
+    pub fn board(
+        &mut self,
+        rank: Rank,
+        kind: BoardKind,
+        bytes: u64,
+    ) -> Result<Mapping, ClientError> {
+        let request = Request::Board { rank, kind, bytes };
+        match self.call("board", &request, Answer::Prompt)? {
+            (Reply::SlotGranted { .. }, Some(fd)) => Ok(Mapping::unfilled(&Slot::adopt(fd)?)?),
+            (other, _) => Err(unexpected("board", "a board and its descriptor", &other)),
+        }
+    }
+
     /// Waits until a checkpoint is at least in `state`.
     ///
     /// # Errors
@@ -335,17 +353,30 @@ impl Client {
         }
     }
 
-    /// The manifest of that digest, verified.
+    /// The manifest of that digest with its schema and torch metadata, verified.
     ///
     /// # Errors
     /// [`ClientError`] if it is unknown or does not have the digest.
-    pub fn manifest(&mut self, name: Digest) -> Result<ManifestBytes, ClientError> {
+    pub fn manifest(&mut self, name: Digest) -> Result<DescribedManifest, ClientError> {
         match self.call(
             "get manifest",
             &Request::GetManifest { manifest: name },
             Answer::Prompt,
         )? {
-            (Reply::Manifest(bytes), _) => Ok(ManifestBytes::verify(bytes, name)?),
+            (
+                Reply::Manifest {
+                    bytes,
+                    schema,
+                    torch_metadata,
+                },
+                _,
+            ) => {
+                let given = Enclosures {
+                    schema,
+                    torch_metadata,
+                };
+                Ok(DescribedManifest::verify(bytes, &given, name)?)
+            }
             (other, _) => Err(unexpected("get manifest", "a manifest", &other)),
         }
     }

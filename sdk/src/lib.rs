@@ -17,5 +17,6 @@ pub use client::{Client, ConnectOptions, DEFAULT_SOCKET, Reached, Welcome, WithT
 pub use error::ClientError;
 pub use patience::Patience;
 pub use restored::RestoredShard;
+pub use storaged_arena::Mapping;
 pub use storaged_wire as wire;
 pub use trainer::{StagedSlot, Trainer};

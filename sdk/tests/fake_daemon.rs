@@ -14,8 +14,8 @@ use storaged_codec::{digest, leaf_digest, root_digest};
 use storaged_sdk::wire::local::{Reply, Request, Role, Rung};
 use storaged_sdk::wire::manifest::Manifest;
 use storaged_sdk::wire::{
-    ChunkSize, Generation, Geometry, ManifestBytes, Namespace, NodeName, Owner, Rank, Refusal,
-    RefusalCode, RunId, ShardEntry, SlotId, Step, WorldSize, decode, encode,
+    ChunkSize, Enclosed, Generation, Geometry, ManifestBytes, Namespace, NodeName, Owner, Rank,
+    Refusal, RefusalCode, RunId, ShardEntry, SlotId, Step, WorldSize, decode, encode,
 };
 use storaged_sdk::{Client, ClientError, ConnectOptions, Patience, Trainer};
 
@@ -296,8 +296,8 @@ fn manifest_of(bytes: &[u8]) -> (ManifestBytes, Vec<storaged_codec::Digest>) {
             root: root_digest(&leaves, length, chunk),
         }],
         groups: Vec::new(),
-        schema: Vec::new().into(),
-        torch_metadata: Vec::new().into(),
+        schema: Enclosed::nothing(),
+        torch_metadata: Enclosed::nothing(),
     };
     (manifest.seal().unwrap(), leaves)
 }

@@ -1,19 +1,29 @@
-//! A throw-away cluster of daemon processes on loopback addresses: for `storaged bench` and the whole-system tests.
-//! Each node has its own address 127.0.0.N, directory, certificate and process; a node can be killed and replaced.
+//! A throw-away cluster of daemon processes, for `storaged bench`, the benches and the whole-system tests. Each node has
+//! its own address, directory, certificate and process; a node can be killed and replaced.
+//!
+//! `hosts` is where they run: on loopback addresses unless said otherwise. `process` is what the kernel says of them, `page`
+//! what they say themselves.
 
-use std::io;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+mod hosts;
+mod page;
+mod process;
+
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use rustix::process::{Pid, Signal, kill_process};
-use storaged_sdk::Client;
-use storaged_wire::NodeName;
+use storaged_sdk::wire::NodeName;
+use storaged_sdk::{Client, ClientError};
 use thiserror::Error;
 
+pub use self::hosts::{Hosts, Loopback, PAGE_WAIT};
+pub use self::page::Page;
+pub use self::process::{CpuTime, ResidentBytes};
 use crate::net::cert::{CertError, create_ca, issue};
 
-/// Why a cluster did not come up.
+/// Why a cluster did not come up, or does not answer.
 #[derive(Debug, Error)]
 pub enum ClusterError {
     /// Files or processes.
@@ -27,16 +37,34 @@ pub enum ClusterError {
     #[error(transparent)]
     Cert(#[from] CertError),
     /// A node did not get ready.
-    #[error("node {node} was not ready within {seconds} s; its log is {log}")]
+    #[error(
+        "{node} {sees} after {seconds} s, expected {expected} peers; its log ends with:\n{log}"
+    )]
     NotReady {
-        node: String,
+        node: NodeName,
+        sees: String,
         seconds: u64,
-        log: PathBuf,
+        expected: usize,
+        log: String,
+    },
+    /// There is no process.
+    #[error("{node} does not run")]
+    NotRunning { node: NodeName },
+    /// A page has no such metric.
+    #[error("expected a number {name} of {node}, got {page}")]
+    NoMetric {
+        node: NodeName,
+        name: String,
+        page: String,
     },
 }
 
 /// Certificates of a cluster that lives for minutes; long enough that no daemon warns of their end.
 const VALID: Duration = Duration::from_secs(90 * 86_400);
+/// Links to all peers are up within this time, also where a machine of two cores starts 34 daemons.
+const LINKS_WAIT: Duration = Duration::from_secs(120);
+/// Lines of a log that an error shows.
+const LOG_LINES: usize = 5;
 
 fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> ClusterError {
     move |source| ClusterError::Io { what, source }
@@ -51,88 +79,89 @@ pub struct ClusterSpec {
     pub directory: PathBuf,
     /// Nodes.
     pub nodes: usize,
-    /// k and m; none for no code.
-    pub geometry: Option<(usize, usize)>,
-    /// First UDP port; each node has its own address, all the same port.
-    pub port: u16,
-    /// More lines of every node's configuration, such as `[durable]`.
-    pub extra: String,
+    /// What every node's configuration has beside names, addresses and certificates, such as `[coding]`.
+    pub settings: String,
 }
 
 /// Running daemons. Those that still run are killed when it is dropped.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct Cluster<H = Loopback> {
+    hosts: H,
     spec: ClusterSpec,
     children: Vec<Option<Child>>,
 }
 
-impl Cluster {
+impl<H: Hosts> Cluster<H> {
     /// Writes certificates and configurations. Nothing runs yet.
     ///
     /// # Errors
     /// [`ClusterError`] if files cannot be written.
-    pub fn prepare(spec: ClusterSpec) -> Result<Self, ClusterError> {
+    pub fn prepare(hosts: H, spec: ClusterSpec) -> Result<Self, ClusterError> {
         let certificates = spec.directory.join("certs");
         create_ca(&certificates, VALID)?;
         let cluster = Self {
+            hosts,
             children: (0..spec.nodes).map(|_| None).collect(),
             spec,
         };
         for node in 0..cluster.spec.nodes {
             issue(&certificates, &cluster.name(node), VALID)?;
-            let path = cluster.config_path(node);
-            std::fs::write(path, cluster.config(node))
+            fs::write(cluster.config_path(node), cluster.config(node))
                 .map_err(io_error("writing a configuration"))?;
         }
         Ok(cluster)
     }
 
-    /// A node's name.
+    /// A node's name: all are of one length, so that they sort as numbers do.
     pub fn name(&self, node: usize) -> NodeName {
-        NodeName::new(format!("n{node}")).expect("n and a number is a name")
+        let width = self.spec.nodes.saturating_sub(1).to_string().len();
+        NodeName::new(format!("n{node:0width$}")).expect("n and a number is a name")
     }
 
     /// A node's configuration file.
     pub fn config_path(&self, node: usize) -> PathBuf {
-        self.spec.directory.join(format!("n{node}.toml"))
+        self.file(node, "toml")
     }
 
     /// A node's socket.
     pub fn socket(&self, node: usize) -> PathBuf {
-        self.spec
-            .directory
-            .join(format!("n{node}"))
-            .join("storaged.sock")
+        let name = self.name(node).to_string();
+        self.spec.directory.join(name).join("storaged.sock")
     }
 
     /// A node's log.
     pub fn log(&self, node: usize) -> PathBuf {
-        self.spec.directory.join(format!("n{node}.log"))
+        self.file(node, "log")
     }
 
-    fn address(&self, node: usize) -> String {
-        format!("127.0.0.{}:{}", node + 1, self.spec.port)
+    /// The last lines of a node's log.
+    pub fn log_end(&self, node: usize, count: usize) -> String {
+        let log = fs::read_to_string(self.log(node)).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(count)..].join("\n")
+    }
+
+    fn file(&self, node: usize, extension: &str) -> PathBuf {
+        let name = self.name(node);
+        self.spec.directory.join(format!("{name}.{extension}"))
     }
 
     fn config(&self, node: usize) -> String {
-        let directory = self.spec.directory.display();
+        let (name, directory) = (self.name(node), self.spec.directory.display());
         let mut text = format!(
-            "[node]\nname = \"n{node}\"\nlisten = \"{}\"\nruntime_dir = \"{directory}/n{node}\"\nops_listen = \"127.0.0.{}:{}\"\n\n\
-             [tls]\nca = \"{directory}/certs/ca.pem\"\ncertificate = \"{directory}/certs/n{node}.pem\"\nkey = \"{directory}/certs/n{node}.key\"\n\n",
-            self.address(node),
-            node + 1,
-            self.spec.port + 1,
+            "[node]\nname = \"{name}\"\nlisten = \"{}\"\nruntime_dir = \"{directory}/{name}\"\nops_listen = \"{}\"\n\n\
+             [tls]\nca = \"{directory}/certs/ca.pem\"\ncertificate = \"{directory}/certs/{name}.pem\"\nkey = \"{directory}/certs/{name}.key\"\n\n",
+            self.hosts.address(node),
+            self.hosts.ops_address(node),
         );
         for peer in (0..self.spec.nodes).filter(|peer| *peer != node) {
             text += &format!(
-                "[[peers]]\nname = \"n{peer}\"\naddress = \"{}\"\n\n",
-                self.address(peer)
+                "[[peers]]\nname = \"{}\"\naddress = \"{}\"\n\n",
+                self.name(peer),
+                self.hosts.address(peer)
             );
         }
-        if let Some((k, m)) = self.spec.geometry {
-            text += &format!("[coding]\nk = {k}\nm = {m}\n\n");
-        }
-        text + &self.spec.extra
+        text + &self.spec.settings
     }
 
     /// Starts a node's daemon.
@@ -140,12 +169,13 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError`] if the process cannot be started.
     pub fn start(&mut self, node: usize) -> Result<(), ClusterError> {
-        let log = std::fs::File::options()
+        let log = fs::File::options()
             .create(true)
             .append(true)
             .open(self.log(node));
         let log = log.map_err(io_error("opening a log"))?;
-        let child = Command::new(&self.spec.executable)
+        let mut command = self.hosts.command(node, &self.spec.executable);
+        let child = command
             .args(["run", "--config"])
             .arg(self.config_path(node))
             .stdin(Stdio::null())
@@ -161,74 +191,161 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError::NotReady`] if one does not.
     pub fn start_all(&mut self) -> Result<(), ClusterError> {
-        for node in 0..self.spec.nodes {
-            self.start(node)?;
-        }
+        (0..self.spec.nodes).try_for_each(|node| self.start(node))?;
+        self.wait_for_links()
+    }
+
+    /// Waits until every node sees all others.
+    ///
+    /// # Errors
+    /// [`ClusterError::NotReady`] if one does not.
+    pub fn wait_for_links(&self) -> Result<(), ClusterError> {
         (0..self.spec.nodes).try_for_each(|node| self.wait_for_peers(node, self.spec.nodes - 1))
     }
 
-    /// Waits until a node sees so many peers.
+    /// Waits until a node answers and sees so many peers, no more and no less.
     ///
     /// # Errors
-    /// [`ClusterError::NotReady`] after 30 s.
-    pub fn wait_for_peers(&self, node: usize, peers: usize) -> Result<(), ClusterError> {
-        let limit = Duration::from_secs(30);
+    /// [`ClusterError::NotReady`] after 120 s.
+    pub fn wait_for_peers(&self, node: usize, expected: usize) -> Result<(), ClusterError> {
         let started = Instant::now();
-        while started.elapsed() < limit {
-            let status = Client::connect_anonymous(&self.socket(node))
-                .and_then(|mut client| client.status());
-            if status.is_ok_and(|text| text.matches(r#""up":true"#).count() >= peers) {
-                return Ok(());
+        let mut sees = "does not answer".to_owned();
+        while started.elapsed() < LINKS_WAIT {
+            if let Ok(status) = self.status(node) {
+                let up = status.matches(r#""up":true"#).count();
+                if up == expected {
+                    return Ok(());
+                }
+                sees = format!("sees {up} peers");
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        let seconds = limit.as_secs();
         Err(ClusterError::NotReady {
-            node: format!("n{node}"),
-            seconds,
-            log: self.log(node),
+            node: self.name(node),
+            sees,
+            seconds: LINKS_WAIT.as_secs(),
+            expected,
+            log: self.log_end(node, LOG_LINES),
         })
     }
 
-    /// Kills a node's daemon with SIGKILL: its RAM is gone.
+    /// Kills a node's daemon with SIGKILL, and waits for its end: its RAM is gone.
     ///
     /// # Errors
-    /// [`ClusterError`] if there is no such process.
+    /// [`ClusterError`] if the system refuses.
     pub fn kill(&mut self, node: usize) -> Result<(), ClusterError> {
-        if let Some(mut child) = self.children[node].take() {
-            child.kill().map_err(io_error("killing a daemon"))?;
-            child.wait().map_err(io_error("waiting for a daemon"))?;
-        }
-        Ok(())
+        self.end(node, Signal::KILL).map(|_| ())
     }
 
-    /// Stops a node's daemon with SIGTERM, as a service manager does, and waits for its end.
+    /// Tells a node's daemon to stop with SIGTERM, as a service manager does.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if the system refuses.
+    pub fn stop(&mut self, node: usize) -> Result<Option<ExitStatus>, ClusterError> {
+        self.end(node, Signal::TERM)
+    }
+
+    /// Waits for the end of a node's daemon; how it ended, if it was started.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if the system refuses.
+    pub fn wait(&mut self, node: usize) -> Result<Option<ExitStatus>, ClusterError> {
+        let ended = self.children[node].take().map(|mut child| child.wait());
+        ended.transpose().map_err(io_error("waiting for a daemon"))
+    }
+
+    /// Nothing to do where no daemon was started.
+    fn end(&mut self, node: usize, signal: Signal) -> Result<Option<ExitStatus>, ClusterError> {
+        if self.children[node].is_none() {
+            return Ok(None);
+        }
+        // A zombie takes signals, and nobody else gets its number before it is waited for.
+        self.signal(node, signal)?;
+        self.wait(node)
+    }
+
+    /// Sends a signal to a node's daemon, and does not wait for what comes of it.
     ///
     /// # Errors
     /// [`ClusterError`] if there is no such process.
-    pub fn stop(&mut self, node: usize) -> Result<(), ClusterError> {
-        if let Some(mut child) = self.children[node].take() {
-            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-            let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
-            let sent = pid.and_then(|pid| Ok(kill_process(pid, Signal::TERM)?));
-            sent.map_err(io_error("stopping a daemon"))?;
-            child.wait().map_err(io_error("waiting for a daemon"))?;
-        }
-        Ok(())
+    pub fn signal(&self, node: usize, signal: Signal) -> Result<(), ClusterError> {
+        let process = i32::try_from(self.pid(node)?).ok().and_then(Pid::from_raw);
+        let process = process.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+        let sent = process.and_then(|process| Ok(kill_process(process, signal)?));
+        sent.map_err(io_error("sending a signal to a daemon"))
     }
 
-    /// Process number of a node's daemon, if it was started.
-    pub fn pid(&self, node: usize) -> Option<u32> {
-        self.children[node].as_ref().map(Child::id)
+    /// Process number of a node's daemon, from its start until its end was waited for.
+    ///
+    /// # Errors
+    /// [`ClusterError::NotRunning`] if it was not started.
+    pub fn pid(&self, node: usize) -> Result<u32, ClusterError> {
+        let child = self.children[node].as_ref();
+        child
+            .map(Child::id)
+            .ok_or_else(|| ClusterError::NotRunning {
+                node: self.name(node),
+            })
     }
 
-    /// Where everything is.
-    pub fn directory(&self) -> &Path {
-        &self.spec.directory
+    /// What a node says of itself, as JSON.
+    ///
+    /// # Errors
+    /// [`ClientError`] if it does not answer.
+    pub fn status(&self, node: usize) -> Result<String, ClientError> {
+        Client::connect_anonymous(&self.socket(node))?.status()
+    }
+
+    /// A page that a node serves to its operator.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it does not answer.
+    pub fn page(&self, node: usize, path: &str) -> Result<Page, ClusterError> {
+        let stream = self.hosts.connect(node);
+        let page = stream.and_then(|stream| Page::get(stream, path));
+        page.map_err(io_error("reading a page of a daemon"))
+    }
+
+    /// A metric of a node, by all of its line up to the space.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if the node does not answer, or has no such metric.
+    pub fn metric<T: std::str::FromStr>(&self, node: usize, name: &str) -> Result<T, ClusterError> {
+        let page = self.page(node, "/metrics")?;
+        page.number(name).ok_or_else(|| ClusterError::NoMetric {
+            node: self.name(node),
+            name: name.into(),
+            page: page.body,
+        })
+    }
+
+    /// Time on the processors of all daemons that run, each since its start.
+    pub fn cpu_time(&self) -> CpuTime {
+        let children = self.children.iter().flatten();
+        children.map(|child| CpuTime::of(child.id())).sum()
+    }
+
+    /// Memory of a node's daemon.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if there is no such process.
+    pub fn resident(&self, node: usize) -> Result<ResidentBytes, ClusterError> {
+        let resident = ResidentBytes::of(self.pid(node)?);
+        resident.map_err(io_error("reading what memory a daemon has"))
+    }
+
+    /// How many nodes there are.
+    pub fn nodes(&self) -> usize {
+        self.spec.nodes
+    }
+
+    /// Where the daemons run.
+    pub fn hosts(&self) -> &H {
+        &self.hosts
     }
 }
 
-impl Drop for Cluster {
+impl<H> Drop for Cluster<H> {
     fn drop(&mut self) {
         for child in self.children.iter_mut().flatten() {
             // It may have ended by itself.

@@ -7,12 +7,14 @@ mod budget;
 mod checks;
 mod hyperpod;
 mod memory_limit;
+mod node;
 mod reload;
 mod span;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::Deserialize;
@@ -25,6 +27,7 @@ pub use admin::AdminSection;
 pub use budget::BudgetSize;
 pub use hyperpod::{HyperpodSection, LatestName};
 use memory_limit::{DefaultBudget, MemoryLimit};
+pub use node::NodeSection;
 pub use reload::Fixed;
 pub use span::Span;
 
@@ -86,34 +89,6 @@ pub struct ConfigFile {
     pub trickle: TrickleSection,
     /// HTTP for HyperPod's clients; by default none.
     pub hyperpod: Option<HyperpodSection>,
-}
-
-/// `[node]`
-#[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct NodeSection {
-    /// Its name; by default the host's.
-    pub name: Option<String>,
-    /// What fails together with it; by default the node alone.
-    pub failure_domain: Option<String>,
-    /// UDP address for peers.
-    pub listen: SocketAddr,
-    /// Where the socket goes.
-    pub runtime_dir: PathBuf,
-    /// TCP address for metrics, health and status; plain HTTP, names and numbers only.
-    pub ops_listen: Option<SocketAddr>,
-}
-
-impl Default for NodeSection {
-    fn default() -> Self {
-        Self {
-            name: None,
-            failure_domain: None,
-            listen: SocketAddr::from(([127, 0, 0, 1], 9300)),
-            runtime_dir: PathBuf::from("/run/storaged"),
-            ops_listen: Some(SocketAddr::from(([127, 0, 0, 1], 9301))),
-        }
-    }
 }
 
 /// `[tls]`
@@ -299,6 +274,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// TCP address for operators.
     pub ops_listen: Option<SocketAddr>,
+    /// For how long the daemon goes on when it is told to stop.
+    pub leave_within: Duration,
     /// Certificates, if there are peers.
     pub tls: Option<TlsFiles>,
     /// k and m.
@@ -390,6 +367,7 @@ impl ConfigFile {
             peers,
             listen: self.node.listen,
             ops_listen: self.node.ops_listen,
+            leave_within: Duration::from_millis(self.node.leave_within.as_ms()),
             tls: self.tls_files(),
             geometry,
             chunk,
@@ -403,9 +381,10 @@ impl ConfigFile {
             sockets: self.sockets()?,
             log_filter: self.log.filter.clone(),
             durable_policy: self.policy(),
-            runs_without_tier: match self.trickle.runs_without_tier {
-                true => RunsWithoutTier::Allowed,
-                false => RunsWithoutTier::Refused,
+            runs_without_tier: if self.trickle.runs_without_tier {
+                RunsWithoutTier::Allowed
+            } else {
+                RunsWithoutTier::Refused
             },
             trickle: TrickleLimits {
                 part_bytes: self.part()?,
@@ -481,15 +460,16 @@ impl ConfigFile {
             return Ok(default_budget(memory));
         };
         let asked = asked.of(memory.limit);
-        match asked.as_u64() <= memory.limit {
-            true => Ok(asked.as_u64()),
-            false => Err(value(
+        if asked.as_u64() <= memory.limit {
+            Ok(asked.as_u64())
+        } else {
+            Err(value(
                 "memory.budget",
                 format!(
                     "expected at most the {} that this machine or container has, got {asked}",
                     ByteSize::b(memory.limit)
                 ),
-            )),
+            ))
         }
     }
 
@@ -533,12 +513,13 @@ impl ConfigFile {
 
     fn part(&self) -> Result<u64, ConfigError> {
         let part = self.trickle.part.as_u64();
-        match (1 << 20..=1 << 30).contains(&part) {
-            true => Ok(part),
-            false => Err(value(
+        if (1 << 20..=1 << 30).contains(&part) {
+            Ok(part)
+        } else {
+            Err(value(
                 "trickle.part",
                 format!("expected 1MiB to 1GiB, got {}", self.trickle.part),
-            )),
+            ))
         }
     }
 

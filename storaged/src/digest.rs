@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use storaged_codec::{ChunkSize, root_digest};
 use storaged_core::{CheckPart, ParityId, SlotShard};
-use storaged_wire::SlotId;
+use storaged_wire::{Enclosure, SharedBytes, SlotId};
 use thiserror::Error;
 
 use crate::memory::{Digested, Memory, ReadError};
@@ -88,6 +88,7 @@ pub async fn check_all(
         outcomes.push(match part {
             CheckPart::Shard(shard) => check_shard(pool, memory, shard).await,
             CheckPart::Parity(set) => check_parity(pool, memory, set).await,
+            CheckPart::Enclosure { name, bytes } => check_enclosure(pool, name, bytes).await,
         });
     }
     outcomes
@@ -101,6 +102,19 @@ async fn check_shard(pool: &Pool, memory: &Arc<Memory>, shard: SlotShard) -> (u6
         compute(pool, move || memory.check_shard(&shard, window))
     });
     first_fault(works).await
+}
+
+async fn check_enclosure(
+    pool: &Pool,
+    name: Enclosure,
+    bytes: SharedBytes,
+) -> (u64, Option<String>) {
+    let prove = move || name.prove(&bytes).map_err(|error| error.to_string());
+    match pool.compute(prove).await {
+        Ok(Ok(())) => (name.length, None),
+        Ok(Err(fault)) => (0, Some(fault)),
+        Err(_) => (0, Some(DigestError::Stopped.to_string())),
+    }
 }
 
 async fn check_parity(pool: &Pool, memory: &Arc<Memory>, set: ParityId) -> (u64, Option<String>) {

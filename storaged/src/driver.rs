@@ -3,6 +3,7 @@
 
 mod certificate;
 mod durable;
+mod leaving;
 mod notes;
 mod operate;
 mod readiness;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use certificate::OwnCertificate;
-use storaged_core::{CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork};
+use storaged_core::{CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork, Unfinished};
 use storaged_wire::local::Reply;
 use storaged_wire::{
     ChunkSize, Digest, Generation, ManifestBytes, Rank, RefusalCode, SlotId, encode,
@@ -29,15 +30,16 @@ use crate::digest;
 use crate::encode::{
     Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
 };
+use crate::env::{Clock, Environment, Offload};
 use crate::http::{self, OpsState, RestartAsked};
 use crate::memory::{Digested, Memory};
-use crate::net::{Net, NetError, NetEvent, SocketFactory};
+use crate::net::{Net, NetError, NetEvent};
 use crate::repeats::Repeats;
-use crate::seam::{Clock, Entropy};
 use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::Trickle;
-use crate::trickle::store::{Store, StoreError};
+use crate::trickle::store::StoreError;
 pub use certificate::{date, expiry_fault};
+use leaving::Leaving;
 use readiness::LinkFacts;
 use start::{own_certificate, setup, start_net};
 
@@ -69,31 +71,6 @@ pub enum StartError {
         #[source]
         source: std::io::Error,
     },
-}
-
-/// What stands between the daemon and the world.
-pub struct Seams {
-    /// UDP sockets.
-    pub sockets: Arc<dyn SocketFactory>,
-    /// Random numbers.
-    pub entropy: Arc<dyn Entropy>,
-    /// Where the network runs: a runtime of its own, so that payload work never delays a keep-alive.
-    pub net_runtime: tokio::runtime::Handle,
-    /// Threads for arithmetic.
-    pub pool: Pool,
-    /// Whether slow work may go to other threads, or must be done in place (simulated time).
-    pub offload: Offload,
-    /// The durable tier instead of the configured one, for tests.
-    pub store: Option<Arc<dyn Store>>,
-}
-
-/// Where slow work is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Offload {
-    /// On the runtime's blocking threads.
-    Threads,
-    /// In place.
-    Inline,
 }
 
 /// An upload that runs, and of what.
@@ -137,12 +114,12 @@ impl Daemon {
     ///
     /// # Errors
     /// [`StartError`] if a part cannot start.
-    pub async fn start(config: Config, seams: Seams) -> Result<Self, StartError> {
-        let generation = Generation::new(seams.entropy.next());
+    pub async fn start(config: Config, env: Environment) -> Result<Self, StartError> {
+        let generation = Generation::new(env.entropy.next());
         let memory = Arc::new(Memory::new());
         let (to_net, from_net) = mpsc::channel(QUEUE);
         let certificate = own_certificate(&config)?;
-        let net = start_net(&config, &seams, generation, to_net).await?;
+        let net = start_net(&config, &env, generation, to_net).await?;
         let streams: Arc<dyn Streams> = match &net {
             Some(net) => Arc::new(QuicStreams::new(net.clone())),
             None => Arc::new(NoStreams),
@@ -151,11 +128,11 @@ impl Daemon {
         let executor = Arc::new(Executor::new(
             streams,
             memory.clone(),
-            seams.pool.clone(),
+            env.pool.clone(),
             limits,
         ));
         let (inputs, from_effects) = mpsc::channel(QUEUE);
-        let trickle = tier::start_trickle(&config, &seams, &memory, &inputs).await?;
+        let trickle = tier::start_trickle(&config, &env, &memory, &inputs).await?;
         let ops = Arc::new(OpsState::default());
         let (to_driver, from_ops) = mpsc::channel(QUEUE);
         if let Some(address) = config.ops_listen {
@@ -182,7 +159,7 @@ impl Daemon {
             net,
             trickle,
             ops,
-            offload: seams.offload,
+            offload: env.offload,
             answers: BTreeMap::new(),
             uploads: BTreeMap::new(),
             links: LinkFacts {
@@ -191,8 +168,8 @@ impl Daemon {
             },
             certificate,
             repeats: Repeats::default(),
-            net_runtime: seams.net_runtime,
-            pool: seams.pool,
+            net_runtime: env.net_runtime,
+            pool: env.pool,
             reloads,
             from_reloads,
             config,
@@ -215,21 +192,33 @@ impl Daemon {
         self.reloads.clone()
     }
 
-    /// Runs until `stop` is done.
-    pub async fn run(mut self, stop: impl Future<Output = ()>) {
-        tokio::pin!(stop);
+    /// Runs until it is told to stop and has finished what only it can, as far as `node.leave_within` reaches; told again, or
+    /// by nobody any more, it stops at once. Gives what it leaves unfinished.
+    pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Vec<Unfinished> {
         self.show();
-        loop {
+        let mut leaving = None;
+        let left = loop {
+            if let Some(left) = self.has_left(leaving.as_mut()) {
+                break left;
+            }
             let deadline = self.clock.instant(self.node.deadline());
+            let look_at = leaving.as_ref().map_or(deadline, Leaving::look_at);
             let input = tokio::select! {
                 biased;
-                () = &mut stop => break,
+                stop = stops.recv() => match (stop, &leaving) {
+                    (Some(()), None) => {
+                        leaving = Some(self.leave());
+                        None
+                    }
+                    _ => break self.node.unfinished(),
+                },
                 Some(event) = self.from_net.recv() => self.net_event(event),
                 Some(input) = self.from_effects.recv() => Some(input),
                 Some(event) = self.from_stage.recv() => Some(self.stage_event(event)),
                 Some(asked) = self.from_ops.recv() => self.restart_asked(asked),
                 Some(config) = self.from_reloads.recv() => self.reload(&config),
                 () = tokio::time::sleep_until(deadline) => Some(Input::Tick),
+                () = tokio::time::sleep_until(look_at) => None,
             };
             if let Some(input) = input {
                 let tick = matches!(input, Input::Tick);
@@ -244,11 +233,12 @@ impl Daemon {
                     self.show();
                 }
             }
-        }
+        };
         if let Some(net) = &self.net {
             net.close().await;
         }
         tracing::info!("stopped");
+        left
     }
 
     fn stage_event(&mut self, event: StageEvent) -> Input {
@@ -292,6 +282,9 @@ impl Daemon {
             Output::Stop { leader, session } => self.executor.stop(&leader, session),
             Output::DropParity { set } => self.memory.drop_parity(set),
             Output::Check { query, parts } => self.check(query, parts),
+            Output::Prepare(work) => {
+                self.later(move || Input::Prepared(work.run()));
+            }
             Output::Note(note) => self.note(&note),
             Output::Upload { .. }
             | Output::StopUpload { .. }

@@ -14,12 +14,12 @@ use axum::routing::get;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
-use doors::{Cut, DoorLimits, Doors};
+use doors::{Cut, LimitedListener, ListenerLimits};
 
 use crate::metrics::Metrics;
 
 /// A node has a scraper or two, a probe and now and then a person.
-const LIMITS: DoorLimits = DoorLimits {
+const LIMITS: ListenerLimits = ListenerLimits {
     connections_max: 64,
     cut: Cut::AfterLife(Duration::from_secs(60)),
 };
@@ -107,7 +107,7 @@ pub async fn serve(
 async fn start(
     address: SocketAddr,
     pages: Pages,
-    limits: DoorLimits,
+    limits: ListenerLimits,
 ) -> std::io::Result<SocketAddr> {
     let listener = tokio::net::TcpListener::bind(address).await?;
     let bound = listener.local_addr()?;
@@ -119,7 +119,7 @@ async fn start(
         .route("/status", get(status))
         .with_state(pages);
     tokio::spawn(async move {
-        if let Err(error) = axum::serve(Doors::new(listener, limits), app).await {
+        if let Err(error) = axum::serve(LimitedListener::new(listener, limits), app).await {
             tracing::error!(%error, "the operator's HTTP ended");
         }
     });
@@ -187,12 +187,11 @@ async fn restart_safe(pages: &Pages, bears: Option<u32>) -> (StatusCode, String)
 }
 
 fn verdict(good: &str, against: Vec<String>) -> (StatusCode, String) {
-    match against.is_empty() {
-        true => (StatusCode::OK, format!("{good}\n")),
-        false => {
-            let lines: String = against.iter().map(|reason| format!("{reason}\n")).collect();
-            (StatusCode::SERVICE_UNAVAILABLE, lines)
-        }
+    if against.is_empty() {
+        (StatusCode::OK, format!("{good}\n"))
+    } else {
+        let lines: String = against.iter().map(|reason| format!("{reason}\n")).collect();
+        (StatusCode::SERVICE_UNAVAILABLE, lines)
     }
 }
 
@@ -227,10 +226,12 @@ impl Asked {
                 _ => return Err(AskedError::Unknown { got: part.into() }),
             }
         }
-        match (restart, bears) {
-            (true, bears) => Ok(Self::RestartSafe { bears }),
-            (false, None) => Ok(Self::Ready),
-            (false, Some(_)) => Err(AskedError::BearsAlone),
+        if restart {
+            Ok(Self::RestartSafe { bears })
+        } else if bears.is_none() {
+            Ok(Self::Ready)
+        } else {
+            Err(AskedError::BearsAlone)
         }
     }
 }
@@ -253,13 +254,13 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    async fn server(limits: DoorLimits) -> (SocketAddr, Arc<OpsState>) {
+    async fn server(limits: ListenerLimits) -> (SocketAddr, Arc<OpsState>) {
         let (address, ops, _) = server_and_driver(limits).await;
         (address, ops)
     }
 
     async fn server_and_driver(
-        limits: DoorLimits,
+        limits: ListenerLimits,
     ) -> (SocketAddr, Arc<OpsState>, mpsc::Receiver<RestartAsked>) {
         let ops = Arc::new(OpsState::default());
         let (driver, asked) = mpsc::channel(4);
@@ -345,7 +346,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_never_ends_a_request_is_cut_and_frees_the_place() {
-        let limits = DoorLimits {
+        let limits = ListenerLimits {
             connections_max: 1,
             cut: Cut::AfterLife(Duration::from_millis(300)),
         };

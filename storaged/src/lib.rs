@@ -4,7 +4,7 @@
 //! executor, also for repair and so for *restore*), `trickle` (the durable tier, both ways). *delta* and digests are
 //! in `digest` and `memory` (with `spare`), where chunks are read, and `verify`, without which no parity is kept; *place* is in `net`,
 //! whose links say who lives. `hyperpod` speaks to all of it over HTTP as a client in the same process. Then `config`, `cli`, `http`,
-//! `metrics`, `log`, `repeats`, `pool` (threads for arithmetic), `seam`.
+//! `metrics`, `log`, `repeats`, `pool` (threads for arithmetic), `env`.
 
 #![deny(unsafe_code)]
 
@@ -14,6 +14,7 @@ pub mod config;
 mod digest;
 pub mod driver;
 pub mod encode;
+pub mod env;
 pub mod http;
 pub mod hyperpod;
 pub mod log;
@@ -22,7 +23,6 @@ pub mod metrics;
 pub mod net;
 pub mod pool;
 mod repeats;
-pub mod seam;
 mod spare;
 pub mod stage;
 pub mod trickle;

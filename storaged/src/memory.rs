@@ -7,15 +7,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use storaged_arena::{Slot, SlotError};
-use storaged_codec::{ChunkSize, Digest, Fingerprint, engine, fingerprint, leaf_digest};
-use storaged_core::{Keep, ParityId, SessionWork, SlotShard, Source};
+use storaged_codec::{
+    Checked, ChunkSize, Digest, Fingerprint, Unchecked, engine, fingerprint, leaf_digest,
+};
+use storaged_core::{ParityId, SessionWork, Sink, SlotShard, Source};
 use storaged_plan::stripe_bytes;
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
 use thiserror::Error;
 
-use crate::encode::{BlockState, Blocks, KeepBlocks};
-use crate::spare::Spare;
+use crate::encode::{BlockSink, BlockState, Blocks};
+use crate::spare::Recycler;
 use crate::verify::ParityCheck;
 
 /// One parity chunk, and the fingerprint by which it was verified. It has no other digest: nobody else knows this chunk,
@@ -24,7 +26,7 @@ use crate::verify::ParityCheck;
 struct ParityBlock {
     bytes: Vec<u8>,
     print: Fingerprint,
-    home: Arc<Spare>,
+    home: Arc<Recycler>,
 }
 
 impl Drop for ParityBlock {
@@ -68,7 +70,7 @@ struct ParitySet {
 pub struct Memory {
     slots: Mutex<BTreeMap<SlotId, Arc<Slot>>>,
     parity: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
-    spare: Arc<Spare>,
+    spare: Arc<Recycler>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -85,7 +87,7 @@ impl Memory {
         Self {
             slots: Mutex::default(),
             parity: Arc::default(),
-            spare: Arc::new(Spare::new()),
+            spare: Arc::new(Recycler::new()),
         }
     }
 
@@ -172,7 +174,7 @@ impl Memory {
         let mut read = 0;
         for index in chunks {
             match self.read_chunk(shard, index, &mut block) {
-                Ok(filled) => read += filled as u64,
+                Ok(chunk) => read += filled(chunk.as_ref()) as u64,
                 Err(fault) => return (read, Some(format!("{fault:?}"))),
             }
         }
@@ -207,28 +209,27 @@ impl Memory {
         (read, None)
     }
 
-    /// One chunk into private memory, verified there. Gives how many bytes of `out` it filled.
-    pub fn read_chunk(
+    /// One chunk into private memory, checked there; it fills the beginning of `out`. None beyond the shard's end.
+    pub fn read_chunk<'o>(
         &self,
         shard: &SlotShard,
         index: u64,
-        out: &mut [u8],
-    ) -> Result<usize, SessionFault> {
+        out: &'o mut [u8],
+    ) -> Result<Option<Checked<&'o [u8]>>, SessionFault> {
         let range = shard.chunk.range(index, shard.length);
-        let filled = (range.end - range.start) as usize;
-        let Some(expected) = shard.leaves.get(index as usize) else {
-            return Ok(0);
-        };
-        let slot = self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?;
-        let part = out.get_mut(..filled).ok_or(SessionFault::NoBlocks)?;
-        slot.read_at(range.start, part)
-            .map_err(|error| SessionFault::Corrupt(error.to_string()))?;
-        if leaf_digest(part, index) != *expected {
-            return Err(SessionFault::Corrupt(format!(
-                "chunk {index} does not have its digest"
-            )));
+        let length = (range.end - range.start) as usize;
+        if index >= shard.leaves.len() as u64 {
+            return Ok(None);
         }
-        Ok(filled)
+        let slot = self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?;
+        let part = out.get_mut(..length).ok_or(SessionFault::NoBlocks)?;
+        let corrupt = |reason: String| SessionFault::Corrupt(reason);
+        slot.read_at(range.start, part)
+            .map_err(|error| corrupt(error.to_string()))?;
+        let checked = Unchecked::new(&*part).verify_in(&shard.leaves, index);
+        checked
+            .map(Some)
+            .map_err(|wrong| corrupt(wrong.to_string()))
     }
 
     fn read_shard(
@@ -251,15 +252,16 @@ impl Memory {
         if unchanged || (basis.is_none() && leaf(shard).is_none()) {
             return Ok(BlockState::Clean);
         }
-        let filled = self.read_chunk(shard, stripe, out)?;
-        out[filled..].fill(0);
+        let read = filled(self.read_chunk(shard, stripe, out)?.as_ref());
+        out[read..].fill(0);
         if let Some(basis) = basis {
             let mut old = vec![0; bytes(basis)];
             // The basis may have been retired meanwhile, and its slot be in use for another step.
-            let filled = self
+            let old = self
                 .read_chunk(basis, stripe, &mut old)
                 .map_err(|_| SessionFault::NoBasis)?;
-            let both = filled.min(out.len());
+            let old = old.as_ref().map_or(&[][..], Checked::bytes);
+            let both = old.len().min(out.len());
             engine().xor(&mut out[..both], &old[..both]);
         }
         Ok(BlockState::Dirty)
@@ -306,15 +308,15 @@ impl Blocks for Memory {
 
     fn begin_keep(
         &self,
-        keep: &Keep,
+        keep: &Sink,
         work: &SessionWork,
-    ) -> Result<Box<dyn KeepBlocks>, SessionFault> {
+    ) -> Result<Box<dyn BlockSink>, SessionFault> {
         match keep {
-            Keep::Shard(shard) => Ok(Box::new(KeepShard {
+            Sink::Shard(shard) => Ok(Box::new(KeepShard {
                 slot: self.slot(shard.slot).ok_or(SessionFault::NoBlocks)?,
                 shard: shard.clone(),
             })),
-            Keep::Parity { set, basis, prints } => {
+            Sink::Parity { set, basis, prints } => {
                 let mut sets = locked(&self.parity);
                 let mut fresh = match basis {
                     Some(basis) => sets.get(basis).cloned().ok_or(SessionFault::NoBasis)?,
@@ -337,7 +339,7 @@ impl Blocks for Memory {
                     None => verify_carried(&fresh, &check, work)?,
                 }
                 sets.insert(*set, fresh);
-                Ok(Box::new(KeepParity {
+                Ok(Box::new(ParitySink {
                     set: *set,
                     sets: self.parity.clone(),
                     spare: self.spare.clone(),
@@ -382,13 +384,27 @@ fn verify_kept(
     Ok(())
 }
 
+/// How many bytes a chunk has.
+fn filled<T: AsRef<[u8]>>(chunk: Option<&Checked<T>>) -> usize {
+    chunk.map_or(0, |chunk| chunk.bytes().len())
+}
+
+/// Puts a chunk where it belongs in a slot: nothing that was not checked gets there from outside.
+pub(crate) fn put_chunk<T: AsRef<[u8]>>(
+    slot: &Slot,
+    size: ChunkSize,
+    chunk: &Checked<T>,
+) -> Result<(), SlotError> {
+    slot.write_at(chunk.index() * size.bytes() as u64, chunk.bytes())
+}
+
 /// A shard being put back: every chunk must have its digest.
 struct KeepShard {
     slot: Arc<Slot>,
     shard: SlotShard,
 }
 
-impl KeepBlocks for KeepShard {
+impl BlockSink for KeepShard {
     fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault> {
         let range = self.shard.chunk.range(stripe, self.shard.length);
         let length = (range.end - range.start) as usize;
@@ -403,10 +419,9 @@ impl KeepBlocks for KeepShard {
                 &zeros
             }
         };
-        if leaf_digest(bytes, stripe) != *expected {
-            return Err(SessionFault::WrongResult(format!("chunk {stripe}")));
-        }
-        let written = self.slot.write_at(range.start, bytes);
+        let checked = Unchecked::new(bytes).verify(expected, stripe);
+        let checked = checked.map_err(|wrong| SessionFault::WrongResult(wrong.to_string()))?;
+        let written = put_chunk(&self.slot, self.shard.chunk, &checked);
         written.map_err(|error| SessionFault::NoRoom(error.to_string()))
     }
 
@@ -416,16 +431,16 @@ impl KeepBlocks for KeepShard {
 }
 
 /// A parity set being made.
-struct KeepParity {
+struct ParitySink {
     set: ParityId,
     sets: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
-    spare: Arc<Spare>,
+    spare: Arc<Recycler>,
     check: ParityCheck,
     chunk: ChunkSize,
     lane_length: u64,
 }
 
-impl KeepBlocks for KeepParity {
+impl BlockSink for ParitySink {
     fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault> {
         let old = {
             let sets = locked(&self.sets);

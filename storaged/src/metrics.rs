@@ -154,9 +154,11 @@ metrics! {
     place_restart_objections: Gauge, "place_restart_objections",
         "Namespaces that speak against restarting this node now";
     memory_used_bytes: Gauge, "memory_used_bytes",
-        "Bytes of slots and parity";
+        "Bytes of slots and parity, and of records above 64 MiB";
+    memory_records_bytes: Gauge, "memory_records_bytes",
+        "Bytes of manifests, descriptions and tables, which count in the budget above 64 MiB";
     memory_budget_bytes: Gauge, "memory_budget_bytes",
-        "Bytes that slots and parity may take";
+        "Bytes that these may take";
     memory_spare_bytes: Gauge, "memory_spare_bytes",
         "Bytes of parity memory kept for the next set, beside those used";
     sessions: Gauge, "sessions",
@@ -241,11 +243,9 @@ impl Metrics {
         self.place_certificate_expires.set(expires);
     }
 
-    /// A manifest was written to the durable tier, or could not be.
-    pub fn observe_publish(&self, written: bool) {
-        if !written {
-            self.trickle_failures.inc();
-        }
+    /// A manifest could not be written to the durable tier.
+    pub fn observe_unpublished(&self) {
+        self.trickle_failures.inc();
     }
 
     /// A durable copy was given up.
@@ -408,6 +408,7 @@ impl Metrics {
     pub fn observe_ledger(&self, ledger: &storaged_core::Ledger, spare: u64, peers_up: usize) {
         self.memory_used_bytes.set(gauge(ledger.used));
         self.memory_budget_bytes.set(gauge(ledger.total));
+        self.memory_records_bytes.set(gauge(ledger.records));
         self.memory_spare_bytes.set(gauge(spare));
         self.sessions.set(gauge(ledger.sessions as u64));
         self.place_peers_up.set(gauge(peers_up as u64));

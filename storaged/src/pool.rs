@@ -185,9 +185,12 @@ fn runs_of(numbers: impl Iterator<Item = usize>) -> String {
             _ => runs.push((number, number)),
         }
     }
-    let text = runs.iter().map(|(first, last)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
+    let text = runs.iter().map(|(first, last)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
     });
     text.collect::<Vec<_>>().join(",")
 }

@@ -19,7 +19,7 @@ const WASTE_MAX: usize = 2;
 
 /// The spare memory of one daemon.
 #[derive(Debug)]
-pub(crate) struct Spare {
+pub(crate) struct Recycler {
     kept: Mutex<Kept>,
 }
 
@@ -37,7 +37,7 @@ struct SpareBlock {
     given_at: Instant,
 }
 
-impl Spare {
+impl Recycler {
     /// None, and room for none.
     pub fn new() -> Self {
         Self {
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn memory_comes_back_and_is_used_again() {
-        let spare = Spare::new();
+        let spare = Recycler::new();
         spare.at_most(1 << 20);
         let mut memory = spare.take(1000);
         memory.extend_from_slice(&[7; 1000]);
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn of_sets_with_a_short_last_chunk_no_more_is_kept_than_one() {
-        let spare = Spare::new();
+        let spare = Recycler::new();
         spare.at_most(1 << 30);
         for _ in 0..100 {
             let set = [262_144, 262_144, 12_297].map(|bytes| spare.take(bytes));
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn sizes_that_nobody_wants_any_more_go() {
-        let spare = Spare::new();
+        let spare = Recycler::new();
         spare.at_most(1 << 30);
         spare.give(Vec::with_capacity(1000));
         assert!(spare.take(100).capacity() < 1000, "not for so little");
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn no_more_is_held_than_there_is_room_for() {
-        let spare = Spare::new();
+        let spare = Recycler::new();
         spare.give(Vec::with_capacity(100));
         assert_eq!(spare.bytes(), 0);
         spare.at_most(450);

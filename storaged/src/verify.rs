@@ -15,10 +15,11 @@ pub(crate) struct ParityCheck {
 impl ParityCheck {
     /// Of a set of this many stripes.
     pub fn new(expected: Arc<[Fingerprint]>, stripes: usize) -> Result<Self, SessionFault> {
-        match expected.len() == stripes {
-            true => Ok(Self { expected }),
+        if expected.len() == stripes {
+            Ok(Self { expected })
+        } else {
             // Without them nothing can be verified, and what is not is not kept.
-            false => Err(SessionFault::NoBlocks),
+            Err(SessionFault::NoBlocks)
         }
     }
 
@@ -35,11 +36,12 @@ impl ParityCheck {
             .and_then(|at| self.expected.get(at));
         let expected = *expected.ok_or(SessionFault::NoBlocks)?;
         let got = kept.unwrap_or(Fingerprint::ZERO);
-        match got == expected {
-            true => Ok(()),
-            false => Err(SessionFault::WrongResult(format!(
+        if got == expected {
+            Ok(())
+        } else {
+            Err(SessionFault::WrongResult(format!(
                 "expected the parity of stripe {stripe} to have the fingerprint {expected:?}, got {got:?}"
-            ))),
+            )))
         }
     }
 }
@@ -50,13 +52,13 @@ mod tests {
     use std::ops::Range;
 
     use storaged_codec::{ChunkSize, engine};
-    use storaged_core::{Keep, ParityId, SessionWork, Source};
+    use storaged_core::{ParityId, SessionWork, Sink, Source};
     use storaged_plan::StripedPlan;
     use storaged_plan::{CodingPlan, Coefficients};
     use storaged_wire::{NodeName, SessionId};
 
     use super::*;
-    use crate::encode::{BlockState, Blocks, KeepBlocks};
+    use crate::encode::{BlockSink, BlockState, Blocks};
     use crate::memory::Memory;
 
     const CHUNK: usize = 4096;
@@ -88,7 +90,7 @@ mod tests {
                 lane_length: self.bytes.len() as u64,
                 stripes,
                 source: None,
-                keep: Some(Keep::Parity {
+                keep: Some(Sink::Parity {
                     set: ParityId(set),
                     basis: basis.map(ParityId),
                     prints: self.bytes.chunks(CHUNK).map(fingerprint).collect(),
@@ -131,7 +133,7 @@ mod tests {
         Memory::new()
     }
 
-    fn begin(memory: &Memory, work: &SessionWork) -> Result<Box<dyn KeepBlocks>, SessionFault> {
+    fn begin(memory: &Memory, work: &SessionWork) -> Result<Box<dyn BlockSink>, SessionFault> {
         memory.begin_keep(work.keep.as_ref().unwrap(), work)
     }
 

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use storaged_sdk::wire::local::{DurableWish, Role, Rung};
-use storaged_sdk::wire::{CheckpointState, ManifestBytes, Namespace, Rank, RunId, Step, WorldSize};
+use storaged_sdk::wire::{
+    CheckpointState, DescribedManifest, Namespace, Rank, RunId, Step, WorldSize,
+};
 use storaged_sdk::{Client, ConnectOptions, Trainer};
 
 /// How long a test waits for anything.
@@ -103,7 +105,7 @@ impl Clients {
             "expected step {expect_step}, the plan offers {}",
             plan.step
         );
-        let manifest: ManifestBytes = first.manifest(plan.manifest)?;
+        let manifest: DescribedManifest = first.manifest(plan.manifest)?;
         let mut rungs = Vec::new();
         for (rank, expected) in shards.iter().enumerate() {
             let node = nodes[rank % nodes.len()];

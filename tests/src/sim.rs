@@ -12,8 +12,8 @@ use std::task::{Context, Poll};
 use async_trait::async_trait;
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
+use storaged::env::{Entropy, SeededEntropy};
 use storaged::net::SocketFactory;
-use storaged::seam::{Entropy, SeededEntropy};
 
 /// Makes simulated sockets. Only inside a turmoil host.
 pub struct SimFactory {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use anyhow::Result;
-use storaged::cluster::{Cluster, ClusterSpec};
+use storaged::cluster::{Cluster, ClusterSpec, Loopback};
 use storaged_sdk::wire::Namespace;
 use tempfile::TempDir;
 
@@ -50,19 +50,21 @@ impl System {
     pub fn start(nodes: usize, geometry: Option<(usize, usize)>, extra: &str) -> Result<Self> {
         let root = tempfile::tempdir()?;
         std::fs::create_dir(root.path().join("tier"))?;
+        let coding = geometry.map_or_else(String::new, |(k, m)| {
+            format!("[coding]\nk = {k}\nm = {m}\n\n")
+        });
         let extra = extra.replace("ROOT", &root.path().display().to_string());
         // Each takes two; the first of a process may still run when all tests after it have had theirs.
         let port = 20_000
             + (std::process::id() % 300) as u16 * 128
             + NEXT_PORT.fetch_add(2, Ordering::Relaxed) % 128;
-        let mut cluster = Cluster::prepare(ClusterSpec {
+        let spec = ClusterSpec {
             executable: executable(),
             directory: root.path().into(),
             nodes,
-            geometry,
-            port,
-            extra,
-        })?;
+            settings: coding + &extra,
+        };
+        let mut cluster = Cluster::prepare(Loopback { port }, spec)?;
         cluster.start_all()?;
         let clients = Clients {
             sockets: (0..nodes).map(|node| cluster.socket(node)).collect(),

@@ -535,6 +535,17 @@ fn a_flipped_manifest_hides_only_its_own_step() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_flipped_schema_hides_only_its_own_step() -> Result<()> {
+    let (mut system, folder) = only_durable()?;
+    flip(&folder.join("step-20/storaged.schema"))?;
+    system.cluster.start_all()?;
+    system.restore(&[0, 1], 10, &shards(2, 10))?;
+    let words = ["storaged.schema", "of digest", "cannot be used"];
+    wait_for_words(&system.cluster.log(0), &words)?;
+    Ok(())
+}
+
 /// Replaces node 2's certificate while it is down, and starts it again.
 fn comes_back_with(
     certificates: impl FnOnce(&System, &Path) -> Result<()>,

@@ -1,5 +1,6 @@
 //! The shape of the core: machines that own their tables, methods that do not all reach one another, and files that can be
-//! read one after the other. Each check proves itself on planted text.
+//! read one after the other; and in all crates parameters that say at the call what they are. Each check proves itself on
+//! planted text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,6 +17,15 @@ const COMPONENT_MAX: usize = 15;
 const CIRCLE_MAX: usize = 3;
 /// Crates of decisions.
 const CRATES: &[&str] = &["storaged/core/src", "storaged/plan/src"];
+
+/// Where code of ours is.
+const ALL: &[&str] = &["codec", "storaged", "sdk", "bench", "tests"];
+/// Functions that take a bool or a tuple all the same, and why.
+const UNNAMED_ALLOWED: &[(&str, &str)] = &[
+    // Python calls them by keyword, and calls a yes or no a bool.
+    ("sdk/python/src/control.rs", "open_shard"),
+    ("sdk/python/src/control.rs", "plan"),
+];
 
 /// A crate's files, each named by its module path, such as `encode::lead`.
 struct Crate {
@@ -161,6 +171,91 @@ impl Visit<'_> for SelfCalls {
             self.0.insert(call.method.to_string());
         }
         visit::visit_expr_method_call(self, call);
+    }
+}
+
+/// What a file does that a reader of a call or of a choice cannot follow.
+#[derive(Default)]
+struct Unnamed {
+    /// Other names of tuples.
+    tuples: BTreeSet<String>,
+    /// Functions that take a bool or a tuple.
+    functions: Vec<String>,
+    /// How many choices are made by a pattern with a bool.
+    matches: usize,
+}
+
+impl Unnamed {
+    fn of(text: &str) -> Self {
+        let file = syn::parse_file(text).expect("it parses");
+        let mut found = Self::default();
+        for item in &file.items {
+            if let Item::Type(item) = item
+                && matches!(&*item.ty, Type::Tuple(_))
+            {
+                found.tuples.insert(item.ident.to_string());
+            }
+        }
+        found.visit_file(&file);
+        found
+    }
+
+    fn is_unnamed(&self, of: &Type) -> bool {
+        match of {
+            Type::Reference(of) => self.is_unnamed(&of.elem),
+            Type::Paren(of) => self.is_unnamed(&of.elem),
+            Type::Tuple(of) => !of.elems.is_empty(),
+            Type::Path(of) => of.path.get_ident().is_some_and(|name| {
+                let name = name.to_string();
+                name == "bool" || self.tuples.contains(&name)
+            }),
+            _ => false,
+        }
+    }
+}
+
+impl Visit<'_> for Unnamed {
+    /// A trait's methods are looked at where it is declared: who implements it has no choice.
+    fn visit_item_impl(&mut self, block: &ItemImpl) {
+        for item in &block.items {
+            match item {
+                ImplItem::Fn(method) if block.trait_.is_some() => self.visit_block(&method.block),
+                other => self.visit_impl_item(other),
+            }
+        }
+    }
+
+    fn visit_signature(&mut self, signature: &syn::Signature) {
+        let unnamed = signature.inputs.iter().any(|input| match input {
+            syn::FnArg::Typed(input) => self.is_unnamed(&input.ty),
+            syn::FnArg::Receiver(_) => false,
+        });
+        if unnamed {
+            self.functions.push(signature.ident.to_string());
+        }
+        visit::visit_signature(self, signature);
+    }
+
+    fn visit_arm(&mut self, arm: &syn::Arm) {
+        let mut bools = Bools::default();
+        bools.visit_pat(&arm.pat);
+        self.matches += bools.0;
+        visit::visit_arm(self, arm);
+    }
+
+    /// What stands in a macro is text.
+    fn visit_macro(&mut self, of: &syn::Macro) {
+        let text = of.tokens.to_string();
+        self.matches += text.matches("true =>").count() + text.matches("false =>").count();
+    }
+}
+
+#[derive(Default)]
+struct Bools(usize);
+
+impl Visit<'_> for Bools {
+    fn visit_lit_bool(&mut self, _: &syn::LitBool) {
+        self.0 += 1;
     }
 }
 
@@ -338,4 +433,58 @@ fn files_do_not_import_one_another_in_circles() {
         circle.iter().map(String::as_str).collect::<Vec<_>>(),
         expected
     );
+}
+
+#[test]
+fn a_call_and_a_choice_say_what_they_are_about() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let files = ALL.iter().flat_map(|folder| rust_files(&root.join(folder)));
+    let (mut unnamed, mut matches) = (Vec::new(), Vec::new());
+    for path in files {
+        let below = path.strip_prefix(&root).expect("below the root");
+        let file = below.display().to_string();
+        let found = Unnamed::of(&fs::read_to_string(&path).expect("readable"));
+        let functions = found.functions.into_iter();
+        unnamed.extend(functions.map(|function| (file.clone(), function)));
+        if found.matches > 0 {
+            matches.push(file);
+        }
+    }
+    unnamed.sort();
+    let unnamed: Vec<_> = unnamed.iter().map(|(file, of)| (&**file, &**of)).collect();
+    assert_eq!(unnamed, UNNAMED_ALLOWED, "they take a bool or a tuple");
+    assert!(
+        matches.is_empty(),
+        "choose by if, not by match: {matches:?}"
+    );
+}
+
+#[test]
+fn an_unnamed_parameter_and_a_match_on_a_bool_are_seen_however_they_are_written() {
+    for text in [
+        "fn f(force: bool) {}",
+        "impl A { async fn f(&self, (a, b): (u8, u16)) {} }",
+        "trait A { fn f(&self, place: &(u8, u16)); }",
+        "type Place = (u8, u16); fn f(at: &Place) {}",
+        "mod tests { fn g() { fn f(_: &mut bool) {} } }",
+    ] {
+        assert_eq!(Unnamed::of(text).functions, ["f"], "{text}");
+    }
+    for text in [
+        "fn f(force: Force, done: impl Fn(bool, (u8, u8)), none: ()) -> (bool, u8) { |a: bool| a }",
+        "impl Visit for A { fn visit(&mut self, first: bool) {} }",
+    ] {
+        assert!(Unnamed::of(text).functions.is_empty(), "{text}");
+    }
+    for text in [
+        "fn f() { match a { true => 1, _ => 2 } }",
+        "fn f() { match (a, b) { (_, false) => 1, _ => 2 } }",
+        "fn f() { match a { Some(A { first: true, .. }) => 1, _ => 2 } }",
+        "macro_rules! m { () => { match STREAM { true => 1, _ => 2 } } }",
+        "impl Visit for A { fn visit(&mut self) { match a { Ok(true) => 1, _ => 2 } } }",
+    ] {
+        assert_eq!(Unnamed::of(text).matches, 1, "{text}");
+    }
+    let none = "fn f() { match a { 1 if b == true => true, _ => matches!(c, Some(false)) } }";
+    assert_eq!(Unnamed::of(none).matches, 0);
 }

@@ -1,11 +1,10 @@
 //! Jobs that come and go, and plans asked while daemons are stopped, with real processes.
 
-use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use storaged_sdk::wire::local::{DropReport, DurableWish};
 use storaged_sdk::wire::{CheckpointState, Namespace, RefusalCode};
 use storaged_sdk::{Client, ClientError, WithTrainers};
@@ -14,14 +13,9 @@ use storaged_tests::system::{System, shards};
 
 /// What a process has open, and the bytes that are its own.
 fn descriptors_and_memory(system: &System, node: usize) -> Result<(usize, u64)> {
-    let process = PathBuf::from(format!(
-        "/proc/{}",
-        system.cluster.pid(node).context("it runs")?
-    ));
-    let descriptors = std::fs::read_dir(process.join("fd"))?.count();
-    let statm = std::fs::read_to_string(process.join("statm"))?;
-    let pages: u64 = statm.split(' ').nth(1).context("resident pages")?.parse()?;
-    Ok((descriptors, pages * 4096))
+    let descriptors = format!("/proc/{}/fd", system.cluster.pid(node)?);
+    let descriptors = std::fs::read_dir(descriptors)?.count();
+    Ok((descriptors, system.cluster.resident(node)?.now))
 }
 
 #[test]
@@ -97,12 +91,8 @@ fn two_steps() -> Result<System> {
 }
 
 fn signal(system: &System, nodes: &[usize], signal: Signal) -> Result<()> {
-    for node in nodes {
-        let pid = i32::try_from(system.cluster.pid(*node).context("it runs")?)?;
-        let pid = Pid::from_raw(pid).context("a process has an id")?;
-        kill_process(pid, signal)?;
-    }
-    Ok(())
+    let mut nodes = nodes.iter();
+    Ok(nodes.try_for_each(|node| system.cluster.signal(*node, signal))?)
 }
 
 /// The step that a plan offers that is asked while these nodes are stopped, and how long it takes.

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use storaged::env::SeededEntropy;
 use storaged::net::cert::{create_ca, issue};
 use storaged::net::{
     Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity,
 };
-use storaged::seam::SeededEntropy;
 use storaged_sdk::wire::{ChunkSize, Generation, NodeName};
 use storaged_tests::sim::SimFactory;
 
@@ -68,9 +68,10 @@ impl Site {
             name: name(peer),
             address: SocketAddr::new(self.addresses[peer], PORT).into(),
         });
-        let group: BTreeSet<NodeName> = match self.group.contains(&node) {
-            true => self.group.iter().map(|peer| name(*peer)).collect(),
-            false => BTreeSet::new(),
+        let group: BTreeSet<NodeName> = if self.group.contains(&node) {
+            self.group.iter().map(|peer| name(*peer)).collect()
+        } else {
+            BTreeSet::new()
         };
         let entropy = SeededEntropy::new(self.seed + node as u64);
         Ok(NetConfig {
@@ -258,9 +259,10 @@ fn a_group_notices_a_death_in_two_and_a_half_seconds_and_all_others_within_six()
         let at = links.crash(dies);
         links.run_for(Duration::from_secs(10))?;
         for node in (0..5).filter(|node| *node != dies) {
-            let expected = match node < 3 {
-                true => seconds(1.9, 2.6),
-                false => seconds(1.9, 6.1),
+            let expected = if node < 3 {
+                seconds(1.9, 2.6)
+            } else {
+                seconds(1.9, 6.1)
             };
             let seen = links.seen(node, dies, at);
             ensure!(

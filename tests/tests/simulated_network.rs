@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use storaged::config::{Config, ConfigFile};
-use storaged::driver::{Daemon, Offload, Seams};
+use storaged::driver::Daemon;
 use storaged::encode::Pool;
+use storaged::env::{Entropy, Environment, Offload, SeededEntropy};
 use storaged::net::cert::{create_ca, issue};
 use storaged::net::{Peer, TlsFiles};
-use storaged::seam::{Entropy, SeededEntropy};
 use storaged::stage::{Answer, StageEvent};
 use storaged_core::{ConnId, RequestId};
 use storaged_plan::Member;
@@ -384,7 +384,7 @@ fn add_daemons(sim: &mut turmoil::Sim<'_>, scenario: Scenario, directory: &Path,
                     entropy: entropy.clone(),
                     sent: Arc::default(),
                 };
-                let seams = Seams {
+                let env = Environment {
                     sockets: Arc::new(sockets),
                     entropy,
                     net_runtime: tokio::runtime::Handle::current(),
@@ -392,12 +392,13 @@ fn add_daemons(sim: &mut turmoil::Sim<'_>, scenario: Scenario, directory: &Path,
                     offload: Offload::Inline,
                     store: None,
                 };
-                let daemon = Daemon::start(config?, seams).await?;
+                let daemon = Daemon::start(config?, env).await?;
                 doors
                     .lock()
                     .expect("unpoisoned")
                     .insert(node, daemon.stage_events());
-                daemon.run(std::future::pending()).await;
+                let (_never, stops) = mpsc::channel(1);
+                daemon.run(stops).await;
                 Ok(())
             }
         });

@@ -137,6 +137,6 @@ fn descriptions_of_tens_of_megabytes_are_as_good_as_small_ones() -> Result<()> {
     let mut reader = system.reader(1)?;
     let plan = reader.plan(None, WAIT_MS)?;
     let manifest = reader.manifest(plan.manifest)?;
-    assert!(manifest.manifest().torch_metadata[..] == metadata[..]);
+    assert!(manifest.torch_metadata()[..] == metadata[..]);
     Ok(())
 }

@@ -165,9 +165,10 @@ impl Case {
 
     /// Bytes of data that one measurement goes over, where a window of RAM has so many.
     pub fn bytes(&self, window_bytes: usize) -> usize {
-        match self.in_cache() {
-            true => CACHE_BYTES.min(window_bytes),
-            false => window_bytes,
+        if self.in_cache() {
+            CACHE_BYTES.min(window_bytes)
+        } else {
+            window_bytes
         }
     }
 }

@@ -14,9 +14,10 @@ use super::case::Case;
 pub const MEMCPY: &str = "memcpy";
 
 /// The name of the crate `reed-solomon-erasure`, as it was built.
-pub const RSE: &str = match cfg!(feature = "rse-simd") {
-    true => "rse_simd",
-    false => "rse_default",
+pub const RSE: &str = if cfg!(feature = "rse-simd") {
+    "rse_simd"
+} else {
+    "rse_default"
 };
 
 /// All names, in the order of tables and plots; not every build and processor has every one.

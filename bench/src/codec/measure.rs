@@ -117,7 +117,8 @@ fn work(case: Case, settings: &Settings, arena: &mut Arena, gate: &Gate) -> Resu
         case.inputs() * block
     );
     for contender in &mut contenders {
-        let steps = Steps::cut(case, contender.as_ref(), block, arena.parts());
+        let (data, out) = arena.parts();
+        let steps = Steps::cut(case, contender.as_ref(), block, data, out);
         steps.check(contender.as_mut())?;
     }
     let started = |name| Spans {
@@ -130,9 +131,9 @@ fn work(case: Case, settings: &Settings, arena: &mut Arena, gate: &Gate) -> Resu
             let who = (place + round) % contenders.len();
             let (data, out) = arena.parts();
             let at = (round * contenders.len() + place) % WINDOWS * window;
-            let parts = (&data[at..][..window], &mut out[at..][..window]);
+            let (data, out) = (&data[at..][..window], &mut out[at..][..window]);
             let contender = contenders[who].as_mut();
-            let mut steps = Steps::cut(case, contender, block, parts);
+            let mut steps = Steps::cut(case, contender, block, data, out);
             if case.in_cache() {
                 steps.one(contender)?;
             }
@@ -159,13 +160,15 @@ impl<'a> Steps<'a> {
         case: Case,
         contender: &dyn Contender,
         block: usize,
-        (data, out): (&'a [u8], &'a mut [u8]),
+        data: &'a [u8],
+        out: &'a mut [u8],
     ) -> Self {
         let step_bytes = case.inputs() * block;
         let wanted = case.bytes(data.len()) / contender.share() / step_bytes;
-        let different = match case.in_cache() {
-            true => 1,
-            false => wanted.clamp(1, data.len() / step_bytes),
+        let different = if case.in_cache() {
+            1
+        } else {
+            wanted.clamp(1, data.len() / step_bytes)
         };
         let (outputs, steps, between) = match contender.outputs() {
             Outputs::Written(outputs) => (outputs, different, 0),
@@ -179,9 +182,10 @@ impl<'a> Steps<'a> {
         Self {
             inputs: inputs.collect(),
             outputs: outputs.collect(),
-            count: match case.in_cache() {
-                true => wanted.max(1),
-                false => different,
+            count: if case.in_cache() {
+                wanted.max(1)
+            } else {
+                different
             },
             step_bytes,
         }

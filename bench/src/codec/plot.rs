@@ -36,18 +36,19 @@ pub fn svg(figures: &Figures, said: &[(&str, Value)]) -> String {
     );
     label(
         &mut text,
-        (20.0, 26.0),
+        20.0,
+        26.0,
         "font-size=\"17\" font-weight=\"bold\"",
         "The erasure code beside others: 1e9 bytes of data per second, median of the rounds, whisker to the best",
     );
     let machine = said.iter().find(|(key, _)| *key == "machine");
     let machine = machine.and_then(|(_, value)| value.as_str()).unwrap_or("");
-    label(&mut text, (20.0, 46.0), "fill=\"#555\"", machine);
+    label(&mut text, 20.0, 46.0, "fill=\"#555\"", machine);
     legend(&mut text, figures, &sections);
     for (i, section) in sections.iter().enumerate() {
         let x = 20.0 + (i % 2) as f64 * PANEL_WIDTH;
         let y = TOP + (i / 2) as f64 * PANEL_HEIGHT;
-        panel(&mut text, figures, section, (x, y));
+        panel(&mut text, figures, section, x, y);
     }
     text.push_str("</svg>\n");
     text
@@ -68,14 +69,20 @@ fn legend(text: &mut String, figures: &Figures, sections: &[Section]) {
     for (name, colour) in NAMES.iter().zip(COLOURS) {
         let mut sections = sections.iter();
         if sections.any(|section| takes_part(figures, section, name)) {
-            bar(text, (x, 62.0, 12.0, 12.0), colour, name);
-            label(text, (x + 17.0, 73.0), "", name);
+            let area = Area {
+                x,
+                y: 62.0,
+                width: 12.0,
+                height: 12.0,
+            };
+            bar(text, &area, colour, name);
+            label(text, x + 17.0, 73.0, "", name);
             x += 40.0 + 7.5 * name.len() as f64;
         }
     }
 }
 
-fn panel(text: &mut String, figures: &Figures, section: &Section, (x, y): (f64, f64)) {
+fn panel(text: &mut String, figures: &Figures, section: &Section, x: f64, y: f64) {
     let names: Vec<(&str, &str)> = NAMES
         .iter()
         .copied()
@@ -84,7 +91,8 @@ fn panel(text: &mut String, figures: &Figures, section: &Section, (x, y): (f64, 
         .collect();
     label(
         text,
-        (x + LEFT, y + 18.0),
+        x + LEFT,
+        y + 18.0,
         "font-size=\"14\" font-weight=\"bold\"",
         &section.title,
     );
@@ -99,13 +107,19 @@ fn panel(text: &mut String, figures: &Figures, section: &Section, (x, y): (f64, 
         most: names.iter().map(best).fold(0.0, f64::max).max(1.0),
     };
     let width = PANEL_WIDTH - LEFT - 16.0;
-    lines(text, &scale, (x + LEFT, width));
+    lines(text, &scale, x + LEFT, width);
     let group = width / section.cases.len() as f64;
     let thick = group * 0.86 / names.len().max(1) as f64;
     for (case, (_, short)) in section.cases.iter().enumerate() {
         let left = x + LEFT + group * (case as f64 + 0.07);
-        let middle = (x + LEFT + group * (case as f64 + 0.5), scale.bottom + 17.0);
-        label(text, middle, "text-anchor=\"middle\"", short);
+        let middle = x + LEFT + group * (case as f64 + 0.5);
+        label(
+            text,
+            middle,
+            scale.bottom + 17.0,
+            "text-anchor=\"middle\"",
+            short,
+        );
         for (i, (name, colour)) in names.iter().enumerate() {
             let Some(middle) = rate(figures, section, case, name, "") else {
                 continue;
@@ -113,11 +127,21 @@ fn panel(text: &mut String, figures: &Figures, section: &Section, (x, y): (f64, 
             let at = left + thick * i as f64;
             let top = scale.y(middle);
             let said = format!("{name} {short}: {middle:.1} GB/s");
-            let size = (at, top, (thick - 1.0).max(1.0), scale.bottom - top);
-            bar(text, size, colour, &said);
+            let area = Area {
+                x: at,
+                y: top,
+                width: (thick - 1.0).max(1.0),
+                height: scale.bottom - top,
+            };
+            bar(text, &area, colour, &said);
             if let Some(best) = rate(figures, section, case, name, "_best") {
                 let at = at + (thick - 1.0) / 2.0;
-                line(text, (at, top), (at, scale.y(best)), "#222");
+                let from = Point { x: at, y: top };
+                let to = Point {
+                    x: at,
+                    y: scale.y(best),
+                };
+                line(text, from, to, "#222");
             }
         }
     }
@@ -144,19 +168,40 @@ impl Scale {
     }
 }
 
-fn lines(text: &mut String, scale: &Scale, (x, width): (f64, f64)) {
+fn lines(text: &mut String, scale: &Scale, x: f64, width: f64) {
     let step = scale.step();
     let mut at = 0.0;
     while at <= scale.most {
         let y = scale.y(at);
-        line(text, (x, y), (x + width, y), "#ddd");
+        line(text, Point { x, y }, Point { x: x + width, y }, "#ddd");
         let anchor = "text-anchor=\"end\" fill=\"#555\"";
-        label(text, (x - 6.0, y + 4.0), anchor, &format!("{at}"));
+        label(text, x - 6.0, y + 4.0, anchor, &format!("{at}"));
         at += step;
     }
 }
 
-fn bar(text: &mut String, (x, y, width, height): (f64, f64, f64, f64), colour: &str, said: &str) {
+/// A place on the page.
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    x: f64,
+    y: f64,
+}
+
+/// A part of the page, from its upper left corner.
+struct Area {
+    x: f64,
+    y: f64,
+    width: f64,
+    height: f64,
+}
+
+fn bar(text: &mut String, area: &Area, colour: &str, said: &str) {
+    let Area {
+        x,
+        y,
+        width,
+        height,
+    } = area;
     let _ = writeln!(
         text,
         "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{colour}\">\
@@ -165,14 +210,15 @@ fn bar(text: &mut String, (x, y, width, height): (f64, f64, f64, f64), colour: &
     );
 }
 
-fn line(text: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64), colour: &str) {
+fn line(text: &mut String, from: Point, to: Point, colour: &str) {
+    let (Point { x: x1, y: y1 }, Point { x: x2, y: y2 }) = (from, to);
     let _ = writeln!(
         text,
         "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{colour}\"/>"
     );
 }
 
-fn label(text: &mut String, (x, y): (f64, f64), how: &str, said: &str) {
+fn label(text: &mut String, x: f64, y: f64, how: &str, said: &str) {
     let _ = writeln!(
         text,
         "<text x=\"{x:.1}\" y=\"{y:.1}\" {how}>{}</text>",

@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use storaged::cluster::Cluster;
 use storaged_sdk::wire::local::{ByteRange, DurableWish, Role, Rung};
 use storaged_sdk::wire::{CheckpointState, ManifestBytes, Namespace, Rank, RunId, Step, WorldSize};
 use storaged_sdk::{Client, ConnectOptions, Trainer};
 
-use super::daemons::Daemons;
+use super::network::Network;
 
 /// Any wait of the bench.
 const WAIT_MS: u32 = 300_000;
@@ -25,6 +26,22 @@ pub struct Job {
     step: u64,
 }
 
+/// What the shards are made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Chunks {
+    /// How many a shard has.
+    pub count: usize,
+    /// Bytes of each: those of the daemons' configuration.
+    pub bytes: u64,
+}
+
+/// Whose shard is wanted, and at which node.
+#[derive(Debug, Clone, Copy)]
+struct ShardAt {
+    rank: usize,
+    node: usize,
+}
+
 /// Times of a step, from its last seal on.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved {
@@ -35,17 +52,17 @@ pub struct Saved {
 }
 
 impl Job {
-    /// Connects `ranks` trainers with shards of so many chunks.
+    /// Connects `ranks` trainers.
     ///
     /// # Errors
     /// If a daemon refuses.
-    pub fn open(daemons: &Daemons<'_>, ranks: usize, chunks: usize) -> Result<Self> {
+    pub fn open(daemons: &Cluster<&Network>, ranks: usize, chunks: Chunks) -> Result<Self> {
         let mut job = Self {
             namespace: Namespace::new("bench")?,
             run: RunId::new(0),
             trainers: Vec::new(),
-            versions: vec![0; chunks],
-            chunk: usize::try_from(daemons.spec().chunk)?,
+            versions: vec![0; chunks.count],
+            chunk: usize::try_from(chunks.bytes)?,
             step: 0,
         };
         job.run = job.reader(daemons, 0)?.open_run(WAIT_MS)?;
@@ -68,7 +85,7 @@ impl Job {
     ///
     /// # Errors
     /// If it does not get there.
-    pub fn save(&mut self, daemons: &Daemons<'_>, share: f64) -> Result<Saved> {
+    pub fn save(&mut self, daemons: &Cluster<&Network>, share: f64) -> Result<Saved> {
         let sealed = self.stage(share)?;
         self.protect(daemons, sealed)
     }
@@ -106,7 +123,7 @@ impl Job {
     ///
     /// # Errors
     /// If it never will be.
-    pub fn protect(&self, daemons: &Daemons<'_>, sealed: Instant) -> Result<Saved> {
+    pub fn protect(&self, daemons: &Cluster<&Network>, sealed: Instant) -> Result<Saved> {
         let step = Step::new(self.step);
         let mut reader = self.reader(daemons, 0)?;
         let mut reach = |state: CheckpointState| {
@@ -129,10 +146,10 @@ impl Job {
     ///
     /// # Errors
     /// If a node knows of none.
-    pub fn manifest(&self, daemons: &Daemons<'_>, node: usize) -> Result<ManifestBytes> {
+    pub fn manifest(&self, daemons: &Cluster<&Network>, node: usize) -> Result<ManifestBytes> {
         let mut reader = self.reader(daemons, node)?;
         let plan = reader.plan(Some(Step::new(self.step)), WAIT_MS)?;
-        Ok(reader.manifest(plan.manifest)?)
+        Ok((*reader.manifest(plan.manifest)?).clone())
     }
 
     /// Decodes a rank's shard, or the given chunks of it, into the RAM of a node; gives the time until they are there,
@@ -142,13 +159,14 @@ impl Job {
     /// If the shard does not come back by decoding, or with other bytes.
     pub fn decode(
         &self,
-        daemons: &Daemons<'_>,
+        daemons: &Cluster<&Network>,
         manifest: &ManifestBytes,
         rank: usize,
         node: usize,
         chunks: &[usize],
     ) -> Result<Duration> {
-        self.open_from(daemons, manifest, (rank, node), chunks, Rung::Decoded)
+        let wanted = ShardAt { rank, node };
+        self.open_from(daemons, manifest, wanted, chunks, Rung::Decoded)
     }
 
     /// Compares every byte of a rank's shard that its node has in RAM.
@@ -157,22 +175,24 @@ impl Job {
     /// If it is not there, or has other bytes.
     pub fn compare(
         &self,
-        daemons: &Daemons<'_>,
+        daemons: &Cluster<&Network>,
         manifest: &ManifestBytes,
         rank: usize,
     ) -> Result<()> {
-        self.open_from(daemons, manifest, (rank, rank), &[], Rung::OwnRam)
+        let wanted = ShardAt { rank, node: rank };
+        self.open_from(daemons, manifest, wanted, &[], Rung::OwnRam)
             .map(|_| ())
     }
 
     fn open_from(
         &self,
-        daemons: &Daemons<'_>,
+        daemons: &Cluster<&Network>,
         manifest: &ManifestBytes,
-        (rank, node): (usize, usize),
+        wanted: ShardAt,
         chunks: &[usize],
         rung: Rung,
     ) -> Result<Duration> {
+        let ShardAt { rank, node } = wanted;
         let mut reader = self.reader(daemons, node)?;
         let range = |index: &usize| ByteRange {
             offset: (index * self.chunk) as u64,
@@ -183,7 +203,12 @@ impl Job {
         let started = Instant::now();
         let shard = reader
             .open_shard(manifest, wanted, ranges, WAIT_MS)
-            .with_context(|| format!("bringing the shard of rank {rank} to n{node:02}"))?;
+            .with_context(|| {
+                format!(
+                    "bringing the shard of rank {rank} to {}",
+                    daemons.name(node)
+                )
+            })?;
         let elapsed = started.elapsed();
         ensure!(
             shard.rung() == rung,
@@ -204,7 +229,7 @@ impl Job {
         Ok(elapsed)
     }
 
-    fn options(&self, daemons: &Daemons<'_>, node: usize) -> ConnectOptions {
+    fn options(&self, daemons: &Cluster<&Network>, node: usize) -> ConnectOptions {
         ConnectOptions {
             socket: daemons.socket(node),
             namespace: self.namespace.clone(),
@@ -213,7 +238,7 @@ impl Job {
         }
     }
 
-    fn reader(&self, daemons: &Daemons<'_>, node: usize) -> Result<Client> {
+    fn reader(&self, daemons: &Cluster<&Network>, node: usize) -> Result<Client> {
         Ok(Client::connect(&self.options(daemons, node))?.0)
     }
 }

@@ -28,15 +28,17 @@ pub fn svg(figures: &Figures, said: &[(&str, String)]) -> String {
     );
     label(
         &mut text,
-        (20.0, 28.0),
+        20.0,
+        28.0,
         "font-size=\"17\" font-weight=\"bold\"",
         "Plans on a network, against their marks",
     );
     let said: Vec<String> = said.iter().map(|(_, value)| value.clone()).collect();
-    label(&mut text, (20.0, 47.0), "fill=\"#555\"", &said.join(", "));
+    label(&mut text, 20.0, 47.0, "fill=\"#555\"", &said.join(", "));
     label(
         &mut text,
-        (LEFT + UNIT, 72.0),
+        LEFT + UNIT,
+        72.0,
         "text-anchor=\"middle\" fill=\"#555\"",
         "mark",
     );
@@ -60,17 +62,17 @@ fn row(text: &mut String, y: f64, got: f64, mark: Mark, what: &str) {
     } else {
         "#c2562d"
     };
-    label(text, (LEFT - 10.0, y + 17.0), "text-anchor=\"end\"", what);
+    label(text, LEFT - 10.0, y + 17.0, "text-anchor=\"end\"", what);
     let _ = writeln!(
         text,
         "<rect x=\"{LEFT}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"18\" fill=\"{colour}\"/>",
         y + 4.0
     );
     let said = format!("{} ({})", shown(got), mark.shown());
-    label(text, (LEFT + width + 6.0, y + 17.0), "", &said);
+    label(text, LEFT + width + 6.0, y + 17.0, "", &said);
 }
 
-fn label(text: &mut String, (x, y): (f64, f64), how: &str, said: &str) {
+fn label(text: &mut String, x: f64, y: f64, how: &str, said: &str) {
     let said = said
         .replace('&', "&amp;")
         .replace('<', "&lt;")

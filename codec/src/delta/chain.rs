@@ -87,14 +87,15 @@ pub fn rebuild(
 fn check_tables(number: usize, level: &Level<'_>, chunk: ChunkSize) -> Result<(), ChainError> {
     let expected = chunk.count(level.length);
     let fits = level.records.len() as u64 == expected && level.leaves.len() as u64 == expected;
-    match fits && level.length <= SHARD_BYTES_MAX {
-        true => Ok(()),
-        false => Err(ChainError::Tables {
+    if fits && level.length <= SHARD_BYTES_MAX {
+        Ok(())
+    } else {
+        Err(ChainError::Tables {
             level: number,
             expected,
             records: level.records.len(),
             leaves: level.leaves.len(),
-        }),
+        })
     }
 }
 
@@ -127,14 +128,15 @@ fn one(
     let basis = below.map(|bytes| Basis { start: 0, bytes });
     coder.decode(&record, basis, out).map_err(wrong)?;
     let (expected, got) = (level.leaves[index as usize], leaf_digest(out, index));
-    match expected == got {
-        true => Ok(()),
-        false => Err(ChainError::Digest {
+    if expected == got {
+        Ok(())
+    } else {
+        Err(ChainError::Digest {
             level: number,
             chunk: index,
             expected,
             got,
-        }),
+        })
     }
 }
 

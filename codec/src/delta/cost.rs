@@ -31,9 +31,10 @@ impl LinkRate {
     /// # Errors
     /// [`RateError::Link`] if it is not a number above 0.
     pub fn new(bytes_per_second: f64) -> Result<Self, RateError> {
-        match bytes_per_second.is_finite() && bytes_per_second > 0.0 {
-            true => Ok(Self(bytes_per_second)),
-            false => Err(RateError::Link(bytes_per_second)),
+        if bytes_per_second.is_finite() && bytes_per_second > 0.0 {
+            Ok(Self(bytes_per_second))
+        } else {
+            Err(RateError::Link(bytes_per_second))
         }
     }
 
@@ -56,9 +57,10 @@ impl Processor {
     /// # Errors
     /// [`RateError::Processor`] if it is not above 0 and at most 1.
     pub fn new(share: f64) -> Result<Self, RateError> {
-        match share > 0.0 && share <= 1.0 {
-            true => Ok(Self(share)),
-            false => Err(RateError::Processor(share)),
+        if share > 0.0 && share <= 1.0 {
+            Ok(Self(share))
+        } else {
+            Err(RateError::Processor(share))
         }
     }
 }

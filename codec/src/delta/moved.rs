@@ -34,9 +34,10 @@ pub(super) fn decode(diff: &[u8], basis: &[u8], length: usize) -> Result<Vec<u8>
         reason: "xdelta3 refuses it".into(),
     };
     let new = vcdiff::decode(diff, basis)?.ok_or_else(damaged)?;
-    match new.len() == length {
-        true => Ok(new),
-        false => Err(super::record::size("VCDIFF", length as u64, new.len())),
+    if new.len() == length {
+        Ok(new)
+    } else {
+        Err(super::record::size("VCDIFF", length as u64, new.len()))
     }
 }
 

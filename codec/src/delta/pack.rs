@@ -67,9 +67,10 @@ impl Packer {
                     _ => &mut self.search,
                 };
                 compress(context, plane, &mut self.scratch, out)?;
-                match out.len() - start - PLANE_HEADER_BYTES < plane.len() {
-                    true => ZSTD,
-                    false => STORED,
+                if out.len() - start - PLANE_HEADER_BYTES < plane.len() {
+                    ZSTD
+                } else {
+                    STORED
                 }
             }
         };
@@ -130,9 +131,10 @@ impl Packer {
             reason: get_error_name(code).into(),
         };
         let got = self.decompress.decompress(out, packed).map_err(reason)?;
-        match got == out.len() {
-            true => Ok(()),
-            false => Err(super::record::size(what, out.len() as u64, got)),
+        if got == out.len() {
+            Ok(())
+        } else {
+            Err(super::record::size(what, out.len() as u64, got))
         }
     }
 }

@@ -120,9 +120,12 @@ impl<'a> Record<'a> {
 
     fn check(self) -> Result<Self, DeltaError> {
         let length = u64::from(self.length);
-        let whole_basis = || match u64::from(self.basis.1) == length {
-            true => Ok(()),
-            false => Err(size("basis", length, self.basis.1 as usize)),
+        let whole_basis = || {
+            if u64::from(self.basis.1) == length {
+                Ok(())
+            } else {
+                Err(size("basis", length, self.basis.1 as usize))
+            }
         };
         let payload = self.payload.len();
         if self.basis.0.checked_add(self.basis.1.into()).is_none() {
@@ -186,9 +189,10 @@ pub(super) fn header(
 }
 
 pub(super) fn within(what: &'static str, got: u64, most: u64) -> Result<(), DeltaError> {
-    match got <= most {
-        true => Ok(()),
-        false => Err(DeltaError::TooLong { what, most, got }),
+    if got <= most {
+        Ok(())
+    } else {
+        Err(DeltaError::TooLong { what, most, got })
     }
 }
 

@@ -40,9 +40,10 @@ pub(super) fn shape(
         bits(element, Arithmetic::Xor),
         bits(element, Arithmetic::Subtract),
     );
-    match xor < subtract * (1.0 - LEAST_GAIN) {
-        true => (element, Arithmetic::Xor),
-        false => (element, Arithmetic::Subtract),
+    if xor < subtract * (1.0 - LEAST_GAIN) {
+        (element, Arithmetic::Xor)
+    } else {
+        (element, Arithmetic::Subtract)
     }
 }
 

@@ -248,9 +248,10 @@ impl DeltaWriter {
             seconds: 0.0,
             bytes: (chunk.len() + RECORD_HEADER_BYTES) as f64,
         };
-        let share = match self.expected.is_empty() {
-            true => FIRST_SAMPLE_SHARE,
-            false => SAMPLE_SHARE,
+        let share = if self.expected.is_empty() {
+            FIRST_SAMPLE_SHARE
+        } else {
+            SAMPLE_SHARE
         };
         let seconds = self.sample_seconds;
         let hidden = self.model.is_hidden(seconds, chunk.len(), share);
@@ -355,9 +356,10 @@ impl DeltaWriter {
                 _ => agrees = false,
             }
         }
-        self.interval = match agrees {
-            true => (self.interval * 2).min(INTERVAL_MAX),
-            false => INTERVAL_MIN,
+        self.interval = if agrees {
+            (self.interval * 2).min(INTERVAL_MAX)
+        } else {
+            INTERVAL_MIN
         };
     }
 

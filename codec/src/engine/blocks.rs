@@ -126,9 +126,10 @@ pub(super) fn combine(
 
 fn stores(out: &[&mut [u8]], length: usize) -> Stores {
     let aligned = out.iter().all(|block| block.as_ptr().addr() % LINE == 0);
-    match aligned && length >= STREAM_MIN {
-        true => Stores::Streamed,
-        false => Stores::Cached,
+    if aligned && length >= STREAM_MIN {
+        Stores::Streamed
+    } else {
+        Stores::Cached
     }
 }
 

@@ -153,9 +153,10 @@ macro_rules! combine_kernels {
                 for j in 0..M {
                     let block = &mut out[j][at];
                     for u in 0..U {
-                        match STREAM {
-                            true => stream(&mut block[u], sums[j][u]),
-                            false => store(&mut block[u], sums[j][u]),
+                        if STREAM {
+                            stream(&mut block[u], sums[j][u]);
+                        } else {
+                            store(&mut block[u], sums[j][u]);
                         }
                     }
                 }

@@ -117,12 +117,15 @@ pub fn engine_from_env() -> Result<&'static dyn Engine, EngineError> {
 /// [`EngineError`] if there is none, or this processor cannot run it.
 pub fn engine_named(name: &str) -> Result<&'static dyn Engine, EngineError> {
     let named = engines().into_iter().find(|engine| engine.name() == name);
-    named.ok_or_else(|| match NAMES.contains(&name) {
-        true => EngineError::Unsupported {
-            name: name.into(),
-            can: engines().iter().map(|engine| engine.name()).collect(),
-        },
-        false => EngineError::Unknown(name.into()),
+    named.ok_or_else(|| {
+        if NAMES.contains(&name) {
+            EngineError::Unsupported {
+                name: name.into(),
+                can: engines().iter().map(|engine| engine.name()).collect(),
+            }
+        } else {
+            EngineError::Unknown(name.into())
+        }
     })
 }
 

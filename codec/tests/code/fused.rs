@@ -42,9 +42,10 @@ fn both_ways(
     engine.fold(&mut views_mut(&mut apart), &coefficients, &difference);
     let want = Taken {
         leaf: leaf_digest(new, index),
-        change: match previous == Some(new) {
-            true => Change::Clean,
-            false => Change::Dirty,
+        change: if previous == Some(new) {
+            Change::Clean
+        } else {
+            Change::Dirty
         },
     };
     [(taken.expect("the lengths fit"), fused), (want, apart)]

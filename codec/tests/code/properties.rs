@@ -15,9 +15,10 @@ fn geometry() -> impl Strategy<Value = (usize, usize)> {
 
 /// One of the two matrices, by the seed.
 fn either(k: usize, m: usize, seed: u64) -> CodingMatrix {
-    match seed.is_multiple_of(2) {
-        true => cauchy(k, m),
-        false => vandermonde(k, m),
+    if seed.is_multiple_of(2) {
+        cauchy(k, m)
+    } else {
+        vandermonde(k, m)
     }
 }
 

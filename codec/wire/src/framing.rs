@@ -10,7 +10,7 @@ pub const LOCAL_FRAME_BYTES_MAX: usize = 64 << 20;
 pub const FRAME_PREFIX_BYTES: usize = 4;
 
 /// Bytes that are not the record they should be.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WireError {
     /// Not CBOR, a wrong type, a missing field or a value out of range.
     #[error("malformed {what}: {reason}")]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use minicbor::{Decode, Encode};
 use storaged_codec::Digest;
@@ -47,7 +48,7 @@ macro_rules! name_id {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(String);
+        pub struct $name(Arc<str>);
 
         impl $name {
             /// Validates `text` as a name.
@@ -55,9 +56,13 @@ macro_rules! name_id {
             /// # Errors
             /// [`IdError::Name`] if the length or a character is not allowed.
             pub fn new(text: impl Into<String>) -> Result<Self, IdError> {
-                let text = text.into();
-                check_name($what, &text)?;
-                Ok(Self(text))
+                Self::of(&text.into())
+            }
+
+            /// Tables name the same nodes ten thousand times: every copy is the same memory.
+            fn of(text: &str) -> Result<Self, IdError> {
+                check_name($what, text)?;
+                Ok(Self(text.into()))
             }
 
             /// The name as text.
@@ -69,7 +74,7 @@ macro_rules! name_id {
         impl FromStr for $name {
             type Err = IdError;
             fn from_str(text: &str) -> Result<Self, IdError> {
-                Self::new(text)
+                Self::of(text)
             }
         }
 
@@ -100,7 +105,7 @@ macro_rules! name_id {
                 d: &mut minicbor::Decoder<'b>,
                 _: &mut C,
             ) -> Result<Self, minicbor::decode::Error> {
-                Self::new(d.str()?).map_err(minicbor::decode::Error::custom)
+                Self::of(d.str()?).map_err(minicbor::decode::Error::custom)
             }
         }
     };

@@ -158,9 +158,10 @@ impl IncrementIndex {
         if !rising {
             return Err(IncrementError::Inconsistent("rising ends of records"));
         }
-        match (1..=Self::DEPTH_MAX).contains(&self.depth) {
-            true => Ok(self),
-            false => Err(IncrementError::Inconsistent("a depth of 1 to 32")),
+        if (1..=Self::DEPTH_MAX).contains(&self.depth) {
+            Ok(self)
+        } else {
+            Err(IncrementError::Inconsistent("a depth of 1 to 32"))
         }
     }
 

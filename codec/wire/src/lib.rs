@@ -1,6 +1,6 @@
 //! Records that storaged sends, stores and shares. No I/O: types, their bytes, and the checks on both.
 //!
-//! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `local` (trainer and daemon),
+//! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `enclosure` (what it names beside its shards), `local` (trainer and daemon),
 //! `peer` (daemon and daemon), `shape` (of a session), `refusal` (what a caller is told when something cannot be done), `framing`.
 //! Every record is CBOR with explicit field numbers; numbers are never reused.
 
@@ -8,6 +8,7 @@
 
 mod blocks;
 pub mod claim;
+pub mod enclosure;
 pub mod framing;
 pub mod ids;
 pub mod increment;
@@ -21,12 +22,15 @@ pub mod shape;
 mod shared;
 pub mod state;
 
+pub use enclosure::{
+    DescribedManifest, Enclosed, Enclosure, EnclosureError, Enclosures, EnclosuresHeld,
+};
 pub use framing::{WireError, decode, encode};
 pub use ids::{
     Generation, IdError, Namespace, NodeName, Owner, Rank, SessionId, SlotId, Step, WorldSize,
 };
 pub use increment::{IncrementBase, IncrementIndex};
-pub use manifest::{Manifest, ManifestBytes, OnNode, ShardEntry};
+pub use manifest::{Manifest, ManifestBytes, ManifestError, OnNode, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};
 pub use run::{RunId, RunIdError};
 pub use shared::SharedBytes;

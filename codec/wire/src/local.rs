@@ -10,10 +10,11 @@ use crate::peer::DropAnswer;
 use crate::plan::RestorePlan;
 use crate::refusal::Refusal;
 use crate::run::RunId;
+use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
 
 /// Version of this protocol; both sides must have the same.
-pub const LOCAL_VERSION: u16 = 2;
+pub const LOCAL_VERSION: u16 = 3;
 
 /// Who a connection speaks for.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
@@ -105,6 +106,18 @@ pub enum PinnedOnes {
     Too,
 }
 
+/// What a board is for; its bytes are the trainer's own affair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum BoardKind {
+    /// Marks of where each step began and ended.
+    #[n(0)]
+    Steps,
+    /// Batches that were prefetched.
+    #[n(1)]
+    Batches,
+}
+
 /// A request.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub enum Request {
@@ -186,7 +199,7 @@ pub enum Request {
         #[n(2)]
         allow_older: bool,
     },
-    /// The manifest's bytes.
+    /// The manifest's bytes, with its schema and torch metadata.
     #[n(8)]
     GetManifest {
         #[n(0)]
@@ -255,6 +268,18 @@ pub enum Request {
     /// Removes checkpoints from the durable tier.
     #[n(41)]
     Remove(#[n(0)] Removal, #[n(1)] LiveRun, #[n(2)] Option<PinnedOnes>),
+    /// Asks for a rank's board: memory of this node that trainers write whenever they like, and that stays when they die.
+    /// Nobody digests or copies it. There is one per rank and kind; one with fewer bytes than asked for makes way for an
+    /// empty one. Zero bytes: the one that is there, or none.
+    #[n(50)]
+    Board {
+        #[n(0)]
+        rank: Rank,
+        #[n(1)]
+        kind: BoardKind,
+        #[n(2)]
+        bytes: u64,
+    },
     /// Drops all of the job's checkpoints from the RAM of all nodes; what is in the durable tier stays. Refused while it
     /// has trainers, unless `force`.
     #[n(30)]
@@ -298,7 +323,7 @@ pub enum Reply {
         #[n(0)]
         run: RunId,
     },
-    /// To `AcquireSlot`. The memfd travels with the reply if `descriptor` is true: the first time this connection
+    /// To `AcquireSlot` and `Board`. The memfd travels with the reply if `descriptor` is true: the first time this connection
     /// gets the slot; afterwards the client maps nothing anew.
     #[n(2)]
     SlotGranted {
@@ -326,9 +351,16 @@ pub enum Reply {
     /// To `Plan`.
     #[n(5)]
     Plan(#[n(0)] RestorePlan),
-    /// To `GetManifest`.
+    /// To `GetManifest`: its bytes, and of what it encloses that which it names. The reader checks both.
     #[n(6)]
-    Manifest(#[n(0)] ByteVec),
+    Manifest {
+        #[n(0)]
+        bytes: SharedBytes,
+        #[n(1)]
+        schema: SharedBytes,
+        #[n(2)]
+        torch_metadata: SharedBytes,
+    },
     /// To `OpenShard`, with the memfd: bytes at their own offsets, only the ranges asked for are filled. The
     /// reader checks each chunk against `leaves`, and `leaves` against the root in the manifest.
     #[n(7)]

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Geometry, digest};
 use thiserror::Error;
 
+use crate::enclosure::{Enclosed, Enclosure, EnclosureError};
 use crate::framing::{WireError, decode, encode};
 use crate::ids::{Namespace, NodeName, Owner, Rank, Step, WorldSize};
 use crate::run::RunId;
@@ -78,14 +78,14 @@ pub struct Manifest {
     pub groups: Vec<GroupEntry>,
     /// The framework's own description of the tensors in a typed schema, compressed; opaque here.
     #[n(11)]
-    pub schema: ByteVec,
-    /// The `.metadata` object for stock PyTorch readers, compressed; written to the durable tier, never read back.
+    pub schema: Enclosed,
+    /// The `.metadata` object for stock PyTorch readers, compressed.
     #[n(12)]
-    pub torch_metadata: ByteVec,
+    pub torch_metadata: Enclosed,
 }
 
 /// Bytes that claim to be a manifest and are not a sound one.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ManifestError {
     /// Not the record.
     #[error(transparent)]
@@ -98,6 +98,9 @@ pub enum ManifestError {
         "manifest version must be at most {expected}, got {got}: use a storaged release that knows it"
     )]
     Version { expected: u16, got: u16 },
+    /// What was given along is not what it names.
+    #[error(transparent)]
+    Enclosure(#[from] EnclosureError),
     /// Fields contradict one another.
     #[error("inconsistent manifest: {0}")]
     Inconsistent(String),
@@ -125,8 +128,12 @@ pub struct OnNode {
 }
 
 impl Manifest {
-    /// The version that this code writes. It reads version 1 too, whose runs are numbers alone.
-    pub const VERSION: u16 = 2;
+    /// The version that this code writes. It reads versions 1 and 2 too, which carry schema and torch metadata themselves; in
+    /// version 1 runs are numbers alone.
+    pub const VERSION: u16 = 3;
+
+    /// The last version that carries schema and torch metadata.
+    const INLINE_VERSION: u16 = 2;
 
     /// Seals the manifest: its bytes and its name.
     ///
@@ -149,6 +156,13 @@ impl Manifest {
         self.shards.get(rank.get() as usize)
     }
 
+    /// What it names and does not carry, each once.
+    pub fn enclosures(&self) -> impl Iterator<Item = Enclosure> {
+        let (first, second) = (self.schema.to_fetch(), self.torch_metadata.to_fetch());
+        let is_other = move |it: &Enclosure| Some(*it) != first;
+        first.into_iter().chain(second.filter(is_other))
+    }
+
     /// Total payload bytes; as many as there are numbers for if a manifest that was never checked says more.
     pub fn length(&self) -> u64 {
         let lengths = self.shards.iter().map(|shard| shard.length);
@@ -163,6 +177,7 @@ impl Manifest {
             });
         }
         let wrong = |text: String| Err(ManifestError::Inconsistent(text));
+        self.check_enclosed()?;
         if self.shards.len() != self.world_size.get() as usize {
             return wrong(format!(
                 "expected {} shards, got {}",
@@ -182,6 +197,29 @@ impl Manifest {
         }
         for group in &self.groups {
             self.check_group(group)?;
+        }
+        Ok(())
+    }
+
+    /// A version has one form alone, or one checkpoint would have two names.
+    fn check_enclosed(&self) -> Result<(), ManifestError> {
+        for enclosed in [&self.schema, &self.torch_metadata] {
+            let is_inline = matches!(enclosed, Enclosed::Inline(_));
+            if is_inline != (self.version <= Self::INLINE_VERSION) {
+                return Err(ManifestError::Inconsistent(format!(
+                    "expected schema and metadata as bytes up to version {} and by name from then on, got version {} otherwise",
+                    Self::INLINE_VERSION,
+                    self.version
+                )));
+            }
+            if let Enclosed::Named(enclosure) = enclosed
+                && enclosure.is_empty()
+                && *enclosure != Enclosure::of(&[])
+            {
+                return Err(ManifestError::Inconsistent(
+                    "expected no bytes to have the digest of no bytes, got another one".into(),
+                ));
+            }
         }
         Ok(())
     }
@@ -294,6 +332,7 @@ fn on_nodes(manifest: &Manifest) -> BTreeMap<NodeName, OnNode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::enclosure::Enclosures;
 
     fn sample() -> Manifest {
         let node = |name: &str| NodeName::new(name).unwrap();
@@ -317,8 +356,18 @@ mod tests {
                 data: vec![node("a")],
                 coding: vec![node("b")],
             }],
-            schema: ByteVec::from(vec![1, 2]),
-            torch_metadata: ByteVec::from(vec![]),
+            schema: Enclosed::naming(&[1, 2]),
+            torch_metadata: Enclosed::nothing(),
+        }
+    }
+
+    /// The same as releases before version 3 wrote it.
+    fn inline() -> Manifest {
+        Manifest {
+            version: 2,
+            schema: Enclosed::Inline(vec![1, 2].into()),
+            torch_metadata: Enclosed::Inline(vec![].into()),
+            ..sample()
         }
     }
 
@@ -330,14 +379,63 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_version_two_are_pinned() {
+    fn the_bytes_of_version_three_are_pinned() {
         let name = sample().seal().unwrap().name().to_string();
-        assert_eq!(name, include_str!("../golden/manifest-v2.digest").trim());
+        assert_eq!(name, include_str!("../golden/manifest-v3.digest").trim());
+    }
+
+    #[test]
+    fn a_manifest_of_version_two_is_still_read_with_what_it_carries() {
+        let sealed = inline().seal().unwrap();
+        let expected: Digest = include_str!("../golden/manifest-v2.digest")
+            .trim()
+            .parse()
+            .unwrap();
+        let read = ManifestBytes::verify(sealed.bytes().to_vec(), expected).unwrap();
+        assert_eq!(read.manifest(), &inline());
+        assert_eq!(read.manifest().enclosures().count(), 0);
+        let carried = Enclosures::of(read.manifest(), &Enclosures::default()).unwrap();
+        assert_eq!(&carried.schema[..], [1, 2]);
+    }
+
+    #[test]
+    fn what_a_manifest_names_is_proved_and_named_once() {
+        let mut manifest = sample();
+        let given = |schema: &[u8]| Enclosures {
+            schema: schema.to_vec().into(),
+            ..Enclosures::default()
+        };
+        assert_eq!(
+            Enclosures::of(&manifest, &given(&[1, 2])),
+            Ok(given(&[1, 2]))
+        );
+        assert!(Enclosures::of(&manifest, &given(&[1, 3])).is_err());
+        assert!(Enclosures::of(&manifest, &given(&[])).is_err());
+        assert_eq!(manifest.enclosures().count(), 1, "nothing is not fetched");
+        manifest.torch_metadata = manifest.schema.clone();
+        assert_eq!(manifest.enclosures().count(), 1, "nor is anything twice");
+    }
+
+    #[test]
+    fn a_version_has_one_form() {
+        let (named, carried) = (sample(), inline());
+        for (version, like) in [(2, &named), (1, &named), (3, &carried)] {
+            let mut wrong = like.clone();
+            wrong.version = version;
+            assert!(wrong.seal().is_err(), "version {version}");
+        }
+        let mut mixed = sample();
+        mixed.torch_metadata = carried.torch_metadata;
+        assert!(mixed.seal().is_err());
+        let mut empty = sample();
+        let digest = digest(b"other");
+        empty.schema = Enclosed::Named(Enclosure { digest, length: 0 });
+        assert!(empty.seal().is_err());
     }
 
     #[test]
     fn a_manifest_of_version_one_is_still_read() {
-        let mut old = sample();
+        let mut old = inline();
         (old.version, old.run) = (1, RunId::new(2));
         let new_bytes = encode(&old);
         let run = encode(&old.run);

@@ -5,6 +5,7 @@ use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use storaged_codec::Digest;
 
+use crate::enclosure::{Enclosure, EnclosuresHeld};
 use crate::ids::{Namespace, NodeName, Owner, Rank, SessionId, Step, WorldSize};
 use crate::local::{DurableWish, VerifiedPart};
 use crate::manifest::Manifest;
@@ -77,6 +78,23 @@ pub struct Holding {
     /// Whole parity sets: lane and parity index.
     #[n(4)]
     pub parity: Vec<(Lane, u32)>,
+    /// Schema and torch metadata.
+    #[n(5)]
+    pub enclosures: EnclosuresHeld,
+}
+
+/// A shard that is sealed and digested.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct SealedShard {
+    /// Whose it is.
+    #[n(0)]
+    pub rank: Rank,
+    /// Bytes.
+    #[n(1)]
+    pub length: u64,
+    /// Root of the digest tree over its chunks.
+    #[n(2)]
+    pub root: Digest,
 }
 
 /// A run of a namespace.
@@ -241,9 +259,10 @@ pub enum PeerMessage {
         #[n(1)]
         fence: Option<Fence>,
     },
-    /// A rank's shard is sealed and digested; to the checkpoint's home nodes, repeated until it commits.
-    #[n(3)]
-    ShardSealed {
+    /// Shards that are sealed and digested on this node; to the checkpoint's home nodes, until they have noted them. Empty
+    /// where all are noted and the sender waits for the commit.
+    #[n(78)]
+    ShardsSealed {
         #[n(0)]
         key: CheckpointKey,
         #[n(1)]
@@ -251,13 +270,25 @@ pub enum PeerMessage {
         #[n(2)]
         world_size: WorldSize,
         #[n(3)]
-        rank: Rank,
+        shards: Vec<SealedShard>,
+        /// Shards here that are still being digested.
         #[n(4)]
-        length: u64,
-        #[n(5)]
-        root: Digest,
+        digesting: u32,
     },
-    /// The committing rank's description of the checkpoint; to its home nodes, repeated until it commits.
+    /// From a home node: the digests of the receiver's announcement that is noted, and of the description; and how long ago
+    /// something new was heard of the checkpoint. To the other home nodes too, of what is collected for long.
+    #[n(79)]
+    SealedNoted {
+        #[n(0)]
+        key: CheckpointKey,
+        #[n(1)]
+        shards: Option<Digest>,
+        #[n(2)]
+        description: Option<Digest>,
+        #[n(3)]
+        quiet_ms: u32,
+    },
+    /// The committing rank's description of the checkpoint; to its home nodes, until they have noted it.
     #[n(4)]
     Description {
         #[n(0)]
@@ -267,9 +298,9 @@ pub enum PeerMessage {
         #[n(2)]
         world_size: WorldSize,
         #[n(3)]
-        schema: ByteVec,
+        schema: Enclosure,
         #[n(4)]
-        torch_metadata: ByteVec,
+        torch_metadata: Enclosure,
         #[n(5)]
         durable: DurableWish,
     },
@@ -498,6 +529,8 @@ pub enum PeerMessage {
         shards: Vec<Rank>,
         #[n(3)]
         parity: Vec<(Lane, u32)>,
+        #[n(4)]
+        enclosures: EnclosuresHeld,
     },
     /// The answer.
     #[n(41)]

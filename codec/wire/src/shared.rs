@@ -12,6 +12,12 @@ use minicbor::{Decode, Encode};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedBytes(Arc<[u8]>);
 
+impl Default for SharedBytes {
+    fn default() -> Self {
+        Self(Arc::from([]))
+    }
+}
+
 impl Deref for SharedBytes {
     type Target = [u8];
 

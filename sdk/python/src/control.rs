@@ -6,11 +6,12 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use storaged_sdk::wire::local::{ByteRange, Role, Rung};
+use storaged_sdk::wire::local::{BoardKind, ByteRange, Role, Rung};
 use storaged_sdk::wire::plan::{RestorePlan, Source};
 use storaged_sdk::wire::{CheckpointState, Digest, Namespace, Rank, RunId, Step, UnknownState};
 use storaged_sdk::{ClientError, ConnectOptions};
 
+use crate::board::Board;
 use crate::fault::{invalid, raised};
 use crate::load::{Manifest, Shard};
 use crate::turn::{patience, take_turn};
@@ -83,6 +84,29 @@ impl Client {
         Ok(run.to_string())
     }
 
+    /// A rank's board, `steps` or `batches`; with zero bytes the one that is there.
+    #[pyo3(signature = (rank, kind, bytes, timeout_ms=LIMIT_MS))]
+    fn board(
+        &self,
+        py: Python<'_>,
+        rank: u32,
+        kind: &str,
+        bytes: u64,
+        timeout_ms: u32,
+    ) -> PyResult<Board> {
+        let kind = match kind {
+            "steps" => BoardKind::Steps,
+            "batches" => BoardKind::Batches,
+            other => {
+                let text = format!("kind must be steps or batches, got {other:?}");
+                return Err(PyValueError::new_err(text));
+            }
+        };
+        let rank = Rank::new(rank);
+        let mapping = self.call(py, timeout_ms, |client, _| client.board(rank, kind, bytes))?;
+        Ok(Board(mapping))
+    }
+
     /// The state reached, the manifest's digest once there is one, and how many more node losses it bears now (of how many
     /// with every block in place), if it is coded.
     fn wait(
@@ -114,9 +138,12 @@ impl Client {
         allow_older: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
         let step = step.map(Step::new);
-        let plan = self.call(py, timeout_ms, |client, left| match allow_older {
-            true => client.plan_allowing_older(step, left),
-            false => client.plan(step, left),
+        let plan = self.call(py, timeout_ms, |client, left| {
+            if allow_older {
+                client.plan_allowing_older(step, left)
+            } else {
+                client.plan(step, left)
+            }
         })?;
         plan_dict(py, &plan)
     }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::error::Error;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -11,6 +12,25 @@ use storaged_sdk::wire::RefusalCode;
 thread_local! {
     /// What a signal's handler raised while this thread waited.
     static SIGNALLED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Signals are looked for this often where it costs much: whoever wants the interpreter back may wait 5 ms for a thread that has it.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Looks for signals now and then.
+#[derive(Default)]
+pub(crate) struct Signals(Option<Instant>);
+
+impl Signals {
+    /// Whether a signal's handler has raised something, as far as was looked; [`raised`] gives it on.
+    pub(crate) fn came(&mut self) -> bool {
+        let began = *self.0.get_or_insert_with(Instant::now);
+        if began.elapsed() < LOOK {
+            return false;
+        }
+        self.0 = Some(Instant::now());
+        is_signalled()
+    }
 }
 
 /// Whether a signal's handler has raised something, such as `KeyboardInterrupt`; [`raised`] gives it on. Only the main

@@ -1,9 +1,10 @@
 //! Native part of the Python package: the SDK's calls with the interpreter lock released.
 //!
 //! It knows integers and bytes, nothing of torch. Order of reading: `save` (slots and copies), `load` (manifests and
-//! shards), `control` (runs, waits, plans), `turn` (one call at a time, within its limit), `fault` (which exception a
+//! shards), `control` (runs, waits, plans), `board` (memory that outlives its writer), `turn` (one call at a time, within its limit), `fault` (which exception a
 //! failure becomes). Every wait ends within its limit and less than a second, and within 0.2 s of Ctrl-C.
 
+mod board;
 mod control;
 mod fault;
 mod load;
@@ -17,6 +18,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("DEFAULT_SOCKET", storaged_sdk::DEFAULT_SOCKET)?;
+    module.add_class::<board::Board>()?;
     module.add_class::<control::Client>()?;
     module.add_class::<save::Trainer>()?;
     module.add_class::<save::Slot>()?;

@@ -6,10 +6,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use storaged_sdk::RestoredShard;
-use storaged_sdk::wire::ManifestBytes;
+use storaged_sdk::wire::DescribedManifest;
 use storaged_sdk::wire::local::Rung;
 
-use crate::fault::{is_signalled, null, raised};
+use crate::fault::{Signals, null, raised};
 
 /// Longest description of tensors that is unpacked: some millions of them.
 const SCHEMA_BYTES_MAX: usize = 1 << 30;
@@ -19,7 +19,7 @@ const PIECE_BYTES: usize = 4 << 20;
 
 /// A verified manifest.
 #[pyclass(frozen, module = "storaged._native")]
-pub(crate) struct Manifest(pub(crate) ManifestBytes);
+pub(crate) struct Manifest(pub(crate) DescribedManifest);
 
 /// A shard, or ranges of it, in this node's RAM.
 #[pyclass(frozen, module = "storaged._native")]
@@ -72,12 +72,12 @@ impl Manifest {
 
     /// The description of the tensors, unpacked.
     fn schema<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        unpacked(py, &self.0.manifest().schema)
+        unpacked(py, self.0.schema())
     }
 
     /// What stock PyTorch reads as `.metadata`, unpacked; empty if there is none.
     fn torch_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        unpacked(py, &self.0.manifest().torch_metadata)
+        unpacked(py, self.0.torch_metadata())
     }
 }
 
@@ -163,7 +163,9 @@ impl Shard {
                 let target = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) };
                 targets.push((offset, target));
             }
-            self.0.read_many_unless(&mut targets, threads, is_signalled)
+            let mut signals = Signals::default();
+            self.0
+                .read_many_unless(&mut targets, threads, || signals.came())
         })
         .map_err(|error| raised(py, &error))
     }

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use storaged_sdk::layout::{Layout, TensorSpec};
 use storaged_sdk::wire::local::DurableWish;
@@ -12,13 +13,13 @@ use storaged_sdk::wire::{Rank, Step, WorldSize};
 use storaged_sdk::{ClientError, StagedSlot};
 
 use crate::control::{LIMIT_MS, options, run_of};
-use crate::fault::{invalid, is_signalled, null, raised, signalled};
+use crate::fault::{Signals, invalid, null, raised, signalled};
 use crate::turn::{patience, take_turn};
 
 /// A copy shorter than this is not worth a thread of its own.
 const PIECE_BYTES: usize = 8 << 20;
-/// Signals are looked for after so many bytes per thread: some 50 ms.
-const BATCH_PIECES: usize = 32;
+/// Signals may be looked for after so many bytes per thread: some 25 ms.
+const BATCH_BYTES: usize = 128 << 20;
 /// zstd's fast default; metadata is small and repetitive.
 const PACK_LEVEL: i32 = 3;
 
@@ -154,6 +155,15 @@ impl Slot {
             .map_err(|error| raised(py, &error))
     }
 
+    /// Copies many bytes, each to their offset.
+    fn write_many(&self, py: Python<'_>, pieces: Vec<(usize, PyBackedBytes)>) -> PyResult<()> {
+        py.detach(|| {
+            let write = |(offset, bytes): &(usize, PyBackedBytes)| self.0.copy_in(*offset, bytes);
+            pieces.iter().try_for_each(write)
+        })
+        .map_err(|error| raised(py, &error))
+    }
+
     /// Copies memory `(address, offset in the slot, bytes)`, on up to `threads` threads. The caller vouches for the
     /// addresses: each must be readable for its length, and stay so until the call returns.
     fn copy_many(
@@ -162,8 +172,51 @@ impl Slot {
         parts: Vec<(usize, usize, usize)>,
         threads: usize,
     ) -> PyResult<()> {
+        let piece = |(address, offset, length)| Piece {
+            address,
+            offset,
+            length,
+        };
+        self.copy(py, parts.into_iter().map(piece).collect(), threads)
+    }
+
+    /// The same for thousands of parts, which are packed: addresses, offsets and lengths as native integers of 64 bits.
+    fn copy_packed(
+        &self,
+        py: Python<'_>,
+        addresses: &[u8],
+        offsets: &[u8],
+        lengths: &[u8],
+        threads: usize,
+    ) -> PyResult<()> {
+        let columns = [addresses, offsets, lengths];
+        if columns
+            .iter()
+            .any(|column| column.len() != addresses.len() || column.len() % size_of::<u64>() != 0)
+        {
+            let text = "expected as many addresses as offsets and lengths, of 64 bits each";
+            return Err(PyValueError::new_err(text));
+        }
+        let [addresses, offsets, lengths] = columns.map(unpacked);
+        let parts = addresses.zip(offsets).zip(lengths);
+        let piece = |((address, offset), length)| Piece {
+            address,
+            offset,
+            length,
+        };
+        self.copy(py, parts.map(piece).collect(), threads)
+    }
+}
+
+impl Slot {
+    fn copy(&self, py: Python<'_>, parts: Vec<Piece>, threads: usize) -> PyResult<()> {
         let capacity = self.capacity();
-        for (address, offset, length) in &parts {
+        for Piece {
+            address,
+            offset,
+            length,
+        } in &parts
+        {
             if *address == 0 && *length > 0 {
                 return Err(null(py, *length));
             }
@@ -176,9 +229,10 @@ impl Slot {
         }
         let threads = threads.max(1);
         py.detach(|| {
-            for batch in pieces(&parts).chunks(BATCH_PIECES * threads) {
+            let (pieces, mut signals) = (cut(&parts), Signals::default());
+            for batch in batches(&pieces, BATCH_BYTES * threads) {
                 copy_on_threads(&self.0, batch, threads);
-                if is_signalled() {
+                if signals.came() {
                     return Err(signalled());
                 }
             }
@@ -187,38 +241,74 @@ impl Slot {
     }
 }
 
-/// Cuts long parts so that threads share them.
-fn pieces(parts: &[(usize, usize, usize)]) -> Vec<(usize, usize, usize)> {
-    let cut = |(address, offset, length): &(usize, usize, usize)| {
-        let (address, offset, length) = (*address, *offset, *length);
-        (0..length)
-            .step_by(PIECE_BYTES)
-            .map(move |at| (address + at, offset + at, PIECE_BYTES.min(length - at)))
-    };
-    parts.iter().flat_map(cut).collect()
+/// Memory to copy, and where to.
+struct Piece {
+    address: usize,
+    offset: usize,
+    length: usize,
 }
 
-fn copy_on_threads(slot: &StagedSlot, pieces: &[(usize, usize, usize)], threads: usize) {
-    let total: usize = pieces.iter().map(|piece| piece.2).sum();
+/// Native integers of 64 bits.
+fn unpacked(column: &[u8]) -> impl Iterator<Item = usize> {
+    let (numbers, _) = column.as_chunks();
+    numbers
+        .iter()
+        .map(|number| u64::from_ne_bytes(*number) as usize)
+}
+
+/// Cuts long parts so that threads share them.
+fn cut(parts: &[Piece]) -> Vec<Piece> {
+    let pieces = |part: &Piece| {
+        let Piece {
+            address,
+            offset,
+            length,
+        } = *part;
+        (0..length).step_by(PIECE_BYTES).map(move |at| Piece {
+            address: address + at,
+            offset: offset + at,
+            length: PIECE_BYTES.min(length - at),
+        })
+    };
+    parts.iter().flat_map(pieces).collect()
+}
+
+/// Neighbours of some `bytes` together; one that is longer is a batch of its own.
+fn batches(pieces: &[Piece], bytes: usize) -> impl Iterator<Item = &[Piece]> {
+    let mut held = 0;
+    pieces.chunk_by(move |before, _| {
+        held += before.length;
+        let is_full = held >= bytes;
+        if is_full {
+            held = 0;
+        }
+        !is_full
+    })
+}
+
+fn copy_on_threads(slot: &StagedSlot, pieces: &[Piece], threads: usize) {
+    let total: usize = pieces.iter().map(|piece| piece.length).sum();
     let threads = threads.min(total / PIECE_BYTES).max(1);
     if threads == 1 {
         return copy_pieces(slot, pieces);
     }
     std::thread::scope(|scope| {
-        for share in pieces.chunks(pieces.len().div_ceil(threads)) {
+        for share in batches(pieces, total.div_ceil(threads)) {
             scope.spawn(move || copy_pieces(slot, share));
         }
     });
 }
 
-fn copy_pieces(slot: &StagedSlot, pieces: &[(usize, usize, usize)]) {
+fn copy_pieces(slot: &StagedSlot, pieces: &[Piece]) {
     let start = slot.mapping().start();
-    for (address, offset, length) in pieces {
-        let source = *address as *const u8;
-        // SAFETY: `copy_many` checked that the target lies in the mapping, which `slot` keeps alive; its caller vouches
+    for piece in pieces {
+        let source = piece.address as *const u8;
+        // SAFETY: `Slot::copy` checked that the target lies in the mapping, which `slot` keeps alive; its caller vouches
         // that the source is readable for `length` bytes. A tensor's memory and the slot cannot overlap unless the
         // tensor is itself a view of this slot, which is never copied. Other processes that read meanwhile see bytes.
-        unsafe { std::ptr::copy_nonoverlapping(source, start.add(*offset), *length) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(source, start.add(piece.offset), piece.length);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ back may be damaged. Tests of behaviour use the real daemon (`daemon.py`).
 import ctypes
 import mmap
 import os
+from array import array
 from pathlib import Path
 
 from storaged.errors import CorruptData, NoCheckpointError
@@ -19,6 +20,13 @@ class Slot:
     def write(self, offset, data):
         assert offset + len(data) <= self.capacity
         ctypes.memmove(self.address + offset, data, len(data))
+
+    def write_many(self, pieces):
+        for offset, data in pieces:
+            self.write(offset, data)
+
+    def copy_packed(self, addresses, offsets, lengths, threads):
+        self.copy_many(list(zip(*(array("Q", column) for column in (addresses, offsets, lengths)))), threads)
 
     def copy_many(self, parts, threads):
         for address, offset, length in parts:

@@ -1,5 +1,6 @@
 """Saves after the first one of a structure: no plan, hardly any Python, the same bytes."""
 
+import struct
 import time
 
 import pytest
@@ -72,6 +73,21 @@ def test_saves_of_one_structure_are_planned_once_and_are_right(session, plans):
         assert saved(checkpointer, 7, state(7) | {"rng": b"z" * 5000}) == 5 and len(plans) == 2
 
 
+def test_numbers_keep_their_bits_whatever_was_saved_before(session):
+    def number(bits):
+        return struct.unpack("<d", struct.pack("<Q", bits))[0]
+
+    # NaNs with other payloads and signs, and zeros: Python writes each kind alike, or takes them for equal.
+    bits = [0x7FF8000000000000, 0x7FF8000000000001, 0xFFF8000000000000, 0x7FFC0000DEADBEEF, 0, 1 << 63]
+    with Checkpointer(session=session) as checkpointer:
+        for step, (one, other) in enumerate(zip(bits, bits[1:])):
+            saved(checkpointer, step, {"w": torch.ones(3), "real": number(one), "pair": complex(number(one), number(other))})
+            got = checkpointer.load_all()
+            told = [struct.unpack("<Q", struct.pack("<d", value))[0] for value in (got["real"], got["pair"].real, got["pair"].imag)]
+            assert told == [one, one, other], [hex(value) for value in told]
+        assert checkpointer._memory.again == len(bits) - 2
+
+
 def test_tensors_without_elements_are_described_every_time(session, shared_daemon):
     tensors = {"w": torch.ones(5), "none": torch.empty(0, 4), "none too": torch.empty(0, 4), "no rows": torch.empty(3, 0)}
     with Checkpointer(session=session, durable="required") as checkpointer:
@@ -80,7 +96,7 @@ def test_tensors_without_elements_are_described_every_time(session, shared_daemo
         assert {name: value.shape for name, value in whole.items()} == {name: value.shape for name, value in tensors.items()}
         checkpointer.session.connect().wait(checkpointer.session.run_of(checkpointer._key), 3, "durable", 60_000)
     stock = {name: torch.ones_like(value) for name, value in tensors.items()}
-    dcp.load(stock, storage_reader=dcp.FileSystemReader(shared_daemon.step_folder(session, 3)), no_dist=True)
+    dcp.load(stock, storage_reader=dcp.FileSystemReader(shared_daemon.step_folder(session, 3)))
     assert torch.equal(stock["w"], torch.ones(5))
 
 
@@ -119,7 +135,7 @@ def test_tensors_that_move_or_are_freed_are_seen(session):
 
 
 RANKS = """
-from torch.distributed.tensor import DTensor, Shard, Replicate
+from dtensor import DTensor, Shard, Replicate
 from torch.distributed.device_mesh import init_device_mesh
 from storaged.torch._saving import DefaultSavePlanner
 mesh = init_device_mesh("cpu", (world,))
@@ -177,7 +193,7 @@ def test_many_small_tensors_cost_the_training_thread_little(session):
             took.append(time.thread_time() - started)
             assert checkpointer.wait()
         assert checkpointer._memory.again >= 4
-        # 2.5 MB are nothing to copy; it was 0.65 s of the training thread's time before.
-        assert min(took) < 0.15, took
+        # 2.5 MB are nothing to copy; of 0.65 s once, and 0.1 s while every tensor was asked whether it gives a state of its own.
+        assert min(took) < 0.05, took
         whole = checkpointer.load_all()
         assert all(torch.equal(whole[name], value) for name, value in tensors.items())

@@ -6,7 +6,7 @@ from daemon import run_ranks
 COMMON = """
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from dtensor import DTensor, Replicate, Shard, distribute_tensor
 
 FOLDER = "@FOLDER@"
 

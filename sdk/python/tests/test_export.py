@@ -32,7 +32,7 @@ def test_stock_pytorch_reads_what_was_exported_and_it_is_imported_again(shared_d
     code, text = run(shared_daemon, session.namespace, "export", "--to", tmp_path / "dcp")
     assert code == 0 and "step 5" in text, text
     into = {"model": {"w": torch.zeros(40, 7), "h": torch.zeros(5, dtype=torch.bfloat16)}, "list": [torch.zeros(2), torch.ones(1)], "step": 0}
-    dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path / "dcp"), no_dist=True)
+    dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path / "dcp"))
     assert into["step"] == 5 and torch.equal(into["model"]["w"], STATE["model"]["w"])
     assert torch.equal(into["model"]["h"], STATE["model"]["h"]) and torch.equal(into["list"][1], torch.zeros(1))
     # Nothing is overwritten.

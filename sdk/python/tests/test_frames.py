@@ -1,6 +1,7 @@
 """A record of every dtype is what `torch.load(weights_only=True)` reads."""
 
 import io
+import pickle
 
 import pytest
 import torch
@@ -22,8 +23,19 @@ def record_of(tensor):
     return bytes(data[offset : offset + length])
 
 
+def stock_loads(name):
+    """torch 2.4 does not save and load its own unsigned tensors."""
+    saved = io.BytesIO()
+    try:
+        torch.save(torch.empty(1, dtype=getattr(torch, name)), saved)
+        saved.seek(0)
+        return torch.load(saved, weights_only=True) is not None
+    except (KeyError, pickle.UnpicklingError):
+        return False
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (5, 7), (300, 100)])
-@pytest.mark.parametrize("name", [n for n in KNOWN if hasattr(torch, n)])
+@pytest.mark.parametrize("name", [n for n in KNOWN if hasattr(torch, n) and stock_loads(n)])
 def test_a_record_is_a_torch_save_of_the_tensor(name, shape):
     dtype = getattr(torch, name)
     count = torch.Size(shape).numel()

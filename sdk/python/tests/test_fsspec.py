@@ -1,6 +1,7 @@
 """`storaged://` under stock `torch.distributed.checkpoint`: one checkpoint per step, whole or not there."""
 
 import importlib.metadata
+import inspect
 import os
 import subprocess
 from types import SimpleNamespace
@@ -16,6 +17,11 @@ from storaged.fsspec import StoragedFileSystem, place_of
 from storaged.torch import Checkpointer
 from torch.distributed.checkpoint.api import CheckpointException
 
+try:
+    from torch.distributed.checkpoint import FsspecWriter
+except ImportError:  # torch up to 2.6
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
 STATE = """
 def tensors(factor=1.0):
     mesh = init_device_mesh("cpu", (world,))
@@ -28,7 +34,7 @@ IMPORTS = """
 import fsspec
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from dtensor import DTensor, Shard
 """
 SAVED_BY_TWO = IMPORTS + STATE + """
 dcp.save(tensors(1.0), checkpoint_id="storaged://job/step-1")
@@ -78,8 +84,8 @@ def test_two_ranks_save_with_stock_dcp_and_one_loads(node, tmp_path, monkeypatch
     assert len(rows) == len({row.split()[2] for row in rows}) and any(row.split()[2] == "3" for row in rows), rows
 
     stock, ours, written = blank(), blank(), blank()
-    dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path / "stock"), no_dist=True)
-    dcp.load(ours, checkpoint_id="storaged://job/step-3", no_dist=True)
+    dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path / "stock"))
+    dcp.load(ours, checkpoint_id="storaged://job/step-3")
     assert same(stock, ours) and ours["step"] == 3 and float(ours["model"]["sharded"][4, 1]) == 103.0
     # Our own reader reads it too, into another layout, and without a template.
     checkpointer = Checkpointer("job")
@@ -101,22 +107,23 @@ def test_what_checkpointer_saved_stock_dcp_loads(node):
         checkpointer.save(7, {"w": torch.arange(1e6), "n": 5})
         assert checkpointer.wait()
     into = {"w": torch.zeros(1_000_000), "n": 0}
-    dcp.load(into, checkpoint_id="storaged://job/step-7", no_dist=True)
+    dcp.load(into, checkpoint_id="storaged://job/step-7")
     assert into["n"] == 5 and torch.equal(into["w"], torch.arange(1e6))
 
 
+@pytest.mark.skipif("kwargs" not in inspect.signature(FsspecWriter).parameters, reason="this FsspecWriter takes no settings")
 def test_the_durable_copy_is_read_by_stock_dcp_and_a_restarted_node_has_it(node):
-    writer = dcp.FsspecWriter("storaged://job/step-1", durable="required", until="durable")
-    dcp.save({"w": torch.arange(50.0)}, storage_writer=writer, no_dist=True)
+    writer = FsspecWriter("storaged://job/step-1", durable="required", until="durable")
+    dcp.save({"w": torch.arange(50.0)}, storage_writer=writer)
     (folder,) = (node.tier / "job").glob("**/step-1")
     into = {"w": torch.zeros(50)}
-    dcp.load(into, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    dcp.load(into, storage_reader=dcp.FileSystemReader(folder))
     assert torch.equal(into["w"], torch.arange(50.0))
     node.kill()
     node.start()
     assert fsspec.filesystem("storaged").ls("storaged://job", detail=False) == ["job/step-1"]
     into = {"w": torch.zeros(50)}
-    dcp.load(into, checkpoint_id="storaged://job/step-1", no_dist=True)
+    dcp.load(into, checkpoint_id="storaged://job/step-1")
     assert torch.equal(into["w"], torch.arange(50.0))
 
 
@@ -152,10 +159,10 @@ def test_a_rank_that_is_killed_in_the_middle_leaves_the_older_step(node, tmp_pat
         fs.open("storaged://job/step-2/__0_0.distcp")
     assert Checkpointer("job").latest_step() == 1
     into = {"w0": torch.zeros(1000), "w1": torch.zeros(1000)}
-    dcp.load(into, checkpoint_id="storaged://job/step-1", no_dist=True)
+    dcp.load(into, checkpoint_id="storaged://job/step-1")
     assert into["w0"].sum() == into["w1"].sum() == 1000
     # The next start saves on.
-    dcp.save({"w0": torch.ones(3)}, checkpoint_id="storaged://job/step-2", no_dist=True)
+    dcp.save({"w0": torch.ones(3)}, checkpoint_id="storaged://job/step-2")
     assert Checkpointer("job").latest_step() == 2
 
 
@@ -170,11 +177,11 @@ def test_a_save_that_fails_in_the_middle_is_given_up_and_can_be_done_again(node)
         fs.mv("storaged://job/step-1/.metadata.tmp", "storaged://job/step-1/.metadata")
     fs.rm("storaged://job/step-1", recursive=True)
     assert fs.ls("storaged://job") == []
-    dcp.save({"w": torch.ones(3)}, checkpoint_id="storaged://job/step-1", no_dist=True)
+    dcp.save({"w": torch.ones(3)}, checkpoint_id="storaged://job/step-1")
     with pytest.raises(CheckpointException) as caught:
-        dcp.save({"w": torch.ones(3)}, checkpoint_id="storaged://job/step-1", no_dist=True)
+        dcp.save({"w": torch.ones(3)}, checkpoint_id="storaged://job/step-1")
     assert StepConflict.__name__ in str(caught.value)
-    dcp.save({"w": torch.ones(3)}, checkpoint_id="storaged://job/step-2", no_dist=True)
+    dcp.save({"w": torch.ones(3)}, checkpoint_id="storaged://job/step-2")
     assert fs.ls("storaged://job", detail=False)[-1] == "job/step-2"
 
 
@@ -202,25 +209,25 @@ def test_a_file_that_outgrows_its_slot(node, monkeypatch):
     monkeypatch.setattr("storaged.torch._files.FIRST_BYTES", 1 << 20)
     state = {"a": torch.arange(1_000_000.0), "b": torch.arange(700_000)}
     for step in (1, 2):
-        dcp.save(state, checkpoint_id=f"storaged://job/step-{step}", no_dist=True)
+        dcp.save(state, checkpoint_id=f"storaged://job/step-{step}")
         into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-        dcp.load(into, checkpoint_id=f"storaged://job/step-{step}", no_dist=True)
+        dcp.load(into, checkpoint_id=f"storaged://job/step-{step}")
         assert same(state, into)
 
 
 def test_files_that_nobody_closes_give_their_slots_back(node):
     fs = fsspec.filesystem("storaged", timeout=3.0)
     state = {"a": torch.arange(1000.0)}
-    dcp.save(state, checkpoint_id="storaged://job/step-1", no_dist=True)
+    dcp.save(state, checkpoint_id="storaged://job/step-1")
     for step in range(2, 7):
         fs.open(f"storaged://job/step-{step}/__0_0.distcp", "wb").write(b"half")
-    dcp.save(state, checkpoint_id="storaged://job/step-7", no_dist=True)
+    dcp.save(state, checkpoint_id="storaged://job/step-7")
     assert fs.ls("storaged://job", detail=False)[-1] == "job/step-7"
 
 
 def test_a_step_that_is_retired_while_it_is_looked_at_is_a_file_that_is_not_there(node, monkeypatch):
     state = {"a": torch.arange(1000.0)}
-    dcp.save(state, checkpoint_id="storaged://job/step-1", no_dist=True)
+    dcp.save(state, checkpoint_id="storaged://job/step-1")
 
     def gone(*_):
         raise NoCheckpointError("no checkpoint with that manifest is known here")
@@ -231,7 +238,7 @@ def test_a_step_that_is_retired_while_it_is_looked_at_is_a_file_that_is_not_ther
 
 
 def test_no_place_before_a_file_begins(node):
-    dcp.save({"a": torch.arange(1000.0)}, checkpoint_id="storaged://job/step-1", no_dist=True)
+    dcp.save({"a": torch.arange(1000.0)}, checkpoint_id="storaged://job/step-1")
     with fsspec.filesystem("storaged").open("storaged://job/step-1/__0_0.distcp", "rb") as file:
         with pytest.raises(OSError, match="begins at 0"):
             file.seek(-5)

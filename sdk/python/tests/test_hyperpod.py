@@ -35,6 +35,15 @@ def name(request):
     return "".join(c if c.isalnum() else "-" for c in request.node.name)[-40:]
 
 
+def settled_memory(node):
+    """What is used once it is told: the status lags behind by a second or more on a busy machine, and would lack what tests before this took."""
+    told = []
+    while len(told) < 4 or len(set(told[-4:])) > 1:
+        told.append(node.status()["memory"]["used"])
+        time.sleep(0.7)
+    return told[-1]
+
+
 def checksum(http, name, rank, step):
     return json.loads(http.get(name, rank, step).headers["Shard-Meta"])["checksum"]
 
@@ -97,7 +106,7 @@ def test_a_step_that_a_rank_has_left_out_is_never_offered(http, name):
     # Its metadata is there, and rank 1 is not: an answer that says so, within the time for it.
     began = time.monotonic()
     answer = http.put(name, 2, 2, b"m2")
-    assert answer.error == (503, "not_committed") and "missing [\"1\"]" in answer.json["message"], answer
+    assert answer.error == (503, "not_committed") and "missing [1]" in answer.json["message"], answer
     assert 1.5 < time.monotonic() - began < 10
     assert http.latest(name).json == [1]
     assert http.get(name, 0, 2).status == 404
@@ -131,7 +140,7 @@ def test_checksums_are_those_of_the_client(http, name):
 def test_a_body_that_ends_early_leaves_nothing(node, http, name):
     http.create(name, 1)
     http.save(name, 1, [b"old"])
-    used = node.status()["memory"]["used"]
+    used = settled_memory(node)
     head = f"POST /v1/cp/checkpoints/{name}/0/2 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {hyper.TOKEN}\r\n"
     with socket.create_connection(("127.0.0.1", http.port)) as stream:
         stream.sendall(f"{head}Content-Length: 5000000\r\n\r\n".encode() + bytes(1_000_000))

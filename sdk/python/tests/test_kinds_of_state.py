@@ -81,8 +81,8 @@ def test_known_types_come_back_without_trust(session, how):
             checkpointer.wait()
             checkpointer.load(into)
     else:
-        dcp.save(saved, storage_writer=StoragedWriter(1, session=session), no_dist=True)
-        dcp.load(into, storage_reader=StoragedReader(session=session), no_dist=True)
+        dcp.save(saved, storage_writer=StoragedWriter(1, session=session))
+        dcp.load(into, storage_reader=StoragedReader(session=session))
     assert into.pop("bytes").getvalue() == b"abc"
     for name, value in OBJECTS.items():
         assert same(into[name], value), (name, into[name])
@@ -94,7 +94,7 @@ def test_what_could_not_be_loaded_is_refused_by_name(session, value):
     with pytest.raises(UnsavableState, match="extra.thing"), Checkpointer(session=session, on_error="warn") as checkpointer:
         checkpointer.save(1, state)
     with pytest.raises(CheckpointException, match="extra.thing"):
-        dcp.save(state, storage_writer=StoragedWriter(1, session=session), no_dist=True)
+        dcp.save(state, storage_writer=StoragedWriter(1, session=session))
 
 
 def test_with_trust_it_is_saved_and_only_with_trust_it_is_loaded(session):
@@ -105,7 +105,7 @@ def test_with_trust_it_is_saved_and_only_with_trust_it_is_loaded(session):
         trusting.load(into)
         assert into["thing"].x == 1
     with pytest.raises(CheckpointException, match="not plain data") as caught:
-        dcp.load({"thing": None}, storage_reader=StoragedReader(session=session), no_dist=True)
+        dcp.load({"thing": None}, storage_reader=StoragedReader(session=session))
     assert "UnsafeObject" in str(caught.value)
 
 
@@ -256,7 +256,7 @@ def test_adapters_that_load_without_a_template_refuse_wrappers_by_name():
 
 def test_a_wrapper_in_a_plain_save_is_refused_by_name(session):
     with pytest.raises(CheckpointException, match="'model.w' is a TwoTensor"):
-        dcp.save({"model": {"w": wrapped(1.0)}}, storage_writer=StoragedWriter(1, session=session), no_dist=True)
+        dcp.save({"model": {"w": wrapped(1.0)}}, storage_writer=StoragedWriter(1, session=session))
 
 
 class Named(torch.Tensor):
@@ -320,3 +320,61 @@ def test_what_is_refused_on_one_call_is_not_the_next_calls_failure(session):
     assert checkpointer.wait() and checkpointer.failed_saves == 1
     checkpointer.close()
     assert isinstance(checkpointer.last_error, CheckpointSaveError)
+
+
+EMPTY = {
+    "optimizer": {"state": {}, "param_groups": [{"lr": 0.1, "extra": {}}]}, "nothing": {}, "in a list": [1, {}, [{}], {"x": {}}],
+    "only": [{}], "after": torch.ones(2), "lists": [[], ()],
+}
+
+
+def test_empty_dicts_come_back_without_a_template(session):
+    expected = EMPTY | {"lists": [[], ()]}
+    with Checkpointer(session=session) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, dict(EMPTY))
+            assert checkpointer.wait()
+            got = checkpointer.load_all()
+            assert torch.equal(got.pop("after"), torch.ones(2))
+            assert got == {name: value for name, value in expected.items() if name != "after"}
+        assert checkpointer._memory.again == 1
+        into = {"optimizer": {"state": {}, "param_groups": [{"lr": 0.0, "extra": {}}]}, "after": torch.zeros(2)}
+        checkpointer.load(into)
+        assert into["optimizer"] == EMPTY["optimizer"] and into["after"].sum() == 2
+        checkpointer.save(3, {"all": {}})
+        assert checkpointer.wait() and checkpointer.load_all() == {"all": {}}
+
+
+def test_empty_dicts_of_an_asynchronous_save_come_back_too(session):
+    result = dcp.async_save({"a": {}, "w": torch.ones(1)}, storage_writer=StoragedWriter(1, session=session, rank=0, world_size=1))
+    getattr(result, "upload_completion", result).result(30)
+    with Checkpointer(session=session) as checkpointer:
+        assert checkpointer.load_all()["a"] == {}
+
+
+def nested(levels, kind):
+    value = {"w": torch.arange(3.0), "n": levels}
+    for _ in range(levels):
+        value = {"x": value} if kind == "dicts" else {"x": [value]} if kind == "both" else [value]
+    return value if isinstance(value, dict) else {"x": value}
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("kind", ["dicts", "lists", "both"])
+def test_a_state_that_is_nested_too_deeply_is_refused_and_one_that_is_not_comes_back(session, kind, background):
+    levels = {"dicts": 199, "lists": 198, "both": 99}[kind]
+    itself = {}
+    itself["again"] = itself
+    with Checkpointer(session=session, background=background) as checkpointer:
+        for wrong in (nested(900, kind), nested(5000, kind), itself):
+            with pytest.raises(UnsavableState, match="200 levels"):
+                checkpointer.save(1, wrong)
+        for step in (2, 3):
+            checkpointer.save(step, nested(levels, kind))
+            assert checkpointer.wait()
+            got = checkpointer.load_all()
+            for _ in range(levels * (2 if kind == "both" else 1) + (kind == "lists")):
+                got = got["x"] if isinstance(got, dict) else got[0]
+            assert got["n"] == levels and torch.equal(got["w"], torch.arange(3.0))
+        into = nested(levels, kind)
+        checkpointer.load(into)

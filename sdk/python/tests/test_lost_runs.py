@@ -74,3 +74,49 @@ def test_all_ranks_go_on_in_a_new_run(daemons, tmp_path, cause, kind):
         assert kinds == [line[0] for line in said[0]], said
         assert max(line[2] for line in one[2:6]) < 8, one
         assert one[6][0] == "ok" and one[7] == ["loaded", 6, 60.0 + rank], one
+
+
+TWO = """
+from pathlib import Path
+folder = Path(FOLDER)
+one, other = Checkpointer(on_error="warn", timeout=10), Checkpointer(on_error="warn", timeout=10)
+
+def both(step):
+    for at, checkpointer in enumerate((one, other)):
+        checkpointer.save(step + at, state(step + at))
+        said.append([step + at, checkpointer.wait()])
+
+both(1)
+dist.barrier()
+if rank == 0:
+    (folder / "lose").touch()
+    while not (folder / "lost").exists():
+        time.sleep(0.02)
+dist.barrier()
+for step in range(3, 11, 2):
+    time.sleep(LATE)
+    both(step)
+    dist.barrier()
+said.append(["runs", *one.session._runs.values()])
+"""
+
+
+@pytest.mark.parametrize("late", ["0.5 * rank", "0.5 * (1 - rank)", "0"])
+def test_two_checkpointers_of_a_job_go_on_in_the_same_new_run(daemons, tmp_path, late):
+    daemon = daemons()
+
+    def lose():
+        while not (tmp_path / "lose").exists():
+            time.sleep(0.02)
+        daemon.kill()
+        daemon.start()
+        (tmp_path / "lost").touch()
+
+    threading.Thread(target=lose, daemon=True).start()
+    body = TWO.replace("FOLDER", repr(str(tmp_path))).replace("LATE", late)
+    said, errors = run_ranks(tmp_path, [daemon.socket] * 2, body, limit=120)
+    assert said[0] == said[1], (said, errors)
+    assert said[0][:2] == [[1, True], [2, True]]
+    # Each loses the save that finds the run lost, and none after it; and only one new run was opened.
+    assert said[0][4:-1] == [[step, True] for step in range(5, 11)], (said, errors)
+    assert len(said[0][-1]) == 2 and said[0][-1][1].startswith("1-"), said

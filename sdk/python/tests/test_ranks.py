@@ -122,6 +122,7 @@ def test_what_one_rank_does_wrong(daemons, tmp_path):
 
 DCP_BODY = """
 import torch.distributed.checkpoint as dcp
+from storaged.torch._alone import save_alone
 group = dist.new_group(backend="gloo")
 namespace = "plain"
 made = []
@@ -158,7 +159,7 @@ attempt(lambda: dcp.save(state(1), storage_writer=made[0], process_group=group))
 # One rank alone, while the other does not even know of it.
 if rank == 0:
     alone = StoragedWriter(1, namespace="alone", rank=0, world_size=1)
-    attempt(lambda: dcp.save(state(1), storage_writer=alone, no_dist=True))
+    attempt(save_alone, state(1), alone)
 else:
     time.sleep(1)
 """

@@ -3,35 +3,33 @@
 //! driven alone, with the messages that all others would send: a save is committed, protected and acknowledged, time
 //! passes, two nodes are lost, and a reader asks what a restart would get. CPU time of this thread, in milliseconds.
 
+mod common;
+#[path = "../tests/testkit/mod.rs"]
+mod testkit;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::exit;
 
-use rustix::time::{ClockId, clock_gettime};
-use storaged_codec::{ChunkSize, Geometry, digest};
-use storaged_core::{
-    ConnId, DurableForm, DurablePolicy, Input, LinkRates, Node, Now, Output, RequestId,
-    RunsWithoutTier, Setup,
+use common::{
+    K, M, RANKS_PER_NODE, SCHEMA_BYTES_PER_RANK, cpu_seconds, members, setup, words, write,
 };
+use storaged_codec::{ChunkSize, digest, fingerprint};
+use storaged_core::{ConnId, Input, MessageLimits};
 use storaged_plan::{LaneBlocks, Member, groups, homes, lanes_of};
-use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
-use storaged_wire::peer::{CheckpointKey, Fence, Holding, Lane, ParcelPlace, PeerMessage};
-use storaged_wire::{
-    CheckpointState, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
-    SharedBytes, Step, WorldSize, decode, encode,
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::peer::{
+    CheckpointKey, Fence, Holding, Lane, ParcelPlace, PeerMessage, SealedShard, TablePage,
+    TablePlace,
 };
+use storaged_wire::shape::{EncodeShape, StripeMap};
+use storaged_wire::{
+    CheckpointState, Digest, Enclosure, EnclosuresHeld, Generation, ManifestBytes, NodeName, Rank,
+    RunId, SessionId, SharedBytes, Step, WorldSize, decode, encode,
+};
+use testkit::{Alone, Wanted, geometry, hello, namespace, owner};
 
-const RANKS_PER_NODE: usize = 8;
 const SHARD_BYTES: u64 = 1 << 30;
-const SCHEMA_BYTES_PER_RANK: usize = 200;
-const TOKEN: &[u8] = b"token";
 /// The sizes that are measured without others being named.
-const RANKS: &[usize] = &[128, 1_024, 2_560, 10_000];
-
-/// CPU time of this thread so far.
-fn cpu_ms() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
-}
+const RANKS: &[usize] = &[128, 1_024, 2_560, 10_000, 100_000];
 
 /// What a node has sent: the longest message, and all bytes.
 #[derive(Default, Clone, Copy)]
@@ -48,33 +46,40 @@ struct Cost {
 }
 
 struct Driver {
-    node: Node,
+    alone: Alone,
     me: NodeName,
-    now: u64,
+    members: Vec<Member>,
     cost: Cost,
     traffic: Traffic,
 }
 
 impl Driver {
-    fn feed(&mut self, input: Input) -> Vec<Output> {
-        let before = cpu_ms();
-        let outputs = self.node.handle(Now(self.now), input);
-        let took = cpu_ms() - before;
-        self.cost.longest = self.cost.longest.max(took);
-        self.cost.all += took;
-        for output in &outputs {
-            if let Output::Send { message, .. } = output {
-                let bytes = encode(message).len();
-                self.traffic.longest = self.traffic.longest.max(bytes);
-                self.traffic.all += bytes;
-            }
-        }
-        outputs
+    fn feed(&mut self, input: Input) -> Wanted {
+        self.measure(|alone| alone.handle(input))
     }
 
-    fn hear(&mut self, from: &NodeName, message: PeerMessage) -> Vec<Output> {
+    fn hear(&mut self, from: &NodeName, message: PeerMessage) -> Wanted {
         let from = from.clone();
         self.feed(Input::Message { from, message })
+    }
+
+    fn measure(&mut self, what: impl FnOnce(&mut Alone) -> Wanted) -> Wanted {
+        let before = cpu_seconds();
+        let mut wanted = what(&mut self.alone);
+        let took = (cpu_seconds() - before) * 1e3;
+        self.cost.longest = self.cost.longest.max(took);
+        self.cost.all += took;
+        for (_, message) in wanted.sent() {
+            let bytes = encode(message).len();
+            self.traffic.longest = self.traffic.longest.max(bytes);
+            self.traffic.all += bytes;
+        }
+        // What is prepared is done at once, on another thread's time.
+        for work in wanted.take_preparations() {
+            let more = self.feed(Input::Prepared(work.run()));
+            wanted.and(more);
+        }
+        wanted
     }
 
     fn since(&mut self) -> Cost {
@@ -82,7 +87,7 @@ impl Driver {
     }
 
     fn tick(&mut self) {
-        self.now += 1_000;
+        self.alone.now += 1_000;
         self.feed(Input::Tick);
     }
 }
@@ -95,32 +100,16 @@ struct Job {
     nodes: Vec<NodeName>,
 }
 
-fn name(node: usize) -> NodeName {
-    NodeName::new(format!("trainer-pool-a-node-{node:05}")).expect("a name")
-}
-
-fn geometry() -> Geometry {
-    Geometry::new(8, 2).expect("a geometry")
-}
-
-fn owner() -> Owner {
-    Owner::of_token(TOKEN)
-}
-
 fn started(ranks: usize) -> (Driver, Job) {
     let count = ranks.div_ceil(RANKS_PER_NODE) + 1;
-    let member = |node| Member {
-        name: name(node),
-        failure_domain: node.to_string(),
-    };
-    let members: Vec<Member> = (0..count).map(member).collect();
-    let coding: Vec<NodeName> = groups(&members, geometry())
+    let members = members(count);
+    let coding: Vec<NodeName> = groups(&members, geometry(K, M))
         .expect("groups")
         .into_iter()
         .flat_map(|group| group.coding)
         .collect();
     let key = |step| CheckpointKey {
-        namespace: Namespace::new("job").expect("a name"),
+        namespace: namespace(),
         run: RunId::new(1),
         step: Step::new(step),
     };
@@ -135,25 +124,11 @@ fn started(ranks: usize) -> (Driver, Job) {
         .flat_map(|member| std::iter::repeat_n(member.name.clone(), RANKS_PER_NODE))
         .take(ranks)
         .collect();
-    let node = Node::new(Setup {
-        name: me.clone(),
-        generation: Generation::new(1),
-        members: members.clone(),
-        geometry: Some(geometry()),
-        chunk: ChunkSize::new(256 << 10).expect("a size"),
-        slots_per_rank: 3,
-        budget: 1 << 40,
-        idle_job_ms: 3_600_000,
-        link_rates: LinkRates::default(),
-        durable: DurablePolicy::Absent,
-        messages: storaged_core::MessageLimits::default(),
-        runs_without_tier: RunsWithoutTier::Refused,
-        durable_form: DurableForm::Full,
-    });
+    let alone = Alone::new(setup(me.clone(), members.clone()));
     let mut driver = Driver {
-        node: node.expect("groups"),
+        alone,
         me,
-        now: 0,
+        members: members.clone(),
         cost: Cost::default(),
         traffic: Traffic::default(),
     };
@@ -182,35 +157,37 @@ fn started(ranks: usize) -> (Driver, Job) {
 
 /// All shards are sealed and described. Gives the manifest, and which nodes were told to fetch it.
 fn commit(driver: &mut Driver, job: &Job) -> (ManifestBytes, BTreeMap<NodeName, (Digest, u64)>) {
+    let schema = vec![7; SCHEMA_BYTES_PER_RANK * job.nodes.len()];
     let description = PeerMessage::Description {
         key: job.key.clone(),
         owner: owner(),
         world_size: job.world_size,
-        schema: vec![7; SCHEMA_BYTES_PER_RANK * job.nodes.len()].into(),
-        torch_metadata: vec![].into(),
+        schema: Enclosure::of(&schema),
+        torch_metadata: Enclosure::of(&[]),
         durable: DurableWish::Never,
     };
-    driver.hear(&job.nodes[0], description);
+    let asked = driver.hear(&job.nodes[0], description);
+    give(driver, &job.nodes[0], asked, &schema);
     let mut committed = None;
     let mut told = BTreeMap::new();
-    for (rank, node) in (0u32..).zip(&job.nodes) {
-        let sealed = PeerMessage::ShardSealed {
-            key: job.key.clone(),
-            owner: owner(),
-            world_size: job.world_size,
+    for (node, ranks) in ranks_by_node(job) {
+        let shard = |rank: u32| SealedShard {
             rank: Rank::new(rank),
             length: SHARD_BYTES,
             root: digest(&rank.to_le_bytes()),
         };
-        for output in driver.hear(node, sealed) {
-            if let Output::Send { to, message } = &output
-                && let PeerMessage::Parcel { parcel, length, .. } = message
-            {
+        let sealed = PeerMessage::ShardsSealed {
+            key: job.key.clone(),
+            owner: owner(),
+            world_size: job.world_size,
+            shards: ranks.into_iter().map(shard).collect(),
+            digesting: 0,
+        };
+        for (to, message) in driver.hear(node, sealed).sent() {
+            if let PeerMessage::Parcel { parcel, length, .. } = message {
                 told.insert(to.clone(), (*parcel, *length));
             }
-            if let Output::Send { message, .. } = output
-                && let Some(manifest) = manifest_in(driver, message)
-            {
+            if let Some(manifest) = manifest_in(driver, message.clone()) {
                 committed.get_or_insert(manifest);
             }
         }
@@ -220,12 +197,37 @@ fn commit(driver: &mut Driver, job: &Job) -> (ManifestBytes, BTreeMap<NodeName, 
     (manifest, told)
 }
 
+/// A node gives the schema that it is asked for, page by page.
+fn give(driver: &mut Driver, node: &NodeName, mut asked: Wanted, schema: &[u8]) {
+    let place = |asked: &Wanted| {
+        asked.sent().find_map(|(_, message)| match message {
+            PeerMessage::ParcelQuery(place) => Some(*place),
+            _ => None,
+        })
+    };
+    while let Some(place) = place(&asked) {
+        let first = place.offset as usize;
+        let end = schema.len().min(first + MessageLimits::default().page);
+        let bytes = schema[first..end].to_vec().into();
+        asked = driver.hear(node, PeerMessage::ParcelPage { place, bytes });
+    }
+}
+
+/// The nodes with their ranks.
+fn ranks_by_node(job: &Job) -> BTreeMap<&NodeName, Vec<u32>> {
+    let mut ranks: BTreeMap<&NodeName, Vec<u32>> = BTreeMap::new();
+    for (rank, node) in (0u32..).zip(&job.nodes) {
+        ranks.entry(node).or_default().push(rank);
+    }
+    ranks
+}
+
 /// The manifest that a message tells of.
 fn manifest_in(driver: &Driver, message: PeerMessage) -> Option<SharedBytes> {
     match message {
         PeerMessage::Committed { manifest, .. } => Some(manifest),
         PeerMessage::Parcel { parcel, .. } => {
-            let bytes = driver.node.parcel(parcel)?;
+            let bytes = driver.alone.node.parcel(parcel)?;
             manifest_in(driver, decode("message", &bytes).ok()?)
         }
         _ => None,
@@ -252,6 +254,15 @@ fn held(job: &Job, manifest: &ManifestBytes) -> BTreeMap<NodeName, Blocks> {
     held
 }
 
+/// The home nodes have what the manifest names.
+fn enclosures_on(driver: &Driver, job: &Job, node: &NodeName) -> EnclosuresHeld {
+    if homes(&driver.members, &job.key, M + 1).contains(node) {
+        EnclosuresHeld::All
+    } else {
+        EnclosuresHeld::NotAll
+    }
+}
+
 /// Everybody has the manifest, and all blocks are made.
 fn protect(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
     let held = held(job, manifest);
@@ -266,15 +277,17 @@ fn protect(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
     }
     for (version, with_parity) in [(1, false), (2, true)] {
         for (node, (shards, parity)) in &held {
-            let parity = match with_parity {
-                true => parity.clone(),
-                false => Vec::new(),
+            let parity = if with_parity {
+                parity.clone()
+            } else {
+                Vec::new()
             };
             let message = PeerMessage::Held {
                 manifest: manifest.name(),
                 version,
                 shards: shards.clone(),
                 parity,
+                enclosures: enclosures_on(driver, job, node),
             };
             driver.hear(node, message);
         }
@@ -292,28 +305,17 @@ fn plan_two_lost(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
         driver.feed(Input::PeerDown { node });
     }
     let conn = ConnId(1);
-    let hello = Request::Hello {
-        version: LOCAL_VERSION,
-        namespace: job.key.namespace.clone(),
-        token: TOKEN.to_vec().into(),
-        role: Role::Reader,
-    };
-    let id = RequestId { conn, index: 0 };
-    let request = hello;
-    driver.feed(Input::Request { id, request });
+    let hello = hello(job.key.namespace.clone(), Role::Reader);
+    driver.measure(|alone| alone.ask(conn, hello));
     driver.since();
     let request = Request::Plan {
         step: None,
         timeout_ms: 60_000,
         allow_older: false,
     };
-    let id = RequestId { conn, index: 1 };
-    let asked = driver.feed(Input::Request { id, request });
-    let query = asked.iter().find_map(|output| match output {
-        Output::Send {
-            message: PeerMessage::HoldingsQuery { query, .. },
-            ..
-        } => Some(*query),
+    let asked = driver.measure(|alone| alone.ask(conn, request));
+    let query = asked.sent().find_map(|(_, message)| match message {
+        PeerMessage::HoldingsQuery { query, .. } => Some(*query),
         _ => None,
     });
     let query = query.expect("all are asked");
@@ -328,6 +330,7 @@ fn plan_two_lost(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
             state: CheckpointState::Protected,
             shards,
             parity,
+            enclosures: enclosures_on(driver, job, &node),
         };
         let message = PeerMessage::Holdings {
             query,
@@ -335,39 +338,27 @@ fn plan_two_lost(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
             holdings: vec![holding],
             mark: None,
         };
-        let outputs = driver.hear(&node, message);
-        answered |= outputs.iter().any(|output| {
-            matches!(
-                output,
-                Output::Reply {
-                    reply: Reply::Plan(_),
-                    ..
-                }
-            )
-        });
+        answered |= offers(&driver.hear(&node, message));
     }
     // The limit for those that are down.
     for _ in 0..4 {
         if !answered {
-            driver.now += 1_000;
-            let outputs = driver.feed(Input::Tick);
-            answered = outputs.iter().any(|output| {
-                matches!(
-                    output,
-                    Output::Reply {
-                        reply: Reply::Plan(_),
-                        ..
-                    }
-                )
-            });
+            driver.alone.now += 1_000;
+            answered = offers(&driver.feed(Input::Tick));
         }
     }
     assert!(answered, "expected a plan");
 }
 
+fn offers(wanted: &Wanted) -> bool {
+    matches!(wanted.reply(), Some(Reply::Plan(_)))
+}
+
 /// CPU milliseconds of one size.
 struct Figures {
     ranks: usize,
+    /// What the process took more for this size.
+    memory_mib: f64,
     commit: Cost,
     protect: Cost,
     idle_tick: f64,
@@ -387,11 +378,8 @@ fn fetch(driver: &mut Driver, job: &Job, told: &BTreeMap<NodeName, (Digest, u64)
         while offset < length {
             let place = ParcelPlace { parcel, offset };
             let answer = driver.hear(node, PeerMessage::ParcelQuery(place));
-            let page = answer.iter().find_map(|output| match output {
-                Output::Send {
-                    message: PeerMessage::ParcelPage { bytes, .. },
-                    ..
-                } => Some(bytes.len() as u64),
+            let page = answer.sent().find_map(|(_, message)| match message {
+                PeerMessage::ParcelPage { bytes, .. } => Some(bytes.len() as u64),
                 _ => None,
             });
             offset += page.filter(|bytes| *bytes > 0).expect("a page");
@@ -399,7 +387,18 @@ fn fetch(driver: &mut Driver, job: &Job, told: &BTreeMap<NodeName, (Digest, u64)
     }
 }
 
+/// What this process holds in RAM now, MiB.
+fn rss_mib() -> f64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm
+        .split(' ')
+        .nth(1)
+        .and_then(|it| it.parse::<f64>().ok());
+    pages.unwrap_or(f64::NAN) * rustix::param::page_size() as f64 / (1 << 20) as f64
+}
+
 fn measure(ranks: usize) -> Figures {
+    let rss_before = rss_mib();
     let (mut driver, job) = started(ranks);
     driver.since();
     driver.traffic = Traffic::default();
@@ -414,7 +413,7 @@ fn measure(ranks: usize) -> Figures {
     protect(&mut driver, &job, &manifest);
     let protect = driver.since();
     let home_bytes_per_rank = driver.traffic.all as f64 / ranks as f64;
-    let shown = driver.node.shown();
+    let shown = driver.alone.node.shown();
     let found = shown.iter().find(|it| it.key == job.key);
     assert_eq!(found.and_then(|it| it.bears), Some(2), "it is protected");
     (0..3).for_each(|_| driver.tick());
@@ -426,8 +425,11 @@ fn measure(ranks: usize) -> Figures {
     }
     plan_two_lost(&mut driver, &job, &manifest);
     let plan = driver.since();
+    // The bench's own tables too, of all messages that the others would send.
+    let memory_mib = rss_mib() - rss_before;
     let figures = Figures {
         ranks,
+        memory_mib,
         commit,
         protect,
         idle_tick,
@@ -443,6 +445,7 @@ impl Figures {
     fn print(&self, lanes: usize) {
         let Self {
             ranks,
+            memory_mib,
             commit,
             protect,
             idle_tick,
@@ -453,7 +456,7 @@ impl Figures {
         println!(
             "{ranks:>7} ranks, {lanes:>5} lanes: commit {:8.2} ms, longest input {:7.2}; protection {:8.2}, {:7.2}; \
              idle second {idle_tick:7.3}; plan with two nodes lost {:8.2}, {:7.2}; \
-             {home_bytes_per_rank:.0} bytes per rank from a home node, longest message {longest_message}",
+             {home_bytes_per_rank:.0} bytes per rank from a home node, longest message {longest_message}; {memory_mib:.0} MiB",
             commit.all, commit.longest, protect.all, protect.longest, plan.all, plan.longest,
         );
     }
@@ -465,7 +468,7 @@ impl Figures {
             .fold(self.idle_tick, f64::max)
     }
 
-    fn keys(&self) -> [(String, f64); 7] {
+    fn keys(&self) -> [(String, f64); 8] {
         let named = |what: &str| format!("{what}_{}", self.ranks);
         [
             (named("commit_ms"), self.commit.all),
@@ -475,6 +478,7 @@ impl Figures {
             (named("longest_input_ms"), self.longest()),
             (named("home_bytes_per_rank"), self.home_bytes_per_rank),
             (named("message_bytes_max"), self.longest_message),
+            (named("core_memory_mib"), self.memory_mib),
         ]
     }
 }
@@ -486,8 +490,46 @@ fn slope(all: &[Figures], of: impl Fn(&Figures) -> f64) -> Option<f64> {
     (ranks > 1.0).then(|| (of(to) / of(from)).ln() / ranks.ln())
 }
 
-/// The figures, behind those of other benches that the file has already.
-fn json(all: &[Figures], before: &str) -> String {
+/// The longest message with which an encode of shards of 80 GiB begins, for 32 data nodes, whatever changed: which stripes a
+/// member needs, their union, and a page of a shard's table, which is as long as a page gets.
+fn begin_bytes() -> usize {
+    const DATA_NODES: u32 = 32;
+    let chunks = ChunkSize::new(256 << 10).expect("a size").count(80 << 30);
+    let (session, any) = (SessionId::new(u64::MAX), digest(b"any"));
+    let stripes = || StripeMap {
+        stripes: chunks,
+        bits: vec![0xFF; chunks.div_ceil(8) as usize].into(),
+    };
+    let page = MessageLimits::default().table_chunks.min(chunks as usize);
+    let order = (0..DATA_NODES).collect();
+    let messages = [
+        PeerMessage::Ready {
+            session,
+            stripes: Some(stripes()),
+        },
+        PeerMessage::Begin {
+            session,
+            stripes: Some(stripes()),
+            shape: Some(EncodeShape::Chain { order }),
+        },
+        PeerMessage::TablePage {
+            place: TablePlace {
+                manifest: any,
+                rank: Rank::new(DATA_NODES - 1),
+                first: chunks,
+            },
+            page: TablePage {
+                leaves: vec![any; page],
+                prints: vec![fingerprint(b"any"); page],
+            },
+        },
+    ];
+    let lengths = messages.iter().map(|message| encode(message).len());
+    lengths.max().unwrap_or(0)
+}
+
+/// What is kept of all sizes.
+fn figures(all: &[Figures]) -> Vec<(String, f64)> {
     let slopes = [
         ("slope_commit", slope(all, |it| it.commit.all)),
         ("slope_tick", slope(all, |it| it.idle_tick)),
@@ -495,32 +537,19 @@ fn json(all: &[Figures], before: &str) -> String {
     let slopes = slopes
         .into_iter()
         .filter_map(|(name, slope)| Some((name.to_owned(), slope?)));
-    let figures: Vec<(String, f64)> = all.iter().flat_map(Figures::keys).chain(slopes).collect();
-    let is_new = |line: &str| {
-        let starts = |name: &str| line.starts_with(&format!("  \"{name}\":"));
-        figures.iter().any(|(name, _)| starts(name))
-    };
-    let kept = before
-        .lines()
-        .filter(|line| line.starts_with("  \"") && !is_new(line));
-    let kept = kept.map(|line| line.trim_end_matches(',').to_owned());
-    let new = (figures.iter()).map(|(name, figure)| format!("  \"{name}\": {figure:.3}"));
-    let lines: Vec<String> = kept.chain(new).collect();
-    format!("{{\n{}\n}}\n", lines.join(",\n"))
+    let begin = ("begin_bytes_max_80gib_k32".to_owned(), begin_bytes() as f64);
+    let figures = all.iter().flat_map(Figures::keys).chain(slopes);
+    figures.chain([begin]).collect()
 }
 
 fn main() {
-    let words: Vec<String> = std::env::args().collect();
+    let words = words();
     let named: Vec<usize> = words.iter().filter_map(|it| it.parse().ok()).collect();
-    if cfg!(debug_assertions) {
-        eprintln!("expected a release build, got one with debug assertions: its times say nothing");
-        exit(1);
-    }
     let sizes = if named.is_empty() { RANKS } else { &named };
     let all: Vec<Figures> = sizes.iter().map(|ranks| measure(*ranks)).collect();
-    let mut after = words.iter().skip_while(|word| *word != "--write");
-    if let Some(path) = after.nth(1) {
-        let before = std::fs::read_to_string(path).unwrap_or_default();
-        std::fs::write(path, json(&all, &before)).expect("the file can be written");
-    }
+    println!(
+        "longest message of an encode's start, 80 GiB and k = 32: {} bytes",
+        begin_bytes()
+    );
+    write(&words, &figures(&all));
 }

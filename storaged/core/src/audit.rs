@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use storaged_wire::peer::{CheckpointKey, Lane};
-use storaged_wire::{CheckpointState, Digest, Rank, SlotId};
+use storaged_wire::{CheckpointState, Digest, EnclosuresHeld, Rank, SlotId};
 
 use crate::api::{ConnId, ParityId};
 use crate::budget::{Ledger, Reservation};
@@ -24,6 +24,8 @@ pub struct Audit {
     pub guests: usize,
     /// Slots that nobody uses.
     pub free: usize,
+    /// Boards, which stay until their job goes.
+    pub boards: usize,
     /// Slots that hold a shard of a checkpoint.
     pub sealed: usize,
     /// Slots that say they hold a shard of a checkpoint which does not know them.
@@ -32,6 +34,8 @@ pub struct Audit {
     pub unowned_bytes: u64,
     /// Sessions led, joined, ending or waiting for their manifest.
     pub sessions: usize,
+    /// Schemas and metadata that no checkpoint names.
+    pub enclosures: usize,
     /// Shards and parity sets made in part, kept for the next attempt.
     pub parts: usize,
     /// Requests that have not been answered.
@@ -55,6 +59,8 @@ pub struct Shown {
     pub shards: Vec<(Rank, SlotId)>,
     /// Parity sets.
     pub parity: Vec<(Lane, u32, ParityId)>,
+    /// Whether what the manifest names is here.
+    pub enclosures: EnclosuresHeld,
     /// How many have one of the shards open.
     pub readers: usize,
 }
@@ -75,7 +81,10 @@ impl Context {
         let shown = self.checkpoints.values().map(|c| {
             let shards = c.shards.iter().filter(|(_, shard)| shard.digests.is_some());
             let parity = c.parity.iter();
+            let manifest = c.manifest.as_ref();
+            let enclosures = manifest.map(|it| self.enclosures_held(it.manifest()));
             Shown {
+                enclosures: enclosures.unwrap_or_default(),
                 key: c.key.clone(),
                 state: c.state,
                 bears: self.bears(c).map(|bears| bears.losses),
@@ -98,9 +107,11 @@ impl Context {
             restoring: slots(|it| matches!(it, SlotUse::Opening | SlotUse::Repairing)),
             guests: slots(|it| matches!(it, SlotUse::Guest)),
             free: slots(|it| matches!(it, SlotUse::Free)),
+            boards: slots(|it| matches!(it, SlotUse::Board(_))),
             sealed: slots(|it| matches!(it, SlotUse::Sealed(_))),
             astray: self.astray(),
             unowned_bytes: self.unowned_bytes(of_sessions),
+            enclosures: self.enclosures.count_beside(&self.enclosures_named()),
             requests: self.waiters.len(),
             connections: self.conns.len(),
             ..Audit::default()
@@ -114,6 +125,7 @@ impl Context {
         Ledger {
             used: self.budget.used(),
             total: self.budget.total(),
+            records: self.budget.records(),
             slots: self.slots.len(),
             parity_sets: sets.len(),
             sessions: 0,

@@ -1,4 +1,5 @@
-//! The memory budget: every byte of slots and parity is reserved here before it is taken, and given back here.
+//! The memory budget: every byte of slots and parity is reserved here before it is taken, and given back here. What is kept
+//! about them is counted after the fact (`records`): it is never refused, but leaves that much less to reserve.
 
 use std::collections::BTreeMap;
 
@@ -6,6 +7,7 @@ use storaged_wire::SlotId;
 use thiserror::Error;
 
 use crate::api::ParityId;
+use crate::limits;
 
 /// Whose bytes they are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -30,17 +32,20 @@ pub struct NoRoom {
 #[derive(Debug)]
 pub(crate) struct Budget {
     total: u64,
-    used: u64,
+    taken: u64,
+    records: u64,
     reserved: BTreeMap<Reservation, u64>,
 }
 
 /// What RAM is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ledger {
-    /// Bytes reserved.
+    /// Bytes reserved, and what records take above their allowance.
     pub used: u64,
     /// Bytes that may be.
     pub total: u64,
+    /// Bytes of manifests, descriptions and tables.
+    pub records: u64,
     /// Slots.
     pub slots: usize,
     /// Parity sets that belong to a checkpoint.
@@ -57,13 +62,32 @@ impl Budget {
     pub fn new(total: u64) -> Self {
         Self {
             total,
-            used: 0,
+            taken: 0,
+            records: 0,
             reserved: BTreeMap::new(),
         }
     }
 
     pub fn used(&self) -> u64 {
-        self.used
+        self.taken + self.records_counted()
+    }
+
+    /// What records take of the budget.
+    pub fn records_counted(&self) -> u64 {
+        self.records.saturating_sub(limits::RECORDS_FREE_BYTES)
+    }
+
+    pub fn free(&self) -> u64 {
+        self.total.saturating_sub(self.used())
+    }
+
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// So many bytes are taken by what is kept about blocks.
+    pub fn set_records(&mut self, bytes: u64) {
+        self.records = bytes;
     }
 
     pub fn total(&self) -> u64 {
@@ -72,16 +96,13 @@ impl Budget {
 
     /// Reserves bytes, or says why not. Nothing is dropped to make room.
     pub fn reserve(&mut self, purpose: Reservation, bytes: u64) -> Result<(), NoRoom> {
-        let used = self
-            .used
-            .checked_add(bytes)
-            .filter(|used| *used <= self.total || planted!("budget_exceeded"));
-        let Some(used) = used else {
+        let used = self.used().checked_add(bytes);
+        if used.is_none_or(|used| used > self.total) && !planted!("budget_exceeded") {
             return Err(self.no_room(bytes));
-        };
+        }
         let before = self.reserved.insert(purpose, bytes);
         assert!(before.is_none(), "{purpose:?} is reserved once");
-        self.used = used;
+        self.taken += bytes;
         Ok(())
     }
 
@@ -89,7 +110,7 @@ impl Budget {
     pub fn no_room(&self, needed: u64) -> NoRoom {
         NoRoom {
             needed,
-            used: self.used,
+            used: self.used(),
             total: self.total,
         }
     }
@@ -109,7 +130,7 @@ impl Budget {
     /// Gives bytes back.
     pub fn release(&mut self, purpose: Reservation) {
         if let Some(bytes) = self.reserved.remove(&purpose) {
-            self.used -= bytes;
+            self.taken -= bytes;
         }
     }
 }

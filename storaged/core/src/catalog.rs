@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use minicbor::bytes::ByteVec;
-use storaged_codec::Fingerprint;
-use storaged_wire::local::DurableWish;
+use storaged_codec::{Fingerprint, digest};
+use storaged_wire::local::{BoardKind, DurableWish};
 use storaged_wire::peer::{CheckpointKey, HighMark, Holding, Lane};
 use storaged_wire::{
-    CheckpointState, ChunkSize, Digest, Generation, ManifestBytes, Namespace, NodeName, Owner,
-    Rank, RunId, SlotId, Step, WorldSize,
+    CheckpointState, ChunkSize, Digest, Enclosure, EnclosuresHeld, Generation, ManifestBytes,
+    Namespace, NodeName, Owner, Rank, RunId, SlotId, Step, WorldSize,
 };
 
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
@@ -19,6 +18,8 @@ use crate::parcels::Notice;
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     pub generation: Generation,
+    /// Since when.
+    pub since: Now,
 }
 
 /// What a slot is in use for.
@@ -38,6 +39,10 @@ pub(crate) enum SlotUse {
     Sealed(CheckpointKey),
     /// Holds ranges of a shard for readers on this node; not part of any checkpoint's holding.
     Guest,
+    /// A board, being made for a request.
+    BoardComing(BoardKind, RequestId),
+    /// Its rank's board: trainers write it and nobody else looks at it.
+    Board(BoardKind),
 }
 
 /// One slot.
@@ -64,6 +69,8 @@ pub(crate) struct LocalShard {
     pub readers: BTreeSet<ConnId>,
     /// Being uploaded, or uploaded.
     pub upload: Upload,
+    /// Since when its digests are made, if they are not known.
+    pub sealed_at: Now,
 }
 
 /// How far a shard's way to the durable tier is.
@@ -95,12 +102,59 @@ pub(crate) struct Announced {
     pub root: Digest,
 }
 
-/// The committing rank's description.
+/// How far the manifest of a checkpoint is at a home node that has heard of all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sealing {
+    /// Something has not been heard of.
+    NotYet,
+    Running,
+    Over,
+}
+
+/// What a home node has noted of what a node announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Noted {
+    /// Digest of the list of its shards.
+    pub shards: Option<Digest>,
+    /// Digest of the description, whoever gave it.
+    pub description: Option<Digest>,
+    /// When it said so.
+    pub at: Now,
+}
+
+/// The shards that a node announced in one message: all that it has sealed.
 #[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AnnouncedBy {
+    pub ranks: BTreeSet<Rank>,
+    /// Digest of the list.
+    pub name: Digest,
+}
+
+/// The committing rank's description.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Description {
-    pub schema: ByteVec,
-    pub torch_metadata: ByteVec,
+    /// Digest of the names of the two below.
+    pub name: Digest,
+    pub schema: Enclosure,
+    pub torch_metadata: Enclosure,
     pub durable: DurableWish,
+}
+
+impl Description {
+    pub fn new(schema: Enclosure, torch_metadata: Enclosure, durable: DurableWish) -> Self {
+        let both = [schema.digest, torch_metadata.digest];
+        Self {
+            name: digest(&both.map(|it| *it.as_bytes()).concat()),
+            schema,
+            torch_metadata,
+            durable,
+        }
+    }
+
+    /// What it names.
+    pub fn named(&self) -> [Enclosure; 2] {
+        [self.schema, self.torch_metadata]
+    }
 }
 
 /// What a node was last told of a checkpoint, and has acknowledged.
@@ -119,6 +173,12 @@ pub(crate) struct Checkpoint {
     /// Its home nodes, best first.
     pub homes: Vec<NodeName>,
     pub first_seen: Now,
+    /// When something new was last heard of it, here or at a home node, before it committed.
+    pub news_at: Now,
+    /// As a home node: when the other home nodes were last told of that.
+    pub news_shared_at: Now,
+    /// What home nodes have noted of what this node announced.
+    pub noted_by: BTreeMap<NodeName, Noted>,
     /// When this node heard of the manifest.
     pub committed_at: Option<Now>,
     pub state: CheckpointState,
@@ -140,8 +200,12 @@ pub(crate) struct Checkpoint {
     pub parcels: BTreeMap<Notice, (Digest, u64)>,
     /// As a home node: shards announced.
     pub announced: BTreeMap<Rank, Announced>,
+    /// As a home node: what each node announced last.
+    pub announced_by: BTreeMap<NodeName, AnnouncedBy>,
     /// As a home node: the description.
     pub description: Option<Description>,
+    /// As a home node: whether the manifest of what was announced is being made.
+    pub sealing: Sealing,
     /// As a home node: who has stored the manifest, and what it was last told.
     pub told: BTreeMap<NodeName, Told>,
     /// Which blocks are where.
@@ -226,6 +290,9 @@ impl Checkpoint {
             world_size,
             homes: Vec::new(),
             first_seen: now,
+            news_at: now,
+            news_shared_at: now,
+            noted_by: BTreeMap::new(),
             committed_at: None,
             state: CheckpointState::Staged,
             manifest: None,
@@ -238,7 +305,9 @@ impl Checkpoint {
             description_here: None,
             parcels: BTreeMap::new(),
             announced: BTreeMap::new(),
+            announced_by: BTreeMap::new(),
             description: None,
+            sealing: Sealing::NotYet,
             told: BTreeMap::new(),
             standing: crate::place::Standing::default(),
             shards_durable: BTreeSet::new(),
@@ -254,13 +323,14 @@ impl Checkpoint {
     }
 
     /// What this node holds of it.
-    pub fn holding(&self) -> Option<Holding> {
+    pub fn holding(&self, enclosures: EnclosuresHeld) -> Option<Holding> {
         Some(Holding {
             manifest: self.name()?,
             key: self.key.clone(),
             state: self.state,
             shards: self.shards_held().collect(),
             parity: self.parity.keys().copied().collect(),
+            enclosures,
         })
     }
 

@@ -14,6 +14,7 @@ use storaged_wire::{
 use crate::api::{ConnId, Note, Now, Output, RequestId, Setup};
 use crate::budget::Budget;
 use crate::catalog::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Waiter};
+use crate::enclosures::EnclosureStore;
 use crate::event::Event;
 use crate::limits;
 use crate::parcels::Parcels;
@@ -27,7 +28,14 @@ pub(crate) struct Context {
     pub setup: Setup,
     pub groups: Vec<Group>,
     pub started: Option<Now>,
+    /// When a peer joined last that had not been up before.
+    pub joined_at: Now,
+    /// It was waited for them: one that joins late changes nothing of that, or what is due would not be for a second.
+    has_settled: bool,
     pub now: Now,
+    /// When time last passed, and since when without a gap.
+    pub looked_at: Now,
+    pub awake_since: Now,
     pub out: Vec<Output>,
     pub peers: BTreeMap<NodeName, Peer>,
     /// Since when peers are down that were up.
@@ -48,6 +56,7 @@ pub(crate) struct Context {
     pub lifetimes: Lifetimes,
     pub rates: Rates,
     pub parcels: Parcels,
+    pub enclosures: EnclosureStore,
     pub tier: TierHealth,
     next: u64,
 }
@@ -65,7 +74,11 @@ impl Context {
             budget,
             setup,
             started: None,
+            joined_at: Now(0),
+            has_settled: false,
             now: Now(0),
+            looked_at: Now(0),
+            awake_since: Now(0),
             out: Vec::new(),
             peers: BTreeMap::new(),
             down_since: BTreeMap::new(),
@@ -81,6 +94,7 @@ impl Context {
             lifetimes: Lifetimes::default(),
             rates: Rates::default(),
             parcels: Parcels::default(),
+            enclosures: EnclosureStore::default(),
             tier: TierHealth::default(),
             next: 0,
         })
@@ -90,6 +104,7 @@ impl Context {
     pub fn begin(&mut self, now: Now) {
         self.now = now;
         self.started.get_or_insert(now);
+        self.has_settled |= self.settled();
     }
 
     /// Until when a request that comes now may wait.
@@ -105,9 +120,12 @@ impl Context {
 
     /// Whether every configured peer is up, or has had time to be.
     pub(crate) fn settled(&self) -> bool {
-        let started = self.started.unwrap_or(self.now);
-        self.peers.len() + 1 >= self.setup.members.len()
-            || self.now.since(started) >= limits::JOIN_GRACE_MS
+        let started = self.now.since(self.started.unwrap_or(self.now));
+        let is_quiet = self.now.since(self.joined_at) >= limits::JOIN_QUIET_MS;
+        self.has_settled
+            || self.peers.len() + 1 >= self.setup.members.len()
+            || started >= limits::JOIN_GRACE_MS && is_quiet
+            || started >= limits::JOIN_MAX_MS
     }
 
     pub(crate) fn me(&self) -> &NodeName {
@@ -142,6 +160,14 @@ impl Context {
         }
     }
 
+    /// Sends to every peer that is up.
+    pub(crate) fn send_all(&mut self, message: &PeerMessage) {
+        let peers: Vec<NodeName> = self.peers.keys().cloned().collect();
+        for peer in peers {
+            self.send(&peer, message.clone());
+        }
+    }
+
     /// Tells the other machines of something, once this input is handled: first of blocks that are gone, so that no slot is
     /// given to anybody before all sessions that read from it have been stopped.
     pub(crate) fn emit(&mut self, event: Event) {
@@ -167,6 +193,13 @@ impl Context {
         self.checkpoints.get_mut(key)
     }
 
+    /// The committed checkpoints here, with their manifests.
+    pub(crate) fn committed(&self) -> Vec<(CheckpointKey, Arc<ManifestBytes>)> {
+        let all = self.checkpoints.values();
+        all.filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
+            .collect()
+    }
+
     pub(crate) fn attached(&self, id: RequestId) -> Result<&Attached, Refusal> {
         self.conns.get(&id.conn).ok_or_else(|| {
             Refusal::new(
@@ -182,6 +215,6 @@ impl Context {
 
     /// Bytes of the budget that nothing has reserved.
     pub fn budget_free(&self) -> u64 {
-        self.budget.total() - self.budget.used()
+        self.budget.free()
     }
 }

@@ -3,14 +3,23 @@
 
 use std::sync::Arc;
 
+use storaged_wire::local::DurableWish;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
-use storaged_wire::{CheckpointState, Digest, Namespace, NodeName, Rank, SlotId};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank, SlotId};
+
+use crate::api::QueryId;
 
 /// What waits in the loop-back queue: the oldest first, but blocks that are gone before all else.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Event {
     /// A message of this node to itself, or one that came as a parcel from another.
     Message(NodeName, PeerMessage),
+    /// A commit of which a node told in a parcel.
+    CommitTold(NodeName, Arc<ManifestBytes>, DurableWish),
+    /// The answer of a node that was asked for a manifest, which came in a parcel.
+    ManifestTold(NodeName, Option<QueryId>, Option<Arc<ManifestBytes>>),
+    /// Schema or metadata that somebody waits for is here, or nobody who was asked has it.
+    EnclosuresMoved,
     /// A manifest is known here.
     Adopted,
     /// A checkpoint came further.

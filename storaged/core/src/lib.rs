@@ -16,6 +16,7 @@ mod budget;
 mod catalog;
 mod context;
 mod delta;
+mod enclosures;
 mod encode;
 mod event;
 pub mod limits;
@@ -23,6 +24,7 @@ mod messages;
 mod node;
 mod parcels;
 mod place;
+mod records;
 mod restore;
 mod sources;
 mod stage;
@@ -33,9 +35,10 @@ mod trickle;
 
 pub use api::{
     CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault, DurableForm,
-    DurableListing, DurablePolicy, Input, Keep, LinkRates, MessageLimits, Note, Now, Output,
-    ParityId, Proof, QueryId, RateBasis, Removed, RequestId, RunsWithoutTier, SessionTally,
-    SessionWork, SetAside, SetAsideCause, Setup, SlotShard, Source, Turn, UploadBase,
+    DurableListing, DurablePolicy, ExpectedShard, Input, LinkRates, MessageLimits, Note, Now,
+    Output, ParityId, Preparation, Prepared, QueryId, RateBasis, Removed, RequestId,
+    RunsWithoutTier, SessionTally, SessionWork, SetAside, SetAsideCause, Setup, Sink, SlotShard,
+    Source, StripeTurn, UploadBase,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};
@@ -43,3 +46,4 @@ pub use encode::{NodeRate, SideRate};
 pub use node::Node;
 pub use place::Standings;
 pub use stage::SLOT_GRAIN_BYTES;
+pub use trickle::Unfinished;

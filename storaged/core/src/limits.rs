@@ -4,15 +4,39 @@
 /// than three dials at their longest back-off (1 s).
 pub const JOIN_GRACE_MS: u64 = 4_000;
 
+/// It waits on while more of them join, until none has for this long: a node of a thousand peers has a thousand handshakes
+/// before it, which take longer than the grace where processors are busy.
+pub const JOIN_QUIET_MS: u64 = 1_000;
+
+/// And no longer than this in all: nodes that are started one after the other over an hour are not waited for.
+pub const JOIN_MAX_MS: u64 = 30_000;
+
+/// A step that a daemon which is to stop has sealed shards of, and that has not been committed: it is waited for as long as
+/// something new was heard of it within this time.
+pub const LEAVING_NEWS_MS: u64 = 15_000;
+
 /// What still matters is said again this often.
 pub const REPEAT_MS: u64 = 1_000;
 
-/// A checkpoint that has not committed this long after its first shard was sealed is given up.
+/// A checkpoint that has not committed and of which nothing new has been heard for so long is given up: no further shard has
+/// been sealed, and none is being digested.
 pub const COMMIT_MAX_MS: u64 = 120_000;
 
 /// A home node commits nothing later than that, and gives it up so much later: in between every home node hears of a
 /// commit that another one has just made, so that no checkpoint is committed at one and given up at another.
 pub const COMMIT_SETTLE_MS: u64 = 10_000;
+
+/// Time that passes unseen for so long says that this node was stopped: it looks around each second.
+pub const GAP_MS: u64 = 3_000;
+
+/// A node says again that it waits for a commit so long after a home node has noted all that it has to say.
+pub const ANNOUNCE_AGAIN_MS: u64 = 5_000;
+
+/// Home nodes tell one another when they last heard of a checkpoint that they have collected for so long.
+pub const NEWS_SHARED_AFTER_MS: u64 = 30_000;
+
+/// Slowest rate at which a shard is still taken to be digested, bytes per millisecond (50 MB/s).
+pub const DIGEST_BYTES_PER_MS_MIN: u64 = 50_000;
 
 /// Chunks of which a message tells the digests and fingerprints, 51 bytes each: below 1 MiB.
 pub const TABLE_PAGE_CHUNKS: usize = 16_384;
@@ -20,12 +44,23 @@ pub const TABLE_PAGE_CHUNKS: usize = 16_384;
 /// Longest message that goes to a peer as it is: a longer one would stand before everything else on its link.
 pub const INLINE_BYTES_MAX: usize = 128 << 10;
 
+/// A commit that is longer is told as a parcel, along a tree: sent as it is by each of m + 1 home nodes it would come to
+/// every node m times more often than it has a use for. A parcel costs its teller 100 bytes.
+pub const SPREAD_BYTES_MIN: usize = 4 << 10;
+
 /// A page of a longer one.
 pub const PARCEL_PAGE_BYTES: usize = 512 << 10;
 
 /// To how many nodes a node tells a commit that is a parcel. A home node sends that many copies of a manifest, and a thousand
 /// nodes have it after ten hops.
 pub const RELAY_FAN_OUT: usize = 2;
+
+/// Manifests, descriptions and tables may take so much beside the budget; what is above counts in it.
+pub const RECORDS_FREE_BYTES: u64 = 64 << 20;
+
+/// What a node keeps of a chunk of a shard in its tables: digest and fingerprint.
+pub const TABLE_BYTES_PER_CHUNK: u64 =
+    (size_of::<storaged_wire::Digest>() + size_of::<storaged_codec::Fingerprint>()) as u64;
 
 /// Names of nodes in one message: of 64 bytes each, half a message.
 pub const RELAY_NAMES_MAX: usize = 8_192;
@@ -41,6 +76,9 @@ pub const FENCES_MAX: usize = 256;
 
 /// A parcel that nobody asks for or tells of is kept this long: home nodes say again each second what is not answered.
 pub const PARCEL_KEPT_MS: u64 = 10_000;
+
+/// Schema or torch metadata that no checkpoint here names is kept this long: a restart plans, and then every rank asks.
+pub const ENCLOSURE_KEPT_MS: u64 = 20_000;
 
 /// Most stripes of a session: members keep a bit for each, and a manifest may name any length. At 256 KiB it is 16 TiB.
 pub const STRIPES_MAX: u64 = 1 << 26;
@@ -159,11 +197,15 @@ pub const RUN_BACK_OFF_MS: u64 = 20;
 /// The durable tier is told again after this time of a run that was opened without it.
 pub const RUN_RECORD_RETRY_MS: u64 = 5_000;
 
-/// A trainer whose run is unknown here is answered within this time: nodes that have just started have joined by then.
+/// A trainer whose run is unknown here is answered within this time: nodes that have just started have joined by then,
+/// unless more and more come in (`JOIN_MAX_MS`).
 pub const RUN_CONFIRM_MS: u64 = JOIN_GRACE_MS + 1_000;
 
 /// Requests that wait at once; one more is refused.
 pub const WAITERS_MAX: usize = 65_536;
+
+/// Boards on one node: two for each of 128 ranks. Each has a descriptor.
+pub const BOARDS_MAX: usize = 256;
 
 /// Checkpoints that one namespace may have before commit on one node; older ones are given up first.
 pub const UNCOMMITTED_MAX: usize = 8;
@@ -178,6 +220,19 @@ pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
 const _: () = assert!(
     DEGRADE_AFTER_MS < UPLOAD_UNPROTECTED_AFTER_MS,
     "first as much protection as there can be"
+);
+const _: () = assert!(GAP_MS > 2 * REPEAT_MS, "a busy node is not a stopped one");
+const _: () = assert!(
+    2 * (ANNOUNCE_AGAIN_MS + REPEAT_MS) < LEAVING_NEWS_MS,
+    "of other nodes' digests word comes with the answers to what is announced again"
+);
+const _: () = assert!(
+    ANNOUNCE_AGAIN_MS + REPEAT_MS < COMMIT_SETTLE_MS,
+    "whoever waits hears that there is news before it gives up"
+);
+const _: () = assert!(
+    NEWS_SHARED_AFTER_MS + ANNOUNCE_AGAIN_MS + REPEAT_MS < COMMIT_MAX_MS,
+    "a home node hears of another one's news in time"
 );
 const _: () = assert!(
     EMPTY_JOB_MIN_MS > 2 * ATTACHED_EVERY_MS,

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use minicbor::bytes::ByteVec;
 use storaged_codec::digest;
 use storaged_wire::peer::{CheckpointKey, ParcelPlace, PeerMessage, Relay, SessionKind};
-use storaged_wire::{Digest, NodeName, decode, encode};
+use storaged_wire::{Digest, NodeName, SharedBytes, encode};
 
-use crate::api::{MessageLimits, Note};
+use crate::api::{MessageLimits, Note, Output, ParcelContents, ParcelFault, Preparation, QueryId};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
-use crate::parcels::{Notice, Relays};
+use crate::parcels::{EnclosureWish, Incoming, Notice, Relays};
 
 impl Context {
     /// Hears a message about parcels; any other comes back.
@@ -26,7 +26,7 @@ impl Context {
                 parcel,
                 length,
                 relay,
-            } => self.parcel_told(from, (parcel, length), relay),
+            } => self.parcel_told(from, parcel, length, relay),
             PeerMessage::ParcelQuery(place) => self.parcel_asked(from, place),
             PeerMessage::ParcelPage { place, bytes } => self.parcel_page(from, place, &bytes),
             other => return Some(other),
@@ -37,11 +37,15 @@ impl Context {
     /// The message as it goes to peers: itself, or where it can be fetched.
     pub(crate) fn wrap(&mut self, message: PeerMessage) -> PeerMessage {
         let MessageLimits { inline, .. } = self.setup.messages;
-        if size_hint(&message) <= inline {
+        self.wrap_above(inline, message)
+    }
+
+    fn wrap_above(&mut self, most: usize, message: PeerMessage) -> PeerMessage {
+        if size_hint(&message) <= most {
             return message;
         }
         let bytes = encode(&message);
-        if bytes.len() <= inline {
+        if bytes.len() <= most {
             return message;
         }
         let (parcel, length) = (digest(&bytes), bytes.len() as u64);
@@ -72,7 +76,12 @@ impl Context {
                 relay: None,
             };
         }
-        let message = self.wrap(message());
+        // Every node gets a commit, and each of the home nodes would send it to all of them.
+        let most = match notice {
+            Notice::Committed => self.setup.messages.spread,
+            Notice::Answer => self.setup.messages.inline,
+        };
+        let message = self.wrap_above(most, message());
         if let PeerMessage::Parcel { parcel, length, .. } = message
             && let Some(checkpoint) = self.checkpoints.get_mut(key)
         {
@@ -82,31 +91,28 @@ impl Context {
     }
 
     /// A peer has something to say that does not fit a message.
-    fn parcel_told(
-        &mut self,
-        from: &NodeName,
-        (parcel, length): (Digest, u64),
-        relay: Option<Relay>,
-    ) {
+    fn parcel_told(&mut self, from: &NodeName, parcel: Digest, length: u64, relay: Option<Relay>) {
         let now = self.now;
         let Some(kept) = self.parcels.kept(parcel, now) else {
-            self.parcels.told(from, (parcel, length), relay);
+            self.parcels.told(from, parcel, length, relay);
             return self.fetch_parcels();
         };
         let (bytes, manifest) = (kept.bytes.clone(), kept.manifest);
-        let (tellers, relays) = match relay {
-            Some(relay) => (BTreeSet::new(), BTreeMap::from([(relay.of, relay.to)])),
-            None => (BTreeSet::from([from.clone()]), BTreeMap::new()),
-        };
         // Several home nodes say the same, and each wants an answer.
         let known = manifest.and_then(|name| Some((name, self.by_name.get(&name)?.clone())));
-        if let Some((name, key)) = known {
-            for teller in tellers.iter().chain(relays.keys()) {
-                self.say_stored(teller, &key, name);
+        let Some((name, key)) = known else {
+            let is_opening = self.parcels.is_opening(parcel);
+            self.parcels.told_again(from, parcel, length, relay);
+            if !is_opening {
+                self.prepare(Preparation::Open { parcel, bytes });
             }
-            return self.hand_on((parcel, length), relays);
+            return;
+        };
+        let teller = relay.as_ref().map_or(from, |relay| &relay.of).clone();
+        self.say_stored(&teller, &key, name);
+        if let Some(relay) = relay {
+            self.hand_on(parcel, length, BTreeMap::from([(relay.of, relay.to)]));
         }
-        self.open_parcel((parcel, &bytes), tellers, relays);
     }
 
     /// Tells others of a parcel that is here: to each of a few its share, which that one is to tell. Whoever does not hear of it
@@ -132,14 +138,14 @@ impl Context {
     }
 
     /// Tells others of a commit as peers have asked this node to, and no more of them than there are.
-    fn hand_on(&mut self, (parcel, length): (Digest, u64), relays: Relays) {
+    fn hand_on(&mut self, parcel: Digest, length: u64, relays: Relays) {
         for (of, mut to) in relays {
             to.truncate(self.setup.members.len());
             self.spread(parcel, length, &Relay { of, to });
         }
     }
 
-    fn fetch_parcels(&mut self) {
+    pub(crate) fn fetch_parcels(&mut self) {
         let peers = &self.peers;
         let requests = self
             .parcels
@@ -147,6 +153,7 @@ impl Context {
         for (to, place) in requests {
             self.send(&to, PeerMessage::ParcelQuery(place));
         }
+        self.emit_enclosures_given_up();
     }
 
     /// Asks again for what did not come, and forgets what nobody wants.
@@ -159,8 +166,10 @@ impl Context {
     fn parcel_asked(&mut self, from: &NodeName, place: ParcelPlace) {
         let (now, most) = (self.now, self.setup.messages.page);
         let offset = usize::try_from(place.offset).unwrap_or(usize::MAX);
-        let page = self.parcels.kept(place.parcel, now).and_then(|kept| {
-            let bytes = &kept.bytes;
+        let kept = self.parcels.kept(place.parcel, now);
+        let bytes = kept.map(|kept| kept.bytes.clone());
+        let bytes = bytes.or_else(|| self.enclosures.get(place.parcel));
+        let page = bytes.and_then(|bytes| {
             let end = bytes.len().min(offset.saturating_add(most));
             bytes.get(offset..end).map(<[u8]>::to_vec)
         });
@@ -170,46 +179,75 @@ impl Context {
 
     /// A page has come.
     fn parcel_page(&mut self, from: &NodeName, place: ParcelPlace, bytes: &[u8]) {
-        if let Some((bytes, told)) = self.parcels.take(from, place, bytes) {
-            self.parcels.keep(place.parcel, bytes.clone(), self.now);
-            self.open_parcel((place.parcel, &bytes), told.tellers, told.relays);
+        if let Some(bytes) = self.parcels.take(from, place, bytes) {
+            let parcel = place.parcel;
+            self.prepare(Preparation::Open { parcel, bytes });
         }
         self.fetch_parcels();
     }
 
+    /// Has a whole manifest worked on while this node goes on.
+    pub(crate) fn prepare(&mut self, work: Preparation) {
+        self.out.push(Output::Prepare(work));
+    }
+
     /// Hears what a parcel says, from each that told of it. In another one's name a commit alone is believed: who tells of it
     /// makes no difference to that.
-    fn open_parcel(
+    pub(crate) fn parcel_opened(
         &mut self,
-        (parcel, bytes): (Digest, &[u8]),
-        tellers: BTreeSet<NodeName>,
-        relays: Relays,
+        parcel: Digest,
+        bytes: SharedBytes,
+        outcome: Result<ParcelContents, ParcelFault>,
     ) {
-        let message = match decode::<PeerMessage>("message", bytes) {
-            // A parcel in a parcel would be a way to keep this node busy.
-            Ok(PeerMessage::Parcel { .. } | PeerMessage::ParcelPage { .. }) => {
-                return self.parcel_is_wrong(tellers, "sent a parcel that holds another one");
-            }
-            Err(error) => return self.parcel_is_wrong(tellers, &error.to_string()),
-            Ok(message) => message,
-        };
-        if let PeerMessage::Committed { manifest, .. } = &message {
-            if let Some(kept) = self.parcels.kept(parcel, self.now) {
-                kept.manifest = Some(digest(manifest));
-            }
-            for of in relays.keys() {
-                self.emit(Event::Message(of.clone(), message.clone()));
-            }
-            self.hand_on((parcel, bytes.len() as u64), relays);
+        if matches!(outcome, Err(ParcelFault::Digest)) && !planted!("enclosures_unproven") {
+            self.parcels.was_wrong(parcel);
+            return self.fetch_parcels();
         }
-        for from in tellers {
-            self.emit(Event::Message(from, message.clone()));
+        let Some(Incoming {
+            enclosure,
+            tellers,
+            relays,
+            ..
+        }) = self.parcels.opened(parcel)
+        else {
+            return;
+        };
+        if enclosure == EnclosureWish::Wanted {
+            self.enclosure_came(parcel, bytes.clone());
+        }
+        if tellers.is_empty() && relays.is_empty() {
+            return;
+        }
+        let length = bytes.len() as u64;
+        self.parcels.keep(parcel, bytes, self.now);
+        match outcome {
+            Err(fault) => self.parcel_is_wrong(tellers, &fault),
+            Ok(ParcelContents::Commit { manifest, durable }) => {
+                if let Some(kept) = self.parcels.kept(parcel, self.now) {
+                    kept.manifest = Some(manifest.name());
+                }
+                for of in relays.keys().chain(&tellers) {
+                    self.emit(Event::CommitTold(of.clone(), manifest.clone(), durable));
+                }
+                self.hand_on(parcel, length, relays);
+            }
+            Ok(ParcelContents::Manifest { query, manifest }) => {
+                for from in tellers {
+                    let query = query.map(QueryId);
+                    self.emit(Event::ManifestTold(from, query, manifest.clone()));
+                }
+            }
+            Ok(ParcelContents::Message(message)) => {
+                for from in tellers {
+                    self.emit(Event::Message(from, (*message).clone()));
+                }
+            }
         }
     }
 
-    fn parcel_is_wrong(&mut self, tellers: BTreeSet<NodeName>, reason: &str) {
+    fn parcel_is_wrong(&mut self, tellers: BTreeSet<NodeName>, fault: &ParcelFault) {
         for node in tellers {
-            let reason = reason.to_owned();
+            let reason = fault.to_string();
             self.note(Note::PeerFault { node, reason });
         }
     }
@@ -220,14 +258,11 @@ fn size_hint(message: &PeerMessage) -> usize {
     const RECORD: usize = 160;
     match message {
         PeerMessage::Committed { manifest, .. } => manifest.len() + RECORD,
-        PeerMessage::Description {
-            schema,
-            torch_metadata,
-            ..
-        } => schema.len() + torch_metadata.len() + 2 * RECORD,
+        PeerMessage::Description { .. } => 2 * RECORD,
         PeerMessage::ManifestAnswer { manifest, .. } => {
             manifest.as_ref().map_or(0, |bytes| bytes.len()) + RECORD
         }
+        PeerMessage::ShardsSealed { shards, .. } => shards.len() * 64 + 2 * RECORD,
         PeerMessage::Fences(fences) => fences.len() * 3 * RECORD,
         PeerMessage::Marks(marks) => marks.len() * 2 * RECORD,
         PeerMessage::Attached(namespaces) => namespaces.len() * 2 * RECORD,

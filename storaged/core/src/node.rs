@@ -8,7 +8,7 @@ use storaged_wire::local::{PinnedOnes, Reply, Request};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Digest, Generation, Namespace, NodeName, SharedBytes};
 
-use crate::api::{ConnId, Curation, DurableFault, Input, Now, Output, RequestId, Setup};
+use crate::api::{ConnId, Curation, DurableFault, Input, Now, Output, Prepared, RequestId, Setup};
 use crate::audit::{Audit, Shown};
 use crate::budget::Ledger;
 use crate::catalog::Peer;
@@ -18,8 +18,9 @@ use crate::event::{Event, NoSlot};
 use crate::limits;
 use crate::place::{Runs, Standings};
 use crate::restore::{Older, OpenRequest, Restores};
-use crate::stage::Drops;
+use crate::stage::{Drops, Trainers};
 use crate::status::status_json;
+use crate::trickle::Unfinished;
 
 /// One daemon's decisions.
 ///
@@ -56,6 +57,11 @@ impl Node {
         &self.cx
     }
 
+    #[cfg(test)]
+    pub(crate) fn context_mut(&mut self) -> &mut Context {
+        &mut self.cx
+    }
+
     /// Takes one input and returns what to do, in order.
     pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
         self.cx.begin(now);
@@ -69,6 +75,14 @@ impl Node {
     fn hear(&mut self, event: Event) {
         match event {
             Event::Message(from, message) => self.message(&from, message),
+            Event::CommitTold(from, manifest, durable) => {
+                self.cx.committed_elsewhere(&from, manifest, durable)
+            }
+            Event::ManifestTold(from, query, manifest) => {
+                self.restores
+                    .manifest_answered(&from, query, manifest, &mut self.cx)
+            }
+            Event::EnclosuresMoved => self.restores.advance_manifest_waits(&mut self.cx),
             Event::Adopted => self.sessions.retry_deferred(&mut self.cx),
             Event::Reached(key, state) => self.sessions.lanes_hear(&key, state, &mut self.cx),
             Event::BlocksGone(key) => self.sessions.end_sessions_of(&key, &mut self.cx),
@@ -135,7 +149,7 @@ impl Node {
                 leaves,
                 prints,
                 root,
-            } => self.cx.digested(slot, (leaves, root), prints),
+            } => self.cx.digested(slot, leaves, root, prints),
             Input::DigestFailed { slot, reason } => self.cx.digest_failed(slot, &reason),
             Input::SessionEnded {
                 leader,
@@ -159,7 +173,8 @@ impl Node {
             } => self.cx.uploaded(manifest, rank, outcome),
             Input::Published { manifest, outcome } => self.cx.published(manifest, outcome),
             Input::DurableListed { query, outcome } => {
-                self.restores.durable_listed(query, outcome, &mut self.cx)
+                self.restores
+                    .durable_listed(query, outcome, &mut self.sessions, &mut self.cx)
             }
             Input::Curated { id, outcome } => self.cx.curated(id, outcome),
             Input::DurableState(outcome) => self.cx.tier_answered(outcome.err().as_ref()),
@@ -176,6 +191,17 @@ impl Node {
                 self.restores
                     .fetched(slot, outcome, &mut self.sessions, &mut self.cx)
             }
+            Input::Prepared(Prepared::Sealed { key, outcome }) => {
+                self.cx.manifest_sealed(&key, outcome)
+            }
+            Input::Prepared(Prepared::Described { key, description }) => {
+                self.cx.description_named(&key, description)
+            }
+            Input::Prepared(Prepared::Opened {
+                parcel,
+                bytes,
+                outcome,
+            }) => self.cx.parcel_opened(parcel, bytes, outcome),
             Input::Checked { query, outcomes } => {
                 self.restores.checked(query, outcomes, &mut self.cx)
             }
@@ -204,6 +230,7 @@ impl Node {
     fn repeat(&mut self) {
         self.restores.repeat_plans(&mut self.cx);
         self.runs.repeat_proposals(&mut self.cx);
+        self.cx.notice_gap();
         self.cx.give_up_old_commits();
         self.cx.announce_all();
         self.cx.tell_all();
@@ -212,6 +239,9 @@ impl Node {
             .repeat_proposals_to_members(None, &mut self.cx);
         self.sessions.repeat_preparations(&mut self.cx);
         self.cx.repeat_parcels();
+        self.cx.fetch_enclosures();
+        self.restores.advance_manifest_waits(&mut self.cx);
+        self.cx.sweep_enclosures(self.restores.manifests_read());
         self.sessions.expire_part_filled(&mut self.cx);
         let restores = &self.restores;
         self.sessions.judge_sessions(
@@ -224,6 +254,7 @@ impl Node {
         self.cx.give_up_stuck_uploads();
         self.cx.start_uploads();
         self.cx.start_publishing();
+        self.cx.count_records();
         self.cx.make_room_for_waiters();
         self.cx
             .forget_foreign(|c| self.sessions.has_session_of(&c.key) || self.restores.opens(c));
@@ -231,7 +262,13 @@ impl Node {
         self.cx.look_after_lifetimes(&asked_for);
     }
 
+    fn say_status(&mut self, id: RequestId) {
+        let json = self.status_json();
+        self.cx.reply(id, Reply::Status(json));
+    }
+
     fn request(&mut self, id: RequestId, request: Request) {
+        let cx = &mut self.cx;
         let outcome = match request {
             Request::Hello {
                 version,
@@ -239,37 +276,39 @@ impl Node {
                 token,
                 role,
             } => {
-                let admitted = self.cx.hello(id, version, namespace, &token, role);
-                admitted.map(|unknown| self.runs.hellos_wait(id, unknown, &mut self.cx))
+                let admitted = cx.hello(id, version, namespace, &token, role);
+                admitted.map(|unknown| self.runs.hellos_wait(id, unknown, cx))
             }
-            Request::OpenRun { timeout_ms } => self.runs.open_run(id, timeout_ms, &mut self.cx),
-            Request::AcquireSlot { bytes, timeout_ms } => self.cx.acquire(id, bytes, timeout_ms),
-            Request::SealSlot { slot, step, length } => self.cx.seal(id, slot, step, length),
-            Request::ReleaseSlot { slot } => self.cx.release(id, slot),
+            Request::OpenRun { timeout_ms } => self.runs.open_run(id, timeout_ms, cx),
+            Request::AcquireSlot { bytes, timeout_ms } => cx.acquire(id, bytes, timeout_ms),
+            Request::SealSlot { slot, step, length } => cx.seal(id, slot, step, length),
+            Request::ReleaseSlot { slot } => cx.release(id, slot),
+            Request::Board { rank, kind, bytes } => cx.board(id, rank, kind, bytes),
             Request::Commit {
                 step,
                 schema,
                 torch_metadata,
                 durable,
-            } => self.cx.commit(id, step, schema, torch_metadata, durable),
+            } => cx.commit(id, step, schema, torch_metadata, durable),
             Request::Wait {
                 run,
                 step,
                 state,
                 timeout_ms,
-            } => self.cx.wait(id, run, step, state, timeout_ms),
+            } => cx.wait(id, run, step, state, timeout_ms),
             Request::Plan {
                 step,
                 timeout_ms,
                 allow_older,
             } => {
-                let older = Older::of(allow_older);
-                self.restores
-                    .plan(id, step, timeout_ms, older, &mut self.cx)
+                let older = if allow_older {
+                    Older::Allowed
+                } else {
+                    Older::Refused
+                };
+                self.restores.plan(id, step, timeout_ms, older, cx)
             }
-            Request::GetManifest { manifest } => {
-                self.restores.get_manifest(id, manifest, &mut self.cx)
-            }
+            Request::GetManifest { manifest } => self.restores.get_manifest(id, manifest, cx),
             Request::OpenShard {
                 manifest,
                 rank,
@@ -277,33 +316,29 @@ impl Node {
                 timeout_ms,
                 without,
             } => {
-                let by = self.cx.answer_by(timeout_ms);
-                let wish = OpenRequest::new((manifest, rank), &ranges, without, by);
-                self.restores.open_shard(id, wish, timeout_ms, &mut self.cx)
+                let by = cx.answer_by(timeout_ms);
+                let wish = OpenRequest::new(manifest, rank, &ranges, without, by);
+                self.restores.open_shard(id, wish, timeout_ms, cx)
             }
             Request::CloseShard { manifest, rank } => {
                 self.restores
-                    .close_shard(id, manifest, rank, &mut self.sessions, &mut self.cx)
+                    .close_shard(id, manifest, rank, &mut self.sessions, cx)
             }
-            Request::Status => {
-                let json = self.status_json();
-                self.cx.reply(id, Reply::Status(json));
-                Ok(())
-            }
-            Request::RestartSafe { bears } => self.cx.restart_safe(id, bears),
-            Request::List { namespace } => self.cx.list(id, namespace.as_ref()),
+            Request::Status => return self.say_status(id),
+            Request::RestartSafe { bears } => cx.restart_safe(id, bears),
+            Request::List { namespace } => cx.list(id, namespace.as_ref()),
             Request::Drop { force, timeout_ms } => {
-                self.drops.drop_job(id, force, timeout_ms, &mut self.cx)
+                let trainers = if force {
+                    Trainers::Ignored
+                } else {
+                    Trainers::Heeded
+                };
+                self.drops.drop_job(id, trainers, timeout_ms, cx)
             }
-            Request::Verify { step, timeout_ms } => {
-                self.restores.verify(id, step, timeout_ms, &mut self.cx)
-            }
-            Request::Keep { run, step, keep } => {
-                self.cx.curate(id, Curation::Keep { run, step, keep })
-            }
+            Request::Verify { step, timeout_ms } => self.restores.verify(id, step, timeout_ms, cx),
+            Request::Keep { run, step, keep } => cx.curate(id, Curation::Keep { run, step, keep }),
             Request::Remove(removal, live, pinned) => {
-                let pinned = pinned.unwrap_or(PinnedOnes::Spared);
-                self.cx.remove_durable(id, removal, live, pinned)
+                cx.remove_durable(id, removal, live, pinned.unwrap_or(PinnedOnes::Spared))
             }
         };
         if let Err(refusal) = outcome {
@@ -334,8 +369,14 @@ impl Node {
             && !planted!("generation_ignored")
         {
             self.forget_peer(&node);
+            self.cx.forget_announced(&node);
         }
-        self.cx.peers.insert(node.clone(), Peer { generation });
+        let since = self.cx.now;
+        let known = Peer { generation, since };
+        let before = self.cx.peers.insert(node.clone(), known);
+        if before.is_none() && !self.cx.down_since.contains_key(&node) {
+            self.cx.joined_at = since;
+        }
         self.cx.recount_blocks_on(&node);
         self.cx.tell_marks(&node);
         self.cx.tell_quarantined(&node);
@@ -359,6 +400,9 @@ impl Node {
         self.cx.peers.remove(node);
         for checkpoint in self.cx.checkpoints.values_mut() {
             checkpoint.told.remove(node);
+            if !planted!("noted_outlives_home") {
+                checkpoint.noted_by.remove(node);
+            }
             checkpoint.standing.forget(node);
         }
         self.cx.recount_blocks_on(node);
@@ -410,6 +454,16 @@ impl Node {
     /// The rates of the other nodes' links, as measured in sessions that this node led.
     pub fn measured_rates(&self) -> Vec<NodeRate> {
         self.sessions.measured_rates(self.cx.now)
+    }
+
+    /// What is lost or left half done if this node stops now.
+    pub fn unfinished(&self) -> Vec<Unfinished> {
+        self.cx.unfinished()
+    }
+
+    /// Whether a checkpoint of which blocks are here is on its way to the durable tier: others may wait for word from here.
+    pub fn awaits_copies(&self) -> bool {
+        self.cx.awaits_copies()
     }
 
     /// What speaks against a restart of this node now, a line per namespace; see [`Request::RestartSafe`] for `bears`.

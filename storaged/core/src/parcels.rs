@@ -5,13 +5,13 @@
 //!
 //! So what is larger than [`crate::MessageLimits::inline`] is encoded once and kept; the peer is told its digest and length, and
 //! fetches it page by page. A digest that comes from several nodes is fetched once, and counts as said by each of them.
+//! What a manifest names and does not carry (`enclosures`) is fetched in the same way, from whoever holds it.
 //! Nothing here is certain to arrive: a sender that still cares says it again, as it does with any message.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_codec::digest;
 use storaged_wire::peer::{ParcelPlace, Relay};
-use storaged_wire::{Digest, NodeName, SharedBytes};
+use storaged_wire::{Digest, Enclosure, NodeName, SharedBytes};
 
 use crate::api::Now;
 use crate::limits;
@@ -22,13 +22,16 @@ use crate::sources::Sources;
 pub(crate) struct Parcels {
     kept: BTreeMap<Digest, KeptParcel>,
     coming: BTreeMap<Digest, Incoming>,
+    /// Whole ones that are being read.
+    opening: BTreeMap<Digest, Incoming>,
+    /// Wanted, and nobody who was asked has it.
+    given_up: BTreeSet<Digest>,
 }
 
 /// What a node says again and again of a checkpoint: it is encoded once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Notice {
     Committed,
-    Description,
     /// The answer to whoever asks for its manifest.
     Answer,
 }
@@ -43,10 +46,19 @@ pub(crate) struct KeptParcel {
     until: Now,
 }
 
+/// Whether what comes is something that manifests name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EnclosureWish {
+    /// It is only what nodes tell of.
+    NotWanted,
+    Wanted,
+}
+
 /// A parcel on its way here.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     length: u64,
+    pub enclosure: EnclosureWish,
     sources: Sources,
     /// Who says so.
     pub tellers: BTreeSet<NodeName>,
@@ -82,6 +94,14 @@ impl Parcels {
         self.kept.get(&name).map(|kept| kept.bytes.clone())
     }
 
+    /// Bytes of all that is here and on its way.
+    pub fn bytes(&self) -> u64 {
+        let kept = self.kept.values().map(|kept| kept.bytes.len());
+        let coming = self.coming.values().chain(self.opening.values());
+        kept.chain(coming.map(|parcel| parcel.bytes.len()))
+            .sum::<usize>() as u64
+    }
+
     /// Drops those that go soonest until the rest fits.
     fn make_room(&mut self) {
         let mut total: u64 = self.kept.values().map(|kept| kept.bytes.len() as u64).sum();
@@ -96,25 +116,71 @@ impl Parcels {
     }
 
     /// A node says that it has something for this one.
-    pub fn told(&mut self, from: &NodeName, (name, length): (Digest, u64), relay: Option<Relay>) {
-        let is_full = self.coming.len() >= limits::PARCELS_COMING_MAX;
-        let coming: u64 = self.coming.values().map(|incoming| incoming.length).sum();
-        if !self.coming.contains_key(&name)
-            && (is_full || coming.saturating_add(length) > limits::PARCELS_BYTES_MAX)
-        {
+    pub fn told(&mut self, from: &NodeName, name: Digest, length: u64, relay: Option<Relay>) {
+        if let Some(opening) = self.opening.get_mut(&name) {
+            return opening.add_teller(from, relay);
+        }
+        if let Some(incoming) = self.comes(name, length) {
+            incoming.sources.add(from);
+            incoming.add_teller(from, relay);
+        }
+    }
+
+    /// Something that a manifest names is wanted, from one of these nodes.
+    pub fn want(&mut self, Enclosure { digest, length }: Enclosure, from: &[NodeName]) {
+        if let Some(opening) = self.opening.get_mut(&digest) {
+            opening.enclosure = EnclosureWish::Wanted;
             return;
         }
-        let incoming = self.coming.entry(name).or_insert_with(|| Incoming {
-            length,
-            sources: Sources::default(),
-            tellers: BTreeSet::new(),
-            relays: BTreeMap::new(),
-            bytes: Vec::new(),
-        });
-        incoming.sources.add(from);
-        match relay {
-            Some(relay) => drop(incoming.relays.insert(relay.of, relay.to)),
-            None => drop(incoming.tellers.insert(from.clone())),
+        if from.is_empty() {
+            return;
+        }
+        if let Some(incoming) = self.comes(digest, length) {
+            incoming.enclosure = EnclosureWish::Wanted;
+            from.iter().for_each(|node| incoming.sources.add(node));
+        }
+    }
+
+    /// What is on its way under a name, if there is room for it.
+    fn comes(&mut self, name: Digest, length: u64) -> Option<&mut Incoming> {
+        let all = || self.coming.values().chain(self.opening.values());
+        let is_full = all().count() >= limits::PARCELS_COMING_MAX;
+        let coming: u64 = all().map(|incoming| incoming.length).sum();
+        let is_known = self.coming.contains_key(&name);
+        if !is_known && (is_full || coming.saturating_add(length) > limits::PARCELS_BYTES_MAX) {
+            return None;
+        }
+        let new = || Incoming::new(length);
+        Some(self.coming.entry(name).or_insert_with(new))
+    }
+
+    /// Whether something that was wanted may still come.
+    pub fn may_come(&self, name: Digest) -> bool {
+        self.coming.contains_key(&name) || self.opening.contains_key(&name)
+    }
+
+    /// A node tells of a parcel that is here and was of no use when it came: its bytes are read once more.
+    pub fn told_again(&mut self, from: &NodeName, name: Digest, length: u64, relay: Option<Relay>) {
+        let new = || Incoming::new(length);
+        let opening = self.opening.entry(name).or_insert_with(new);
+        opening.add_teller(from, relay);
+    }
+
+    /// Whether a parcel is being read.
+    pub fn is_opening(&self, name: Digest) -> bool {
+        self.opening.contains_key(&name)
+    }
+
+    /// A parcel has been read. Gives who told of it.
+    pub fn opened(&mut self, name: Digest) -> Option<Incoming> {
+        self.opening.remove(&name)
+    }
+
+    /// What was read is not what was told of: the next who has it is asked.
+    pub fn was_wrong(&mut self, name: Digest) {
+        if let Some(mut incoming) = self.opening.remove(&name) {
+            incoming.next_source();
+            self.coming.insert(name, incoming);
         }
     }
 
@@ -125,6 +191,7 @@ impl Parcels {
         is_up: impl Fn(&NodeName) -> bool,
     ) -> Vec<(NodeName, ParcelPlace)> {
         let mut requests = Vec::new();
+        let given_up = &mut self.given_up;
         self.coming.retain(|name, incoming| {
             incoming.skip_silent(now, &is_up);
             if let Some(source) = incoming.sources.ask(now) {
@@ -135,18 +202,27 @@ impl Parcels {
                 requests.push((source.clone(), place));
             }
             // Whoever still wants it to be heard says so again.
-            incoming.sources.count() > 0
+            let may_come = incoming.sources.count() > 0;
+            if !may_come && incoming.enclosure == EnclosureWish::Wanted {
+                given_up.insert(*name);
+            }
+            may_come
         });
         requests
     }
 
-    /// A page has come. Gives the parcel once it is whole and is what its name says, with those who told of it.
+    /// What was wanted and will not come.
+    pub fn take_given_up(&mut self) -> BTreeSet<Digest> {
+        std::mem::take(&mut self.given_up)
+    }
+
+    /// A page has come. Gives the parcel once it is whole; whether it is what its name says is not known yet.
     pub fn take(
         &mut self,
         from: &NodeName,
         place: ParcelPlace,
         page: &[u8],
-    ) -> Option<(SharedBytes, Incoming)> {
+    ) -> Option<SharedBytes> {
         let incoming = self.coming.get_mut(&place.parcel)?;
         if !incoming.sources.is_asked(from) || place.offset != incoming.bytes.len() as u64 {
             return None;
@@ -161,12 +237,10 @@ impl Parcels {
         if (incoming.bytes.len() as u64) < incoming.length {
             return None;
         }
-        if digest(&incoming.bytes) != place.parcel {
-            incoming.next_source();
-            return None;
-        }
         let mut whole = self.coming.remove(&place.parcel)?;
-        Some((std::mem::take(&mut whole.bytes).into(), whole))
+        let bytes = std::mem::take(&mut whole.bytes);
+        self.opening.insert(place.parcel, whole);
+        Some(bytes.into())
     }
 
     /// Forgets what nobody has spoken of for a while.
@@ -176,6 +250,24 @@ impl Parcels {
 }
 
 impl Incoming {
+    fn new(length: u64) -> Self {
+        Self {
+            length,
+            enclosure: EnclosureWish::NotWanted,
+            sources: Sources::default(),
+            tellers: BTreeSet::new(),
+            relays: BTreeMap::new(),
+            bytes: Vec::new(),
+        }
+    }
+
+    fn add_teller(&mut self, from: &NodeName, relay: Option<Relay>) {
+        match relay {
+            Some(relay) => drop(self.relays.insert(relay.of, relay.to)),
+            None => drop(self.tellers.insert(from.clone())),
+        }
+    }
+
     fn next_source(&mut self) {
         self.sources.next();
         self.bytes.clear();

@@ -5,7 +5,8 @@ use storaged_plan::Member;
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
-    Generation, Manifest, Namespace, NodeName, Owner, Rank, RunId, ShardEntry, Step, WorldSize,
+    Enclosed, Generation, Manifest, Namespace, NodeName, Owner, Rank, RunId, ShardEntry, Step,
+    WorldSize,
 };
 
 use crate::api::{
@@ -37,33 +38,14 @@ fn geometry(k: usize, m: usize) -> Geometry {
 }
 
 /// The last of these members, without a durable tier and with a budget that nothing exceeds. Its links are up.
-pub fn last_of(members: &[&str], geometry: (usize, usize)) -> Node {
-    last_with_tier(members, geometry, DurablePolicy::Absent)
+pub fn last_of(members: &[&str], k: usize, m: usize) -> Node {
+    last_with_tier(members, k, m, DurablePolicy::Absent)
 }
 
 /// The same with what goes to a durable tier.
-pub fn last_with_tier(members: &[&str], (k, m): (usize, usize), durable: DurablePolicy) -> Node {
-    let (me, peers) = members.split_last().expect("a member");
-    let member = |text: &&str| Member {
-        name: name(text),
-        failure_domain: (*text).into(),
-    };
-    let mut node = Node::new(Setup {
-        name: name(me),
-        generation: Generation::new(1),
-        members: members.iter().map(member).collect(),
-        geometry: Some(geometry(k, m)),
-        chunk: chunk(),
-        slots_per_rank: 3,
-        budget: u64::MAX,
-        idle_job_ms: 3_600_000,
-        link_rates: LinkRates::default(),
-        durable,
-        messages: crate::api::MessageLimits::default(),
-        runs_without_tier: RunsWithoutTier::Refused,
-        durable_form: DurableForm::Full,
-    })
-    .expect("groups");
+pub fn last_with_tier(members: &[&str], k: usize, m: usize, durable: DurablePolicy) -> Node {
+    let mut node = unlinked(members, geometry(k, m), durable);
+    let (_, peers) = members.split_last().expect("a member");
     for peer in peers {
         let generation = Generation::new(1);
         let node_up = Input::PeerUp {
@@ -78,7 +60,23 @@ pub fn last_with_tier(members: &[&str], (k, m): (usize, usize), durable: Durable
 /// What a node does when a peer says something.
 pub fn hear(node: &mut Node, at: u64, from: &str, message: PeerMessage) -> Vec<Output> {
     let from = name(from);
-    node.handle(Now(at), Input::Message { from, message })
+    let outputs = node.handle(Now(at), Input::Message { from, message });
+    prepared(node, Now(at), outputs)
+}
+
+/// What a node does, with what it has prepared done at once.
+pub fn prepared(node: &mut Node, now: Now, outputs: Vec<Output>) -> Vec<Output> {
+    let mut all = Vec::new();
+    for output in outputs {
+        match output {
+            Output::Prepare(work) => {
+                let outputs = node.handle(now, Input::Prepared(work.run()));
+                all.extend(prepared(node, now, outputs));
+            }
+            other => all.push(other),
+        }
+    }
+    all
 }
 
 /// The messages among what it does.
@@ -91,12 +89,7 @@ pub fn sent(outputs: Vec<Output>) -> Vec<PeerMessage> {
 }
 
 /// The manifest of a step of run 1: a shard of so many bytes, with this root, on each data node, and parity on the coding nodes.
-pub fn manifest(
-    step: u64,
-    data: &[&str],
-    coding: &[&str],
-    (length, root): (u64, Digest),
-) -> Manifest {
+pub fn manifest(step: u64, data: &[&str], coding: &[&str], length: u64, root: Digest) -> Manifest {
     let names = |nodes: &[&str]| nodes.iter().map(|node| name(node)).collect::<Vec<_>>();
     let shard = |(rank, node): (u32, &&str)| ShardEntry {
         rank: Rank::new(rank),
@@ -119,7 +112,38 @@ pub fn manifest(
             data: names(data),
             coding: names(coding),
         }],
-        schema: Vec::new().into(),
-        torch_metadata: Vec::new().into(),
+        schema: Enclosed::nothing(),
+        torch_metadata: Enclosed::nothing(),
     }
+}
+
+/// The last of so many members `n00`, `n01` ..., to which nobody has linked up.
+pub fn alone_of(nodes: usize) -> Node {
+    let members: Vec<String> = (0..nodes).map(|node| format!("n{node:02}")).collect();
+    let members: Vec<&str> = members.iter().map(String::as_str).collect();
+    unlinked(&members, geometry(2, 1), DurablePolicy::Absent)
+}
+
+fn unlinked(members: &[&str], geometry: Geometry, durable: DurablePolicy) -> Node {
+    let member = |text: &&str| Member {
+        name: name(text),
+        failure_domain: (*text).into(),
+    };
+    let me = members.last().expect("a member");
+    let setup = Setup {
+        name: name(me),
+        generation: Generation::new(1),
+        members: members.iter().map(member).collect(),
+        geometry: Some(geometry),
+        chunk: chunk(),
+        slots_per_rank: 3,
+        budget: u64::MAX,
+        idle_job_ms: 3_600_000,
+        link_rates: LinkRates::default(),
+        durable,
+        messages: crate::api::MessageLimits::default(),
+        runs_without_tier: RunsWithoutTier::Refused,
+        durable_form: DurableForm::Full,
+    };
+    Node::new(setup).expect("groups")
 }

@@ -1,11 +1,13 @@
 //! Nodes that come back with empty RAM: several are healed at the speed of one, and nothing waits without need.
 
 mod cluster;
+mod testkit;
 
 use cluster::{Block, Cluster, STRIPE_MS};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, Rung};
 use storaged_wire::{Digest, Rank};
+use testkit::{open_shard, plan_newest};
 
 const STRIPES: u64 = 400;
 
@@ -47,7 +49,7 @@ fn two_replacements_are_healed_by_one_gather_and_nothing_is_sent_twice() {
     for gap_ms in [0, 50, 500, 3_000] {
         let (cluster, took_ms) = two_come_back(gap_ms);
         for node in [0, 1] {
-            let put = &cluster.put[&(node, Block::Shard)];
+            let put = &cluster.sessions.counts.put[&(node, Block::Shard)];
             assert_eq!(
                 put.len() as u64,
                 STRIPES,
@@ -68,14 +70,20 @@ fn two_replacements_are_healed_by_one_gather_and_nothing_is_sent_twice() {
         // Nine eighths of a block per stripe of both, and one of each other stripe for each of them.
         let alone = (gap_ms / STRIPE_MS).min(STRIPES);
         let most = (STRIPES - alone) * 9 / 8 + 2 * alone + 12;
-        let sent = cluster.sent.values().max().copied().unwrap_or_default();
+        let sent = sent_most(&cluster);
         assert!(sent <= most, "{gap_ms} ms apart: {sent} of {most}");
         assert!(
-            cluster.moved.len() <= 3,
+            cluster.sessions.counts.moved.len() <= 3,
             "{gap_ms} ms apart: {} sessions",
-            cluster.moved.len()
+            cluster.sessions.counts.moved.len()
         );
     }
+}
+
+/// The blocks that the node sent that sent most.
+fn sent_most(cluster: &Cluster) -> u64 {
+    let sent = cluster.sessions.counts.sent.values();
+    sent.max().copied().unwrap_or_default()
 }
 
 /// A coding node is killed half-way through an encode and comes back at once. Gives the time from its start until the
@@ -104,7 +112,7 @@ fn a_coding_node_killed_during_an_encode_costs_that_encode_and_hardly_more() {
             "n{node}: {took_ms} of {encode_ms}"
         );
         // The step before it is not healed meanwhile: it is not needed any more.
-        let put = &cluster.put[&(node, Block::Parity)];
+        let put = &cluster.sessions.counts.put[&(node, Block::Parity)];
         assert!(put.values().all(|times| *times == 1), "n{node}: {put:?}");
     }
 }
@@ -131,24 +139,14 @@ fn open_of(
     manifest: Digest,
 ) -> storaged_core::RequestId {
     let reader = cluster.connect(node, Role::Reader);
-    let open = Request::OpenShard {
-        manifest,
-        rank: Rank::new(rank as u32),
-        ranges: vec![],
-        timeout_ms: 60_000,
-        without: None,
-    };
+    let open = open_shard(manifest, Rank::new(rank as u32), 60_000);
     cluster.send(node, reader, open)
 }
 
 /// The checkpoint that a restart would take.
 fn planned(cluster: &mut Cluster, node: usize) -> Digest {
     let reader = cluster.connect(node, Role::Reader);
-    let plan = Request::Plan {
-        step: None,
-        timeout_ms: 10_000,
-        allow_older: false,
-    };
+    let plan = plan_newest(10_000);
     match cluster.ask(node, reader, plan) {
         Reply::Plan(plan) => plan.manifest,
         other => panic!("expected a plan, got {other:?}"),
@@ -184,7 +182,7 @@ fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
         took_ms <= copy_ms * 105 / 100 + 100,
         "{took_ms} of {copy_ms}"
     );
-    let sent = cluster.sent.values().max().copied().unwrap_or_default();
+    let sent = sent_most(&cluster);
     assert!(sent <= STRIPES * 9 / 8 + 12, "{sent}");
 }
 
@@ -193,7 +191,7 @@ fn trainers_that_open_their_shards_on_replaced_nodes_share_one_heal() {
 fn an_opening_takes_one_session() {
     let mut cluster = protected(STRIPES);
     let manifest = planned(&mut cluster, 5);
-    cluster.begun.clear();
+    cluster.sessions.counts.begun.clear();
     let opened = open_of(&mut cluster, 5, 0, manifest);
     cluster.run_until(60_000, "opening", |cluster| {
         cluster.answer(opened).is_some()
@@ -203,7 +201,12 @@ fn an_opening_takes_one_session() {
         matches!(answer, Some(Reply::ShardOpened { .. })),
         "{answer:?}"
     );
-    assert_eq!(cluster.begun.len(), 1, "{:?}", cluster.begun);
+    assert_eq!(
+        cluster.sessions.counts.begun.len(),
+        1,
+        "{:?}",
+        cluster.sessions.counts.begun
+    );
 }
 
 /// A newer step retires the one that a reader is opening, while a session fills the reader's slot. The durable tier has it too, but
@@ -220,7 +223,7 @@ fn a_shard_is_fetched_only_once_no_session_fills_its_slot() {
         cluster.answer(opened).is_some()
     });
     assert!(cluster.is_protected(5));
-    assert_eq!(cluster.fetches, 1, "{:?}", cluster.answer(opened));
+    assert_eq!(cluster.tier.fetches, 1, "{:?}", cluster.answer(opened));
 }
 
 /// A job is dropped while its parity is being made: the memory goes once the executor has said that it is not at it any more.
@@ -229,7 +232,7 @@ fn parity_goes_only_once_no_session_makes_it() {
     let mut cluster = Cluster::start(4, 2, STRIPES);
     cluster.save();
     cluster.run_for(STRIPES * STRIPE_MS / 2);
-    assert!(!cluster.begun.is_empty() && !cluster.is_protected(4));
+    assert!(!cluster.sessions.counts.begun.is_empty() && !cluster.is_protected(4));
     let reader = cluster.connect(4, Role::Reader);
     let drop_it = Request::Drop {
         force: true,
@@ -304,8 +307,18 @@ fn an_encode_waits_for_a_coding_node_that_was_only_just_lost() {
         }
         cluster.run_until(60_000, "protection", |cluster| cluster.is_protected(0));
         cluster.run_for(2_000);
-        let keeps = |node| cluster.put.contains_key(&(node, Block::Parity));
+        let keeps = |node| {
+            cluster
+                .sessions
+                .counts
+                .put
+                .contains_key(&(node, Block::Parity))
+        };
         assert_eq!((keeps(8), keeps(9)), (true, comes_back));
-        assert_eq!(cluster.moved.len(), sessions, "comes back: {comes_back}");
+        assert_eq!(
+            cluster.sessions.counts.moved.len(),
+            sessions,
+            "comes back: {comes_back}"
+        );
     }
 }

@@ -1,14 +1,16 @@
 //! What becomes of the RAM of jobs that have ended, of slots whose trainers are gone, and of names that nobody uses.
 
 mod cluster;
+mod testkit;
 
 use std::collections::BTreeMap;
 
-use cluster::{Cluster, Room, Tier};
+use cluster::{Cluster, Conduct, Room};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, standing};
 use storaged_wire::peer::DropAnswer;
 use storaged_wire::{CheckpointState, NodeName, RefusalCode, Step};
+use testkit::{acquire_slot, open_shard, plan_newest};
 
 const NODES: usize = 6;
 /// A slot of a shard of ten stripes.
@@ -35,11 +37,7 @@ fn evictions(cluster: &Cluster) -> Vec<String> {
 
 fn planned(cluster: &mut Cluster, node: usize) -> Result<u64, RefusalCode> {
     let reader = cluster.connect(node, Role::Reader);
-    let plan = Request::Plan {
-        step: None,
-        timeout_ms: 10_000,
-        allow_older: false,
-    };
+    let plan = plan_newest(10_000);
     let reply = cluster.ask(node, reader, plan);
     cluster.disconnect(node, reader);
     match reply {
@@ -52,7 +50,7 @@ fn planned(cluster: &mut Cluster, node: usize) -> Result<u64, RefusalCode> {
 #[test]
 fn jobs_one_after_the_other_are_all_served() {
     let budget = 4 * SLOT;
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room(budget, 1_000));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room(budget, 1_000));
     cluster.end_job();
     for number in 0..40 {
         cluster.begin_job(&format!("job-{number}"));
@@ -70,8 +68,8 @@ fn jobs_one_after_the_other_are_all_served() {
 
 #[test]
 fn a_job_that_is_durable_gives_way_at_once_and_the_others_least_recently_used_first() {
-    let tier = Some(Tier::default());
-    let mut cluster = Cluster::start_with((4, 2), 10, tier, room(3 * SLOT, 3_600_000));
+    let tier = Some(Conduct::default());
+    let mut cluster = Cluster::start_with(4, 2, 10, tier, room(3 * SLOT, 3_600_000));
     cluster.end_job();
     let wishes = [
         DurableWish::Never,
@@ -98,7 +96,7 @@ fn a_job_that_is_durable_gives_way_at_once_and_the_others_least_recently_used_fi
 
 #[test]
 fn a_job_whose_only_copy_is_in_ram_is_kept_for_its_time_and_named() {
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room(2 * SLOT, 60_000));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room(2 * SLOT, 60_000));
     cluster.end_job();
     cluster.begin_job("a");
     cluster.save_and_wait(DurableWish::Never);
@@ -113,7 +111,7 @@ fn a_job_whose_only_copy_is_in_ram_is_kept_for_its_time_and_named() {
         "a 2097152 bytes",
         "not durable",
         "storaged drop a",
-        "b 2097152 bytes (has trainers on n00)",
+        "b 2097152 bytes (has trainers on n0)",
     ] {
         assert!(text.contains(named), "{named}: {text}");
     }
@@ -126,7 +124,7 @@ fn a_job_whose_only_copy_is_in_ram_is_kept_for_its_time_and_named() {
 /// The trainers of the job before are gone for less than its time: the next one's save does not fail for that.
 #[test]
 fn a_save_waits_for_the_ram_of_a_job_that_is_about_to_give_way() {
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room(2 * SLOT, 1_000));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room(2 * SLOT, 1_000));
     cluster.end_job();
     for job in ["a", "b", "c"] {
         cluster.begin_job(job);
@@ -139,7 +137,7 @@ fn a_save_waits_for_the_ram_of_a_job_that_is_about_to_give_way() {
 
 #[test]
 fn what_would_not_be_enough_is_not_dropped() {
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room(3 * SLOT, 1_000));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room(3 * SLOT, 1_000));
     cluster.end_job();
     cluster.begin_job("a");
     cluster.save_and_wait(DurableWish::Never);
@@ -147,10 +145,7 @@ fn what_would_not_be_enough_is_not_dropped() {
     cluster.begin_job("b");
     cluster.save_and_wait(DurableWish::Never);
     cluster.run_for(5_000);
-    let acquire = Request::AcquireSlot {
-        bytes: 3 * SLOT,
-        timeout_ms: 1_000,
-    };
+    let acquire = acquire_slot(3 * SLOT, 1_000);
     let trainer = cluster.trainer(0);
     let reply = cluster.ask(0, trainer, acquire);
     assert!(
@@ -167,7 +162,7 @@ fn a_coding_node_does_not_take_a_quiet_job_for_one_that_has_ended() {
         budgets: BTreeMap::from(coding),
         ..room(1 << 30, 1_000)
     };
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room);
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
     cluster.save_and_wait(DurableWish::Never);
     cluster.run_for(60_000);
     cluster.begin_job("other");
@@ -179,7 +174,7 @@ fn a_coding_node_does_not_take_a_quiet_job_for_one_that_has_ended() {
 
 #[test]
 fn what_was_evicted_is_not_repaired_back_also_not_by_a_node_that_missed_it() {
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room(2 * SLOT, 1_000));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room(2 * SLOT, 1_000));
     cluster.end_job();
     cluster.begin_job("a");
     cluster.save_and_wait(DurableWish::Never);
@@ -209,7 +204,7 @@ fn what_was_evicted_is_not_repaired_back_also_not_by_a_node_that_missed_it() {
 
 #[test]
 fn a_dropped_job_is_gone_everywhere_unless_it_has_trainers() {
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room(1 << 30, 3_600_000));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room(1 << 30, 3_600_000));
     cluster.save_and_wait(DurableWish::Never);
     let drop_it = |cluster: &mut Cluster, force| {
         let reader = cluster.connect(5, Role::Reader);
@@ -223,7 +218,7 @@ fn a_dropped_job_is_gone_everywhere_unless_it_has_trainers() {
         panic!("it has trainers");
     };
     assert_eq!(refusal.code, RefusalCode::InUse);
-    assert!(refusal.message.contains("n00"), "{}", refusal.message);
+    assert!(refusal.message.contains("n0"), "{}", refusal.message);
     assert_eq!(planned(&mut cluster, 0), Ok(1));
     cluster.end_job();
     cluster.run_for(2_000);
@@ -234,7 +229,7 @@ fn a_dropped_job_is_gone_everywhere_unless_it_has_trainers() {
     assert_eq!((report.nodes.len(), report.silent), (NODES, silent));
     for node in &report.nodes {
         let bytes = match node.node.as_str() {
-            "n04" | "n05" => PARITY,
+            "n4" | "n5" => PARITY,
             _ => SLOT,
         };
         let checkpoints = 1;
@@ -264,7 +259,7 @@ fn a_drop_ends_at_the_callers_limit_and_names_who_was_silent() {
     let (began, timeout_ms) = (cluster.now, 700);
     let force = true;
     let Reply::Dropped(report) = cluster.ask(0, reader, Request::Drop { force, timeout_ms }) else {
-        panic!("n05 alone is silent");
+        panic!("n5 alone is silent");
     };
     assert_eq!(report.silent, [cluster::name(5)]);
     let took = cluster.now - began;
@@ -309,10 +304,7 @@ fn trainers_of_a_fenced_run_lose_what_they_hold_and_are_told_so() {
     let mut cluster = Cluster::start(4, 2, 10);
     cluster.save_and_wait(DurableWish::Never);
     let old = cluster.trainer(0);
-    let acquire = Request::AcquireSlot {
-        bytes: SLOT,
-        timeout_ms: 60_000,
-    };
+    let acquire = acquire_slot(SLOT, 60_000);
     // They hang in the middle of filling; the last one waits for a slot that never comes free.
     for _ in 0..2 {
         let reply = cluster.ask(0, old, acquire.clone());
@@ -341,7 +333,7 @@ fn trainers_of_a_fenced_run_lose_what_they_hold_and_are_told_so() {
 
 #[test]
 fn names_that_nobody_uses_are_forgotten() {
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room(1 << 30, 5_000));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room(1 << 30, 5_000));
     cluster.end_job();
     for number in 0..50 {
         cluster.begin_job(&format!("name-{number}"));
@@ -358,7 +350,7 @@ fn names_that_nobody_uses_are_forgotten() {
 /// nothing but what they read stays for them.
 #[test]
 fn readers_that_hang_with_old_steps_open_do_not_stop_saves() {
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room(100 * SLOT, 3_600_000));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room(100 * SLOT, 3_600_000));
     let mut hanging = Vec::new();
     for _ in 0..5 {
         cluster.save_and_wait(DurableWish::Policy);
@@ -378,21 +370,11 @@ fn readers_that_hang_with_old_steps_open_do_not_stop_saves() {
 /// Opens the newest checkpoint's shard that lies on the node, and keeps it open.
 fn open_own(cluster: &mut Cluster, node: usize) -> storaged_core::ConnId {
     let reader = cluster.connect(node, Role::Reader);
-    let plan = Request::Plan {
-        step: None,
-        timeout_ms: 10_000,
-        allow_older: false,
-    };
+    let plan = plan_newest(10_000);
     let Reply::Plan(plan) = cluster.ask(node, reader, plan) else {
         panic!("expected a plan");
     };
-    let open = Request::OpenShard {
-        manifest: plan.manifest,
-        rank: storaged_wire::Rank::new(node as u32),
-        ranges: vec![],
-        timeout_ms: 60_000,
-        without: None,
-    };
+    let open = open_shard(plan.manifest, storaged_wire::Rank::new(node as u32), 60_000);
     let opened = cluster.ask(node, reader, open);
     assert!(matches!(opened, Reply::ShardOpened { .. }), "{opened:?}");
     reader
@@ -402,7 +384,7 @@ fn open_own(cluster: &mut Cluster, node: usize) -> storaged_core::ConnId {
 /// decoded from. They must not hold the other ranks' slots, or nothing is saved any more.
 #[test]
 fn steps_that_lost_a_shard_before_they_were_protected_give_way() {
-    let mut cluster = Cluster::start_with((4, 2), 1_000, None, Room::default());
+    let mut cluster = Cluster::start_with(4, 2, 1_000, None, Room::default());
     cluster.save_and_wait(DurableWish::Policy);
     for _ in 0..4 {
         cluster.save();
@@ -428,17 +410,14 @@ fn committed(cluster: &mut Cluster) {
 /// one that a restart may not go below: these give way, or the save is refused while somebody reads them.
 #[test]
 fn a_protected_step_stays_while_newer_ones_only_commit() {
-    let mut cluster = Cluster::start_with((4, 2), 10, None, Room::default());
+    let mut cluster = Cluster::start_with(4, 2, 10, None, Room::default());
     cluster.save_and_wait(DurableWish::Policy);
     [4, 5].into_iter().for_each(|node| cluster.kill(node));
     cluster.run_for(5_000);
     committed(&mut cluster);
     let reader = open_own(&mut cluster, 0);
     committed(&mut cluster);
-    let acquire = Request::AcquireSlot {
-        bytes: SLOT,
-        timeout_ms: 30_000,
-    };
+    let acquire = acquire_slot(SLOT, 30_000);
     let trainer = cluster.trainer(0);
     let refused = cluster.ask(0, trainer, acquire);
     assert!(matches!(&refused, Reply::Refused(refusal) if refusal.code == RefusalCode::Busy));
@@ -464,7 +443,7 @@ fn a_protected_step_stays_while_newer_ones_only_commit() {
 fn a_budget_too_small_for_parity_is_named_where_a_save_is_refused() {
     let mut room = room(100 * SLOT, 3_600_000);
     room.budgets.insert(5, PARITY - 1);
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room);
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
     for _ in 0..3 {
         cluster.save();
         cluster.run_for(2_000);
@@ -477,7 +456,7 @@ fn a_budget_too_small_for_parity_is_named_where_a_save_is_refused() {
             panic!("expected the status");
         };
         for word in [
-            "n05 has no room: ".to_owned(),
+            "n5 has no room: ".to_owned(),
             format!("needs {PARITY} bytes"),
             format!("of the budget of {}", PARITY - 1),
             "raise memory.budget there".into(),
@@ -492,7 +471,7 @@ fn a_budget_too_small_for_parity_is_named_where_a_save_is_refused() {
 /// and nobody waits for it.
 #[test]
 fn a_step_that_is_only_read_is_shown_as_superseded_and_waited_for_by_nobody() {
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room(100 * SLOT, 3_600_000));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room(100 * SLOT, 3_600_000));
     cluster.save_and_wait(DurableWish::Policy);
     let reader = open_own(&mut cluster, 0);
     cluster.save_and_wait(DurableWish::Policy);
@@ -537,7 +516,7 @@ fn nothing_waits_for_a_job_that_was_evicted_with_its_only_copy() {
         budgets: BTreeMap::from([(2, 2 * SLOT)]),
         ..room(1 << 30, 1_000)
     };
-    let mut cluster = Cluster::start_with((4, 2), 10, None, small);
+    let mut cluster = Cluster::start_with(4, 2, 10, None, small);
     cluster.end_job();
     cluster.begin_job("a");
     cluster.save_and_wait(DurableWish::Never);
@@ -571,11 +550,8 @@ fn whoever_waits_for_a_step_hears_that_its_job_has_made_room() {
         idle_job_ms: 2_500,
         ..Room::default()
     };
-    let mut cluster = Cluster::start_with((4, 2), 10, None, room);
-    let acquire = || Request::AcquireSlot {
-        bytes: SLOT,
-        timeout_ms: 10_000,
-    };
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+    let acquire = || acquire_slot(SLOT, 10_000);
     let (trainer, run) = (cluster.trainer(0), cluster.run());
     let Reply::SlotGranted { slot, .. } = cluster.ask(0, trainer, acquire()) else {
         panic!("there is room for one");

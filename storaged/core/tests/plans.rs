@@ -2,11 +2,13 @@
 //! was protected, unless the caller allows it.
 
 mod cluster;
+mod testkit;
 
 use cluster::{Cluster, Listing, STRIPE_MS};
 use storaged_core::RequestId;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, VerifiedPart};
 use storaged_wire::{Rank, RefusalCode, Step};
+use testkit::open_shard;
 
 const NODES: usize = 6;
 
@@ -15,8 +17,7 @@ fn two_steps() -> Cluster {
     let mut cluster = Cluster::start_with_tier(4, 2, 10);
     cluster.save_as(DurableWish::Required);
     cluster.run_until(60_000, "a durable step", |cluster| {
-        let tier = cluster.tier.as_ref();
-        tier.is_some_and(|tier| !tier.manifests.is_empty())
+        !cluster.tier.published.is_empty()
     });
     cluster.run_for(2_000);
     cluster.save();
@@ -26,9 +27,16 @@ fn two_steps() -> Cluster {
     cluster
 }
 
-fn plan(cluster: &mut Cluster, node: usize, timeout_ms: u32, allow_older: bool) -> RequestId {
+/// Whether a reader takes less than what was protected.
+#[derive(Clone, Copy, PartialEq)]
+enum Older {
+    Refused,
+    Allowed,
+}
+
+fn plan(cluster: &mut Cluster, node: usize, timeout_ms: u32, older: Older) -> RequestId {
     let reader = cluster.connect(node, Role::Reader);
-    ask_again(cluster, node, reader, timeout_ms, allow_older)
+    ask_again(cluster, node, reader, timeout_ms, older)
 }
 
 fn ask_again(
@@ -36,12 +44,12 @@ fn ask_again(
     node: usize,
     reader: storaged_core::ConnId,
     timeout_ms: u32,
-    allow_older: bool,
+    older: Older,
 ) -> RequestId {
     let plan = Request::Plan {
         step: None,
         timeout_ms,
-        allow_older,
+        allow_older: older == Older::Allowed,
     };
     cluster.send(node, reader, plan)
 }
@@ -65,7 +73,7 @@ fn a_plan_waits_for_nodes_that_are_paused() {
         (1..NODES).for_each(|node| cluster.pause(node, pause_ms));
         for asked_after_ms in [0, 1_000, 3_000] {
             cluster.run_for(asked_after_ms);
-            let id = ask_again(&mut cluster, 0, reader, 60_000, false);
+            let id = ask_again(&mut cluster, 0, reader, 60_000, Older::Refused);
             let (offered, took) = answer(&mut cluster, id);
             assert_eq!(offered, Ok(2), "{pause_ms}, {asked_after_ms} ms");
             assert!(took <= pause_ms + 1_500, "{took} of {pause_ms} ms");
@@ -80,7 +88,7 @@ fn a_plan_asked_while_the_own_node_is_paused_waits_for_its_links() {
         let reader = cluster.connect(0, Role::Reader);
         cluster.pause(0, pause_ms);
         cluster.run_for(pause_ms / 2);
-        let id = ask_again(&mut cluster, 0, reader, 60_000, false);
+        let id = ask_again(&mut cluster, 0, reader, 60_000, Older::Refused);
         let (offered, _) = answer(&mut cluster, id);
         assert_eq!(offered, Ok(2), "{pause_ms} ms");
     }
@@ -93,7 +101,7 @@ fn so_does_one_of_a_node_that_was_restarted_empty_while_the_others_are_paused() 
     (1..NODES).for_each(|node| cluster.pause(node, 6_000));
     cluster.start_after(100, 0);
     cluster.run_for(1_000);
-    let id = plan(&mut cluster, 0, 60_000, false);
+    let id = plan(&mut cluster, 0, 60_000, Older::Refused);
     let (offered, _) = answer(&mut cluster, id);
     assert_eq!(offered, Ok(2));
 }
@@ -104,15 +112,15 @@ fn at_the_end_of_its_time_a_plan_names_what_it_cannot_reach_and_whom_it_did_not_
     let reader = cluster.connect(0, Role::Reader);
     (3..NODES).for_each(|node| cluster.kill(node));
     cluster.run_for(5_000);
-    let id = ask_again(&mut cluster, 0, reader, 5_000, false);
+    let id = ask_again(&mut cluster, 0, reader, 5_000, Older::Refused);
     let (refused, took) = answer(&mut cluster, id);
     let (code, text) = refused.unwrap_err();
     assert_eq!(code, RefusalCode::NewerUnreachable, "{text}");
-    for named in [" step 2 of job was protected", "n03, n04, n05", " step 1;"] {
+    for named in [" step 2 of job was protected", "n3, n4, n5", " step 1;"] {
         assert!(text.contains(named), "{named}: {text}");
     }
     assert!((4_900..=5_100).contains(&took), "{took}");
-    let id = ask_again(&mut cluster, 0, reader, 5_000, true);
+    let id = ask_again(&mut cluster, 0, reader, 5_000, Older::Allowed);
     assert_eq!(answer(&mut cluster, id).0, Ok(1), "what was allowed");
 }
 
@@ -127,15 +135,48 @@ fn what_silent_nodes_may_hold_is_not_said_to_be_lost() {
     let reader = cluster.connect(0, Role::Reader);
     (3..NODES).for_each(|node| cluster.kill(node));
     cluster.run_for(5_000);
-    for (allow_older, expected) in [
-        (false, RefusalCode::NewerUnreachable),
-        (true, RefusalCode::TooManyLost),
+    for (older, expected) in [
+        (Older::Refused, RefusalCode::NewerUnreachable),
+        (Older::Allowed, RefusalCode::TooManyLost),
     ] {
-        let id = ask_again(&mut cluster, 0, reader, 5_000, allow_older);
+        let id = ask_again(&mut cluster, 0, reader, 5_000, older);
         let (code, text) = answer(&mut cluster, id).0.unwrap_err();
         assert_eq!(code, expected, "{text}");
-        assert!(text.contains("n03, n04, n05"), "{text}");
+        assert!(text.contains("n3, n4, n5"), "{text}");
         assert!(text.contains("cannot be decoded"), "{text}");
+    }
+}
+
+/// Somebody saves while a reader follows its plan: what was planned is not lost, there is a newer one in its place.
+#[test]
+fn a_step_that_was_retired_since_it_was_planned_is_no_checkpoint_and_not_a_lost_one() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
+    cluster.save();
+    cluster.run_until(60_000 + STRIPE_MS, "protection", everywhere);
+    let reader = cluster.connect(0, Role::Reader);
+    let id = ask_again(&mut cluster, 0, reader, 60_000, Older::Refused);
+    cluster.run_until_answered(&[id]);
+    let Some(Reply::Plan(planned)) = cluster.answer(id).cloned() else {
+        panic!("no plan");
+    };
+    for _ in 0..2 {
+        cluster.save();
+        cluster.run_until(60_000 + STRIPE_MS, "protection", everywhere);
+        cluster.run_for(5_000);
+    }
+    let open = open_shard(planned.manifest, Rank::new(1), 60_000);
+    let silent = open_shard(planned.manifest, Rank::new(1), 5_000);
+    match cluster.ask(0, reader, open) {
+        Reply::Refused(refusal) => assert_eq!(refusal.code, RefusalCode::NoCheckpoint),
+        other => panic!("{other:?}"),
+    }
+    // Nodes that are down may hold it still: they are waited for.
+    (3..NODES).for_each(|node| cluster.kill(node));
+    cluster.run_for(5_000);
+    match cluster.ask(0, reader, silent) {
+        Reply::Refused(refusal) => assert_eq!(refusal.code, RefusalCode::TimedOut),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -146,14 +187,14 @@ fn a_node_that_knows_nothing_and_hears_too_few_does_not_say_what_is_newest() {
     cluster.start_after(5_000, 0);
     cluster.start_after(5_000, 1);
     cluster.run_for(6_000);
-    let id = plan(&mut cluster, 0, 10_000, false);
+    let id = plan(&mut cluster, 0, 10_000, Older::Refused);
     let (refused, took) = answer(&mut cluster, id);
     let (code, text) = refused.unwrap_err();
     assert_eq!(code, RefusalCode::NewerUnreachable, "{text}");
     assert!(text.contains("majority of the 6 nodes"), "{text}");
     assert!(took <= 10_100, "{took}");
     (2..NODES).for_each(|node| cluster.start_after(0, node));
-    let id = plan(&mut cluster, 0, 10_000, false);
+    let id = plan(&mut cluster, 0, 10_000, Older::Refused);
     let (offered, took) = answer(&mut cluster, id);
     assert_eq!(
         (offered, took < 100),
@@ -169,7 +210,7 @@ fn what_is_really_lost_is_passed_over_once_all_have_answered() {
     cluster.run_for(5_000);
     (3..NODES).for_each(|node| cluster.start_after(0, node));
     cluster.run_for(100);
-    let id = plan(&mut cluster, 0, 60_000, false);
+    let id = plan(&mut cluster, 0, 60_000, Older::Refused);
     let (offered, took) = answer(&mut cluster, id);
     assert_eq!(offered, Ok(1));
     assert!(took < 1_000, "{took}");
@@ -184,7 +225,7 @@ fn with_one_node_down_a_plan_answers_at_once() {
     let mut cluster = two_steps();
     cluster.kill(5);
     cluster.run_for(5_000);
-    let id = plan(&mut cluster, 0, 60_000, false);
+    let id = plan(&mut cluster, 0, 60_000, Older::Refused);
     let (offered, took) = answer(&mut cluster, id);
     assert_eq!((offered, took < 100), (Ok(2), true), "{took}");
 }
@@ -197,8 +238,8 @@ fn what_is_whole_in_ram_does_not_wait_for_the_durable_tier() {
         Listing::FailsAfter(3),
     ] {
         let mut cluster = two_steps();
-        cluster.tier.as_mut().unwrap().listing = listing;
-        let id = plan(&mut cluster, 0, 60_000, false);
+        cluster.scene.tier.as_mut().unwrap().listing = listing;
+        let id = plan(&mut cluster, 0, 60_000, Older::Refused);
         let (offered, took) = answer(&mut cluster, id);
         assert_eq!((offered, took < 100), (Ok(2), true), "{took}");
     }
@@ -210,9 +251,9 @@ fn nothing_found_and_a_tier_that_cannot_be_read_is_not_nothing_saved() {
         let mut cluster = two_steps();
         (0..NODES).for_each(|node| cluster.kill(node));
         (0..NODES).for_each(|node| cluster.start_after(1_000, node));
-        cluster.tier.as_mut().unwrap().listing = listing;
+        cluster.scene.tier.as_mut().unwrap().listing = listing;
         cluster.run_for(2_000);
-        let id = plan(&mut cluster, 0, 5_000, false);
+        let id = plan(&mut cluster, 0, 5_000, Older::Refused);
         let (refused, took) = answer(&mut cluster, id);
         let (code, text) = refused.unwrap_err();
         assert_eq!(code, RefusalCode::DurableUnavailable, "{text}");
@@ -225,17 +266,17 @@ fn the_first_start_of_a_job_with_a_node_down_is_told_at_once_that_there_is_nothi
     let mut cluster = Cluster::start_with_tier(4, 2, 10);
     cluster.kill(5);
     cluster.run_for(5_000);
-    let id = plan(&mut cluster, 0, 60_000, false);
+    let id = plan(&mut cluster, 0, 60_000, Older::Refused);
     let (refused, took) = answer(&mut cluster, id);
     let (code, text) = refused.unwrap_err();
     assert_eq!(code, RefusalCode::NoCheckpoint, "{text}");
     assert!(took < 100, "{took}");
 
     cluster.ask_of("another");
-    let id = plan(&mut cluster, 0, 60_000, false);
+    let id = plan(&mut cluster, 0, 60_000, Older::Refused);
     let (code, text) = answer(&mut cluster, id).0.unwrap_err();
     assert_eq!(code, RefusalCode::UnknownNamespace, "{text}");
-    assert!(text.contains("not answered: n05"), "{text}");
+    assert!(text.contains("not answered: n5"), "{text}");
 }
 
 #[test]
@@ -244,18 +285,12 @@ fn what_may_be_older_is_opened_from_the_durable_tier_though_most_nodes_are_silen
     let reader = cluster.connect(0, Role::Reader);
     (2..NODES).for_each(|node| cluster.kill(node));
     cluster.run_for(5_000);
-    let id = ask_again(&mut cluster, 0, reader, 5_000, true);
+    let id = ask_again(&mut cluster, 0, reader, 5_000, Older::Allowed);
     assert_eq!(answer(&mut cluster, id).0, Ok(1), "what was allowed");
     let Some(Reply::Plan(plan)) = cluster.answer(id) else {
         unreachable!("it was offered");
     };
-    let open = Request::OpenShard {
-        manifest: plan.manifest,
-        rank: plan.shards[0].rank,
-        ranges: Vec::new(),
-        timeout_ms: 30_000,
-        without: None,
-    };
+    let open = open_shard(plan.manifest, plan.shards[0].rank, 30_000);
     let id = cluster.send(0, reader, open);
     let took = cluster.run_until(60_000, "an answer", |cluster| cluster.answer(id).is_some());
     let Some(Reply::Refused(refusal)) = cluster.answer(id) else {
@@ -297,10 +332,7 @@ fn a_durable_step_that_is_not_among_the_newest_is_opened_on_every_node() {
     let mut cluster = Cluster::start_with_tier(4, 2, 10);
     for saved in 1..=6 {
         cluster.save_as(DurableWish::Required);
-        let is_there = |cluster: &Cluster| {
-            let tier = cluster.tier.as_ref();
-            tier.is_some_and(|tier| tier.manifests.len() == saved)
-        };
+        let is_there = |cluster: &Cluster| cluster.tier.published.len() == saved;
         cluster.run_until(60_000, "a durable step", is_there);
         cluster.run_for(2_000);
     }
@@ -319,16 +351,10 @@ fn a_durable_step_that_is_not_among_the_newest_is_opened_on_every_node() {
         let manifest = plan.manifest;
         let described = cluster.ask(node, reader, Request::GetManifest { manifest });
         assert!(
-            matches!(described, Reply::Manifest(_)),
+            matches!(described, Reply::Manifest { .. }),
             "n{node}: {described:?}"
         );
-        let open = Request::OpenShard {
-            manifest,
-            rank: Rank::new(1),
-            ranges: vec![],
-            timeout_ms: 5_000,
-            without: None,
-        };
+        let open = open_shard(manifest, Rank::new(1), 5_000);
         // This tier gives no bytes; that it was asked for them is what matters.
         let Reply::Refused(refusal) = cluster.ask(node, reader, open) else {
             panic!("n{node}: expected the tier's refusal");

@@ -1,35 +1,43 @@
 //! Whether a node may be restarted: what is asked of a rolling restart's next node, also where a durable tier has a copy.
 
 mod cluster;
+mod testkit;
 
-use cluster::{Cluster, Listing, Tier, Uploads};
+use cluster::{Cluster, Conduct, Listing, Uploads};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{CheckpointState, RefusalCode, Step};
+use testkit::plan_newest;
 
 const NODES: usize = 3;
 
+/// What the nodes that stay say, which is the same: a home node counts for itself, the other one is told.
 fn objections(cluster: &mut Cluster, bears: Option<u32>) -> Vec<String> {
-    let reader = cluster.connect(0, Role::Reader);
-    let reply = cluster.ask(0, reader, Request::RestartSafe { bears });
-    cluster.disconnect(0, reader);
-    match reply {
-        Reply::RestartSafe(objections) => objections,
-        other => panic!("{other:?}"),
-    }
+    let mut ask = |node| {
+        let reader = cluster.connect(node, Role::Reader);
+        let reply = cluster.ask(node, reader, Request::RestartSafe { bears });
+        cluster.disconnect(node, reader);
+        match reply {
+            Reply::RestartSafe(objections) => objections,
+            other => panic!("{other:?}"),
+        }
+    };
+    let (one, other) = (ask(0), ask(1));
+    assert_eq!(one.len(), other.len(), "{one:?} {other:?}");
+    one
 }
 
+/// A plan of the nodes that stay: each finds out for itself how the tier is.
 fn planned(cluster: &mut Cluster) -> RestorePlan {
-    let reader = cluster.connect(0, Role::Reader);
-    let plan = Request::Plan {
-        step: None,
-        timeout_ms: 10_000,
-        allow_older: false,
+    let mut ask = |node| {
+        let reader = cluster.connect(node, Role::Reader);
+        match cluster.ask(node, reader, plan_newest(10_000)) {
+            Reply::Plan(plan) => plan,
+            other => panic!("{other:?}"),
+        }
     };
-    match cluster.ask(0, reader, plan) {
-        Reply::Plan(plan) => plan,
-        other => panic!("{other:?}"),
-    }
+    ask(0);
+    ask(1)
 }
 
 /// A step that is in the durable tier, and in the RAM of three nodes.
@@ -37,11 +45,7 @@ fn durable() -> Cluster {
     let mut cluster = Cluster::start_with_tier(2, 1, 10);
     cluster.save_as(DurableWish::Required);
     cluster.run_until(60_000, "durability", |cluster| {
-        cluster
-            .tier
-            .as_ref()
-            .is_some_and(|tier| !tier.manifests.is_empty())
-            && (0..NODES).all(|node| cluster.is_protected(node))
+        !cluster.tier.published.is_empty() && (0..NODES).all(|node| cluster.is_protected(node))
     });
     cluster.run_for(6_000);
     cluster
@@ -71,7 +75,7 @@ fn the_durable_tier_alone_is_enough_if_that_is_asked_for_and_it_answers() {
     cluster.run_for(4_000);
     assert_eq!(objections(&mut cluster, Some(0)), [""; 0]);
     // The next thing that is asked of the tier finds out that it is away.
-    cluster.tier.as_mut().expect("a tier").listing = Listing::FailsAfter(20);
+    cluster.scene.tier.as_mut().expect("a tier").listing = Listing::FailsAfter(20);
     planned(&mut cluster);
     cluster.run_for(1_000);
     let said = objections(&mut cluster, Some(0));
@@ -91,12 +95,12 @@ fn without_a_copy_in_the_tier_no_loss_is_borne_at_zero_either() {
 
 #[test]
 fn whoever_waits_for_a_copy_that_the_tier_refuses_hears_why() {
-    let tier = Tier {
+    let tier = Conduct {
         uploads: Uploads::Refused,
-        ..Tier::default()
+        ..Conduct::default()
     };
     let room = cluster::Room::default();
-    let mut cluster = Cluster::start_with((2, 1), 10, Some(tier), room);
+    let mut cluster = Cluster::start_with(2, 1, 10, Some(tier), room);
     cluster.save_as(DurableWish::Required);
     cluster.run_for(2_000);
     let run = planned(&mut cluster).run;

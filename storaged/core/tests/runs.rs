@@ -1,14 +1,15 @@
 //! Opening runs: numbers are unique, two incarnations are never mixed, and an attempt that fails fences nobody. Any two
 //! nodes at any distance in time, links that are slow or cut, and a durable tier that is fast, slow, hanging or broken.
 
+mod testkit;
 #[path = "runs/world.rs"]
 mod world;
 
 use storaged_core::{DurableFault, RunsWithoutTier};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{Fence, PeerMessage};
-use storaged_wire::{CheckpointState, Owner, RefusalCode, RunId};
-use world::{Tier, World, name};
+use storaged_wire::{Owner, RefusalCode, RunId};
+use world::{Mood, World, name};
 
 const TRIES: u64 = 400;
 
@@ -27,7 +28,7 @@ fn code(reply: Option<&Reply>) -> RefusalCode {
 }
 
 /// Two clients ask for a run at (almost) the same time, at any two of the nodes.
-fn two_at_once(seed: u64, tier: Tier) {
+fn two_at_once(seed: u64, tier: Mood) {
     let mut world = World::new(3 + (seed % 4) as usize, tier, seed);
     let nodes = world.nodes() as u64;
     let (first, second) = (world.random(nodes) as usize, world.random(nodes) as usize);
@@ -52,20 +53,20 @@ fn two_at_once(seed: u64, tier: Tier) {
 
 #[test]
 fn two_at_once_get_different_numbers_without_a_tier() {
-    (0..TRIES).for_each(|seed| two_at_once(seed, Tier::Absent));
+    (0..TRIES).for_each(|seed| two_at_once(seed, Mood::Absent));
 }
 
 #[test]
 fn two_at_once_get_different_numbers_with_any_tier() {
     for latency in [1, 20, 500, 2_900, 3_100, 20_000] {
-        (0..TRIES / 4).for_each(|seed| two_at_once(seed, Tier::Answers(latency)));
+        (0..TRIES / 4).for_each(|seed| two_at_once(seed, Mood::Answers(latency)));
     }
 }
 
 #[test]
 fn four_at_once_all_end_and_differ() {
     for seed in 0..TRIES / 4 {
-        let mut world = World::new(5, Tier::Absent, seed);
+        let mut world = World::new(5, Mood::Absent, seed);
         let asked: Vec<_> = (0..4).map(|node| world.open_run(node, 60_000)).collect();
         world.run_until_answered(&asked);
         let mut numbers: Vec<u64> = asked
@@ -80,7 +81,7 @@ fn four_at_once_all_end_and_differ() {
 
 #[test]
 fn an_attempt_without_a_majority_ends_no_job() {
-    let mut world = World::new(5, Tier::Absent, 1);
+    let mut world = World::new(5, Mood::Absent, 1);
     let run = world.opened(0);
     let trainer = world.hello(3, run, 0).expect("a trainer of that run");
     world.cut(&[3, 4], &[0, 1, 2]);
@@ -91,7 +92,7 @@ fn an_attempt_without_a_majority_ends_no_job() {
     world.run_for(5_000);
     assert_eq!(world.fence(3), run, "nothing was fenced off");
     assert!(world.may_save(3, trainer), "the job goes on");
-    world.join();
+    world.mend();
     world.run_for(5_000);
     assert!((0..5).all(|node| world.fence(node) == run));
     assert!(world.opened(1) > run);
@@ -99,7 +100,7 @@ fn an_attempt_without_a_majority_ends_no_job() {
 
 /// One proposer is cut off while another gets its number from a majority; then it is heard.
 fn one_cut_off(seed: u64) {
-    let mut world = World::new(4 + (seed % 3) as usize, Tier::Absent, seed);
+    let mut world = World::new(4 + (seed % 3) as usize, Mood::Absent, seed);
     let others: Vec<usize> = (1..world.nodes()).collect();
     world.cut(&[0], &others);
     let early = world.open_run(0, 60_000);
@@ -107,7 +108,7 @@ fn one_cut_off(seed: u64) {
     world.run_for(apart);
     let late = world.open_run(1, 60_000);
     world.run_until_answered(&[late]);
-    world.join();
+    world.mend();
     world.run_until_answered(&[early]);
     let (early, late) = (opened(world.answer(early)), opened(world.answer(late)));
     assert_ne!(
@@ -124,17 +125,17 @@ fn a_promise_that_a_peer_tells_of_is_nobodys_consent() {
 
 #[test]
 fn a_client_that_goes_away_fences_nobody() {
-    let mut world = World::new(3, Tier::Answers(500), 1);
+    let mut world = World::new(3, Mood::Answers(500), 1);
     let run = world.opened(0);
     let gone = world.open_run(1, 60_000);
-    world.disconnect(1, gone);
+    world.disconnect(1, gone.conn);
     world.run_for(10_000);
     assert!((0..3).all(|node| world.fence(node) == run));
 }
 
 #[test]
 fn a_silent_node_does_not_hold_a_run_up_for_long() {
-    let mut world = World::new(5, Tier::Absent, 3);
+    let mut world = World::new(5, Mood::Absent, 3);
     world.silence(4);
     let began = world.now;
     world.opened(0);
@@ -143,7 +144,7 @@ fn a_silent_node_does_not_hold_a_run_up_for_long() {
 
 #[test]
 fn with_claims_a_run_is_opened_on_fewer_than_half_of_the_nodes() {
-    let mut world = World::new(6, Tier::Answers(50), 4);
+    let mut world = World::new(6, Mood::Answers(50), 4);
     let before = world.opened(0);
     (0..6).for_each(|node| world.kill(node));
     world.start(2);
@@ -155,48 +156,49 @@ fn with_claims_a_run_is_opened_on_fewer_than_half_of_the_nodes() {
 
 #[test]
 fn a_tier_that_hangs_or_fails_does_not_hold_up_a_job_that_nodes_remember() {
-    for tier in [Tier::Hangs, Tier::Fails] {
-        let mut world = World::new(3, Tier::Answers(50), 5);
+    for tier in [Mood::Hangs, Mood::Fails] {
+        let mut world = World::new(3, Mood::Answers(50), 5);
         let before = world.opened(0);
-        world.tier = tier;
+        world.scene.tier = tier;
         let began = world.now;
         let after = world.opened(1);
         assert!(world.now - began <= 5_000, "{} ms", world.now - began);
         assert!(after.number() > before.number());
-        assert!(!world.claims.contains_key(&after.number()));
-        world.tier = Tier::Answers(50);
+        let claim = |world: &World| world.tier.claim_of(&world::namespace(), after.number());
+        assert_eq!(claim(&world), None);
+        world.scene.tier = Mood::Answers(50);
         world.run_for(10_000);
-        let claim = world.claims.get(&after.number()).copied();
-        assert_eq!(claim, Some(after), "the tier hears of it later");
+        assert_eq!(claim(&world), Some(after), "the tier hears of it later");
         assert!(world.opened(2).number() > after.number());
     }
 }
 
 #[test]
 fn where_nobody_remembers_and_the_tier_cannot_be_read_no_run_is_given() {
-    let mut world = World::new(3, Tier::Fails, 6);
+    let mut world = World::new(3, Mood::Fails, 6);
     let refused = world.open_run(0, 60_000);
     world.run_until_answered(&[refused]);
     let refusal = code(world.answer(refused));
     assert_eq!(refusal, RefusalCode::DurableUnavailable);
 
-    world.tier = Tier::Hangs;
+    world.scene.tier = Mood::Hangs;
     let late = world.open_run(0, 8_000);
     world.run_until_answered(&[late]);
     assert_eq!(code(world.answer(late)), RefusalCode::DurableUnavailable);
 
     // A new job waits for a tier that is only slow.
-    world.tier = Tier::Answers(9_000);
+    world.scene.tier = Mood::Answers(9_000);
     world.opened(1);
 
-    let mut allowed = World::with(3, Tier::Fails, 7, RunsWithoutTier::Allowed);
+    let mut allowed = World::with(3, Mood::Fails, 7, RunsWithoutTier::Allowed);
     allowed.opened(0);
 }
 
 #[test]
 fn a_namespace_of_another_owner_is_refused_by_the_tier() {
-    let mut world = World::new(1, Tier::Answers(10), 8);
-    world.owner_in_tier = Some(Owner::of_token(b"somebody else"));
+    let mut world = World::new(1, Mood::Answers(10), 8);
+    let other = Owner::of_token(b"somebody else");
+    world.tier.record(world::namespace(), other, RunId::new(1));
     let refused = world.open_run(0, 60_000);
     world.run_until_answered(&[refused]);
     assert_eq!(code(world.answer(refused)), RefusalCode::WrongToken);
@@ -204,10 +206,10 @@ fn a_namespace_of_another_owner_is_refused_by_the_tier() {
 
 #[test]
 fn a_run_that_nobody_opened_counts_for_nothing() {
-    for tier in [Tier::Absent, Tier::Answers(10), Tier::Hangs] {
-        let mut world = World::new(3, Tier::Absent, 9);
+    for tier in [Mood::Absent, Mood::Answers(10), Mood::Hangs] {
+        let mut world = World::new(3, Mood::Absent, 9);
         let run = world.opened(0);
-        world.tier = tier;
+        world.scene.tier = tier;
         for made_up in [
             RunId::with_identity(run.number(), run.identity().wrapping_add(1)),
             RunId::new(run.number() + 1),
@@ -226,7 +228,7 @@ fn a_run_that_nobody_opened_counts_for_nothing() {
 
 #[test]
 fn a_node_that_was_away_learns_of_a_run_before_it_judges_a_trainer() {
-    let mut world = World::new(3, Tier::Absent, 10);
+    let mut world = World::new(3, Mood::Absent, 10);
     world.opened(0);
     world.kill(2);
     let newer = world.opened(0);
@@ -238,13 +240,13 @@ fn a_node_that_was_away_learns_of_a_run_before_it_judges_a_trainer() {
 
 #[test]
 fn trainers_outlive_all_daemons_where_the_tier_has_their_run() {
-    let mut world = World::new(1, Tier::Answers(10), 11);
+    let mut world = World::new(1, Mood::Answers(10), 11);
     let run = world.opened(0);
     world.kill(0);
     world.start(0);
     world.hello(0, run, 0).expect("the run was claimed");
 
-    let mut without = World::new(1, Tier::Absent, 12);
+    let mut without = World::new(1, Mood::Absent, 12);
     let run = without.opened(0);
     without.kill(0);
     without.start(0);
@@ -256,7 +258,7 @@ fn trainers_outlive_all_daemons_where_the_tier_has_their_run() {
 /// it: because they were restarted, or because nobody had used the job for long.
 #[test]
 fn an_old_run_is_not_let_in_again_when_all_have_forgotten_the_newer_one() {
-    let mut world = World::new(1, Tier::Answers(10), 11);
+    let mut world = World::new(1, Mood::Answers(10), 11);
     let old = world.opened(0);
     let newer = world.opened(0);
     world.kill(0);
@@ -266,10 +268,10 @@ fn an_old_run_is_not_let_in_again_when_all_have_forgotten_the_newer_one() {
     world.hello(0, newer, 0).expect("the newest claim counts");
 
     // A claim that an attempt has left which failed ends no job that nodes remember.
-    let mut world = World::new(3, Tier::Answers(2), 13);
+    let mut world = World::new(3, Mood::Answers(2), 13);
     let run = world.opened(0);
     let left = RunId::with_identity(run.number() + 1, 7);
-    world.claims.insert(left.number(), left);
+    world.tier.record(world::namespace(), world::owner(), left);
     world.kill(2);
     world.start(2);
     world.hello(2, run, 0).expect("its peers know the run");
@@ -277,14 +279,14 @@ fn an_old_run_is_not_let_in_again_when_all_have_forgotten_the_newer_one() {
 
 #[test]
 fn a_claim_that_fails_once_is_tried_again_within_the_callers_time() {
-    let mut world = World::new(3, Tier::Answers(10), 6);
-    world.failing_claims = 2;
+    let mut world = World::new(3, Mood::Answers(10), 6);
+    world.scene.failing_claims = 2;
     let asked = world.open_run(0, 60_000);
     world.run_until_answered(&[asked]);
     opened(world.answer(asked));
 
-    let mut short = World::new(3, Tier::Answers(10), 6);
-    short.failing_claims = 2;
+    let mut short = World::new(3, Mood::Answers(10), 6);
+    short.scene.failing_claims = 2;
     let (asked, began) = (short.open_run(0, 500), short.now);
     short.run_until_answered(&[asked]);
     assert_eq!(code(short.answer(asked)), RefusalCode::DurableUnavailable);
@@ -293,7 +295,7 @@ fn a_claim_that_fails_once_is_tried_again_within_the_callers_time() {
 
 #[test]
 fn the_last_number_is_the_last_and_nothing_breaks() {
-    let mut world = World::new(3, Tier::Absent, 13);
+    let mut world = World::new(3, Mood::Absent, 13);
     let run = world.opened(0);
     let fence = Fence {
         namespace: world::namespace(),
@@ -313,7 +315,7 @@ fn the_last_number_is_the_last_and_nothing_breaks() {
 
 #[test]
 fn a_forged_manifest_raises_no_fence() {
-    let mut world = World::new(3, Tier::Absent, 14);
+    let mut world = World::new(3, Mood::Absent, 14);
     let run = world.opened(0);
     let forged = world.manifest(RunId::new(run.number() + 5), 99);
     world.message(0, &name(1), world::committed(&forged));
@@ -329,7 +331,7 @@ fn a_forged_manifest_raises_no_fence() {
 #[test]
 fn a_commit_never_lists_shards_of_two_incarnations() {
     for seed in 0..TRIES / 8 {
-        let mut world = World::new(4, Tier::Absent, seed);
+        let mut world = World::new(4, Mood::Absent, seed);
         let (first, second) = (seed as usize % 4, (seed / 4) as usize % 4);
         let (a, b) = (
             world.open_run(first, 60_000),
@@ -347,7 +349,7 @@ fn a_commit_never_lists_shards_of_two_incarnations() {
         world.commit(1, new, 5);
         world.run_for(10_000);
         assert!(
-            !world.reached(CheckpointState::Committed),
+            world.committed().is_empty(),
             "seed {seed}: {older} and {newer}, the older one sealed: {old_sealed}"
         );
         let whole = world
@@ -355,14 +357,15 @@ fn a_commit_never_lists_shards_of_two_incarnations() {
             .expect("rank 0 of it");
         world.stage(0, whole, 5);
         world.run_for(10_000);
-        assert!(world.reached(CheckpointState::Committed), "seed {seed}");
-        assert!(world.committed.iter().all(|key| key.run == newer));
+        let committed = world.committed();
+        assert!(!committed.is_empty(), "seed {seed}");
+        assert!(committed.iter().all(|key| key.run == newer));
     }
 }
 
 #[test]
 fn what_broke_is_said() {
-    let mut world = World::new(1, Tier::Fails, 15);
+    let mut world = World::new(1, Mood::Fails, 15);
     let refused = world.open_run(0, 1_000);
     world.run_until_answered(&[refused]);
     let Some(Reply::Refused(refusal)) = world.answer(refused) else {

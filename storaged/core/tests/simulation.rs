@@ -6,6 +6,7 @@
 
 mod ordinary;
 mod sim;
+mod testkit;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -131,18 +132,18 @@ struct Tally {
 impl Tally {
     fn add(&mut self, world: &World) {
         self.merge(&Self {
-            crashes: world.crashes,
-            restores: world.restores,
-            increments: world.increments,
-            resumed: world.resumed,
-            carried: world.carried,
-            incremental: world.incremental,
-            shapes: world.shapes,
-            cut: world.cut,
-            stalls: world.stalls,
-            lies: world.lies,
-            lies_in_encodes: world.lies_in_encodes,
-            named: world.liar_named,
+            crashes: world.scene.crashes,
+            restores: world.scene.restores,
+            increments: world.tier.increments,
+            resumed: world.sessions.counts.resumed,
+            carried: world.sessions.counts.carried,
+            incremental: world.sessions.counts.incremental,
+            shapes: world.scene.shapes,
+            cut: world.sessions.counts.cut,
+            stalls: world.scene.stalls,
+            lies: world.scene.lies,
+            lies_in_encodes: world.scene.lies_in_encodes,
+            named: world.scene.liar_named,
         });
     }
 
@@ -174,8 +175,8 @@ fn run_seeds(seeds: u64, limits: fn(u64) -> Limits) -> (Tally, Vec<u64>) {
                 return (tally, failed);
             }
             let mut world = World::new(seed, limits(seed));
-            let name = world.limits.liar.map_or("seed", |_| "liar");
-            let run = || world.run_named(&format!("{name} {seed}"));
+            let name = world.scene.limits.liar.map_or("seed", |_| "liar");
+            let run = || world.run_as(&format!("{name} {seed}"));
             if catch_unwind(AssertUnwindSafe(run)).is_err() {
                 eprintln!("seed {seed} failed");
                 note_failure();
@@ -231,7 +232,10 @@ fn one_seed() {
 
 #[test]
 fn a_seed_replays_identically() {
-    let trace = |seed| World::new(seed, limits_of(seed)).run_traced();
+    let trace = |seed| {
+        let mut world = World::new(seed, limits_of(seed));
+        world.run_traced(world.scene.limits.duration_ms)
+    };
     assert_eq!(trace(6), trace(6));
     assert_ne!(trace(6), trace(7));
 }
@@ -273,15 +277,15 @@ fn a_slow_hop_is_found_and_routed_around() {
         eprintln!("seed {seed}");
         let mut world = World::new(2000 + seed, LONG);
         world.told = std::env::var_os("STORAGED_SIM_TELL").is_some();
-        world.run();
+        world.run_as(&format!("slow {seed}"));
         assert!(
-            world.replans.keys().all(|node| *node == 1),
+            world.scene.replans.keys().all(|node| *node == 1),
             "only the slow node is gone around: {:?}",
-            world.replans
+            world.scene.replans
         );
-        replans += world.replans.values().sum::<u64>();
-        carried += world.carried;
-        restores += world.restores;
+        replans += world.scene.replans.values().sum::<u64>();
+        carried += world.sessions.counts.carried;
+        restores += world.scene.restores;
     }
     assert!(
         replans > 8 && carried > 8 && restores > 20,
@@ -301,10 +305,10 @@ fn nonsense_of_how_sessions_go_breaks_nothing() {
         eprintln!("seed {seed}");
         let fibber = Some(seed as usize % SMALL.nodes);
         let mut world = World::new(3000 + seed, Limits { fibber, ..LONG });
-        world.run();
-        refused += world.refused_reports;
-        replans += world.replans.values().sum::<u64>();
-        restores += world.restores;
+        world.run_as(&format!("fibber {seed}"));
+        refused += world.scene.refused_reports;
+        replans += world.scene.replans.values().sum::<u64>();
+        restores += world.scene.restores;
     }
     assert!(
         refused > 20 && restores > 15,

@@ -1,13 +1,15 @@
 //! What a save waits for when slots or room are short: nothing that is worth less than it.
 
 mod cluster;
+mod testkit;
 
 use std::collections::BTreeMap;
 
-use cluster::{Cluster, Room, Tier, Uploads};
+use cluster::{Cluster, Conduct, Room, Uploads};
 use storaged_core::DurableForm;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{CheckpointState, Rank, RefusalCode, Step};
+use testkit::{acquire_slot, open_shard, plan_newest};
 
 /// A slot of a shard of ten stripes.
 const SLOT: u64 = 2 << 20;
@@ -16,10 +18,7 @@ const SLOT: u64 = 2 << 20;
 fn seal_alone(cluster: &mut Cluster, step: u64) -> u64 {
     let (trainer, began) = (cluster.trainer(0), cluster.now);
     let length = 10 * cluster::CHUNK;
-    let acquire = Request::AcquireSlot {
-        bytes: length,
-        timeout_ms: 10_000,
-    };
+    let acquire = acquire_slot(length, 10_000);
     let Reply::SlotGranted { slot, .. } = cluster.ask(0, trainer, acquire) else {
         panic!("no slot for step {step}");
     };
@@ -62,11 +61,11 @@ fn steps_that_a_rank_keeps_from_committing_give_way_after_three_seconds() {
 
 #[test]
 fn a_tier_that_hangs_costs_saves_no_waiting() {
-    let tier = Tier {
+    let tier = Conduct {
         uploads: Uploads::Hang,
-        ..Tier::default()
+        ..Conduct::default()
     };
-    let mut cluster = Cluster::start_with((4, 2), 10, Some(tier), Room::default());
+    let mut cluster = Cluster::start_with(4, 2, 10, Some(tier), Room::default());
     for step in 1..=12 {
         let began = cluster.now;
         cluster.save_as(DurableWish::Required);
@@ -87,8 +86,8 @@ fn the_base_of_the_next_increment_gives_way_to_a_save_at_once() {
             durable_form: DurableForm::Increments,
             ..Room::default()
         };
-        let tier = Some(Tier::default());
-        let mut cluster = Cluster::start_with((4, 2), 10, tier, small);
+        let tier = Some(Conduct::default());
+        let mut cluster = Cluster::start_with(4, 2, 10, tier, small);
         cluster.save_and_wait(DurableWish::Required);
         cluster.save_and_wait(DurableWish::Never);
         let ledger = cluster.ledger(0);
@@ -98,10 +97,7 @@ fn the_base_of_the_next_increment_gives_way_to_a_save_at_once() {
         );
         for _ in 0..slots {
             let (trainer, began) = (cluster.trainer(0), cluster.now);
-            let acquire = Request::AcquireSlot {
-                bytes: SLOT,
-                timeout_ms: 10_000,
-            };
+            let acquire = acquire_slot(SLOT, 10_000);
             let granted = cluster.ask(0, trainer, acquire);
             assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
             let waited = cluster.now - began;
@@ -116,7 +112,8 @@ fn the_base_of_the_next_increment_gives_way_to_a_save_at_once() {
 #[test]
 fn refusals_of_slots_say_what_is_in_the_way() {
     let mut cluster = Cluster::start_with(
-        (4, 2),
+        4,
+        2,
         10,
         None,
         Room {
@@ -125,10 +122,7 @@ fn refusals_of_slots_say_what_is_in_the_way() {
         },
     );
     let trainer = cluster.trainer(0);
-    let acquire = |bytes: u64| Request::AcquireSlot {
-        bytes,
-        timeout_ms: 1_000,
-    };
+    let acquire = |bytes: u64| acquire_slot(bytes, 1_000);
     let Reply::Refused(refusal) = cluster.ask(0, trainer, acquire(101 * SLOT)) else {
         panic!("expected a refusal");
     };
@@ -147,15 +141,15 @@ fn refusals_of_slots_say_what_is_in_the_way() {
 /// it: the session that reads it here is stopped before the trainer is given the slot.
 #[test]
 fn a_slot_is_given_only_once_no_session_reads_it() {
-    let tier = Tier {
+    let tier = Conduct {
         uploads: Uploads::Hang,
-        ..Tier::default()
+        ..Conduct::default()
     };
     let room = Room {
         budgets: BTreeMap::from([(0, 3 * SLOT)]),
         ..Room::default()
     };
-    let mut cluster = Cluster::start_with((4, 2), 400, Some(tier), room);
+    let mut cluster = Cluster::start_with(4, 2, 400, Some(tier), room);
     let protect = |cluster: &mut Cluster, durable| {
         cluster.save_as(durable);
         cluster.run_until(60_000, "protection", |cluster| {
@@ -164,35 +158,27 @@ fn a_slot_is_given_only_once_no_session_reads_it() {
     };
     protect(&mut cluster, DurableWish::Required);
     let reader = cluster.connect(5, Role::Reader);
-    let plan = Request::Plan {
-        step: None,
-        timeout_ms: 10_000,
-        allow_older: false,
-    };
+    let plan = plan_newest(10_000);
     let Reply::Plan(plan) = cluster.ask(5, reader, plan) else {
         panic!("step 1 is protected");
     };
     protect(&mut cluster, DurableWish::Never);
     let trainer = cluster.trainer(0);
-    let acquire = || Request::AcquireSlot {
-        bytes: SLOT,
-        timeout_ms: 10_000,
-    };
+    let acquire = || acquire_slot(SLOT, 10_000);
     let third = cluster.ask(0, trainer, acquire());
     assert!(matches!(third, Reply::SlotGranted { .. }), "{third:?}");
     let fourth = cluster.send(0, trainer, acquire());
     cluster.run_for(1_500);
-    let open = Request::OpenShard {
-        manifest: plan.manifest,
-        rank: Rank::new(0),
-        ranges: vec![],
-        timeout_ms: 10_000,
-        without: None,
-    };
-    cluster.begun.clear();
+    let open = open_shard(plan.manifest, Rank::new(0), 10_000);
+    cluster.sessions.counts.begun.clear();
     cluster.send(5, reader, open);
     cluster.run_for(1_000);
-    assert_eq!(cluster.begun.len(), 1, "{:?}", cluster.answer(fourth));
+    assert_eq!(
+        cluster.sessions.counts.begun.len(),
+        1,
+        "{:?}",
+        cluster.answer(fourth)
+    );
     cluster.run_until(5_000, "a slot", |cluster| cluster.answer(fourth).is_some());
     let fourth = cluster.answer(fourth);
     assert!(
@@ -209,15 +195,12 @@ fn of_two_steps_that_go_no_slot_is_given_before_the_sessions_of_both_are_stopped
     cluster.save_and_wait(DurableWish::Never);
     cluster.save_and_wait(DurableWish::Never);
     // In the slot that the first step had, which is asked for first.
-    cluster.stripes = 400;
+    cluster.scene.stripes = 400;
     cluster.save();
     cluster.run_for(500);
-    cluster.stripes = 10;
+    cluster.scene.stripes = 10;
     cluster.save();
-    let acquire = Request::AcquireSlot {
-        bytes: SLOT,
-        timeout_ms: 10_000,
-    };
+    let acquire = acquire_slot(SLOT, 10_000);
     let waits = cluster.send(0, cluster.trainer(0), acquire);
     cluster.run_for(10);
     assert_eq!(cluster.answer(waits), None);
@@ -237,14 +220,11 @@ fn a_save_that_does_not_fit_is_refused_at_once_also_if_something_gave_way() {
         durable_form: DurableForm::Increments,
         ..Room::default()
     };
-    let mut cluster = Cluster::start_with((4, 2), 10, Some(Tier::default()), room);
+    let mut cluster = Cluster::start_with(4, 2, 10, Some(Conduct::default()), room);
     cluster.save_and_wait(DurableWish::Required);
     cluster.save_and_wait(DurableWish::Never);
     let trainer = cluster.trainer(0);
-    let acquire = |bytes: u64| Request::AcquireSlot {
-        bytes,
-        timeout_ms: 60_000,
-    };
+    let acquire = |bytes: u64| acquire_slot(bytes, 60_000);
     let granted = cluster.ask(0, trainer, acquire(SLOT));
     assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
     let began = cluster.now;

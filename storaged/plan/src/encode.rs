@@ -11,7 +11,7 @@ use crate::{CodingPlan, Coefficients};
 
 /// Which nodes keep the parity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keepers {
+pub enum ParityHolders {
     /// One node per parity block, the same for every stripe: members `k..k + m`.
     Fixed,
     /// A partner group of this many nodes, `k..k + partners`: parity j of a stripe is on the j-th after the one
@@ -58,18 +58,18 @@ impl Shape {
 /// [`PlanError`] if the shape, the order or the keepers do not fit the coefficients.
 pub fn encode_plan(
     coefficients: &Coefficients,
-    keepers: Keepers,
+    keepers: ParityHolders,
     shape: &Shape,
 ) -> Result<StripedPlan, PlanError> {
     let (sources, sums) = (coefficients.sources(), coefficients.sinks());
     check(shape, sources)?;
     let roles = roles(shape, sources, sums, keepers);
     let (kept_by, rotation, count) = match keepers {
-        Keepers::Fixed => (sums, Rotation::ByTurn, roles),
-        Keepers::Rotating { partners } => {
+        ParityHolders::Fixed => (sums, Rotation::ByTurn, roles),
+        ParityHolders::Rotating { partners } => {
             if partners < sums {
                 let (needed, got) = (sums, partners);
-                return Err(PlanError::Keepers { needed, got });
+                return Err(PlanError::ParityHolders { needed, got });
             }
             let rotation = Rotation::ByStripe { period: partners };
             (partners, rotation, classes(partners, roles))
@@ -77,13 +77,13 @@ pub fn encode_plan(
     };
     let class = |class: usize| -> Result<CodingPlan, PlanError> {
         let first = match (keepers, shape) {
-            (Keepers::Rotating { .. }, _) | (_, Shape::GatherAtKeepers) => class % kept_by,
-            (Keepers::Fixed, _) => 0,
+            (ParityHolders::Rotating { .. }, _) | (_, Shape::GatherAtKeepers) => class % kept_by,
+            (ParityHolders::Fixed, _) => 0,
         };
         let keeper = |sum: usize| sources + (first + sum) % kept_by;
         let (sinks, root): (Vec<usize>, usize) = match keepers {
-            Keepers::Rotating { .. } => ((0..sums).map(keeper).collect(), keeper(0)),
-            Keepers::Fixed => ((sources..sources + sums).collect(), keeper(0)),
+            ParityHolders::Rotating { .. } => ((0..sums).map(keeper).collect(), keeper(0)),
+            ParityHolders::Fixed => ((sources..sources + sums).collect(), keeper(0)),
         };
         let vertices = vertices(shape, sources, class, root);
         reduce(coefficients, &vertices, &sinks)
@@ -93,15 +93,15 @@ pub fn encode_plan(
 }
 
 /// How many stripes it takes until every role comes round.
-fn roles(shape: &Shape, sources: usize, sums: usize, keepers: Keepers) -> usize {
+fn roles(shape: &Shape, sources: usize, sums: usize, keepers: ParityHolders) -> usize {
     match (shape, keepers) {
         (Shape::Chain { order } | Shape::Tree { order, .. }, _) => match order {
             Order::Rotating => sources,
             Order::Fixed(_) => 1,
         },
         (Shape::GatherAtSources { roots }, _) => roots.len(),
-        (Shape::GatherAtKeepers, Keepers::Fixed) => sums,
-        (Shape::GatherAtKeepers, Keepers::Rotating { .. }) => 1,
+        (Shape::GatherAtKeepers, ParityHolders::Fixed) => sums,
+        (Shape::GatherAtKeepers, ParityHolders::Rotating { .. }) => 1,
     }
 }
 

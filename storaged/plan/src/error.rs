@@ -17,7 +17,7 @@ pub enum PlanError {
     Roots { sources: usize, got: Vec<usize> },
     /// Not enough nodes to keep the sums.
     #[error("expected at least {needed} different nodes that keep the sums, got {got}")]
-    Keepers { needed: usize, got: usize },
+    ParityHolders { needed: usize, got: usize },
     /// A member that would have to act twice in one stripe.
     #[error(
         "member {0} keeps a sum and is not the last to add to it: let it be the root or keep none"

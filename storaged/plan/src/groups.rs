@@ -52,11 +52,13 @@ pub enum GroupError {
 /// [`GroupError`] if a name comes twice or some group finds no m coding nodes.
 pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, GroupError> {
     let ordered = interleave_domains(members)?;
-    let mut load: BTreeMap<&NodeName, usize> = BTreeMap::new();
+    let mut by_load: ByLoad = (ordered.iter())
+        .map(|member| (0, &member.name, member.failure_domain.as_str()))
+        .collect();
     ordered
         .chunks(geometry.k())
         .map(|data| {
-            let coding = coding_nodes(data, &ordered, geometry, &mut load)?;
+            let coding = coding_nodes(data, geometry, &mut by_load)?;
             Ok(Group {
                 data: data.iter().map(|member| member.name.clone()).collect(),
                 coding,
@@ -86,20 +88,19 @@ fn interleave_domains(members: &[Member]) -> Result<Vec<&Member>, GroupError> {
     Ok(ordered)
 }
 
-fn coding_nodes<'a>(
+/// Members by how many groups they code for so far, then by name; each with its failure domain.
+type ByLoad<'a> = BTreeSet<(usize, &'a NodeName, &'a str)>;
+
+fn coding_nodes(
     data: &[&Member],
-    all: &[&'a Member],
     geometry: Geometry,
-    load: &mut BTreeMap<&'a NodeName, usize>,
+    by_load: &mut ByLoad<'_>,
 ) -> Result<Vec<NodeName>, GroupError> {
     let mut taken: BTreeSet<&str> = data.iter().map(|m| m.failure_domain.as_str()).collect();
     let mut coding = Vec::with_capacity(geometry.m());
     while coding.len() < geometry.m() {
-        let best = all
-            .iter()
-            .filter(|member| !taken.contains(member.failure_domain.as_str()))
-            .min_by_key(|member| (load.get(&member.name).copied().unwrap_or(0), &member.name));
-        let Some(best) = best else {
+        let mut all = by_load.iter();
+        let Some(best) = all.find(|(_, _, domain)| !taken.contains(domain)).copied() else {
             return Err(GroupError::TooFewDomains {
                 geometry,
                 data: data.iter().map(|member| member.name.clone()).collect(),
@@ -107,9 +108,11 @@ fn coding_nodes<'a>(
                 got: coding.len(),
             });
         };
-        taken.insert(&best.failure_domain);
-        *load.entry(&best.name).or_default() += 1;
-        coding.push(best.name.clone());
+        by_load.remove(&best);
+        let (load, name, domain) = best;
+        by_load.insert((load + 1, name, domain));
+        taken.insert(domain);
+        coding.push(name.clone());
     }
     Ok(coding)
 }
@@ -190,6 +193,37 @@ mod tests {
                 *most <= (found.len() * m).div_ceil(count) + 1,
                 "{count} nodes, load {most}"
             );
+        }
+    }
+
+    #[test]
+    fn a_coding_node_is_the_one_that_codes_least_of_those_in_other_domains() {
+        for (nodes, domains) in [(7, 7), (12, 5), (40, 9), (61, 61), (64, 8)] {
+            let names: Vec<String> = (0..nodes).map(|i| format!("n{:02}", i * 37 % 97)).collect();
+            let domain = |i: usize| format!("rack-{}", i * i % domains);
+            let listed: Vec<(String, String)> = (names.into_iter().enumerate())
+                .map(|(i, name)| (name, domain(i)))
+                .collect();
+            let pairs: Vec<(&str, &str)> = (listed.iter())
+                .map(|(name, domain)| (name.as_str(), domain.as_str()))
+                .collect();
+            let members = members(&pairs);
+            let found = groups(&members, Geometry::new(2, 1).unwrap()).unwrap();
+            let mut load: BTreeMap<&NodeName, usize> = BTreeMap::new();
+            for group in &found {
+                let own = members.iter().filter(|it| group.data.contains(&it.name));
+                let taken: BTreeSet<&str> = own.map(|it| it.failure_domain.as_str()).collect();
+                let others = members.iter().map(|it| (it, &it.name));
+                let others = others.filter(|(it, _)| !taken.contains(it.failure_domain.as_str()));
+                let least = others.min_by_key(|(_, name)| (load.get(name).copied(), *name));
+                let (_, least) = least.unwrap();
+                assert_eq!(
+                    group.coding.iter().collect::<Vec<_>>(),
+                    [least],
+                    "{nodes} nodes in {domains}"
+                );
+                *load.entry(least).or_default() += 1;
+            }
         }
     }
 

@@ -32,7 +32,7 @@ pub mod topology;
 mod trace;
 
 pub use coding::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
-pub use encode::{Keepers, Order, Shape, encode_plan};
+pub use encode::{Order, ParityHolders, Shape, encode_plan};
 pub use error::PlanError;
 pub use groups::{Group, GroupError, Member, group_peers, groups};
 pub use homes::homes;
@@ -43,4 +43,4 @@ pub use repair::{RepairShape, RepairTask, repair_plans};
 pub use resolve::Derived;
 pub use striped::{Link, Rotation, StripedPlan};
 pub use stripes::{DirtyMap, StripeSet, stripe_bytes};
-pub use trace::{Made, Trace, trace};
+pub use trace::{CoefficientRows, Trace, trace};

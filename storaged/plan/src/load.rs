@@ -98,10 +98,12 @@ impl StripedPlan {
     pub fn peers(&self, member: usize) -> usize {
         let edges = self.classes().iter().flat_map(|plan| &plan.edges);
         let mut peers: Vec<usize> = edges
-            .filter_map(|edge| match (edge.from == member, edge.to == member) {
-                (true, _) => Some(edge.to),
-                (_, true) => Some(edge.from),
-                _ => None,
+            .filter_map(|edge| {
+                if edge.from == member {
+                    Some(edge.to)
+                } else {
+                    (edge.to == member).then_some(edge.from)
+                }
             })
             .collect();
         peers.sort_unstable();

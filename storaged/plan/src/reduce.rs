@@ -96,9 +96,10 @@ fn operands(vertex: &Vertex, sent: &[(usize, Vec<Carried>)]) -> Vec<Carried> {
 /// What a vertex sends on: its subtree's blocks as they are while they are no more than the sums.
 fn carry(operands: &[Carried], sums: usize) -> Vec<Carried> {
     let all_blocks = operands.iter().all(|c| matches!(c, Carried::Block(_)));
-    match all_blocks && operands.len() <= sums {
-        true => operands.to_vec(),
-        false => (0..sums).map(Carried::Sum).collect(),
+    if all_blocks && operands.len() <= sums {
+        operands.to_vec()
+    } else {
+        (0..sums).map(Carried::Sum).collect()
     }
 }
 
@@ -170,7 +171,7 @@ fn check(
     keepers.dedup();
     if keepers.len() != expected {
         let (needed, got) = (expected, keepers.len());
-        return Err(PlanError::Keepers { needed, got });
+        return Err(PlanError::ParityHolders { needed, got });
     }
     let others = vertices.iter().rev().skip(1);
     let twice = others

@@ -12,7 +12,8 @@ use storaged_wire::{ManifestBytes, NodeName};
 use super::lanes::LaneBlocks;
 use super::topology;
 use crate::{
-    CodingPlan, Coefficients, Keepers, RepairTask, Rotation, StripedPlan, encode_plan, repair_plans,
+    CodingPlan, Coefficients, ParityHolders, RepairTask, Rotation, StripedPlan, encode_plan,
+    repair_plans,
 };
 
 /// Who is who in a session, as every member derives it.
@@ -74,7 +75,7 @@ impl Derived {
         match (&self.computes, shape) {
             (Computes::Parity(coefficients), shape) => {
                 let shape = topology::from_wire(shape, self.sources.len())?;
-                encode_plan(coefficients, Keepers::Fixed, &shape)
+                encode_plan(coefficients, ParityHolders::Fixed, &shape)
                     .ok()
                     .map(Arc::new)
             }
@@ -219,7 +220,7 @@ mod tests {
     use storaged_codec::{ChunkSize, Geometry, digest};
     use storaged_wire::manifest::GroupEntry;
     use storaged_wire::{
-        Manifest, Namespace, Owner, Rank, RunId, SessionId, ShardEntry, Step, WorldSize,
+        Enclosed, Manifest, Namespace, Owner, Rank, RunId, SessionId, ShardEntry, Step, WorldSize,
     };
 
     use super::*;
@@ -253,8 +254,8 @@ mod tests {
                 data: ["a", "b", "c"].map(name).into(),
                 coding: ["d", "e"].map(name).into(),
             }],
-            schema: Vec::new().into(),
-            torch_metadata: Vec::new().into(),
+            schema: Enclosed::nothing(),
+            torch_metadata: Enclosed::nothing(),
         };
         manifest.seal().expect("a sound manifest")
     }

@@ -172,9 +172,10 @@ impl StripeSet {
     pub fn of_bytes(chunk: ChunkSize, lane_length: u64, bytes: Range<u64>) -> Self {
         let size = chunk.bytes() as u64;
         let end = bytes.end.min(lane_length);
-        let run = match bytes.start < end {
-            true => bytes.start / size..end.div_ceil(size),
-            false => 0..0,
+        let run = if bytes.start < end {
+            bytes.start / size..end.div_ceil(size)
+        } else {
+            0..0
         };
         Self::of_runs(chunk, lane_length, std::iter::once(run))
     }

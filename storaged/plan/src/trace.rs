@@ -7,13 +7,13 @@ use super::error::PlanError;
 use crate::{CodingPlan, HopOutput, Target};
 
 /// Per sum, the coefficient of every source's block in it.
-pub type Made = Vec<Vec<u8>>;
+pub type CoefficientRows = Vec<Vec<u8>>;
 
 /// What a plan's sums are made of.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
     /// Of the sums on each edge.
-    pub edges: Vec<Made>,
+    pub edges: Vec<CoefficientRows>,
     /// Of each sum that is kept, and by which hop, as sink and coefficients, in the order of the hops.
     pub kept: Vec<(usize, Vec<u8>)>,
 }
@@ -23,12 +23,12 @@ pub struct Trace {
 /// # Errors
 /// [`PlanError::Malformed`] if hops and edges do not fit together.
 pub fn trace(plan: &CodingPlan, sources: usize) -> Result<Trace, PlanError> {
-    let mut edges: Vec<Option<Made>> = vec![None; plan.edges.len()];
+    let mut edges: Vec<Option<CoefficientRows>> = vec![None; plan.edges.len()];
     let mut read = vec![false; plan.edges.len()];
     let mut kept = Vec::new();
     for (index, hop) in plan.hops.iter().enumerate() {
         let malformed = || PlanError::Malformed { hop: index };
-        let mut operands = Made::new();
+        let mut operands = CoefficientRows::new();
         for edge in &hop.inputs {
             let ours = plan.edges.get(*edge).is_some_and(|e| e.to == hop.member);
             let sums = edges.get(*edge).and_then(Option::as_ref).filter(|_| ours);
@@ -63,7 +63,7 @@ fn unit(source: usize, sources: usize) -> Option<Vec<u8>> {
     (source < sources).then(|| (0..sources).map(|i| u8::from(i == source)).collect())
 }
 
-fn combine(output: &HopOutput, operands: &Made) -> Option<Made> {
+fn combine(output: &HopOutput, operands: &CoefficientRows) -> Option<CoefficientRows> {
     let sources = operands.first()?.len();
     let sum = |row: &Vec<u8>| {
         let mut sum = vec![0; sources];

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use super::{CliError, print};
-use crate::cluster::{Cluster, ClusterError, ClusterSpec};
+use crate::cluster::{Cluster, ClusterError, ClusterSpec, Loopback};
 use crate::net::cert::{CA_CERTIFICATE, create_ca, issue};
 use crate::net::{
     Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
@@ -128,18 +128,16 @@ fn measure(
     figures: &mut Figures,
 ) -> Result<(), CliError> {
     let executable = std::env::current_exe();
-    let mut cluster = Cluster::prepare(ClusterSpec {
+    let spec = ClusterSpec {
         executable: executable.map_err(|source| CliError::Io {
             what: "finding this executable",
             source,
         })?,
         directory: directory.path.join("cluster"),
         nodes: NODES,
-        geometry: Some((K, M)),
-        port: 9_700,
-        extra: String::new(),
-    })
-    .map_err(cluster_error)?;
+        settings: format!("[coding]\nk = {K}\nm = {M}\n"),
+    };
+    let mut cluster = Cluster::prepare(Loopback { port: 9_700 }, spec).map_err(cluster_error)?;
     cluster.start_all().map_err(cluster_error)?;
     let job = BenchJob::open(&cluster)?;
     let mut trainers = job.trainers(&cluster)?;

@@ -39,9 +39,10 @@ pub struct DropArgs {
 }
 
 pub fn drop_job(args: &DropArgs) -> Result<(), CliError> {
-    let trainers = match args.force {
-        true => WithTrainers::Too,
-        false => WithTrainers::Refused,
+    let trainers = if args.force {
+        WithTrainers::Too
+    } else {
+        WithTrainers::Refused
     };
     let of = NamespaceArgs {
         namespace: args.namespace.clone(),
@@ -51,9 +52,10 @@ pub fn drop_job(args: &DropArgs) -> Result<(), CliError> {
     };
     let mut client = of.connect(&args.socket)?;
     let report = client.drop_job(trainers, of.timeout_ms())?;
-    match args.json {
-        true => print(&report_json(&report).to_string()),
-        false => say(&report),
+    if args.json {
+        print(&report_json(&report).to_string());
+    } else {
+        say(&report);
     }
     let held = |node: &DroppedNode| match node.answer {
         DropAnswer::Freed { bytes, checkpoints } => bytes > 0 || checkpoints > 0,

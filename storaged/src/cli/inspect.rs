@@ -7,7 +7,7 @@ use storaged_sdk::wire::plan::{RestorePlan, Source};
 use storaged_sdk::wire::{Namespace, RefusalCode, Step};
 use storaged_sdk::{Client, ClientError};
 
-use super::plan_encode::{EncodeArgs, plan_encode};
+use super::plan_encode::{EncodeArgs, ReportFormat, plan_encode};
 use super::{CliError, NamespaceArgs, SocketArgs, parse_step, print, size};
 
 #[derive(Debug, Args)]
@@ -253,7 +253,14 @@ fn plan_json(plan: &RestorePlan) -> Value {
 pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
     let namespace = match &args.namespace {
         Some(namespace) if !args.encode.encode => namespace.clone(),
-        _ => return plan_encode(&args.encode, &args.socket, args.json),
+        _ => {
+            let format = if args.json {
+                ReportFormat::Json
+            } else {
+                ReportFormat::Text
+            };
+            return plan_encode(&args.encode, &args.socket, format);
+        }
     };
     let of = NamespaceArgs {
         namespace,
@@ -262,9 +269,10 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
         timeout: args.timeout,
     };
     let mut client = of.connect(&args.socket)?;
-    let plan = match args.allow_older {
-        true => client.plan_allowing_older(of.step, of.timeout_ms())?,
-        false => client.plan(of.step, of.timeout_ms())?,
+    let plan = if args.allow_older {
+        client.plan_allowing_older(of.step, of.timeout_ms())?
+    } else {
+        client.plan(of.step, of.timeout_ms())?
     };
     if args.json {
         print(&plan_json(&plan).to_string());

@@ -63,6 +63,9 @@ pub enum CliError {
     /// A node that must not be restarted now.
     #[error("not safe to restart now: {0}")]
     NotSafe(String),
+    /// A daemon that was stopped before it had finished what only it could.
+    #[error("stopped with work unfinished: {0}; node.leave_within says for how long it goes on")]
+    LeftUnfinished(String),
     /// A check that found faults.
     #[error("{faults} of {parts} parts have faults")]
     Faults { faults: usize, parts: usize },
@@ -78,6 +81,8 @@ pub enum CliError {
 
 /// A configuration that cannot be used (EX_CONFIG of sysexits.h): starting again does not help.
 const EXIT_CONFIG: u8 = 78;
+/// A daemon that was told to stop, and did with work unfinished (EX_TEMPFAIL): not a failure that a new start would mend.
+const EXIT_UNFINISHED: u8 = 75;
 /// As for arguments that cannot be read at all.
 const EXIT_USAGE: u8 = 2;
 
@@ -87,6 +92,7 @@ impl CliError {
         match self {
             Self::Config(_) | Self::Tls(_) | Self::Log(_) => EXIT_CONFIG.into(),
             Self::Usage(_) => EXIT_USAGE.into(),
+            Self::LeftUnfinished(_) => EXIT_UNFINISHED.into(),
             _ => ExitCode::FAILURE,
         }
     }
@@ -97,7 +103,7 @@ impl CliError {
 #[command(
     name = "storaged",
     version,
-    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 78 a configuration that cannot be used."
+    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 75 a daemon that was stopped with work\nunfinished, 78 a configuration that cannot be used."
 )]
 pub struct Cli {
     #[command(subcommand)]

@@ -99,8 +99,19 @@ struct Question {
     case: EncodeCase,
 }
 
+/// How the candidates are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReportFormat {
+    Text,
+    Json,
+}
+
 /// Shows the candidates.
-pub fn plan_encode(args: &EncodeArgs, socket: &SocketArgs, json: bool) -> Result<(), CliError> {
+pub fn plan_encode(
+    args: &EncodeArgs,
+    socket: &SocketArgs,
+    format: ReportFormat,
+) -> Result<(), CliError> {
     // Only what no flag says is asked of a daemon, so that the flags alone work anywhere.
     let status = match args.k {
         Some(_) => Value::Null,
@@ -109,9 +120,9 @@ pub fn plan_encode(args: &EncodeArgs, socket: &SocketArgs, json: bool) -> Result
     let question = question(args, &status)?;
     let choice = choose_encode(&question.case);
     let choice = choice.map_err(usage)?;
-    match json {
-        true => print(&to_json(&question, &choice).to_string()),
-        false => to_text(&question, &choice)
+    match format {
+        ReportFormat::Json => print(&to_json(&question, &choice).to_string()),
+        ReportFormat::Text => to_text(&question, &choice)
             .iter()
             .for_each(|line| print(line)),
     }
@@ -131,7 +142,8 @@ fn usage(error: impl ToString) -> CliError {
 fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
     let geometry = geometry(args, status)?;
     let peers = status["peers"].as_array().map(|peers| peers.len() + 1);
-    let nodes = args.nodes.or(peers).unwrap_or(geometry.n());
+    let told = args.nodes.or(peers);
+    let nodes = told.unwrap_or(geometry.n());
     let chunk = args.chunk.map(|chunk| chunk.as_u64());
     let chunk = chunk
         .or(status["chunk_bytes"].as_u64())
@@ -148,9 +160,10 @@ fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
         (None, None) => daemon_groups(status)?,
         _ => Vec::new(),
     };
-    let groups = match own.is_empty() {
-        true => made_groups(geometry, nodes, args.nodes.or(peers).is_some())?,
-        false => own,
+    let groups = if own.is_empty() {
+        made_groups(geometry, told)?
+    } else {
+        own
     };
     let sources: Vec<usize> = (0..geometry.k()).collect();
     let mut case = EncodeCase::of_group(&groups, args.group, &sources, &facts).map_err(usage)?;
@@ -188,7 +201,9 @@ fn rate(args: &EncodeArgs, status: &Value) -> (u64, Origin) {
 }
 
 /// Groups of nodes that nobody has named; one only, if nobody said how many nodes there are.
-fn made_groups(geometry: Geometry, nodes: usize, told: bool) -> Result<Vec<Group>, CliError> {
+fn made_groups(geometry: Geometry, nodes: Option<usize>) -> Result<Vec<Group>, CliError> {
+    let told = nodes.is_some();
+    let nodes = nodes.unwrap_or(geometry.n());
     let members: Vec<Member> = (0..nodes).map(member).collect::<Result<_, _>>()?;
     let mut groups = groups(&members, geometry).map_err(usage)?;
     if !told {

@@ -56,8 +56,9 @@ fn tell(args: &RestartSafeArgs, objections: Vec<String>) -> Result<(), CliError>
     } else if safe {
         print("safe to restart");
     }
-    match safe {
-        true => Ok(()),
-        false => Err(CliError::NotSafe(objections.join("; "))),
+    if safe {
+        Ok(())
+    } else {
+        Err(CliError::NotSafe(objections.join("; ")))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -9,18 +10,21 @@ use tokio::sync::mpsc;
 
 use super::{CliError, print};
 use crate::config::{Config, ConfigFile};
-use crate::driver::{Daemon, Offload, Seams, date, expiry_fault};
+use crate::driver::{Daemon, date, expiry_fault};
 use crate::encode::Pool;
+use crate::env::{Environment, Offload, SystemEntropy};
 use crate::log::{self, LogFormat};
 use crate::net::{TlsIdentity, UdpFactory};
-use crate::seam::SystemEntropy;
 
 /// Threads of the network's runtime: one encrypts and sends while another receives.
 const NET_THREADS: usize = 2;
 
+/// Who stops a process and its group says so twice.
+const ONE_SIGNAL: Duration = Duration::from_millis(500);
+
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it. SIGHUP reads the\nconfiguration and the certificates again; links and RAM stay."
+    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it\nonce it has finished what only it can (uploads, coding), within node.leave_within; a second one at once. SIGHUP reads the\nconfiguration and the certificates again; links and RAM stay."
 )]
 pub struct RunArgs {
     /// Configuration file (TOML); see docs/operate/config.md
@@ -70,7 +74,7 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
     let pool = Pool::start_named("codec", &config.codec_threads);
     let pool = pool.map_err(io("starting the codec's threads"))?;
     let outcome = runtime.block_on(async {
-        let seams = Seams {
+        let env = Environment {
             sockets: Arc::new(UdpFactory),
             entropy: Arc::new(SystemEntropy),
             net_runtime: net.handle().clone(),
@@ -88,17 +92,32 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
             SignalKind::alarm(),
         ];
         let ignored = ignored.map(signal);
-        let daemon = Daemon::start(config, seams).await?;
+        let daemon = Daemon::start(config, env).await?;
         tokio::spawn(reload_at(hup, args, daemon.reloads()));
-        let stop = async {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = int.recv() => {}
+        let (stop, stops) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut told_at: Option<Instant> = None;
+            loop {
+                tokio::select! {
+                    _ = term.recv() => {}
+                    _ = int.recv() => {}
+                }
+                if told_at.is_some_and(|at| at.elapsed() < ONE_SIGNAL) {
+                    continue;
+                }
+                told_at = Some(Instant::now());
+                if stop.send(()).await.is_err() {
+                    return;
+                }
             }
-        };
-        daemon.run(stop).await;
+        });
+        let left = daemon.run(stops).await;
         drop(ignored);
-        Ok(())
+        if left.is_empty() {
+            return Ok(());
+        }
+        let left: Vec<String> = left.iter().map(ToString::to_string).collect();
+        Err(CliError::LeftUnfinished(left.join("; ")))
     });
     // Connections may still wait for trainers: they end with the process.
     runtime.shutdown_background();

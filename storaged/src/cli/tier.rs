@@ -105,10 +105,10 @@ pub fn pin(args: &PinArgs, keep: Keep) -> Result<(), CliError> {
 }
 
 pub fn rm(args: &RmArgs) -> Result<(), CliError> {
-    let removal = match (args.what.step, args.run, args.what.all) {
-        (Some(step), run, _) => Removal::Step { run, step },
-        (None, Some(run), false) => Removal::Run { run },
-        (None, None, true) => Removal::All,
+    let removal = match (args.what.step, args.run) {
+        (Some(step), run) => Removal::Step { run, step },
+        (None, Some(run)) if !args.what.all => Removal::Run { run },
+        (None, None) if args.what.all => Removal::All,
         _ => {
             return Err(CliError::Usage(
                 "expected one of --step, --run and --all (--run also beside --step)".into(),
@@ -116,13 +116,15 @@ pub fn rm(args: &RmArgs) -> Result<(), CliError> {
         }
     };
     let mut client = args.job.connect()?;
-    let trainers = match args.live {
-        true => WithTrainers::Too,
-        false => WithTrainers::Refused,
+    let trainers = if args.live {
+        WithTrainers::Too
+    } else {
+        WithTrainers::Refused
     };
-    let pinned = match args.pinned {
-        true => PinnedOnes::Too,
-        false => PinnedOnes::Spared,
+    let pinned = if args.pinned {
+        PinnedOnes::Too
+    } else {
+        PinnedOnes::Spared
     };
     let timeout_ms = args.job.timeout_ms();
     let (checkpoints, objects) = client.remove(removal, trainers, pinned, timeout_ms)?;

@@ -28,10 +28,28 @@ impl Config {
     }
 
     /// The largest shard for so many ranks per node: each has its slots, and parity is there twice while a step is
-    /// coded, of the newest safe step and of the one that is made.
+    /// coded, of the newest safe step and of the one that is made. Digests and fingerprints of chunks take room too.
     pub fn shard_bytes_max(&self, ranks: u64) -> u64 {
-        let copies = self.slots_per_rank as u64 + 2 * self.groups_coded();
-        self.budget / (ranks * copies).max(1)
+        let coded = self.groups_coded();
+        let copies = u128::from(self.slots_per_rank as u64 + 2 * coded);
+        let k = self.geometry.map_or(0, |geometry| geometry.k() as u64);
+        // This node keeps the tables of its own shards, and where it codes those of the shards that it codes for.
+        let tables = u128::from(self.slots_per_rank as u64 * (1 + k * coded));
+        let chunk = self.chunk.bytes() as u128;
+        let ranks = u128::from(ranks.max(1));
+        let share = |budget: u64, per_chunk: u128| {
+            let most = u128::from(budget) * chunk / (ranks * per_chunk).max(1);
+            u64::try_from(most).unwrap_or(u64::MAX)
+        };
+        let records_free = self
+            .budget
+            .saturating_add(storaged_core::limits::RECORDS_FREE_BYTES);
+        let blocks = share(self.budget, copies * chunk);
+        let with_tables = share(
+            records_free,
+            copies * chunk + tables * u128::from(storaged_core::limits::TABLE_BYTES_PER_CHUNK),
+        );
+        blocks.min(with_tables)
     }
 
     /// The smallest budget in which one rank can save step after step: the slot of the newest step and that of the next,

@@ -69,25 +69,29 @@ impl ConfigFile {
 
 impl HyperpodSection {
     fn check_token(&self) -> Result<(), ConfigError> {
-        match (&self.token_file, self.without_token) {
-            (Some(_), true) => Err(value(
+        if self.token_file.is_some() && self.without_token {
+            Err(value(
                 "hyperpod.without_token",
                 "expected this or hyperpod.token_file, got both",
-            )),
-            (None, false) => Err(value(
+            ))
+        } else if self.token_file.is_some() {
+            self.token().map(|_| ())
+        } else if !self.without_token {
+            Err(value(
                 "hyperpod.token_file",
                 "expected a file with a token, got none: make one, or set hyperpod.without_token = true to let every process \
                  that reaches the address read and write all of its checkpoints",
-            )),
-            (None, true) if !self.listen.ip().is_loopback() => Err(value(
+            ))
+        } else if self.listen.ip().is_loopback() {
+            Ok(())
+        } else {
+            Err(value(
                 "hyperpod.listen",
                 format!(
                     "expected a loopback address without a token, got {}: set hyperpod.token_file",
                     self.listen
                 ),
-            )),
-            (Some(_), false) => self.token().map(|_| ()),
-            (None, true) => Ok(()),
+            ))
         }
     }
 
@@ -103,12 +107,13 @@ impl HyperpodSection {
         let text = std::fs::read_to_string(path)
             .map_err(|error| value(key, format!("reading {} failed: {error}", path.display())))?;
         let token = text.trim_end_matches(['\r', '\n']);
-        match token.is_empty() || token.contains(['\r', '\n']) {
-            false => Ok(token.to_owned()),
-            true => Err(value(
+        if token.is_empty() || token.contains(['\r', '\n']) {
+            Err(value(
                 key,
                 format!("expected one line with a token in {}", path.display()),
-            )),
+            ))
+        } else {
+            Ok(token.to_owned())
         }
     }
 }

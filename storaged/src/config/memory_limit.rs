@@ -62,9 +62,10 @@ impl MemoryLimit {
     pub fn default_budget(self) -> DefaultBudget {
         let wanted = self.limit / 2;
         let budget = self.free - self.free / HEADROOM_PARTS;
-        match wanted <= budget {
-            true => DefaultBudget::Half(wanted),
-            false => DefaultBudget::Shrunk { wanted, budget },
+        if wanted <= budget {
+            DefaultBudget::Half(wanted)
+        } else {
+            DefaultBudget::Shrunk { wanted, budget }
         }
     }
 }

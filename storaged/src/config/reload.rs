@@ -51,11 +51,12 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 16] = [
+        let keys: [Key<'_>; 17] = [
             ("node.name", &|config| config.name.to_string()),
             ("node.failure_domain", &|config| text(&own(config))),
             ("node.listen", &|config| config.listen.to_string()),
             ("node.ops_listen", &|config| text(&config.ops_listen)),
+            ("node.leave_within", &|config| text(&config.leave_within)),
             ("coding.k and coding.m", &|config| text(&config.geometry)),
             ("coding.chunk", &|config| config.chunk.bytes().to_string()),
             (

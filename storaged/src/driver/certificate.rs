@@ -69,9 +69,10 @@ impl OwnCertificate {
         if self.nearness(now) != Nearness::Invalid {
             return None;
         }
-        let when = match now < self.validity.begins {
-            true => format!("is not valid before {}", date(self.validity.begins)),
-            false => format!("expired on {}", date(self.validity.ends)),
+        let when = if now < self.validity.begins {
+            format!("is not valid before {}", date(self.validity.begins))
+        } else {
+            format!("expired on {}", date(self.validity.ends))
         };
         Some(format!(
             "the certificate of this node {when}: {}",

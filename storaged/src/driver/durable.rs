@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use storaged_core::{Input, Output, SlotShard, UploadBase};
-use storaged_wire::{ManifestBytes, Rank};
+use storaged_wire::{Enclosures, ManifestBytes, Rank};
 
 use super::said::say_copied;
 use super::{Daemon, RunningUpload};
@@ -32,7 +32,10 @@ impl Daemon {
                     stop_upload(trickle, upload, rank);
                 }
             }
-            Output::Publish { manifest } => self.publish(trickle, manifest),
+            Output::Publish {
+                manifest,
+                enclosures,
+            } => self.publish(trickle, manifest, enclosures),
             other => self.consult(trickle, other),
         }
     }
@@ -67,12 +70,13 @@ impl Daemon {
         }
     }
 
-    fn publish(&self, trickle: Arc<Trickle>, manifest: Arc<ManifestBytes>) {
+    fn publish(&self, trickle: Arc<Trickle>, manifest: Arc<ManifestBytes>, enclosures: Enclosures) {
         let ops = self.ops.clone();
         self.when_done(async move {
-            let outcome = trickle.publish(&manifest).await;
-            ops.metrics.observe_publish(outcome.is_ok());
-            if outcome.is_ok() {
+            let outcome = trickle.publish(&manifest, &enclosures).await;
+            if outcome.is_err() {
+                ops.metrics.observe_unpublished();
+            } else {
                 let manifest = manifest.clone();
                 tokio::spawn(async move {
                     let record = manifest.manifest();

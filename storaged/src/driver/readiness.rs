@@ -18,12 +18,22 @@ pub(super) struct LinkFacts {
     pub own_fault: Option<String>,
     /// When it expires, in seconds since 1970.
     pub expires: Option<i64>,
+    /// It was told to stop.
+    pub is_leaving: bool,
+}
+
+/// Whether peers that are not up have had time to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AbsentPeers {
+    AwaitedYet,
+    GivenUp,
 }
 
 impl LinkFacts {
-    /// Why the node is not ready; empty if it is. `settled`: all peers are up or have had time to be.
-    pub fn reasons(&self, settled: bool) -> Vec<String> {
+    /// Why the node is not ready; empty if it is.
+    pub fn reasons(&self, absent: AbsentPeers) -> Vec<String> {
         let mut reasons = Vec::new();
+        reasons.extend(self.is_leaving.then(|| "this node was told to stop".into()));
         reasons.extend(self.own_fault.clone());
         reasons.extend(self.refused.values().cloned());
         let down = self
@@ -31,7 +41,7 @@ impl LinkFacts {
             .iter()
             .filter(|peer| !self.up.contains_key(*peer));
         let down: Vec<&str> = down.map(|peer| peer.as_str()).collect();
-        if !settled {
+        if absent == AbsentPeers::AwaitedYet {
             reasons.push(format!("waiting for peers: {}", down.join(", ")));
         } else if self.up.is_empty() && !down.is_empty() {
             reasons.push(format!(
@@ -46,7 +56,11 @@ impl LinkFacts {
     /// The core's status, with what only the driver knows: its `ready` counts how the links are.
     pub fn complete(&self, status: &str) -> (String, Vec<String>) {
         let settled = status.contains(r#""ready":true"#);
-        let reasons = self.reasons(settled);
+        let reasons = self.reasons(if settled {
+            AbsentPeers::GivenUp
+        } else {
+            AbsentPeers::AwaitedYet
+        });
         let refused: Vec<Value> = (self.refused.iter())
             .map(|(node, reason)| json!({"node": node.as_str(), "reason": reason}))
             .collect();
@@ -83,16 +97,16 @@ mod tests {
     #[test]
     fn a_node_alone_is_ready_and_one_without_any_of_its_peers_is_not() {
         let mut facts = LinkFacts::default();
-        assert!(facts.reasons(true).is_empty());
+        assert!(facts.reasons(AbsentPeers::GivenUp).is_empty());
         facts.configured = vec![name("n1"), name("n2")];
-        assert!(facts.reasons(false)[0].contains("waiting for peers: n1, n2"));
-        assert!(facts.reasons(true)[0].contains("none: n1, n2"));
+        assert!(facts.reasons(AbsentPeers::AwaitedYet)[0].contains("waiting for peers: n1, n2"));
+        assert!(facts.reasons(AbsentPeers::GivenUp)[0].contains("none: n1, n2"));
         facts.up.insert(name("n1"), 4);
-        assert!(facts.reasons(true).is_empty());
+        assert!(facts.reasons(AbsentPeers::GivenUp).is_empty());
         facts
             .refused
             .insert(name("n2"), "coding.m is 1 here and 2 there".into());
-        assert_eq!(facts.reasons(true).len(), 1);
+        assert_eq!(facts.reasons(AbsentPeers::GivenUp).len(), 1);
     }
 
     #[test]

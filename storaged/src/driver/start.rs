@@ -7,9 +7,10 @@ use storaged_core::{DurableForm, Setup};
 use storaged_wire::{Generation, NodeName};
 use tokio::sync::mpsc;
 
+use super::StartError;
 use super::certificate::OwnCertificate;
-use super::{Seams, StartError};
 use crate::config::Config;
+use crate::env::Environment;
 use crate::http::OpsState;
 use crate::hyperpod;
 use crate::net::{LINK_VERSIONS, Net, NetConfig, NetError, NetEvent, TlsIdentity};
@@ -75,7 +76,7 @@ pub(super) fn coding_group(config: &Config) -> BTreeSet<NodeName> {
 
 pub(super) async fn start_net(
     config: &Config,
-    seams: &Seams,
+    env: &Environment,
     generation: Generation,
     events: mpsc::Sender<NetEvent>,
 ) -> Result<Option<Arc<Net>>, StartError> {
@@ -85,7 +86,7 @@ pub(super) async fn start_net(
     let identity = TlsIdentity::load(files).map_err(NetError::from)?;
     let mut seed = [0; 32];
     for part in seed.chunks_mut(8) {
-        part.copy_from_slice(&seams.entropy.next().to_le_bytes());
+        part.copy_from_slice(&env.entropy.next().to_le_bytes());
     }
     let net_config = NetConfig {
         node: config.name.clone(),
@@ -96,13 +97,10 @@ pub(super) async fn start_net(
         group: coding_group(config),
         agreement: config.agreement(),
         versions: LINK_VERSIONS,
-        sockets: seams.sockets.clone(),
+        sockets: env.sockets.clone(),
         seed: Some(seed),
     };
-    let started = seams
-        .net_runtime
-        .spawn(Net::start(net_config, events))
-        .await;
+    let started = env.net_runtime.spawn(Net::start(net_config, events)).await;
     let started = started.map_err(|error| StartError::Start {
         what: "the network's runtime",
         source: std::io::Error::other(error),

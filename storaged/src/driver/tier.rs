@@ -6,8 +6,9 @@ use std::time::Duration;
 use storaged_core::{DurableFault, Input};
 use tokio::sync::{mpsc, watch};
 
-use super::{Offload, Seams, StartError};
+use super::StartError;
 use crate::config::Config;
+use crate::env::{Environment, Offload};
 use crate::memory::Memory;
 use crate::pool::Pool;
 use crate::trickle::store::{self, Opening, Store, StoreError};
@@ -54,25 +55,28 @@ async fn watch_tier(mut opening: watch::Receiver<Opening>, inputs: mpsc::Sender<
 /// What copies to the configured tier, or to a test's.
 pub(super) async fn start_trickle(
     config: &Config,
-    seams: &Seams,
+    env: &Environment,
     memory: &Arc<Memory>,
     inputs: &mpsc::Sender<Input>,
 ) -> Result<Option<Arc<Trickle>>, StartError> {
-    let store = match (&seams.store, &config.durable) {
+    let store = match (&env.store, &config.durable) {
         (Some(store), _) => store.clone(),
         (None, Some(config)) => open_tier(config, inputs).await?,
         (None, None) => return Ok(None),
     };
     let trickle = Trickle::new(store, memory.clone(), config.trickle);
-    Ok(Some(Arc::new(match trickle_threads(config, seams)? {
+    Ok(Some(Arc::new(match trickle_threads(config, env)? {
         Some(threads) => trickle.on(threads),
         None => trickle,
     })))
 }
 
 /// Threads of copies: the codec's and, on the same cores, some that may wait for the tier. None under simulated time.
-fn trickle_threads(config: &Config, seams: &Seams) -> Result<Option<TrickleThreads>, StartError> {
-    if seams.offload == Offload::Inline {
+fn trickle_threads(
+    config: &Config,
+    env: &Environment,
+) -> Result<Option<TrickleThreads>, StartError> {
+    if env.offload == Offload::Inline {
         return Ok(None);
     }
     let long = Pool::start_named("tier", &config.codec_threads);
@@ -80,6 +84,6 @@ fn trickle_threads(config: &Config, seams: &Seams) -> Result<Option<TrickleThrea
         what: "the threads of the durable tier",
         source,
     })?;
-    let short = seams.pool.clone();
+    let short = env.pool.clone();
     Ok(Some(TrickleThreads { short, long }))
 }

@@ -17,7 +17,7 @@ const IDLE_BYTES_MAX: usize = 32 << 20;
 
 /// The blocks of one daemon.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(super) struct BufferPool {
     idle: ArrayQueue<Vec<u8>>,
     idle_bytes: AtomicUsize,
     lent: AtomicUsize,
@@ -29,10 +29,10 @@ pub(super) struct Buffers {
 pub(super) struct Block {
     memory: Vec<u8>,
     bytes: usize,
-    home: Arc<Buffers>,
+    home: Arc<BufferPool>,
 }
 
-impl Buffers {
+impl BufferPool {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             idle: ArrayQueue::new(IDLE_BLOCKS_MAX),
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_block_comes_back_and_is_used_again() {
-        let buffers = Buffers::new();
+        let buffers = BufferPool::new();
         let mut block = buffers.lend(100);
         block.fill(7);
         let at = block.as_ptr();
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn idle_memory_is_bounded() {
-        let buffers = Buffers::new();
+        let buffers = BufferPool::new();
         let many: Vec<Block> = (0..20).map(|_| buffers.lend(4 << 20)).collect();
         drop(many);
         assert!(buffers.idle_bytes.load(Ordering::Relaxed) <= IDLE_BYTES_MAX);

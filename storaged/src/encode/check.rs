@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use storaged_core::SessionWork;
-use storaged_plan::{CodingPlan, Hop, Link, Made, PlanError, Target, trace};
+use storaged_plan::{CodingPlan, CoefficientRows, Hop, Link, PlanError, Target, trace};
 use storaged_wire::peer::SessionFault;
 use thiserror::Error;
 
@@ -14,16 +14,16 @@ use thiserror::Error;
 pub(super) struct ClassPart {
     pub hop: Hop,
     /// Per input edge of the hop, in order.
-    pub inputs: Vec<Way>,
+    pub inputs: Vec<EdgeRef>,
     /// Per output that is an edge, in the order of the hop's outputs.
-    pub outputs: Vec<Way>,
+    pub outputs: Vec<EdgeRef>,
     /// Per input, what its sums are made of; none at all if they are not checked.
-    pub made: Vec<Made>,
+    pub made: Vec<CoefficientRows>,
 }
 
 /// An edge as a place in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct EdgeRef {
     /// Number of its link in the plan.
     pub link: usize,
     /// Partial sums per stripe.
@@ -34,7 +34,7 @@ pub(super) struct Way {
 
 /// What this node does, if its work fits together.
 #[derive(Debug, Clone)]
-pub(super) struct Parts {
+pub(super) struct CheckedPlan {
     /// Per class; none where it has no part.
     pub classes: Vec<Option<ClassPart>>,
     /// All links of the plan.
@@ -51,7 +51,7 @@ enum WorkError {
     #[error("a member reads blocks exactly if the plan says so")]
     Source,
     #[error("a member keeps blocks exactly if the plan says so")]
-    Keep,
+    Sink,
     #[error("expected at most one kept block per stripe and member")]
     KeepsSeveral,
     #[error("there is no edge {0}")]
@@ -74,14 +74,14 @@ enum WorkError {
     Plan(#[from] PlanError),
 }
 
-pub(super) fn parts_of(work: &SessionWork) -> Result<Parts, SessionFault> {
-    fitting_parts(work).map_err(|what| SessionFault::Neighbour {
+pub(super) fn checked_plan(work: &SessionWork) -> Result<CheckedPlan, SessionFault> {
+    fitting_plan(work).map_err(|what| SessionFault::Neighbour {
         node: work.leader.clone(),
         reason: format!("proposed a session that does not fit together: {what}"),
     })
 }
 
-fn fitting_parts(work: &SessionWork) -> Result<Parts, WorkError> {
+fn fitting_plan(work: &SessionWork) -> Result<CheckedPlan, WorkError> {
     let links = work.plan.links();
     let out_of_range = |link: &&Link| link.from.max(link.to) >= work.members.len();
     if let Some(link) = links.iter().find(out_of_range) {
@@ -106,10 +106,10 @@ fn fitting_parts(work: &SessionWork) -> Result<Parts, WorkError> {
     }
     let keeps = parts.iter().any(|part| keeps(&part.hop) > 0);
     if keeps != work.keep.is_some() {
-        return Err(WorkError::Keep);
+        return Err(WorkError::Sink);
     }
     check_stripes(work)?;
-    Ok(Parts { classes, links })
+    Ok(CheckedPlan { classes, links })
 }
 
 fn keeps(hop: &Hop) -> usize {
@@ -125,29 +125,29 @@ fn class_part(
     hop: &Hop,
     links: &[Link],
 ) -> Result<ClassPart, WorkError> {
-    let input = |edge: &usize| {
-        let way = way(plan, *edge, links)?;
-        let ours = links[way.link].to == work.member;
-        ours.then_some(way).ok_or(WorkError::NotToHere(*edge))
+    let input = |number: &usize| {
+        let edge = edge_of(plan, *number, links)?;
+        let ours = links[edge.link].to == work.member;
+        ours.then_some(edge).ok_or(WorkError::NotToHere(*number))
     };
     let inputs = hop
         .inputs
         .iter()
         .map(input)
         .collect::<Result<Vec<_>, _>>()?;
-    let received: usize = inputs.iter().map(|way| usize::from(way.width)).sum();
+    let received: usize = inputs.iter().map(|edge| usize::from(edge.width)).sum();
     let operands = received + usize::from(hop.local.is_some());
     let mut outputs = Vec::new();
     for output in &hop.outputs {
         let width = match output.target {
             Target::Keep(_) => 1,
-            Target::Edge(edge) => {
-                let way = way(plan, edge, links)?;
-                if links[way.link].from != work.member {
-                    return Err(WorkError::NotFromHere(edge));
+            Target::Edge(number) => {
+                let edge = edge_of(plan, number, links)?;
+                if links[edge.link].from != work.member {
+                    return Err(WorkError::NotFromHere(number));
                 }
-                outputs.push(way);
-                usize::from(way.width)
+                outputs.push(edge);
+                usize::from(edge.width)
             }
         };
         if output.rows.len() != width || output.rows.iter().any(|row| row.len() != operands) {
@@ -169,7 +169,11 @@ fn class_part(
 }
 
 /// What comes to a hop is made of, if it is to be checked.
-fn made_of(work: &SessionWork, plan: &CodingPlan, hop: &Hop) -> Result<Vec<Made>, WorkError> {
+fn made_of(
+    work: &SessionWork,
+    plan: &CodingPlan,
+    hop: &Hop,
+) -> Result<Vec<CoefficientRows>, WorkError> {
     if work.proofs.values().all(|proof| proof.prints.is_empty()) {
         return Ok(Vec::new());
     }
@@ -179,31 +183,31 @@ fn made_of(work: &SessionWork, plan: &CodingPlan, hop: &Hop) -> Result<Vec<Made>
 }
 
 /// Frames of one stripe on one stream would not be told apart.
-fn one_edge_per_link<'a>(ways: impl Iterator<Item = &'a Way>) -> Result<(), WorkError> {
+fn one_edge_per_link<'a>(edges: impl Iterator<Item = &'a EdgeRef>) -> Result<(), WorkError> {
     let mut seen = BTreeSet::new();
-    let mut ways = ways;
-    match ways.find(|way| !seen.insert(way.link)) {
+    let mut edges = edges;
+    match edges.find(|edge| !seen.insert(edge.link)) {
         None => Ok(()),
-        Some(way) => Err(WorkError::TwoEdges(way.link)),
+        Some(edge) => Err(WorkError::TwoEdges(edge.link)),
     }
 }
 
-fn way(plan: &CodingPlan, edge: usize, links: &[Link]) -> Result<Way, WorkError> {
-    let shape = plan.edges.get(edge).ok_or(WorkError::NoEdge(edge))?;
+fn edge_of(plan: &CodingPlan, number: usize, links: &[Link]) -> Result<EdgeRef, WorkError> {
+    let shape = plan.edges.get(number).ok_or(WorkError::NoEdge(number))?;
     let link = Link {
         from: shape.from,
         to: shape.to,
     };
     let place = links.binary_search(&link);
-    let link = place.map_err(|_| WorkError::NoLink(edge))?;
+    let link = place.map_err(|_| WorkError::NoLink(number))?;
     match u8::try_from(shape.width) {
-        Ok(width @ 1..) => Ok(Way {
+        Ok(width @ 1..) => Ok(EdgeRef {
             link,
             width,
-            raw_from: plan.is_raw(edge).then_some(shape.from),
+            raw_from: plan.is_raw(number).then_some(shape.from),
         }),
         _ => Err(WorkError::Width {
-            edge,
+            edge: number,
             got: shape.width,
         }),
     }

@@ -13,12 +13,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::buffer::Buffers;
-use super::check::{self, Parts};
+use super::buffer::BufferPool;
+use super::check::{self, CheckedPlan};
 use super::inbound::Inbound;
 use super::meter::Meters;
 use super::pipeline::Pipeline;
-use super::stripe::Part;
+use super::stripe::MemberTask;
 use super::{BlockReceiver, Blocks, Pool, Streams};
 
 /// What a session may take.
@@ -86,6 +86,12 @@ struct Running {
     early_stops: VecDeque<(SessionKey, Instant)>,
 }
 
+/// A session's work with what its plan comes to here.
+struct CheckedWork {
+    work: SessionWork,
+    plan: CheckedPlan,
+}
+
 /// The executor of one daemon.
 pub struct Executor {
     streams: Arc<dyn Streams>,
@@ -93,7 +99,7 @@ pub struct Executor {
     pool: Pool,
     limits: ExecutorLimits,
     inbound: Arc<Inbound>,
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
     running: Mutex<Running>,
     begun: AtomicU64,
     in_flight: Arc<AtomicUsize>,
@@ -113,7 +119,7 @@ impl Executor {
             pool,
             limits,
             inbound: Arc::default(),
-            buffers: Buffers::new(),
+            buffers: BufferPool::new(),
             running: Mutex::default(),
             begun: AtomicU64::new(0),
             in_flight: Arc::default(),
@@ -190,14 +196,15 @@ impl Executor {
         kept: &Arc<Mutex<Vec<u64>>>,
         meters: &Meters,
     ) -> Result<SessionTally, SessionFault> {
-        let parts = check::parts_of(&work)?;
+        let plan = check::checked_plan(&work)?;
         let registered = self.register(&work);
+        let checked = CheckedWork { work, plan };
         let jobs = TaskTracker::new();
         jobs.close();
         let outcome = tokio::select! {
             biased;
             () = registered.over.cancelled() => Err(SessionFault::Aborted),
-            outcome = self.execute((work, parts), kept, &registered.over, &jobs, meters) => outcome,
+            outcome = self.execute(checked, kept, &registered.over, &jobs, meters) => outcome,
         };
         drop(registered);
         jobs.wait().await;
@@ -210,20 +217,21 @@ impl Executor {
 
     async fn execute(
         &self,
-        (work, parts): (SessionWork, Parts),
+        checked: CheckedWork,
         kept: &Arc<Mutex<Vec<u64>>>,
         over: &CancellationToken,
         jobs: &TaskTracker,
         meters: &Meters,
     ) -> Result<u64, SessionFault> {
+        let CheckedWork { work, plan } = checked;
         let keep = match &work.keep {
             Some(keep) => Some(self.blocks.begin_keep(keep, &work)?),
             None => None,
         };
         let (blocks, buffers) = (self.blocks.clone(), self.buffers.clone());
-        let part = Arc::new(Part {
+        let part = Arc::new(MemberTask {
             work,
-            parts,
+            plan,
             blocks,
             keep,
             buffers,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::buffer::{Block, Buffers};
+use super::buffer::{Block, BufferPool};
 use super::error::{FrameError, NeighbourError};
 use super::meter::Flow;
 use super::{BlockReceiver, BlockSender, BlockState, StreamError};
@@ -128,7 +128,7 @@ pub(super) async fn send(
 pub(super) async fn receive(
     from: &mut dyn BlockReceiver,
     shape: Shape,
-    buffers: &Arc<Buffers>,
+    buffers: &Arc<BufferPool>,
     flow: &Flow,
 ) -> Result<Sums, NeighbourError> {
     let mut header = [0; HEADER_BYTES];

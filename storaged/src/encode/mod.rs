@@ -29,7 +29,7 @@ pub use quic::{NoStreams, QuicStreams};
 pub use crate::pool::Pool;
 use async_trait::async_trait;
 use bytes::Bytes;
-use storaged_core::{Keep, SessionWork, Source};
+use storaged_core::{SessionWork, Sink, Source};
 use storaged_wire::NodeName;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 
@@ -62,13 +62,13 @@ pub trait Blocks: Send + Sync {
     /// [`SessionFault::NoBlocks`] or `NoBasis` if the place for it, or the basis, is not there.
     fn begin_keep(
         &self,
-        keep: &Keep,
+        keep: &Sink,
         work: &SessionWork,
-    ) -> Result<Box<dyn KeepBlocks>, SessionFault>;
+    ) -> Result<Box<dyn BlockSink>, SessionFault>;
 }
 
 /// Blocks being kept. Stripes may come in any order and from several threads.
-pub trait KeepBlocks: Send + Sync {
+pub trait BlockSink: Send + Sync {
     /// Keeps the block of a stripe; none if it is clean.
     ///
     /// # Errors

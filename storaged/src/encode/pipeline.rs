@@ -17,19 +17,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use storaged_core::Turn;
+use storaged_core::StripeTurn;
 use storaged_wire::NodeName;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::check::Way;
+use super::check::EdgeRef;
 use super::error::NeighbourError;
 use super::frame::{self, Shape, Sums};
 use super::inbound::{Inbound, StreamKey};
 use super::meter::Meters;
-use super::stripe::{Computed, Part};
+use super::stripe::{Computed, MemberTask};
 use super::{BlockReceiver, BlockSender, BlockState, ExecutorLimits, Pool, Streams};
 
 /// A result, and then what shows that its job goes on: in this order, so that the blocks of a result that nobody
@@ -51,7 +51,7 @@ struct Promised {
 
 /// A stripe that has begun.
 struct Begun {
-    turn: Turn,
+    turn: StripeTurn,
     inputs: Vec<oneshot::Receiver<Sums>>,
     outputs: Vec<oneshot::Sender<Sums>>,
     _in_flight: Arc<OwnedSemaphorePermit>,
@@ -65,7 +65,7 @@ struct Orders {
 
 /// One session in progress.
 pub(super) struct Pipeline<'a> {
-    pub part: Arc<Part>,
+    pub part: Arc<MemberTask>,
     pub streams: &'a dyn Streams,
     pub inbound: &'a Inbound,
     pub pool: &'a Pool,
@@ -89,7 +89,7 @@ impl Pipeline<'_> {
         let mut sending = Vec::new();
         let mut receiving = Vec::new();
         let used = self.part.links_used();
-        let links = self.part.parts.links.iter().enumerate();
+        let links = self.part.plan.links.iter().enumerate();
         for (link, ends) in links.filter(|(link, _)| used.contains(link)) {
             if ends.from == self.part.work.member {
                 let (order, promised) = mpsc::channel(room);
@@ -109,10 +109,10 @@ impl Pipeline<'_> {
         Ok(bytes)
     }
 
-    fn shape(&self, way: Way, stripe: u64) -> Result<Shape, SessionFault> {
+    fn shape(&self, edge: EdgeRef, stripe: u64) -> Result<Shape, SessionFault> {
         let bytes = u32::try_from(self.part.work.stripe_bytes(stripe));
         let bytes = bytes.map_err(|_| SessionFault::NoBlocks)?;
-        let width = way.width;
+        let width = edge.width;
         Ok(Shape {
             stripe,
             bytes,
@@ -198,7 +198,7 @@ impl Pipeline<'_> {
     /// Begins the stripes in order and computes them as their inputs come.
     async fn calculate(&self, orders: Orders, room: usize) -> Result<u64, SessionFault> {
         let window = Arc::new(Semaphore::new(room));
-        let classes = &self.part.parts.classes;
+        let classes = &self.part.plan.classes;
         let mine = self.part.work.turns();
         let mine = mine.filter(|turn| classes.get(turn.class).is_some_and(Option::is_some));
         let mut bytes = 0;
@@ -224,7 +224,7 @@ impl Pipeline<'_> {
     /// Waits for room, and tells the streams what this stripe expects and promises.
     async fn begin(
         &self,
-        turn: Turn,
+        turn: StripeTurn,
         orders: &Orders,
         window: &Arc<Semaphore>,
     ) -> Result<Begun, SessionFault> {
@@ -232,22 +232,22 @@ impl Pipeline<'_> {
         let in_flight = Arc::new(permit.map_err(|_| SessionFault::Aborted)?);
         let class = self.part.class(turn.class)?;
         let mut inputs = Vec::with_capacity(class.inputs.len());
-        for way in &class.inputs {
-            let shape = self.shape(*way, turn.stripe)?;
+        for edge in &class.inputs {
+            let shape = self.shape(*edge, turn.stripe)?;
             let (to, from) = oneshot::channel();
-            announce(orders.receive.get(&way.link), Expected { shape, to }).await;
+            announce(orders.receive.get(&edge.link), Expected { shape, to }).await;
             inputs.push(from);
         }
         let mut outputs = Vec::with_capacity(class.outputs.len());
-        for way in &class.outputs {
-            let shape = self.shape(*way, turn.stripe)?;
+        for edge in &class.outputs {
+            let shape = self.shape(*edge, turn.stripe)?;
             let (to, from) = oneshot::channel();
             let promised = Promised {
                 shape,
                 from,
                 _in_flight: in_flight.clone(),
             };
-            announce(orders.send.get(&way.link), promised).await;
+            announce(orders.send.get(&edge.link), promised).await;
             outputs.push(to);
         }
         Ok(Begun {
@@ -307,11 +307,11 @@ impl Pipeline<'_> {
     }
 
     fn sender_of(&self, link: usize) -> &NodeName {
-        &self.part.work.members[self.part.parts.links[link].from]
+        &self.part.work.members[self.part.plan.links[link].from]
     }
 
     fn receiver_of(&self, link: usize) -> &NodeName {
-        &self.part.work.members[self.part.parts.links[link].to]
+        &self.part.work.members[self.part.plan.links[link].to]
     }
 }
 

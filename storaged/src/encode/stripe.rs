@@ -5,25 +5,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use storaged_codec::{engine, leaf_digest};
-use storaged_core::{Keep, SessionWork, Turn};
+use storaged_codec::{Digest, Unchecked, engine};
+use storaged_core::{SessionWork, Sink, StripeTurn};
 use storaged_plan::{HopOutput, Target};
 use storaged_wire::peer::SessionFault;
 use tokio_util::sync::CancellationToken;
 
-use super::buffer::{Block, Buffers};
-use super::check::{ClassPart, Parts, Way};
+use super::buffer::{Block, BufferPool};
+use super::check::{CheckedPlan, ClassPart, EdgeRef};
 use super::frame::Sums;
 use super::wary;
-use super::{BlockState, Blocks, KeepBlocks};
+use super::{BlockSink, BlockState, Blocks};
 
 /// This node's part of a session: all that the arithmetic of its stripes needs.
-pub(super) struct Part {
+pub(super) struct MemberTask {
     pub work: SessionWork,
-    pub parts: Parts,
+    pub plan: CheckedPlan,
     pub blocks: Arc<dyn Blocks>,
-    pub keep: Option<Box<dyn KeepBlocks>>,
-    pub buffers: Arc<Buffers>,
+    pub keep: Option<Box<dyn BlockSink>>,
+    pub buffers: Arc<BufferPool>,
     /// Stripes kept so far.
     pub kept: Arc<Mutex<Vec<u64>>>,
     /// Set when the session is over: stripes that still wait for a thread are not computed then, nor kept.
@@ -37,24 +37,24 @@ pub(super) struct Computed {
     pub state: BlockState,
 }
 
-impl Part {
+impl MemberTask {
     /// This node's part in a class; it is asked only for classes that it has a part in.
     pub fn class(&self, class: usize) -> Result<&ClassPart, SessionFault> {
-        let part = self.parts.classes.get(class).and_then(Option::as_ref);
+        let part = self.plan.classes.get(class).and_then(Option::as_ref);
         part.ok_or(SessionFault::NoBlocks)
     }
 
     /// The links over which this node sends or receives something of the stripes that move. Both ends of a link find the
     /// same, by the same plan and the same stripes.
     pub fn links_used(&self) -> BTreeSet<usize> {
-        let mut unseen: BTreeMap<usize, &ClassPart> = (self.parts.classes.iter().enumerate())
+        let mut unseen: BTreeMap<usize, &ClassPart> = (self.plan.classes.iter().enumerate())
             .filter_map(|(class, part)| Some((class, part.as_ref()?)))
             .collect();
         let mut used = BTreeSet::new();
         for turn in self.work.turns() {
             if let Some(part) = unseen.remove(&turn.class) {
-                let ways = part.inputs.iter().chain(&part.outputs);
-                used.extend(ways.map(|way| way.link));
+                let edges = part.inputs.iter().chain(&part.outputs);
+                used.extend(edges.map(|edge| edge.link));
             }
             if unseen.is_empty() {
                 break;
@@ -64,27 +64,28 @@ impl Part {
     }
 
     /// Computes one stripe. `inputs` are the sums of the hop's input edges, in order.
-    pub fn compute(&self, turn: Turn, inputs: Vec<Sums>) -> Result<Computed, SessionFault> {
+    pub fn compute(&self, turn: StripeTurn, inputs: Vec<Sums>) -> Result<Computed, SessionFault> {
         self.go_on()?;
         let stripe = turn.stripe;
         let class = self.class(turn.class)?;
-        let (hop, ways) = (&class.hop, &class.inputs);
+        let hop = &class.hop;
         let bytes = self.work.stripe_bytes(stripe);
         let mut operands = Vec::new();
-        for (input, (way, sums)) in ways.iter().zip(inputs).enumerate() {
-            self.check_raw(*way, stripe, &sums)?;
-            wary::check_sums(&self.work, &self.parts, class, (input, stripe), &sums)?;
+        for (input, (edge, sums)) in class.inputs.iter().zip(inputs).enumerate() {
+            self.check_raw(*edge, stripe, &sums)?;
+            wary::check_sums(self, class, input, stripe, &sums)?;
             match sums {
                 Some(sums) => operands.extend(sums.into_iter().map(Some)),
-                None => operands.extend((0..way.width).map(|_| None)),
+                None => operands.extend((0..edge.width).map(|_| None)),
             }
         }
         if hop.local.is_some() {
             operands.push(self.local_block(stripe, bytes)?);
         }
-        let state = match operands.iter().any(Option::is_some) {
-            true => BlockState::Dirty,
-            false => BlockState::Clean,
+        let state = if operands.iter().any(Option::is_some) {
+            BlockState::Dirty
+        } else {
+            BlockState::Clean
         };
         let mut edges = Vec::with_capacity(hop.outputs.len());
         for (index, output) in hop.outputs.iter().enumerate() {
@@ -102,9 +103,10 @@ impl Part {
     }
 
     fn go_on(&self) -> Result<(), SessionFault> {
-        match self.over.is_cancelled() {
-            true => Err(SessionFault::Aborted),
-            false => Ok(()),
+        if self.over.is_cancelled() {
+            Err(SessionFault::Aborted)
+        } else {
+            Ok(())
         }
     }
 
@@ -118,9 +120,9 @@ impl Part {
     }
 
     /// Compares a block that a member sent as it is with the digest that it must have, if that is known here.
-    fn check_raw(&self, way: Way, stripe: u64, sums: &Sums) -> Result<(), SessionFault> {
-        let proof = way.raw_from.and_then(|from| self.work.proofs.get(&from));
-        let (Some(from), Some(proof)) = (way.raw_from, proof) else {
+    fn check_raw(&self, edge: EdgeRef, stripe: u64, sums: &Sums) -> Result<(), SessionFault> {
+        let proof = edge.raw_from.and_then(|from| self.work.proofs.get(&from));
+        let (Some(from), Some(proof)) = (edge.raw_from, proof) else {
             return Ok(());
         };
         let range = self.work.chunk.range(stripe, proof.length);
@@ -132,17 +134,20 @@ impl Part {
         let right = match (expected, sent) {
             // Beyond the shard's end all is zeros.
             (None, sent) => sent.is_none_or(|block| block.iter().all(|byte| *byte == 0)),
-            (Some(leaf), Some(block)) => block.get(..length).is_some_and(|chunk| {
-                leaf_digest(chunk, stripe) == *leaf && block[length..].iter().all(|byte| *byte == 0)
-            }),
-            (Some(leaf), None) => leaf_digest(&vec![0; length], stripe) == *leaf,
+            (Some(leaf), Some(block)) => {
+                block.split_at_checked(length).is_some_and(|(chunk, rest)| {
+                    is_chunk(chunk, leaf, stripe) && rest.iter().all(|byte| *byte == 0)
+                })
+            }
+            (Some(leaf), None) => is_chunk(&vec![0; length], leaf, stripe),
         };
-        match right {
-            true => Ok(()),
-            false => Err(SessionFault::WrongBytes {
+        if right {
+            Ok(())
+        } else {
+            Err(SessionFault::WrongBytes {
                 node: self.work.members[from].clone(),
                 reason: format!("chunk {stripe} does not have its digest"),
-            }),
+            })
         }
     }
 
@@ -154,14 +159,14 @@ impl Part {
             return fault;
         };
         // Nobody who sends a difference can help what it is put onto.
-        if let Some(Keep::Parity { basis: Some(_), .. }) = &self.work.keep {
+        if let Some(Sink::Parity { basis: Some(_), .. }) = &self.work.keep {
             return SessionFault::WrongResult(reason);
         }
-        let checked = |way: &Way| {
-            let from = way.raw_from;
+        let checked = |edge: &EdgeRef| {
+            let from = edge.raw_from;
             from.is_some_and(|from| self.work.proofs.contains_key(&from))
         };
-        let mut suspects = class.inputs.iter().filter(|way| !checked(way));
+        let mut suspects = class.inputs.iter().filter(|edge| !checked(edge));
         let (Some(suspect), None) = (suspects.next(), suspects.next()) else {
             return SessionFault::WrongResult(reason);
         };
@@ -169,9 +174,10 @@ impl Part {
         let Some(node) = node.map(|from| self.work.members[from].clone()) else {
             return SessionFault::WrongResult(reason);
         };
-        match rows == [[1]] {
-            true => SessionFault::WrongBytes { node, reason },
-            false => SessionFault::Unproven { node, reason },
+        if rows == [[1]] {
+            SessionFault::WrongBytes { node, reason }
+        } else {
+            SessionFault::Unproven { node, reason }
         }
     }
 
@@ -194,7 +200,7 @@ fn combine(
     operands: &mut [Option<Block>],
     later: &[HopOutput],
     bytes: usize,
-    buffers: &Arc<Buffers>,
+    buffers: &Arc<BufferPool>,
 ) -> Sums {
     let used = |row: &Vec<u8>| {
         row.iter()
@@ -240,11 +246,15 @@ fn is_only_for(column: usize, row: usize, rows: &[Vec<u8>], later: &[HopOutput])
     rows[row][column] == 1 && !elsewhere && !later
 }
 
+fn is_chunk(bytes: &[u8], leaf: &Digest, index: u64) -> bool {
+    Unchecked::new(bytes).verify(leaf, index).is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn operand(buffers: &Arc<Buffers>, x: u8) -> Option<Block> {
+    fn operand(buffers: &Arc<BufferPool>, x: u8) -> Option<Block> {
         let mut block = buffers.lend(4);
         block.fill(x);
         Some(block)
@@ -258,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_sum_is_the_linear_combination_in_the_memory_of_what_came_in() {
-        let buffers = Buffers::new();
+        let buffers = BufferPool::new();
         let rows = vec![vec![1, 0, 3], vec![0, 1, 5]];
         let mut operands = [operand(&buffers, 7), None, operand(&buffers, 9)];
         let memory = operands[0].as_ref().map(|block| block.as_ptr());
@@ -270,7 +280,7 @@ mod tests {
 
     #[test]
     fn an_operand_that_a_later_output_needs_stays() {
-        let buffers = Buffers::new();
+        let buffers = BufferPool::new();
         let later = [HopOutput {
             target: Target::Keep(0),
             rows: vec![vec![0, 2]],
@@ -285,7 +295,7 @@ mod tests {
 
     #[test]
     fn clean_operands_make_clean_sums() {
-        let buffers = Buffers::new();
+        let buffers = BufferPool::new();
         assert!(combine(&[vec![1, 2]], &mut [None, None], &[], 4, &buffers).is_none());
         let mut operands = [operand(&buffers, 1), None];
         assert!(combine(&[vec![0, 2]], &mut operands, &[], 4, &buffers).is_none());

@@ -6,30 +6,31 @@ use storaged_codec::{Fingerprint, fingerprint};
 use storaged_core::SessionWork;
 use storaged_wire::peer::SessionFault;
 
-use super::check::{ClassPart, Parts};
+use super::check::ClassPart;
 use super::frame::Sums;
+use super::stripe::MemberTask;
 
 /// Compares the sums of an input of a stripe, if this session does that and all that is in them is known here.
 pub(super) fn check_sums(
-    work: &SessionWork,
-    parts: &Parts,
+    task: &MemberTask,
     class: &ClassPart,
-    (input, stripe): (usize, u64),
+    input: usize,
+    stripe: u64,
     sums: &Sums,
 ) -> Result<(), SessionFault> {
-    let (Some(made), Some(way)) = (class.made.get(input), class.inputs.get(input)) else {
+    let (Some(made), Some(edge)) = (class.made.get(input), class.inputs.get(input)) else {
         return Ok(());
     };
     for (at, row) in made.iter().enumerate() {
-        let Some(expected) = expected(work, row, stripe) else {
+        let Some(expected) = expected(&task.work, row, stripe) else {
             continue;
         };
         let sum = sums.as_ref().and_then(|sums| sums.get(at));
         let got = sum.map_or(Fingerprint::ZERO, |sum| fingerprint(sum));
         if got != expected {
-            let from = parts.links[way.link].from;
+            let from = task.plan.links[edge.link].from;
             return Err(SessionFault::WrongBytes {
-                node: work.members[from].clone(),
+                node: task.work.members[from].clone(),
                 reason: format!(
                     "expected sum {at} of stripe {stripe} to have the fingerprint {expected:?}, got {got:?}"
                 ),

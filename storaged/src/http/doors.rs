@@ -24,7 +24,7 @@ const MOVED_BYTES: u64 = 64;
 
 /// How many connections, and for how long.
 #[derive(Debug, Clone, Copy)]
-pub struct DoorLimits {
+pub struct ListenerLimits {
     pub connections_max: usize,
     pub cut: Cut,
 }
@@ -47,14 +47,14 @@ impl Cut {
 }
 
 /// The listener.
-pub struct Doors {
+pub struct LimitedListener {
     listener: TcpListener,
     places: Arc<Semaphore>,
     cut: Cut,
 }
 
-impl Doors {
-    pub fn new(listener: TcpListener, limits: DoorLimits) -> Self {
+impl LimitedListener {
+    pub fn new(listener: TcpListener, limits: ListenerLimits) -> Self {
         Self {
             listener,
             places: Arc::new(Semaphore::new(limits.connections_max)),
@@ -63,8 +63,8 @@ impl Doors {
     }
 }
 
-impl axum::serve::Listener for Doors {
-    type Io = Visit<TcpStream>;
+impl axum::serve::Listener for LimitedListener {
+    type Io = TimedStream<TcpStream>;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
@@ -75,7 +75,7 @@ impl axum::serve::Listener for Doors {
             match self.listener.accept().await {
                 Ok((stream, from)) => {
                     let _ = stream.set_nodelay(true);
-                    return (Visit::new(stream, Some(place), self.cut), from);
+                    return (TimedStream::new(stream, Some(place), self.cut), from);
                 }
                 Err(error) => {
                     tracing::debug!(%error, "accepting an HTTP connection failed");
@@ -91,7 +91,7 @@ impl axum::serve::Listener for Doors {
 }
 
 /// A connection with an end.
-pub struct Visit<S> {
+pub struct TimedStream<S> {
     stream: S,
     cut: Cut,
     end: Pin<Box<Sleep>>,
@@ -99,7 +99,7 @@ pub struct Visit<S> {
     _place: Option<OwnedSemaphorePermit>,
 }
 
-impl<S> Visit<S> {
+impl<S> TimedStream<S> {
     fn new(stream: S, place: Option<OwnedSemaphorePermit>, cut: Cut) -> Self {
         Self {
             stream,
@@ -130,7 +130,7 @@ impl<S> Visit<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Visit<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -144,7 +144,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Visit<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Visit<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -178,7 +178,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_lives_while_bytes_move_and_no_longer() {
         let (mut client, server) = duplex(1 << 20);
-        let mut server = Visit::new(server, None, Cut::WhenStill(Duration::from_secs(10)));
+        let mut server = TimedStream::new(server, None, Cut::WhenStill(Duration::from_secs(10)));
         let mut bytes = vec![0; MOVED_BYTES as usize];
         for _ in 0..3 {
             sleep(Duration::from_secs(9)).await;

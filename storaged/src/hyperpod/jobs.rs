@@ -385,9 +385,10 @@ impl HyperJobs {
     ) -> Result<(), ApiFault> {
         let mut memo = job.memo.lock().await;
         let mut record = self.refresh(job, &mut memo).await?;
-        match change(&mut record) {
-            true => self.write(job, &mut memo, record).await,
-            false => Ok(()),
+        if change(&mut record) {
+            self.write(job, &mut memo, record).await
+        } else {
+            Ok(())
         }
     }
 

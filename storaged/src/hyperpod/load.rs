@@ -9,7 +9,7 @@ use futures::{StreamExt, stream};
 use storaged_sdk::{ClientError, RestoredShard};
 use storaged_wire::local::{ByteRange, CheckpointInfo, Rung};
 use storaged_wire::plan::RestorePlan;
-use storaged_wire::{CheckpointState, ManifestBytes, Rank, RunId, Step};
+use storaged_wire::{CheckpointState, DescribedManifest, Rank, RunId, Step};
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -46,7 +46,7 @@ pub struct Outgoing {
 /// Where a shard is read from; the connection keeps it open.
 struct ShardReader {
     conn: LocalConn,
-    manifest: ManifestBytes,
+    manifest: DescribedManifest,
     rank: Rank,
     ranges: Vec<ByteRange>,
     shard: Mutex<Arc<RestoredShard>>,
@@ -55,7 +55,7 @@ struct ShardReader {
 impl ShardReader {
     async fn open(
         conn: LocalConn,
-        manifest: ManifestBytes,
+        manifest: DescribedManifest,
         rank: Rank,
         ranges: Vec<ByteRange>,
     ) -> Result<Self, ApiFault> {
@@ -95,7 +95,7 @@ impl ShardReader {
 
 async fn open(
     conn: &LocalConn,
-    manifest: &ManifestBytes,
+    manifest: &DescribedManifest,
     rank: Rank,
     ranges: Vec<ByteRange>,
     without: Option<Rung>,
@@ -120,7 +120,7 @@ async fn read(shard: Arc<RestoredShard>, offset: u64, length: u64) -> Result<Vec
 /// A shard that was found and not opened yet.
 struct Found {
     conn: LocalConn,
-    manifest: ManifestBytes,
+    manifest: DescribedManifest,
     /// Bytes, its footer included.
     length: u64,
 }
@@ -144,7 +144,7 @@ async fn find(jobs: &HyperJobs, job: &HyperJob, rank: Rank, step: Step) -> Resul
     let length = manifest.manifest().shard(rank).map(|entry| entry.length);
     let length = length.filter(|_| plan.run >= record.since);
     let length = length.ok_or_else(missing)?;
-    if manifest.manifest().schema.as_slice() != SCHEMA || length < FOOTER_BYTES {
+    if manifest.schema()[..] != *SCHEMA || length < FOOTER_BYTES {
         return Err(ApiFault::Foreign);
     }
     Ok(Found {
@@ -214,9 +214,10 @@ async fn outgoing(source: ShardReader, wanted: Wanted) -> Result<Outgoing, ApiFa
         let source = source.clone();
         async move { source.read(at, PIECE.min(end - at)).await.map(Bytes::from) }
     });
-    let body = match start == end {
-        true => Body::empty(),
-        false => Body::from_stream(stream::iter(pieces).buffered(2)),
+    let body = if start == end {
+        Body::empty()
+    } else {
+        Body::from_stream(stream::iter(pieces).buffered(2))
     };
     Ok(Outgoing {
         footer,
@@ -240,7 +241,12 @@ pub async fn latest(jobs: &HyperJobs, job: &HyperJob, limit: usize) -> Result<Ve
             Err(fault) if fault.is_nothing_saved() => return Ok(Vec::new()),
             plan => plan?,
         };
-        let steps = offered(jobs, job, &conn, &record, (&newest, limit)).await?;
+        let older = older(jobs, &job.name, &record, &newest).await?;
+        let mut steps = Vec::new();
+        if is_offered(jobs, &record, newest.run, newest.step, newest.state) {
+            steps.push(newest.step.get());
+        }
+        add_readable(&mut steps, &conn, &older, limit).await?;
         let may_come = newest.run >= record.since
             && !record.has_deleted(newest.step)
             && newest.state < jobs.settings.offered;
@@ -255,27 +261,23 @@ pub async fn latest(jobs: &HyperJobs, job: &HyperJob, limit: usize) -> Result<Ve
     }
 }
 
-async fn offered(
-    jobs: &HyperJobs,
-    job: &HyperJob,
+/// Adds those that can be read, until there are as many steps as are asked for.
+async fn add_readable(
+    steps: &mut Vec<u64>,
     conn: &LocalConn,
-    record: &JobRecord,
-    (newest, limit): (&RestorePlan, usize),
-) -> Result<Vec<u64>, ApiFault> {
-    let mut steps = Vec::new();
-    if is_offered(jobs, record, newest.run, newest.step, newest.state) {
-        steps.push(newest.step.get());
-    }
-    for older in older(jobs, &job.name, record, newest).await? {
+    older: &[CheckpointInfo],
+    limit: usize,
+) -> Result<(), CallFault> {
+    for older in older {
         if steps.len() >= limit {
             break;
         }
-        if can_be_read(conn, &older).await? {
+        if can_be_read(conn, older).await? {
             steps.push(older.step.get());
         }
     }
     steps.truncate(limit);
-    Ok(steps)
+    Ok(())
 }
 
 fn is_offered(
@@ -304,9 +306,10 @@ async fn older(
     };
     infos.retain(|info| {
         let is_older = (info.run, info.step) < (newest.run, newest.step);
-        let state = match info.durable {
-            true => CheckpointState::Durable,
-            false => info.state,
+        let state = if info.durable {
+            CheckpointState::Durable
+        } else {
+            info.state
         };
         is_older
             && info.step < newest.step

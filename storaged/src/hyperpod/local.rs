@@ -12,8 +12,8 @@ use storaged_wire::local::{
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
-    CheckpointState, Digest, ManifestBytes, Namespace, Rank, Refusal, RefusalCode, RunId, SlotId,
-    Step, WorldSize,
+    CheckpointState, DescribedManifest, Digest, Enclosures, Namespace, Rank, Refusal, RefusalCode,
+    RunId, SlotId, Step, WorldSize,
 };
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -264,10 +264,20 @@ impl LocalConn {
         }
     }
 
-    pub async fn manifest(&self, name: Digest) -> Result<ManifestBytes, CallFault> {
+    pub async fn manifest(&self, name: Digest) -> Result<DescribedManifest, CallFault> {
         let request = Request::GetManifest { manifest: name };
         match self.call(request, PROMPT).await?.reply {
-            Reply::Manifest(bytes) => Ok(ManifestBytes::verify(bytes, name)?),
+            Reply::Manifest {
+                bytes,
+                schema,
+                torch_metadata,
+            } => {
+                let given = Enclosures {
+                    schema,
+                    torch_metadata,
+                };
+                Ok(DescribedManifest::verify(bytes, &given, name)?)
+            }
             _ => Err(unexpected("a manifest")),
         }
     }

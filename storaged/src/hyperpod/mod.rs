@@ -39,7 +39,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::{Config, HyperpodSection, LatestName};
 use crate::http::OpsState;
-use crate::http::doors::{Cut, DoorLimits, Doors};
+use crate::http::doors::{Cut, LimitedListener, ListenerLimits};
 use crate::stage::StageEvent;
 use fault::{ApiFault, answer};
 use jobs::HyperJobs;
@@ -50,7 +50,7 @@ use save::Incoming;
 
 /// A node has some dozens of ranks, each with a connection or two, and a body may take as long as it moves. That is cut later
 /// than any answer takes.
-const DOORS: DoorLimits = DoorLimits {
+const DOORS: ListenerLimits = ListenerLimits {
     connections_max: 512,
     cut: Cut::WhenStill(Duration::from_secs(90)),
 };
@@ -122,7 +122,7 @@ pub async fn start(
     tokio::spawn(tidy(jobs.clone()));
     let app = router(Api { jobs, ops, token });
     tokio::spawn(async move {
-        if let Err(error) = axum::serve(Doors::new(listener, DOORS), app).await {
+        if let Err(error) = axum::serve(LimitedListener::new(listener, DOORS), app).await {
             tracing::error!(%error, "the HTTP for HyperPod's clients ended");
         }
     });
@@ -168,9 +168,10 @@ async fn check_token(
 ) -> Result<Response, ApiFault> {
     let said = request.headers().get(header::AUTHORIZATION);
     let said = said.and_then(bearer).map(|token| blake3::hash(&token));
-    match api.token.is_none_or(|token| said == Some(token)) {
-        true => Ok(next.run(request).await),
-        false => Err(ApiFault::Unauthorized),
+    if api.token.is_none_or(|token| said == Some(token)) {
+        Ok(next.run(request).await)
+    } else {
+        Err(ApiFault::Unauthorized)
     }
 }
 

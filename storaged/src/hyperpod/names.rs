@@ -64,9 +64,10 @@ impl HyperName {
 /// Another name for every name: what begins and goes on as a namespace may stays as it is.
 fn escaped(text: &str) -> String {
     let begins = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let mut name = match text.starts_with(begins) {
-        true => String::new(),
-        false => FIRST.into(),
+    let mut name = if text.starts_with(begins) {
+        String::new()
+    } else {
+        FIRST.into()
     };
     for c in text.chars() {
         if c.is_ascii_uppercase() {
@@ -218,12 +219,13 @@ impl Wanted {
             (first, "") => (number(first)?, u64::MAX),
             (first, last) => (number(first)?, number(last)?),
         };
-        match first <= last && first < length {
-            true => Ok(Self::Part {
+        if first <= last && first < length {
+            Ok(Self::Part {
                 first,
                 last: last.min(length - 1),
-            }),
-            false => Err(outside()),
+            })
+        } else {
+            Err(outside())
         }
     }
 }

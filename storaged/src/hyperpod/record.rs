@@ -134,7 +134,7 @@ async fn read_any(
         plan => plan?,
     };
     let manifest = reader.manifest(plan.manifest).await?;
-    let record = JobRecord::parse(&manifest.manifest().schema);
+    let record = JobRecord::parse(manifest.schema());
     let run = plan.run;
     Ok(record.map(|record| FoundRecord { record, run }))
 }
@@ -256,9 +256,10 @@ impl Anchor {
 impl Settings {
     /// A record must outlive what it describes.
     fn wish(&self) -> DurableWish {
-        match self.has_tier {
-            true => DurableWish::Required,
-            false => DurableWish::Policy,
+        if self.has_tier {
+            DurableWish::Required
+        } else {
+            DurableWish::Policy
         }
     }
 }

@@ -71,9 +71,10 @@ pub async fn save(
     let (rank, step) = (incoming.rank, incoming.step);
     let shard = retain::SavedShard { run, step, rank };
     retain::retain(jobs, job, shard, record.steps_retained);
-    match incoming.rank == record.last_rank() {
-        true => await_safety(jobs, job, run, incoming.step).await,
-        false => Ok(CheckpointState::Staged),
+    if incoming.rank == record.last_rank() {
+        await_safety(jobs, job, run, incoming.step).await
+    } else {
+        Ok(CheckpointState::Staged)
     }
 }
 
@@ -100,7 +101,7 @@ async fn receive(
             run
         }
         Prepared::Slot(reserved) => {
-            fill_and_seal(&mut session, &record, (incoming, body), &reserved).await?;
+            fill_and_seal(&mut session, &record, incoming, body, &reserved).await?;
             reserved.run
         }
     };
@@ -112,13 +113,14 @@ async fn receive(
 }
 
 fn check_rank(job: &HyperJob, record: &JobRecord, rank: Rank) -> Result<(), ApiFault> {
-    match record.world().holds(rank) {
-        true => Ok(()),
-        false => Err(ApiFault::RankOutside {
+    if record.world().holds(rank) {
+        Ok(())
+    } else {
+        Err(ApiFault::RankOutside {
             namespace: job.name.text.clone(),
             rank: rank.get(),
             num_ranks: record.world().get(),
-        }),
+        })
     }
 }
 
@@ -182,7 +184,8 @@ async fn try_prepare(
 async fn fill_and_seal(
     session: &mut RankSession,
     record: &JobRecord,
-    (incoming, body): (&Incoming, &mut Body),
+    incoming: &Incoming,
+    body: &mut Body,
     reserved: &Reserved,
 ) -> Result<(), ApiFault> {
     let filled = fill(incoming, body, &reserved.memory).await;

@@ -51,7 +51,7 @@ fn every_counter_is_there_before_its_first_event() {
             "{name} in {text}"
         );
     }
-    metrics.observe_publish(false);
+    metrics.observe_unpublished();
     assert!(metrics.text().contains("storaged_trickle_failures_total 1"));
 }
 

@@ -38,12 +38,13 @@ impl FromStr for PeerAddress {
             // Digits and dots alone are an IP address with a mistake in it.
             && name.bytes().any(|byte| byte.is_ascii_alphabetic());
         let port = port.parse().map_err(|_| wrong())?;
-        match is_name && port > 0 {
-            true => Ok(Self::Host {
+        if is_name && port > 0 {
+            Ok(Self::Host {
                 name: name.into(),
                 port,
-            }),
-            false => Err(wrong()),
+            })
+        } else {
+            Err(wrong())
         }
     }
 }

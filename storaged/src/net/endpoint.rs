@@ -39,7 +39,7 @@ const STREAMS_MAX: u32 = 256;
 /// A peer that was refused reads why before the connection ends.
 const REFUSED_WAIT: Duration = Duration::from_secs(1);
 /// Of the protocol. What is new gets the next number, and both are spoken until no node speaks the old one only.
-pub const LINK_VERSIONS: VersionRange = VersionRange { min: 6, max: 6 };
+pub const LINK_VERSIONS: VersionRange = VersionRange { min: 8, max: 8 };
 
 /// A configured peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -252,9 +252,10 @@ impl Net {
     /// Links to those that are new, and says where the others are now.
     fn link_to(&self, peers: Vec<Peer>, group: &BTreeSet<NodeName>) {
         for peer in peers {
-            let proximity = match group.contains(&peer.name) {
-                true => Proximity::Group,
-                false => Proximity::Outside,
+            let proximity = if group.contains(&peer.name) {
+                Proximity::Group
+            } else {
+                Proximity::Outside
             };
             if let Some(known) = self.shared.known(&peer.name) {
                 known.link.set(peer.address, proximity);

@@ -43,12 +43,13 @@ impl LinkHello {
             there: theirs,
         })?;
         let differences = self.differences(there);
-        match differences.is_empty() {
-            true => Ok(version),
-            false => Err(NetError::Disagreement {
+        if differences.is_empty() {
+            Ok(version)
+        } else {
+            Err(NetError::Disagreement {
                 peer: there.node.clone(),
                 differences,
-            }),
+            })
         }
     }
 

@@ -94,9 +94,10 @@ impl NewLink {
     pub fn start(self, known: Known, endpoint: Endpoint, shared: Arc<Shared>) {
         let own = shared.hello().node;
         let keeper = Keeper {
-            prefers: match own < known.name {
-                true => Side::Dialled,
-                false => Side::Accepted,
+            prefers: if own < known.name {
+                Side::Dialled
+            } else {
+                Side::Accepted
             },
             peer: known.name,
             gone: known.gone,
@@ -171,9 +172,10 @@ impl Link {
 
     /// Looks whether the peer is there, and asks it where that is not known.
     pub fn beat(&self) {
-        let spoke = match self.spoke.swap(false, Ordering::Relaxed) {
-            true => Spoke::Yes,
-            false => Spoke::No,
+        let spoke = if self.spoke.swap(false, Ordering::Relaxed) {
+            Spoke::Yes
+        } else {
+            Spoke::No
         };
         let mut state = self.state();
         let proximity = state.proximity;
@@ -260,9 +262,10 @@ impl Current {
         }
         let is_race = self.since.elapsed() < RACE_MAX;
         let is_surplus = is_race && self.offer.side == prefers && other.side != prefers;
-        match is_surplus || other.connection.close_reason().is_some() {
-            true => Second::Surplus,
-            false => Second::Better,
+        if is_surplus || other.connection.close_reason().is_some() {
+            Second::Surplus
+        } else {
+            Second::Better
         }
     }
 }

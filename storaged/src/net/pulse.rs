@@ -117,9 +117,10 @@ mod tests {
         let mut answers = 1;
         for at in 1..=60 {
             received += answers;
-            let spoke = match spoke_at == Some(at) {
-                true => Spoke::Yes,
-                false => Spoke::No,
+            let spoke = if spoke_at == Some(at) {
+                Spoke::Yes
+            } else {
+                Spoke::No
             };
             let beat = pulse.beat(received, spoke, proximity, side);
             let is_alive = at < dead_from;

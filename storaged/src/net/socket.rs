@@ -46,9 +46,10 @@ fn until_multiple(since_epoch: Duration, every: Duration) -> Duration {
         u64::try_from(since_epoch.as_nanos() % every.as_nanos().max(1)).unwrap_or_default(),
     );
     let until = every.saturating_sub(into);
-    match until < every / 2 {
-        true => until + every,
-        false => until,
+    if until < every / 2 {
+        until + every
+    } else {
+        until
     }
 }
 

@@ -378,13 +378,15 @@ async fn a_certificate_of_another_authority_names_both_authorities() {
         let certificate = files(directory, 0).certificate;
         let files = TlsFiles {
             ca,
-            certificate: match directory == other.path() {
-                true => directory.join("n1.pem"),
-                false => certificate,
+            certificate: if directory == other.path() {
+                directory.join("n1.pem")
+            } else {
+                certificate
             },
-            key: match directory == other.path() {
-                true => directory.join("n1.key"),
-                false => directory.join("n0.key"),
+            key: if directory == other.path() {
+                directory.join("n1.key")
+            } else {
+                directory.join("n0.key")
             },
         };
         let text = TlsIdentity::load(&files).unwrap().authorities();

@@ -232,9 +232,10 @@ fn read_certificates(
         .map_err(|error| failed(error.to_string()))?
         .collect();
     let found = found.map_err(|error| failed(error.to_string()))?;
-    match found.is_empty() {
-        true => Err(failed("no certificate in it".into())),
-        false => Ok(found),
+    if found.is_empty() {
+        Err(failed("no certificate in it".into()))
+    } else {
+        Ok(found)
     }
 }
 

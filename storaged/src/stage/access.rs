@@ -48,11 +48,12 @@ impl Access {
             )));
         };
         let all = groups_of(peer.pid.as_raw_nonzero().get());
-        match peer.gid.as_raw() == group || all.contains(&group) {
-            true => Ok(()),
-            false => Err(refused(format!(
+        if peer.gid.as_raw() == group || all.contains(&group) {
+            Ok(())
+        } else {
+            Err(refused(format!(
                 "expected root or a process in group {group} on the operator's socket, got user id {uid} in groups {all:?}: see admin.group"
-            ))),
+            )))
         }
     }
 }

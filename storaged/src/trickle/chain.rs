@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use storaged_codec::delta::{Basis, Coder, Record};
-use storaged_codec::{ChunkSize, Digest, digest, leaf_digest};
+use storaged_codec::{ChunkSize, Digest, Unchecked, digest};
 use storaged_core::DurableFault;
 use storaged_wire::{IncrementBase, IncrementIndex, Manifest, ManifestBytes, Rank};
 
@@ -79,12 +79,10 @@ impl Level {
 
     fn check(&self, chunks: &Range<u64>, bytes: &[u8]) -> Result<(), DurableFault> {
         for (index, block) in chunks.clone().zip(bytes.chunks(self.chunk().bytes())) {
-            if self.leaves.get(index as usize) != Some(&leaf_digest(block, index)) {
-                let step = self.manifest.manifest().step;
-                return Err(damaged(format!(
-                    "step {step}: digest mismatch in chunk {index}"
-                )));
-            }
+            let checked = Unchecked::new(block).verify_in(&self.leaves, index);
+            checked.map_err(|wrong| {
+                damaged(format!("step {}: {wrong}", self.manifest.manifest().step))
+            })?;
         }
         Ok(())
     }
@@ -126,12 +124,13 @@ impl Trickle {
         let entry = record.shard(rank).ok_or_else(|| damaged("no such rank"))?;
         let expected = (manifest.name(), rank, record.chunk.count(entry.length));
         let got = (index.manifest, index.rank, index.ends.len() as u64);
-        match expected == got {
-            true => Ok(Some(index)),
-            false => Err(damaged(format!(
+        if expected == got {
+            Ok(Some(index))
+        } else {
+            Err(damaged(format!(
                 "{key}: expected the index of {} rank {} with {} records, got that of {} rank {} with {}",
                 expected.0, expected.1, expected.2, got.0, got.1, got.2
-            ))),
+            )))
         }
     }
 
@@ -221,9 +220,10 @@ impl Trickle {
                 found.name()
             )));
         }
-        match found.manifest().chunk == above.chunk {
-            true => Ok(Arc::new(found)),
-            false => Err(damaged("its chunks have another size")),
+        if found.manifest().chunk == above.chunk {
+            Ok(Arc::new(found))
+        } else {
+            Err(damaged("its chunks have another size"))
         }
     }
 

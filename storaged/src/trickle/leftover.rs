@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use storaged_codec::{Digest, leaf_digest};
+use storaged_codec::{Digest, Unchecked};
 use storaged_core::{DurableFault, SlotShard};
 use storaged_wire::{ManifestBytes, Rank};
 
@@ -120,11 +120,8 @@ impl Trickle {
             let next = (first + at_once).min(count);
             let bytes = self.read_chunks(&chain, first..next).await?;
             for (index, block) in (first..).zip(bytes.chunks(record.chunk.bytes())) {
-                if shard.leaves.get(index as usize) != Some(&leaf_digest(block, index)) {
-                    return Err(super::damaged(format!(
-                        "{key}: digest mismatch in chunk {index}"
-                    )));
-                }
+                let checked = Unchecked::new(block).verify_in(&shard.leaves, index);
+                checked.map_err(|wrong| super::damaged(format!("{key}: {wrong}")))?;
             }
             first = next;
         }

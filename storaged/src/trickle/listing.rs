@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use storaged_core::{DurableFault, DurableListing, SetAside, SetAsideCause};
-use storaged_wire::{ManifestBytes, Namespace, RunId, Step};
+use storaged_wire::{Enclosures, ManifestBytes, Namespace, RunId, Step};
 
 use super::fault::damaged;
 use super::index::{IndexReader, Indexed, Mark, StepKey, read_bases};
@@ -29,7 +29,7 @@ struct Search<'a> {
 
 /// What became of a candidate.
 enum Candidate {
-    Sound(Arc<ManifestBytes>),
+    Sound(Arc<ManifestBytes>, Enclosures),
     /// Its manifest is not there: it is being published, or its upload was abandoned.
     Unpublished,
     Unusable(String),
@@ -50,7 +50,7 @@ impl Search<'_> {
 
     fn add(&mut self, place: StepKey, candidate: Candidate) {
         match candidate {
-            Candidate::Sound(manifest) => self.listing.manifests.push(manifest),
+            Candidate::Sound(manifest, enclosures) => self.add_sound(manifest, enclosures),
             Candidate::Unpublished => {}
             Candidate::Unusable(reason) => {
                 tracing::warn!(namespace = %self.namespace, run = %place.run, step = %place.step, reason,
@@ -58,6 +58,20 @@ impl Search<'_> {
                 self.set_aside(place, SetAsideCause::Unusable, reason);
             }
         }
+    }
+
+    fn add_sound(&mut self, manifest: Arc<ManifestBytes>, enclosures: Enclosures) {
+        let record = manifest.manifest();
+        let named = [
+            (&record.schema, enclosures.schema),
+            (&record.torch_metadata, enclosures.torch_metadata),
+        ];
+        for (enclosed, bytes) in named {
+            if let Some(name) = enclosed.to_fetch() {
+                self.listing.enclosures.insert(name.digest, bytes);
+            }
+        }
+        self.listing.manifests.push(manifest);
     }
 
     fn set_aside(&mut self, place: StepKey, cause: SetAsideCause, reason: String) {
@@ -190,7 +204,7 @@ impl Trickle {
         one: &Indexed,
     ) -> Result<Candidate, DurableFault> {
         let candidate = self.manifest_of(namespace, one.place).await?;
-        if one.has(Mark::Full) || !matches!(candidate, Candidate::Sound(_)) {
+        if one.has(Mark::Full) || !matches!(candidate, Candidate::Sound(..)) {
             return Ok(candidate);
         }
         let says = self.said(namespace, one.place, Mark::Increment).await?;
@@ -211,7 +225,7 @@ impl Trickle {
         place: StepKey,
     ) -> Result<Candidate, DurableFault> {
         let candidate = self.manifest_of(namespace, place).await?;
-        let Candidate::Sound(manifest) = &candidate else {
+        let Candidate::Sound(manifest, _) = &candidate else {
             return Ok(candidate);
         };
         match self.bases_are_there(manifest).await {
@@ -226,12 +240,32 @@ impl Trickle {
         place: StepKey,
     ) -> Result<Candidate, DurableFault> {
         match self.find_manifest(namespace, place.run, place.step).await {
-            Ok(Some(manifest)) => Ok(Candidate::Sound(Arc::new(manifest))),
+            Ok(Some(manifest)) => self.with_enclosures(place, manifest).await,
             Ok(None) => Ok(Candidate::Unpublished),
             Err(DurableFault::Damaged(reason)) => {
                 Ok(Candidate::Unusable(format!("{MANIFEST_OBJECT}: {reason}")))
             }
             Err(fault) => Err(fault),
+        }
+    }
+
+    /// A manifest with what it names, which is a part of it: without that nobody could read the shards.
+    async fn with_enclosures(
+        &self,
+        place: StepKey,
+        manifest: ManifestBytes,
+    ) -> Result<Candidate, DurableFault> {
+        let reason = match self.enclosures(&manifest).await {
+            Ok(found) => return Ok(Candidate::Sound(Arc::new(manifest), found)),
+            Err(DurableFault::Damaged(reason)) => reason,
+            Err(fault) => return Err(fault),
+        };
+        // What is being removed goes behind its manifest, and is not damaged.
+        let namespace = &manifest.manifest().namespace;
+        let key = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
+        match self.length(&key).await? {
+            Some(_) => Ok(Candidate::Unusable(reason)),
+            None => Ok(Candidate::Unpublished),
         }
     }
 
@@ -250,12 +284,13 @@ impl Trickle {
         let manifest = read_manifest_object(&bytes)?;
         let record = manifest.manifest();
         let in_place = record.namespace == *namespace && record.run == run && record.step == step;
-        match in_place {
-            true => Ok(Some(manifest)),
-            false => Err(damaged(format!(
+        if in_place {
+            Ok(Some(manifest))
+        } else {
+            Err(damaged(format!(
                 "it is of run {} step {} of {}",
                 record.run, record.step, record.namespace
-            ))),
+            )))
         }
     }
 

@@ -1,10 +1,11 @@
 //! Effect of the verb *trickle*: shards to the durable tier part by part, manifests last, and back from there.
 //!
 //! Layout, below the configured place: `NAMESPACE/run-R/step-N/` with `__RANK_0.distcp` (the shard as it is in RAM),
-//! `storaged.leaves.RANK` (its chunk digests), `.metadata` (for stock PyTorch) and `storaged.manifest`, which ends in its own digest and
-//! is written last and only if absent. What no manifest names does not exist.
+//! `storaged.leaves.RANK` (its chunk digests), `storaged.schema` and `storaged.torch_metadata` (what the manifest names),
+//! `.metadata` (for stock PyTorch) and `storaged.manifest`, which ends in its own digest and is written last and only if absent. What no manifest names does not exist.
 
 mod chain;
+mod enclosed;
 mod fault;
 mod increment;
 mod index;
@@ -25,12 +26,12 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use fault::{damaged, local};
-use storaged_codec::{Digest, leaf_digest, root_digest};
+use storaged_codec::{Digest, Unchecked, root_digest};
 use storaged_core::{DurableFault, SlotShard, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 use tokio::sync::Semaphore;
 
-use crate::memory::Memory;
+use crate::memory::{Memory, put_chunk};
 pub use increment::IncrementReport;
 use increment::MeasuredRate;
 pub use retention::Retention;
@@ -372,12 +373,13 @@ impl Trickle {
         let (digests, rest) = table.as_chunks::<32>();
         let leaves: Vec<Digest> = digests.iter().map(Digest::from_bytes).collect();
         let root = root_digest(&leaves, entry.length, manifest.chunk);
-        match rest.is_empty() && root == entry.root {
-            true => Ok(leaves.into()),
-            false => Err(damaged(format!(
+        if rest.is_empty() && root == entry.root {
+            Ok(leaves.into())
+        } else {
+            Err(damaged(format!(
                 "{key}: digest mismatch: expected the root {}, got {root}",
                 entry.root
-            ))),
+            )))
         }
     }
 
@@ -397,11 +399,9 @@ impl Trickle {
                 .ok_or_else(|| damaged("the slot is gone"))?;
             let first = at / chunk.bytes() as u64;
             for (index, block) in (first..).zip(bytes.chunks(chunk.bytes())) {
-                if leaves.get(index as usize) != Some(&leaf_digest(block, index)) {
-                    return Err(damaged(format!("digest mismatch in chunk {index}")));
-                }
-                let offset = index * chunk.bytes() as u64;
-                slot.write_at(offset, block).map_err(local)?;
+                let checked = Unchecked::new(block).verify_in(&leaves, index);
+                let checked = checked.map_err(|wrong| damaged(wrong.to_string()))?;
+                put_chunk(&slot, chunk, &checked).map_err(local)?;
             }
             Ok(())
         };

@@ -104,11 +104,12 @@ impl Trickle {
             .collect();
         let whole = ends.len() as u64 == manifest.chunk.count(entry.length);
         let rising = ends.windows(2).all(|pair| pair[0] < pair[1]);
-        match rest.is_empty() && whole && rising {
-            true => Ok(Some(ends)),
-            false => Err(damaged(format!(
+        if rest.is_empty() && whole && rising {
+            Ok(Some(ends))
+        } else {
+            Err(damaged(format!(
                 "{key}: expected one rising end per chunk, got something else"
-            ))),
+            )))
         }
     }
 

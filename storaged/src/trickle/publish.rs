@@ -1,10 +1,10 @@
-//! The end of an upload: every shard is there, so `.metadata`, the entry in the index and the manifest are written, in
-//! this order. A manifest without an entry would be a durable checkpoint that no listing finds.
+//! The end of an upload: every shard is there, so what the manifest names, `.metadata`, the entry in the index and the manifest
+//! are written, in this order. A manifest without an entry would be a durable checkpoint that no listing finds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_core::DurableFault;
-use storaged_wire::{Manifest, ManifestBytes, ShardEntry};
+use storaged_wire::{Enclosures, Manifest, ManifestBytes, ShardEntry};
 
 use super::chain::{Stored, expected_object};
 use super::index::{Mark, StepKey, read_bases, write_bases};
@@ -15,12 +15,16 @@ use super::{MANIFEST_OBJECT, Trickle, increment, manifest_object, object, packed
 type Folder = BTreeMap<String, u64>;
 
 impl Trickle {
-    /// Writes `.metadata`, then the manifest: all shards are there.
+    /// Writes what the manifest names and `.metadata`, then the manifest: all shards are there.
     ///
     /// # Errors
     /// Why not; it can be tried again.
-    pub async fn publish(&self, manifest: &ManifestBytes) -> Result<(), DurableFault> {
-        match self.publish_checked(manifest).await {
+    pub async fn publish(
+        &self,
+        manifest: &ManifestBytes,
+        enclosures: &Enclosures,
+    ) -> Result<(), DurableFault> {
+        match self.publish_checked(manifest, enclosures).await {
             Ok(()) => Ok(()),
             Err(fault) => {
                 // If something is missing, it must be looked at and sent again.
@@ -30,7 +34,11 @@ impl Trickle {
         }
     }
 
-    async fn publish_checked(&self, manifest: &ManifestBytes) -> Result<(), DurableFault> {
+    async fn publish_checked(
+        &self,
+        manifest: &ManifestBytes,
+        enclosures: &Enclosures,
+    ) -> Result<(), DurableFault> {
         let record = manifest.manifest();
         let folder = self.folder_of(record).await?;
         let mut bases = BTreeSet::new();
@@ -44,8 +52,9 @@ impl Trickle {
                 bases.insert(StepKey { run, step });
             }
         }
-        if all_raw && !record.torch_metadata.is_empty() {
-            let metadata = unpack(&record.torch_metadata)?;
+        self.put_enclosures(record, enclosures).await?;
+        if all_raw && !enclosures.torch_metadata.is_empty() {
+            let metadata = unpack(&enclosures.torch_metadata)?;
             let key = object(record, ".metadata")?;
             self.put_mine(&key, metadata.into()).await?;
         }
@@ -79,9 +88,10 @@ impl Trickle {
         let has = |name: String| folder.contains_key(&name);
         let other =
             has(increment::index_object(entry.rank)) || has(packed::frames_object(entry.rank));
-        match other {
-            true => self.stored(manifest, entry.rank).await,
-            false => Ok(Stored::Raw),
+        if other {
+            self.stored(manifest, entry.rank).await
+        } else {
+            Ok(Stored::Raw)
         }
     }
 

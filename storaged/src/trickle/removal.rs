@@ -64,13 +64,14 @@ impl Trickle {
     ) -> Result<(), CurationFault> {
         let listing = self.list(namespace, None).await?;
         let other = |found: Owner| found != owner;
-        match listing
+        if listing
             .manifests
             .iter()
             .any(|one| other(one.manifest().owner))
         {
-            true => Err(CurationFault::WrongOwner),
-            false => Ok(()),
+            Err(CurationFault::WrongOwner)
+        } else {
+            Ok(())
         }
     }
 
@@ -121,11 +122,12 @@ impl Trickle {
                 (places, "any run".into())
             }
         };
-        match places.is_empty() {
-            false => Ok(places),
-            true => Err(CurationFault::NoSuch(format!(
+        if places.is_empty() {
+            Err(CurationFault::NoSuch(format!(
                 "expected checkpoints of {what} in the durable tier, got none: nothing was removed; check the name of the job and the run"
-            ))),
+            )))
+        } else {
+            Ok(places)
         }
     }
 

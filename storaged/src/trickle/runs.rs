@@ -88,9 +88,10 @@ impl Trickle {
             return Ok(ClaimedRun::Unknown);
         };
         let newest = self.known_runs(namespace).await?.highest;
-        Ok(match newest > run.number() {
-            true => ClaimedRun::Superseded { newest },
-            false => ClaimedRun::Newest(claim.owner),
+        Ok(if newest > run.number() {
+            ClaimedRun::Superseded { newest }
+        } else {
+            ClaimedRun::Newest(claim.owner)
         })
     }
 
@@ -167,7 +168,7 @@ impl Trickle {
             .manifests
             .first()
             .map(|manifest| manifest.manifest().owner);
-        is_owner(newest.is_none_or(|known| known == owner))
+        check_owner(newest, owner)
     }
 
     async fn check_claim(
@@ -178,14 +179,16 @@ impl Trickle {
     ) -> Result<(), ClaimFault> {
         let claim = self.claim_of(namespace, number).await;
         let claim = claim.map_err(ClaimFault::Durable)?;
-        is_owner(claim.is_none_or(|claim| claim.owner == owner))
+        check_owner(claim.map(|claim| claim.owner), owner)
     }
 }
 
-fn is_owner(holds: bool) -> Result<(), ClaimFault> {
-    match holds {
-        true => Ok(()),
-        false => Err(ClaimFault::WrongOwner),
+/// Whether it is whom the tier knows, if it knows anybody.
+fn check_owner(known: Option<Owner>, owner: Owner) -> Result<(), ClaimFault> {
+    if known.is_none_or(|known| known == owner) {
+        Ok(())
+    } else {
+        Err(ClaimFault::WrongOwner)
     }
 }
 

@@ -8,18 +8,20 @@ use storaged_codec::delta::Kind;
 use storaged_codec::{ChunkSize, Digest, Geometry};
 use storaged_core::{DurableFault, SlotShard, UploadBase};
 use storaged_wire::{
-    Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId, ShardEntry, SlotId, Step,
-    WorldSize,
+    Enclosed, Enclosures, Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
+    ShardEntry, SlotId, Step, WorldSize,
 };
 
 use super::store::{self, ObjectKey, Store};
 use super::{Copied, IncrementReport, Packing, Retention, Trickle, TrickleLimits};
 use crate::memory::Memory;
 
+mod enclosed;
 mod threads;
 mod tier;
 
 const CHUNK: u32 = 64 << 10;
+const SCHEMA: &[u8] = b"a schema";
 const RANK: Rank = Rank::new(0);
 
 struct World {
@@ -34,6 +36,7 @@ struct World {
 /// A checkpoint of one shard, and what it was written as.
 struct Saved {
     manifest: Arc<ManifestBytes>,
+    enclosures: Enclosures,
     shard: SlotShard,
     bytes: Vec<u8>,
 }
@@ -91,6 +94,7 @@ impl World {
         let (leaves, _) = self.memory.digest(slot, length, chunk, all).unwrap();
         let root = storaged_codec::root_digest(&leaves, length, chunk);
         let leaves: Arc<[Digest]> = leaves.into();
+        let metadata = zstd::bulk::compress(b"metadata", 1).unwrap();
         let manifest = Manifest {
             version: Manifest::VERSION,
             namespace: Namespace::new("job").unwrap(),
@@ -108,10 +112,14 @@ impl World {
                 root,
             }],
             groups: vec![],
-            schema: vec![].into(),
-            torch_metadata: zstd::bulk::compress(b"metadata", 1).unwrap().into(),
+            schema: Enclosed::naming(SCHEMA),
+            torch_metadata: Enclosed::naming(&metadata),
         };
         Saved {
+            enclosures: Enclosures {
+                schema: SCHEMA.to_vec().into(),
+                torch_metadata: metadata.into(),
+            },
             manifest: Arc::new(manifest.seal().unwrap()),
             shard: SlotShard {
                 slot,
@@ -129,7 +137,8 @@ impl World {
             .trickle
             .upload(&saved.manifest, RANK, &saved.shard, base.as_ref());
         let copied = copied.await.unwrap();
-        self.trickle.publish(&saved.manifest).await.unwrap();
+        let publish = self.trickle.publish(&saved.manifest, &saved.enclosures);
+        publish.await.unwrap();
         copied
     }
 
@@ -372,9 +381,10 @@ async fn what_is_damaged_or_missing_is_said_and_nothing_is_returned() {
                 .save(3, trained(&second.bytes, 3), Some(&second))
                 .await;
             world.comes_back(&third).await;
-            match missing {
-                true => world.store.delete(&key.parse().unwrap()).await.unwrap(),
-                false => world.change(key, |bytes| bytes[20] ^= 4).await,
+            if missing {
+                world.store.delete(&key.parse().unwrap()).await.unwrap();
+            } else {
+                world.change(key, |bytes| bytes[20] ^= 4).await;
             }
             let Err(error) = world.fetch(&third).await else {
                 panic!("{key}: a damaged chain came back");
@@ -449,7 +459,8 @@ async fn an_upload_that_broke_off_is_done_again() {
     // The records are there, the index is not: as after a crash between the two.
     let index: ObjectKey = "job/run-1/step-2/storaged.increment.0".parse().unwrap();
     world.store.delete(&index).await.unwrap();
-    assert!(world.trickle.publish(&second.manifest).await.is_err());
+    let publish = world.trickle.publish(&second.manifest, &second.enclosures);
+    assert!(publish.await.is_err());
     let copied = world.copy(&second, None).await;
     assert!(
         copied.increment.is_none(),

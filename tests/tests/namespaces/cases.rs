@@ -44,9 +44,10 @@ impl EncodeLoss {
                 site.wait_protected(step)?;
             }
             let offered = site.offered()?;
-            let expected = match counts && !shards_live {
-                true => vec![base, step],
-                false => vec![step],
+            let expected = if counts && !shards_live {
+                vec![base, step]
+            } else {
+                vec![step]
             };
             ensure!(
                 expected.contains(&offered),
@@ -126,7 +127,7 @@ impl RepairLoss {
     fn is_refused(
         &self,
         site: &Site<'_>,
-        (run, step): Checkpoint,
+        Checkpoint { run, step }: Checkpoint,
         manifest: &ManifestBytes,
     ) -> Result<()> {
         for node in 0..NODES {
@@ -137,10 +138,10 @@ impl RepairLoss {
                         refusal.code,
                         RefusalCode::NoCheckpoint | RefusalCode::TooManyLost
                     ),
-                    "n{node:02} refused a plan otherwise: {refusal:?}"
+                    "n{node} refused a plan otherwise: {refusal:?}"
                 ),
-                Err(error) => bail!("n{node:02} failed to plan: {error}"),
-                Ok(plan) => bail!("n{node:02} offers {run}/{step}, which is lost: {plan:?}"),
+                Err(error) => bail!("n{node} failed to plan: {error}"),
+                Ok(plan) => bail!("n{node} offers {run}/{step}, which is lost: {plan:?}"),
             }
         }
         let lost = self.first.iter().chain(&self.then);
@@ -160,10 +161,10 @@ impl RepairLoss {
     }
 }
 
-fn manifest(site: &Site<'_>, (_, step): Checkpoint) -> Result<ManifestBytes> {
+fn manifest(site: &Site<'_>, base: Checkpoint) -> Result<ManifestBytes> {
     let mut reader = site.clients.reader(0)?;
-    let plan = reader.plan(Some(Step::new(step)), REFUSAL_WAIT_MS)?;
-    Ok(reader.manifest(plan.manifest)?)
+    let plan = reader.plan(Some(Step::new(base.step)), REFUSAL_WAIT_MS)?;
+    Ok((*reader.manifest(plan.manifest)?).clone())
 }
 
 /// The network is parted while a step is encoded, and joined again.

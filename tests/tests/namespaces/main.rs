@@ -2,10 +2,9 @@
 //! a step is encoded and while lost blocks are repaired, partitions that heal, and the bound on memory. What comes back
 //! is compared byte for byte. Needs root, ip, tc and nft; without them each test says so and ends well.
 //!
-//! `site` is a cluster and the steps of a case, `cases` what happens to it, `process` what the kernel says of a daemon.
+//! `site` is a cluster and the steps of a case, `cases` what happens to it.
 
 mod cases;
-mod process;
 mod site;
 
 use std::collections::VecDeque;

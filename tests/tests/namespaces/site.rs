@@ -6,16 +6,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
 use serde_json::Value;
-use storaged_bench::net::daemons::{Daemons, DaemonsSpec};
+use storaged::cluster::Cluster;
+use storaged_bench::net::daemons::DaemonsSpec;
 use storaged_bench::net::network::{LinkRate, Network, NetworkSpec, Packets};
+use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, Namespace, RunId};
-use storaged_sdk::{Client, Trainer};
 use storaged_tests::clients::{Clients, WAIT_MS};
 use storaged_tests::system::executable;
-
-use crate::process::{Metrics, memory_most};
 
 /// Data nodes, each with a rank of the job.
 pub const K: usize = 4;
@@ -73,14 +73,18 @@ impl SiteSpec {
 }
 
 /// A checkpoint: of which run, at which step.
-pub type Checkpoint = (RunId, u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Checkpoint {
+    pub run: RunId,
+    pub step: u64,
+}
 
 /// See the module.
 pub struct Site<'a> {
     pub spec: SiteSpec,
     pub network: &'a Network,
     pub clients: Clients,
-    daemons: Daemons<'a>,
+    daemons: Cluster<&'a Network>,
     training: Option<(RunId, Vec<Trainer>)>,
     step: u64,
 }
@@ -104,18 +108,16 @@ impl<'a> Site<'a> {
             "expected the daemon at {}: build it with `cargo build -p storaged`",
             executable.display()
         );
-        let daemons = Daemons::start(
-            network,
-            DaemonsSpec {
-                executable,
-                directory,
-                k: K,
-                m: M,
-                chunk: spec.chunk,
-                budget: spec.budget,
-                link_rate: None,
-            },
-        )?;
+        let daemons = DaemonsSpec {
+            executable,
+            directory,
+            k: K,
+            m: M,
+            chunk: spec.chunk,
+            budget: spec.budget,
+            link_rate: None,
+        };
+        let daemons = daemons.start(network)?;
         let clients = Clients {
             sockets: (0..NODES).map(|node| daemons.socket(node)).collect(),
             namespace: Namespace::new("job")?,
@@ -144,7 +146,10 @@ impl<'a> Site<'a> {
         };
         self.clients
             .save(trainers, self.step, &shards, DurableWish::Never)?;
-        Ok((*run, self.step))
+        Ok(Checkpoint {
+            run: *run,
+            step: self.step,
+        })
     }
 
     /// Saves, and waits until the step is protected and all its blocks are where they belong.
@@ -161,14 +166,14 @@ impl<'a> Site<'a> {
     }
 
     /// Waits until a checkpoint is protected.
-    pub fn wait_protected(&self, (run, step): Checkpoint) -> Result<()> {
+    pub fn wait_protected(&self, Checkpoint { run, step }: Checkpoint) -> Result<()> {
         self.clients.wait(0, run, step, CheckpointState::Protected)
     }
 
     /// Waits until every node has its block of a checkpoint.
     pub fn wait_whole(&self, checkpoint: Checkpoint) -> Result<()> {
         for node in 0..NODES {
-            let what = || format!("waiting until n{node:02} has its block of {checkpoint:?}");
+            let what = || format!("waiting until n{node} has its block of {checkpoint:?}");
             until(SETTLE, || Ok(self.has_block(node, checkpoint))).with_context(what)?;
         }
         Ok(())
@@ -194,7 +199,7 @@ impl<'a> Site<'a> {
     }
 
     /// What a node's status says of a checkpoint.
-    fn known(&self, node: usize, (run, step): Checkpoint) -> Option<Value> {
+    fn known(&self, node: usize, Checkpoint { run, step }: Checkpoint) -> Option<Value> {
         let status = self.status(node).ok()?;
         let mut checkpoints = status["checkpoints"].as_array()?.iter();
         let is_it = |one: &&Value| one["run"] == run.to_string() && one["step"] == step;
@@ -202,8 +207,7 @@ impl<'a> Site<'a> {
     }
 
     fn status(&self, node: usize) -> Result<Value> {
-        let mut client = Client::connect_anonymous(&self.clients.sockets[node])?;
-        Ok(serde_json::from_str(&client.status()?)?)
+        Ok(serde_json::from_str(&self.daemons.status(node)?)?)
     }
 
     /// Saves, and returns when blocks of the step move between the nodes, `part` of its encode later.
@@ -220,11 +224,6 @@ impl<'a> Site<'a> {
 
     fn sent(&self) -> Result<u64> {
         (0..NODES).map(|node| self.network.bytes_sent(node)).sum()
-    }
-
-    fn process(&self, node: usize) -> Result<u32> {
-        let process = self.daemons.process(node);
-        process.with_context(|| format!("n{node:02} does not run"))
     }
 
     /// Starts replacements, with empty RAM, and returns when one of them gets blocks, `part` of a repair later.
@@ -253,20 +252,23 @@ impl<'a> Site<'a> {
     pub fn lose(&mut self, nodes: &[usize]) -> Result<()> {
         nodes.iter().try_for_each(|node| self.check_memory(*node))?;
         for node in nodes {
-            self.daemons.kill_beside(*node)?;
+            self.daemons.signal(*node, Signal::KILL)?;
         }
-        nodes.iter().try_for_each(|node| self.daemons.kill(*node))
+        nodes.iter().try_for_each(|node| self.daemons.kill(*node))?;
+        Ok(())
     }
 
     /// Starts replacements, with empty RAM.
     pub fn replace(&mut self, nodes: &[usize]) -> Result<()> {
-        let mut nodes = nodes.iter();
-        nodes.try_for_each(|node| self.daemons.start_node(*node))
+        nodes
+            .iter()
+            .try_for_each(|node| self.daemons.start(*node))?;
+        Ok(())
     }
 
     /// Waits until every node sees every other one.
     pub fn wait_links(&self) -> Result<()> {
-        (0..NODES).try_for_each(|node| self.daemons.wait_for_peers(node, NODES - 1))
+        Ok(self.daemons.wait_for_links()?)
     }
 
     /// What a restart is offered: the same on every node.
@@ -274,8 +276,11 @@ impl<'a> Site<'a> {
         let mut offers = BTreeSet::new();
         for node in 0..NODES {
             let plan = self.clients.reader(node)?.plan(None, WAIT_MS);
-            let plan = plan.with_context(|| format!("planning on n{node:02}"))?;
-            offers.insert((plan.run, plan.step.get()));
+            let plan = plan.with_context(|| format!("planning on n{node}"))?;
+            offers.insert(Checkpoint {
+                run: plan.run,
+                step: plan.step.get(),
+            });
         }
         let offer = offers.pop_first().context("no offer")?;
         ensure!(offers.is_empty(), "nodes offer {offer:?} and {offers:?}");
@@ -284,7 +289,7 @@ impl<'a> Site<'a> {
 
     /// Restores a checkpoint's ranks, each on its node, compares every byte, and waits until the checkpoint is whole.
     pub fn restore(&mut self, checkpoint: Checkpoint) -> Result<()> {
-        let (_, step) = checkpoint;
+        let step = checkpoint.step;
         let nodes: Vec<usize> = (0..K).collect();
         self.clients
             .restore(&nodes, step, &self.spec.contents(step))?;
@@ -299,23 +304,22 @@ impl<'a> Site<'a> {
         for node in 0..NODES {
             self.check_memory(node)?;
             let idle = || {
-                let metrics = Metrics::of(self.network, node)?;
-                let none = |name| anyhow::Ok(metrics.number(name)? == 0);
+                let none = |name| anyhow::Ok(self.daemons.metric::<u64>(node, name)? == 0);
                 Ok(none("storaged_sessions")?
                     && none("storaged_encode_stripes_in_flight")?
                     && none("storaged_encode_blocks_in_flight")?)
             };
-            until(SETTLE, idle).with_context(|| format!("n{node:02} is not idle"))?;
-            let metrics = Metrics::of(self.network, node)?;
-            let blocks = metrics.number("storaged_encode_blocks_in_flight_most")?;
+            until(SETTLE, idle).with_context(|| format!("n{node} is not idle"))?;
+            let number = |name| self.daemons.metric::<u64>(node, name);
+            let blocks = number("storaged_encode_blocks_in_flight_most")?;
             ensure!(
                 blocks <= blocks_max,
-                "n{node:02} had {blocks} blocks in flight, expected {blocks_max} at most"
+                "n{node} had {blocks} blocks in flight, expected {blocks_max} at most"
             );
-            let used = metrics.number("storaged_memory_used_bytes")?;
+            let used = number("storaged_memory_used_bytes")?;
             ensure!(
                 used <= self.spec.budget,
-                "n{node:02} uses {used} bytes of {}",
+                "n{node} uses {used} bytes of {}",
                 self.spec.budget
             );
         }
@@ -323,10 +327,10 @@ impl<'a> Site<'a> {
     }
 
     fn check_memory(&self, node: usize) -> Result<()> {
-        let most = memory_most(self.process(node)?)?;
+        let most = self.daemons.resident(node)?.most;
         ensure!(
             most <= RESIDENT_BYTES_MAX,
-            "n{node:02} had {most} bytes resident, expected {RESIDENT_BYTES_MAX} at most"
+            "n{node} had {most} bytes resident, expected {RESIDENT_BYTES_MAX} at most"
         );
         Ok(())
     }
@@ -334,10 +338,8 @@ impl<'a> Site<'a> {
     /// The ends of all logs, for a case that failed.
     pub fn logs(&self) -> String {
         let end = |node: usize| {
-            let log = self.daemons.log(node);
-            let lines: Vec<&str> = log.lines().collect();
-            let last = lines[lines.len().saturating_sub(25)..].join("\n");
-            format!("--- n{node:02}\n{last}\n")
+            let last = self.daemons.log_end(node, 25);
+            format!("--- n{node}\n{last}\n")
         };
         (0..NODES).map(end).collect()
     }

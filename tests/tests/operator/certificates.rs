@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rustix::process::Signal;
+use storaged::cluster::Page;
 use storaged::net::cert::issue;
 use storaged_sdk::wire::NodeName;
 use storaged_tests::system::System;
 
-use crate::node::{log, page, said, signal, storaged, until};
+use crate::node::{log, said, storaged, until};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -37,12 +38,18 @@ fn an_expired_certificate_is_named_and_mended_without_a_restart() -> Result<()> 
     })?;
     // After the grace as well.
     std::thread::sleep(Duration::from_secs(6));
-    let (code, reasons) = page(&system, 1, "/readyz")?;
+    let Page {
+        code,
+        body: reasons,
+    } = system.cluster.page(1, "/readyz")?;
     assert!(
         code == 503 && reasons.contains(own) && reasons.contains("none: n0"),
         "{reasons}"
     );
-    let (code, reasons) = page(&system, 0, "/readyz")?;
+    let Page {
+        code,
+        body: reasons,
+    } = system.cluster.page(0, "/readyz")?;
     assert!(
         code == 503 && reasons.contains("the certificate of n1"),
         "{reasons}"
@@ -52,10 +59,10 @@ fn an_expired_certificate_is_named_and_mended_without_a_restart() -> Result<()> 
     let directory = certificates.display().to_string();
     let renewed = storaged(&system, 1, &["cert", "renew", &directory, "n1"])?;
     assert!(renewed.status.success(), "{}", said(&renewed));
-    signal(&system, 1, Signal::HUP)?;
+    system.cluster.signal(1, Signal::HUP)?;
     for node in [0, 1] {
         until("it is ready", LONG, || {
-            Ok(page(&system, node, "/readyz")?.0 == 200)
+            Ok(system.cluster.page(node, "/readyz")?.code == 200)
         })?;
     }
     Ok(())

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use storaged::cluster::Page;
 use storaged_tests::system::System;
 
-use crate::node::{log, metric, page, rewrite, said, status, storaged, until};
+use crate::node::{log, rewrite, said, status, storaged, until};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -15,10 +16,17 @@ fn disagree(from: &str, to: &str, told: &[&str]) -> Result<()> {
     rewrite(&system, 2, from, to)?;
     system.cluster.start(2)?;
     for (node, peers) in [(0, 1), (2, 2)] {
-        let refused =
-            || Ok(metric(&system, node, "storaged_place_peers_refused")? == f64::from(peers));
+        let refused = || {
+            Ok(system
+                .cluster
+                .metric::<f64>(node, "storaged_place_peers_refused")?
+                == f64::from(peers))
+        };
         until("the others are refused", LONG, refused)?;
-        let (code, reasons) = page(&system, node, "/readyz")?;
+        let Page {
+            code,
+            body: reasons,
+        } = system.cluster.page(node, "/readyz")?;
         assert_eq!(code, 503, "{reasons}");
         let json = status(&system, node)?;
         assert_eq!(json["ready"], false);

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_tests::system::{System, shards};
@@ -81,9 +81,7 @@ fn what_nobody_holds_is_not_dropped_and_exits_with_1() -> Result<()> {
 #[test]
 fn commands_end_in_their_time_beside_a_daemon_that_hangs() -> Result<()> {
     let system = System::start(1, None, "")?;
-    let pid = i32::try_from(system.cluster.pid(0).context("it runs")?)?;
-    let pid = Pid::from_raw(pid).context("a process has an id")?;
-    kill_process(pid, Signal::STOP)?;
+    system.cluster.signal(0, Signal::STOP)?;
     let commands = [
         &["plan", "job"][..],
         &["verify", "job"],
@@ -105,7 +103,7 @@ fn commands_end_in_their_time_beside_a_daemon_that_hangs() -> Result<()> {
         );
         assert!(took < Duration::from_secs(5), "{command:?} took {took:?}");
     }
-    kill_process(pid, Signal::CONT)?;
+    system.cluster.signal(0, Signal::CONT)?;
     Ok(())
 }
 

@@ -1,8 +1,6 @@
 //! What the tests do to one daemon of a cluster, and read of it.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -48,49 +46,9 @@ pub fn log(system: &System, node: usize) -> Result<String> {
     Ok(fs::read_to_string(system.cluster.log(node))?)
 }
 
-/// A page of a node's HTTP: status code and body.
-pub fn page(system: &System, node: usize, path: &str) -> Result<(u16, String)> {
-    let text = fs::read_to_string(system.cluster.config_path(node))?;
-    let line = text.lines().find(|line| line.starts_with("ops_listen"));
-    let address = line.and_then(|line| line.split('"').nth(1));
-    let mut stream = TcpStream::connect(address.context("no ops_listen")?)?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    )?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let code = answer
-        .split(' ')
-        .nth(1)
-        .context("no status line")?
-        .parse()?;
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    Ok((code, body.to_owned()))
-}
-
 /// The status as JSON.
 pub fn status(system: &System, node: usize) -> Result<Value> {
     let output = storaged(system, node, &["status", "--json"])?;
     ensure!(output.status.success(), "{}", said(&output));
     Ok(serde_json::from_slice(&output.stdout)?)
-}
-
-/// A metric's value, by its line up to the space.
-pub fn metric(system: &System, node: usize, name: &str) -> Result<f64> {
-    let (_, body) = page(system, node, "/metrics")?;
-    let line = body
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    let value = line.with_context(|| format!("no {name} in {body}"))?;
-    Ok(value.parse()?)
-}
-
-/// Sends a signal to a node's daemon.
-pub fn signal(system: &System, node: usize, signal: rustix::process::Signal) -> Result<()> {
-    let pid = system.cluster.pid(node).context("the daemon runs")?;
-    let pid = rustix::process::Pid::from_raw(pid as i32).context("a process number")?;
-    rustix::process::kill_process(pid, signal)?;
-    Ok(())
 }

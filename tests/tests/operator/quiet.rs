@@ -5,7 +5,7 @@ use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_tests::system::{System, shards};
 
-use crate::node::{log, metric, page};
+use crate::node::log;
 
 #[test]
 fn an_ordinary_restart_warns_of_nothing_and_counts_no_fault() -> Result<()> {
@@ -29,7 +29,9 @@ fn an_ordinary_restart_warns_of_nothing_and_counts_no_fault() -> Result<()> {
             .collect();
         assert!(loud.is_empty(), "n{node}: {loud:?}");
         assert_eq!(
-            metric(&system, node, "storaged_place_peer_faults_total")?,
+            system
+                .cluster
+                .metric::<f64>(node, "storaged_place_peer_faults_total")?,
             0.0
         );
     }
@@ -39,7 +41,7 @@ fn an_ordinary_restart_warns_of_nothing_and_counts_no_fault() -> Result<()> {
 #[test]
 fn a_fresh_daemon_has_every_counter() -> Result<()> {
     let system = System::start(1, None, "")?;
-    let (_, body) = page(&system, 0, "/metrics")?;
+    let body = system.cluster.page(0, "/metrics")?.body;
     for line in [
         "storaged_checkpoint_states_total{state=\"protected\"} 0",
         "storaged_checkpoint_states_total{state=\"durable\"} 0",

@@ -11,7 +11,7 @@ use storaged_sdk::wire::NodeName;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_tests::system::{System, shards};
 
-use crate::node::{log, metric, page, rewrite, signal, until};
+use crate::node::{log, rewrite, until};
 
 const LONG: Duration = Duration::from_secs(20);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -24,7 +24,7 @@ fn reloads(system: &System, node: usize) -> Result<usize> {
 
 fn reload(system: &System, node: usize) -> Result<()> {
     let before = reloads(system, node)?;
-    signal(system, node, Signal::HUP)?;
+    system.cluster.signal(node, Signal::HUP)?;
     until("the log says so", LONG, || {
         Ok(reloads(system, node)? > before)
     })
@@ -39,7 +39,7 @@ fn a_hup_reloads_and_keeps_links_and_ram() -> Result<()> {
 
     let certificates = system.root.path().join("certs");
     let expires = "storaged_place_certificate_expires_seconds";
-    let before = metric(&system, 0, expires)?;
+    let before = system.cluster.metric::<f64>(0, expires)?;
     renew(&certificates, &NodeName::new("n0")?, 200 * DAY)?;
     rewrite(
         &system,
@@ -48,12 +48,12 @@ fn a_hup_reloads_and_keeps_links_and_ram() -> Result<()> {
         "m = 1\nchunk = \"64KiB\"\n\n[log]\nfilter = \"debug\"\n",
     )?;
     for _ in 0..20 {
-        signal(&system, 0, Signal::HUP)?;
+        system.cluster.signal(0, Signal::HUP)?;
     }
-    signal(&system, 0, Signal::USR1)?;
+    system.cluster.signal(0, Signal::USR1)?;
     reload(&system, 0)?;
     assert!(
-        metric(&system, 0, expires)? > before,
+        system.cluster.metric::<f64>(0, expires)? > before,
         "the new certificate is in use"
     );
     let text = log(&system, 0)?;
@@ -74,13 +74,13 @@ fn a_hup_reloads_and_keeps_links_and_ram() -> Result<()> {
     let path = system.cluster.config_path(0);
     let sound = fs::read_to_string(&path)?;
     fs::write(&path, "[node]\nnaem = 'x'\n")?;
-    signal(&system, 0, Signal::HUP)?;
+    system.cluster.signal(0, Signal::HUP)?;
     until("it is refused", LONG, || {
         Ok(log(&system, 0)?.contains("naem"))
     })?;
     fs::write(&path, sound)?;
     reload(&system, 0)?;
-    assert_eq!(page(&system, 0, "/readyz")?.0, 200);
+    assert_eq!(system.cluster.page(0, "/readyz")?.code, 200);
     Ok(())
 }
 
@@ -107,7 +107,7 @@ fn a_hup_adds_and_removes_peers() -> Result<()> {
             Ok(log(&system, node)?.contains(peer))
         })?;
         assert!(log(&system, node)?.contains("a peer was removed peer=n2"));
-        let ready = || Ok(page(&system, node, "/readyz")?.0 == 200);
+        let ready = || Ok(system.cluster.page(node, "/readyz")?.code == 200);
         until("it is ready", LONG, ready)?;
     }
     // And it saves with the new one.

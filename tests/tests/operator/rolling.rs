@@ -6,13 +6,14 @@ use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use storaged::cluster::Page;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, RunId, Step};
 use storaged_tests::clients::{Clients, WAIT_MS};
 use storaged_tests::system::{System, shards};
 
-use crate::node::{page, said, storaged, until};
+use crate::node::{said, storaged, until};
 
 const NODES: usize = 6;
 const RANKS: u32 = 4;
@@ -57,7 +58,7 @@ fn an_idle_job_survives_a_rolling_restart() -> Result<()> {
     drop(trainers);
     // One node has said that the step is protected; another may hear it a moment later.
     until("all is whole", Duration::from_secs(30), || {
-        Ok(page(&system, 5, "/readyz?restart=safe")?.0 == 200)
+        Ok(system.cluster.page(5, "/readyz?restart=safe")?.code == 200)
     })?;
     for node in 0..NODES {
         restart_when_safe(&mut system, node)?;
@@ -80,16 +81,16 @@ fn while_a_node_is_away_no_other_may_be_restarted_and_http_says_the_same() -> Re
         until("what is missing is said", Duration::from_secs(30), || {
             let asked = storaged(&system, node, &["restart-safe"])?;
             ensure!(!asked.status.success(), "n{node}: {}", said(&asked));
-            let (code, body) = page(&system, node, "/readyz?restart=safe")?;
+            let Page { code, body } = system.cluster.page(node, "/readyz?restart=safe")?;
             ensure!(code == 503, "n{node}: {code} {body}");
             // A node that has just started is still linking up.
             let why = body.trim_end();
             Ok(why.contains("bears 1 of 2 losses, expected 2") && said(&asked).contains(why))
         })?;
-        let (code, body) = page(&system, node, "/readyz?restart=safe&bears=1")?;
+        let Page { code, body } = system.cluster.page(node, "/readyz?restart=safe&bears=1")?;
         ensure!(code == 200 && body == "safe to restart\n", "{code} {body}");
         until("it is ready all the same", Duration::from_secs(30), || {
-            Ok(page(&system, node, "/readyz")?.0 == 200)
+            Ok(system.cluster.page(node, "/readyz")?.code == 200)
         })?;
     }
     Ok(())

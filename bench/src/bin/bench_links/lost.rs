@@ -10,8 +10,6 @@ use storaged_sdk::wire::local::{DurableWish, Role};
 use storaged_sdk::wire::{CheckpointState, ManifestBytes, Namespace, Rank, RunId, Step, WorldSize};
 use storaged_sdk::{Client, ConnectOptions, Trainer};
 
-use super::cpu_seconds;
-
 /// Ranks, dealt to the first 32 nodes: seven on each of the first eight, six on the others.
 const RANKS: u32 = 200;
 const NODES_WITH_RANKS: u32 = 32;
@@ -33,7 +31,7 @@ pub fn thirteen_shards(cluster: &mut Cluster, suffix: &str, figures: &mut Figure
     for node in KILLED {
         cluster.kill(node)?;
     }
-    let before = cpu_seconds(cluster)?;
+    let before = cluster.cpu_time();
     for node in KILLED {
         cluster.start(node)?;
     }
@@ -62,7 +60,7 @@ pub fn thirteen_shards(cluster: &mut Cluster, suffix: &str, figures: &mut Figure
         readers.into_iter().try_for_each(joined)
     })?;
     let back = killed.elapsed().as_secs_f64();
-    let cpu = cpu_seconds(cluster)? - before;
+    let cpu = cluster.cpu_time().since(before).total();
     figures.put(format!("thirteen_shards_cpu_s_34{suffix}"), cpu);
     figures.put(format!("thirteen_shards_planned_s_34{suffix}"), planned);
     figures.put(format!("thirteen_shards_back_s_34{suffix}"), back);

@@ -1,5 +1,5 @@
-//! `make bench-links`: what 34 daemons on this machine cost while nothing happens, how many connections they keep, and how
-//! long 13 small shards of two nodes that were killed take to be back.
+//! `make bench-links`: what 34 and 100 daemons on this machine cost while nothing happens, how many connections they keep, and
+//! how long 13 small shards of two of 34 nodes that were killed take to be back.
 
 mod keep;
 mod lost;
@@ -9,13 +9,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Parser;
-use storaged::cluster::{Cluster, ClusterSpec};
+use storaged::cluster::{Cluster, ClusterSpec, Loopback};
 use storaged_bench::net::figures::Figures;
 
 /// As many as the widest code has nodes, which is (32, 2).
 const NODES: usize = 34;
+
+/// So many show by the difference what a link costs to a node outside the group.
+const NODES_MANY: usize = 100;
 
 /// Links are up and daemons have told each other what they had to within this time.
 const CALM: Duration = Duration::from_secs(20);
@@ -36,6 +39,9 @@ struct Options {
     /// Only one geometry: its number of data nodes, 32 or 8
     #[arg(long, value_name = "K")]
     only: Option<usize>,
+    /// Only so many daemons, 34 or 100
+    #[arg(long, value_name = "N")]
+    nodes: Option<usize>,
     /// Puts the figures into this file, beside those of other benches
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
@@ -51,8 +57,30 @@ fn main() -> ExitCode {
     }
 }
 
-/// A geometry, and what its keys end with.
-const GEOMETRIES: [(usize, &str); 2] = [(32, ""), (8, "_k8")];
+/// A cluster, and what its keys end with.
+struct Case {
+    nodes: usize,
+    k: usize,
+    suffix: &'static str,
+}
+
+const CASES: [Case; 3] = [
+    Case {
+        nodes: NODES,
+        k: 32,
+        suffix: "",
+    },
+    Case {
+        nodes: NODES,
+        k: 8,
+        suffix: "_k8",
+    },
+    Case {
+        nodes: NODES_MANY,
+        k: 8,
+        suffix: "_k8",
+    },
+];
 
 fn measure(options: &Options) -> Result<()> {
     let executable = match &options.executable {
@@ -65,27 +93,31 @@ fn measure(options: &Options) -> Result<()> {
         executable.display()
     );
     let mut figures = Figures::default();
-    let wanted = |k: usize| options.only.is_none_or(|only| only == k);
-    for (k, suffix) in GEOMETRIES.into_iter().filter(|(k, _)| wanted(*k)) {
-        eprintln!("{NODES} daemons, ({k}, 2)");
+    let is_wanted = |case: &&Case| {
+        options.only.is_none_or(|only| only == case.k)
+            && options.nodes.is_none_or(|nodes| nodes == case.nodes)
+    };
+    for case in CASES.iter().filter(is_wanted) {
+        let Case { nodes, k, suffix } = *case;
+        eprintln!("{nodes} daemons, ({k}, 2)");
         let directory = Directory::make()?;
         let spec = ClusterSpec {
             executable: executable.clone(),
             directory: directory.0.clone(),
-            nodes: NODES,
-            geometry: Some((k, 2)),
-            port: PORT,
-            extra: "[memory]\nbudget = \"1GiB\"\n".into(),
+            nodes,
+            settings: format!("[coding]\nk = {k}\nm = 2\n\n[memory]\nbudget = \"1GiB\"\n"),
         };
-        let mut cluster = Cluster::prepare(spec)?;
+        let mut cluster = Cluster::prepare(Loopback { port: PORT }, spec)?;
         let started = Instant::now();
         cluster.start_all()?;
         let linked = started.elapsed().as_secs_f64();
-        figures.put(format!("linked_seconds_{NODES}{suffix}"), linked);
+        figures.put(format!("linked_seconds_{nodes}{suffix}"), linked);
         std::thread::sleep(CALM);
         let idle = Duration::from_secs(options.idle_seconds);
-        idle_cost(&cluster, idle, suffix, &mut figures)?;
-        lost::thirteen_shards(&mut cluster, suffix, &mut figures)?;
+        idle_cost(&cluster, idle, case, &mut figures)?;
+        if nodes == NODES {
+            lost::thirteen_shards(&mut cluster, suffix, &mut figures)?;
+        }
     }
     match &options.write {
         Some(path) => keep::put_into(path, &figures),
@@ -93,60 +125,33 @@ fn measure(options: &Options) -> Result<()> {
     }
 }
 
-/// Connections and cores of daemons to which nothing happens.
+/// Connections, memory and cores of daemons to which nothing happens.
 fn idle_cost(
     cluster: &Cluster,
     watched: Duration,
-    suffix: &str,
+    case: &Case,
     figures: &mut Figures,
 ) -> Result<()> {
-    let mut connections = 0.0;
-    for node in 0..NODES {
-        connections += gauge(node, "storaged_place_connections")?;
+    let Case { nodes, suffix, .. } = case;
+    let (mut connections, mut resident) = (0.0, 0);
+    for node in 0..*nodes {
+        connections += cluster.metric::<f64>(node, "storaged_place_connections")?;
+        resident += cluster.resident(node)?.now;
     }
     figures.put(
-        format!("connections_per_daemon_{NODES}{suffix}"),
-        connections / NODES as f64,
+        format!("connections_per_daemon_{nodes}{suffix}"),
+        connections / *nodes as f64,
     );
-    let (before, began) = (cpu_seconds(cluster)?, Instant::now());
+    let resident_mib = resident as f64 / f64::from(1 << 20);
+    figures.put(
+        format!("daemon_rss_mib_{nodes}{suffix}"),
+        resident_mib / *nodes as f64,
+    );
+    let (before, began) = (cluster.cpu_time(), Instant::now());
     std::thread::sleep(watched);
-    let cores = (cpu_seconds(cluster)? - before) / began.elapsed().as_secs_f64();
-    figures.put(format!("idle_cores_{NODES}_daemons{suffix}"), cores);
+    let cores = cluster.cpu_time().since(before).total() / began.elapsed().as_secs_f64();
+    figures.put(format!("idle_cores_{nodes}_daemons{suffix}"), cores);
     Ok(())
-}
-
-/// What a daemon's metrics say.
-fn gauge(node: usize, name: &str) -> Result<f64> {
-    use std::io::{Read, Write};
-    let address = format!("127.0.0.{}:{}", node + 1, PORT + 1);
-    let mut stream = std::net::TcpStream::connect(&address)?;
-    write!(
-        stream,
-        "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-    )?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let value = line.with_context(|| format!("expected {name} among the metrics of n{node}"))?;
-    Ok(value.trim().parse()?)
-}
-
-/// Processor time of all daemons that run, each since it began.
-fn cpu_seconds(cluster: &Cluster) -> Result<f64> {
-    let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
-    let mut ticks = 0;
-    for node in 0..NODES {
-        let Some(pid) = cluster.pid(node) else {
-            continue;
-        };
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // Behind the name, which may have spaces in it, user and system time are the 12th and 13th field.
-        let (_, fields) = stat.rsplit_once(')').context("expected a name in stat")?;
-        for field in fields.split_whitespace().skip(11).take(2) {
-            ticks += field.parse::<u64>()?;
-        }
-    }
-    Ok(ticks as f64 / ticks_per_second)
 }
 
 /// A directory that goes when the bench ends.

@@ -12,7 +12,7 @@ use storaged_bench::net::command::obstacle;
 use storaged_bench::net::network::{
     LinkRate, Network, NetworkSpec, Packets, remove_leftovers, remove_own,
 };
-use storaged_bench::net::raw::{self, How, RawArgs};
+use storaged_bench::net::raw::{self, Ends, How, Load, RawArgs};
 use storaged_bench::net::scenario::{ALL, Bench, Scenario};
 use storaged_bench::net::{plot, table};
 
@@ -160,8 +160,13 @@ fn try_raw(args: &TryArgs, directory: &Path) -> Result<()> {
         "GB/s", "CPU s/GB", "kernel"
     );
     for settings in &args.settings {
-        let size = (bytes.as_u64(), args.rounds);
-        let done = raw::transfer(&network, &certificates, (0, 1), (args.how, settings), size)?;
+        let load = Load {
+            how: args.how,
+            settings,
+            bytes: bytes.as_u64(),
+            rounds: args.rounds,
+        };
+        let done = raw::transfer(&network, &certificates, Ends { from: 0, to: 1 }, &load)?;
         println!(
             "{:>10.3} {:>12.3} {:>8.2}  {settings}",
             done.rate / 1e9,

@@ -104,10 +104,7 @@ impl Contender for Rse {
     }
 
     fn share(&self) -> usize {
-        match cfg!(feature = "rse-simd") {
-            true => 2,
-            false => SLOW,
-        }
+        if cfg!(feature = "rse-simd") { 2 } else { SLOW }
     }
 
     fn step(&mut self, data: &[&[u8]], out: &mut [&mut [u8]]) -> Result<()> {

@@ -118,10 +118,7 @@ impl Fold for Rse {
     }
 
     fn share(&self) -> usize {
-        match cfg!(feature = "rse-simd") {
-            true => 1,
-            false => SLOW,
-        }
+        if cfg!(feature = "rse-simd") { 1 } else { SLOW }
     }
 
     fn fold(&self, sums: &mut [&mut [u8]], coefficients: &[u8], data: &[u8]) -> Result<()> {

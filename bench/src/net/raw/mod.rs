@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use storaged::cluster::CpuTime;
 use storaged::net::cert::{create_ca, issue};
 use storaged_sdk::wire::NodeName;
 
-use super::daemons::cpu;
 use super::network::Network;
 
 /// Port of the receiving process.
@@ -105,17 +105,17 @@ pub fn receive(args: &RawArgs) -> Result<()> {
 /// # Errors
 /// If the bytes do not arrive.
 pub fn send(args: &RawArgs) -> Result<()> {
-    let before = cpu(std::process::id());
+    let before = CpuTime::of(std::process::id());
     let fastest = match args.how {
         How::Tcp => send_tcp(args)?,
         How::Quinn => quic::send(args)?,
         How::Own => own::send(args)?,
     };
-    let after = cpu(std::process::id());
+    let used = CpuTime::of(std::process::id()).since(before);
     let sent = Sent {
         seconds: fastest.as_secs_f64(),
-        user: after.0 - before.0,
-        system: after.1 - before.1,
+        user: used.user,
+        system: used.system,
     };
     println!("{}", serde_json::to_string(&sent)?);
     Ok(())
@@ -182,6 +182,22 @@ pub fn certificates(directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The nodes that send and receive.
+#[derive(Debug, Clone, Copy)]
+pub struct Ends {
+    pub from: usize,
+    pub to: usize,
+}
+
+/// What is sent, how often, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Load<'a> {
+    pub how: How,
+    pub settings: &'a str,
+    pub bytes: u64,
+    pub rounds: usize,
+}
+
 /// Runs both processes on two nodes of a network.
 ///
 /// # Errors
@@ -189,11 +205,16 @@ pub fn certificates(directory: &Path) -> Result<()> {
 pub fn transfer(
     network: &Network,
     certificates: &Path,
-    (from, to): (usize, usize),
-    args: (How, &str),
-    (bytes, rounds): (u64, usize),
+    ends: Ends,
+    load: &Load<'_>,
 ) -> Result<Transfer> {
-    let (how, settings) = args;
+    let Ends { from, to } = ends;
+    let Load {
+        how,
+        settings,
+        bytes,
+        rounds,
+    } = *load;
     let program = std::env::current_exe()?;
     let command = |node: usize, end: &str| {
         let mut command = network.command(node, &program);
@@ -234,15 +255,15 @@ pub fn transfer(
     let mut line = String::new();
     BufReader::new(stdout).read_line(&mut line)?;
     ensure!(line.trim() == "ready", "the receiver did not get ready");
-    let before = cpu(receiver.0.id());
+    let before = CpuTime::of(receiver.0.id());
     let output = command(from, "raw-send")
         .stderr(Stdio::inherit())
         .output()?;
     ensure!(output.status.success(), "the sender failed");
-    let after = cpu(receiver.0.id());
+    let received = CpuTime::of(receiver.0.id()).since(before);
     let sent: Sent = serde_json::from_slice(&output.stdout).context("what the sender says")?;
-    let system = sent.system + after.1 - before.1;
-    let total = sent.user + after.0 - before.0 + system;
+    let system = sent.system + received.system;
+    let total = sent.user + received.user + system;
     Ok(Transfer {
         rate: bytes as f64 / sent.seconds,
         cpu_per_gb: total * 1e9 / (bytes as f64 * rounds as f64),

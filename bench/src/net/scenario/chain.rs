@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use storaged::cluster::Cluster;
 
 use super::{Bench, Busy};
-use crate::net::daemons::Daemons;
-use crate::net::job::Job;
+use crate::net::job::{Chunks, Job};
 use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
 
 /// So low that two cores are not the limit: 34 daemons need more than one of them already at this rate, because
@@ -17,6 +17,10 @@ const M: usize = 2;
 const BLOCK: u64 = 64 << 10;
 /// Chunks of a shard: 64 MiB, so that a full step takes 21.5 s, and filling a chain of 33 hops 3 % of that.
 const CHUNKS: usize = 1024;
+const SHARD: Chunks = Chunks {
+    count: CHUNKS,
+    bytes: BLOCK,
+};
 /// Chunks that are decoded and compared afterwards.
 const COMPARED: [usize; 4] = [0, 341, 682, 1023];
 /// Rounds; the best counts, because other work on the machine only slows.
@@ -63,25 +67,23 @@ fn at(bench: &mut Bench, k: usize, mtu: u16, name: &str) -> Result<()> {
         mtu,
         packets: Packets::Whole,
     })?;
-    let spec = bench.daemons((k, M), BLOCK, CHUNKS as u64 * BLOCK, 8);
-    let mut daemons = Daemons::start(&network, spec)?;
-    let mut job = Job::open(&daemons, k, CHUNKS)?;
-    let idle = daemons.cpu_seconds();
+    let spec = bench.daemons(k, M, BLOCK, CHUNKS as u64 * BLOCK, 8);
+    let mut daemons = spec.start(&network)?;
+    let mut job = Job::open(&daemons, k, SHARD)?;
+    let idle = daemons.cpu_time();
     std::thread::sleep(IDLE);
-    let idle_after = daemons.cpu_seconds();
-    let idle = (idle_after.0 + idle_after.1 - idle.0 - idle.1) / IDLE.as_secs_f64();
+    let idle = daemons.cpu_time().since(idle).total() / IDLE.as_secs_f64();
     let (mut seconds, mut commit, mut busy, mut own) = (f64::MAX, 0.0, 0.0, 0.0);
     let sent_before = network.bytes_sent(k - 1)?;
     for _ in 0..ROUNDS {
         let sealed = job.stage(1.0)?;
-        let (cores, before) = (Busy::start()?, daemons.cpu_seconds());
+        let (cores, before) = (Busy::start()?, daemons.cpu_time());
         let saved = job.protect(&daemons, sealed)?;
         if saved.protected.as_secs_f64() < seconds {
             seconds = saved.protected.as_secs_f64();
             commit = saved.committed.as_secs_f64();
             busy = cores.share()?;
-            let after = daemons.cpu_seconds();
-            own = (after.0 + after.1 - before.0 - before.1) / seconds;
+            own = daemons.cpu_time().since(before).total() / seconds;
         }
     }
     let sent = (network.bytes_sent(k - 1)? - sent_before) as f64 / ROUNDS as f64;
@@ -107,7 +109,12 @@ fn at(bench: &mut Bench, k: usize, mtu: u16, name: &str) -> Result<()> {
 }
 
 /// Steps in which the same 0.1 % and 60 % of the chunks are dirty on every node.
-fn increments(bench: &mut Bench, daemons: &Daemons<'_>, job: &mut Job, full: f64) -> Result<()> {
+fn increments(
+    bench: &mut Bench,
+    daemons: &Cluster<&Network>,
+    job: &mut Job,
+    full: f64,
+) -> Result<()> {
     for (name, share) in [("0p1", 0.001), ("60", 0.6)] {
         let mut seconds = f64::MAX;
         for _ in 0..ROUNDS {
@@ -121,7 +128,7 @@ fn increments(bench: &mut Bench, daemons: &Daemons<'_>, job: &mut Job, full: f64
 }
 
 /// Loses two data nodes and decodes a few chunks of both on a coding node.
-fn compare(daemons: &mut Daemons<'_>, job: &mut Job, k: usize) -> Result<()> {
+fn compare(daemons: &mut Cluster<&Network>, job: &mut Job, k: usize) -> Result<()> {
     let manifest = job.manifest(daemons, k)?;
     job.end_training();
     for lost in [0, 1] {

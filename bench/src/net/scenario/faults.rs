@@ -4,10 +4,11 @@ use std::thread::{scope, sleep};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::process::Signal;
+use storaged::cluster::Cluster;
 
 use super::Bench;
-use crate::net::daemons::Daemons;
-use crate::net::job::Job;
+use crate::net::job::{Chunks, Job};
 use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
 
 const RATE: LinkRate = LinkRate::megabits(200);
@@ -16,6 +17,10 @@ const M: usize = 2;
 const CHUNK: u64 = 64 << 10;
 /// Chunks of a shard: 32 MiB, 2.7 s for a full step.
 const CHUNKS: usize = 512;
+const SHARD: Chunks = Chunks {
+    count: CHUNKS,
+    bytes: CHUNK,
+};
 /// Where lost shards are brought to: the last coding node.
 const READER: usize = K + M - 1;
 /// Lost packets in a hundred.
@@ -40,8 +45,8 @@ fn slow_and_dead(bench: &mut Bench) -> Result<()> {
     eprintln!("a slow hop and dead hops at (4,2), links of 200 Mbit/s");
     let network = Network::make(spec(Packets::Whole))?;
     let shard = CHUNKS as u64 * CHUNK;
-    let mut daemons = Daemons::start(&network, bench.daemons((K, M), CHUNK, shard, 8))?;
-    let mut job = Job::open(&daemons, K, CHUNKS)?;
+    let mut daemons = bench.daemons(K, M, CHUNK, shard, 8).start(&network)?;
+    let mut job = Job::open(&daemons, K, SHARD)?;
     let full = job.save(&daemons, 1.0)?.protected.as_secs_f64();
     bench.figures.put("faultless_seconds", full);
 
@@ -57,7 +62,7 @@ fn slow_and_dead(bench: &mut Bench) -> Result<()> {
     let sealed = job.stage(1.0)?;
     sleep(Duration::from_secs_f64(full / 2.0).saturating_sub(sealed.elapsed()));
     daemons.kill(reborn)?;
-    daemons.start_node(reborn)?;
+    daemons.start(reborn)?;
     let late = job.protect(&daemons, sealed)?.protected.as_secs_f64();
     bench.figures.put("coding_node_killed_seconds", late);
 
@@ -70,11 +75,11 @@ fn slow_and_dead(bench: &mut Bench) -> Result<()> {
     let took = scope(|threads| {
         let repaired = {
             let (job, manifest) = (&job, &manifest);
-            let daemons: &Daemons<'_> = &daemons;
+            let daemons: &Cluster<&Network> = &daemons;
             threads.spawn(move || job.decode(daemons, manifest, 0, READER, &[]))
         };
         sleep(Duration::from_secs_f64(repair / 2.0));
-        let killed = daemons.kill_beside(1);
+        let killed = daemons.signal(1, Signal::KILL);
         let repaired = repaired.join();
         killed.map(|()| repaired)
     })?;
@@ -90,9 +95,9 @@ fn lossy(bench: &mut Bench) -> Result<()> {
     eprintln!("1 % of all packets lost at (4,2), links of 200 Mbit/s");
     let network = Network::make(spec(Packets::Single))?;
     let shard = CHUNKS as u64 * CHUNK;
-    let mut daemons = Daemons::start(&network, bench.daemons((K, M), CHUNK, shard, 8))?;
+    let mut daemons = bench.daemons(K, M, CHUNK, shard, 8).start(&network)?;
     network.lose(LOSS_PERCENT)?;
-    let mut job = Job::open(&daemons, K, CHUNKS)?;
+    let mut job = Job::open(&daemons, K, SHARD)?;
     let saved = job.save(&daemons, 1.0)?.protected.as_secs_f64();
     bench.figures.put("loss_1_percent_seconds", saved);
     let ideal = RATE.seconds(M as u64 * shard);

@@ -4,8 +4,7 @@
 use anyhow::{Context, Result};
 
 use super::Bench;
-use crate::net::daemons::Daemons;
-use crate::net::job::Job;
+use crate::net::job::{Chunks, Job};
 use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
 
 const RATE: LinkRate = LinkRate::megabits(100);
@@ -14,6 +13,10 @@ const NODES: usize = 2 * K;
 const BLOCK: u64 = 64 << 10;
 /// Chunks of a shard: 64 MiB, 5.4 s on a link.
 const CHUNKS: usize = 1024;
+const SHARD: Chunks = Chunks {
+    count: CHUNKS,
+    bytes: BLOCK,
+};
 /// Saves of which the best counts.
 const ROUNDS: usize = 2;
 /// Up to fifteen senders meet at a link. Whole offloaded packets of 62 KiB, of which its queue holds four, would be
@@ -59,10 +62,10 @@ fn full_step(bench: &mut Bench, m: usize, told: Option<LinkRate>) -> Result<Took
         packets: PACKETS,
     })?;
     let shard = CHUNKS as u64 * BLOCK;
-    let mut spec = bench.daemons((K, m), BLOCK, shard, 12);
+    let mut spec = bench.daemons(K, m, BLOCK, shard, 12);
     spec.link_rate = told.map(|rate| rate.bytes_per_second() as u64);
-    let mut daemons = Daemons::start(&network, spec)?;
-    let mut job = Job::open(&daemons, NODES, CHUNKS)?;
+    let mut daemons = spec.start(&network)?;
+    let mut job = Job::open(&daemons, NODES, SHARD)?;
     let sent = || {
         (0..NODES)
             .map(|node| network.bytes_sent(node))

@@ -56,13 +56,7 @@ impl Bench {
     }
 
     /// Daemons in a directory of their own. The budget holds `sets` times a shard.
-    fn daemons(
-        &mut self,
-        (k, m): (usize, usize),
-        chunk: u64,
-        shard: u64,
-        sets: u64,
-    ) -> DaemonsSpec {
+    fn daemons(&mut self, k: usize, m: usize, chunk: u64, shard: u64, sets: u64) -> DaemonsSpec {
         self.clusters += 1;
         DaemonsSpec {
             executable: self.executable.clone(),

@@ -6,14 +6,17 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::Bench;
-use crate::net::daemons::Daemons;
-use crate::net::job::Job;
+use crate::net::job::{Chunks, Job};
 use crate::net::network::{LinkRate, Network, NetworkSpec, Packets};
-use crate::net::raw::{self, How};
+use crate::net::raw::{self, Ends, How, Load};
 
 /// Bytes of a transfer, and of the shard: 512 MiB.
 const CHUNKS: usize = 512;
 const CHUNK: u64 = 1 << 20;
+const SHARD: Chunks = Chunks {
+    count: CHUNKS,
+    bytes: CHUNK,
+};
 /// Sizes of a chunk that are compared; the default is one of them.
 const CHUNKS_TRIED: [u64; 4] = [64 << 10, 256 << 10, CHUNK, 4 << 20];
 const ROUNDS: usize = 3;
@@ -43,7 +46,13 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     ];
     let mut rates = Vec::new();
     for (how, name) in ways {
-        let done = raw::transfer(&network, &certificates, (0, 1), (how, ""), (bytes, ROUNDS))?;
+        let load = Load {
+            how,
+            settings: "",
+            bytes,
+            rounds: ROUNDS,
+        };
+        let done = raw::transfer(&network, &certificates, Ends { from: 0, to: 1 }, &load)?;
         let figures = &mut bench.figures;
         figures.put(format!("{name}_bytes_per_second"), done.rate);
         figures.put(format!("{name}_cpu_s_per_gb"), done.cpu_per_gb);
@@ -69,9 +78,15 @@ fn at_a_link(bench: &mut Bench, certificates: &Path) -> Result<()> {
         packets: Packets::Whole,
     })?;
     let shard = CHUNKS as u64 * CHUNK;
-    let raw = raw::transfer(&network, certificates, (0, 1), (How::Own, ""), (shard, 1))?;
-    let daemons = Daemons::start(&network, bench.daemons((1, 1), CHUNK, shard, 6))?;
-    let mut job = Job::open(&daemons, 1, CHUNKS)?;
+    let load = Load {
+        how: How::Own,
+        settings: "",
+        bytes: shard,
+        rounds: 1,
+    };
+    let raw = raw::transfer(&network, certificates, Ends { from: 0, to: 1 }, &load)?;
+    let daemons = bench.daemons(1, 1, CHUNK, shard, 6).start(&network)?;
+    let mut job = Job::open(&daemons, 1, SHARD)?;
     let saved = job.save(&daemons, 1.0)?;
     let rate = shard as f64 / saved.protected.as_secs_f64();
     let figures = &mut bench.figures;
@@ -102,8 +117,12 @@ fn executor(bench: &mut Bench, network: &Network, raw: f64) -> Result<()> {
 /// Bytes per second, and CPU seconds of both daemons for 1e9 bytes.
 fn encode(bench: &mut Bench, network: &Network, chunk: u64) -> Result<(f64, f64)> {
     let shard = CHUNKS as u64 * CHUNK;
-    let daemons = Daemons::start(network, bench.daemons((1, 1), chunk, shard, 6))?;
-    let mut job = Job::open(&daemons, 1, usize::try_from(shard / chunk)?)?;
+    let daemons = bench.daemons(1, 1, chunk, shard, 6).start(network)?;
+    let chunks = Chunks {
+        count: usize::try_from(shard / chunk)?,
+        bytes: chunk,
+    };
+    let mut job = Job::open(&daemons, 1, chunks)?;
     // The first steps make slots, buffers and parity sets, which later ones use again: not timed.
     for _ in 0..WARM_UP {
         job.save(&daemons, 1.0)?;
@@ -111,12 +130,12 @@ fn encode(bench: &mut Bench, network: &Network, chunk: u64) -> Result<(f64, f64)
     let (mut encode, mut cpu) = (f64::MAX, f64::MAX);
     for _ in 0..ROUNDS {
         let sealed = job.stage(1.0)?;
-        let before = daemons.cpu_seconds();
+        let before = daemons.cpu_time();
         let saved = job.protect(&daemons, sealed)?;
-        let after = daemons.cpu_seconds();
+        let used = daemons.cpu_time().since(before);
         let took = saved.protected.saturating_sub(saved.committed);
         encode = encode.min(took.as_secs_f64());
-        cpu = cpu.min(after.0 + after.1 - before.0 - before.1);
+        cpu = cpu.min(used.total());
     }
     Ok((shard as f64 / encode, cpu * 1e9 / shard as f64))
 }
@@ -124,8 +143,8 @@ fn encode(bench: &mut Bench, network: &Network, chunk: u64) -> Result<(f64, f64)
 /// One data node that is lost, and two coding nodes: one sends what it has, the other makes the shard of it.
 fn repair(bench: &mut Bench, network: &Network, raw: f64) -> Result<()> {
     let shard = CHUNKS as u64 * CHUNK;
-    let mut daemons = Daemons::start(network, bench.daemons((1, 2), CHUNK, shard, 6))?;
-    let mut job = Job::open(&daemons, 1, CHUNKS)?;
+    let mut daemons = bench.daemons(1, 2, CHUNK, shard, 6).start(network)?;
+    let mut job = Job::open(&daemons, 1, SHARD)?;
     job.save(&daemons, 1.0)?;
     let reader = NODES - 1;
     let manifest = job.manifest(&daemons, reader)?;

@@ -2,21 +2,22 @@
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::{
-    Bears, ByteRange, CheckpointInfo, DropReport, DroppedNode, DurableWish, Keep, KeptFor, LiveRun,
-    PinnedOnes, Removal, Reply, Request, Role, Rung, VerifiedPart, VerifyReport,
+    Bears, BoardKind, ByteRange, CheckpointInfo, DropReport, DroppedNode, DurableWish, Keep,
+    KeptFor, LiveRun, PinnedOnes, Removal, Reply, Request, Role, Rung, VerifiedPart, VerifyReport,
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
     CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LinkTally, MemberTally,
-    NamedRun, NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, Relay, SessionFault,
-    SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace, UnowedCause,
+    NamedRun, NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, Relay, SealedShard,
+    SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace,
+    UnowedCause,
 };
 use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{
-    CheckpointState, ChunkSize, Digest, Fingerprint, Generation, Geometry, Manifest, Namespace,
-    NodeName, Owner, Rank, Refusal, RefusalCode, RunId, SessionId, ShardEntry, SlotId, Step,
-    WorldSize,
+    CheckpointState, ChunkSize, Digest, Enclosed, Enclosure, EnclosuresHeld, Fingerprint,
+    Generation, Geometry, Manifest, Namespace, NodeName, Owner, Rank, Refusal, RefusalCode, RunId,
+    SessionId, ShardEntry, SlotId, Step, WorldSize,
 };
 
 fn link_tally(name: &str) -> LinkTally {
@@ -148,8 +149,8 @@ pub fn manifest() -> Manifest {
             data: vec![node("a"), node("b")],
             coding: vec![node("c")],
         }],
-        schema: bytes(),
-        torch_metadata: bytes(),
+        schema: Enclosed::naming(&bytes()),
+        torch_metadata: Enclosed::nothing(),
     }
 }
 
@@ -185,6 +186,11 @@ fn trainers_requests() -> Vec<Request> {
             length: 9,
         },
         Request::ReleaseSlot { slot },
+        Request::Board {
+            rank: Rank::new(3),
+            kind: BoardKind::Batches,
+            bytes: 1 << 20,
+        },
         Request::Commit {
             step,
             schema: bytes(),
@@ -299,7 +305,11 @@ pub fn replies() -> Vec<Reply> {
         },
         Reply::RestartSafe(vec!["job: step 3 bears 0 of 2".into()]),
         Reply::Plan(plan()),
-        Reply::Manifest(bytes()),
+        Reply::Manifest {
+            bytes: bytes().into(),
+            schema: bytes().into(),
+            torch_metadata: Vec::new().into(),
+        },
         Reply::ShardOpened {
             length: 9,
             chunk: chunk(),
@@ -398,20 +408,29 @@ fn step_messages() -> Vec<PeerMessage> {
     let (world_size, rank) = (world_size(), Rank::new(1));
     let state = CheckpointState::Protected;
     vec![
-        PeerMessage::ShardSealed {
+        PeerMessage::ShardsSealed {
             key: key(),
             owner,
             world_size,
-            rank,
-            length: 10,
-            root: manifest,
+            shards: vec![SealedShard {
+                rank,
+                length: 10,
+                root: manifest,
+            }],
+            digesting: 1,
+        },
+        PeerMessage::SealedNoted {
+            key: key(),
+            shards: Some(manifest),
+            description: None,
+            quiet_ms: 5,
         },
         PeerMessage::Description {
             key: key(),
             owner,
             world_size,
-            schema: bytes(),
-            torch_metadata: bytes(),
+            schema: Enclosure::of(&bytes()),
+            torch_metadata: Enclosure::of(&[]),
             durable: DurableWish::Never,
         },
         PeerMessage::Committed {
@@ -439,6 +458,7 @@ fn copy_messages() -> Vec<PeerMessage> {
             version: 3,
             shards: vec![rank],
             parity: vec![(lane(), 1)],
+            enclosures: EnclosuresHeld::All,
         },
         PeerMessage::HeldNoted {
             manifest,
@@ -495,6 +515,7 @@ fn namespace_messages() -> Vec<PeerMessage> {
                 state,
                 shards: vec![rank],
                 parity: vec![(lane(), 1)],
+                enclosures: EnclosuresHeld::NotAll,
             }],
             mark: Some(mark()),
         },

@@ -90,9 +90,10 @@ class Session:
     def set_run(self, key: object, run: str) -> None:
         self._runs[key] = run
 
-    def forget_run(self, key: object) -> None:
-        """The next save opens a new run."""
-        self._runs.pop(key, None)
+    def forget_run(self, key: object, run: str | None = None) -> None:
+        """The next save opens a new run; with `run` only if it is that one still: another save may have opened a new one since."""
+        if run is None or self._runs.get(key) == run:
+            self._runs.pop(key, None)
 
     def note_step(self, run: str, step: int) -> None:
         """A save of the step was begun here."""

@@ -10,11 +10,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint.state_dict_loader import load
-
 from ._session import Session
 from .errors import InvalidArgument, NoCheckpointError
 from .torch import Checkpointer, StoragedReader
+from .torch._alone import load_alone
 from .torch._reader import StoragedLoadPlanner
 from .torch._whole import pack, unpack
 
@@ -63,7 +62,7 @@ class StoragedCheckpointEngine(CheckpointEngine):
 
     def commit(self, info: Any) -> bool:
         files, self._files = self._files, {}
-        self._checkpointer.save(step_of_tag(info.tag), files)
+        self._checkpointer.save(step_of_tag(info.tag), files, background=False)
         saved = self._checkpointer.wait()
         if saved:
             for name in files:
@@ -84,5 +83,5 @@ class StoragedCheckpointEngine(CheckpointEngine):
         flat = {key: value for key, value in reader.blank().items() if paths.get(key, (key,))[0] == name}
         if not flat:
             raise NoCheckpointError(f"step {step} of {self.session.namespace!r} has no file {name!r}")
-        load(flat, storage_reader=reader, planner=StoragedLoadPlanner(trust_pickle=self._trust), no_dist=True)
+        load_alone(flat, reader, StoragedLoadPlanner(trust_pickle=self._trust))
         return unpack(reader.nested(flat)[name], self._trust)

@@ -45,7 +45,8 @@ class StoragedTrainer:
             "scheduler": self.lr_scheduler.state_dict(),
             "trainer": json.dumps(_plain(self.state), sort_keys=True),
         }
-        self._storaged().save(self.state.global_step, _of_ranks(shared, int(self.args.process_index)))
+        # The next update is the trainer's own business: nobody would wait for a copy in the background.
+        self._storaged().save(self.state.global_step, _of_ranks(shared, int(self.args.process_index)), background=False)
 
     def train(self, resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
         if resume_from_checkpoint is True:

@@ -54,7 +54,8 @@ class StoragedCheckpointIO(CheckpointIO):
         # Callbacks may ask for the same step under several names (`save_last`).
         if step != self._last_step:
             self._last_step = step
-            self.checkpointer.save(step, pack(checkpoint, self._trust))
+            # Lightning trains on: it would not wait for a copy in the background.
+            self.checkpointer.save(step, pack(checkpoint, self._trust), background=False)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         found = re.search(r"step[=_-](\d+)", str(path))

@@ -68,7 +68,7 @@ class StoragedTransport(CheckpointTransport):
         # A step that was not committed by all replicas is sent again under its number: every time in a run of its own.
         run = self._session.connect(deadline).open_run(deadline.left_ms())
         self._sent = self._checkpointer(self._session, deadline, run)
-        self._sent.save(step, pack(state_dict, self._trust))
+        self._sent.save(step, pack(state_dict, self._trust), background=False)
 
     def disallow_checkpoint(self) -> None:
         """Waits until what was sent is committed, which may have failed."""

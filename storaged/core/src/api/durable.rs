@@ -1,10 +1,11 @@
 //! The durable tier: what is asked of it, and what it answers. It is either what it holds of a namespace, or why it could not
 //! be asked, so that "nothing there" is never taken for "could not look".
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_wire::local::{Keep, PinnedOnes, Removal};
-use storaged_wire::{ManifestBytes, Owner, RunId, Step};
+use storaged_wire::{Digest, ManifestBytes, Owner, RunId, SharedBytes, Step};
 use thiserror::Error;
 
 use super::SlotShard;
@@ -14,6 +15,8 @@ use super::SlotShard;
 pub struct DurableListing {
     /// The newest sound manifests, newest first. Damaged checkpoints are among them only where their step was asked for.
     pub manifests: Vec<Arc<ManifestBytes>>,
+    /// What these name, by digest, which was compared.
+    pub enclosures: BTreeMap<Digest, SharedBytes>,
     /// The newest run seen in any folder or claim, whether it has finished a checkpoint or not.
     pub newest_run: Option<RunId>,
     /// Newer or equally new checkpoints that are not offered, newest first.

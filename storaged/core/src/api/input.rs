@@ -10,8 +10,8 @@ use storaged_wire::peer::{PeerMessage, SessionFault};
 use storaged_wire::{Digest, Generation, Namespace, NodeName, Rank, RunId, SessionId, SlotId};
 
 use super::{
-    ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, QueryId, Removed,
-    RequestId, SessionTally,
+    ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, Prepared, QueryId,
+    Removed, RequestId, SessionTally,
 };
 
 /// What happened.
@@ -110,6 +110,8 @@ pub enum Input {
         slot: SlotId,
         outcome: Result<Arc<[Digest]>, DurableFault>,
     },
+    /// `Output::Prepare` is done.
+    Prepared(Prepared),
     /// `Output::Check` ended: per part, in order, the bytes read and what is wrong, if anything.
     Checked {
         query: QueryId,

@@ -6,6 +6,7 @@ mod ids;
 mod input;
 mod note;
 mod output;
+mod prepare;
 mod setup;
 mod work;
 
@@ -17,7 +18,13 @@ pub use ids::{ConnId, Now, ParityId, QueryId, RequestId};
 pub use input::Input;
 pub use note::Note;
 pub use output::Output;
+pub use prepare::{
+    GivenDescription, NamedDescription, ParcelContents, ParcelFault, Preparation, Prepared,
+    SealedCommit,
+};
 pub use setup::{
     DurableForm, DurablePolicy, LinkRates, MessageLimits, RateBasis, RunsWithoutTier, Setup,
 };
-pub use work::{CheckPart, Keep, Proof, SessionTally, SessionWork, SlotShard, Source, Turn};
+pub use work::{
+    CheckPart, ExpectedShard, SessionTally, SessionWork, Sink, SlotShard, Source, StripeTurn,
+};

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
-    ChunkSize, Digest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId, SessionId, SlotId,
-    Step,
+    ChunkSize, Digest, Enclosures, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
+    SessionId, SlotId, Step,
 };
 
 use super::{
-    CheckPart, Curation, Note, ParityId, QueryId, RequestId, SessionWork, SlotShard, UploadBase,
+    CheckPart, Curation, Note, ParityId, Preparation, QueryId, RequestId, SessionWork, SlotShard,
+    UploadBase,
 };
 
 /// What to do.
@@ -54,8 +55,11 @@ pub enum Output {
     },
     /// Give up the upload of a shard: its checkpoint has left RAM or is not owed any more.
     StopUpload { manifest: Digest, rank: Rank },
-    /// Write the checkpoint's manifest to the durable tier: all its shards are there.
-    Publish { manifest: Arc<ManifestBytes> },
+    /// Write what the checkpoint's manifest names to the durable tier, then the manifest: all its shards are there.
+    Publish {
+        manifest: Arc<ManifestBytes>,
+        enclosures: Enclosures,
+    },
     /// Find the newest manifests of a namespace in the durable tier.
     ListDurable {
         query: QueryId,
@@ -103,6 +107,8 @@ pub enum Output {
         query: QueryId,
         parts: Vec<CheckPart>,
     },
+    /// Work on a whole manifest, done beside the decisions.
+    Prepare(Preparation),
     /// For logs and metrics.
     Note(Note),
 }

@@ -43,6 +43,8 @@ pub enum DurableForm {
 pub struct MessageLimits {
     /// Bytes of a message that goes as it is; a longer one is fetched page by page.
     pub inline: usize,
+    /// Bytes of a commit that goes as it is to every node that it concerns; a longer one is handed on along a tree.
+    pub spread: usize,
     /// Bytes of such a page.
     pub page: usize,
     /// Chunks of which a page of a table tells the digests and fingerprints.
@@ -55,6 +57,7 @@ impl Default for MessageLimits {
     fn default() -> Self {
         Self {
             inline: limits::INLINE_BYTES_MAX,
+            spread: limits::SPREAD_BYTES_MIN,
             page: limits::PARCEL_PAGE_BYTES,
             table_chunks: limits::TABLE_PAGE_CHUNKS,
             fan_out: limits::RELAY_FAN_OUT,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use storaged_codec::Fingerprint;
 use storaged_plan::{StripedPlan, stripe_bytes};
 use storaged_wire::peer::LinkTally;
-use storaged_wire::{ChunkSize, Digest, NodeName, SessionId, SlotId};
+use storaged_wire::{ChunkSize, Digest, Enclosure, NodeName, SessionId, SharedBytes, SlotId};
 
 use super::ParityId;
 
@@ -38,7 +38,7 @@ pub enum Source {
 
 /// The blocks that a member keeps.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Keep {
+pub enum Sink {
     /// A new parity set; with a basis, what arrives is the difference from that set, which stays as it is. Every chunk
     /// must have its fingerprint, also those that are the basis' own.
     Parity {
@@ -74,18 +74,18 @@ pub struct SessionWork {
     /// Blocks to read.
     pub source: Option<Source>,
     /// Blocks to keep.
-    pub keep: Option<Keep>,
+    pub keep: Option<Sink>,
     /// Of a kept parity set, the stripes that an earlier session, which broke off, has made: they stay, and none of
     /// them is among the stripes to compute.
     pub carried: Vec<Range<u64>>,
     /// What the members' shards must be, by member, if what they send is to be checked: a block that comes as it is
     /// against its digest, a sum against the fingerprints of the blocks in it.
-    pub proofs: BTreeMap<usize, Proof>,
+    pub proofs: BTreeMap<usize, ExpectedShard>,
 }
 
 /// What a member's shard must be.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Proof {
+pub struct ExpectedShard {
     /// Bytes.
     pub length: u64,
     /// One digest per chunk.
@@ -96,7 +96,7 @@ pub struct Proof {
 
 /// A stripe of a session and the class of the plan that it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Turn {
+pub struct StripeTurn {
     /// Which stripe.
     pub stripe: u64,
     /// Index into the plan's classes.
@@ -105,10 +105,10 @@ pub struct Turn {
 
 impl SessionWork {
     /// The stripes of the session in order, also those in which this member has no part.
-    pub fn turns(&self) -> impl Iterator<Item = Turn> + use<> {
+    pub fn turns(&self) -> impl Iterator<Item = StripeTurn> + use<> {
         let plan = self.plan.clone();
         let stripes = self.stripes.clone().into_iter().flatten();
-        (0..).zip(stripes).map(move |(turn, stripe)| Turn {
+        (0..).zip(stripes).map(move |(turn, stripe)| StripeTurn {
             stripe,
             class: plan.class_of(stripe, turn),
         })
@@ -140,4 +140,6 @@ pub enum CheckPart {
     Shard(SlotShard),
     /// A parity set.
     Parity(ParityId),
+    /// Schema or torch metadata.
+    Enclosure { name: Enclosure, bytes: SharedBytes },
 }

@@ -3,6 +3,7 @@
 use storaged_wire::NodeName;
 use storaged_wire::peer::PeerMessage;
 
+use super::session::Closing;
 use super::{Beginning, REPAIR_QUERY, Sessions};
 use crate::context::Context;
 
@@ -35,7 +36,14 @@ impl Sessions {
             PeerMessage::Progress { session, tally } => {
                 self.member_progress(from, session, tally, cx);
             }
-            PeerMessage::Close { session, kept } => self.close(from, session, kept, cx),
+            PeerMessage::Close { session, kept } => {
+                let closing = if kept {
+                    Closing::Done
+                } else {
+                    Closing::BrokenOff
+                };
+                self.close(from, session, closing, cx);
+            }
             PeerMessage::Holdings {
                 query: REPAIR_QUERY,
                 holdings,

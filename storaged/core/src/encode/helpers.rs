@@ -21,7 +21,8 @@ impl Sessions {
         &self,
         blocks: &LaneBlocks,
         choices: [&[usize]; 2],
-        (wanted, shape): (usize, RepairShape),
+        wanted: usize,
+        shape: RepairShape,
         cx: &Context,
     ) -> Option<Vec<usize>> {
         let links = self.links(cx);
@@ -31,9 +32,12 @@ impl Sessions {
         };
         let all_turn = shape == RepairShape::Gather && wanted > 1;
         let mut choices = choices.into_iter();
-        choices.find_map(|available| match all_turn {
-            true => for_a_gather(blocks, available, rate),
-            false => for_a_chain(blocks, available, rate),
+        choices.find_map(|available| {
+            if all_turn {
+                for_a_gather(blocks, available, rate)
+            } else {
+                for_a_chain(blocks, available, rate)
+            }
         })
     }
 }

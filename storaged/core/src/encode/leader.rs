@@ -13,7 +13,7 @@ use storaged_wire::{CheckpointState, ManifestBytes, NodeName, SessionId, SlotId}
 
 use super::linkstats::SessionProgress;
 use super::missing_stripes::MissingStripes;
-use super::session::{Beginning, LedSession, SessionGoal};
+use super::session::{Beginning, LanePlace, LedSession, SessionGoal};
 use super::stripe_maps::{from_wire, to_wire};
 use super::topology::{StripeDemand, chosen};
 use crate::api::Note;
@@ -48,7 +48,7 @@ impl Sessions {
             .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?, c.state)))
             .collect();
         self.lanes
-            .retain(|(name, _), _| cx.by_name.contains_key(name));
+            .retain(|place, _| cx.by_name.contains_key(&place.manifest));
         // The newest first: once it is protected, older ones need no healing. All sessions share the links, so the other way round a step
         // that is about to retire would hold up the one that lets it.
         for (key, manifest, state) in committed.into_iter().rev() {
@@ -73,7 +73,7 @@ impl Sessions {
             return;
         }
         let now = cx.now;
-        let progress = self.lanes.entry((manifest.name(), lane)).or_default();
+        let progress = self.lanes.entry(LanePlace::of(manifest, lane)).or_default();
         if let Some(session) = progress.session {
             return self.revalidate(session, manifest, &blocks, state, cx);
         }
@@ -105,7 +105,7 @@ impl Sessions {
         };
         let in_full = self
             .lanes
-            .get(&(manifest.name(), lane))
+            .get(&LanePlace::of(manifest, lane))
             .is_some_and(|p| p.in_full || p.wary);
         let basis = if in_full {
             None
@@ -143,7 +143,7 @@ impl Sessions {
         };
         let now = cx.now;
         if purpose.is_lane_work() {
-            let progress = self.lanes.entry((manifest.name(), lane)).or_default();
+            let progress = self.lanes.entry(LanePlace::of(manifest, lane)).or_default();
             progress.session = Some(session);
             progress.first_try.get_or_insert(now);
         }
@@ -356,7 +356,7 @@ impl Sessions {
                 cx.send(member, PeerMessage::Close { session, kept });
             }
         }
-        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane))
+        if let Some(progress) = self.lanes.get_mut(&led.place())
             && progress.session == Some(session)
         {
             progress.session = None;
@@ -376,24 +376,24 @@ impl Sessions {
             let kept = false;
             cx.send(member, PeerMessage::Close { session, kept });
         }
-        if let Some(progress) = self.lanes.get_mut(&(led.record.manifest, led.lane)) {
+        if let Some(progress) = self.lanes.get_mut(&led.place()) {
             progress.session = None;
         }
     }
 
     fn session_succeeded(&mut self, led: LedSession, cx: &mut Context) {
         self.learn_rates(&led, cx);
-        let name = led.record.manifest;
+        let place = led.place();
         match led.purpose {
             // This node keeps what it opens, and says so itself when it hears that the session is closed.
             SessionGoal::Open(_) => {}
             SessionGoal::Heal(nodes) => {
-                if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
+                if let Some(progress) = self.lanes.get_mut(&place) {
                     progress.trust();
                 }
                 let moved = led.lacking.stripes();
                 for node in nodes {
-                    if let Some(progress) = self.lanes.get_mut(&(name, led.lane)) {
+                    if let Some(progress) = self.lanes.get_mut(&place) {
                         progress.held.remove(&node);
                     }
                     if !led.lacking.is_whole_with(&node, moved.as_ref()) {
@@ -405,7 +405,7 @@ impl Sessions {
             }
             SessionGoal::Encode => {
                 let now = cx.now;
-                let progress = self.lanes.get_mut(&(name, led.lane));
+                let progress = self.lanes.get_mut(&place);
                 let started = progress.and_then(|progress| {
                     progress.trust();
                     progress.first_try
@@ -434,14 +434,15 @@ impl Sessions {
         cx: &mut Context,
     ) {
         let now = cx.now;
-        let place = (led.record.manifest, led.lane);
+        let place = led.place();
         if let SessionGoal::Open(slot) = led.purpose {
             return cx.emit(Event::OpeningFailed(slot, node, fault));
         }
         if let Some(progress) = self.lanes.get_mut(&place) {
-            progress.retry_at = match progress.learn(&led.purpose, &fault) {
-                true => now,
-                false => now.plus(limits::SESSION_RETRY_MS << progress.failures.min(5)),
+            progress.retry_at = if progress.learn(&led.purpose, &fault) {
+                now
+            } else {
+                now.plus(limits::SESSION_RETRY_MS << progress.failures.min(5))
             };
             progress.failures += 1;
             progress.held.clear();

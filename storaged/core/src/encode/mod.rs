@@ -33,7 +33,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use linkstats::MeasuredRates;
 use resume::{Cancelling, ParityPlace, PartialParity, PartialShard};
-use session::{JoinedSession, LaneTable, LedSession};
+use session::{JoinedSession, LaneTable, LedSession, SessionPlace};
 
 use storaged_wire::peer::{SessionRecord, TablePlace};
 use storaged_wire::{NodeName, SessionId, SlotId};
@@ -45,12 +45,12 @@ use crate::audit::Audit;
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     led: BTreeMap<SessionId, LedSession>,
-    joined: BTreeMap<(NodeName, SessionId), JoinedSession>,
+    joined: BTreeMap<SessionPlace, JoinedSession>,
     lanes: LaneTable,
     partial_shards: BTreeMap<SlotId, PartialShard>,
     partial_parity: BTreeMap<ParityPlace, PartialParity>,
-    ending: BTreeMap<(NodeName, SessionId), Cancelling>,
-    deferred_proposals: BTreeMap<(NodeName, SessionId), SessionRecord>,
+    ending: BTreeMap<SessionPlace, Cancelling>,
+    deferred_proposals: BTreeMap<SessionPlace, SessionRecord>,
     deferred_tables: BTreeSet<(NodeName, TablePlace)>,
     measured: MeasuredRates,
 }

@@ -9,7 +9,10 @@ use storaged_plan::{Derived, DirtyMap};
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault, SessionKind, SessionRecord};
 use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
 
-use super::session::{JoinedSession, MemberPhase, Restored, SessionGoal, SinkState};
+use super::resume::ParityPlace;
+use super::session::{
+    Closing, JoinedSession, MemberPhase, Restored, SessionGoal, SessionPlace, SinkState, SlotOwner,
+};
 use super::stripe_maps::{changed, to_wire};
 use super::tables::TableFetch;
 use crate::api::{Output, ParityId, SessionTally, SlotShard, Source};
@@ -33,7 +36,7 @@ impl Sessions {
 
     pub(crate) fn proposed(&mut self, from: &NodeName, record: SessionRecord, cx: &mut Context) {
         let session = record.session;
-        if self.joined.contains_key(&(from.clone(), session)) {
+        if self.joined.contains_key(&SessionPlace::of(from, session)) {
             return self.answer_repeated_proposal(from, session, cx);
         }
         self.leave_what_this_replaces(from, &record, cx);
@@ -42,7 +45,7 @@ impl Sessions {
         }
         match self.join(from, &record, cx) {
             Ok(joined) => {
-                self.joined.insert((from.clone(), session), joined);
+                self.joined.insert(SessionPlace::of(from, session), joined);
                 self.prepare(from, session, cx);
             }
             Err(fault) => cx.send(from, PeerMessage::Failed { session, fault }),
@@ -69,11 +72,11 @@ impl Sessions {
         };
         let is_opening = self.opening_of(leader, record.session, cx).is_some();
         self.leave_where(
-            |(led_by, _), joined| {
+            |place, joined| {
                 let same_lane =
-                    led_by == leader && joined.key == key && joined.derived.lane == lane;
+                    place.leader == *leader && joined.key == key && joined.derived.lane == lane;
                 let is_lane_work = match &joined.kept {
-                    SinkState::Shard { opening, .. } => !opening,
+                    SinkState::Shard { belongs_to, .. } => *belongs_to == SlotOwner::Session,
                     SinkState::Parity { .. } => true,
                     SinkState::Nothing => false,
                 };
@@ -84,7 +87,7 @@ impl Sessions {
     }
 
     pub(super) fn say_ready(&mut self, leader: &NodeName, session: SessionId, cx: &mut Context) {
-        let Some(joined) = self.joined.get(&(leader.clone(), session)) else {
+        let Some(joined) = self.joined.get(&SessionPlace::of(leader, session)) else {
             return;
         };
         let stripes = joined.needs.as_ref().map(to_wire);
@@ -129,15 +132,17 @@ impl Sessions {
         let opening = self.opening_of(leader, record.session, cx);
         let kept_block = sink.map(|sink| derived.sinks[sink]);
         let wanted = cx.wanted_tables(&key, &derived, &record.kind, kept_block);
-        let fetch = TableFetch::new((record.manifest, manifest.manifest()), wanted, cx.now);
+        let fetch = TableFetch::new(record.manifest, manifest.manifest(), wanted, cx.now);
         let (kept, needs_slot) = match kept_block {
             Some(block) => self.room_for(opening, &key, &derived, block, basis, cx)?,
             None => (SinkState::Nothing, false),
         };
         let made = match kept {
-            SinkState::Parity { index, .. } => {
-                self.take_part_made((record.manifest, derived.lane, index))
-            }
+            SinkState::Parity { index, .. } => self.take_part_made(ParityPlace {
+                manifest: record.manifest,
+                lane: derived.lane,
+                index,
+            }),
             _ => None,
         };
         let made = made.unwrap_or_else(|| DirtyMap::clean(stripe_count));
@@ -179,9 +184,13 @@ impl Sessions {
         let Some(entry) = derived.blocks.data.get(block) else {
             let index = (block - derived.blocks.data.len()) as u32;
             let name = cx.checkpoints.get(key).and_then(Checkpoint::name);
-            let block = name.map(|name| (name, derived.lane, index));
+            let block = name.map(|manifest| ParityPlace {
+                manifest,
+                lane: derived.lane,
+                index,
+            });
             let begun = block.and_then(|block| self.part_made_of(block));
-            let kept = cx.room_for_parity((key, derived), index, basis, begun)?;
+            let kept = cx.room_for_parity(key, derived, index, basis, begun)?;
             return Ok((kept, false));
         };
         let shard = entry.as_ref().ok_or(SessionFault::NoBlocks)?;
@@ -192,7 +201,7 @@ impl Sessions {
                     rank,
                     slot,
                     length,
-                    opening: true,
+                    belongs_to: SlotOwner::Opening,
                 },
                 false,
             ));
@@ -204,7 +213,7 @@ impl Sessions {
                 rank,
                 slot,
                 length,
-                opening: false,
+                belongs_to: SlotOwner::Session,
             };
             return Ok((kept, false));
         }
@@ -215,7 +224,7 @@ impl Sessions {
                 rank,
                 slot,
                 length,
-                opening: false,
+                belongs_to: SlotOwner::Session,
             },
             true,
         ))
@@ -242,7 +251,7 @@ impl Sessions {
         kept: Vec<Range<u64>>,
         cx: &mut Context,
     ) {
-        let place = (leader.clone(), session);
+        let place = SessionPlace::of(leader, session);
         let Some(joined) = self.joined.get_mut(&place) else {
             return self.ended_late(&place, kept, cx);
         };
@@ -261,14 +270,14 @@ impl Sessions {
                 if let SessionFault::Corrupt(_) = &fault {
                     self.drop_corrupt(&place, cx);
                 }
-                self.leave(&place, false, cx);
+                self.leave(&place, Closing::BrokenOff, cx);
                 cx.send(leader, PeerMessage::Failed { session, fault });
             }
         }
     }
 
     /// A block here that lost its digest is an erasure: it goes, and is healed like any other loss.
-    fn drop_corrupt(&mut self, place: &(NodeName, SessionId), cx: &mut Context) {
+    fn drop_corrupt(&mut self, place: &SessionPlace, cx: &mut Context) {
         let Some(joined) = self.joined.get(place) else {
             return;
         };
@@ -307,26 +316,26 @@ impl Sessions {
         &mut self,
         from: &NodeName,
         session: SessionId,
-        kept: bool,
+        closing: Closing,
         cx: &mut Context,
     ) {
-        let place = (from.clone(), session);
+        let place = SessionPlace::of(from, session);
         self.deferred_proposals.remove(&place);
-        self.leave(&place, kept, cx);
+        self.leave(&place, closing, cx);
     }
 
     /// Ends this node's part: what was kept counts or goes.
-    pub(super) fn leave(&mut self, place: &(NodeName, SessionId), counts: bool, cx: &mut Context) {
+    pub(super) fn leave(&mut self, place: &SessionPlace, closing: Closing, cx: &mut Context) {
         let Some(joined) = self.joined.remove(place) else {
             return;
         };
         // Before its blocks are given back: an executor that still reads a slot would code the next step's bytes.
         if joined.is_running() {
-            let (leader, session) = place.clone();
+            let SessionPlace { leader, session } = place.clone();
             cx.out.push(Output::Stop { leader, session });
         }
-        let closed_well = counts;
-        let counts = counts && cx.checkpoints.contains_key(&joined.key);
+        let closed_well = closing == Closing::Done;
+        let counts = closed_well && cx.checkpoints.contains_key(&joined.key);
         let counts = counts && (self.is_whole(&joined) || planted!("part_counts_as_whole"));
         if counts {
             let tables = joined.fetch.tables().clone();
@@ -340,17 +349,17 @@ impl Sessions {
         match joined.kept.clone() {
             SinkState::Nothing => {}
             SinkState::Parity { index, set, .. } if !counts => {
-                self.break_off_parity(place, &joined, (index, set), cx);
+                self.break_off_parity(place, &joined, index, set, cx);
             }
-            SinkState::Parity { index, set, .. } => cx.settle_parity(&joined, index, set, counts),
+            SinkState::Parity { index, set, .. } => cx.settle_parity(&joined, index, set),
             SinkState::Shard {
-                opening: true,
+                belongs_to: SlotOwner::Opening,
                 rank,
                 slot,
                 ..
             } => {
                 if !counts {
-                    self.break_off(place, &joined, slot, rank, true, cx);
+                    self.break_off(place, &joined, slot, rank, SlotOwner::Opening, cx);
                     if closed_well {
                         cx.emit(Event::OpeningIdle(slot));
                     }
@@ -362,13 +371,13 @@ impl Sessions {
             }
             SinkState::Shard { slot, .. } if joined.needs_slot() => cx.drop_slot(slot),
             SinkState::Shard { rank, slot, .. } if !counts => {
-                self.break_off(place, &joined, slot, rank, false, cx);
+                self.break_off(place, &joined, slot, rank, SlotOwner::Session, cx);
             }
             SinkState::Shard {
                 rank, slot, length, ..
             } => {
                 self.forget_part_filled(slot);
-                cx.settle_shard(&joined, rank, slot, length, counts);
+                cx.settle_shard(&joined, rank, slot, length);
             }
         }
     }
@@ -384,14 +393,14 @@ impl Sessions {
                 if let Some(joined) = self.joined.get_mut(&place) {
                     joined.phase = MemberPhase::Preparing { needs_slot: false };
                 }
-                self.prepare(&place.0, place.1, cx);
+                self.prepare(&place.leader, place.session, cx);
             }
             None => cx.drop_slot(slot),
         }
     }
 
     pub(crate) fn joined_without_slot(&mut self, slot: SlotId, reason: &str, cx: &mut Context) {
-        let waiting: Vec<(NodeName, SessionId)> = self
+        let waiting: Vec<SessionPlace> = self
             .joined
             .iter()
             .filter(
@@ -399,8 +408,9 @@ impl Sessions {
             )
             .map(|(place, _)| place.clone())
             .collect();
-        for (leader, session) in waiting {
-            self.joined.remove(&(leader.clone(), session));
+        for place in waiting {
+            self.joined.remove(&place);
+            let SessionPlace { leader, session } = place;
             let fault = SessionFault::NoRoom(reason.into());
             cx.send(&leader, PeerMessage::Failed { session, fault });
         }
@@ -408,7 +418,7 @@ impl Sessions {
 
     pub(crate) fn joined_forget(&mut self, leader: &NodeName, cx: &mut Context) {
         self.forget_waiting(leader);
-        self.leave_where(|(known, _), _| known == leader, cx);
+        self.leave_where(|place, _| place.leader == *leader, cx);
     }
 
     pub(crate) fn end_joined_of(&mut self, key: &CheckpointKey, cx: &mut Context) {
@@ -422,17 +432,17 @@ impl Sessions {
 
     fn leave_where(
         &mut self,
-        over: impl Fn(&(NodeName, SessionId), &JoinedSession) -> bool,
+        over: impl Fn(&SessionPlace, &JoinedSession) -> bool,
         cx: &mut Context,
     ) {
-        let places: Vec<(NodeName, SessionId)> = self
+        let places: Vec<SessionPlace> = self
             .joined
             .iter()
             .filter(|(place, joined)| over(place, joined))
             .map(|(place, _)| place.clone())
             .collect();
         for place in places {
-            self.leave(&place, false, cx);
+            self.leave(&place, Closing::BrokenOff, cx);
         }
     }
 }
@@ -470,7 +480,8 @@ impl Context {
 
     fn room_for_parity(
         &mut self,
-        (key, derived): (&CheckpointKey, &Derived),
+        key: &CheckpointKey,
+        derived: &Derived,
         index: u32,
         basis: Option<Digest>,
         begun: Option<ParityId>,
@@ -509,9 +520,9 @@ impl Context {
         fetched.or_else(|| self.leaves_known(&joined.key, rank))
     }
 
-    fn settle_parity(&mut self, joined: &JoinedSession, index: u32, set: ParityId, counts: bool) {
+    fn settle_parity(&mut self, joined: &JoinedSession, index: u32, set: ParityId) {
         let mut gone = Some(set);
-        if counts && let Some(checkpoint) = self.checkpoints.get_mut(&joined.key) {
+        if let Some(checkpoint) = self.checkpoints.get_mut(&joined.key) {
             gone = checkpoint.parity.insert((joined.derived.lane, index), set);
         }
         if let Some(set) = gone {
@@ -520,16 +531,8 @@ impl Context {
         self.report_held(&joined.key);
     }
 
-    fn settle_shard(
-        &mut self,
-        joined: &JoinedSession,
-        rank: Rank,
-        slot: SlotId,
-        length: u64,
-        counts: bool,
-    ) {
-        let leaves = self.leaves_here(joined, rank);
-        match leaves.filter(|_| counts) {
+    fn settle_shard(&mut self, joined: &JoinedSession, rank: Rank, slot: SlotId, length: u64) {
+        match self.leaves_here(joined, rank) {
             Some(leaves) => {
                 let restored = Restored {
                     rank,
@@ -563,6 +566,7 @@ impl Context {
         }
         let root = root_digest(&leaves, length, chunk);
         let shard = LocalShard {
+            sealed_at: self.now,
             slot,
             length,
             chunk,

@@ -2,13 +2,15 @@
 //! hold is asked again whenever they come up.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Holding, Lane, PeerMessage, SessionKind};
 use storaged_wire::shape::RepairShape;
-use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, SessionId};
+use storaged_wire::{
+    CheckpointState, EnclosuresHeld, ManifestBytes, Namespace, NodeName, SessionId,
+};
 
+use super::session::LanePlace;
 use crate::api::Now;
 use crate::context::Context;
 use crate::encode::SessionGoal;
@@ -69,11 +71,18 @@ impl Sessions {
         if wanted.is_empty() {
             return None;
         }
-        let progress = &self.lanes[&(manifest.name(), lane)];
-        let first = self.trusted((manifest.name(), lane), blocks, &available, cx);
-        let shape = repair_shape(progress.wary, &mut wanted);
+        let place = LanePlace::of(manifest, lane);
+        let progress = &self.lanes[&place];
+        let first = self.trusted(place, blocks, &available, cx);
+        // Once bytes came out wrong, one block at a time and checked.
+        let shape = if progress.wary {
+            wanted.truncate(1);
+            RepairShape::Direct
+        } else {
+            repair_shape(wanted.len())
+        };
         // With too few others, whoever was blamed is asked again: it may have been slow, or blamed wrongly.
-        let survivors = self.survivors(blocks, [&first, &available], (wanted.len(), shape), cx)?;
+        let survivors = self.survivors(blocks, [&first, &available], wanted.len(), shape, cx)?;
         let healed = wanted.iter().map(|(_, node)| node.clone()).collect();
         let kind = SessionKind::Repair {
             lane,
@@ -104,9 +113,7 @@ impl Sessions {
                 self.interrupt_led(session, cx);
                 self.repair_lane(&key, manifest, lane, blocks, cx);
             }
-            SessionGoal::Heal(healed) => {
-                self.extend_repair((session, &healed), manifest, lane, blocks, cx)
-            }
+            SessionGoal::Heal(healed) => self.extend_repair(session, &healed, manifest, blocks, cx),
             SessionGoal::Encode | SessionGoal::Open(_) => {}
         }
     }
@@ -116,9 +123,9 @@ impl Sessions {
     /// place till now stays.
     fn extend_repair(
         &mut self,
-        (session, healed): (SessionId, &[NodeName]),
+        session: SessionId,
+        healed: &[NodeName],
         manifest: &ManifestBytes,
-        lane: Lane,
         blocks: &LaneBlocks,
         cx: &mut Context,
     ) {
@@ -132,7 +139,7 @@ impl Sessions {
         if shape == RepairShape::Direct {
             return;
         }
-        let key = led.key.clone();
+        let (key, lane) = (led.key.clone(), led.lane);
         let Some((kind, all)) = self.next_heal(&key, manifest, lane, blocks, cx) else {
             return;
         };
@@ -162,9 +169,10 @@ impl Sessions {
         let holders: Vec<(usize, NodeName)> = (0..blocks.blocks())
             .filter_map(|block| Some((block, blocks.node(block)?.clone())))
             .collect();
-        self.ask_unknown_holders(&key.namespace, (manifest.name(), lane), &holders, cx);
-        self.learn_own_blocks((manifest.name(), lane), key, blocks, cx);
-        let progress = &self.lanes[&(manifest.name(), lane)];
+        let place = LanePlace::of(manifest, lane);
+        self.ask_unknown_holders(&key.namespace, place, &holders, cx);
+        self.learn_own_blocks(place, key, blocks, cx);
+        let progress = &self.lanes[&place];
         let mut found = FoundBlocks::default();
         for (block, node) in &holders {
             match progress.held.get(node) {
@@ -181,7 +189,7 @@ impl Sessions {
     /// Of these blocks of a lane, those whose nodes were neither blamed nor are slow.
     pub(crate) fn trusted(
         &self,
-        place: (Digest, Lane),
+        place: LanePlace,
         blocks: &LaneBlocks,
         available: &[usize],
         cx: &Context,
@@ -199,7 +207,7 @@ impl Sessions {
     fn ask_unknown_holders(
         &mut self,
         namespace: &Namespace,
-        place: (Digest, Lane),
+        place: LanePlace,
         holders: &[(usize, NodeName)],
         cx: &mut Context,
     ) {
@@ -230,7 +238,7 @@ impl Sessions {
 
     fn learn_own_blocks(
         &mut self,
-        place: (Digest, Lane),
+        place: LanePlace,
         key: &CheckpointKey,
         blocks: &LaneBlocks,
         cx: &mut Context,
@@ -239,8 +247,8 @@ impl Sessions {
         let holding = cx
             .checkpoints
             .get(key)
-            .and_then(crate::catalog::Checkpoint::holding);
-        let held = holding.map(|holding| blocks_held(blocks, place.1, &holding));
+            .and_then(|checkpoint| checkpoint.holding(EnclosuresHeld::NotAll));
+        let held = holding.map(|holding| blocks_held(blocks, place.lane, &holding));
         let progress = self.lanes.entry(place).or_default();
         progress.held.insert(me, held.unwrap_or_default());
     }
@@ -271,8 +279,9 @@ impl Sessions {
         holdings: &[Holding],
         cx: &mut Context,
     ) {
-        let places: Vec<(Digest, Lane)> = self.lanes.keys().copied().collect();
-        for (name, lane) in places {
+        let places: Vec<LanePlace> = self.lanes.keys().copied().collect();
+        for place in places {
+            let (name, lane) = (place.manifest, place.lane);
             let Some(manifest) = cx.manifest_named(name) else {
                 continue;
             };
@@ -286,7 +295,7 @@ impl Sessions {
                 .iter()
                 .find(|holding| holding.manifest == name)
                 .map(|holding| blocks_held(&blocks, lane, holding));
-            let progress = self.lanes.entry((name, lane)).or_default();
+            let progress = self.lanes.entry(place).or_default();
             if progress.asked_at.remove(from).is_some() {
                 progress.held.insert(from.clone(), held.unwrap_or_default());
             }
@@ -305,12 +314,7 @@ impl Sessions {
 
     /// A peer came up, perhaps with empty RAM: it gets the manifests that concern it, and what it holds is asked.
     pub(crate) fn peer_may_have_lost(&mut self, node: &NodeName, cx: &mut Context) {
-        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>)> = cx
-            .checkpoints
-            .values()
-            .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
-            .collect();
-        for (key, manifest) in committed {
+        for (key, manifest) in cx.committed() {
             if cx.stakeholders(&manifest).contains(node) {
                 cx.tell(&key, node);
             }
@@ -325,16 +329,12 @@ impl Sessions {
     }
 }
 
-/// How wanted blocks are brought back (`encode::helpers` has the arithmetic). Once bytes came out wrong, one block at
-/// a time and checked.
-fn repair_shape(wary: bool, wanted: &mut Vec<(u32, NodeName)>) -> RepairShape {
-    match (wary, wanted.len()) {
-        (true, _) => {
-            wanted.truncate(1);
-            RepairShape::Direct
-        }
-        (false, 0 | 1) => RepairShape::Chain,
-        (false, _) => RepairShape::Gather,
+/// How so many wanted blocks are brought back (`encode::helpers` has the arithmetic).
+fn repair_shape(wanted: usize) -> RepairShape {
+    if wanted <= 1 {
+        RepairShape::Chain
+    } else {
+        RepairShape::Gather
     }
 }
 

@@ -8,9 +8,9 @@ use std::ops::Range;
 
 use storaged_plan::DirtyMap;
 use storaged_wire::peer::{CheckpointKey, Lane};
-use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
+use storaged_wire::{Digest, Rank, SlotId};
 
-use super::session::{JoinedSession, SinkState};
+use super::session::{Closing, JoinedSession, SessionPlace, SinkState, SlotOwner};
 use super::tables::Tables;
 use crate::api::{Now, Output, ParityId};
 use crate::budget::Reservation;
@@ -57,7 +57,12 @@ impl PartialParity {
 }
 
 /// Which parity block of which checkpoint.
-pub(crate) type ParityPlace = (Digest, Lane, u32);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ParityPlace {
+    pub manifest: Digest,
+    pub lane: Lane,
+    pub index: u32,
+}
 
 /// A session that was ended from outside while it ran here: until the executor says so, what it keeps is not used
 /// again.
@@ -95,18 +100,21 @@ impl Sessions {
     /// executor is still at it, also of a checkpoint that is gone, nobody else is.
     pub(super) fn break_off(
         &mut self,
-        place: &(NodeName, SessionId),
+        place: &SessionPlace,
         joined: &JoinedSession,
         slot: SlotId,
         rank: Rank,
-        is_opening: bool,
+        belongs_to: SlotOwner,
         cx: &mut Context,
     ) {
         let manifest = joined.fetch.manifest();
         let known = self.partial_shards.remove(&slot).map(|part| part.filled);
         let mut filled = known.unwrap_or_else(|| DirtyMap::clean(joined.stripe_count));
         filled.mark_all(joined.kept_stripes.iter().cloned());
-        let until = (!is_opening).then(|| cx.now.plus(limits::PART_FILLED_MAX_MS));
+        let until = match belongs_to {
+            SlotOwner::Opening => None,
+            SlotOwner::Session => Some(cx.now.plus(limits::PART_FILLED_MAX_MS)),
+        };
         let part = PartialShard {
             manifest,
             rank,
@@ -124,12 +132,12 @@ impl Sessions {
     /// The same of a parity set.
     pub(super) fn break_off_parity(
         &mut self,
-        place: &(NodeName, SessionId),
+        place: &SessionPlace,
         joined: &JoinedSession,
-        (index, set): (u32, ParityId),
+        index: u32,
+        set: ParityId,
         cx: &mut Context,
     ) {
-        let manifest = joined.fetch.manifest();
         let mut made = joined.made.clone();
         made.mark_all(joined.kept_stripes.iter().cloned());
         let until = cx.now.plus(limits::PART_FILLED_MAX_MS);
@@ -140,7 +148,11 @@ impl Sessions {
             tables: joined.fetch.tables().clone(),
             until,
         };
-        let block = (manifest, joined.derived.lane, index);
+        let block = ParityPlace {
+            manifest: joined.fetch.manifest(),
+            lane: joined.derived.lane,
+            index,
+        };
         if joined.is_running() {
             self.ending
                 .insert(place.clone(), Cancelling::Parity(block, part));
@@ -162,7 +174,7 @@ impl Sessions {
     /// The executor has ended a session that was over already.
     pub(super) fn ended_late(
         &mut self,
-        place: &(NodeName, SessionId),
+        place: &SessionPlace,
         kept: Vec<Range<u64>>,
         cx: &mut Context,
     ) {
@@ -190,7 +202,11 @@ impl Sessions {
         let there = match &joined.kept {
             // A stripe that did not change is the basis's: of an encode what has moved need not be all.
             _ if joined.derived.shape.is_none() => return true,
-            SinkState::Nothing | SinkState::Shard { opening: true, .. } => return true,
+            SinkState::Nothing
+            | SinkState::Shard {
+                belongs_to: SlotOwner::Opening,
+                ..
+            } => return true,
             SinkState::Shard { slot, .. } => self.filled(*slot).cloned(),
             SinkState::Parity { .. } => Some(joined.made.clone()),
         };
@@ -214,18 +230,18 @@ impl Sessions {
         };
         let places = self.joined.iter().filter(|(_, joined)| is_it(joined));
         for place in places.map(|(place, _)| place.clone()).collect::<Vec<_>>() {
-            self.leave(&place, true, cx);
+            self.leave(&place, Closing::Done, cx);
         }
         let Some(name) = cx.checkpoints.get(key).and_then(|c| c.name()) else {
             return;
         };
         let parts = self.partial_parity.iter();
         let whole: Vec<ParityPlace> = parts
-            .filter(|((of, _, _), part)| *of == name && part.whole)
+            .filter(|(block, part)| block.manifest == name && part.whole)
             .map(|(block, _)| *block)
             .collect();
         for block in whole {
-            let (_, lane, index) = block;
+            let ParityPlace { lane, index, .. } = block;
             let part = self.partial_parity.remove(&block);
             let checkpoint = cx.checkpoints.get_mut(key);
             if let (Some(part), Some(checkpoint)) = (part, checkpoint) {
@@ -242,7 +258,7 @@ impl Sessions {
     fn settle_part_made(&mut self, block: ParityPlace, part: PartialParity, cx: &mut Context) {
         let gone = match part.made.count() {
             0 if !part.whole => Some(part),
-            _ if !cx.by_name.contains_key(&block.0) => Some(part),
+            _ if !cx.by_name.contains_key(&block.manifest) => Some(part),
             _ => self.partial_parity.insert(block, part),
         };
         if let Some(gone) = gone {

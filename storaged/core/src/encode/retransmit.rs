@@ -15,7 +15,8 @@ use storaged_wire::peer::{PeerMessage, SessionKind, SessionRecord};
 use storaged_wire::{NodeName, SessionId};
 
 use super::resume::Cancelling;
-use super::session::MemberPhase;
+use super::resume::ParityPlace;
+use super::session::{MemberPhase, SessionPlace};
 use crate::api::Now;
 use crate::context::Context;
 use crate::encode::Sessions;
@@ -69,7 +70,7 @@ impl Sessions {
         session: SessionId,
         cx: &mut Context,
     ) {
-        let joined = self.joined.get(&(from.clone(), session));
+        let joined = self.joined.get(&SessionPlace::of(from, session));
         match joined.map(|joined| joined.phase.clone()) {
             None | Some(MemberPhase::Running) => {}
             Some(MemberPhase::Preparing { .. }) => {
@@ -105,22 +106,29 @@ impl Sessions {
             }
             Cancelling::Parity(place, _) => {
                 let index = block.checked_sub(k).map(|index| index as u32);
-                index.is_some_and(|index| *place == (record.manifest, derived.lane, index))
+                index.is_some_and(|index| {
+                    *place
+                        == ParityPlace {
+                            manifest: record.manifest,
+                            lane: derived.lane,
+                            index,
+                        }
+                })
             }
         })
     }
 
     pub(super) fn defer(&mut self, from: &NodeName, record: SessionRecord) {
         if self.deferred_proposals.len() < WAITING_MAX {
-            let place = (from.clone(), record.session);
+            let place = SessionPlace::of(from, record.session);
             self.deferred_proposals.insert(place, record);
         }
     }
 
     /// A session has ended for good, or a manifest is there: proposals that waited are looked at again.
     pub(crate) fn retry_deferred(&mut self, cx: &mut Context) {
-        for ((from, _), record) in std::mem::take(&mut self.deferred_proposals) {
-            self.proposed(&from, record, cx);
+        for (place, record) in std::mem::take(&mut self.deferred_proposals) {
+            self.proposed(&place.leader, record, cx);
         }
         self.tell_deferred_tables(cx);
     }
@@ -153,7 +161,7 @@ impl Sessions {
     /// A leader is gone: what it proposed need not be looked at any more.
     pub(super) fn forget_waiting(&mut self, leader: &NodeName) {
         self.deferred_proposals
-            .retain(|(from, _), _| from != leader);
+            .retain(|place, _| place.leader != *leader);
     }
 }
 
@@ -175,12 +183,12 @@ mod tests {
     /// The shard of `a`, with parity on `b` and `c`.
     fn manifest() -> Arc<ManifestBytes> {
         let root = root_digest(&[digest(b"hello")], 5, chunk());
-        let manifest = crate::testkit::manifest(1, &["a"], &["b", "c"], (5, root));
+        let manifest = crate::testkit::manifest(1, &["a"], &["b", "c"], 5, root);
         Arc::new(manifest.seal().expect("a sound manifest"))
     }
 
     fn member() -> Node {
-        last_of(&["a", "b", "c"], (1, 2))
+        last_of(&["a", "b", "c"], 1, 2)
     }
 
     fn says(node: &mut Node, at: u64, from: &str, message: PeerMessage) -> Vec<PeerMessage> {

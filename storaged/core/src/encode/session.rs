@@ -7,7 +7,7 @@ use std::sync::Arc;
 use storaged_plan::{Derived, DirtyMap};
 use storaged_wire::peer::{CheckpointKey, Lane, MemberTally, SessionFault, SessionRecord};
 use storaged_wire::shape::{EncodeShape, StripeMap};
-use storaged_wire::{Digest, NodeName, Rank, SessionId, SlotId};
+use storaged_wire::{Digest, ManifestBytes, NodeName, Rank, SessionId, SlotId};
 
 use super::linkstats::SessionProgress;
 use super::missing_stripes::MissingStripes;
@@ -16,7 +16,39 @@ use super::topology::StripeDemand;
 use crate::api::{Now, ParityId, Source};
 
 /// What a leader knows of its lanes.
-pub(crate) type LaneTable = BTreeMap<(Digest, Lane), LaneProgress>;
+pub(crate) type LaneTable = BTreeMap<LanePlace, LaneProgress>;
+
+/// Which lane of which checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LanePlace {
+    pub manifest: Digest,
+    pub lane: Lane,
+}
+
+impl LanePlace {
+    pub fn of(manifest: &ManifestBytes, lane: Lane) -> Self {
+        Self {
+            manifest: manifest.name(),
+            lane,
+        }
+    }
+}
+
+/// A session as its members name it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SessionPlace {
+    pub leader: NodeName,
+    pub session: SessionId,
+}
+
+impl SessionPlace {
+    pub fn of(leader: &NodeName, session: SessionId) -> Self {
+        Self {
+            leader: leader.clone(),
+            session,
+        }
+    }
+}
 
 /// How far one lane is.
 #[derive(Debug, Clone, Default)]
@@ -79,6 +111,16 @@ pub(crate) struct LedSession {
     pub pace: SessionProgress,
 }
 
+impl LedSession {
+    /// Which lane it is of.
+    pub fn place(&self) -> LanePlace {
+        LanePlace {
+            manifest: self.record.manifest,
+            lane: self.lane,
+        }
+    }
+}
+
 impl SessionGoal {
     pub(super) fn is_lane_work(&self) -> bool {
         !matches!(self, Self::Open(_))
@@ -95,6 +137,23 @@ pub(crate) struct Restored {
     pub leaves: Arc<[Digest]>,
 }
 
+/// Who decides what becomes of a slot that a session fills.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlotOwner {
+    /// An opening of this node.
+    Opening,
+    /// The session.
+    Session,
+}
+
+/// What became of a session that this node took part in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closing {
+    /// What was kept counts.
+    Done,
+    BrokenOff,
+}
+
 /// What this member keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SinkState {
@@ -108,8 +167,7 @@ pub(crate) enum SinkState {
         rank: Rank,
         slot: SlotId,
         length: u64,
-        /// The slot belongs to an opening of this node, which decides what becomes of it.
-        opening: bool,
+        belongs_to: SlotOwner,
     },
 }
 
@@ -151,7 +209,7 @@ pub(crate) enum MemberPhase {
 impl JoinedSession {
     /// Whether this is a heal of that shard here.
     pub fn heals(&self, of: Rank) -> bool {
-        matches!(self.kept, SinkState::Shard { rank, opening: false, .. } if rank == of)
+        matches!(self.kept, SinkState::Shard { rank, belongs_to: SlotOwner::Session, .. } if rank == of)
     }
 
     /// Whether the executor is at it.

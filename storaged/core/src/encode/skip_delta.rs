@@ -31,7 +31,7 @@ impl Sessions {
         let Some(led) = self.led.get(&session) else {
             return;
         };
-        let place = (led.record.manifest, led.lane);
+        let place = led.place();
         self.interrupt_led(session, cx);
         if let Some(progress) = self.lanes.get_mut(&place) {
             progress.in_full = true;

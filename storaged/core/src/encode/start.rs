@@ -8,14 +8,14 @@ use std::sync::Arc;
 use storaged_codec::Fingerprint;
 use storaged_plan::{Derived, DirtyMap, StripedPlan};
 use storaged_wire::peer::{PeerMessage, SessionFault, SumChecks};
-use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
+use storaged_wire::shape::RepairShape;
 use storaged_wire::{Manifest, NodeName, Rank, SessionId};
 
 use super::fingerprints;
-use super::session::{Beginning, JoinedSession, MemberPhase, SinkState};
+use super::session::{Beginning, Closing, JoinedSession, MemberPhase, SessionPlace, SinkState};
 use super::stripe_maps::from_wire;
 use super::tables::Tables;
-use crate::api::{Keep, Output, Proof, SessionWork, SlotShard};
+use crate::api::{ExpectedShard, Output, SessionWork, Sink, SlotShard};
 use crate::context::Context;
 use crate::encode::Sessions;
 
@@ -27,7 +27,7 @@ impl Sessions {
         beginning: Beginning,
         cx: &mut Context,
     ) {
-        let place = (from.clone(), session);
+        let place = SessionPlace::of(from, session);
         let Some(joined) = self.joined.get(&place) else {
             return;
         };
@@ -41,9 +41,8 @@ impl Sessions {
         else {
             return;
         };
-        let said = (beginning.stripes, beginning.shape);
-        let work = planned(from, joined, said)
-            .and_then(|planned| cx.work((from, session), joined, manifest.manifest(), planned));
+        let work = planned(from, joined, beginning)
+            .and_then(|planned| cx.work(&place, joined, manifest.manifest(), planned));
         match work {
             Ok(work) => {
                 if let Some(joined) = self.joined.get_mut(&place) {
@@ -55,7 +54,7 @@ impl Sessions {
                 cx.out.push(Output::Run(work));
             }
             Err(fault) => {
-                self.leave(&place, false, cx);
+                self.leave(&place, Closing::BrokenOff, cx);
                 cx.send(from, PeerMessage::Failed { session, fault });
             }
         }
@@ -86,15 +85,16 @@ impl Sessions {
 impl Context {
     fn work(
         &self,
-        (leader, session): (&NodeName, SessionId),
+        place: &SessionPlace,
         joined: &JoinedSession,
         manifest: &Manifest,
-        (plan, stripes): (Arc<StripedPlan>, Vec<Range<u64>>),
+        planned: PlannedStripes,
     ) -> Result<SessionWork, SessionFault> {
+        let PlannedStripes { plan, stripes } = planned;
         let tables = joined.fetch.tables();
         let keep = match &joined.kept {
             SinkState::Nothing => None,
-            SinkState::Parity { index, set, basis } => Some(Keep::Parity {
+            SinkState::Parity { index, set, basis } => Some(Sink::Parity {
                 set: *set,
                 basis: *basis,
                 prints: self.parity_prints(joined, manifest, *index)?,
@@ -108,7 +108,7 @@ impl Context {
                     .or_else(|| self.leaves_known(&joined.key, *rank));
                 let (slot, length) = (*slot, *length);
                 let leaves = leaves.ok_or(SessionFault::NoBlocks)?;
-                Some(Keep::Shard(SlotShard {
+                Some(Sink::Shard(SlotShard {
                     slot,
                     length,
                     chunk: manifest.chunk,
@@ -121,8 +121,8 @@ impl Context {
         moved.mark_all(stripes.iter().cloned());
         carried.remove(&moved);
         Ok(SessionWork {
-            leader: leader.clone(),
-            session,
+            leader: place.leader.clone(),
+            session: place.session,
             plan,
             members: joined.derived.members.clone().into(),
             member: joined.member,
@@ -150,12 +150,12 @@ impl Context {
         joined: &JoinedSession,
         tables: &Tables,
         prints: impl Fn(Rank) -> Option<Arc<[Fingerprint]>>,
-    ) -> Result<BTreeMap<usize, Proof>, SessionFault> {
+    ) -> Result<BTreeMap<usize, ExpectedShard>, SessionFault> {
         let proof = |block: usize| {
             let shard = joined.derived.blocks.data.get(block)?.as_ref()?;
             let leaves = tables.leaves(shard.rank).cloned();
             let leaves = leaves.or_else(|| self.leaves_known(&joined.key, shard.rank))?;
-            Some(Proof {
+            Some(ExpectedShard {
                 length: shard.length,
                 leaves,
                 prints: prints(shard.rank)?,
@@ -175,12 +175,20 @@ impl Context {
     }
 }
 
+/// What is computed in a session, and of which stripes.
+#[derive(Debug)]
+struct PlannedStripes {
+    plan: Arc<StripedPlan>,
+    stripes: Vec<Range<u64>>,
+}
+
 /// The plan and the stripes of a session, as its leader began it.
 fn planned(
     leader: &NodeName,
     joined: &JoinedSession,
-    (stripes, shape): (Option<StripeMap>, Option<EncodeShape>),
-) -> Result<(Arc<StripedPlan>, Vec<Range<u64>>), SessionFault> {
+    beginning: Beginning,
+) -> Result<PlannedStripes, SessionFault> {
+    let Beginning { stripes, shape } = beginning;
     let wrong = |reason: &str| SessionFault::Neighbour {
         node: leader.clone(),
         reason: reason.into(),
@@ -196,7 +204,7 @@ fn planned(
                 .runs()
         }
     };
-    Ok((plan, stripes))
+    Ok(PlannedStripes { plan, stripes })
 }
 
 /// Stripes as ranges within `0..count`; all of them if none are named.

@@ -23,7 +23,7 @@ use storaged_wire::peer::{
 use storaged_wire::shape::RepairShape;
 use storaged_wire::{Digest, Manifest, NodeName, Rank, SessionId, ShardEntry};
 
-use super::session::MemberPhase;
+use super::session::{MemberPhase, SessionPlace};
 use crate::api::Now;
 use crate::catalog::LocalShard;
 use crate::context::Context;
@@ -109,7 +109,8 @@ enum Taken {
 
 impl TableFetch {
     pub(super) fn new(
-        (name, manifest): (Digest, &Manifest),
+        name: Digest,
+        manifest: &Manifest,
         wanted: impl IntoIterator<Item = Wanted>,
         now: Now,
     ) -> Self {
@@ -289,13 +290,15 @@ impl Context {
                 (blocks, WantedPrints::Needed)
             }
             (SessionKind::Repair { .. }, None) => (Vec::new(), WantedPrints::Needless),
-            (SessionKind::Repair { shape, .. }, Some(kept)) => match kept < data {
-                // The one who gets the block checks every other.
-                true if *shape == RepairShape::Direct => (all_data(), WantedPrints::Needless),
-                true => (vec![kept], WantedPrints::Needless),
-                // Whoever gets parity back gets the tables of all shards it covers.
-                false => (all_data(), WantedPrints::Needed),
-            },
+            // Whoever gets parity back gets the tables of all shards it covers.
+            (SessionKind::Repair { .. }, Some(kept)) if kept >= data => {
+                (all_data(), WantedPrints::Needed)
+            }
+            // The one who gets the block checks every other.
+            (SessionKind::Repair { shape, .. }, Some(_)) if *shape == RepairShape::Direct => {
+                (all_data(), WantedPrints::Needless)
+            }
+            (SessionKind::Repair { .. }, Some(kept)) => (vec![kept], WantedPrints::Needless),
         };
         let is_encode = matches!(kind, SessionKind::Encode { .. });
         let wanted = |block: usize| {
@@ -339,7 +342,7 @@ impl Sessions {
         let now = cx.now;
         let (peers, me) = (&cx.peers, &cx.setup.name);
         let is_up = |node: &NodeName| node == me || peers.contains_key(node);
-        let Some(joined) = self.joined.get_mut(&(leader.clone(), session)) else {
+        let Some(joined) = self.joined.get_mut(&SessionPlace::of(leader, session)) else {
             return;
         };
         let MemberPhase::Preparing { needs_slot } = joined.phase else {
@@ -363,7 +366,7 @@ impl Sessions {
             .iter()
             .filter(|(_, joined)| waits(&joined.phase));
         let places: Vec<_> = waiting.map(|(place, _)| place.clone()).collect();
-        for (leader, session) in places {
+        for SessionPlace { leader, session } in places {
             self.prepare(&leader, session, cx);
         }
         // Whoever still waits for them asks again as well.
@@ -385,7 +388,7 @@ impl Sessions {
                 moved.push((session.clone(), joined.fetch.should_tell(now)));
             }
         }
-        for ((leader, session), tell) in moved {
+        for (SessionPlace { leader, session }, tell) in moved {
             if tell {
                 cx.send(&leader, PeerMessage::Preparing { session });
             }

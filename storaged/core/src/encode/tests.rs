@@ -11,7 +11,7 @@ use crate::testkit::{self, chunk, hear, last_of, name, sent};
 fn manifest(stripes: u64) -> ManifestBytes {
     let length = stripes * chunk().bytes() as u64;
     let root = Digest::from_bytes(&[0; 32]);
-    let manifest = testkit::manifest(1, &["n0"], &["n1"], (length, root));
+    let manifest = testkit::manifest(1, &["n0"], &["n1"], length, root);
     manifest.seal().expect("a sound manifest")
 }
 
@@ -31,7 +31,7 @@ fn encode(session: u64, manifest: &ManifestBytes) -> PeerMessage {
 /// What n1 answers to a session of so many stripes.
 fn answer(stripes: u64) -> PeerMessage {
     // Nothing exceeds its budget: the count is refused, not the room.
-    let mut node = last_of(&["n0", "n1"], (1, 1));
+    let mut node = last_of(&["n0", "n1"], 1, 1);
     let manifest = manifest(stripes);
     let committed = PeerMessage::Committed {
         manifest: manifest.shared(),
@@ -76,7 +76,7 @@ fn more_stripes_than_memory_could_count_are_refused() {
 /// minutes, until the node had room for nothing.
 #[test]
 fn sessions_whose_end_was_lost_keep_no_room_beside_the_one_that_replaces_them() {
-    let mut node = last_of(&["n0", "n1"], (1, 1));
+    let mut node = last_of(&["n0", "n1"], 1, 1);
     let manifest = manifest(3);
     let committed = PeerMessage::Committed {
         manifest: manifest.shared(),

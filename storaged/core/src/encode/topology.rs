@@ -96,7 +96,7 @@ pub(super) fn chosen(
     links: &Links<'_>,
 ) -> Option<Chosen> {
     let blocks = LaneBlocks::of(manifest, lane)?;
-    let case = case(manifest.manifest(), (lane, &blocks), needs, links)?;
+    let case = case(manifest.manifest(), lane, &blocks, needs, links)?;
     let choice = choose_encode(&case).ok()?;
     let best = choice.best();
     let nodes: Vec<&NodeName> = (0..blocks.blocks())
@@ -118,7 +118,7 @@ pub(super) fn expected_seconds(
     shape: Option<&EncodeShape>,
 ) -> Option<f64> {
     let blocks = LaneBlocks::of(manifest, lane)?;
-    let case = case(manifest.manifest(), (lane, &blocks), needs, links)?;
+    let case = case(manifest.manifest(), lane, &blocks, needs, links)?;
     let shape = topology::from_wire(shape, case.data.len())?;
     let estimate = estimate_encode(&case, &shape).ok()?;
     Some(estimate.seconds)
@@ -126,7 +126,8 @@ pub(super) fn expected_seconds(
 
 fn case(
     manifest: &Manifest,
-    (lane, blocks): (Lane, &LaneBlocks),
+    lane: Lane,
+    blocks: &LaneBlocks,
     needs: &StripeDemand,
     links: &Links<'_>,
 ) -> Option<EncodeCase> {

@@ -8,7 +8,7 @@ use storaged_wire::peer::{Lane, SessionFault, SumChecks};
 use storaged_wire::shape::EncodeShape;
 use storaged_wire::{Digest, NodeName};
 
-use super::session::{LaneProgress, LedSession, SessionGoal};
+use super::session::{LanePlace, LaneProgress, LedSession, SessionGoal};
 use crate::encode::Sessions;
 use crate::restore::is_wrong;
 
@@ -46,7 +46,7 @@ impl LaneProgress {
 impl Sessions {
     /// What the members of an encode of this lane compare.
     pub(super) fn checks_of(&self, manifest: Digest, lane: Lane) -> SumChecks {
-        match self.lanes.get(&(manifest, lane)) {
+        match self.lanes.get(&LanePlace { manifest, lane }) {
             Some(progress) if progress.wary => SumChecks::Every,
             _ => SumChecks::Parity,
         }
@@ -54,7 +54,7 @@ impl Sessions {
 
     /// The shape of an encode in which no member that sent wrong bytes passes on what others have made.
     pub(super) fn around_suspects(&self, led: &LedSession) -> Option<EncodeShape> {
-        let progress = self.lanes.get(&(led.record.manifest, led.lane))?;
+        let progress = self.lanes.get(&led.place())?;
         match led.purpose {
             SessionGoal::Encode => around(&progress.suspects, &led.members, led.sources),
             _ => None,

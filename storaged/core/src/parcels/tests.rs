@@ -1,20 +1,22 @@
 //! Parcels are fetched once, answered to all, and handed on.
 
-use storaged_codec::root_digest;
+use storaged_codec::{digest, root_digest};
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Generation, ManifestBytes, decode, encode};
+use storaged_wire::{Enclosed, Generation, ManifestBytes, decode, encode};
 
 use super::*;
 use crate::api::{Input, Note, Output};
 use crate::node::Node;
 use crate::testkit::{self, chunk, hear, last_of, name};
 
-/// A manifest with a schema of megabytes.
+/// A manifest with a schema of megabytes, as releases before version 3 wrote it.
 fn manifest() -> ManifestBytes {
     let root = root_digest(&[digest(b"hello")], 5, chunk());
-    let mut manifest = testkit::manifest(1, &["a"], &["b", "c"], (5, root));
-    manifest.schema = vec![7; 3 << 20].into();
+    let mut manifest = testkit::manifest(1, &["a"], &["b", "c"], 5, root);
+    manifest.version = 2;
+    manifest.schema = Enclosed::Inline(vec![7; 3 << 20].into());
+    manifest.torch_metadata = Enclosed::Inline(SharedBytes::default());
     manifest.seal().expect("a sound manifest")
 }
 
@@ -83,7 +85,7 @@ fn fetch(
 
 #[test]
 fn a_manifest_of_megabytes_is_fetched_once_and_every_home_node_is_answered() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let manifest = manifest();
     let (told, bytes) = parcel(&committed(&manifest));
     let first = sends(hear(&mut node, 1, "a", told.clone()));
@@ -99,7 +101,7 @@ fn a_manifest_of_megabytes_is_fetched_once_and_every_home_node_is_answered() {
 
 #[test]
 fn whoever_tells_and_goes_down_is_replaced_by_the_next() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let (told, bytes) = parcel(&committed(&manifest()));
     let asked = sends(hear(&mut node, 1, "a", told.clone()));
     let (to, place) = query(&asked).expect("a query");
@@ -115,7 +117,7 @@ fn whoever_tells_and_goes_down_is_replaced_by_the_next() {
 
 #[test]
 fn bytes_of_another_digest_are_not_believed() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let (told, mut bytes) = parcel(&committed(&manifest()));
     bytes[1_000] ^= 1;
     let asked = sends(hear(&mut node, 1, "a", told.clone()));
@@ -130,7 +132,7 @@ fn bytes_of_another_digest_are_not_believed() {
 
 #[test]
 fn what_does_not_fit_a_message_is_told_as_a_parcel_and_served_page_by_page() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let manifest = manifest();
     let (told, bytes) = parcel(&committed(&manifest));
     let asked = sends(hear(&mut node, 1, "a", told));
@@ -192,7 +194,7 @@ fn what_does_not_fit_a_message_is_told_as_a_parcel_and_served_page_by_page() {
 
 #[test]
 fn a_parcel_within_a_parcel_is_a_fault_of_its_sender() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let (inner, _) = parcel(&committed(&manifest()));
     let (outer, bytes) = parcel(&inner);
     let asked = sends(hear(&mut node, 1, "a", outer));
@@ -204,7 +206,7 @@ fn a_parcel_within_a_parcel_is_a_fault_of_its_sender() {
 
 #[test]
 fn lengths_that_nobody_can_mean_take_no_memory() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let parcel = digest(b"any");
     for length in [limits::PARCELS_BYTES_MAX + 1, u64::MAX] {
         let said = sends(hear(
@@ -247,7 +249,7 @@ fn handed_on(said: &[(NodeName, PeerMessage)]) -> Vec<(&str, Vec<&str>)> {
 
 #[test]
 fn a_commit_is_handed_on_once_it_is_here_and_the_home_node_is_answered() {
-    let mut node = last_of(&["a", "b", "c", "d", "e", "f"], (1, 2));
+    let mut node = last_of(&["a", "b", "c", "d", "e", "f"], 1, 2);
     let (told, bytes) = parcel(&committed(&manifest()));
     let told = relayed(told, &["c", "d", "e"]);
     let asked = sends(hear(&mut node, 1, "b", told.clone()));
@@ -265,7 +267,7 @@ fn a_commit_is_handed_on_once_it_is_here_and_the_home_node_is_answered() {
 
 #[test]
 fn nothing_but_commits_is_handed_on() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let many = PeerMessage::Attached(vec![testkit::job(); 20_000]);
     let (told, bytes) = parcel(&many);
     let asked = sends(hear(&mut node, 1, "a", relayed(told, &["b"])));
@@ -275,7 +277,7 @@ fn nothing_but_commits_is_handed_on() {
 
 #[test]
 fn in_another_ones_name_a_commit_alone_is_believed() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let asks = PeerMessage::RunQuery {
         query: 7,
         namespace: testkit::job(),
@@ -288,7 +290,7 @@ fn in_another_ones_name_a_commit_alone_is_believed() {
 
 /// `c`, which has a manifest of 3 MiB.
 fn knows_a_long_manifest() -> (Node, ManifestBytes) {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let manifest = manifest();
     let (told, bytes) = parcel(&committed(&manifest));
     let asked = sends(hear(&mut node, 1, "a", told));
@@ -330,7 +332,7 @@ fn many_who_ask_for_one_manifest_are_all_served() {
 /// One node says that it has something huge and never gives it: nothing long from anybody else is fetched.
 #[test]
 fn one_that_tells_of_something_huge_does_not_keep_others_from_being_heard() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let (told, _) = parcel(&committed(&manifest()));
     let mut asked = false;
     for second in 0..60u64 {

@@ -90,9 +90,7 @@ impl Context {
         let Some(fence) = self.fence_record(namespace) else {
             return;
         };
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            self.send(&peer, PeerMessage::Fences(vec![fence.clone()]));
-        }
+        self.send_all(&PeerMessage::Fences(vec![fence]));
         self.end_fenced_trainers(namespace);
     }
 

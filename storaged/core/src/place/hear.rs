@@ -22,7 +22,7 @@ impl Runs {
                 query,
                 run,
                 outcome,
-            } => self.run_promised(from, (QueryId(query), run), outcome, cx),
+            } => self.run_promised(from, QueryId(query), run, outcome, cx),
             PeerMessage::RaiseFence { query, run } => self.fence_rises(from, query, &run, cx),
             PeerMessage::FenceRaised { query } => self.fence_raised(from, QueryId(query), cx),
             PeerMessage::RunQuery { query, namespace } => cx.fence_asked(from, query, &namespace),

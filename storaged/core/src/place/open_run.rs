@@ -81,9 +81,10 @@ impl RunProposal {
             Phase::Waiting { until } | Phase::Raising { until, .. } => *until,
             Phase::Promising { since, .. } => since.plus(limits::PROMISE_MAX_MS),
         };
-        match phase > now {
-            true => phase.min(self.deadline),
-            false => self.deadline,
+        if phase > now {
+            phase.min(self.deadline)
+        } else {
+            self.deadline
         }
     }
 
@@ -268,7 +269,8 @@ impl Runs {
     pub(crate) fn run_promised(
         &mut self,
         from: &NodeName,
-        (query, run): (QueryId, RunId),
+        query: QueryId,
+        run: RunId,
         outcome: PromiseOutcome,
         cx: &mut Context,
     ) {
@@ -355,10 +357,10 @@ impl Runs {
             let table = cx.namespace_table(&opened.namespace, opened.owner);
             table.unrecorded = Some(Unrecorded::Due(now, opened.run));
         }
-        for peer in cx.peers.keys().cloned().collect::<Vec<_>>() {
-            let (query, run) = (query.0, opened.clone());
-            cx.send(&peer, PeerMessage::RaiseFence { query, run });
-        }
+        cx.send_all(&PeerMessage::RaiseFence {
+            query: query.0,
+            run: opened,
+        });
         self.advance_hellos(cx);
         self.judge_raising(query, cx);
     }

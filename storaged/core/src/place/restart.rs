@@ -115,3 +115,68 @@ pub struct Standings {
     /// Why it is here though a newer one has made it needless.
     pub kept_for: Option<KeptFor>,
 }
+
+#[cfg(test)]
+mod tests {
+    use storaged_wire::Generation;
+
+    use crate::api::{Input, Now};
+    use crate::limits::{JOIN_GRACE_MS, JOIN_MAX_MS, JOIN_QUIET_MS};
+    use crate::node::Node;
+    use crate::testkit::{alone_of, name};
+
+    const NODES: usize = 100;
+
+    /// The last of many members, to which one peer after the other links up, the first at once.
+    fn joined(node: &mut Node, peers: usize, every_ms: u64) -> u64 {
+        for peer in 0..peers {
+            let joins = Input::PeerUp {
+                node: name(&format!("n{peer:02}")),
+                generation: Generation::new(1),
+            };
+            node.handle(Now(peer as u64 * every_ms), joins);
+        }
+        (peers as u64 - 1) * every_ms
+    }
+
+    fn is_settled(node: &mut Node, at: u64) -> bool {
+        node.handle(Now(at), Input::Tick);
+        node.restart_objections(None).is_empty()
+    }
+
+    #[test]
+    fn nobody_is_missed_while_one_peer_after_the_other_joins() {
+        let mut node = alone_of(NODES);
+        let last = joined(&mut node, NODES / 2, JOIN_QUIET_MS / 2);
+        assert!(last > 2 * JOIN_GRACE_MS, "long after the grace");
+        assert!(!is_settled(&mut node, last + JOIN_QUIET_MS - 1));
+        assert!(is_settled(&mut node, last + JOIN_QUIET_MS));
+    }
+
+    #[test]
+    fn nodes_that_are_started_one_by_one_are_not_waited_for() {
+        let mut node = alone_of(NODES);
+        let every_ms = JOIN_QUIET_MS - 1;
+        let last = joined(&mut node, 31, every_ms);
+        assert!(last < JOIN_MAX_MS && !is_settled(&mut node, last));
+        assert!(is_settled(&mut node, JOIN_MAX_MS));
+    }
+
+    #[test]
+    fn a_peer_that_comes_and_goes_is_not_waited_for_again() {
+        let mut node = alone_of(NODES);
+        let last = joined(&mut node, 3, 1);
+        for at in (last..JOIN_GRACE_MS).step_by(500) {
+            let (n, generation) = (name("n00"), Generation::new(1));
+            node.handle(Now(at), Input::PeerDown { node: n.clone() });
+            node.handle(
+                Now(at),
+                Input::PeerUp {
+                    node: n,
+                    generation,
+                },
+            );
+        }
+        assert!(is_settled(&mut node, JOIN_GRACE_MS));
+    }
+}

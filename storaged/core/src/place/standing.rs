@@ -8,7 +8,8 @@ use storaged_plan::{LaneBlocks, blocks_on};
 use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
 use storaged_wire::{
-    CheckpointState, Digest, Generation, Manifest, ManifestBytes, NodeName, Rank, ShardEntry,
+    CheckpointState, Digest, EnclosuresHeld, Generation, Manifest, ManifestBytes, NodeName, Rank,
+    ShardEntry,
 };
 
 use super::missing::{BlockSet, Missing};
@@ -22,6 +23,7 @@ use crate::limits;
 pub(crate) struct Blocks {
     pub shards: BTreeSet<Rank>,
     pub parity: BTreeSet<(Lane, u32)>,
+    pub enclosures: EnclosuresHeld,
 }
 
 /// Blocks of another node, as it said.
@@ -36,6 +38,8 @@ struct HeldBy {
 pub(crate) struct Standing {
     /// As a home node: of the other nodes.
     held: BTreeMap<NodeName, HeldBy>,
+    /// As a home node: those of the other nodes that said that they hold what the manifest names.
+    enclosing: BTreeMap<NodeName, Generation>,
     /// As a home node: what of it is not there.
     missing: Option<Missing>,
     /// This node's own, as last said, and how often they have changed.
@@ -67,6 +71,19 @@ impl Standing {
     /// A node has retired the checkpoint: what it said that it holds, it does not any more.
     pub fn let_go(&mut self, node: &NodeName) {
         self.held.remove(node);
+        self.enclosing.remove(node);
+    }
+
+    /// Other nodes that said that they hold what the manifest names.
+    pub fn enclosing(&self) -> impl Iterator<Item = &NodeName> {
+        self.enclosing.keys()
+    }
+
+    fn hears_of_enclosures(&mut self, node: &NodeName, held: EnclosuresHeld, of: Generation) {
+        match held {
+            EnclosuresHeld::All => drop(self.enclosing.insert(node.clone(), of)),
+            EnclosuresHeld::NotAll => drop(self.enclosing.remove(node)),
+        }
     }
 
     /// A home node is gone, and what it was told and has told with it.
@@ -85,6 +102,7 @@ impl Blocks {
                 .map(|(rank, _)| *rank)
                 .collect(),
             parity: checkpoint.parity.keys().copied().collect(),
+            enclosures: EnclosuresHeld::NotAll,
         }
     }
 
@@ -105,14 +123,20 @@ impl Context {
     /// Tells the home nodes which blocks of a checkpoint are here, as far as they have not acknowledged it.
     pub(crate) fn report_held(&mut self, key: &CheckpointKey) {
         let homes = self.homes_of(key);
+        let manifest = self.checkpoints.get(key).and_then(|c| c.manifest.clone());
+        let Some(manifest) = manifest else {
+            return;
+        };
+        let name = manifest.name();
+        let enclosures = self.enclosures_held(manifest.manifest());
         let peers = &self.peers;
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
-        let Some(name) = checkpoint.name() else {
-            return;
+        let own = Blocks {
+            enclosures,
+            ..Blocks::of(checkpoint)
         };
-        let own = Blocks::of(checkpoint);
         let standing = &mut checkpoint.standing;
         if standing.own != own {
             standing.version = standing.version.wrapping_add(1);
@@ -124,6 +148,7 @@ impl Context {
             version,
             shards: standing.own.shards.iter().copied().collect(),
             parity: standing.own.parity.iter().copied().collect(),
+            enclosures,
         };
         let knows = |home: &NodeName| {
             let current = peers.get(home).map(|peer| (peer.generation, version));
@@ -147,8 +172,10 @@ impl Context {
         let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
         };
+        let standing = &mut checkpoint.standing;
+        standing.hears_of_enclosures(from, blocks.enclosures, generation);
         let held = HeldBy { generation, blocks };
-        checkpoint.standing.held.insert(from.clone(), held);
+        standing.held.insert(from.clone(), held);
         let key = checkpoint.key.clone();
         self.recount(&key, from);
         let manifest = name;
@@ -216,9 +243,10 @@ impl Context {
         if let Some(checkpoint) = self.checkpoints.get_mut(key) {
             checkpoint.standing.bears = counted.losses;
         }
-        match protects {
-            true => self.reach(key, CheckpointState::Protected),
-            false => self.bears_changed(key),
+        if protects {
+            self.reach(key, CheckpointState::Protected);
+        } else {
+            self.bears_changed(key);
         }
         self.tell_everyone(key);
     }
@@ -318,6 +346,7 @@ impl Context {
         debug_assert!(counts_wrongly() || lacks == self.most_missing(checkpoint, manifest));
         let spare = (of as usize).saturating_sub(lacks);
         let copies = self.manifest_copies(checkpoint, spare);
+        let copies = copies.min(self.enclosures_bear(checkpoint, manifest));
         let losses = u32::try_from(spare.min(copies)).unwrap_or(of);
         Some(Bears { losses, of })
     }
@@ -380,6 +409,54 @@ impl Context {
         copies.into_iter().filter(|node| *node != self.me()).count()
     }
 
+    /// How many nodes may be lost before nobody has what the manifest names: one less than hold it.
+    fn enclosures_bear(&self, checkpoint: &Checkpoint, manifest: &ManifestBytes) -> usize {
+        if manifest.manifest().enclosures().next().is_none() || planted!("enclosures_not_counted") {
+            return usize::MAX;
+        }
+        let others = checkpoint.standing.enclosing.keys();
+        let others = others
+            .filter(|node| self.encloses(checkpoint, node))
+            .count();
+        match self.enclosures_held(manifest.manifest()) {
+            EnclosuresHeld::All => others,
+            EnclosuresHeld::NotAll => others.saturating_sub(1),
+        }
+    }
+
+    /// As a home node: whether no node that is up has what the manifest names.
+    pub(crate) fn is_undescribed(&self, checkpoint: &Checkpoint) -> bool {
+        let is_home = checkpoint.homes.contains(self.me());
+        let manifest = checkpoint.manifest.as_ref();
+        let lacks = |it: &Manifest| self.enclosures_held(it) == EnclosuresHeld::NotAll;
+        let mut said = checkpoint.standing.enclosing();
+        is_home
+            && manifest.is_some_and(|it| lacks(it.manifest()))
+            && self.settled()
+            && !said.any(|node| self.encloses(checkpoint, node))
+    }
+
+    /// Whether another node that is up said that it holds what the manifest names, and is still who said so.
+    fn encloses(&self, checkpoint: &Checkpoint, node: &NodeName) -> bool {
+        let said = checkpoint.standing.enclosing.get(node);
+        let peer = self.peers.get(node);
+        peer.is_some_and(|peer| said == Some(&peer.generation))
+    }
+
+    /// Whether every home node has what the manifest names, or is gone.
+    fn enclosures_settled(&self, checkpoint: &Checkpoint, manifest: &ManifestBytes) -> bool {
+        if manifest.manifest().enclosures().next().is_none() {
+            return true;
+        }
+        let has = |home: &NodeName| {
+            let is_me = home == self.me();
+            let held = || self.enclosures_held(manifest.manifest()) == EnclosuresHeld::All;
+            is_me && held() || self.encloses(checkpoint, home)
+        };
+        let mut homes = checkpoint.homes.iter();
+        homes.all(|home| has(home) || self.is_gone(home))
+    }
+
     /// Whether nothing is missing but what nodes hold that are gone for some time: those are not waited for.
     fn has_all_it_can(&self, checkpoint: &Checkpoint, counted: Bears) -> bool {
         let Some(manifest) = checkpoint.manifest.as_ref() else {
@@ -387,6 +464,9 @@ impl Context {
         };
         if counted.is_full() {
             return true;
+        }
+        if !self.enclosures_settled(checkpoint, manifest) {
+            return false;
         }
         let has_all = match &checkpoint.standing.missing {
             Some(missing) if !counts_wrongly() => {
@@ -456,10 +536,9 @@ impl Context {
         if self.is_up(node) {
             return false;
         }
-        let started = self.started.unwrap_or(self.now);
         match self.down_since.get(node) {
             Some(since) => self.now.since(*since) >= limits::DEGRADE_AFTER_MS,
-            None => self.now.since(started) >= limits::JOIN_GRACE_MS,
+            None => self.settled(),
         }
     }
 
@@ -523,9 +602,9 @@ mod tests {
     /// Whether the last node of three is a home node of a step, and what it knows that it bears once the others, who may be,
     /// have told it this.
     fn known(step: u64, told: &[(&str, u32)]) -> (bool, Option<u32>) {
-        let manifest = manifest(step, &["a", "b"], &["c"], (4096, digest(b"shard")));
+        let manifest = manifest(step, &["a", "b"], &["c"], 4096, digest(b"shard"));
         let manifest = Arc::new(manifest.seal().expect("a sound manifest"));
-        let mut node = last_of(&["a", "b", "c"], (2, 1));
+        let mut node = last_of(&["a", "b", "c"], 2, 1);
         let committed = PeerMessage::Committed {
             manifest: manifest.bytes().to_vec().into(),
             durable: DurableWish::Policy,

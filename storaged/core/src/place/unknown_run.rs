@@ -156,10 +156,12 @@ impl Runs {
             let Some(waiting) = self.hellos.remove(&query) else {
                 continue;
             };
-            let outcome = match (unknown, waiting.tier) {
-                (false, _) => cx.admit(waiting.id, waiting.hello),
-                (true, TierSearch::Superseded(newest)) => Err(older_run(&waiting.hello, newest)),
-                (true, _) => Err(unknown_run(&waiting.hello)),
+            let outcome = if !unknown {
+                cx.admit(waiting.id, waiting.hello)
+            } else if let TierSearch::Superseded(newest) = waiting.tier {
+                Err(older_run(&waiting.hello, newest))
+            } else {
+                Err(unknown_run(&waiting.hello))
             };
             if let Err(refusal) = outcome {
                 cx.reply(waiting.id, Reply::Refused(refusal));
@@ -170,9 +172,10 @@ impl Runs {
 
 impl Context {
     fn hello_confirmed(&mut self, waiting: WaitingHello, owner: Owner) {
-        let outcome = match owner == waiting.hello.owner {
-            true => self.admit(waiting.id, waiting.hello),
-            false => Err(wrong_token(&waiting.hello.namespace)),
+        let outcome = if owner == waiting.hello.owner {
+            self.admit(waiting.id, waiting.hello)
+        } else {
+            Err(wrong_token(&waiting.hello.namespace))
         };
         if let Err(refusal) = outcome {
             self.reply(waiting.id, Reply::Refused(refusal));

@@ -44,7 +44,7 @@ impl Context {
         let healable = || {
             let (lane, _) = LaneBlocks::find(manifest, wish.rank)?;
             let blocks = LaneBlocks::of(manifest, lane)?;
-            blocks.enough(&survey.available(wish.manifest, lane, &blocks))
+            blocks.enough(&survey.sources(manifest).available(lane, &blocks))
         };
         whole
             && !wish.healed_in_vain
@@ -88,9 +88,10 @@ impl Restores {
             if sessions.heals(waiting.wish.manifest, waiting.wish.rank, cx) {
                 waiting.alone_at = now.plus(limits::HEAL_FIRST_MS);
             }
-            match waiting.alone_at <= now {
-                true => self.open_alone(waiting.id, waiting.wish, cx),
-                false => self.awaited_repairs.push(waiting),
+            if waiting.alone_at <= now {
+                self.open_alone(waiting.id, waiting.wish, cx)
+            } else {
+                self.awaited_repairs.push(waiting)
             }
         }
     }

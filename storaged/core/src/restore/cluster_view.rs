@@ -6,7 +6,9 @@ use std::sync::Arc;
 use storaged_plan::LaneBlocks;
 use storaged_wire::peer::{CheckpointKey, Holding, Lane};
 use storaged_wire::plan::{Source, Unrestorable};
-use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank, RunId, Step};
+use storaged_wire::{
+    CheckpointState, Digest, EnclosuresHeld, ManifestBytes, NodeName, Rank, RunId, Step,
+};
 
 use crate::api::{DurableFault, SetAside};
 
@@ -16,29 +18,53 @@ pub(crate) struct ClusterView {
     pub manifests: BTreeMap<Digest, Arc<ManifestBytes>>,
     pub keys: BTreeMap<Digest, CheckpointKey>,
     pub states: BTreeMap<Digest, CheckpointState>,
-    pub shards: BTreeMap<Digest, BTreeMap<Rank, BTreeSet<NodeName>>>,
-    pub parity: BTreeMap<Digest, BTreeMap<(Lane, u32), BTreeSet<NodeName>>>,
+    held: BTreeMap<Digest, HeldBlocks>,
+    /// What each node said last: what it said is forgotten without a look at what all others did.
+    said: BTreeMap<NodeName, Vec<Holding>>,
     pub durable: BTreeSet<Digest>,
     /// The durable tier was asked and did not say what it holds, or did not give a shard.
     pub durable_fault: Option<DurableFault>,
+    /// Memory had what was looked for, so that the durable tier was not asked.
+    pub is_tier_unasked: bool,
     /// Checkpoints in the durable tier that are not offered.
     pub set_aside: Vec<SetAside>,
 }
 
+/// Who holds the blocks of one checkpoint.
+#[derive(Debug, Clone, Default)]
+struct HeldBlocks {
+    shards: BTreeMap<Rank, Vec<NodeName>>,
+    parity: BTreeMap<(Lane, u32), Vec<NodeName>>,
+    /// Who has what the manifest names.
+    enclosing: Vec<NodeName>,
+}
+
+/// Where the shards of one checkpoint can be had.
+pub(crate) struct ShardSources<'a> {
+    manifest: &'a ManifestBytes,
+    held: Option<&'a HeldBlocks>,
+    is_durable: bool,
+}
+
 impl ClusterView {
+    /// A node says what it holds, in place of what it said before.
     pub fn add(&mut self, node: &NodeName, holdings: &[Holding]) {
+        self.forget(node);
+        self.said.insert(node.clone(), holdings.to_vec());
         for holding in holdings {
             let name = holding.manifest;
             self.keys.insert(name, holding.key.clone());
             let state = self.states.entry(name).or_insert(holding.state);
             *state = (*state).max(holding.state);
-            let shards = self.shards.entry(name).or_default();
+            let held = self.held.entry(name).or_default();
             for rank in &holding.shards {
-                shards.entry(*rank).or_default().insert(node.clone());
+                add_holder(&mut held.shards, *rank, node);
             }
-            let parity = self.parity.entry(name).or_default();
             for place in &holding.parity {
-                parity.entry(*place).or_default().insert(node.clone());
+                add_holder(&mut held.parity, *place, node);
+            }
+            if holding.enclosures == EnclosuresHeld::All && !held.enclosing.contains(node) {
+                held.enclosing.push(node.clone());
             }
         }
     }
@@ -77,16 +103,42 @@ impl ClusterView {
         }
     }
 
+    /// Everybody who could hold it has answered: what none of them knows, nor the durable tier, was retired since it was
+    /// planned. A reader that heard of lost nodes instead would not look for the newer one that took its place.
+    pub fn drop_unknown(&mut self, name: Digest) {
+        let is_readable = self.durable_fault.is_none() && !self.is_tier_unasked;
+        let is_readable = is_readable && self.set_aside.is_empty();
+        if is_readable && !self.states.contains_key(&name) {
+            self.manifests.remove(&name);
+        }
+    }
+
     /// A node's link is down: it holds nothing that can be had now.
     pub fn forget(&mut self, node: &NodeName) {
-        let shards = self.shards.values_mut().flat_map(BTreeMap::values_mut);
-        let parity = self.parity.values_mut().flat_map(BTreeMap::values_mut);
-        for nodes in shards {
-            nodes.remove(node);
+        for holding in self.said.remove(node).unwrap_or_default() {
+            let Some(held) = self.held.get_mut(&holding.manifest) else {
+                continue;
+            };
+            for rank in &holding.shards {
+                remove_holder(&mut held.shards, rank, node);
+            }
+            for place in &holding.parity {
+                remove_holder(&mut held.parity, place, node);
+            }
+            held.enclosing.retain(|it| it != node);
         }
-        for nodes in parity {
-            nodes.remove(node);
-        }
+    }
+
+    /// Nodes that have what a manifest names.
+    pub fn enclosing(&self, name: Digest) -> &[NodeName] {
+        self.held.get(&name).map_or(&[], |held| &held.enclosing)
+    }
+
+    /// What the durable tier says against its copy of a checkpoint.
+    pub fn reason_against(&self, key: &CheckpointKey) -> Option<String> {
+        let mut set_aside = self.set_aside.iter();
+        let one = set_aside.find(|one| (one.run, one.step) == (key.run, key.step));
+        one.map(|one| one.reason.clone())
     }
 
     /// Checkpoints that were told of and whose manifests have not been found.
@@ -95,54 +147,91 @@ impl ClusterView {
         names.filter(|name| !self.manifests.contains_key(name))
     }
 
+    /// Where the shards of a checkpoint can be had.
+    pub fn sources<'a>(&'a self, manifest: &'a ManifestBytes) -> ShardSources<'a> {
+        let name = manifest.name();
+        ShardSources {
+            manifest,
+            held: self.held.get(&name),
+            is_durable: self.durable.contains(&name),
+        }
+    }
+}
+
+impl ShardSources<'_> {
     /// Blocks of a lane that are where they belong.
-    pub fn available(&self, name: Digest, lane: Lane, blocks: &LaneBlocks) -> Vec<usize> {
-        let holds = |nodes: Option<&BTreeSet<NodeName>>, node: &NodeName| {
-            nodes.is_some_and(|nodes| nodes.contains(node))
+    pub fn available(&self, lane: Lane, blocks: &LaneBlocks) -> Vec<usize> {
+        let Some(held) = self.held else {
+            return Vec::new();
         };
-        (0..blocks.blocks())
-            .filter(|block| {
-                let Some(node) = blocks.node(*block) else {
-                    return false;
-                };
-                match blocks.data.get(*block) {
-                    Some(entry) => entry.as_ref().is_some_and(|shard| {
-                        holds(
-                            self.shards.get(&name).and_then(|s| s.get(&shard.rank)),
-                            node,
-                        )
-                    }),
-                    None => {
-                        let index = (*block - blocks.data.len()) as u32;
-                        holds(
-                            self.parity.get(&name).and_then(|p| p.get(&(lane, index))),
-                            node,
-                        )
-                    }
+        let is_there = |block: &usize| {
+            let holders = match blocks.data.get(*block) {
+                Some(entry) => entry.as_ref().and_then(|it| held.shards.get(&it.rank)),
+                None => {
+                    let index = (*block - blocks.data.len()) as u32;
+                    held.parity.get(&(lane, index))
                 }
-            })
-            .collect()
+            };
+            let node = blocks.node(*block);
+            node.is_some_and(|node| holders.is_some_and(|nodes| nodes.contains(node)))
+        };
+        (0..blocks.blocks()).filter(is_there).collect()
     }
 
     /// The best source of one shard, seen from `me`.
-    pub fn source(&self, manifest: &ManifestBytes, rank: Rank, me: &NodeName) -> Option<Source> {
-        let name = manifest.name();
-        let holders = self.shards.get(&name).and_then(|shards| shards.get(&rank));
-        if let Some(holders) = holders {
-            let near = holders.get(me).or_else(|| holders.first());
-            if let Some(node) = near {
-                return Some(Source::Ram(node.clone()));
-            }
+    pub fn of(&self, rank: Rank, me: &NodeName) -> Option<Source> {
+        let holders = self.holders(rank);
+        let near = holders.iter().find(|node| *node == me);
+        if let Some(node) = near.or(holders.first()) {
+            return Some(Source::Ram(node.clone()));
         }
-        if let Some((lane, _)) = LaneBlocks::find(manifest, rank) {
-            let blocks = LaneBlocks::of(manifest, lane)?;
-            if let Some(chosen) = blocks.enough(&self.available(name, lane, &blocks)) {
-                let nodes = chosen
-                    .into_iter()
-                    .filter_map(|block| blocks.node(block).cloned());
-                return Some(Source::Decode(nodes.collect()));
-            }
+        let nodes = self.decoded_from(rank).map(Source::Decode);
+        nodes.or_else(|| self.is_durable.then_some(Source::Durable))
+    }
+
+    /// Whether every shard can be had somewhere: the same, without a word of where.
+    pub fn is_whole(&self) -> bool {
+        let shards = &self.manifest.manifest().shards;
+        if !self.is_described() {
+            return false;
         }
-        self.durable.contains(&name).then_some(Source::Durable)
+        let can_be_had = |rank| !self.holders(rank).is_empty() || self.decoded_from(rank).is_some();
+        self.is_durable || shards.iter().all(|shard| can_be_had(shard.rank))
+    }
+
+    /// Whether what the manifest names can be had somewhere.
+    pub fn is_described(&self) -> bool {
+        let names_nothing = self.manifest.manifest().enclosures().next().is_none();
+        let is_held = || self.held.is_some_and(|held| !held.enclosing.is_empty());
+        names_nothing || self.is_durable || is_held()
+    }
+
+    fn holders(&self, rank: Rank) -> &[NodeName] {
+        let holders = self.held.and_then(|held| held.shards.get(&rank));
+        holders.map_or(&[], |nodes| nodes)
+    }
+
+    /// The nodes whose blocks suffice to decode a shard, if they do.
+    fn decoded_from(&self, rank: Rank) -> Option<Vec<NodeName>> {
+        let (lane, _) = LaneBlocks::find(self.manifest, rank)?;
+        let blocks = LaneBlocks::of(self.manifest, lane)?;
+        let chosen = blocks.enough(&self.available(lane, &blocks))?;
+        let nodes = chosen.into_iter().filter_map(|block| blocks.node(block));
+        Some(nodes.cloned().collect())
+    }
+}
+
+/// A node holds a block. Few hold the same one; in the order of their names, so that every survey prefers the same.
+fn add_holder<B: Ord>(holders: &mut BTreeMap<B, Vec<NodeName>>, block: B, node: &NodeName) {
+    let nodes = holders.entry(block).or_default();
+    if let Err(place) = nodes.binary_search(node) {
+        nodes.insert(place, node.clone());
+    }
+}
+
+/// A node does not hold a block any more.
+fn remove_holder<B: Ord>(holders: &mut BTreeMap<B, Vec<NodeName>>, block: &B, node: &NodeName) {
+    if let Some(nodes) = holders.get_mut(block) {
+        nodes.retain(|it| it != node);
     }
 }

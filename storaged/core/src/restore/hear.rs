@@ -1,9 +1,12 @@
 //! What peers say to plans, openings and verifications.
 
-use storaged_wire::NodeName;
+use std::sync::Arc;
+
 use storaged_wire::peer::PeerMessage;
+use storaged_wire::{ManifestBytes, NodeName};
 
 use super::Restores;
+use super::plan::PeerHoldings;
 use crate::api::QueryId;
 use crate::context::Context;
 
@@ -24,13 +27,22 @@ impl Restores {
                 owner,
                 holdings,
                 mark,
-            } => self.plan_learns(from, QueryId(query), owner, (&holdings, mark), cx),
+            } => {
+                let told = PeerHoldings {
+                    owner,
+                    holdings: &holdings,
+                    mark,
+                };
+                self.plan_learns(from, QueryId(query), told, cx);
+            }
             PeerMessage::Marks(marks) => cx.learn_marks(marks),
             PeerMessage::ManifestQuery { query, manifest } => {
                 self.manifest_asked(from, query, manifest, cx);
             }
             PeerMessage::ManifestAnswer { query, manifest } => {
-                self.manifest_answered(from, query.map(QueryId), manifest.map(Into::into), cx);
+                let manifest = manifest.and_then(|bytes| ManifestBytes::parse(bytes).ok());
+                let manifest = manifest.map(Arc::new);
+                self.manifest_answered(from, query.map(QueryId), manifest, cx);
             }
             PeerMessage::VerifyQuery { query, manifest } => {
                 self.verify_asked(from, query, manifest, cx);

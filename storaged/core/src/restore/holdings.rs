@@ -10,6 +10,7 @@ use storaged_wire::{
 };
 
 use super::plan::SurveyPurpose;
+use super::reading::ManifestRequest;
 use crate::api::RequestId;
 use crate::catalog::Checkpoint;
 use crate::context::Context;
@@ -18,14 +19,17 @@ use crate::place::wrong_token;
 use crate::restore::Restores;
 
 /// Longest search for a manifest that is not known here: the durable tier is asked too.
-const MANIFEST_WAIT_MS: u32 = 10_000;
+pub(super) const MANIFEST_WAIT_MS: u32 = 10_000;
 
 impl Context {
     pub(crate) fn holdings_of(&self, namespace: &Namespace) -> Vec<Holding> {
         self.checkpoints
             .values()
             .filter(|c| c.key.namespace == *namespace)
-            .filter_map(Checkpoint::holding)
+            .filter_map(|c| {
+                let manifest = c.manifest.as_ref()?;
+                c.holding(self.enclosures_held(manifest.manifest()))
+            })
             .collect()
     }
 
@@ -45,21 +49,6 @@ impl Context {
                 mark: self.mark_of(namespace),
             },
         );
-    }
-
-    pub(crate) fn give_manifest(
-        &mut self,
-        id: RequestId,
-        manifest: &Arc<ManifestBytes>,
-    ) -> Result<(), Refusal> {
-        let attached = self.attached(id)?.clone();
-        if manifest.manifest().namespace != attached.namespace {
-            return Err(unknown_manifest(manifest.name()));
-        }
-        self.check_readable(manifest, attached.owner)?;
-        let bytes = ByteVec::from(manifest.bytes().to_vec());
-        self.reply(id, Reply::Manifest(bytes));
-        Ok(())
     }
 
     pub(crate) fn check_readable(
@@ -122,7 +111,13 @@ impl Restores {
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         if let Some(manifest) = self.known_manifest(name, cx) {
-            return cx.give_manifest(id, &manifest);
+            let deadline = cx.answer_by(MANIFEST_WAIT_MS);
+            let request = ManifestRequest {
+                id,
+                manifest,
+                deadline,
+            };
+            return self.read_manifest(request, Vec::new(), cx);
         }
         // A node that has just started may not know what rank 0's node planned with: it asks around.
         let surveyor = cx.surveyor(id)?;

@@ -35,10 +35,7 @@ impl Context {
         table.mark = Some(mark);
         if self.homes_of(key).contains(self.me()) {
             let told = self.namespace_mark(&key.namespace);
-            let told = PeerMessage::Marks(told.into_iter().collect());
-            for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-                self.send(&peer, told.clone());
-            }
+            self.send_all(&PeerMessage::Marks(told.into_iter().collect()));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Policy of the verb *restore*: the plan before action (`plan` asks, `cluster_view` has what was told, `settle` says for how
 //! long, `offer` what comes of it, `marks` what it must not go below), the ladder per shard (`open`), openings that a
-//! heal serves (`await_repair`), what nodes hold (`holdings`), and checking a whole checkpoint (`verify`).
+//! heal serves (`await_repair`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
 
 mod await_repair;
 mod cluster_view;
@@ -11,6 +11,7 @@ mod offer;
 mod open;
 mod opening;
 mod plan;
+mod reading;
 mod settle;
 mod source_fault;
 mod verify;
@@ -28,6 +29,7 @@ use storaged_wire::{ManifestBytes, Namespace, SlotId};
 use await_repair::AwaitedRepair;
 use opening::ShardOpen;
 use plan::SurveyInProgress;
+use reading::ManifestWait;
 use verify::VerifyWork;
 
 use crate::api::{Now, QueryId, SessionTally};
@@ -40,8 +42,11 @@ pub(crate) struct Restores {
     openings: BTreeMap<SlotId, ShardOpen>,
     awaited_repairs: Vec<AwaitedRepair>,
     verifies: BTreeMap<QueryId, VerifyWork>,
+    manifest_waits: Vec<ManifestWait>,
     /// Manifests of the last plans, for the requests that follow them.
     planned: Vec<Arc<ManifestBytes>>,
+    /// Openings for which the durable tier is listed, since memory did not give them what they need.
+    listed_for: BTreeMap<QueryId, SlotId>,
 }
 
 impl Restores {
@@ -51,7 +56,8 @@ impl Restores {
         let openings = self.openings.values().map(|opening| opening.deadline);
         let rest = self
             .awaited_repairs_deadlines()
-            .chain(self.verifies_deadline());
+            .chain(self.verifies_deadline())
+            .chain(self.manifest_waits.iter().map(|wait| wait.request.deadline));
         plans.chain(openings).chain(rest)
     }
 
@@ -63,7 +69,8 @@ impl Restores {
     /// Requests that have not been answered.
     pub fn unanswered(&self) -> usize {
         let openings = self.openings.values().filter(|it| !it.is_open());
-        self.awaited_repairs.len() + self.plans.len() + openings.count() + self.verifies.len()
+        let waits = self.awaited_repairs.len() + self.manifest_waits.len();
+        waits + self.plans.len() + openings.count() + self.verifies.len()
     }
 
     /// Openings that wait for a repair.

@@ -20,6 +20,10 @@ enum NotWhole {
     #[error("its manifest was not found on any live node")]
     NoManifest,
     #[error(
+        "its schema and metadata were not found on any live node, and it is not in the durable tier"
+    )]
+    NotDescribed,
+    #[error(
         "{} of {shards} shards are lost and cannot be decoded (ranks {:?}), and it is not in the durable tier",
         ranks.len(),
         &ranks[..ranks.len().min(8)]
@@ -118,7 +122,12 @@ impl Context {
     /// The newest checkpoint that is whole by what is known till now.
     pub(super) fn newest_offer(&self, plan: &SurveyInProgress) -> Option<CheckpointKey> {
         let mut all = candidates(plan).into_iter();
-        all.find(|(key, name)| self.offer(plan, *name, key).is_ok())
+        let is_whole = |name: &Digest| {
+            let manifest = plan.survey.manifests.get(name);
+            let is_whole = manifest.is_some_and(|it| plan.survey.sources(it).is_whole());
+            is_whole || manifest.is_some() && planted!("shard_lost_offered")
+        };
+        all.find(|(_, name)| is_whole(name))
             .map(|(key, _)| key.clone())
     }
 
@@ -133,8 +142,12 @@ impl Context {
         let record = manifest.manifest();
         let mut shards = Vec::with_capacity(record.shards.len());
         let mut lost = Vec::new();
+        let sources = plan.survey.sources(manifest);
+        if !sources.is_described() {
+            return Err(NotWhole::NotDescribed);
+        }
         for entry in &record.shards {
-            match plan.survey.source(manifest, entry.rank, self.me()) {
+            match sources.of(entry.rank, self.me()) {
                 Some(source) => shards.push(ShardSource {
                     rank: entry.rank,
                     length: entry.length,
@@ -240,7 +253,9 @@ fn not_answered(plan: &SurveyInProgress, silent: &[NodeName]) -> String {
         TierListing::Unreadable(error) => {
             text.push_str(&format!("; the durable tier could not be read: {error}"));
         }
-        TierListing::Asked => text.push_str("; the durable tier did not answer in time"),
+        TierListing::Unasked | TierListing::Asked => {
+            text.push_str("; the durable tier did not answer in time")
+        }
         TierListing::Absent | TierListing::Read => {}
     }
     text
@@ -275,10 +290,12 @@ fn nothing_restorable(
             newest.run, newest.step
         ));
     }
-    let code = match (&plan.tier, passed_over.is_empty()) {
-        (TierListing::Unreadable(_) | TierListing::Asked, _) => RefusalCode::DurableUnavailable,
-        (_, true) => RefusalCode::NoCheckpoint,
-        (_, false) => RefusalCode::TooManyLost,
+    let code = match &plan.tier {
+        TierListing::Unreadable(_) | TierListing::Unasked | TierListing::Asked => {
+            RefusalCode::DurableUnavailable
+        }
+        _ if passed_over.is_empty() => RefusalCode::NoCheckpoint,
+        _ => RefusalCode::TooManyLost,
     };
     Refusal::new(code, text)
 }

@@ -18,7 +18,7 @@ use super::holdings::unknown_manifest;
 use super::opening::{OpenRequest, ShardOpen, check_ranges};
 use super::plan::SurveyPurpose;
 use super::source_fault::{SourceFault, is_wrong};
-use crate::api::{ConnId, DurableFault, Note, Now, Output, RequestId};
+use crate::api::{ConnId, DurableFault, DurableListing, Note, Now, Output, QueryId, RequestId};
 use crate::catalog::{Checkpoint, SlotUse};
 use crate::context::Context;
 use crate::encode::Sessions;
@@ -178,6 +178,8 @@ impl Restores {
             return;
         };
         if opening.survey.durable.remove(&manifest.name()) {
+            // The tier has been asked by this: a listing that names the same copy again would only have it fetched twice.
+            opening.survey.is_tier_unasked = false;
             opening.rung = Rung::Durable;
             let ranges = opening.ranges.clone();
             cx.out.push(Output::Fetch {
@@ -188,7 +190,41 @@ impl Restores {
             });
             return;
         }
+        if std::mem::take(&mut opening.survey.is_tier_unasked) {
+            let query = QueryId(cx.fresh());
+            cx.out.push(Output::ListDurable {
+                query,
+                namespace: manifest.manifest().namespace.clone(),
+                step: Some(manifest.manifest().step),
+            });
+            self.listed_for.insert(query, slot);
+            return;
+        }
         self.no_rung_left(slot, cx);
+    }
+
+    /// Memory did not give the shard after all, and this is what the durable tier has.
+    pub(super) fn opening_listed(
+        &mut self,
+        slot: SlotId,
+        outcome: Result<DurableListing, DurableFault>,
+        sessions: &mut Sessions,
+        cx: &mut Context,
+    ) {
+        let Some(opening) = self.openings.get_mut(&slot) else {
+            return;
+        };
+        match outcome {
+            Ok(listing) => {
+                cx.keep_listed(listing.enclosures);
+                for manifest in listing.manifests {
+                    opening.survey.add_durable(manifest);
+                }
+                opening.survey.set_aside = listing.set_aside;
+            }
+            Err(fault) => opening.survey.durable_fault = Some(fault),
+        }
+        self.try_next_source(slot, sessions, cx);
     }
 
     /// Whether an opening would go on without any of these nodes, and has attempts to spare for it.
@@ -277,7 +313,8 @@ impl Restores {
         let blocks = LaneBlocks::of(&opening.manifest, lane)?;
         let available = opening
             .survey
-            .available(opening.manifest.name(), lane, &blocks);
+            .sources(&opening.manifest)
+            .available(lane, &blocks);
         // Parity first: shards have digests that all know.
         let others = available.into_iter().rev().filter(|other| *other != block);
         others

@@ -32,7 +32,8 @@ pub(crate) struct OpenRequest {
 impl OpenRequest {
     /// As a reader says it, to be answered by a time.
     pub fn new(
-        (manifest, rank): (Digest, Rank),
+        manifest: Digest,
+        rank: Rank,
         ranges: &[ByteRange],
         without: Option<Rung>,
         deadline: Now,
@@ -88,7 +89,8 @@ impl ShardOpen {
         cx.manifest_named(self.manifest.name())?;
         let usable: Vec<usize> = self
             .survey
-            .available(self.manifest.name(), lane, &blocks)
+            .sources(&self.manifest)
+            .available(lane, &blocks)
             .into_iter()
             .filter(|block| {
                 blocks
@@ -96,24 +98,24 @@ impl ShardOpen {
                     .is_some_and(|node| cx.is_up(node) && !self.excluded.contains(node))
             })
             .collect();
-        let shape = match self.wary {
-            true => RepairShape::Direct,
-            false => RepairShape::Chain,
+        let shape = if self.wary {
+            RepairShape::Direct
+        } else {
+            RepairShape::Chain
         };
         let fast = |block: &usize| {
             let node = blocks.node(*block);
             node.is_some_and(|node| !sessions.links(cx).is_slow(node))
         };
         let first: Vec<usize> = usable.iter().copied().filter(fast).collect();
-        let others = sessions.survivors(&blocks, [&first, &[]], (1, shape), cx);
+        let others = sessions.survivors(&blocks, [&first, &[]], 1, shape, cx);
         // A copy over a slow link takes longer than decoding from others, if they are enough.
         let copies = usable.contains(&block) && (first.contains(&block) || others.is_none());
-        let (survivors, rung) = match copies {
-            true => (vec![block], Rung::PeerRam),
-            false => {
-                let any = || sessions.survivors(&blocks, [&first, &usable], (1, shape), cx);
-                (others.or_else(any)?, Rung::Decoded)
-            }
+        let (survivors, rung) = if copies {
+            (vec![block], Rung::PeerRam)
+        } else {
+            let any = || sessions.survivors(&blocks, [&first, &usable], 1, shape, cx);
+            (others.or_else(any)?, Rung::Decoded)
         };
         let kind = SessionKind::Repair {
             lane,

@@ -4,19 +4,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use storaged_plan::LaneBlocks;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{HighMark, Holding, PeerMessage};
 use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, Step};
 
 use super::cluster_view::ClusterView;
-use super::holdings::unknown_manifest;
+use super::holdings::{MANIFEST_WAIT_MS, unknown_manifest};
 use super::opening::OpenRequest;
+use super::reading::ManifestRequest;
 use crate::api::{
     ConnId, DurableFault, DurableListing, DurablePolicy, Now, Output, QueryId, RequestId,
 };
 use crate::context::Context;
 use crate::encode::Sessions;
 use crate::restore::Restores;
+use crate::trickle::durable_unavailable;
 
 /// A survey of who holds what, under way. It has the caller's time.
 #[derive(Debug, Clone)]
@@ -28,6 +31,7 @@ pub(crate) struct SurveyInProgress {
     pub began: Now,
     pub deadline: Now,
     pub survey: ClusterView,
+    pub asked: Asked,
     /// Members that have said what they hold since their links came up, this node included.
     pub answered: BTreeSet<NodeName>,
     /// Manifests that members were asked for and have not answered, by member.
@@ -40,13 +44,35 @@ pub(crate) struct SurveyInProgress {
     pub mark_asked: Option<HighMark>,
     pub foreign_owner: bool,
     pub then: SurveyPurpose,
+    /// Who gave a manifest last.
+    manifest_from: Option<NodeName>,
     manifests_asked: BTreeSet<Digest>,
+}
+
+/// Who is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Everybody,
+    /// Those who may hold a block that is of use.
+    Only(BTreeSet<NodeName>),
+}
+
+impl Asked {
+    pub fn has(&self, node: &NodeName) -> bool {
+        match self {
+            Self::Everybody => true,
+            Self::Only(nodes) => nodes.contains(node),
+        }
+    }
 }
 
 /// How the durable tier stands in a survey.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TierListing {
     Absent,
+    /// It is asked once those who hold blocks in RAM have answered and something is lacking: ten thousand ranks that open a
+    /// shard each would list it ten thousand times.
+    Unasked,
     Asked,
     Read,
     Unreadable(DurableFault),
@@ -55,7 +81,7 @@ pub(crate) enum TierListing {
 impl TierListing {
     /// Whether nothing more is to be expected of it.
     pub fn is_settled(&self) -> bool {
-        *self != Self::Asked
+        matches!(self, Self::Absent | Self::Read | Self::Unreadable(_))
     }
 }
 
@@ -65,6 +91,7 @@ pub(crate) enum SurveyPurpose {
     Offer(Older),
     Verify,
     Manifest(Digest),
+    Enclosures(ManifestRequest),
     Open(OpenRequest),
 }
 
@@ -75,15 +102,12 @@ pub(crate) enum Older {
     Allowed,
 }
 
-impl Older {
-    /// As the request says it.
-    pub fn of(allowed: bool) -> Self {
-        if allowed {
-            Self::Allowed
-        } else {
-            Self::Refused
-        }
-    }
+/// What a peer says of a job.
+#[derive(Debug)]
+pub(crate) struct PeerHoldings<'a> {
+    pub owner: Option<Owner>,
+    pub holdings: &'a [Holding],
+    pub mark: Option<HighMark>,
 }
 
 /// Whom a survey is made for.
@@ -103,6 +127,8 @@ impl Restores {
         cx: &mut Context,
     ) {
         self.plans.retain(|_, plan| plan.id.conn != conn);
+        self.manifest_waits
+            .retain(|wait| wait.request.id.conn != conn);
         self.verifies
             .retain(|_, work| work.id().is_none_or(|id| id.conn != conn));
         self.forget_awaited_repairs(conn);
@@ -131,23 +157,51 @@ impl Restores {
         cx: &mut Context,
     ) {
         cx.touch(&surveyor.namespace);
-        let plan = cx.new_survey(surveyor, step, timeout_ms, then);
+        let mut plan = cx.new_survey(surveyor, step, timeout_ms, then);
+        self.ask_few(&mut plan, cx);
         self.ask_around(plan, cx);
+    }
+
+    /// A reader that opens a shard of a known checkpoint has use for its lane's blocks alone. Ten thousand ranks that each asked
+    /// everybody would send twelve million questions.
+    fn ask_few(&self, plan: &mut SurveyInProgress, cx: &Context) {
+        let SurveyPurpose::Open(wish) = &plan.then else {
+            return;
+        };
+        let Some(manifest) = self.known_manifest(wish.manifest, cx) else {
+            return;
+        };
+        let lane = LaneBlocks::find(&manifest, wish.rank);
+        let blocks = lane.and_then(|(lane, _)| LaneBlocks::of(&manifest, lane));
+        let nodes: BTreeSet<NodeName> = match blocks {
+            Some(blocks) => {
+                let all = 0..blocks.blocks();
+                all.filter_map(|block| blocks.node(block).cloned())
+                    .collect()
+            }
+            None => {
+                let shard = manifest.manifest().shard(wish.rank);
+                shard.map(|shard| shard.node.clone()).into_iter().collect()
+            }
+        };
+        plan.asked = Asked::Only(nodes);
+        plan.survey.manifests.insert(wish.manifest, manifest);
     }
 
     fn ask_around(&mut self, plan: SurveyInProgress, cx: &mut Context) {
         let query = QueryId(cx.fresh());
         if plan.tier == TierListing::Asked {
-            let step = plan.step;
-            let namespace = plan.namespace.clone();
-            cx.out.push(Output::ListDurable {
-                query,
-                namespace,
-                step,
-            });
+            list_tier(query, &plan, cx);
         }
+        let asked = plan.asked.clone();
         self.plans.insert(query, plan);
-        for peer in cx.peers.keys().cloned().collect::<Vec<_>>() {
+        let peers: Vec<NodeName> = cx
+            .peers
+            .keys()
+            .filter(|it| asked.has(it))
+            .cloned()
+            .collect();
+        for peer in peers {
             self.ask_for_plan(query, &peer, cx);
         }
         self.advance_plan(query, cx);
@@ -165,7 +219,8 @@ impl Restores {
             namespace: plan.namespace,
             owner: plan.owner,
         };
-        let fresh = cx.new_survey(of, plan.step, 0, plan.then);
+        let mut fresh = cx.new_survey(of, plan.step, 0, plan.then);
+        fresh.survey.manifests = plan.survey.manifests;
         self.ask_around(
             SurveyInProgress {
                 began: plan.began,
@@ -173,10 +228,6 @@ impl Restores {
                 foreign_owner: plan.foreign_owner,
                 mark,
                 mark_asked: mark,
-                survey: ClusterView {
-                    manifests: plan.survey.manifests,
-                    ..fresh.survey
-                },
                 ..fresh
             },
             cx,
@@ -187,6 +238,9 @@ impl Restores {
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
         };
+        if !plan.asked.has(peer) {
+            return;
+        }
         plan.answered.remove(peer);
         let namespace = plan.namespace.clone();
         cx.send(
@@ -219,17 +273,20 @@ impl Restores {
         &mut self,
         from: &NodeName,
         query: QueryId,
-        owner: Option<Owner>,
-        (holdings, mark): (&[Holding], Option<HighMark>),
+        told: PeerHoldings<'_>,
         cx: &mut Context,
     ) {
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
         };
+        let PeerHoldings {
+            owner,
+            holdings,
+            mark,
+        } = told;
         plan.answered.insert(from.clone());
         plan.mark = plan.mark.max(mark);
         plan.foreign_owner |= owner.is_some_and(|owner| owner != plan.owner);
-        plan.survey.forget(from);
         plan.survey.add(from, holdings);
         let unknown: Vec<Digest> = holdings
             .iter()
@@ -265,11 +322,9 @@ impl Restores {
         &mut self,
         from: &NodeName,
         query: Option<QueryId>,
-        bytes: Option<Vec<u8>>,
+        manifest: Option<Arc<ManifestBytes>>,
         cx: &mut Context,
     ) {
-        let manifest = bytes.and_then(|bytes| ManifestBytes::parse(bytes).ok());
-        let manifest = manifest.map(Arc::new);
         let name = manifest.as_ref().map(|manifest| manifest.name());
         let asked = |plan: &SurveyInProgress| {
             plan.manifests_due.contains_key(from)
@@ -305,6 +360,7 @@ impl Restores {
         if let Some(manifest) = manifest
             && plan.manifests_asked.contains(&manifest.name())
         {
+            plan.manifest_from = Some(from.clone());
             plan.survey.manifests.insert(manifest.name(), manifest);
         }
         self.advance_plan(query, cx);
@@ -314,9 +370,13 @@ impl Restores {
         &mut self,
         query: QueryId,
         outcome: Result<DurableListing, DurableFault>,
+        sessions: &mut Sessions,
         cx: &mut Context,
     ) {
         cx.tier_answered(outcome.as_ref().err());
+        if let Some(slot) = self.listed_for.remove(&query) {
+            return self.opening_listed(slot, outcome, sessions, cx);
+        }
         let Some((namespace, step)) = self
             .plans
             .get(&query)
@@ -337,6 +397,7 @@ impl Restores {
         };
         plan.tier = match outcome {
             Ok(listing) => {
+                cx.keep_listed(listing.enclosures);
                 for manifest in listing.manifests {
                     plan.foreign_owner |= manifest.manifest().owner != plan.owner;
                     plan.survey.add_durable(manifest);
@@ -366,8 +427,9 @@ impl Restores {
             plan.manifests_asked.clear();
             let due = std::mem::take(&mut plan.manifests_due);
             let answered = plan.answered.clone();
+            let asked = plan.asked.clone();
             let silent = |peer: &&NodeName| due.contains_key(*peer) || !answered.contains(*peer);
-            for peer in peers.iter().filter(silent) {
+            for peer in peers.iter().filter(|it| asked.has(it)).filter(silent) {
                 self.ask_for_plan(query, peer, cx);
             }
         }
@@ -400,15 +462,30 @@ impl Restores {
                 plan.survey.manifests.insert(name, manifest);
             }
         }
+        self.ask_tier_if_needed(query, cx);
         let is_late =
             |plan: &SurveyInProgress| plan.deadline <= cx.now && !planted!("plans_never_expire");
         let Some(plan) = self.plans.get(&query) else {
             return;
         };
-        match (is_late(plan), cx.is_settled(plan)) {
-            (false, false) => {}
-            (false, true) if cx.is_torn(plan) => self.ask_again(query, cx),
-            _ => self.finish_plan(query, cx),
+        if is_late(plan) {
+            self.finish_plan(query, cx);
+        } else if cx.is_settled(plan) {
+            if cx.is_torn(plan) {
+                self.ask_again(query, cx);
+            } else {
+                self.finish_plan(query, cx);
+            }
+        }
+    }
+
+    fn ask_tier_if_needed(&mut self, query: QueryId, cx: &mut Context) {
+        let Some(plan) = self.plans.get_mut(&query) else {
+            return;
+        };
+        if plan.tier == TierListing::Unasked && cx.linked_answered(plan) && !cx.is_settled(plan) {
+            plan.tier = TierListing::Asked;
+            list_tier(query, plan, cx);
         }
     }
 
@@ -419,16 +496,24 @@ impl Restores {
         let id = plan.id;
         match plan.then.clone() {
             SurveyPurpose::Open(wish) => {
+                let all_answered = cx.everybody_answered(&plan);
                 let mut survey = plan.survey;
                 survey.note_durable(wish.manifest);
+                survey.is_tier_unasked = plan.tier == TierListing::Unasked;
                 survey.durable_fault = match plan.tier {
                     TierListing::Unreadable(fault) => Some(fault),
                     TierListing::Asked => Some(DurableFault::TimedOut("no listing in time".into())),
-                    TierListing::Absent | TierListing::Read => None,
+                    TierListing::Absent | TierListing::Unasked | TierListing::Read => None,
                 };
+                if all_answered {
+                    survey.drop_unknown(wish.manifest);
+                }
                 self.open_surveyed(id, wish, survey, cx);
             }
-            SurveyPurpose::Manifest(name) => self.manifest_surveyed(id, name, &plan.survey, cx),
+            SurveyPurpose::Manifest(name) => self.manifest_surveyed(&plan, name, cx),
+            SurveyPurpose::Enclosures(request) => {
+                self.enclosures_surveyed(request, &plan, cx);
+            }
             SurveyPurpose::Offer(_) | SurveyPurpose::Verify => self.answer_plan(&plan, cx),
         }
     }
@@ -449,19 +534,22 @@ impl Restores {
         }
     }
 
-    fn manifest_surveyed(
-        &mut self,
-        id: RequestId,
-        name: Digest,
-        survey: &ClusterView,
-        cx: &mut Context,
-    ) {
-        let outcome = match survey.manifests.get(&name).cloned() {
+    fn manifest_surveyed(&mut self, plan: &SurveyInProgress, name: Digest, cx: &mut Context) {
+        let id = plan.id;
+        let outcome = match plan.survey.manifests.get(&name).cloned() {
             Some(manifest) => {
                 self.remember_planned(manifest.clone());
-                cx.give_manifest(id, &manifest)
+                let request = ManifestRequest {
+                    id,
+                    manifest,
+                    deadline: plan.deadline.max(cx.answer_by(MANIFEST_WAIT_MS)),
+                };
+                // Whoever gave the manifest has read it itself, most likely.
+                let mut told_by = plan.survey.enclosing(name).to_vec();
+                told_by.extend(plan.manifest_from.clone());
+                self.read_manifest(request, told_by, cx)
             }
-            None => Err(unknown_manifest(name)),
+            None => Err(not_found(plan, name)),
         };
         if let Err(refusal) = outcome {
             cx.reply(id, Reply::Refused(refusal));
@@ -498,16 +586,41 @@ impl Context {
             survey,
             answered: BTreeSet::from([self.me().clone()]),
             manifests_due: BTreeMap::new(),
-            tier: match self.setup.durable {
-                DurablePolicy::Absent => TierListing::Absent,
-                _ => TierListing::Asked,
+            tier: match (&self.setup.durable, &then) {
+                (DurablePolicy::Absent, _) => TierListing::Absent,
+                (_, SurveyPurpose::Open(_) | SurveyPurpose::Manifest(_)) => TierListing::Unasked,
+                (_, SurveyPurpose::Enclosures(_)) => TierListing::Unasked,
+                // One listing per restart, at once: it is often what a plan waits for.
+                (_, SurveyPurpose::Offer(_) | SurveyPurpose::Verify) => TierListing::Asked,
             },
             mark,
             mark_asked: mark,
             namespace: of.namespace,
             foreign_owner: false,
+            asked: Asked::Everybody,
             then,
+            manifest_from: None,
             manifests_asked: BTreeSet::new(),
         }
     }
+}
+
+fn list_tier(query: QueryId, plan: &SurveyInProgress, cx: &mut Context) {
+    cx.out.push(Output::ListDurable {
+        query,
+        namespace: plan.namespace.clone(),
+        step: plan.step,
+    });
+}
+
+/// What the tier may hold is not said to be nowhere.
+fn not_found(plan: &SurveyInProgress, name: Digest) -> Refusal {
+    let fault = match &plan.tier {
+        TierListing::Absent | TierListing::Read => return unknown_manifest(name),
+        TierListing::Unreadable(fault) => fault.clone(),
+        TierListing::Unasked | TierListing::Asked => {
+            DurableFault::TimedOut("no listing in time".into())
+        }
+    };
+    durable_unavailable(&plan.namespace, &fault)
 }

@@ -10,7 +10,7 @@ use storaged_wire::{Digest, NodeName};
 
 use super::marks::mark_at;
 use super::opening::OpenRequest;
-use super::plan::{Older, SurveyInProgress, SurveyPurpose};
+use super::plan::{Asked, Older, SurveyInProgress, SurveyPurpose};
 use crate::context::Context;
 use crate::limits;
 
@@ -21,6 +21,9 @@ impl Context {
         }
         match &plan.then {
             SurveyPurpose::Manifest(name) => self.manifest_settles(plan, *name),
+            SurveyPurpose::Enclosures(request) => {
+                plan.survey.sources(&request.manifest).is_described()
+            }
             SurveyPurpose::Open(wish) => {
                 self.linked_answered(plan) && self.opening_settles(plan, wish)
             }
@@ -45,33 +48,44 @@ impl Context {
             && !is_enough(self.newest_offer(plan))
     }
 
-    fn everybody_answered(&self, plan: &SurveyInProgress) -> bool {
-        let enough = plan.answered.len() >= self.setup.members.len();
-        enough
+    pub(super) fn everybody_answered(&self, plan: &SurveyInProgress) -> bool {
+        let enough = || match &plan.asked {
+            Asked::Everybody => plan.answered.len() >= self.setup.members.len(),
+            Asked::Only(_) => true,
+        };
+        enough()
             && plan.manifests_due.is_empty()
             && plan.tier.is_settled()
             && self.silent(plan).is_empty()
     }
 
-    /// Members that have not said what they hold.
+    /// Of those who are asked, the members that have not said what they hold.
     pub(super) fn silent(&self, plan: &SurveyInProgress) -> Vec<NodeName> {
         let members = self.setup.members.iter().map(|member| &member.name);
         members
-            .filter(|name| !plan.answered.contains(*name))
+            .filter(|name| plan.asked.has(name) && !plan.answered.contains(*name))
             .cloned()
             .collect()
     }
 
     pub(super) fn majority_answered(&self, plan: &SurveyInProgress) -> bool {
-        plan.answered.len() >= self.majority()
+        match &plan.asked {
+            Asked::Everybody => plan.answered.len() >= self.majority(),
+            Asked::Only(nodes) => 2 * nodes.intersection(&plan.answered).count() > nodes.len(),
+        }
     }
 
     /// Whether those whose links are up have answered, or have had the time to.
-    fn linked_answered(&self, plan: &SurveyInProgress) -> bool {
-        // This node has answered too. Counted first: looking for each peer at every answer is quadratic.
-        let enough = plan.answered.len() > self.peers.len();
-        let all = || self.peers.keys().all(|peer| plan.answered.contains(peer));
-        self.had_time(plan) || plan.manifests_due.is_empty() && enough && all()
+    pub(super) fn linked_answered(&self, plan: &SurveyInProgress) -> bool {
+        let answered = |node: &NodeName| plan.answered.contains(node);
+        let all = || match &plan.asked {
+            // This node has answered too. Counted first: looking for each peer at every answer is quadratic.
+            Asked::Everybody => {
+                plan.answered.len() > self.peers.len() && self.peers.keys().all(answered)
+            }
+            Asked::Only(nodes) => nodes.iter().all(|node| answered(node) || !self.is_up(node)),
+        };
+        self.had_time(plan) || plan.manifests_due.is_empty() && all()
     }
 
     fn had_time(&self, plan: &SurveyInProgress) -> bool {
@@ -114,7 +128,7 @@ impl Context {
         let Some(manifest) = plan.survey.manifests.get(&wish.manifest) else {
             return plan.tier.is_settled() && self.majority_answered(plan);
         };
-        let source = plan.survey.source(manifest, wish.rank, self.me());
+        let source = plan.survey.sources(manifest).of(wish.rank, self.me());
         match source {
             Some(Source::Ram(node)) if node == *self.me() => wish.without != Some(Rung::OwnRam),
             Some(Source::Ram(_) | Source::Decode(_)) => true,
@@ -133,14 +147,14 @@ mod tests {
     use storaged_wire::{CheckpointState, ManifestBytes, Rank, RefusalCode, RunId, Step};
 
     use super::*;
-    use crate::api::{ConnId, Input, Now, Output, RequestId};
+    use crate::api::{ConnId, DurableListing, DurablePolicy, Input, Now, Output, RequestId};
     use crate::node::Node;
-    use crate::testkit::{TOKEN, hear, job, last_of, owner};
+    use crate::testkit::{TOKEN, hear, job, last_of, last_with_tier, owner};
 
     /// What `a` and `b` save, with parity on `c`.
     fn manifest(step: u64) -> ManifestBytes {
-        let shards = (5, digest(b"any"));
-        let manifest = crate::testkit::manifest(step, &["a", "b"], &["c"], shards);
+        let root = digest(b"any");
+        let manifest = crate::testkit::manifest(step, &["a", "b"], &["c"], 5, root);
         manifest.seal().expect("a sound manifest")
     }
 
@@ -189,6 +203,7 @@ mod tests {
                 state: CheckpointState::Protected,
                 shards: vec![Rank::new(rank)],
                 parity: Vec::new(),
+                enclosures: storaged_wire::EnclosuresHeld::All,
             }],
             mark: Some(mark(step)),
         }
@@ -217,9 +232,182 @@ mod tests {
         }])
     }
 
+    const FIVE: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+    /// A reader on `e`, which knows the manifest of step 1, opens rank 0's shard.
+    fn opens(node: &mut Node) -> Vec<Output> {
+        let manifest = manifest(1);
+        let committed = PeerMessage::Committed {
+            manifest: manifest.shared(),
+            durable: storaged_wire::local::DurableWish::Never,
+        };
+        hear(node, 1, "a", committed);
+        let hello = Request::Hello {
+            version: storaged_wire::local::LOCAL_VERSION,
+            namespace: job(),
+            token: TOKEN.to_vec().into(),
+            role: Role::Reader,
+        };
+        asks(node, 0, hello);
+        let open = Request::OpenShard {
+            manifest: manifest.name(),
+            rank: Rank::new(0),
+            ranges: vec![],
+            timeout_ms: 60_000,
+            without: None,
+        };
+        asks(node, 1, open)
+    }
+
+    fn makes_room(outputs: &[Output]) -> bool {
+        let mut outputs = outputs.iter();
+        outputs.any(|output| matches!(output, Output::CreateSlot { .. }))
+    }
+
+    fn lists_tier(outputs: &[Output]) -> bool {
+        let mut outputs = outputs.iter();
+        outputs.any(|output| matches!(output, Output::ListDurable { .. }))
+    }
+
+    #[test]
+    fn a_shard_is_looked_for_where_its_lane_lies_and_nowhere_else() {
+        let mut node = last_of(&FIVE, 2, 1);
+        let outputs = opens(&mut node);
+        let asked = outputs.iter().filter_map(|output| match output {
+            Output::Send {
+                to,
+                message: PeerMessage::HoldingsQuery { .. },
+            } => Some(to.as_str()),
+            _ => None,
+        });
+        assert_eq!(asked.collect::<Vec<_>>(), ["a", "b", "c"]);
+        // It goes on when these have answered: with what `a` holds.
+        let query = asked_first(&outputs);
+        for (from, rank) in [("b", 1), ("c", 1)] {
+            hear(&mut node, 1_001, from, holds(query, 1, rank));
+        }
+        let outputs = hear(&mut node, 1_002, "a", holds(query, 1, 0));
+        assert!(makes_room(&outputs), "{outputs:?}");
+    }
+
+    #[test]
+    fn the_durable_tier_is_listed_for_a_shard_only_once_memory_lacks_it() {
+        for holder_lives in [true, false] {
+            let mut node = last_with_tier(&FIVE, 2, 1, DurablePolicy::OnRequest);
+            let outputs = opens(&mut node);
+            assert!(!lists_tier(&outputs), "{outputs:?}");
+            let query = asked_first(&outputs);
+            for from in ["b", "c"] {
+                let none = PeerMessage::Holdings {
+                    query,
+                    owner: Some(owner()),
+                    holdings: vec![],
+                    mark: None,
+                };
+                assert!(!lists_tier(&hear(&mut node, 1_001, from, none)));
+            }
+            let outputs = if holder_lives {
+                hear(&mut node, 1_002, "a", holds(query, 1, 0))
+            } else {
+                let gone = crate::testkit::name("a");
+                node.handle(Now(1_002), Input::PeerDown { node: gone })
+            };
+            assert_eq!(
+                (makes_room(&outputs), lists_tier(&outputs)),
+                (holder_lives, !holder_lives),
+                "{outputs:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_manifest_that_a_tier_which_cannot_be_read_may_hold_is_not_said_to_be_nowhere() {
+        let mut node = last_with_tier(&["a", "b", "c"], 2, 1, DurablePolicy::OnRequest);
+        let hello = Request::Hello {
+            version: storaged_wire::local::LOCAL_VERSION,
+            namespace: job(),
+            token: TOKEN.to_vec().into(),
+            role: Role::Reader,
+        };
+        asks(&mut node, 0, hello);
+        let manifest = manifest(1).name();
+        let outputs = asks(&mut node, 1, Request::GetManifest { manifest });
+        let query = asked_first(&outputs);
+        let mut all = Vec::new();
+        for from in ["a", "b"] {
+            let none = PeerMessage::Holdings {
+                query,
+                owner: Some(owner()),
+                holdings: vec![],
+                mark: None,
+            };
+            all.extend(hear(&mut node, 1_001, from, none));
+            let none = PeerMessage::ManifestAnswer {
+                query: Some(query),
+                manifest: None,
+            };
+            all.extend(hear(&mut node, 1_002, from, none));
+        }
+        let query = all.iter().find_map(|output| match output {
+            Output::ListDurable { query, .. } => Some(*query),
+            _ => None,
+        });
+        let outcome = Err(crate::api::DurableFault::TimedOut("hangs".into()));
+        let query = query.expect("the tier is asked");
+        let outputs = node.handle(Now(1_003), Input::DurableListed { query, outcome });
+        assert_eq!(refused(&outputs), Some(RefusalCode::DurableUnavailable));
+    }
+
+    #[test]
+    fn the_durable_tier_is_listed_when_memory_had_it_and_does_not_give_it() {
+        let mut node = last_with_tier(&FIVE, 2, 1, DurablePolicy::OnRequest);
+        let outputs = opens(&mut node);
+        let query = asked_first(&outputs);
+        let mut all = Vec::new();
+        for (from, rank) in [("b", 1), ("c", 1), ("a", 0)] {
+            all.extend(hear(&mut node, 1_001, from, holds(query, 1, rank)));
+        }
+        let made = all.iter().find_map(|output| match output {
+            Output::CreateSlot { slot, .. } => Some(*slot),
+            _ => None,
+        });
+        let slot = made.expect("a slot");
+        all.extend(node.handle(Now(1_003), Input::SlotCreated { slot }));
+        assert!(!lists_tier(&all));
+        let gone = crate::testkit::name("a");
+        let mut all = node.handle(Now(1_004), Input::PeerDown { node: gone });
+        for second in 2..30 {
+            all.extend(node.handle(Now(second * 1_000), Input::Tick));
+        }
+        let listed = all.iter().find_map(|output| match output {
+            Output::ListDurable { query, .. } => Some(*query),
+            _ => None,
+        });
+        let listed = listed.expect("the tier is asked");
+        assert_eq!(refused(&all), None);
+        let listing = DurableListing {
+            manifests: vec![manifest(1).into()],
+            ..DurableListing::default()
+        };
+        let outcome = Ok(listing);
+        let outputs = node.handle(
+            Now(31_000),
+            Input::DurableListed {
+                query: listed,
+                outcome,
+            },
+        );
+        let is_fetch = |output: &Output| matches!(output, Output::Fetch { .. });
+        assert!(outputs.iter().any(is_fetch), "{outputs:?}");
+    }
+
+    fn asked_first(outputs: &[Output]) -> u64 {
+        asked(outputs).expect("some are asked")
+    }
+
     #[test]
     fn answers_of_different_moments_are_asked_for_again() {
-        let mut node = last_of(&["a", "b", "c"], (2, 1));
+        let mut node = last_of(&["a", "b", "c"], 2, 1);
         hear(&mut node, 1, "a", marked(1));
         node.handle(Now(900), Input::Tick);
         asks(

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use storaged_plan::lanes_of;
 use storaged_wire::local::{Reply, VerifiedPart, VerifyReport};
-use storaged_wire::peer::{Lane, PeerMessage};
-use storaged_wire::{Digest, ManifestBytes, NodeName, Rank, Refusal, Step};
+use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage};
+use storaged_wire::{Digest, Enclosure, ManifestBytes, NodeName, Rank, Refusal, Step};
 
 use super::plan::SurveyPurpose;
 use crate::api::{CheckPart, Now, Output, QueryId, RequestId};
@@ -102,8 +102,7 @@ impl Restores {
         cx: &mut Context,
     ) {
         let me = cx.me().clone();
-        let mut parts = Vec::new();
-        let mut checks = Vec::new();
+        let (mut parts, mut checks) = cx.enclosure_parts(name);
         if let Some(checkpoint) = cx.checkpoint_named(name) {
             for (rank, local) in &checkpoint.shards {
                 if let Some(shard) = local.sealed() {
@@ -202,6 +201,14 @@ impl Restores {
             return;
         };
         let mut unread = missing(&manifest, &parts);
+        if waiting_for.is_empty() {
+            let homes = cx.homes_of(&CheckpointKey::of(manifest.manifest()));
+            unread.extend(
+                homes
+                    .first()
+                    .map_or_else(Vec::new, |home| missing_enclosures(&manifest, &parts, home)),
+            );
+        }
         for part in &mut unread {
             if waiting_for.contains(&part.node) {
                 part.fault = Some(UNREAD.into());
@@ -277,6 +284,54 @@ fn shard_part(rank: Rank) -> String {
 
 fn parity_part(lane: Lane, index: u32) -> String {
     format!("parity {index} of group {} lane {}", lane.group, lane.index)
+}
+
+impl Context {
+    /// What a manifest names, as far as it is here, and how that is checked.
+    fn enclosure_parts(&self, name: Digest) -> (Vec<VerifiedPart>, Vec<CheckPart>) {
+        let manifest = self.manifest_named(name);
+        let named = manifest.iter().flat_map(|it| named_parts(it));
+        let here = named.filter_map(|(what, name)| {
+            let bytes = self.enclosures.get(name.digest)?;
+            let part = VerifiedPart {
+                node: self.me().clone(),
+                what: what.into(),
+                bytes: name.length,
+                fault: None,
+            };
+            Some((part, CheckPart::Enclosure { name, bytes }))
+        });
+        here.unzip()
+    }
+}
+
+/// What a manifest names, and what a report calls it.
+fn named_parts(manifest: &ManifestBytes) -> impl Iterator<Item = (&'static str, Enclosure)> {
+    let record = manifest.manifest();
+    let all = [
+        ("schema", record.schema.to_fetch()),
+        ("torch metadata", record.torch_metadata.to_fetch()),
+    ];
+    all.into_iter()
+        .filter_map(|(what, name)| Some((what, name?)))
+}
+
+/// What a manifest names and no node told of: its home nodes should hold it.
+fn missing_enclosures(
+    manifest: &ManifestBytes,
+    told: &[VerifiedPart],
+    home: &NodeName,
+) -> Vec<VerifiedPart> {
+    let is_told = |what: &str| told.iter().any(|part| part.what == what);
+    let untold = named_parts(manifest).filter(|(what, _)| !is_told(what));
+    untold
+        .map(|(what, _)| VerifiedPart {
+            node: home.clone(),
+            what: what.into(),
+            bytes: 0,
+            fault: Some("expected on the home nodes, found on none that answered".into()),
+        })
+        .collect()
 }
 
 /// Parts that the manifest expects of a node and that it did not tell of.

@@ -1,5 +1,5 @@
-//! From sealed shards to a committed checkpoint. Every node announces what it has sealed to the checkpoint's home
-//! nodes; a home node that has heard of every rank and has the description builds the manifest. The manifest
+//! From sealed shards to a committed checkpoint. A home node that has heard of every rank (`announce`) and has the description
+//! builds the manifest. The manifest
 //! follows from what was announced alone, so all home nodes build the same bytes and no leader is needed.
 
 use std::collections::BTreeSet;
@@ -9,17 +9,16 @@ use minicbor::bytes::ByteVec;
 use storaged_plan::{Group, homes};
 use storaged_wire::local::{DurableWish, Reply};
 use storaged_wire::manifest::GroupEntry;
-use storaged_wire::peer::{CheckpointKey, PeerMessage, Relay};
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{
-    CheckpointState, Digest, Geometry, Manifest, ManifestBytes, NodeName, Owner, Rank, Refusal,
-    RefusalCode, ShardEntry, SharedBytes, Step, WorldSize,
+    CheckpointState, Digest, Enclosed, Geometry, Manifest, ManifestBytes, ManifestError, NodeName,
+    Owner, Rank, Refusal, RefusalCode, ShardEntry, SharedBytes, Step, WorldSize,
 };
 
-use crate::api::{Note, RequestId};
-use crate::catalog::{Announced, Checkpoint, Description, Told};
+use crate::api::{GivenDescription, NamedDescription, Note, Preparation, RequestId, SealedCommit};
+use crate::catalog::{Checkpoint, Description, Sealing};
 use crate::context::Context;
 use crate::event::Event;
-use crate::limits;
 use crate::parcels::Notice;
 use crate::place::RunStanding;
 
@@ -53,16 +52,32 @@ impl Context {
                 ),
             ));
         }
-        let checkpoint = self.checkpoint_entry(&key, attached.owner, world_size);
-        checkpoint.description_here = Some(Description {
-            schema,
-            torch_metadata,
-            durable,
-        });
+        self.checkpoint_entry(&key, attached.owner, world_size);
         // "Done" says that it will be told, not that it has committed: a home node that is away now hears it when it is said again.
         self.reply(id, Reply::Done);
-        self.announce(&key);
+        let description = GivenDescription::new(schema, torch_metadata, durable);
+        if description.length() > self.setup.messages.inline {
+            self.prepare(Preparation::Describe { key, description });
+        } else {
+            self.description_named(&key, description.named());
+        }
         Ok(())
+    }
+
+    /// What a trainer gave has been digested.
+    pub(crate) fn description_named(&mut self, key: &CheckpointKey, description: NamedDescription) {
+        let NamedDescription { given, names } = description;
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return;
+        };
+        if checkpoint.manifest.is_some() {
+            return;
+        }
+        let [schema, torch_metadata] = names;
+        checkpoint.description_here = Some(Description::new(schema, torch_metadata, given.durable));
+        self.keep_enclosure(schema.digest, given.schema);
+        self.keep_enclosure(torch_metadata.digest, given.torch_metadata);
+        self.announce(key);
     }
 
     pub(crate) fn homes_of(&self, key: &CheckpointKey) -> Vec<NodeName> {
@@ -73,169 +88,8 @@ impl Context {
         homes(&self.setup.members, key, count)
     }
 
-    /// Tells the home nodes what this node has of a checkpoint that has not committed.
-    pub(crate) fn announce(&mut self, key: &CheckpointKey) {
-        let Some(checkpoint) = self.checkpoints.get(key) else {
-            return;
-        };
-        if checkpoint.manifest.is_some() {
-            return;
-        }
-        let mut messages: Vec<PeerMessage> = checkpoint
-            .shards
-            .iter()
-            .filter_map(|(rank, shard)| {
-                let (_, root) = shard.digests.as_ref()?;
-                Some(PeerMessage::ShardSealed {
-                    key: key.clone(),
-                    owner: checkpoint.owner,
-                    world_size: checkpoint.world_size,
-                    rank: *rank,
-                    length: shard.length,
-                    root: *root,
-                })
-            })
-            .collect();
-        let (owner, world_size) = (checkpoint.owner, checkpoint.world_size);
-        if let Some(description) = checkpoint.description_here.clone() {
-            let message = || PeerMessage::Description {
-                key: key.clone(),
-                owner,
-                world_size,
-                schema: description.schema.clone(),
-                torch_metadata: description.torch_metadata.clone(),
-                durable: description.durable,
-            };
-            messages.push(self.wrap_again(key, Notice::Description, message));
-        }
-        // To all m+1 home nodes: were it one, losing that one between the last seal and the commit would lose the step though every
-        // shard is there.
-        for home in self.homes_of(key) {
-            for message in &messages {
-                self.send(&home, message.clone());
-            }
-        }
-    }
-
-    pub(crate) fn announce_all(&mut self) {
-        let waiting: Vec<CheckpointKey> = self
-            .checkpoints
-            .values()
-            .filter(|c| {
-                c.manifest.is_none() && !(c.shards.is_empty() && c.description_here.is_none())
-            })
-            .map(|c| c.key.clone())
-            .collect();
-        for key in waiting {
-            self.announce(&key);
-        }
-    }
-
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one parameter per field of the message"
-    )]
-    pub(crate) fn shard_announced(
-        &mut self,
-        from: &NodeName,
-        mut key: CheckpointKey,
-        owner: Owner,
-        world_size: WorldSize,
-        rank: Rank,
-        length: u64,
-        root: Digest,
-    ) {
-        if planted!("incarnations_mixed") {
-            key.run = self.fence_of(&key.namespace);
-        }
-        let announced = Announced {
-            node: from.clone(),
-            length,
-            root,
-        };
-        let Some(checkpoint) = self.home_entry(from, &key, owner, world_size) else {
-            return;
-        };
-        checkpoint.announced.insert(rank, announced);
-        self.try_commit(&key);
-    }
-
-    pub(crate) fn described(
-        &mut self,
-        from: &NodeName,
-        key: CheckpointKey,
-        owner: Owner,
-        world_size: WorldSize,
-        description: Description,
-    ) {
-        let Some(checkpoint) = self.home_entry(from, &key, owner, world_size) else {
-            return;
-        };
-        checkpoint.description = Some(description);
-        self.try_commit(&key);
-    }
-
-    /// The entry of a checkpoint that this node is a home of, if the announcement can be.
-    fn home_entry(
-        &mut self,
-        from: &NodeName,
-        key: &CheckpointKey,
-        owner: Owner,
-        world_size: WorldSize,
-    ) -> Option<&mut Checkpoint> {
-        let refusal = self
-            .check_owner(&key.namespace, owner)
-            .and_then(|()| self.check_fence(&key.namespace, key.run))
-            .err()
-            .map(|refusal| refusal.message);
-        let disagrees = self
-            .checkpoints
-            .get(key)
-            .filter(|c| c.world_size != world_size)
-            .map(|c| {
-                format!(
-                    "ranks disagree on the world size: expected {}, got {world_size} from {from}",
-                    c.world_size
-                )
-            });
-        let given_up = self
-            .namespaces
-            .get(&key.namespace)
-            .and_then(|table| table.abandoned.get(&(key.run, key.step)).cloned());
-        if let Some(reason) = refusal.or(given_up) {
-            self.send(
-                from,
-                PeerMessage::Abandoned {
-                    key: key.clone(),
-                    reason,
-                },
-            );
-            return None;
-        }
-        // Nobody can tell who is right, and a step that waits for ranks that do not exist would hold a slot of each rank.
-        if let Some(reason) = disagrees {
-            self.abandon_everywhere(key, &reason);
-            return None;
-        }
-        if self
-            .checkpoints
-            .get(key)
-            .is_some_and(|c| c.manifest.is_some())
-        {
-            // It asks because it has not heard: the commit was lost, or it was down.
-            self.tell(key, from);
-            return None;
-        }
-        // Whoever knows the run has told of it before, and says this again.
-        if self.standing(&key.namespace, key.run) == RunStanding::Unknown {
-            return None;
-        }
-        self.namespace_table(&key.namespace, owner);
-        Some(self.checkpoint_entry(key, owner, world_size))
-    }
-
     /// The entry of a checkpoint; a new one if there is none.
-    pub(super) fn checkpoint_entry(
+    pub(crate) fn checkpoint_entry(
         &mut self,
         key: &CheckpointKey,
         owner: Owner,
@@ -249,7 +103,7 @@ impl Context {
         self.checkpoints.entry(key.clone()).or_insert_with(fresh)
     }
 
-    fn try_commit(&mut self, key: &CheckpointKey) {
+    pub(crate) fn try_commit(&mut self, key: &CheckpointKey) {
         let Some(checkpoint) = self.checkpoints.get(key) else {
             return;
         };
@@ -258,46 +112,94 @@ impl Context {
         }
         // Another home node may be about to give it up: committed here and given up there, it would be shown and could not be
         // restored. From here on nobody commits it; `give_up_old_commits` waits for what is on its way.
-        if self.now.since(checkpoint.first_seen) >= limits::COMMIT_MAX_MS {
+        if checkpoint.is_overdue(self.now) {
             return;
         }
-        let Some(manifest) = self.build_manifest(checkpoint) else {
+        if checkpoint.sealing == Sealing::Running || !self.is_complete(checkpoint) {
+            return;
+        }
+        let Some(manifest) = self.build_manifest(key) else {
             return;
         };
-        let wish = checkpoint
-            .description
-            .as_ref()
-            .map_or(DurableWish::Policy, |d| d.durable);
+        let (manifest, durable) = manifest;
+        if size_hint(&manifest) > self.setup.messages.inline {
+            let (key, manifest) = (key.clone(), Box::new(manifest));
+            return self.prepare(Preparation::Seal {
+                key,
+                manifest,
+                durable,
+            });
+        }
         match manifest.seal() {
+            Ok(sealed) => self.committed_here(key, Arc::new(sealed), durable),
+            Err(error) => self.abandon_everywhere(key, &error.to_string()),
+        }
+    }
+
+    /// A manifest that was sealed beside the decisions is there.
+    pub(crate) fn manifest_sealed(
+        &mut self,
+        key: &CheckpointKey,
+        outcome: Result<SealedCommit, ManifestError>,
+    ) {
+        let (now, checkpoint) = (self.now, self.checkpoints.get_mut(key));
+        let Some(checkpoint) = checkpoint.filter(|c| c.sealing == Sealing::Running) else {
+            return;
+        };
+        checkpoint.sealing = Sealing::Over;
+        // Another home node has told of it meanwhile; or it is too late, as in `try_commit`.
+        if checkpoint.manifest.is_some() || checkpoint.is_overdue(now) {
+            return;
+        }
+        match outcome {
             Ok(sealed) => {
-                self.adopt(Arc::new(sealed), wish);
-                self.tell_everyone(key);
+                let told = (sealed.notice_name, sealed.notice.len() as u64);
+                checkpoint.parcels.insert(Notice::Committed, told);
+                self.parcels.keep(told.0, sealed.notice, now);
+                self.committed_here(key, sealed.manifest, sealed.durable);
             }
             Err(error) => self.abandon_everywhere(key, &error.to_string()),
         }
     }
 
-    fn build_manifest(&self, checkpoint: &Checkpoint) -> Option<Manifest> {
-        let description = checkpoint.description.as_ref()?;
+    fn committed_here(
+        &mut self,
+        key: &CheckpointKey,
+        manifest: Arc<ManifestBytes>,
+        wish: DurableWish,
+    ) {
+        self.adopt(manifest, wish);
+        self.tell_everyone(key);
+    }
+
+    /// Whether everything has been heard that a manifest says.
+    fn is_complete(&self, checkpoint: &Checkpoint) -> bool {
         let complete = checkpoint.announced.len() == checkpoint.world_size.get() as usize
             && checkpoint
                 .announced
                 .keys()
                 .all(|rank| checkpoint.world_size.holds(*rank));
-        if !complete && !planted!("commit_without_all_ranks") {
-            return None;
-        }
-        let shards: Vec<ShardEntry> = checkpoint
-            .announced
-            .iter()
+        let complete = complete || planted!("commit_without_all_ranks");
+        let described = checkpoint.description.as_ref();
+        let is_here = |it: &Description| self.has_enclosures(&it.named());
+        complete && described.is_some_and(|it| is_here(it) || planted!("enclosures_not_awaited"))
+    }
+
+    /// The manifest of what was announced, which is not needed any more.
+    fn build_manifest(&mut self, key: &CheckpointKey) -> Option<(Manifest, DurableWish)> {
+        let checkpoint = self.checkpoints.get_mut(key)?;
+        checkpoint.sealing = Sealing::Running;
+        let shards: Vec<ShardEntry> = std::mem::take(&mut checkpoint.announced)
+            .into_iter()
             .map(|(rank, announced)| ShardEntry {
-                rank: *rank,
-                node: announced.node.clone(),
+                rank,
+                node: announced.node,
                 length: announced.length,
                 root: announced.root,
             })
             .collect();
-        Some(Manifest {
+        let description = checkpoint.description.as_ref()?;
+        let manifest = Manifest {
             version: Manifest::VERSION,
             namespace: checkpoint.key.namespace.clone(),
             owner: checkpoint.owner,
@@ -309,9 +211,10 @@ impl Context {
             chunk: self.setup.chunk,
             groups: groups_with(&self.groups, &shards),
             shards,
-            schema: description.schema.clone(),
-            torch_metadata: description.torch_metadata.clone(),
-        })
+            schema: Enclosed::Named(description.schema),
+            torch_metadata: Enclosed::Named(description.torch_metadata),
+        };
+        Some((manifest, description.durable))
     }
 
     /// Stores a manifest; the checkpoint is committed.
@@ -334,6 +237,8 @@ impl Context {
             checkpoint.standing.begin_to_count(&me, &manifest);
         }
         checkpoint.durable_wish = wish;
+        // What it was made of is in it.
+        checkpoint.forget_collected();
         self.by_name.insert(manifest.name(), key.clone());
         self.drop_unlisted_shards(&key);
         self.reach(&key, CheckpointState::Committed);
@@ -409,20 +314,24 @@ impl Context {
         self.start_uploads();
     }
 
-    pub(crate) fn committed_elsewhere(
-        &mut self,
-        from: &NodeName,
-        bytes: SharedBytes,
-        wish: DurableWish,
-    ) {
-        let manifest = match ManifestBytes::parse(bytes) {
-            Ok(manifest) => manifest,
+    /// A node tells of a commit whose manifest fits a message.
+    pub(crate) fn commit_told(&mut self, from: &NodeName, bytes: SharedBytes, wish: DurableWish) {
+        match ManifestBytes::parse(bytes) {
+            Ok(manifest) => self.committed_elsewhere(from, Arc::new(manifest), wish),
             Err(error) => {
                 let node = from.clone();
                 let reason = error.to_string();
-                return self.note(Note::PeerFault { node, reason });
+                self.note(Note::PeerFault { node, reason });
             }
-        };
+        }
+    }
+
+    pub(crate) fn committed_elsewhere(
+        &mut self,
+        from: &NodeName,
+        manifest: Arc<ManifestBytes>,
+        wish: DurableWish,
+    ) {
         let owner = manifest.manifest().owner;
         let key = CheckpointKey::of(manifest.manifest());
         let name = manifest.name();
@@ -434,7 +343,7 @@ impl Context {
         }
         let known = self.checkpoints.get(&key).and_then(Checkpoint::name);
         if known.is_none() {
-            self.adopt(Arc::new(manifest), wish);
+            self.adopt(manifest, wish);
         }
         if known.is_none_or(|known| known == name) {
             self.say_stored(from, &key, name);
@@ -465,168 +374,15 @@ impl Context {
             .any(|c| c.key.namespace == key.namespace && c.key > *key && c.state >= safe)
     }
 
-    /// Everyone who has to do with a checkpoint.
-    pub(crate) fn stakeholders(&self, manifest: &ManifestBytes) -> BTreeSet<NodeName> {
-        let record = manifest.manifest();
-        let key = CheckpointKey::of(record);
-        let nodes = manifest.nodes().iter();
-        // A data node of a group that no rank is on has nothing to do with it.
-        let concerned = nodes.filter(|(_, on)| !(on.ranks.is_empty() && on.coding.is_empty()));
-        let names = concerned.map(|(node, _)| node.clone());
-        names.chain(self.homes_of(&key)).collect()
-    }
-
-    pub(crate) fn tell_everyone(&mut self, key: &CheckpointKey) {
-        let Some(manifest) = self.checkpoints.get(key).and_then(|c| c.manifest.clone()) else {
-            return;
-        };
-        let me = self.me().clone();
-        let mut nodes = self.stakeholders(&manifest);
-        nodes.remove(&me);
-        if let Some((parcel, length)) = self.commit_as_parcel(key) {
-            let to = nodes.into_iter().collect();
-            return self.spread(parcel, length, &Relay { of: me, to });
-        }
-        for node in nodes {
-            self.tell(key, &node);
-        }
-    }
-
-    /// The parcel in which nodes hear of a commit, if it has just been made and does not fit a message.
-    fn commit_as_parcel(&mut self, key: &CheckpointKey) -> Option<(Digest, u64)> {
-        let checkpoint = self.checkpoints.get(key)?;
-        let is_new = checkpoint.state == CheckpointState::Committed && checkpoint.told.is_empty();
-        match self.commit_notice(key).filter(|_| is_new)? {
-            PeerMessage::Parcel { parcel, length, .. } => Some((parcel, length)),
-            _ => None,
-        }
-    }
-
-    /// What nodes hear of a commit.
-    fn commit_notice(&mut self, key: &CheckpointKey) -> Option<PeerMessage> {
-        let checkpoint = self.checkpoints.get(key)?;
-        let (manifest, durable) = (checkpoint.manifest.clone()?, checkpoint.durable_wish);
-        let message = || PeerMessage::Committed {
-            manifest: manifest.shared(),
-            durable,
-        };
-        Some(self.wrap_again(key, Notice::Committed, message))
-    }
-
-    /// Brings one node up to what this node knows of a committed checkpoint.
-    pub(crate) fn tell(&mut self, key: &CheckpointKey, node: &NodeName) {
-        if !self.is_up(node) {
-            return;
-        }
-        let Some(checkpoint) = self.checkpoints.get(key) else {
-            return;
-        };
-        let Some(manifest) = checkpoint.manifest.clone() else {
-            return;
-        };
-        let state = checkpoint.state;
-        let counted = self.bears(checkpoint);
-        // A durable one that is not protected yet bears nothing that would be worth a word.
-        let bears = counted.map_or(0, |bears| bears.losses);
-        let is_protected = state == CheckpointState::Protected || (counted.is_some() && bears > 0);
-        let is_protected = is_protected && state >= CheckpointState::Protected;
-        let told = checkpoint.told.get(node).copied();
-        let name = manifest.name();
-        if told.is_none()
-            && let Some(message) = self.commit_notice(key)
-        {
-            self.send(node, message);
-        }
-        let knows = |known: CheckpointState| told.is_some_and(|told| told.state >= known);
-        let knows_bears = told.is_some_and(|told| told.bears == bears);
-        if is_protected && !(knows(CheckpointState::Protected) && knows_bears) {
-            let manifest = name;
-            self.send(node, PeerMessage::Protected { manifest, bears });
-        }
-        if state >= CheckpointState::Durable && !knows(CheckpointState::Durable) {
-            self.send(node, PeerMessage::Durable { manifest: name });
-        }
-    }
-
-    /// Home nodes repeat what a concerned node has not acknowledged.
-    pub(crate) fn tell_all(&mut self) {
-        let me = self.me().clone();
-        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>)> = self
-            .checkpoints
-            .values()
-            .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?)))
-            .collect();
-        for (key, manifest) in committed {
-            if self.homes_of(&key).contains(&me) {
-                self.tell_unaware(&key, &manifest);
-            }
-            self.report_held(&key);
-            self.report_owed(&key);
-        }
-    }
-
-    fn tell_unaware(&mut self, key: &CheckpointKey, manifest: &ManifestBytes) {
-        let Some(checkpoint) = self.checkpoints.get(key) else {
-            return;
-        };
-        let bears = self.bears(checkpoint).map_or(0, |bears| bears.losses);
-        let is_current = |told: &Told| told.state >= checkpoint.state && told.bears == bears;
-        let knows = |node: &NodeName| checkpoint.told.get(node).is_some_and(is_current);
-        let mut unaware = self.stakeholders(manifest);
-        unaware.retain(|node| node != self.me() && !knows(node));
-        for node in unaware {
-            self.tell(key, &node);
-        }
-    }
-
-    pub(crate) fn manifest_stored(&mut self, from: &NodeName, name: Digest, told: Told) {
-        let Some(checkpoint) = self.checkpoint_named(name) else {
-            return;
-        };
-        let known = checkpoint.told.entry(from.clone()).or_insert(told);
-        known.state = known.state.max(told.state);
-        known.bears = told.bears;
-        let key = checkpoint.key.clone();
-        self.weigh(&key);
-    }
-
-    /// A home node says that a checkpoint reached a state.
-    pub(crate) fn told_state(
-        &mut self,
-        from: &NodeName,
-        name: Digest,
-        state: CheckpointState,
-        bears: Option<u32>,
-    ) {
-        if state == CheckpointState::Durable && planted!("pins_never_end") {
-            return;
-        }
-        let Some(checkpoint) = self.checkpoint_named(name) else {
-            return;
-        };
-        let key = checkpoint.key.clone();
-        if let Some(bears) = bears {
-            self.bears_told(from, name, bears);
-        }
-        self.reach(&key, state);
-        if let Some(checkpoint) = self.checkpoint_named(name) {
-            let bears = checkpoint.standing.told_by(from);
-            let state = checkpoint.state;
-            let stored = PeerMessage::ManifestStored {
-                manifest: name,
-                state,
-                bears,
-            };
-            self.send(from, stored);
-        }
-    }
-
     /// Why a checkpoint has not gone on, as far as this node knows.
     pub(crate) fn why_not_yet(&self, key: &CheckpointKey) -> String {
         let Some(checkpoint) = self.checkpoints.get(key) else {
             return String::new();
         };
         let Some(manifest) = &checkpoint.manifest else {
+            if checkpoint.sealing != Sealing::NotYet {
+                return ": all ranks have sealed it, and its manifest was not made in time".into();
+            }
             let heard = checkpoint.announced.len();
             if heard == 0 {
                 return format!(
@@ -634,14 +390,18 @@ impl Context {
                     checkpoint.shards.len()
                 );
             }
-            let missing: Vec<String> = (0..checkpoint.world_size.get())
+            let missing: Vec<u32> = (0..checkpoint.world_size.get())
                 .filter(|rank| !checkpoint.announced.contains_key(&Rank::new(*rank)))
                 .take(5)
-                .map(|rank| rank.to_string())
                 .collect();
             if missing.is_empty() && checkpoint.description.is_none() {
                 return format!(
                     ": all {heard} ranks have sealed it, and no description of it has come: the rank that commits it has not"
+                );
+            }
+            if missing.is_empty() {
+                return format!(
+                    ": all {heard} ranks have sealed it, and its schema and metadata have not come from the node that has them"
                 );
             }
             return format!(
@@ -655,17 +415,19 @@ impl Context {
             .filter(|node| !self.is_up(node))
             .map(|node| node.to_string())
             .collect();
-        let down = match down.is_empty() {
-            true => None,
-            false => Some(format!("nodes down: {}", down.join(", "))),
+        let down = if down.is_empty() {
+            None
+        } else {
+            Some(format!("nodes down: {}", down.join(", ")))
         };
         let reasons: Vec<String> = down
             .into_iter()
             .chain(self.no_room_of(checkpoint))
             .collect();
-        match reasons.is_empty() {
-            true => String::new(),
-            false => format!(": {}", reasons.join("; ")),
+        if reasons.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", reasons.join("; "))
         }
     }
 
@@ -688,6 +450,13 @@ fn groups_with(groups: &[Group], shards: &[ShardEntry]) -> Vec<GroupEntry> {
             coding: group.coding.clone(),
         })
         .collect()
+}
+
+/// About how many bytes a manifest takes, never much less than it does.
+fn size_hint(manifest: &Manifest) -> usize {
+    const ENTRY: usize = 128;
+    let entries = manifest.shards.len() + 2 * manifest.groups.len();
+    entries * ENTRY
 }
 
 /// What a manifest says where nothing is coded; it has no groups then.

@@ -3,7 +3,9 @@
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{CheckpointState, NodeName};
 
-use crate::catalog::{Description, Told};
+use super::announce::Announcement;
+use super::lifetime::Remains;
+use crate::catalog::{Description, Noted, Told};
 use crate::context::Context;
 use crate::place::Blocks;
 
@@ -17,14 +19,35 @@ impl Context {
 
     fn hear_of_commit(&mut self, from: &NodeName, message: PeerMessage) -> Option<PeerMessage> {
         match message {
-            PeerMessage::ShardSealed {
+            PeerMessage::ShardsSealed {
                 key,
                 owner,
                 world_size,
-                rank,
-                length,
-                root,
-            } => self.shard_announced(from, key, owner, world_size, rank, length, root),
+                shards,
+                digesting,
+            } => {
+                let announcement = Announcement {
+                    key,
+                    owner,
+                    world_size,
+                    shards,
+                    digesting,
+                };
+                self.shards_announced(from, announcement);
+            }
+            PeerMessage::SealedNoted {
+                key,
+                shards,
+                description,
+                quiet_ms,
+            } => {
+                let noted = Noted {
+                    shards,
+                    description,
+                    at: self.now,
+                };
+                self.noted(from, &key, noted, u64::from(quiet_ms));
+            }
             PeerMessage::Description {
                 key,
                 owner,
@@ -33,15 +56,11 @@ impl Context {
                 torch_metadata,
                 durable,
             } => {
-                let description = Description {
-                    schema,
-                    torch_metadata,
-                    durable,
-                };
+                let description = Description::new(schema, torch_metadata, durable);
                 self.described(from, key, owner, world_size, description);
             }
             PeerMessage::Committed { manifest, durable } => {
-                self.committed_elsewhere(from, manifest, durable);
+                self.commit_told(from, manifest, durable);
             }
             PeerMessage::ManifestStored {
                 manifest,
@@ -60,7 +79,14 @@ impl Context {
                 namespace,
                 up_to,
                 durable,
-            } => self.evicted_elsewhere(&namespace, up_to, durable),
+            } => {
+                let remains = if durable {
+                    Remains::DurableCopy
+                } else {
+                    Remains::Nothing
+                };
+                self.evicted_elsewhere(&namespace, up_to, remains);
+            }
             other => return Some(other),
         }
         None
@@ -80,10 +106,12 @@ impl Context {
                 version,
                 shards,
                 parity,
+                enclosures,
             } => {
                 let blocks = Blocks {
                     shards: shards.into_iter().collect(),
                     parity: parity.into_iter().collect(),
+                    enclosures,
                 };
                 self.held(from, manifest, version, blocks);
             }

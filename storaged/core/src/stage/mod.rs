@@ -1,16 +1,19 @@
 //! Policy of the verb *stage*: who may stage, which slot they get, and when a shard counts as staged. What becomes
 //! of staged shards until the checkpoint commits is in `commit`.
 
+mod announce;
+mod boards;
 mod commit;
 mod hear;
 mod lifetime;
+mod notify;
 mod retire;
 mod room;
 mod slots;
 
 pub use slots::SLOT_GRAIN_BYTES;
 
-pub(crate) use lifetime::{Drops, Lifetimes};
+pub(crate) use lifetime::{Drops, Lifetimes, Trainers};
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -236,7 +239,9 @@ impl Context {
             step,
         };
         self.slot_mut(slot).used_for = SlotUse::Sealed(key.clone());
+        let sealed_at = self.now;
         let checkpoint = self.checkpoint_entry(&key, attached.owner, world_size);
+        checkpoint.take_news(sealed_at);
         checkpoint.shards.insert(
             rank,
             LocalShard {
@@ -247,6 +252,7 @@ impl Context {
                 prints: Arc::default(),
                 readers: BTreeSet::new(),
                 upload: Upload::Idle,
+                sealed_at,
             },
         );
         self.out.push(Output::Digest {
@@ -285,9 +291,11 @@ impl Context {
     pub(crate) fn digested(
         &mut self,
         slot: SlotId,
-        digests: (Arc<[Digest]>, Digest),
+        leaves: Arc<[Digest]>,
+        root: Digest,
         prints: Arc<[Fingerprint]>,
     ) {
+        let digests = (leaves, root);
         let Some(key) = self.sealed_key(slot) else {
             return;
         };
@@ -395,9 +403,10 @@ impl Context {
                 manifest,
                 bears,
             };
-            return match state >= wanted {
-                true => Some(reached),
-                false => self.never_durable(checkpoint, wanted).map(Reply::Refused),
+            return if state >= wanted {
+                Some(reached)
+            } else {
+                self.never_durable(checkpoint, wanted).map(Reply::Refused)
             };
         }
         if let Some(end) = self.ends.of(key) {
@@ -419,10 +428,12 @@ impl Context {
         if wanted != CheckpointState::Durable || checkpoint.manifest.is_none() {
             return None;
         }
-        let reason = match (&checkpoint.owing.given_up, self.wants_durable(checkpoint)) {
-            (Some(reason), _) => format!("its durable copy was given up: {reason}"),
-            (None, true) => return None,
-            (None, false) => self.why_not_wanted(checkpoint),
+        let reason = if let Some(reason) = &checkpoint.owing.given_up {
+            format!("its durable copy was given up: {reason}")
+        } else if self.wants_durable(checkpoint) {
+            return None;
+        } else {
+            self.why_not_wanted(checkpoint)
         };
         let (run, step) = (checkpoint.key.run, checkpoint.key.step);
         let text = format!("step {step} of run {run} will not be durable: {reason}");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{CheckpointState, Namespace, Rank};
 
-use crate::api::{Note, Output};
+use crate::api::{Note, Now, Output};
 use crate::budget::Reservation;
 use crate::catalog::{Checkpoint, End, LocalShard, Upload};
 use crate::context::Context;
@@ -193,22 +193,19 @@ impl Context {
 
     /// Gives up a checkpoint and tells the peers to.
     pub(crate) fn abandon_everywhere(&mut self, key: &CheckpointKey, reason: &str) {
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            let message = PeerMessage::Abandoned {
-                key: key.clone(),
-                reason: reason.into(),
-            };
-            self.send(&peer, message);
-        }
+        self.send_all(&PeerMessage::Abandoned {
+            key: key.clone(),
+            reason: reason.into(),
+        });
         self.abandon(key, reason);
     }
 
     /// Gives up a checkpoint for a newer one, and tells the peers to.
     pub(crate) fn supersede_everywhere(&mut self, key: &CheckpointKey, reason: &str) {
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            let (key, reason) = (key.clone(), reason.into());
-            self.send(&peer, PeerMessage::Superseded { key, reason });
-        }
+        self.send_all(&PeerMessage::Superseded {
+            key: key.clone(),
+            reason: reason.into(),
+        });
         self.abandon(key, reason);
     }
 
@@ -227,7 +224,7 @@ impl Context {
         }
     }
 
-    /// Checkpoints whose commit did not come in time are given up: by their home nodes first, once no other home node can
+    /// Checkpoints that do not commit and of which nothing new is heard are given up: by their home nodes first, once no other home node can
     /// have committed them unheard; by the others when no home node has answered for as long again.
     pub(crate) fn give_up_old_commits(&mut self) {
         let now = self.now;
@@ -238,17 +235,36 @@ impl Context {
         };
         let uncommitted = self.checkpoints.values().filter(|c| c.manifest.is_none());
         let late: Vec<(CheckpointKey, String)> = uncommitted
-            .filter(|c| now.since(c.first_seen) >= limit(c))
+            .filter(|c| now.since(c.news_at) >= limit(c) && self.has_listened(c))
             .map(|c| {
                 let why = self.why_not_yet(&c.key);
                 let seconds = limits::COMMIT_MAX_MS / 1000;
-                let reason = format!("it did not commit within {seconds} s{why}");
+                let reason = format!("nothing new was heard of it for {seconds} s{why}");
                 (c.key.clone(), reason)
             })
             .collect();
         for (key, reason) in late {
             self.abandon_everywhere(&key, &reason);
         }
+    }
+
+    /// Whether this node would know of a commit that the home nodes have made. One that was stopped, or cut off from them, hears of
+    /// it only now, and would free shards of a step that all others take for committed.
+    fn has_listened(&self, checkpoint: &Checkpoint) -> bool {
+        let has_listened = |since: Now| self.now.since(since) >= limits::COMMIT_SETTLE_MS;
+        let mut links = checkpoint
+            .homes
+            .iter()
+            .filter_map(|home| self.peers.get(home));
+        has_listened(self.awake_since) && links.all(|link| has_listened(link.since))
+    }
+
+    /// Time has passed. A gap is one in which this node was stopped and heard nobody.
+    pub(crate) fn notice_gap(&mut self) {
+        if self.now.since(self.looked_at) >= limits::GAP_MS {
+            self.awake_since = self.now;
+        }
+        self.looked_at = self.now;
     }
 
     pub(crate) fn close_readers(&mut self, conn: crate::api::ConnId) {

@@ -73,10 +73,7 @@ impl Context {
             c.key.namespace == *namespace && c.shards.contains_key(&rank) && !Self::is_read(c)
         });
         let in_turn = self.upload_in_turn(namespace);
-        let how = |c: &Checkpoint| {
-            let is_in_turn = in_turn.as_ref() == Some(&c.key);
-            self.may_yield(c, is_in_turn, waited_ms)
-        };
+        let how = |c: &Checkpoint| self.may_yield(c, in_turn.as_ref(), waited_ms);
         let found = mine.filter_map(|c| Some((c.key.clone(), how(c)?)));
         // What was never protected goes before what was: nodes that are away may bring its blocks back. What is on its way
         // to the tier goes last.
@@ -90,14 +87,20 @@ impl Context {
         found.min_by_key(worth)
     }
 
-    fn may_yield(&self, checkpoint: &Checkpoint, in_turn: bool, waited_ms: u64) -> Option<Yield> {
-        let patience = match in_turn {
-            true => limits::UPLOAD_YIELDS_AFTER_MS,
-            false if self.is_due(checkpoint) => 0,
-            false if checkpoint.state >= CheckpointState::Protected => {
-                limits::UPLOAD_YIELDS_AFTER_MS
-            }
-            false => limits::SUPERSEDE_AFTER_MS,
+    fn may_yield(
+        &self,
+        checkpoint: &Checkpoint,
+        in_turn: Option<&CheckpointKey>,
+        waited_ms: u64,
+    ) -> Option<Yield> {
+        let patience = if in_turn == Some(&checkpoint.key) {
+            limits::UPLOAD_YIELDS_AFTER_MS
+        } else if self.is_due(checkpoint) {
+            0
+        } else if checkpoint.state >= CheckpointState::Protected {
+            limits::UPLOAD_YIELDS_AFTER_MS
+        } else {
+            limits::SUPERSEDE_AFTER_MS
         };
         if waited_ms < patience {
             return None;
@@ -112,15 +115,15 @@ impl Context {
         let superseded = checkpoint.key < newer
             && self.knows_bears(&checkpoint.key)
             && self.is_as_safe(&newer, checkpoint);
-        match superseded {
-            false => None,
-            true if self.is_due(checkpoint) => {
-                let safe = self.checkpoints[&newer].state >= self.safe_state();
-                let yields = (safe || self.is_stuck(checkpoint)) && !planted!("owed_for_ever");
-                yields.then_some(Yield::DurableCopy)
-            }
-            true => (self.is_stuck(checkpoint) && !planted!("superseded_kept"))
-                .then_some(Yield::Checkpoint),
+        if !superseded {
+            None
+        } else if self.is_due(checkpoint) {
+            let safe = self.checkpoints[&newer].state >= self.safe_state();
+            let yields = (safe || self.is_stuck(checkpoint)) && !planted!("owed_for_ever");
+            yields.then_some(Yield::DurableCopy)
+        } else {
+            let yields = self.is_stuck(checkpoint) && !planted!("superseded_kept");
+            yields.then_some(Yield::Checkpoint)
         }
     }
 
@@ -197,7 +200,7 @@ impl Context {
             newest.is_some_and(|newest| newest > *key)
         });
         let counts = |used_for: &SlotUse| match used_for {
-            SlotUse::Guest => false,
+            SlotUse::Guest | SlotUse::BoardComing(..) | SlotUse::Board(_) => false,
             SlotUse::Sealed(key) => Some(key) != waits_for_tier.as_ref() && !self.is_only_read(key),
             _ => true,
         };
@@ -232,6 +235,7 @@ impl Context {
         !its.any(|slot| {
             slot.namespace == *namespace
                 && slot.rank == rank
+                && !slot.is_board()
                 && slot.used_for != SlotUse::Held(conn)
         })
     }

@@ -99,7 +99,7 @@ impl Context {
         self.slots
             .values()
             .filter(|slot| slot.namespace == *namespace && slot.rank == rank)
-            .filter(|slot| !matches!(slot.used_for, SlotUse::Guest))
+            .filter(|slot| slot.used_for != SlotUse::Guest && !slot.is_board())
             .count()
     }
 
@@ -114,7 +114,7 @@ impl Context {
         made.map_err(|no_room| self.no_budget(no_room.needed, &no_room.to_string()))
     }
 
-    fn reserve_slot(
+    pub(super) fn reserve_slot(
         &mut self,
         namespace: &Namespace,
         rank: Rank,
@@ -165,13 +165,17 @@ impl Context {
             SlotUse::Creating(_) => self.free_slot_again(slot),
             SlotUse::Opening => self.emit(Event::OpeningSlot(slot, Ok(()))),
             SlotUse::Repairing => self.emit(Event::RepairSlot(slot, Ok(()))),
+            SlotUse::BoardComing(kind, id) => {
+                self.slot_mut(slot).used_for = SlotUse::Board(kind);
+                self.reply_with_slot(id, slot);
+            }
             _ => {}
         }
     }
 
     pub(crate) fn slot_failed(&mut self, slot: SlotId, reason: &str) {
         let waits = |entry: &Slot| {
-            let of_trainer = matches!(entry.used_for, SlotUse::Creating(_));
+            let of_trainer = entry.used_for.maker().is_some();
             of_trainer || matches!(entry.used_for, SlotUse::Opening | SlotUse::Repairing)
         };
         // What was there before does not go because somebody says late that it never came.
@@ -183,7 +187,7 @@ impl Context {
         };
         self.budget.release(Reservation::Slot(slot));
         match entry.used_for {
-            SlotUse::Creating(id) => {
+            SlotUse::Creating(id) | SlotUse::BoardComing(_, id) => {
                 let text = format!(
                     "expected to make a slot of {} bytes, for which the memory budget has room, got: {reason}; nothing older \
                      was dropped; what the daemon may use beside is at its end: descriptors (LimitNOFILE=) or its control \
@@ -200,7 +204,7 @@ impl Context {
     }
 
     /// The descriptor goes along each time: which slots the trainer still has mapped only the trainer knows.
-    fn reply_with_slot(&mut self, id: RequestId, slot: SlotId) {
+    pub(super) fn reply_with_slot(&mut self, id: RequestId, slot: SlotId) {
         let capacity = self.slot_mut(slot).capacity;
         if let Some(conn) = self.conns.get_mut(&id.conn) {
             conn.slots_passed.insert(slot);
@@ -315,13 +319,12 @@ impl Context {
             let most = self.setup.slots_per_rank;
             self.slots_that_count(&attached.namespace, rank) < most
         });
-        match outcome {
-            Ok(true) => {
-                let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
-                let no_room = self.budget.no_room(capacity);
-                self.no_budget(capacity, &no_room.to_string())
-            }
-            _ => self.busy_refusal(id.conn),
+        if outcome.unwrap_or(false) {
+            let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
+            let no_room = self.budget.no_room(capacity);
+            self.no_budget(capacity, &no_room.to_string())
+        } else {
+            self.busy_refusal(id.conn)
         }
     }
 
@@ -338,6 +341,7 @@ impl Context {
             .slots
             .values()
             .filter(|slot| slot.namespace == *namespace && slot.rank == rank)
+            .filter(|slot| !slot.is_board())
             .map(|slot| self.describe_use(&slot.used_for))
             .collect();
         Refusal::new(
@@ -364,6 +368,7 @@ impl Context {
             SlotUse::Creating(_) => "being made".into(),
             SlotUse::Opening | SlotUse::Repairing => "being restored".into(),
             SlotUse::Guest => "read by a restart".into(),
+            SlotUse::BoardComing(..) | SlotUse::Board(_) => "a board".into(),
             SlotUse::Free => "free but too small".into(),
         }
     }

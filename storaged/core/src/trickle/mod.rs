@@ -4,6 +4,7 @@
 mod base;
 mod curate;
 mod health;
+mod leaving;
 mod owed;
 mod quarantine;
 mod tier;
@@ -21,6 +22,7 @@ use crate::context::Context;
 use crate::limits;
 
 pub(crate) use health::{TierHealth, plain};
+pub use leaving::Unfinished;
 pub(crate) use tier::durable_unavailable;
 
 impl Context {
@@ -154,10 +156,17 @@ impl Context {
             if self.first_home_with(&key).as_ref() != Some(self.me()) {
                 continue;
             }
+            // It was restarted and is fetching them.
+            let Some(enclosures) = self.enclosures_of(manifest.manifest()) else {
+                continue;
+            };
             if let Some(checkpoint) = self.checkpoints.get_mut(&key) {
                 checkpoint.publishing = Upload::Running;
             }
-            self.out.push(Output::Publish { manifest });
+            self.out.push(Output::Publish {
+                manifest,
+                enclosures,
+            });
         }
     }
 

@@ -30,9 +30,10 @@ impl Context {
         let homes = self.homes_of(key);
         // A node that let it go before it heard that it is owed says so when it is asked. Unasked, this one would wait for
         // its shard for ever, and no newer step would have its turn.
-        let mut asked = match homes.contains(self.me()) && !planted!("retired_shards_awaited") {
-            true => self.not_copied(key),
-            false => BTreeSet::new(),
+        let mut asked = if homes.contains(self.me()) && !planted!("retired_shards_awaited") {
+            self.not_copied(key)
+        } else {
+            BTreeSet::new()
         };
         asked.extend(homes);
         for node in asked {
@@ -68,10 +69,12 @@ impl Context {
         let done = done.into_iter().filter(is_its_own);
         checkpoint.shards_durable.extend(done);
         let given_up = checkpoint.owing.given_up.clone();
-        match (checkpoint.state >= CheckpointState::Durable, given_up) {
-            (true, _) => self.send(from, PeerMessage::Durable { manifest: name }),
-            (false, Some(reason)) => self.say_given_up(from, name, reason),
-            (false, None) => self.start_publishing(),
+        if checkpoint.state >= CheckpointState::Durable {
+            self.send(from, PeerMessage::Durable { manifest: name });
+        } else if let Some(reason) = given_up {
+            self.say_given_up(from, name, reason);
+        } else {
+            self.start_publishing();
         }
     }
 
@@ -175,6 +178,9 @@ impl Context {
         let stuck = |c: &Checkpoint| {
             let newer = self.newest_safe(&c.key.namespace);
             let manifest = c.manifest.as_ref()?;
+            if self.is_undescribed(c) && newer.as_ref().is_some_and(|it| *it > c.key) {
+                return Some("nobody has its schema and metadata, and a newer step is safe".into());
+            }
             let mut owing = manifest.manifest().shards.iter();
             let lost = owing.find(|shard| {
                 !c.shards_durable.contains(&shard.rank) && self.cannot_come(c, shard)
@@ -272,9 +278,9 @@ mod tests {
     /// The nodes that a coding node asks for their shards of a protected step that is owed; none if it is no home of it.
     fn asked_by_home(step: u64) -> Option<Vec<NodeName>> {
         let members = ["a", "b", "c", "d", "e"];
-        let sealed = manifest(step, &["a", "b"], &["e"], (4096, digest(b"shard")));
+        let sealed = manifest(step, &["a", "b"], &["e"], 4096, digest(b"shard"));
         let sealed = Arc::new(sealed.seal().expect("a sound manifest"));
-        let mut node = last_with_tier(&members, (2, 1), DurablePolicy::Every(1));
+        let mut node = last_with_tier(&members, 2, 1, DurablePolicy::Every(1));
         let committed = PeerMessage::Committed {
             manifest: sealed.bytes().to_vec().into(),
             durable: DurableWish::Policy,

@@ -35,16 +35,11 @@ impl Context {
         let record = manifest.manifest();
         let key = CheckpointKey::of(record);
         let (name, reason) = (manifest.name(), reason.to_owned());
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            let (key, reason) = (key.clone(), reason.clone());
-            let manifest = name;
-            let message = PeerMessage::Quarantined {
-                manifest,
-                key,
-                reason,
-            };
-            self.send(&peer, message);
-        }
+        self.send_all(&PeerMessage::Quarantined {
+            manifest: name,
+            key: key.clone(),
+            reason: reason.clone(),
+        });
         let found = FoundBy::Here;
         self.note_quarantine(name, Damaged { key, reason, found });
     }

@@ -3,57 +3,36 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 mod pauses;
-mod sessions;
 mod tier;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
-use pauses::Pauses;
-use sessions::Sessions;
-#[allow(unused_imports, reason = "each test file uses a part of it")]
-pub use sessions::{Block, STRIPE_MS};
-use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, digest, root_digest};
-use storaged_core::{
-    ConnId, DurableForm, DurablePolicy, Input, LinkRates, Node, Note, Now, Output, RequestId,
-    RunsWithoutTier, Setup,
-};
-use storaged_plan::Member;
-use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
+use storaged_core::{ConnId, DurableForm, DurablePolicy, MessageLimits, Note, Setup};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
-    CheckpointState, Generation, Namespace, NodeName, Rank, RefusalCode, RunId, Step, WorldSize,
+    CheckpointState, Digest, Namespace, Rank, RefusalCode, RunId, Step, WorldSize,
 };
+
 #[allow(unused_imports, reason = "each test file uses a part of it")]
-pub use tier::{Listing, Tier, Uploads};
+pub use crate::testkit::{Block, acquire_slot, commit_step, name};
+use crate::testkit::{
+    CHUNK_BYTES, Course, Event, Pacing, Payload, Scene, Task, World, geometry, index, namespace,
+};
+use pauses::PauseEvent;
+#[allow(unused_imports, reason = "each test file uses a part of it")]
+pub use tier::{Conduct, Listing, Uploads};
 
-pub const CHUNK: u64 = 4096;
-/// A message's way.
-const WAY_MS: u64 = 1;
-
-pub fn name(node: usize) -> NodeName {
-    NodeName::new(format!("n{node:02}")).unwrap()
-}
-
-pub fn index(name: &NodeName) -> usize {
-    name.as_str()[1..].parse().unwrap()
-}
-
-struct Process {
-    node: Node,
-    generation: u64,
-    began: u64,
-}
-
-enum Event {
-    Input(usize, u64, Input),
-    Start(usize),
-    Link(usize, usize),
-    Unlink(usize, usize, u64),
-    Stripe(sessions::Key),
-    /// A node has been silent to another one for as long as its transport bears.
-    Silent(usize, usize),
-    Resume(usize),
-}
+pub const CHUNK: u64 = CHUNK_BYTES as u64;
+/// What a stripe takes while one session runs; those that run side by side share the links.
+pub const STRIPE_MS: u64 = 10;
+const MESSAGES: MessageLimits = MessageLimits {
+    inline: 1_000,
+    spread: 1_000,
+    page: 1_000,
+    table_chunks: 256,
+    fan_out: 2,
+};
 
 /// What nodes may keep, and for how long.
 pub struct Room {
@@ -76,364 +55,132 @@ impl Default for Room {
     }
 }
 
-/// What a test sees.
-pub struct Cluster {
-    pub geometry: Geometry,
+/// What a test sets, and its job.
+pub struct Stage {
+    k: usize,
+    m: usize,
     pub stripes: u64,
-    pub now: u64,
-    /// Blocks sent by each node in sessions.
-    pub sent: BTreeMap<usize, u64>,
-    /// How often each stripe of a block was put in place, by node.
-    pub put: BTreeMap<(usize, Block), BTreeMap<u64, u32>>,
-    /// Sessions that some member's executor was given.
-    pub begun: BTreeSet<sessions::Key>,
-    /// Sessions that have moved something.
-    pub moved: BTreeSet<sessions::Key>,
-    /// How often a node asked the durable tier for a shard.
-    pub fetches: u32,
-    /// What nodes told, with the time.
-    pub notes: Vec<(u64, usize, Note)>,
-    nodes: Vec<Option<Process>>,
-    events: BTreeMap<(u64, u64), Event>,
-    sequence: u64,
-    generation: u64,
-    /// Links that are up, with the generation of their far end.
-    links: BTreeMap<(usize, usize), u64>,
-    sessions: Sessions,
-    replies: BTreeMap<RequestId, Reply>,
-    next_request: u64,
-    pauses: Pauses,
-    /// Bytes of every node's budget, unless another one is set for it.
-    pub budget: u64,
-    pub budgets: BTreeMap<usize, u64>,
-    /// For how long a job may be idle.
-    pub idle_job_ms: u64,
-    durable_form: DurableForm,
+    room: Room,
+    /// How the durable tier behaves, if there is one.
+    pub tier: Option<Conduct>,
     job: Namespace,
-    /// The durable tier, if there is one.
-    pub tier: Option<Tier>,
     /// Connections of the ranks' trainers.
     trainers: BTreeMap<usize, ConnId>,
     run: Option<RunId>,
     step: u64,
+    /// Bytes of long things that were sent: to whom, and of what.
+    pub pages: BTreeMap<(usize, Digest), u64>,
+}
+
+pub type Cluster = World<Stage>;
+
+impl Scene for Stage {
+    type Event = PauseEvent;
+
+    const PAYLOAD: Payload = Payload::Digests;
+
+    fn happens(world: &mut Cluster, event: PauseEvent) {
+        world.pause_goes_on(event);
+    }
+
+    fn sets_up(world: &mut Cluster, node: usize, setup: &mut Setup) {
+        let Self { k, m, room, .. } = &world.scene;
+        let budget = room.budgets.get(&node);
+        setup.geometry = Some(geometry(*k, *m));
+        setup.budget = budget.copied().unwrap_or(room.budget);
+        setup.idle_job_ms = room.idle_job_ms;
+        setup.durable_form = room.durable_form;
+        setup.messages = MESSAGES;
+        if world.scene.tier.is_some() {
+            setup.durable = DurablePolicy::OnRequest;
+        }
+    }
+
+    /// Longer than any test waits for it.
+    fn check_takes(_: &mut Cluster, _: u64) -> Option<u64> {
+        None
+    }
+
+    fn dials_after(_: &mut Cluster, _: usize, _: usize) -> u64 {
+        2
+    }
+
+    fn finds_out_after(_: &mut Cluster, from: usize, _: usize) -> u64 {
+        2000 + 50 * from as u64
+    }
+
+    fn way(world: &mut Cluster, _: usize, to: usize, message: &PeerMessage) -> Option<u64> {
+        if let PeerMessage::ParcelPage { place, bytes } = message {
+            let sent = world.scene.pages.entry((to, place.parcel)).or_default();
+            *sent += bytes.len() as u64;
+        }
+        Some(1)
+    }
+
+    fn pacing(_: &Cluster) -> Pacing {
+        Pacing::ByStripe { ms: STRIPE_MS }
+    }
+
+    /// The executor waits for jobs that are being done.
+    fn told_after(_: &mut Cluster, _: u64) -> u64 {
+        5
+    }
+
+    fn tier_course(world: &mut Cluster, task: &Task) -> Course {
+        let conduct = world.scene.tier.as_ref();
+        conduct.expect("a tier, since it is asked").course(task)
+    }
 }
 
 impl Cluster {
     /// All nodes are up, and each of the k data nodes has a trainer whose shards have so many stripes.
     pub fn start(k: usize, m: usize, stripes: u64) -> Self {
-        Self::start_with((k, m), stripes, None, Room::default())
+        Self::start_with(k, m, stripes, None, Room::default())
     }
 
     /// The same with a durable tier.
     pub fn start_with_tier(k: usize, m: usize, stripes: u64) -> Self {
-        Self::start_with((k, m), stripes, Some(Tier::default()), Room::default())
+        Self::start_with(k, m, stripes, Some(Conduct::default()), Room::default())
     }
 
     /// The same with a room, and a durable tier if there is one.
-    pub fn start_with(
-        (k, m): (usize, usize),
-        stripes: u64,
-        tier: Option<Tier>,
-        room: Room,
-    ) -> Self {
-        let mut cluster = Self {
-            geometry: Geometry::new(k, m).unwrap(),
+    pub fn start_with(k: usize, m: usize, stripes: u64, tier: Option<Conduct>, room: Room) -> Self {
+        let stage = Stage {
+            k,
+            m,
             stripes,
-            now: 0,
-            sent: BTreeMap::new(),
-            put: BTreeMap::new(),
-            begun: BTreeSet::new(),
-            moved: BTreeSet::new(),
-            fetches: 0,
-            notes: Vec::new(),
-            nodes: (0..k + m).map(|_| None).collect(),
-            events: BTreeMap::new(),
-            sequence: 0,
-            generation: 0,
-            links: BTreeMap::new(),
-            sessions: Sessions::default(),
-            replies: BTreeMap::new(),
-            next_request: 0,
-            pauses: Pauses::default(),
-            budget: room.budget,
-            budgets: room.budgets,
-            idle_job_ms: room.idle_job_ms,
-            durable_form: room.durable_form,
-            job: Namespace::new("job").unwrap(),
+            room,
             tier,
+            job: namespace(),
             trainers: BTreeMap::new(),
             run: None,
             step: 0,
+            pages: BTreeMap::new(),
         };
-        (0..k + m).for_each(|node| cluster.at(0, Event::Start(node)));
+        let mut cluster = Self::of(stage, k + m, 0);
         cluster.run_for(50);
         cluster.open_run();
         cluster
     }
 
-    fn at(&mut self, time: u64, event: Event) {
-        self.sequence += 1;
-        self.events
-            .insert((time.max(self.now), self.sequence), event);
-    }
-
-    /// Runs for so many milliseconds.
-    pub fn run_for(&mut self, ms: u64) {
-        let end = self.now + ms;
-        while self
-            .events
-            .first_key_value()
-            .is_some_and(|((time, _), _)| *time <= end)
-        {
-            self.happen_next();
-        }
-        self.now = end;
-    }
-
-    /// Runs until something holds; gives the milliseconds that it took.
-    pub fn run_until(&mut self, limit_ms: u64, what: &str, holds: impl Fn(&Self) -> bool) -> u64 {
-        let began = self.now;
-        while !holds(self) {
-            assert!(
-                self.now < began + limit_ms,
-                "{what} within {limit_ms} ms: {:?}",
-                self.notes
-            );
-            self.happen_next();
-        }
-        self.now - began
-    }
-
-    fn happen_next(&mut self) {
-        let Some(((time, _), event)) = self.events.pop_first() else {
-            panic!("nothing will ever happen again");
-        };
-        self.now = time;
-        match event {
-            Event::Input(node, generation, input) => self.feed(node, generation, input),
-            Event::Start(node) => self.begin_process(node),
-            Event::Link(from, to) => self.link_up(from, to),
-            Event::Unlink(from, to, generation) => self.link_down(from, to, generation),
-            Event::Stripe(key) => self.stripe(&key),
-            Event::Silent(node, to) => self.is_silent(node, to),
-            Event::Resume(node) => self.resume(node),
-        }
-    }
-
-    fn begin_process(&mut self, node: usize) {
-        self.generation += 1;
-        let generation = self.generation;
-        let members = (0..self.nodes.len()).map(|other| Member {
-            name: name(other),
-            failure_domain: format!("n{other}"),
-        });
-        let setup = Setup {
-            name: name(node),
-            generation: Generation::new(generation),
-            members: members.collect(),
-            geometry: Some(self.geometry),
-            chunk: ChunkSize::new(CHUNK as u32).unwrap(),
-            slots_per_rank: 3,
-            budget: self.budgets.get(&node).copied().unwrap_or(self.budget),
-            idle_job_ms: self.idle_job_ms,
-            link_rates: LinkRates::default(),
-            durable: match self.tier {
-                Some(_) => DurablePolicy::OnRequest,
-                None => DurablePolicy::Absent,
-            },
-            messages: storaged_core::MessageLimits {
-                inline: 1_000,
-                page: 1_000,
-                table_chunks: 256,
-                fan_out: 2,
-            },
-            runs_without_tier: RunsWithoutTier::Refused,
-            durable_form: self.durable_form,
-        };
-        self.nodes[node] = Some(Process {
-            node: Node::new(setup).unwrap(),
-            generation,
-            began: self.now,
-        });
-        self.feed(node, generation, Input::Tick);
-        for other in (0..self.nodes.len()).filter(|other| *other != node) {
-            self.at(self.now + 2 * WAY_MS, Event::Link(node, other));
-            self.at(self.now + 3 * WAY_MS, Event::Link(other, node));
-        }
-    }
-
-    fn link_up(&mut self, from: usize, to: usize) {
-        let (Some(_), Some(far)) = (&self.nodes[from], &self.nodes[to]) else {
-            return;
-        };
-        let generation = far.generation;
-        match self.links.get(&(from, to)) {
-            Some(known) if *known == generation => return,
-            // As the transport does it: the peer is another one, so the connection that was is gone.
-            Some(known) => self.link_down(from, to, *known),
-            None => {}
-        }
-        self.links.insert((from, to), generation);
-        self.is_joined(from, to);
-        let node = name(to);
-        let generation = Generation::new(generation);
-        self.tell(from, Input::PeerUp { node, generation });
-    }
-
-    fn link_down(&mut self, from: usize, to: usize, generation: u64) {
-        if self.links.get(&(from, to)) == Some(&generation) {
-            self.links.remove(&(from, to));
-            self.tell(from, Input::PeerDown { node: name(to) });
-        }
-    }
-
-    fn tell(&mut self, node: usize, input: Input) {
-        if let Some(process) = &self.nodes[node] {
-            self.feed(node, process.generation, input);
-        }
+    /// As of a transport that does not see that a peer was restarted before its silence ends the connection.
+    pub fn links_notice_late(&mut self, node: usize, ms: u64) {
+        self.postpone(
+            ms,
+            |event| matches!(event, Event::Dial(_, to) if *to == node),
+        );
     }
 
     /// Kills a node; the others notice by its silence.
     pub fn kill(&mut self, node: usize) {
-        self.nodes[node] = None;
-        self.sessions_lose(node);
-        for other in 0..self.nodes.len() {
-            self.links.remove(&(node, other));
-            if let Some(generation) = self.links.get(&(other, node)) {
-                let silent_for = 2000 + 50 * other as u64;
-                self.at(
-                    self.now + silent_for,
-                    Event::Unlink(other, node, *generation),
-                );
-            }
-        }
-    }
-
-    /// Starts a node after so many milliseconds, with nothing in its RAM.
-    pub fn start_after(&mut self, ms: u64, node: usize) {
-        self.at(self.now + ms, Event::Start(node));
-    }
-
-    /// As of a transport that does not see that a peer was restarted before its silence ends the connection.
-    pub fn links_notice_late(&mut self, node: usize, ms: u64) {
-        let late = |event: &Event| matches!(event, Event::Link(_, to) if *to == node);
-        let moved: Vec<_> = self
-            .events
-            .iter()
-            .filter(|(_, e)| late(e))
-            .map(|(at, _)| *at)
-            .collect();
-        for at in moved {
-            let event = self.events.remove(&at).unwrap();
-            self.at(at.0 + ms, event);
-        }
-    }
-
-    fn feed(&mut self, node: usize, generation: u64, input: Input) {
-        let Some(process) = &mut self.nodes[node] else {
-            return;
-        };
-        if process.generation != generation {
-            return;
-        }
-        let Some(input) = self.pauses.let_through(node, input) else {
-            return;
-        };
-        self.sessions.hears(node, generation, &input);
-        let local = Now(self.now - process.began);
-        let outputs = process.node.handle(local, input);
-        let deadline = process.began + process.node.deadline().0.min(local.0 + 3_600_000);
-        for output in outputs {
-            self.perform(node, generation, output);
-        }
-        let deadline = deadline.max(self.now + 1);
-        self.at(deadline, Event::Input(node, generation, Input::Tick));
-    }
-
-    fn perform(&mut self, node: usize, generation: u64, output: Output) {
-        let soon = self.now + 1;
-        self.sessions.check(node, generation, &output);
-        match output {
-            Output::Reply { id, reply, .. } => {
-                self.replies.insert(id, reply);
-            }
-            Output::Send { to, message } => {
-                let to = index(&to);
-                // On a connection to an incarnation that is gone everything is lost.
-                let alive = self.nodes[to].as_ref().map(|process| process.generation);
-                if let Some(alive) = alive
-                    && self.links.get(&(node, to)) == Some(&alive)
-                    && !self.pauses.is_severed(node, to)
-                {
-                    let from = name(node);
-                    let input = Input::Message { from, message };
-                    self.at(self.now + WAY_MS, Event::Input(to, alive, input));
-                }
-            }
-            Output::CreateSlot { slot, .. } => {
-                self.at(
-                    soon,
-                    Event::Input(node, generation, Input::SlotCreated { slot }),
-                );
-            }
-            Output::Digest { slot, length, .. } => {
-                let (leaves, root) = digests(node, self.step, length);
-                // Nothing is computed here, so that any fingerprint will do.
-                let prints = leaves.iter().map(|_| Fingerprint::ZERO).collect();
-                let input = Input::Digested {
-                    slot,
-                    leaves,
-                    prints,
-                    root,
-                };
-                self.at(soon, Event::Input(node, generation, input));
-            }
-            Output::Run(work) => self.begin_session(node, generation, work),
-            Output::Stop { leader, session } => self.stop_session(node, (leader, session)),
-            Output::Note(note) => self.notes.push((self.now, node, note)),
-            // Reading a checkpoint takes longer than any test waits for it.
-            Output::DropSlot { .. } | Output::DropParity { .. } | Output::Check { .. } => {}
-            other => self.perform_durable(node, generation, other),
-        }
-    }
-
-    /// Asks a node and waits for its answer.
-    pub fn ask(&mut self, node: usize, conn: ConnId, request: Request) -> Reply {
-        let id = self.send(node, conn, request);
-        self.run_until(600_000, "an answer", |cluster| {
-            cluster.replies.contains_key(&id)
-        });
-        self.replies.remove(&id).unwrap()
-    }
-
-    /// Asks a node; the answer comes to `answer`.
-    pub fn send(&mut self, node: usize, conn: ConnId, request: Request) -> RequestId {
-        self.next_request += 1;
-        let id = RequestId {
-            conn,
-            index: self.next_request,
-        };
-        self.tell(node, Input::Request { id, request });
-        id
-    }
-
-    /// What was answered.
-    pub fn answer(&self, id: RequestId) -> Option<&Reply> {
-        self.replies.get(&id)
+        self.end_process(node);
     }
 
     /// A connection to a node's daemon.
     pub fn connect(&mut self, node: usize, role: Role) -> ConnId {
-        let conn = ConnId(1_000_000 * (node as u64 + 1) + self.next_request);
-        let hello = Request::Hello {
-            version: LOCAL_VERSION,
-            namespace: self.job.clone(),
-            token: Vec::new().into(),
-            role,
-        };
-        let reply = self.ask(node, conn, hello);
-        assert!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
-        conn
+        let job = self.scene.job.clone();
+        let conn = self.try_connect(node, job, role);
+        conn.expect("a welcome")
     }
 
     fn open_run(&mut self) {
@@ -443,19 +190,19 @@ impl Cluster {
             panic!("no run: {reply:?}");
         };
         assert_eq!(run.number(), 1);
-        self.run = Some(run);
-        (0..self.geometry.k()).for_each(|node| self.attach(node));
+        self.scene.run = Some(run);
+        (0..self.scene.k).for_each(|node| self.attach(node));
     }
 
     /// A trainer of the job's run connects, also again after its daemon was restarted.
     pub fn attach(&mut self, node: usize) {
         let role = Role::Trainer {
-            run: self.run.expect("the job has opened a run"),
+            run: self.scene.run.expect("the job has opened a run"),
             rank: Rank::new(node as u32),
-            world_size: WorldSize::new(self.geometry.k() as u32).unwrap(),
+            world_size: WorldSize::new(self.scene.k as u32).unwrap(),
         };
         let conn = self.connect(node, role);
-        self.trainers.insert(node, conn);
+        self.scene.trainers.insert(node, conn);
     }
 
     /// Another job begins; the one before goes on as it is.
@@ -466,36 +213,26 @@ impl Cluster {
 
     /// What is connected from now on is of this job.
     pub fn ask_of(&mut self, name: &str) {
-        self.job = Namespace::new(name).unwrap();
-        self.trainers.clear();
-        self.step = 0;
+        self.scene.job = Namespace::new(name).unwrap();
+        self.scene.trainers.clear();
+        self.scene.step = 0;
     }
 
     /// The job's trainers go.
     pub fn end_job(&mut self) {
-        for (node, conn) in std::mem::take(&mut self.trainers) {
+        for (node, conn) in std::mem::take(&mut self.scene.trainers) {
             self.disconnect(node, conn);
         }
     }
 
-    /// A connection ends.
-    pub fn disconnect(&mut self, node: usize, conn: ConnId) {
-        self.tell(node, Input::Disconnected { conn });
-    }
-
     /// The connection of a node's trainer.
     pub fn trainer(&self, node: usize) -> ConnId {
-        self.trainers[&node]
+        self.scene.trainers[&node]
     }
 
     /// The run that the ranks save for.
     pub fn run(&self) -> RunId {
-        self.run.expect("a job has begun")
-    }
-
-    /// What a node's memory is used for.
-    pub fn ledger(&self, node: usize) -> storaged_core::Ledger {
-        self.nodes[node].as_ref().expect("it is up").node.ledger()
+        self.scene.run.expect("a job has begun")
     }
 
     /// Stages a step on every rank and commits it.
@@ -505,50 +242,40 @@ impl Cluster {
 
     /// The same, with a wish for the durable tier.
     pub fn save_as(&mut self, durable: DurableWish) {
-        self.step += 1;
-        let (step, length) = (Step::new(self.step), self.stripes * CHUNK);
-        for (node, conn) in self.trainers.clone() {
-            let acquire = Request::AcquireSlot {
-                bytes: length,
-                timeout_ms: 10_000,
-            };
+        self.scene.step += 1;
+        let (step, length) = (Step::new(self.scene.step), self.scene.stripes * CHUNK);
+        for (node, conn) in self.scene.trainers.clone() {
+            let acquire = acquire_slot(length, 10_000);
             let Reply::SlotGranted { slot, .. } = self.ask(node, conn, acquire) else {
                 panic!("no slot");
             };
             let reply = self.ask(node, conn, Request::SealSlot { slot, step, length });
             assert!(matches!(reply, Reply::Done), "{reply:?}");
         }
-        let commit = Request::Commit {
-            step,
-            schema: vec![].into(),
-            torch_metadata: vec![].into(),
-            durable,
-        };
-        let conn = self.trainers[&0];
+        let commit = commit_step(step, durable);
+        let conn = self.scene.trainers[&0];
         self.send(0, conn, commit);
     }
 
     /// Saves a step and waits until all nodes know it to be protected, and to be durable if that was wished.
     pub fn save_and_wait(&mut self, durable: DurableWish) {
-        let published = |cluster: &Self| cluster.tier.as_ref().map_or(0, |it| it.manifests.len());
-        let before = published(self);
+        let before = self.tier.published.len();
         self.save_as(durable);
-        let nodes = self.nodes.len();
+        let nodes = self.processes.len();
         self.run_until(60_000, "protection", |cluster| {
             (0..nodes).all(|node| cluster.is_protected(node))
         });
         if durable == DurableWish::Required {
-            self.run_until(60_000, "durability", |cluster| published(cluster) > before);
+            self.run_until(60_000, "durability", |cluster| {
+                cluster.tier.published.len() > before
+            });
         }
         self.run_for(1_000);
     }
 
     /// What a data node's trainer is refused a slot with.
     pub fn refused_slot(&mut self, node: usize, bytes: u64) -> (RefusalCode, String) {
-        let acquire = Request::AcquireSlot {
-            bytes,
-            timeout_ms: 1_000,
-        };
+        let acquire = acquire_slot(bytes, 1_000);
         match self.ask(node, self.trainer(node), acquire) {
             Reply::Refused(refusal) => (refusal.code, refusal.message),
             other => panic!("{other:?}"),
@@ -571,8 +298,8 @@ impl Cluster {
                 return false;
             };
             *at == node
-                && key.namespace == self.job
-                && key.step == Step::new(self.step)
+                && key.namespace == self.scene.job
+                && key.step == Step::new(self.scene.step)
                 && *state == wanted
         })
     }
@@ -605,17 +332,9 @@ impl Cluster {
 
     /// Counts anew.
     pub fn reset_counts(&mut self) {
-        self.sent.clear();
-        self.put.clear();
-        self.moved.clear();
+        let counts = &mut self.sessions.counts;
+        counts.sent.clear();
+        counts.put.clear();
+        counts.moved.clear();
     }
-}
-
-/// Digests of a shard that nobody has ever seen.
-fn digests(node: usize, step: u64, length: u64) -> (Arc<[Digest]>, Digest) {
-    let chunk = ChunkSize::new(CHUNK as u32).unwrap();
-    let leaf = |stripe| digest(format!("{node} {step} {stripe}").as_bytes());
-    let leaves: Vec<Digest> = (0..chunk.count(length)).map(leaf).collect();
-    let root = root_digest(&leaves, length, chunk);
-    (leaves.into(), root)
 }

@@ -1,350 +1,136 @@
 //! Three nodes and what would be around them, in the smallest form: messages arrive in order, effects succeed, shards
 //! are digests without bytes. Whatever was ever sent or asked may come again, twisted.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry, leaf_digest, root_digest};
 use storaged_core::{
-    ClaimedRun, ConnId, DurableFault, DurableForm, DurableListing, DurablePolicy, Input, Node,
-    Note, Now, Output, RequestId, RunsWithoutTier, SessionTally, Setup,
+    ConnId, DurableFault, DurableForm, DurablePolicy, Input, MessageLimits, Note, RequestId, Setup,
 };
-use storaged_plan::Member;
-use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
-use storaged_wire::peer::{PeerMessage, SessionFault};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
-    CheckpointState, Generation, ManifestBytes, Namespace, NodeName, Rank, RefusalCode, RunId,
-    SlotId, Step, WorldSize,
+    CheckpointState, Generation, NodeName, Rank, RefusalCode, RunId, SlotId, Step, WorldSize,
 };
 
+use crate::testkit::{
+    Event, Pacing, Payload, Pid, Scene, World, acquire_slot, commit_step, geometry, hello, name,
+    namespace, open_shard, plan_newest,
+};
 use crate::twist::Twist;
 
 const NODES: usize = 3;
-const CHUNK: u32 = 4096;
 const LENGTH: u64 = 10_000;
-/// One input may lead to so many outputs: everything that is known, told to everybody, several times over.
-const OUTPUTS_MAX: usize = 20_000;
 const KEPT: usize = 64;
+/// While so much is to come no more messages are carried.
+const PLANNED_MAX: usize = 5_000;
 
-fn name(node: usize) -> NodeName {
-    NodeName::new(format!("n{node}")).unwrap()
-}
-
-fn index(name: &NodeName) -> Option<usize> {
-    name.as_str()
-        .strip_prefix('n')?
-        .parse()
-        .ok()
-        .filter(|node| *node < NODES)
-}
-
-fn namespace() -> Namespace {
-    Namespace::new("job").unwrap()
-}
-
-/// Digests of a shard whose bytes nobody needs.
-fn leaves(rank: u64, step: u64) -> (Arc<[Digest]>, Digest) {
-    let chunk = ChunkSize::new(CHUNK).unwrap();
-    let one = |at: u64| leaf_digest(format!("{rank} {step} {at}").as_bytes(), at);
-    let all: Vec<Digest> = (0..chunk.count(LENGTH)).map(one).collect();
-    let root = root_digest(&all, LENGTH, chunk);
-    (all.into(), root)
-}
-
-pub struct Cluster {
-    nodes: Vec<Node>,
-    generation: u64,
-    now: u64,
-    waiting: VecDeque<(usize, Input)>,
-    /// What was sent and asked, to come again.
+/// What was sent and asked, to come again; and what an honest job has come to.
+#[derive(Default)]
+pub struct Past {
     messages: Vec<(usize, NodeName, PeerMessage)>,
     requests: Vec<(usize, RequestId, Request)>,
     effects: Vec<(usize, Input)>,
-    manifests: BTreeMap<Digest, Arc<ManifestBytes>>,
-    published: BTreeSet<Digest>,
-    slots: BTreeMap<(usize, SlotId), (u64, u64)>,
     run: Option<RunId>,
-    claimed: u64,
     plan: Option<RestorePlan>,
     trainers: BTreeMap<u32, ConnId>,
-    asked: BTreeMap<RequestId, (usize, u32, u64)>,
-    next: u64,
+    asked: BTreeMap<RequestId, (u32, u64)>,
     pub protected: u64,
-    pub sessions: u64,
     pub opened: u64,
     pub refused: Vec<RefusalCode>,
 }
 
-fn setup(node: usize, generation: u64) -> Setup {
-    let member = |node: usize| Member {
-        name: name(node),
-        failure_domain: format!("n{node}"),
-    };
-    Setup {
-        name: name(node),
-        generation: Generation::new(generation),
-        members: (0..NODES).map(member).collect(),
-        geometry: Some(Geometry::new(2, 1).unwrap()),
-        chunk: ChunkSize::new(CHUNK).unwrap(),
-        slots_per_rank: 3,
-        budget: 40 << 20,
-        link_rates: storaged_core::LinkRates::default(),
-        durable: DurablePolicy::Every(1),
-        idle_job_ms: 3_600_000,
-        durable_form: DurableForm::Increments,
-        messages: storaged_core::MessageLimits {
+pub type Cluster = World<Past>;
+
+impl Scene for Past {
+    type Event = ();
+
+    const PAYLOAD: Payload = Payload::Digests;
+
+    fn happens(_: &mut Cluster, (): ()) {}
+
+    fn sets_up(_: &mut Cluster, _: usize, setup: &mut Setup) {
+        setup.geometry = Some(geometry(2, 1));
+        setup.budget = 40 << 20;
+        setup.durable = DurablePolicy::Every(1);
+        setup.durable_form = DurableForm::Increments;
+        setup.messages = MessageLimits {
             table_chunks: 2,
-            ..storaged_core::MessageLimits::default()
-        },
-        runs_without_tier: RunsWithoutTier::Refused,
+            ..MessageLimits::default()
+        };
     }
+
+    fn will_hear(world: &mut Cluster, pid: Pid, input: &Input) {
+        remember(&mut world.scene.effects, (pid.node, input.clone()));
+    }
+
+    fn noted(world: &mut Cluster, _: usize, note: Note) {
+        if let Note::State { state, .. } = note {
+            world.scene.protected += u64::from(state == CheckpointState::Protected);
+        }
+    }
+
+    fn replied(world: &mut Cluster, pid: Pid, id: RequestId, reply: Reply, _: Option<SlotId>) {
+        world.answered(pid.node, id, reply);
+    }
+
+    fn way(world: &mut Cluster, from: usize, to: usize, message: &PeerMessage) -> Option<u64> {
+        let sent = (to, name(from), message.clone());
+        remember(&mut world.scene.messages, sent);
+        (world.planned() < PLANNED_MAX).then_some(1)
+    }
+
+    fn pacing(_: &Cluster) -> Pacing {
+        Pacing::AtOnce
+    }
+
+    /// A node that is lied to publishes anything.
+    fn publishes(_: &mut Cluster, _: &CheckpointKey, _: usize) {}
 }
 
 impl Cluster {
     pub fn new() -> Self {
-        let nodes = (0..NODES).map(|node| Node::new(setup(node, 1 + node as u64)).unwrap());
-        let mut cluster = Self {
-            nodes: nodes.collect(),
-            generation: NODES as u64,
-            now: 0,
-            waiting: VecDeque::new(),
-            messages: Vec::new(),
-            requests: Vec::new(),
-            effects: Vec::new(),
-            manifests: BTreeMap::new(),
-            published: BTreeSet::new(),
-            slots: BTreeMap::new(),
-            run: None,
-            claimed: 0,
-            plan: None,
-            trainers: BTreeMap::new(),
-            asked: BTreeMap::new(),
-            next: 0,
-            protected: 0,
-            sessions: 0,
-            opened: 0,
-            refused: Vec::new(),
-        };
-        for (a, b) in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)] {
-            cluster.link(a, b);
-        }
+        let mut cluster = Self::of(Past::default(), NODES, 0);
+        cluster.run_for(1);
         cluster
     }
 
-    pub fn durable(&self) -> usize {
-        self.published.len()
-    }
-
-    fn link(&mut self, a: usize, b: usize) {
-        let generation = Generation::new(self.generation - (NODES - 1 - b) as u64);
-        let node = name(b);
-        self.waiting
-            .push_back((a, Input::PeerUp { node, generation }));
-    }
-
-    fn feed(&mut self, node: usize, input: Input) {
-        self.now += 1;
-        let outputs = self.nodes[node].handle(Now(self.now), input);
-        assert!(
-            outputs.len() <= OUTPUTS_MAX,
-            "{} outputs of one input",
-            outputs.len()
-        );
-        let ledger = self.nodes[node].ledger();
-        assert!(
-            ledger.used <= ledger.total,
-            "memory stays within the budget"
-        );
-        let _ = self.nodes[node].deadline();
-        for output in outputs {
-            self.perform(node, output);
-        }
-    }
-
-    /// So many of what waits, and a tick where nothing does.
+    /// So much of what is to come, and the ticks in between.
     pub fn settle(&mut self, count: usize) {
-        for turn in 0..count {
-            match self.waiting.pop_front() {
-                Some((node, input)) => self.feed(node, input),
-                None => {
-                    self.now += 300;
-                    self.feed(turn % NODES, Input::Tick);
-                }
-            }
+        for _ in 0..count + count / 4 {
+            self.step();
         }
     }
 
-    fn effect(&mut self, node: usize, input: Input) {
-        remember(&mut self.effects, (node, input.clone()));
-        self.waiting.push_back((node, input));
-    }
-
-    fn perform(&mut self, node: usize, output: Output) {
-        match output {
-            Output::Send { to, message } => {
-                let from = name(node);
-                let Some(to) = index(&to) else { return };
-                if let PeerMessage::Committed { manifest, .. } = &message
-                    && let Ok(manifest) = ManifestBytes::parse(manifest.to_vec())
-                {
-                    self.manifests.insert(manifest.name(), Arc::new(manifest));
-                }
-                remember(&mut self.messages, (to, from.clone(), message.clone()));
-                if self.waiting.len() < 5_000 {
-                    self.waiting
-                        .push_back((to, Input::Message { from, message }));
-                }
-            }
-            Output::CreateSlot { slot, .. } => self.effect(node, Input::SlotCreated { slot }),
-            Output::Digest { slot, .. } => {
-                let (rank, step) = self.slots.get(&(node, slot)).copied().unwrap_or((0, 0));
-                let (leaves, root) = leaves(rank, step);
-                let prints = vec![Fingerprint::ZERO; leaves.len()].into();
-                let digested = Input::Digested {
-                    slot,
-                    leaves,
-                    prints,
-                    root,
-                };
-                self.effect(node, digested);
-            }
-            Output::Run(work) => {
-                self.sessions += 1;
-                let count = work.chunk.count(work.lane_length);
-                let kept = work.keep.as_ref().map(|_| 0..count).into_iter().collect();
-                let ended = Input::SessionEnded {
-                    leader: work.leader.clone(),
-                    session: work.session,
-                    outcome: Ok(SessionTally::default()),
-                    kept,
-                };
-                self.effect(node, ended);
-            }
-            Output::Stop { leader, session } => {
-                let ended = Input::SessionEnded {
-                    leader,
-                    session,
-                    outcome: Err(SessionFault::Aborted),
-                    kept: vec![],
-                };
-                self.effect(node, ended);
-            }
-            Output::Check { query, parts } => {
-                let outcomes = parts.iter().map(|_| (0, None)).collect();
-                self.effect(node, Input::Checked { query, outcomes });
-            }
-            Output::Reply { id, reply, .. } => self.answered(id, reply),
-            Output::Note(Note::State { state, .. }) => {
-                self.protected += u64::from(state == CheckpointState::Protected);
-            }
-            other => self.perform_durable(node, other),
+    fn request(&mut self, node: usize, conn: ConnId, request: Request) -> RequestId {
+        let id = self.request_on(conn);
+        let asked = (node, id, request.clone());
+        remember(&mut self.scene.requests, asked);
+        if let Some(pid) = self.pid(node) {
+            let input = Box::new(Input::Request { id, request });
+            self.after(1, Event::Input(pid, input));
         }
-    }
-
-    fn perform_durable(&mut self, node: usize, output: Output) {
-        match output {
-            Output::Upload { manifest, rank, .. } => {
-                let manifest = manifest.name();
-                let outcome = Ok(());
-                let uploaded = Input::Uploaded {
-                    manifest,
-                    rank,
-                    outcome,
-                };
-                self.effect(node, uploaded);
-            }
-            Output::Publish { manifest } => {
-                let name = manifest.name();
-                self.published.insert(name);
-                self.manifests.insert(name, manifest);
-                let outcome = Ok(());
-                self.effect(
-                    node,
-                    Input::Published {
-                        manifest: name,
-                        outcome,
-                    },
-                );
-            }
-            Output::ListDurable { query, .. } => {
-                let all = self
-                    .published
-                    .iter()
-                    .filter_map(|name| self.manifests.get(name));
-                let manifests: Vec<Arc<ManifestBytes>> = all.take(4).cloned().collect();
-                let outcome = Ok(DurableListing {
-                    newest_run: manifests.first().map(|it| it.manifest().run),
-                    manifests,
-                    set_aside: Vec::new(),
-                });
-                self.effect(node, Input::DurableListed { query, outcome });
-            }
-            Output::ClaimRun {
-                query,
-                above,
-                identity,
-                ..
-            } => {
-                // Above the last number there is none: the tier claims the last one again, as a lying one might.
-                self.claimed = self.claimed.max(above).saturating_add(1);
-                let outcome = Ok(RunId::with_identity(self.claimed, identity));
-                self.effect(node, Input::RunClaimed { query, outcome });
-            }
-            Output::FindRun { query, .. } => {
-                let outcome = Ok(ClaimedRun::Unknown);
-                self.effect(node, Input::RunFound { query, outcome });
-            }
-            Output::Fetch {
-                manifest,
-                rank,
-                slot,
-                ..
-            } => {
-                let step = manifest.manifest().step.get();
-                let outcome = Ok(leaves(u64::from(rank.get()), step).0);
-                self.effect(node, Input::Fetched { slot, outcome });
-            }
-            _ => {}
-        }
-    }
-
-    fn ask(&mut self, node: usize, conn: ConnId, request: Request) -> RequestId {
-        self.next += 1;
-        let id = RequestId {
-            conn,
-            index: self.next,
-        };
-        remember(&mut self.requests, (node, id, request.clone()));
-        self.waiting
-            .push_back((node, Input::Request { id, request }));
         id
     }
 
     fn connect(&mut self, node: usize, role: Role) -> ConnId {
-        self.next += 1;
-        let conn = ConnId(self.next);
-        let hello = Request::Hello {
-            version: LOCAL_VERSION,
-            namespace: namespace(),
-            token: b"token".to_vec().into(),
-            role,
-        };
-        self.ask(node, conn, hello);
+        let conn = self.fresh_conn();
+        self.request(node, conn, hello(namespace(), role));
         conn
     }
 
     /// Every rank saves a step; the first time, the run is opened before.
     pub fn save(&mut self, step: u64) {
-        if self.run.is_none() {
+        if self.scene.run.is_none() {
             let conn = self.connect(0, Role::Reader);
-            self.ask(0, conn, Request::OpenRun { timeout_ms: 9_000 });
+            self.request(0, conn, Request::OpenRun { timeout_ms: 9_000 });
             self.settle(200);
         }
-        let Some(run) = self.run else { return };
+        let Some(run) = self.scene.run else { return };
         for rank in 0..NODES as u32 {
             let node = rank as usize;
-            let conn = match self.trainers.get(&rank) {
+            let conn = match self.scene.trainers.get(&rank) {
                 Some(conn) => *conn,
                 None => {
                     let role = Role::Trainer {
@@ -353,44 +139,35 @@ impl Cluster {
                         world_size: WorldSize::new(NODES as u32).unwrap(),
                     };
                     let conn = self.connect(node, role);
-                    self.trainers.insert(rank, conn);
+                    self.scene.trainers.insert(rank, conn);
                     conn
                 }
             };
-            let acquire = Request::AcquireSlot {
-                bytes: LENGTH,
-                timeout_ms: 9_000,
-            };
-            let id = self.ask(node, conn, acquire);
-            self.asked.insert(id, (node, rank, step + 1));
+            let acquire = acquire_slot(LENGTH, 9_000);
+            let id = self.request(node, conn, acquire);
+            self.scene.asked.insert(id, (rank, step + 1));
         }
     }
 
-    fn answered(&mut self, id: RequestId, reply: Reply) {
+    fn answered(&mut self, node: usize, id: RequestId, reply: Reply) {
         match reply {
-            Reply::RunOpened { run } => self.run = Some(run),
-            Reply::Plan(plan) => self.plan = Some(plan),
-            Reply::ShardOpened { .. } => self.opened += 1,
-            Reply::Refused(refusal) => self.refused.push(refusal.code),
+            Reply::RunOpened { run } => self.scene.run = Some(run),
+            Reply::Plan(plan) => self.scene.plan = Some(plan),
+            Reply::ShardOpened { .. } => self.scene.opened += 1,
+            Reply::Refused(refusal) => self.scene.refused.push(refusal.code),
             Reply::SlotGranted { slot, .. } => {
-                let Some((node, rank, step)) = self.asked.remove(&id) else {
+                let Some((rank, step)) = self.scene.asked.remove(&id) else {
                     return;
                 };
-                self.slots.insert((node, slot), (u64::from(rank), step));
                 let seal = Request::SealSlot {
                     slot,
                     step: Step::new(step),
                     length: LENGTH,
                 };
-                self.ask(node, id.conn, seal);
+                self.request(node, id.conn, seal);
                 if rank == 0 {
-                    let commit = Request::Commit {
-                        step: Step::new(step),
-                        schema: vec![].into(),
-                        torch_metadata: vec![].into(),
-                        durable: DurableWish::Policy,
-                    };
-                    self.ask(node, id.conn, commit);
+                    let commit = commit_step(Step::new(step), DurableWish::Policy);
+                    self.request(node, id.conn, commit);
                 }
             }
             _ => {}
@@ -400,49 +177,23 @@ impl Cluster {
     /// A plan, and all its shards on one node.
     pub fn restore(&mut self) {
         let conn = self.connect(0, Role::Reader);
-        let plan = Request::Plan {
-            step: None,
-            timeout_ms: 9_000,
-            allow_older: false,
-        };
-        self.ask(0, conn, plan);
+        let plan = plan_newest(9_000);
+        self.request(0, conn, plan);
         self.settle(200);
-        let Some(plan) = self.plan.clone() else {
+        let Some(plan) = self.scene.plan.clone() else {
             return;
         };
         for rank in 0..NODES as u32 {
-            let open = Request::OpenShard {
-                manifest: plan.manifest,
-                rank: Rank::new(rank),
-                ranges: vec![],
-                timeout_ms: 9_000,
-                without: None,
-            };
-            self.ask(0, conn, open);
+            let open = open_shard(plan.manifest, Rank::new(rank), 9_000);
+            self.request(0, conn, open);
         }
     }
 
     /// A node dies and starts with nothing.
     pub fn restart(&mut self, node: usize) {
-        self.waiting.retain(|(to, _)| *to != node);
-        self.generation += 1;
-        let generation = self.generation;
-        self.nodes[node] = Node::new(setup(node, generation)).unwrap();
-        self.trainers.remove(&(node as u32));
-        for other in (0..NODES).filter(|other| *other != node) {
-            self.waiting
-                .push_back((other, Input::PeerDown { node: name(node) }));
-            let up = Input::PeerUp {
-                node: name(node),
-                generation: Generation::new(generation),
-            };
-            self.waiting.push_back((other, up));
-            let back = Input::PeerUp {
-                node: name(other),
-                generation: Generation::new(1 + other as u64),
-            };
-            self.waiting.push_back((node, back));
-        }
+        self.scene.trainers.remove(&(node as u32));
+        self.end_process(node);
+        self.start_process(node);
     }
 
     /// One move.
@@ -455,12 +206,12 @@ impl Cluster {
             5 => self.restart(node),
             6 => {
                 let other = name((node + 1) % NODES);
-                self.feed(node, Input::PeerDown { node: other });
+                self.tell(node, Input::PeerDown { node: other });
             }
             7 => {
                 let node_up = name((node + 1) % NODES);
                 let generation = Generation::new(twist.number());
-                self.feed(
+                self.tell(
                     node,
                     Input::PeerUp {
                         node: node_up,
@@ -470,17 +221,18 @@ impl Cluster {
             }
             8 => {
                 self.now = self.now.saturating_add(twist.number() % (1 << 40));
-                self.feed(node, Input::Tick);
+                self.tell(node, Input::Tick);
             }
             9..=11 => self.say_again(twist),
             12..=13 => self.ask_again(twist),
             14 => self.effect_again(twist),
             _ => {
                 let conn = self
+                    .scene
                     .trainers
                     .remove(&(node as u32))
                     .unwrap_or(ConnId(twist.number()));
-                self.feed(node, Input::Disconnected { conn });
+                self.tell(node, Input::Disconnected { conn });
             }
         }
     }
@@ -488,38 +240,36 @@ impl Cluster {
     /// One node says this to another.
     pub fn hear(&mut self, to: usize, from: usize, message: PeerMessage) {
         let from = name(from);
-        self.feed(to, Input::Message { from, message });
+        self.tell(to, Input::Message { from, message });
     }
 
     fn say_again(&mut self, twist: &Twist) {
-        if self.messages.is_empty() {
+        if self.scene.messages.is_empty() {
             return;
         }
-        let (to, from, message) = self.messages[twist.pick(self.messages.len())].clone();
+        let (to, from, message) =
+            self.scene.messages[twist.pick(self.scene.messages.len())].clone();
         let message = twist.twist(&message);
-        self.feed(to, Input::Message { from, message });
+        self.tell(to, Input::Message { from, message });
     }
 
     fn ask_again(&mut self, twist: &Twist) {
-        if self.requests.is_empty() {
+        if self.scene.requests.is_empty() {
             return;
         }
-        let (node, id, request) = self.requests[twist.pick(self.requests.len())].clone();
+        let (node, id, request) =
+            self.scene.requests[twist.pick(self.scene.requests.len())].clone();
         let request = twist.twist(&request);
-        self.next += 1;
-        let id = RequestId {
-            index: self.next,
-            ..id
-        };
-        self.feed(node, Input::Request { id, request });
+        let id = self.request_on(id.conn);
+        self.tell(node, Input::Request { id, request });
     }
 
     /// An effect that ends twice, late, for something else, or badly.
     fn effect_again(&mut self, twist: &Twist) {
-        if self.effects.is_empty() {
+        if self.scene.effects.is_empty() {
             return;
         }
-        let (node, input) = self.effects[twist.pick(self.effects.len())].clone();
+        let (node, input) = self.scene.effects[twist.pick(self.scene.effects.len())].clone();
         let reason = || "made to fail".to_string();
         let fault = || DurableFault::Unavailable(reason());
         let number = twist.number();
@@ -573,7 +323,7 @@ impl Cluster {
             },
             other => failed(other, fault()),
         };
-        self.feed(node, twisted);
+        self.tell(node, twisted);
     }
 }
 

@@ -6,6 +6,8 @@ mod cluster;
 #[path = "../../../../codec/wire/tests/fuzz/samples.rs"]
 #[allow(dead_code, reason = "of the records only the messages are wanted")]
 mod samples;
+#[path = "../testkit/mod.rs"]
+mod testkit;
 mod twist;
 
 use bolero::check;
@@ -42,17 +44,17 @@ fn honest_moves_save_protect_and_restore() {
         cluster.save(step);
         cluster.settle(200);
     }
-    assert!(cluster.protected > 0, "a step became protected");
-    assert!(cluster.sessions > 0, "sessions ran");
-    assert!(cluster.durable() > 0, "a step became durable");
+    assert!(cluster.scene.protected > 0, "a step became protected");
+    assert!(!cluster.sessions.counts.begun.is_empty(), "sessions ran");
+    assert!(!cluster.tier.published.is_empty(), "a step became durable");
     cluster.restart(2);
     cluster.settle(400);
     cluster.restore();
     cluster.settle(400);
     assert!(
-        cluster.opened > 0,
+        cluster.scene.opened > 0,
         "a shard was opened: {:?}",
-        cluster.refused
+        cluster.scene.refused
     );
 }
 

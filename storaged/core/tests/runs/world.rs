@@ -1,39 +1,30 @@
 //! A few nodes, their links and a durable tier, as far as opening runs and committing needs them. No payload exists.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use storaged_codec::{ChunkSize, Fingerprint, Geometry, digest, root_digest};
+use storaged_codec::{ChunkSize, Geometry, digest};
 use storaged_core::{
-    ClaimFault, ClaimedRun, ConnId, DurableFault, DurableForm, DurablePolicy, Input, LinkRates,
-    Node, Note, Now, Output, RequestId, RunsWithoutTier, Setup,
+    ConnId, DurableFault, DurablePolicy, Input, Note, RequestId, RunsWithoutTier, Setup,
 };
-use storaged_plan::Member;
-use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{
-    CheckpointState, Generation, Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank,
-    Refusal, RunId, ShardEntry, Step, WorldSize,
+    CheckpointState, Enclosed, Manifest, ManifestBytes, NodeName, Rank, Refusal, RunId, ShardEntry,
+    Step, WorldSize,
 };
 
-const CHUNK: u32 = 4096;
+use crate::testkit::{
+    self, CHUNK_BYTES, Course, Event, Pacing, Payload, Scene, Task, acquire_slot, commit_step,
+    geometry,
+};
+pub use crate::testkit::{name, namespace, owner};
+
 const LENGTH: u64 = 5000;
-const TOKEN: &[u8] = b"token";
 /// A link comes up after at most so many milliseconds, and a message takes at most so many.
 const LINK_MS: u64 = 40;
 const WAY_MS: u64 = 6;
-
-pub fn name(node: usize) -> NodeName {
-    NodeName::new(format!("n{node}")).unwrap()
-}
-
-pub fn namespace() -> Namespace {
-    Namespace::new("job").unwrap()
-}
-
-pub fn owner() -> Owner {
-    Owner::of_token(TOKEN)
-}
+/// Generations of two seeds differ by up to so much, those of one node by more.
+const SALT: u64 = 1 << 40;
 
 pub fn committed(manifest: &ManifestBytes) -> PeerMessage {
     PeerMessage::Committed {
@@ -44,7 +35,7 @@ pub fn committed(manifest: &ManifestBytes) -> PeerMessage {
 
 /// How the durable tier behaves to what is asked from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tier {
+pub enum Mood {
     Absent,
     /// After up to so many milliseconds.
     Answers(u64),
@@ -52,414 +43,143 @@ pub enum Tier {
     Fails,
 }
 
-enum Event {
-    Input(Input),
-    /// On the link from this node, if both ends are what they were.
-    Message(usize, u64, PeerMessage),
-    Link(usize),
-    Start,
-}
-
-struct Process {
-    node: Node,
-    generation: u64,
-    began: u64,
-}
-
-pub struct World {
-    pub now: u64,
-    pub tier: Tier,
-    pub claims: BTreeMap<u64, RunId>,
+pub struct Runs {
+    pub tier: Mood,
     /// So many claims fail, whatever the tier does otherwise.
     pub failing_claims: u32,
-    pub owner_in_tier: Option<Owner>,
-    pub committed: BTreeSet<CheckpointKey>,
-    nodes: Vec<Option<Process>>,
-    with_tier: bool,
+    policy: DurablePolicy,
     without_tier: RunsWithoutTier,
-    /// (time, order): at which node, in which generation (0: any), what.
-    events: BTreeMap<(u64, u64), (usize, u64, Event)>,
-    order: u64,
-    generation: u64,
-    random: u64,
-    links: BTreeMap<(usize, usize), u64>,
-    /// Messages keep their order on a link.
-    last_on_link: BTreeMap<(usize, usize), u64>,
-    apart: BTreeSet<(usize, usize)>,
-    silent: BTreeSet<usize>,
-    replies: BTreeMap<RequestId, Reply>,
-    next: u64,
-    states: BTreeSet<CheckpointState>,
+    /// Links that are cut.
+    apart: Vec<(usize, usize)>,
+    silent: Option<usize>,
+}
+
+pub type World = testkit::World<Runs>;
+
+impl Scene for Runs {
+    type Event = ();
+
+    const PAYLOAD: Payload = Payload::Digests;
+
+    fn happens(_: &mut World, (): ()) {}
+
+    fn sets_up(world: &mut World, _: usize, setup: &mut Setup) {
+        setup.geometry = (setup.members.len() >= 3).then(|| geometry(2, 1));
+        setup.durable = world.scene.policy;
+        setup.runs_without_tier = world.scene.without_tier;
+    }
+
+    fn generation(world: &mut World, count: u64) -> u64 {
+        count * 2 * SALT + world.random(SALT)
+    }
+
+    fn dials_after(world: &mut World, _: usize, _: usize) -> u64 {
+        1 + world.random(LINK_MS)
+    }
+
+    fn way(world: &mut World, from: usize, _: usize, _: &PeerMessage) -> Option<u64> {
+        let way_ms = 1 + world.random(WAY_MS);
+        (world.scene.silent != Some(from)).then_some(way_ms)
+    }
+
+    fn pacing(_: &World) -> Pacing {
+        Pacing::AtOnce
+    }
+
+    fn tier_course(world: &mut World, task: &Task) -> Course {
+        let lasts_ms = match world.scene.tier {
+            Mood::Answers(longest) => longest / 2 + world.random(longest / 2 + 1),
+            Mood::Fails => 5,
+            Mood::Absent | Mood::Hangs => return Course::Hangs,
+        };
+        let once = matches!(task, Task::Claim(..)) && world.scene.failing_claims > 0;
+        if once {
+            world.scene.failing_claims -= 1;
+        }
+        let fault = match world.scene.tier {
+            _ if once => "made to fail once",
+            Mood::Fails => "made to fail",
+            _ => return Course::well(lasts_ms),
+        };
+        Course::fails(lasts_ms, DurableFault::Unavailable(fault.into()))
+    }
 }
 
 impl World {
-    pub fn new(nodes: usize, tier: Tier, seed: u64) -> Self {
+    pub fn new(nodes: usize, tier: Mood, seed: u64) -> Self {
         Self::with(nodes, tier, seed, RunsWithoutTier::Refused)
     }
 
     /// All nodes are up and know each other.
-    pub fn with(nodes: usize, tier: Tier, seed: u64, without_tier: RunsWithoutTier) -> Self {
-        let mut world = Self {
-            now: 0,
+    pub fn with(nodes: usize, tier: Mood, seed: u64, without_tier: RunsWithoutTier) -> Self {
+        let scene = Runs {
             tier,
-            claims: BTreeMap::new(),
             failing_claims: 0,
-            owner_in_tier: None,
-            committed: BTreeSet::new(),
-            nodes: (0..nodes).map(|_| None).collect(),
-            with_tier: tier != Tier::Absent,
+            policy: match tier {
+                Mood::Absent => DurablePolicy::Absent,
+                _ => DurablePolicy::OnRequest,
+            },
             without_tier,
-            events: BTreeMap::new(),
-            order: 0,
-            generation: 0,
-            random: seed,
-            links: BTreeMap::new(),
-            last_on_link: BTreeMap::new(),
-            apart: BTreeSet::new(),
-            silent: BTreeSet::new(),
-            replies: BTreeMap::new(),
-            next: 0,
-            states: BTreeSet::new(),
+            apart: Vec::new(),
+            silent: None,
         };
-        (0..nodes).for_each(|node| world.start(node));
+        let mut world = Self::of(scene, nodes, seed);
         world.run_for(2 * LINK_MS);
         world
     }
 
     pub fn nodes(&self) -> usize {
-        self.nodes.len()
-    }
-
-    pub fn random(&mut self, bound: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn at(&mut self, time: u64, node: usize, generation: u64, event: Event) {
-        self.order += 1;
-        self.events
-            .insert((time.max(self.now), self.order), (node, generation, event));
+        self.processes.len()
     }
 
     pub fn start(&mut self, node: usize) {
-        self.at(self.now, node, 0, Event::Start);
+        self.start_after(0, node);
         self.run_for(0);
-    }
-
-    fn begin(&mut self, node: usize) {
-        self.generation += 1;
-        let generation = self.generation;
-        let members = (0..self.nodes.len()).map(|other| Member {
-            name: name(other),
-            failure_domain: format!("n{other}"),
-        });
-        let geometry = (self.nodes.len() >= 3).then(|| Geometry::new(2, 1).unwrap());
-        let setup = Setup {
-            name: name(node),
-            generation: Generation::new(generation * 0x1234_5678_9abc + self.random),
-            members: members.collect(),
-            geometry,
-            chunk: ChunkSize::new(CHUNK).unwrap(),
-            slots_per_rank: 3,
-            budget: 1 << 30,
-            link_rates: LinkRates::default(),
-            durable: match self.with_tier {
-                true => DurablePolicy::OnRequest,
-                false => DurablePolicy::Absent,
-            },
-            messages: storaged_core::MessageLimits::default(),
-            runs_without_tier: self.without_tier,
-            idle_job_ms: 3_600_000,
-            durable_form: DurableForm::Full,
-        };
-        self.nodes[node] = Some(Process {
-            node: Node::new(setup).unwrap(),
-            generation,
-            began: self.now,
-        });
-        self.feed(node, Input::Tick);
-        for other in (0..self.nodes.len()).filter(|other| *other != node) {
-            for (from, to) in [(node, other), (other, node)] {
-                let delay = 1 + self.random(LINK_MS);
-                self.at(self.now + delay, from, 0, Event::Link(to));
-            }
-        }
     }
 
     /// Its peers notice at once.
     pub fn kill(&mut self, node: usize) {
-        self.nodes[node] = None;
-        for other in 0..self.nodes.len() {
-            self.unlink(other, node);
-            self.links.remove(&(node, other));
-        }
+        self.end_process(node);
+        self.run_for(0);
     }
 
-    fn unlink(&mut self, from: usize, to: usize) {
-        if self.links.remove(&(from, to)).is_some() {
-            self.feed(from, Input::PeerDown { node: name(to) });
-        }
-    }
-
+    /// Links are cut, and those at both ends notice at once.
     pub fn cut(&mut self, some: &[usize], others: &[usize]) {
-        for (a, b) in some
+        let pairs = some
             .iter()
-            .flat_map(|a| others.iter().map(move |b| (*a, *b)))
-        {
-            for (from, to) in [(a, b), (b, a)] {
-                self.apart.insert((from, to));
-                self.unlink(from, to);
-            }
+            .flat_map(|a| others.iter().map(move |b| (*a, *b)));
+        for (from, to) in pairs.flat_map(|(a, b)| [(a, b), (b, a)]) {
+            self.scene.apart.push((from, to));
+            let link = self.link_of(from, to);
+            link.cut_until = u64::MAX;
+            // What is on its way is lost.
+            link.number += 1;
+            self.part(from, to);
         }
     }
 
-    pub fn join(&mut self) {
-        for (from, to) in std::mem::take(&mut self.apart) {
-            self.at(self.now + 1, from, 0, Event::Link(to));
+    /// Links that were cut can be made again.
+    pub fn mend(&mut self) {
+        for (from, to) in std::mem::take(&mut self.scene.apart) {
+            self.link_of(from, to).cut_until = 0;
+            self.after(1, Event::Dial(from, to));
         }
     }
 
     /// Its links stay up, and nothing comes from it any more.
     pub fn silence(&mut self, node: usize) {
-        self.silent.insert(node);
-    }
-
-    fn link(&mut self, from: usize, to: usize) {
-        let Some(far) = self.nodes[to].as_ref().map(|process| process.generation) else {
-            return;
-        };
-        if self.apart.contains(&(from, to)) || self.links.get(&(from, to)) == Some(&far) {
-            return;
-        }
-        self.unlink(from, to);
-        if self.nodes[from].is_some() {
-            self.links.insert((from, to), far);
-            let generation = Generation::new(far);
-            let node = name(to);
-            self.feed(from, Input::PeerUp { node, generation });
-        }
-    }
-
-    pub fn run_for(&mut self, ms: u64) {
-        let end = self.now + ms;
-        while self
-            .events
-            .first_key_value()
-            .is_some_and(|((time, _), _)| *time <= end)
-        {
-            self.happen_next();
-        }
-        self.now = end;
-    }
-
-    pub fn run_until_answered(&mut self, ids: &[RequestId]) {
-        let began = self.now;
-        while !ids.iter().all(|id| self.replies.contains_key(id)) {
-            assert!(self.now < began + 120_000, "no answer in 120 s");
-            self.happen_next();
-        }
-    }
-
-    fn happen_next(&mut self) {
-        let ((time, _), (node, generation, event)) = self.events.pop_first().expect("an event");
-        self.now = time;
-        let here = self.nodes[node].as_ref().map(|process| process.generation);
-        if generation != 0 && here != Some(generation) {
-            return;
-        }
-        match event {
-            Event::Input(input) => self.feed(node, input),
-            Event::Message(from, far, message) => {
-                if self.links.get(&(from, node)) == Some(&far) {
-                    self.message(node, &name(from), message);
-                }
-            }
-            Event::Link(to) => self.link(node, to),
-            Event::Start => self.begin(node),
-        }
-    }
-
-    fn feed(&mut self, node: usize, input: Input) {
-        let Some(process) = &mut self.nodes[node] else {
-            return;
-        };
-        let local = Now(self.now - process.began);
-        let generation = process.generation;
-        let outputs = process.node.handle(local, input);
-        let deadline = process.began + process.node.deadline().0.min(local.0 + 3_600_000);
-        for output in outputs {
-            self.perform(node, generation, output);
-        }
-        let deadline = deadline.max(self.now + 1);
-        self.at(deadline, node, generation, Event::Input(Input::Tick));
+        self.scene.silent = Some(node);
     }
 
     pub fn message(&mut self, node: usize, from: &NodeName, message: PeerMessage) {
         let from = from.clone();
-        self.feed(node, Input::Message { from, message });
-    }
-
-    fn perform(&mut self, node: usize, generation: u64, output: Output) {
-        match output {
-            Output::Reply { id, reply, .. } => {
-                self.replies.insert(id, reply);
-            }
-            Output::Send { to, message } => self.send(node, &to, message),
-            Output::CreateSlot { slot, .. } => {
-                let input = Input::SlotCreated { slot };
-                self.at(self.now + 1, node, generation, Event::Input(input));
-            }
-            Output::Digest {
-                slot,
-                length,
-                chunk,
-            } => {
-                let leaves: Vec<_> = (0..chunk.count(length)).map(|_| digest(b"x")).collect();
-                let root = root_digest(&leaves, length, chunk);
-                let input = Input::Digested {
-                    slot,
-                    prints: leaves.iter().map(|_| Fingerprint::ZERO).collect(),
-                    leaves: leaves.into(),
-                    root,
-                };
-                self.at(self.now + 1, node, generation, Event::Input(input));
-            }
-            Output::Note(Note::State { key, state }) => {
-                self.states.insert(state);
-                if state == CheckpointState::Committed {
-                    self.committed.insert(key);
-                }
-            }
-            Output::ClaimRun {
-                query,
-                above,
-                identity,
-                owner,
-                ..
-            } => self.claim(node, generation, (query, owner), (above, identity)),
-            Output::RecordRun { namespace, run, .. } => {
-                let outcome = self.tier_answers();
-                if outcome.is_ok() {
-                    self.claims.insert(run.number(), run);
-                }
-                let input = |outcome| Input::RunRecorded {
-                    namespace,
-                    run,
-                    outcome,
-                };
-                self.back(node, generation, input(outcome));
-            }
-            Output::FindRun { query, run, .. } => {
-                let newest = self.claims.keys().next_back().copied().unwrap_or(0);
-                let found = match self.claims.get(&run.number()) == Some(&run) {
-                    true if newest > run.number() => ClaimedRun::Superseded { newest },
-                    true => ClaimedRun::Newest(owner()),
-                    false => ClaimedRun::Unknown,
-                };
-                let outcome = self.tier_answers().map(|()| found);
-                self.back(node, generation, Input::RunFound { query, outcome });
-            }
-            _ => {}
-        }
-    }
-
-    fn tier_answers(&self) -> Result<(), DurableFault> {
-        match self.tier {
-            Tier::Fails => Err(DurableFault::Unavailable("made to fail".into())),
-            _ => Ok(()),
-        }
-    }
-
-    fn claim(
-        &mut self,
-        node: usize,
-        generation: u64,
-        (query, owner): (storaged_core::QueryId, Owner),
-        (above, identity): (u64, u64),
-    ) {
-        let mut answers = self.tier_answers();
-        if self.failing_claims > 0 {
-            self.failing_claims -= 1;
-            answers = Err(DurableFault::Unavailable("made to fail once".into()));
-        }
-        let outcome = match answers {
-            Err(fault) => Err(ClaimFault::Durable(fault)),
-            Ok(()) if self.owner_in_tier.is_some_and(|known| known != owner) => {
-                Err(ClaimFault::WrongOwner)
-            }
-            Ok(()) => {
-                let highest = self.claims.keys().next_back().copied().unwrap_or(0);
-                let run = RunId::with_identity(highest.max(above) + 1, identity);
-                if self.tier != Tier::Hangs {
-                    self.claims.insert(run.number(), run);
-                }
-                Ok(run)
-            }
-        };
-        self.back(node, generation, Input::RunClaimed { query, outcome });
-    }
-
-    fn back(&mut self, node: usize, generation: u64, input: Input) {
-        let latency = match self.tier {
-            Tier::Answers(longest) => longest / 2 + self.random(longest / 2 + 1),
-            Tier::Fails => 5,
-            Tier::Absent | Tier::Hangs => return,
-        };
-        self.at(self.now + latency, node, generation, Event::Input(input));
-    }
-
-    fn send(&mut self, node: usize, to: &NodeName, message: PeerMessage) {
-        let to: usize = to.as_str()[1..].parse().unwrap();
-        let Some(far) = self.links.get(&(node, to)).copied() else {
-            return;
-        };
-        if self.silent.contains(&node) {
-            return;
-        }
-        let way = 1 + self.random(WAY_MS);
-        let last = self.last_on_link.entry((node, to)).or_insert(0);
-        let time = (self.now + way).max(*last);
-        *last = time;
-        self.at(time, to, far, Event::Message(node, far, message));
-    }
-
-    fn ask(&mut self, node: usize, conn: ConnId, request: Request) -> RequestId {
-        self.next += 1;
-        let id = RequestId {
-            conn,
-            index: self.next,
-        };
-        self.feed(node, Input::Request { id, request });
-        id
-    }
-
-    pub fn answer(&self, id: RequestId) -> Option<&Reply> {
-        self.replies.get(&id)
-    }
-
-    fn connect(&mut self, node: usize, role: Role) -> Result<ConnId, Refusal> {
-        self.next += 1;
-        let conn = ConnId(self.next);
-        let hello = Request::Hello {
-            version: LOCAL_VERSION,
-            namespace: namespace(),
-            token: TOKEN.to_vec().into(),
-            role,
-        };
-        let id = self.ask(node, conn, hello);
-        self.run_until_answered(&[id]);
-        match self.replies.remove(&id) {
-            Some(Reply::Refused(refusal)) => Err(refusal),
-            _ => Ok(conn),
-        }
+        self.tell(node, Input::Message { from, message });
     }
 
     pub fn open_run(&mut self, node: usize, timeout_ms: u32) -> RequestId {
-        let conn = self.connect(node, Role::Reader).expect("a reader");
-        self.ask(node, conn, Request::OpenRun { timeout_ms })
+        let conn = self.try_connect(node, namespace(), Role::Reader);
+        let conn = conn.expect("a reader");
+        self.send(node, conn, Request::OpenRun { timeout_ms })
     }
 
     /// Opens a run and waits for it.
@@ -470,10 +190,6 @@ impl World {
             Some(Reply::RunOpened { run }) => *run,
             other => panic!("expected a run, got {other:?}"),
         }
-    }
-
-    pub fn disconnect(&mut self, node: usize, id: RequestId) {
-        self.feed(node, Input::Disconnected { conn: id.conn });
     }
 
     pub fn hello(&mut self, node: usize, run: RunId, rank: u32) -> Result<ConnId, Refusal> {
@@ -492,7 +208,7 @@ impl World {
             rank: Rank::new(rank),
             world_size: WorldSize::new(world).unwrap(),
         };
-        self.connect(node, role)
+        self.try_connect(node, namespace(), role)
     }
 
     /// What the node holds lower runs off with, as a trainer of the lowest run hears it.
@@ -505,26 +221,19 @@ impl World {
         run.and_then(|run| run.parse().ok()).unwrap_or(RunId::ZERO)
     }
 
+    fn acquire(&mut self, node: usize, conn: ConnId) -> Reply {
+        let acquire = acquire_slot(LENGTH, 1_000);
+        self.ask(node, conn, acquire)
+    }
+
     /// Whether a trainer is given a slot.
     pub fn may_save(&mut self, node: usize, conn: ConnId) -> bool {
-        let acquire = Request::AcquireSlot {
-            bytes: LENGTH,
-            timeout_ms: 1_000,
-        };
-        let id = self.ask(node, conn, acquire);
-        self.run_until_answered(&[id]);
-        matches!(self.answer(id), Some(Reply::SlotGranted { .. }))
+        matches!(self.acquire(node, conn), Reply::SlotGranted { .. })
     }
 
     /// Seals a shard; false if the trainer is refused.
     pub fn stage(&mut self, node: usize, conn: ConnId, step: u64) -> bool {
-        let acquire = Request::AcquireSlot {
-            bytes: LENGTH,
-            timeout_ms: 1_000,
-        };
-        let id = self.ask(node, conn, acquire);
-        self.run_until_answered(&[id]);
-        let Some(Reply::SlotGranted { slot, .. }) = self.replies.remove(&id) else {
+        let Reply::SlotGranted { slot, .. } = self.acquire(node, conn) else {
             return false;
         };
         let seal = Request::SealSlot {
@@ -532,25 +241,21 @@ impl World {
             step: Step::new(step),
             length: LENGTH,
         };
-        let id = self.ask(node, conn, seal);
-        self.run_until_answered(&[id]);
-        matches!(self.answer(id), Some(Reply::Done))
+        matches!(self.ask(node, conn, seal), Reply::Done)
     }
 
     pub fn commit(&mut self, node: usize, conn: ConnId, step: u64) {
-        let commit = Request::Commit {
-            step: Step::new(step),
-            schema: vec![].into(),
-            torch_metadata: vec![].into(),
-            durable: DurableWish::Never,
-        };
-        let id = self.ask(node, conn, commit);
-        self.run_until_answered(&[id]);
-        assert!(matches!(self.answer(id), Some(Reply::Done)));
+        let commit = commit_step(Step::new(step), DurableWish::Never);
+        assert!(matches!(self.ask(node, conn, commit), Reply::Done));
     }
 
-    pub fn reached(&self, state: CheckpointState) -> bool {
-        self.states.contains(&state)
+    /// Checkpoints that were called committed.
+    pub fn committed(&self) -> Vec<&CheckpointKey> {
+        let committed = self.notes.iter().filter_map(|(_, _, note)| match note {
+            Note::State { key, state } if *state == CheckpointState::Committed => Some(key),
+            _ => None,
+        });
+        committed.collect()
     }
 
     pub fn manifest(&self, run: RunId, step: u64) -> Arc<ManifestBytes> {
@@ -563,7 +268,7 @@ impl World {
             world_size: WorldSize::new(1).unwrap(),
             epoch: 1,
             geometry: Geometry::new(2, 1).unwrap(),
-            chunk: ChunkSize::new(CHUNK).unwrap(),
+            chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
             shards: vec![ShardEntry {
                 rank: Rank::new(0),
                 node: name(1),
@@ -571,8 +276,8 @@ impl World {
                 root: digest(b"root"),
             }],
             groups: vec![],
-            schema: vec![].into(),
-            torch_metadata: vec![].into(),
+            schema: Enclosed::nothing(),
+            torch_metadata: Enclosed::nothing(),
         };
         Arc::new(manifest.seal().unwrap())
     }

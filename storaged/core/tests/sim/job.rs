@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::digest;
 use storaged_core::{ConnId, Input, RequestId};
-use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::plan::RestorePlan;
-use storaged_wire::{CheckpointState, Namespace, Rank, RunId, SlotId, Step, WorldSize};
+use storaged_wire::{CheckpointState, Rank, RunId, SlotId, Step, WorldSize};
 
-use super::world::{Event, World};
-
-const TOKEN: &[u8] = b"token";
+use super::world::{Scripted, World};
+use crate::testkit::{
+    Event, TORCH_METADATA, acquire_slot, commit_step, hello, namespace, open_shard, plan_newest,
+    schema_of,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -29,6 +31,7 @@ enum Expect {
     Hello,
     Plan,
     Run,
+    Manifest(Rank),
     Shard(Rank),
     Slot(Rank, Step),
     Sealed(Rank),
@@ -73,10 +76,6 @@ impl Default for Job {
     }
 }
 
-fn namespace() -> Namespace {
-    Namespace::new("job").unwrap()
-}
-
 impl Job {
     /// Promise 1: nobody may call a checkpoint committed before every rank has sealed its shard.
     pub fn was_sealed_whole(&self, key: &CheckpointKey) {
@@ -97,47 +96,37 @@ impl Job {
 
 impl World {
     fn rank_node(&self, rank: Rank) -> usize {
-        rank.get() as usize % self.limits.nodes
+        rank.get() as usize % self.scene.limits.nodes
     }
 
     fn all_ranks(&self) -> Vec<Rank> {
-        (0..self.limits.ranks).map(Rank::new).collect()
+        (0..self.scene.limits.ranks).map(Rank::new).collect()
     }
 
     fn connect(&mut self, node: usize, role: Role) -> ConnId {
-        self.job.next_conn += 1;
-        let conn = ConnId(self.job.next_conn);
-        let hello = Request::Hello {
-            version: LOCAL_VERSION,
-            namespace: namespace(),
-            token: TOKEN.to_vec().into(),
-            role,
-        };
-        self.ask(node, conn, hello, Expect::Hello);
+        self.scene.job.next_conn += 1;
+        let conn = ConnId(self.scene.job.next_conn);
+        self.expect(node, conn, hello(namespace(), role), Expect::Hello);
         conn
     }
 
-    fn ask(&mut self, node: usize, conn: ConnId, request: Request, expect: Expect) {
-        self.job.next_request += 1;
+    fn tell_soon(&mut self, node: usize, input: Input) {
+        if let Some(pid) = self.pid(node) {
+            self.back(pid, 1, input);
+        }
+    }
+
+    fn expect(&mut self, node: usize, conn: ConnId, request: Request, expect: Expect) {
+        self.scene.job.next_request += 1;
         let id = RequestId {
             conn,
-            index: self.job.next_request,
+            index: self.scene.job.next_request,
         };
-        self.job
+        self.scene
+            .job
             .expects
-            .insert(id, (self.job.incarnation, node, expect));
-        let generation = self.processes[node]
-            .as_ref()
-            .map_or(0, |process| process.generation);
-        let input = Box::new(Input::Request { id, request });
-        self.after(
-            1,
-            Event::Input {
-                node,
-                generation,
-                input,
-            },
-        );
+            .insert(id, (self.scene.job.incarnation, node, expect));
+        self.tell_soon(node, Input::Request { id, request });
     }
 
     /// A node with ranks on it died: the job goes down and comes back as a new run.
@@ -152,51 +141,34 @@ impl World {
     }
 
     fn job_down(&mut self) {
-        for (rank, conn) in std::mem::take(&mut self.job.conns) {
+        for (rank, conn) in std::mem::take(&mut self.scene.job.conns) {
             let node = self.rank_node(rank);
-            if let Some(process) = &self.processes[node] {
-                let generation = process.generation;
-                self.after(
-                    1,
-                    Event::Input {
-                        node,
-                        generation,
-                        input: Box::new(Input::Disconnected { conn }),
-                    },
-                );
-            }
+            self.tell_soon(node, Input::Disconnected { conn });
         }
-        self.job.incarnation += 1;
-        self.job.phase = Phase::Down;
-        self.job.restored.clear();
-        self.job.sealed.clear();
+        self.scene.job.incarnation += 1;
+        self.scene.job.phase = Phase::Down;
+        self.scene.job.restored.clear();
+        self.scene.job.sealed.clear();
     }
 
     /// Every 50 ms: begin what can begin, and let the adversary strike.
     pub fn advance_job(&mut self) {
-        self.after(50, Event::Job);
+        self.after(50, Event::Scene(Scripted::Job));
         self.strike();
         let ranks_up = self
             .all_ranks()
             .iter()
             .all(|rank| self.is_up(self.rank_node(*rank)));
-        match self.job.phase {
+        match self.scene.job.phase {
             Phase::Down if ranks_up => {
-                self.job.phase = Phase::Planning;
+                self.scene.job.phase = Phase::Planning;
                 let conn = self.connect(0, Role::Reader);
-                self.job.conns.insert(Rank::new(u32::MAX), conn);
-                self.ask(
-                    0,
-                    conn,
-                    Request::Plan {
-                        step: None,
-                        timeout_ms: 60_000,
-                        allow_older: false,
-                    },
-                    Expect::Plan,
-                );
+                self.scene.job.conns.insert(Rank::new(u32::MAX), conn);
+                self.expect(0, conn, plan_newest(60_000), Expect::Plan);
             }
-            Phase::Training if self.job.sealed.is_empty() && self.now >= self.job.save_next_at => {
+            Phase::Training
+                if self.scene.job.sealed.is_empty() && self.now >= self.scene.job.save_next_at =>
+            {
                 self.save();
             }
             _ => {}
@@ -206,44 +178,46 @@ impl World {
     /// The adversary: up to m nodes at once, or all of them once the newest checkpoint is durable, or just the
     /// trainers; then quiet until the cluster has had time to heal.
     fn strike(&mut self) {
-        if self.now < self.job.crash_next_at {
+        if self.now < self.scene.job.crash_next_at {
             return;
         }
-        let whole = (0..self.limits.nodes).all(|node| self.is_up(node));
+        let whole = (0..self.scene.limits.nodes).all(|node| self.is_up(node));
         // What m lost nodes and one that lies have taken cannot be healed while the liar's block is needed; that is said.
-        let healed = self.limits.liar.is_none() || self.newest_bears_all();
-        if !whole || !healed || self.job.phase != Phase::Training {
-            self.job.crash_next_at = self.now + 500;
+        let healed = self.scene.limits.liar.is_none() || self.newest_bears_all();
+        if !whole || !healed || self.scene.job.phase != Phase::Training {
+            self.scene.job.crash_next_at = self.now + 500;
             return;
         }
         match self.random(6) {
             0 => self.job_down(),
-            1 if self.newest.contains_key(&CheckpointState::Durable) => {
-                (0..self.limits.nodes).for_each(|node| self.crash(node));
-                let durable = self.newest[&CheckpointState::Durable].clone();
+            1 if self.scene.newest.contains_key(&CheckpointState::Durable) => {
+                (0..self.scene.limits.nodes).for_each(|node| self.crash(node));
+                let durable = self.scene.newest[&CheckpointState::Durable].clone();
                 // What was only in RAM is gone, as it may be.
-                self.newest.insert(CheckpointState::Protected, durable);
+                self.scene
+                    .newest
+                    .insert(CheckpointState::Protected, durable);
             }
             _ => {
-                let count = 1 + self.random(self.limits.m as u64);
+                let count = 1 + self.random(self.scene.limits.m as u64);
                 for _ in 0..count {
-                    let node = self.random(self.limits.nodes as u64) as usize;
+                    let node = self.random(self.scene.limits.nodes as u64) as usize;
                     self.crash(node);
                 }
             }
         }
-        self.job.crash_next_at = self.now + 30_000 + self.random(10_000);
+        self.scene.job.crash_next_at = self.now + 30_000 + self.random(10_000);
     }
 
     /// Whether some node shows the newest protected checkpoint as bearing every m losses; what is durable bears more.
     fn newest_bears_all(&self) -> bool {
-        let Some(key) = self.newest.get(&CheckpointState::Protected) else {
+        let Some(key) = self.scene.newest.get(&CheckpointState::Protected) else {
             return true;
         };
-        let m = self.limits.m as u32;
+        let m = self.scene.limits.m as u32;
         let shown = self.processes.iter().flatten();
         let shown = shown.flat_map(|process| process.node.shown());
-        let is_safe = self.newest.get(&CheckpointState::Durable) >= Some(key);
+        let is_safe = self.scene.newest.get(&CheckpointState::Durable) >= Some(key);
         is_safe
             || shown
                 .into_iter()
@@ -253,60 +227,95 @@ impl World {
     /// Half of the steps follow as fast as slots are there, the others take some time to train.
     fn save(&mut self) {
         let trains_for = self.random(2) * self.random(800);
-        self.job.save_next_at = self.now + trains_for;
-        self.job.step += 1;
-        let step = Step::new(self.job.step);
+        self.scene.job.save_next_at = self.now + trains_for;
+        self.scene.job.step += 1;
+        let step = Step::new(self.scene.job.step);
         for rank in self.all_ranks() {
-            let (conn, node) = (self.job.conns[&rank], self.rank_node(rank));
-            let bytes = content(self.job.run, step, rank, self.limits.shard_scale).len() as u64;
-            self.ask(
+            let (conn, node) = (self.scene.job.conns[&rank], self.rank_node(rank));
+            let bytes = content(
+                self.scene.job.run,
+                step,
+                rank,
+                self.scene.limits.shard_scale,
+            )
+            .len() as u64;
+            self.expect(
                 node,
                 conn,
-                Request::AcquireSlot {
-                    bytes,
-                    timeout_ms: 60_000,
-                },
+                acquire_slot(bytes, 60_000),
                 Expect::Slot(rank, step),
             );
         }
-        self.job.sealed.insert(Rank::new(u32::MAX));
+        self.scene.job.sealed.insert(Rank::new(u32::MAX));
+    }
+
+    /// A node answers: a plan is held to what was protected by then. What is protected while the answer is on its way it
+    /// cannot know of.
+    pub fn replies(&self, id: RequestId, reply: &Reply) {
+        let job = &self.scene.job;
+        let asked = job.expects.get(&id);
+        if !asked
+            .is_some_and(|(of, _, what)| *of == job.incarnation && matches!(what, Expect::Plan))
+        {
+            return;
+        }
+        match reply {
+            Reply::Plan(plan) => self.a_protected_checkpoint_is_not_lost_or_hidden(Some(plan)),
+            _ => self.a_protected_checkpoint_is_not_lost_or_hidden(None),
+        }
     }
 
     pub fn answered(&mut self, id: RequestId, reply: Reply, slot: Option<SlotId>) {
-        let Some((incarnation, node, expect)) = self.job.expects.remove(&id) else {
+        let Some((incarnation, node, expect)) = self.scene.job.expects.remove(&id) else {
             return;
         };
-        if incarnation != self.job.incarnation || !self.is_up(node) {
+        if incarnation != self.scene.job.incarnation || !self.is_up(node) {
             return;
         }
         match (expect, reply) {
             (Expect::Hello, Reply::Welcome { .. }) | (Expect::Nothing, _) => {}
             (Expect::Plan, Reply::Plan(plan)) => {
-                self.a_protected_checkpoint_is_not_lost_or_hidden(Some(&plan));
-                self.job.plan = Some(plan);
+                self.scene.job.plan = Some(plan);
                 self.open_run();
             }
             (Expect::Plan, Reply::Refused(_)) => {
-                self.a_protected_checkpoint_is_not_lost_or_hidden(None);
-                self.job.plan = None;
+                self.scene.job.plan = None;
                 self.open_run();
             }
             (Expect::Run, Reply::RunOpened { run }) => {
-                assert!(run > self.job.run, "a new run is above every older one");
-                self.job.run = run;
+                assert!(
+                    run > self.scene.job.run,
+                    "a new run is above every older one"
+                );
+                self.scene.job.run = run;
                 self.restore();
             }
+            (
+                Expect::Manifest(rank),
+                Reply::Manifest {
+                    schema,
+                    torch_metadata,
+                    ..
+                },
+            ) => {
+                let plan = self.scene.job.plan.clone().unwrap();
+                assert_eq!(schema[..], schema_of(plan.step), "what was committed");
+                assert_eq!(torch_metadata[..], *TORCH_METADATA);
+                let conn = self.scene.job.conns[&rank];
+                let open = open_shard(plan.manifest, rank, 120_000);
+                self.expect(node, conn, open, Expect::Shard(rank));
+            }
             (Expect::Shard(rank), Reply::ShardOpened { length, .. }) => {
-                let plan = self.job.plan.clone().unwrap();
+                let plan = self.scene.job.plan.clone().unwrap();
                 let got = self.ram(node).mapped(slot.unwrap())[..length as usize].to_vec();
                 assert_eq!(
                     got,
-                    content(plan.run, plan.step, rank, self.limits.shard_scale),
+                    content(plan.run, plan.step, rank, self.scene.limits.shard_scale),
                     "wrong bytes are never returned"
                 );
-                self.restores += 1;
-                self.job.restored.insert(rank);
-                if self.job.restored.len() == self.limits.ranks as usize {
+                self.scene.restores += 1;
+                self.scene.job.restored.insert(rank);
+                if self.scene.job.restored.len() == self.scene.limits.ranks as usize {
                     self.train();
                 }
             }
@@ -314,18 +323,13 @@ impl World {
                 self.stage(node, rank, step, slot)
             }
             (Expect::Sealed(rank), Reply::Done) => {
-                self.job.sealed.insert(rank);
-                if self.job.sealed.len() == self.limits.ranks as usize + 1 {
-                    let step = Step::new(self.job.step);
-                    let conn = self.job.conns[&Rank::new(0)];
-                    let commit = Request::Commit {
-                        step,
-                        schema: vec![].into(),
-                        torch_metadata: vec![].into(),
-                        durable: DurableWish::Policy,
-                    };
-                    self.ask(0, conn, commit, Expect::Nothing);
-                    self.job.sealed.clear();
+                self.scene.job.sealed.insert(rank);
+                if self.scene.job.sealed.len() == self.scene.limits.ranks as usize + 1 {
+                    let step = Step::new(self.scene.job.step);
+                    let conn = self.scene.job.conns[&Rank::new(0)];
+                    let commit = commit_step(step, DurableWish::Policy);
+                    self.expect(0, conn, commit, Expect::Nothing);
+                    self.scene.job.sealed.clear();
                 }
             }
             // A rank that is refused brings its job down, which restarts.
@@ -339,7 +343,7 @@ impl World {
     fn a_protected_checkpoint_is_not_lost_or_hidden(&self, plan: Option<&RestorePlan>) {
         let offered = plan.map(|plan| (plan.run, plan.step));
         for state in [CheckpointState::Protected, CheckpointState::Durable] {
-            if let Some(key) = self.newest.get(&state) {
+            if let Some(key) = self.scene.newest.get(&state) {
                 assert!(
                     offered >= Some((key.run, key.step)),
                     "a {state} checkpoint is not lost or hidden at {} ms: {key:?}, offered {offered:?}",
@@ -350,9 +354,9 @@ impl World {
     }
 
     fn open_run(&mut self) {
-        self.job.phase = Phase::Opening;
-        let conn = self.job.conns[&Rank::new(u32::MAX)];
-        self.ask(
+        self.scene.job.phase = Phase::Opening;
+        let conn = self.scene.job.conns[&Rank::new(u32::MAX)];
+        self.expect(
             0,
             conn,
             Request::OpenRun { timeout_ms: 60_000 },
@@ -361,65 +365,63 @@ impl World {
     }
 
     fn restore(&mut self) {
-        let Some(plan) = self.job.plan.clone() else {
+        let Some(plan) = self.scene.job.plan.clone() else {
             return self.train();
         };
-        self.job.phase = Phase::Restoring;
+        self.scene.job.phase = Phase::Restoring;
         for rank in self.all_ranks() {
             let node = self.rank_node(rank);
             let conn = self.connect(node, Role::Reader);
-            let open = Request::OpenShard {
-                manifest: plan.manifest,
-                rank,
-                ranges: vec![],
-                timeout_ms: 120_000,
-                without: None,
-            };
-            self.job.conns.insert(rank, conn);
-            self.ask(node, conn, open, Expect::Shard(rank));
+            self.scene.job.conns.insert(rank, conn);
+            let manifest = plan.manifest;
+            let read = Request::GetManifest { manifest };
+            self.expect(node, conn, read, Expect::Manifest(rank));
         }
     }
 
     fn train(&mut self) {
-        self.job.phase = Phase::Training;
-        self.job.step = self.job.plan.as_ref().map_or(0, |plan| plan.step.get());
-        let world_size = WorldSize::new(self.limits.ranks).unwrap();
+        self.scene.job.phase = Phase::Training;
+        self.scene.job.step = self
+            .scene
+            .job
+            .plan
+            .as_ref()
+            .map_or(0, |plan| plan.step.get());
+        let world_size = WorldSize::new(self.scene.limits.ranks).unwrap();
         for rank in self.all_ranks() {
             let node = self.rank_node(rank);
-            if let Some(conn) = self.job.conns.remove(&rank) {
-                let generation = self.ram(node).generation;
-                self.after(
-                    1,
-                    Event::Input {
-                        node,
-                        generation,
-                        input: Box::new(Input::Disconnected { conn }),
-                    },
-                );
+            if let Some(conn) = self.scene.job.conns.remove(&rank) {
+                self.tell_soon(node, Input::Disconnected { conn });
             }
             let conn = self.connect(
                 node,
                 Role::Trainer {
-                    run: self.job.run,
+                    run: self.scene.job.run,
                     rank,
                     world_size,
                 },
             );
-            self.job.conns.insert(rank, conn);
+            self.scene.job.conns.insert(rank, conn);
         }
     }
 
     fn stage(&mut self, node: usize, rank: Rank, step: Step, slot: SlotId) {
-        let bytes = content(self.job.run, step, rank, self.limits.shard_scale);
+        let bytes = content(
+            self.scene.job.run,
+            step,
+            rank,
+            self.scene.limits.shard_scale,
+        );
         let length = bytes.len() as u64;
         self.ram(node).mapped(slot)[..bytes.len()].copy_from_slice(&bytes);
-        self.job
+        self.scene
+            .job
             .sealed_whole
-            .entry((self.job.run, step))
+            .entry((self.scene.job.run, step))
             .or_default()
             .insert(rank);
-        let conn = self.job.conns[&rank];
-        self.ask(
+        let conn = self.scene.job.conns[&rank];
+        self.expect(
             node,
             conn,
             Request::SealSlot { slot, step, length },

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use storaged_core::{Input, SessionTally};
 use storaged_wire::peer::LinkTally;
 
-use super::executor::{Key, Members};
-use super::world::{CHUNK_BYTES, Event, World, name};
+use super::world::{Scripted, World};
+use crate::testkit::{CHUNK_BYTES, Event, Key, Participant, Participants, name};
 
 /// Bytes per second of every link but the slow one.
 const RATE: f64 = 500_000.0;
@@ -18,7 +18,7 @@ const PROGRESS_MS: u64 = 1000;
 /// How a session goes over links of which one is slow.
 pub struct Pace {
     began: u64,
-    pub takes_ms: u64,
+    takes_ms: u64,
     /// Bytes per link, of the whole session.
     links: BTreeMap<(usize, usize), f64>,
 }
@@ -34,37 +34,45 @@ impl Pace {
 impl World {
     /// Bytes per second of a node's link.
     fn rate(&self, node: usize) -> f64 {
-        match self.limits.slow_link == Some(node) {
-            true => SLOW_RATE,
-            false => RATE,
+        if self.scene.limits.slow_link == Some(node) {
+            SLOW_RATE
+        } else {
+            RATE
         }
     }
 
-    /// How a session that begins now will go; none if no link is slow.
-    pub fn pace(&mut self, key: &Key) -> Option<Pace> {
-        self.limits.slow_link?;
+    /// How long a session that begins now will take; none if no link is slow.
+    pub fn pace(&mut self, key: &Key) -> Option<u64> {
+        self.scene.limits.slow_link?;
         let members = &self.sessions.begun[key].members;
         let links = links(members);
         let sides = self.sides(members, &links);
         let takes = sides.values().copied().fold(0.0, f64::max);
-        self.after(PROGRESS_MS, Event::Progress(key.clone()));
-        Some(Pace {
+        let takes_ms = (takes * 1000.0) as u64 + 5;
+        let pace = Pace {
             began: self.now,
-            takes_ms: (takes * 1000.0) as u64 + 5,
+            takes_ms,
             links,
-        })
+        };
+        self.progresses(key.clone());
+        self.scene.paces.insert(key.clone(), pace);
+        Some(takes_ms)
+    }
+
+    fn progresses(&mut self, key: Key) {
+        self.after(PROGRESS_MS, Event::Scene(Scripted::Progress(key)));
     }
 
     /// Seconds that each side of each member's link is busy: sending, receiving.
     fn sides(
         &self,
-        members: &Members,
+        members: &Participants,
         links: &BTreeMap<(usize, usize), f64>,
     ) -> BTreeMap<(usize, bool), f64> {
         let mut busy = BTreeMap::new();
         for ((from, to), bytes) in links {
             for (member, sends) in [(*from, true), (*to, false)] {
-                let node = members.get(&member).map_or(member, |(node, _, _)| *node);
+                let node = members.get(&member).map_or(member, |it| it.pid.node);
                 *busy.entry((member, sends)).or_insert(0.0) += bytes / self.rate(node);
             }
         }
@@ -73,38 +81,38 @@ impl World {
 
     pub fn session_progress(&mut self, key: Key) {
         let Some(session) = self.sessions.begun.get(&key) else {
+            self.scene.paces.remove(&key);
             return;
         };
-        let (Some(pace), members) = (&session.pace, &session.members) else {
+        let Some(pace) = self.scene.paces.get(&key) else {
             return;
         };
+        let members = &session.members;
         let tallies: Vec<_> = members
             .iter()
-            .map(|(member, (node, generation, _))| {
-                (*node, *generation, self.tally(pace, members, *member))
-            })
+            .map(|(member, it)| (it.pid, self.paced_tally(pace, members, *member)))
             .collect();
-        for (node, generation, mut tally) in tallies {
-            if self.limits.fibber == Some(node) {
+        for (pid, mut tally) in tallies {
+            if self.scene.limits.fibber == Some(pid.node) {
                 self.fib(&mut tally);
             }
-            let (leader, session) = key.clone();
+            let Key { leader, session } = key.clone();
             let input = Input::SessionProgress {
                 leader,
                 session,
                 tally,
             };
-            self.feed(node, generation, input);
+            self.feed(pid, input);
         }
-        self.after(PROGRESS_MS, Event::Progress(key));
+        self.progresses(key);
     }
 
     /// What a member saw till now.
-    pub fn tally(&self, pace: &Pace, members: &Members, member: usize) -> SessionTally {
+    pub fn paced_tally(&self, pace: &Pace, members: &Participants, member: usize) -> SessionTally {
         let elapsed_ms = self.now - pace.began;
         let share = elapsed_ms as f64 / pace.takes_ms as f64;
         let sides = self.sides(members, &pace.links);
-        let (_, _, work) = &members[&member];
+        let work = &members[&member].work;
         let mut seen = Vec::new();
         for ((from, to), bytes) in pace.links.iter().filter(|((_, to), _)| *to == member) {
             let busy = sides[&(*from, true)].max(sides[&(*to, false)]);
@@ -144,9 +152,9 @@ impl World {
 }
 
 /// Bytes over each link, with a frame as large as the stripe is.
-fn links(members: &Members) -> BTreeMap<(usize, usize), f64> {
+fn links(members: &Participants) -> BTreeMap<(usize, usize), f64> {
     let mut links = BTreeMap::new();
-    let Some((_, _, work)) = members.values().next() else {
+    let Some(Participant { work, .. }) = members.values().next() else {
         return links;
     };
     for turn in work.turns() {

@@ -4,7 +4,7 @@ use super::case::{CodingNodes, EncodeCase, NodeMeasure};
 use super::estimate::{Estimate, Part, Volume};
 use super::{ChooseError, estimate, shape_name};
 use crate::Coefficients;
-use crate::{Keepers, Order, PlanError, Shape, StripedPlan, encode_plan};
+use crate::{Order, ParityHolders, PlanError, Shape, StripedPlan, encode_plan};
 
 /// Fan-ins of the trees tried.
 const FAN_INS: [usize; 3] = [2, 4, 8];
@@ -50,7 +50,7 @@ pub struct Plan {
     /// How the blocks come together.
     pub shape: Shape,
     /// Who keeps the sums.
-    pub keepers: Keepers,
+    pub keepers: ParityHolders,
 }
 
 impl Plan {
@@ -76,10 +76,10 @@ pub(super) fn of(case: &EncodeCase) -> Vec<Plan> {
     shapes.into_iter().map(plan).collect()
 }
 
-pub(super) fn keepers(coding: &CodingNodes) -> Keepers {
+pub(super) fn keepers(coding: &CodingNodes) -> ParityHolders {
     match coding {
-        CodingNodes::Dedicated(_) => Keepers::Fixed,
-        CodingNodes::Partners(nodes) => Keepers::Rotating {
+        CodingNodes::Dedicated(_) => ParityHolders::Fixed,
+        CodingNodes::Partners(nodes) => ParityHolders::Rotating {
             partners: nodes.len(),
         },
     }
@@ -209,7 +209,7 @@ pub(super) fn estimate(case: &EncodeCase, plan: &Plan) -> Result<Estimate, Choos
         let partners: Vec<Busy> = nodes.iter().map(idle).collect();
         let shape = place.and_then(|place| shapes(case, &partners).into_iter().nth(place));
         let shape = shape.ok_or(ChooseError::NothingAllowed)?;
-        let keepers = Keepers::Rotating { partners: k };
+        let keepers = ParityHolders::Rotating { partners: k };
         returned = encode_plan(&stand_in(coding, m)?, keepers, &shape)?;
         parts.push(Part {
             plan: &returned,

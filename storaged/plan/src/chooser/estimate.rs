@@ -223,9 +223,10 @@ fn stripe_delay(plan: &CodingPlan, at: &[usize], nodes: &[NodeMeasure], bytes: f
         let first_byte = hop.inputs.iter().map(|edge| there[*edge].0);
         let first_byte = first_byte.fold(f64::INFINITY, f64::min);
         // What several send at once shares this node's downlink.
-        let shared = match hop.inputs.is_empty() {
-            true => 0.0,
-            false => first_byte + width as f64 * bytes / node.down_bytes_per_s as f64,
+        let shared = if hop.inputs.is_empty() {
+            0.0
+        } else {
+            first_byte + width as f64 * bytes / node.down_bytes_per_s as f64
         };
         let arrived = hop.inputs.iter().map(|edge| there[*edge].1);
         let arrived = arrived.fold(shared, f64::max);

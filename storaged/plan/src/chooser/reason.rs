@@ -17,17 +17,18 @@ pub(super) fn chosen(
     let Some((other, slower)) = next else {
         return format!("{name} is expected to take {expected}, {bound}; nothing else is allowed");
     };
-    let against = match slower.seconds > estimate.seconds {
-        true => format!(
+    let against = if slower.seconds > estimate.seconds {
+        format!(
             "the next best, {}, {:.2} times as long",
             other.name(),
             slower.seconds / estimate.seconds
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "{} is not faster by more than the estimate can tell {}",
             other.name(),
             more(estimate, slower)
-        ),
+        )
     };
     format!("{name} is expected to take {expected}, {bound}; {against}")
 }
@@ -53,16 +54,18 @@ pub(super) fn not_chosen(
 /// What the second needs more of.
 fn more(few: &Estimate, many: &Estimate) -> String {
     let memory = (many.blocks_in_flight_max, few.blocks_in_flight_max);
-    match (many.connections > few.connections, memory.0 > memory.1) {
-        (true, _) => format!(
+    if many.connections > few.connections {
+        format!(
             "and needs {} connections instead of {}",
             many.connections, few.connections
-        ),
-        (false, true) => format!(
+        )
+    } else if memory.0 > memory.1 {
+        format!(
             "and needs up to {} blocks of memory per node instead of {}",
             memory.0, memory.1
-        ),
-        (false, false) => "and no other reason speaks for it".into(),
+        )
+    } else {
+        "and no other reason speaks for it".into()
     }
 }
 

@@ -307,9 +307,10 @@ prop_compose! {
         m in Just(m),
     ) -> EncodeCase {
         let dedicated = || CodingNodes::Dedicated(coding[..m].to_vec());
-        let coding = match with_partners && data.len() >= m {
-            true => CodingNodes::Partners(coding.clone()),
-            false => dedicated(),
+        let coding = if with_partners && data.len() >= m {
+            CodingNodes::Partners(coding.clone())
+        } else {
+            dedicated()
         };
         EncodeCase {
             geometry: Geometry::new(data.len(), m).expect("valid"),

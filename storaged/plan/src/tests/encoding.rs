@@ -6,7 +6,7 @@ use storaged_codec::{ChunkSize, CodingMatrix, Geometry, engine};
 use super::execute::{Shards, run, shards};
 use crate::{CodingPlan, Coefficients};
 use crate::{
-    DirtyMap, Keepers, NodeLoad, Order, PlanError, Shape, StripeSet, StripedPlan, encode_plan,
+    DirtyMap, NodeLoad, Order, ParityHolders, PlanError, Shape, StripeSet, StripedPlan, encode_plan,
 };
 
 pub fn chunk() -> ChunkSize {
@@ -28,9 +28,9 @@ pub fn encoded(data: &Shards, m: usize) -> Shards {
     parity
 }
 
-fn keepers(m: usize) -> impl Strategy<Value = Keepers> {
-    let rotating = (m..m + 14).prop_map(|partners| Keepers::Rotating { partners });
-    prop_oneof![Just(Keepers::Fixed), rotating]
+fn keepers(m: usize) -> impl Strategy<Value = ParityHolders> {
+    let rotating = (m..m + 14).prop_map(|partners| ParityHolders::Rotating { partners });
+    prop_oneof![Just(ParityHolders::Fixed), rotating]
 }
 
 fn order(k: usize) -> impl Strategy<Value = Order> {
@@ -52,7 +52,7 @@ fn shape(k: usize) -> impl Strategy<Value = Shape> {
 struct Case {
     k: usize,
     m: usize,
-    keepers: Keepers,
+    keepers: ParityHolders,
     shape: Shape,
     length: usize,
     dirty: Vec<u64>,
@@ -164,7 +164,7 @@ proptest! {
     #[test]
     fn gathering_in_turn_is_even_whatever_is_dirty(case in case()) {
         let shape = Shape::gather_at_all_sources(case.k);
-        let plan = encode_plan(&coefficients(case.k, case.m), Keepers::Fixed, &shape).expect("fits");
+        let plan = encode_plan(&coefficients(case.k, case.m), ParityHolders::Fixed, &shape).expect("fits");
         let set = dirty_set(case.length, &case.dirty);
         let loads = plan.loads(&set);
         let bytes = chunk().bytes() as u64;
@@ -196,7 +196,7 @@ proptest! {
 
 /// Two groups of k that code for each other: what a node of the first does for both.
 fn for_each_other(k: usize, m: usize, shape: &Shape, set: &StripeSet) -> Vec<NodeLoad> {
-    let keepers = Keepers::Rotating { partners: k };
+    let keepers = ParityHolders::Rotating { partners: k };
     let loads = encode_plan(&coefficients(k, m), keepers, shape)
         .expect("fits")
         .loads(set);
@@ -228,7 +228,7 @@ fn a_gather_at_the_sources_needs_no_partners_to_send_as_little() {
         let shard = (k * 16 * 4096) as u64;
         let set = StripeSet::all(chunk(), shard);
         let shape = Shape::gather_at_all_sources(k);
-        let plan = encode_plan(&coefficients(k, m), Keepers::Fixed, &shape).expect("fits");
+        let plan = encode_plan(&coefficients(k, m), ParityHolders::Fixed, &shape).expect("fits");
         for load in &plan.loads(&set)[..k] {
             assert_eq!(load.sent, shard * (k + m - 1) as u64 / k as u64);
             assert_eq!(load.received, shard * (k - 1) as u64 / k as u64);
@@ -259,28 +259,28 @@ fn shapes_that_do_not_fit_are_refused() {
         |keepers, shape| encode_plan(&coefficients, keepers, &shape).expect_err("refused");
     let order = Order::Fixed(vec![0, 1, 2, 2]);
     assert!(matches!(
-        refused(Keepers::Fixed, Shape::Chain { order }),
+        refused(ParityHolders::Fixed, Shape::Chain { order }),
         PlanError::Order { .. }
     ));
     let tree = |fan_in| Shape::Tree {
         fan_in,
         order: Order::Rotating,
     };
-    assert_eq!(refused(Keepers::Fixed, tree(1)), PlanError::FanIn(1));
+    assert_eq!(refused(ParityHolders::Fixed, tree(1)), PlanError::FanIn(1));
     let roots = Shape::GatherAtSources { roots: vec![4] };
     assert!(matches!(
-        refused(Keepers::Fixed, roots),
+        refused(ParityHolders::Fixed, roots),
         PlanError::Roots { .. }
     ));
     let none = Shape::GatherAtSources { roots: vec![] };
     assert!(matches!(
-        refused(Keepers::Fixed, none),
+        refused(ParityHolders::Fixed, none),
         PlanError::Roots { .. }
     ));
-    let few = Keepers::Rotating { partners: 1 };
+    let few = ParityHolders::Rotating { partners: 1 };
     assert_eq!(
         refused(few, Shape::GatherAtKeepers),
-        PlanError::Keepers { needed: 2, got: 1 }
+        PlanError::ParityHolders { needed: 2, got: 1 }
     );
 }
 
@@ -301,7 +301,7 @@ fn a_wrong_plan_has_no_proof() {
         crate::prove(&short, &coefficients),
         Err(PlanError::Malformed { .. })
     ));
-    let striped = encode_plan(&coefficients, Keepers::Fixed, &Shape::GatherAtKeepers);
+    let striped = encode_plan(&coefficients, ParityHolders::Fixed, &Shape::GatherAtKeepers);
     let striped = striped.expect("a plan");
     assert_eq!(striped.prove(&coefficients), Ok(()));
     let mut rows: Vec<Vec<u8>> = coefficients.rows().iter().map(|row| row.to_vec()).collect();
@@ -314,7 +314,11 @@ fn a_wrong_plan_has_no_proof() {
 #[test]
 fn blocks_in_flight_grow_with_the_stripes_in_flight() {
     let order = Order::Fixed(vec![0, 1, 2]);
-    let plan = encode_plan(&coefficients(3, 2), Keepers::Fixed, &Shape::Chain { order });
+    let plan = encode_plan(
+        &coefficients(3, 2),
+        ParityHolders::Fixed,
+        &Shape::Chain { order },
+    );
     let plan = plan.expect("a plan");
     let of = |stripes| {
         let members = 0..plan.members();

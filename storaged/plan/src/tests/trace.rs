@@ -3,7 +3,7 @@
 use super::encoding::coefficients;
 use super::execute::{Shards, dot, shards};
 use crate::{CodingPlan, Coefficients, Target};
-use crate::{Keepers, Order, PlanError, Shape, encode_plan, trace};
+use crate::{Order, ParityHolders, PlanError, Shape, encode_plan, trace};
 
 fn shapes(k: usize) -> Vec<Shape> {
     let orders = [Order::Rotating, Order::Fixed((0..k).rev().collect())];
@@ -44,7 +44,10 @@ fn every_sum_of_every_shape_is_what_it_is_said_to_be_made_of() {
         let coefficients = coefficients(k, m);
         let blocks = shards(k, 40, (k * m) as u64);
         for shape in shapes(k) {
-            for keepers in [Keepers::Fixed, Keepers::Rotating { partners: m + 1 }] {
+            for keepers in [
+                ParityHolders::Fixed,
+                ParityHolders::Rotating { partners: m + 1 },
+            ] {
                 let plan = encode_plan(&coefficients, keepers, &shape).expect("a plan");
                 for class in plan.classes() {
                     let made = trace(class, k).expect("it fits together");

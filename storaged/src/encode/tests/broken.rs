@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use storaged_core::{Keep, ParityId, Proof, SessionWork, SlotShard, Source};
+use storaged_core::{ExpectedShard, ParityId, SessionWork, Sink, SlotShard, Source};
 use storaged_plan::{Coefficients, RepairShape, RepairTask, Shape, StripedPlan, repair_plans};
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
@@ -33,14 +33,21 @@ async fn with_a_loss() -> (World, Vec<Vec<u8>>, Vec<SlotShard>) {
     (world, shards, slots)
 }
 
+/// A session that reads these blocks.
+struct Reading<'a> {
+    session: u64,
+    survivors: &'a [usize],
+}
+
 /// The repair of shard 1 from these blocks.
 fn repair(
     world: &World,
     slots: &[SlotShard],
-    (session, survivors): (u64, &[usize]),
+    reading: &Reading<'_>,
     shape: RepairShape,
     stripes: Vec<Range<u64>>,
 ) -> Vec<SessionWork> {
+    let Reading { session, survivors } = *reading;
     let rows = |survivors: &[usize], lost: &[usize]| {
         let rows = world.matrix.repair_coefficients(survivors, lost)?;
         Ok(Coefficients::new(rows).ok())
@@ -61,7 +68,7 @@ fn repair(
     };
     let sources: Vec<_> = survivors.iter().map(|block| Some(source(block))).collect();
     let nodes: Vec<usize> = survivors.iter().copied().chain([1]).collect();
-    let keep = Some(Keep::Shard(SlotShard {
+    let keep = Some(Sink::Shard(SlotShard {
         slot: INTO,
         ..slots[1].clone()
     }));
@@ -104,7 +111,16 @@ async fn a_repair_that_breaks_off_goes_on_where_it_ended_with_another_survivor()
         locked(&world.rams[3].slots)
             .get_mut(&SlotId::new(1))
             .unwrap()[25 * CHUNK as usize] ^= 1;
-        let works = repair(&world, &slots, (2, &[0, 2, 3, 4]), shape, all());
+        let works = repair(
+            &world,
+            &slots,
+            &Reading {
+                session: 2,
+                survivors: &[0, 2, 3, 4],
+            },
+            shape,
+            all(),
+        );
         let ends = run(&world, works).await;
         assert!(
             matches!(&ends[2].outcome, Err(SessionFault::Corrupt(_))),
@@ -125,7 +141,16 @@ async fn a_repair_that_breaks_off_goes_on_where_it_ended_with_another_survivor()
         let before = world.sent();
         let left = rest(&newcomer.kept);
         let blocks = left.len() as u64;
-        let works = repair(&world, &slots, (3, &[0, 2, 4, 5]), shape, left);
+        let works = repair(
+            &world,
+            &slots,
+            &Reading {
+                session: 3,
+                survivors: &[0, 2, 4, 5],
+            },
+            shape,
+            left,
+        );
         let ends = run(&world, works).await;
         assert!(ends.iter().all(|end| end.outcome.is_ok()), "{ends:?}");
         assert!(locked(&world.rams[1].slots)[&INTO] == shards[1]);
@@ -184,7 +209,7 @@ fn with_proofs(
     survivors: &[usize],
     slots: &[SlotShard],
 ) -> Vec<SessionWork> {
-    let proof = |shard: &SlotShard| Proof {
+    let proof = |shard: &SlotShard| ExpectedShard {
         length: shard.length,
         leaves: shard.leaves.clone(),
         prints: Arc::default(),
@@ -203,7 +228,10 @@ async fn a_lying_hop_of_a_chain_spoils_the_result_which_is_noticed() {
     let works = repair(
         &world,
         &slots,
-        (2, &[0, 2, 3, 4]),
+        &Reading {
+            session: 2,
+            survivors: &[0, 2, 3, 4],
+        },
         RepairShape::Chain,
         all(),
     );
@@ -221,7 +249,16 @@ async fn whoever_sends_a_wrong_block_straight_is_named() {
         let (world, shards, slots) = with_a_loss().await;
         locked(&world.wires.liars).insert(node(liar));
         let direct = RepairShape::GatherAtNewcomers;
-        let works = repair(&world, &slots, (2, &survivors), direct, all());
+        let works = repair(
+            &world,
+            &slots,
+            &Reading {
+                session: 2,
+                survivors: &survivors,
+            },
+            direct,
+            all(),
+        );
         let ends = run(&world, with_proofs(works, &survivors, &slots)).await;
         let named = match &ends[4].outcome {
             Err(SessionFault::WrongBytes { node, .. }) => node.clone(),
@@ -230,7 +267,16 @@ async fn whoever_sends_a_wrong_block_straight_is_named() {
         assert_eq!(named, node(liar));
         // Without it the rest comes.
         let others: Vec<usize> = (0..6).filter(|at| *at != liar && *at != 1).collect();
-        let works = repair(&world, &slots, (3, &others), direct, rest(&ends[4].kept));
+        let works = repair(
+            &world,
+            &slots,
+            &Reading {
+                session: 3,
+                survivors: &others,
+            },
+            direct,
+            rest(&ends[4].kept),
+        );
         let ends = run(&world, with_proofs(works, &others, &slots)).await;
         assert!(ends.iter().all(|end| end.outcome.is_ok()), "{ends:?}");
         assert!(locked(&world.rams[1].slots)[&INTO] == shards[1]);
@@ -244,7 +290,16 @@ async fn the_one_sender_of_what_has_no_digest_is_blamed_for_a_wrong_result() {
     let survivors = [0, 2, 3, 4];
     locked(&world.wires.liars).insert(node(4));
     let direct = RepairShape::GatherAtNewcomers;
-    let works = repair(&world, &slots, (2, &survivors), direct, all());
+    let works = repair(
+        &world,
+        &slots,
+        &Reading {
+            session: 2,
+            survivors: &survivors,
+        },
+        direct,
+        all(),
+    );
     let ends = run(&world, with_proofs(works, &survivors, &slots)).await;
     assert!(
         matches!(&ends[4].outcome, Err(SessionFault::Unproven { node: blamed, .. }) if *blamed == node(4)),

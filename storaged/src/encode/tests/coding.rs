@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use storaged_core::{Keep, ParityId, SlotShard, Source};
+use storaged_core::{ParityId, Sink, SlotShard, Source};
 use storaged_plan::{CodingPlan, Coefficients, Edge, Hop, HopOutput, StripedPlan, Target};
 use storaged_wire::SlotId;
 
@@ -67,7 +67,7 @@ async fn an_increment_sends_what_changed_and_makes_the_same_parity() {
     shards[2][3 * CHUNK as usize] ^= 1;
     shards[3][10 * CHUNK as usize..11 * CHUNK as usize].fill(9);
     let new = store_all(&world, 2, &shards);
-    for outcome in world.run(world.increment(2, &new, &old, (1, 2))).await {
+    for outcome in world.run(world.increment(2, &new, &old, 1, 2)).await {
         outcome.unwrap();
     }
     for (row, expected) in world.oracle(&shards).iter().enumerate() {
@@ -87,7 +87,7 @@ async fn an_increment_sends_what_changed_and_makes_the_same_parity() {
 async fn an_unchanged_checkpoint_sends_headers_only() {
     let (world, shards, old) = encoded(4, 2).await;
     let before = world.sent();
-    let outcomes = world.run(world.increment(2, &old, &old, (1, 2))).await;
+    let outcomes = world.run(world.increment(2, &old, &old, 1, 2)).await;
     assert!(
         outcomes
             .iter()
@@ -120,7 +120,7 @@ async fn repair(world: &World, shards: &[Vec<u8>], slots: &[SlotShard], lost: &[
     for at in lost {
         locked(&world.rams[*at].slots).clear();
         locked(&world.rams[*at].slots).insert(into, vec![0xee; shards[*at].len()]);
-        keeps.push(Some(Keep::Shard(SlotShard {
+        keeps.push(Some(Sink::Shard(SlotShard {
             slot: into,
             ..slots[*at].clone()
         })));
@@ -235,7 +235,7 @@ async fn plans_that_are_no_chains_compute_their_sums_too() {
             })
         })
         .collect();
-    let keep = Some(Keep::Parity {
+    let keep = Some(Sink::Parity {
         set: ParityId(1),
         basis: None,
         prints: Arc::default(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use storaged_core::{Keep, SessionWork};
+use storaged_core::{SessionWork, Sink};
 use storaged_plan::StripedPlan;
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{SessionId, SlotId};
@@ -36,7 +36,7 @@ fn frame(stripe: u64, bytes: u32, flag: u8, width: u8) -> Vec<u8> {
 async fn told(bytes: Vec<u8>) -> Result<(), SessionFault> {
     let (world, mut works) = world_of(World::inline(1, 1));
     let mut work = works.remove(1);
-    if let Some(Keep::Parity { prints, .. }) = &mut work.keep {
+    if let Some(Sink::Parity { prints, .. }) = &mut work.keep {
         // What the parity is does not count here.
         *prints = Default::default();
     }

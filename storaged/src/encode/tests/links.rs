@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use storaged_codec::{ChunkSize, CodingMatrix, Geometry};
-use storaged_core::{Keep, ParityId, SessionWork, SlotShard, Source};
+use storaged_core::{ParityId, SessionWork, Sink, SlotShard, Source};
 use storaged_plan::chooser::{Dirty, EncodeCase, GroupFacts, choose_encode};
 use storaged_plan::{
-    Coefficients, Group, Keepers, Order, RepairShape, RepairTask, Shape, StripedPlan, encode_plan,
-    repair_plans,
+    Coefficients, Group, Order, ParityHolders, RepairShape, RepairTask, Shape, StripedPlan,
+    encode_plan, repair_plans,
 };
 use storaged_wire::SlotId;
 use tokio::time::Instant;
@@ -37,21 +37,31 @@ fn coefficients(k: usize, m: usize) -> Coefficients {
     Coefficients::new(rows).unwrap()
 }
 
-/// An encode of shards of so many stripes on these nodes, data first.
+/// Nodes of a group, data first, of which so many code.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupOf<'a> {
+    pub nodes: &'a [usize],
+    pub m: usize,
+}
+
+/// An encode of shards of so many stripes on these nodes.
 pub fn encode(
     world: &World,
-    (session, nodes, stripes): (u64, &[usize], usize),
-    (k, m): (usize, usize),
+    session: u64,
+    group: &GroupOf<'_>,
+    stripes: usize,
     shape: &Shape,
 ) -> Vec<SessionWork> {
-    let plan = encode_plan(&coefficients(k, m), Keepers::Fixed, shape).unwrap();
+    let GroupOf { nodes, m } = *group;
+    let k = nodes.len() - m;
+    let plan = encode_plan(&coefficients(k, m), ParityHolders::Fixed, shape).unwrap();
     let length = stripes * CHUNK as usize;
     let source = |at: &usize| {
         let shard = world.store(*at, session, &noise(*at as u64 + 1, length));
         Some(Source::Shard { shard, basis: None })
     };
     let sources: Vec<_> = nodes[..k].iter().map(source).collect();
-    let keep = Keep::Parity {
+    let keep = Sink::Parity {
         set: ParityId(session),
         basis: None,
         prints: Arc::default(),
@@ -100,7 +110,16 @@ async fn a_chain_takes_as_long_however_many_nodes_it_has() {
     for k in [8, 32] {
         let world = world(k + 2);
         let nodes: Vec<usize> = (0..k + 2).collect();
-        let works = encode(&world, (1, &nodes, stripes), (k, 2), &plain_chain(k));
+        let works = encode(
+            &world,
+            1,
+            &GroupOf {
+                nodes: &nodes,
+                m: 2,
+            },
+            stripes,
+            &plain_chain(k),
+        );
         took.push(seconds(&world, vec![works]).await);
         // Every hop but the first sends two sums per stripe.
         let efficiency = ideal(2 * stripes) / took[took.len() - 1];
@@ -117,7 +136,16 @@ async fn an_increment_takes_the_share_of_the_stripes_that_changed() {
     let nodes: Vec<usize> = (0..k + 2).collect();
     let mut took = Vec::new();
     for (session, moved) in [(1, stripes), (2, stripes * 6 / 10), (3, 1)] {
-        let mut works = encode(&world, (session, &nodes, stripes), (k, 2), &plain_chain(k));
+        let mut works = encode(
+            &world,
+            session,
+            &GroupOf {
+                nodes: &nodes,
+                m: 2,
+            },
+            stripes,
+            &plain_chain(k),
+        );
         let range = 0..moved as u64;
         works
             .iter_mut()
@@ -166,11 +194,21 @@ async fn of_two_groups_that_code_for_each_other_the_gather_beats_the_chain() {
     for is_chosen in [false, true] {
         let world = world(16);
         let sessions = partners().into_iter().enumerate().map(|(at, nodes)| {
-            let shape = match is_chosen {
-                true => chosen(at, stripes),
-                false => plain_chain(8),
+            let shape = if is_chosen {
+                chosen(at, stripes)
+            } else {
+                plain_chain(8)
             };
-            encode(&world, (at as u64 + 1, &nodes, stripes), (8, 2), &shape)
+            encode(
+                &world,
+                at as u64 + 1,
+                &GroupOf {
+                    nodes: &nodes,
+                    m: 2,
+                },
+                stripes,
+                &shape,
+            )
         });
         let sessions = sessions.collect();
         took.push(seconds(&world, sessions).await);
@@ -197,7 +235,7 @@ async fn with_dedicated_coding_nodes_the_gather_takes_little_more_than_a_shard()
         let world = world(k + m);
         let nodes: Vec<usize> = (0..k + m).collect();
         let shape = Shape::gather_at_all_sources(k);
-        let works = encode(&world, (1, &nodes, stripes), (k, m), &shape);
+        let works = encode(&world, 1, &GroupOf { nodes: &nodes, m }, stripes, &shape);
         let took = seconds(&world, vec![works]).await;
         let efficiency = ideal(stripes * (k + m - 1) / k) / took;
         eprintln!("gather, ({k}, {m}): efficiency {efficiency:.3}");
@@ -208,7 +246,8 @@ async fn with_dedicated_coding_nodes_the_gather_takes_little_more_than_a_shard()
 /// The repair of these lost blocks of (8, m), each at its own node. All survivors gather in turn; a chain takes eight.
 fn repair(
     world: &World,
-    (m, stripes): (usize, usize),
+    m: usize,
+    stripes: usize,
     lost: &[usize],
     shape: RepairShape,
 ) -> Vec<SessionWork> {
@@ -245,7 +284,7 @@ fn repair(
     let sources: Vec<_> = survivors.iter().map(source).collect();
     let keeps: Vec<_> = lost
         .iter()
-        .map(|at| Some(Keep::Shard(unproven(*at))))
+        .map(|at| Some(Sink::Shard(unproven(*at))))
         .collect();
     let nodes: Vec<usize> = survivors.iter().chain(lost).copied().collect();
     session_of(1, Arc::new(plan), &nodes, length as u64, &sources, &keeps)
@@ -262,7 +301,7 @@ async fn lost_shards_come_back_in_the_time_of_a_copy() {
         (4, vec![3, 6], RepairShape::Gather, 1.10),
     ] {
         let world = world(8 + m);
-        let works = repair(&world, (m, stripes), &lost, shape);
+        let works = repair(&world, m, stripes, &lost, shape);
         let took = seconds(&world, vec![works]).await;
         eprintln!(
             "(8, {m}), {} lost: {:.3} of a copy",

@@ -114,13 +114,13 @@ async fn a_hop_that_lies_is_caught_at_once_and_named_by_the_wary_run() {
     for (k, m) in [(4, 2), (5, 3)] {
         for shape in shapes(k) {
             for liar in 0..k + m {
-                a_hop_lies((k, m), &shape, liar).await;
+                a_hop_lies(k, m, &shape, liar).await;
             }
         }
     }
 }
 
-async fn a_hop_lies((k, m): (usize, usize), shape: &Shape, liar: usize) {
+async fn a_hop_lies(k: usize, m: usize, shape: &Shape, liar: usize) {
     let mut world = World::threaded(k, m);
     world.shape = Some(shape.clone());
     let what = format!("({k}, {m}) {shape:?}, liar {liar}");
@@ -207,7 +207,7 @@ async fn a_rotten_basis_is_caught_and_nobody_is_accused() {
         shards[2][3 * CHUNK as usize] ^= 1;
         let new: Vec<_> = (0..4).map(|at| world.store(at, 2, &shards[at])).collect();
         rot(&world, 5, 3);
-        let ends = run(&world, world.increment(2, &new, &old, (1, 2))).await;
+        let ends = run(&world, world.increment(2, &new, &old, 1, 2)).await;
         let wrong = SessionFault::WrongResult("stripe 3".into());
         assert_eq!(ends[5].outcome, Err(wrong), "{ends:?}");
         assert!(named(&ends).is_empty());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use storaged_core::SessionTally;
 use storaged_plan::Shape;
 
-use super::links::{RATE, encode, plain_chain, world};
+use super::links::{GroupOf, RATE, encode, plain_chain, world};
 use super::world::{locked, node};
 
 /// Shares of the time in which each link had a block on its way.
@@ -34,7 +34,16 @@ async fn the_link_that_blocks_are_on_all_the_time_is_the_slow_one() {
         let world = world(k + 2);
         locked(&world.wires.rates).insert(node(slow), RATE / 10);
         let nodes: Vec<usize> = (0..k + 2).collect();
-        let works = encode(&world, (1, &nodes, stripes), (k, 2), &shape);
+        let works = encode(
+            &world,
+            1,
+            &GroupOf {
+                nodes: &nodes,
+                m: 2,
+            },
+            stripes,
+            &shape,
+        );
         let tallies: Vec<SessionTally> = (world.run(works).await.into_iter())
             .map(Result::unwrap)
             .collect();

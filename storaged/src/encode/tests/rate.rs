@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
 use storaged_codec::{ChunkSize, CodingMatrix, Geometry};
-use storaged_core::{Keep, ParityId, SessionWork, SlotShard, Source};
+use storaged_core::{ParityId, SessionWork, Sink, SlotShard, Source};
 use storaged_plan::{CodingPlan, Coefficients, StripedPlan};
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SlotId};
@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::world::{Receiver, locked, node, session_of};
 use crate::encode::{
-    BlockSender, BlockState, Blocks, Executor, ExecutorLimits, KeepBlocks, Pool, StreamError,
+    BlockSender, BlockSink, BlockState, Blocks, Executor, ExecutorLimits, Pool, StreamError,
     Streams,
 };
 
@@ -98,12 +98,12 @@ impl Blocks for FreeBlocks {
         Ok(BlockState::Dirty)
     }
 
-    fn begin_keep(&self, _: &Keep, _: &SessionWork) -> Result<Box<dyn KeepBlocks>, SessionFault> {
+    fn begin_keep(&self, _: &Sink, _: &SessionWork) -> Result<Box<dyn BlockSink>, SessionFault> {
         Ok(Box::new(Self))
     }
 }
 
-impl KeepBlocks for FreeBlocks {
+impl BlockSink for FreeBlocks {
     fn put(&self, _: u64, _: Option<&[u8]>) -> Result<(), SessionFault> {
         Ok(())
     }
@@ -114,7 +114,7 @@ impl KeepBlocks for FreeBlocks {
 }
 
 /// Seconds that the chain of these coefficients takes, and the bytes that it moves over all streams.
-async fn chain(rows: Vec<Vec<u8>>, pool: &Pool) -> (Duration, u64) {
+async fn chain(rows: Vec<Vec<u8>>, pool: &Pool) -> Timed {
     let plan = Arc::new(CodingPlan::chain(&Coefficients::new(rows).unwrap()));
     let members: Vec<usize> = (0..plan.hops.len()).collect();
     let per_stripe: usize = plan.edges.iter().map(|edge| edge.width).sum();
@@ -152,7 +152,7 @@ async fn chain(rows: Vec<Vec<u8>>, pool: &Pool) -> (Duration, u64) {
             local(member).map(|_| Source::Shard { shard, basis: None })
         })
         .collect();
-    let keep = Keep::Parity {
+    let keep = Sink::Parity {
         set: ParityId(1),
         basis: None,
         prints: Arc::default(),
@@ -169,12 +169,15 @@ async fn chain(rows: Vec<Vec<u8>>, pool: &Pool) -> (Duration, u64) {
     let running = running
         .map(|(executor, work)| tokio::spawn(async move { executor.run(work).await.unwrap() }));
     futures::future::join_all(running).await;
-    (began.elapsed(), per_stripe as u64 * length)
+    Timed {
+        elapsed: began.elapsed(),
+        bytes: per_stripe as u64 * length,
+    }
 }
 
 /// The same for one stream of nothing but blocks, which come from and go to `blocks` different places: with one,
 /// everything stays in the cache, which no checkpoint does.
-async fn bare(blocks: usize) -> (Duration, u64) {
+async fn bare(blocks: usize) -> Timed {
     let (mut near, mut far) = loopback().await;
     let place = move |stripe: u64| stripe as usize % blocks;
     let mut from = vec![vec![7; BLOCK as usize]; blocks];
@@ -190,11 +193,23 @@ async fn bare(blocks: usize) -> (Duration, u64) {
         far.read_exact(&mut into[place(stripe)]).await.unwrap();
     }
     sender.await.unwrap();
-    (began.elapsed(), STRIPES * u64::from(BLOCK))
+    Timed {
+        elapsed: began.elapsed(),
+        bytes: STRIPES * u64::from(BLOCK),
+    }
 }
 
-fn rate((elapsed, bytes): (Duration, u64)) -> f64 {
-    bytes as f64 / elapsed.as_secs_f64() / 1e9
+/// How long bytes took.
+struct Timed {
+    elapsed: Duration,
+    bytes: u64,
+}
+
+impl Timed {
+    /// GB per second.
+    fn rate(&self) -> f64 {
+        self.bytes as f64 / self.elapsed.as_secs_f64() / 1e9
+    }
 }
 
 /// The middle one: half of the rounds did better.
@@ -215,9 +230,9 @@ async fn executor_rate() {
         let cases = [("copy", vec![vec![1]]), ("encode (4, 2)", rows.clone())];
         for (name, rows) in cases {
             // Between two bare streams, so that what else the machine does meets both alike.
-            let before = rate(bare(BLOCKS).await);
-            let executor = rate(chain(rows, &pool).await);
-            let after = rate(bare(BLOCKS).await);
+            let before = bare(BLOCKS).await.rate();
+            let executor = chain(rows, &pool).await.rate();
+            let after = bare(BLOCKS).await.rate();
             rates.entry(name).or_default().push(executor);
             rates
                 .entry("bare stream")

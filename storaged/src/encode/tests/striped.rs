@@ -92,7 +92,7 @@ async fn every_shape_makes_the_codecs_parity_in_full_and_by_increments() {
             let end = shards[0].len() - 1;
             shards[0][end] ^= 0x80;
             let new: Vec<_> = (0..k).map(|at| world.store(at, 2, &shards[at])).collect();
-            let works = world.increment(2, &new, &old, (1, 2));
+            let works = world.increment(2, &new, &old, 1, 2);
             assert!(world.run(works).await.iter().all(Result::is_ok), "{what}");
             assert_parity(&world, 2, &shards, &what);
         }
@@ -112,7 +112,7 @@ async fn an_increment_over_the_dirty_stripes_alone_sends_nothing_for_the_others(
     shards[2][5 * CHUNK as usize] ^= 1;
     shards[3][9 * CHUNK as usize] ^= 1;
     let new: Vec<_> = (0..4).map(|at| world.store(at, 2, &shards[at])).collect();
-    let mut works = world.increment(2, &new, &old, (1, 2));
+    let mut works = world.increment(2, &new, &old, 1, 2);
     works
         .iter_mut()
         .for_each(|work| work.stripes = vec![5..6, 9..10]);

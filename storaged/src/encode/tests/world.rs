@@ -9,15 +9,15 @@ use bytes::Bytes;
 use storaged_codec::{
     ChunkSize, CodingMatrix, Fingerprint, Geometry, engine, fingerprint, leaf_digest,
 };
-use storaged_core::{Keep, ParityId, Proof, SessionTally, SessionWork, SlotShard, Source};
-use storaged_plan::{CodingPlan, Coefficients, Keepers, Shape, StripedPlan, encode_plan};
+use storaged_core::{ExpectedShard, ParityId, SessionTally, SessionWork, Sink, SlotShard, Source};
+use storaged_plan::{CodingPlan, Coefficients, ParityHolders, Shape, StripedPlan, encode_plan};
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId, SlotId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::Instant;
 
 use crate::encode::{
-    BlockReceiver, BlockSender, BlockState, Blocks, Executor, ExecutorLimits, KeepBlocks, Pool,
+    BlockReceiver, BlockSender, BlockSink, BlockState, Blocks, Executor, ExecutorLimits, Pool,
     StreamError, Streams,
 };
 
@@ -270,10 +270,10 @@ impl Blocks for NodeBlocks {
 
     fn begin_keep(
         &self,
-        keep: &Keep,
+        keep: &Sink,
         work: &SessionWork,
-    ) -> Result<Box<dyn KeepBlocks>, SessionFault> {
-        if let Keep::Parity { set, basis, .. } = keep {
+    ) -> Result<Box<dyn BlockSink>, SessionFault> {
+        if let Sink::Parity { set, basis, .. } = keep {
             let mut sets = locked(&self.0.parity);
             let mut fresh = match basis {
                 Some(basis) => sets.get(basis).cloned().ok_or(SessionFault::NoBasis)?,
@@ -294,13 +294,13 @@ impl Blocks for NodeBlocks {
 
 struct NodeKeep {
     ram: Arc<Ram>,
-    keep: Keep,
+    keep: Sink,
 }
 
-impl KeepBlocks for NodeKeep {
+impl BlockSink for NodeKeep {
     fn put(&self, stripe: u64, block: Option<&[u8]>) -> Result<(), SessionFault> {
         match &self.keep {
-            Keep::Parity { set, prints, .. } => {
+            Sink::Parity { set, prints, .. } => {
                 let mut sets = locked(&self.ram.parity);
                 let set = sets.get_mut(set).ok_or(SessionFault::NoBlocks)?;
                 let mut new = set.get(&stripe).cloned().unwrap_or_default();
@@ -318,7 +318,7 @@ impl KeepBlocks for NodeKeep {
                 }
                 Ok(())
             }
-            Keep::Shard(shard) => {
+            Sink::Shard(shard) => {
                 let range = ChunkSize::new(CHUNK).unwrap().range(stripe, shard.length);
                 let length = (range.end - range.start) as usize;
                 let bytes = block.map_or(vec![0; length], |block| block[..length].to_vec());
@@ -413,7 +413,7 @@ impl World {
             shard: shard.clone(),
             basis: None,
         });
-        self.encode_from(session, sources.collect(), shards, (set, None))
+        self.encode_from(session, sources.collect(), shards, set, None)
     }
 
     /// Increments: only what changed since `old` goes onto set `from`, and makes set `to`.
@@ -422,14 +422,15 @@ impl World {
         session: u64,
         new: &[SlotShard],
         old: &[SlotShard],
-        (from, to): (u64, u64),
+        from: u64,
+        to: u64,
     ) -> Vec<SessionWork> {
         let pairs = new.iter().zip(old);
         let sources = pairs.map(|(new, old)| Source::Shard {
             shard: new.clone(),
             basis: Some(old.clone()),
         });
-        self.encode_from(session, sources.collect(), new, (to, Some(from)))
+        self.encode_from(session, sources.collect(), new, to, Some(from))
     }
 
     fn encode_from(
@@ -437,7 +438,8 @@ impl World {
         session: u64,
         sources: Vec<Source>,
         shards: &[SlotShard],
-        (set, basis): (u64, Option<u64>),
+        set: u64,
+        basis: Option<u64>,
     ) -> Vec<SessionWork> {
         let rows = (0..self.geometry.m())
             .map(|row| self.matrix.parity_row(row).to_vec())
@@ -445,7 +447,7 @@ impl World {
         let coefficients = Coefficients::new(rows).unwrap();
         let plan = match &self.shape {
             None => StripedPlan::uniform(CodingPlan::chain(&coefficients), self.geometry.k()),
-            Some(shape) => encode_plan(&coefficients, Keepers::Fixed, shape).unwrap(),
+            Some(shape) => encode_plan(&coefficients, ParityHolders::Fixed, shape).unwrap(),
         };
         let plan = Arc::new(plan);
         let lengths = sources.iter().filter_map(|source| match source {
@@ -457,7 +459,7 @@ impl World {
             .map(|at| self.prints(at, &shards[at]))
             .collect();
         let keep = |parity: usize| {
-            Some(Keep::Parity {
+            Some(Sink::Parity {
                 set: ParityId(set),
                 basis: basis.map(ParityId),
                 prints: self.parity_prints(parity, &tables, lane_length),
@@ -472,7 +474,7 @@ impl World {
     /// The same session with every sum checked by the member that gets it.
     pub fn wary(&self, mut works: Vec<SessionWork>, shards: &[SlotShard]) -> Vec<SessionWork> {
         let proof = |(at, shard): (usize, &SlotShard)| {
-            let proof = Proof {
+            let proof = ExpectedShard {
                 length: shard.length,
                 leaves: shard.leaves.clone(),
                 prints: self.prints(at, shard),
@@ -574,7 +576,7 @@ pub fn session_of(
     nodes: &[usize],
     lane_length: u64,
     sources: &[Option<Source>],
-    keeps: &[Option<Keep>],
+    keeps: &[Option<Sink>],
 ) -> Vec<SessionWork> {
     let chunk = ChunkSize::new(CHUNK).unwrap();
     let members: Arc<[NodeName]> = nodes.iter().map(|index| node(*index)).collect();

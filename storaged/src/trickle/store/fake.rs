@@ -228,9 +228,10 @@ impl Store for FakeStore {
         let behind = state.objects.range((from, Bound::Unbounded));
         let covered = behind.filter(|(key, _)| under.covers(key)).map(entry);
         let mut entries: Vec<ObjectEntry> = covered.take(limit + 1).collect();
-        let rest = match entries.len() > limit {
-            true => Rest::More,
-            false => Rest::None,
+        let rest = if entries.len() > limit {
+            Rest::More
+        } else {
+            Rest::None
         };
         entries.truncate(limit);
         Ok(ListPage { entries, rest })

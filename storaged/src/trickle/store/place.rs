@@ -82,14 +82,15 @@ async fn read_marker(store: &dyn Store) -> Result<Option<Marker>, StoreError> {
 /// Whether a place can be the tier, before anything is written to it.
 pub async fn check_expected(store: &dyn Store, marker: MarkerConfig) -> Result<(), StoreError> {
     let absent = marker == MarkerConfig::Expect && read_marker(store).await?.is_none();
-    match absent {
-        true => Err(StoreError::NotMounted {
+    if absent {
+        Err(StoreError::NotMounted {
             what: format!(
                 "durable.marker = \"expect\", and there is no {} in it",
                 marker_key()
             ),
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 

@@ -10,12 +10,12 @@ use crate::trickle::store::{FaultPlan, Faulty, KeyPrefix, PartBytes};
 
 const SHARD: usize = 3 * CHUNK as usize;
 
-fn job() -> Namespace {
+pub(super) fn job() -> Namespace {
     Namespace::new("job").unwrap()
 }
 
 impl World {
-    fn retaining(increments: u32, retention: Retention) -> Self {
+    pub(super) fn retaining(increments: u32, retention: Retention) -> Self {
         let mut world = Self::new(increments, Packing::None);
         world.limits.retention = retention;
         world.restart();
@@ -23,29 +23,29 @@ impl World {
     }
 
     /// Another life of the daemon: what is in the store stays.
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.trickle = Trickle::new(self.store.clone(), self.memory.clone(), self.limits);
     }
 
     /// The same store as it looks through faults.
-    fn through(&self, plan: FaultPlan) -> Trickle {
+    pub(super) fn through(&self, plan: FaultPlan) -> Trickle {
         let faulty = Arc::new(Faulty::new(self.store.clone(), plan, 3));
         Trickle::new(faulty, self.memory.clone(), self.limits)
     }
 
-    async fn put(&self, key: &str, bytes: Vec<u8>) {
+    pub(super) async fn put(&self, key: &str, bytes: Vec<u8>) {
         let key = key.parse().unwrap();
         self.store.put_new(&key, bytes.into()).await.unwrap();
     }
 
-    async fn listed(&self, step: Option<u64>) -> DurableListing {
+    pub(super) async fn listed(&self, step: Option<u64>) -> DurableListing {
         self.trickle
             .list(&job(), step.map(Step::new))
             .await
             .unwrap()
     }
 
-    async fn steps(&self) -> Vec<u64> {
+    pub(super) async fn steps(&self) -> Vec<u64> {
         let listing = self.listed(None).await;
         let steps = listing
             .manifests
@@ -54,11 +54,11 @@ impl World {
         steps.collect()
     }
 
-    async fn remove(&self, removal: Removal) -> Result<u64, CurationFault> {
+    pub(super) async fn remove(&self, removal: Removal) -> Result<u64, CurationFault> {
         self.remove_sparing(removal, None).await
     }
 
-    async fn remove_pinned_too(&self, removal: Removal) -> Result<u64, CurationFault> {
+    pub(super) async fn remove_pinned_too(&self, removal: Removal) -> Result<u64, CurationFault> {
         let owner = Owner::of_token(b"token");
         let removal = Curation::Remove {
             removal,
@@ -69,7 +69,7 @@ impl World {
         Ok(removed.checkpoints)
     }
 
-    async fn remove_sparing(
+    pub(super) async fn remove_sparing(
         &self,
         removal: Removal,
         spared: Option<RunId>,
@@ -84,7 +84,7 @@ impl World {
         Ok(removed.checkpoints)
     }
 
-    async fn pin(&self, step: u64, keep: Keep) {
+    pub(super) async fn pin(&self, step: u64, keep: Keep) {
         let owner = Owner::of_token(b"token");
         let step = Step::new(step);
         let keep = Curation::Keep {
@@ -95,13 +95,13 @@ impl World {
         self.trickle.curate(&job(), owner, &keep).await.unwrap();
     }
 
-    async fn objects(&self) -> Vec<String> {
+    pub(super) async fn objects(&self) -> Vec<String> {
         let listed = self.store.list(&KeyPrefix::root()).await.unwrap();
         listed.iter().map(|entry| entry.key.to_string()).collect()
     }
 
     /// As many full copies, one step after the other, each with what follows a publication.
-    async fn save_full(&mut self, steps: std::ops::RangeInclusive<u64>) -> Vec<Saved> {
+    pub(super) async fn save_full(&mut self, steps: std::ops::RangeInclusive<u64>) -> Vec<Saved> {
         let mut all = Vec::new();
         for step in steps {
             let (saved, _) = self.save(step, noise(step, SHARD), None).await;
@@ -551,11 +551,16 @@ async fn metadata_that_is_not_packed_is_no_fault_of_the_tier() {
     let mut world = World::new(0, Packing::None);
     let saved = world.seal(5, noise(5, SHARD));
     let mut record = saved.manifest.manifest().clone();
-    record.torch_metadata = b"not zstd".to_vec().into();
+    record.torch_metadata = Enclosed::naming(b"not zstd");
+    let enclosures = Enclosures {
+        torch_metadata: b"not zstd".to_vec().into(),
+        ..saved.enclosures
+    };
     let manifest = Arc::new(record.seal().unwrap());
     let copied = world.trickle.upload(&manifest, RANK, &saved.shard, None);
     copied.await.unwrap();
-    let fault = world.trickle.publish(&manifest).await.unwrap_err();
+    let published = world.trickle.publish(&manifest, &enclosures).await;
+    let fault = published.unwrap_err();
     assert!(matches!(fault, DurableFault::Local(_)), "{fault:?}");
     assert!(!fault.is_of_tier());
     assert!(fault.to_string().contains("torch metadata"), "{fault}");

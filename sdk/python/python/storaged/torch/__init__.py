@@ -2,6 +2,7 @@
 
 from ._checkpointer import CheckpointInfo, Checkpointer
 from ._events import Event
+from ._fence import Verdict
 from ._handle import SaveFuture, SaveHandle
 from ._progress import progress_bar
 from ._reader import StoragedLoadPlanner, StoragedReader
@@ -16,5 +17,6 @@ __all__ = [
     "StoragedLoadPlanner",
     "StoragedReader",
     "StoragedWriter",
+    "Verdict",
     "progress_bar",
 ]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import ctypes
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import _native
 from ..errors import UnsavableState
+from ._behind import Behind, Pair, copy_each
+from ._columns import Columns, Differs
 from ._metadata import Place
 from ._objects import check_savable
-from ._structure import IMMUTABLE, Differs, Record, Structure, nest_of
+from ._structure import IMMUTABLE, Record, Structure, Twin, Whole, nest_of
 from ._structure import leaf_of as structure_leaf
 from ._tensors import DTensor, contexts_of, is_described, lies_in_order, own_memory, taken_apart
 
@@ -22,10 +25,14 @@ from ._tensors import DTensor, contexts_of, is_described, lies_in_order, own_mem
 SPARE_BYTES = 1 << 20
 SPARE_BYTES_PER_LEAF = 4 << 10
 ITEM_ALIGNMENT = 64
+#: Pieces that are written without a pause for other threads: a millisecond.
+FRAMES_AT_ONCE = 4096
 
 Spec = tuple[str, tuple[int, ...]]
 Path = tuple[Any, ...]
 LayoutOf = tuple[list[Record], list[tuple[int, bytes]], int]
+#: Levels of dicts, lists and tuples in one another. Each costs some frames of Python's thousand, here and in DCP.
+NESTED_MAX = 200
 #: Structures that are remembered: two alternate at most (before and after the optimizer's first step, or two models).
 STRUCTURES_MAX = 2
 
@@ -55,16 +62,17 @@ class Layouts:
         self.structures = [*self.structures[-(STRUCTURES_MAX - 1) :], structure]
 
     def use(self, structure: Structure) -> None:
-        self.structures.remove(structure)
-        self.structures.append(structure)
+        self.structures = [*(one for one in self.structures if one is not structure), structure][-STRUCTURES_MAX:]
 
     def of(self, specs: tuple[Spec, ...]) -> LayoutOf:
-        if specs not in self.known:
+        # A thread that makes slots ahead may ask at the same time.
+        known = self.known.get(specs)
+        if known is None:
             # Two structures alternate at most (before and after the optimizer's first step): keep few.
             if len(self.known) >= 4:
                 self.known.clear()
-            self.known[specs] = _native.layout([(name, list(shape)) for name, shape in specs], 0)
-        return self.known[specs]
+            known = self.known[specs] = _native.layout([(name, list(shape)) for name, shape in specs], 0)
+        return known
 
 
 class Shard:
@@ -87,15 +95,19 @@ class Shard:
         self.outgrown: list[_native.Slot] = []
         #: What wrappers that were taken apart say of themselves.
         self.contexts: dict[str, str] = {}
+        #: Where dicts lie that hold nothing.
+        self.empty_dicts: list[Path] = []
         #: What was staged, if later saves may be of the same structure.
         self.structure: Structure | None = None
+        #: How tensors are copied that are no plain memory.
+        self.copy_each: Callable[[list[Pair]], None] = copy_each
 
     def stage(self, tensors: list[torch.Tensor], spare: int = 0, copies: Copies = Copies.NOW) -> list[torch.Tensor]:
         """Copies tensors to their offsets, each once, and returns views of the slot in the same order."""
         specs = tuple(map(spec_of, tensors))
         records, frames, end = self.layouts.of(specs)
-        self.begin(specs, frames, end, spare)
-        views = [self.view(record, spec, t.dtype) for record, spec, t in zip(records, specs, tensors)]
+        slot = self.begin(specs, frames, end, spare)
+        views = [view_in(slot, record, spec, t.dtype) for record, spec, t in zip(records, specs, tensors)]
         if copies is Copies.NOW:
             self._copy(tensors, views, records)
         places = [Place(self.rank, *record) for record in records]
@@ -110,31 +122,23 @@ class Shard:
         framed = (slot.address, specs)
         if self.layouts.framed.get(slot.id) != framed:
             self.layouts.framed.pop(slot.id, None)
-            for offset, piece in frames:
-                slot.write(offset, piece)
+            for at in range(0, len(frames), FRAMES_AT_ONCE):
+                slot.write_many(frames[at : at + FRAMES_AT_ONCE])
             self.layouts.framed[slot.id] = framed
         return slot
 
-    def view(self, record: Record, spec: Spec, dtype: torch.dtype) -> torch.Tensor:
-        _, _, offset, nbytes = record
-        if nbytes == 0:
-            return torch.empty(spec[1], dtype=dtype)
-        assert self.slot is not None
-        memory = (ctypes.c_char * nbytes).from_address(self.slot.address + offset)
-        setattr(memory, "slot", self.slot)  # noqa: B010, the tensor keeps this object, which keeps the mapping
-        return torch.frombuffer(memory, dtype=dtype, count=nbytes // dtype.itemsize).view(spec[1])
-
     def _copy(self, tensors: list[torch.Tensor], views: list[torch.Tensor], records: list[Record]) -> None:
         assert self.slot is not None
-        parts = []
+        parts, others = [], []
         for tensor, view, (_, _, offset, nbytes) in zip(tensors, views, records):
             if nbytes == 0:
                 continue
             if lies_in_order(tensor):
                 parts.append((tensor.data_ptr(), offset, nbytes))
             else:
-                view.copy_(tensor.detach())
+                others.append((view, tensor))
             self.copied_bytes += nbytes
+        self.copy_each(others)
         self.slot.copy_many(parts, self.threads)
 
     def place_of(self, tensor: torch.Tensor) -> Place | None:
@@ -151,13 +155,12 @@ class Shard:
         name, shape = spec_of(tensor)
         (record,), frames, end = _native.layout([(name, list(shape))], self.end)
         slot = self.reserve(end)
-        for offset, piece in frames:
-            slot.write(offset, piece)
+        slot.write_many(frames)
         _, _, offset, nbytes = record
         if nbytes and lies_in_order(tensor):
             slot.copy_many([(tensor.data_ptr(), offset, nbytes)], self.threads)
         elif nbytes:
-            self.view(record, (name, shape), tensor.dtype).copy_(tensor.detach())
+            view_in(slot, record, (name, shape), tensor.dtype).copy_(tensor.detach())
         self.spilled_bytes += nbytes
         self.end = end
         return Place(self.rank, *record)
@@ -186,6 +189,18 @@ class Shard:
         return self.slot
 
 
+def view_in(slot: _native.Slot, record: Record, spec: Spec, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor's place in a slot, as a tensor."""
+    _, _, offset, nbytes = record
+    if nbytes == 0:
+        return torch.empty(spec[1], dtype=dtype)
+    memory = (ctypes.c_char * nbytes).from_address(slot.address + offset)
+    setattr(memory, "slot", slot)  # noqa: B010, the tensor keeps this object, which keeps the mapping
+    # Kept for later saves, which may be outside of inference mode.
+    with torch.inference_mode(False):
+        return torch.frombuffer(memory, dtype=dtype, count=nbytes // dtype.itemsize).view(spec[1])
+
+
 def leaves_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Leaves of nested dicts, lists and tuples, with their paths."""
     if isinstance(value, dict):
@@ -198,6 +213,34 @@ def leaves_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield path, value
 
 
+def check_depth(value: Any) -> None:
+    """Refuses what is nested so deeply, in itself even, that who walks through it runs out of stack: DCP's planner, or whoever loads it."""
+    within: list[Iterator[Any]] = [iter((value,))]
+    while within:
+        inner = next(within[-1], within)
+        if inner is within:
+            within.pop()
+        elif isinstance(inner, dict) or type(inner) in (list, tuple):
+            within.append(iter(inner.values() if isinstance(inner, dict) else inner))
+            if len(within) > NESTED_MAX + 1:
+                raise UnsavableState(
+                    f"expected a state nested at most {NESTED_MAX} levels deep, got one that is deeper, or that contains itself: "
+                    "save a list of its parts"
+                )
+
+
+def empty_dicts(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Where dicts lie that hold nothing, by DCP's paths: it describes values alone, so that such a dict leaves no trace."""
+    if isinstance(value, Mapping):
+        if not value and path:
+            yield path
+        for key, inner in value.items():
+            yield from empty_dicts(inner, (*path, str(key)))
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from empty_dicts(inner, (*path, index))
+
+
 def rebuilt(value: Any, leaf_of: Callable[[Path, Any], Any], path: Path = ()) -> Any:
     """The same nesting with every leaf replaced."""
     if isinstance(value, dict):
@@ -207,15 +250,22 @@ def rebuilt(value: Any, leaf_of: Callable[[Path, Any], Any], path: Path = ()) ->
     return leaf_of(path, value)
 
 
-def stage_state_dict(shard: Shard, state_dict: dict[str, Any], trust_pickle: bool = False) -> dict[str, Any]:
-    """A training-safe twin of the state dict whose tensors lie in the shard's slot."""
+def captured(
+    shard: Shard, state_dict: dict[str, Any], trust_pickle: bool = False, behind: bool = False
+) -> Callable[[], Twin | Whole]:
+    """What a state dict is now: the call that copies its tensors into a slot of the shard, and gives a training-safe twin of it.
+
+    Whatever can be refused is refused here. With `behind` the call may come from another thread: it goes by what was here, and only the
+    tensors' elements must still be what they are now.
+    """
     resolved = without_states(state_dict)
     for structure in reversed(shard.layouts.structures):
         try:
-            return stage_again(shard, structure, resolved, trust_pickle)
+            return captured_again(shard, structure, resolved, trust_pickle, behind)
         except Differs:
             continue
-    return stage_first(shard, resolved, trust_pickle)
+    stage = captured_first(shard, resolved, trust_pickle, behind=behind)
+    return lambda: Whole(stage())
 
 
 def prepare_state_dict(shard: Shard, state_dict: dict[str, Any]) -> None:
@@ -223,27 +273,40 @@ def prepare_state_dict(shard: Shard, state_dict: dict[str, Any]) -> None:
     resolved = without_states(state_dict)
     for structure in reversed(shard.layouts.structures):
         try:
-            structure.parts(structure.leaves_of(resolved))
+            structure.sources(structure.leaves_of(resolved))
         except Differs:
             continue
         slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
-        structure.views_at(slot.address, lambda: views_of(shard, structure))
+        structure.views_at(slot.address, lambda: views_of(slot, structure))
         return
-    stage_first(shard, resolved, True, Copies.LATER)
+    captured_first(shard, resolved, True, Copies.LATER)()
 
 
 def without_states(state_dict: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed.checkpoint.stateful import Stateful
 
-    return {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state_dict.items()}
+    # What `isinstance` of a protocol costs is many times what `hasattr` does: for thousands of tensors it was most of a save.
+    return {
+        k: v.state_dict() if hasattr(v, "state_dict") and isinstance(v, Stateful) else v for k, v in state_dict.items()
+    }
 
 
-def stage_first(
-    shard: Shard, resolved: dict[str, Any], trust_pickle: bool = False, copies: Copies = Copies.NOW
-) -> dict[str, Any]:
-    """Stages a structure that is not known, and learns it."""
+@dataclass(frozen=True)
+class Staged:
+    """Stands for a tensor until there are views of the slot: which one, and what it is a shard of."""
+
+    index: int
+    outer: DTensor | None
+
+
+def captured_first(
+    shard: Shard, resolved: dict[str, Any], trust_pickle: bool = False, copies: Copies = Copies.NOW, behind: bool = False
+) -> Callable[[], dict[str, Any]]:
+    """A structure that is not known, and is learned when it is staged."""
+    check_depth(resolved)
     shard.contexts = contexts_of(resolved)
     resolved = taken_apart(resolved)
+    shard.empty_dicts = list(empty_dicts(resolved))
     leaves = list(leaves_of(resolved))
     locals_by_path: dict[Path, torch.Tensor] = {}
     for path, leaf in leaves:
@@ -260,57 +323,105 @@ def stage_first(
         if identity(tensor) not in index_of:
             index_of[identity(tensor)] = len(unique)
             unique.append(tensor)
-    others = len(leaves) - len(locals_by_path)
-    views = shard.stage(unique, others * SPARE_BYTES_PER_LEAF, copies)
+    spare = (len(leaves) - len(locals_by_path)) * SPARE_BYTES_PER_LEAF
 
-    def leaf_of(path: Path, leaf: Any) -> Any:
+    def kept(path: Path, leaf: Any) -> Any:
         local = locals_by_path.get(path)
         if local is None:
             return copied(path, leaf)
-        view = views[index_of[identity(local)]]
-        return distributed_again(view, leaf) if isinstance(leaf, DTensor) else view
+        return Staged(index_of[identity(local)], leaf if isinstance(leaf, DTensor) else None)
 
-    tensors = {path: index_of[identity(local)] for path, local in locals_by_path.items()}
-    learn(shard, resolved, leaves, tensors, tuple(map(spec_of, unique)), others * SPARE_BYTES_PER_LEAF)
-    twin: dict[str, Any] = rebuilt(resolved, leaf_of)
-    return twin
+    around = rebuilt(resolved, kept)
+    learn = learned(resolved, leaves, {path: index_of[identity(local)] for path, local in locals_by_path.items()})
+    if behind:
+        shard.copy_each = Behind(unique).copy_each
+
+    def stage() -> dict[str, Any]:
+        views = shard.stage(unique, spare, copies)
+        if learn is not None:
+            learn(shard, tuple(map(spec_of, unique)), spare)
+
+        def view_of(_: Path, leaf: Any) -> Any:
+            if not isinstance(leaf, Staged):
+                return leaf
+            view = views[leaf.index]
+            return view if leaf.outer is None else distributed_again(view, leaf.outer)
+
+        twin: dict[str, Any] = rebuilt(around, view_of)
+        return twin
+
+    return stage
 
 
-def learn(
-    shard: Shard, resolved: dict[str, Any], leaves: list[tuple[Path, Any]], tensors: dict[Path, int], specs: tuple[Spec, ...], spare: int
-) -> None:
-    """Remembers the structure of what was staged, if all there is to do the next time is to copy."""
+def has_exact_names(value: Any) -> bool:
+    """Whether keys that are equal and of one type have one name: 0.0 and -0.0 have not, nor (1,) and (True,)."""
+    if isinstance(value, dict):
+        return all(type(key) in (str, int, bool) for key in value) and all(map(has_exact_names, value.values()))
+    return type(value) not in (list, tuple) or all(map(has_exact_names, value))
+
+
+def learned(
+    resolved: dict[str, Any], leaves: list[tuple[Path, Any]], tensors: dict[Path, int]
+) -> Callable[[Shard, tuple[Spec, ...], int], None] | None:
+    """What remembers the structure once it is staged, if all there is to do the next time is to copy."""
+    if not has_exact_names(resolved):
+        return None
     nest = nest_of(resolved)
     known = [structure_leaf(tensors[path], leaf) if path in tensors else None for path, leaf in leaves]
     if nest is None or any(one is None and isinstance(leaf, torch.Tensor) for one, (_, leaf) in zip(known, leaves)):
-        return
+        return None
     names = [name_of(path) for path, _ in leaves]
-    records, frames, end = shard.layouts.of(specs)
-    shard.structure = Structure(nest, known, names, specs, records, frames, end, spare, shard.places, shard.empties)
-    shard.layouts.learn(shard.structure)
+    columns = Columns([leaf._local_tensor if isinstance(leaf, DTensor) else leaf for path, leaf in leaves if path in tensors])
+
+    def learn(shard: Shard, specs: tuple[Spec, ...], spare: int) -> None:
+        records, frames, end = shard.layouts.of(specs)
+        shard.structure = Structure(
+            nest, known, names, columns, specs, records, frames, end, spare, shard.places, shard.empties, shard.empty_dicts
+        )
+        shard.layouts.learn(shard.structure)
+
+    return learn
 
 
-def stage_again(shard: Shard, structure: Structure, resolved: dict[str, Any], trust_pickle: bool) -> dict[str, Any]:
-    """Stages a state dict of a known structure: compares and copies. Raises `Differs` before anything is done."""
+def captured_again(
+    shard: Shard, structure: Structure, resolved: dict[str, Any], trust_pickle: bool, behind: bool
+) -> Callable[[], Twin]:
+    """A state dict of a known structure: compared now, copied then. Raises `Differs` before anything is done."""
     leaves = structure.leaves_of(resolved)
-    parts, elementwise = structure.parts(leaves)
+    # What is behind the addresses is kept until it is copied: nobody else may have these tensors, or they are given other memory meanwhile.
+    held: list[Any] = [leaves]
+    addresses, others = structure.sources(leaves, held if behind else None)
+    changeable = [at for at in structure.objects if type(leaves[at]) not in IMMUTABLE]
     if not trust_pickle:
-        for name, leaf, expected in zip(structure.names, leaves, structure.leaves):
-            if expected is None and type(leaf) not in IMMUTABLE:
-                check_savable(name, leaf)
-    slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
-    views = structure.views_at(slot.address, lambda: views_of(shard, structure))
-    slot.copy_many(parts, shard.threads)
-    for at, tensor in elementwise:
-        view = views[at]
-        (view._local_tensor if isinstance(view, DTensor) else view).copy_(tensor.detach())
-    shard.copied_bytes = sum(record[3] for record in structure.records)
-    shard.places, shard.empties, shard.structure = structure.places, structure.empties, structure
-    shard.layouts.use(structure)
-    return structure.staged(views, leaves, lambda at, leaf: copied((structure.names[at],), leaf))
+        for at in changeable:
+            check_savable(structure.names[at], leaves[at])
+    objects = {at: leaves[at] for at in structure.objects}
+    objects |= {at: copied((structure.names[at],), leaves[at]) for at in changeable}
+    elementwise = [(at, tensor.detach()) for at, tensor in others]
+    if behind:
+        shard.copy_each = Behind(tensor for _, tensor in elementwise).copy_each
+
+    def stage() -> Twin:
+        slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
+
+        def views() -> list[Any]:
+            return structure.views_at(slot.address, lambda: views_of(slot, structure))
+
+        slot.copy_packed(addresses, structure.offsets, structure.lengths, shard.threads)
+        if elementwise:
+            plain = [view._local_tensor if isinstance(view, DTensor) else view for view in views()]
+            shard.copy_each([(plain[at], tensor) for at, tensor in elementwise])
+        held.clear()
+        shard.copied_bytes = structure.nbytes
+        shard.places, shard.empties, shard.structure = structure.places, structure.empties, structure
+        shard.empty_dicts = structure.empty_dicts
+        shard.layouts.use(structure)
+        return Twin(structure, objects, views)
+
+    return stage
 
 
-def views_of(shard: Shard, structure: Structure) -> list[Any]:
+def views_of(slot: _native.Slot, structure: Structure) -> list[Any]:
     """For every tensor leaf its view of the slot."""
     views: list[Any] = []
     made: dict[int, torch.Tensor] = {}
@@ -320,7 +431,7 @@ def views_of(shard: Shard, structure: Structure) -> list[Any]:
             continue
         index = expected.index
         if index not in made:
-            made[index] = shard.view(structure.records[index], structure.specs[index], expected.dtype)
+            made[index] = view_in(slot, structure.records[index], structure.specs[index], expected.dtype)
         if expected.outer is None:
             views.append(made[index])
         else:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from .._arguments import DURABLE, check_state, limit_in_seconds, one_of, step_number, step_or_none, thread_count
+from .._board import own_rank
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import (
@@ -25,17 +26,21 @@ from ..errors import (
     NoCheckpointError,
     StoragedError,
     UnknownNamespace,
+    UnknownRun,
     UnsavableState,
     WaitTimeout,
 )
 from ._ahead import Termination, make_slots
+from ._alone import load_alone, only_cause
 from ._arena import without_states
 from ._events import Events, Hook
+from ._fence import Fence, Verdict, agreed
 from ._handle import STATES, SaveFuture, SaveHandle
 from ._progress import Hook as ProgressHook
 from ._ranks import ALONE, Ranks, given_run, run_key
 from ._reader import StoragedLoadPlanner, StoragedReader
 from ._saving import FOLLOW_SECONDS, Memory, Save, Skipped, said
+from ._structure import Twin, Whole
 from ._writer import StoragedWriter
 
 logger = logging.getLogger("storaged")
@@ -73,6 +78,10 @@ class Checkpointer:
     STORAGED_RUN, the first save opens one. `alone` is for jobs of which one rank saves everything (rank 0 of 1).
     `until` is the state in which a save counts as ended: "committed", or as safe as "protected" or "durable".
 
+    With `background` a save returns before its tensors are copied: a thread copies them while training goes on, and whoever changes them
+    first waits for `handle.staged`, or for `wait("staged")`, which does not raise with "warn". `step` waits for it by itself, and so
+    do the next save, a load and `close`. Everything else in the state dict is taken as it is at the call.
+
     `ahead` says when the slots of the next save are made in the background: when `prepare` is called ("asked"), or also by a
     load, which has told how the state looks ("load": for jobs that go on to save, because that opens the run and ends the saves
     of an older job). `threads` copy a save and a load: by default the rank's share of the node's cores, up to four. `events` is
@@ -92,6 +101,7 @@ class Checkpointer:
         on_error: str = "raise",
         busy: str = "wait",
         alone: bool = False,
+        background: bool = False,
         until: str = "committed",
         ahead: str = "asked",
         threads: int | None = None,
@@ -108,6 +118,7 @@ class Checkpointer:
         self.timeout = limit_in_seconds(timeout)
         self.on_error = one_of("on_error", on_error, ON_ERROR)
         self.busy = one_of("busy", busy, BUSY)
+        self.background = background
         self.until = one_of("until", until, STATES)
         self.ahead = one_of("ahead", ahead, AHEAD)
         self.threads = thread_count(threads)
@@ -123,6 +134,8 @@ class Checkpointer:
         self._own_run = run
         self._run = given_run(run)
         self._ranks = Ranks(self.session.namespace, process_group, alone)
+        rank, size = (own_rank(), 1) if alone else (self._ranks.rank, self._ranks.size)
+        self._fence = Fence(self.session, rank, size, self.timeout)
         self._key = ALONE if alone else run_key(process_group)
         self._worker: ThreadPoolExecutor | None = None
         self._last: Save | None = None
@@ -132,6 +145,8 @@ class Checkpointer:
         self._loads = 0
         self._events = Events(events, namespace=self.session.namespace, rank=self._ranks.rank)
         self._prepared: SaveFuture[int] | None = None
+        #: Set when a `prepare` has its run, or will have none.
+        self._has_run = threading.Event()
         self._termination: Termination | None = None
         self._is_closed = False
 
@@ -146,30 +161,33 @@ class Checkpointer:
                 raise
             logger.warning("%s", failure)
 
-    def save(self, step: int, state_dict: dict[str, Any]) -> SaveHandle | None:
-        """Returns when every tensor is staged: parameters may change again. None if the save was skipped."""
+    def save(self, step: int, state_dict: dict[str, Any], *, background: bool | None = None) -> SaveHandle | None:
+        """Returns when every tensor is staged: parameters may change again. None if the save was skipped.
+
+        With `background` (by default the checkpointer's) it returns at once, and parameters may change when `handle.staged` is done. A
+        copy that fails is the handle's exception, and the next call's.
+        """
         self._check_open()
         step = step_number(step)
+        behind = self.background if background is None else background
         deadline, began = Deadline(self.timeout), time.time()
-        save = Save(self._ranks, (self._loads, step), deadline, self._memory, self._adopt_run)
+        save = Save(self._ranks, (self._loads, step), deadline, self._memory, self._adopt_run, self._lose_runs)
         if self._skips(save):
             return None
         before = self._settled(deadline.later(END_SECONDS))
         try:
-            self._wait_prepared(deadline)
-            handle = self._stage(save, state_dict, deadline)
+            handle = self._stage(save, state_dict, deadline, behind)
         except Skipped:
             self.skipped_saves += 1
             self._events.tell("save.skipped", began, step=step)
             return None
-        if save.failure is None:
-            self._events.tell("save.staged", began, step=step, bytes=save.bytes)
+        own = save.failure
+        handle.staged.add_done_callback(lambda staged: self._tell_staged(save, began, staged.exception()))
         save.ended.add_done_callback(lambda ended: self._tell_end(step, began, ended.exception()))
         handle.step, handle.saved = step, save.ended
         # Also where this rank has nothing to save: the others hear of it and give this step up, not the ones after it.
         self._last, self._last_failed = save, False
         self._background().submit(save.drive)
-        own = save.failure
         if isinstance(own, (UnsavableState, InvalidArgument)):
             self._last = None
             self._count(step, own)
@@ -192,6 +210,7 @@ class Checkpointer:
         check_state(state_dict)
         future: SaveFuture[int] = SaveFuture()
         self._prepared = future
+        self._has_run.clear()
         # States are asked for here: what gives them may be collective.
         resolved = without_states(state_dict)
         threading.Thread(target=self._prepare, args=(resolved, future), name="storaged-prepare", daemon=True).start()
@@ -223,6 +242,31 @@ class Checkpointer:
         """
         return self._termination is not None and self._termination.is_last(step)
 
+    def step(self, step: int) -> AbstractContextManager[None]:
+        """`with checkpointer.step(n):` around what changes the weights of step n, on every rank: `verdict` then knows what is torn.
+
+        It costs microseconds and no request, and waits for a save that still copies in the background. If an exception leaves it, or the
+        process is killed in it, the step stays torn.
+        """
+        return self._fenced(step_number(step))
+
+    def verdict(self) -> Verdict:
+        """After a fault, in a process that lives on or in one that was started again: may training go on with what is in memory?
+
+        Every rank calls it, in the process group that the job goes on with, and hears the same: `recover-in-place` only if every
+        rank's own process has marked the same step as whole.
+        """
+        self._check_open()
+        self._asked += 1
+        deadline = Deadline(self.timeout)
+        reader = self._reader(None)
+
+        def newest() -> int | None:
+            plan = _plan_or_none(reader, deadline)
+            return None if plan is None else int(plan["step"])
+
+        return agreed(self._ranks, f"verdict/{self._asked}", self._fence.live(deadline), newest, deadline)
+
     def load(
         self,
         state_dict: dict[str, Any],
@@ -244,7 +288,11 @@ class Checkpointer:
             check_state(state_dict)
         except InvalidArgument as error:
             wrong = error  # the other ranks hear of it
-        plan = self._load(lambda _: state_dict, self._reader(step, allow_older, timeout), wrong)
+        reader = self._reader(step, allow_older, timeout)
+        deadline = Deadline(reader.timeout)
+        with self._fence.loading(deadline) as loaded:
+            plan = self._load(lambda _: self._free_to_change(state_dict), reader, deadline, wrong)
+            loaded.update(plan or {})
         self._make_ahead(plan, state_dict)
         return plan
 
@@ -265,7 +313,7 @@ class Checkpointer:
             return flat
 
         reader = self._reader(step, allow_older, timeout)
-        plan = self._load(template, reader)
+        plan = self._load(template, reader, Deadline(reader.timeout))
         if plan is None:
             return None
         state = reader.nested(flat)
@@ -287,9 +335,9 @@ class Checkpointer:
         self,
         template: Callable[[StoragedReader], dict[str, Any]],
         reader: StoragedReader,
+        deadline: Deadline,
         wrong: InvalidArgument | None = None,
     ) -> dict[str, Any] | None:
-        deadline = Deadline(reader.timeout)
         # What a save did wrong was counted and logged then; a load says what it did wrong itself.
         self._settled(Deadline(reader.timeout / 2))
         newest = reader.step is None
@@ -325,9 +373,9 @@ class Checkpointer:
             if wrong is not None:
                 raise wrong
             planner = StoragedLoadPlanner(trust_pickle=self.trust_pickle)
-            load(template(reader), storage_reader=reader, planner=planner, no_dist=True)
+            load_alone(template(reader), reader, planner)
         except CheckpointException as failure:
-            error = _only_cause(failure)
+            error = only_cause(failure)
             if not isinstance(error, Exception):
                 raise error from failure  # Ctrl-C, which DCP wraps too
             return error
@@ -343,10 +391,15 @@ class Checkpointer:
         return None if plan is None else plan["step"]
 
     def wait(self, until: str = "committed", timeout: float | None = None) -> bool:
-        """Waits for the last save; whether it got there. What went wrong is raised or logged, and counted, once."""
+        """Waits for the last save; whether it got there. What went wrong is raised or logged, and counted, once.
+
+        "staged" waits for this rank's copy alone: parameters may change then.
+        """
         last, deadline = self._last, Deadline(self.timeout + END_SECONDS if timeout is None else timeout)
         if last is None:
             return not self._last_failed
+        if until == "staged" and last.copied.wait(deadline.left()) and last.failure is None:
+            return True
         try:
             last.ended.result(deadline.left())
         except FutureTimeout:
@@ -369,6 +422,7 @@ class Checkpointer:
         try:
             self.wait()
         finally:
+            self._free_to_change({})
             if self._termination is not None:
                 self._termination.restore()
             worker, self._worker = self._worker, None
@@ -391,8 +445,11 @@ class Checkpointer:
     def _prepare(self, state_dict: dict[str, Any], future: SaveFuture[int]) -> None:
         deadline = Deadline(self.timeout)
         try:
-            run = self._run or self._from_rank_zero_ahead(deadline)
-            self.session.set_run(self._key, run)
+            try:
+                run = self._run or self._from_rank_zero_ahead(deadline)
+                self.session.set_run(self._key, run)
+            finally:
+                self._has_run.set()
             future.set_result(make_slots(self._writer(None, run), state_dict, deadline))
         except Exception as error:
             logger.info("nothing was made ahead: %s", error)
@@ -408,8 +465,7 @@ class Checkpointer:
         self._ranks.tell(key, run)
         return run
 
-    def _wait_prepared(self, deadline: Deadline) -> None:
-        prepared, self._prepared = self._prepared, None
+    def _wait_prepared(self, prepared: SaveFuture[int] | None, deadline: Deadline) -> None:
         if prepared is not None:
             try:
                 prepared.result(deadline.left() / 2)
@@ -431,6 +487,10 @@ class Checkpointer:
         )
 
     # Parts of `save`.
+
+    def _tell_staged(self, save: Save, began: float, error: BaseException | None) -> None:
+        if error is None and save.writer is not None:
+            self._events.tell("save.staged", began, step=save.step, bytes=save.writer.staged_bytes)
 
     def _tell_end(self, step: int, began: float, error: BaseException | None) -> None:
         if error is None:
@@ -466,24 +526,59 @@ class Checkpointer:
         assert isinstance(failure, CheckpointSaveError)
         return self._count(last.step, failure)
 
-    def _stage(self, save: Save, state_dict: dict[str, Any], deadline: Deadline) -> SaveHandle:
-        """Stages, or leaves in the save why not."""
+    @contextmanager
+    def _fenced(self, step: int) -> Iterator[None]:
+        last = self._last
+        # Its deadline bounds what it waits for before it copies.
+        if last is not None and not last.copied.wait(last.deadline.left() + END_SECONDS):
+            self._free_to_change({})
+        with self._fence.step(step):
+            yield
+
+    def _free_to_change(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The same, when its tensors are about to change: a save that has not copied them is given up."""
+        if self._last is not None:
+            self._last.tear()
+        return state_dict
+
+    def _stage(self, save: Save, state_dict: dict[str, Any], deadline: Deadline, behind: bool) -> SaveHandle:
+        """Stages, or leaves in the save how to do it in the background, or why not."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and behind:
+            self._has_run.wait(deadline.left() / 2)
+        else:
+            self._wait_prepared(prepared, deadline)
         handle = SaveHandle(self.session, None)
         try:
             if self._last is not None:
+                # The caller may take this failure for leave to change the tensors.
+                self._last.tear()
                 raise WaitTimeout(f"the save of step {self._last.step} has not ended within {deadline.seconds:g} s")
             deadline.check("staging, the save before it took all of it")
             check_state(state_dict)
-            run = self._begun(save, deadline)
+            save.run = run = self._begun(save, deadline)
             writer = self._writer(save.step, run)
             handle = writer.handle
-            save.staged = writer.stage_within(state_dict, deadline)
-            save.writer, save.bytes = writer, writer.staged_bytes
-            return writer.handle
+            if behind:
+                copy = writer.captured(state_dict, deadline, behind)
+
+                def stage() -> Twin | Whole:
+                    self._wait_prepared(prepared, deadline)
+                    return copy()
+
+                save.stage = stage
+            else:
+                save.staged = writer.stage_within(state_dict, deadline)
+                save.copied.set()
+            save.writer = writer
+            return handle
         except Skipped:
             raise
         except Exception as error:
             save.failure = error
+            if isinstance(error, UnknownRun) and save.run is not None:
+                # At once: whoever saves next in this process may be another checkpointer.
+                self._lose_runs({save.run})
             self._begin_without(save)
             handle._fail(error)
             return handle
@@ -515,12 +610,21 @@ class Checkpointer:
             self._worker = ThreadPoolExecutor(1, "storaged-save")
         return self._worker
 
-    def _adopt_run(self, run: str | None) -> None:
-        """Later saves belong to that run, or to a new one; a run that the caller named stays."""
-        if run is not None:
-            return self.session.set_run(self._key, run)
+    def _adopt_run(self, run: str) -> None:
+        """Later saves belong to that run; a run that the caller named stays."""
+        self.session.set_run(self._key, run)
+
+    def _lose_runs(self, runs: set[str]) -> None:
+        """Later saves belong to none of these: the next one opens a new run, unless another checkpointer has done so already."""
+        for run in runs:
+            self.session.forget_run(self._key, run)
+        if self._run in runs:
+            # STORAGED_RUN names the first run of this process only.
+            self._run = self._own_run
+
+    def _leave_run(self) -> None:
+        """The next save opens a new run; one that the caller named stays."""
         self.session.forget_run(self._key)
-        # STORAGED_RUN names the first run of this process only.
         self._run = self._own_run
 
     # What becomes of failures.
@@ -595,7 +699,7 @@ class Checkpointer:
         if kind == "failed":
             raise CheckpointLoadError(f"step {plan['step']} was not loaded: {value}") from error
         if kind == "ok" and value:
-            self._adopt_run(None)
+            self._leave_run()
         return kind == "gone"
 
 
@@ -606,10 +710,3 @@ def _plan_or_none(reader: StoragedReader, deadline: Deadline) -> dict[str, Any] 
         if reader.step is None:
             return None
         raise
-
-
-def _only_cause(failure: CheckpointException) -> BaseException:
-    """Without collectives there is one failure, this rank's."""
-    for wrapped in failure.failures.values():
-        return wrapped[0] if isinstance(wrapped, tuple) else wrapped
-    return failure

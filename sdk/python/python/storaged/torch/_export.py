@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..errors import CheckpointLoadError, InvalidArgument, NoCheckpointError, UnsavableState
+from ._alone import save_alone
 from ._arena import leaves_of, name_of
 from ._checkpointer import Checkpointer
 
@@ -61,7 +61,7 @@ def _as_dcp(state: dict[str, Any], folder: Path) -> None:
     with warnings.catch_warnings():
         # That one process saves alone is meant.
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+        save_alone(state, FileSystemWriter(folder))
 
 
 def _as_torch(state: dict[str, Any], folder: Path) -> None:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import io
 import logging
+import os
 import re
 import threading
 import weakref
@@ -126,6 +127,17 @@ class RankSave:
             written.give_up()
 
 
+_nothing: list[int] = []
+
+
+def nothing_to_sync() -> int:
+    """A descriptor of an empty file in memory: DCP syncs every stream that it has written, and up to 2.6 fails where it cannot, up
+    to 2.12 syncs the whole machine instead. Here the commit is what makes bytes safe, and nothing lies in a file."""
+    if not _nothing:
+        _nothing.append(os.memfd_create("storaged-nothing"))
+    return _nothing[0]
+
+
 class MetadataFile(io.BytesIO):
     """The description in the making. `commit` and `discard` are what fsspec's transactions call, with which torch up to 2.5
     writes its files."""
@@ -145,6 +157,9 @@ class MetadataFile(io.BytesIO):
 
     def discard(self) -> None:
         self._save.description = None
+
+    def fileno(self) -> int:
+        return nothing_to_sync()
 
     def close(self) -> None:
         if self.closed:
@@ -190,6 +205,9 @@ class ShardWriter(io.RawIOBase):
     def __del__(self) -> None:
         # A file that nobody closed is not whole.
         self.give_up()
+
+    def fileno(self) -> int:
+        return nothing_to_sync()
 
     def close(self) -> None:
         slot, self._slot = self._slot, None

@@ -29,6 +29,8 @@ RECORDS_VERSION = 2
 PROPERTY_FIELDS = 5
 #: The attribute of a decoded description that says what wrappers said of themselves.
 CONTEXTS = "storaged_contexts"
+#: That which says where dicts lay that held nothing.
+EMPTY_DICTS = "storaged_empty_dicts"
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,10 @@ def encode_schema(
     places: dict[MetadataIndex, Place],
     version: int = SCHEMA_VERSION,
     contexts: dict[str, str] | None = None,
+    empty_dicts: list[tuple[Any, ...]] | None = None,
 ) -> bytes:
-    """`{tensors: {name: [dtype, size, [[offsets, sizes, place]]]}, bytes: {name: place}, paths: {name: [...]}}`, and
-    `contexts: {name: text}` if there are wrappers."""
+    """`{tensors: {name: [dtype, size, [[offsets, sizes, place]]]}, bytes: {name: place}, paths: {name: [...]}}`,
+    `contexts: {name: text}` if there are wrappers, and `empty_dicts: [[...]]`, paths too, if there are such."""
     by_chunk = {(i.fqn, tuple(i.offset) if i.offset is not None else None): p for i, p in places.items()}
     tensors: dict[str, Any] = {}
     objects: dict[str, Any] = {}
@@ -71,6 +74,8 @@ def encode_schema(
     schema: dict[str, Any] = {"version": version, "tensors": tensors, "bytes": objects, "paths": paths}
     if contexts:
         schema["contexts"] = contexts
+    if empty_dicts:
+        schema["empty_dicts"] = [list(path) for path in dict.fromkeys(empty_dicts)]
     return json.dumps(schema, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -144,6 +149,10 @@ def _metadata_of(schema: dict[str, Any], shard_lengths: list[int]) -> Metadata:
     metadata = Metadata(state_dict_metadata=entries, planner_data=paths, storage_data=places)
     # Where our planner finds it; others do not look.
     setattr(metadata, CONTEXTS, dict(schema.get("contexts", {})))  # noqa: B010
+    empty = [tuple(path) for path in schema.get("empty_dicts", [])]
+    if not all(path and all(type(key) in (str, int) for key in path) for path in empty):
+        raise ValueError("an empty dict has no path")
+    setattr(metadata, EMPTY_DICTS, empty)  # noqa: B010
     return metadata
 
 

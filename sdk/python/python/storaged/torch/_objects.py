@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import datetime
 import enum
 import io
+import pickletools
+import struct
 import sys
+import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,8 +22,10 @@ from ..errors import UnsafeObject, UnsavableState
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 # Types beyond PyTorch's own list whose making runs nothing but themselves. NumPy's two functions put bytes into arrays and
-# scalars; an array of objects holds only what this list allows too.
+# scalars; an array of objects holds only what this list allows too. `encode` is how a pickle of protocol 2 holds bytes; torch
+# knows it itself from 2.6 on.
 KNOWN = {
+    "_codecs.encode": codecs.encode,
     "_io.BytesIO": io.BytesIO,
     "datetime.date": datetime.date,
     "datetime.datetime": datetime.datetime,
@@ -27,6 +33,7 @@ KNOWN = {
     "datetime.timedelta": datetime.timedelta,
     "datetime.timezone": datetime.timezone,
 }
+FLOAT, COMPLEX = struct.Struct("<d"), struct.Struct("<dd")
 NUMPY = ("ndarray", "dtype", "_reconstruct", "scalar")
 
 
@@ -85,8 +92,8 @@ class Encoder:
         kind = type(value)
         if kind not in PLAIN:
             return saved_by_torch(value)
-        # Numbers that are equal may differ in their bits: 0.0 and -0.0.
-        key = (kind, value.hex() if kind is float else repr(value) if kind is complex else value)
+        # Numbers that are equal may differ in their bits (0.0 and -0.0), and NaNs of other bits look the same.
+        key = (kind, FLOAT.pack(value) if kind is float else COMPLEX.pack(value.real, value.imag) if kind is complex else value)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= self.REMEMBERED_MAX:
@@ -116,10 +123,31 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _allowing(value: io.BytesIO) -> Iterator[None]:
     """PyTorch's restricted unpickler with the known types among those that this value names."""
-    names: list[str] = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda _: [])(value)
-    allow = getattr(torch.serialization, "safe_globals", lambda _: nullcontext())
+    names: list[str] = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", names_in)(value)
+    allow = getattr(torch.serialization, "safe_globals", allowing_before_2_5)
     with allow(list(_known(names))):
         yield
+
+
+def names_in(value: io.BytesIO) -> list[str]:
+    """The types and functions that a value names, for torch that cannot tell (up to 2.5)."""
+    with zipfile.ZipFile(value) as archive:
+        (pickled,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        # torch.save writes protocol 2, which has one operation for a name.
+        found = {str(told) for operation, told, _ in pickletools.genops(archive.read(pickled)) if operation.name == "GLOBAL"}
+    return sorted(name.replace(" ", ".") for name in found)
+
+
+@contextmanager
+def allowing_before_2_5(known: list[Any]) -> Iterator[None]:
+    """What `torch.serialization.safe_globals` does from 2.5 on. It goes by what a type calls itself."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.add_safe_globals([one[0] if isinstance(one, tuple) else one for one in known])
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 def _known(names: Iterable[str]) -> Iterator[Any]:

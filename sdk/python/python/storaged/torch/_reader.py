@@ -19,7 +19,7 @@ from .._arguments import limit_in_seconds, step_number, step_or_none, thread_cou
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
-from ._metadata import CONTEXTS, Place, decode_schema
+from ._metadata import CONTEXTS, EMPTY_DICTS, Place, decode_schema
 from ._objects import load_plain, saved_by_torch
 from ._progress import Hook, Progress
 from ._ranks import from_rank_zero, run_key, step_of
@@ -146,7 +146,8 @@ class StoragedReader(StorageReader):
 
     def nested(self, flat: dict[str, Any]) -> dict[str, Any]:
         """What the flat names hold, nested as it was saved."""
-        paths = self.read_metadata().planner_data or {}
+        metadata = self.read_metadata()
+        paths = metadata.planner_data or {}
         root: dict[Any, Any] = {}
         for name, value in flat.items():
             *parents, last = paths.get(name, (name,))
@@ -154,6 +155,11 @@ class StoragedReader(StorageReader):
             for key in parents:
                 place = place.setdefault(key, {})
             place[last] = value
+        for path in getattr(metadata, EMPTY_DICTS, ()):
+            place = root
+            for key in path:
+                # Another rank may have had a value there.
+                place = place.setdefault(key, {}) if isinstance(place, dict) else place
         return {key: _lists(value) for key, value in root.items()}
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

@@ -8,6 +8,7 @@ does not come ends this step for all and no other.
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -20,10 +21,10 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from .._deadline import Deadline
-from ..errors import CheckpointSaveError, StoragedError, UnknownRun
+from ..errors import CheckpointSaveError, StoragedError, UnknownRun, WaitTimeout
 from ._objects import Encoder
 from ._ranks import At, Ranks
-from ._structure import Structure
+from ._structure import Located, Structure, Twin, Whole
 from ._writer import StoragedWriter
 
 # Rank 0 keeps the time, which its last native call may pass a little; the others wait so much longer to hear how it ended.
@@ -44,7 +45,7 @@ class Agreed:
     nonce: str
     structure: Structure
     #: The objects that this rank writes: where they are in the state dict, their offset and length.
-    objects: list[tuple[tuple[Any, ...], int, int]]
+    objects: list[tuple[Located, int, int]]
     #: On rank 0, how the checkpoint is described.
     described: tuple[bytes, bytes] | None
 
@@ -68,7 +69,13 @@ class Save:
     """A save on this rank."""
 
     def __init__(
-        self, ranks: Ranks, at: At, deadline: Deadline, memory: Memory, adopt: Callable[[str | None], None]
+        self,
+        ranks: Ranks,
+        at: At,
+        deadline: Deadline,
+        memory: Memory,
+        adopt: Callable[[str], None],
+        lose: Callable[[set[str]], None],
     ) -> None:
         self.ranks = ranks
         self.at = at
@@ -78,23 +85,30 @@ class Save:
         self.seen = memory.seen
         #: The objects of a save that needs no plan.
         self.pieces: list[tuple[int, bytes]] = []
-        #: Is told which run later saves belong to, or that they need a new one.
+        #: Is told which run later saves belong to.
         self.adopt = adopt
+        #: Is told runs that no later save belongs to.
+        self.lose = lose
+        #: What this rank saves in.
+        self.run: str | None = None
         self.nonce = uuid.uuid4().hex
         self.writer: StoragedWriter | None = None
-        self.staged: dict[str, Any] = {}
+        self.staged: Twin | Whole | None = None
+        #: Stages in the background, if that was not done before.
+        self.stage: Callable[[], Twin | Whole] | None = None
+        #: Set when this rank's tensors may change.
+        self.copied = threading.Event()
+        self._is_torn = False
         self.structure: Structure | None = None
         #: The names of the objects that this rank writes.
         self.objects: set[str] = set()
-        #: What this rank staged.
-        self.bytes = 0
         #: Why this rank has nothing to save.
         self.failure: Exception | None = None
         #: Done when the save ended everywhere.
         self.ended: Future[None] = Future()
         self.has_begun = False
-        #: Whether a daemon does not know the run any more.
-        self.lost_run = False
+        #: Runs that a daemon does not know any more; ranks may have been in different ones.
+        self.lost_runs: set[str] = set()
 
     @property
     def what(self) -> str:
@@ -128,8 +142,27 @@ class Save:
     def failed(self, why: str) -> CheckpointSaveError:
         return CheckpointSaveError(f"step {self.step} was not saved: {why}", self.step)
 
+    def tear(self) -> None:
+        """The tensors are going to change, whether they are copied or not: if not, this step is given up."""
+        self._is_torn = not self.copied.is_set()
+
+    def _stage(self) -> None:
+        stage, self.stage = self.stage, None
+        try:
+            if stage is not None:
+                self.staged = stage()
+                if self._is_torn:
+                    raise WaitTimeout("its tensors were not copied in time, training went on and may have changed them")
+        except Exception as error:
+            self.failure = error
+        finally:
+            # What the call keeps alive goes before anybody is told.
+            del stage
+            self.copied.set()
+
     def drive(self) -> None:
         """Brings the save to its end, in the background; `ended` says how."""
+        self._stage()
         try:
             self._lead() if self.ranks.rank == 0 else self._follow()
         except CheckpointSaveError as error:
@@ -143,7 +176,8 @@ class Save:
         finally:
             if self.writer is not None:
                 self.writer.close()
-            self.staged = {}
+            # A handle that is kept keeps this.
+            self.staged, self.pieces = None, []
 
     # Rank 0.
 
@@ -154,11 +188,10 @@ class Save:
         try:
             self._lead_to_commit()
         except Exception as error:
-            if isinstance(error, UnknownRun):
-                self.lost_run = True
+            self._note_lost(error)
             told = error if isinstance(error, CheckpointSaveError) else self.failed(said(error) or "")
-            self._tell_end(("failed", (str(told), self.lost_run)))
-            self._forget_lost_run()
+            self._tell_end(("failed", (str(told), self.lost_runs)))
+            self.lose(self.lost_runs)
             raise
         self._tell_end(("ok", None))
 
@@ -178,7 +211,8 @@ class Save:
         self.ranks.tell(f"same/{self.nonce}", ("ok", PLAN))
         self.memory.agreed = None
         plans = self._gathered("plan", self._tried(lambda: self._local_plan(planner)), "planning")
-        plans, metadata = planner.create_global_plan(plans)
+        assert self.writer is not None
+        plans, metadata = planner.create_global_plan(self.writer.prepare_global_plan(plans))
         for rank in range(1, self.ranks.size):
             self.ranks.tell(f"go/{self.nonce}/{rank}", ("ok", plans[rank]))
         written = self._tried(lambda: self._written(planner, plans[0]))
@@ -200,12 +234,11 @@ class Save:
         """What every rank made of its part; the failures of all that failed in one error."""
         if own[0] == "failed":
             # The others need not be waited for; they hear of it.
-            why, self.lost_run = own[1]
-            raise self.failed(f"rank 0: {why}") from self.failure
+            raise self.failed(f"rank 0: {own[1][0]}") from self.failure
         told = self.ranks.gather(f"{key}/{self.nonce}", own, self.what, self.deadline, self.at)
         bad = {rank: value for rank, (kind, value) in enumerate(told) if kind == "failed"}
         if bad:
-            self.lost_run = any(lost for _, lost in bad.values())
+            self.lost_runs.update(*(lost for _, lost in bad.values()))
             raise self.failed("; ".join(f"rank {rank} failed in {doing}: {why}" for rank, (why, _) in list(bad.items())[:5]))
         return [value for _, value in told]
 
@@ -237,24 +270,23 @@ class Save:
     def _answer(self, key: str, told: Told) -> Any:
         self.ranks.tell(f"{key}/{self.nonce}/{self.ranks.rank}", told)
         if told[0] == "failed":
-            why, self.lost_run = told[1]
-            self._forget_lost_run()
-            raise self.failed(f"rank {self.ranks.rank}: {why}") from self.failure
+            self.lose(self.lost_runs)
+            raise self.failed(f"rank {self.ranks.rank}: {told[1][0]}") from self.failure
         return told[1]
 
     def _heard(self, keys: list[str]) -> Any:
         kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline)
         if kind == "failed":
-            text, self.lost_run = value
-            self._forget_lost_run()
+            text, lost = value
+            self.lose(lost)
             raise CheckpointSaveError(text, self.step)
         return value
 
     # Every rank.
 
-    def _forget_lost_run(self) -> None:
-        if self.lost_run:
-            self.adopt(None)
+    def _note_lost(self, error: BaseException) -> None:
+        if isinstance(error, UnknownRun) and self.run is not None:
+            self.lost_runs.add(self.run)
 
     def _tried(self, make: Any) -> Told:
         """What this rank makes of its part, or that it failed and why."""
@@ -264,7 +296,8 @@ class Save:
             return ("ok", make())
         except Exception as error:
             self.failure = error
-            return ("failed", (said(error), isinstance(error, UnknownRun)))
+            self._note_lost(error)
+            return ("failed", (said(error), self.lost_runs))
 
     def _base(self) -> str | None:
         """The planned save that this one is like on this rank, object for object; None if there is none."""
@@ -273,7 +306,8 @@ class Save:
         agreed = self.memory.agreed
         if agreed is None or agreed.structure is not self.writer.structure:
             return None
-        data = [self.memory.encoder.encoded(at(self.staged, path)) for path, _, _ in agreed.objects]
+        assert isinstance(self.staged, Twin)
+        data = [self.memory.encoder.encoded(self.staged.value(located)) for located, _, _ in agreed.objects]
         if any(len(one) != length for one, (_, _, length) in zip(data, agreed.objects)):
             return None
         self.pieces = [(offset, one) for one, (_, offset, _) in zip(data, agreed.objects)]
@@ -287,22 +321,22 @@ class Save:
     def _agree(self, planner: DefaultSavePlanner, results: list[WriteResult]) -> None:
         """Later saves of this structure need no plan, if every tensor was copied straight to its place."""
         writer, structure = self.writer, self.structure
-        if writer is None or structure is None or writer.appended:
+        if writer is None or structure is None or self.staged is None or writer.appended:
             return
         rows = {result.index.fqn: result.storage_data for result in results if result.index.fqn in self.objects}
         objects = []
         for name, row in rows.items():
-            path = actual_path(self.staged, planner.mappings[name])
+            path = actual_path(self.staged.state_dict, planner.mappings[name])
             if path is None:
                 return
-            objects.append((path, row[1], row[2]))
+            objects.append((structure.located(path), row[1], row[2]))
         self.memory.agreed = Agreed(self.nonce, structure, sorted(objects, key=lambda one: one[1]), writer.described)
 
     def _local_plan(self, planner: DefaultSavePlanner) -> Any:
-        assert self.writer is not None
+        assert self.writer is not None and self.staged is not None
         leads = self.ranks.rank == 0
         # Without an id of this save, so that the description of later ones is the same.
-        planner.set_up_planner(self.staged, None, leads)
+        planner.set_up_planner(self.staged.state_dict, None, leads)
         self.writer.set_up_storage_writer(leads)
         return self.writer.prepare_local_plan(planner.create_local_plan())
 
@@ -318,12 +352,6 @@ class Save:
 def said(error: BaseException | None) -> str | None:
     """An error as one line for the other ranks."""
     return None if error is None else f"{type(error).__name__}: {error}"
-
-
-def at(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value
 
 
 def actual_path(value: Any, path: tuple[Any, ...]) -> tuple[Any, ...] | None:

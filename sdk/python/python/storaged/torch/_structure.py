@@ -7,12 +7,15 @@ copy (wrappers, shards that describe themselves), goes the long way, in `_arena`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
+from ._columns import Columns, Differs
 from ._metadata import Place
 from ._tensors import PLAIN_TYPES, DTensor, lies_in_order
 
@@ -26,24 +29,45 @@ Record = tuple[int, int, int, int]
 Outer = tuple[Any, Any, torch.Size, tuple[int, ...]]
 
 
-class Differs(Exception):
-    """The state dict is not of the structure."""
-
-
 @dataclass(frozen=True)
 class Nest:
     """A dict (with its keys) or a list or tuple, and what lies in it; None stands for a leaf."""
 
     kind: type
     keys: tuple[Any, ...]
+    #: The keys' types: equal keys may have other names (1, 1.0 and True).
+    key_types: tuple[type, ...]
     inner: tuple[Nest | None, ...]
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether nothing but leaves lies in it."""
+        return not any(self.inner)
+
+    @cached_property
+    def count(self) -> int:
+        """How many leaves lie in it and in what lies in it."""
+        return sum(map(leaf_count, self.inner))
+
+    @cached_property
+    def steps(self) -> dict[Any, tuple[Nest | None, int]]:
+        """By key or index: what lies there, and how many leaves before it."""
+        found, first = {}, 0
+        for key, inner in zip(self.keys if self.kind is dict else range(len(self.inner)), self.inner):
+            found[key] = (inner, first)
+            first += leaf_count(inner)
+        return found
+
+
+def leaf_count(nest: Nest | None) -> int:
+    return 1 if nest is None else nest.count
 
 
 def nest_of(value: Any) -> Nest | None:
     if isinstance(value, dict):
-        return Nest(dict, tuple(value), tuple(map(nest_of, value.values())))
+        return Nest(dict, tuple(value), tuple(map(type, value)), tuple(map(nest_of, value.values())))
     if type(value) in (list, tuple):
-        return Nest(type(value), (), tuple(map(nest_of, value)))
+        return Nest(type(value), (), (), tuple(map(nest_of, value)))
     return None
 
 
@@ -53,13 +77,16 @@ def gather(value: Any, nest: Nest | None, out: list[Any]) -> None:
         out.append(value)
         return
     if nest.kind is dict:
-        if not isinstance(value, dict) or tuple(value) != nest.keys:
+        if not isinstance(value, dict) or tuple(value) != nest.keys or tuple(map(type, value)) != nest.key_types:
             raise Differs
         items: Any = value.values()
     else:
         if not isinstance(value, (list, tuple)) or type(value) is not nest.kind or len(value) != len(nest.inner):
             raise Differs
         items = value
+    if nest.is_flat:
+        out.extend(items)
+        return
     for inner, item in zip(nest.inner, items):
         if inner is None:
             out.append(item)
@@ -67,21 +94,20 @@ def gather(value: Any, nest: Nest | None, out: list[Any]) -> None:
             gather(item, inner, out)
 
 
-def nested_again(nest: Nest, leaves: Any) -> Any:
+def nested_again(nest: Nest | None, leaves: Any) -> Any:
     """The same nesting around leaves, which an iterator gives in order."""
+    if nest is None:
+        return next(leaves)
     inner = [next(leaves) if one is None else nested_again(one, leaves) for one in nest.inner]
     return dict(zip(nest.keys, inner)) if nest.kind is dict else nest.kind(inner)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor leaf: what it must be like, and which of the shard's tensors it is."""
+    """One tensor leaf: which of the shard's tensors it is, and what a view of it in a slot is made like."""
 
     index: int
     dtype: torch.dtype
-    shape: torch.Size
-    stride: tuple[int, ...]
-    device: torch.device
     #: Whether a copy of its memory is a copy of it.
     in_order: bool
     #: None for a plain tensor.
@@ -98,7 +124,15 @@ def leaf_of(index: int, tensor: torch.Tensor) -> Leaf | None:
         return None
     if tensor.is_conj() or tensor.is_neg():
         return None
-    return Leaf(index, tensor.dtype, tensor.shape, tensor.stride(), tensor.device, lies_in_order(tensor), outer)
+    return Leaf(index, tensor.dtype, lies_in_order(tensor), outer)
+
+
+class Located(NamedTuple):
+    """A value in a state dict: its nesting, the number of its first leaf, and what leads on from there, inside that leaf."""
+
+    nest: Nest | None
+    first: int
+    inside: tuple[Any, ...]
 
 
 @dataclass(eq=False)
@@ -110,6 +144,8 @@ class Structure:
     leaves: list[Leaf | None]
     #: By leaf; for what is said of those that are not tensors.
     names: list[str]
+    #: What the tensor leaves must be like, in order.
+    columns: Columns
     specs: tuple[Any, ...]
     records: list[Record]
     frames: list[tuple[int, bytes]]
@@ -118,8 +154,35 @@ class Structure:
     places: dict[tuple[int, int], Place]
     #: By type and shape: where tensors without elements are described.
     empties: dict[Any, Place]
-    #: By the slot's address: the staged twin's tensor, for every leaf.
+    #: Where dicts lie that hold nothing.
+    empty_dicts: list[tuple[Any, ...]] = field(default_factory=list)
+    #: By the slot's address: for every leaf that is a tensor a view of its place.
     views: dict[int, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tensors = [(at, leaf) for at, leaf in enumerate(self.leaves) if leaf is not None]
+        self._tensors = [at for at, _ in tensors]
+        self._outers = [(number, leaf.outer) for number, (_, leaf) in enumerate(tensors) if leaf.outer is not None]
+        self.objects = [at for at, leaf in enumerate(self.leaves) if leaf is None]
+        #: Leaves that are one tensor with one before: the numbers of both among the tensor leaves.
+        self._ties: list[tuple[int, int]] = []
+        #: What is copied as memory, and what element by element: numbers among the tensor leaves.
+        self._in_order: list[int] = []
+        self._elementwise: list[int] = []
+        first_of: dict[int, int] = {}
+        for number, (_, leaf) in enumerate(tensors):
+            if self.records[leaf.index][3] == 0:
+                continue
+            first = first_of.setdefault(leaf.index, number)
+            if first != number:
+                self._ties.append((number, first))
+            else:
+                (self._in_order if leaf.in_order else self._elementwise).append(number)
+        copied = [self.records[tensors[number][1].index] for number in self._in_order]
+        #: Where they go, packed as `Slot.copy_packed` takes it.
+        self.offsets = array("Q", [record[2] for record in copied]).tobytes()
+        self.lengths = array("Q", [record[3] for record in copied]).tobytes()
+        self.nbytes = sum(record[3] for record in self.records)
 
     def leaves_of(self, resolved: dict[str, Any]) -> list[Any]:
         """The leaves of a state dict; raises `Differs` if its nesting is another."""
@@ -127,54 +190,29 @@ class Structure:
         gather(resolved, self.nest, found)
         return found
 
-    def parts(self, leaves: list[Any]) -> tuple[list[tuple[int, int, int]], list[tuple[int, torch.Tensor]]]:
-        """What is to be copied, each tensor once: `(address, offset in the slot, bytes)`, and which leaves elementwise.
+    def sources(self, leaves: list[Any], held: list[Any] | None = None) -> tuple[bytes, list[tuple[int, torch.Tensor]]]:
+        """What is to be copied, each tensor once: the addresses, packed, and which leaves element by element.
 
-        Raises `Differs` if a leaf is not what it was.
+        `held` gets what keeps the memory behind the addresses. Raises `Differs` if a leaf is not what it was.
         """
-        parts: list[tuple[int, int, int]] = []
-        elementwise: list[tuple[int, torch.Tensor]] = []
-        address_of: dict[int, int] = {}
-        records = self.records
-        for at, (leaf, expected) in enumerate(zip(leaves, self.leaves)):
-            if expected is None:
-                if isinstance(leaf, (torch.Tensor, dict)) or type(leaf) in (list, tuple):
-                    raise Differs
-                continue
-            local = leaf if expected.outer is None else inner_of(leaf, expected.outer)
-            if type(local) not in PLAIN_TYPES or local.dtype is not expected.dtype or local.shape != expected.shape:
+        for at in self.objects:
+            leaf = leaves[at]
+            if isinstance(leaf, (torch.Tensor, Mapping, list)) or type(leaf) is tuple:
                 raise Differs
-            if local.stride() != expected.stride or local.device != expected.device or local.is_conj() or local.is_neg():
-                raise Differs
-            _, _, offset, nbytes = records[expected.index]
-            if nbytes == 0:
-                continue
-            address = local.data_ptr()
-            known = address_of.get(expected.index)
-            if known is not None:
-                if known != address:
-                    raise Differs  # tied before, and not any more
-                continue
-            address_of[expected.index] = address
-            # Memory that was freed: the long way says so by name.
-            if address == 0:
-                raise Differs
-            if not expected.in_order:
-                elementwise.append((at, local))
-                continue
-            if local.untyped_storage().nbytes() < local.storage_offset() * local.itemsize + nbytes:
-                raise Differs
-            parts.append((address, offset, nbytes))
-        return parts, elementwise
-
-    def staged(self, views: list[Any], leaves: list[Any], copied: Callable[[int, Any], Any]) -> dict[str, Any]:
-        """The staged twin: views of the slot, and the other leaves of this save."""
-        twins = (
-            (leaf if type(leaf) in IMMUTABLE else copied(at, leaf)) if expected is None else views[at]
-            for at, (leaf, expected) in enumerate(zip(leaves, self.leaves))
-        )
-        twin: dict[str, Any] = nested_again(self.nest, twins)
-        return twin
+        tensors = leaves if not self.objects else [leaves[at] for at in self._tensors]
+        if self._outers:
+            tensors = list(tensors)
+            for number, outer in self._outers:
+                tensors[number] = inner_of(tensors[number], outer)
+        addresses = self.columns.addresses(tensors, held)
+        if any(addresses[one] != addresses[other] for one, other in self._ties):
+            raise Differs  # tied before, and not any more
+        elementwise = [(self._tensors[number], tensors[number]) for number in self._elementwise]
+        copied = array("Q", [addresses[number] for number in self._in_order])
+        # Memory that was freed: the long way says so by name.
+        if 0 in copied or any(addresses[number] == 0 for number in self._elementwise):
+            raise Differs
+        return copied.tobytes(), elementwise
 
     def views_at(self, address: int, make: Callable[[], list[Any]]) -> list[Any]:
         """The slot's views, made once."""
@@ -183,6 +221,54 @@ class Structure:
                 self.views.clear()
             self.views[address] = make()
         return self.views[address]
+
+    def located(self, path: tuple[Any, ...]) -> Located:
+        """Where the value at that path of keys and indices is among the leaves."""
+        nest: Nest | None = self.nest
+        first = 0
+        for depth, key in enumerate(path):
+            if nest is None:
+                return Located(None, first, path[depth:])
+            nest, before = nest.steps[key]
+            first += before
+        return Located(nest, first, ())
+
+
+class Twin:
+    """What was staged: the state dict as it was then, its tensors in the slot. Its parts are put together when they are asked for."""
+
+    def __init__(self, structure: Structure, objects: dict[int, Any], views: Callable[[], list[Any]]) -> None:
+        self._structure = structure
+        #: By leaf, as they were.
+        self._objects = objects
+        self._views = views
+
+    @cached_property
+    def state_dict(self) -> dict[str, Any]:
+        """All of it."""
+        twin: dict[str, Any] = nested_again(self._structure.nest, iter(self._leaves(0, len(self._structure.leaves))))
+        return twin
+
+    def value(self, located: Located) -> Any:
+        """A part of it, without the rest."""
+        leaves = self._leaves(located.first, located.first + leaf_count(located.nest))
+        value = nested_again(located.nest, iter(leaves))
+        for key in located.inside:
+            value = value[key]
+        return value
+
+    def _leaves(self, start: int, end: int) -> list[Any]:
+        if all(self._structure.leaves[at] is None for at in range(start, end)):
+            return [self._objects[at] for at in range(start, end)]
+        views = self._views()
+        return [self._objects[at] if at in self._objects else views[at] for at in range(start, end)]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The same of a structure that was not known."""
+
+    state_dict: dict[str, Any]
 
 
 def inner_of(leaf: Any, outer: Outer) -> Any:

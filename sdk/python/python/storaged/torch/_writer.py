@@ -9,6 +9,8 @@ import os
 import time
 import uuid
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,12 +32,12 @@ from ..errors import (
     UnknownRun,
     WaitTimeout,
 )
-from ._arena import Layouts, Shard, stage_state_dict
+from ._arena import Layouts, Shard, captured
 from ._handle import STATES, SaveHandle
 from ._metadata import Place, emit_torch_metadata, encode_schema
 from ._objects import check_loadable
 from ._ranks import ALONE, given_run, lose_run, rank_and_world, resolve_run, run_key, step_of
-from ._structure import Structure
+from ._structure import Structure, Twin, Whole
 from ._tensors import own_memory
 
 logger = logging.getLogger("storaged")
@@ -99,6 +101,9 @@ class StoragedWriter(StorageWriter):
         self.handle = SaveHandle(self.session, self._run)
         self._shard: Shard | None = None
         self._contexts: dict[str, str] = {}
+        #: Where this rank's empty dicts lie, and on the coordinator those of all ranks.
+        self._empty_dicts: list[tuple[Any, ...]] = []
+        self._all_empty_dicts: list[tuple[Any, ...]] = []
         self._failure: Exception | None = None
         #: What was staged was given up before it was written.
         self._gave_up = False
@@ -151,29 +156,46 @@ class StoragedWriter(StorageWriter):
         self._run = self._given
         self.handle = SaveHandle(self.session, self._run)
         try:
-            return self.stage_within(state_dict, Deadline(self.timeout))
+            return self.stage_within(state_dict, Deadline(self.timeout)).state_dict
         except Exception as error:
             self._failure = error
             return {}
 
-    def stage_within(self, state_dict: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
+    def stage_within(self, state_dict: dict[str, Any], deadline: Deadline) -> Twin | Whole:
         """`stage` that raises what goes wrong, with its slot by then."""
+        return self.captured(state_dict, deadline)()
+
+    def captured(self, state_dict: dict[str, Any], deadline: Deadline, behind: bool = False) -> Callable[[], Twin | Whole]:
+        """The first part of `stage_within`, which finds out what there is; the second is to be called, `behind` in another thread."""
         started = time.perf_counter()
         shard: Shard | None = None
         try:
             shard = self.new_shard(deadline)
-            staged = stage_state_dict(shard, state_dict, self.trust_pickle)
+            copy = captured(shard, state_dict, self.trust_pickle, behind)
         except BaseException as error:
-            if shard is not None and isinstance(error, Exception):
-                self.give_up(shard)
-            self._forget_if_broken(error)
-            self.handle._fail(error)
+            self._not_staged(shard, error)
             raise
-        self._shard, self._contexts, self._gave_up, self._is_set_up = shard, shard.contexts, False, False
-        self.handle.staged.set_result(None)
-        seconds = time.perf_counter() - started
-        logger.debug("rank %d staged %.1f MiB in %.3f s", self.rank, shard.copied_bytes / 2**20, seconds)
-        return staged
+
+        def stage() -> Twin | Whole:
+            try:
+                staged = copy()
+            except BaseException as error:
+                self._not_staged(shard, error)
+                raise
+            self._shard, self._contexts, self._gave_up, self._is_set_up = shard, shard.contexts, False, False
+            self._empty_dicts = shard.empty_dicts
+            seconds = time.perf_counter() - started
+            logger.debug("rank %d staged %.1f MiB in %.3f s", self.rank, shard.copied_bytes / 2**20, seconds)
+            self.handle.staged.set_result(None)
+            return staged
+
+        return stage
+
+    def _not_staged(self, shard: Shard | None, error: BaseException) -> None:
+        if shard is not None and isinstance(error, Exception):
+            self.give_up(shard)
+        self._forget_if_broken(error)
+        self.handle._fail(error)
 
     def synchronize_staging(self) -> None:
         """Nothing to wait for: `stage` returns when every byte is in."""
@@ -217,9 +239,10 @@ class StoragedWriter(StorageWriter):
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=uuid.uuid4().hex)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
+        return replace(plan, storage_data=self._empty_dicts) if self._shard is not None and self._empty_dicts else plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        self._all_empty_dicts = [path for plan in plans for path in plan.storage_data or ()]
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
@@ -251,7 +274,8 @@ class StoragedWriter(StorageWriter):
         self._check_steps(results)
         places = {result.index: Place(*result.storage_data[:-1]) for part in results for result in part}
         try:
-            self.commit(encode_schema(metadata, places, contexts=self._contexts), emit_torch_metadata(metadata, places))
+            schema = encode_schema(metadata, places, contexts=self._contexts, empty_dicts=self._all_empty_dicts)
+            self.commit(schema, emit_torch_metadata(metadata, places))
         except UnknownRun:
             self._lose_run()
             raise
@@ -381,7 +405,7 @@ class StoragedWriter(StorageWriter):
         elif self.world_size == 1:
             # Ranks that save together have to forget it together: `Checkpointer` does.
             for key in (ALONE, run_key(self.process_group)):
-                self.session.forget_run(key)
+                self.session.forget_run(key, self._run)
 
     def give_up(self, shard: Shard) -> None:
         """Gives its slots back, unused."""

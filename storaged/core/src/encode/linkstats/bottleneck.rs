@@ -104,9 +104,10 @@ pub(crate) fn findings(links: &[LinkSample], known_slow: &BTreeSet<usize>) -> Op
         };
         (at, side)
     };
-    let limit = match saturated(links).is_empty() {
-        true => Limit::SomethingElse,
-        false => Limit::Links,
+    let limit = if saturated(links).is_empty() {
+        Limit::SomethingElse
+    } else {
+        Limit::Links
     };
     Some(Bottleneck {
         usual,
@@ -162,9 +163,10 @@ fn blamed(links: &[LinkSample], known_slow: &BTreeSet<usize>) -> Blamed {
         blamed.extend(worst(&left, links, known_slow));
         left.retain(|link| !blamed.keys().any(|member| touches(link, *member)));
     }
-    match left.is_empty() {
-        true => blamed,
-        false => Blamed::new(),
+    if left.is_empty() {
+        blamed
+    } else {
+        Blamed::new()
     }
 }
 
@@ -238,14 +240,16 @@ fn carried(links: &[LinkSample], blamed: &Blamed) -> BTreeMap<(usize, Side), (u6
         }
     }
     let rate = |((member, side), sum): ((usize, Side), Carried)| {
-        let certainty = match sum.is_full {
-            true => blamed.get(&member).copied().unwrap_or(Certainty::Measured),
-            false => Certainty::AtLeast,
+        let certainty = if sum.is_full {
+            blamed.get(&member).copied().unwrap_or(Certainty::Measured)
+        } else {
+            Certainty::AtLeast
         };
         // A side with time to spare is as busy as its busiest link at least.
-        let busy = match sum.is_full {
-            true => sum.busy_ppm,
-            false => sum.busiest_ppm,
+        let busy = if sum.is_full {
+            sum.busy_ppm
+        } else {
+            sum.busiest_ppm
         };
         let busy = busy.clamp(SATURATED_PPM_MIN, WHOLE_PPM);
         let rate = u128::from(sum.bytes_per_s) * u128::from(WHOLE_PPM) / u128::from(busy);
@@ -370,9 +374,12 @@ mod tests {
         let all = (0..8).flat_map(|from| (0..8).map(move |to| (from, to)));
         let links: Vec<LinkSample> = all
             .filter(|(from, to)| from != to)
-            .map(|(from, to)| match from == 5 {
-                true => link(from, to, 0.95),
-                false => link(from, to, 0.1),
+            .map(|(from, to)| {
+                if from == 5 {
+                    link(from, to, 0.95)
+                } else {
+                    link(from, to, 0.1)
+                }
             })
             .collect();
         let findings = judged(&links);
@@ -384,9 +391,9 @@ mod tests {
         let all = (0..8).flat_map(|from| (0..8).map(move |to| (from, to)));
         let links: Vec<LinkSample> = all
             .filter(|(from, to)| from != to)
-            .map(|(from, to)| match (from == 5, to == 5) {
-                (true, _) => link(from, to, 0.3),
-                (_, true) => link(from, to, 0.2),
+            .map(|(from, to)| match (from, to) {
+                (5, _) => link(from, to, 0.3),
+                (_, 5) => link(from, to, 0.2),
                 _ => link(from, to, 0.02),
             })
             .collect();

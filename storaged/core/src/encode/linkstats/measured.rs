@@ -89,12 +89,20 @@ impl MeasuredRates {
         }
         for ((member, side), seen) in &findings.sides {
             if let Some(node) = members.get(*member) {
-                self.learn_side(now, (node.clone(), *side), seen, weight);
+                self.learn_side(now, node, *side, seen, weight);
             }
         }
     }
 
-    fn learn_side(&mut self, now: Now, place: (NodeName, Side), seen: &SideSeen, weight: Weight) {
+    fn learn_side(
+        &mut self,
+        now: Now,
+        node: &NodeName,
+        side: Side,
+        seen: &SideSeen,
+        weight: Weight,
+    ) {
+        let place = (node.clone(), side);
         let is_shared = seen.certainty == Certainty::Shared;
         let fresh = Known {
             bytes_per_s: seen.bytes_per_s,
@@ -116,9 +124,10 @@ impl MeasuredRates {
                 Known {
                     bytes_per_s: mean(known.bytes_per_s, seen.bytes_per_s),
                     share_ppm,
-                    is_slow: match known.is_slow {
-                        true => share_ppm < SLOW_UNTIL_PPM,
-                        false => share_ppm <= SLOW_BELOW_PPM,
+                    is_slow: if known.is_slow {
+                        share_ppm < SLOW_UNTIL_PPM
+                    } else {
+                        share_ppm <= SLOW_BELOW_PPM
                     },
                     is_shared: known.is_shared,
                     at: now,

@@ -85,7 +85,8 @@ impl SessionProgress {
     pub fn report(
         &mut self,
         now: Now,
-        (from, members): (&NodeName, &[NodeName]),
+        from: &NodeName,
+        members: &[NodeName],
         tally: MemberTally,
         bounds: Bounds,
     ) -> Result<Headway, ReportError> {
@@ -104,9 +105,10 @@ impl SessionProgress {
             links.map(|link| u128::from(link.bytes)).sum()
         };
         let before = (reports.last.stripes, bytes(&reports.last));
-        let headway = match (tally.stripes, bytes(&tally)) == before {
-            true => Headway::None,
-            false => Headway::Some,
+        let headway = if (tally.stripes, bytes(&tally)) == before {
+            Headway::None
+        } else {
+            Headway::Some
         };
         reports.last = tally;
         Ok(headway)
@@ -144,8 +146,8 @@ impl SessionProgress {
             };
             for link in &reports.last.links {
                 if let Some(from) = places.get(&link.node) {
-                    let ends = (*from, to);
-                    links.extend(seen(ends, since(reports), &reports.last, &link.node));
+                    let first = since(reports);
+                    links.extend(seen(*from, to, first, &reports.last, &link.node));
                 }
             }
         }
@@ -240,7 +242,8 @@ fn link_to(tally: &MemberTally, node: &NodeName) -> LinkTally {
 /// One link, by what its receiver said at the beginning and the end of a stretch; none if nothing came over it, or the
 /// reports are too close to each other.
 fn seen(
-    (from, to): (usize, usize),
+    from: usize,
+    to: usize,
     first: &MemberTally,
     last: &MemberTally,
     sender: &NodeName,
@@ -298,7 +301,7 @@ mod tests {
         from: usize,
         tally: MemberTally,
     ) -> Result<Headway, ReportError> {
-        pace.report(Now(now), (&name(from), &members()), tally, BOUNDS)
+        pace.report(Now(now), &name(from), &members(), tally, BOUNDS)
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::progress::{Bounds, Headway};
 use crate::api::{Note, Now, SessionTally};
 use crate::context::Context;
 use crate::encode::Sessions;
-use crate::encode::session::{LedSession, SessionGoal};
+use crate::encode::session::{LanePlace, LedSession, SessionGoal, SessionPlace};
 use crate::encode::topology::{chosen, expected_seconds};
 use crate::event::Event;
 use crate::limits;
@@ -61,7 +61,7 @@ impl Sessions {
         let until = cx
             .now
             .plus(limits::SESSION_STALL_MAX_MS + limits::PROPOSE_MAX_MS);
-        let joined = self.joined.get_mut(&(leader.clone(), session));
+        let joined = self.joined.get_mut(&SessionPlace::of(leader, session));
         if let Some(joined) = joined.filter(|joined| joined.is_running()) {
             // The executor ends what stands still, and says nothing of it any more.
             joined.deadline = until;
@@ -89,7 +89,7 @@ impl Sessions {
         let Some(led) = self.led.get_mut(&session) else {
             return;
         };
-        let report = led.pace.report(now, (from, &led.members), tally, bounds);
+        let report = led.pace.report(now, from, &led.members, tally, bounds);
         // However long it takes: it ends early only if nothing moves any more.
         if report == Ok(Headway::Some) {
             led.deadline = led.deadline.max(now.plus(limits::SESSION_STALL_MAX_MS));
@@ -177,7 +177,7 @@ impl Sessions {
         goes_around: GoesAround<'_>,
         cx: &Context,
     ) -> Option<String> {
-        let place = (led.record.manifest, led.lane);
+        let place = led.place();
         let replans = self.lanes.get(&place).map_or(0, |lane| lane.replans);
         let stripes = led
             .needs
@@ -216,12 +216,7 @@ impl Sessions {
     }
 
     /// Blocks of a lane that nodes which are up are known to hold.
-    fn held_blocks(
-        &self,
-        place: (storaged_wire::Digest, storaged_wire::peer::Lane),
-        blocks: &LaneBlocks,
-        cx: &Context,
-    ) -> Vec<usize> {
+    fn held_blocks(&self, place: LanePlace, blocks: &LaneBlocks, cx: &Context) -> Vec<usize> {
         let held = |block: &usize| {
             let progress = self.lanes.get(&place)?;
             let node = blocks.node(*block)?;
@@ -247,7 +242,7 @@ impl Sessions {
         for member in &led.members {
             cx.send(member, PeerMessage::Close { session, kept });
         }
-        let place = (led.record.manifest, led.lane);
+        let place = led.place();
         let retry_at = cx.now.plus(limits::SESSION_RETRY_MS);
         if let Some(progress) = self.lanes.get_mut(&place)
             && progress.session == Some(session)

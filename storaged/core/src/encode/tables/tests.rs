@@ -29,7 +29,7 @@ fn prints() -> Vec<Fingerprint> {
 fn manifest() -> Arc<ManifestBytes> {
     let length = CHUNKS * chunk().bytes() as u64;
     let root = root_digest(&leaves(), length, chunk());
-    let manifest = testkit::manifest(1, &["a"], &["b", "c"], (length, root));
+    let manifest = testkit::manifest(1, &["a"], &["b", "c"], length, root);
     Arc::new(manifest.seal().expect("a sound manifest"))
 }
 
@@ -56,7 +56,7 @@ fn encode(manifest: Digest) -> PeerMessage {
 
 /// The coding node `c`, which has been asked to take part in an encode led by `b`, and what it asked for.
 fn member() -> (Node, Arc<ManifestBytes>, Vec<PeerMessage>) {
-    let (mut node, manifest) = (last_of(&["a", "b", "c"], (1, 2)), manifest());
+    let (mut node, manifest) = (last_of(&["a", "b", "c"], 1, 2), manifest());
     hear(&mut node, 1, "a", commit(&manifest));
     let asked = sent(hear(&mut node, 2, "b", encode(manifest.name())));
     (node, manifest, asked)
@@ -214,7 +214,7 @@ fn an_owner_that_is_down_or_silent_is_not_waited_for_for_ever() {
 
 #[test]
 fn a_page_is_told_as_soon_as_its_manifest_is_here() {
-    let (mut node, manifest) = (last_of(&["b", "c", "a"], (1, 2)), manifest());
+    let (mut node, manifest) = (last_of(&["b", "c", "a"], 1, 2), manifest());
     let query = PeerMessage::TableQuery(place(&manifest, 0));
     assert_eq!(sent(hear(&mut node, 1, "c", query.clone())), []);
     let generation = Generation::new(1);
@@ -324,7 +324,7 @@ fn parity_that_counts_though_its_close_was_lost_has_its_tables() {
 /// tables for nothing and keeps the room of its block meanwhile.
 #[test]
 fn whoever_prepares_for_a_session_that_is_over_is_told_so() {
-    let mut node = last_of(&["a", "b", "c"], (1, 2));
+    let mut node = last_of(&["a", "b", "c"], 1, 2);
     let session = SessionId::new(99);
     let ready = PeerMessage::Ready {
         session,
@@ -344,7 +344,7 @@ fn whoever_prepares_for_a_session_that_is_over_is_told_so() {
 
 /// `c`, which leads the lane because the other coding node has gone, has proposed a session to `a`.
 fn leader() -> (Node, SessionId) {
-    let (mut node, manifest) = (last_of(&["a", "b", "c"], (1, 2)), manifest());
+    let (mut node, manifest) = (last_of(&["a", "b", "c"], 1, 2), manifest());
     node.handle(Now(0), Input::PeerDown { node: name("b") });
     hear(&mut node, 1, "a", commit(&manifest));
     let said = sent(node.handle(Now(limits::DEGRADE_AFTER_MS + 1_000), Input::Tick));

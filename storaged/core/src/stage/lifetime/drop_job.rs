@@ -11,6 +11,13 @@ use super::evict::Freed;
 use crate::api::{ConnId, Now, QueryId, RequestId};
 use crate::context::Context;
 
+/// Whether trainers of a job keep it from being dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trainers {
+    Heeded,
+    Ignored,
+}
+
 /// A job being dropped everywhere.
 #[derive(Debug)]
 pub(crate) struct DropWork {
@@ -58,12 +65,13 @@ impl Drops {
     pub(crate) fn drop_job(
         &mut self,
         id: RequestId,
-        force: bool,
+        trainers: Trainers,
         timeout_ms: u32,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         let attached = cx.attached(id)?.clone();
         let nodes = cx.nodes_attached(&attached.namespace);
+        let force = trainers == Trainers::Ignored;
         if !force && !nodes.is_empty() {
             return Err(in_use(&attached.namespace, &nodes));
         }

@@ -25,6 +25,13 @@ struct Evictable {
     bytes: u64,
 }
 
+/// What is left of a job after it has left RAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Remains {
+    DurableCopy,
+    Nothing,
+}
+
 /// What left RAM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Freed {
@@ -51,8 +58,10 @@ impl Context {
 
     fn evict_for(&mut self, bytes: u64, of: &Namespace) {
         let jobs = self.evictable(of);
-        let could_be_free: u64 = self.budget_free() + jobs.iter().map(|job| job.bytes).sum::<u64>();
-        if could_be_free < bytes {
+        // In these sums a budget that is exceeded by records has less than nothing free.
+        let needed = u128::from(self.budget.used()) + u128::from(bytes);
+        let could_go: u128 = jobs.iter().map(|job| u128::from(job.bytes)).sum();
+        if needed > u128::from(self.budget.total()) + could_go {
             return;
         }
         for job in jobs {
@@ -130,14 +139,11 @@ impl Context {
         if !durable {
             self.forget_mark(&namespace, up_to);
         }
-        let evicted = PeerMessage::Evicted {
+        self.send_all(&PeerMessage::Evicted {
             namespace,
             up_to,
             durable,
-        };
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            self.send(&peer, evicted.clone());
-        }
+        });
     }
 
     pub(super) fn newest_mark(&self, namespace: &Namespace) -> Option<HighMark> {
@@ -153,13 +159,13 @@ impl Context {
         &mut self,
         namespace: &Namespace,
         up_to: HighMark,
-        durable: bool,
+        remains: Remains,
     ) {
         if self.is_in_use(namespace) || self.is_job_read(namespace) {
             return;
         }
         self.drop_ram(namespace, Some(up_to));
-        if !durable {
+        if remains == Remains::Nothing {
             self.forget_mark(namespace, up_to);
         }
     }
@@ -203,6 +209,7 @@ impl Context {
             self.drop_checkpoint(key);
         }
         self.drop_free_slots(|slot| slot.namespace == *namespace);
+        self.drop_boards(namespace);
         if let Some(table) = self.namespaces.get_mut(namespace) {
             table.evicted = table.evicted.max(up_to);
         }
@@ -244,15 +251,22 @@ impl Context {
             .collect();
         held.sort();
         let named = held.iter().rev().take(HOLDERS_NAMED);
-        let named: Vec<String> = named
+        let mut named: Vec<String> = named
             .map(|(bytes, namespace)| {
                 format!("{namespace} {bytes} bytes ({})", self.why_held(namespace))
             })
             .collect();
-        match held.len().saturating_sub(HOLDERS_NAMED) {
-            0 => named.join(", "),
-            more => format!("{} and {more} more jobs", named.join(", ")),
+        let more = held.len().saturating_sub(HOLDERS_NAMED);
+        if more > 0 {
+            named.push(format!("{more} more jobs"));
         }
+        let records = self.budget.records_counted();
+        if records > 0 {
+            named.push(format!(
+                "{records} bytes of digests, manifests and schemas of all jobs"
+            ));
+        }
+        named.join(", ")
     }
 
     fn why_held(&self, namespace: &Namespace) -> String {
@@ -262,11 +276,52 @@ impl Context {
         }
         let idle_s = self.idle_ms(namespace) / 1000;
         let limit_s = self.setup.idle_job_ms / 1000;
-        match self.is_newest_durable(namespace) {
-            true => format!("unused for {idle_s} s, durable"),
-            false => format!(
+        if self.is_newest_durable(namespace) {
+            format!("unused for {idle_s} s, durable")
+        } else {
+            format!(
                 "unused for {idle_s} s and not durable: gives way after {limit_s} s, or to `storaged drop {namespace}`"
-            ),
+            )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_wire::{Rank, SlotId};
+
+    use super::*;
+    use crate::api::Now;
+    use crate::budget::Budget;
+    use crate::catalog::SlotUse;
+    use crate::limits::RECORDS_FREE_BYTES;
+    use crate::testkit::{last_of, owner};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn no_job_goes_in_vain_where_records_take_more_than_is_free() {
+        let mut node = last_of(&["a", "b", "c"], 2, 1);
+        let cx = node.context_mut();
+        cx.begin(Now(1));
+        cx.budget = Budget::new(100 * MIB);
+        let [old, new] = ["old", "new"].map(|name| Namespace::new(name).expect("a name"));
+        for namespace in [&old, &new] {
+            cx.namespace_table(namespace, owner());
+        }
+        cx.touch(&old);
+        cx.begin(Now(4_000_000));
+        for (namespace, mib) in [(&old, 60), (&new, 40)] {
+            let made = cx.reserve_slot(namespace, Rank::new(0), mib * MIB, SlotUse::Free);
+            made.expect("there is room");
+        }
+        cx.budget.set_records(RECORDS_FREE_BYTES + 20 * MIB);
+        let slots = cx.slots.len();
+        let wanted = Reservation::Slot(SlotId::new(999));
+        assert!(cx.reserve(wanted, 50 * MIB, &new).is_err());
+        let refusal = cx.no_budget(50 * MIB, "is full").message;
+        let said = format!("{} bytes of digests", 20 * MIB);
+        assert!(refusal.contains(&said), "{refusal}");
+        assert_eq!(cx.slots.len(), slots, "60 MiB would not have been enough");
     }
 }

@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Namespace, NodeName};
 
-pub(crate) use drop_job::Drops;
+pub(crate) use drop_job::{Drops, Trainers};
+pub(crate) use evict::Remains;
 
 use crate::api::Now;
 use crate::catalog::{Slot, SlotUse};
@@ -72,11 +73,10 @@ impl Context {
         if here == self.lifetimes.told && (!due || here.is_empty()) {
             return;
         }
+        let told = here.iter().cloned().collect();
         self.lifetimes.told = here;
         self.lifetimes.told_at = self.now;
-        for peer in self.peers.keys().cloned().collect::<Vec<_>>() {
-            self.tell_attached_to(&peer);
-        }
+        self.send_all(&PeerMessage::Attached(told));
     }
 
     /// What a peer that has just come up must know, also if it is nothing: it may have heard otherwise.
@@ -150,9 +150,10 @@ impl Context {
         let excess = empty.len().saturating_sub(limits::EMPTY_JOBS_MAX);
         for (place, (idle_ms, namespace)) in empty.into_iter().enumerate() {
             let evicted = self.namespaces[&namespace].evicted.is_some();
-            let enough = match place < excess || evicted {
-                true => limits::EMPTY_JOB_MIN_MS.min(self.setup.idle_job_ms),
-                false => self.setup.idle_job_ms,
+            let enough = if place < excess || evicted {
+                limits::EMPTY_JOB_MIN_MS.min(self.setup.idle_job_ms)
+            } else {
+                self.setup.idle_job_ms
             };
             if idle_ms >= enough {
                 self.namespaces.remove(&namespace);

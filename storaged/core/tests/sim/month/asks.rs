@@ -1,16 +1,16 @@
 //! Requests of a month's jobs, and what becomes of their answers.
 
 use storaged_core::{ConnId, Input, RequestId};
-use storaged_wire::local::{LOCAL_VERSION, Reply, Request, Role};
+use storaged_wire::local::{Reply, Request, Role};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{Rank, RunId, SlotId, Step};
 
-use super::super::world::{Event, World};
-use super::jobs::Place;
+use super::super::world::World;
+use super::jobs::{IncarnationId, Place};
+use crate::testkit::{Pid, hello};
 
 /// Connections of a month are numbered from here.
 const FIRST_CONN: u64 = 1 << 32;
-const TOKEN: &[u8] = b"token";
 
 /// What was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,8 +34,7 @@ pub enum What {
 pub struct Asked {
     pub job: usize,
     pub incarnation: u64,
-    pub node: usize,
-    pub generation: u64,
+    pub pid: Pid,
     pub at: u64,
     pub limit_ms: u64,
     pub what: What,
@@ -53,31 +52,35 @@ pub fn is_of_month(id: RequestId) -> bool {
 impl World {
     pub(super) fn connect_in_month(
         &mut self,
-        whose: (usize, u64),
+        whose: IncarnationId,
         node: usize,
         role: Role,
         what: What,
     ) -> Place {
         let conn = ConnId(FIRST_CONN + self.month().jobs.fresh());
-        let generation = self.processes[node].as_ref().map_or(0, |it| it.generation);
-        let place = (node, generation, conn);
-        let hello = Request::Hello {
-            version: LOCAL_VERSION,
-            namespace: self.month().jobs.all[whose.0].namespace.clone(),
-            token: TOKEN.to_vec().into(),
-            role,
+        let nobody = Pid {
+            node,
+            generation: 0,
         };
+        let pid = self.pid(node).unwrap_or(nobody);
+        let place = Place { pid, conn };
+        let namespace = self.month().jobs.all[whose.job].namespace.clone();
+        let hello = hello(namespace, role);
         let limit = 5_000;
-        self.ask_in_month(whose, place, hello, (limit, what));
+        self.ask_in_month(whose, place, hello, limit, what);
         place
     }
 
     pub(super) fn ask_in_month(
         &mut self,
-        (job, incarnation): (usize, u64),
-        (node, generation, conn): Place,
+        IncarnationId {
+            job,
+            id: incarnation,
+        }: IncarnationId,
+        Place { pid, conn }: Place,
         request: Request,
-        (limit_ms, what): (u64, What),
+        limit_ms: u64,
+        what: What,
     ) {
         let index = self.month().jobs.fresh();
         let id = RequestId { conn, index };
@@ -86,8 +89,7 @@ impl World {
         let asked = Asked {
             job,
             incarnation,
-            node,
-            generation,
+            pid,
             at,
             limit_ms,
             what,
@@ -95,34 +97,32 @@ impl World {
             durable,
         };
         self.month().jobs.asked.insert(id, asked);
-        let input = Box::new(Input::Request { id, request });
-        let event = Event::Input {
-            node,
-            generation,
-            input,
-        };
-        self.after(1, event);
+        self.back(pid, 1, Input::Request { id, request });
     }
 
     pub fn answered_in_month(&mut self, id: RequestId, reply: Reply, slot: Option<SlotId>) {
         let Some(asked) = self.month().jobs.asked.remove(&id) else {
             return;
         };
-        let process = self.processes[asked.node].as_ref();
-        if process.is_none_or(|it| it.generation != asked.generation) {
+        if !self.lives(asked.pid) {
             return;
         }
-        let whose = (asked.job, asked.incarnation);
+        let whose = IncarnationId {
+            job: asked.job,
+            id: asked.incarnation,
+        };
         if let What::Lie(run) = asked.what {
             return self.a_run_counts_only_if_it_was_opened(&asked, run, &reply);
         }
-        if self.month().jobs.incarnation(whose.0, whose.1).is_none() {
+        if self.month().jobs.incarnation(whose.job, whose.id).is_none() {
             return;
         }
         match (&asked.what, reply) {
             (What::Plan(wish), Reply::Plan(plan)) => {
                 self.a_plan_names_every_shard(&plan);
-                self.no_plan_goes_below(&asked, wish.is_none(), &plan);
+                if wish.is_none() {
+                    self.no_plan_goes_below(&asked, &plan);
+                }
                 self.open_run_in_month(whose, Some(plan));
             }
             (What::Run, Reply::RunOpened { run }) => {
@@ -130,7 +130,8 @@ impl World {
                 self.restore_in_month(whose, run);
             }
             (What::Shard(rank), Reply::ShardOpened { length, .. }) => {
-                let bytes = self.ram(asked.node).mapped(slot.unwrap())[..length as usize].to_vec();
+                let bytes =
+                    self.ram(asked.pid.node).mapped(slot.unwrap())[..length as usize].to_vec();
                 self.shard_is_back_in_month(whose, *rank, &bytes);
             }
             (What::Slot(rank, step), Reply::SlotGranted { slot, .. }) => {

@@ -7,7 +7,7 @@ use storaged_codec::Digest;
 use storaged_core::Shown;
 use storaged_plan::{LaneBlocks, lanes_of};
 use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{CheckpointState, Namespace, Rank};
+use storaged_wire::{CheckpointState, EnclosuresHeld, Namespace, Rank};
 
 use super::super::world::World;
 use super::Unequal;
@@ -59,7 +59,7 @@ impl World {
 
     /// Whether a checkpoint can be restored from the RAM of all nodes but those of a set.
     fn is_whole_without(&self, name: Digest, held: &[(usize, Shown)], lost: u32) -> bool {
-        let Some(month) = self.month.as_deref() else {
+        let Some(month) = self.scene.month.as_deref() else {
             return false;
         };
         let Some(manifest) = month.promises.manifests.get(&name) else {
@@ -67,7 +67,8 @@ impl World {
         };
         let left = || held.iter().filter(|(node, _)| lost & (1 << node) == 0);
         let mut lanes = lanes_of(manifest).into_iter();
-        left().next().is_some()
+        let mut described = left().map(|(_, shown)| shown.enclosures);
+        described.any(|it| it == EnclosuresHeld::All)
             && lanes.all(|lane| {
                 let Some(blocks) = LaneBlocks::of(manifest, lane) else {
                     return false;
@@ -96,12 +97,12 @@ impl World {
             .iter()
             .filter(|(name, held)| self.is_whole_without(**name, held, 0));
         let in_ram = whole.map(|(_, held)| held[0].1.key.clone()).max();
-        in_ram.max(self.month().tier.newest(namespace).cloned())
+        in_ram.max(self.tier.newest(namespace).cloned())
     }
 
     /// What is shown as protected bears every set of as many losses as is said, at this instant.
     pub(super) fn protected_bears_m_losses(&mut self, namespace: &Namespace) {
-        let (now, m, n) = (self.now, self.limits.m, self.limits.nodes);
+        let (now, m, n) = (self.now, self.scene.limits.m, self.scene.limits.nodes);
         let held = self.held(namespace);
         let Some((key, name)) = newest_protected(&held) else {
             return;
@@ -114,7 +115,7 @@ impl World {
         let said = said.max().unwrap_or(0);
         let bears = |losses| sets(n, losses).all(|lost| self.is_whole_without(name, all, lost));
         let (as_said, fully) = (bears(said), bears(m));
-        let durable = self.month().tier.published.contains_key(&key);
+        let durable = self.tier.published.contains_key(&key);
         let equal = self.month().scenario.unequal == Unequal::Nothing;
         let promises = &mut self.month().promises;
         let progress = promises.progress.get(namespace);
@@ -149,12 +150,9 @@ impl World {
 
     /// A node that sees at least half of the others.
     fn sees_most(&self, node: usize) -> bool {
-        let seen = self.up.iter().filter(|(from, _)| *from == node).count();
-        let paused = self
-            .month
-            .as_deref()
-            .is_some_and(|it| it.paused.contains_key(&node));
-        !paused && 2 * seen >= self.limits.nodes - 1
+        let others = self.others(node).into_iter();
+        let seen = others.filter(|other| self.is_linked(node, *other)).count();
+        !self.is_paused(node) && 2 * seen >= self.scene.limits.nodes - 1
     }
 
     /// After m losses or fewer, what was protected is there, or something newer.
@@ -177,8 +175,8 @@ impl World {
 
     /// Everything that jobs have saved bears m losses, and all nodes are there.
     pub(super) fn everything_bears_m(&mut self) -> bool {
-        let m = self.limits.m;
-        let awake = (0..self.limits.nodes).all(|node| self.is_awake(node));
+        let m = self.scene.limits.m;
+        let awake = (0..self.scene.limits.nodes).all(|node| self.is_awake(node));
         let promises = &self.month().promises;
         let is_whole = |floor: &Floor| floor.lost.is_empty() && floor.bears == m;
         let whole = promises.floors.values().all(is_whole);

@@ -2,8 +2,8 @@
 
 use storaged_core::Input;
 
-use super::super::world::{Event, Limits, World};
-use super::links::IDLE_MS;
+use super::super::world::{Limits, World};
+use super::links::{Cut, IDLE_MS};
 use super::{Crashes, FAULTS_END_MS, Happening, JOBS_END_MS, Pause, Scenario, TierKind, Trainers};
 
 /// Of the beats (one each 50 ms), each fault strikes at one in so many.
@@ -37,7 +37,7 @@ impl World {
     }
 
     fn any_node(&mut self) -> usize {
-        self.random(self.limits.nodes as u64) as usize
+        self.random(self.scene.limits.nodes as u64) as usize
     }
 
     /// Short times as often as long ones, and none beyond the end of faults.
@@ -51,14 +51,22 @@ impl World {
     /// A link, or all links of a node, in both directions or one way.
     fn strike_links(&mut self) {
         let ms = self.any_time(100, 60_000);
-        let (a, one_way) = (self.any_node(), self.random(3) == 0);
+        let a = self.any_node();
+        let cut = if self.random(3) == 0 {
+            Cut::OneWay
+        } else {
+            Cut::BothWays
+        };
         let others = self.others(a);
         let all = self.random(3) == 0;
         let one = others[self.random(others.len() as u64) as usize];
         let hit = others.into_iter().filter(|b| all || *b == one);
-        self.struck(if one_way { "one-way cuts" } else { "cuts" });
+        self.struck(match cut {
+            Cut::OneWay => "one-way cuts",
+            Cut::BothWays => "cuts",
+        });
         for b in hit.collect::<Vec<_>>() {
-            self.cut_link((a, b), ms, one_way);
+            self.cut_link(a, b, ms, cut);
         }
     }
 
@@ -71,9 +79,9 @@ impl World {
         let pause = Pause {
             began: self.now,
             until: self.now + ms,
-            queued: Vec::new(),
         };
-        self.month().paused.insert(node, pause);
+        self.month().pauses.insert(node, pause);
+        self.stop_process(node);
         self.links_pause(node, ms);
         self.happens_after(ms, Happening::Resume(node));
     }
@@ -81,23 +89,17 @@ impl World {
     pub(super) fn resume(&mut self, node: usize) {
         let now = self.now;
         let due = |pause: &Pause| pause.until <= now;
-        if !self.month().paused.get(&node).is_some_and(due) {
+        if !self.month().pauses.get(&node).is_some_and(due) {
             return;
         }
-        let Some(pause) = self.month().paused.remove(&node) else {
+        let Some(pause) = self.month().pauses.remove(&node) else {
             return;
         };
         self.month().resumed_at.insert(node, now);
         if pause.until - pause.began >= IDLE_MS {
             self.links_resume(node);
         }
-        for (generation, input) in pause.queued {
-            self.feed(node, generation, input);
-        }
-        if let Some(process) = &self.processes[node] {
-            let generation = process.generation;
-            self.feed(node, generation, Input::Tick);
-        }
+        self.continue_process(node);
     }
 
     /// A monotonic clock goes on that much faster for an instant: a suspended machine.
@@ -111,9 +113,8 @@ impl World {
             return;
         };
         process.ahead += ms;
-        let generation = process.generation;
         self.month().resumed_at.insert(node, now);
-        self.feed(node, generation, Input::Tick);
+        self.tell(node, Input::Tick);
     }
 
     fn strike_nodes(&mut self, crashes: Crashes) {
@@ -121,7 +122,7 @@ impl World {
         match crashes {
             Crashes::Never => {}
             Crashes::UpToM => {
-                let m = self.limits.m;
+                let m = self.scene.limits.m;
                 let lost = self.month().promises.lost_since_shown(m);
                 let quiet = self.month().scenario.trainers == Trainers::Quiet;
                 let one_in = if quiet {
@@ -129,11 +130,12 @@ impl World {
                 } else {
                     CRASH_ONE_IN
                 };
-                if lost < self.limits.m && self.random(one_in) == 0 {
+                if lost < self.scene.limits.m && self.random(one_in) == 0 {
                     let node = self.any_node();
-                    let back = match quiet {
-                        true => self.any_time(200, 7_000),
-                        false => 200 + self.random(7_000),
+                    let back = if quiet {
+                        self.any_time(200, 7_000)
+                    } else {
+                        200 + self.random(7_000)
                     };
                     self.kill(node, Some(back));
                 }
@@ -147,7 +149,7 @@ impl World {
             Crashes::AllAtOnce => {
                 if turn < 3 && self.now >= at {
                     self.month().in_turn = (turn + 1, self.now + 15_000);
-                    for node in 0..self.limits.nodes {
+                    for node in 0..self.scene.limits.nodes {
                         let back = 200 + self.random(2_000);
                         self.kill(node, Some(back));
                     }
@@ -157,7 +159,7 @@ impl World {
             }
             Crashes::AllInTurn | Crashes::AllInTurnWaiting => {
                 let waits = crashes == Crashes::AllInTurnWaiting;
-                let due = turn < self.limits.nodes && self.now >= at;
+                let due = turn < self.scene.limits.nodes && self.now >= at;
                 if due && (!waits || self.everything_bears_m()) {
                     let (back, next) = (200 + self.random(2_000), 1_000 + self.random(4_000));
                     self.kill(turn, Some(back));
@@ -170,7 +172,7 @@ impl World {
     /// The node that is lost for long, on which no rank is: the last one, or the first that codes for the others.
     pub(super) fn spare_node(&mut self) -> Option<usize> {
         let Scenario { crashes, tier, .. } = self.month().scenario;
-        let Limits { nodes, m, .. } = self.limits;
+        let Limits { nodes, m, .. } = self.scene.limits;
         let node = match tier {
             TierKind::Absent => nodes - m,
             _ => nodes - 1,
@@ -184,14 +186,12 @@ impl World {
             return;
         }
         self.struck("crashes");
-        self.lose_sessions(node);
-        self.processes[node] = None;
-        self.crashes += 1;
+        self.end_process(node);
+        self.scene.crashes += 1;
         self.month().promises.lost(node);
-        self.links_lose(node);
         self.jobs_lose_node(node);
         match back_after {
-            Some(ms) => self.after(ms, Event::Start { node }),
+            Some(ms) => self.start_after(ms, node),
             None => drop(self.month().kept_down.insert(node)),
         }
     }
@@ -199,7 +199,7 @@ impl World {
     /// Faults have ended: who was kept down starts, the tier is well.
     fn all_well(&mut self) {
         for node in std::mem::take(&mut self.month().kept_down) {
-            self.after(1, Event::Start { node });
+            self.start_after(1, node);
         }
         self.tier_is_well();
     }
@@ -210,14 +210,4 @@ impl World {
             self.tier_weather();
         }
     }
-}
-
-/// An input of a node that is paused waits.
-pub fn is_queued(world: &mut World, node: usize, generation: u64, input: &Input) -> bool {
-    let pauses = world.month.as_deref_mut().map(|month| &mut month.paused);
-    let Some(pause) = pauses.and_then(|paused| paused.get_mut(&node)) else {
-        return false;
-    };
-    pause.queued.push((generation, input.clone()));
-    true
 }

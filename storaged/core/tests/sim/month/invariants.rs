@@ -22,14 +22,13 @@ const SLACK_MS: u64 = 1_000;
 impl World {
     pub(super) fn requests_are_answered_in_time(&mut self) {
         let now = self.now;
-        let month = self.month.as_deref().expect("it is a month");
+        let month = self.scene.month.as_deref().expect("it is a month");
         for asked in month.jobs.asked.values() {
-            let process = self.processes[asked.node].as_ref();
-            let lives = process.is_some_and(|it| it.generation == asked.generation);
-            if !lives || month.paused.contains_key(&asked.node) {
+            let node = asked.pid.node;
+            if !self.lives(asked.pid) || self.is_paused(node) {
                 continue;
             }
-            let resumed = month.resumed_at.get(&asked.node).copied().unwrap_or(0);
+            let resumed = month.resumed_at.get(&node).copied().unwrap_or(0);
             let due = asked.at.max(resumed) + asked.limit_ms + SLACK_MS;
             assert!(
                 now <= due,
@@ -58,7 +57,7 @@ impl World {
         let down = !quiet && self.month().in_turn.0 == 1 && scenario.crashes == Crashes::OneForLong;
         let since = 15_000 + RESTART_MS;
         // Parity of one block is on the node that is away, and only the tier can take what it would bear.
-        let can_be_safe = self.limits.m > 1 || scenario.tier != TierKind::Absent;
+        let can_be_safe = self.scene.limits.m > 1 || scenario.tier != TierKind::Absent;
         if down && can_be_safe && (since..FAULTS_END_MS).contains(&self.now) {
             self.steps_become_safe(namespace, since);
         }
@@ -99,7 +98,7 @@ impl World {
 
     /// Nodes that were lost are back, and nothing new is saved: what is there is topped up.
     fn what_is_kept_bears_m_again(&mut self, namespace: &Namespace) {
-        let (now, m) = (self.now, self.limits.m);
+        let (now, m) = (self.now, self.scene.limits.m);
         let floor = self.month().promises.floors.get(namespace);
         assert!(
             floor.is_some_and(|floor| floor.lost.is_empty() && floor.bears == m),
@@ -109,16 +108,16 @@ impl World {
 
     /// A slot that is being filled belongs to a trainer of the newest run.
     fn only_who_trains_fills_slots(&mut self) {
-        let month = self.month.as_deref().expect("it is a month");
+        let month = self.scene.month.as_deref().expect("it is a month");
         let alive = month.jobs.all.iter().flat_map(|job| &job.alive);
         let trains: BTreeSet<Place> = alive.flat_map(|it| it.conns.values().copied()).collect();
-        for (node, process) in self.processes.iter().enumerate() {
-            let Some(process) = process else { continue };
-            for conn in process.node.filling() {
-                let place = (node, process.generation, conn);
+        for pid in (0..self.processes.len()).filter_map(|node| self.pid(node)) {
+            let process = self.processes[pid.node].iter();
+            for conn in process.flat_map(|process| process.node.filling()) {
+                let place = Place { pid, conn };
                 assert!(
                     trains.contains(&place),
-                    "slots of a fenced run's trainers come back: {conn:?} holds one on node {node} at {} ms",
+                    "slots of a fenced run's trainers come back: {conn:?} holds one on {pid:?} at {} ms",
                     self.now
                 );
             }
@@ -140,11 +139,11 @@ impl World {
     /// that hang stay connected with what they opened.
     fn what_is_durable_is_unpinned(&mut self, namespace: &Namespace) {
         let now = self.now;
-        let month = self.month.as_deref().expect("it is a month");
-        let newest = month.tier.newest(namespace).cloned();
+        let month = self.scene.month.as_deref().expect("it is a month");
+        let newest = self.tier.newest(namespace).cloned();
         let safe = month.promises.floors.get(namespace).map(|floor| &floor.key);
         let long_ago = |at: u64| now - at >= IN_TIME_MS;
-        for (key, published) in month.tier.published.iter() {
+        for (key, published) in self.tier.published.iter() {
             let is_base = Some(key) == newest.as_ref();
             if key.namespace != *namespace
                 || is_base
@@ -172,21 +171,19 @@ impl World {
 
     /// With a tier that is well, something new is durable every 15 s.
     fn steps_become_durable(&mut self, namespace: &Namespace) {
-        let tier = &self.month().tier;
-        if tier.kind == TierKind::Absent {
+        let kind = self.month().scenario.tier;
+        if kind == TierKind::Absent {
             return;
         }
-        let of_it = tier
-            .published
-            .iter()
-            .filter(|(key, _)| key.namespace == *namespace);
+        let published = self.tier.published.iter();
+        let of_it = published.filter(|(key, _)| key.namespace == *namespace);
         let last = of_it
             .map(|(_, it)| it.at)
             .max()
             .unwrap_or(0)
             .max(SETTLED_MS - 5_000);
         // One upload to a slow tier takes up to 38 s, and a manifest 6.
-        let within = match tier.kind {
+        let within = match kind {
             TierKind::Slow => 50_000,
             _ => IN_TIME_MS + 5_000,
         };

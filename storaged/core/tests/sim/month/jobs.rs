@@ -8,10 +8,11 @@ use storaged_wire::local::{Request, Role};
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, RunId, Step};
 
-use super::super::world::{Event, Limits, World};
+use super::super::world::{Limits, World};
 use super::asks::{Asked, What};
 use super::trainers::{RankState, Ranks};
 use super::{FAULTS_END_MS, JOBS_END_MS, Trainers};
+use crate::testkit::{Pid, open_shard};
 
 /// What requests may take, each; those that name no limit are answered at once.
 const PLAN_MS: u32 = 20_000;
@@ -29,7 +30,18 @@ pub enum Phase {
 }
 
 /// A connection of a trainer or reader.
-pub type Place = (usize, u64, ConnId);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub pid: Pid,
+    pub conn: ConnId,
+}
+
+/// An incarnation of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IncarnationId {
+    pub job: usize,
+    pub id: u64,
+}
 
 /// One incarnation of a job.
 #[derive(Debug)]
@@ -134,14 +146,14 @@ impl World {
     /// Each rank on its own node if that is awake, else on another one.
     fn placement(&mut self) -> Option<Vec<usize>> {
         let spare = self.spare_node();
-        let nodes = 0..self.limits.nodes;
+        let nodes = 0..self.scene.limits.nodes;
         let usable: Vec<usize> = nodes.filter(|node| Some(*node) != spare).collect();
         let is_awake = |node: &usize| self.is_awake(*node);
         let awake: Vec<usize> = usable.iter().copied().filter(is_awake).collect();
         if awake.is_empty() {
             return None;
         }
-        let ranks = 0..self.limits.ranks as usize;
+        let ranks = 0..self.scene.limits.ranks as usize;
         let place = |rank: usize| {
             let own = usable[rank % usable.len()];
             if awake.contains(&own) {
@@ -156,7 +168,7 @@ impl World {
     fn start_incarnation(&mut self, job: usize) {
         if let Some(id) = self.add_incarnation(job, Phase::Planning) {
             let step = self.month().jobs.all[job].rolls_back.take();
-            self.plan_in_month((job, id), step);
+            self.plan_in_month(IncarnationId { job, id }, step);
         }
     }
 
@@ -164,7 +176,7 @@ impl World {
     fn stray(&mut self, job: usize) {
         if let Some(id) = self.add_incarnation(job, Phase::Stray) {
             self.struck("stray runs");
-            self.ask_for_run((job, id));
+            self.ask_for_run(IncarnationId { job, id });
         }
     }
 
@@ -172,7 +184,8 @@ impl World {
         let nodes = self.placement()?;
         let id = self.month().jobs.fresh();
         let node = nodes[self.random(nodes.len() as u64) as usize];
-        let coordinator = self.connect_in_month((job, id), node, Role::Reader, What::Hello);
+        let coordinator =
+            self.connect_in_month(IncarnationId { job, id }, node, Role::Reader, What::Hello);
         let incarnation = Incarnation {
             id,
             phase,
@@ -188,7 +201,7 @@ impl World {
         Some(id)
     }
 
-    fn plan_in_month(&mut self, (job, id): (usize, u64), step: Option<Step>) {
+    fn plan_in_month(&mut self, IncarnationId { job, id }: IncarnationId, step: Option<Step>) {
         let Some(place) = self
             .month()
             .jobs
@@ -203,18 +216,27 @@ impl World {
             allow_older: false,
         };
         let limit = u64::from(PLAN_MS);
-        self.ask_in_month((job, id), place, plan, (limit, What::Plan(step)));
+        self.ask_in_month(
+            IncarnationId { job, id },
+            place,
+            plan,
+            limit,
+            What::Plan(step),
+        );
         // A node that is stopped at the very moment of the plan.
         if self.month().scenario.pauses && self.now < FAULTS_END_MS && self.random(4) == 0 {
             let ms = (500 << self.random(6)).min(FAULTS_END_MS - self.now);
-            self.pause(place.0, ms);
+            self.pause(place.pid.node, ms);
         }
     }
 
     /// What a refusal means for a job, once it has been judged.
     pub(super) fn refused(&mut self, asked: &Asked, refusal: &Refusal) {
         self.judge(asked, refusal);
-        let whose = (asked.job, asked.incarnation);
+        let whose = IncarnationId {
+            job: asked.job,
+            id: asked.incarnation,
+        };
         match (&asked.what, refusal.code) {
             (
                 What::Plan(_),
@@ -230,74 +252,83 @@ impl World {
         }
     }
 
-    pub(super) fn open_run_in_month(&mut self, (job, id): (usize, u64), plan: Option<RestorePlan>) {
+    pub(super) fn open_run_in_month(
+        &mut self,
+        IncarnationId { job, id }: IncarnationId,
+        plan: Option<RestorePlan>,
+    ) {
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
         };
         it.phase = Phase::Opening;
         it.plan = plan;
-        self.ask_for_run((job, id));
+        self.ask_for_run(IncarnationId { job, id });
     }
 
-    fn ask_for_run(&mut self, (job, id): (usize, u64)) {
+    fn ask_for_run(&mut self, IncarnationId { job, id }: IncarnationId) {
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
         };
         let place = it.coordinator;
         let open = Request::OpenRun { timeout_ms: RUN_MS };
         let limit = u64::from(RUN_MS);
-        self.ask_in_month((job, id), place, open, (limit, What::Run));
+        self.ask_in_month(IncarnationId { job, id }, place, open, limit, What::Run);
     }
 
-    pub(super) fn restore_in_month(&mut self, (job, id): (usize, u64), run: RunId) {
+    pub(super) fn restore_in_month(
+        &mut self,
+        IncarnationId { job, id }: IncarnationId,
+        run: RunId,
+    ) {
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
         };
         it.run = Some(run);
         if it.phase == Phase::Stray {
-            return self.end_incarnation((job, id));
+            return self.end_incarnation(IncarnationId { job, id });
         }
         it.phase = Phase::Restoring;
         let (plan, nodes) = (it.plan.clone(), it.nodes.clone());
         let Some(plan) = plan else {
-            return self.begin_training((job, id));
+            return self.begin_training(IncarnationId { job, id });
         };
         for rank in self.month().jobs.ranks() {
             let node = nodes[rank.get() as usize];
             if !self.is_up(node) {
-                return self.end_incarnation((job, id));
+                return self.end_incarnation(IncarnationId { job, id });
             }
-            let place = self.connect_in_month((job, id), node, Role::Reader, What::Hello);
-            let open = Request::OpenShard {
-                manifest: plan.manifest,
-                rank,
-                ranges: vec![],
-                timeout_ms: SHARD_MS,
-                without: None,
-            };
+            let place =
+                self.connect_in_month(IncarnationId { job, id }, node, Role::Reader, What::Hello);
+            let open = open_shard(plan.manifest, rank, SHARD_MS);
             if let Some(it) = self.month().jobs.incarnation(job, id) {
                 it.conns.insert(rank, place);
             }
             let limit = u64::from(SHARD_MS);
-            self.ask_in_month((job, id), place, open, (limit, What::Shard(rank)));
+            self.ask_in_month(
+                IncarnationId { job, id },
+                place,
+                open,
+                limit,
+                What::Shard(rank),
+            );
         }
     }
 
     pub(super) fn shard_is_back_in_month(
         &mut self,
-        (job, id): (usize, u64),
+        IncarnationId { job, id }: IncarnationId,
         rank: Rank,
         bytes: &[u8],
     ) {
-        self.bytes_are_what_was_sealed((job, id), rank, bytes);
-        self.restores += 1;
+        self.bytes_are_what_was_sealed(IncarnationId { job, id }, rank, bytes);
+        self.scene.restores += 1;
         let all = self.month().jobs.ranks().len();
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
         };
         it.restored.insert(rank);
         if it.restored.len() == all {
-            self.begin_training((job, id));
+            self.begin_training(IncarnationId { job, id });
         }
     }
 
@@ -305,8 +336,14 @@ impl World {
     pub(super) fn jobs_lose_node(&mut self, node: usize) {
         let mut hit = Vec::new();
         for (job, it) in self.month().jobs.all.iter().enumerate() {
-            let of_node = |it: &&Incarnation| it.coordinator.0 == node || it.nodes.contains(&node);
-            hit.extend(it.alive.iter().filter(of_node).map(|it| (job, it.id)));
+            let of_node =
+                |it: &&Incarnation| it.coordinator.pid.node == node || it.nodes.contains(&node);
+            hit.extend(
+                it.alive
+                    .iter()
+                    .filter(of_node)
+                    .map(|it| IncarnationId { job, id: it.id }),
+            );
         }
         for whose in hit {
             self.end_incarnation(whose);
@@ -314,10 +351,10 @@ impl World {
         self.month()
             .jobs
             .asked
-            .retain(|_, asked| asked.node != node);
+            .retain(|_, asked| asked.pid.node != node);
     }
 
-    pub(super) fn end_incarnation(&mut self, (job, id): (usize, u64)) {
+    pub(super) fn end_incarnation(&mut self, IncarnationId { job, id }: IncarnationId) {
         let again = self.now + 300 + self.random(2_000);
         let it = &mut self.month().jobs.all[job];
         let Some(at) = it.alive.iter().position(|it| it.id == id) else {
@@ -330,9 +367,10 @@ impl World {
         let ill = self.month().scenario.trainers == Trainers::Ill && self.now < FAULTS_END_MS;
         let places = gone.conns.into_values().chain([gone.coordinator]);
         for place in places.collect::<Vec<_>>() {
-            match ill && self.random(2) == 0 {
-                true => self.month().jobs.left.push(place),
-                false => self.disconnect(place),
+            if ill && self.random(2) == 0 {
+                self.month().jobs.left.push(place)
+            } else {
+                self.leave(place)
             }
         }
     }
@@ -344,14 +382,8 @@ impl World {
         self.month().jobs.all[job].namespace = namespace;
     }
 
-    pub(super) fn disconnect(&mut self, (node, generation, conn): Place) {
-        let input = Box::new(Input::Disconnected { conn });
-        let event = Event::Input {
-            node,
-            generation,
-            input,
-        };
-        self.after(2, event);
+    pub(super) fn leave(&mut self, Place { pid, conn }: Place) {
+        self.back(pid, 2, Input::Disconnected { conn });
     }
 
     fn end_all_jobs(&mut self) {
@@ -362,12 +394,12 @@ impl World {
                 .map(|it| it.id)
                 .collect();
             for id in ids {
-                self.end_incarnation((job, id));
+                self.end_incarnation(IncarnationId { job, id });
             }
             self.month().jobs.all[job].starts_at = u64::MAX;
         }
         for place in std::mem::take(&mut self.month().jobs.left) {
-            self.disconnect(place);
+            self.leave(place);
         }
     }
 }

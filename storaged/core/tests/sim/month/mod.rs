@@ -3,7 +3,7 @@
 //! job meet, trainers hang, skip and lie. Faults stop at some time; then what must go on goes on (`invariants`), and
 //! once the jobs have ended nothing is left without an owner.
 //!
-//! `faults` strikes, `links` carries messages, `tier` is the durable tier, `jobs`, `trainers` and `asks` are the training
+//! `faults` strikes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
 //! jobs, `promises` and `blocks` say what must never happen, `invariants` what must happen in time.
 
 mod asks;
@@ -19,16 +19,15 @@ mod trainers;
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::{ChunkSize, Geometry};
-use storaged_core::{DurableForm, DurablePolicy, Input, Setup};
-use storaged_wire::peer::PeerMessage;
+use storaged_core::{DurableForm, DurablePolicy, Setup};
 
-use super::world::{CHUNK_BYTES, Event, Limits, World};
+use super::world::{Limits, Scripted, World};
+use crate::testkit::{CHUNK_BYTES, Event};
 
 pub use asks::is_of_month;
-pub use faults::is_queued;
 pub use jobs::Jobs;
 pub use promises::Promises;
-pub use tier::{Tier, TierKind};
+pub use tier::{TierKind, Weather};
 
 /// When faults stop, when what they did must be over, when the jobs end, and when all ends; milliseconds.
 pub const FAULTS_END_MS: u64 = 60_000;
@@ -121,37 +120,28 @@ pub const CALM: Scenario = Scenario {
 pub enum Happening {
     /// The jobs go on, faults strike, promises are checked.
     Beat,
-    /// A connection is tried.
-    Dial(usize, usize),
-    /// A node gives its connection of that number up.
-    Down(usize, usize, u64),
-    /// A control message arrives.
-    Deliver(usize, usize, u64, Box<PeerMessage>),
     /// A node handles what came while it was paused.
     Resume(usize),
-    Tier(Box<tier::Work>),
 }
 
 /// A process that handles nothing for a while.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Copy)]
 pub struct Pause {
     pub began: u64,
     pub until: u64,
-    pub queued: Vec<(u64, Input)>,
 }
 
 /// All that a month has beside nodes, RAM and sessions.
 pub struct Month {
     pub scenario: Scenario,
-    pub links: BTreeMap<(usize, usize), links::Link>,
-    pub paused: BTreeMap<usize, Pause>,
+    pub pauses: BTreeMap<usize, Pause>,
     /// When each node last went on after a pause or a start.
     pub resumed_at: BTreeMap<usize, u64>,
     /// Nodes that stay down until faults end.
     pub kept_down: BTreeSet<usize>,
     /// The next node of a restart in turn, and when.
     pub in_turn: (usize, u64),
-    pub tier: Tier,
+    pub weather: Weather,
     pub jobs: Jobs,
     pub promises: Promises,
     /// How often each fault struck: a scenario that does nothing proves nothing.
@@ -163,14 +153,13 @@ impl World {
     pub fn of_month(seed: u64, scenario: Scenario) -> Self {
         let limits = shape(seed, scenario);
         let mut world = Self::new(seed ^ 0x0d1a_ce50, limits);
-        world.month = Some(Box::new(Month {
+        world.scene.month = Some(Box::new(Month {
             scenario,
-            links: BTreeMap::new(),
-            paused: BTreeMap::new(),
+            pauses: BTreeMap::new(),
             resumed_at: BTreeMap::new(),
             kept_down: BTreeSet::new(),
             in_turn: (0, 15_000),
-            tier: Tier::new(scenario.tier),
+            weather: Weather::of(scenario.tier),
             jobs: Jobs::new(scenario.jobs, limits),
             promises: Promises::default(),
             struck: BTreeMap::new(),
@@ -180,23 +169,17 @@ impl World {
     }
 
     pub fn month(&mut self) -> &mut Month {
-        self.month.as_deref_mut().expect("it is a month")
+        self.scene.month.as_deref_mut().expect("it is a month")
     }
 
     pub fn happens_after(&mut self, ms: u64, happening: Happening) {
-        self.after(ms, Event::Month(happening));
+        self.after(ms, Event::Scene(Scripted::Month(happening)));
     }
 
     pub fn happen_in_month(&mut self, happening: Happening) {
         match happening {
             Happening::Beat => self.beat(),
-            Happening::Dial(a, b) => self.dial(a, b),
-            Happening::Down(a, b, number) => self.link_down(a, b, number),
-            Happening::Deliver(from, to, number, message) => {
-                self.deliver(from, to, number, *message)
-            }
             Happening::Resume(node) => self.resume(node),
-            Happening::Tier(work) => self.tier_did(*work),
         }
     }
 

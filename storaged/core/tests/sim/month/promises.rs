@@ -10,10 +10,12 @@ use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{ManifestBytes, Namespace, Rank, Refusal, RefusalCode, RunId, Step};
 
-use super::super::world::{World, digests};
+use super::super::world::World;
 use super::asks::{Asked, What};
+use super::jobs::IncarnationId;
 use super::tier::TierKind;
 use super::{Crashes, Scenario, Unequal};
+use crate::testkit::digests;
 
 /// The newest checkpoint that was shown as protected and was, how many losses it was said to bear, and the nodes lost
 /// since. Nodes that were cut off when it was protected do not bear anything.
@@ -80,9 +82,8 @@ impl World {
     /// The newest checkpoint of a job in the durable tier, unless that lies about it.
     pub(super) fn known_durable(&mut self, job: usize) -> Option<CheckpointKey> {
         let namespace = self.month().jobs.all[job].namespace.clone();
-        let tier = &self.month().tier;
-        let newest = tier.newest(&namespace).cloned();
-        newest.filter(|_| tier.kind != TierKind::Lying)
+        let newest = self.tier.newest(&namespace).cloned();
+        newest.filter(|_| self.month().scenario.tier != TierKind::Lying)
     }
 
     pub(super) fn run_numbers_are_unique(&mut self, asked: &Asked, run: RunId) {
@@ -174,8 +175,13 @@ impl World {
 
     pub(super) fn will_be_sealed(
         &mut self,
-        (job, incarnation): (usize, u64),
-        (run, step, rank): (RunId, Step, Rank),
+        IncarnationId {
+            job,
+            id: incarnation,
+        }: IncarnationId,
+        run: RunId,
+        step: Step,
+        rank: Rank,
         root: Digest,
     ) {
         let namespace = self.month().jobs.all[job].namespace.clone();
@@ -185,7 +191,7 @@ impl World {
     }
 
     /// A manifest lists shards that were sealed, all of them by one incarnation.
-    pub(super) fn promise_of_message(&mut self, from: usize, message: &PeerMessage) {
+    pub fn promise_of_message(&mut self, from: usize, message: &PeerMessage) {
         if let PeerMessage::Parcel { parcel, .. } = message {
             let process = self.processes[from].as_ref();
             let bytes = process.and_then(|process| process.node.parcel(*parcel));
@@ -222,7 +228,7 @@ impl World {
             record.run,
             record.step
         );
-        let all = record.shards.len() == self.limits.ranks as usize;
+        let all = record.shards.len() == self.scene.limits.ranks as usize;
         assert!(all, "all or nothing: {} shards", record.shards.len());
         let manifests = &mut self.month().promises.manifests;
         manifests.insert(name, Arc::new(manifest));
@@ -230,7 +236,7 @@ impl World {
 
     pub(super) fn bytes_are_what_was_sealed(
         &mut self,
-        (job, id): (usize, u64),
+        IncarnationId { job, id }: IncarnationId,
         rank: Rank,
         bytes: &[u8],
     ) {
@@ -257,17 +263,14 @@ impl World {
         self.ram_is_within_the_budget();
     }
 
-    pub(super) fn no_plan_goes_below(&mut self, asked: &Asked, newest: bool, plan: &RestorePlan) {
+    pub(super) fn no_plan_goes_below(&mut self, asked: &Asked, plan: &RestorePlan) {
         let offered = CheckpointKey {
             namespace: plan.namespace.clone(),
             run: plan.run,
             step: plan.step,
         };
-        let Some(floor) = asked
-            .floor
-            .clone()
-            .filter(|floor| newest && offered < *floor)
-        else {
+        let below = |floor: &CheckpointKey| offered < *floor;
+        let Some(floor) = asked.floor.clone().filter(below) else {
             return;
         };
         let there = self.restorable(&plan.namespace);

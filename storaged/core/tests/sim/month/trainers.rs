@@ -7,10 +7,11 @@ use storaged_codec::digest;
 use storaged_wire::local::{DurableWish, Request, Role};
 use storaged_wire::{CheckpointState, Rank, RunId, SlotId, Step, WorldSize};
 
-use super::super::world::{World, digests};
+use super::super::world::World;
 use super::asks::What;
-use super::jobs::{Phase, Place};
+use super::jobs::{IncarnationId, Phase, Place};
 use super::{FAULTS_END_MS, Trainers};
+use crate::testkit::{acquire_slot, commit_step, digests};
 
 /// How long a save waits for its slot.
 const SLOT_MS: u32 = 10_000;
@@ -44,14 +45,19 @@ pub struct Ranks {
 }
 
 impl World {
-    pub(super) fn rank_is(&mut self, (job, id): (usize, u64), rank: Rank, state: RankState) {
+    pub(super) fn rank_is(
+        &mut self,
+        IncarnationId { job, id }: IncarnationId,
+        rank: Rank,
+        state: RankState,
+    ) {
         if let Some(it) = self.month().jobs.incarnation(job, id) {
             it.ranks.states.insert(rank, state);
         }
     }
 
-    pub(super) fn begin_training(&mut self, (job, id): (usize, u64)) {
-        let world_size = WorldSize::new(self.limits.ranks).unwrap();
+    pub(super) fn begin_training(&mut self, IncarnationId { job, id }: IncarnationId) {
+        let world_size = WorldSize::new(self.scene.limits.ranks).unwrap();
         let now = self.now;
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
@@ -61,23 +67,23 @@ impl World {
         it.ranks.saves_at = now + 100;
         let (run, nodes) = (it.run.expect("it was opened"), it.nodes.clone());
         for place in std::mem::take(&mut it.conns).into_values() {
-            self.disconnect(place);
+            self.leave(place);
         }
         for rank in self.month().jobs.ranks() {
             let node = nodes[rank.get() as usize];
             if !self.is_up(node) {
-                return self.end_incarnation((job, id));
+                return self.end_incarnation(IncarnationId { job, id });
             }
             let role = Role::Trainer {
                 run,
                 rank,
                 world_size,
             };
-            let place = self.connect_in_month((job, id), node, role, What::Hello);
+            let place = self.connect_in_month(IncarnationId { job, id }, node, role, What::Hello);
             if let Some(it) = self.month().jobs.incarnation(job, id) {
                 it.conns.insert(rank, place);
             }
-            self.rank_is((job, id), rank, RankState::Ready);
+            self.rank_is(IncarnationId { job, id }, rank, RankState::Ready);
         }
     }
 
@@ -95,7 +101,7 @@ impl World {
         });
         if let Some(since) = hangs {
             if now >= since + WATCHDOG_MS {
-                self.end_incarnation((job, id));
+                self.end_incarnation(IncarnationId { job, id });
             }
             return;
         }
@@ -107,12 +113,12 @@ impl World {
             return;
         };
         if it.ranks.states.values().all(idle) && it.ranks.saves_at <= now {
-            self.save_in_month((job, id));
+            self.save_in_month(IncarnationId { job, id });
         }
     }
 
     /// All ranks save; half of the steps follow as fast as slots are there.
-    fn save_in_month(&mut self, (job, id): (usize, u64)) {
+    fn save_in_month(&mut self, IncarnationId { job, id }: IncarnationId) {
         let trains_for = 150 + self.random(2) * self.random(900);
         let ill = self.month().scenario.trainers == Trainers::Ill && self.now < FAULTS_END_MS;
         let now = self.now;
@@ -123,14 +129,14 @@ impl World {
         let ends_one_in = if brief { 8 } else { 40 };
         if self.now < FAULTS_END_MS && self.random(ends_one_in) == 0 {
             self.struck("jobs that end");
-            self.end_incarnation((job, id));
+            self.end_incarnation(IncarnationId { job, id });
             if brief {
                 self.another_job(job);
             }
             return;
         }
         if ill && self.random(30) == 0 {
-            return self.roll_back((job, id));
+            return self.roll_back(IncarnationId { job, id });
         }
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
@@ -140,18 +146,27 @@ impl World {
         it.ranks.skipped = skips.is_some();
         let (step, conns) = (Step::new(it.ranks.step), it.conns.clone());
         for (rank, place) in conns.into_iter().filter(|(rank, _)| Some(*rank) != skips) {
-            self.rank_is((job, id), rank, RankState::Acquiring(now));
-            let bytes = bytes_of((job, id), step, rank).len() as u64;
-            let acquire = Request::AcquireSlot {
-                bytes,
-                timeout_ms: SLOT_MS,
-            };
+            self.rank_is(IncarnationId { job, id }, rank, RankState::Acquiring(now));
+            let bytes = bytes_of(IncarnationId { job, id }, step, rank).len() as u64;
+            let acquire = acquire_slot(bytes, SLOT_MS);
             let limit = u64::from(SLOT_MS);
-            self.ask_in_month((job, id), place, acquire, (limit, What::Slot(rank, step)));
+            self.ask_in_month(
+                IncarnationId { job, id },
+                place,
+                acquire,
+                limit,
+                What::Slot(rank, step),
+            );
         }
     }
 
-    pub(super) fn fill(&mut self, (job, id): (usize, u64), rank: Rank, step: Step, slot: SlotId) {
+    pub(super) fn fill(
+        &mut self,
+        IncarnationId { job, id }: IncarnationId,
+        rank: Rank,
+        step: Step,
+        slot: SlotId,
+    ) {
         let (now, ill) = (self.now, self.month().scenario.trainers == Trainers::Ill);
         let hangs = ill && now < FAULTS_END_MS && self.random(60) == 0;
         let Some(it) = self.month().jobs.incarnation(job, id) else {
@@ -164,24 +179,47 @@ impl World {
         } else {
             RankState::Sealing
         };
-        self.rank_is((job, id), rank, state);
+        self.rank_is(IncarnationId { job, id }, rank, state);
         if hangs {
             return self.struck("ranks that hang");
         }
-        let bytes = bytes_of((job, id), step, rank);
+        let bytes = bytes_of(IncarnationId { job, id }, step, rank);
         let length = bytes.len() as u64;
-        self.ram(place.0).mapped(slot)[..bytes.len()].copy_from_slice(&bytes);
-        self.will_be_sealed((job, id), (run, step, rank), digests(&bytes).1);
+        self.ram(place.pid.node).mapped(slot)[..bytes.len()].copy_from_slice(&bytes);
+        self.will_be_sealed(
+            IncarnationId { job, id },
+            run,
+            step,
+            rank,
+            digests(&bytes).1,
+        );
         if let Some(step) = last.filter(|_| ill && self.random(10) == 0) {
             let seal = Request::SealSlot { slot, step, length };
-            self.ask_in_month((job, id), place, seal, (1_000, What::SealBack));
+            self.ask_in_month(
+                IncarnationId { job, id },
+                place,
+                seal,
+                1_000,
+                What::SealBack,
+            );
         }
         let seal = Request::SealSlot { slot, step, length };
-        self.ask_in_month((job, id), place, seal, (1_000, What::Seal(rank, step)));
+        self.ask_in_month(
+            IncarnationId { job, id },
+            place,
+            seal,
+            1_000,
+            What::Seal(rank, step),
+        );
     }
 
-    pub(super) fn sealed(&mut self, (job, id): (usize, u64), rank: Rank, step: Step) {
-        self.rank_is((job, id), rank, RankState::Sealed);
+    pub(super) fn sealed(
+        &mut self,
+        IncarnationId { job, id }: IncarnationId,
+        rank: Rank,
+        step: Step,
+    ) {
+        self.rank_is(IncarnationId { job, id }, rank, RankState::Sealed);
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
         };
@@ -194,13 +232,14 @@ impl World {
         for state in it.ranks.states.values_mut() {
             *state = RankState::Ready;
         }
-        let commit = Request::Commit {
-            step,
-            schema: vec![].into(),
-            torch_metadata: vec![].into(),
-            durable: DurableWish::Policy,
-        };
-        self.ask_in_month((job, id), place, commit, (1_000, What::Commit));
+        let commit = commit_step(step, DurableWish::Policy);
+        self.ask_in_month(
+            IncarnationId { job, id },
+            place,
+            commit,
+            1_000,
+            What::Commit,
+        );
         if self.random(3) == 0 {
             let wait = Request::Wait {
                 run,
@@ -209,25 +248,25 @@ impl World {
                 timeout_ms: WAIT_MS,
             };
             let limit = u64::from(WAIT_MS);
-            self.ask_in_month((job, id), place, wait, (limit, What::Wait));
+            self.ask_in_month(IncarnationId { job, id }, place, wait, limit, What::Wait);
         }
     }
 
     /// A rank saves an older step in the same run, which is refused, and then the job goes back as it should.
-    fn roll_back(&mut self, (job, id): (usize, u64)) {
+    fn roll_back(&mut self, IncarnationId { job, id }: IncarnationId) {
         self.struck("jobs that roll back");
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
         };
         let back = Step::new(it.ranks.step.saturating_sub(1));
         self.month().jobs.all[job].rolls_back = Some(back);
-        self.end_incarnation((job, id));
+        self.end_incarnation(IncarnationId { job, id });
         self.month().jobs.all[job].starts_at = self.now;
     }
 
     /// Somebody says hello as a trainer of a run that OpenRun never gave.
     pub(super) fn lie(&mut self, job: usize) {
-        let node = self.random(self.limits.nodes as u64) as usize;
+        let node = self.random(self.scene.limits.nodes as u64) as usize;
         if !self.is_awake(node) {
             return;
         }
@@ -239,21 +278,28 @@ impl World {
         };
         self.struck("lies about runs");
         let run = RunId::new(run);
-        let rank = Rank::new(self.random(u64::from(self.limits.ranks)) as u32);
-        let world_size = WorldSize::new(self.limits.ranks).unwrap();
+        let rank = Rank::new(self.random(u64::from(self.scene.limits.ranks)) as u32);
+        let world_size = WorldSize::new(self.scene.limits.ranks).unwrap();
         let role = Role::Trainer {
             run,
             rank,
             world_size,
         };
-        let place = self.connect_in_month((job, 0), node, role, What::Lie(run));
+        let place = self.connect_in_month(IncarnationId { job, id: 0 }, node, role, What::Lie(run));
         self.month().jobs.left.push(place);
     }
 }
 
 /// The bytes of a rank at a step of an incarnation. Mostly the same from step to step, so that increments have clean
 /// chunks; lengths differ by rank.
-pub fn bytes_of((job, incarnation): (usize, u64), step: Step, rank: Rank) -> Vec<u8> {
+pub fn bytes_of(
+    IncarnationId {
+        job,
+        id: incarnation,
+    }: IncarnationId,
+    step: Step,
+    rank: Rank,
+) -> Vec<u8> {
     let seed = digest(format!("{job} {incarnation} {step} {rank}").as_bytes());
     let length = 3000 + 2500 * rank.get() as usize;
     let mut bytes: Vec<u8> = (0..length)

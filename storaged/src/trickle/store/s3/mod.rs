@@ -359,9 +359,10 @@ impl Store for S3 {
             let key = self.key_of(object.key()?)?;
             Some(ObjectEntry { key, length })
         });
-        let rest = match page.is_truncated() {
-            Some(true) => Rest::More,
-            _ => Rest::None,
+        let rest = if page.is_truncated().unwrap_or(false) {
+            Rest::More
+        } else {
+            Rest::None
         };
         Ok(ListPage {
             entries: entries.collect(),

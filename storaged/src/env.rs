@@ -1,10 +1,39 @@
-//! The clock and the random source, as the daemon sees them. Real ones here; under a simulated network, time is
-//! tokio's and the source is seeded.
+//! What stands between the daemon and the world: sockets, threads, clock and random source. Real ones here; under a simulated
+//! network, time is tokio's and the source is seeded.
 
 use std::sync::Arc;
 
 use storaged_core::Now;
 use tokio::time::Instant;
+
+use crate::net::SocketFactory;
+use crate::pool::Pool;
+use crate::trickle::store::Store;
+
+/// What stands between the daemon and the world.
+pub struct Environment {
+    /// UDP sockets.
+    pub sockets: Arc<dyn SocketFactory>,
+    /// Random numbers.
+    pub entropy: Arc<dyn Entropy>,
+    /// Where the network runs: a runtime of its own, so that payload work never delays a keep-alive.
+    pub net_runtime: tokio::runtime::Handle,
+    /// Threads for arithmetic.
+    pub pool: Pool,
+    /// Whether slow work may go to other threads, or must be done in place (simulated time).
+    pub offload: Offload,
+    /// The durable tier instead of the configured one, for tests.
+    pub store: Option<Arc<dyn Store>>,
+}
+
+/// Where slow work is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offload {
+    /// On the runtime's blocking threads.
+    Threads,
+    /// In place.
+    Inline,
+}
 
 /// Milliseconds since the daemon started, by the runtime's clock, which a simulation drives.
 #[derive(Debug, Clone, Copy)]

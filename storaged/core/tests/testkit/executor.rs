@@ -1,0 +1,184 @@
+//! What each output of a node does in the world. Nothing else in the tests performs outputs; a node that is driven alone has
+//! its outputs looked at (`alone`).
+
+use storaged_codec::{Digest, Fingerprint, fingerprint};
+use storaged_core::{CheckPart, Input, Output};
+use storaged_wire::SlotId;
+use storaged_wire::local::Reply;
+
+use super::names::known_index;
+use super::process::{Payload, Pid, digests, made_up_digests};
+use super::scene::Scene;
+use super::sessions::Key;
+use super::setup::CHUNK_BYTES;
+use super::tier::{Claim, Publication, Task, Upload};
+use super::world::World;
+
+impl<S: Scene> World<S> {
+    pub(super) fn perform(&mut self, pid: Pid, output: Output) {
+        let task = match output {
+            Output::Upload {
+                manifest,
+                rank,
+                shard,
+                base,
+            } => Task::Upload(Upload {
+                manifest,
+                rank,
+                shard,
+                base,
+            }),
+            Output::Publish {
+                manifest,
+                enclosures,
+            } => Task::Publish(Publication {
+                manifest,
+                enclosures,
+            }),
+            Output::ListDurable {
+                query,
+                namespace,
+                step,
+            } => Task::List(query, namespace, step),
+            Output::Fetch {
+                manifest,
+                rank,
+                slot,
+                ..
+            } => {
+                self.sessions.nothing_fills(pid, slot);
+                Task::Fetch(manifest, rank, slot)
+            }
+            Output::ClaimRun {
+                query,
+                namespace,
+                owner,
+                above,
+                identity,
+            } => {
+                let claim = Claim {
+                    namespace,
+                    owner,
+                    above,
+                    identity,
+                };
+                Task::Claim(query, claim)
+            }
+            Output::RecordRun {
+                namespace,
+                owner,
+                run,
+            } => Task::Record(namespace, owner, run),
+            Output::FindRun {
+                query,
+                namespace,
+                run,
+            } => Task::Find(query, namespace, run),
+            other => return self.perform_here(pid, other),
+        };
+        self.tier_begins(pid, task);
+    }
+
+    /// All that the durable tier is not asked for.
+    fn perform_here(&mut self, pid: Pid, output: Output) {
+        let takes_ms = S::effect_takes(self);
+        match output {
+            Output::Reply {
+                id,
+                reply,
+                descriptor,
+            } => {
+                if let Reply::SlotGranted { slot, .. } = reply {
+                    self.sessions.nothing_reads(pid, slot);
+                }
+                S::replied(self, pid, id, reply, descriptor);
+            }
+            Output::Send { to, message } => {
+                // Whoever is lied to may send to nodes that there are none of.
+                let to = known_index(&to).filter(|to| *to < self.processes.len());
+                if let Some(to) = to {
+                    self.post(pid.node, to, message);
+                }
+            }
+            Output::CreateSlot { slot, bytes } => {
+                if S::PAYLOAD == Payload::Bytes {
+                    let memory = vec![0; bytes as usize];
+                    self.ram(pid.node).slots.insert(slot, memory);
+                }
+                self.back(pid, takes_ms, Input::SlotCreated { slot });
+            }
+            Output::DropSlot { slot } => self.ram(pid.node).drop_slot(slot),
+            Output::DropParity { set } => {
+                self.sessions.nothing_makes(pid, set);
+                self.ram(pid.node).parity.remove(&set);
+            }
+            Output::Digest { slot, length, .. } => {
+                let digested = self.digest(pid, slot, length);
+                self.back(pid, takes_ms, digested);
+            }
+            Output::Run(work) => self.session_begins(pid, work, takes_ms),
+            Output::Stop { leader, session } => {
+                self.stop_session(pid, &Key { leader, session }, takes_ms);
+            }
+            Output::Check { query, parts } => {
+                if let Some(takes_ms) = S::check_takes(self, takes_ms) {
+                    let checks = parts.iter().map(|part| self.check(pid, part));
+                    let outcomes = checks.collect();
+                    self.back(pid, takes_ms, Input::Checked { query, outcomes });
+                }
+            }
+            Output::Prepare(work) => {
+                self.back(pid, takes_ms, Input::Prepared(work.run()));
+            }
+            Output::Note(note) => S::noted(self, pid.node, note),
+            // What is in the tier by then stays there, and its end is told late: both happen.
+            Output::StopUpload { .. } => {}
+            // No suite waits for what becomes of it.
+            Output::Curate { .. } => {}
+            other => panic!("{other:?} is for the tier"),
+        }
+    }
+
+    fn digest(&mut self, pid: Pid, slot: SlotId, length: u64) -> Input {
+        let (leaves, prints, root) = match S::PAYLOAD {
+            Payload::Bytes => {
+                let bytes = &self.ram(pid.node).slots[&slot][..length as usize];
+                let prints = bytes.chunks(CHUNK_BYTES as usize).map(fingerprint);
+                let (leaves, root) = digests(bytes);
+                (leaves, prints.collect(), root)
+            }
+            Payload::Digests => {
+                self.digested += 1;
+                let (leaves, root) = made_up_digests(&self.digested.to_string(), length);
+                // Nothing is computed of them, so that any fingerprint will do.
+                let prints = leaves.iter().map(|_: &Digest| Fingerprint::ZERO);
+                let prints = prints.collect();
+                self.ram(pid.node).leaves.insert(slot, leaves.clone());
+                (leaves, prints, root)
+            }
+        };
+        Input::Digested {
+            slot,
+            leaves,
+            prints,
+            root,
+        }
+    }
+
+    fn check(&self, pid: Pid, part: &CheckPart) -> (u64, Option<String>) {
+        let process = self.processes[pid.node].as_ref().expect("it is up");
+        match part {
+            CheckPart::Shard(shard) if S::PAYLOAD == Payload::Bytes => {
+                let bytes = &process.slots[&shard.slot][..shard.length as usize];
+                let same = digests(bytes).0 == shard.leaves;
+                (shard.length, (!same).then(|| "wrong digest".into()))
+            }
+            CheckPart::Shard(shard) => (shard.length, None),
+            CheckPart::Parity(_) => (0, None),
+            CheckPart::Enclosure { name, bytes } => {
+                let fault = name.prove(bytes).err();
+                (name.length, fault.map(|fault| fault.to_string()))
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What clients ask, where nothing of it is out of the ordinary.
+
+use storaged_wire::local::{DurableWish, LOCAL_VERSION, Request, Role};
+use storaged_wire::{Digest, Namespace, Rank, Step};
+
+use super::names::TOKEN;
+
+/// How every connection of a client begins.
+pub fn hello(namespace: Namespace, role: Role) -> Request {
+    Request::Hello {
+        version: LOCAL_VERSION,
+        namespace,
+        token: TOKEN.to_vec().into(),
+        role,
+    }
+}
+
+pub const fn acquire_slot(bytes: u64, timeout_ms: u32) -> Request {
+    Request::AcquireSlot { bytes, timeout_ms }
+}
+
+/// What a trainer says of any step for stock readers.
+pub const TORCH_METADATA: &[u8] = &[9; 170];
+
+/// What it says of a step's tensors: the same for some steps in a row.
+pub fn schema_of(step: Step) -> Vec<u8> {
+    vec![(step.get() / 4) as u8; 410]
+}
+
+pub fn commit_step(step: Step, durable: DurableWish) -> Request {
+    Request::Commit {
+        step,
+        schema: schema_of(step).into(),
+        torch_metadata: TORCH_METADATA.to_vec().into(),
+        durable,
+    }
+}
+
+/// What a restart would get, and nothing older.
+pub const fn plan_newest(timeout_ms: u32) -> Request {
+    Request::Plan {
+        step: None,
+        timeout_ms,
+        allow_older: false,
+    }
+}
+
+/// All of a shard, from wherever it is best read.
+pub fn open_shard(manifest: Digest, rank: Rank, timeout_ms: u32) -> Request {
+    Request::OpenShard {
+        manifest,
+        rank,
+        ranges: Vec::new(),
+        timeout_ms,
+        without: None,
+    }
+}
