@@ -1,8 +1,11 @@
 //! Schema and torch metadata in the durable tier: objects of their own beside the manifest that names them. They are written
 //! before it, so that a manifest that is there is whole, and compared with its digests whenever they are read.
 
+use std::collections::BTreeMap;
+
+use futures::FutureExt;
 use storaged_core::DurableFault;
-use storaged_wire::{Enclosure, EnclosureError, Enclosures, Manifest, ManifestBytes, SharedBytes};
+use storaged_wire::{Digest, Enclosure, EnclosureError, Enclosures, Manifest, SharedBytes};
 
 use super::fault::damaged;
 use super::store::{ObjectKey, StoreError};
@@ -33,6 +36,48 @@ impl EnclosedObject {
     }
 }
 
+/// What became of a search for one of them.
+enum Lookup {
+    Found(SharedBytes),
+    /// What is wrong with it.
+    Faulty(String),
+}
+
+/// What manifests name, as the tier has it.
+#[derive(Debug, Default)]
+pub(super) struct NamedObjects {
+    pub bytes: BTreeMap<Digest, SharedBytes>,
+    /// What is wrong with the others.
+    faults: BTreeMap<Digest, String>,
+}
+
+impl NamedObjects {
+    pub fn has_faults(&self) -> bool {
+        !self.faults.is_empty()
+    }
+
+    /// Others of the newest steps have some of what these lack.
+    pub fn take_from(&mut self, others: &BTreeMap<Digest, SharedBytes>) {
+        let found: Vec<Digest> = self.faults.keys().copied().collect();
+        for name in found {
+            if let Some(bytes) = others.get(&name) {
+                let reason = self.faults.remove(&name);
+                tracing::warn!(
+                    reason,
+                    "what a step in the durable tier names is read from another step"
+                );
+                self.bytes.insert(name, bytes.clone());
+            }
+        }
+    }
+
+    /// What is wrong with something that a manifest names.
+    pub fn fault_of(&self, record: &Manifest) -> Option<String> {
+        let mut faults = named(record).filter_map(|(_, it)| self.faults.get(&it.digest));
+        faults.next().cloned()
+    }
+}
+
 impl Trickle {
     /// Writes what a manifest names. What an earlier attempt has written stays: the manifest may be there already, and must not
     /// be without it for a moment.
@@ -55,18 +100,49 @@ impl Trickle {
         Ok(())
     }
 
-    /// Reads what a manifest names, or says which of it is not there or not what it should be.
-    pub(super) async fn enclosures(
+    /// Reads what manifests name, newest first, and is not known: each of it once, from the newest that has it.
+    pub(super) async fn named_by(
         &self,
-        manifest: &ManifestBytes,
-    ) -> Result<Enclosures, DurableFault> {
-        let record = manifest.manifest();
-        let mut found = Enclosures::default();
-        for (which, enclosure) in named(record) {
-            let key = object(record, which.name())?;
-            *which.of(&mut found) = self.enclosure_at(&key, enclosure).await?;
+        records: &[&Manifest],
+        known: &BTreeMap<Digest, SharedBytes>,
+    ) -> Result<NamedObjects, DurableFault> {
+        let mut wanted: BTreeMap<Digest, Vec<(ObjectKey, Enclosure)>> = BTreeMap::new();
+        for record in records {
+            for (which, enclosure) in named(record) {
+                if !known.contains_key(&enclosure.digest) {
+                    let key = object(record, which.name())?;
+                    let places = wanted.entry(enclosure.digest).or_default();
+                    places.push((key, enclosure));
+                }
+            }
+        }
+        let asked = wanted.values().map(|places| self.first_of(places).boxed());
+        let read = futures::future::try_join_all(asked).await?;
+        let mut found = NamedObjects::default();
+        for (name, outcome) in wanted.into_keys().zip(read) {
+            match outcome {
+                Lookup::Found(bytes) => drop(found.bytes.insert(name, bytes)),
+                Lookup::Faulty(reason) => drop(found.faults.insert(name, reason)),
+            }
         }
         Ok(found)
+    }
+
+    /// The bytes from the first place that has them, or what is wrong at the first.
+    async fn first_of(&self, places: &[(ObjectKey, Enclosure)]) -> Result<Lookup, DurableFault> {
+        let mut fault = None;
+        for (key, enclosure) in places {
+            match (self.enclosure_at(key, *enclosure).await, fault.take()) {
+                (Ok(bytes), None) => return Ok(Lookup::Found(bytes)),
+                (Ok(bytes), Some(reason)) => {
+                    tracing::warn!(reason, found = %key, "what a step in the durable tier names is read from another step");
+                    return Ok(Lookup::Found(bytes));
+                }
+                (Err(DurableFault::Damaged(reason)), first) => fault = first.or(Some(reason)),
+                (Err(fault), _) => return Err(fault),
+            }
+        }
+        Ok(Lookup::Faulty(fault.unwrap_or_default()))
     }
 
     async fn enclosure_at(

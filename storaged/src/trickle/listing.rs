@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use storaged_core::{DurableFault, DurableListing, SetAside, SetAsideCause};
-use storaged_wire::{Enclosures, ManifestBytes, Namespace, RunId, Step};
+use storaged_wire::{Manifest, ManifestBytes, Namespace, RunId, Step};
 
 use super::fault::damaged;
 use super::index::{IndexReader, Indexed, Mark, StepKey, read_bases};
@@ -18,10 +18,20 @@ const LISTED_MAX: usize = 4;
 /// Folders of runs that are in no index and that a listing looks into.
 const OLD_RUNS_MAX: usize = 64;
 
+/// What is read of each checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Depth {
+    /// Its manifest.
+    Manifests,
+    /// And what that names, without which nobody could read the shards.
+    Whole,
+}
+
 /// A listing as it grows.
 struct Search<'a> {
     namespace: &'a Namespace,
     step: Option<Step>,
+    depth: Depth,
     listing: DurableListing,
     /// What the index names, whether it can be used or not.
     indexed: BTreeSet<StepKey>,
@@ -29,7 +39,7 @@ struct Search<'a> {
 
 /// What became of a candidate.
 enum Candidate {
-    Sound(Arc<ManifestBytes>, Enclosures),
+    Sound(Arc<ManifestBytes>),
     /// Its manifest is not there: it is being published, or its upload was abandoned.
     Unpublished,
     Unusable(String),
@@ -50,7 +60,7 @@ impl Search<'_> {
 
     fn add(&mut self, place: StepKey, candidate: Candidate) {
         match candidate {
-            Candidate::Sound(manifest, enclosures) => self.add_sound(manifest, enclosures),
+            Candidate::Sound(manifest) => self.listing.manifests.push(manifest),
             Candidate::Unpublished => {}
             Candidate::Unusable(reason) => {
                 tracing::warn!(namespace = %self.namespace, run = %place.run, step = %place.step, reason,
@@ -58,20 +68,6 @@ impl Search<'_> {
                 self.set_aside(place, SetAsideCause::Unusable, reason);
             }
         }
-    }
-
-    fn add_sound(&mut self, manifest: Arc<ManifestBytes>, enclosures: Enclosures) {
-        let record = manifest.manifest();
-        let named = [
-            (&record.schema, enclosures.schema),
-            (&record.torch_metadata, enclosures.torch_metadata),
-        ];
-        for (enclosed, bytes) in named {
-            if let Some(name) = enclosed.to_fetch() {
-                self.listing.enclosures.insert(name.digest, bytes);
-            }
-        }
-        self.listing.manifests.push(manifest);
     }
 
     fn set_aside(&mut self, place: StepKey, cause: SetAsideCause, reason: String) {
@@ -97,9 +93,20 @@ impl Trickle {
         namespace: &Namespace,
         step: Option<Step>,
     ) -> Result<DurableListing, DurableFault> {
+        self.list_to(Depth::Whole, namespace, step).await
+    }
+
+    /// The same, without what the manifests name where that is not needed.
+    pub(super) async fn list_to(
+        &self,
+        depth: Depth,
+        namespace: &Namespace,
+        step: Option<Step>,
+    ) -> Result<DurableListing, DurableFault> {
         let mut search = Search {
             namespace,
             step,
+            depth,
             listing: DurableListing::default(),
             indexed: BTreeSet::new(),
         };
@@ -155,9 +162,9 @@ impl Trickle {
                 asked.push(self.candidate(search.namespace, one).boxed());
             }
             let candidates = futures::future::try_join_all(asked).await?;
-            for (one, candidate) in batch.iter().zip(candidates) {
-                search.add(one.place, candidate);
-            }
+            let places = batch.iter().map(|one| one.place);
+            self.add_all(search, places.zip(candidates).collect())
+                .await?;
         }
         Ok(())
     }
@@ -191,7 +198,7 @@ impl Trickle {
                 }
                 if search.wants(place) {
                     let candidate = self.in_folder(namespace, place).await?;
-                    search.add(place, candidate);
+                    self.add_all(search, vec![(place, candidate)]).await?;
                 }
             }
         }
@@ -204,7 +211,7 @@ impl Trickle {
         one: &Indexed,
     ) -> Result<Candidate, DurableFault> {
         let candidate = self.manifest_of(namespace, one.place).await?;
-        if one.has(Mark::Full) || !matches!(candidate, Candidate::Sound(..)) {
+        if one.has(Mark::Full) || !matches!(candidate, Candidate::Sound(_)) {
             return Ok(candidate);
         }
         let says = self.said(namespace, one.place, Mark::Increment).await?;
@@ -225,7 +232,7 @@ impl Trickle {
         place: StepKey,
     ) -> Result<Candidate, DurableFault> {
         let candidate = self.manifest_of(namespace, place).await?;
-        let Candidate::Sound(manifest, _) = &candidate else {
+        let Candidate::Sound(manifest) = &candidate else {
             return Ok(candidate);
         };
         match self.bases_are_there(manifest).await {
@@ -240,7 +247,7 @@ impl Trickle {
         place: StepKey,
     ) -> Result<Candidate, DurableFault> {
         match self.find_manifest(namespace, place.run, place.step).await {
-            Ok(Some(manifest)) => self.with_enclosures(place, manifest).await,
+            Ok(Some(manifest)) => Ok(Candidate::Sound(Arc::new(manifest))),
             Ok(None) => Ok(Candidate::Unpublished),
             Err(DurableFault::Damaged(reason)) => {
                 Ok(Candidate::Unusable(format!("{MANIFEST_OBJECT}: {reason}")))
@@ -249,19 +256,54 @@ impl Trickle {
         }
     }
 
-    /// A manifest with what it names, which is a part of it: without that nobody could read the shards.
-    async fn with_enclosures(
+    /// Adds candidates, newest first, each with what its manifest names. Steps of one structure name the same, which is read once.
+    async fn add_all(
         &self,
+        search: &mut Search<'_>,
+        candidates: Vec<(StepKey, Candidate)>,
+    ) -> Result<(), DurableFault> {
+        let sound = candidates
+            .iter()
+            .filter_map(|(_, candidate)| match candidate {
+                Candidate::Sound(manifest) => Some(manifest.manifest()),
+                Candidate::Unpublished | Candidate::Unusable(_) => None,
+            });
+        let sound: Vec<&Manifest> = sound.filter(|_| search.depth == Depth::Whole).collect();
+        let mut found = self.named_by(&sound, &search.listing.enclosures).await?;
+        if found.has_faults() && search.step.is_some() {
+            // One step was asked for. Others may name the same.
+            let newest = Box::pin(self.list(search.namespace, None)).await?;
+            found.take_from(&newest.enclosures);
+        }
+        let mut judged = Vec::new();
+        for (place, candidate) in candidates {
+            let fault = match &candidate {
+                Candidate::Sound(manifest) => found.fault_of(manifest.manifest()),
+                Candidate::Unpublished | Candidate::Unusable(_) => None,
+            };
+            judged.push(match fault {
+                Some(reason) => (
+                    place,
+                    self.without_named(search.namespace, place, reason).await?,
+                ),
+                None => (place, candidate),
+            });
+        }
+        search.listing.enclosures.extend(found.bytes);
+        for (place, candidate) in judged {
+            search.add(place, candidate);
+        }
+        Ok(())
+    }
+
+    /// What its manifest names is not there, or not what it should be. What is being removed goes behind its manifest, and is not
+    /// damaged.
+    async fn without_named(
+        &self,
+        namespace: &Namespace,
         place: StepKey,
-        manifest: ManifestBytes,
+        reason: String,
     ) -> Result<Candidate, DurableFault> {
-        let reason = match self.enclosures(&manifest).await {
-            Ok(found) => return Ok(Candidate::Sound(Arc::new(manifest), found)),
-            Err(DurableFault::Damaged(reason)) => reason,
-            Err(fault) => return Err(fault),
-        };
-        // What is being removed goes behind its manifest, and is not damaged.
-        let namespace = &manifest.manifest().namespace;
         let key = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
         match self.length(&key).await? {
             Some(_) => Ok(Candidate::Unusable(reason)),

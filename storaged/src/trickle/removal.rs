@@ -10,6 +10,7 @@ use storaged_wire::{Manifest, ManifestBytes, Namespace, Owner, Rank, RunId, Step
 
 use super::increment::records_object;
 use super::index::{Indexed, Mark, StepKey, mark_key, read_bases};
+use super::listing::Depth;
 use super::packed::packed_object;
 use super::store::{KeyPrefix, ObjectKey};
 use super::{MANIFEST_OBJECT, Trickle, object, object_at, shard_object};
@@ -62,7 +63,7 @@ impl Trickle {
         namespace: &Namespace,
         owner: Owner,
     ) -> Result<(), CurationFault> {
-        let listing = self.list(namespace, None).await?;
+        let listing = self.list_to(Depth::Manifests, namespace, None).await?;
         let other = |found: Owner| found != owner;
         if listing
             .manifests

@@ -220,7 +220,10 @@ impl Restores {
                 for manifest in listing.manifests {
                     opening.survey.add_durable(manifest);
                 }
+                let key = CheckpointKey::of(opening.manifest.manifest());
                 opening.survey.set_aside = listing.set_aside;
+                let against = opening.survey.reason_against(&key);
+                opening.survey.durable_fault = against.map(DurableFault::Damaged);
             }
             Err(fault) => opening.survey.durable_fault = Some(fault),
         }

@@ -42,31 +42,27 @@ async fn what_a_manifest_names_is_listed_with_it_and_removed_with_it() {
 }
 
 #[tokio::test]
-async fn a_step_without_what_it_names_is_damaged_and_the_one_before_is_offered() {
+async fn what_a_step_lacks_is_read_from_another_and_without_any_it_is_damaged() {
     for object in ENCLOSED {
         let world = saved(1..=3).await;
         let gone = key(3, object).parse().unwrap();
         world.store.delete(&gone).await.unwrap();
         world.change(&key(2, object), |bytes| bytes[0] ^= 1).await;
+        assert_eq!(world.steps().await, [3, 2, 1], "the first one has it");
+        world.change(&key(1, object), |bytes| bytes[0] ^= 1).await;
         let listing = world.listed(None).await;
-        let steps: Vec<u64> = listing
-            .manifests
-            .iter()
-            .map(|it| it.manifest().step.get())
-            .collect();
-        assert_eq!(steps, [1]);
-        let [missing, wrong] = &listing.set_aside[..] else {
-            panic!("{:?}", listing.set_aside);
-        };
-        assert_eq!(missing.cause, SetAsideCause::Unusable);
-        assert!(missing.reason.contains(object), "{}", missing.reason);
-        assert!(
-            missing.reason.contains("got no object"),
-            "{}",
-            missing.reason
-        );
-        assert!(wrong.reason.contains(object), "{}", wrong.reason);
-        assert!(wrong.reason.contains("of digest"), "{}", wrong.reason);
+        assert_eq!(listing.manifests.len(), 0);
+        assert_eq!(listing.set_aside.len(), 3, "{:?}", listing.set_aside);
+        for (step, said) in [(3, "got no object"), (2, "of digest"), (1, "of digest")] {
+            let alone = world.listed(Some(step)).await;
+            assert_eq!(alone.manifests.len(), 0);
+            let [one] = &alone.set_aside[..] else {
+                panic!("{:?}", alone.set_aside);
+            };
+            assert_eq!(one.cause, SetAsideCause::Unusable);
+            assert!(one.reason.contains(object), "{}", one.reason);
+            assert!(one.reason.contains(said), "{}", one.reason);
+        }
     }
 }
 
