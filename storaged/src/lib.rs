@@ -17,6 +17,7 @@ pub mod encode;
 pub mod env;
 pub mod http;
 pub mod hyperpod;
+pub mod keep;
 pub mod log;
 pub mod memory;
 pub mod metrics;
