@@ -1,7 +1,7 @@
 //! Records that storaged sends, stores and shares. No I/O: types, their bytes, and the checks on both.
 //!
 //! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `enclosure` (what it names beside its shards), `local` (trainer and daemon),
-//! `peer` (daemon and daemon), `shape` (of a session), `refusal` (what a caller is told when something cannot be done), `framing`.
+//! `peer` (daemon and daemon), `kept` (daemon and the next one on its node), `shape` (of a session), `refusal` (what a caller is told when something cannot be done), `framing`.
 //! Every record is CBOR with explicit field numbers; numbers are never reused.
 
 #![forbid(unsafe_code)]
@@ -12,6 +12,7 @@ pub mod enclosure;
 pub mod framing;
 pub mod ids;
 pub mod increment;
+pub mod kept;
 pub mod local;
 pub mod manifest;
 pub mod peer;
@@ -30,6 +31,10 @@ pub use ids::{
     Generation, IdError, Namespace, NodeName, Owner, Rank, SessionId, SlotId, Step, WorldSize,
 };
 pub use increment::{IncrementBase, IncrementIndex};
+pub use kept::{
+    KeptCheckpoint, KeptDescription, KeptParity, KeptRecord, KeptShard, KeptTable, RecordName,
+    RecordNamespace,
+};
 pub use manifest::{Manifest, ManifestBytes, ManifestError, OnNode, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};
 pub use run::{RunId, RunIdError};
