@@ -17,7 +17,7 @@ use crate::state::CheckpointState;
 /// The name of a record.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
 pub enum RecordName {
-    /// [`RecordNamespace`].
+    /// [`KeptNamespace`].
     #[n(0)]
     Namespace(#[n(0)] Namespace),
     /// A manifest, by its digest.
@@ -42,7 +42,7 @@ pub enum RecordName {
 pub enum KeptRecord {
     /// What is known of a job.
     #[n(0)]
-    Namespace(#[n(0)] RecordNamespace),
+    Namespace(#[n(0)] KeptNamespace),
     /// The bytes of a manifest.
     #[n(1)]
     Manifest(#[n(0)] Digest, #[n(1)] SharedBytes),
@@ -72,7 +72,7 @@ impl KeptRecord {
 
 /// A job as the node knows it: above all which runs it has fenced off and promised, which it must not forget.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct RecordNamespace {
+pub struct KeptNamespace {
     /// The job.
     #[n(0)]
     pub namespace: Namespace,
@@ -212,7 +212,7 @@ mod tests {
             run,
             step,
         };
-        let of_job = RecordNamespace {
+        let of_job = KeptNamespace {
             namespace,
             owner,
             fence: run,

@@ -32,8 +32,8 @@ pub use ids::{
 };
 pub use increment::{IncrementBase, IncrementIndex};
 pub use kept::{
-    KeptCheckpoint, KeptDescription, KeptParity, KeptRecord, KeptShard, KeptTable, RecordName,
-    RecordNamespace,
+    KeptCheckpoint, KeptDescription, KeptNamespace, KeptParity, KeptRecord, KeptShard, KeptTable,
+    RecordName,
 };
 pub use manifest::{Manifest, ManifestBytes, ManifestError, OnNode, ShardEntry};
 pub use refusal::{Refusal, RefusalCode};

@@ -16,6 +16,7 @@ use crate::budget::Budget;
 use crate::catalog::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Waiter};
 use crate::enclosures::EnclosureStore;
 use crate::event::Event;
+use crate::keep::Keeping;
 use crate::limits;
 use crate::parcels::Parcels;
 use crate::restore::Rates;
@@ -58,6 +59,7 @@ pub(crate) struct Context {
     pub parcels: Parcels,
     pub enclosures: EnclosureStore,
     pub tier: TierHealth,
+    pub keeping: Keeping,
     next: u64,
 }
 
@@ -96,6 +98,7 @@ impl Context {
             parcels: Parcels::default(),
             enclosures: EnclosureStore::default(),
             tier: TierHealth::default(),
+            keeping: Keeping::default(),
             next: 0,
         })
     }
@@ -135,6 +138,11 @@ impl Context {
     pub(crate) fn fresh(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// Numbers given from now on are above this one.
+    pub(crate) fn numbers_above(&mut self, number: u64) {
+        self.next = self.next.max(number);
     }
 
     pub(crate) fn reply(&mut self, id: RequestId, reply: Reply) {

@@ -2,7 +2,7 @@
 //!
 //! Order of reading: `api` (what goes in and comes out), `node` (who hears what), `context` and `catalog` (what all share), then the verbs: `stage` (slots,
 //! sealing, commit, retiring), `delta` (the basis), `encode` (sessions), `place` (runs, healing),
-//! `trickle` (the durable tier), `restore` (plan and ladder). `limits` has every number, `budget` every byte.
+//! `trickle` (the durable tier), `restore` (plan and ladder). `keep` says what outlives the daemon, `recover` takes it over. `limits` has every number, `budget` every byte.
 //! Payload bytes never come here: only ids, lengths and digests.
 
 #![forbid(unsafe_code)]
@@ -19,12 +19,14 @@ mod delta;
 mod enclosures;
 mod encode;
 mod event;
+mod keep;
 pub mod limits;
 mod messages;
 mod node;
 mod parcels;
 mod place;
 mod records;
+mod recover;
 mod restore;
 mod sources;
 mod stage;

@@ -69,7 +69,9 @@ impl Node {
         while let Some(event) = self.cx.next_event() {
             self.hear(event);
         }
-        std::mem::take(&mut self.cx.out)
+        let mut all = self.cx.take_changed_records();
+        all.append(&mut self.cx.out);
+        all
     }
 
     fn hear(&mut self, event: Event) {
@@ -135,6 +137,7 @@ impl Node {
     fn dispatch(&mut self, input: Input) {
         match input {
             Input::Tick => self.tick(),
+            Input::Recovered { records } => self.cx.recover(records),
             Input::PeerUp { node, generation } => self.peer_up(node, generation),
             Input::PeerDown { node } => self.peer_down(&node),
             Input::Message { from, message } => self.message(&from, message),

@@ -7,7 +7,9 @@ use storaged_codec::Fingerprint;
 use storaged_plan::Member;
 use storaged_wire::local::Request;
 use storaged_wire::peer::{PeerMessage, SessionFault};
-use storaged_wire::{Digest, Generation, Namespace, NodeName, Rank, RunId, SessionId, SlotId};
+use storaged_wire::{
+    Digest, Generation, KeptRecord, Namespace, NodeName, Rank, RunId, SessionId, SlotId,
+};
 
 use super::{
     ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, Prepared, QueryId,
@@ -19,6 +21,8 @@ use super::{
 pub enum Input {
     /// The deadline came.
     Tick,
+    /// First of all, of a daemon that starts where another one ended: what that one kept, and the memory behind it is there.
+    Recovered { records: Vec<KeptRecord> },
     /// The link to a peer is up.
     PeerUp {
         node: NodeName,

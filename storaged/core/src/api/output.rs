@@ -6,8 +6,8 @@ use std::sync::Arc;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
-    ChunkSize, Digest, Enclosures, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
-    SessionId, SlotId, Step,
+    ChunkSize, Digest, Enclosures, KeptRecord, ManifestBytes, Namespace, NodeName, Owner, Rank,
+    RecordName, RunId, SessionId, SlotId, Step,
 };
 
 use super::{
@@ -18,6 +18,10 @@ use super::{
 /// What to do.
 #[derive(Debug, Clone)]
 pub enum Output {
+    /// Write this where it outlives the daemon, before anything that comes after it is done.
+    Keep(KeptRecord),
+    /// What has this name is not needed any more.
+    Forget(RecordName),
     /// Answer a request; `descriptor` is the slot whose memfd goes along.
     Reply {
         id: RequestId,

@@ -122,6 +122,7 @@ impl Blocks {
 impl Context {
     /// Tells the home nodes which blocks of a checkpoint are here, as far as they have not acknowledged it.
     pub(crate) fn report_held(&mut self, key: &CheckpointKey) {
+        self.keeping.touch(key);
         let homes = self.homes_of(key);
         let manifest = self.checkpoints.get(key).and_then(|c| c.manifest.clone());
         let Some(manifest) = manifest else {

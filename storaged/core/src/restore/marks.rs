@@ -33,6 +33,7 @@ impl Context {
             return;
         }
         table.mark = Some(mark);
+        self.keeping.touch_job(&key.namespace);
         if self.homes_of(key).contains(self.me()) {
             let told = self.namespace_mark(&key.namespace);
             self.send_all(&PeerMessage::Marks(told.into_iter().collect()));

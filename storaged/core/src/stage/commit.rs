@@ -77,6 +77,7 @@ impl Context {
         checkpoint.description_here = Some(Description::new(schema, torch_metadata, given.durable));
         self.keep_enclosure(schema.digest, given.schema);
         self.keep_enclosure(torch_metadata.digest, given.torch_metadata);
+        self.keeping.touch(key);
         self.announce(key);
     }
 
@@ -240,6 +241,7 @@ impl Context {
         // What it was made of is in it.
         checkpoint.forget_collected();
         self.by_name.insert(manifest.name(), key.clone());
+        self.keeping.touch(&key);
         self.drop_unlisted_shards(&key);
         self.reach(&key, CheckpointState::Committed);
         self.emit(Event::Adopted);
@@ -301,6 +303,7 @@ impl Context {
         checkpoint.state = state;
         checkpoint.no_room = None;
         let key = key.clone();
+        self.keeping.touch(&key);
         if state >= self.safe_state() {
             self.raise_mark(&key);
         }

@@ -171,6 +171,7 @@ impl Context {
         namespace: &Namespace,
         owner: Owner,
     ) -> &mut NamespaceTable {
+        self.keeping.touch_job(namespace);
         self.namespaces
             .entry(namespace.clone())
             .or_insert_with(|| NamespaceTable::new(owner))
@@ -295,10 +296,12 @@ impl Context {
         root: Digest,
         prints: Arc<[Fingerprint]>,
     ) {
+        self.kept_slot_digested(slot, &root);
         let digests = (leaves, root);
         let Some(key) = self.sealed_key(slot) else {
             return;
         };
+        self.keeping.touch(&key);
         let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
             return;
         };

@@ -144,6 +144,7 @@ impl Context {
         let Some(checkpoint) = self.checkpoints.remove(key) else {
             return;
         };
+        self.keeping.touch(key);
         // Before the slots: no session reads from one any more when somebody is given it.
         if !planted!("sessions_outlive_blocks") {
             self.emit(Event::BlocksGone(key.clone()));

@@ -176,6 +176,23 @@ impl Cluster {
         self.end_process(node);
     }
 
+    /// The next daemon of a node may keep so much.
+    pub fn set_budget(&mut self, node: usize, bytes: u64) {
+        self.scene.room.budgets.insert(node, bytes);
+    }
+
+    /// The job is started again: a newer run.
+    pub fn begin_again(&mut self) {
+        self.scene.trainers.clear();
+        let reader = self.connect(0, Role::Reader);
+        let reply = self.ask(0, reader, Request::OpenRun { timeout_ms: 10_000 });
+        let Reply::RunOpened { run } = reply else {
+            panic!("no run: {reply:?}");
+        };
+        self.scene.run = Some(run);
+        (0..self.scene.k).for_each(|node| self.attach(node));
+    }
+
     /// A connection to a node's daemon.
     pub fn connect(&mut self, node: usize, role: Role) -> ConnId {
         let job = self.scene.job.clone();

@@ -7,7 +7,7 @@ use storaged_wire::SlotId;
 use storaged_wire::local::Reply;
 
 use super::names::known_index;
-use super::process::{Payload, Pid, digests, made_up_digests};
+use super::process::{Payload, Pid, digests, made_up_digests, with_root};
 use super::scene::Scene;
 use super::sessions::Key;
 use super::setup::CHUNK_BYTES;
@@ -131,6 +131,16 @@ impl<S: Scene> World<S> {
                 self.back(pid, takes_ms, Input::Prepared(work.run()));
             }
             Output::Note(note) => S::noted(self, pid.node, note),
+            Output::Keep(record) => {
+                self.ram(pid.node).kept.insert(record.name(), record);
+            }
+            Output::Forget(name) => {
+                let kept = self.ram(pid.node).kept.remove(&name);
+                assert!(
+                    kept.is_some(),
+                    "{pid:?} forgets {name:?}, which is not kept"
+                );
+            }
             // What is in the tier by then stays there, and its end is told late: both happen.
             Output::StopUpload { .. } => {}
             // No suite waits for what becomes of it.
@@ -149,7 +159,9 @@ impl<S: Scene> World<S> {
             }
             Payload::Digests => {
                 self.digested += 1;
-                let (leaves, root) = made_up_digests(&self.digested.to_string(), length);
+                let made_up = made_up_digests(&self.digested.to_string(), length);
+                let inherited = self.ram(pid.node).inherited.remove(&slot);
+                let (leaves, root) = inherited.map_or(made_up, |leaves| with_root(leaves, length));
                 // Nothing is computed of them, so that any fingerprint will do.
                 let prints = leaves.iter().map(|_: &Digest| Fingerprint::ZERO);
                 let prints = prints.collect();

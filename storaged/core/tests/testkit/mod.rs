@@ -13,7 +13,7 @@
 //! | suite | scene | payload | sessions | links | tier |
 //! | --- | --- | --- | --- | --- | --- |
 //! | `simulation` | `sim/`, job or month | bytes | at their end, some break | delay, loss, cuts, pauses | weather |
-//! | `enclosures`, `healing`, `lifetimes`, `plans`, `restart_safe`, `slots` | `cluster/` | digests | stripe by stripe | to the millisecond | as a test says |
+//! | `enclosures`, `healing`, `recovery`, `lifetimes`, `plans`, `restart_safe`, `slots` | `cluster/` | digests | stripe by stripe | to the millisecond | as a test says |
 //! | `runs` | `runs/` | digests | at once | delay, cuts, silence | as a test says |
 //! | `handle` | `handle/` | digests | at once | in order | well |
 #![allow(dead_code, reason = "each suite uses a part of it")]

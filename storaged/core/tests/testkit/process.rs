@@ -1,11 +1,12 @@
-//! One node's process: its decisions and its RAM. A crash loses all of it.
+//! One node's process: its decisions and its RAM. A crash loses the decisions; the RAM outlives them if the test says so, with the
+//! records that were kept beside it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Digest, digest, leaf_digest, root_digest};
 use storaged_core::{Node, ParityId};
-use storaged_wire::SlotId;
+use storaged_wire::{KeptRecord, RecordName, SlotId};
 
 use super::setup::CHUNK_BYTES;
 
@@ -37,6 +38,12 @@ pub struct Process {
     /// The last slots that were dropped: readers and trainers that have them mapped still see them.
     dropped: BTreeMap<SlotId, Vec<u8>>,
     pub parity: BTreeMap<ParityId, Vec<Vec<u8>>>,
+    /// What the decisions have kept.
+    pub kept: BTreeMap<RecordName, KeptRecord>,
+    /// Slots of an earlier process whose digests have not been made again.
+    pub inherited: BTreeMap<SlotId, Arc<[Digest]>>,
+    /// The bytes of its slots change before somebody inherits them.
+    pub rots: bool,
     pub started: u64,
     /// How far its clock has jumped ahead.
     pub ahead: u64,
@@ -53,10 +60,41 @@ impl Process {
             leaves: BTreeMap::new(),
             dropped: BTreeMap::new(),
             parity: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            inherited: BTreeMap::new(),
+            rots: false,
             started,
             ahead: 0,
             wakes_at: None,
         }
+    }
+
+    /// Takes over what another process of the node has left. Gives the records.
+    pub fn inherit(&mut self, left: Self) -> Vec<KeptRecord> {
+        self.slots = left.slots;
+        self.parity = left.parity;
+        self.kept = left.kept;
+        let tables = self.kept.values().filter_map(|record| match record {
+            KeptRecord::Table(table) => Some(((table.key.clone(), table.rank), &table.leaves)),
+            _ => None,
+        });
+        let tables: BTreeMap<_, _> = tables.collect();
+        for record in self.kept.values() {
+            let KeptRecord::Checkpoint(kept) = record else {
+                continue;
+            };
+            for shard in &kept.shards {
+                if let Some(leaves) = tables.get(&(kept.key.clone(), shard.rank)) {
+                    self.inherited.insert(shard.slot, leaves.as_slice().into());
+                }
+            }
+        }
+        if left.rots {
+            self.inherited.clear();
+            self.slots.values_mut().for_each(|bytes| bytes[0] ^= 1);
+        }
+        self.leaves = self.inherited.clone();
+        self.kept.values().cloned().collect()
     }
 
     pub fn drop_slot(&mut self, slot: SlotId) {
@@ -79,7 +117,7 @@ impl Process {
 
 /// Chunk digests and root of a shard.
 pub fn digests(bytes: &[u8]) -> (Arc<[Digest]>, Digest) {
-    let leaves: Vec<Digest> = bytes
+    let leaves: Arc<[Digest]> = bytes
         .chunks(CHUNK_BYTES as usize)
         .enumerate()
         .map(|(index, chunk)| leaf_digest(chunk, index as u64))
@@ -94,7 +132,8 @@ pub fn made_up_digests(name: &str, length: u64) -> (Arc<[Digest]>, Digest) {
     with_root((0..chunk.count(length)).map(leaf).collect(), length)
 }
 
-fn with_root(leaves: Vec<Digest>, length: u64) -> (Arc<[Digest]>, Digest) {
+/// The root to chunk digests.
+pub fn with_root(leaves: Arc<[Digest]>, length: u64) -> (Arc<[Digest]>, Digest) {
     let root = root_digest(&leaves, length, ChunkSize::new(CHUNK_BYTES).unwrap());
-    (leaves.into(), root)
+    (leaves, root)
 }

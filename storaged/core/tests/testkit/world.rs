@@ -50,6 +50,8 @@ pub struct World<S: Scene> {
     pub notes: Vec<(u64, usize, Note)>,
     /// Answers that nobody has taken.
     pub replies: BTreeMap<RequestId, Reply>,
+    /// What processes have left that ended and whose RAM outlives them.
+    left: BTreeMap<usize, Process>,
     /// What has come for nodes that are paused.
     paused: BTreeMap<usize, Vec<(Pid, Input)>>,
     /// Requests and connections, by which they are numbered.
@@ -77,6 +79,7 @@ impl<S: Scene> World<S> {
             tier: Tier::default(),
             notes: Vec::new(),
             replies: BTreeMap::new(),
+            left: BTreeMap::new(),
             paused: BTreeMap::new(),
             asked: 0,
             digested: 0,
@@ -206,7 +209,7 @@ impl<S: Scene> World<S> {
         self.after(ms, Event::Start(node));
     }
 
-    /// A process starts with nothing in its RAM.
+    /// A process starts with nothing in its RAM but what an earlier one has left there.
     pub fn start_process(&mut self, node: usize) {
         if self.is_up(node) {
             return;
@@ -217,7 +220,13 @@ impl<S: Scene> World<S> {
         setup.generation = Generation::new(generation);
         S::sets_up(self, node, &mut setup);
         let decisions = Node::new(setup).unwrap();
-        self.processes[node] = Some(Process::new(decisions, generation, self.now));
+        let mut process = Process::new(decisions, generation, self.now);
+        let left = self.left.remove(&node);
+        let records = left.map(|left| process.inherit(left));
+        self.processes[node] = Some(process);
+        if let Some(records) = records {
+            self.tell(node, Input::Recovered { records });
+        }
         self.tell(node, Input::Tick);
         S::started(self, node);
     }
@@ -228,6 +237,20 @@ impl<S: Scene> World<S> {
         self.processes[node] = None;
         self.paused.remove(&node);
         self.links_lose(node);
+    }
+
+    /// kill -9 of the daemon alone: its RAM is kept for the next one.
+    pub fn end_daemon(&mut self, node: usize) {
+        let left = self.processes[node].take();
+        self.end_process(node);
+        self.left.extend(left.map(|left| (node, left)));
+    }
+
+    /// What a daemon that has ended left.
+    pub fn left_by(&mut self, node: usize) -> &mut Process {
+        self.left
+            .get_mut(&node)
+            .expect("its daemon alone has ended")
     }
 
     /// A process handles nothing until it is resumed; what comes for it waits.

@@ -172,6 +172,7 @@ impl Context {
 
     /// What was the only copy is gone: no plan need wait for it.
     fn forget_mark(&mut self, namespace: &Namespace, up_to: HighMark) {
+        self.keeping.touch_job(namespace);
         if let Some(table) = self.namespaces.get_mut(namespace)
             && table.mark <= Some(up_to)
         {
@@ -200,6 +201,7 @@ impl Context {
 
     /// Frees all that a job has here, up to a checkpoint.
     pub(super) fn drop_ram(&mut self, namespace: &Namespace, up_to: Option<HighMark>) -> Freed {
+        self.keeping.touch_job(namespace);
         let before = self.budget.used();
         let keys = self.checkpoints.keys();
         let goes =

@@ -61,6 +61,9 @@ impl Context {
     /// Somebody uses the job: what was evicted of it may come back.
     pub(crate) fn touch(&mut self, namespace: &Namespace) {
         if let Some(table) = self.namespaces.get_mut(namespace) {
+            if table.evicted.is_some() {
+                self.keeping.touch_job(namespace);
+            }
             table.evicted = None;
             self.lifetimes.used.insert(namespace.clone(), self.now);
         }
@@ -157,6 +160,7 @@ impl Context {
             };
             if idle_ms >= enough {
                 self.namespaces.remove(&namespace);
+                self.keeping.touch_job(&namespace);
                 self.lifetimes.used.remove(&namespace);
             }
         }

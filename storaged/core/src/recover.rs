@@ -1,0 +1,304 @@
+//! A daemon that starts where another one ended takes over what that one has kept: its records, and with them the slots and the
+//! parity sets that they speak of. It is another incarnation all the same. Peers say everything again, ask what it holds, and find
+//! nothing to put back.
+//!
+//! Kept bytes count at once: whoever reads a chunk compares it with its digest, as ever. Beside that every slot is digested again, the
+//! newest step's first, and one that has rotted is a lost block.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use storaged_codec::{Fingerprint, root_digest};
+use storaged_plan::LaneBlocks;
+use storaged_wire::peer::CheckpointKey;
+use storaged_wire::{
+    Digest, KeptCheckpoint, KeptNamespace, KeptParity, KeptRecord, KeptShard, KeptTable,
+    ManifestBytes, Rank, SharedBytes, SlotId,
+};
+
+use crate::api::{Output, ParityId};
+use crate::budget::Reservation;
+use crate::catalog::{Description, LocalShard, Slot, SlotUse, Upload};
+use crate::context::Context;
+
+/// Records by what they are.
+#[derive(Default)]
+struct Records {
+    jobs: Vec<KeptNamespace>,
+    manifests: BTreeMap<Digest, SharedBytes>,
+    enclosures: BTreeMap<Digest, SharedBytes>,
+    tables: BTreeMap<(CheckpointKey, Rank), KeptTable>,
+    checkpoints: Vec<KeptCheckpoint>,
+}
+
+impl Records {
+    fn sorted(records: Vec<KeptRecord>) -> Self {
+        let mut all = Self::default();
+        for record in records {
+            match record {
+                KeptRecord::Namespace(it) => all.jobs.push(it),
+                KeptRecord::Manifest(name, bytes) => drop(all.manifests.insert(name, bytes)),
+                KeptRecord::Enclosure(name, bytes) => drop(all.enclosures.insert(name, bytes)),
+                KeptRecord::Table(it) => drop(all.tables.insert((it.key.clone(), it.rank), it)),
+                KeptRecord::Checkpoint(it) => all.checkpoints.push(it),
+            }
+        }
+        all
+    }
+
+    /// The numbers that slots and parity sets have.
+    fn highest_number(&self) -> u64 {
+        let slots = self.checkpoints.iter().flat_map(|it| &it.shards);
+        let sets = self.checkpoints.iter().flat_map(|it| &it.parity);
+        let slots = slots.map(|it| it.slot.get());
+        slots.chain(sets.map(|it| it.set)).max().unwrap_or(0)
+    }
+}
+
+impl Context {
+    /// Takes over what an earlier daemon of this node has kept. What cannot be used is let go.
+    pub(crate) fn recover(&mut self, records: Vec<KeptRecord>) {
+        let mut records = Records::sorted(records);
+        self.numbers_above(records.highest_number());
+        for job in std::mem::take(&mut records.jobs) {
+            self.recover_job(job);
+        }
+        let mut checkpoints = std::mem::take(&mut records.checkpoints);
+        // The newest first: where the budget has become smaller, the oldest do not fit.
+        checkpoints.sort_by(|a, b| b.key.cmp(&a.key));
+        for kept in checkpoints {
+            self.recover_checkpoint(kept, &records);
+        }
+    }
+
+    /// What this node has promised it must not forget.
+    fn recover_job(&mut self, job: KeptNamespace) {
+        let table = self.namespace_table(&job.namespace, job.owner);
+        table.fence = job.fence;
+        table.promised = job.promised;
+        table.granted = job.granted;
+        table.mark = job.mark;
+        table.evicted = job.evicted;
+    }
+
+    fn recover_checkpoint(&mut self, kept: KeptCheckpoint, records: &Records) {
+        let key = kept.key.clone();
+        let manifest = kept.manifest.and_then(|name| {
+            let bytes = records.manifests.get(&name)?.clone();
+            let manifest = ManifestBytes::parse(bytes).ok()?;
+            (manifest.name() == name).then(|| Arc::new(manifest))
+        });
+        if kept.manifest.is_some() != manifest.is_some() {
+            return self.let_go_of(&kept.shards, &kept.parity);
+        }
+        self.recover_enclosures(&kept, manifest.as_deref(), records);
+        let table = self.namespace_table(&key.namespace, kept.owner);
+        table.world_sizes.insert(key.run, kept.world_size);
+        self.checkpoint_entry(&key, kept.owner, kept.world_size);
+        for shard in &kept.shards {
+            let of_rank = records.tables.get(&(key.clone(), shard.rank));
+            let is_here = of_rank
+                .is_some_and(|table| self.recover_shard(&key, shard, table, manifest.as_deref()));
+            if !is_here {
+                self.let_go_of(std::slice::from_ref(shard), &[]);
+            }
+        }
+        match manifest {
+            Some(manifest) => {
+                self.recover_parity(&kept, &manifest, records);
+                self.adopt(manifest, kept.durable);
+                self.reach(&key, kept.state);
+            }
+            None => self.recover_description(&kept),
+        }
+    }
+
+    fn recover_enclosures(
+        &mut self,
+        kept: &KeptCheckpoint,
+        manifest: Option<&ManifestBytes>,
+        records: &Records,
+    ) {
+        let of_manifest = manifest
+            .into_iter()
+            .flat_map(|it| it.manifest().enclosures());
+        let described = kept.description.iter();
+        let described = described.flat_map(|it| [it.schema, it.torch_metadata]);
+        for enclosure in of_manifest.chain(described) {
+            if let Some(bytes) = records.enclosures.get(&enclosure.digest)
+                && enclosure.prove(bytes).is_ok()
+            {
+                self.keep_enclosure(enclosure.digest, bytes.clone());
+            }
+        }
+    }
+
+    /// What a trainer said of a step that has not been committed. The trainer waits for that, and its connection comes back.
+    fn recover_description(&mut self, kept: &KeptCheckpoint) {
+        if let Some(said) = &kept.description
+            && let Some(checkpoint) = self.checkpoints.get_mut(&kept.key)
+        {
+            let description = Description::new(said.schema, said.torch_metadata, said.durable);
+            checkpoint.description_here = Some(description);
+        }
+        self.keeping.touch(&kept.key);
+        self.announce(&kept.key);
+    }
+
+    fn recover_shard(
+        &mut self,
+        key: &CheckpointKey,
+        shard: &KeptShard,
+        table: &KeptTable,
+        manifest: Option<&ManifestBytes>,
+    ) -> bool {
+        let KeptShard {
+            rank,
+            slot,
+            capacity,
+            length,
+            chunk,
+        } = *shard;
+        let fits = length <= capacity && chunk.count(length) == table.leaves.len() as u64;
+        let root = root_digest(&table.leaves, length, chunk);
+        let entry = manifest.map(|it| it.manifest().shard(rank));
+        let is_named = entry.is_none_or(|entry| {
+            entry.is_some_and(|it| it.root == root && it.length == length && it.node == *self.me())
+        });
+        if !fits || !is_named && !planted!("kept_shard_of_another_root") {
+            return false;
+        }
+        let reserved = self.reserve(Reservation::Slot(slot), capacity, &key.namespace);
+        if reserved.is_err() {
+            return false;
+        }
+        let used_for = SlotUse::Sealed(key.clone());
+        let namespace = key.namespace.clone();
+        self.slots.insert(
+            slot,
+            Slot {
+                namespace,
+                rank,
+                capacity,
+                used_for,
+            },
+        );
+        let leaves: Arc<[Digest]> = table.leaves.as_slice().into();
+        let local = LocalShard {
+            slot,
+            length,
+            chunk,
+            digests: Some((leaves, root)),
+            prints: prints_of(table),
+            readers: std::collections::BTreeSet::new(),
+            upload: Upload::Idle,
+            sealed_at: self.now,
+        };
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
+            return false;
+        };
+        checkpoint.shards.insert(rank, local);
+        let owner = checkpoint.owner;
+        let steps = &mut self.namespace_table(&key.namespace, owner).last_step;
+        let last = steps.entry((key.run, rank)).or_insert(key.step);
+        *last = (*last).max(key.step);
+        self.keeping.doubt(slot);
+        self.out.push(Output::Digest {
+            slot,
+            length,
+            chunk,
+        });
+        true
+    }
+
+    /// Parity of lanes that this node codes, and the tables of the shards that it was made of.
+    fn recover_parity(
+        &mut self,
+        kept: &KeptCheckpoint,
+        manifest: &ManifestBytes,
+        records: &Records,
+    ) {
+        for parity in &kept.parity {
+            let set = ParityId(parity.set);
+            let blocks = LaneBlocks::of(manifest, parity.lane);
+            let length = blocks.and_then(|blocks| {
+                let node = blocks.node(blocks.data.len() + parity.index as usize)?;
+                (node == self.me()).then_some(blocks.length)
+            });
+            let namespace = &kept.key.namespace;
+            let reserved = length.map(|length| {
+                self.reserve(Reservation::Parity(set), length, namespace)
+                    .is_ok()
+            });
+            if reserved != Some(true) {
+                self.let_go_of(&[], std::slice::from_ref(parity));
+                continue;
+            }
+            if let Some(checkpoint) = self.checkpoints.get_mut(&kept.key) {
+                let place = (parity.lane, parity.index);
+                checkpoint.parity.insert(place, set);
+            }
+        }
+        let ranks = manifest.manifest().shards.iter();
+        let ranks: Vec<Rank> = ranks.map(|entry| entry.rank).collect();
+        let Some(checkpoint) = self.checkpoints.get_mut(&kept.key) else {
+            return;
+        };
+        for rank in ranks {
+            let table = records.tables.get(&(kept.key.clone(), rank));
+            let Some(table) = table.filter(|_| !checkpoint.shards.contains_key(&rank)) else {
+                continue;
+            };
+            if !table.leaves.is_empty() {
+                checkpoint
+                    .leaves
+                    .insert(rank, table.leaves.as_slice().into());
+            }
+            if !table.prints.is_empty() {
+                checkpoint.prints.insert(rank, prints_of(table));
+            }
+        }
+    }
+
+    /// Memory that no record makes usable.
+    fn let_go_of(&mut self, shards: &[KeptShard], parity: &[KeptParity]) {
+        let slots = shards.iter().map(|it| Output::DropSlot { slot: it.slot });
+        self.out.extend(slots);
+        let sets = parity.iter().map(|it| Output::DropParity {
+            set: ParityId(it.set),
+        });
+        self.out.extend(sets);
+    }
+
+    /// The bytes of a slot that an earlier daemon left were digested again. Others than they were: a lost block, which peers put
+    /// back, or a shard of an unfinished step that cannot be saved any more.
+    pub(crate) fn kept_slot_digested(&mut self, slot: SlotId, root: &Digest) {
+        if !self.keeping.trust(slot) {
+            return;
+        }
+        let holds = |shard: &LocalShard| {
+            let known = shard.digests.as_ref();
+            shard.slot == slot && known.is_some_and(|(_, known)| known != root)
+        };
+        let mut checkpoints = self.checkpoints.values();
+        let found = checkpoints.find_map(|c| {
+            let mut shards = c.shards.iter();
+            let (rank, _) = shards.find(|(_, shard)| holds(shard))?;
+            Some((c.key.clone(), *rank))
+        });
+        let Some((key, rank)) = found.filter(|_| !planted!("kept_rot_counted")) else {
+            return;
+        };
+        if let Some(checkpoint) = self.checkpoints.get_mut(&key) {
+            checkpoint.shards.remove(&rank);
+        }
+        self.drop_slot(slot);
+        self.keeping.touch(&key);
+        self.announce(&key);
+        self.report_held(&key);
+    }
+}
+
+fn prints_of(table: &KeptTable) -> Arc<[Fingerprint]> {
+    table.prints.as_slice().into()
+}
