@@ -1,6 +1,8 @@
 //! What outlives the daemon: descriptors of its memory, in the hands of a process that does not end with it. A daemon that starts
 //! again, the same binary or another one, gets them back and goes on with the bytes that they name.
 
+mod journal;
+
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,6 +10,8 @@ use std::str::FromStr;
 
 use storaged_wire::SlotId;
 use thiserror::Error;
+
+pub use journal::{Journal, JournalContents, JournalError, Records, read_journal};
 
 /// A descriptor that is kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
