@@ -148,12 +148,13 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keep::NoStore;
 
     /// Names of the threads that a digest and a check ran on would be the pool's: with a pool that is closed nothing
     /// runs anywhere.
     #[tokio::test]
     async fn digests_and_checks_run_on_the_codecs_threads() {
-        let (memory, slot) = (Arc::new(Memory::new()), SlotId::new(1));
+        let (memory, slot) = (Arc::new(Memory::new(Arc::new(NoStore))), SlotId::new(1));
         let chunk = ChunkSize::new(1 << 16).unwrap();
         let length = (WINDOW_BYTES * 5 + 7) as u64;
         memory.create_slot(slot, length).unwrap();

@@ -32,6 +32,7 @@ use crate::encode::{
 };
 use crate::env::{Clock, Environment, Offload};
 use crate::http::{self, OpsState, RestartAsked};
+use crate::keep::NoStore;
 use crate::memory::{Digested, Memory};
 use crate::net::{Net, NetError, NetEvent};
 use crate::repeats::Repeats;
@@ -116,7 +117,7 @@ impl Daemon {
     /// [`StartError`] if a part cannot start.
     pub async fn start(config: Config, env: Environment) -> Result<Self, StartError> {
         let generation = Generation::new(env.entropy.next());
-        let memory = Arc::new(Memory::new());
+        let memory = Arc::new(Memory::new(Arc::new(NoStore)));
         let (to_net, from_net) = mpsc::channel(QUEUE);
         let certificate = own_certificate(&config)?;
         let net = start_net(&config, &env, generation, to_net).await?;

@@ -1,7 +1,9 @@
 //! What outlives the daemon: descriptors of its memory, in the hands of a process that does not end with it. A daemon that starts
 //! again, the same binary or another one, gets them back and goes on with the bytes that they name.
 
+mod handover;
 mod journal;
+mod parity_table;
 
 use std::fmt;
 use std::io;
@@ -11,7 +13,11 @@ use std::str::FromStr;
 use storaged_wire::SlotId;
 use thiserror::Error;
 
+pub(crate) use handover::Handover;
+#[cfg(test)]
+pub(crate) use handover::tests::RecordingStore;
 pub use journal::{Journal, JournalContents, JournalError, Records, read_journal};
+pub use parity_table::{CellName, ParityRow, ParityTable, ParityTableError};
 
 /// A descriptor that is kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

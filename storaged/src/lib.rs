@@ -2,7 +2,7 @@
 //!
 //! Order of reading: `driver` (the loop), then the verbs as effects: `stage` (sockets of trainers), `encode` (the
 //! executor, also for repair and so for *restore*), `trickle` (the durable tier, both ways). *delta* and digests are
-//! in `digest` and `memory` (with `spare`), where chunks are read, and `verify`, without which no parity is kept; *place* is in `net`,
+//! in `digest` and `memory` (with `parity_memory`), where chunks are read, and `verify`, without which no parity is kept; *place* is in `net`,
 //! whose links say who lives. `hyperpod` speaks to all of it over HTTP as a client in the same process. Then `config`, `cli`, `http`,
 //! `metrics`, `log`, `repeats`, `pool` (threads for arithmetic), `env`.
 
@@ -22,9 +22,9 @@ pub mod log;
 pub mod memory;
 pub mod metrics;
 pub mod net;
+mod parity_memory;
 pub mod pool;
 mod repeats;
-mod spare;
 pub mod stage;
 pub mod trickle;
 mod verify;

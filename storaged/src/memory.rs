@@ -1,8 +1,12 @@
 //! This node's RAM: slots (shared with trainers) and parity sets (private), by id. The decisions say what exists;
-//! this file holds it, and is the only place where chunks are read and verified or parity is kept.
+//! this file holds it, and is the only place where chunks are read and verified or parity is kept. `memory/adopt.rs` takes
+//! over what an earlier daemon held.
+
+mod adopt;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -16,24 +20,13 @@ use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
 use thiserror::Error;
 
+use crate::driver::chain;
 use crate::encode::{BlockSink, BlockState, Blocks};
-use crate::spare::Recycler;
+use crate::keep::{DescriptorStore, Handover, KeptName, ParityRow, ParityTable};
+use crate::parity_memory::{ParityBlock, ParityMemory};
 use crate::verify::ParityCheck;
 
-/// One parity chunk, and the fingerprint by which it was verified. It has no other digest: nobody else knows this chunk,
-/// what is decoded from it has digests of its own, and a fingerprint takes a third of the time of BLAKE3.
-#[derive(Debug)]
-struct ParityBlock {
-    bytes: Vec<u8>,
-    print: Fingerprint,
-    home: Arc<Recycler>,
-}
-
-impl Drop for ParityBlock {
-    fn drop(&mut self) {
-        self.home.give(std::mem::take(&mut self.bytes));
-    }
-}
+pub use adopt::{AdoptError, Adopted};
 
 /// Why a slot could not be read.
 #[derive(Debug, Error)]
@@ -70,7 +63,9 @@ struct ParitySet {
 pub struct Memory {
     slots: Mutex<BTreeMap<SlotId, Arc<Slot>>>,
     parity: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
-    spare: Arc<Recycler>,
+    parity_memory: Arc<ParityMemory>,
+    handover: Arc<Handover>,
+    inherited: Mutex<adopt::Inherited>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -78,32 +73,44 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Memory {
-    /// Nothing yet.
-    #[expect(
-        clippy::new_without_default,
-        reason = "there is one, made by the driver"
-    )]
-    pub fn new() -> Self {
+    /// Nothing yet. Slots and the memory of parity are handed to `store` as they are made, and stay there when this ends.
+    pub fn new(store: Arc<dyn DescriptorStore>) -> Self {
+        let handover = Arc::new(Handover::new(store));
         Self {
             slots: Mutex::default(),
             parity: Arc::default(),
-            spare: Arc::new(Recycler::new()),
+            parity_memory: Arc::new(ParityMemory::new(handover.clone())),
+            handover,
+            inherited: Mutex::default(),
         }
     }
 
-    /// Makes and preallocates a slot.
+    /// How many descriptors of slots and parity the store did not take: what a restart would lose.
+    pub fn missing_in_store(&self) -> usize {
+        self.handover.missing()
+    }
+
+    /// Makes and preallocates a slot, and hands it over.
     ///
     /// # Errors
     /// [`SlotError`] if there is no memory.
     pub fn create_slot(&self, id: SlotId, bytes: u64) -> Result<(), SlotError> {
         let slot = Slot::create(bytes)?;
+        if locked(&self.inherited).slots.remove(&id).is_some() {
+            // Of one name the store holds one.
+            self.handover.let_go(KeptName::Slot(id));
+        }
+        self.handover.hand(KeptName::Slot(id), slot.as_fd());
         locked(&self.slots).insert(id, Arc::new(slot));
         Ok(())
     }
 
     /// Lets go of a slot; its memory is free once no trainer maps it.
     pub fn drop_slot(&self, id: SlotId) {
-        locked(&self.slots).remove(&id);
+        let slot = locked(&self.slots).remove(&id);
+        if slot.is_some() {
+            self.handover.let_go(KeptName::Slot(id));
+        }
     }
 
     /// A slot.
@@ -118,19 +125,33 @@ impl Memory {
         drop(set);
     }
 
+    /// Where the chunks of a parity set lie, for the daemon after this one. It holds until the set is dropped: whoever keeps it
+    /// elsewhere must forget it first.
+    pub fn parity_table(&self, id: ParityId) -> Option<ParityTable> {
+        let set = locked(&self.parity).get(&id).cloned()?;
+        let row = |block: &Arc<ParityBlock>| ParityRow {
+            place: block.memory.name(),
+            length: u32::try_from(block.length).unwrap_or(u32::MAX),
+            print: block.print,
+        };
+        let rows = set.blocks.iter().map(|block| block.as_ref().map(row));
+        let rows = rows.collect();
+        Some(ParityTable { rows })
+    }
+
     /// Memory that no set uses and the next one will: at most so many bytes from now on.
     pub fn spare_at_most(&self, bytes: u64) {
-        self.spare.at_most(bytes);
+        self.parity_memory.at_most(bytes);
     }
 
     /// Gives memory back that was spare for long.
     pub fn rest(&self) {
-        self.spare.rest(Instant::now());
+        self.parity_memory.rest(Instant::now());
     }
 
     /// Bytes of memory that no set uses and the next one will.
     pub fn spare_bytes(&self) -> u64 {
-        self.spare.bytes()
+        self.parity_memory.bytes()
     }
 
     /// Bytes of parity held, each shared chunk counted once.
@@ -138,7 +159,7 @@ impl Memory {
         let sets = locked(&self.parity);
         let blocks = sets.values().flat_map(|set| set.blocks.iter().flatten());
         let unique: BTreeMap<*const ParityBlock, usize> = blocks
-            .map(|block| (Arc::as_ptr(block), block.bytes.len()))
+            .map(|block| (Arc::as_ptr(block), block.length))
             .collect();
         unique.values().map(|bytes| *bytes as u64).sum()
     }
@@ -185,7 +206,7 @@ impl Memory {
     pub fn parity_blocks(&self, id: ParityId) -> Option<(u64, ChunkSize)> {
         let sets = locked(&self.parity);
         let blocks = &sets.get(&id)?.blocks;
-        let lengths = blocks.iter().flatten().map(|block| block.bytes.len());
+        let lengths = blocks.iter().flatten().map(|block| block.length);
         let longest = u32::try_from(lengths.max().unwrap_or(0)).ok()?;
         let chunk = ChunkSize::new(longest.next_power_of_two().max(1 << 12)).ok()?;
         Some((blocks.len() as u64, chunk))
@@ -200,11 +221,11 @@ impl Memory {
         for stripe in stripes {
             let block = set.blocks.get(stripe as usize).and_then(Option::as_ref);
             let Some(block) = block else { continue };
-            if fingerprint(&block.bytes) != block.print {
+            if fingerprint(block.bytes()) != block.print {
                 let fault = format!("parity chunk {stripe} does not have its fingerprint");
                 return (read, Some(fault));
             }
-            read += block.bytes.len() as u64;
+            read += block.length as u64;
         }
         (read, None)
     }
@@ -281,15 +302,22 @@ impl Memory {
         let Some(block) = block else {
             return Ok(BlockState::Clean);
         };
-        if fingerprint(&block.bytes) != block.print {
+        if fingerprint(block.bytes()) != block.print {
             return Err(SessionFault::Corrupt(format!(
                 "parity chunk {stripe} does not have its fingerprint"
             )));
         }
-        let both = out.len().min(block.bytes.len());
-        out[..both].copy_from_slice(&block.bytes[..both]);
+        let both = out.len().min(block.length);
+        out[..both].copy_from_slice(&block.bytes()[..both]);
         out[both..].fill(0);
         Ok(BlockState::Dirty)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // The next daemon has the descriptors, and the bytes with them.
+        self.parity_memory.leave();
     }
 }
 
@@ -342,7 +370,7 @@ impl Blocks for Memory {
                 Ok(Box::new(ParitySink {
                     set: *set,
                     sets: self.parity.clone(),
-                    spare: self.spare.clone(),
+                    memory: self.parity_memory.clone(),
                     check,
                     chunk: work.chunk,
                     lane_length: work.lane_length,
@@ -434,7 +462,7 @@ impl BlockSink for KeepShard {
 struct ParitySink {
     set: ParityId,
     sets: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
-    spare: Arc<Recycler>,
+    memory: Arc<ParityMemory>,
     check: ParityCheck,
     chunk: ChunkSize,
     lane_length: u64,
@@ -450,21 +478,26 @@ impl BlockSink for ParitySink {
         let Some(difference) = block else {
             return self.check.print(stripe, old.map(|old| old.print));
         };
-        let longest = old.as_ref().map_or(0, |old| old.bytes.len());
-        let mut bytes = self.spare.take(difference.len().max(longest));
-        bytes.extend_from_slice(difference);
-        if let Some(old) = old {
-            if old.bytes.len() > bytes.len() {
-                bytes.resize(old.bytes.len(), 0);
-            }
-            let length = old.bytes.len();
-            engine().xor(&mut bytes[..length], &old.bytes);
-        }
+        let longest = old.as_ref().map_or(0, |old| old.length);
+        let longest = difference.len().max(longest);
         // Of a longer step before nothing may stay.
-        bytes.truncate(stripe_bytes(self.chunk, self.lane_length, stripe));
-        let print = self.check.bytes(stripe, &bytes)?;
-        let home = self.spare.clone();
-        let block = Arc::new(ParityBlock { bytes, home, print });
+        let length = stripe_bytes(self.chunk, self.lane_length, stripe).min(longest);
+        let memory = self.memory.take(length);
+        let mut memory = memory.map_err(|error| SessionFault::NoRoom(chain(&error)))?;
+        let bytes = &mut memory.bytes_mut()[..length];
+        let both = length.min(difference.len());
+        bytes[..both].copy_from_slice(&difference[..both]);
+        bytes[both..].fill(0);
+        if let Some(old) = old {
+            let both = length.min(old.length);
+            engine().xor(&mut bytes[..both], &old.bytes()[..both]);
+        }
+        let print = self.check.bytes(stripe, bytes)?;
+        let block = Arc::new(ParityBlock {
+            memory,
+            length,
+            print,
+        });
         let mut sets = locked(&self.sets);
         let set = sets.get_mut(&self.set).ok_or(SessionFault::Aborted)?;
         let place = set

@@ -47,7 +47,7 @@ impl ParityCheck {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeMap;
     use std::ops::Range;
 
@@ -59,24 +59,30 @@ mod tests {
 
     use super::*;
     use crate::encode::{BlockSink, BlockState, Blocks};
+    use crate::keep::NoStore;
     use crate::memory::Memory;
 
-    const CHUNK: usize = 4096;
+    pub(crate) const CHUNK: usize = 4096;
 
     /// Parity of a lane of this content: with one data node it is the content itself, times one.
-    struct Lane {
-        bytes: Vec<u8>,
+    pub(crate) struct Lane {
+        pub(crate) bytes: Vec<u8>,
     }
 
     impl Lane {
-        fn new(seed: u8, length: usize) -> Self {
+        pub(crate) fn new(seed: u8, length: usize) -> Self {
             let byte = |at: usize| (at * 7 + at / 256) as u8 ^ seed;
             Self {
                 bytes: (0..length).map(byte).collect(),
             }
         }
 
-        fn work(&self, set: u64, basis: Option<u64>, stripes: Vec<Range<u64>>) -> SessionWork {
+        pub(crate) fn work(
+            &self,
+            set: u64,
+            basis: Option<u64>,
+            stripes: Vec<Range<u64>>,
+        ) -> SessionWork {
             let coefficients = Coefficients::new(vec![vec![1]]).unwrap();
             let plan = StripedPlan::uniform(CodingPlan::chain(&coefficients), 1);
             let node = NodeName::new("n0").unwrap();
@@ -100,24 +106,24 @@ mod tests {
             }
         }
 
-        fn stripes(&self) -> u64 {
+        pub(crate) fn stripes(&self) -> u64 {
             self.bytes.len().div_ceil(CHUNK) as u64
         }
 
-        fn chunk(&self, stripe: u64) -> &[u8] {
+        pub(crate) fn chunk(&self, stripe: u64) -> &[u8] {
             let chunk = self.bytes.chunks(CHUNK).nth(stripe as usize);
             chunk.unwrap_or_default()
         }
 
         /// What a source of this content sends on a basis.
-        fn difference(&self, old: &Lane, stripe: u64) -> Vec<u8> {
+        pub(crate) fn difference(&self, old: &Lane, stripe: u64) -> Vec<u8> {
             let mut new = self.chunk(stripe).to_vec();
             let both = new.len().min(old.chunk(stripe).len());
             engine().xor(&mut new[..both], &old.chunk(stripe)[..both]);
             new
         }
 
-        fn is_held(&self, memory: &Memory, set: u64) -> bool {
+        pub(crate) fn is_held(&self, memory: &Memory, set: u64) -> bool {
             (0..self.stripes()).all(|stripe| {
                 let mut out = vec![0; self.chunk(stripe).len()];
                 let source = Source::Parity { set: ParityId(set) };
@@ -130,18 +136,21 @@ mod tests {
     }
 
     fn memory() -> Memory {
-        Memory::new()
+        Memory::new(Arc::new(NoStore))
     }
 
-    fn begin(memory: &Memory, work: &SessionWork) -> Result<Box<dyn BlockSink>, SessionFault> {
+    pub(crate) fn begin(
+        memory: &Memory,
+        work: &SessionWork,
+    ) -> Result<Box<dyn BlockSink>, SessionFault> {
         memory.begin_keep(work.keep.as_ref().unwrap(), work)
     }
 
-    fn all(lane: &Lane) -> Vec<Range<u64>> {
+    pub(crate) fn all(lane: &Lane) -> Vec<Range<u64>> {
         std::iter::once(0..lane.stripes()).collect()
     }
 
-    fn put_all(memory: &Memory, lane: &Lane, set: u64) {
+    pub(crate) fn put_all(memory: &Memory, lane: &Lane, set: u64) {
         let keep = begin(memory, &lane.work(set, None, all(lane))).unwrap();
         (0..lane.stripes()).for_each(|s| keep.put(s, Some(lane.chunk(s))).unwrap());
         assert!(lane.is_held(memory, set));

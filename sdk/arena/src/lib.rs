@@ -1,11 +1,14 @@
-//! Shared memory between a trainer and its daemon: memfd slots, mappings of them, and descriptors on a Unix socket.
+//! Shared memory between a trainer and its daemon: memfd slots, mappings of them, and descriptors on a Unix socket; and
+//! segments, memory of the daemon alone that outlives it.
 //!
 //! A slot is a memfd that the daemon makes, preallocates and seals against growing and shrinking. The trainer maps
 //! it once and copies into it; the daemon reads it with `pread` into private blocks. Neither side ever makes a
-//! Rust reference to shared bytes, because the other process may write them at any time.
+//! Rust reference to shared bytes, because the other process may write them at any time. The cells of a segment are not
+//! shared: `segment` says what makes references to them sound.
 
 mod mapping;
 mod passing;
+mod segment;
 mod slot;
 
 pub use mapping::Mapping;
@@ -13,4 +16,5 @@ pub use passing::{
     PassingError, Wait, Wish, connect_waiting, ready_within, recv_frame, recv_frame_waiting,
     send_frame, send_frame_waiting,
 };
+pub use segment::{CELL_BYTES_MIN, Cell, ReservedCell, Segment, SegmentError};
 pub use slot::{Slot, SlotError};

@@ -1,12 +1,13 @@
-//! A mapping of a slot: where a trainer's bytes go, with one copy.
+//! A mapping of a slot: where a trainer's bytes go, with one copy. That of a segment is made here too.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::slot::{Slot, SlotError};
 
-/// A shared, writable mapping of a whole slot.
+/// A shared, writable mapping of a whole slot, or of a segment's cells.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -16,8 +17,9 @@ pub struct Mapping {
 // SAFETY: the mapping is plain memory owned by this value; it is only reached through raw copies that check their
 // range, and the pointer stays valid until drop on whichever thread that happens.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; two threads that copy into the same range race on bytes, never on Rust values: no reference to
-// the mapped bytes is ever made.
+// SAFETY: as above; two threads that copy into the same range race on bytes, never on Rust values: of a slot no reference
+// to the mapped bytes is ever made. A segment, which nobody else maps, never copies in; its cells see to it that
+// references to them are exclusive.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -26,7 +28,8 @@ impl Mapping {
     /// # Errors
     /// [`SlotError::Os`] if the kernel refuses.
     pub fn new(slot: &Slot) -> Result<Self, SlotError> {
-        Self::map(slot, MapFlags::SHARED | MapFlags::POPULATE)
+        let length = usize::try_from(slot.capacity()).unwrap_or(usize::MAX);
+        Self::map(slot.as_fd(), length, MapFlags::SHARED | MapFlags::POPULATE)
     }
 
     /// Maps a slot; [`Mapping::fill`] fills its page tables.
@@ -34,7 +37,13 @@ impl Mapping {
     /// # Errors
     /// As `new`.
     pub fn unfilled(slot: &Slot) -> Result<Self, SlotError> {
-        Self::map(slot, MapFlags::SHARED)
+        let length = usize::try_from(slot.capacity()).unwrap_or(usize::MAX);
+        Self::map(slot.as_fd(), length, MapFlags::SHARED)
+    }
+
+    /// Maps the first `length` bytes of a file, whose size is sealed and larger than that.
+    pub(crate) fn of(file: BorrowedFd<'_>, length: usize) -> Result<Self, SlotError> {
+        Self::map(file, length, MapFlags::SHARED)
     }
 
     /// Fills page tables from `offset` (a multiple of the page size) on, up to the end of the mapping. Before Linux 5.14
@@ -52,9 +61,8 @@ impl Mapping {
         let _ = filled;
     }
 
-    fn map(slot: &Slot, flags: MapFlags) -> Result<Self, SlotError> {
-        let length = usize::try_from(slot.capacity()).unwrap_or(usize::MAX);
-        // SAFETY: a null hint lets the kernel choose fresh addresses, so no existing memory is affected; the slot's
+    fn map(file: BorrowedFd<'_>, length: usize, flags: MapFlags) -> Result<Self, SlotError> {
+        // SAFETY: a null hint lets the kernel choose fresh addresses, so no existing memory is affected; the file's
         // size is sealed, so the pages behind the mapping never go away.
         let start = unsafe {
             rustix::mm::mmap(
@@ -62,7 +70,7 @@ impl Mapping {
                 length,
                 ProtFlags::READ | ProtFlags::WRITE,
                 flags,
-                slot,
+                file,
                 0,
             )
         };

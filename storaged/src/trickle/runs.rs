@@ -221,6 +221,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::keep::NoStore;
     use crate::memory::Memory;
     use crate::trickle::store::{self, FaultPlan, Store};
     use crate::trickle::{Packing, Retention, TrickleLimits};
@@ -230,7 +231,7 @@ mod tests {
     }
 
     fn over(store: Arc<dyn Store>) -> Arc<Trickle> {
-        let memory = Arc::new(Memory::new());
+        let memory = Arc::new(Memory::new(Arc::new(NoStore)));
         let limits = TrickleLimits {
             part_bytes: 1 << 20,
             rate: None,

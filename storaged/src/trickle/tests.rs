@@ -14,6 +14,7 @@ use storaged_wire::{
 
 use super::store::{self, ObjectKey, Store};
 use super::{Copied, IncrementReport, Packing, Retention, Trickle, TrickleLimits};
+use crate::keep::NoStore;
 use crate::memory::Memory;
 
 mod enclosed;
@@ -58,7 +59,7 @@ impl World {
     /// The link's rate counts: over a fast one records stay raw.
     fn over_a_link(increments: u32, packing: Packing, bytes_per_second: u64) -> Self {
         let store: Arc<dyn Store> = Arc::new(store::FakeStore::new());
-        let memory = Arc::new(Memory::new());
+        let memory = Arc::new(Memory::new(Arc::new(NoStore)));
         let limits = TrickleLimits {
             part_bytes: 1 << 20,
             rate: Some(bytes_per_second),
