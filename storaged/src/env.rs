@@ -1,11 +1,13 @@
 //! What stands between the daemon and the world: sockets, threads, clock and random source. Real ones here; under a simulated
 //! network, time is tokio's and the source is seeded.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use storaged_core::Now;
 use tokio::time::Instant;
 
+use crate::keep::{DescriptorStore, KeptName};
 use crate::net::SocketFactory;
 use crate::pool::Pool;
 use crate::trickle::store::Store;
@@ -24,6 +26,10 @@ pub struct Environment {
     pub offload: Offload,
     /// The durable tier instead of the configured one, for tests.
     pub store: Option<Arc<dyn Store>>,
+    /// Who holds descriptors for the daemon's next life.
+    pub descriptors: Arc<dyn DescriptorStore>,
+    /// What the daemon before this one left there.
+    pub inherited: Vec<(KeptName, OwnedFd)>,
 }
 
 /// Where slow work is done.

@@ -1,9 +1,17 @@
 //! What outlives the daemon: descriptors of its memory, in the hands of a process that does not end with it. A daemon that starts
 //! again, the same binary or another one, gets them back and goes on with the bytes that they name.
+//!
+//! Such a process is systemd, or our keeper (`keeper`, its table in `table`): the daemon hands descriptors to both over one protocol
+//! (`store`, `message`), and finds at its start what the one before it left (`inherited`).
 
 mod handover;
+mod inherited;
 mod journal;
+pub mod keeper;
+mod message;
 mod parity_table;
+mod store;
+mod table;
 
 use std::fmt;
 use std::io;
@@ -16,8 +24,53 @@ use thiserror::Error;
 pub(crate) use handover::Handover;
 #[cfg(test)]
 pub(crate) use handover::tests::RecordingStore;
+pub use inherited::{Holding, Inherited};
 pub use journal::{Journal, JournalContents, JournalError, Records, read_journal};
 pub use parity_table::{CellName, ParityRow, ParityTable, ParityTableError};
+pub use store::SocketStore;
+
+/// The environment variable that says who holds descriptors, as `--keep` does.
+pub const KEEP_VARIABLE: &str = "STORAGED_KEEP";
+/// The one that makes a process the daemon of a keeper: the number of the keeper's process.
+const KEPT_BY_VARIABLE: &str = "STORAGED_KEPT_BY";
+/// A holder has no more descriptors of one daemon.
+const DESCRIPTORS_MAX: usize = 65_536;
+
+/// Why nobody can hold descriptors.
+#[derive(Debug, Error)]
+pub enum KeepError {
+    /// Not below systemd.
+    #[error(
+        "--keep systemd: expected NOTIFY_SOCKET in the environment, as a unit with FileDescriptorStoreMax= and NotifyAccess=main has it"
+    )]
+    NoAddress,
+    /// What is in NOTIFY_SOCKET.
+    #[error("expected the path of a socket or @name in NOTIFY_SOCKET, got {address}")]
+    Address {
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    /// The process that started this one.
+    #[error("expected the keeper that {KEPT_BY_VARIABLE} names to be the parent of this process")]
+    KeeperGone,
+    /// What it says.
+    #[error("expected descriptors with names from the keeper, got something else")]
+    Answer,
+    /// The system.
+    #[error("{what} failed")]
+    Io {
+        what: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl KeepError {
+    fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
 
 /// A descriptor that is kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -14,6 +14,7 @@ use storaged::config::{Config, ConfigFile};
 use storaged::driver::Daemon;
 use storaged::encode::Pool;
 use storaged::env::{Entropy, Environment, Offload, SeededEntropy};
+use storaged::keep::NoStore;
 use storaged::net::cert::{create_ca, issue};
 use storaged::net::{Peer, TlsFiles};
 use storaged::stage::{Answer, StageEvent};
@@ -391,6 +392,8 @@ fn add_daemons(sim: &mut turmoil::Sim<'_>, scenario: Scenario, directory: &Path,
                     pool: Pool::inline(),
                     offload: Offload::Inline,
                     store: None,
+                    descriptors: Arc::new(NoStore),
+                    inherited: Vec::new(),
                 };
                 let daemon = Daemon::start(config?, env).await?;
                 doors

@@ -6,11 +6,15 @@
 //! Rust reference to shared bytes, because the other process may write them at any time. The cells of a segment are not
 //! shared: `segment` says what makes references to them sound.
 
+mod datagram;
+mod inherited;
 mod mapping;
 mod passing;
 mod segment;
 mod slot;
 
+pub use datagram::{Received, Recipient, recv_datagram, send_datagram};
+pub use inherited::take_inherited;
 pub use mapping::Mapping;
 pub use passing::{
     PassingError, Wait, Wish, connect_waiting, ready_within, recv_frame, recv_frame_waiting,

@@ -22,6 +22,7 @@ use thiserror::Error;
 
 use crate::config::ConfigError;
 use crate::driver::StartError;
+use crate::keep::KeepError;
 use crate::log::FilterError;
 use crate::net::TlsError;
 use crate::net::cert::CertError;
@@ -35,6 +36,9 @@ pub enum CliError {
     /// Starting the daemon.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// Having its memory kept.
+    #[error(transparent)]
+    Keep(#[from] KeepError),
     /// Talking to it.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -91,7 +95,9 @@ impl CliError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Config(_) | Self::Tls(_) | Self::Log(_) => EXIT_CONFIG.into(),
-            Self::Usage(_) => EXIT_USAGE.into(),
+            Self::Usage(_) | Self::Keep(KeepError::NoAddress | KeepError::Address { .. }) => {
+                EXIT_USAGE.into()
+            }
             Self::LeftUnfinished(_) => EXIT_UNFINISHED.into(),
             _ => ExitCode::FAILURE,
         }
@@ -103,7 +109,7 @@ impl CliError {
 #[command(
     name = "storaged",
     version,
-    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 75 a daemon that was stopped with work\nunfinished, 78 a configuration that cannot be used."
+    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 74 a daemon that was told to be\nstarted again (SIGUSR2), 75 one that was stopped with work unfinished, 78 a configuration that cannot be used."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -221,9 +227,9 @@ fn connect(options: &ConnectOptions, timeout_s: u32) -> Result<Client, CliError>
 ///
 /// # Errors
 /// [`CliError`] with what was expected, what was got and what to do.
-pub fn main() -> Result<(), CliError> {
-    match Cli::parse().command {
-        Command::Run(args) => run::run(args),
+pub fn main() -> Result<ExitCode, CliError> {
+    let done = match Cli::parse().command {
+        Command::Run(args) => return run::run(args),
         Command::Status(args) => inspect::status(&args),
         Command::Ls(args) => inspect::ls(&args),
         Command::Plan(args) => inspect::plan(&args),
@@ -236,7 +242,8 @@ pub fn main() -> Result<(), CliError> {
         Command::Cert(command) => cert::cert(command),
         Command::Config(args) => run::config(&args),
         Command::Bench(args) => bench::bench(&args),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 fn size(bytes: u64) -> String {

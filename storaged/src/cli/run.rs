@@ -1,6 +1,7 @@
 //! `storaged run` and `storaged config`.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,8 @@ use crate::config::{Config, ConfigFile};
 use crate::driver::{Daemon, date, expiry_fault};
 use crate::encode::Pool;
 use crate::env::{Environment, Offload, SystemEntropy};
+use crate::keep::keeper::{self, EXIT_AGAIN, Program};
+use crate::keep::{Holding, KEEP_VARIABLE};
 use crate::log::{self, LogFormat};
 use crate::net::{TlsIdentity, UdpFactory};
 
@@ -24,7 +27,7 @@ const ONE_SIGNAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it\nonce it has finished what only it can (uploads, coding), within node.leave_within; a second one at once. SIGHUP reads the\nconfiguration and the certificates again; links and RAM stay."
+    after_help = "Without --config: one node without peers, its socket at /run/storaged/storaged.sock, metrics at\nhttp://127.0.0.1:9301/metrics, RAM for checkpoints up to half of this machine's. SIGTERM or SIGINT stops it\nonce it has finished what only it can (uploads, coding), within node.leave_within; a second one at once. SIGHUP reads the\nconfiguration and the certificates again; links and RAM stay. SIGUSR2 ends the daemon at once and starts it again, from a\nbinary that was replaced too, with its descriptors kept."
 )]
 pub struct RunArgs {
     /// Configuration file (TOML); see docs/operate/config.md
@@ -36,6 +39,20 @@ pub struct RunArgs {
     /// How log lines look
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
+    /// Who holds the descriptors of the daemon's memory, so that it outlives a crash, a restart and an upgrade of the daemon
+    #[arg(long, value_enum, env = KEEP_VARIABLE, default_value = "keeper")]
+    keep: Keep,
+}
+
+/// Who holds descriptors for the daemon's next life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Keep {
+    /// This process, which runs the daemon as its child and starts it again when it dies
+    Keeper,
+    /// systemd, in a unit with FileDescriptorStoreMax= and NotifyAccess=main
+    Systemd,
+    /// Nobody: memory ends with the daemon
+    None,
 }
 
 #[derive(Debug, Args)]
@@ -56,8 +73,22 @@ fn load(file: Option<&PathBuf>, runtime_dir: Option<PathBuf>) -> Result<Config, 
     Ok(config.validate()?)
 }
 
-pub fn run(args: RunArgs) -> Result<(), CliError> {
+/// Runs as the keeper of a daemon, or as the daemon.
+pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
     log::start(args.log_format);
+    let holding = match args.keep {
+        Keep::Keeper if !keeper::is_kept() => {
+            let code = keeper::keep(Program::of_this_process()?)?;
+            return Ok(code.into());
+        }
+        Keep::Keeper => Holding::by_keeper()?,
+        Keep::Systemd => Holding::by_systemd()?,
+        Keep::None => Holding::nobody(),
+    };
+    run_daemon(args, holding).map(|()| ExitCode::SUCCESS)
+}
+
+fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
     let config = load(args.config.as_ref(), args.runtime_dir.clone())?;
     log::set_filter(&config.log_filter)?;
     let io = |what| move |source| CliError::Io { what, source };
@@ -81,36 +112,21 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
             pool,
             offload: Offload::Threads,
             store: None,
+            descriptors: holding.store,
+            inherited: holding.inherited.descriptors,
         };
-        let mut term = signal(SignalKind::terminate()).map_err(io("listening for SIGTERM"))?;
-        let mut int = signal(SignalKind::interrupt()).map_err(io("listening for SIGINT"))?;
+        let term = signal(SignalKind::terminate()).map_err(io("listening for SIGTERM"))?;
+        let int = signal(SignalKind::interrupt()).map_err(io("listening for SIGINT"))?;
         let hup = signal(SignalKind::hangup()).map_err(io("listening for SIGHUP"))?;
-        // What would end a process that does not say otherwise; nothing but SIGTERM and SIGINT ends this one.
-        let ignored = [
-            SignalKind::user_defined1(),
-            SignalKind::user_defined2(),
-            SignalKind::alarm(),
-        ];
+        let usr2 = signal(SignalKind::user_defined2()).map_err(io("listening for SIGUSR2"))?;
+        // What would end a process that does not say otherwise.
+        let ignored = [SignalKind::user_defined1(), SignalKind::alarm()];
         let ignored = ignored.map(signal);
+        tokio::spawn(start_again_at(usr2, args.keep));
         let daemon = Daemon::start(config, env).await?;
         tokio::spawn(reload_at(hup, args, daemon.reloads()));
         let (stop, stops) = mpsc::channel(1);
-        tokio::spawn(async move {
-            let mut told_at: Option<Instant> = None;
-            loop {
-                tokio::select! {
-                    _ = term.recv() => {}
-                    _ = int.recv() => {}
-                }
-                if told_at.is_some_and(|at| at.elapsed() < ONE_SIGNAL) {
-                    continue;
-                }
-                told_at = Some(Instant::now());
-                if stop.send(()).await.is_err() {
-                    return;
-                }
-            }
-        });
+        tokio::spawn(stop_at(term, int, stop));
         let left = daemon.run(stops).await;
         drop(ignored);
         if left.is_empty() {
@@ -123,6 +139,35 @@ pub fn run(args: RunArgs) -> Result<(), CliError> {
     runtime.shutdown_background();
     net.shutdown_background();
     outcome
+}
+
+/// Stops the daemon at SIGTERM and SIGINT.
+async fn stop_at(mut term: Signal, mut int: Signal, stop: mpsc::Sender<()>) {
+    let mut told_at: Option<Instant> = None;
+    loop {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        if told_at.is_some_and(|at| at.elapsed() < ONE_SIGNAL) {
+            continue;
+        }
+        told_at = Some(Instant::now());
+        if stop.send(()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Ends the process at SIGUSR2, as a crash would, for whoever holds its descriptors to start it again. Where nobody does the signal
+/// is ignored.
+async fn start_again_at(mut usr2: Signal, keep: Keep) {
+    while usr2.recv().await.is_some() {
+        if keep != Keep::None {
+            tracing::info!("ending, to be started again");
+            std::process::exit(EXIT_AGAIN.into());
+        }
+    }
 }
 
 /// Reads the configuration again at every SIGHUP.

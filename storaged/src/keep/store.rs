@@ -1,0 +1,236 @@
+//! The daemon's side of a descriptor store: systemd's, or our keeper's, both over datagrams.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use storaged_arena::{Received, Recipient, recv_datagram, send_datagram};
+
+use super::message::{DATAGRAM_MAX, FromKeeper, HolderName, ToHolder};
+use super::{DescriptorStore, KeepError, KeptName};
+
+/// A keeper does nothing but answer: one that says nothing for so long is stopped.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+
+/// Descriptors go to whoever reads a socket.
+///
+/// systemd holds all descriptors that it was given under one name, and says when to let go of them only by name: a daemon gives a name
+/// once.
+#[derive(Debug)]
+pub struct SocketStore {
+    socket: UnixDatagram,
+    to: Recipient,
+}
+
+impl SocketStore {
+    /// systemd's, at the address that `NOTIFY_SOCKET` has. It is looked up for each datagram: a systemd that starts anew may bind it
+    /// again.
+    ///
+    /// # Errors
+    /// [`KeepError::Address`] for what is no address of a socket.
+    pub fn to_systemd(address: &OsStr) -> Result<Self, KeepError> {
+        let to = Recipient::named(address.as_bytes());
+        let to = to.map_err(|source| KeepError::Address {
+            address: address.to_string_lossy().into_owned(),
+            source,
+        })?;
+        let socket = UnixDatagram::unbound().map_err(KeepError::io("making a socket"))?;
+        Ok(Self { socket, to })
+    }
+
+    /// The keeper's, over the socket that it gave to this process.
+    pub fn to_keeper(socket: UnixDatagram) -> Self {
+        let to = Recipient::Peer;
+        Self { socket, to }
+    }
+
+    fn say(&self, message: &ToHolder, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        send_datagram(
+            &self.socket,
+            &self.to,
+            message.encode().as_bytes(),
+            descriptor,
+        )
+    }
+
+    /// Lets go of something by the name that it has there, which need not be one of ours.
+    pub(super) fn let_go(&self, name: &str) {
+        let Some(name) = HolderName::new(name) else {
+            return;
+        };
+        if let Err(error) = self.say(&ToHolder::Remove(name), None) {
+            tracing::debug!(%error, "nobody holds descriptors any more");
+        }
+    }
+
+    /// What the keeper holds. Before anything is stored: answers are not told apart.
+    ///
+    /// # Errors
+    /// [`KeepError`] if it does not answer, or says something else.
+    pub fn held(&self) -> Result<Vec<(HolderName, OwnedFd)>, KeepError> {
+        let asking = KeepError::io("asking the keeper for descriptors");
+        let limit = self.socket.set_read_timeout(Some(ANSWER_WAIT));
+        let asked = limit.and_then(|()| self.say(&ToHolder::List, None));
+        asked.map_err(asking)?;
+        let mut held = Vec::new();
+        let mut body = [0; DATAGRAM_MAX];
+        loop {
+            let answer = recv_datagram(&self.socket, &mut body);
+            let answer = answer.map_err(KeepError::io("waiting for the keeper's descriptors"))?;
+            let Received::Whole { length, descriptor } = answer else {
+                // A descriptor that this process has no room for; the count at the end shows it.
+                continue;
+            };
+            match (FromKeeper::decode(&body[..length]), descriptor) {
+                (Some(FromKeeper::Held(name)), Some(descriptor)) => held.push((name, descriptor)),
+                (Some(FromKeeper::End(count)), None) => {
+                    if count != held.len() {
+                        let got = held.len();
+                        tracing::warn!(count, got, "the keeper's descriptors did not all arrive");
+                    }
+                    return Ok(held);
+                }
+                _ => return Err(KeepError::Answer),
+            }
+        }
+    }
+}
+
+impl DescriptorStore for SocketStore {
+    fn store(&self, name: KeptName, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        // What is in the queue is safe: the kernel holds the descriptor for it, and whoever reads the queue goes on doing so after
+        // the end of this process.
+        self.say(&ToHolder::Store(name.into()), Some(descriptor))
+    }
+
+    fn remove(&self, name: KeptName) {
+        self.let_go(&name.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keep::DescriptorStore;
+    use std::os::fd::AsFd;
+    use std::thread;
+    use storaged_arena::Slot;
+    use storaged_wire::SlotId;
+
+    const SLOT: KeptName = KeptName::Slot(SlotId::new(3));
+
+    fn slot(content: &[u8]) -> Slot {
+        let slot = Slot::create(4096).unwrap();
+        slot.write_at(0, content).unwrap();
+        slot
+    }
+
+    fn content(descriptor: OwnedFd) -> [u8; 4] {
+        let mut content = [0; 4];
+        let slot = Slot::adopt(descriptor).unwrap();
+        slot.read_at(0, &mut content).unwrap();
+        content
+    }
+
+    fn next(socket: &UnixDatagram) -> (String, Option<OwnedFd>) {
+        let mut body = [0; DATAGRAM_MAX];
+        match recv_datagram(socket, &mut body).unwrap() {
+            Received::Whole { length, descriptor } => {
+                let text = str::from_utf8(&body[..length]).unwrap();
+                (text.into(), descriptor)
+            }
+            Received::Odd => panic!("an odd datagram"),
+        }
+    }
+
+    #[test]
+    fn systemd_is_told_at_its_path_and_without_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let here = UnixDatagram::bind(&path).unwrap();
+        let store = SocketStore::to_systemd(path.as_os_str()).unwrap();
+        store.store(SLOT, slot(b"seen").as_fd()).unwrap();
+        store.remove(SLOT);
+        let (said, descriptor) = next(&here);
+        assert_eq!(said, "FDSTORE=1\nFDNAME=slot-3");
+        assert_eq!(&content(descriptor.unwrap()), b"seen");
+        let (said, descriptor) = next(&here);
+        assert_eq!(said, "FDSTOREREMOVE=1\nFDNAME=slot-3");
+        assert!(descriptor.is_none());
+        // Bound again, as by a systemd that was started anew.
+        drop(here);
+        std::fs::remove_file(&path).unwrap();
+        assert!(store.store(SLOT, slot(b"").as_fd()).is_err());
+        let here = UnixDatagram::bind(&path).unwrap();
+        store.store(SLOT, slot(b"").as_fd()).unwrap();
+        assert!(next(&here).1.is_some());
+
+        let name = format!("storaged-test-{}", std::process::id());
+        let address = {
+            use std::os::linux::net::SocketAddrExt;
+            std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap()
+        };
+        let here = UnixDatagram::bind_addr(&address).unwrap();
+        let store = SocketStore::to_systemd(OsStr::new(&format!("@{name}"))).unwrap();
+        store.store(SLOT, slot(b"").as_fd()).unwrap();
+        assert!(next(&here).1.is_some());
+        assert!(SocketStore::to_systemd(OsStr::new("nowhere")).is_err());
+    }
+
+    #[test]
+    fn a_keeper_that_is_gone_is_an_error() {
+        let (here, there) = UnixDatagram::pair().unwrap();
+        let store = SocketStore::to_keeper(here);
+        drop(there);
+        let gone = store.store(SLOT, slot(b"").as_fd()).unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::ConnectionRefused);
+        store.remove(SLOT);
+        assert!(store.held().is_err());
+    }
+
+    #[test]
+    fn a_full_queue_is_waited_for() {
+        const COUNT: usize = 2000;
+        let (here, there) = UnixDatagram::pair().unwrap();
+        let store = SocketStore::to_keeper(here);
+        let sending = thread::spawn(move || {
+            let slot = slot(b"");
+            (0..COUNT).all(|_| store.store(SLOT, slot.as_fd()).is_ok())
+        });
+        thread::sleep(Duration::from_millis(100));
+        assert!(!sending.is_finished(), "so many fit the queue at once");
+        assert!((0..COUNT).all(|_| next(&there).1.is_some()));
+        assert!(sending.join().unwrap());
+    }
+
+    fn answer(keeper: &UnixDatagram, text: &str, descriptor: Option<BorrowedFd<'_>>) {
+        send_datagram(keeper, &Recipient::Peer, text.as_bytes(), descriptor).unwrap();
+    }
+
+    #[test]
+    fn what_the_keeper_holds_is_taken_up_to_its_end() {
+        let (here, keeper) = UnixDatagram::pair().unwrap();
+        let held = slot(b"held");
+        answer(&keeper, "FDNAME=slot-3", Some(held.as_fd()));
+        answer(&keeper, "FDNAME=other", Some(held.as_fd()));
+        // One that was lost on the way.
+        answer(&keeper, "END=3", None);
+        let held = SocketStore::to_keeper(here).held().unwrap();
+        let names: Vec<&str> = held.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["slot-3", "other"]);
+        assert_eq!(next(&keeper).0, "FDLIST=1");
+    }
+
+    #[test]
+    fn another_answer_of_the_keeper_is_an_error() {
+        for text in ["FDNAME=slot-1", "what", "END=x"] {
+            let (here, keeper) = UnixDatagram::pair().unwrap();
+            answer(&keeper, text, None);
+            let refused = SocketStore::to_keeper(here).held();
+            assert!(matches!(refused, Err(KeepError::Answer)), "{text}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What the keeper holds: descriptors by name.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::DESCRIPTORS_MAX;
+use super::message::{HolderName, ToHolder};
+
+/// Descriptors by name, a bounded number of them.
+#[derive(Debug, Default)]
+pub struct Table {
+    held: BTreeMap<HolderName, OwnedFd>,
+}
+
+/// What became of a datagram.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It changed the table, or what it asked for is so already.
+    Done,
+    /// The names of all descriptors are asked for.
+    Asked,
+    /// It is not of the fixed form, or has a descriptor where there should be none, or none where there should be one. The descriptor
+    /// is closed.
+    Odd,
+    /// The table is full. The descriptor is closed.
+    Full,
+}
+
+impl Table {
+    /// Does what a datagram says.
+    pub fn take(&mut self, body: &[u8], descriptor: Option<OwnedFd>) -> Taken {
+        match (ToHolder::decode(body), descriptor) {
+            (Some(ToHolder::Store(name)), Some(descriptor)) => {
+                if self.held.len() >= DESCRIPTORS_MAX && !self.held.contains_key(&name) {
+                    return Taken::Full;
+                }
+                self.held.insert(name, descriptor);
+                Taken::Done
+            }
+            (Some(ToHolder::Remove(name)), None) => {
+                self.held.remove(&name);
+                Taken::Done
+            }
+            (Some(ToHolder::List), None) => Taken::Asked,
+            _ => Taken::Odd,
+        }
+    }
+
+    /// All names, in order.
+    pub fn names(&self) -> impl Iterator<Item = HolderName> {
+        self.held.keys().cloned()
+    }
+
+    /// The descriptor of a name.
+    pub fn get(&self, name: &HolderName) -> Option<BorrowedFd<'_>> {
+        self.held.get(name).map(AsFd::as_fd)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::unix::fs::FileExt;
+
+    fn file(content: &[u8]) -> Option<OwnedFd> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(content).unwrap();
+        Some(file.into())
+    }
+
+    fn content(table: &Table, name: &str) -> Option<Vec<u8>> {
+        let held = table.get(&HolderName::new(name).unwrap())?;
+        let file = File::from(held.try_clone_to_owned().unwrap());
+        let mut content = vec![0; 1];
+        file.read_exact_at(&mut content, 0).unwrap();
+        Some(content)
+    }
+
+    #[test]
+    fn a_later_descriptor_of_a_name_replaces_the_earlier() {
+        let mut table = Table::default();
+        for content in [b"1", b"2"] {
+            let taken = table.take(b"FDSTORE=1\nFDNAME=slot-1", file(content));
+            assert_eq!(taken, Taken::Done);
+        }
+        // Of a kind that only later versions know.
+        table.take(b"FDSTORE=1\nFDNAME=later-1", file(b"3"));
+        assert_eq!(content(&table, "slot-1"), Some(b"2".into()));
+        assert_eq!(table.len(), 2);
+        assert_eq!(table.take(b"FDLIST=1", None), Taken::Asked);
+        let names: Vec<String> = table.names().map(|name| name.to_string()).collect();
+        assert_eq!(names, ["later-1", "slot-1"]);
+        for _ in 0..2 {
+            let taken = table.take(b"FDSTOREREMOVE=1\nFDNAME=slot-1", None);
+            assert_eq!((taken, table.len()), (Taken::Done, 1));
+        }
+    }
+
+    #[test]
+    fn what_is_odd_changes_nothing() {
+        let mut table = Table::default();
+        table.take(b"FDSTORE=1\nFDNAME=slot-1", file(b"1"));
+        for (body, descriptor) in [
+            (&b"FDSTORE=1\nFDNAME=slot-1"[..], None),
+            (b"FDSTORE=1\nFDNAME=", file(b"2")),
+            (b"FDSTOREREMOVE=1\nFDNAME=slot-1", file(b"2")),
+            (b"FDLIST=1", file(b"2")),
+            (b"READY=1", None),
+            (b"\xff", None),
+        ] {
+            assert_eq!(table.take(body, descriptor), Taken::Odd, "{body:?}");
+        }
+        assert_eq!(content(&table, "slot-1"), Some(b"1".into()));
+        assert_eq!(table.len(), 1);
+    }
+}
