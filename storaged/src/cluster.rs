@@ -21,6 +21,7 @@ use thiserror::Error;
 pub use self::hosts::{Hosts, Loopback, PAGE_WAIT};
 pub use self::page::Page;
 pub use self::process::{CpuTime, ResidentBytes};
+use crate::keep::KEEP_VARIABLE;
 use crate::net::cert::{CertError, create_ca, issue};
 
 /// Why a cluster did not come up, or does not answer.
@@ -178,6 +179,8 @@ impl<H: Hosts> Cluster<H> {
         let child = command
             .args(["run", "--config"])
             .arg(self.config_path(node))
+            // Who kills a node here means its memory too.
+            .env(KEEP_VARIABLE, "none")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

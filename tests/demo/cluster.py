@@ -41,7 +41,8 @@ class Cluster:
         self.directory, self.port = directory, port
         self.binary = Path(os.environ.get("STORAGED_BIN", ROOT / "target" / "release" / "storaged"))
         check(self.binary.exists(), f"no executable at {self.binary}: run `make demo`, which builds it")
-        self.environment = dict(os.environ, **(environment or {}))
+        # Who kills a node here means its memory too.
+        self.environment = dict(os.environ, STORAGED_KEEP="none", **(environment or {}))
         self.daemons: dict[int, subprocess.Popen] = {}
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)

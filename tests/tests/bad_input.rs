@@ -264,7 +264,7 @@ fn a_config_with_an_unknown_key() -> Result<()> {
         &["line 2", "bugdet", "expected", "budget", "storaged.toml"],
     );
     let output = Command::new(executable())
-        .args(["run", "--config"])
+        .args(["run", "--keep", "none", "--config"])
         .arg(&path)
         .output()?;
     assert!(!output.status.success());
@@ -621,7 +621,7 @@ fn a_node_with_the_certificate_of_another_does_not_start() -> Result<()> {
         )?;
     }
     let output = Command::new(executable())
-        .args(["run", "--config"])
+        .args(["run", "--keep", "none", "--config"])
         .arg(system.cluster.config_path(2))
         .output()?;
     assert!(!output.status.success());

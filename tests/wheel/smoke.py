@@ -44,7 +44,7 @@ def with_torch(session):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        daemon = subprocess.Popen([sys.argv[1], "run", "--runtime-dir", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        daemon = subprocess.Popen([sys.argv[1], "run", "--keep", "none", "--runtime-dir", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             session = Session("smoke", socket=Path(folder) / "storaged.sock", token=b"", timeout=20)
             limit = time.monotonic() + 20

@@ -61,7 +61,8 @@ budget = "{budget}"
 
     def start(self):
         with self.log.open("ab") as log:
-            command = [str(executable()), "run", "--config", str(self.config)]
+            # Whoever kills it means its memory too.
+            command = [str(executable()), "run", "--keep", "none", "--config", str(self.config)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         limit = time.monotonic() + 20
         while not self.answers():

@@ -94,7 +94,7 @@ pub fn keep(program: Program) -> Result<u8, KeepError> {
         .enable_time()
         .build();
     let runtime = runtime.map_err(KeepError::io("starting the keeper's runtime"))?;
-    runtime.block_on(async { Watch::over(program)?.run().await })
+    runtime.block_on(async { KeeperProcess::over(program)?.run().await })
 }
 
 /// A table of descriptors needs more than the 1,024 that a process may open unless it asks; the daemon, which is started with the same
@@ -165,7 +165,7 @@ impl Order {
 
 /// How a wait ended.
 #[derive(Debug, PartialEq, Eq)]
-enum Rest {
+enum Lull {
     /// It is over.
     Over,
     /// The keeper was told to end.
@@ -331,7 +331,7 @@ fn code_of(status: ExitStatus) -> u8 {
 }
 
 /// The keeper's whole state.
-struct Watch {
+struct KeeperProcess {
     program: Program,
     table: Table,
     signals: Signals,
@@ -340,7 +340,7 @@ struct Watch {
     is_ending: bool,
 }
 
-impl Watch {
+impl KeeperProcess {
     fn over(program: Program) -> Result<Self, KeepError> {
         Ok(Self {
             program,
@@ -368,7 +368,7 @@ impl Watch {
                 tracing::warn!(%how, descriptors, after = ?wait, "the daemon died and is started again");
             }
             life = loop {
-                if self.rest(wait).await == Rest::Cut {
+                if self.rest(wait).await == Lull::Cut {
                     return Ok(code_of(death.status));
                 }
                 match self.start() {
@@ -399,15 +399,15 @@ impl Watch {
     }
 
     /// Waits before a start. Whoever ends the keeper meanwhile cuts it short; what else it is told is for a daemon that is not there.
-    async fn rest(&mut self, wait: Duration) -> Rest {
+    async fn rest(&mut self, wait: Duration) -> Lull {
         let over = tokio::time::sleep(wait);
         tokio::pin!(over);
         loop {
             tokio::select! {
-                () = &mut over => return Rest::Over,
+                () = &mut over => return Lull::Over,
                 told = self.signals.next() => {
                     if told == Signal::TERM || told == Signal::INT {
-                        return Rest::Cut;
+                        return Lull::Cut;
                     }
                 }
             }
@@ -443,6 +443,8 @@ impl Watch {
             let wish = life.wish();
             let order = life.order;
             tokio::select! {
+                // A flood of datagrams keeps nothing else waiting.
+                biased;
                 status = life.child.wait() => match status {
                     Ok(status) => break status,
                     // Without it nobody could say how the daemon ended; it is there until it was waited for.
@@ -452,13 +454,13 @@ impl Watch {
                     }
                 },
                 told = self.signals.next() => self.pass_on(told, &mut life),
-                ready = life.socket.ready(wish) => if ready.is_err() || life.turn(&mut self.table).is_err() {
-                    tokio::time::sleep(RETRY).await;
-                },
                 () = order.late() => {
                     life.order = Order::Killed;
                     life.signal(Signal::KILL);
                 }
+                ready = life.socket.ready(wish) => if ready.is_err() || life.turn(&mut self.table).is_err() {
+                    tokio::time::sleep(RETRY).await;
+                },
             }
         };
         life.drain(&mut self.table);
@@ -500,16 +502,16 @@ mod tests {
     }
 
     /// What the keeper does after an end.
-    async fn then(raw: i32, change: impl FnOnce(&mut Watch, &mut Death)) -> Then {
+    async fn then(raw: i32, change: impl FnOnce(&mut KeeperProcess, &mut Death)) -> Then {
         let program = Program::of_this_process().unwrap();
-        let mut watch = Watch::over(program).unwrap();
+        let mut process = KeeperProcess::over(program).unwrap();
         let mut death = Death {
             status: ExitStatus::from_raw(raw),
             lived: Duration::ZERO,
             was_told_again: false,
         };
-        change(&mut watch, &mut death);
-        watch.then(&death)
+        change(&mut process, &mut death);
+        process.then(&death)
     }
 
     #[tokio::test]
@@ -520,9 +522,9 @@ mod tests {
         }
         for raw in [9, 15, 1 << 8, 74 << 8, 101 << 8] {
             assert_eq!(then(raw, |_, _| {}).await, Then::Start(PAUSE_MIN), "{raw}");
-            let ending = |watch: &mut Watch, _: &mut Death| watch.is_ending = true;
+            let ending = |process: &mut KeeperProcess, _: &mut Death| process.is_ending = true;
             assert!(matches!(then(raw, ending).await, Then::End(_)), "{raw}");
-            let again = |_: &mut Watch, death: &mut Death| death.was_told_again = true;
+            let again = |_: &mut KeeperProcess, death: &mut Death| death.was_told_again = true;
             assert_eq!(then(raw, again).await, Then::Start(Duration::ZERO), "{raw}");
         }
     }
