@@ -13,7 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -31,8 +31,7 @@ const HEAD_BYTES: usize = HEAD.len() + 4;
 /// The room for it.
 const TAIL_BYTES: u64 = 4096;
 
-/// A daemon that was killed closes its files after it is seen to be gone, one after the other.
-const LOCK_TRIES: u32 = 200;
+/// How often a file that another process has is tried again.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Files of this process's segments, by device and number.
@@ -93,7 +92,7 @@ struct OpenFile {
 }
 
 impl OpenFile {
-    fn claim(fd: OwnedFd) -> Result<Self, SegmentError> {
+    fn claim(fd: OwnedFd, until: Instant) -> Result<Self, SegmentError> {
         let stat = rustix::fs::fstat(&fd).map_err(system("fstat"))?;
         let id = FileId {
             device: stat.st_dev,
@@ -106,20 +105,22 @@ impl OpenFile {
         open.push(id);
         drop(open);
         let claimed = Self { fd, id };
-        claimed.lock()?;
+        claimed.lock(until)?;
         Ok(claimed)
     }
 
     /// The lock is this process's, whoever else has the descriptor, and goes with it, however it ends.
-    fn lock(&self) -> Result<(), SegmentError> {
-        for _ in 0..LOCK_TRIES {
+    fn lock(&self, until: Instant) -> Result<(), SegmentError> {
+        loop {
             match rustix::fs::fcntl_lock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(()),
-                Err(Errno::AGAIN | Errno::ACCESS) => std::thread::sleep(LOCK_PAUSE),
+                Err(Errno::AGAIN | Errno::ACCESS) if Instant::now() < until => {
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                Err(Errno::AGAIN | Errno::ACCESS) => return Err(SegmentError::InUse),
                 Err(errno) => return Err(system("locking")(errno)),
             }
         }
-        Err(SegmentError::InUse)
     }
 }
 
@@ -198,15 +199,16 @@ impl Segment {
         }
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(system("sealing"))?;
-        Self::open(fd, cell_bytes, cells)
+        Self::open(fd, cell_bytes, cells, Instant::now())
     }
 
-    /// Opens a segment that an earlier process made. No cell of it is owned yet.
+    /// Opens a segment that an earlier process made. No cell of it is owned yet. A process that was killed closes its files
+    /// after it is seen to be gone, one after the other: until then this waits, but not beyond `until`.
     ///
     /// # Errors
     /// [`SegmentError::NoSegment`] if the descriptor is of something else, [`SegmentError::InUse`] if the segment is open
     /// in this process or another one, [`SegmentError::System`] if the kernel refuses.
-    pub fn reopen(fd: OwnedFd) -> Result<Arc<Self>, SegmentError> {
+    pub fn reopen(fd: OwnedFd, until: Instant) -> Result<Arc<Self>, SegmentError> {
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| SegmentError::NoSegment)?;
         let stat = rustix::fs::fstat(&fd).map_err(system("fstat"))?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -229,11 +231,16 @@ impl Segment {
         let cells = u32::try_from(cells_end / u64::from(cell_bytes));
         let cells = cells.map_err(|_| SegmentError::NoSegment)?;
         check_cells(cell_bytes as usize, cells)?;
-        Self::open(fd, cell_bytes as usize, cells)
+        Self::open(fd, cell_bytes as usize, cells, until)
     }
 
-    fn open(fd: OwnedFd, cell_bytes: usize, cells: u32) -> Result<Arc<Self>, SegmentError> {
-        let file = OpenFile::claim(fd)?;
+    fn open(
+        fd: OwnedFd,
+        cell_bytes: usize,
+        cells: u32,
+        until: Instant,
+    ) -> Result<Arc<Self>, SegmentError> {
+        let file = OpenFile::claim(fd, until)?;
         let mapping = Mapping::of(file.fd.as_fd(), cell_bytes * cells as usize)?;
         let mut bits = vec![0; cells.div_ceil(64) as usize];
         if let (Some(last), 1..) = (bits.last_mut(), cells % 64) {
@@ -503,12 +510,12 @@ mod tests {
             .for_each(|(byte, cell)| cell.bytes_mut().fill(byte));
         let kept = duplicate(&segment);
         assert!(matches!(
-            Segment::reopen(duplicate(&segment)),
+            Segment::reopen(duplicate(&segment), Instant::now()),
             Err(SegmentError::InUse)
         ));
         cells.into_iter().for_each(Cell::leave);
         drop(segment);
-        let segment = Segment::reopen(kept).unwrap();
+        let segment = Segment::reopen(kept, Instant::now()).unwrap();
         assert_eq!((segment.cell_bytes(), segment.cells()), (4096, 100));
         let second = segment.adopt(1).unwrap();
         assert_eq!(second.bytes(), [2; 4096]);
@@ -551,9 +558,9 @@ mod tests {
             with_head(12288, 2048, fixed),
             with_head(4096, 4096, fixed),
         ] {
-            assert!(Segment::reopen(fd).is_err());
+            assert!(Segment::reopen(fd, Instant::now()).is_err());
         }
-        assert!(Segment::reopen(with_head(12288, 4096, fixed)).is_ok());
+        assert!(Segment::reopen(with_head(12288, 4096, fixed), Instant::now()).is_ok());
         for (cell_bytes, cells) in [(0, 1), (2048, 1), (5000, 1), (4096, 0)] {
             assert!(Segment::create(cell_bytes, cells).is_err());
         }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use storaged_arena::{Cell, Segment, SegmentError, Slot, SlotError};
 use storaged_codec::Fingerprint;
@@ -17,6 +18,9 @@ use thiserror::Error;
 use super::{Memory, ParitySet, locked};
 use crate::keep::{CellName, KeptName, ParityRow, ParityTable};
 use crate::parity_memory::{HeldCell, ParityBlock};
+
+/// How long all segments together wait for a daemon that was just killed to let go of them.
+const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// What became of descriptors.
 #[derive(Debug, Default)]
@@ -128,10 +132,11 @@ impl Memory {
     /// [`Memory::drop_unclaimed`] when all are that will be.
     pub fn adopt(&self, kept: Vec<(KeptName, OwnedFd)>) -> Adopted {
         let mut adopted = Adopted::default();
+        let until = Instant::now() + WAIT_MAX;
         for (name, fd) in kept {
             let taken = match name {
                 KeptName::Slot(id) => self.adopt_slot_memory(id, fd),
-                KeptName::Parity(number) => self.adopt_segment(number, fd),
+                KeptName::Parity(number) => self.adopt_segment(number, fd, until),
                 KeptName::Journal(_) => {
                     adopted.others.push((name, fd));
                     continue;
@@ -151,10 +156,10 @@ impl Memory {
         Ok(())
     }
 
-    fn adopt_segment(&self, number: u64, fd: OwnedFd) -> Result<(), AdoptError> {
+    fn adopt_segment(&self, number: u64, fd: OwnedFd, until: Instant) -> Result<(), AdoptError> {
         let narrow = u32::try_from(number).map_err(|_| AdoptError::Number(number))?;
         self.parity_memory.count_from(narrow);
-        let segment = Segment::reopen(fd)?;
+        let segment = Segment::reopen(fd, until)?;
         locked(&self.inherited).segments.insert(narrow, segment);
         Ok(())
     }

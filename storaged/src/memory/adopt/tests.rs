@@ -3,7 +3,7 @@
 use storaged_core::Source;
 
 use super::*;
-use crate::encode::{BlockSink, BlockState, Blocks};
+use crate::encode::{BlockState, Blocks};
 use crate::keep::RecordingStore;
 use crate::verify::tests::{CHUNK, Lane, all, begin, put_all};
 
@@ -98,7 +98,7 @@ fn a_flipped_byte_is_found() {
     drop(before.memory);
     let kept = before.store.duplicates().into_iter();
     let mut kept = kept.filter(|(name, _)| *name == KeptName::Parity(place.segment.into()));
-    let segment = Segment::reopen(kept.next().unwrap().1).unwrap();
+    let segment = Segment::reopen(kept.next().unwrap().1, Instant::now()).unwrap();
     let mut cell = segment.adopt(place.cell).unwrap();
     cell.bytes_mut()[77] ^= 4;
     cell.leave();
