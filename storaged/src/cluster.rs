@@ -20,7 +20,7 @@ use thiserror::Error;
 
 pub use self::hosts::{Hosts, Loopback, PAGE_WAIT};
 pub use self::page::Page;
-pub use self::process::{CpuTime, ResidentBytes};
+pub use self::process::{CpuTime, ResidentBytes, child_of};
 use crate::keep::KEEP_VARIABLE;
 use crate::net::cert::{CertError, create_ca, issue};
 
@@ -84,12 +84,36 @@ pub struct ClusterSpec {
     pub settings: String,
 }
 
+/// What a daemon that is killed leaves of its node's memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NodeMemory {
+    /// Nothing: whoever kills it means the node.
+    #[default]
+    EndsWithDaemon,
+    /// All: a keeper holds it and starts the daemon again.
+    OutlivesDaemon,
+}
+
 /// Running daemons. Those that still run are killed when it is dropped.
 #[derive(Debug)]
 pub struct Cluster<H = Loopback> {
     hosts: H,
     spec: ClusterSpec,
     children: Vec<Option<Child>>,
+    memory: NodeMemory,
+}
+
+impl NodeMemory {
+    fn keep(self) -> &'static str {
+        match self {
+            Self::EndsWithDaemon => "none",
+            Self::OutlivesDaemon => "keeper",
+        }
+    }
+}
+
+fn process(number: u32) -> Option<Pid> {
+    i32::try_from(number).ok().and_then(Pid::from_raw)
 }
 
 impl<H: Hosts> Cluster<H> {
@@ -104,6 +128,7 @@ impl<H: Hosts> Cluster<H> {
             hosts,
             children: (0..spec.nodes).map(|_| None).collect(),
             spec,
+            memory: NodeMemory::default(),
         };
         for node in 0..cluster.spec.nodes {
             issue(&certificates, &cluster.name(node), VALID)?;
@@ -165,6 +190,16 @@ impl<H: Hosts> Cluster<H> {
         text + &self.spec.settings
     }
 
+    /// Daemons that are started from now on leave this when they are killed.
+    pub fn set_memory(&mut self, memory: NodeMemory) {
+        self.memory = memory;
+    }
+
+    /// Process number of the daemon below a node's keeper; none while it is down.
+    pub fn daemon_below(&self, node: usize) -> Option<u32> {
+        child_of(self.pid(node).ok()?)
+    }
+
     /// Starts a node's daemon.
     ///
     /// # Errors
@@ -179,8 +214,7 @@ impl<H: Hosts> Cluster<H> {
         let child = command
             .args(["run", "--config"])
             .arg(self.config_path(node))
-            // Who kills a node here means its memory too.
-            .env(KEEP_VARIABLE, "none")
+            .env(KEEP_VARIABLE, self.memory.keep())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -262,8 +296,13 @@ impl<H: Hosts> Cluster<H> {
         if self.children[node].is_none() {
             return Ok(None);
         }
+        let below = self.daemon_below(node).filter(|_| signal == Signal::KILL);
         // A zombie takes signals, and nobody else gets its number before it is waited for.
         self.signal(node, signal)?;
+        if let Some(daemon) = below.and_then(process) {
+            // Without its keeper it would leave in order, which a node that is lost does not.
+            let _ = kill_process(daemon, Signal::KILL);
+        }
         self.wait(node)
     }
 
@@ -272,7 +311,7 @@ impl<H: Hosts> Cluster<H> {
     /// # Errors
     /// [`ClusterError`] if there is no such process.
     pub fn signal(&self, node: usize, signal: Signal) -> Result<(), ClusterError> {
-        let process = i32::try_from(self.pid(node)?).ok().and_then(Pid::from_raw);
+        let process = process(self.pid(node)?);
         let process = process.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
         let sent = process.and_then(|process| Ok(kill_process(process, signal)?));
         sent.map_err(io_error("sending a signal to a daemon"))
@@ -351,9 +390,13 @@ impl<H: Hosts> Cluster<H> {
 impl<H> Drop for Cluster<H> {
     fn drop(&mut self) {
         for child in self.children.iter_mut().flatten() {
+            let below = child_of(child.id()).filter(|_| self.memory == NodeMemory::OutlivesDaemon);
             // It may have ended by itself.
             let _ = child.kill();
             let _ = child.wait();
+            if let Some(daemon) = below.and_then(process) {
+                let _ = kill_process(daemon, Signal::KILL);
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod certificate;
 mod durable;
+mod kept;
 mod leaving;
 mod notes;
 mod operate;
@@ -32,7 +33,7 @@ use crate::encode::{
 };
 use crate::env::{Clock, Environment, Offload};
 use crate::http::{self, OpsState, RestartAsked};
-use crate::keep::NoStore;
+use crate::keep::{Journal, JournalError};
 use crate::memory::{Digested, Memory};
 use crate::net::{Net, NetError, NetEvent};
 use crate::repeats::Repeats;
@@ -40,6 +41,7 @@ use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::Trickle;
 use crate::trickle::store::StoreError;
 pub use certificate::{date, expiry_fault};
+use kept::Left;
 use leaving::Leaving;
 use readiness::LinkFacts;
 use start::{own_certificate, setup, start_net};
@@ -62,6 +64,9 @@ pub enum StartError {
     /// The durable tier.
     #[error("the durable tier cannot be used")]
     Store(#[from] StoreError),
+    /// What an earlier daemon kept.
+    #[error(transparent)]
+    Kept(#[from] JournalError),
     /// The members.
     #[error(transparent)]
     Groups(#[from] storaged_plan::GroupError),
@@ -85,6 +90,8 @@ pub struct Daemon {
     node: Node,
     clock: Clock,
     memory: Arc<Memory>,
+    /// What the next daemon is to know of it, if anybody holds it for that one.
+    journal: Option<Journal>,
     executor: Arc<Executor>,
     net: Option<Arc<Net>>,
     trickle: Option<Arc<Trickle>>,
@@ -115,9 +122,14 @@ impl Daemon {
     ///
     /// # Errors
     /// [`StartError`] if a part cannot start.
-    pub async fn start(config: Config, env: Environment) -> Result<Self, StartError> {
+    pub async fn start(config: Config, mut env: Environment) -> Result<Self, StartError> {
         let generation = Generation::new(env.entropy.next());
-        let memory = Arc::new(Memory::new(Arc::new(NoStore)));
+        let memory = Arc::new(Memory::new(env.descriptors.clone()));
+        let left = Left::read(
+            &memory,
+            &env.descriptors,
+            std::mem::take(&mut env.inherited),
+        )?;
         let (to_net, from_net) = mpsc::channel(QUEUE);
         let certificate = own_certificate(&config)?;
         let net = start_net(&config, &env, generation, to_net).await?;
@@ -152,10 +164,11 @@ impl Daemon {
         tracing::info!(node = %config.name, generation = %format!("{:016x}", generation.get()),
             geometry = %config.geometry.map_or("none".into(), |g| g.to_string()),
             budget = %bytesize::ByteSize::b(config.budget), "started");
-        Ok(Self {
+        let mut daemon = Self {
             node,
             clock: Clock::start(),
             memory,
+            journal: None,
             executor,
             net,
             trickle,
@@ -180,7 +193,9 @@ impl Daemon {
             from_ops,
             from_stage,
             to_stage,
-        })
+        };
+        daemon.take_over(left, &env.descriptors);
+        Ok(daemon)
     }
 
     /// Where requests of a client in the same process go: tests under simulated time have no Unix sockets.
@@ -281,7 +296,9 @@ impl Daemon {
             } => self.digest(slot, length, chunk),
             Output::Run(work) => self.run_session(work),
             Output::Stop { leader, session } => self.executor.stop(&leader, session),
-            Output::DropParity { set } => self.memory.drop_parity(set),
+            Output::DropParity { set } => self.drop_parity(set),
+            Output::Keep(record) => self.keep(&record),
+            Output::Forget(name) => self.forget(&name),
             Output::Check { query, parts } => self.check(query, parts),
             Output::Prepare(work) => {
                 self.later(move || Input::Prepared(work.run()));

@@ -124,6 +124,11 @@ pub trait DescriptorStore: Send + Sync + fmt::Debug {
 
     /// Lets go of it: the memory is free once this process closes it too. Told to nobody, if there is nobody any more.
     fn remove(&self, name: KeptName);
+
+    /// Whether there is anybody: else records of the memory would be made for nothing.
+    fn is_there(&self) -> bool {
+        true
+    }
 }
 
 /// Nobody: the memory ends with the daemon.
@@ -136,6 +141,10 @@ impl DescriptorStore for NoStore {
     }
 
     fn remove(&self, _: KeptName) {}
+
+    fn is_there(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use storaged::cluster::child_of;
 use storaged::keep::keeper::{Program, keep};
 use storaged::keep::{Holding, KeptName};
 use storaged_sdk::Client;
@@ -29,19 +30,6 @@ fn until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) ->
         ensure!(began.elapsed() < limit, "not within {limit:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-/// The process that another one started, if it runs.
-fn child_of(parent: u32) -> Option<u32> {
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    let mut numbers = processes.filter_map(|it| it.file_name().to_str()?.parse().ok());
-    numbers.find(|number: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
-        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let mut fields = fields.split_whitespace();
-        let state = fields.next();
-        state.is_some_and(|state| state != "Z") && fields.next() == Some(&parent.to_string())
-    })
 }
 
 fn tell(process: u32, signal: Signal) -> Result<()> {
@@ -158,7 +146,7 @@ fn a_daemon_that_is_killed_is_started_again_and_answers() -> Result<()> {
         daemon = node.daemon_after(Some(daemon), Duration::from_secs(2))?;
     }
     let log = node.log();
-    let said = "the daemon died and is started again how=signal: 9 (SIGKILL) descriptors=0";
+    let said = "the daemon died and is started again how=signal: 9 (SIGKILL) descriptors=1";
     ensure!(log.matches(said).count() == 2, "{log}");
     Ok(())
 }
@@ -281,7 +269,7 @@ fn a_daemon_that_dies_of_its_start_is_started_ever_less_often_until_it_is_mended
     let is_longer = gaps.iter().zip(least).all(|(gap, least)| gap + 50 >= least);
     ensure!(is_longer, "{gaps:?}");
     ensure!(
-        node.log().contains("how=exit status: 1 descriptors=0"),
+        node.log().contains("how=exit status: 1 descriptors=1"),
         "{}",
         node.log()
     );

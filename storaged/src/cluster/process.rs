@@ -90,6 +90,20 @@ impl ResidentBytes {
     }
 }
 
+/// The process that another one started and that runs.
+pub fn child_of(parent: u32) -> Option<u32> {
+    let parent = parent.to_string();
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut numbers = processes.filter_map(|it| it.file_name().to_str()?.parse().ok());
+    numbers.find(|number: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let mut fields = fields.split_whitespace();
+        let state = fields.next();
+        state.is_some_and(|state| state != "Z") && fields.next() == Some(&parent)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::{CpuTime, ResidentBytes};

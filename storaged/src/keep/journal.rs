@@ -162,6 +162,11 @@ impl Journal {
         self.live.contains_key(name)
     }
 
+    /// Nobody holds it any more: what it says is out of date from now on.
+    pub fn give_up(self) {
+        self.store.remove(KeptName::Journal(self.number));
+    }
+
     /// Bytes of memory that it takes.
     pub fn bytes(&self) -> u64 {
         self.end

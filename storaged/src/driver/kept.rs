@@ -1,0 +1,195 @@
+//! What the daemon keeps for the one after it, and what it takes over from the one before: descriptors of slots and parity, and the
+//! journal that says what they hold.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use storaged_core::{Input, ParityId};
+use storaged_wire::{KeptCheckpoint, KeptRecord, RecordName, decode, encode};
+
+use super::{Daemon, chain};
+use crate::keep::{
+    DescriptorStore, Journal, JournalError, KeptName, ParityTable, Records, read_journal,
+};
+use crate::memory::Memory;
+
+/// What the daemon before this one left, as far as its memory is here again.
+pub(super) struct Left {
+    records: Vec<KeptRecord>,
+    /// Its journals, which this one's takes the place of.
+    journals: Vec<u64>,
+}
+
+impl Left {
+    /// Takes the memory over that the records make usable, and lets the rest go.
+    ///
+    /// # Errors
+    /// [`JournalError`] if another release wrote the journal. Nothing is let go then: that release can still be started.
+    pub fn read(
+        memory: &Memory,
+        store: &Arc<dyn DescriptorStore>,
+        inherited: Vec<(KeptName, OwnedFd)>,
+    ) -> Result<Self, JournalError> {
+        let adopted = memory.adopt(inherited);
+        for (name, error) in &adopted.refused {
+            tracing::warn!(%name, error = chain(error), "memory of an earlier daemon cannot be used");
+        }
+        let mut journals = Vec::new();
+        for (name, descriptor) in adopted.others {
+            if let KeptName::Journal(number) = name {
+                journals.push((number, descriptor));
+            }
+        }
+        // Each is whole when it is handed over, and a newer one takes the place of the older.
+        journals.sort_by_key(|(number, _)| *number);
+        let numbers = journals.iter().map(|(number, _)| *number).collect();
+        let newest = journals.pop();
+        let found = newest.map(|(_, descriptor)| read_journal(descriptor));
+        let contents = found.transpose()?.unwrap_or_default();
+        if contents.torn_bytes > 0 {
+            let bytes = contents.torn_bytes;
+            tracing::warn!(bytes, "the end of an earlier daemon's journal is not whole");
+        }
+        let records = usable(memory, &contents.records);
+        memory.drop_unclaimed();
+        if store.is_there() && !records.is_empty() {
+            tracing::info!(
+                records = records.len(),
+                "took over the memory of an earlier daemon"
+            );
+        }
+        Ok(Self {
+            records,
+            journals: numbers,
+        })
+    }
+}
+
+/// The records, of checkpoints with what of them is in memory.
+fn usable(memory: &Memory, records: &Records) -> Vec<KeptRecord> {
+    let mut all = Vec::new();
+    for (name, bytes) in records {
+        if matches!(name, RecordName::Parity(_)) {
+            continue;
+        }
+        match decode::<KeptRecord>("a kept record", bytes) {
+            Ok(KeptRecord::Checkpoint(kept)) => {
+                let kept = with_memory(memory, records, kept);
+                all.push(KeptRecord::Checkpoint(kept));
+            }
+            Ok(record) => all.push(record),
+            Err(error) => tracing::warn!(%error, "a record of an earlier daemon cannot be used"),
+        }
+    }
+    all
+}
+
+fn with_memory(memory: &Memory, records: &Records, mut kept: KeptCheckpoint) -> KeptCheckpoint {
+    let lost = |what: &str, error: &dyn std::error::Error| {
+        let (namespace, step) = (&kept.key.namespace, kept.key.step.get());
+        tracing::warn!(%namespace, step, what, error = chain(error), "a block of an earlier daemon is lost");
+    };
+    kept.shards
+        .retain(|shard| match memory.adopt_slot(shard.slot) {
+            Ok(capacity) if capacity >= shard.capacity => true,
+            Ok(_) => {
+                memory.drop_slot(shard.slot);
+                false
+            }
+            Err(error) => {
+                lost("shard", &error);
+                false
+            }
+        });
+    kept.parity.retain(|parity| {
+        let table = records.get(&RecordName::Parity(parity.set));
+        let Some(table) = table else {
+            return false;
+        };
+        let table = ParityTable::decode(table);
+        let table = table.map_err(|error| lost("parity", &error));
+        table.is_ok_and(|table| {
+            let adopted = memory.adopt_parity(ParityId(parity.set), &table);
+            adopted.map_err(|error| lost("parity", &error)).is_ok()
+        })
+    });
+    kept
+}
+
+impl Daemon {
+    /// Goes on with what an earlier daemon left, and begins a journal of its own. Till that is whole the earlier one stays: were this
+    /// daemon to end now, the next would begin where this one did.
+    pub(super) fn take_over(&mut self, left: Left, store: &Arc<dyn DescriptorStore>) {
+        let number = left.journals.last().map_or(0, |last| last + 1);
+        self.journal = store
+            .is_there()
+            .then(|| Journal::new(store.clone(), number))
+            .and_then(|made| {
+                let failed = |error: &JournalError| not_kept(error);
+                made.inspect_err(failed).ok()
+            });
+        if !left.records.is_empty() {
+            let records = left.records;
+            let recovered = Input::Recovered { records };
+            for output in self.node.handle(self.clock.now(), recovered) {
+                self.perform(output);
+            }
+        }
+        let published = self.journal.as_mut().map(Journal::publish);
+        if let Some(Err(error)) = published {
+            self.stop_keeping(&error);
+        }
+        for number in left.journals {
+            store.remove(KeptName::Journal(number));
+        }
+    }
+
+    /// Writes a record, of a checkpoint with the places of its parity.
+    pub(super) fn keep(&mut self, record: &KeptRecord) {
+        let Some(journal) = &mut self.journal else {
+            return;
+        };
+        let mut written = Ok(());
+        if let KeptRecord::Checkpoint(kept) = record {
+            for parity in &kept.parity {
+                let name = RecordName::Parity(parity.set);
+                let table = self.memory.parity_table(ParityId(parity.set));
+                if let Some(table) = table.filter(|_| !journal.has(&name)) {
+                    written = written.and_then(|()| journal.put(&name, table.encode()));
+                }
+            }
+        }
+        let written = written.and_then(|()| journal.put(&record.name(), encode(record)));
+        if let Err(error) = written {
+            self.stop_keeping(&error);
+        }
+    }
+
+    pub(super) fn forget(&mut self, name: &RecordName) {
+        let removed = self.journal.as_mut().map(|journal| journal.remove(name));
+        if let Some(Err(error)) = removed {
+            self.stop_keeping(&error);
+        }
+    }
+
+    /// Its table goes first: the next daemon must not look for it in memory that another set has by then.
+    pub(super) fn drop_parity(&mut self, set: ParityId) {
+        self.forget(&RecordName::Parity(set.0));
+        self.memory.drop_parity(set);
+    }
+
+    /// A journal that lacks something must not be read: it would bring back what was given up, and forget what was promised.
+    fn stop_keeping(&mut self, error: &JournalError) {
+        not_kept(error);
+        if let Some(journal) = self.journal.take() {
+            journal.give_up();
+        }
+    }
+}
+
+fn not_kept(error: &JournalError) {
+    tracing::error!(
+        error = chain(error),
+        "what is in memory cannot be written down: a restart of this daemon loses it"
+    );
+}

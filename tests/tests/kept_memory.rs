@@ -1,0 +1,196 @@
+//! RAM that outlives its daemon, with real processes: daemons below keepers are killed and upgraded, and what they held is there.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use storaged::cluster::NodeMemory;
+use storaged_sdk::Trainer;
+use storaged_sdk::wire::local::{DurableWish, Rung};
+use storaged_sdk::wire::{CheckpointState, RunId};
+use storaged_tests::system::{System, shards};
+
+const ENCODED: &str = "storaged_encode_session_bytes_total";
+
+/// Three nodes, (2,1), whose memory outlives their daemons, and a trainer on both data nodes.
+fn started(extra: &str) -> Result<(System, RunId, Vec<Trainer>)> {
+    let mut system = System::start(3, Some((2, 1)), extra)?;
+    for node in 0..3 {
+        system.cluster.kill(node)?;
+    }
+    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+    system.cluster.start_all()?;
+    let (run, trainers) = system.trainers(2)?;
+    Ok((system, run, trainers))
+}
+
+fn save(system: &System, run: RunId, trainers: &mut [Trainer], step: u64) -> Result<()> {
+    system.save(trainers, step, &shards(2, step), DurableWish::Never)?;
+    (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
+}
+
+fn trainers_again(system: &System, run: RunId) -> Result<Vec<Trainer>> {
+    let ranks = 0..2;
+    ranks
+        .map(|rank| system.trainer(rank as usize, run, rank, 2))
+        .collect()
+}
+
+fn tell_daemon(system: &System, node: usize, signal: Signal) -> Result<u32> {
+    let daemon = system.cluster.daemon_below(node).context("a daemon")?;
+    let process = Pid::from_raw(daemon.try_into()?).context("a process")?;
+    kill_process(process, signal)?;
+    Ok(daemon)
+}
+
+/// Waits until another daemon than this one answers; how long that took.
+fn back_after(system: &System, node: usize, before: u32) -> Result<Duration> {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(20) {
+        let another = system
+            .cluster
+            .daemon_below(node)
+            .is_some_and(|it| it != before);
+        if another && system.cluster.status(node).is_ok() {
+            return Ok(began.elapsed());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    anyhow::bail!("n{node} is not back: {}", system.cluster.log_end(node, 20))
+}
+
+fn encoded(system: &System) -> Result<u64> {
+    let all = (0..3).map(|node| system.cluster.metric::<u64>(node, ENCODED));
+    Ok(all.sum::<Result<u64, _>>()?)
+}
+
+/// The newest step bears the loss of a node, as every node says.
+fn bears_again(system: &System) -> Result<()> {
+    let began = Instant::now();
+    let mut said = String::new();
+    while began.elapsed() < Duration::from_secs(20) {
+        let mut all = true;
+        for node in 0..3 {
+            let status = system.cluster.status(node)?;
+            all &= status.contains(r#""bears":1"#);
+            said = status;
+        }
+        if all {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    anyhow::bail!("no node loss is borne: {said}")
+}
+
+#[test]
+fn a_killed_daemon_has_its_shard_and_its_parity_again_and_nothing_is_sent() -> Result<()> {
+    for node in 0..3 {
+        let (system, run, mut trainers) = started("")?;
+        save(&system, run, &mut trainers, 10)?;
+        let before = tell_daemon(&system, node, Signal::KILL)?;
+        let took = back_after(&system, node, before)?;
+        ensure!(took < Duration::from_secs(2), "{took:?}");
+        let rungs = system.restore(&[0, 1], 10, &shards(2, 10))?;
+        ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+        system.cluster.wait_for_links()?;
+        bears_again(&system)?;
+        let counted = encoded(&system)?;
+        std::thread::sleep(Duration::from_secs(2));
+        ensure!(encoded(&system)? == counted, "blocks were computed again");
+        let log = std::fs::read_to_string(system.cluster.log(node))?;
+        ensure!(
+            log.contains("took over the memory of an earlier daemon"),
+            "{log}"
+        );
+        ensure!(!log.contains("cannot be used"), "{log}");
+        ensure!(!log.contains("is lost"), "{log}");
+    }
+    Ok(())
+}
+
+/// Every daemon is killed, and then a node is lost with its memory: its shard comes out of parity that three daemons have kept.
+#[test]
+fn parity_that_outlived_its_daemon_decodes() -> Result<()> {
+    let (mut system, run, mut trainers) = started("")?;
+    for step in [10, 20] {
+        save(&system, run, &mut trainers, step)?;
+    }
+    for node in 0..3 {
+        let before = tell_daemon(&system, node, Signal::KILL)?;
+        back_after(&system, node, before)?;
+    }
+    system.cluster.wait_for_links()?;
+    bears_again(&system)?;
+    system.cluster.kill(1)?;
+    let rungs = system.restore(&[0, 0], 20, &shards(2, 20))?;
+    ensure!(rungs == [Rung::OwnRam, Rung::Decoded], "{rungs:?}");
+    Ok(())
+}
+
+/// The job goes on under its run, against the parity that was kept, and what it saves then is as safe as before.
+#[test]
+fn saves_go_on_after_a_restart() -> Result<()> {
+    let (mut system, run, mut trainers) = started("")?;
+    save(&system, run, &mut trainers, 10)?;
+    for step in [20, 30, 40] {
+        drop(trainers);
+        let node = (step / 10) as usize % 3;
+        let before = tell_daemon(&system, node, Signal::KILL)?;
+        back_after(&system, node, before)?;
+        system.cluster.wait_for_links()?;
+        trainers = trainers_again(&system, run)?;
+        save(&system, run, &mut trainers, step)?;
+    }
+    bears_again(&system)?;
+    system.cluster.kill(0)?;
+    let rungs = system.restore(&[1, 1], 40, &shards(2, 40))?;
+    ensure!(rungs == [Rung::Decoded, Rung::OwnRam], "{rungs:?}");
+    Ok(())
+}
+
+/// A rolling upgrade: SIGUSR2 to each `storaged run`, one after the other, while the job saves.
+#[test]
+fn a_rolling_upgrade_loses_no_step() -> Result<()> {
+    let (system, run, mut trainers) = started("")?;
+    save(&system, run, &mut trainers, 10)?;
+    drop(trainers);
+    for (node, step) in (0..3).zip([20, 30, 40]) {
+        let before = system.cluster.daemon_below(node).context("a daemon")?;
+        system.cluster.signal(node, Signal::USR2)?;
+        back_after(&system, node, before)?;
+        let mut again = trainers_again(&system, run)?;
+        let newest = system.reader(node)?.plan(None, 20_000)?;
+        ensure!(newest.step.get() == step - 10, "step {}", newest.step);
+        save(&system, run, &mut again, step)?;
+    }
+    bears_again(&system)
+}
+
+/// SIGKILL at any moment of a save: the newest step that was protected, or a newer one, is there with the right bytes.
+#[test]
+fn killed_at_any_moment_of_a_save_it_loses_nothing_that_was_protected() -> Result<()> {
+    let (system, run, mut trainers) = started("")?;
+    save(&system, run, &mut trainers, 1)?;
+    let mut safe = 1;
+    for step in 2..14 {
+        let node = step as usize % 3;
+        let began = system.save(&mut trainers, step, &shards(2, step), DurableWish::Never);
+        std::thread::sleep(Duration::from_millis(step * 7 % 40));
+        let before = tell_daemon(&system, node, Signal::KILL)?;
+        back_after(&system, node, before)?;
+        system.cluster.wait_for_links()?;
+        let wait = began.and_then(|()| {
+            (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
+        });
+        let newest = system.reader(0)?.plan(None, 20_000)?.step.get();
+        ensure!(newest >= safe, "step {newest} after {safe} was protected");
+        system.restore(&[0, 1], newest, &shards(2, newest))?;
+        if wait.is_ok() {
+            safe = step;
+        }
+        trainers = trainers_again(&system, run)?;
+    }
+    ensure!(safe > 8, "most saves come through, the last one was {safe}");
+    bears_again(&system)
+}
