@@ -33,7 +33,7 @@ use crate::encode::{
 };
 use crate::env::{Clock, Environment, Offload};
 use crate::http::{self, OpsState, RestartAsked};
-use crate::keep::{Journal, JournalError};
+use crate::keep::{JournalError, MemoryJournal};
 use crate::memory::{Digested, Memory};
 use crate::net::{Net, NetError, NetEvent};
 use crate::repeats::Repeats;
@@ -91,7 +91,7 @@ pub struct Daemon {
     clock: Clock,
     memory: Arc<Memory>,
     /// What the next daemon is to know of it, if anybody holds it for that one.
-    journal: Option<Journal>,
+    journal: Option<MemoryJournal>,
     executor: Arc<Executor>,
     net: Option<Arc<Net>>,
     trickle: Option<Arc<Trickle>>,

@@ -65,7 +65,7 @@ pub struct Memory {
     parity: Arc<Mutex<BTreeMap<ParityId, ParitySet>>>,
     parity_memory: Arc<ParityMemory>,
     handover: Arc<Handover>,
-    inherited: Mutex<adopt::Inherited>,
+    inherited: Mutex<adopt::UnclaimedMemory>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -157,6 +157,10 @@ metrics! {
         "Bytes of slots and parity, and of records above 64 MiB";
     memory_records_bytes: Gauge, "memory_records_bytes",
         "Bytes of manifests, descriptions and tables, which count in the budget above 64 MiB";
+    memory_unchecked_slots: Gauge, "memory_unchecked_slots",
+        "Slots of an earlier daemon whose bytes have not been compared with their digests yet";
+    memory_unheld: Gauge, "memory_unheld",
+        "Slots and segments of parity that whoever keeps memory for the next daemon did not take";
     memory_budget_bytes: Gauge, "memory_budget_bytes",
         "Bytes that these may take";
     memory_spare_bytes: Gauge, "memory_spare_bytes",
@@ -406,12 +410,19 @@ impl Metrics {
 
     /// What the ledger says now.
     pub fn observe_ledger(&self, ledger: &storaged_core::Ledger, spare: u64, peers_up: usize) {
+        self.memory_unchecked_slots
+            .set(gauge(ledger.unchecked_slots as u64));
         self.memory_used_bytes.set(gauge(ledger.used));
         self.memory_budget_bytes.set(gauge(ledger.total));
         self.memory_records_bytes.set(gauge(ledger.records));
         self.memory_spare_bytes.set(gauge(spare));
         self.sessions.set(gauge(ledger.sessions as u64));
         self.place_peers_up.set(gauge(peers_up as u64));
+    }
+
+    /// So much memory would end with this daemon.
+    pub fn observe_unheld(&self, descriptors: usize) {
+        self.memory_unheld.set(gauge(descriptors as u64));
     }
 
     /// Bytes of slots and parity, as the ledger said last.

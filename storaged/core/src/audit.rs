@@ -127,6 +127,7 @@ impl Context {
             total: self.budget.total(),
             records: self.budget.records(),
             slots: self.slots.len(),
+            unchecked_slots: self.keeping.unchecked(),
             parity_sets: sets.len(),
             sessions: 0,
             waiters: self.waiters.len(),

@@ -48,6 +48,8 @@ pub struct Ledger {
     pub records: u64,
     /// Slots.
     pub slots: usize,
+    /// Those of an earlier daemon whose bytes have not been compared with their digests yet.
+    pub unchecked_slots: usize,
     /// Parity sets that belong to a checkpoint.
     pub parity_sets: usize,
     /// Sessions led or joined.

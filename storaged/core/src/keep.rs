@@ -17,7 +17,11 @@ use crate::catalog::{Checkpoint, LocalShard};
 use crate::context::Context;
 
 /// Digests and fingerprints of a shard's chunks.
-type Table = (Arc<[Digest]>, Arc<[Fingerprint]>);
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct ChunkTable {
+    leaves: Arc<[Digest]>,
+    prints: Arc<[Fingerprint]>,
+}
 
 /// What was said that is to be kept, and what may have changed since.
 #[derive(Debug, Default)]
@@ -36,7 +40,7 @@ pub(crate) struct Keeping {
 #[derive(Debug, Default)]
 struct Kept {
     record: Option<KeptCheckpoint>,
-    tables: BTreeMap<Rank, Table>,
+    tables: BTreeMap<Rank, ChunkTable>,
     named: BTreeSet<RecordName>,
 }
 
@@ -63,6 +67,11 @@ impl Keeping {
     /// They have been compared now, or the slot is gone. Whether they had to be.
     pub fn trust(&mut self, slot: SlotId) -> bool {
         self.unchecked.remove(&slot)
+    }
+
+    /// Whether they have still to be compared.
+    pub fn is_unchecked(&self, slot: SlotId) -> bool {
+        self.unchecked.contains(&slot)
     }
 
     /// Slots whose bytes have still to be compared.
@@ -141,17 +150,13 @@ impl Context {
             named.insert(name);
         }
         for (rank, table) in &tables {
-            let is_kept = before
-                .tables
-                .remove(rank)
-                .is_some_and(|it| is_same(&it, table));
+            let is_kept = before.tables.remove(rank).is_some_and(|it| it == *table);
             if !is_kept {
-                let (leaves, prints) = table;
                 out.push(Output::Keep(KeptRecord::Table(KeptTable {
                     key: key.clone(),
                     rank: *rank,
-                    leaves: leaves.to_vec(),
-                    prints: prints.to_vec(),
+                    leaves: table.leaves.to_vec(),
+                    prints: table.prints.to_vec(),
                 })));
             }
         }
@@ -184,7 +189,7 @@ impl Context {
         }
     }
 
-    fn kept_of(&self, key: &CheckpointKey) -> Option<(KeptCheckpoint, BTreeMap<Rank, Table>)> {
+    fn kept_of(&self, key: &CheckpointKey) -> Option<(KeptCheckpoint, BTreeMap<Rank, ChunkTable>)> {
         let checkpoint = self.checkpoints.get(key)?;
         let shards: Vec<KeptShard> = checkpoint
             .shards
@@ -253,23 +258,20 @@ impl Context {
 }
 
 /// Of its own shards and of those that it codes for.
-fn tables_of(checkpoint: &Checkpoint) -> BTreeMap<Rank, Table> {
+fn tables_of(checkpoint: &Checkpoint) -> BTreeMap<Rank, ChunkTable> {
     let mut tables = BTreeMap::new();
     for (rank, shard) in &checkpoint.shards {
         if let Some((leaves, _)) = &shard.digests {
-            tables.insert(*rank, (leaves.clone(), shard.prints.clone()));
+            let (leaves, prints) = (leaves.clone(), shard.prints.clone());
+            tables.insert(*rank, ChunkTable { leaves, prints });
         }
     }
     let others = checkpoint.leaves.keys().chain(checkpoint.prints.keys());
     for rank in others {
-        let leaves = || checkpoint.leaves.get(rank).cloned().unwrap_or_default();
-        let prints = || checkpoint.prints.get(rank).cloned().unwrap_or_default();
-        tables.entry(*rank).or_insert_with(|| (leaves(), prints()));
+        tables.entry(*rank).or_insert_with(|| ChunkTable {
+            leaves: checkpoint.leaves.get(rank).cloned().unwrap_or_default(),
+            prints: checkpoint.prints.get(rank).cloned().unwrap_or_default(),
+        });
     }
     tables
-}
-
-fn is_same(a: &Table, b: &Table) -> bool {
-    let leaves = Arc::ptr_eq(&a.0, &b.0) || a.0 == b.0;
-    leaves && (Arc::ptr_eq(&a.1, &b.1) || a.1 == b.1)
 }

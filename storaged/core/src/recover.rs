@@ -31,7 +31,33 @@ struct Records {
     checkpoints: Vec<KeptCheckpoint>,
 }
 
+/// Of a checkpoint.
+enum KeptManifest {
+    Known(Arc<ManifestBytes>),
+    /// It was not committed.
+    NotYet,
+}
+
+impl KeptManifest {
+    fn known(&self) -> Option<&ManifestBytes> {
+        match self {
+            Self::Known(manifest) => Some(manifest),
+            Self::NotYet => None,
+        }
+    }
+}
+
 impl Records {
+    /// None if it is not what the record names.
+    fn manifest_of(&self, kept: &KeptCheckpoint) -> Option<KeptManifest> {
+        let Some(name) = kept.manifest else {
+            return Some(KeptManifest::NotYet);
+        };
+        let bytes = self.manifests.get(&name)?.clone();
+        let manifest = ManifestBytes::parse(bytes).ok()?;
+        (manifest.name() == name).then(|| KeptManifest::Known(Arc::new(manifest)))
+    }
+
     fn sorted(records: Vec<KeptRecord>) -> Self {
         let mut all = Self::default();
         for record in records {
@@ -66,14 +92,30 @@ impl Context {
         let mut checkpoints = std::mem::take(&mut records.checkpoints);
         // The newest first: where the budget has become smaller, the oldest do not fit.
         checkpoints.sort_by(|a, b| b.key.cmp(&a.key));
+        let mut found = Vec::new();
         for kept in checkpoints {
-            self.recover_checkpoint(kept, &records);
+            if let Some(manifest) = self.recover_blocks(&kept, &records) {
+                found.push((kept, manifest));
+            }
+        }
+        // The oldest first, as they came about: beside a newer one that is safe already, what is still owed would seem to be of no use.
+        for (kept, manifest) in found.into_iter().rev() {
+            match manifest {
+                KeptManifest::Known(manifest) => {
+                    self.adopt(manifest, kept.durable);
+                    self.reach(&kept.key, kept.state);
+                }
+                KeptManifest::NotYet => self.recover_description(&kept),
+            }
         }
     }
 
     /// What this node has promised it must not forget.
     fn recover_job(&mut self, job: KeptNamespace) {
         let table = self.namespace_table(&job.namespace, job.owner);
+        if planted!("promises_end_with_the_daemon") {
+            return;
+        }
         table.fence = job.fence;
         table.promised = job.promised;
         table.granted = job.granted;
@@ -81,36 +123,29 @@ impl Context {
         table.evicted = job.evicted;
     }
 
-    fn recover_checkpoint(&mut self, kept: KeptCheckpoint, records: &Records) {
+    /// Shards, parity and what else there is of a checkpoint; none if its manifest is not there.
+    fn recover_blocks(&mut self, kept: &KeptCheckpoint, records: &Records) -> Option<KeptManifest> {
         let key = kept.key.clone();
-        let manifest = kept.manifest.and_then(|name| {
-            let bytes = records.manifests.get(&name)?.clone();
-            let manifest = ManifestBytes::parse(bytes).ok()?;
-            (manifest.name() == name).then(|| Arc::new(manifest))
-        });
-        if kept.manifest.is_some() != manifest.is_some() {
-            return self.let_go_of(&kept.shards, &kept.parity);
-        }
-        self.recover_enclosures(&kept, manifest.as_deref(), records);
+        let Some(manifest) = records.manifest_of(kept) else {
+            self.let_go_of(&kept.shards, &kept.parity);
+            return None;
+        };
+        self.recover_enclosures(kept, manifest.known(), records);
         let table = self.namespace_table(&key.namespace, kept.owner);
         table.world_sizes.insert(key.run, kept.world_size);
         self.checkpoint_entry(&key, kept.owner, kept.world_size);
         for shard in &kept.shards {
             let of_rank = records.tables.get(&(key.clone(), shard.rank));
             let is_here = of_rank
-                .is_some_and(|table| self.recover_shard(&key, shard, table, manifest.as_deref()));
+                .is_some_and(|table| self.recover_shard(&key, shard, table, manifest.known()));
             if !is_here {
                 self.let_go_of(std::slice::from_ref(shard), &[]);
             }
         }
-        match manifest {
-            Some(manifest) => {
-                self.recover_parity(&kept, &manifest, records);
-                self.adopt(manifest, kept.durable);
-                self.reach(&key, kept.state);
-            }
-            None => self.recover_description(&kept),
+        if let Some(manifest) = manifest.known() {
+            self.recover_parity(kept, manifest, records);
         }
+        Some(manifest)
     }
 
     fn recover_enclosures(

@@ -52,7 +52,7 @@ pub(crate) fn status_json(cx: &Context, sessions: &Sessions, ledger: &Ledger) ->
         .geometry
         .map_or("null".into(), |g| format!("\"{g}\""));
     format!(
-        r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"records":{},"slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
+        r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"records":{},"slots":{},"unchecked_slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
         cx.setup.name,
         cx.setup.generation.get(),
         geometry,
@@ -70,6 +70,7 @@ pub(crate) fn status_json(cx: &Context, sessions: &Sessions, ledger: &Ledger) ->
         ledger.total,
         ledger.records,
         ledger.slots,
+        ledger.unchecked_slots,
         ledger.parity_sets,
         ledger.sessions,
         ledger.waiters,

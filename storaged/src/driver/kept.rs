@@ -9,7 +9,7 @@ use storaged_wire::{KeptCheckpoint, KeptRecord, RecordName, decode, encode};
 
 use super::{Daemon, chain};
 use crate::keep::{
-    DescriptorStore, Journal, JournalError, KeptName, ParityTable, Records, read_journal,
+    DescriptorStore, JournalError, KeptName, MemoryJournal, ParityTable, Records, read_journal,
 };
 use crate::memory::Memory;
 
@@ -123,7 +123,7 @@ impl Daemon {
         let number = left.journals.last().map_or(0, |last| last + 1);
         self.journal = store
             .is_there()
-            .then(|| Journal::new(store.clone(), number))
+            .then(|| MemoryJournal::new(store.clone(), number))
             .and_then(|made| {
                 let failed = |error: &JournalError| not_kept(error);
                 made.inspect_err(failed).ok()
@@ -135,7 +135,7 @@ impl Daemon {
                 self.perform(output);
             }
         }
-        let published = self.journal.as_mut().map(Journal::publish);
+        let published = self.journal.as_mut().map(MemoryJournal::publish);
         if let Some(Err(error)) = published {
             self.stop_keeping(&error);
         }

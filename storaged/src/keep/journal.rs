@@ -84,7 +84,7 @@ struct Extent {
 
 /// The journal of a daemon that runs.
 #[derive(Debug)]
-pub struct Journal {
+pub struct MemoryJournal {
     store: Arc<dyn DescriptorStore>,
     number: u64,
     file: File,
@@ -95,7 +95,7 @@ pub struct Journal {
     held: bool,
 }
 
-impl Journal {
+impl MemoryJournal {
     /// An empty one that nobody holds yet; its number is above those of all that are held.
     ///
     /// # Errors
@@ -327,9 +327,9 @@ mod tests {
         RecordName::Parity(number)
     }
 
-    fn started() -> (Arc<Holder>, Journal) {
+    fn started() -> (Arc<Holder>, MemoryJournal) {
         let holder = Arc::new(Holder::default());
-        let mut journal = Journal::new(holder.clone(), 1).unwrap();
+        let mut journal = MemoryJournal::new(holder.clone(), 1).unwrap();
         journal.publish().unwrap();
         (holder, journal)
     }
@@ -404,7 +404,7 @@ mod tests {
     fn before_it_is_published_the_one_before_it_stays() {
         let (holder, mut journal) = started();
         journal.put(&name(1), vec![1]).unwrap();
-        let mut next = Journal::new(holder.clone(), 2).unwrap();
+        let mut next = MemoryJournal::new(holder.clone(), 2).unwrap();
         next.put(&name(2), vec![2]).unwrap();
         assert_eq!(holder.names(), [KeptName::Journal(1)]);
         assert_eq!(holder.contents().records.len(), 1);

@@ -62,7 +62,7 @@ pub enum AdoptError {
 
 /// What nobody has claimed yet.
 #[derive(Debug, Default)]
-pub(super) struct Inherited {
+pub(super) struct UnclaimedMemory {
     pub(super) slots: BTreeMap<SlotId, Slot>,
     segments: BTreeMap<u32, Arc<Segment>>,
     /// Chunks that were claimed: the next set may share them.
@@ -76,7 +76,7 @@ struct Claim {
     print: Fingerprint,
 }
 
-impl Inherited {
+impl UnclaimedMemory {
     /// Claims those cells of a table that no set has. If one cannot be had, none is.
     fn claim(&self, table: &ParityTable) -> Result<BTreeMap<CellName, Claim>, AdoptError> {
         let mut claims = BTreeMap::new();

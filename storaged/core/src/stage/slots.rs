@@ -259,7 +259,8 @@ impl Context {
         let entry = self.slot_mut(slot);
         entry.used_for = SlotUse::Free;
         let (namespace, rank) = (entry.namespace.clone(), entry.rank);
-        if !self.may_be_used_again(slot) {
+        // Of one that is being digested still, the digests would be taken for those of whatever is put there next.
+        if !self.may_be_used_again(slot) || self.keeping.is_unchecked(slot) {
             self.drop_slot(slot);
         }
         if !planted!("freed_slots_not_told") {
@@ -279,6 +280,7 @@ impl Context {
 
     pub(crate) fn drop_slot(&mut self, slot: SlotId) {
         if self.slots.remove(&slot).is_some() {
+            self.keeping.trust(slot);
             if !planted!("bytes_of_a_slot_kept") {
                 self.budget.release(Reservation::Slot(slot));
             }

@@ -50,6 +50,19 @@ pub const SCENARIOS: &[Scenario] = &[
         ..CALM
     },
     Scenario {
+        name: "memory_stays",
+        crashes: Crashes::DaemonsAlone,
+        ..CALM
+    },
+    Scenario {
+        name: "memory_stays_behind_links_that_fail",
+        links: true,
+        crashes: Crashes::DaemonsAlone,
+        tier: TierKind::Failing,
+        jobs: 2,
+        ..CALM
+    },
+    Scenario {
         name: "slow_tier",
         tier: TierKind::Slow,
         ..CALM

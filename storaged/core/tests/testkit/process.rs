@@ -71,18 +71,25 @@ impl Process {
 
     /// Takes over what another process of the node has left. Gives the records.
     pub fn inherit(&mut self, left: Self) -> Vec<KeptRecord> {
-        self.slots = left.slots;
-        self.parity = left.parity;
-        self.kept = left.kept;
-        let tables = self.kept.values().filter_map(|record| match record {
+        let (mut slots, mut parity) = (left.slots, left.parity);
+        // Its successor writes its own.
+        let kept = left.kept;
+        let tables = kept.values().filter_map(|record| match record {
             KeptRecord::Table(table) => Some(((table.key.clone(), table.rank), &table.leaves)),
             _ => None,
         });
         let tables: BTreeMap<_, _> = tables.collect();
-        for record in self.kept.values() {
+        for record in kept.values() {
             let KeptRecord::Checkpoint(kept) = record else {
                 continue;
             };
+            // What no record names is freed.
+            let named = kept.shards.iter().map(|shard| shard.slot);
+            self.slots
+                .extend(named.filter_map(|slot| slots.remove_entry(&slot)));
+            let named = kept.parity.iter().map(|parity| ParityId(parity.set));
+            self.parity
+                .extend(named.filter_map(|set| parity.remove_entry(&set)));
             for shard in &kept.shards {
                 if let Some(leaves) = tables.get(&(kept.key.clone(), shard.rank)) {
                     self.inherited.insert(shard.slot, leaves.as_slice().into());
@@ -94,7 +101,7 @@ impl Process {
             self.slots.values_mut().for_each(|bytes| bytes[0] ^= 1);
         }
         self.leaves = self.inherited.clone();
-        self.kept.values().cloned().collect()
+        kept.into_values().collect()
     }
 
     pub fn drop_slot(&mut self, slot: SlotId) {

@@ -246,6 +246,11 @@ impl<S: Scene> World<S> {
         self.left.extend(left.map(|left| (node, left)));
     }
 
+    /// Whether a daemon has ended and the next one has not started.
+    pub fn is_left_by_any(&self) -> bool {
+        !self.left.is_empty()
+    }
+
     /// What a daemon that has ended left.
     pub fn left_by(&mut self, node: usize) -> &mut Process {
         self.left

@@ -160,7 +160,8 @@ impl World {
         let Some(floor) = self.month().promises.floors.get(namespace).cloned() else {
             return;
         };
-        if floor.lost.len() > floor.bears {
+        // What daemons have left is in memory, but no decisions know of it: whether it is there is seen when they start again.
+        if floor.lost.len() > floor.bears || self.is_left_by_any() {
             return;
         }
         let there = self.restorable(namespace);

@@ -157,6 +157,16 @@ impl World {
                     self.month().promises.progress.clear();
                 }
             }
+            Crashes::DaemonsAlone => {
+                if self.random(CRASH_ONE_IN) == 0 {
+                    let one_in = 1 + self.random(3);
+                    for node in 0..self.scene.limits.nodes {
+                        if self.random(one_in) == 0 {
+                            self.kill_daemon(node);
+                        }
+                    }
+                }
+            }
             Crashes::AllInTurn | Crashes::AllInTurnWaiting => {
                 let waits = crashes == Crashes::AllInTurnWaiting;
                 let due = turn < self.scene.limits.nodes && self.now >= at;
@@ -194,6 +204,19 @@ impl World {
             Some(ms) => self.start_after(ms, node),
             None => drop(self.month().kept_down.insert(node)),
         }
+    }
+
+    /// kill -9 of a daemon whose memory is kept for the next one: nothing may be lost by it.
+    fn kill_daemon(&mut self, node: usize) {
+        if !self.is_awake(node) {
+            return;
+        }
+        self.struck("daemons' ends");
+        self.end_daemon(node);
+        self.scene.crashes += 1;
+        self.jobs_lose_node(node);
+        let back = 50 + self.random(3_000);
+        self.start_after(back, node);
     }
 
     /// Faults have ended: who was kept down starts, the tier is well.

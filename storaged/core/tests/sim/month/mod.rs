@@ -57,6 +57,8 @@ pub enum Crashes {
     AllInTurnWaiting,
     /// All at once, now and then: a power cut.
     AllAtOnce,
+    /// Any number of daemons at once, whose nodes' memory stays.
+    DaemonsAlone,
 }
 
 /// Whom the trainers are.
