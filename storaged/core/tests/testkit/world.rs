@@ -241,6 +241,8 @@ impl<S: Scene> World<S> {
 
     /// kill -9 of the daemon alone: its RAM is kept for the next one.
     pub fn end_daemon(&mut self, node: usize) {
+        // What its sessions have made by now is in its memory.
+        self.lose_sessions(node);
         let left = self.processes[node].take();
         self.end_process(node);
         self.left.extend(left.map(|left| (node, left)));
