@@ -125,11 +125,7 @@ impl Daemon {
     pub async fn start(config: Config, mut env: Environment) -> Result<Self, StartError> {
         let generation = Generation::new(env.entropy.next());
         let memory = Arc::new(Memory::new(env.descriptors.clone()));
-        let left = Left::read(
-            &memory,
-            &env.descriptors,
-            std::mem::take(&mut env.inherited),
-        )?;
+        let left = Left::read(&memory, std::mem::take(&mut env.inherited))?;
         let (to_net, from_net) = mpsc::channel(QUEUE);
         let certificate = own_certificate(&config)?;
         let net = start_net(&config, &env, generation, to_net).await?;

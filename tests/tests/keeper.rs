@@ -143,7 +143,7 @@ fn a_daemon_that_is_killed_is_started_again_and_answers() -> Result<()> {
     let mut daemon = node.daemon()?;
     for _ in 0..2 {
         tell(daemon, Signal::KILL)?;
-        daemon = node.daemon_after(Some(daemon), Duration::from_secs(2))?;
+        daemon = node.daemon_after(Some(daemon), UP)?;
     }
     let log = node.log();
     let said = "the daemon died and is started again how=signal: 9 (SIGKILL) descriptors=1";

@@ -32,7 +32,9 @@ pub(crate) struct Keeping {
     jobs: BTreeMap<Namespace, KeptNamespace>,
     /// Manifests, schemas and metadata, by how many checkpoints name them.
     named: BTreeMap<RecordName, u32>,
-    /// Slots of an earlier daemon whose bytes have not been compared with their digests yet.
+    /// Slots of an earlier daemon, which trainers and readers of its time may have mapped.
+    inherited: BTreeSet<SlotId>,
+    /// Those whose bytes have not been compared with their digests yet.
     unchecked: BTreeSet<SlotId>,
 }
 
@@ -59,19 +61,26 @@ impl Keeping {
         }
     }
 
-    /// The bytes of a slot came from an earlier daemon.
-    pub fn doubt(&mut self, slot: SlotId) {
+    /// A slot came from an earlier daemon.
+    pub fn inherit(&mut self, slot: SlotId) {
+        self.inherited.insert(slot);
         self.unchecked.insert(slot);
     }
 
-    /// They have been compared now, or the slot is gone. Whether they had to be.
+    /// The bytes of a slot have been compared now. Whether they had to be.
     pub fn trust(&mut self, slot: SlotId) -> bool {
         self.unchecked.remove(&slot)
     }
 
-    /// Whether they have still to be compared.
-    pub fn is_unchecked(&self, slot: SlotId) -> bool {
-        self.unchecked.contains(&slot)
+    /// A slot is gone.
+    pub fn forget_slot(&mut self, slot: SlotId) {
+        self.inherited.remove(&slot);
+        self.unchecked.remove(&slot);
+    }
+
+    /// Whether it came from an earlier daemon.
+    pub fn is_inherited(&self, slot: SlotId) -> bool {
+        self.inherited.contains(&slot)
     }
 
     /// Slots whose bytes have still to be compared.

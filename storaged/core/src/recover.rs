@@ -13,7 +13,7 @@ use storaged_plan::LaneBlocks;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{
     Digest, KeptCheckpoint, KeptNamespace, KeptParity, KeptRecord, KeptShard, KeptTable,
-    ManifestBytes, Rank, SharedBytes, SlotId,
+    ManifestBytes, Namespace, Rank, SharedBytes, SlotId,
 };
 
 use crate::api::{Output, ParityId};
@@ -90,14 +90,15 @@ impl Context {
             self.recover_job(job);
         }
         let mut checkpoints = std::mem::take(&mut records.checkpoints);
-        // The newest first: where the budget has become smaller, the oldest do not fit.
         checkpoints.sort_by(|a, b| b.key.cmp(&a.key));
+        newest_of_each_job_first(&mut checkpoints);
         let mut found = Vec::new();
         for kept in checkpoints {
             if let Some(manifest) = self.recover_blocks(&kept, &records) {
                 found.push((kept, manifest));
             }
         }
+        found.sort_by(|(a, _), (b, _)| b.key.cmp(&a.key));
         // The oldest first, as they came about: beside a newer one that is safe already, what is still owed would seem to be of no use.
         for (kept, manifest) in found.into_iter().rev() {
             match manifest {
@@ -203,7 +204,8 @@ impl Context {
         if !fits || !is_named && !planted!("kept_shard_of_another_root") {
             return false;
         }
-        let reserved = self.reserve(Reservation::Slot(slot), capacity, &key.namespace);
+        // Nothing that was taken over makes room for this.
+        let reserved = self.budget.reserve(Reservation::Slot(slot), capacity);
         if reserved.is_err() {
             return false;
         }
@@ -237,7 +239,7 @@ impl Context {
         let steps = &mut self.namespace_table(&key.namespace, owner).last_step;
         let last = steps.entry((key.run, rank)).or_insert(key.step);
         *last = (*last).max(key.step);
-        self.keeping.doubt(slot);
+        self.keeping.inherit(slot);
         self.out.push(Output::Digest {
             slot,
             length,
@@ -260,10 +262,9 @@ impl Context {
                 let node = blocks.node(blocks.data.len() + parity.index as usize)?;
                 (node == self.me()).then_some(blocks.length)
             });
-            let namespace = &kept.key.namespace;
             let reserved = length.map(|length| {
-                self.reserve(Reservation::Parity(set), length, namespace)
-                    .is_ok()
+                let reserved = self.budget.reserve(Reservation::Parity(set), length);
+                reserved.is_ok()
             });
             if reserved != Some(true) {
                 self.let_go_of(&[], std::slice::from_ref(parity));
@@ -332,6 +333,16 @@ impl Context {
         self.announce(&key);
         self.report_held(&key);
     }
+}
+
+/// Where the budget has become smaller, what is older does not fit: of each job the newest step comes first, then of each the one before.
+fn newest_of_each_job_first(newest_first: &mut [KeptCheckpoint]) {
+    let mut before: BTreeMap<Namespace, usize> = BTreeMap::new();
+    newest_first.sort_by_cached_key(|kept| {
+        let newer = before.entry(kept.key.namespace.clone()).or_default();
+        *newer += 1;
+        *newer
+    });
 }
 
 fn prints_of(table: &KeptTable) -> Arc<[Fingerprint]> {

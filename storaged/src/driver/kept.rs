@@ -27,7 +27,6 @@ impl Left {
     /// [`JournalError`] if another release wrote the journal. Nothing is let go then: that release can still be started.
     pub fn read(
         memory: &Memory,
-        store: &Arc<dyn DescriptorStore>,
         inherited: Vec<(KeptName, OwnedFd)>,
     ) -> Result<Self, JournalError> {
         let adopted = memory.adopt(inherited);
@@ -52,12 +51,6 @@ impl Left {
         }
         let records = usable(memory, &contents.records);
         memory.drop_unclaimed();
-        if store.is_there() && !records.is_empty() {
-            tracing::info!(
-                records = records.len(),
-                "took over the memory of an earlier daemon"
-            );
-        }
         Ok(Self {
             records,
             journals: numbers,
@@ -65,10 +58,22 @@ impl Left {
     }
 }
 
+/// Slots and parity sets that records name.
+fn blocks_of(records: &[KeptRecord]) -> (usize, usize) {
+    let checkpoints = records.iter().filter_map(|record| match record {
+        KeptRecord::Checkpoint(kept) => Some((kept.shards.len(), kept.parity.len())),
+        _ => None,
+    });
+    checkpoints.fold((0, 0), |(slots, sets), (shards, parity)| {
+        (slots + shards, sets + parity)
+    })
+}
+
 /// The records, of checkpoints with what of them is in memory.
 fn usable(memory: &Memory, records: &Records) -> Vec<KeptRecord> {
     let mut all = Vec::new();
-    for (name, bytes) in records {
+    // Names are in order, the newest steps last: they claim their memory first.
+    for (name, bytes) in records.iter().rev() {
         if matches!(name, RecordName::Parity(_)) {
             continue;
         }
@@ -129,10 +134,29 @@ impl Daemon {
                 made.inspect_err(failed).ok()
             });
         if !left.records.is_empty() {
+            let (slots, sets) = blocks_of(&left.records);
             let records = left.records;
             let recovered = Input::Recovered { records };
             for output in self.node.handle(self.clock.now(), recovered) {
                 self.perform(output);
+            }
+            let ledger = self.node.ledger();
+            tracing::info!(
+                slots = ledger.slots,
+                parity_sets = ledger.parity_sets,
+                "took over the memory of an earlier daemon"
+            );
+            if (ledger.slots, ledger.parity_sets) != (slots, sets) {
+                let (lost_slots, lost_sets) = (
+                    slots.saturating_sub(ledger.slots),
+                    sets.saturating_sub(ledger.parity_sets),
+                );
+                tracing::warn!(
+                    lost_slots,
+                    lost_sets,
+                    "not all that an earlier daemon held is of use here: \
+                    a smaller budget, another name of the node, or steps that newer ones made needless"
+                );
             }
         }
         let published = self.journal.as_mut().map(MemoryJournal::publish);

@@ -61,6 +61,7 @@ impl Holding {
             }
         });
         let inherited = Inherited::known(found, |name| store.let_go(name));
+        store.count(inherited.descriptors.iter().map(|(name, _)| *name));
         let store = Arc::new(store);
         Ok(Self { store, inherited })
     }
@@ -85,6 +86,7 @@ impl Holding {
         let found = store.held()?.into_iter();
         let found = found.map(|(name, descriptor)| (name.to_string(), descriptor));
         let inherited = Inherited::known(found, |name| store.let_go(name));
+        store.count(inherited.descriptors.iter().map(|(name, _)| *name));
         let store = Arc::new(store);
         Ok(Self { store, inherited })
     }

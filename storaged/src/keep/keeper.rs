@@ -28,7 +28,9 @@ use super::{KEPT_BY_VARIABLE, KeepError};
 /// How a daemon ends that is to be started again at once (EX_IOERR of sysexits.h, which nothing else here ends with).
 pub const EXIT_AGAIN: u8 = 74;
 /// Ends that a new start would not mend: done, stopped with work unfinished, a configuration that cannot be used.
-const FINAL: [i32; 3] = [0, 75, 78];
+const FINAL: [i32; 3] = [0, 75, UNUSABLE];
+/// The configuration cannot be used.
+const UNUSABLE: i32 = 78;
 
 /// Before a daemon that died is started again.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -357,7 +359,7 @@ impl KeeperProcess {
         tracing::info!(%program, daemon = life.child.id(), "holding descriptors for the daemon");
         loop {
             let death = self.live(life).await;
-            let mut wait = match self.then(&death) {
+            let mut wait = match self.then(&death, self.table.len()) {
                 Then::End(code) => return Ok(code),
                 Then::Start(wait) => wait,
             };
@@ -384,11 +386,13 @@ impl KeeperProcess {
         }
     }
 
-    fn then(&mut self, death: &Death) -> Then {
+    fn then(&mut self, death: &Death, held: usize) -> Then {
+        // A configuration that cannot be used is mended sooner or later. What is held now would not come back.
+        let may_be_mended = |code: i32| code == UNUSABLE && held > 0;
         let is_final = death
             .status
             .code()
-            .is_some_and(|code| FINAL.contains(&code));
+            .is_some_and(|code| FINAL.contains(&code) && !may_be_mended(code));
         if is_final || self.is_ending {
             Then::End(code_of(death.status))
         } else if death.was_told_again {
@@ -511,7 +515,21 @@ mod tests {
             was_told_again: false,
         };
         change(&mut process, &mut death);
-        process.then(&death)
+        process.then(&death, 0)
+    }
+
+    /// A file that was written in half at the moment of a crash must not cost the memory.
+    #[tokio::test]
+    async fn a_configuration_that_cannot_be_used_ends_nothing_while_memory_is_held() {
+        let program = Program::of_this_process().unwrap();
+        let mut process = KeeperProcess::over(program).unwrap();
+        let death = Death {
+            status: ExitStatus::from_raw(UNUSABLE << 8),
+            lived: Duration::ZERO,
+            was_told_again: false,
+        };
+        assert_eq!(process.then(&death, 1), Then::Start(PAUSE_MIN));
+        assert_eq!(process.then(&death, 0), Then::End(78));
     }
 
     #[tokio::test]

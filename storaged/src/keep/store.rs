@@ -1,19 +1,28 @@
 //! The daemon's side of a descriptor store: systemd's, or our keeper's, both over datagrams.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixDatagram;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
 use storaged_arena::{Received, Recipient, recv_datagram, send_datagram};
 
 use super::message::{DATAGRAM_MAX, FromKeeper, HolderName, ToHolder};
-use super::{DescriptorStore, KeepError, KeptName};
+use super::{DESCRIPTORS_MAX, DescriptorStore, KeepError, KeptName};
 
 /// A keeper does nothing but answer: one that says nothing for so long is stopped.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// `FileDescriptorStoreMax=` of our unit.
+const UNIT_MOST: usize = 4_096;
+/// The journal and the one that takes its place, and the same of a daemon that was ended in between.
+const JOURNAL_PLACES: usize = 4;
+/// What a keeper has open for itself, at most.
+const KEEPERS_OWN: usize = 64;
 
 /// Descriptors go to whoever reads a socket.
 ///
@@ -23,6 +32,31 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 pub struct SocketStore {
     socket: UnixDatagram,
     to: Recipient,
+    room: Mutex<Room>,
+}
+
+/// What the holder has, as far as it was told, and how much it takes. Neither systemd nor the keeper answers: what is beyond is closed, and
+/// would be taken for held.
+#[derive(Debug)]
+struct Room {
+    names: BTreeSet<KeptName>,
+    most: usize,
+}
+
+impl Room {
+    fn of(most: usize) -> Mutex<Self> {
+        let names = BTreeSet::new();
+        Mutex::new(Self { names, most })
+    }
+
+    /// The last places are for journals: without a whole one nothing that is held is of use.
+    fn has_place_for(&self, name: KeptName) -> bool {
+        let spared = match name {
+            KeptName::Journal(_) => 0,
+            KeptName::Slot(_) | KeptName::Parity(_) => JOURNAL_PLACES,
+        };
+        self.names.contains(&name) || self.names.len() + spared < self.most
+    }
 }
 
 impl SocketStore {
@@ -38,13 +72,31 @@ impl SocketStore {
             source,
         })?;
         let socket = UnixDatagram::unbound().map_err(KeepError::io("making a socket"))?;
-        Ok(Self { socket, to })
+        // Newer versions of systemd say how many, older ones have what our unit asks for.
+        let said = std::env::var("FDSTORE").ok();
+        let most = said.and_then(|text| text.parse().ok());
+        let room = Room::of(most.unwrap_or(UNIT_MOST));
+        Ok(Self { socket, to, room })
     }
 
     /// The keeper's, over the socket that it gave to this process.
     pub fn to_keeper(socket: UnixDatagram) -> Self {
         let to = Recipient::Peer;
-        Self { socket, to }
+        // It has this process's limit, and some descriptors of its own.
+        let open = getrlimit(Resource::Nofile).current;
+        let open = open.and_then(|open| usize::try_from(open).ok());
+        let open = open.unwrap_or(DESCRIPTORS_MAX).saturating_sub(KEEPERS_OWN);
+        let room = Room::of(open.min(DESCRIPTORS_MAX));
+        Self { socket, to, room }
+    }
+
+    /// These are held already.
+    pub(super) fn count(&self, names: impl Iterator<Item = KeptName>) {
+        self.room().names.extend(names);
+    }
+
+    fn room(&self) -> MutexGuard<'_, Room> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn say(&self, message: &ToHolder, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -101,12 +153,22 @@ impl SocketStore {
 
 impl DescriptorStore for SocketStore {
     fn store(&self, name: KeptName, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let mut room = self.room();
+        if !room.has_place_for(name) {
+            let most = room.most;
+            return Err(io::Error::other(format!(
+                "its holder takes {most} descriptors: raise FileDescriptorStoreMax= or the limit of open files"
+            )));
+        }
         // What is in the queue is safe: the kernel holds the descriptor for it, and whoever reads the queue goes on doing so after
         // the end of this process.
-        self.say(&ToHolder::Store(name.into()), Some(descriptor))
+        self.say(&ToHolder::Store(name.into()), Some(descriptor))?;
+        room.names.insert(name);
+        Ok(())
     }
 
     fn remove(&self, name: KeptName) {
+        self.room().names.remove(&name);
         self.let_go(&name.to_string());
     }
 }
@@ -119,6 +181,26 @@ mod tests {
     use std::thread;
     use storaged_arena::Slot;
     use storaged_wire::SlotId;
+
+    /// What is beyond its room a holder closes without a word.
+    #[test]
+    fn what_has_no_place_is_refused_and_journals_have_the_last_ones() {
+        let (here, _there) = UnixDatagram::pair().unwrap();
+        let store = SocketStore::to_keeper(here);
+        store.room().most = 1 + JOURNAL_PLACES;
+        let memory = slot(b"x");
+        let give = |name| store.store(name, memory.as_fd());
+        give(SLOT).unwrap();
+        let other = KeptName::Slot(SlotId::new(4));
+        assert!(give(other).is_err());
+        for number in 0..4 {
+            give(KeptName::Journal(number)).unwrap();
+        }
+        assert!(give(KeptName::Journal(4)).is_err());
+        store.remove(KeptName::Journal(0));
+        give(KeptName::Journal(4)).unwrap();
+        give(SLOT).unwrap();
+    }
 
     const SLOT: KeptName = KeptName::Slot(SlotId::new(3));
 

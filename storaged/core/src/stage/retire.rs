@@ -106,6 +106,8 @@ impl Context {
             .into_iter()
             .partition(|(_, shard)| !shard.readers.is_empty());
         checkpoint.shards = read;
+        // Its record names slots that somebody else is given now.
+        self.keeping.touch(key);
         if !unread.is_empty() {
             self.emit(Event::BlocksGone(key.clone()));
         }

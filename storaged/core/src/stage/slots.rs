@@ -259,8 +259,9 @@ impl Context {
         let entry = self.slot_mut(slot);
         entry.used_for = SlotUse::Free;
         let (namespace, rank) = (entry.namespace.clone(), entry.rank);
-        // Of one that is being digested still, the digests would be taken for those of whatever is put there next.
-        if !self.may_be_used_again(slot) || self.keeping.is_unchecked(slot) {
+        // One of an earlier daemon is never given to anybody: readers of that time may have it mapped, who count for nothing here, and
+        // digests that are being made of it would be taken for those of whatever is put there next.
+        if !self.may_be_used_again(slot) || self.keeping.is_inherited(slot) {
             self.drop_slot(slot);
         }
         if !planted!("freed_slots_not_told") {
@@ -280,7 +281,7 @@ impl Context {
 
     pub(crate) fn drop_slot(&mut self, slot: SlotId) {
         if self.slots.remove(&slot).is_some() {
-            self.keeping.trust(slot);
+            self.keeping.forget_slot(slot);
             if !planted!("bytes_of_a_slot_kept") {
                 self.budget.release(Reservation::Slot(slot));
             }

@@ -45,6 +45,7 @@ impl Context {
         if sets.is_empty() {
             return;
         }
+        self.keeping.touch(key);
         self.emit(Event::BlocksGone(key.clone()));
         for set in sets.into_values() {
             self.drop_parity(set);

@@ -131,9 +131,7 @@ impl<S: Scene> World<S> {
                 self.back(pid, takes_ms, Input::Prepared(work.run()));
             }
             Output::Note(note) => S::noted(self, pid.node, note),
-            Output::Keep(record) => {
-                self.ram(pid.node).kept.insert(record.name(), record);
-            }
+            Output::Keep(record) => self.ram(pid.node).keep(record),
             Output::Forget(name) => {
                 let kept = self.ram(pid.node).kept.remove(&name);
                 assert!(

@@ -104,6 +104,24 @@ impl Process {
         kept.into_values().collect()
     }
 
+    /// No two records name one slot: the next process would take it for the older one's.
+    pub fn keep(&mut self, record: KeptRecord) {
+        self.kept.insert(record.name(), record);
+        let kept = self.kept.values().filter_map(|record| match record {
+            KeptRecord::Checkpoint(kept) => Some(kept),
+            _ => None,
+        });
+        let slots: Vec<SlotId> = kept
+            .flat_map(|kept| kept.shards.iter().map(|shard| shard.slot))
+            .collect();
+        let different: std::collections::BTreeSet<&SlotId> = slots.iter().collect();
+        assert_eq!(
+            different.len(),
+            slots.len(),
+            "a slot is kept twice: {slots:?}"
+        );
+    }
+
     pub fn drop_slot(&mut self, slot: SlotId) {
         self.leaves.remove(&slot);
         self.dropped
