@@ -255,8 +255,8 @@ fn held(job: &Job, manifest: &ManifestBytes) -> BTreeMap<NodeName, Blocks> {
 }
 
 /// The home nodes have what the manifest names.
-fn enclosures_on(driver: &Driver, job: &Job, node: &NodeName) -> EnclosuresHeld {
-    if homes(&driver.members, &job.key, M + 1).contains(node) {
+fn enclosures_on(homes: &[NodeName], node: &NodeName) -> EnclosuresHeld {
+    if homes.contains(node) {
         EnclosuresHeld::All
     } else {
         EnclosuresHeld::NotAll
@@ -266,6 +266,7 @@ fn enclosures_on(driver: &Driver, job: &Job, node: &NodeName) -> EnclosuresHeld 
 /// Everybody has the manifest, and all blocks are made.
 fn protect(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
     let held = held(job, manifest);
+    let homes = homes(&driver.members, &job.key, M + 1);
     let nodes: Vec<NodeName> = held.keys().cloned().collect();
     let stored = |state, bears| PeerMessage::ManifestStored {
         manifest: manifest.name(),
@@ -287,7 +288,7 @@ fn protect(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
                 version,
                 shards: shards.clone(),
                 parity,
-                enclosures: enclosures_on(driver, job, node),
+                enclosures: enclosures_on(&homes, node),
             };
             driver.hear(node, message);
         }
@@ -319,6 +320,7 @@ fn plan_two_lost(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
         _ => None,
     });
     let query = query.expect("all are asked");
+    let homes = homes(&driver.members, &job.key, M + 1);
     let mut answered = false;
     for (node, (shards, parity)) in held(job, manifest) {
         if lost.contains(&&node) {
@@ -330,7 +332,7 @@ fn plan_two_lost(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
             state: CheckpointState::Protected,
             shards,
             parity,
-            enclosures: enclosures_on(driver, job, &node),
+            enclosures: enclosures_on(&homes, &node),
         };
         let message = PeerMessage::Holdings {
             query,

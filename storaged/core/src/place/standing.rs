@@ -347,7 +347,7 @@ impl Context {
         debug_assert!(counts_wrongly() || lacks == self.most_missing(checkpoint, manifest));
         let spare = (of as usize).saturating_sub(lacks);
         let copies = self.manifest_copies(checkpoint, spare);
-        let copies = copies.min(self.enclosures_bear(checkpoint, manifest));
+        let copies = copies.min(self.enclosures_bear(checkpoint, manifest, spare));
         let losses = u32::try_from(spare.min(copies)).unwrap_or(of);
         Some(Bears { losses, of })
     }
@@ -410,14 +410,21 @@ impl Context {
         copies.into_iter().filter(|node| *node != self.me()).count()
     }
 
-    /// How many nodes may be lost before nobody has what the manifest names: one less than hold it.
-    fn enclosures_bear(&self, checkpoint: &Checkpoint, manifest: &ManifestBytes) -> usize {
+    /// How many nodes may be lost before nobody has what the manifest names: one less than hold it. Counted until it is enough:
+    /// all of 12,500 nodes hold it, and each of them says so in a message of its own.
+    fn enclosures_bear(
+        &self,
+        checkpoint: &Checkpoint,
+        manifest: &ManifestBytes,
+        enough: usize,
+    ) -> usize {
         if manifest.manifest().enclosures().next().is_none() || planted!("enclosures_not_counted") {
             return usize::MAX;
         }
         let others = checkpoint.standing.enclosing.keys();
         let others = others
             .filter(|node| self.encloses(checkpoint, node))
+            .take(enough + 1)
             .count();
         match self.enclosures_held(manifest.manifest()) {
             EnclosuresHeld::All => others,
