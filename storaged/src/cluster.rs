@@ -82,6 +82,18 @@ pub struct ClusterSpec {
     pub nodes: usize,
     /// What every node's configuration has beside names, addresses and certificates, such as `[coding]`.
     pub settings: String,
+    /// How nodes know one another.
+    pub listing: NodeListing,
+}
+
+/// How the nodes of a cluster know one another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NodeListing {
+    /// Each has the others in its file.
+    #[default]
+    InFiles,
+    /// The settings name a registry.
+    InRegistry,
 }
 
 /// What a daemon that is killed leaves of its node's memory.
@@ -180,7 +192,11 @@ impl<H: Hosts> Cluster<H> {
             self.hosts.address(node),
             self.hosts.ops_address(node),
         );
-        for peer in (0..self.spec.nodes).filter(|peer| *peer != node) {
+        let listed = match self.spec.listing {
+            NodeListing::InFiles => 0..self.spec.nodes,
+            NodeListing::InRegistry => 0..0,
+        };
+        for peer in listed.filter(|peer| *peer != node) {
             text += &format!(
                 "[[peers]]\nname = \"{}\"\naddress = \"{}\"\n\n",
                 self.name(peer),

@@ -6,6 +6,7 @@ mod bill;
 mod budget;
 mod checks;
 mod hyperpod;
+mod membership;
 mod memory_limit;
 mod node;
 mod reload;
@@ -26,6 +27,7 @@ use thiserror::Error;
 pub use admin::AdminSection;
 pub use budget::BudgetSize;
 pub use hyperpod::{HyperpodSection, LatestName};
+pub use membership::{MembershipConfig, MembershipSection};
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use node::NodeSection;
 pub use reload::Fixed;
@@ -69,8 +71,10 @@ pub struct ConfigFile {
     pub node: NodeSection,
     /// Certificates; needed with peers.
     pub tls: Option<TlsSection>,
-    /// The other nodes.
+    /// The other nodes, where they are listed here.
     pub peers: Vec<PeerSection>,
+    /// Where they are agreed on, if not.
+    pub membership: Option<MembershipSection>,
     /// The code; without it checkpoints are not coded.
     pub coding: Option<CodingSection>,
     /// How checkpoints are coded.
@@ -264,8 +268,14 @@ impl Default for TrickleSection {
 /// A configuration that holds.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// This node.
+    /// What this node is called among the others: with `[membership]`, once it has one, the name of its place.
     pub name: NodeName,
+    /// The machine's own name, as in its certificate.
+    pub node: NodeName,
+    /// How the nodes are agreed on, if they are not listed.
+    pub membership: Option<MembershipConfig>,
+    /// The cluster of the roster.
+    pub cluster: Option<String>,
     /// All nodes, this one included.
     pub members: Vec<Member>,
     /// The other nodes.
@@ -347,8 +357,11 @@ impl ConfigFile {
         }
         no_name_twice(&members)?;
         let (geometry, chunk) = self.coding_values()?;
+        let membership = self.membership(&name)?;
         if let Some(geometry) = geometry {
-            storaged_plan::groups(&members, geometry).map_err(|error| value("coding", error))?;
+            let planned = membership.as_ref().map(MembershipConfig::planned);
+            let members = planned.as_ref().unwrap_or(&members);
+            storaged_plan::groups(members, geometry).map_err(|error| value("coding", error))?;
         }
         let rate = self.trickle.rate.map(|rate| rate.as_u64());
         if rate == Some(0) {
@@ -395,7 +408,10 @@ impl ConfigFile {
             },
             hyperpod: self.hyperpod()?,
             durable: self.durable,
+            node: name.clone(),
             name,
+            membership,
+            cluster: None,
         };
         config.check_budget()?;
         Ok(config)
@@ -422,10 +438,7 @@ impl ConfigFile {
                     .unwrap_or_else(|| peer.name.clone()),
                 name: peer_name.clone(),
             });
-            peers.push(Peer {
-                name: peer_name,
-                address: peer.address.clone(),
-            });
+            peers.push(Peer::named(peer_name, peer.address.clone()));
         }
         Ok((members, peers))
     }

@@ -5,6 +5,7 @@ mod certificate;
 mod durable;
 mod kept;
 mod leaving;
+mod members;
 mod notes;
 mod operate;
 mod readiness;
@@ -31,7 +32,7 @@ use crate::digest;
 use crate::encode::{
     Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
 };
-use crate::env::{Clock, Environment, Offload};
+use crate::env::{Clock, Environment, Offload, OpsDoor};
 use crate::http::{self, OpsState, RestartAsked};
 use crate::keep::{JournalError, MemoryJournal};
 use crate::memory::{Digested, Memory};
@@ -43,6 +44,8 @@ use crate::trickle::store::StoreError;
 pub use certificate::{date, expiry_fault};
 use kept::Left;
 use leaving::Leaving;
+pub use members::{Members, PlaceTaken};
+use members::{MembersNews, next_change};
 use readiness::LinkFacts;
 use start::{own_certificate, setup, start_net};
 
@@ -79,6 +82,32 @@ pub enum StartError {
     },
 }
 
+/// Why a daemon has ended.
+#[derive(Debug)]
+pub enum Ending {
+    /// It was told to, and leaves this unfinished.
+    Told(Vec<Unfinished>),
+    /// Another node fills its place.
+    PlaceTaken(PlaceTaken),
+}
+
+/// Serves the operator's pages, if they are configured.
+///
+/// # Errors
+/// [`StartError`] if the address cannot be bound.
+pub async fn serve_operator(config: &Config) -> Result<OpsDoor, StartError> {
+    let state = Arc::new(OpsState::default());
+    let (to_driver, asked) = mpsc::channel(QUEUE);
+    if let Some(address) = config.ops_listen {
+        let served = http::serve(address, state.clone(), to_driver).await;
+        served.map_err(|source| StartError::Start {
+            what: "the operator's HTTP",
+            source,
+        })?;
+    }
+    Ok(OpsDoor { state, asked })
+}
+
 /// An upload that runs, and of what.
 struct RunningUpload {
     manifest: Arc<ManifestBytes>,
@@ -107,6 +136,7 @@ pub struct Daemon {
     repeats: Repeats,
     net_runtime: tokio::runtime::Handle,
     pool: Pool,
+    members: Option<Members>,
     reloads: mpsc::Sender<Config>,
     from_reloads: mpsc::Receiver<Config>,
     inputs: mpsc::Sender<Input>,
@@ -142,15 +172,14 @@ impl Daemon {
         ));
         let (inputs, from_effects) = mpsc::channel(QUEUE);
         let trickle = tier::start_trickle(&config, &env, &memory, &inputs).await?;
-        let ops = Arc::new(OpsState::default());
-        let (to_driver, from_ops) = mpsc::channel(QUEUE);
-        if let Some(address) = config.ops_listen {
-            let served = http::serve(address, ops.clone(), to_driver).await;
-            served.map_err(|source| StartError::Start {
-                what: "the operator's HTTP",
-                source,
-            })?;
-        }
+        let ops = match env.ops.take() {
+            Some(ops) => ops,
+            None => serve_operator(&config).await?,
+        };
+        let OpsDoor {
+            state: ops,
+            asked: from_ops,
+        } = ops;
         let node = Node::new(setup(&config, generation))?;
         let (to_stage, from_stage) = mpsc::channel(QUEUE);
         stage::listen(&config.sockets, &to_stage)?;
@@ -183,6 +212,7 @@ impl Daemon {
             reloads,
             from_reloads,
             config,
+            members: env.members,
             inputs,
             from_effects,
             from_net,
@@ -190,6 +220,7 @@ impl Daemon {
             from_stage,
             to_stage,
         };
+        daemon.show_members();
         daemon.take_over(left, &env.descriptors);
         Ok(daemon)
     }
@@ -205,13 +236,13 @@ impl Daemon {
     }
 
     /// Runs until it is told to stop and has finished what only it can, as far as `node.leave_within` reaches; told again, or
-    /// by nobody any more, it stops at once. Gives what it leaves unfinished.
-    pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Vec<Unfinished> {
+    /// by nobody any more, it stops at once. It ends too if another node has taken its place.
+    pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Ending {
         self.show();
         let mut leaving = None;
-        let left = loop {
+        let ending = loop {
             if let Some(left) = self.has_left(leaving.as_mut()) {
-                break left;
+                break Ending::Told(left);
             }
             let deadline = self.clock.instant(self.node.deadline());
             let look_at = leaving.as_ref().map_or(deadline, Leaving::look_at);
@@ -222,7 +253,11 @@ impl Daemon {
                         leaving = Some(self.leave());
                         None
                     }
-                    _ => break self.node.unfinished(),
+                    _ => break Ending::Told(self.node.unfinished()),
+                },
+                change = next_change(&mut self.members) => match self.members_changed(change) {
+                    MembersNews::Taken(input) => input,
+                    MembersNews::Over(taken) => break Ending::PlaceTaken(taken),
                 },
                 Some(event) = self.from_net.recv() => self.net_event(event),
                 Some(input) = self.from_effects.recv() => Some(input),
@@ -250,7 +285,7 @@ impl Daemon {
             net.close().await;
         }
         tracing::info!("stopped");
-        left
+        ending
     }
 
     fn stage_event(&mut self, event: StageEvent) -> Input {

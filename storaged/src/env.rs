@@ -5,8 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use storaged_core::Now;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::driver::Members;
+use crate::http::{OpsState, RestartAsked};
 use crate::keep::{DescriptorStore, KeptName};
 use crate::net::SocketFactory;
 use crate::pool::Pool;
@@ -30,6 +33,19 @@ pub struct Environment {
     pub descriptors: Arc<dyn DescriptorStore>,
     /// What the daemon before this one left there.
     pub inherited: Vec<(KeptName, OwnedFd)>,
+    /// The operator's HTTP, if it is served already: a node may wait for its place for long.
+    pub ops: Option<OpsDoor>,
+    /// The roster that gave this node its place; none where nodes are listed.
+    pub members: Option<Members>,
+}
+
+/// The operator's HTTP as the driver has it.
+#[derive(Debug)]
+pub struct OpsDoor {
+    /// What the pages show.
+    pub state: Arc<OpsState>,
+    /// What is asked there.
+    pub asked: mpsc::Receiver<RestartAsked>,
 }
 
 /// Where slow work is done.

@@ -111,6 +111,10 @@ metrics! {
         "Bytes of shards opened to send";
     place_peers_up: Gauge, "place_peers_up",
         "Peers whose link is up";
+    membership_epoch: Gauge, "membership_epoch",
+        "Epoch of the roster that this node goes by; 0 where nodes are listed in its file";
+    membership_vacant: Gauge, "membership_vacant",
+        "Places of the roster that no node fills";
     place_connections: Gauge, "place_connections",
         "QUIC connections to peers, those that are just beginning or ending too";
     place_healed: Counter, "place_blocks_healed",
@@ -230,6 +234,12 @@ impl Metrics {
     /// A checkpoint was given up.
     pub fn observe_abandoned(&self) {
         self.observe_state(ABANDONED);
+    }
+
+    /// The roster is of this epoch, and so many places are vacant.
+    pub fn observe_roster(&self, epoch: u64, vacant: usize) {
+        self.membership_epoch.set(gauge(epoch));
+        self.membership_vacant.set(gauge(vacant as u64));
     }
 
     /// So many connections there are now.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use anyhow::Result;
-use storaged::cluster::{Cluster, ClusterSpec, Loopback};
+use storaged::cluster::{Cluster, ClusterSpec, Loopback, NodeListing};
 use storaged_sdk::wire::Namespace;
 use tempfile::TempDir;
 
@@ -48,6 +48,32 @@ impl DerefMut for System {
 impl System {
     /// Starts `nodes` daemons.
     pub fn start(nodes: usize, geometry: Option<(usize, usize)>, extra: &str) -> Result<Self> {
+        let mut system = Self::prepare(nodes, geometry, extra, NodeListing::InFiles)?;
+        system.cluster.start_all()?;
+        Ok(system)
+    }
+
+    /// Writes the files of `nodes` daemons for a cluster of so many places, which are agreed on in a directory. None of them runs yet.
+    pub fn with_registry(
+        nodes: usize,
+        places: usize,
+        geometry: Option<(usize, usize)>,
+        extra: &str,
+    ) -> Result<Self> {
+        let membership = format!(
+            "[membership]\nregistry = {{ kind = \"directory\", path = \"ROOT/registry\" }}\nsize = {places}\npoll = \"1s\"\n{extra}"
+        );
+        let system = Self::prepare(nodes, geometry, &membership, NodeListing::InRegistry)?;
+        std::fs::create_dir(system.root.path().join("registry"))?;
+        Ok(system)
+    }
+
+    fn prepare(
+        nodes: usize,
+        geometry: Option<(usize, usize)>,
+        extra: &str,
+        listing: NodeListing,
+    ) -> Result<Self> {
         let root = tempfile::tempdir()?;
         std::fs::create_dir(root.path().join("tier"))?;
         let coding = geometry.map_or_else(String::new, |(k, m)| {
@@ -63,9 +89,9 @@ impl System {
             directory: root.path().into(),
             nodes,
             settings: coding + &extra,
+            listing,
         };
-        let mut cluster = Cluster::prepare(Loopback { port }, spec)?;
-        cluster.start_all()?;
+        let cluster = Cluster::prepare(Loopback { port }, spec)?;
         let clients = Clients {
             sockets: (0..nodes).map(|node| cluster.socket(node)).collect(),
             namespace: Namespace::new("job")?,

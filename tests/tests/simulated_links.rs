@@ -64,10 +64,8 @@ impl Site {
             key: self.directory.join(format!("n{node}.key")),
         };
         let others = (0..self.addresses.len()).filter(|peer| *peer != node);
-        let peers = others.map(|peer| Peer {
-            name: name(peer),
-            address: SocketAddr::new(self.addresses[peer], PORT).into(),
-        });
+        let address = |peer: usize| SocketAddr::new(self.addresses[peer], PORT);
+        let peers = others.map(|peer| Peer::named(name(peer), address(peer)));
         let group: BTreeSet<NodeName> = if self.group.contains(&node) {
             self.group.iter().map(|peer| name(*peer)).collect()
         } else {
@@ -75,6 +73,7 @@ impl Site {
         };
         let entropy = SeededEntropy::new(self.seed + node as u64);
         Ok(NetConfig {
+            place: name(node),
             node: name(node),
             generation: Generation::new(generation),
             listen: SocketAddr::new(self.addresses[node], PORT),

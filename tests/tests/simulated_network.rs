@@ -61,10 +61,7 @@ fn config(
         .collect();
     config.peers = (0..NODES)
         .filter(|peer| *peer != node)
-        .map(|peer| Peer {
-            name: name(peer),
-            address: SocketAddr::new(addresses[peer], PORT).into(),
-        })
+        .map(|peer| Peer::named(name(peer), SocketAddr::new(addresses[peer], PORT)))
         .collect();
     config.tls = Some(TlsFiles {
         ca: directory.join("ca.pem"),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
-use storaged::cluster::{Cluster, ClusterSpec, Hosts, PAGE_WAIT};
+use storaged::cluster::{Cluster, ClusterSpec, Hosts, NodeListing, PAGE_WAIT};
 
 use super::network::Network;
 
@@ -63,6 +63,7 @@ impl DaemonsSpec {
     /// If one does not get ready; the error has the end of its log.
     pub fn start(self, network: &Network) -> Result<Cluster<&Network>> {
         let spec = ClusterSpec {
+            listing: NodeListing::InFiles,
             settings: self.settings(),
             executable: self.executable,
             directory: self.directory,

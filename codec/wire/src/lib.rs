@@ -28,7 +28,8 @@ pub use enclosure::{
 };
 pub use framing::{WireError, decode, encode};
 pub use ids::{
-    Generation, IdError, Namespace, NodeName, Owner, Rank, SessionId, SlotId, Step, WorldSize,
+    Generation, IdError, NAME_BYTES_MAX, Namespace, NodeName, Owner, Rank, SessionId, SlotId, Step,
+    WorldSize,
 };
 pub use increment::{IncrementBase, IncrementIndex};
 pub use kept::{

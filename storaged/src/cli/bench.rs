@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use super::{CliError, print};
-use crate::cluster::{Cluster, ClusterError, ClusterSpec, Loopback};
+use crate::cluster::{Cluster, ClusterError, ClusterSpec, Loopback, NodeListing};
 use crate::net::cert::{CA_CERTIFICATE, create_ca, issue};
 use crate::net::{
     Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
@@ -129,6 +129,7 @@ fn measure(
 ) -> Result<(), CliError> {
     let executable = std::env::current_exe();
     let spec = ClusterSpec {
+        listing: NodeListing::InFiles,
         executable: executable.map_err(|source| CliError::Io {
             what: "finding this executable",
             source,
@@ -390,13 +391,11 @@ fn raw_endpoint(
     let (events, received) = mpsc::channel(64);
     let config = NetConfig {
         identity: identity(certificates, &name)?,
+        place: name.clone(),
         node: name,
         generation: Generation::new(u64::from(node)),
         listen: address(node),
-        peers: vec![Peer {
-            name: node_name(1 - node)?,
-            address: address(1 - node).into(),
-        }],
+        peers: vec![Peer::named(node_name(1 - node)?, address(1 - node))],
         group: BTreeSet::new(),
         agreement: Agreement::of(
             None,

@@ -4,6 +4,7 @@ mod bench;
 mod cert;
 mod drop_job;
 mod inspect;
+mod members;
 mod plan_encode;
 mod restart_safe;
 mod run;
@@ -23,7 +24,9 @@ use thiserror::Error;
 use crate::config::ConfigError;
 use crate::driver::StartError;
 use crate::keep::KeepError;
+use crate::keep::keeper::EXIT_AGAIN;
 use crate::log::FilterError;
+use crate::membership::{ChangeError, RegistryError};
 use crate::net::TlsError;
 use crate::net::cert::CertError;
 
@@ -70,6 +73,17 @@ pub enum CliError {
     /// A daemon that was stopped before it had finished what only it could.
     #[error("stopped with work unfinished: {0}; node.leave_within says for how long it goes on")]
     LeftUnfinished(String),
+    /// A daemon whose place another node has taken.
+    #[error(
+        "another node has this one's place since epoch {epoch}: {change}; started again, this node is a spare"
+    )]
+    PlaceTaken { epoch: u64, change: String },
+    /// The registry of members.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A change of the members that cannot be.
+    #[error(transparent)]
+    Members(#[from] ChangeError),
     /// A check that found faults.
     #[error("{faults} of {parts} parts have faults")]
     Faults { faults: usize, parts: usize },
@@ -99,6 +113,7 @@ impl CliError {
                 EXIT_USAGE.into()
             }
             Self::LeftUnfinished(_) => EXIT_UNFINISHED.into(),
+            Self::PlaceTaken { .. } => EXIT_AGAIN.into(),
             _ => ExitCode::FAILURE,
         }
     }
@@ -109,7 +124,7 @@ impl CliError {
 #[command(
     name = "storaged",
     version,
-    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 74 a daemon that was told to be\nstarted again (SIGUSR2), 75 one that was stopped with work unfinished, 78 a configuration that cannot be used."
+    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 74 a daemon that is to be started\nagain (SIGUSR2, or another node has its place), 75 one that was stopped with work unfinished, 78 a configuration that cannot be used."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -138,6 +153,9 @@ enum Command {
     Rm(tier::RmArgs),
     /// Drop all checkpoints of a job from the RAM of all nodes
     Drop(drop_job::DropArgs),
+    /// Show and change which machines a cluster with a registry is made of
+    #[command(subcommand)]
+    Node(members::NodeCommand),
     /// Make certificates for a cluster
     #[command(subcommand)]
     Cert(cert::CertCommand),
@@ -239,6 +257,7 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Unpin(args) => tier::pin(&args, Keep::Unpin),
         Command::Rm(args) => tier::rm(&args),
         Command::Drop(args) => drop_job::drop_job(&args),
+        Command::Node(command) => members::node(command),
         Command::Cert(command) => cert::cert(command),
         Command::Config(args) => run::config(&args),
         Command::Bench(args) => bench::bench(&args),

@@ -9,9 +9,9 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::{CliError, print};
+use super::{CliError, members, print};
 use crate::config::{Config, ConfigFile};
-use crate::driver::{Daemon, date, expiry_fault};
+use crate::driver::{Daemon, Ending, date, expiry_fault};
 use crate::encode::Pool;
 use crate::env::{Environment, Offload, SystemEntropy};
 use crate::keep::keeper::{self, EXIT_AGAIN, Program};
@@ -89,7 +89,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
 }
 
 fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
-    let config = load(args.config.as_ref(), args.runtime_dir.clone())?;
+    let mut config = load(args.config.as_ref(), args.runtime_dir.clone())?;
     log::set_filter(&config.log_filter)?;
     let io = |what| move |source| CliError::Io { what, source };
     let net = tokio::runtime::Builder::new_multi_thread()
@@ -105,7 +105,7 @@ fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
     let pool = Pool::start_named("codec", &config.codec_threads);
     let pool = pool.map_err(io("starting the codec's threads"))?;
     let outcome = runtime.block_on(async {
-        let env = Environment {
+        let mut env = Environment {
             sockets: Arc::new(UdpFactory),
             entropy: Arc::new(SystemEntropy),
             net_runtime: net.handle().clone(),
@@ -114,31 +114,50 @@ fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
             store: None,
             descriptors: holding.store,
             inherited: holding.inherited.descriptors,
+            ops: None,
+            members: None,
         };
-        let term = signal(SignalKind::terminate()).map_err(io("listening for SIGTERM"))?;
-        let int = signal(SignalKind::interrupt()).map_err(io("listening for SIGINT"))?;
+        let mut term = signal(SignalKind::terminate()).map_err(io("listening for SIGTERM"))?;
+        let mut int = signal(SignalKind::interrupt()).map_err(io("listening for SIGINT"))?;
         let hup = signal(SignalKind::hangup()).map_err(io("listening for SIGHUP"))?;
         let usr2 = signal(SignalKind::user_defined2()).map_err(io("listening for SIGUSR2"))?;
         // What would end a process that does not say otherwise.
         let ignored = [SignalKind::user_defined1(), SignalKind::alarm()];
         let ignored = ignored.map(signal);
         tokio::spawn(start_again_at(usr2, args.keep));
+        if config.membership.is_some() {
+            let entered = tokio::select! {
+                entered = members::enter(&mut config, &mut env) => entered?,
+                _ = term.recv() => return Ok(()),
+                _ = int.recv() => return Ok(()),
+            };
+            tracing::info!(place = %config.name, epoch = entered.epoch, "this node has its place");
+        }
         let daemon = Daemon::start(config, env).await?;
         tokio::spawn(reload_at(hup, args, daemon.reloads()));
         let (stop, stops) = mpsc::channel(1);
         tokio::spawn(stop_at(term, int, stop));
-        let left = daemon.run(stops).await;
+        let ending = daemon.run(stops).await;
         drop(ignored);
-        if left.is_empty() {
-            return Ok(());
-        }
-        let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-        Err(CliError::LeftUnfinished(left.join("; ")))
+        ended(&ending)
     });
     // Connections may still wait for trainers: they end with the process.
     runtime.shutdown_background();
     net.shutdown_background();
     outcome
+}
+
+fn ended(ending: &Ending) -> Result<(), CliError> {
+    let left = match ending {
+        Ending::PlaceTaken(taken) => {
+            let (epoch, change) = (taken.epoch, taken.change.clone());
+            return Err(CliError::PlaceTaken { epoch, change });
+        }
+        Ending::Told(left) if left.is_empty() => return Ok(()),
+        Ending::Told(left) => left,
+    };
+    let left: Vec<String> = left.iter().map(ToString::to_string).collect();
+    Err(CliError::LeftUnfinished(left.join("; ")))
 }
 
 /// Stops the daemon at SIGTERM and SIGINT.

@@ -26,6 +26,10 @@ impl Config {
         let fixed = self.differing(file);
         self.tls = file.tls.clone();
         self.log_filter = file.log_filter.clone();
+        // The roster says who they are, not the file.
+        if self.membership.is_some() {
+            return fixed;
+        }
         self.peers = file.peers.clone();
         // This node's own failure domain stays: its peers have it in their lists.
         let own = self.members.iter().find(|member| member.name == self.name);
@@ -40,6 +44,10 @@ impl Config {
 
     fn differing(&self, file: &Self) -> Vec<Fixed> {
         let own = |config: &Self| {
+            // The roster has it, and asks for it at the next start.
+            if let Some(membership) = &config.membership {
+                return membership.arrival.failure_domain.clone();
+            }
             let own = config
                 .members
                 .iter()
@@ -51,8 +59,9 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 17] = [
-            ("node.name", &|config| config.name.to_string()),
+        let keys: [Key<'_>; 18] = [
+            ("node.name", &|config| config.node.to_string()),
+            ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
             ("node.listen", &|config| config.listen.to_string()),
             ("node.ops_listen", &|config| text(&config.ops_listen)),
@@ -86,6 +95,12 @@ impl Config {
 
     /// What this node and its peers must have in common.
     pub fn agreement(&self) -> crate::net::Agreement {
-        crate::net::Agreement::of(self.geometry, self.chunk, &self.members)
+        match &self.cluster {
+            // Nodes read a new roster one after the other: those that have not yet are linked to all the same.
+            Some(cluster) => {
+                crate::net::Agreement::of_cluster(self.geometry, self.chunk, cluster.clone())
+            }
+            None => crate::net::Agreement::of(self.geometry, self.chunk, &self.members),
+        }
     }
 }

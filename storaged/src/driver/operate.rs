@@ -22,12 +22,14 @@ impl Daemon {
                 tracing::info!(%peer, generation = %format!("{:016x}", generation.get()), version, "peer up");
                 self.links.up.insert(peer.clone(), version);
                 self.links.refused.remove(&peer);
+                self.tell_sight();
                 let node = peer;
                 Some(Input::PeerUp { node, generation })
             }
             NetEvent::Down { peer, reason } => {
                 tracing::info!(%peer, reason, "peer down");
                 self.links.up.remove(&peer);
+                self.tell_sight();
                 Some(Input::PeerDown { node: peer })
             }
             NetEvent::Message { from, body } => {
@@ -143,7 +145,7 @@ impl Daemon {
         let Some(own) = &mut self.certificate else {
             return;
         };
-        let (now, node) = (wall_clock(), &self.config.name);
+        let (now, node) = (wall_clock(), &self.config.node);
         let news = own.news(now);
         self.links.own_fault = own.fault(node, now);
         let ends = own.validity.ends;
@@ -203,7 +205,7 @@ impl Daemon {
         }
     }
 
-    fn reload_peers(&mut self, taken: &Config) -> Option<Input> {
+    pub(super) fn reload_peers(&mut self, taken: &Config) -> Option<Input> {
         if self.config.peers == taken.peers && self.config.members == taken.members {
             return None;
         }
@@ -227,13 +229,15 @@ impl Daemon {
         net.set_peers(taken.peers.clone(), &coding_group(taken), taken.agreement());
         drop(entered);
         self.config.peers.clone_from(&taken.peers);
+        // Another machine in a place changes nothing for the decisions: they see the place's node come up.
+        let is_same = self.config.members == taken.members;
         self.config.members.clone_from(&taken.members);
         self.links.configured = names(&taken.peers);
         let configured = &self.links.configured;
         self.links
             .refused
             .retain(|peer, _| configured.contains(peer));
-        Some(Input::Members {
+        (!is_same).then(|| Input::Members {
             members: taken.members.clone(),
         })
     }

@@ -20,6 +20,10 @@ pub(super) struct LinkFacts {
     pub expires: Option<i64>,
     /// It was told to stop.
     pub is_leaving: bool,
+    /// The roster, where there is one.
+    pub membership: Option<Value>,
+    /// Why it cannot be followed: jobs go on, and nobody who is lost is replaced.
+    pub registry_fault: Option<String>,
 }
 
 /// Whether peers that are not up have had time to be.
@@ -65,7 +69,7 @@ impl LinkFacts {
             .map(|(node, reason)| json!({"node": node.as_str(), "reason": reason}))
             .collect();
         let fields = format!(
-            r#""ready":{},"not_ready":{},"refused":{},"link_versions":{},"certificate_expires":{}"#,
+            r#""ready":{},"not_ready":{},"refused":{},"link_versions":{},"certificate_expires":{},"membership":{},"membership_fault":{}"#,
             reasons.is_empty(),
             json!(reasons),
             Value::Array(refused),
@@ -76,6 +80,8 @@ impl LinkFacts {
                     .collect::<BTreeMap<_, _>>()
             ),
             json!(self.expires),
+            json!(self.membership),
+            json!(self.registry_fault),
         );
         let own = if settled {
             r#""ready":true"#

@@ -89,7 +89,8 @@ pub(super) async fn start_net(
         part.copy_from_slice(&env.entropy.next().to_le_bytes());
     }
     let net_config = NetConfig {
-        node: config.name.clone(),
+        place: config.name.clone(),
+        node: config.node.clone(),
         generation,
         listen: config.listen,
         identity,

@@ -47,10 +47,6 @@ impl std::fmt::Display for Difference {
 impl Agreement {
     /// Of a node's configuration.
     pub fn of(geometry: Option<Geometry>, chunk: ChunkSize, members: &[Member]) -> Self {
-        let number = |count: fn(&Geometry) -> usize| match &geometry {
-            Some(geometry) => count(geometry).to_string(),
-            None => "not set".into(),
-        };
         let mut members: Vec<&Member> = members.iter().collect();
         members.sort();
         let joined = |one: &dyn Fn(&&Member) -> String| {
@@ -58,22 +54,27 @@ impl Agreement {
             all.join(" ")
         };
         let whole = [
-            ("coding.k", number(Geometry::k)),
-            ("coding.m", number(Geometry::m)),
-            ("coding.chunk", format!("{}KiB", chunk.bytes() / 1024)),
             ("peers.name", joined(&|member| member.name.to_string())),
             (
                 "failure_domain",
                 joined(&|member| format!("{}={}", member.name, member.failure_domain)),
             ),
         ];
-        let whole: Vec<AgreedValue> = whole
-            .into_iter()
-            .map(|(key, value)| AgreedValue {
-                key: key.into(),
-                value,
-            })
-            .collect();
+        Self::whole(coding_values(geometry, chunk).into_iter().chain(whole))
+    }
+
+    /// Of a node whose peers are in a registry, which settles who they are: only the cluster must be the same.
+    pub fn of_cluster(geometry: Option<Geometry>, chunk: ChunkSize, cluster: String) -> Self {
+        let whole = [("membership.registry", cluster)];
+        Self::whole(coding_values(geometry, chunk).into_iter().chain(whole))
+    }
+
+    fn whole(values: impl Iterator<Item = (&'static str, String)>) -> Self {
+        let value = |(key, value): (&str, String)| AgreedValue {
+            key: key.into(),
+            value,
+        };
+        let whole: Vec<AgreedValue> = values.map(value).collect();
         Self {
             digest: storaged_codec::digest(&encode(&whole)),
             values: whole.into_iter().map(shortened).collect(),
@@ -100,6 +101,18 @@ impl Agreement {
             })
             .collect()
     }
+}
+
+fn coding_values(geometry: Option<Geometry>, chunk: ChunkSize) -> [(&'static str, String); 3] {
+    let number = |count: fn(&Geometry) -> usize| match &geometry {
+        Some(geometry) => count(geometry).to_string(),
+        None => "not set".into(),
+    };
+    [
+        ("coding.k", number(Geometry::k)),
+        ("coding.m", number(Geometry::m)),
+        ("coding.chunk", format!("{}KiB", chunk.bytes() / 1024)),
+    ]
 }
 
 /// Differences in one line.

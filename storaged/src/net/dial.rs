@@ -21,6 +21,8 @@ pub(super) const DIAL_WAIT: Duration = Duration::from_secs(3);
 pub(super) struct Dialling {
     pub endpoint: Endpoint,
     pub peer: NodeName,
+    /// The name in its certificate.
+    pub node: NodeName,
     pub address: PeerAddress,
     pub shared: Arc<Shared>,
     /// The peer has dialled meanwhile: a dial that was not answered yet ends. One that was goes on, for the peer may take
@@ -29,13 +31,7 @@ pub(super) struct Dialling {
 }
 
 pub(super) async fn dial(dialling: Dialling) -> Result<Offer, NetError> {
-    let Dialling {
-        endpoint,
-        peer,
-        address,
-        shared,
-        unneeded,
-    } = dialling;
+    let peer = &dialling.peer;
     let failed = |reason: &str| NetError::Connection {
         peer: peer.to_string(),
         reason: reason.into(),
@@ -43,10 +39,10 @@ pub(super) async fn dial(dialling: Dialling) -> Result<Offer, NetError> {
     let whole = async {
         let connection = tokio::select! {
             biased;
-            () = unneeded.cancelled() => return Err(failed("the peer has dialled")),
-            connection = connect(&endpoint, &peer, &address, &shared) => connection?,
+            () = dialling.unneeded.cancelled() => return Err(failed("the peer has dialled")),
+            connection = connect(&dialling) => connection?,
         };
-        let agreed = introduce(&connection, &peer, &shared).await?;
+        let agreed = introduce(&connection, peer, &dialling.shared).await?;
         Ok(Offer {
             connection,
             agreed,
@@ -57,12 +53,15 @@ pub(super) async fn dial(dialling: Dialling) -> Result<Offer, NetError> {
     dialled.unwrap_or_else(|_| Err(failed("no answer")))
 }
 
-async fn connect(
-    endpoint: &Endpoint,
-    peer: &NodeName,
-    address: &PeerAddress,
-    shared: &Shared,
-) -> Result<Connection, NetError> {
+async fn connect(dialling: &Dialling) -> Result<Connection, NetError> {
+    let Dialling {
+        endpoint,
+        peer,
+        node,
+        address,
+        shared,
+        ..
+    } = dialling;
     let name = peer.to_string();
     let down = |reason: String| NetError::Connection {
         peer: name.clone(),
@@ -75,7 +74,7 @@ async fn connect(
         address: address.clone(),
         source,
     })?;
-    let connecting = endpoint.connect_with(shared.client(), resolved, &tls::dns_name(peer));
+    let connecting = endpoint.connect_with(shared.client(), resolved, &tls::dns_name(node));
     let connecting = connecting.map_err(|error| down(error.to_string()))?;
     connecting
         .await

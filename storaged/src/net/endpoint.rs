@@ -41,19 +41,34 @@ const REFUSED_WAIT: Duration = Duration::from_secs(1);
 /// Of the protocol. What is new gets the next number, and both are spoken until no node speaks the old one only.
 pub const LINK_VERSIONS: VersionRange = VersionRange { min: 8, max: 8 };
 
-/// A configured peer.
+/// A peer to link to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Its name.
+    /// Its name: of its place, where machines may change.
     pub name: NodeName,
+    /// The name in its certificate: of the machine that fills the place now.
+    pub node: NodeName,
     /// Where it listens.
     pub address: PeerAddress,
+}
+
+impl Peer {
+    /// One whose place is called as its machine is.
+    pub fn named(name: NodeName, address: impl Into<PeerAddress>) -> Self {
+        Self {
+            node: name.clone(),
+            name,
+            address: address.into(),
+        }
+    }
 }
 
 /// How to start.
 #[derive(Debug)]
 pub struct NetConfig {
-    /// This node.
+    /// What peers call this node: the name of its place.
+    pub place: NodeName,
+    /// The name in its certificate.
     pub node: NodeName,
     /// This incarnation.
     pub generation: Generation,
@@ -130,6 +145,8 @@ struct EndpointState {
 #[derive(Clone)]
 pub(super) struct Known {
     pub name: NodeName,
+    /// The name in its certificate.
+    pub node: NodeName,
     pub link: Arc<Link>,
     /// It is configured no more.
     pub gone: CancellationToken,
@@ -197,7 +214,8 @@ impl Net {
         })?;
         let hello = LinkHello {
             version: config.versions.max,
-            node: config.node,
+            place: config.place,
+            node: Some(config.node),
             generation: config.generation,
             version_min: Some(config.versions.min),
             agreement: Some(config.agreement),
@@ -223,7 +241,7 @@ impl Net {
     /// # Errors
     /// [`NetError`] if it is not this node's, or cannot be used; then nothing changes.
     pub fn set_identity(&self, identity: &TlsIdentity) -> Result<(), NetError> {
-        identity.check_name(&self.shared.hello().node)?;
+        identity.check_name(self.shared.hello().machine())?;
         let (server, client) = credentials(identity)?;
         self.endpoint.set_server_config(Some(server));
         self.shared.state().client = client;
@@ -235,10 +253,14 @@ impl Net {
     pub fn set_peers(&self, peers: Vec<Peer>, group: &BTreeSet<NodeName>, agreement: Agreement) {
         let mut state = self.shared.state();
         state.hello.agreement = Some(agreement);
-        let stays = |name: &NodeName| peers.iter().any(|peer| peer.name == *name);
-        let gone: Vec<NodeName> = (state.known.keys())
-            .filter(|name| !stays(name))
-            .cloned()
+        // Another machine in a place is another peer: the link to the one before it ends.
+        let stays = |known: &Known| {
+            let is_same = |peer: &Peer| peer.name == known.name && peer.node == known.node;
+            peers.iter().any(is_same)
+        };
+        let gone: Vec<NodeName> = (state.known.values())
+            .filter(|known| !stays(known))
+            .map(|known| known.name.clone())
             .collect();
         for name in gone {
             if let Some(known) = state.known.remove(&name) {
@@ -264,6 +286,7 @@ impl Net {
             let link = Link::new(peer.address, proximity);
             let known = Known {
                 name: peer.name.clone(),
+                node: peer.node,
                 link: link.link.clone(),
                 gone: CancellationToken::new(),
             };

@@ -15,8 +15,9 @@ use super::{NetError, failure, frame, tls};
 pub(super) struct LinkHello {
     #[n(0)]
     pub version: u16,
+    /// Its name among the nodes: of the place that it fills.
     #[n(1)]
-    pub node: NodeName,
+    pub place: NodeName,
     #[n(2)]
     pub generation: Generation,
     /// The lowest version; without it `version` is the only one.
@@ -24,9 +25,17 @@ pub(super) struct LinkHello {
     pub version_min: Option<u16>,
     #[n(4)]
     pub agreement: Option<Agreement>,
+    /// The name in its certificate; without it that of its place.
+    #[n(5)]
+    pub node: Option<NodeName>,
 }
 
 impl LinkHello {
+    /// Whose certificate it shows.
+    pub fn machine(&self) -> &NodeName {
+        self.node.as_ref().unwrap_or(&self.place)
+    }
+
     fn versions(&self) -> VersionRange {
         VersionRange {
             min: self.version_min.unwrap_or(self.version),
@@ -38,7 +47,7 @@ impl LinkHello {
     fn agree(&self, there: &Self) -> Result<u16, NetError> {
         let (here, theirs) = (self.versions(), there.versions());
         let version = here.common(theirs).ok_or_else(|| NetError::Version {
-            peer: there.node.clone(),
+            peer: there.place.clone(),
             here,
             there: theirs,
         })?;
@@ -47,7 +56,7 @@ impl LinkHello {
             Ok(version)
         } else {
             Err(NetError::Disagreement {
-                peer: there.node.clone(),
+                peer: there.place.clone(),
                 differences,
             })
         }
@@ -88,8 +97,8 @@ pub(super) async fn introduce(
         .map_err(of_stream)?;
     let body = body.ok_or_else(|| wrong("no hello".into()))?;
     let answer: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
-    if answer.node != *peer {
-        let reason = format!("expected {peer}, got {}: see peers.address", answer.node);
+    if answer.place != *peer {
+        let reason = format!("expected {peer}, got {}: see peers.address", answer.place);
         return Err(wrong(reason));
     }
     let version = hello.agree(&answer)?;
@@ -116,10 +125,18 @@ pub(super) async fn welcome(
         .map_err(of_stream)?;
     let body = body.ok_or_else(|| wrong("the hello is empty".into()))?;
     let hello: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
-    check_identity(connection, &hello.node)?;
-    let Some(known) = shared.known(&hello.node) else {
-        return Err(NetError::UnknownPeer(hello.node));
+    check_identity(connection, hello.machine())?;
+    let Some(known) = shared.known(&hello.place) else {
+        return Err(NetError::UnknownPeer(hello.place));
     };
+    // A machine that was thought lost, or the next one, of which this node has not heard yet.
+    if known.node != *hello.machine() {
+        return Err(NetError::AnotherMachine {
+            place: hello.place.clone(),
+            expected: known.node,
+            got: hello.machine().clone(),
+        });
+    }
     let own = shared.hello();
     frame::write(&mut send, encode(&own).into())
         .await

@@ -92,7 +92,7 @@ pub(super) struct NewLink {
 impl NewLink {
     /// Dials, and goes on until the peer is gone from the configuration.
     pub fn start(self, known: Known, endpoint: Endpoint, shared: Arc<Shared>) {
-        let own = shared.hello().node;
+        let own = shared.hello().place;
         let keeper = Keeper {
             prefers: if own < known.name {
                 Side::Dialled
@@ -100,6 +100,7 @@ impl NewLink {
                 Side::Accepted
             },
             peer: known.name,
+            node: known.node,
             gone: known.gone,
             link: self.link,
             endpoint,
@@ -224,6 +225,8 @@ struct Unwanted;
 /// What keeps a link.
 struct Keeper {
     peer: NodeName,
+    /// The name in its certificate.
+    node: NodeName,
     /// Of two connections the one that the node with the lower name dialled stays.
     prefers: Side,
     gone: CancellationToken,
@@ -320,6 +323,7 @@ impl Keeper {
             let dialling = Dialling {
                 endpoint: self.endpoint.clone(),
                 peer: self.peer.clone(),
+                node: self.node.clone(),
                 address: self.link.address(),
                 shared: self.shared.clone(),
                 unneeded: CancellationToken::new(),

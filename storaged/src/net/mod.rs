@@ -22,7 +22,7 @@ mod streams;
 mod tests;
 mod tls;
 
-pub use address::PeerAddress;
+pub use address::{AddressError, PeerAddress};
 pub use agreement::{Agreement, Difference, VersionRange, told};
 pub use endpoint::{LINK_VERSIONS, Net, NetConfig, NetEvent, Peer};
 pub use socket::{SocketFactory, UdpFactory};
@@ -69,6 +69,15 @@ pub enum NetError {
     /// Not a configured peer.
     #[error("{0} is not a configured peer: add it to [[peers]]")]
     UnknownPeer(NodeName),
+    /// A place is another machine's.
+    #[error(
+        "the place {place} is filled by {expected}, got {got}: one of the two has not read the newest roster yet"
+    )]
+    AnotherMachine {
+        place: NodeName,
+        expected: NodeName,
+        got: NodeName,
+    },
     /// No link now.
     #[error("the link to {0} is down")]
     Down(NodeName),

@@ -86,6 +86,7 @@ struct Started {
 async fn start(directory: &Path, spec: Spec) -> Started {
     let (sender, events) = mpsc::channel(64);
     let config = NetConfig {
+        place: name(spec.node),
         node: name(spec.node),
         generation: Generation::new(spec.node as u64),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -106,10 +107,7 @@ async fn start(directory: &Path, spec: Spec) -> Started {
 
 impl Started {
     fn peer(&self, node: usize) -> Peer {
-        Peer {
-            name: name(node),
-            address: self.net.local_addr().unwrap().into(),
-        }
+        Peer::named(name(node), self.net.local_addr().unwrap())
     }
 
     /// Waits for an event that is the wanted one.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use storaged::cluster::{Cluster, ClusterSpec, Loopback};
+use storaged::cluster::{Cluster, ClusterSpec, Loopback, NodeListing};
 use storaged_bench::net::figures::Figures;
 
 /// As many as the widest code has nodes, which is (32, 2).
@@ -102,6 +102,7 @@ fn measure(options: &Options) -> Result<()> {
         eprintln!("{nodes} daemons, ({k}, 2)");
         let directory = Directory::make()?;
         let spec = ClusterSpec {
+            listing: NodeListing::InFiles,
             executable: executable.clone(),
             directory: directory.0.clone(),
             nodes,

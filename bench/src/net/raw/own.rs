@@ -83,13 +83,14 @@ async fn start(args: &RawArgs, end: usize) -> Result<(Arc<Net>, mpsc::Receiver<N
     let (events, received) = mpsc::channel(64);
     let config = NetConfig {
         identity: identity(&args.certificates, NAMES[end])?,
+        place: NodeName::new(NAMES[end])?,
         node: NodeName::new(NAMES[end])?,
         generation: Generation::new(end as u64),
         listen: addresses[end],
-        peers: vec![Peer {
-            name: NodeName::new(NAMES[1 - end])?,
-            address: addresses[1 - end].into(),
-        }],
+        peers: vec![Peer::named(
+            NodeName::new(NAMES[1 - end])?,
+            addresses[1 - end],
+        )],
         group: BTreeSet::new(),
         agreement: Agreement::of(None, storaged_sdk::wire::ChunkSize::new(1 << 18)?, &[]),
         versions: LINK_VERSIONS,

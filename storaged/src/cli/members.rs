@@ -1,0 +1,239 @@
+//! How a node of a cluster with a registry comes to its place, and `storaged node`, which shows the roster and changes it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use storaged_wire::NodeName;
+use tokio::sync::{mpsc, watch};
+
+use super::{CliError, print};
+use crate::config::{Config, ConfigFile, MembershipConfig};
+use crate::driver::{Members, StartError, chain, serve_operator};
+use crate::env::Environment;
+use crate::membership::{
+    ChangeError, Comeback, Entered, Entering, Following, Place, Proposal, Registry, Roster, Sight,
+    enter as enter_roster, follow,
+};
+use crate::trickle::store::{self, SystemRandomness};
+
+/// Changes of the roster that wait for the driver.
+const QUEUE: usize = 16;
+/// A change that others outrun is tried again so often.
+const TRIES_MAX: usize = 20;
+
+/// `storaged node`
+#[derive(Debug, Subcommand)]
+pub enum NodeCommand {
+    /// List the places of the cluster and the nodes that fill them
+    Ls(LsArgs),
+    /// Give the place of a node to the next spare, now
+    Replace(PlaceArgs),
+    /// Take a place away: new checkpoints are coded by the others
+    Remove(PlaceArgs),
+    /// Say how many places there are to be; they are given out when as many nodes have come
+    Resize(ResizeArgs),
+}
+
+/// How to reach the registry.
+#[derive(Debug, Args)]
+pub struct RegistryArgs {
+    /// Configuration file of any node, for its [membership]
+    #[arg(long, env = "STORAGED_CONFIG")]
+    config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    #[command(flatten)]
+    registry: RegistryArgs,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PlaceArgs {
+    #[command(flatten)]
+    registry: RegistryArgs,
+    /// The place, as `storaged node ls` names it
+    place: NodeName,
+}
+
+#[derive(Debug, Args)]
+pub struct ResizeArgs {
+    #[command(flatten)]
+    registry: RegistryArgs,
+    /// So many places
+    size: usize,
+}
+
+async fn registry_of(membership: &MembershipConfig) -> Result<Registry, StartError> {
+    let store = store::open_lazily(&membership.registry, Arc::new(SystemRandomness))?;
+    Ok(Registry::new(Arc::new(store)))
+}
+
+/// Waits for this node's place, with the operator's pages up meanwhile, and begins to follow the roster.
+pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<Roster, CliError> {
+    let Some(membership) = config.membership.clone() else {
+        return Err(CliError::Usage("expected [membership], got none".into()));
+    };
+    let ops = serve_operator(config).await?;
+    let registry = registry_of(&membership).await?;
+    let cluster = format!("{:016x}", env.entropy.next());
+    let entering = Entering {
+        registry: registry.clone(),
+        arrival: membership.arrival.clone(),
+        first: Roster::empty(cluster, membership.size),
+        poll: membership.poll,
+    };
+    let node = config.node.to_string();
+    let Entered { roster, place } = enter_roster(&entering, |waits| {
+        tracing::info!(reason = %waits, "no place yet");
+        let reasons = vec![waits.to_string()];
+        let status = json!({"node": node, "ready": false, "not_ready": reasons});
+        ops.state.set_status(status.to_string(), reasons);
+    })
+    .await;
+    let filled = roster.place(&place).cloned();
+    let filled = filled.ok_or_else(|| CliError::Unexpected("a place without a record".into()))?;
+    config.take_roster(&roster, &filled)?;
+    let (changes, received) = mpsc::channel(QUEUE);
+    let (sight, seen) = watch::channel(Sight::default());
+    let following = Following {
+        registry,
+        arrival: membership.arrival,
+        place,
+        roster: roster.clone(),
+        poll: membership.poll,
+        replace_after: membership.replace_after,
+        is_news: false,
+    };
+    tokio::spawn(follow(following, seen, changes));
+    env.ops = Some(ops);
+    env.members = Some(Members {
+        roster: roster.clone(),
+        changes: received,
+        sight,
+    });
+    Ok(roster)
+}
+
+/// Runs `storaged node`.
+pub fn node(command: NodeCommand) -> Result<(), CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| CliError::Io {
+            what: "starting a runtime",
+            source,
+        })?;
+    runtime.block_on(async {
+        match command {
+            NodeCommand::Ls(args) => ls(&args).await,
+            NodeCommand::Replace(args) => {
+                let why = "the operator replaces it";
+                change(&args.registry, |_, roster| {
+                    roster.vacated(&args.place, Comeback::Refused, why)
+                })
+                .await
+            }
+            NodeCommand::Remove(args) => {
+                change(&args.registry, |_, roster| roster.removed(&args.place)).await
+            }
+            NodeCommand::Resize(args) => {
+                change(&args.registry, |_, roster| roster.resized(args.size)).await
+            }
+        }
+    })
+}
+
+/// The registry of a configuration file, and the rest of it.
+async fn open(args: &RegistryArgs) -> Result<(Config, Registry), CliError> {
+    let config = ConfigFile::load(&args.config)?.validate()?;
+    let Some(membership) = &config.membership else {
+        return Err(CliError::Usage(format!(
+            "expected [membership] in {}, got none: the nodes of such a cluster are listed in [[peers]] of every file",
+            args.config.display()
+        )));
+    };
+    let registry = registry_of(membership).await?;
+    Ok((config, registry))
+}
+
+async fn newest(registry: &Registry) -> Result<Roster, CliError> {
+    let newest = registry.newest().await?;
+    newest.ok_or_else(|| {
+        CliError::Unexpected(
+            "the registry is empty: no node of this cluster has started yet".into(),
+        )
+    })
+}
+
+fn line(place: &Place) -> String {
+    let node = place.node.as_ref().map_or("-", |node| node.as_str());
+    let domain = place.failure_domain.as_deref().unwrap_or("-");
+    let (name, address) = (place.name.as_str(), place.address.to_string());
+    format!("{name:<20} {node:<20} {address:<22} {domain}")
+}
+
+async fn ls(args: &LsArgs) -> Result<(), CliError> {
+    let (_, registry) = open(&args.registry).await?;
+    let roster = newest(&registry).await?;
+    if args.json {
+        print(&String::from_utf8_lossy(&roster.bytes()));
+        return Ok(());
+    }
+    let Roster { epoch, size, .. } = &roster;
+    let mut lines = vec![
+        format!(
+            "epoch {epoch}, {} of {size} places: {}",
+            roster.places.len(),
+            roster.change
+        ),
+        format!(
+            "{:<20} {:<20} {:<22} FAILURE DOMAIN",
+            "PLACE", "NODE", "ADDRESS"
+        ),
+    ];
+    lines.extend(roster.places.iter().map(line));
+    let waiting = roster.arriving.iter();
+    lines.extend(waiting.map(|it| format!("waiting: {} at {}", it.node, it.address)));
+    print(&lines.join("\n"));
+    Ok(())
+}
+
+/// Proposes a change of the newest roster, again if somebody else's came first.
+async fn change(
+    args: &RegistryArgs,
+    of: impl Fn(&Config, &Roster) -> Result<Roster, ChangeError>,
+) -> Result<(), CliError> {
+    let (config, registry) = open(args).await?;
+    for _ in 0..TRIES_MAX {
+        let next = of(&config, &newest(&registry).await?)?;
+        check_groups(&config, &next)?;
+        if registry.propose(&next).await? == Proposal::Taken {
+            print(&format!("epoch {}: {}", next.epoch, next.change));
+            return Ok(());
+        }
+    }
+    Err(CliError::Unexpected(format!(
+        "the roster changed {TRIES_MAX} times meanwhile: try again"
+    )))
+}
+
+/// A roster that no node could go by is not proposed.
+fn check_groups(config: &Config, roster: &Roster) -> Result<(), CliError> {
+    let Some(geometry) = config.geometry else {
+        return Ok(());
+    };
+    storaged_plan::groups(&roster.members(), geometry)
+        .map(drop)
+        .map_err(|error| {
+            CliError::Usage(format!(
+                "no new checkpoint could be coded: {}",
+                chain(&error)
+            ))
+        })
+}

@@ -1,0 +1,158 @@
+//! `[membership]`: where the list of nodes is agreed on, for clusters that change while jobs run.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::Deserialize;
+use storaged_plan::Member;
+use storaged_wire::NodeName;
+
+use super::{ConfigError, ConfigFile, Span, value};
+use crate::membership::{Arrival, PLACES_MAX, Place, Roster};
+use crate::net::PeerAddress;
+use crate::trickle::store::StoreConfig;
+
+/// Looking more often than this costs the registry more than it gives.
+const POLL_MAX_S: u64 = 60;
+
+/// `[membership]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MembershipSection {
+    /// The object store that holds the rosters: a directory that all nodes share, or a bucket of S3.
+    pub registry: StoreConfig,
+    /// Places of a cluster that begins; later `storaged node resize` says how many.
+    pub size: usize,
+    /// Where peers reach this node; by default `node.listen`.
+    pub address: Option<PeerAddress>,
+    /// The place of a node that is not in sight for so long is given to a spare; 0s: by the operator alone.
+    #[serde(default = "replace_after")]
+    pub replace_after: Span,
+    /// How often a node looks whether the roster has changed.
+    #[serde(default = "poll")]
+    pub poll: Span,
+}
+
+const fn replace_after() -> Span {
+    Span::from_secs(15)
+}
+
+const fn poll() -> Span {
+    Span::from_secs(2)
+}
+
+/// What a node of a cluster with a registry goes by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MembershipConfig {
+    /// The object store of the rosters.
+    pub registry: StoreConfig,
+    /// This node, as it asks for a place.
+    pub arrival: Arrival,
+    /// Places of a cluster that begins.
+    pub size: usize,
+    /// When the place of a lost node is given up.
+    pub replace_after: Option<Duration>,
+    /// How often it looks.
+    pub poll: Duration,
+}
+
+impl MembershipConfig {
+    /// As many members as there are to be, each on its own: whether they can be grouped is known before they have come.
+    pub(super) fn planned(&self) -> Vec<Member> {
+        let member = |number: usize| {
+            let name = NodeName::new(format!("p{number}")).ok()?;
+            Some(Member {
+                failure_domain: name.to_string(),
+                name,
+            })
+        };
+        (0..self.size).filter_map(member).collect()
+    }
+}
+
+impl ConfigFile {
+    /// Checks `[membership]`, which takes the place of `[[peers]]`.
+    pub(super) fn membership(
+        &self,
+        node: &NodeName,
+    ) -> Result<Option<MembershipConfig>, ConfigError> {
+        let Some(section) = &self.membership else {
+            return Ok(None);
+        };
+        if !self.peers.is_empty() {
+            let reason = "expected none beside [membership], whose registry lists the nodes: leave one of the two out";
+            return Err(value("peers", reason));
+        }
+        if self.tls.is_none() {
+            let reason = "expected certificates because [membership] gives the node peers, got none: `storaged cert` makes them";
+            return Err(value("tls", reason));
+        }
+        Ok(Some(MembershipConfig {
+            registry: section.registry.clone(),
+            arrival: Arrival {
+                node: node.clone(),
+                address: section.address(self.node.listen)?,
+                failure_domain: self.node.failure_domain.clone(),
+            },
+            size: section.size()?,
+            replace_after: Some(section.replace_after.as_ms())
+                .filter(|ms| *ms > 0)
+                .map(Duration::from_millis),
+            poll: section.poll()?,
+        }))
+    }
+}
+
+impl MembershipSection {
+    fn address(&self, listen: SocketAddr) -> Result<PeerAddress, ConfigError> {
+        match &self.address {
+            Some(address) => Ok(address.clone()),
+            None if !listen.ip().is_unspecified() && listen.port() > 0 => Ok(listen.into()),
+            None => Err(value(
+                "membership.address",
+                format!(
+                    "expected where peers reach this node, such as 10.0.0.7:9300, because node.listen is {listen}"
+                ),
+            )),
+        }
+    }
+
+    fn size(&self) -> Result<usize, ConfigError> {
+        match self.size {
+            size @ 1..=PLACES_MAX => Ok(size),
+            got => Err(value(
+                "membership.size",
+                format!("expected 1 to {PLACES_MAX}, got {got}"),
+            )),
+        }
+    }
+
+    fn poll(&self) -> Result<Duration, ConfigError> {
+        match self.poll.as_ms() {
+            ms @ 1_000.. if ms <= POLL_MAX_S * 1_000 => Ok(Duration::from_millis(ms)),
+            ms => Err(value(
+                "membership.poll",
+                format!("expected 1s to {POLL_MAX_S}s, got {ms} ms"),
+            )),
+        }
+    }
+}
+
+impl super::Config {
+    /// Takes what a roster says of this node, which fills this place.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the roster's places cannot be grouped by `[coding]`.
+    pub fn take_roster(&mut self, roster: &Roster, place: &Place) -> Result<(), ConfigError> {
+        let members = roster.members();
+        if let Some(geometry) = self.geometry {
+            let grouped = storaged_plan::groups(&members, geometry);
+            grouped.map_err(|error| value("coding", error))?;
+        }
+        self.name = place.name.clone();
+        self.members = members;
+        self.peers = roster.peers_of(&place.name);
+        self.cluster = Some(roster.cluster.clone());
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! What the driver makes of the roster: whom it links to, what the decisions are told, and that another node has this one's place.
+
+use serde_json::{Value, json};
+use storaged_core::Input;
+use tokio::sync::{mpsc, watch};
+
+use super::{Daemon, chain};
+use crate::membership::{Change, Place, Roster, Sight};
+
+/// The roster of a running node, and who follows it.
+#[derive(Debug)]
+pub struct Members {
+    /// The newest one that this node goes by.
+    pub roster: Roster,
+    /// What the follower tells.
+    pub changes: mpsc::Receiver<Change>,
+    /// What it is told.
+    pub sight: watch::Sender<Sight>,
+}
+
+/// Another node fills this one's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlaceTaken {
+    /// Since which epoch.
+    pub epoch: u64,
+    /// What that one changed.
+    pub change: String,
+}
+
+/// What a change of the roster means for the loop.
+#[derive(Debug)]
+pub(super) enum MembersNews {
+    /// The decisions hear of it, if they need to.
+    Taken(Option<Input>),
+    /// The node ends.
+    Over(PlaceTaken),
+}
+
+/// The next change; none ever where nodes are listed.
+pub(super) async fn next_change(members: &mut Option<Members>) -> Change {
+    let next = match members {
+        Some(members) => members.changes.recv().await,
+        None => None,
+    };
+    match next {
+        Some(change) => change,
+        // Whoever follows has ended with this daemon, or there is nobody.
+        None => std::future::pending().await,
+    }
+}
+
+impl Members {
+    fn is_vacant(place: &Place) -> bool {
+        place.node.is_none()
+    }
+
+    /// As the status shows it.
+    fn status(&self) -> Value {
+        let place = |place: &Place| {
+            json!({
+                "place": place.name.as_str(),
+                "node": place.node.as_ref().map(|node| node.as_str()),
+            })
+        };
+        let vacant = self.roster.places.iter().filter(|it| Self::is_vacant(it));
+        json!({
+            "epoch": self.roster.epoch,
+            "cluster": self.roster.cluster,
+            "size": self.roster.size,
+            "change": self.roster.change,
+            "vacant": vacant.count(),
+            "places": self.roster.places.iter().map(place).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Daemon {
+    pub(super) fn members_changed(&mut self, change: Change) -> MembersNews {
+        match change {
+            Change::Roster(roster) => MembersNews::Taken(self.take_roster(*roster)),
+            Change::Fault(fault) => {
+                match &fault {
+                    Some(fault) => tracing::warn!(fault, "the roster is not followed"),
+                    None => tracing::info!("the roster is followed again"),
+                }
+                self.links.registry_fault = fault;
+                MembersNews::Taken(None)
+            }
+            Change::PlaceTaken { epoch, change } => {
+                tracing::error!(
+                    epoch,
+                    change,
+                    "this node has lost its place: it ends, and is a spare from its next start on"
+                );
+                MembersNews::Over(PlaceTaken { epoch, change })
+            }
+        }
+    }
+
+    fn take_roster(&mut self, roster: Roster) -> Option<Input> {
+        let mut taken = self.config.clone();
+        let place = roster.place(&self.config.name)?.clone();
+        if let Err(error) = taken.take_roster(&roster, &place) {
+            tracing::error!(
+                epoch = roster.epoch,
+                error = chain(&error),
+                "the old members stay"
+            );
+            self.links.registry_fault = Some(chain(&error));
+            return None;
+        }
+        let input = self.reload_peers(&taken);
+        if let Some(members) = &mut self.members {
+            members.roster = roster;
+        }
+        self.show_members();
+        self.show();
+        input
+    }
+
+    /// Whoever follows the roster hears which nodes are in sight.
+    pub(super) fn tell_sight(&self) {
+        if let Some(members) = &self.members {
+            let up = self.links.up.keys().cloned().collect();
+            members.sight.send_replace(Sight { up });
+        }
+    }
+
+    pub(super) fn show_members(&mut self) {
+        let Some(members) = &self.members else {
+            return;
+        };
+        self.links.membership = Some(members.status());
+        let vacant = members.roster.vacant().count();
+        let metrics = &self.ops.metrics;
+        metrics.observe_roster(members.roster.epoch, vacant);
+    }
+}

@@ -1,0 +1,22 @@
+//! Which machines a cluster is made of, where that changes while jobs run. What nodes must agree on is one small record, the
+//! [`Roster`], of which each version, an *epoch*, is created in an object store by whoever comes first: the store settles races
+//! (`If-None-Match`, an exclusive link), and no consensus of our own is needed.
+//!
+//! The roster has *places*. A place keeps its name, and the groups are made of places, so that nothing moves when another machine
+//! takes one: to the decisions it is the same member, back without its memory. (Cassandra's `replace_address` and the numbers of
+//! Ceph's OSDs do it likewise.)
+//!
+//! Order of reading: `roster` (the record and what may change in it), `registry` (where it lies), `enter` (how a node gets a place),
+//! `follow` (how a running node keeps up, and gives up places of lost ones).
+
+mod enter;
+mod follow;
+mod registry;
+mod roster;
+#[cfg(test)]
+mod tests;
+
+pub use enter::{Entered, Entering, Waits, enter};
+pub use follow::{Change, Following, Sight, follow};
+pub use registry::{Proposal, Registry, RegistryError};
+pub use roster::{Arrival, Arrived, ChangeError, Comeback, PLACES_MAX, Place, Roster, RosterError};

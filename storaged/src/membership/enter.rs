@@ -1,0 +1,106 @@
+//! How a node gets a place: the one that it fills already, a vacant one, or a new one once enough nodes have come. A node for which
+//! there is none is a spare, and waits till a place gets vacant. Which spare takes it the registry settles.
+
+use std::time::Duration;
+
+use storaged_wire::NodeName;
+
+use super::registry::{Proposal, Registry, RegistryError};
+use super::roster::{Arrival, Arrived, Roster};
+
+/// What a node that has no place yet goes by.
+#[derive(Debug, Clone)]
+pub struct Entering {
+    /// Where rosters lie.
+    pub registry: Registry,
+    /// The node.
+    pub arrival: Arrival,
+    /// Places of a cluster that begins now, and its name. One that is there has its own.
+    pub first: Roster,
+    /// How often it looks.
+    pub poll: Duration,
+}
+
+/// How it goes; said whenever that changes.
+#[derive(Debug)]
+pub enum Waits {
+    /// Not all nodes of a cluster that begins, or grows, have come.
+    ForNodes { there: usize, wanted: usize },
+    /// All places are filled.
+    AsSpare { epoch: u64 },
+    /// The registry does not answer.
+    ForRegistry(RegistryError),
+}
+
+impl std::fmt::Display for Waits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::ForNodes { there, wanted } => {
+                write!(f, "waiting for nodes: {there} of {wanted} have come")
+            }
+            Self::AsSpare { epoch } => write!(
+                f,
+                "this node is a spare: all places are filled at epoch {epoch}; it takes the next one that gets vacant"
+            ),
+            Self::ForRegistry(error) => write!(f, "waiting: {}", crate::driver::chain(error)),
+        }
+    }
+}
+
+/// A node's place, and the roster that gave it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entered {
+    /// The newest roster.
+    pub roster: Roster,
+    /// The place.
+    pub place: NodeName,
+}
+
+impl Entering {
+    /// Looks once, and proposes what would give the node a place.
+    async fn look(&self) -> Result<Option<Entered>, Waits> {
+        let found = self.registry.newest().await.map_err(Waits::ForRegistry)?;
+        let roster = found.unwrap_or_else(|| self.first.clone());
+        match roster.arrive(&self.arrival) {
+            Arrived::Placed(place) => Ok(Some(Entered { roster, place })),
+            Arrived::Waiting { there, wanted } => Err(Waits::ForNodes { there, wanted }),
+            Arrived::Spare => Err(Waits::AsSpare {
+                epoch: roster.epoch,
+            }),
+            Arrived::Propose(next) => {
+                let proposed = self.registry.propose(&next).await;
+                match proposed.map_err(Waits::ForRegistry)? {
+                    Proposal::Taken => {
+                        tracing::info!(
+                            epoch = next.epoch,
+                            change = next.change,
+                            "the roster changed"
+                        );
+                    }
+                    // Another node's came first: what it says is looked at.
+                    Proposal::Outrun => {}
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Waits until the node has a place. What it waits for is said when it begins to, and when that changes.
+pub async fn enter(entering: &Entering, mut say: impl FnMut(&Waits)) -> Entered {
+    let mut said = String::new();
+    loop {
+        match entering.look().await {
+            Ok(Some(entered)) => return entered,
+            Ok(None) => {}
+            Err(waits) => {
+                let text = waits.to_string();
+                if text != said {
+                    say(&waits);
+                    said = text;
+                }
+                tokio::time::sleep(entering.poll).await;
+            }
+        }
+    }
+}

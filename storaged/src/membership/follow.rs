@@ -1,0 +1,260 @@
+//! How a running node keeps up with the roster, and when it gives up the place of a node that is lost.
+//!
+//! A place is given up by a node that has a majority of the places' nodes in sight and has not had that one in sight for
+//! `membership.replace_after`. Giving up wrongly loses nothing that another node has: the node that comes back takes its place again
+//! if no spare has, with its memory. A minority gives up nobody, so that of two halves of a cluster only one goes on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use storaged_wire::NodeName;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::registry::{Proposal, Registry, RegistryError};
+use super::roster::{Arrival, Arrived, Comeback, Roster};
+
+/// A node that has never been in sight gets so long: after a power cut some machines boot for minutes.
+const FIRST_SIGHT: Duration = Duration::from_secs(180);
+/// After so many looks the known epoch is read again, to see that the registry has not gone back.
+const CONFIRM_EVERY: u32 = 30;
+/// Whoever sees nothing for so long beside its looks was stopped itself, and has not seen anybody missing.
+const OWN_PAUSE: Duration = Duration::from_secs(1);
+
+/// Places whose node is linked to this one now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sight {
+    /// By the names of the places.
+    pub up: BTreeSet<NodeName>,
+}
+
+/// What the follower tells the driver.
+#[derive(Debug)]
+pub enum Change {
+    /// There is another roster, in which this node still fills its place.
+    Roster(Box<Roster>),
+    /// Another node fills this one's place, or it was removed.
+    PlaceTaken { epoch: u64, change: String },
+    /// Why the registry cannot be used now; none: it can again.
+    Fault(Option<String>),
+}
+
+/// What a node that has a place goes by.
+#[derive(Debug)]
+pub struct Following {
+    /// Where rosters lie.
+    pub registry: Registry,
+    /// This node.
+    pub arrival: Arrival,
+    /// Its place.
+    pub place: NodeName,
+    /// The newest roster that is known.
+    pub roster: Roster,
+    /// How often it looks.
+    pub poll: Duration,
+    /// When the place of a node that is not in sight is given up; none: by the operator alone.
+    pub replace_after: Option<Duration>,
+    /// The driver has not heard of the roster yet.
+    pub is_news: bool,
+}
+
+/// Since when nodes are not in sight.
+#[derive(Debug, Default)]
+pub(super) struct Absences {
+    looked_at: Option<Instant>,
+    since: BTreeMap<NodeName, Absence>,
+    seen: BTreeSet<(NodeName, u64)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Absence {
+    term: u64,
+    since: Instant,
+}
+
+impl Absences {
+    /// Looks at what is in sight now.
+    pub fn look(&mut self, following: &Following, sight: &Sight, now: Instant) {
+        let most = following.poll * 2 + OWN_PAUSE;
+        let paused = self.looked_at.is_some_and(|at| now - at > most);
+        self.looked_at = Some(now);
+        if paused {
+            self.since.clear();
+        }
+        for place in &following.roster.places {
+            let is_there = place.name == following.place || sight.up.contains(&place.name);
+            if is_there {
+                self.seen.insert((place.name.clone(), place.term));
+            }
+            if is_there || place.node.is_none() {
+                self.since.remove(&place.name);
+                continue;
+            }
+            let (term, since) = (place.term, now);
+            let absence = self.since.entry(place.name.clone());
+            let absence = absence.or_insert(Absence { term, since });
+            // Another node has the place now: it has time of its own to come.
+            if absence.term != term {
+                *absence = Absence { term, since };
+            }
+        }
+        let names: BTreeSet<_> = following.roster.places.iter().map(|it| &it.name).collect();
+        self.since.retain(|name, _| names.contains(name));
+    }
+
+    /// The place that this node should give up now, if any: of the nodes in sight the first in order does, and the next ones
+    /// only if it has not for some time.
+    pub fn to_give_up(
+        &self,
+        following: &Following,
+        sight: &Sight,
+        now: Instant,
+    ) -> Option<NodeName> {
+        let after = following.replace_after?;
+        let filled = following
+            .roster
+            .places
+            .iter()
+            .filter(|it| it.node.is_some());
+        let up: Vec<&NodeName> = filled
+            .map(|place| &place.name)
+            .filter(|name| **name == following.place || sight.up.contains(*name))
+            .collect();
+        if up.len() * 2 <= following.roster.places.len() {
+            return None;
+        }
+        let turn = up.iter().position(|name| **name == following.place)?;
+        let later = following.poll * 2 * u32::try_from(turn).unwrap_or(u32::MAX).min(10);
+        let lost = self.since.iter().find(|(name, absence)| {
+            let was_seen = self.seen.contains(&((*name).clone(), absence.term));
+            let patience = if was_seen {
+                after
+            } else {
+                after.max(FIRST_SIGHT)
+            };
+            now - absence.since >= patience + later
+        });
+        lost.map(|(name, _)| name.clone())
+    }
+}
+
+impl Following {
+    /// Reads what is newer. What of it the driver must hear: also when the registry failed in between, and answers again.
+    async fn read(&mut self) -> Result<Option<Change>, RegistryError> {
+        if let Some(newer) = self.registry.newer_than(&self.roster).await? {
+            self.take(newer);
+        }
+        if !self.is_news {
+            return Ok(None);
+        }
+        let change = self.settle().await?;
+        self.is_news = false;
+        Ok(Some(change))
+    }
+
+    fn take(&mut self, newer: Roster) {
+        tracing::info!(
+            epoch = newer.epoch,
+            change = newer.change,
+            "the roster changed"
+        );
+        self.roster = newer;
+        self.is_news = true;
+    }
+
+    /// What a roster means for this node. Where its place is vacant it takes that again: it was thought lost.
+    async fn settle(&mut self) -> Result<Change, RegistryError> {
+        loop {
+            let place = self.roster.filled_by(&self.arrival.node);
+            if place.is_some_and(|place| place.name == self.place) {
+                return Ok(Change::Roster(Box::new(self.roster.clone())));
+            }
+            let own = self.roster.place(&self.place);
+            let node = &self.arrival.node;
+            let is_vacant = own.is_some_and(|it| it.last == *node && it.is_open_to(node));
+            let next = match self.roster.arrive(&self.arrival) {
+                Arrived::Propose(next) if is_vacant => next,
+                _ => return Ok(self.taken()),
+            };
+            match self.registry.propose(&next).await? {
+                Proposal::Taken => self.take(*next),
+                Proposal::Outrun => {
+                    if let Some(newer) = self.registry.newer_than(&self.roster).await? {
+                        self.take(newer);
+                    }
+                }
+            }
+        }
+    }
+
+    fn taken(&self) -> Change {
+        Change::PlaceTaken {
+            epoch: self.roster.epoch,
+            change: self.roster.change.clone(),
+        }
+    }
+
+    async fn give_up(&mut self, name: &NodeName) -> Result<Option<Change>, RegistryError> {
+        let after = self.replace_after.unwrap_or_default().as_secs();
+        let why = format!("{} has not seen it for {after} s", self.place);
+        // A place that is vacant already, or gone, needs nothing.
+        let Ok(next) = self.roster.vacated(name, Comeback::Allowed, &why) else {
+            return Ok(None);
+        };
+        if self.registry.propose(&next).await? == Proposal::Taken {
+            self.take(next);
+        }
+        self.read().await
+    }
+}
+
+/// Follows the registry until the node has lost its place, or nobody listens any more.
+pub async fn follow(
+    mut following: Following,
+    sight: watch::Receiver<Sight>,
+    changes: mpsc::Sender<Change>,
+) {
+    let mut absences = Absences::default();
+    let mut fault: Option<String> = None;
+    for turn in 1_u32.. {
+        tokio::time::sleep(following.poll).await;
+        let looked = look(&mut following, &mut absences, &sight, turn).await;
+        let now = looked
+            .as_ref()
+            .err()
+            .map(|error| crate::driver::chain(error));
+        if now != fault {
+            fault.clone_from(&now);
+            if changes.send(Change::Fault(now)).await.is_err() {
+                return;
+            }
+        }
+        let Ok(Some(change)) = looked else {
+            continue;
+        };
+        let is_over = matches!(change, Change::PlaceTaken { .. });
+        if changes.send(change).await.is_err() || is_over {
+            return;
+        }
+    }
+}
+
+async fn look(
+    following: &mut Following,
+    absences: &mut Absences,
+    sight: &watch::Receiver<Sight>,
+    turn: u32,
+) -> Result<Option<Change>, RegistryError> {
+    if let Some(change) = following.read().await? {
+        return Ok(Some(change));
+    }
+    if turn.is_multiple_of(CONFIRM_EVERY) {
+        following.registry.confirm(&following.roster).await?;
+    }
+    let (sight, now) = (sight.borrow().clone(), Instant::now());
+    absences.look(following, &sight, now);
+    match absences.to_give_up(following, &sight, now) {
+        Some(name) => following.give_up(&name).await,
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,520 @@
+//! The roster: the places of a cluster and who fills them. A value; each change makes the next epoch's.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use storaged_plan::Member;
+use storaged_wire::{IdError, NodeName};
+use thiserror::Error;
+
+use crate::net::{AddressError, Peer, PeerAddress};
+
+/// Layout of the record.
+const VERSION: u32 = 1;
+/// A cluster has no more places.
+pub const PLACES_MAX: usize = 20_000;
+
+/// A record that is none.
+#[derive(Debug, Error)]
+pub enum RosterError {
+    /// Not the record at all.
+    #[error("expected a roster, got {reason}")]
+    Form { reason: String },
+    /// Written by another release.
+    #[error("the roster is of layout {got}, and this release reads layout {VERSION}: upgrade it")]
+    Version { got: u32 },
+    /// A name in it.
+    #[error(transparent)]
+    Name(#[from] IdError),
+    /// An address in it.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// What it says contradicts itself.
+    #[error("the roster of epoch {epoch} contradicts itself: {reason}")]
+    Inconsistent { epoch: u64, reason: String },
+}
+
+/// A change that the roster does not allow.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ChangeError {
+    /// No such place.
+    #[error("expected the name of a place, got {got}: there are {known}")]
+    Unknown { got: String, known: String },
+    /// Nobody fills it already.
+    #[error("the place {0} is vacant already: the next spare node takes it")]
+    Vacant(NodeName),
+    /// There would be none.
+    #[error("{0} is the only place: a cluster has at least one")]
+    Last(NodeName),
+    /// Places go by name only.
+    #[error(
+        "expected at least the {places} places that there are, got {got}: remove places by their names (`storaged node remove`)"
+    )]
+    Smaller { places: usize, got: usize },
+    /// More than a cluster has.
+    #[error("expected at most {PLACES_MAX} places, got {0}")]
+    Larger(usize),
+}
+
+/// Whether the node that filled a place last may take it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Comeback {
+    /// It was thought lost.
+    #[default]
+    Allowed,
+    /// The operator has replaced it: started again, it would be back before any spare.
+    Refused,
+}
+
+/// A place of the cluster: what groups, manifests and home nodes are made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Its name, which stays.
+    pub name: NodeName,
+    /// The node that fills it; none while it is vacant.
+    pub node: Option<NodeName>,
+    /// The node that filled it last: it comes first when it is there again, with what is in its memory.
+    pub last: NodeName,
+    /// Whether it may.
+    pub comeback: Comeback,
+    /// Where that node listens.
+    pub address: PeerAddress,
+    /// What fails together with it, if that node said so.
+    pub failure_domain: Option<String>,
+    /// How often another node has taken it.
+    pub term: u64,
+}
+
+/// A node that wants a place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arrival {
+    /// Its name, as in its certificate.
+    pub node: NodeName,
+    /// Where peers reach it.
+    pub address: PeerAddress,
+    /// What fails together with it.
+    pub failure_domain: Option<String>,
+}
+
+/// What the roster has for a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Arrived {
+    /// It fills this place.
+    Placed(NodeName),
+    /// It has said that it is there; the places are given when enough nodes are.
+    Waiting { there: usize, wanted: usize },
+    /// This epoch must be proposed for it to get one.
+    Propose(Box<Roster>),
+    /// All places are filled.
+    Spare,
+}
+
+/// One epoch's places.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roster {
+    /// Which cluster: two that share a bucket by mistake must not mix.
+    pub cluster: String,
+    /// Counted from 1.
+    pub epoch: u64,
+    /// How many places there are to be.
+    pub size: usize,
+    /// By name.
+    pub places: Vec<Place>,
+    /// Nodes that wait until as many are there as are wanted: so groups change once, not with each of them.
+    pub arriving: Vec<Arrival>,
+    /// What this epoch changed, for people.
+    pub change: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct PlaceRecord {
+    name: String,
+    node: Option<String>,
+    last: String,
+    comeback: Comeback,
+    address: String,
+    failure_domain: Option<String>,
+    term: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ArrivalRecord {
+    node: String,
+    address: String,
+    failure_domain: Option<String>,
+}
+
+/// As it is stored: JSON, because people look into the store when nothing else answers.
+#[derive(Debug, Serialize, Deserialize)]
+struct RosterRecord {
+    version: u32,
+    cluster: String,
+    epoch: u64,
+    size: usize,
+    places: Vec<PlaceRecord>,
+    arriving: Vec<ArrivalRecord>,
+    change: String,
+}
+
+impl Arrival {
+    fn of(record: ArrivalRecord) -> Result<Self, RosterError> {
+        Ok(Self {
+            node: NodeName::new(record.node)?,
+            address: record.address.parse()?,
+            failure_domain: record.failure_domain,
+        })
+    }
+
+    fn record(&self) -> ArrivalRecord {
+        ArrivalRecord {
+            node: self.node.to_string(),
+            address: self.address.to_string(),
+            failure_domain: self.failure_domain.clone(),
+        }
+    }
+
+    fn takes(self, name: NodeName) -> Place {
+        Place {
+            name,
+            node: Some(self.node.clone()),
+            last: self.node,
+            comeback: Comeback::Allowed,
+            address: self.address,
+            failure_domain: self.failure_domain,
+            term: 1,
+        }
+    }
+}
+
+impl Place {
+    fn of(record: PlaceRecord) -> Result<Self, RosterError> {
+        Ok(Self {
+            name: NodeName::new(record.name)?,
+            node: record.node.map(NodeName::new).transpose()?,
+            last: NodeName::new(record.last)?,
+            comeback: record.comeback,
+            address: record.address.parse()?,
+            failure_domain: record.failure_domain,
+            term: record.term,
+        })
+    }
+
+    fn record(&self) -> PlaceRecord {
+        PlaceRecord {
+            name: self.name.to_string(),
+            node: self.node.as_ref().map(ToString::to_string),
+            last: self.last.to_string(),
+            comeback: self.comeback,
+            address: self.address.to_string(),
+            failure_domain: self.failure_domain.clone(),
+            term: self.term,
+        }
+    }
+
+    /// What fails together with it: by default the place alone, whichever node fills it.
+    fn domain(&self) -> String {
+        let own = || self.name.to_string();
+        self.failure_domain.clone().unwrap_or_else(own)
+    }
+
+    fn fill(&mut self, arrival: &Arrival) {
+        if self.last != arrival.node {
+            self.term += 1;
+        }
+        self.node = Some(arrival.node.clone());
+        self.last = arrival.node.clone();
+        self.comeback = Comeback::Allowed;
+        self.address = arrival.address.clone();
+        self.failure_domain.clone_from(&arrival.failure_domain);
+    }
+
+    /// Whether this node may take it, if it is vacant.
+    pub fn is_open_to(&self, node: &NodeName) -> bool {
+        self.node.is_none() && (self.last != *node || self.comeback == Comeback::Allowed)
+    }
+
+    fn is_as(&self, arrival: &Arrival) -> bool {
+        self.address == arrival.address && self.failure_domain == arrival.failure_domain
+    }
+}
+
+impl Roster {
+    /// Before anybody is there.
+    pub fn empty(cluster: String, size: usize) -> Self {
+        Self {
+            cluster,
+            epoch: 0,
+            size,
+            places: Vec::new(),
+            arriving: Vec::new(),
+            change: String::new(),
+        }
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// [`RosterError`] if it is none, or of another release.
+    pub fn parse(bytes: &[u8]) -> Result<Self, RosterError> {
+        let form = |error: serde_json::Error| RosterError::Form {
+            reason: error.to_string(),
+        };
+        let value: serde_json::Value = serde_json::from_slice(bytes).map_err(form)?;
+        let version = value["version"].as_u64();
+        let version = version.and_then(|it| u32::try_from(it).ok());
+        match version {
+            Some(VERSION) => {}
+            Some(got) => return Err(RosterError::Version { got }),
+            None => {
+                let reason = "a record without a version".into();
+                return Err(RosterError::Form { reason });
+            }
+        }
+        let record: RosterRecord = serde_json::from_value(value).map_err(form)?;
+        let roster = Self {
+            cluster: record.cluster,
+            epoch: record.epoch,
+            size: record.size,
+            places: (record.places.into_iter().map(Place::of)).collect::<Result<_, _>>()?,
+            arriving: (record.arriving.into_iter().map(Arrival::of)).collect::<Result<_, _>>()?,
+            change: record.change,
+        };
+        roster.check()?;
+        Ok(roster)
+    }
+
+    /// The record.
+    pub fn bytes(&self) -> Vec<u8> {
+        let record = RosterRecord {
+            version: VERSION,
+            cluster: self.cluster.clone(),
+            epoch: self.epoch,
+            size: self.size,
+            places: self.places.iter().map(Place::record).collect(),
+            arriving: self.arriving.iter().map(Arrival::record).collect(),
+            change: self.change.clone(),
+        };
+        serde_json::to_vec_pretty(&record).unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<(), RosterError> {
+        let wrong = |reason: &str| RosterError::Inconsistent {
+            epoch: self.epoch,
+            reason: reason.into(),
+        };
+        let names: BTreeSet<&NodeName> = self.places.iter().map(|place| &place.name).collect();
+        if names.len() < self.places.len() {
+            return Err(wrong("two places have one name"));
+        }
+        let filling = self.places.iter().filter_map(|place| place.node.as_ref());
+        let waiting = self.arriving.iter().map(|arrival| &arrival.node);
+        let nodes: Vec<&NodeName> = filling.chain(waiting).collect();
+        if nodes.iter().collect::<BTreeSet<_>>().len() < nodes.len() {
+            return Err(wrong("a node is in it twice"));
+        }
+        if self.epoch == 0 || self.size < self.places.len() || self.size > PLACES_MAX {
+            return Err(wrong("its epoch or its size cannot be"));
+        }
+        Ok(())
+    }
+
+    /// The place that a node fills.
+    pub fn filled_by(&self, node: &NodeName) -> Option<&Place> {
+        let mut places = self.places.iter();
+        places.find(|place| place.node.as_ref() == Some(node))
+    }
+
+    /// The place of a name.
+    pub fn place(&self, name: &NodeName) -> Option<&Place> {
+        self.places.iter().find(|place| place.name == *name)
+    }
+
+    /// Places that nobody fills.
+    pub fn vacant(&self) -> impl Iterator<Item = &Place> {
+        self.places.iter().filter(|place| place.node.is_none())
+    }
+
+    /// What groups are made of.
+    pub fn members(&self) -> Vec<Member> {
+        let member = |place: &Place| Member {
+            name: place.name.clone(),
+            failure_domain: place.domain(),
+        };
+        self.places.iter().map(member).collect()
+    }
+
+    /// Whom the node of a place links to.
+    pub fn peers_of(&self, own: &NodeName) -> Vec<Peer> {
+        let others = self.places.iter().filter(|place| place.name != *own);
+        let peer = |place: &Place| {
+            Some(Peer {
+                name: place.name.clone(),
+                node: place.node.clone()?,
+                address: place.address.clone(),
+            })
+        };
+        others.filter_map(peer).collect()
+    }
+
+    fn next(&self, change: String) -> Self {
+        Self {
+            epoch: self.epoch + 1,
+            change,
+            ..self.clone()
+        }
+    }
+
+    /// What there is for a node that has come.
+    pub fn arrive(&self, arrival: &Arrival) -> Arrived {
+        let node = &arrival.node;
+        if let Some(place) = self.filled_by(node) {
+            if place.is_as(arrival) {
+                return Arrived::Placed(place.name.clone());
+            }
+            let name = place.name.clone();
+            let change = format!("{node}, which fills {name}, is at {} now", arrival.address);
+            return Arrived::Propose(Box::new(self.filling(&name, arrival, change)));
+        }
+        if let Some(vacant) = self.best_vacant(arrival) {
+            let change = format!("{node} takes the place {vacant}");
+            return Arrived::Propose(Box::new(self.filling(&vacant, arrival, change)));
+        }
+        let there = self.places.len() + self.arriving.len();
+        if self.arriving.contains(arrival) {
+            let wanted = self.size;
+            return Arrived::Waiting { there, wanted };
+        }
+        let known = self.arriving.iter().any(|it| it.node == *node);
+        if there >= self.size && !known {
+            return Arrived::Spare;
+        }
+        Arrived::Propose(Box::new(self.with_arrival(arrival)))
+    }
+
+    /// The vacant place that a node takes: the one that it left; else one whose failure domain is its own, so that no group
+    /// changes; else any.
+    fn best_vacant(&self, arrival: &Arrival) -> Option<NodeName> {
+        let was_its = |place: &&Place| place.last == arrival.node;
+        let same_domain = |place: &&Place| place.failure_domain == arrival.failure_domain;
+        let open = || self.places.iter().filter(|it| it.is_open_to(&arrival.node));
+        let own = open().find(was_its);
+        let alike = || open().find(same_domain);
+        let any = || open().next();
+        let place = own.or_else(alike).or_else(any)?;
+        Some(place.name.clone())
+    }
+
+    fn filling(&self, name: &NodeName, arrival: &Arrival, change: String) -> Self {
+        let mut next = self.next(change);
+        let place = next.places.iter_mut().find(|place| place.name == *name);
+        if let Some(place) = place {
+            place.fill(arrival);
+        }
+        next.arriving.retain(|it| it.node != arrival.node);
+        next
+    }
+
+    fn with_arrival(&self, arrival: &Arrival) -> Self {
+        let (there, wanted) = (self.places.len() + self.arriving.len() + 1, self.size);
+        let node = &arrival.node;
+        let mut next = self.next(format!("{node} has come, {there} of {wanted}"));
+        next.arriving.retain(|it| it.node != *node);
+        next.arriving.push(arrival.clone());
+        next.give_places();
+        next
+    }
+
+    /// Gives places to those that wait, once there are enough.
+    fn give_places(&mut self) {
+        if self.arriving.is_empty() || self.places.len() + self.arriving.len() < self.size {
+            return;
+        }
+        for arrival in std::mem::take(&mut self.arriving) {
+            let name = self.free_name(&arrival.node);
+            self.places.push(arrival.takes(name));
+        }
+        self.places.sort_by(|one, other| one.name.cmp(&other.name));
+    }
+
+    /// A new place is named after its first node, unless a place has that name which another node fills now.
+    fn free_name(&self, node: &NodeName) -> NodeName {
+        let is_free = |name: &NodeName| self.place(name).is_none();
+        let with = |suffix: String| {
+            let most = storaged_wire::NAME_BYTES_MAX - suffix.len();
+            let short = &node.as_str()[..node.as_str().len().min(most)];
+            NodeName::new(format!("{short}{suffix}")).ok()
+        };
+        let later = (0_u32..).filter_map(|turn| with(format!(".e{}.{turn}", self.epoch)));
+        let mut names = std::iter::once(node.clone()).chain(later);
+        names.find(is_free).unwrap_or_else(|| node.clone())
+    }
+
+    fn known(&self, name: &NodeName) -> Result<&Place, ChangeError> {
+        self.place(name).ok_or_else(|| {
+            let names: Vec<&str> = self.places.iter().map(|it| it.name.as_str()).collect();
+            ChangeError::Unknown {
+                got: name.to_string(),
+                known: names.join(", "),
+            }
+        })
+    }
+
+    /// The node of a place has left it, or is lost: the next one that comes takes it.
+    ///
+    /// # Errors
+    /// [`ChangeError`] if there is no such place, or nobody fills it.
+    pub fn vacated(
+        &self,
+        name: &NodeName,
+        comeback: Comeback,
+        why: &str,
+    ) -> Result<Self, ChangeError> {
+        let Some(node) = &self.known(name)?.node else {
+            return Err(ChangeError::Vacant(name.clone()));
+        };
+        let mut next = self.next(format!("{node} no longer fills {name}: {why}"));
+        let place = next.places.iter_mut().find(|place| place.name == *name);
+        if let Some(place) = place {
+            place.node = None;
+            place.comeback = comeback;
+        }
+        Ok(next)
+    }
+
+    /// Without a place: new checkpoints are coded by the others.
+    ///
+    /// # Errors
+    /// [`ChangeError`] if there is no such place, or no other one.
+    pub fn removed(&self, name: &NodeName) -> Result<Self, ChangeError> {
+        self.known(name)?;
+        if self.places.len() < 2 {
+            return Err(ChangeError::Last(name.clone()));
+        }
+        let mut next = self.next(format!("the place {name} was removed"));
+        next.places.retain(|place| place.name != *name);
+        next.size = self.size.saturating_sub(1).max(next.places.len());
+        next.give_places();
+        Ok(next)
+    }
+
+    /// With room for so many: the next nodes that come are given places, all at once.
+    ///
+    /// # Errors
+    /// [`ChangeError`] if there are more places already.
+    pub fn resized(&self, size: usize) -> Result<Self, ChangeError> {
+        if size < self.places.len() {
+            let (places, got) = (self.places.len(), size);
+            return Err(ChangeError::Smaller { places, got });
+        }
+        if size > PLACES_MAX {
+            return Err(ChangeError::Larger(size));
+        }
+        let mut next = self.next(format!("there are to be {size} places"));
+        next.size = size;
+        // More wait than fit now: those that came last are spares.
+        next.arriving.truncate(size - next.places.len());
+        next.give_places();
+        Ok(next)
+    }
+}

@@ -1,0 +1,392 @@
+//! The roster's rules, and nodes that use one registry at once, under simulated time.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use storaged_wire::NodeName;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::follow::Absences;
+use super::*;
+use crate::trickle::store::{FakeStore, Store};
+
+fn name(text: &str) -> NodeName {
+    NodeName::new(text).unwrap()
+}
+
+fn arrival(node: &str) -> Arrival {
+    Arrival {
+        node: name(node),
+        address: "10.0.0.1:9300".parse().unwrap(),
+        failure_domain: None,
+    }
+}
+
+/// What a node's arrival makes of a roster.
+fn after(roster: &Roster, node: &str) -> Roster {
+    match roster.arrive(&arrival(node)) {
+        Arrived::Propose(next) => *next,
+        other => panic!("{node}: {other:?}"),
+    }
+}
+
+fn full(nodes: &[&str]) -> Roster {
+    let empty = Roster::empty("c".into(), nodes.len());
+    nodes
+        .iter()
+        .fold(empty, |roster, node| after(&roster, node))
+}
+
+fn places(roster: &Roster) -> Vec<String> {
+    let line = |place: &Place| {
+        let node = place.node.as_ref().map_or("-", |node| node.as_str());
+        format!("{}={node}/{}", place.name, place.term)
+    };
+    roster.places.iter().map(line).collect()
+}
+
+fn lost(roster: &Roster, place: &str) -> Roster {
+    roster
+        .vacated(&name(place), Comeback::Allowed, "lost")
+        .unwrap()
+}
+
+#[test]
+fn places_are_given_once_all_have_come_and_all_at_once() {
+    let two = full(&["b", "a", "c"]);
+    assert_eq!(places(&two), ["a=a/1", "b=b/1", "c=c/1"]);
+    let first = after(&Roster::empty("c".into(), 3), "b");
+    assert!(first.places.is_empty());
+    let waits = Arrived::Waiting {
+        there: 1,
+        wanted: 3,
+    };
+    assert_eq!(first.arrive(&arrival("b")), waits);
+    assert_eq!(two.epoch, 3);
+    assert_eq!(two.arrive(&arrival("a")), Arrived::Placed(name("a")));
+    assert_eq!(two.arrive(&arrival("d")), Arrived::Spare);
+}
+
+#[test]
+fn a_spare_takes_a_place_and_the_groups_stay() {
+    let before = full(&["a", "b", "c"]);
+    let after_spare = after(&lost(&before, "b"), "d");
+    assert_eq!(places(&after_spare), ["a=a/1", "b=d/2", "c=c/1"]);
+    assert_eq!(after_spare.members(), before.members());
+    let peers = after_spare.peers_of(&name("a"));
+    let (place, node) = (&peers[0].name, &peers[0].node);
+    assert_eq!((place.as_str(), node.as_str()), ("b", "d"));
+    assert_eq!(after_spare.arrive(&arrival("b")), Arrived::Spare);
+}
+
+#[test]
+fn who_was_thought_lost_takes_its_own_place_and_no_term_begins() {
+    let both = lost(&lost(&full(&["a", "b", "c"]), "a"), "b");
+    assert_eq!(places(&after(&both, "b")), ["a=-/1", "b=b/1", "c=c/1"]);
+}
+
+#[test]
+fn who_was_replaced_by_the_operator_does_not_come_back_to_its_place() {
+    let roster = full(&["a", "b", "c"]);
+    let roster = roster
+        .vacated(&name("b"), Comeback::Refused, "broken")
+        .unwrap();
+    assert_eq!(roster.arrive(&arrival("b")), Arrived::Spare);
+    let roster = after(&roster, "d");
+    assert_eq!(places(&roster), ["a=a/1", "b=d/2", "c=c/1"]);
+    // Any other place is open to it.
+    assert_eq!(
+        places(&after(&lost(&roster, "c"), "b")),
+        ["a=a/1", "b=d/2", "c=b/2"]
+    );
+}
+
+#[test]
+fn a_spare_prefers_a_place_of_its_failure_domain() {
+    let in_rack = |node: &str, rack: &str| Arrival {
+        failure_domain: Some(rack.into()),
+        ..arrival(node)
+    };
+    let mut roster = Roster::empty("c".into(), 3);
+    for (node, rack) in [("a", "r1"), ("b", "r2"), ("c", "r3")] {
+        let Arrived::Propose(next) = roster.arrive(&in_rack(node, rack)) else {
+            panic!("it comes");
+        };
+        roster = *next;
+    }
+    let roster = lost(&lost(&roster, "a"), "c");
+    let Arrived::Propose(next) = roster.arrive(&in_rack("d", "r3")) else {
+        panic!("it takes one");
+    };
+    assert_eq!(places(&next), ["a=-/1", "b=b/1", "c=d/2"]);
+}
+
+#[test]
+fn a_cluster_grows_at_once_and_a_name_that_is_taken_is_not_given_twice() {
+    let roster = after(&lost(&full(&["a", "b"]), "a"), "d");
+    let roster = roster.resized(4).unwrap();
+    let one = after(&roster, "a");
+    assert_eq!(places(&one), ["a=d/2", "b=b/1"]);
+    let both = after(&one, "e");
+    let names: Vec<&str> = both.places.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names.len(), 4);
+    assert!(names.contains(&"a") && names.contains(&"e"), "{names:?}");
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 4);
+}
+
+#[test]
+fn what_cannot_be_changed_is_refused() {
+    let roster = full(&["a", "b"]);
+    let unknown = roster.removed(&name("x")).unwrap_err();
+    assert!(unknown.to_string().contains("a, b"), "{unknown}");
+    assert!(matches!(
+        roster.resized(1),
+        Err(ChangeError::Smaller { .. })
+    ));
+    let vacant = lost(&roster, "a");
+    let again = vacant.vacated(&name("a"), Comeback::Allowed, "again");
+    assert_eq!(again, Err(ChangeError::Vacant(name("a"))));
+    let one = roster.removed(&name("a")).unwrap();
+    assert_eq!(one.size, 1);
+    assert_eq!(one.removed(&name("b")), Err(ChangeError::Last(name("b"))));
+}
+
+#[test]
+fn a_record_comes_back_as_it_was_and_others_are_refused() {
+    let roster = after(&lost(&full(&["a", "b", "c"]), "b"), "d")
+        .resized(5)
+        .unwrap();
+    let roster = after(&roster, "e");
+    assert_eq!(Roster::parse(&roster.bytes()).unwrap(), roster);
+    let text = String::from_utf8(roster.bytes()).unwrap();
+    let newer = text.replacen("\"version\": 1", "\"version\": 2", 1);
+    assert!(matches!(
+        Roster::parse(newer.as_bytes()),
+        Err(RosterError::Version { got: 2 })
+    ));
+    let twice = text.replace("\"node\": \"d\"", "\"node\": \"a\"");
+    assert!(matches!(
+        Roster::parse(twice.as_bytes()),
+        Err(RosterError::Inconsistent { .. })
+    ));
+    for wrong in ["", "{}", "[1]", "{\"version\": 1}"] {
+        assert!(
+            matches!(
+                Roster::parse(wrong.as_bytes()),
+                Err(RosterError::Form { .. })
+            ),
+            "{wrong}"
+        );
+    }
+}
+
+fn registry() -> (Arc<FakeStore>, Registry) {
+    let store = Arc::new(FakeStore::default());
+    let shared: Arc<dyn Store> = store.clone();
+    (store, Registry::new(shared))
+}
+
+fn entering(registry: &Registry, node: &str, size: usize) -> Entering {
+    Entering {
+        registry: registry.clone(),
+        arrival: arrival(node),
+        first: Roster::empty(format!("of {node}"), size),
+        poll: Duration::from_secs(1),
+    }
+}
+
+/// Nodes that start at once, each with an idea of its own of what the cluster is called.
+#[tokio::test(start_paused = true)]
+async fn of_many_that_come_at_once_each_gets_a_place_of_one_cluster() {
+    let (_, registry) = registry();
+    let mut entered = Vec::new();
+    for node in ["a", "b", "c", "d", "e"] {
+        let entering = entering(&registry, node, 5);
+        entered.push(tokio::spawn(async move { enter(&entering, |_| ()).await }));
+    }
+    let mut places = BTreeSet::new();
+    let mut clusters = BTreeSet::new();
+    for one in entered {
+        let Entered { roster, place } = one.await.unwrap();
+        assert_eq!(roster.epoch, 5);
+        places.insert(place.to_string());
+        clusters.insert(roster.cluster);
+    }
+    assert_eq!(
+        (places.len(), clusters.len()),
+        (5, 1),
+        "{places:?} {clusters:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_spares_do_not_take_one_place() {
+    let (_, registry) = registry();
+    let mut roster = Roster::empty("c".into(), 3);
+    for node in ["a", "b", "c"] {
+        roster = after(&roster, node);
+        assert_eq!(registry.propose(&roster).await.unwrap(), Proposal::Taken);
+    }
+    let spares = ["d", "e"].map(|node| {
+        let entering = entering(&registry, node, 3);
+        tokio::spawn(async move { enter(&entering, |_| ()).await.place })
+    });
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(spares.iter().all(|spare| !spare.is_finished()));
+    for place in ["b", "c"] {
+        let newest = registry.newest().await.unwrap().unwrap();
+        registry.propose(&lost(&newest, place)).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+    let [one, other] = spares;
+    let taken = BTreeSet::from([one.await.unwrap(), other.await.unwrap()]);
+    assert_eq!(taken, BTreeSet::from([name("b"), name("c")]));
+}
+
+#[tokio::test]
+async fn a_registry_that_has_gone_back_is_not_followed() {
+    let (_, registry) = registry();
+    let roster = full(&["a", "b"]);
+    assert!(matches!(
+        registry.confirm(&roster).await,
+        Err(RegistryError::GoneBack { .. })
+    ));
+    registry.propose(&roster).await.unwrap();
+    registry.confirm(&roster).await.unwrap();
+    let other = Roster {
+        change: "another history".into(),
+        ..roster.clone()
+    };
+    let gone_back = registry.confirm(&other).await.unwrap_err();
+    assert!(gone_back.to_string().contains("epoch 2"), "{gone_back}");
+    assert_eq!(registry.propose(&other).await.unwrap(), Proposal::Outrun);
+    assert_eq!(
+        registry.propose(&roster).await.unwrap(),
+        Proposal::Taken,
+        "it is its own"
+    );
+}
+
+fn following(roster: &Roster, place: &str) -> Following {
+    Following {
+        registry: registry().1,
+        arrival: arrival(place),
+        place: name(place),
+        roster: roster.clone(),
+        poll: Duration::from_secs(1),
+        replace_after: Some(Duration::from_secs(10)),
+        is_news: false,
+    }
+}
+
+fn sight(up: &[&str]) -> Sight {
+    Sight {
+        up: up.iter().map(|place| name(place)).collect(),
+    }
+}
+
+/// Whom a node gives up after it has looked at this for so many seconds, one after the other.
+fn given_up(following: &Following, looks: &[(&Sight, u64)]) -> Option<NodeName> {
+    let mut absences = Absences::default();
+    let mut now = Instant::now();
+    for (sight, seconds) in looks {
+        for _ in 0..*seconds {
+            now += Duration::from_secs(1);
+            absences.look(following, sight, now);
+            let found = absences.to_give_up(following, sight, now);
+            if found.is_some() {
+                return found;
+            }
+        }
+    }
+    None
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_is_given_up_by_a_majority_that_has_missed_it_for_long_enough() {
+    let roster = full(&["a", "b", "c", "d", "e"]);
+    let node = following(&roster, "a");
+    let (all, without) = (sight(&["b", "c", "d", "e"]), sight(&["b", "c", "d"]));
+    assert_eq!(given_up(&node, &[(&all, 1), (&without, 9)]), None);
+    assert_eq!(
+        given_up(&node, &[(&all, 1), (&without, 12)]),
+        Some(name("e"))
+    );
+    // It was there for a moment.
+    assert_eq!(
+        given_up(&node, &[(&all, 1), (&without, 9), (&all, 1), (&without, 9)]),
+        None
+    );
+    // Of five, two are no majority.
+    assert_eq!(given_up(&node, &[(&all, 1), (&sight(&["b"]), 600)]), None);
+    // One that has never been in sight may still be booting.
+    assert_eq!(given_up(&node, &[(&without, 60)]), None);
+    assert_eq!(given_up(&node, &[(&without, 200)]), Some(name("e")));
+    let by_hand = Following {
+        replace_after: None,
+        ..following(&roster, "a")
+    };
+    assert_eq!(given_up(&by_hand, &[(&all, 1), (&without, 600)]), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_in_sight_gives_up_and_the_next_only_if_it_does_not() {
+    let roster = full(&["a", "b", "c", "d", "e"]);
+    let node = following(&roster, "c");
+    let (all, without) = (sight(&["a", "b", "d", "e"]), sight(&["a", "b", "d"]));
+    assert_eq!(given_up(&node, &[(&all, 1), (&without, 13)]), None);
+    assert_eq!(
+        given_up(&node, &[(&all, 1), (&without, 20)]),
+        Some(name("e"))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_stood_still_itself_has_seen_nobody_missing() {
+    let roster = full(&["a", "b", "c"]);
+    let node = following(&roster, "a");
+    let (all, without) = (sight(&["b", "c"]), sight(&["b"]));
+    let mut absences = Absences::default();
+    let began = Instant::now();
+    absences.look(&node, &all, began);
+    absences.look(&node, &without, began + Duration::from_secs(1));
+    let woken = began + Duration::from_secs(60);
+    absences.look(&node, &without, woken);
+    assert_eq!(absences.to_give_up(&node, &without, woken), None);
+}
+
+/// A follower whose registry fails in the middle of taking its place again tells the driver all the same, later.
+#[tokio::test(start_paused = true)]
+async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
+    let (_, registry) = registry();
+    let mut roster = Roster::empty("c".into(), 3);
+    for node in ["a", "b", "c"] {
+        roster = after(&roster, node);
+        registry.propose(&roster).await.unwrap();
+    }
+    let node = Following {
+        registry: registry.clone(),
+        ..following(&roster, "b")
+    };
+    let (_sight, seen) = watch::channel(sight(&["a", "c"]));
+    let (changes, mut received) = mpsc::channel(4);
+    tokio::spawn(follow(node, seen, changes));
+    registry.propose(&lost(&roster, "b")).await.unwrap();
+    let Some(Change::Roster(own)) = received.recv().await else {
+        panic!("it has its place");
+    };
+    assert_eq!(places(&own), ["a=a/1", "b=b/1", "c=c/1"]);
+    let replaced = own
+        .vacated(&name("b"), Comeback::Refused, "broken")
+        .unwrap();
+    registry.propose(&replaced).await.unwrap();
+    let Some(Change::PlaceTaken { .. }) = received.recv().await else {
+        panic!("it has none");
+    };
+    assert!(
+        received.recv().await.is_none(),
+        "it follows nobody any more"
+    );
+}

@@ -1,0 +1,286 @@
+//! Clusters whose nodes are agreed on in a registry, with real processes: nodes come, are lost, are replaced by others and return.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use storaged_sdk::Trainer;
+use storaged_sdk::wire::local::{DurableWish, Rung};
+use storaged_sdk::wire::{CheckpointState, RunId};
+use storaged_tests::system::{System, executable, shards};
+
+/// Longer than any wait of a test, also on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T>) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        match look() {
+            Ok(found) => return Ok(found),
+            Err(error) if began.elapsed() > PATIENCE => {
+                return Err(error.context(format!("waited for {what}")));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+/// What a node's page says of the roster.
+fn membership(system: &System, node: usize) -> Result<Value> {
+    let page = system.cluster.page(node, "/status")?;
+    let status: Value = serde_json::from_str(&page.body)?;
+    let membership = status.get("membership").filter(|it| it.is_object());
+    membership.cloned().context("no membership yet")
+}
+
+/// The node that fills a place, as another node says; none while it is vacant.
+fn filled_by(system: &System, asked: usize, place: &str) -> Result<Option<String>> {
+    let membership = membership(system, asked)?;
+    let places = membership["places"].as_array().context("places")?;
+    let found = places.iter().find(|it| it["place"] == place);
+    let found = found.context("no such place")?;
+    Ok(found["node"].as_str().map(ToOwned::to_owned))
+}
+
+fn is_filled_by(system: &System, asked: usize, place: &str, node: &str) -> Result<()> {
+    let filled = filled_by(system, asked, place)?;
+    ensure!(
+        filled.as_deref() == Some(node),
+        "{place} is filled by {filled:?}"
+    );
+    Ok(())
+}
+
+/// A spare says why it is not ready.
+fn is_spare(system: &System, node: usize) -> Result<()> {
+    let page = system.cluster.page(node, "/readyz")?;
+    ensure!(
+        page.code == 503 && page.body.contains("spare"),
+        "{}",
+        page.body
+    );
+    Ok(())
+}
+
+fn start(system: &mut System, nodes: impl IntoIterator<Item = usize>) -> Result<()> {
+    for node in nodes {
+        system.cluster.start(node)?;
+    }
+    Ok(())
+}
+
+fn linked(system: &System, nodes: impl IntoIterator<Item = usize>, peers: usize) -> Result<()> {
+    for node in nodes {
+        system.cluster.wait_for_peers(node, peers)?;
+    }
+    Ok(())
+}
+
+fn save(system: &System, run: RunId, trainers: &mut [Trainer], step: u64) -> Result<()> {
+    system.save(trainers, step, &shards(2, step), DurableWish::Never)?;
+    (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
+}
+
+/// Three places, (2,1), and a fourth node that is a spare.
+fn three_and_a_spare(extra: &str) -> Result<System> {
+    let mut system = System::with_registry(4, 3, Some((2, 1)), extra)?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    start(&mut system, [3])?;
+    wait("a spare", || is_spare(&system, 3))?;
+    Ok(system)
+}
+
+fn bears(system: &System, node: usize, losses: u32) -> Result<()> {
+    let status = system.cluster.status(node)?;
+    ensure!(status.contains(&format!(r#""bears":{losses}"#)), "{status}");
+    Ok(())
+}
+
+#[test]
+fn nodes_that_start_together_agree_on_places_and_save() -> Result<()> {
+    let mut system = System::with_registry(3, 3, Some((2, 1)), "")?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 1)?;
+    let epochs: Vec<Value> = (0..3)
+        .map(|node| Ok(membership(&system, node)?["epoch"].clone()))
+        .collect::<Result<_>>()?;
+    ensure!(epochs.iter().all(|epoch| *epoch == epochs[0]), "{epochs:?}");
+    Ok(())
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_node_that_is_lost_and_gets_its_blocks() -> Result<()> {
+    for lost in 0..3 {
+        let mut system = three_and_a_spare("replace_after = \"3s\"\n")?;
+        let (run, mut trainers) = system.trainers(2)?;
+        save(&system, run, &mut trainers, 1)?;
+        drop(trainers);
+        let witness = (lost + 1) % 3;
+        system.cluster.kill(lost)?;
+        let place = format!("n{lost}");
+        wait("the spare", || is_filled_by(&system, witness, &place, "n3"))?;
+        linked(&system, [witness, 3], 2)?;
+        wait("its blocks", || bears(&system, witness, 1))?;
+        // All of it is where it was again: what the lost node had is in the RAM of the new one.
+        let nodes: Vec<usize> = (0..2)
+            .map(|rank| if rank == lost { 3 } else { rank })
+            .collect();
+        let rungs = system.restore(&nodes, 1, &shards(2, 1))?;
+        ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+        // The one that was lost comes back, and is the spare now.
+        start(&mut system, [lost])?;
+        wait("another spare", || is_spare(&system, lost))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_that_stood_still_for_a_second_keeps_its_place() -> Result<()> {
+    let system = three_and_a_spare("replace_after = \"3s\"\n")?;
+    let epoch = membership(&system, 0)?["epoch"].clone();
+    system.cluster.signal(1, Signal::STOP)?;
+    std::thread::sleep(Duration::from_secs(1));
+    system.cluster.signal(1, Signal::CONT)?;
+    linked(&system, 0..3, 2)?;
+    std::thread::sleep(Duration::from_secs(5));
+    ensure!(
+        membership(&system, 0)?["epoch"] == epoch,
+        "{:?}",
+        membership(&system, 0)?
+    );
+    is_spare(&system, 3)
+}
+
+#[test]
+fn a_node_that_comes_back_before_a_spare_is_there_has_its_place_again() -> Result<()> {
+    let mut system = System::with_registry(3, 3, Some((2, 1)), "replace_after = \"3s\"\n")?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    system.cluster.signal(2, Signal::STOP)?;
+    wait("a vacant place", || {
+        let filled = filled_by(&system, 0, "n2")?;
+        ensure!(filled.is_none(), "{filled:?}");
+        Ok(())
+    })?;
+    system.cluster.signal(2, Signal::CONT)?;
+    wait("its place", || is_filled_by(&system, 0, "n2", "n2"))?;
+    linked(&system, 0..3, 2)
+}
+
+/// It was thought lost and was not: another node has its place when it goes on. It must not be that place any more.
+#[test]
+fn a_node_whose_place_was_taken_ends() -> Result<()> {
+    let mut system = three_and_a_spare("replace_after = \"3s\"\n")?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 1)?;
+    system.cluster.signal(1, Signal::STOP)?;
+    wait("the spare", || is_filled_by(&system, 0, "n1", "n3"))?;
+    linked(&system, [0, 2, 3], 2)?;
+    system.cluster.signal(1, Signal::CONT)?;
+    let ended = system.cluster.wait(1)?.context("it ended")?;
+    ensure!(
+        ended.code() == Some(74),
+        "{ended:?}: {}",
+        system.cluster.log_end(1, 5)
+    );
+    linked(&system, [0, 2, 3], 2)
+}
+
+/// A minority must not give up the majority, which goes on without it.
+#[test]
+fn two_of_four_nodes_that_see_only_each_other_give_up_nobody() -> Result<()> {
+    let mut system = System::with_registry(4, 4, Some((2, 1)), "replace_after = \"3s\"\n")?;
+    start(&mut system, 0..4)?;
+    linked(&system, 0..4, 3)?;
+    let epoch = membership(&system, 0)?["epoch"].clone();
+    system.cluster.kill(2)?;
+    system.cluster.kill(3)?;
+    std::thread::sleep(Duration::from_secs(10));
+    ensure!(
+        membership(&system, 0)?["epoch"] == epoch,
+        "{:?}",
+        membership(&system, 0)?
+    );
+    ensure!(
+        membership(&system, 1)?["epoch"] == epoch,
+        "{:?}",
+        membership(&system, 1)?
+    );
+    start(&mut system, 2..4)?;
+    linked(&system, 0..4, 3)
+}
+
+fn node_command(system: &System, words: &[&str]) -> Result<(i32, String)> {
+    let output = std::process::Command::new(executable())
+        .arg("node")
+        .args(words)
+        .arg("--config")
+        .arg(system.cluster.config_path(0))
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    Ok((output.status.code().unwrap_or(-1), text.into_owned()))
+}
+
+#[test]
+fn an_operator_replaces_adds_and_removes_nodes_and_hears_what_cannot_be() -> Result<()> {
+    let mut system = three_and_a_spare("replace_after = \"0s\"\n")?;
+    let (code, text) = node_command(&system, &["replace", "n1"])?;
+    ensure!(code == 0, "{text}");
+    // The node that is replaced runs: it ends, and whoever starts it again has a spare.
+    let ended = system.cluster.wait(1)?.context("it ended")?;
+    ensure!(ended.code() == Some(74), "{ended:?}");
+    wait("the spare", || is_filled_by(&system, 0, "n1", "n3"))?;
+    linked(&system, [0, 2, 3], 2)?;
+    let (_, text) = node_command(&system, &["ls"])?;
+    ensure!(text.contains("n1") && text.contains("n3"), "{text}");
+    let (code, text) = node_command(&system, &["replace", "n7"])?;
+    ensure!(code == 1 && text.contains("n0, n1, n2"), "{code} {text}");
+    let (code, text) = node_command(&system, &["remove", "n2"])?;
+    ensure!(
+        code == 2 && text.contains("no new checkpoint could be coded"),
+        "{code} {text}"
+    );
+    let (code, text) = node_command(&system, &["resize", "4"])?;
+    ensure!(code == 0, "{text}");
+    start(&mut system, [1])?;
+    linked(&system, 0..4, 3)?;
+    let (code, text) = node_command(&system, &["remove", "n2"])?;
+    ensure!(code == 0, "{text}");
+    let ended = system.cluster.wait(2)?.context("it ended")?;
+    ensure!(ended.code() == Some(74), "{ended:?}");
+    linked(&system, [0, 1, 3], 2)
+}
+
+/// The registry is away: jobs go on, and what could not be agreed on is once it is back.
+#[test]
+fn without_its_registry_a_cluster_goes_on_and_replaces_nobody() -> Result<()> {
+    let mut system = three_and_a_spare("replace_after = \"3s\"\n")?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 1)?;
+    let (registry, away) = (
+        system.root.path().join("registry"),
+        system.root.path().join("away"),
+    );
+    std::fs::rename(&registry, &away)?;
+    save(&system, run, &mut trainers, 2)?;
+    system.cluster.kill(2)?;
+    wait("a fault", || {
+        let page = system.cluster.page(0, "/status")?;
+        let status: Value = serde_json::from_str(&page.body)?;
+        ensure!(status["membership_fault"].is_string(), "{}", page.body);
+        Ok(())
+    })?;
+    is_spare(&system, 3).or_else(|_| {
+        let page = system.cluster.page(3, "/readyz")?;
+        ensure!(page.code == 503, "{}", page.body);
+        Ok::<_, anyhow::Error>(())
+    })?;
+    std::fs::rename(&away, &registry)?;
+    wait("the spare", || is_filled_by(&system, 0, "n2", "n3"))?;
+    linked(&system, [0, 1, 3], 2)?;
+    wait("its blocks", || bears(&system, 0, 1))
+}
