@@ -274,8 +274,9 @@ pub struct Config {
     pub node: NodeName,
     /// How the nodes are agreed on, if they are not listed.
     pub membership: Option<MembershipConfig>,
-    /// The cluster of the roster.
+    /// The cluster of the roster, and its epoch: 1 where the nodes are listed.
     pub cluster: Option<String>,
+    pub epoch: u64,
     /// All nodes, this one included.
     pub members: Vec<Member>,
     /// The other nodes.
@@ -412,6 +413,7 @@ impl ConfigFile {
             name,
             membership,
             cluster: None,
+            epoch: 1,
         };
         config.check_budget()?;
         Ok(config)

@@ -284,3 +284,39 @@ fn without_its_registry_a_cluster_goes_on_and_replaces_nobody() -> Result<()> {
     linked(&system, [0, 1, 3], 2)?;
     wait("its blocks", || bears(&system, 0, 1))
 }
+
+/// Steps are in flight while the cluster grows and shrinks again, and each is protected.
+#[test]
+fn a_cluster_grows_and_shrinks_under_a_job_that_saves() -> Result<()> {
+    let mut system = System::with_registry(4, 3, Some((2, 1)), "")?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    let (run, mut trainers) = system.trainers(2)?;
+    for step in 1..=60 {
+        system.save(&mut trainers, step, &shards(2, step), DurableWish::Never)?;
+        let change = match step {
+            5 => {
+                start(&mut system, [3])?;
+                Some(["resize", "4"])
+            }
+            30 => {
+                linked(&system, 0..4, 3)?;
+                Some(["remove", "n3"])
+            }
+            _ => None,
+        };
+        if let Some(change) = change {
+            let (code, text) = node_command(&system, &change)?;
+            ensure!(code == 0, "{text}");
+        }
+        system.wait(0, run, step, CheckpointState::Protected)?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let ended = system.cluster.wait(3)?.context("it ended")?;
+    ensure!(ended.code() == Some(74), "{ended:?}");
+    linked(&system, 0..3, 2)?;
+    let rungs = system.restore(&[0, 1], 60, &shards(2, 60))?;
+    ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+    ensure!(membership(&system, 0)?["epoch"].as_u64() > Some(4));
+    Ok(())
+}

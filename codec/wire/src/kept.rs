@@ -191,6 +191,9 @@ pub struct KeptDescription {
     /// Whether it must reach the durable tier.
     #[n(2)]
     pub durable: DurableWish,
+    /// The epoch whose groups code it; 1 without.
+    #[n(3)]
+    pub epoch: Option<u64>,
 }
 
 #[cfg(test)]

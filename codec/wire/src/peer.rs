@@ -303,6 +303,9 @@ pub enum PeerMessage {
         torch_metadata: Enclosure,
         #[n(5)]
         durable: DurableWish,
+        /// Epoch of the members whose groups code it, counted from 1.
+        #[n(6)]
+        epoch: u64,
     },
     /// From a home node: the checkpoint is committed. The receiver stores the manifest and answers.
     #[n(5)]

@@ -165,6 +165,7 @@ fn commit(driver: &mut Driver, job: &Job) -> (ManifestBytes, BTreeMap<NodeName, 
         schema: Enclosure::of(&schema),
         torch_metadata: Enclosure::of(&[]),
         durable: DurableWish::Never,
+        epoch: 1,
     };
     let asked = driver.hear(&job.nodes[0], description);
     give(driver, &job.nodes[0], asked, &schema);

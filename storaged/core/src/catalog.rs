@@ -138,16 +138,26 @@ pub(crate) struct Description {
     pub schema: Enclosure,
     pub torch_metadata: Enclosure,
     pub durable: DurableWish,
+    /// Whose groups code it: that of its node when it described it.
+    pub epoch: u64,
 }
 
 impl Description {
-    pub fn new(schema: Enclosure, torch_metadata: Enclosure, durable: DurableWish) -> Self {
+    pub fn new(
+        schema: Enclosure,
+        torch_metadata: Enclosure,
+        durable: DurableWish,
+        epoch: u64,
+    ) -> Self {
         let both = [schema.digest, torch_metadata.digest];
+        let mut named = both.map(|it| *it.as_bytes()).concat();
+        named.extend(epoch.to_le_bytes());
         Self {
-            name: digest(&both.map(|it| *it.as_bytes()).concat()),
+            name: digest(&named),
             schema,
             torch_metadata,
             durable,
+            epoch,
         }
     }
 

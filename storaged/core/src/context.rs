@@ -28,6 +28,8 @@ use crate::trickle::TierHealth;
 pub(crate) struct Context {
     pub setup: Setup,
     pub groups: Vec<Group>,
+    /// Those of epochs before, newest last.
+    pub earlier_groups: VecDeque<(u64, Vec<Group>)>,
     pub started: Option<Now>,
     /// When a peer joined last that had not been up before.
     pub joined_at: Now,
@@ -73,6 +75,7 @@ impl Context {
         let budget = Budget::new(setup.budget);
         Ok(Self {
             groups,
+            earlier_groups: VecDeque::new(),
             budget,
             setup,
             started: None,

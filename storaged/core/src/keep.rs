@@ -230,6 +230,7 @@ impl Context {
                 schema: it.schema,
                 torch_metadata: it.torch_metadata,
                 durable: it.durable,
+                epoch: Some(it.epoch),
             }),
         };
         Some((record, tables_of(checkpoint)))

@@ -144,7 +144,7 @@ impl Node {
             Input::Request { id, request } => self.request(id, request),
             Input::OperatorConnected { conn } => drop(self.cx.operators.insert(conn)),
             Input::Disconnected { conn } => self.disconnected(conn),
-            Input::Members { members } => self.cx.set_members(members),
+            Input::Members { epoch, members } => self.cx.set_members(epoch, members),
             Input::SlotCreated { slot } => self.cx.slot_created(slot),
             Input::SlotFailed { slot, reason } => self.cx.slot_failed(slot, &reason),
             Input::Digested {

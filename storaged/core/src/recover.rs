@@ -174,7 +174,9 @@ impl Context {
         if let Some(said) = &kept.description
             && let Some(checkpoint) = self.checkpoints.get_mut(&kept.key)
         {
-            let description = Description::new(said.schema, said.torch_metadata, said.durable);
+            let epoch = said.epoch.unwrap_or(1);
+            let description =
+                Description::new(said.schema, said.torch_metadata, said.durable, epoch);
             checkpoint.description_here = Some(description);
         }
         self.keeping.touch(&kept.key);

@@ -134,6 +134,7 @@ fn unlinked(members: &[&str], geometry: Geometry, durable: DurablePolicy) -> Nod
         name: name(me),
         generation: Generation::new(1),
         members: members.iter().map(member).collect(),
+        epoch: 1,
         geometry: Some(geometry),
         chunk: chunk(),
         slots_per_rank: 3,

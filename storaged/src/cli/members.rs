@@ -27,7 +27,7 @@ const TRIES_MAX: usize = 20;
 #[derive(Debug, Subcommand)]
 pub enum NodeCommand {
     /// List the places of the cluster and the nodes that fill them
-    Ls(LsArgs),
+    Ls(PlacesArgs),
     /// Give the place of a node to the next spare, now
     Replace(PlaceArgs),
     /// Take a place away: new checkpoints are coded by the others
@@ -45,7 +45,7 @@ pub struct RegistryArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct LsArgs {
+pub struct PlacesArgs {
     #[command(flatten)]
     registry: RegistryArgs,
     /// For programs
@@ -178,7 +178,7 @@ fn line(place: &Place) -> String {
     format!("{name:<20} {node:<20} {address:<22} {domain}")
 }
 
-async fn ls(args: &LsArgs) -> Result<(), CliError> {
+async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
     let (_, registry) = open(&args.registry).await?;
     let roster = newest(&registry).await?;
     if args.json {

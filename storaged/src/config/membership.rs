@@ -153,6 +153,7 @@ impl super::Config {
         self.members = members;
         self.peers = roster.peers_of(&place.name);
         self.cluster = Some(roster.cluster.clone());
+        self.epoch = roster.epoch;
         Ok(())
     }
 }

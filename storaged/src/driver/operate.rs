@@ -206,7 +206,8 @@ impl Daemon {
     }
 
     pub(super) fn reload_peers(&mut self, taken: &Config) -> Option<Input> {
-        if self.config.peers == taken.peers && self.config.members == taken.members {
+        let is_same = self.config.members == taken.members && self.config.epoch == taken.epoch;
+        if self.config.peers == taken.peers && is_same {
             return None;
         }
         let Some(net) = &self.net else {
@@ -229,15 +230,16 @@ impl Daemon {
         net.set_peers(taken.peers.clone(), &coding_group(taken), taken.agreement());
         drop(entered);
         self.config.peers.clone_from(&taken.peers);
-        // Another machine in a place changes nothing for the decisions: they see the place's node come up.
-        let is_same = self.config.members == taken.members;
         self.config.members.clone_from(&taken.members);
+        self.config.epoch = taken.epoch;
         self.links.configured = names(&taken.peers);
         let configured = &self.links.configured;
         self.links
             .refused
             .retain(|peer, _| configured.contains(peer));
+        // Another machine in a place is to the decisions the same member: they see its node come up.
         (!is_same).then(|| Input::Members {
+            epoch: taken.epoch,
             members: taken.members.clone(),
         })
     }

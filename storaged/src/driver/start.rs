@@ -21,6 +21,7 @@ pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
         name: config.name.clone(),
         generation,
         members: config.members.clone(),
+        epoch: config.epoch,
         geometry: config.geometry,
         chunk: config.chunk,
         slots_per_rank: config.slots_per_rank,

@@ -432,6 +432,7 @@ fn step_messages() -> Vec<PeerMessage> {
             schema: Enclosure::of(&bytes()),
             torch_metadata: Enclosure::of(&[]),
             durable: DurableWish::Never,
+            epoch: 3,
         },
         PeerMessage::Committed {
             manifest: bytes().into(),

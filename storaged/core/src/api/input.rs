@@ -41,8 +41,9 @@ pub enum Input {
     OperatorConnected { conn: ConnId },
     /// A connection ended, or the process behind it died.
     Disconnected { conn: ConnId },
-    /// The configuration has another list of nodes, this one included, that can be grouped.
-    Members { members: Vec<Member> },
+    /// There is another list of nodes, this one included, that can be grouped: of another epoch where a registry gives them
+    /// one, else of epoch 1 again.
+    Members { epoch: u64, members: Vec<Member> },
     /// `Output::CreateSlot` is done.
     SlotCreated { slot: SlotId },
     /// `Output::CreateSlot` failed.

@@ -74,6 +74,8 @@ pub struct Setup {
     pub generation: Generation,
     /// All configured nodes, this one included.
     pub members: Vec<Member>,
+    /// Which list of nodes that is, counted from 1: always 1 where no registry numbers them.
+    pub epoch: u64,
     /// k and m; none means that checkpoints are not coded.
     pub geometry: Option<Geometry>,
     /// Size of a chunk.

@@ -63,6 +63,7 @@ impl Home {
             schema: Enclosure::of(&self.schema),
             torch_metadata: Enclosure::of(&[]),
             durable: DurableWish::Never,
+            epoch: 1,
         }
     }
 

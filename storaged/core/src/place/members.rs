@@ -1,13 +1,21 @@
 //! Another list of nodes while the daemon runs. What is committed keeps the groups of its manifest; new checkpoints get
 //! the new ones, and home nodes are chosen anew.
+//!
+//! Nodes hear of a list one after the other, and all home nodes must build the same manifest. So its groups are those of the epoch
+//! that the node of the committing rank was in when it described the step; the others wait until they know that epoch.
 
-use storaged_plan::{Member, groups};
+use storaged_plan::{Group, Member, groups, homes};
+use storaged_wire::NodeName;
+use storaged_wire::peer::CheckpointKey;
 
 use crate::context::Context;
 
+/// Epochs whose groups are remembered: a step is described and committed within a few, or given up.
+const EPOCHS_KEPT: usize = 8;
+
 impl Context {
     /// Takes the new list, unless it cannot be grouped: whoever read it has checked that already.
-    pub(crate) fn set_members(&mut self, members: Vec<Member>) {
+    pub(crate) fn set_members(&mut self, epoch: u64, members: Vec<Member>) {
         let groups = match self
             .setup
             .geometry
@@ -20,8 +28,240 @@ impl Context {
         if !members.iter().any(|member| member.name == *self.me()) {
             return;
         }
+        if epoch != self.setup.epoch {
+            let before = (self.setup.epoch, std::mem::take(&mut self.groups));
+            self.earlier_groups.push_back(before);
+            if self.earlier_groups.len() >= EPOCHS_KEPT {
+                self.earlier_groups.pop_front();
+            }
+        }
+        self.setup.epoch = epoch;
         self.setup.members = members;
         self.groups = groups;
+        self.choose_homes_again();
         self.announce_all();
+    }
+
+    /// The groups of an epoch; none if this node does not know it, or not any more.
+    pub(crate) fn groups_at(&self, epoch: u64) -> Option<&[Group]> {
+        if epoch == self.setup.epoch || planted!("groups_of_own_epoch") {
+            return Some(&self.groups);
+        }
+        let mut earlier = self.earlier_groups.iter();
+        let found = earlier.find(|(of, _)| *of == epoch);
+        found.map(|(_, groups)| groups.as_slice())
+    }
+
+    /// The home nodes of a checkpoint among the nodes that there are now.
+    pub(crate) fn new_homes(&self, key: &CheckpointKey) -> Vec<NodeName> {
+        let count = self.setup.geometry.map_or(1, |geometry| geometry.m() + 1);
+        homes(&self.setup.members, key, count)
+    }
+
+    /// Of all checkpoints: a home node that is no member any more tells nobody anything. Those that stay tell the new ones.
+    fn choose_homes_again(&mut self) {
+        if planted!("homes_of_old_epoch") {
+            return;
+        }
+        let me = self.me().clone();
+        for key in self.checkpoints.keys().cloned().collect::<Vec<_>>() {
+            let homes = self.new_homes(&key);
+            let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
+                continue;
+            };
+            let was_home = std::mem::replace(&mut checkpoint.homes, homes).contains(&me);
+            if let Some(manifest) = checkpoint.manifest.clone()
+                && checkpoint.homes.contains(&me)
+                && !was_home
+            {
+                checkpoint.standing.begin_to_count(&me, &manifest);
+            }
+        }
+        // They may have waited for this epoch.
+        let waiting = self.checkpoints.values().filter(|c| c.manifest.is_none());
+        for key in waiting.map(|c| c.key.clone()).collect::<Vec<_>>() {
+            self.try_commit(&key);
+        }
+        // All of them say again which blocks they hold, to home nodes that have not heard of it.
+        self.tell_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use storaged_codec::{digest, root_digest};
+    use storaged_wire::local::DurableWish;
+    use storaged_wire::peer::{Fence, PeerMessage, SealedShard};
+    use storaged_wire::{
+        CheckpointState, Enclosure, EnclosuresHeld, ManifestBytes, Rank, RunId, Step, WorldSize,
+    };
+
+    use super::*;
+    use crate::api::{Input, Now, Output};
+    use crate::node::Node;
+    use crate::testkit::{chunk, hear, job, last_of, manifest, name, owner, prepared, sent};
+
+    const BEFORE: [&str; 4] = ["a", "b", "c", "z"];
+    const AFTER: [&str; 6] = ["a", "aa", "ab", "b", "c", "z"];
+
+    fn members(names: &[&str]) -> Vec<Member> {
+        let member = |text: &&str| Member {
+            name: name(text),
+            failure_domain: (*text).into(),
+        };
+        names.iter().map(member).collect()
+    }
+
+    fn change(node: &mut Node, epoch: u64, names: &[&str]) -> Vec<PeerMessage> {
+        let members = members(names);
+        let outputs = node.handle(Now(2), Input::Members { epoch, members });
+        sent(prepared(node, Now(2), outputs))
+    }
+
+    fn key(step: u64) -> CheckpointKey {
+        CheckpointKey {
+            namespace: job(),
+            run: RunId::new(1),
+            step: Step::new(step),
+        }
+    }
+
+    fn is_home(node: &Node, step: u64) -> bool {
+        let cx = node.context();
+        cx.homes_of(&key(step)).contains(cx.me())
+    }
+
+    /// A node of the members before, and a step of which it is a home before and after.
+    fn home() -> (Node, u64) {
+        let mut later = last_of(&BEFORE, 2, 1);
+        change(&mut later, 2, &AFTER);
+        let mut node = last_of(&BEFORE, 2, 1);
+        let both = |step: &u64| is_home(&node, *step) && is_home(&later, *step);
+        let step = (1..).find(both).expect("a step of which it is a home");
+        let fence = Fence {
+            namespace: job(),
+            owner: owner(),
+            run: RunId::new(1),
+            promised: RunId::new(1),
+        };
+        hear(&mut node, 0, "a", PeerMessage::Fences(vec![fence]));
+        (node, step)
+    }
+
+    fn two() -> WorldSize {
+        WorldSize::new(2).expect("ranks")
+    }
+
+    fn committed(said: Vec<PeerMessage>) -> Option<ManifestBytes> {
+        said.into_iter().find_map(|message| match message {
+            PeerMessage::Committed { manifest, .. } => ManifestBytes::parse(manifest).ok(),
+            _ => None,
+        })
+    }
+
+    /// Two ranks seal a step, which a node of this epoch has described.
+    fn save(node: &mut Node, step: u64, epoch: u64) -> Option<ManifestBytes> {
+        let described = PeerMessage::Description {
+            key: key(step),
+            owner: owner(),
+            world_size: two(),
+            schema: Enclosure::of(&[]),
+            torch_metadata: Enclosure::of(&[]),
+            durable: DurableWish::Never,
+            epoch,
+        };
+        let mut said = sent(hear(node, 1, "a", described));
+        for (rank, from) in [(0, "a"), (1, "b")] {
+            let sealed = PeerMessage::ShardsSealed {
+                key: key(step),
+                owner: owner(),
+                world_size: two(),
+                shards: vec![SealedShard {
+                    rank: Rank::new(rank),
+                    length: 5,
+                    root: root_digest(&[digest(b"hello")], 5, chunk()),
+                }],
+                digesting: 0,
+            };
+            said.extend(sent(hear(node, 1, from, sealed)));
+        }
+        committed(said)
+    }
+
+    /// Two home nodes in different epochs build the same bytes: a step with two manifests could be restored by neither.
+    #[test]
+    fn a_step_is_coded_by_the_groups_of_the_epoch_that_described_it() {
+        let (mut early, step) = home();
+        let (mut late, _) = home();
+        change(&mut late, 2, &AFTER);
+        let (one, other) = (save(&mut early, step, 1), save(&mut late, step, 1));
+        let (one, other) = (one.expect("a commit"), other.expect("a commit"));
+        assert_eq!(one.bytes(), other.bytes());
+        assert_eq!(one.manifest().epoch, 1);
+        let (mut newer, step) = home();
+        change(&mut newer, 2, &AFTER);
+        let newer = save(&mut newer, step, 2).expect("a commit");
+        assert_eq!(newer.manifest().epoch, 2);
+        assert_ne!(newer.manifest().groups, one.manifest().groups);
+    }
+
+    #[test]
+    fn a_home_node_waits_until_it_knows_the_epoch_and_commits_then() {
+        let (mut node, step) = home();
+        assert_eq!(save(&mut node, step, 2), None);
+        let why = node.context().why_not_yet(&key(step));
+        assert!(why.contains("members of epoch 2"), "{why}");
+        let manifest = committed(change(&mut node, 2, &AFTER)).expect("a commit");
+        assert_eq!(manifest.manifest().epoch, 2);
+    }
+
+    /// A node that becomes a home of a step that it knows asks nobody twice: it hears which blocks there are, and counts.
+    #[test]
+    fn the_homes_of_old_steps_are_members_of_the_newest_epoch() {
+        let mut node = last_of(&BEFORE, 2, 1);
+        // `c` leaves, a home node, and this one takes its turn.
+        let stay = ["a", "b", "z"];
+        let follows = |step: &u64| {
+            let old = node.context().homes_of(&key(*step));
+            let new = homes(&members(&stay), &key(*step), 2);
+            old.contains(&name("c")) && !is_home(&node, *step) && new.contains(&name("z"))
+        };
+        let step = (1..).find(follows).expect("a step");
+        let shards = manifest(step, &["a", "b"], &["c"], 5, digest(b"shard"));
+        let sealed = Arc::new(shards.seal().expect("a sound manifest"));
+        let told = PeerMessage::Committed {
+            manifest: sealed.bytes().to_vec().into(),
+            durable: DurableWish::Policy,
+        };
+        hear(&mut node, 1, "c", told);
+        change(&mut node, 2, &stay);
+        assert!(!node.context().homes_of(&key(step)).contains(&name("c")));
+        assert!(is_home(&node, step));
+        for (from, shards, parity) in [("a", vec![0], 0), ("b", vec![1], 0), ("c", vec![], 1)] {
+            let lane = storaged_wire::peer::Lane { group: 0, index: 0 };
+            let held = PeerMessage::Held {
+                manifest: sealed.name(),
+                version: 1,
+                shards: shards.into_iter().map(Rank::new).collect(),
+                parity: (0..parity).map(|index| (lane, index)).collect(),
+                enclosures: EnclosuresHeld::All,
+            };
+            hear(&mut node, 3, from, held);
+        }
+        let cx = node.context();
+        assert_eq!(cx.checkpoints[&key(step)].state, CheckpointState::Protected);
+    }
+
+    #[test]
+    fn a_list_without_this_node_or_that_cannot_be_grouped_changes_nothing() {
+        let mut node = last_of(&BEFORE, 2, 1);
+        for wrong in [&["a", "b", "c"][..], &["a", "z"]] {
+            let members = members(wrong);
+            let said: Vec<Output> = node.handle(Now(2), Input::Members { epoch: 2, members });
+            assert!(said.is_empty());
+            assert_eq!(node.context().setup.epoch, 1);
+        }
     }
 }

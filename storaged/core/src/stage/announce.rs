@@ -176,6 +176,7 @@ impl Context {
             schema: description.schema,
             torch_metadata: description.torch_metadata,
             durable: description.durable,
+            epoch: description.epoch,
         };
         self.send(home, message);
     }

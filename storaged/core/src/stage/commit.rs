@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
-use storaged_plan::{Group, homes};
+use storaged_plan::Group;
 use storaged_wire::local::{DurableWish, Reply};
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
@@ -21,9 +21,6 @@ use crate::context::Context;
 use crate::event::Event;
 use crate::parcels::Notice;
 use crate::place::RunStanding;
-
-/// The membership is the configured list, which does not change while daemons run.
-const EPOCH: u64 = 1;
 
 impl Context {
     pub(crate) fn commit(
@@ -67,6 +64,7 @@ impl Context {
     /// What a trainer gave has been digested.
     pub(crate) fn description_named(&mut self, key: &CheckpointKey, description: NamedDescription) {
         let NamedDescription { given, names } = description;
+        let now = self.setup.epoch;
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
@@ -74,7 +72,11 @@ impl Context {
             return;
         }
         let [schema, torch_metadata] = names;
-        checkpoint.description_here = Some(Description::new(schema, torch_metadata, given.durable));
+        // Of the epoch in which it was described first, also if it is again: home nodes might build two manifests.
+        let before = checkpoint.description_here.as_ref();
+        let epoch = before.map_or(now, |before| before.epoch);
+        let description = Description::new(schema, torch_metadata, given.durable, epoch);
+        checkpoint.description_here = Some(description);
         self.keep_enclosure(schema.digest, given.schema);
         self.keep_enclosure(torch_metadata.digest, given.torch_metadata);
         self.keeping.touch(key);
@@ -85,8 +87,7 @@ impl Context {
         if let Some(checkpoint) = self.checkpoints.get(key) {
             return checkpoint.homes.clone();
         }
-        let count = self.setup.geometry.map_or(1, |geometry| geometry.m() + 1);
-        homes(&self.setup.members, key, count)
+        self.new_homes(key)
     }
 
     /// The entry of a checkpoint; a new one if there is none.
@@ -182,12 +183,16 @@ impl Context {
                 .all(|rank| checkpoint.world_size.holds(*rank));
         let complete = complete || planted!("commit_without_all_ranks");
         let described = checkpoint.description.as_ref();
-        let is_here = |it: &Description| self.has_enclosures(&it.named());
+        let is_here = |it: &Description| {
+            self.has_enclosures(&it.named()) && self.groups_at(it.epoch).is_some()
+        };
         complete && described.is_some_and(|it| is_here(it) || planted!("enclosures_not_awaited"))
     }
 
     /// The manifest of what was announced, which is not needed any more.
     fn build_manifest(&mut self, key: &CheckpointKey) -> Option<(Manifest, DurableWish)> {
+        let epoch = self.checkpoints.get(key)?.description.as_ref()?.epoch;
+        let groups = self.groups_at(epoch)?.to_vec();
         let checkpoint = self.checkpoints.get_mut(key)?;
         checkpoint.sealing = Sealing::Running;
         let shards: Vec<ShardEntry> = std::mem::take(&mut checkpoint.announced)
@@ -207,10 +212,10 @@ impl Context {
             run: checkpoint.key.run,
             step: checkpoint.key.step,
             world_size: checkpoint.world_size,
-            epoch: EPOCH,
+            epoch: description.epoch,
             geometry: self.setup.geometry.unwrap_or_else(uncoded),
             chunk: self.setup.chunk,
-            groups: groups_with(&self.groups, &shards),
+            groups: groups_with(&groups, &shards),
             shards,
             schema: Enclosed::Named(description.schema),
             torch_metadata: Enclosed::Named(description.torch_metadata),
@@ -400,6 +405,12 @@ impl Context {
             if missing.is_empty() && checkpoint.description.is_none() {
                 return format!(
                     ": all {heard} ranks have sealed it, and no description of it has come: the rank that commits it has not"
+                );
+            }
+            let epoch = checkpoint.description.map(|it| it.epoch);
+            if let Some(epoch) = epoch.filter(|it| self.groups_at(*it).is_none()) {
+                return format!(
+                    ": all {heard} ranks have sealed it, and this node has not heard of the members of epoch {epoch}"
                 );
             }
             if missing.is_empty() {

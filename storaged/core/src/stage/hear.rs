@@ -55,8 +55,9 @@ impl Context {
                 schema,
                 torch_metadata,
                 durable,
+                epoch,
             } => {
-                let description = Description::new(schema, torch_metadata, durable);
+                let description = Description::new(schema, torch_metadata, durable, epoch);
                 self.described(from, key, owner, world_size, description);
             }
             PeerMessage::Committed { manifest, durable } => {

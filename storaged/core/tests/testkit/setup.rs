@@ -15,6 +15,7 @@ pub fn setup(name: NodeName, members: Vec<Member>) -> Setup {
         name,
         generation: Generation::new(1),
         members,
+        epoch: 1,
         geometry: None,
         chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
         slots_per_rank: 3,
