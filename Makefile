@@ -155,6 +155,15 @@ check: clang-packages licences ## What must hold before a commit lands: lint, li
 kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)
 	@$(PYTHON) tests/demo/kill_loop.py --rounds $(or $(ROUNDS),50)
 
+.PHONY: lifetime
+lifetime: clang-packages ## Restarts, upgrades, lost nodes, every loss of up to m, kills at any moment: docs/bench/lifetime.json (KILLS=200 SEED=1; half an hour)
+	@$(BUILD) "building the release of the daemon and of what kills it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin lifetime
+	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) --write docs/bench/lifetime.json
+
+.PHONY: torture
+torture: ## 1,000 kills of trainers, daemons and nodes in the middle of saves (KILLS=1000 SEED=1)
+	@$(MAKE) lifetime ONLY=torture KILLS=$(or $(KILLS),1000)
+
 .PHONY: bench
 bench: release ## Stage, encode and restore against memcpy and raw QUIC: docs/bench/path.json
 	@mkdir -p docs/bench

@@ -1,0 +1,78 @@
+//! What a cluster's months are made of, measured with real processes: restarts, upgrades, nodes that are lost and replaced, every loss of
+//! up to m nodes, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
+//!
+//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,detect,losses,torture]
+
+mod detect;
+mod losses;
+mod nodes;
+mod replace;
+mod restart;
+mod torture;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+/// Figures by their keys.
+type Figures = BTreeMap<&'static str, f64>;
+
+#[derive(Parser)]
+struct Args {
+    /// File whose keys are replaced by what is measured
+    #[arg(long)]
+    write: Option<PathBuf>,
+    /// Kills of the torture
+    #[arg(long, default_value_t = 200)]
+    kills: u32,
+    /// Seed of the torture
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// These parts alone
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+fn write(file: &PathBuf, figures: &Figures) -> Result<()> {
+    let known = std::fs::read_to_string(file).unwrap_or_else(|_| "{}".into());
+    let mut known: BTreeMap<String, serde_json::Value> = serde_json::from_str(&known)?;
+    for (key, figure) in figures {
+        let rounded = (figure * 1000.0).round() / 1000.0;
+        known.insert((*key).into(), rounded.into());
+    }
+    let text = serde_json::to_string_pretty(&known)? + "\n";
+    std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let mut figures = Figures::new();
+    let torture = |figures: &mut Figures| torture::measure(figures, args.kills, args.seed);
+    type Part<'a> = (&'a str, &'a dyn Fn(&mut Figures) -> Result<()>);
+    let parts: [Part<'_>; 6] = [
+        ("restart", &restart::restarts),
+        ("upgrade", &restart::upgrades),
+        ("detect", &detect::measure),
+        ("replace", &replace::measure),
+        ("losses", &losses::measure),
+        ("torture", &torture),
+    ];
+    for (name, measure) in parts {
+        if !args.only.is_empty() && !args.only.iter().any(|only| only == name) {
+            continue;
+        }
+        let began = Instant::now();
+        measure(&mut figures).with_context(|| format!("measuring {name}"))?;
+        println!("{name}: {:.0} s", began.elapsed().as_secs_f64());
+        if let Some(file) = &args.write {
+            write(file, &figures)?;
+        }
+    }
+    for (key, figure) in &figures {
+        println!("{key} {figure:.3}");
+    }
+    Ok(())
+}

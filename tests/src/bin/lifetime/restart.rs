@@ -1,0 +1,94 @@
+//! Restarts and upgrades of daemons whose memory outlives them.
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use storaged::cluster::NodeMemory;
+use storaged_sdk::Trainer;
+use storaged_sdk::wire::local::Rung;
+use storaged_sdk::wire::{Rank, RunId};
+use storaged_tests::system::{System, shards};
+
+use crate::Figures;
+use crate::nodes::{back_after, bears, save, tell_daemon, until};
+
+const ENCODED: &str = "storaged_encode_session_bytes_total";
+const NODES: usize = 3;
+/// Each node twice.
+const RESTARTS: usize = 6;
+
+fn started() -> Result<(System, RunId, Vec<Trainer>)> {
+    let mut system = System::start(NODES, Some((2, 1)), "")?;
+    (0..NODES).try_for_each(|node| system.cluster.kill(node))?;
+    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+    system.cluster.start_all()?;
+    let (run, trainers) = system.trainers(2)?;
+    Ok((system, run, trainers))
+}
+
+fn encoded(system: &System) -> Result<u64> {
+    let all = (0..NODES).map(|node| system.cluster.metric::<u64>(node, ENCODED));
+    Ok(all.sum::<Result<u64, _>>()?)
+}
+
+/// `kill -9` of one daemon after the other: until it serves what it had, and what its peers sent because of it.
+pub fn restarts(figures: &mut Figures) -> Result<()> {
+    let (system, run, mut trainers) = started()?;
+    save(&system, run, &mut trainers, 10, 0..NODES)?;
+    drop(trainers);
+    let (mut slowest, mut repaired) = (0_f64, 0);
+    for restart in 0..RESTARTS {
+        let node = restart % NODES;
+        let others: u64 = encoded(&system)? - system.cluster.metric::<u64>(node, ENCODED)?;
+        let before = tell_daemon(&system, node, Signal::KILL)?;
+        let answers = back_after(&system, node, before)?;
+        let loads = until("a load", || {
+            let mut reader = system.reader(node)?;
+            let plan = reader.plan(None, 20_000)?;
+            // What the coding node would load are other nodes' shards: its own load would count as a repair.
+            if node < 2 {
+                let rank = Rank::new(u32::try_from(node)?);
+                let manifest = reader.manifest(plan.manifest)?;
+                let shard = reader.open_shard(&manifest, rank, Vec::new(), 20_000)?;
+                ensure!(shard.rung() == Rung::OwnRam, "{:?}", shard.rung());
+            }
+            Ok(())
+        })?;
+        slowest = slowest.max((answers + loads).as_secs_f64());
+        system.cluster.wait_for_links()?;
+        until("protection", || bears(&system, node, 1))?;
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        let sent = encoded(&system)? - others;
+        println!(
+            "n{node} back after {:.0} ms, its load after {:.0} ms more; {sent} bytes of sessions",
+            answers.as_secs_f64() * 1e3,
+            loads.as_secs_f64() * 1e3
+        );
+        repaired += sent;
+    }
+    let rungs = system.restore(&[0, 1], 10, &shards(2, 10))?;
+    ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+    figures.insert("restart_serving_s", slowest);
+    figures.insert("restart_repair_bytes", repaired as f64);
+    Ok(())
+}
+
+/// SIGUSR2 to one `storaged run` after the other between saves: protected steps that are not there afterwards.
+pub fn upgrades(figures: &mut Figures) -> Result<()> {
+    let (system, run, mut trainers) = started()?;
+    let mut lost = 0;
+    for step in 1..=9 {
+        save(&system, run, &mut trainers, step, 0..NODES)?;
+        let node = step as usize % NODES;
+        let before = system.cluster.daemon_below(node).unwrap_or_default();
+        system.cluster.signal(node, Signal::USR2)?;
+        back_after(&system, node, before)?;
+        system.cluster.wait_for_links()?;
+        let newest = system.reader(node)?.plan(None, 20_000)?.step.get();
+        let is_whole = newest == step && system.restore(&[0, 1], step, &shards(2, step)).is_ok();
+        lost += u32::from(!is_whole);
+        let again = (0..2).map(|rank| system.trainer(rank as usize, run, rank, 2));
+        trainers = again.collect::<Result<_>>()?;
+    }
+    figures.insert("upgrade_steps_lost", f64::from(lost));
+    Ok(())
+}
