@@ -240,9 +240,10 @@ impl Daemon {
     pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Ending {
         self.show();
         let mut leaving = None;
-        let ending = loop {
+        let mut taken = None;
+        let left = loop {
             if let Some(left) = self.has_left(leaving.as_mut()) {
-                break Ending::Told(left);
+                break left;
             }
             let deadline = self.clock.instant(self.node.deadline());
             let look_at = leaving.as_ref().map_or(deadline, Leaving::look_at);
@@ -253,11 +254,16 @@ impl Daemon {
                         leaving = Some(self.leave());
                         None
                     }
-                    _ => break Ending::Told(self.node.unfinished()),
+                    _ => break self.node.unfinished(),
                 },
                 change = next_change(&mut self.members) => match self.members_changed(change) {
                     MembersNews::Taken(input) => input,
-                    MembersNews::Over(taken) => break Ending::PlaceTaken(taken),
+                    MembersNews::Over(by) => {
+                        taken = Some(by);
+                        // Nobody else has its uploads yet.
+                        leaving = leaving.or_else(|| Some(self.leave()));
+                        None
+                    }
                 },
                 Some(event) = self.from_net.recv() => self.net_event(event),
                 Some(input) = self.from_effects.recv() => Some(input),
@@ -285,7 +291,7 @@ impl Daemon {
             net.close().await;
         }
         tracing::info!("stopped");
-        ending
+        taken.map_or(Ending::Told(left), Ending::PlaceTaken)
     }
 
     fn stage_event(&mut self, event: StageEvent) -> Input {

@@ -320,3 +320,28 @@ fn a_cluster_grows_and_shrinks_under_a_job_that_saves() -> Result<()> {
     ensure!(membership(&system, 0)?["epoch"].as_u64() > Some(4));
     Ok(())
 }
+
+/// The registry is away, and so are the nodes for a moment: they go on in their places, and peers link.
+#[test]
+fn nodes_that_start_while_the_registry_is_away_have_the_places_that_they_remember() -> Result<()> {
+    let mut system = System::with_registry(3, 3, Some((2, 1)), "")?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    let (registry, away) = (
+        system.root.path().join("registry"),
+        system.root.path().join("away"),
+    );
+    std::fs::rename(&registry, &away)?;
+    (0..3).try_for_each(|node| system.cluster.kill(node))?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 1)?;
+    std::fs::rename(&away, &registry)?;
+    wait("the registry", || {
+        let page = system.cluster.page(0, "/status")?;
+        let status: Value = serde_json::from_str(&page.body)?;
+        ensure!(status["membership_fault"].is_null(), "{}", page.body);
+        Ok(())
+    })
+}

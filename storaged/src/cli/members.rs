@@ -13,8 +13,8 @@ use crate::config::{Config, ConfigFile, MembershipConfig};
 use crate::driver::{Members, StartError, chain, serve_operator};
 use crate::env::Environment;
 use crate::membership::{
-    ChangeError, Comeback, Entered, Entering, Following, Place, Proposal, Registry, Roster, Sight,
-    enter as enter_roster, follow,
+    ChangeError, Comeback, Entered, Entering, Following, Place, Proposal, Registry, Remembered,
+    Roster, Sight, enter as enter_roster, follow,
 };
 use crate::trickle::store::{self, SystemRandomness};
 
@@ -81,12 +81,14 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
     };
     let ops = serve_operator(config).await?;
     let registry = registry_of(&membership).await?;
+    let remembered = Remembered::at(membership.remembered.clone());
     let cluster = format!("{:016x}", env.entropy.next());
     let entering = Entering {
         registry: registry.clone(),
         arrival: membership.arrival.clone(),
         first: Roster::empty(cluster, membership.size),
         poll: membership.poll,
+        remembered: remembered.read(),
     };
     let node = config.node.to_string();
     let Entered { roster, place } = enter_roster(&entering, |waits| {
@@ -114,6 +116,7 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
     env.ops = Some(ops);
     env.members = Some(Members {
         roster: roster.clone(),
+        remembered,
         changes: received,
         sight,
     });

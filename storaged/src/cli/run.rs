@@ -239,9 +239,8 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
         None => "none: a node's loss loses its shards unless the durable tier has them".into(),
     };
     print(&format!(
-        "node {} of {}\nprotection {protection}\nRAM for checkpoints {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
-        config.name,
-        config.members.len(),
+        "{}\nprotection {protection}\nRAM for checkpoints {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
+        config.listing(),
         bytesize::ByteSize::b(config.budget),
         config.slots_per_rank,
         config

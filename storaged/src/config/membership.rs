@@ -1,6 +1,7 @@
 //! `[membership]`: where the list of nodes is agreed on, for clusters that change while jobs run.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -12,6 +13,8 @@ use crate::membership::{Arrival, PLACES_MAX, Place, Roster};
 use crate::net::PeerAddress;
 use crate::trickle::store::StoreConfig;
 
+/// The newest roster that a node has seen, in its runtime directory.
+const REMEMBERED: &str = "roster.json";
 /// Looking more often than this costs the registry more than it gives.
 const POLL_MAX_S: u64 = 60;
 
@@ -54,6 +57,8 @@ pub struct MembershipConfig {
     pub replace_after: Option<Duration>,
     /// How often it looks.
     pub poll: Duration,
+    /// Where the newest roster is remembered.
+    pub remembered: PathBuf,
 }
 
 impl MembershipConfig {
@@ -99,6 +104,7 @@ impl ConfigFile {
                 .filter(|ms| *ms > 0)
                 .map(Duration::from_millis),
             poll: section.poll()?,
+            remembered: self.node.runtime_dir.join(REMEMBERED),
         }))
     }
 }
@@ -139,6 +145,17 @@ impl MembershipSection {
 }
 
 impl super::Config {
+    /// Who this node is among how many, as far as the file says it.
+    pub fn listing(&self) -> String {
+        match &self.membership {
+            Some(membership) => format!(
+                "node {} at {}, in a cluster of {} places in a registry (`storaged node ls`)",
+                self.node, membership.arrival.address, membership.size
+            ),
+            None => format!("node {} of {}", self.name, self.members.len()),
+        }
+    }
+
     /// Takes what a roster says of this node, which fills this place.
     ///
     /// # Errors

@@ -5,13 +5,15 @@ use storaged_core::Input;
 use tokio::sync::{mpsc, watch};
 
 use super::{Daemon, chain};
-use crate::membership::{Change, Place, Roster, Sight};
+use crate::membership::{Change, Place, Remembered, Roster, Sight};
 
 /// The roster of a running node, and who follows it.
 #[derive(Debug)]
 pub struct Members {
     /// The newest one that this node goes by.
     pub roster: Roster,
+    /// Where it is remembered.
+    pub remembered: Remembered,
     /// What the follower tells.
     pub changes: mpsc::Receiver<Change>,
     /// What it is told.
@@ -90,7 +92,7 @@ impl Daemon {
                 tracing::error!(
                     epoch,
                     change,
-                    "this node has lost its place: it ends, and is a spare from its next start on"
+                    "this node has lost its place: it finishes what only it can, ends, and is a spare from its next start on"
                 );
                 MembersNews::Over(PlaceTaken { epoch, change })
             }
@@ -130,6 +132,7 @@ impl Daemon {
         let Some(members) = &self.members else {
             return;
         };
+        members.remembered.write(&members.roster);
         self.links.membership = Some(members.status());
         let vacant = members.roster.vacant().count();
         let metrics = &self.ops.metrics;

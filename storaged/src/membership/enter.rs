@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use storaged_wire::NodeName;
+use tokio::time::Instant;
 
 use super::registry::{Proposal, Registry, RegistryError};
 use super::roster::{Arrival, Arrived, Roster};
@@ -19,7 +20,12 @@ pub struct Entering {
     pub first: Roster,
     /// How often it looks.
     pub poll: Duration,
+    /// What it saw last, before it was started again.
+    pub remembered: Option<Roster>,
 }
+
+/// A registry that has not answered for so long is away: the node goes by what it remembers.
+const AWAY_AFTER: Duration = Duration::from_secs(3);
 
 /// How it goes; said whenever that changes.
 #[derive(Debug)]
@@ -57,6 +63,15 @@ pub struct Entered {
 }
 
 impl Entering {
+    /// The place that it had, as it remembers.
+    fn from_memory(&self) -> Option<Entered> {
+        let roster = self.remembered.clone()?;
+        match roster.arrive(&self.arrival) {
+            Arrived::Placed(place) => Some(Entered { roster, place }),
+            _ => None,
+        }
+    }
+
     /// Looks once, and proposes what would give the node a place.
     async fn look(&self) -> Result<Option<Entered>, Waits> {
         let found = self.registry.newest().await.map_err(Waits::ForRegistry)?;
@@ -89,11 +104,24 @@ impl Entering {
 /// Waits until the node has a place. What it waits for is said when it begins to, and when that changes.
 pub async fn enter(entering: &Entering, mut say: impl FnMut(&Waits)) -> Entered {
     let mut said = String::new();
+    let mut away_since = None;
     loop {
         match entering.look().await {
             Ok(Some(entered)) => return entered,
             Ok(None) => {}
             Err(waits) => {
+                let now = Instant::now();
+                away_since = match &waits {
+                    Waits::ForRegistry(_) => away_since.or(Some(now)),
+                    _ => None,
+                };
+                if away_since.is_some_and(|since| now - since >= AWAY_AFTER)
+                    && let Some(entered) = entering.from_memory()
+                {
+                    let (place, epoch) = (&entered.place, entered.roster.epoch);
+                    tracing::warn!(%place, epoch, reason = %waits, "the place is as this node remembers it");
+                    return entered;
+                }
                 let text = waits.to_string();
                 if text != said {
                     say(&waits);

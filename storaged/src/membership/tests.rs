@@ -194,6 +194,7 @@ fn entering(registry: &Registry, node: &str, size: usize) -> Entering {
         arrival: arrival(node),
         first: Roster::empty(format!("of {node}"), size),
         poll: Duration::from_secs(1),
+        remembered: None,
     }
 }
 
