@@ -9,6 +9,7 @@ mod hyperpod;
 mod memory_limit;
 mod node;
 mod reload;
+mod scrub;
 mod span;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +30,7 @@ pub use hyperpod::{HyperpodSection, LatestName};
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use node::NodeSection;
 pub use reload::Fixed;
+pub use scrub::{HookCommand, ScrubConfig, ScrubSection};
 pub use span::Span;
 
 use crate::net::{Peer, PeerAddress, TlsFiles};
@@ -87,6 +89,8 @@ pub struct ConfigFile {
     pub durable: Option<StoreConfig>,
     /// What goes there and how fast.
     pub trickle: TrickleSection,
+    /// How often RAM is read again.
+    pub scrub: ScrubSection,
     /// HTTP for HyperPod's clients; by default none.
     pub hyperpod: Option<HyperpodSection>,
 }
@@ -294,6 +298,8 @@ pub struct Config {
     pub slots_per_rank: usize,
     /// Milliseconds for which a job without trainers keeps RAM that another one needs.
     pub idle_job_ms: u64,
+    /// How often RAM is read again, and what follows from what is found.
+    pub scrub: ScrubConfig,
     /// Sockets, the operator's among them.
     pub sockets: Vec<TenantSocket>,
     /// What is logged.
@@ -378,6 +384,7 @@ impl ConfigFile {
                 .map_or_else(|| "the default".into(), ToString::to_string),
             slots_per_rank: self.slots()?,
             idle_job_ms: self.memory.idle_job.as_ms(),
+            scrub: self.scrub.validate()?,
             sockets: self.sockets()?,
             log_filter: self.log.filter.clone(),
             durable_policy: self.policy(),

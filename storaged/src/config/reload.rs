@@ -51,7 +51,7 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 17] = [
+        let keys: [Key<'_>; 18] = [
             ("node.name", &|config| config.name.to_string()),
             ("node.failure_domain", &|config| text(&own(config))),
             ("node.listen", &|config| config.listen.to_string()),
@@ -73,6 +73,7 @@ impl Config {
             ("memory.idle_job", &|config| {
                 format!("{} ms", config.idle_job_ms)
             }),
+            ("scrub", &|config| text(&config.scrub)),
             ("tenants and admin", &|config| text(&config.sockets)),
             ("durable", &|config| text(&config.durable)),
             ("trickle.every", &|config| text(&config.durable_policy)),

@@ -493,6 +493,7 @@ impl Restores {
             sessions,
             cx,
         );
+        cx.reader_closes(manifest, rank, id.conn);
         if let Some(checkpoint) = cx.checkpoint_named(manifest) {
             if let Some(shard) = checkpoint.shards.get_mut(&rank) {
                 shard.readers.remove(&id.conn);
