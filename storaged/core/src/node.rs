@@ -334,9 +334,11 @@ impl Node {
                 ranges,
                 timeout_ms,
                 without,
+                withheld,
             } => {
                 let by = cx.answer_by(timeout_ms);
                 let wish = OpenRequest::new(manifest, rank, &ranges, without, by);
+                let wish = wish.withholding(withheld);
                 self.restores.open_shard(id, wish, timeout_ms, cx)
             }
             Request::CloseShard { manifest, rank } => {
