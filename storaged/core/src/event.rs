@@ -44,6 +44,8 @@ pub(crate) enum Event {
     SessionOver,
     /// These chunks of a block here, ascending, are not what they were.
     Rotten(CheckpointKey, HeldBlock, Vec<u64>),
+    /// A session found a chunk of a block here rotten before the scrub did, and the block has gone.
+    RottenSource(CheckpointKey, HeldBlock),
     /// A shard of this rank was restored into this node's RAM.
     ShardBack(Rank),
 }

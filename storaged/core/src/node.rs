@@ -128,6 +128,7 @@ impl Node {
                 let (scrub, sessions) = (&mut self.scrub, &mut self.sessions);
                 scrub.found(&key, block, &rotten, fresh, sessions, &mut self.cx);
             }
+            Event::RottenSource(key, block) => self.scrub.count(&key, block, 1, &mut self.cx),
             Event::ShardBack(rank) => self.restores.shard_is_back(rank, &mut self.cx),
         }
     }

@@ -100,6 +100,7 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         memory["slots"],
         memory["parity_sets"]
     ));
+    print_scrub(&status["scrub"]);
     if let Some(state) = status["durable"]["state"].as_str() {
         let fault = status["durable"]["fault"].as_str();
         let fault = fault.map_or(String::new(), |fault| format!("  {fault}"));
@@ -128,6 +129,19 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         }
     }
     Ok(())
+}
+
+/// Within how long RAM is read again, and what came of it; nothing where it is not.
+fn print_scrub(scrub: &Value) {
+    let seconds = |key: &str| scrub[key].as_u64().unwrap_or(0).div_ceil(1_000);
+    if seconds("period_ms") > 0 {
+        print(&format!(
+            "scrub every {} s  all read within {} s  rotten chunks {}",
+            seconds("period_ms"),
+            seconds("age_ms"),
+            scrub["rotten_chunks"]
+        ));
+    }
 }
 
 fn info_json(info: &CheckpointInfo) -> Value {

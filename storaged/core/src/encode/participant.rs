@@ -316,6 +316,7 @@ impl Sessions {
         }
         if let Some(block) = gone {
             self.block_lost(&key, block, cx);
+            cx.emit(Event::RottenSource(key.clone(), block));
         }
         cx.report_held(&key);
     }

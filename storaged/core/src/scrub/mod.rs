@@ -93,6 +93,9 @@ impl Scrub {
             self.covered_since = Some(pass.began());
             self.next_pass_at = pass.next_begins();
             self.passes += 1;
+            if planted!("rotten_count_forgotten") {
+                self.rotten = 0;
+            }
         }
     }
 
@@ -134,14 +137,15 @@ impl Scrub {
         if !cx.holds(key, block) {
             return;
         }
-        self.rotten += fresh;
-        let note = Note::Rotten {
-            key: key.clone(),
-            block,
-            chunks: fresh,
-        };
-        cx.note(note);
+        self.count(key, block, fresh, cx);
         sessions.block_rotted(key, block, rotten, cx);
+    }
+
+    /// So many chunks of a block have rotted that had not been found before.
+    pub fn count(&mut self, key: &CheckpointKey, block: HeldBlock, chunks: u64, cx: &mut Context) {
+        self.rotten += chunks;
+        let key = key.clone();
+        cx.note(Note::Rotten { key, block, chunks });
     }
 
     /// For the operator.
