@@ -415,8 +415,43 @@ impl Client {
             ranges,
             timeout_ms,
             without,
+            withheld: None,
         };
-        match self.call("open shard", &request, Answer::After(timeout_ms))? {
+        self.open(manifest, rank, &request, timeout_ms)
+    }
+
+    /// Like [`Client::open_shard`], but as if these nodes were lost with their RAM, and without the durable tier: what they hold is not
+    /// asked for, and stays as it is. The ranges take as much of the budget as the whole shard, and nothing gives way to them.
+    ///
+    /// # Errors
+    /// As `open_shard`.
+    pub fn open_shard_as_if_lost(
+        &mut self,
+        manifest: &ManifestBytes,
+        rank: Rank,
+        ranges: Vec<ByteRange>,
+        timeout_ms: u32,
+        lost: &[NodeName],
+    ) -> Result<RestoredShard, ClientError> {
+        let request = Request::OpenShard {
+            manifest: manifest.name(),
+            rank,
+            ranges,
+            timeout_ms,
+            without: None,
+            withheld: Some(lost.to_vec()),
+        };
+        self.open(manifest, rank, &request, timeout_ms)
+    }
+
+    fn open(
+        &mut self,
+        manifest: &ManifestBytes,
+        rank: Rank,
+        request: &Request,
+        timeout_ms: u32,
+    ) -> Result<RestoredShard, ClientError> {
+        match self.call("open shard", request, Answer::After(timeout_ms))? {
             (
                 Reply::ShardOpened {
                     length,

@@ -10,6 +10,7 @@ mod membership;
 mod memory_limit;
 mod node;
 mod reload;
+mod scrub;
 mod span;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,7 @@ pub use membership::{MembershipConfig, MembershipSection};
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use node::NodeSection;
 pub use reload::Fixed;
+pub use scrub::{HookCommand, ScrubConfig, ScrubSection};
 pub use span::Span;
 
 use crate::net::{Peer, PeerAddress, TlsFiles};
@@ -91,6 +93,8 @@ pub struct ConfigFile {
     pub durable: Option<StoreConfig>,
     /// What goes there and how fast.
     pub trickle: TrickleSection,
+    /// How often RAM is read again.
+    pub scrub: ScrubSection,
     /// HTTP for HyperPod's clients; by default none.
     pub hyperpod: Option<HyperpodSection>,
 }
@@ -305,6 +309,8 @@ pub struct Config {
     pub slots_per_rank: usize,
     /// Milliseconds for which a job without trainers keeps RAM that another one needs.
     pub idle_job_ms: u64,
+    /// How often RAM is read again, and what follows from what is found.
+    pub scrub: ScrubConfig,
     /// Sockets, the operator's among them.
     pub sockets: Vec<TenantSocket>,
     /// What is logged.
@@ -392,6 +398,7 @@ impl ConfigFile {
                 .map_or_else(|| "the default".into(), ToString::to_string),
             slots_per_rank: self.slots()?,
             idle_job_ms: self.memory.idle_job.as_ms(),
+            scrub: self.scrub.validate()?,
             sockets: self.sockets()?,
             log_filter: self.log.filter.clone(),
             durable_policy: self.policy(),

@@ -3,13 +3,15 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use storaged_codec::{ChunkSize, root_digest};
-use storaged_core::{CheckPart, ParityId, SlotShard};
+use storaged_core::{CheckPart, ParityId, ScrubPiece, ScrubTally, SlotShard, Unread};
 use storaged_wire::{Enclosure, SharedBytes, SlotId};
 use thiserror::Error;
 
+use crate::driver::timed;
 use crate::memory::{Digested, Memory, ReadError};
 use crate::pool::Pool;
 
@@ -128,6 +130,60 @@ async fn check_parity(pool: &Pool, memory: &Arc<Memory>, set: ParityId) -> (u64,
     first_fault(works).await
 }
 
+/// Reads a piece again, one window after the other: at most one thread is at it. With the time that threads were.
+pub async fn scrub(
+    pool: &Pool,
+    memory: &Arc<Memory>,
+    piece: ScrubPiece,
+) -> (Result<ScrubTally, Unread>, Duration) {
+    let (mut all, mut busy) = (ScrubTally::default(), Duration::ZERO);
+    let piece = Arc::new(piece);
+    for window in windows_of(&piece) {
+        let (memory, piece) = (memory.clone(), piece.clone());
+        let work = move || timed(|| scrub_window(&memory, &piece, window));
+        let (tally, took) = match compute(pool, work).await {
+            Ok((Ok(tally), took)) => (tally, took),
+            Ok((Err(unread), took)) => return (Err(unread), busy + took),
+            Err(_) => return (Err(Unread::Stopped), busy),
+        };
+        busy += took;
+        all.bytes += tally.bytes;
+        all.known += tally.known;
+        all.rotten.extend(tally.rotten);
+    }
+    (Ok(all), busy)
+}
+
+fn windows_of(piece: &ScrubPiece) -> Vec<Range<u64>> {
+    let (chunks, chunk) = match piece {
+        ScrubPiece::Shard { shard, chunks } => (chunks, shard.chunk),
+        ScrubPiece::Parity { stripes, chunk, .. } => (stripes, *chunk),
+    };
+    let all = windows(chunks.end - chunks.start, chunk).into_iter();
+    all.map(|window| chunks.start + window.start..chunks.start + window.end)
+        .collect()
+}
+
+fn scrub_window(
+    memory: &Memory,
+    piece: &ScrubPiece,
+    window: Range<u64>,
+) -> Result<ScrubTally, Unread> {
+    match piece {
+        ScrubPiece::Shard { shard, .. } => memory.scrub_shard(shard, window),
+        ScrubPiece::Parity {
+            set,
+            stripes,
+            prints,
+            ..
+        } => {
+            let from = usize::try_from(window.start - stripes.start).unwrap_or(usize::MAX);
+            let prints = prints.as_ref().and_then(|prints| prints.get(from..));
+            memory.scrub_parity(*set, window, prints)
+        }
+    }
+}
+
 /// Bytes up to the first fault, in order.
 async fn first_fault<F>(works: impl Iterator<Item = F>) -> (u64, Option<String>)
 where
@@ -176,6 +232,19 @@ mod tests {
             chunk,
             leaves: digested.leaves,
         };
+        let piece = || ScrubPiece::Shard {
+            shard: shard.clone(),
+            chunks: 3..chunk.count(length),
+        };
+        let read = length - 3 * chunk.bytes() as u64;
+        let scrubbed = |rotten: &[u64]| {
+            Ok(ScrubTally {
+                bytes: read,
+                rotten: rotten.to_vec(),
+                known: 0,
+            })
+        };
+        assert_eq!(scrub(&pool, &memory, piece()).await.0, scrubbed(&[]));
         let parts = vec![CheckPart::Shard(shard.clone())];
         assert_eq!(
             check_all(&pool, &memory, parts.clone()).await,
@@ -186,6 +255,10 @@ mod tests {
             .unwrap()
             .write_at(length - 1, &[0xff])
             .unwrap();
+        let last = chunk.count(length) - 1;
+        assert_eq!(scrub(&pool, &memory, piece()).await.0, scrubbed(&[last]));
+        let stopped = scrub(&Pool::closed(), &memory, piece()).await.0;
+        assert_eq!(stopped, Err(Unread::Stopped));
         let (read, fault) = check_all(&pool, &memory, parts).await.remove(0);
         assert!(read < length && fault.is_some());
         assert!(

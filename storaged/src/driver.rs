@@ -10,6 +10,7 @@ mod notes;
 mod operate;
 mod readiness;
 mod said;
+mod scrub;
 mod start;
 mod tier;
 
@@ -18,10 +19,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use certificate::OwnCertificate;
-use storaged_core::{CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork, Unfinished};
+use storaged_core::{
+    CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork, Sink, Unfinished,
+};
 use storaged_wire::local::Reply;
 use storaged_wire::{
-    ChunkSize, Digest, Generation, ManifestBytes, Rank, RefusalCode, SlotId, encode,
+    ChunkSize, Digest, Generation, ManifestBytes, Rank, RecordName, RefusalCode, SlotId, encode,
 };
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -47,6 +50,8 @@ use leaving::Leaving;
 pub use members::{Members, PlaceTaken};
 use members::{MembersNews, next_change};
 use readiness::LinkFacts;
+use scrub::RotCount;
+pub(crate) use scrub::timed;
 use start::{own_certificate, setup, start_net};
 
 /// A session that runs says so often how it goes.
@@ -134,6 +139,7 @@ pub struct Daemon {
     links: LinkFacts,
     certificate: Option<OwnCertificate>,
     repeats: Repeats,
+    rot: RotCount,
     net_runtime: tokio::runtime::Handle,
     pool: Pool,
     members: Option<Members>,
@@ -207,6 +213,7 @@ impl Daemon {
             },
             certificate,
             repeats: Repeats::default(),
+            rot: RotCount::default(),
             net_runtime: env.net_runtime,
             pool: env.pool,
             reloads,
@@ -337,6 +344,7 @@ impl Daemon {
             Output::Keep(record) => self.keep(&record),
             Output::Forget(name) => self.forget(&name),
             Output::Check { query, parts } => self.check(query, parts),
+            Output::Scrub { query, piece } => self.scrub(query, piece),
             Output::Prepare(work) => {
                 self.later(move || Input::Prepared(work.run()));
             }
@@ -392,9 +400,13 @@ impl Daemon {
         });
     }
 
-    fn run_session(&self, work: SessionWork) {
+    fn run_session(&mut self, work: SessionWork) {
         let (executor, ops) = (self.executor.clone(), self.ops.clone());
         let inputs = self.inputs.clone();
+        if let Some(Sink::Parity { set, .. }) = &work.keep {
+            // Of a set that was there before and is put back in part: where its chunks lie is about to change.
+            self.forget(&RecordName::Parity(set.0));
+        }
         self.when_done(async move {
             let (leader, session) = (work.leader.clone(), work.session);
             let SessionEnd { outcome, kept } = run(&executor, work, &inputs).await;

@@ -7,6 +7,7 @@ mod adopt;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use storaged_arena::{Slot, SlotError};
 use storaged_codec::{
     Checked, ChunkSize, Digest, Fingerprint, Unchecked, engine, fingerprint, leaf_digest,
 };
-use storaged_core::{ParityId, SessionWork, Sink, SlotShard, Source};
+use storaged_core::{ParityId, ScrubTally, SessionWork, Sink, SlotShard, Source, Unread};
 use storaged_plan::stripe_bytes;
 use storaged_wire::SlotId;
 use storaged_wire::peer::SessionFault;
@@ -228,6 +229,57 @@ impl Memory {
             read += block.length as u64;
         }
         (read, None)
+    }
+
+    /// Reads these chunks of a shard again. What cannot be read at all is rotten too: that is how the system tells of bad memory.
+    ///
+    /// # Errors
+    /// [`Unread`] if the slot is gone.
+    pub fn scrub_shard(&self, shard: &SlotShard, chunks: Range<u64>) -> Result<ScrubTally, Unread> {
+        let mut block = vec![0; shard.chunk.bytes()];
+        let mut tally = ScrubTally::default();
+        for index in chunks {
+            let range = shard.chunk.range(index, shard.length);
+            tally.bytes += range.end - range.start;
+            match self.read_chunk(shard, index, &mut block) {
+                Ok(_) => {}
+                Err(SessionFault::Corrupt(_)) => tally.rotten.push(index),
+                Err(_) => return Err(Unread::Gone),
+            }
+        }
+        Ok(tally)
+    }
+
+    /// Reads these chunks of a parity set again; `prints` are what they must have by the data that they protect.
+    ///
+    /// # Errors
+    /// [`Unread`] if the set is gone.
+    pub fn scrub_parity(
+        &self,
+        id: ParityId,
+        stripes: Range<u64>,
+        prints: Option<&[Fingerprint]>,
+    ) -> Result<ScrubTally, Unread> {
+        let set = locked(&self.parity).get(&id).cloned();
+        let set = set.ok_or(Unread::Gone)?;
+        let mut tally = ScrubTally::default();
+        for (at, stripe) in stripes.enumerate() {
+            let block = set.blocks.get(stripe as usize).and_then(Option::as_ref);
+            let expected = prints.and_then(|prints| prints.get(at));
+            let (bytes, got) = match block {
+                Some(block) => (block.length, fingerprint(block.bytes())),
+                None => (0, Fingerprint::ZERO),
+            };
+            tally.bytes += bytes as u64;
+            let is_kept = block.is_none_or(|block| block.print == got);
+            if is_kept && expected.is_none_or(|expected| *expected == got) {
+                continue;
+            }
+            tally.rotten.push(stripe);
+            let known = block.is_some_and(|block| block.is_rotten.swap(true, Ordering::Relaxed));
+            tally.known += u64::from(known);
+        }
+        Ok(tally)
     }
 
     /// One chunk into private memory, checked there; it fills the beginning of `out`. None beyond the shard's end.
@@ -497,6 +549,7 @@ impl BlockSink for ParitySink {
             memory,
             length,
             print,
+            is_rotten: false.into(),
         });
         let mut sets = locked(&self.sets);
         let set = sets.get_mut(&self.set).ok_or(SessionFault::Aborted)?;

@@ -1,6 +1,7 @@
 //! All metrics: one table, behind `observe_*` functions. Names begin with the verb; units stand at the end.
 
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -169,6 +170,14 @@ metrics! {
         "Bytes that these may take";
     memory_spare_bytes: Gauge, "memory_spare_bytes",
         "Bytes of parity memory kept for the next set, beside those used";
+    scrub_bytes: Counter, "scrub_bytes",
+        "Bytes of shards and parity in RAM read again";
+    scrub_rotten_chunks: Counter, "scrub_rotten_chunks",
+        "Chunks in this node's RAM that were not what they had been";
+    scrub_seconds: Counter<f64, AtomicU64>, "scrub_seconds",
+        "Seconds of one thread of the codec that reading again took";
+    scrub_age_seconds: Gauge<f64, AtomicU64>, "scrub_age_seconds",
+        "All that has been in RAM for longer than this was read again within it";
     sessions: Gauge, "sessions",
         "Sessions that this node takes part in or leads";
 }
@@ -428,6 +437,22 @@ impl Metrics {
         self.memory_spare_bytes.set(gauge(spare));
         self.sessions.set(gauge(ledger.sessions as u64));
         self.place_peers_up.set(gauge(peers_up as u64));
+    }
+
+    /// A piece of RAM was read again, in this time of one thread.
+    pub fn observe_scrubbed(&self, bytes: u64, took: Duration) {
+        self.scrub_bytes.inc_by(bytes);
+        self.scrub_seconds.inc_by(took.as_secs_f64());
+    }
+
+    /// So many chunks had rotted.
+    pub fn observe_rotten(&self, chunks: u64) {
+        self.scrub_rotten_chunks.inc_by(chunks);
+    }
+
+    /// Within so long all of RAM was read again.
+    pub fn observe_scrub_age(&self, age: Duration) {
+        self.scrub_age_seconds.set(age.as_secs_f64());
     }
 
     /// So much memory would end with this daemon.

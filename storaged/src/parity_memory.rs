@@ -133,6 +133,8 @@ pub(crate) struct ParityBlock {
     pub memory: HeldCell,
     pub length: usize,
     pub print: Fingerprint,
+    /// It was found to have another one: several sets may share it.
+    pub is_rotten: AtomicBool,
 }
 
 impl ParityBlock {

@@ -216,6 +216,27 @@ pub(crate) mod tests {
         assert!(begin(&memory, &lying).is_err());
     }
 
+    /// Two sets share a chunk: it is counted once, and found in both.
+    #[test]
+    fn parity_is_scrubbed_against_what_it_was_and_what_its_data_says() {
+        let (memory, lane) = (memory(), Lane::new(1, 3 * CHUNK));
+        put_all(&memory, &lane, 1);
+        let prints: Vec<Fingerprint> = lane.bytes.chunks(CHUNK).map(fingerprint).collect();
+        let scrub = |set: u64, prints: &[Fingerprint]| {
+            let tally = memory.scrub_parity(ParityId(set), 0..3, Some(prints));
+            tally.map(|tally| (tally.rotten, tally.known))
+        };
+        assert_eq!(scrub(1, &prints), Ok((vec![], 0)));
+        // The data says otherwise: the chunk, or what it was kept with, is wrong.
+        let mut others = prints.clone();
+        others[1] = prints[0];
+        assert_eq!(scrub(1, &others), Ok((vec![1], 0)));
+        let keep = begin(&memory, &lane.work(2, Some(1), vec![])).unwrap();
+        drop(keep);
+        assert_eq!(scrub(2, &others), Ok((vec![1], 1)), "it was found in set 1");
+        assert!(scrub(3, &prints).is_err(), "no such set");
+    }
+
     #[test]
     fn without_a_fingerprint_per_stripe_nothing_is_kept() {
         let (memory, lane) = (memory(), Lane::new(1, 2 * CHUNK));

@@ -210,6 +210,7 @@ async fn restore(doors: &Doors, steps: &[u64]) -> Result<Vec<Rung>> {
             ranges,
             timeout_ms: WAIT_MS,
             without: None,
+            withheld: None,
         };
         let opened = reader.ask(open).await?;
         let Reply::ShardOpened { rung, .. } = opened.reply else {

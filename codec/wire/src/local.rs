@@ -220,6 +220,10 @@ pub enum Request {
         /// was verified on its way.
         #[n(4)]
         without: Option<Rung>,
+        /// Nodes that are taken for lost, to see whether the others can do without them; none, as by releases that do not know of it, and
+        /// all are asked.
+        #[n(5)]
+        withheld: Option<Vec<NodeName>>,
     },
     /// Gives up the shard that `OpenShard` opened on this connection.
     #[n(10)]

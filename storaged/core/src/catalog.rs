@@ -52,6 +52,8 @@ pub(crate) struct Slot {
     pub rank: Rank,
     pub capacity: u64,
     pub used_for: SlotUse,
+    /// Readers that had its shard open when chunks of it rotted: they count again once it is whole.
+    pub readers_before: BTreeSet<ConnId>,
 }
 
 /// A shard sealed on this node.

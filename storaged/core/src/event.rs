@@ -7,7 +7,7 @@ use storaged_wire::local::DurableWish;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SessionFault};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank, SlotId};
 
-use crate::api::QueryId;
+use crate::api::{HeldBlock, QueryId};
 
 /// What waits in the loop-back queue: the oldest first, but blocks that are gone before all else.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +40,12 @@ pub(crate) enum Event {
     OpeningFailed(SlotId, NodeName, SessionFault),
     /// No session fills the slot of an opening any more, and it is not filled yet.
     OpeningIdle(SlotId),
+    /// A session that was led here has ended well.
+    SessionOver,
+    /// These chunks of a block here, ascending, are not what they were.
+    Rotten(CheckpointKey, HeldBlock, Vec<u64>),
+    /// A session found a chunk of a block here rotten before the scrub did, and the block has gone.
+    RottenSource(CheckpointKey, HeldBlock),
     /// A shard of this rank was restored into this node's RAM.
     ShardBack(Rank),
 }

@@ -2,7 +2,7 @@
 //!
 //! Order of reading: `api` (what goes in and comes out), `node` (who hears what), `context` and `catalog` (what all share), then the verbs: `stage` (slots,
 //! sealing, commit, retiring), `delta` (the basis), `encode` (sessions), `place` (runs, healing),
-//! `trickle` (the durable tier), `restore` (plan and ladder). `keep` says what outlives the daemon, `recover` takes it over. `limits` has every number, `budget` every byte.
+//! `trickle` (the durable tier), `restore` (plan and ladder). `keep` says what outlives the daemon, `recover` takes it over; `scrub` reads RAM again. `limits` has every number, `budget` every byte.
 //! Payload bytes never come here: only ids, lengths and digests.
 
 #![forbid(unsafe_code)]
@@ -28,6 +28,7 @@ mod place;
 mod records;
 mod recover;
 mod restore;
+mod scrub;
 mod sources;
 mod stage;
 mod status;
@@ -37,15 +38,16 @@ mod trickle;
 
 pub use api::{
     CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault, DurableForm,
-    DurableListing, DurablePolicy, ExpectedShard, Input, LinkRates, MessageLimits, Note, Now,
-    Output, ParityId, Preparation, Prepared, QueryId, RateBasis, Removed, RequestId,
-    RunsWithoutTier, SessionTally, SessionWork, SetAside, SetAsideCause, Setup, Sink, SlotShard,
-    Source, StripeTurn, UploadBase,
+    DurableListing, DurablePolicy, ExpectedShard, HeldBlock, Input, LinkRates, MessageLimits, Note,
+    Now, Output, ParityId, Preparation, Prepared, QueryId, RateBasis, Removed, RequestId,
+    RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally, SessionWork, SetAside, SetAsideCause,
+    Setup, Sink, SlotShard, Source, StripeTurn, Unread, UploadBase,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};
 pub use encode::{NodeRate, SideRate};
 pub use node::Node;
 pub use place::Standings;
+pub use scrub::ScrubState;
 pub use stage::SLOT_GRAIN_BYTES;
 pub use trickle::Unfinished;

@@ -145,6 +145,16 @@ pub const REQUEST_MAX_MS: u64 = 600_000;
 /// A shard that a repair has brought back in part is kept this long for the next repair to go on with.
 pub const PART_FILLED_MAX_MS: u64 = 15_000;
 
+/// A block in which chunks have rotted is kept this long for the repair that puts them back: longer than a repair waits for a
+/// newer step's encode or for a node that is restarted. After it the block is brought back whole.
+pub const ROTTEN_KEPT_MS: u64 = 600_000;
+
+/// Bytes of a block that are scrubbed at once: some 10 ms of one thread. Smaller ones would cost more to order than to read.
+pub const SCRUB_PIECE_BYTES: u64 = 32 << 20;
+
+/// While something is saved the scrub looks again after this time whether it may go on.
+pub const SCRUB_YIELD_MS: u64 = 1_000;
+
 /// An opening of a shard that the node itself has lost leaves it to the lane's heal if that begins within this time: to
 /// link up with a node that has come back and to ask what it holds takes a fraction of it.
 pub const HEAL_FIRST_MS: u64 = 500;

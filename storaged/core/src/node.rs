@@ -18,6 +18,7 @@ use crate::event::{Event, NoSlot};
 use crate::limits;
 use crate::place::{Runs, Standings};
 use crate::restore::{Older, OpenRequest, Restores};
+use crate::scrub::{Scrub, ScrubState};
 use crate::stage::{Drops, Trainers};
 use crate::status::status_json;
 use crate::trickle::Unfinished;
@@ -32,6 +33,7 @@ pub struct Node {
     restores: Restores,
     runs: Runs,
     drops: Drops,
+    scrub: Scrub,
     repeat_at: Now,
 }
 
@@ -47,6 +49,7 @@ impl Node {
             restores: Restores::default(),
             runs: Runs::default(),
             drops: Drops::default(),
+            scrub: Scrub::default(),
             repeat_at: Now(0),
         })
     }
@@ -119,6 +122,13 @@ impl Node {
                 self.restores
                     .try_next_source_when_idle(slot, &mut self.sessions, &mut self.cx)
             }
+            Event::SessionOver => self.sessions.lead_lanes(&mut self.cx),
+            Event::Rotten(key, block, rotten) => {
+                let fresh = rotten.len() as u64;
+                let (scrub, sessions) = (&mut self.scrub, &mut self.sessions);
+                scrub.found(&key, block, &rotten, fresh, sessions, &mut self.cx);
+            }
+            Event::RottenSource(key, block) => self.scrub.count(&key, block, 1, &mut self.cx),
             Event::ShardBack(rank) => self.restores.shard_is_back(rank, &mut self.cx),
         }
     }
@@ -130,7 +140,8 @@ impl Node {
             .chain(self.restores.deadlines())
             .chain(self.runs.deadlines(self.cx.now))
             .chain(self.sessions.deadlines())
-            .chain(self.drops.deadlines());
+            .chain(self.drops.deadlines())
+            .chain(self.scrub.deadline(&self.cx));
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
     }
 
@@ -208,6 +219,10 @@ impl Node {
             Input::Checked { query, outcomes } => {
                 self.restores.checked(query, outcomes, &mut self.cx)
             }
+            Input::Scrubbed { query, outcome } => {
+                let sessions = &mut self.sessions;
+                self.scrub.scrubbed(query, outcome, sessions, &mut self.cx)
+            }
         }
     }
 
@@ -227,6 +242,7 @@ impl Node {
             self.repeat_at = self.cx.now.plus(limits::REPEAT_MS);
             self.repeat();
         }
+        self.scrub.advance(&self.sessions, &mut self.cx);
     }
 
     /// Says again what still matters and starts what waits for its time.
@@ -251,6 +267,7 @@ impl Node {
             &|sessions, cx, slot, slow| restores.opening_goes_around(slot, slow, sessions, cx),
             &mut self.cx,
         );
+        self.sessions.tell_losses(&mut self.cx);
         self.sessions.lead_lanes(&mut self.cx);
         self.cx.weigh_all();
         self.cx.give_up_lost();
@@ -318,9 +335,11 @@ impl Node {
                 ranges,
                 timeout_ms,
                 without,
+                withheld,
             } => {
                 let by = cx.answer_by(timeout_ms);
                 let wish = OpenRequest::new(manifest, rank, &ranges, without, by);
+                let wish = wish.withholding(withheld);
                 self.restores.open_shard(id, wish, timeout_ms, cx)
             }
             Request::CloseShard { manifest, rank } => {
@@ -451,7 +470,17 @@ impl Node {
 
     /// The state as JSON.
     pub fn status_json(&self) -> String {
-        status_json(&self.cx, &self.sessions, &self.ledger())
+        status_json(
+            &self.cx,
+            &self.sessions,
+            &self.scrub_state(),
+            &self.ledger(),
+        )
+    }
+
+    /// How reading RAM again goes.
+    pub fn scrub_state(&self) -> ScrubState {
+        self.scrub.state(&self.cx)
     }
 
     /// The rates of the other nodes' links, as measured in sessions that this node led.

@@ -3,9 +3,9 @@
 //! nothing to put back.
 //!
 //! Kept bytes count at once: whoever reads a chunk compares it with its digest, as ever. Beside that every slot is digested again, the
-//! newest step's first, and one that has rotted is a lost block.
+//! newest step's first, and one in which chunks have rotted is a lost block (`encode/rot.rs`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_codec::{Fingerprint, root_digest};
@@ -13,7 +13,7 @@ use storaged_plan::LaneBlocks;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{
     Digest, KeptCheckpoint, KeptNamespace, KeptParity, KeptRecord, KeptShard, KeptTable,
-    ManifestBytes, Namespace, Rank, SharedBytes, SlotId,
+    ManifestBytes, Namespace, Rank, SharedBytes,
 };
 
 use crate::api::{Output, ParityId};
@@ -220,6 +220,7 @@ impl Context {
                 rank,
                 capacity,
                 used_for,
+                readers_before: BTreeSet::new(),
             },
         );
         let leaves: Arc<[Digest]> = table.leaves.as_slice().into();
@@ -229,7 +230,7 @@ impl Context {
             chunk,
             digests: Some((leaves, root)),
             prints: prints_of(table),
-            readers: std::collections::BTreeSet::new(),
+            readers: BTreeSet::new(),
             upload: Upload::Idle,
             sealed_at: self.now,
         };
@@ -306,34 +307,6 @@ impl Context {
             set: ParityId(it.set),
         });
         self.out.extend(sets);
-    }
-
-    /// The bytes of a slot that an earlier daemon left were digested again. Others than they were: a lost block, which peers put
-    /// back, or a shard of an unfinished step that cannot be saved any more.
-    pub(crate) fn kept_slot_digested(&mut self, slot: SlotId, root: &Digest) {
-        if !self.keeping.trust(slot) {
-            return;
-        }
-        let holds = |shard: &LocalShard| {
-            let known = shard.digests.as_ref();
-            shard.slot == slot && known.is_some_and(|(_, known)| known != root)
-        };
-        let mut checkpoints = self.checkpoints.values();
-        let found = checkpoints.find_map(|c| {
-            let mut shards = c.shards.iter();
-            let (rank, _) = shards.find(|(_, shard)| holds(shard))?;
-            Some((c.key.clone(), *rank))
-        });
-        let Some((key, rank)) = found.filter(|_| !planted!("kept_rot_counted")) else {
-            return;
-        };
-        if let Some(checkpoint) = self.checkpoints.get_mut(&key) {
-            checkpoint.shards.remove(&rank);
-        }
-        self.drop_slot(slot);
-        self.keeping.touch(&key);
-        self.announce(&key);
-        self.report_held(&key);
     }
 }
 

@@ -7,10 +7,16 @@ use storaged_wire::local::standing;
 use crate::budget::Ledger;
 use crate::context::Context;
 use crate::encode::{NodeRate, Sessions, SideRate};
+use crate::scrub::ScrubState;
 use crate::trickle::plain;
 
 /// The state as JSON.
-pub(crate) fn status_json(cx: &Context, sessions: &Sessions, ledger: &Ledger) -> String {
+pub(crate) fn status_json(
+    cx: &Context,
+    sessions: &Sessions,
+    scrub: &ScrubState,
+    ledger: &Ledger,
+) -> String {
     let peers: Vec<String> = cx
         .setup
         .members
@@ -52,7 +58,7 @@ pub(crate) fn status_json(cx: &Context, sessions: &Sessions, ledger: &Ledger) ->
         .geometry
         .map_or("null".into(), |g| format!("\"{g}\""));
     format!(
-        r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"records":{},"slots":{},"unchecked_slots":{},"parity_sets":{}}},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
+        r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"records":{},"slots":{},"unchecked_slots":{},"parity_sets":{}}},"scrub":{},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
         cx.setup.name,
         cx.setup.generation.get(),
         geometry,
@@ -72,10 +78,24 @@ pub(crate) fn status_json(cx: &Context, sessions: &Sessions, ledger: &Ledger) ->
         ledger.slots,
         ledger.unchecked_slots,
         ledger.parity_sets,
+        scrub_json(scrub),
         ledger.sessions,
         ledger.waiters,
         peers.join(","),
         checkpoints.join(",")
+    )
+}
+
+fn scrub_json(scrub: &ScrubState) -> String {
+    let ScrubState {
+        period_ms,
+        passes,
+        bytes,
+        rotten,
+        age_ms,
+    } = scrub;
+    format!(
+        r#"{{"period_ms":{period_ms},"passes":{passes},"bytes":{bytes},"rotten_chunks":{rotten},"age_ms":{age_ms}}}"#
     )
 }
 

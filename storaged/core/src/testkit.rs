@@ -140,6 +140,7 @@ fn unlinked(members: &[&str], geometry: Geometry, durable: DurablePolicy) -> Nod
         slots_per_rank: 3,
         budget: u64::MAX,
         idle_job_ms: 3_600_000,
+        scrub_period_ms: 0,
         link_rates: LinkRates::default(),
         durable,
         messages: crate::api::MessageLimits::default(),

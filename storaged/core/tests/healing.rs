@@ -322,3 +322,21 @@ fn an_encode_waits_for_a_coding_node_that_was_only_just_lost() {
         );
     }
 }
+
+/// The node that leads a lane has lost its own block: it hears that this counts again before it looks for more to heal.
+#[test]
+fn a_leader_puts_its_own_parity_back_once() {
+    let mut cluster = protected(STRIPES);
+    cluster.kill(8);
+    cluster.run_for(5_000);
+    cluster.reset_counts();
+    let since = cluster.now;
+    cluster.start_after(0, 8);
+    cluster.run_until(60_000, "healing", |cluster| {
+        cluster.healed_at(&[8], since).is_some()
+    });
+    cluster.run_for(2 * STRIPES * STRIPE_MS);
+    let put = &cluster.sessions.counts.put[&(8, Block::Parity)];
+    assert_eq!(put.len() as u64, STRIPES);
+    assert!(put.values().all(|times| *times == 1), "{put:?}");
+}

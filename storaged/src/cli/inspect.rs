@@ -1,8 +1,8 @@
-//! `storaged status`, `ls`, `plan` and `verify`.
+//! `storaged status`, `ls` and `plan`.
 
 use clap::Args;
 use serde_json::{Value, json};
-use storaged_sdk::wire::local::{CheckpointInfo, VerifyReport, standing};
+use storaged_sdk::wire::local::{CheckpointInfo, standing};
 use storaged_sdk::wire::plan::{RestorePlan, Source};
 use storaged_sdk::wire::{Namespace, RefusalCode, Step};
 use storaged_sdk::{Client, ClientError};
@@ -65,18 +65,6 @@ pub struct PlanArgs {
     json: bool,
 }
 
-#[derive(Debug, Args)]
-#[command(after_help = "Exits with 1 if any part has a fault.")]
-pub struct VerifyArgs {
-    #[command(flatten)]
-    namespace: NamespaceArgs,
-    #[command(flatten)]
-    socket: SocketArgs,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
 pub fn status(args: &StatusArgs) -> Result<(), CliError> {
     let text = Client::connect_anonymous(&args.socket.path())?.status()?;
     if args.json {
@@ -112,6 +100,7 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         memory["slots"],
         memory["parity_sets"]
     ));
+    print_scrub(&status["scrub"]);
     if let Some(state) = status["durable"]["state"].as_str() {
         let fault = status["durable"]["fault"].as_str();
         let fault = fault.map_or(String::new(), |fault| format!("  {fault}"));
@@ -140,6 +129,19 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         }
     }
     Ok(())
+}
+
+/// Within how long RAM is read again, and what came of it; nothing where it is not.
+fn print_scrub(scrub: &Value) {
+    let seconds = |key: &str| scrub[key].as_u64().unwrap_or(0).div_ceil(1_000);
+    if seconds("period_ms") > 0 {
+        print(&format!(
+            "scrub every {} s  all read within {} s  rotten chunks {}",
+            seconds("period_ms"),
+            seconds("age_ms"),
+            scrub["rotten_chunks"]
+        ));
+    }
 }
 
 fn info_json(info: &CheckpointInfo) -> Value {
@@ -298,47 +300,4 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
         ));
     }
     Ok(())
-}
-
-fn report_json(report: &VerifyReport) -> Value {
-    json!({
-        "manifest": report.manifest.to_string(), "step": report.step.get(),
-        "parts": report.parts.iter().map(|part| json!({
-            "node": part.node.as_str(), "what": part.what, "bytes": part.bytes, "fault": part.fault,
-        })).collect::<Vec<_>>(),
-    })
-}
-
-pub fn verify(args: &VerifyArgs) -> Result<(), CliError> {
-    let mut client = args.namespace.connect(&args.socket)?;
-    let report = client.verify(args.namespace.step, args.namespace.timeout_ms())?;
-    if args.json {
-        print(&report_json(&report).to_string());
-    } else {
-        print(&format!(
-            "step {}  manifest {}",
-            report.step, report.manifest
-        ));
-        for part in &report.parts {
-            let outcome = part.fault.as_deref().unwrap_or("good");
-            print(&format!(
-                "{:<12} {:<32} {:>10}  {outcome}",
-                part.node.as_str(),
-                part.what,
-                size(part.bytes)
-            ));
-        }
-    }
-    let faults = report
-        .parts
-        .iter()
-        .filter(|part| part.fault.is_some())
-        .count();
-    match faults {
-        0 => Ok(()),
-        _ => Err(CliError::Faults {
-            faults,
-            parts: report.parts.len(),
-        }),
-    }
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cert;
+mod drill;
 mod drop_job;
 mod inspect;
 mod members;
@@ -9,6 +10,7 @@ mod plan_encode;
 mod restart_safe;
 mod run;
 mod tier;
+mod verify;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -87,6 +89,9 @@ pub enum CliError {
     /// A check that found faults.
     #[error("{faults} of {parts} parts have faults")]
     Faults { faults: usize, parts: usize },
+    /// A drill that showed losses that the checkpoint does not bear.
+    #[error("{failures} of {tried} decodes without nodes failed")]
+    Drill { failures: usize, tried: usize },
     /// A job that nobody holds: a name that was mistyped, most often.
     #[error(
         "expected a job with something in RAM, got {0}, of which no node holds anything: `storaged ls` lists jobs"
@@ -141,8 +146,8 @@ enum Command {
     Ls(inspect::LsArgs),
     /// Say what a restart would do: which checkpoint, from where, how long; or how a group would encode
     Plan(inspect::PlanArgs),
-    /// Read every byte of a checkpoint on every live node and check it
-    Verify(inspect::VerifyArgs),
+    /// Read every byte of a checkpoint on every live node and check it; with --drill try out what the loss of nodes would do
+    Verify(verify::VerifyArgs),
     /// Say whether this node may be restarted now without losing anything; exit code 1 if not
     RestartSafe(restart_safe::RestartSafeArgs),
     /// Keep a checkpoint in the durable tier whatever the retention says
@@ -251,7 +256,7 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Status(args) => inspect::status(&args),
         Command::Ls(args) => inspect::ls(&args),
         Command::Plan(args) => inspect::plan(&args),
-        Command::Verify(args) => inspect::verify(&args),
+        Command::Verify(args) => verify::verify(&args),
         Command::RestartSafe(args) => restart_safe::restart_safe(&args),
         Command::Pin(args) => tier::pin(&args, Keep::Pin),
         Command::Unpin(args) => tier::pin(&args, Keep::Unpin),

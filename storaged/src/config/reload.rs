@@ -59,7 +59,7 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 18] = [
+        let keys: [Key<'_>; 19] = [
             ("node.name", &|config| config.node.to_string()),
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
@@ -82,6 +82,7 @@ impl Config {
             ("memory.idle_job", &|config| {
                 format!("{} ms", config.idle_job_ms)
             }),
+            ("scrub", &|config| text(&config.scrub)),
             ("tenants and admin", &|config| text(&config.sockets)),
             ("durable", &|config| text(&config.durable)),
             ("trickle.every", &|config| text(&config.durable_policy)),

@@ -64,6 +64,7 @@ fn the_operators_page_has_every_key() {
         ("peers", "[[peers]]"),
         ("coding", "[coding]"),
         ("memory", "[memory]"),
+        ("scrub", "[scrub]"),
         ("tenants", "[[tenants]]"),
         ("admin", "[admin]"),
         ("log", "[log]"),

@@ -47,6 +47,7 @@ impl Daemon {
                 metrics.observe_healed();
                 tracing::info!(namespace = %key.namespace, run = %key.run, step = key.step.get(), group = lane.group, lane = lane.index, %node, "healed");
             }
+            Note::Rotten { key, block, chunks } => self.rotten(key, *block, *chunks),
             Note::DurableFailed { key, reason } => self.durable_failed(key, reason),
             Note::DurableState { fault: None } => {
                 tracing::info!("the durable tier answers");

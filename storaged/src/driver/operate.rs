@@ -125,6 +125,7 @@ impl Daemon {
             self.memory.spare_bytes(),
             self.links.up.len(),
         );
+        self.show_scrub();
         metrics.observe_unheld(self.memory.missing_in_store());
         let connections = self.net.as_ref().map_or(0, |net| net.connections());
         metrics.observe_connections(connections);

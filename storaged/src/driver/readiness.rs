@@ -16,6 +16,8 @@ pub(super) struct LinkFacts {
     pub configured: Vec<NodeName>,
     /// What is wrong with the own certificate.
     pub own_fault: Option<String>,
+    /// Too much of this node's memory has rotted.
+    pub rot_fault: Option<String>,
     /// When it expires, in seconds since 1970.
     pub expires: Option<i64>,
     /// It was told to stop.
@@ -39,6 +41,7 @@ impl LinkFacts {
         let mut reasons = Vec::new();
         reasons.extend(self.is_leaving.then(|| "this node was told to stop".into()));
         reasons.extend(self.own_fault.clone());
+        reasons.extend(self.rot_fault.clone());
         reasons.extend(self.refused.values().cloned());
         let down = self
             .configured

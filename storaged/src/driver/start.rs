@@ -27,6 +27,7 @@ pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
         slots_per_rank: config.slots_per_rank,
         budget: config.budget,
         idle_job_ms: config.idle_job_ms,
+        scrub_period_ms: config.scrub.period_ms,
         link_rates: config.link_rates.clone(),
         durable: config.durable_policy,
         messages: storaged_core::MessageLimits::default(),

@@ -296,6 +296,7 @@ impl LocalConn {
             ranges,
             timeout_ms: ms(limit),
             without,
+            withheld: None,
         };
         match self.call(request, limit).await? {
             Answer {

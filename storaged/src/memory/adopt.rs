@@ -191,6 +191,7 @@ impl Memory {
                 memory: HeldCell::adopted(&self.parity_memory, place.segment, claim.cell),
                 length: claim.length as usize,
                 print: claim.print,
+                is_rotten: false.into(),
             };
             inherited.claimed.insert(place, Arc::new(block));
         }

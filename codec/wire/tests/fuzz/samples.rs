@@ -218,6 +218,7 @@ fn trainers_requests() -> Vec<Request> {
             }],
             timeout_ms,
             without: Some(Rung::OwnRam),
+            withheld: Some(vec![node("n1")]),
         },
         Request::CloseShard { manifest, rank },
     ]

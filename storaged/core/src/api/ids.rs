@@ -1,4 +1,9 @@
-//! Time and the names of what is under way.
+//! Time and the names of what is under way or held.
+
+use std::fmt;
+
+use storaged_wire::peer::Lane;
+use storaged_wire::{Rank, SlotId};
 
 /// Milliseconds since the daemon started. The driver's clock; the core never asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -36,3 +41,24 @@ pub struct QueryId(pub u64);
 /// A parity set in this node's RAM; never reused within a generation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ParityId(pub u64);
+
+/// A block of a checkpoint that this node holds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum HeldBlock {
+    /// The shard of a rank, in a slot.
+    Shard(Rank, SlotId),
+    /// Parity of a lane: its index, and the set.
+    Parity(Lane, u32, ParityId),
+}
+
+impl fmt::Display for HeldBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shard(rank, _) => write!(f, "shard of rank {rank}"),
+            Self::Parity(lane, index, _) => {
+                let (group, lane) = (lane.group, lane.index);
+                write!(f, "parity {index} of group {group} lane {lane}")
+            }
+        }
+    }
+}

@@ -13,7 +13,7 @@ use storaged_wire::{
 
 use super::{
     ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, Prepared, QueryId,
-    Removed, RequestId, SessionTally,
+    Removed, RequestId, ScrubTally, SessionTally, Unread,
 };
 
 /// What happened.
@@ -121,5 +121,10 @@ pub enum Input {
     Checked {
         query: QueryId,
         outcomes: Vec<(u64, Option<String>)>,
+    },
+    /// `Output::Scrub` ended.
+    Scrubbed {
+        query: QueryId,
+        outcome: Result<ScrubTally, Unread>,
     },
 }

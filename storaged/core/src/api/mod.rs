@@ -14,7 +14,7 @@ pub use durable::{
     ClaimFault, ClaimedRun, Curation, CurationFault, DurableFault, DurableListing, Removed,
     SetAside, SetAsideCause, UploadBase,
 };
-pub use ids::{ConnId, Now, ParityId, QueryId, RequestId};
+pub use ids::{ConnId, HeldBlock, Now, ParityId, QueryId, RequestId};
 pub use input::Input;
 pub use note::Note;
 pub use output::Output;
@@ -26,5 +26,6 @@ pub use setup::{
     DurableForm, DurablePolicy, LinkRates, MessageLimits, RateBasis, RunsWithoutTier, Setup,
 };
 pub use work::{
-    CheckPart, ExpectedShard, SessionTally, SessionWork, Sink, SlotShard, Source, StripeTurn,
+    CheckPart, ExpectedShard, ScrubPiece, ScrubTally, SessionTally, SessionWork, Sink, SlotShard,
+    Source, StripeTurn, Unread,
 };

@@ -4,7 +4,7 @@ use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, SessionFault};
 use storaged_wire::{CheckpointState, Namespace, NodeName};
 
-use super::DurableFault;
+use super::{DurableFault, HeldBlock};
 
 /// A change worth a log line or a counter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +50,13 @@ pub enum Note {
         key: CheckpointKey,
         lane: Lane,
         node: NodeName,
+    },
+    /// Chunks in this node's RAM are not what they were.
+    Rotten {
+        key: CheckpointKey,
+        block: HeldBlock,
+        /// How many that had not been found before.
+        chunks: u64,
     },
     /// A copy to or from the durable tier failed and will be tried again.
     DurableFailed { key: CheckpointKey, reason: String },

@@ -11,8 +11,8 @@ use storaged_wire::{
 };
 
 use super::{
-    CheckPart, Curation, Note, ParityId, Preparation, QueryId, RequestId, SessionWork, SlotShard,
-    UploadBase,
+    CheckPart, Curation, Note, ParityId, Preparation, QueryId, RequestId, ScrubPiece, SessionWork,
+    SlotShard, UploadBase,
 };
 
 /// What to do.
@@ -111,6 +111,8 @@ pub enum Output {
         query: QueryId,
         parts: Vec<CheckPart>,
     },
+    /// Read a piece of a block again, and compare.
+    Scrub { query: QueryId, piece: ScrubPiece },
     /// Work on a whole manifest, done beside the decisions.
     Prepare(Preparation),
     /// For logs and metrics.

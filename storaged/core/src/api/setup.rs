@@ -88,6 +88,8 @@ pub struct Setup {
     pub budget: u64,
     /// A job without trainers for so long may lose RAM to another one, though it is not durable.
     pub idle_job_ms: u64,
+    /// Every byte of shards and parity in RAM is read again within so many milliseconds; 0: never.
+    pub scrub_period_ms: u64,
     /// What is known of the links: what the shape of an encode is chosen by.
     pub link_rates: LinkRates,
     /// The durable tier.

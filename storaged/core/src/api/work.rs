@@ -1,4 +1,4 @@
-//! What is done with blocks: one member's part of a session, what it reports of it, and parts to check.
+//! What is done with blocks: one member's part of a session, what it reports of it, and parts to check or to scrub.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,6 +8,7 @@ use storaged_codec::Fingerprint;
 use storaged_plan::{StripedPlan, stripe_bytes};
 use storaged_wire::peer::LinkTally;
 use storaged_wire::{ChunkSize, Digest, Enclosure, NodeName, SessionId, SharedBytes, SlotId};
+use thiserror::Error;
 
 use super::ParityId;
 
@@ -142,4 +143,45 @@ pub enum CheckPart {
     Parity(ParityId),
     /// Schema or torch metadata.
     Enclosure { name: Enclosure, bytes: SharedBytes },
+}
+
+/// A piece of a block to read again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ScrubPiece {
+    /// Chunks of a shard in a slot, each to be compared with its digest.
+    Shard {
+        shard: SlotShard,
+        chunks: Range<u64>,
+    },
+    /// Chunks of a parity set, each to be compared with its fingerprint.
+    Parity {
+        set: ParityId,
+        stripes: Range<u64>,
+        /// Size of a whole chunk.
+        chunk: ChunkSize,
+        /// What these stripes must have by the data that they protect, in order; none if that is not known here.
+        prints: Option<Arc<[Fingerprint]>>,
+    },
+}
+
+/// What reading a piece came to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ScrubTally {
+    /// Bytes read.
+    pub bytes: u64,
+    /// Chunks that are not what they were, ascending.
+    pub rotten: Vec<u64>,
+    /// How many of those were found rotten before: chunks that several parity sets share.
+    pub known: u64,
+}
+
+/// A piece that could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Unread {
+    /// Its block was dropped meanwhile.
+    #[error("expected the block in memory, it is gone")]
+    Gone,
+    /// Nobody computes any more.
+    #[error("expected a result of the codec's threads, got none: the daemon is stopping")]
+    Stopped,
 }

@@ -22,7 +22,7 @@ pub(super) fn missing(node: &NodeName) -> SessionFault {
 
 impl Context {
     /// The fingerprints of a shard's chunks, if they are known here, all of them.
-    pub(super) fn prints_known(
+    pub(crate) fn prints_known(
         &self,
         key: &CheckpointKey,
         rank: Rank,

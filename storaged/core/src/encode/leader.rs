@@ -423,7 +423,8 @@ impl Sessions {
                 });
             }
         }
-        self.lead_lanes(cx);
+        // Not before this node has heard that what it has kept itself counts: it would be put back a second time.
+        cx.emit(Event::SessionOver);
     }
 
     fn session_failed(
@@ -559,6 +560,7 @@ impl Sessions {
             }
         }
         self.end_joined_of(key, cx);
+        self.drop_parts_of_the_gone(cx);
     }
 }
 

@@ -15,6 +15,7 @@ mod participant;
 mod repair;
 mod resume;
 mod retransmit;
+mod rot;
 mod session;
 mod skip_delta;
 mod start;
@@ -33,6 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use linkstats::MeasuredRates;
 use resume::{Cancelling, ParityPlace, PartialParity, PartialShard};
+use rot::LostBlock;
 use session::{JoinedSession, LaneTable, LedSession, SessionPlace};
 
 use storaged_wire::peer::{SessionRecord, TablePlace};
@@ -53,6 +55,7 @@ pub(crate) struct Sessions {
     deferred_proposals: BTreeMap<SessionPlace, SessionRecord>,
     deferred_tables: BTreeSet<(NodeName, TablePlace)>,
     measured: MeasuredRates,
+    lost: BTreeSet<LostBlock>,
 }
 
 impl Sessions {

@@ -15,7 +15,7 @@ use super::session::{
 };
 use super::stripe_maps::{changed, to_wire};
 use super::tables::TableFetch;
-use crate::api::{Output, ParityId, SessionTally, SlotShard, Source};
+use crate::api::{HeldBlock, Output, ParityId, SessionTally, SlotShard, Source};
 use crate::budget::Reservation;
 use crate::catalog::{Checkpoint, LocalShard, SlotUse, Upload};
 use crate::context::Context;
@@ -290,24 +290,33 @@ impl Sessions {
             return;
         }
         // What the session began to read may have been replaced meanwhile: then its place is somebody else's by now.
-        match source {
+        let gone = match source {
             Some(Source::Shard { shard, .. }) => {
-                let before = checkpoint.shards.len();
-                checkpoint
-                    .shards
-                    .retain(|_, known| known.slot != shard.slot);
-                if checkpoint.shards.len() < before {
-                    cx.free_slot_again(shard.slot);
-                }
+                let mut shards = checkpoint.shards.iter();
+                let found = shards.find(|(_, known)| known.slot == shard.slot);
+                found.map(|(rank, _)| HeldBlock::Shard(*rank, shard.slot))
             }
             Some(Source::Parity { set }) => {
-                let before = checkpoint.parity.len();
-                checkpoint.parity.retain(|_, known| *known != set);
-                if checkpoint.parity.len() < before {
-                    cx.drop_parity(set);
-                }
+                let mut parity = checkpoint.parity.iter();
+                let found = parity.find(|(_, known)| **known == set);
+                found.map(|((lane, index), _)| HeldBlock::Parity(*lane, *index, set))
+            }
+            None => None,
+        };
+        match gone {
+            Some(HeldBlock::Shard(rank, slot)) => {
+                checkpoint.shards.remove(&rank);
+                cx.free_slot_again(slot);
+            }
+            Some(HeldBlock::Parity(lane, index, set)) => {
+                checkpoint.parity.remove(&(lane, index));
+                cx.drop_parity(set);
             }
             None => {}
+        }
+        if let Some(block) = gone {
+            self.block_lost(&key, block, cx);
+            cx.emit(Event::RottenSource(key.clone(), block));
         }
         cx.report_held(&key);
     }
@@ -561,9 +570,10 @@ impl Context {
             return self.drop_slot(slot);
         };
         // An opening's slot may have gone with its reader before the session's end came.
-        if !self.slots.contains_key(&slot) {
+        let Some(entry) = self.slots.get_mut(&slot) else {
             return;
-        }
+        };
+        let readers = std::mem::take(&mut entry.readers_before);
         let root = root_digest(&leaves, length, chunk);
         let shard = LocalShard {
             sealed_at: self.now,
@@ -572,7 +582,7 @@ impl Context {
             chunk,
             digests: Some((leaves, root)),
             prints: Arc::default(),
-            readers: std::collections::BTreeSet::new(),
+            readers,
             upload: Upload::Idle,
         };
         let replaced = checkpoint.shards.insert(rank, shard);

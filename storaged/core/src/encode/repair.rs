@@ -296,8 +296,13 @@ impl Sessions {
                 .find(|holding| holding.manifest == name)
                 .map(|holding| blocks_held(&blocks, lane, holding));
             let progress = self.lanes.entry(place).or_default();
+            let held = held.unwrap_or_default();
+            let has_lost = |known: &BTreeSet<usize>| !known.is_subset(&held);
             if progress.asked_at.remove(from).is_some() {
-                progress.held.insert(from.clone(), held.unwrap_or_default());
+                progress.held.insert(from.clone(), held);
+            } else if progress.held.get(from).is_some_and(has_lost) {
+                // It says so by itself. What a session has put back while that was on its way it did not know: it is asked.
+                progress.held.remove(from);
             }
         }
         self.lead_lanes(cx);

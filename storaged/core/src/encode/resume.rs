@@ -31,6 +31,21 @@ pub(crate) struct PartialShard {
 }
 
 impl PartialShard {
+    /// Of a shard in which all but these stripes have rotted.
+    pub(super) fn set_aside(manifest: Digest, rank: Rank, filled: DirtyMap, until: Now) -> Self {
+        Self {
+            manifest,
+            rank,
+            filled,
+            until: Some(until),
+        }
+    }
+
+    /// Whether its checkpoint has left RAM, and no session or opening is at it.
+    pub(super) fn is_of_the_gone(&self, cx: &Context) -> bool {
+        self.until.is_some() && !cx.by_name.contains_key(&self.manifest)
+    }
+
     /// Whether it is of this shard, and no opening's.
     pub(super) fn is_of(&self, manifest: Digest, rank: Rank) -> bool {
         self.manifest == manifest && self.rank == rank && self.until.is_some()
@@ -50,6 +65,17 @@ pub(crate) struct PartialParity {
 }
 
 impl PartialParity {
+    /// Of a set in which all but these stripes have rotted.
+    pub(super) fn set_aside(set: ParityId, made: DirtyMap, until: Now) -> Self {
+        Self {
+            set,
+            made,
+            whole: false,
+            tables: Tables::default(),
+            until,
+        }
+    }
+
     /// The set's id.
     pub fn set(&self) -> ParityId {
         self.set

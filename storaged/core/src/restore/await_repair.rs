@@ -39,7 +39,7 @@ impl Context {
                 .shard(rank)
                 .is_some_and(|shard| shard.node == *self.me())
         };
-        let whole = wish.ranges.is_empty() && wish.without.is_none();
+        let whole = wish.ranges.is_empty() && wish.without.is_none() && !wish.is_drill();
         let state = survey.states.get(&wish.manifest);
         let healable = || {
             let (lane, _) = LaneBlocks::find(manifest, wish.rank)?;

@@ -103,6 +103,28 @@ impl ClusterView {
         }
     }
 
+    /// A drill is about RAM: the durable tier neither has the checkpoint nor is asked.
+    pub fn leave_tier_out(&mut self, name: Digest) {
+        self.durable.remove(&name);
+        self.is_tier_unasked = false;
+    }
+
+    /// Whether enough blocks of a shard's lane are known to be on other nodes than these.
+    pub fn can_do_without(
+        &self,
+        lost: &BTreeSet<NodeName>,
+        manifest: &ManifestBytes,
+        rank: Rank,
+    ) -> bool {
+        let place = LaneBlocks::find(manifest, rank);
+        let found = place.and_then(|(lane, _)| Some((lane, LaneBlocks::of(manifest, lane)?)));
+        found.is_some_and(|(lane, blocks)| {
+            let mut there = self.sources(manifest).available(lane, &blocks);
+            there.retain(|block| blocks.node(*block).is_some_and(|node| !lost.contains(node)));
+            blocks.enough(&there).is_some()
+        })
+    }
+
     /// Everybody who could hold it has answered: what none of them knows, nor the durable tier, was retired since it was
     /// planned. A reader that heard of lost nodes instead would not look for the newer one that took its place.
     pub fn drop_unknown(&mut self, name: Digest) {

@@ -26,6 +26,7 @@ use crate::encode::{Restored, SessionGoal};
 use crate::event::NoSlot;
 use crate::limits;
 use crate::restore::Restores;
+use crate::stage::SLOT_GRAIN_BYTES;
 
 /// Failed attempts of one opening before it gives up on sessions: more than any group has survivors to try.
 const ATTEMPTS_MAX: usize = 16;
@@ -79,7 +80,7 @@ impl Restores {
         &mut self,
         id: RequestId,
         wish: OpenRequest,
-        survey: ClusterView,
+        mut survey: ClusterView,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         let attached = cx.attached(id)?.clone();
@@ -106,9 +107,18 @@ impl Restores {
             self.await_repair(id, wish, cx);
             return Ok(());
         }
+        if wish.is_drill() {
+            cx.has_room_for_drill(length)?;
+            survey.leave_tier_out(wish.manifest);
+        }
         let namespace = manifest.manifest().namespace.clone();
         let slot = cx.create_slot(&namespace, wish.rank, length, SlotUse::Opening)?;
-        let (mut excluded, mut faults) = (BTreeSet::new(), Vec::new());
+        let withheld = if planted!("withheld_asked") {
+            BTreeSet::new()
+        } else {
+            wish.withheld
+        };
+        let (mut excluded, mut faults) = (withheld, Vec::new());
         if let Some(rung) = wish.without {
             faults.push(SourceFault::FoundByReader(rung));
         }
@@ -493,6 +503,7 @@ impl Restores {
             sessions,
             cx,
         );
+        cx.reader_closes(manifest, rank, id.conn);
         if let Some(checkpoint) = cx.checkpoint_named(manifest) {
             if let Some(shard) = checkpoint.shards.get_mut(&rank) {
                 shard.readers.remove(&id.conn);
@@ -550,9 +561,21 @@ impl Restores {
 }
 
 impl Context {
+    /// A drill takes what is free: no job that has ended gives way to it.
+    fn has_room_for_drill(&self, length: u64) -> Result<(), Refusal> {
+        let bytes = length.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
+        if bytes <= self.budget_free() || planted!("drills_evict") {
+            return Ok(());
+        }
+        Err(self.no_budget(
+            bytes,
+            "is more than is free, and nothing gives way to a drill",
+        ))
+    }
+
     /// The first rung: this node's RAM.
     pub(super) fn open_own(&mut self, id: RequestId, wish: &OpenRequest) -> bool {
-        if wish.without == Some(Rung::OwnRam) {
+        if wish.without == Some(Rung::OwnRam) || wish.withheld.contains(self.me()) {
             return false;
         }
         let Some(checkpoint) = self.checkpoint_named(wish.manifest) else {

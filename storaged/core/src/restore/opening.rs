@@ -25,6 +25,8 @@ pub(crate) struct OpenRequest {
     pub deadline: Now,
     /// The rung that gave the reader wrong bytes.
     pub without: Option<Rung>,
+    /// Nodes that are taken for lost: a drill.
+    pub withheld: BTreeSet<NodeName>,
     /// A heal was waited for and did not bring the shard back.
     pub healed_in_vain: bool,
 }
@@ -47,8 +49,20 @@ impl OpenRequest {
                 .collect(),
             deadline,
             without,
+            withheld: BTreeSet::new(),
             healed_in_vain: false,
         }
+    }
+
+    /// The same without these nodes.
+    pub fn withholding(self, withheld: Option<Vec<NodeName>>) -> Self {
+        let withheld = withheld.unwrap_or_default().into_iter().collect();
+        Self { withheld, ..self }
+    }
+
+    /// Whether it only tries out what the loss of nodes would do: it may take nothing from the durable tier, and no room from others.
+    pub fn is_drill(&self) -> bool {
+        !self.withheld.is_empty()
     }
 }
 

@@ -128,6 +128,12 @@ impl Context {
         let Some(manifest) = plan.survey.manifests.get(&wish.manifest) else {
             return plan.tier.is_settled() && self.majority_answered(plan);
         };
+        if wish.is_drill() {
+            let known = plan
+                .survey
+                .can_do_without(&wish.withheld, manifest, wish.rank);
+            return known || self.linked_answered(plan) || self.had_time(plan);
+        }
         let source = plan.survey.sources(manifest).of(wish.rank, self.me());
         match source {
             Some(Source::Ram(node)) if node == *self.me() => wish.without != Some(Rung::OwnRam),
@@ -255,6 +261,7 @@ mod tests {
             ranges: vec![],
             timeout_ms: 60_000,
             without: None,
+            withheld: None,
         };
         asks(node, 1, open)
     }

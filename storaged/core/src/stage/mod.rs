@@ -26,12 +26,13 @@ use storaged_wire::{
     WorldSize,
 };
 
-use crate::api::{ConnId, Note, Output, RequestId};
+use crate::api::{ConnId, HeldBlock, Note, Output, RequestId};
 use crate::catalog::{
     Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
     WaiterWish,
 };
 use crate::context::Context;
+use crate::event::Event;
 use crate::limits;
 use crate::place::{RunStanding, wrong_token};
 
@@ -296,7 +297,7 @@ impl Context {
         root: Digest,
         prints: Arc<[Fingerprint]>,
     ) {
-        self.kept_slot_digested(slot, &root);
+        let was_kept = self.keeping.trust(slot);
         let digests = (leaves, root);
         let Some(key) = self.sealed_key(slot) else {
             return;
@@ -305,18 +306,27 @@ impl Context {
         let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
             return;
         };
-        let mut is_new = false;
-        for shard in checkpoint.shards.values_mut() {
-            // A restored shard has digests already; what does not have them any more has no fingerprints either.
-            let known = shard.digests.as_ref();
-            if shard.slot == slot && known.is_none_or(|known| *known == digests) {
-                is_new |= known.is_none();
-                shard.digests = Some(digests.clone());
-                shard.prints = prints.clone();
+        let mut shards = checkpoint.shards.iter_mut();
+        let Some((rank, shard)) = shards.find(|(_, shard)| shard.slot == slot) else {
+            return;
+        };
+        match &shard.digests {
+            // Kept by an earlier daemon, or put back by a session, and not what it was any more.
+            Some(known) if *known != digests => {
+                let rotten = changed_chunks(&known.0, &digests.0);
+                let block = HeldBlock::Shard(*rank, slot);
+                if !(was_kept && planted!("kept_rot_counted")) {
+                    self.emit(Event::Rotten(key, block, rotten));
+                }
             }
-        }
-        if is_new {
-            self.announce(&key);
+            known => {
+                let is_new = known.is_none();
+                shard.digests = Some(digests);
+                shard.prints = prints;
+                if is_new {
+                    self.announce(&key);
+                }
+            }
         }
     }
 
@@ -510,4 +520,16 @@ fn answer_of_end(key: &CheckpointKey, end: &End, wanted: CheckpointState) -> Rep
         key.step, key.run, end.state, end.reason
     );
     Reply::Refused(Refusal::new(code, text))
+}
+
+/// Which chunks have other digests than they had; all of them if not even their number is the same.
+fn changed_chunks(before: &[Digest], now: &[Digest]) -> Vec<u64> {
+    let is_comparable = before.len() == now.len();
+    let pairs = (0..).zip(before.iter().zip(now));
+    let changed = pairs.filter(|(_, (before, now))| before != now);
+    if is_comparable {
+        changed.map(|(chunk, _)| chunk).collect()
+    } else {
+        (0..before.len() as u64).collect()
+    }
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{CheckpointState, Namespace, Rank};
+use storaged_wire::{CheckpointState, Digest, Namespace, Rank};
 
-use crate::api::{Note, Now, Output};
+use crate::api::{ConnId, Note, Now, Output};
 use crate::budget::Reservation;
-use crate::catalog::{Checkpoint, End, LocalShard, Upload};
+use crate::catalog::{Checkpoint, End, LocalShard, SlotUse, Upload};
 use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
@@ -270,8 +270,11 @@ impl Context {
         self.looked_at = self.now;
     }
 
-    pub(crate) fn close_readers(&mut self, conn: crate::api::ConnId) {
+    pub(crate) fn close_readers(&mut self, conn: ConnId) {
         let mut namespaces = Vec::new();
+        for slot in self.slots.values_mut() {
+            slot.readers_before.remove(&conn);
+        }
         for checkpoint in self.checkpoints.values_mut() {
             for shard in checkpoint.shards.values_mut() {
                 if !planted!("readers_never_leave") && shard.readers.remove(&conn) {
@@ -281,6 +284,17 @@ impl Context {
         }
         for namespace in namespaces {
             self.retire_older(&namespace);
+        }
+    }
+
+    /// A reader closes a shard in which chunks had rotted.
+    pub(crate) fn reader_closes(&mut self, manifest: Digest, rank: Rank, conn: ConnId) {
+        let namespace = self.by_name.get(&manifest).map(|key| key.namespace.clone());
+        let slots = self.slots.values_mut();
+        let its =
+            slots.filter(|slot| slot.rank == rank && Some(&slot.namespace) == namespace.as_ref());
+        for slot in its.filter(|slot| slot.used_for == SlotUse::Repairing) {
+            slot.readers_before.remove(&conn);
         }
     }
 

@@ -1,6 +1,8 @@
 //! Slots: two or more per rank, reused from step to step. A slot that holds the last good shard is never touched
 //! for a new one; a trainer that asks while all are in use waits, within its limit.
 
+use std::collections::BTreeSet;
+
 use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
@@ -131,6 +133,7 @@ impl Context {
                 rank,
                 capacity,
                 used_for,
+                readers_before: BTreeSet::new(),
             },
         );
         self.out.push(Output::CreateSlot {

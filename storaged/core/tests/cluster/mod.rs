@@ -40,6 +40,8 @@ pub struct Room {
     /// Of single nodes, where it is another one.
     pub budgets: BTreeMap<usize, u64>,
     pub idle_job_ms: u64,
+    /// Within how long RAM is read again; 0: never.
+    pub scrub_period_ms: u64,
     /// What copies in the durable tier hold.
     pub durable_form: DurableForm,
 }
@@ -50,6 +52,7 @@ impl Default for Room {
             budget: 1 << 30,
             budgets: BTreeMap::new(),
             idle_job_ms: 3_600_000,
+            scrub_period_ms: 0,
             durable_form: DurableForm::Full,
         }
     }
@@ -89,6 +92,7 @@ impl Scene for Stage {
         setup.geometry = Some(geometry(*k, *m));
         setup.budget = budget.copied().unwrap_or(room.budget);
         setup.idle_job_ms = room.idle_job_ms;
+        setup.scrub_period_ms = room.scrub_period_ms;
         setup.durable_form = room.durable_form;
         setup.messages = MESSAGES;
         if world.scene.tier.is_some() {

@@ -53,6 +53,7 @@ impl Scene for Past {
     fn sets_up(_: &mut Cluster, _: usize, setup: &mut Setup) {
         setup.geometry = Some(geometry(2, 1));
         setup.budget = 40 << 20;
+        setup.scrub_period_ms = 1_000;
         setup.durable = DurablePolicy::Every(1);
         setup.durable_form = DurableForm::Increments;
         setup.messages = MessageLimits {

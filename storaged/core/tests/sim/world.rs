@@ -196,6 +196,7 @@ impl Scene for Simulation {
             DurableForm::Increments => 4,
         };
         setup.budget = 64 << 20;
+        setup.scrub_period_ms = 20_000;
         setup.link_rates = world.link_rates();
         setup.durable = DurablePolicy::Every(limits.durable_every);
         setup.messages = MessageLimits {

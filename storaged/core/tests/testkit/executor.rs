@@ -2,7 +2,7 @@
 //! its outputs looked at (`alone`).
 
 use storaged_codec::{Digest, Fingerprint, fingerprint};
-use storaged_core::{CheckPart, Input, Output};
+use storaged_core::{CheckPart, Input, Output, ScrubPiece, ScrubTally, Unread};
 use storaged_wire::SlotId;
 use storaged_wire::local::Reply;
 
@@ -90,6 +90,7 @@ impl<S: Scene> World<S> {
             } => {
                 if let Reply::SlotGranted { slot, .. } = reply {
                     self.sessions.nothing_reads(pid, slot);
+                    self.ram(pid.node).leaves.remove(&slot);
                 }
                 S::replied(self, pid, id, reply, descriptor);
             }
@@ -127,6 +128,10 @@ impl<S: Scene> World<S> {
                     self.back(pid, takes_ms, Input::Checked { query, outcomes });
                 }
             }
+            Output::Scrub { query, piece } => {
+                let outcome = self.scrub(pid, &piece);
+                self.back(pid, takes_ms, Input::Scrubbed { query, outcome });
+            }
             Output::Prepare(work) => {
                 self.back(pid, takes_ms, Input::Prepared(work.run()));
             }
@@ -158,8 +163,11 @@ impl<S: Scene> World<S> {
             Payload::Digests => {
                 self.digested += 1;
                 let made_up = made_up_digests(&self.digested.to_string(), length);
-                let inherited = self.ram(pid.node).inherited.remove(&slot);
-                let (leaves, root) = inherited.map_or(made_up, |leaves| with_root(leaves, length));
+                let ram = self.ram(pid.node);
+                let inherited = ram.inherited.remove(&slot);
+                // What a session has put there, or nobody has looked at yet.
+                let there = inherited.or_else(|| ram.leaves.get(&slot).cloned());
+                let (leaves, root) = there.map_or(made_up, |leaves| with_root(leaves, length));
                 // Nothing is computed of them, so that any fingerprint will do.
                 let prints = leaves.iter().map(|_: &Digest| Fingerprint::ZERO);
                 let prints = prints.collect();
@@ -173,6 +181,50 @@ impl<S: Scene> World<S> {
             prints,
             root,
         }
+    }
+
+    fn scrub(&mut self, pid: Pid, piece: &ScrubPiece) -> Result<ScrubTally, Unread> {
+        let ram = self.ram(pid.node);
+        let (chunks, rotten): (_, Vec<u64>) = match piece {
+            ScrubPiece::Shard { shard, chunks } => {
+                let there = match (S::PAYLOAD, ram.slots.get(&shard.slot)) {
+                    (Payload::Bytes, bytes) => {
+                        bytes.map(|bytes| digests(&bytes[..shard.length as usize]).0)
+                    }
+                    (Payload::Digests, _) => ram.leaves.get(&shard.slot).cloned(),
+                };
+                let there = there.ok_or(Unread::Gone)?;
+                let is_rotten = |at: &u64| there[*at as usize] != shard.leaves[*at as usize];
+                (chunks, chunks.clone().filter(is_rotten).collect())
+            }
+            ScrubPiece::Parity {
+                set,
+                stripes,
+                prints,
+                ..
+            } => {
+                let prints = prints.as_ref().filter(|_| S::PAYLOAD == Payload::Bytes);
+                let is_rotten = |at: &u64| {
+                    let wrong = prints
+                        .zip(ram.parity.get(set))
+                        .is_some_and(|(prints, bytes)| {
+                            let expected = prints[(*at - stripes.start) as usize];
+                            fingerprint(&bytes[*at as usize]) != expected
+                        });
+                    wrong || ram.rotten_parity.contains(&(*set, *at))
+                };
+                (stripes, stripes.clone().filter(is_rotten).collect())
+            }
+        };
+        self.scrubbed
+            .entry(pid.node)
+            .or_default()
+            .push(piece.clone());
+        Ok(ScrubTally {
+            bytes: (chunks.end - chunks.start) * u64::from(CHUNK_BYTES),
+            rotten,
+            known: 0,
+        })
     }
 
     fn check(&self, pid: Pid, part: &CheckPart) -> (u64, Option<String>) {

@@ -1,11 +1,11 @@
 //! One node's process: its decisions and its RAM. A crash loses the decisions; the RAM outlives them if the test says so, with the
 //! records that were kept beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Digest, digest, leaf_digest, root_digest};
-use storaged_core::{Node, ParityId};
+use storaged_core::{Node, ParityId, Sink};
 use storaged_wire::{KeptRecord, RecordName, SlotId};
 
 use super::setup::CHUNK_BYTES;
@@ -38,6 +38,8 @@ pub struct Process {
     /// The last slots that were dropped: readers and trainers that have them mapped still see them.
     dropped: BTreeMap<SlotId, Vec<u8>>,
     pub parity: BTreeMap<ParityId, Vec<Vec<u8>>>,
+    /// Chunks of parity that are not what they were, where no bytes exist.
+    pub rotten_parity: BTreeSet<(ParityId, u64)>,
     /// What the decisions have kept.
     pub kept: BTreeMap<RecordName, KeptRecord>,
     /// Slots of an earlier process whose digests have not been made again.
@@ -60,6 +62,7 @@ impl Process {
             leaves: BTreeMap::new(),
             dropped: BTreeMap::new(),
             parity: BTreeMap::new(),
+            rotten_parity: BTreeSet::new(),
             kept: BTreeMap::new(),
             inherited: BTreeMap::new(),
             rots: false,
@@ -128,6 +131,22 @@ impl Process {
             .extend(self.slots.remove(&slot).map(|bytes| (slot, bytes)));
         while self.dropped.len() > DROPPED_KEPT {
             self.dropped.pop_first();
+        }
+    }
+
+    /// A session puts a stripe in place: it is right from now on.
+    pub fn put(&mut self, sink: &Sink, stripe: u64) {
+        match sink {
+            Sink::Shard(shard) => {
+                let unknown = || vec![digest(b"nothing yet"); shard.leaves.len()].into();
+                let there = self.leaves.entry(shard.slot).or_insert_with(unknown);
+                let mut leaves = there.to_vec();
+                if let Some(leaf) = leaves.get_mut(stripe as usize) {
+                    *leaf = shard.leaves[stripe as usize];
+                }
+                *there = leaves.into();
+            }
+            Sink::Parity { set, .. } => drop(self.rotten_parity.remove(&(*set, stripe))),
         }
     }
 

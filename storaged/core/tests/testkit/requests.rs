@@ -53,5 +53,6 @@ pub fn open_shard(manifest: Digest, rank: Rank, timeout_ms: u32) -> Request {
         ranges: Vec::new(),
         timeout_ms,
         without: None,
+        withheld: None,
     }
 }

@@ -187,6 +187,10 @@ impl<S: Scene> World<S> {
         if let Pacing::AtOnce = pacing {
             self.sessions.counts.begun.insert(key.clone());
             let all = 0..work.chunk.count(work.lane_length);
+            if let Some(sink) = &work.keep {
+                all.clone()
+                    .for_each(|stripe| self.ram(pid.node).put(sink, stripe));
+            }
             let kept = work.keep.as_ref().map(|_| all);
             let ended = ended(
                 &key,

@@ -21,6 +21,7 @@ pub fn setup(name: NodeName, members: Vec<Member>) -> Setup {
         slots_per_rank: 3,
         budget: 1 << 30,
         idle_job_ms: NEVER_IDLE_MS,
+        scrub_period_ms: 0,
         link_rates: LinkRates::default(),
         durable: DurablePolicy::Absent,
         messages: MessageLimits::default(),

@@ -60,7 +60,11 @@ impl<S: Scene> World<S> {
             let is_kept = |output: &&HopOutput| matches!(output.target, Target::Keep(_));
             for _ in hop.outputs.iter().filter(is_kept) {
                 kept.entry(hop.member).or_default().push(turn.stripe);
-                self.count_put(&members[&hop.member], turn.stripe);
+                let member = &members[&hop.member];
+                self.count_put(member, turn.stripe);
+                if let (Payload::Digests, Some(sink)) = (S::PAYLOAD, &member.work.keep) {
+                    self.ram(member.pid.node).put(sink, turn.stripe);
+                }
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use storaged_core::{Input, Ledger, Node, Note, Now, RequestId};
+use storaged_core::{Input, Ledger, Node, Note, Now, RequestId, ScrubPiece};
 use storaged_wire::Generation;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
@@ -56,6 +56,8 @@ pub struct World<S: Scene> {
     paused: BTreeMap<usize, Vec<(Pid, Input)>>,
     /// Requests and connections, by which they are numbered.
     pub(super) asked: u64,
+    /// What each node has read again.
+    pub scrubbed: BTreeMap<usize, Vec<ScrubPiece>>,
     /// Shards without bytes that were digested.
     pub(super) digested: u64,
     pub(super) queue: Queue<Event<S::Event>>,
@@ -82,6 +84,7 @@ impl<S: Scene> World<S> {
             left: BTreeMap::new(),
             paused: BTreeMap::new(),
             asked: 0,
+            scrubbed: BTreeMap::new(),
             digested: 0,
             queue: Queue::default(),
             random: Random(seed),

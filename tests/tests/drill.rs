@@ -1,0 +1,128 @@
+//! `storaged verify --drill`, with real processes: every m nodes of a group are taken for lost in turn, and nothing changes by it.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use storaged_sdk::wire::CheckpointState;
+use storaged_sdk::wire::local::{DurableWish, Rung};
+use storaged_tests::system::{System, executable, shards};
+
+const RANKS: u32 = 4;
+
+/// Six nodes, (4,2), a protected step.
+fn protected() -> Result<System> {
+    let system = System::start(6, Some((4, 2)), "chunk = \"4KiB\"")?;
+    let (run, mut trainers) = system.trainers(RANKS)?;
+    system.save(&mut trainers, 10, &shards(RANKS, 10), DurableWish::Never)?;
+    (0..6).try_for_each(|node| system.wait(node, run, 10, CheckpointState::Protected))?;
+    Ok(system)
+}
+
+/// The exit code and the report.
+fn drill(system: &System, node: usize, more: &[&str]) -> Result<(i32, Value)> {
+    let mut command = Command::new(executable());
+    command.args(["verify", "job", "--drill", "--json", "--socket"]);
+    command.arg(system.cluster.socket(node)).args(more);
+    let output = command.env("STORAGED_TOKEN", "secret").output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report = serde_json::from_str(&text).with_context(|| format!("{text} {said}"))?;
+    Ok((output.status.code().context("it ended")?, report))
+}
+
+fn memory_used(system: &System) -> Result<Vec<u64>> {
+    let nodes = 0..6;
+    let used = nodes.map(|node| system.cluster.metric(node, "storaged_memory_used_bytes"));
+    Ok(used.collect::<Result<_, _>>()?)
+}
+
+fn number(report: &Value, key: &str) -> u64 {
+    report[key].as_u64().unwrap_or(u64::MAX)
+}
+
+#[test]
+fn every_two_nodes_of_six_may_be_lost_and_nothing_changes() -> Result<()> {
+    let system = protected()?;
+    // What the save itself took and gave back is shown by then.
+    std::thread::sleep(Duration::from_secs(3));
+    let before = memory_used(&system)?;
+    // Asked of a node that holds a shard, and of one that holds parity.
+    for node in [0, 5] {
+        let (code, report) = drill(&system, node, &["--sample", "3"])?;
+        ensure!(code == 0, "{report}");
+        ensure!(report["failures"] == Value::Array(vec![]), "{report}");
+        // 15 pairs, of which each shard is in 5.
+        ensure!(number(&report, "subsets_tried") == 15, "{report}");
+        ensure!(report["lanes"][0]["subsets_drawn"] == false, "{report}");
+        ensure!(
+            number(&report, "decodes") == 5 * u64::from(RANKS),
+            "{report}"
+        );
+        let bytes = number(&report, "bytes_decoded");
+        // Two whole chunks, and a last one that is shorter.
+        ensure!(bytes > 20 * 2 * 4096 && bytes <= 20 * 3 * 4096, "{report}");
+    }
+    let (code, report) = drill(&system, 0, &["--subsets", "4", "--sample", "1"])?;
+    ensure!(
+        code == 0 && number(&report, "subsets_tried") == 4,
+        "{report}"
+    );
+    ensure!(report["lanes"][0]["subsets_drawn"] == true, "{report}");
+    // It is shown once a second.
+    let began = Instant::now();
+    while memory_used(&system)? != before {
+        ensure!(began.elapsed() < Duration::from_secs(60), "{before:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let rungs = system.restore(&[0, 1, 2, 3], 10, &shards(RANKS, 10))?;
+    ensure!(rungs.iter().all(|rung| *rung == Rung::OwnRam), "{rungs:?}");
+    Ok(())
+}
+
+#[test]
+fn with_a_node_down_it_names_the_losses_that_are_not_borne() -> Result<()> {
+    let mut system = protected()?;
+    system.cluster.kill(2)?;
+    let (code, report) = drill(&system, 0, &["--sample", "1"])?;
+    ensure!(code == 1, "{report}");
+    let failures = report["failures"].as_array().context("failures")?;
+    // Any two others beside it are one too many.
+    ensure!(!failures.is_empty());
+    for failure in failures {
+        let without = failure["without"].as_array().context("nodes")?;
+        ensure!(without.len() == 2, "{failure}");
+        let down = Value::from(system.cluster.name(2).as_str());
+        ensure!(
+            !without.contains(&down),
+            "n2 and one more are borne: {failure}"
+        );
+        ensure!(failure["reason"].as_str().is_some_and(|it| !it.is_empty()));
+    }
+    ensure!(
+        number(&report, "decodes") > failures.len() as u64,
+        "{report}"
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_not_coded_is_no_matter_for_a_drill() -> Result<()> {
+    let system = System::start(1, None, "")?;
+    let (run, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Never)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+    let mut command = Command::new(executable());
+    command.args(["verify", "job", "--drill", "--socket"]);
+    let command = command
+        .arg(system.cluster.socket(0))
+        .env("STORAGED_TOKEN", "secret");
+    let output = command.output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(
+        !output.status.success() && said.contains("without [coding]"),
+        "{said}"
+    );
+    Ok(())
+}
