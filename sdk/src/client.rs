@@ -13,6 +13,7 @@ use storaged_wire::local::{
     PinnedOnes, Removal, Reply, Request, Role, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
+use storaged_wire::verdict::RestartVerdict;
 use storaged_wire::{
     CheckpointState, ChunkSize, DescribedManifest, Digest, Enclosures, Generation, Geometry,
     ManifestBytes, Namespace, NodeName, Rank, RunId, Step, decode, encode,
@@ -350,6 +351,20 @@ impl Client {
         match self.call("plan", request, Answer::After(timeout_ms))? {
             (Reply::Plan(plan), _) => Ok(plan),
             (other, _) => Err(unexpected("plan", "a plan", &other)),
+        }
+    }
+
+    /// What a launcher should make of a restart from the newest checkpoint, and what it would gain by waiting. Where nodes do
+    /// not answer, it is said at the end of the time; it moves nothing.
+    ///
+    /// # Errors
+    /// [`ClientError`] if the job belongs to another token, or the daemon does not answer. That nothing is restorable is a
+    /// verdict and no error.
+    pub fn verdict(&mut self, timeout_ms: u32) -> Result<RestartVerdict, ClientError> {
+        let request = Request::Verdict { timeout_ms };
+        match self.call("verdict", &request, Answer::After(timeout_ms))? {
+            (Reply::Verdict(verdict), _) => Ok(verdict),
+            (other, _) => Err(unexpected("verdict", "a verdict", &other)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Records that storaged sends, stores and shares. No I/O: types, their bytes, and the checks on both.
 //!
 //! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `enclosure` (what it names beside its shards), `local` (trainer and daemon),
-//! `peer` (daemon and daemon), `kept` (daemon and the next one on its node), `shape` (of a session), `refusal` (what a caller is told when something cannot be done), `framing`.
+//! `peer` (daemon and daemon), `kept` (daemon and the next one on its node), `shape` (of a session), `verdict` (on a restart), `refusal` (what a caller is told when something cannot be done), `framing`.
 //! Every record is CBOR with explicit field numbers; numbers are never reused.
 
 #![forbid(unsafe_code)]
@@ -22,6 +22,7 @@ pub mod run;
 pub mod shape;
 mod shared;
 pub mod state;
+pub mod verdict;
 
 pub use enclosure::{
     DescribedManifest, Enclosed, Enclosure, EnclosureError, Enclosures, EnclosuresHeld,

@@ -12,6 +12,7 @@ use crate::refusal::Refusal;
 use crate::run::RunId;
 use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
+use crate::verdict::RestartVerdict;
 
 /// Version of this protocol; both sides must have the same.
 pub const LOCAL_VERSION: u16 = 3;
@@ -289,6 +290,12 @@ pub enum Request {
         #[n(1)]
         timeout_ms: u32,
     },
+    /// Asks what a launcher should do about a restart of the newest checkpoint.
+    #[n(60)]
+    Verdict {
+        #[n(0)]
+        timeout_ms: u32,
+    },
 }
 
 /// `offset..offset + length` of a shard.
@@ -400,6 +407,9 @@ pub enum Reply {
     /// To `Drop`.
     #[n(30)]
     Dropped(#[n(0)] DropReport),
+    /// To `Verdict`.
+    #[n(60)]
+    Verdict(#[n(0)] RestartVerdict),
 }
 
 /// The rung of the ladder that a shard came from in the end.

@@ -133,6 +133,12 @@ pub const EMPTY_JOB_MIN_MS: u64 = 60_000;
 /// Peers answer queries within this time.
 pub const QUERY_MAX_MS: u64 = 3_000;
 
+/// Of so many of the newest steps a verdict says what waiting would gain: each is looked at lane by lane.
+pub const WAITING_STEPS_MAX: usize = 4;
+
+/// Nobody is told to wait for more nodes than that at once: the names that one list of a record holds.
+pub const WAITED_FOR_MAX: usize = 255;
+
 /// The durable tier answers a listing within this time.
 pub const DURABLE_LIST_MAX_MS: u64 = 20_000;
 

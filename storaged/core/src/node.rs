@@ -311,6 +311,7 @@ impl Node {
                 };
                 self.restores.plan(id, step, timeout_ms, older, cx)
             }
+            Request::Verdict { timeout_ms } => self.restores.judge(id, timeout_ms, cx),
             Request::GetManifest { manifest } => self.restores.get_manifest(id, manifest, cx),
             Request::OpenShard {
                 manifest,

@@ -12,8 +12,12 @@ use storaged_wire::peer::{
     SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace,
     UnowedCause,
 };
-use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
+use storaged_wire::plan::{PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
+use storaged_wire::verdict::{
+    ExpectedTime, HeldBasis, RateSource, Reason, ReasonCode, RestartVerdict, Returning, Stretch,
+    Verdict, WaitingGain,
+};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Enclosed, Enclosure, EnclosuresHeld, Fingerprint,
     Generation, Geometry, Manifest, Namespace, NodeName, Owner, Rank, Refusal, RefusalCode, RunId,
@@ -239,6 +243,7 @@ fn operators_requests() -> Vec<Request> {
             timeout_ms,
         },
         Request::RestartSafe { bears: Some(1) },
+        Request::Verdict { timeout_ms },
         Request::Keep {
             run: None,
             step: Step::new(2),
@@ -279,6 +284,35 @@ pub fn plan() -> RestorePlan {
             run: RunId::new(1),
             step: Step::new(50),
             reason: "two nodes are gone".into(),
+            cause: Some(PassedOverCause::ShardsLost),
+        }],
+    }
+}
+
+pub fn verdict() -> RestartVerdict {
+    RestartVerdict {
+        namespace: namespace(),
+        verdict: Verdict::RestartFromDurable,
+        reasons: vec![Reason {
+            code: ReasonCode::NodesSilent,
+            text: "n3 has not answered".into(),
+        }],
+        plan: Some(plan()),
+        expected: vec![ExpectedTime {
+            stretch: Stretch::Durable,
+            ms: 12,
+            rate: RateSource::Measured,
+        }],
+        newest_seen: Some(mark()),
+        passed_over: plan().passed_over,
+        waiting: vec![WaitingGain {
+            at: mark(),
+            verdict: Verdict::Recover,
+            returning: vec![Returning {
+                any: 1,
+                of: vec![node("a"), node("b")],
+                basis: HeldBasis::Coded,
+            }],
         }],
     }
 }
@@ -305,6 +339,7 @@ pub fn replies() -> Vec<Reply> {
         },
         Reply::RestartSafe(vec!["job: step 3 bears 0 of 2".into()]),
         Reply::Plan(plan()),
+        Reply::Verdict(verdict()),
         Reply::Manifest {
             bytes: bytes().into(),
             schema: bytes().into(),

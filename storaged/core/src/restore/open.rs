@@ -130,6 +130,7 @@ impl Restores {
                 rung: Rung::Durable,
                 wary: false,
                 open: false,
+                fetched_since: None,
             },
         );
         Ok(())
@@ -181,6 +182,7 @@ impl Restores {
             // The tier has been asked by this: a listing that names the same copy again would only have it fetched twice.
             opening.survey.is_tier_unasked = false;
             opening.rung = Rung::Durable;
+            opening.fetched_since = Some(cx.now);
             let ranges = opening.ranges.clone();
             cx.out.push(Output::Fetch {
                 manifest,
@@ -333,7 +335,10 @@ impl Restores {
         cx: &mut Context,
     ) {
         match outcome {
-            Ok(leaves) => self.opening_filled(slot, Some(leaves), sessions, cx),
+            Ok(leaves) => {
+                self.note_durable_rate(slot, cx);
+                self.opening_filled(slot, Some(leaves), sessions, cx);
+            }
             Err(fault) => {
                 cx.tier_answered(Some(&fault));
                 if fault.is_damage()
@@ -347,6 +352,15 @@ impl Restores {
                     self.try_next_source(slot, sessions, cx);
                 }
             }
+        }
+    }
+
+    fn note_durable_rate(&mut self, slot: SlotId, cx: &mut Context) {
+        let Some(opening) = self.openings.get_mut(&slot) else {
+            return;
+        };
+        if let Some(since) = opening.fetched_since.take() {
+            cx.rates.durable(opening.bytes(), cx.now.since(since));
         }
     }
 

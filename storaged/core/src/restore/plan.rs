@@ -89,6 +89,7 @@ impl TierListing {
 #[derive(Debug, Clone)]
 pub(crate) enum SurveyPurpose {
     Offer(Older),
+    Verdict,
     Verify,
     Manifest(Digest),
     Enclosures(ManifestRequest),
@@ -145,6 +146,17 @@ impl Restores {
     ) -> Result<(), Refusal> {
         let surveyor = cx.surveyor(id)?;
         self.survey(surveyor, step, timeout_ms, SurveyPurpose::Offer(older), cx);
+        Ok(())
+    }
+
+    pub(crate) fn judge(
+        &mut self,
+        id: RequestId,
+        timeout_ms: u32,
+        cx: &mut Context,
+    ) -> Result<(), Refusal> {
+        let surveyor = cx.surveyor(id)?;
+        self.survey(surveyor, None, timeout_ms, SurveyPurpose::Verdict, cx);
         Ok(())
     }
 
@@ -514,6 +526,12 @@ impl Restores {
             SurveyPurpose::Enclosures(request) => {
                 self.enclosures_surveyed(request, &plan, cx);
             }
+            SurveyPurpose::Verdict => {
+                let reply = cx
+                    .verdict(&plan)
+                    .map_or_else(Reply::Refused, Reply::Verdict);
+                cx.reply(id, reply);
+            }
             SurveyPurpose::Offer(_) | SurveyPurpose::Verify => self.answer_plan(&plan, cx),
         }
     }
@@ -591,7 +609,9 @@ impl Context {
                 (_, SurveyPurpose::Open(_) | SurveyPurpose::Manifest(_)) => TierListing::Unasked,
                 (_, SurveyPurpose::Enclosures(_)) => TierListing::Unasked,
                 // One listing per restart, at once: it is often what a plan waits for.
-                (_, SurveyPurpose::Offer(_) | SurveyPurpose::Verify) => TierListing::Asked,
+                (_, SurveyPurpose::Offer(_) | SurveyPurpose::Verdict | SurveyPurpose::Verify) => {
+                    TierListing::Asked
+                }
             },
             mark,
             mark_asked: mark,

@@ -27,7 +27,7 @@ impl Context {
             SurveyPurpose::Open(wish) => {
                 self.linked_answered(plan) && self.opening_settles(plan, wish)
             }
-            SurveyPurpose::Offer(_) | SurveyPurpose::Verify => {
+            SurveyPurpose::Offer(_) | SurveyPurpose::Verdict | SurveyPurpose::Verify => {
                 self.majority_answered(plan)
                     && self.linked_answered(plan)
                     && self.offer_settles(plan)
@@ -41,7 +41,11 @@ impl Context {
         let bar = self.bar(plan);
         let is_enough =
             |key: Option<CheckpointKey>| key.is_some_and(|key| self.is_high_enough(plan, &key));
-        matches!(plan.then, SurveyPurpose::Offer(Older::Refused))
+        let heeds_marks = matches!(
+            plan.then,
+            SurveyPurpose::Offer(Older::Refused) | SurveyPurpose::Verdict
+        );
+        heeds_marks
             && plan.step.is_none()
             && bar != plan.mark_asked
             && !planted!("torn_plans_believed")
