@@ -281,6 +281,17 @@ pub struct RestartVerdict {
 }
 
 impl RestartVerdict {
+    /// What shell scripts see. 1 and 2 say that there is no verdict; 74, 75 and 78 are the daemon's.
+    pub fn exit_code(&self) -> u8 {
+        match self.verdict {
+            Verdict::RecoverInPlace => 0,
+            Verdict::Recover => 10,
+            Verdict::RestartFromDurable => 11,
+            Verdict::Impossible if self.has_reason(ReasonCode::NothingSaved) => 13,
+            Verdict::Impossible => 12,
+        }
+    }
+
     /// Whether this is among its reasons.
     pub fn has_reason(&self, code: ReasonCode) -> bool {
         self.reasons.iter().any(|reason| reason.code == code)

@@ -15,6 +15,7 @@ use crate::board::Board;
 use crate::fault::{invalid, raised};
 use crate::load::{Manifest, Shard};
 use crate::turn::{patience, take_turn};
+use crate::verdict::verdict_dict;
 
 /// How long a call may take that is given no limit.
 pub(crate) const LIMIT_MS: u32 = 15_000;
@@ -146,6 +147,12 @@ impl Client {
             }
         })?;
         plan_dict(py, &plan)
+    }
+
+    /// What a launcher should make of a restart.
+    fn verdict<'py>(&self, py: Python<'py>, timeout_ms: u32) -> PyResult<Bound<'py, PyDict>> {
+        let verdict = self.call(py, timeout_ms, storaged_sdk::Client::verdict)?;
+        verdict_dict(py, &verdict)
     }
 
     #[pyo3(signature = (digest, timeout_ms=LIMIT_MS))]

@@ -6,29 +6,12 @@ use serde_json::{Value, json};
 use storaged_sdk::Client;
 use storaged_sdk::wire::peer::HighMark;
 use storaged_sdk::wire::verdict::{
-    ExpectedTime, RateSource, ReasonCode, RestartVerdict, Returning, Verdict, WaitingGain,
+    ExpectedTime, RateSource, RestartVerdict, Returning, WaitingGain,
 };
 
 use super::inspect::{passed_over_json, plan_json, shard_text};
 use super::plan_encode::ReportFormat;
 use super::{CliError, print};
-
-/// What a script sees of a verdict. 1 and 2 are failures of the command, 74, 75 and 78 are the daemon's.
-const EXIT_IN_PLACE: u8 = 0;
-const EXIT_RECOVER: u8 = 10;
-const EXIT_DURABLE: u8 = 11;
-const EXIT_IMPOSSIBLE: u8 = 12;
-const EXIT_NOTHING_SAVED: u8 = 13;
-
-fn exit_code(verdict: &RestartVerdict) -> u8 {
-    match verdict.verdict {
-        Verdict::RecoverInPlace => EXIT_IN_PLACE,
-        Verdict::Recover => EXIT_RECOVER,
-        Verdict::RestartFromDurable => EXIT_DURABLE,
-        Verdict::Impossible if verdict.has_reason(ReasonCode::NothingSaved) => EXIT_NOTHING_SAVED,
-        Verdict::Impossible => EXIT_IMPOSSIBLE,
-    }
-}
 
 /// Asks for the verdict and prints it.
 ///
@@ -44,14 +27,14 @@ pub fn verdict(
         ReportFormat::Json => print(&verdict_json(&verdict).to_string()),
         ReportFormat::Text => print_text(&verdict),
     }
-    Ok(exit_code(&verdict).into())
+    Ok(verdict.exit_code().into())
 }
 
 fn verdict_json(verdict: &RestartVerdict) -> Value {
     json!({
         "namespace": verdict.namespace.as_str(),
         "verdict": verdict.verdict.as_str(),
-        "exit_code": exit_code(verdict),
+        "exit_code": verdict.exit_code(),
         "reasons": verdict.reasons.iter().map(|reason| json!({
             "code": reason.code.as_str(), "text": reason.text,
         })).collect::<Vec<_>>(),
