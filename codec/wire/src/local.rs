@@ -5,6 +5,7 @@ use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Geometry};
 
+use crate::failed::FailedRestart;
 use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
 use crate::peer::DropAnswer;
 use crate::plan::RestorePlan;
@@ -296,6 +297,23 @@ pub enum Request {
         #[n(0)]
         timeout_ms: u32,
     },
+    /// Says that a restart from a step has failed: plans pass it over from now on, for a time that doubles, then for good.
+    #[n(61)]
+    RestartFailed {
+        /// Without: the newest run that has the step.
+        #[n(0)]
+        run: Option<RunId>,
+        #[n(1)]
+        step: Step,
+        #[n(2)]
+        timeout_ms: u32,
+    },
+    /// Takes back what was said of a step, of whichever run.
+    #[n(62)]
+    LiftQuarantine {
+        #[n(0)]
+        step: Step,
+    },
 }
 
 /// `offset..offset + length` of a shard.
@@ -410,6 +428,9 @@ pub enum Reply {
     /// To `Verdict`.
     #[n(60)]
     Verdict(#[n(0)] RestartVerdict),
+    /// To `RestartFailed` and `LiftQuarantine`: how the step stands now.
+    #[n(61)]
+    RestartsFailed(#[n(0)] Vec<FailedRestart>),
 }
 
 /// The rung of the ladder that a shard came from in the end.

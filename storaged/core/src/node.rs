@@ -312,6 +312,12 @@ impl Node {
                 self.restores.plan(id, step, timeout_ms, older, cx)
             }
             Request::Verdict { timeout_ms } => self.restores.judge(id, timeout_ms, cx),
+            Request::RestartFailed {
+                run,
+                step,
+                timeout_ms,
+            } => self.restores.restart_failed(id, run, step, timeout_ms, cx),
+            Request::LiftQuarantine { step } => cx.lift_quarantine(id, step),
             Request::GetManifest { manifest } => self.restores.get_manifest(id, manifest, cx),
             Request::OpenShard {
                 manifest,
@@ -384,6 +390,7 @@ impl Node {
         self.cx.recount_blocks_on(&node);
         self.cx.tell_marks(&node);
         self.cx.tell_quarantined(&node);
+        self.cx.tell_failed(&node);
         self.cx.down_since.remove(&node);
         self.cx.tell_attached_to(&node);
         self.runs.greet(&node, &mut self.cx);

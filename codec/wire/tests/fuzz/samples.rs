@@ -1,6 +1,7 @@
 //! Sound records to start from: every message there is, with fields of every kind.
 
 use minicbor::bytes::ByteVec;
+use storaged_wire::failed::{FailedRestart, NamespaceFailures};
 use storaged_wire::local::{
     Bears, BoardKind, ByteRange, CheckpointInfo, DropReport, DroppedNode, DurableWish, Keep,
     KeptFor, LiveRun, PinnedOnes, Removal, Reply, Request, Role, Rung, VerifiedPart, VerifyReport,
@@ -85,6 +86,16 @@ fn freed() -> DropAnswer {
     DropAnswer::Freed {
         bytes: 1 << 40,
         checkpoints: 3,
+    }
+}
+
+fn failed() -> FailedRestart {
+    FailedRestart {
+        run: RunId::new(3),
+        step: Step::new(160),
+        times: 2,
+        wait_ms: Some(1_200_000),
+        changes: 5,
     }
 }
 
@@ -244,6 +255,14 @@ fn operators_requests() -> Vec<Request> {
         },
         Request::RestartSafe { bears: Some(1) },
         Request::Verdict { timeout_ms },
+        Request::RestartFailed {
+            run: Some(RunId::new(2)),
+            step: Step::new(160),
+            timeout_ms,
+        },
+        Request::LiftQuarantine {
+            step: Step::new(160),
+        },
         Request::Keep {
             run: None,
             step: Step::new(2),
@@ -340,6 +359,7 @@ pub fn replies() -> Vec<Reply> {
         Reply::RestartSafe(vec!["job: step 3 bears 0 of 2".into()]),
         Reply::Plan(plan()),
         Reply::Verdict(verdict()),
+        Reply::RestartsFailed(vec![failed()]),
         Reply::Manifest {
             bytes: bytes().into(),
             schema: bytes().into(),
@@ -554,6 +574,11 @@ fn namespace_messages() -> Vec<PeerMessage> {
             }],
             mark: Some(mark()),
         },
+        PeerMessage::FailedRestarts(vec![NamespaceFailures {
+            namespace: namespace(),
+            owner: Owner::of_token(b"t"),
+            failed: vec![failed()],
+        }]),
         PeerMessage::Marks(vec![NamespaceMark {
             namespace: namespace(),
             owner,

@@ -1,11 +1,12 @@
 //! Policy of the verb *restore*: the plan before action (`plan` asks, `cluster_view` has what was told, `settle` says for how
 //! long, `offer` what comes of it, `marks` what it must not go below, `expected` how long it takes), what a launcher is
-//! told of it (`verdict`, `waiting`), the ladder per shard (`open`), openings that a
+//! told of it (`verdict`, `waiting`) and says of it (`failed`), the ladder per shard (`open`), openings that a
 //! heal serves (`await_repair`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
 
 mod await_repair;
 mod cluster_view;
 mod expected;
+mod failed;
 mod hear;
 mod holdings;
 mod marks;
@@ -21,6 +22,7 @@ mod verify;
 mod waiting;
 
 pub(crate) use expected::Rates;
+pub(crate) use failed::FailedRestarts;
 pub(crate) use marks::mark_at;
 pub(crate) use opening::OpenRequest;
 pub(crate) use plan::Older;

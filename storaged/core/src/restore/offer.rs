@@ -5,7 +5,9 @@ use storaged_wire::plan::{PassedOverCause, RestorePlan, ShardSource, Unrestorabl
 use storaged_wire::{CheckpointState, Digest, NodeName, Rank, Refusal, RefusalCode};
 use thiserror::Error;
 
+use super::failed::Quarantine;
 use super::holdings::unknown_namespace;
+use super::marks::mark_at;
 use super::plan::{Older, SurveyInProgress, SurveyPurpose, TierListing};
 use crate::context::Context;
 use crate::place::wrong_token;
@@ -90,6 +92,19 @@ impl Context {
                 Err(error) => passed_over.push(error.passed_over(key)),
             }
         }
+        for (key, name) in self.quarantined(plan) {
+            // Rather a step that has failed once than none; not one that fails again and again.
+            let ends = self.quarantine_of(plan, mark_at(key)) != Quarantine::ForGood;
+            match self.offer(plan, name, key) {
+                Ok(whole) if offer.is_none() && ends => offer = Some(whole),
+                _ => passed_over.push(self.failed_before(key)),
+            }
+        }
+        let above = |one: &Unrestorable| {
+            let offered = offer.as_ref().map(|offer| (offer.run, offer.step));
+            offered.is_none_or(|offered| (one.run, one.step) > offered)
+        };
+        passed_over.retain(above);
         let offered = offer.as_ref().map(|offer| (offer.run, offer.step));
         plan.survey.pass_over(offered, &mut passed_over);
         Newest { offer, passed_over }
@@ -146,7 +161,7 @@ impl Context {
         {
             return None;
         }
-        match (self.bar(plan), found) {
+        match (self.floor(plan), found) {
             (Some(bar), Some(key)) if !self.is_high_enough(plan, key) => Some(Hidden::Known(bar)),
             // Of all that answered, some know of it and none holds anything: what the tier holds is said elsewhere.
             (Some(bar), None) if !silent.is_empty() || torn => Some(Hidden::Known(bar)),
@@ -171,17 +186,30 @@ impl Context {
             .map(|(key, _)| key.clone())
     }
 
-    /// What was found of the step asked for, newest first.
+    /// What was found of the step asked for, newest first, without what restarts have failed from.
     pub(super) fn candidates<'a>(
         &self,
         plan: &'a SurveyInProgress,
     ) -> Vec<(&'a CheckpointKey, Digest)> {
         let wanted = |key: &CheckpointKey| plan.step.is_none_or(|step| step == key.step);
+        let mut found = self.found(plan);
+        found.retain(|(key, _)| {
+            wanted(key) && self.quarantine_of(plan, mark_at(key)) == Quarantine::None
+        });
+        found
+    }
+
+    /// What restarts have failed from, newest first.
+    fn quarantined<'a>(&self, plan: &'a SurveyInProgress) -> Vec<(&'a CheckpointKey, Digest)> {
+        let mut found = self.found(plan);
+        found.retain(|(key, _)| self.quarantine_of(plan, mark_at(key)) != Quarantine::None);
+        found
+    }
+
+    fn found<'a>(&self, plan: &'a SurveyInProgress) -> Vec<(&'a CheckpointKey, Digest)> {
         let keys = plan.survey.keys.iter();
-        let mut found: Vec<(&CheckpointKey, Digest)> = keys
-            .filter(|(_, key)| wanted(key))
-            .map(|(name, key)| (key, *name))
-            .collect();
+        let mut found: Vec<(&CheckpointKey, Digest)> =
+            keys.map(|(name, key)| (key, *name)).collect();
         found.sort();
         found.reverse();
         found

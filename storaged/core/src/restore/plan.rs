@@ -7,7 +7,7 @@ use std::sync::Arc;
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{HighMark, Holding, PeerMessage};
-use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, Step};
+use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RunId, Step};
 
 use super::cluster_view::ClusterView;
 use super::holdings::{MANIFEST_WAIT_MS, unknown_manifest};
@@ -90,6 +90,8 @@ impl TierListing {
 pub(crate) enum SurveyPurpose {
     Offer(Older),
     Verdict,
+    /// A restart from the step has failed, of this run if one was named.
+    Failed(Option<RunId>),
     Verify,
     Manifest(Digest),
     Enclosures(ManifestRequest),
@@ -526,6 +528,11 @@ impl Restores {
             SurveyPurpose::Enclosures(request) => {
                 self.enclosures_surveyed(request, &plan, cx);
             }
+            SurveyPurpose::Failed(run) => {
+                if let Err(refusal) = cx.count_failed(&plan, run) {
+                    cx.reply(id, Reply::Refused(refusal));
+                }
+            }
             SurveyPurpose::Verdict => {
                 let reply = cx
                     .verdict(&plan)
@@ -608,6 +615,7 @@ impl Context {
                 (DurablePolicy::Absent, _) => TierListing::Absent,
                 (_, SurveyPurpose::Open(_) | SurveyPurpose::Manifest(_)) => TierListing::Unasked,
                 (_, SurveyPurpose::Enclosures(_)) => TierListing::Unasked,
+                (_, SurveyPurpose::Failed(_)) => TierListing::Asked,
                 // One listing per restart, at once: it is often what a plan waits for.
                 (_, SurveyPurpose::Offer(_) | SurveyPurpose::Verdict | SurveyPurpose::Verify) => {
                     TierListing::Asked

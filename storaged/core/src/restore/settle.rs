@@ -4,10 +4,11 @@
 //! come up, and a daemon that was paused has links that only look as if they were up.
 
 use storaged_wire::local::Rung;
-use storaged_wire::peer::CheckpointKey;
+use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::plan::Source;
 use storaged_wire::{Digest, NodeName};
 
+use super::failed::Quarantine;
 use super::marks::mark_at;
 use super::opening::OpenRequest;
 use super::plan::{Asked, Older, SurveyInProgress, SurveyPurpose};
@@ -23,6 +24,9 @@ impl Context {
             SurveyPurpose::Manifest(name) => self.manifest_settles(plan, *name),
             SurveyPurpose::Enclosures(request) => {
                 plan.survey.sources(&request.manifest).is_described()
+            }
+            SurveyPurpose::Failed(_) => {
+                self.linked_answered(plan) && !self.candidates(plan).is_empty()
             }
             SurveyPurpose::Open(wish) => {
                 self.linked_answered(plan) && self.opening_settles(plan, wish)
@@ -114,13 +118,19 @@ impl Context {
     }
 
     /// What a plan must not go below.
-    pub(super) fn bar(&self, plan: &SurveyInProgress) -> Option<storaged_wire::peer::HighMark> {
+    pub(super) fn bar(&self, plan: &SurveyInProgress) -> Option<HighMark> {
         plan.mark.max(self.mark_of(&plan.namespace))
+    }
+
+    /// The same where restarts from it have not failed: what is offered in its place is below it.
+    pub(super) fn floor(&self, plan: &SurveyInProgress) -> Option<HighMark> {
+        let bar = self.bar(plan)?;
+        (self.quarantine_of(plan, bar) == Quarantine::None).then_some(bar)
     }
 
     /// Whoever asks for a step by its number gets it, whatever came after it.
     pub(super) fn is_high_enough(&self, plan: &SurveyInProgress, key: &CheckpointKey) -> bool {
-        plan.step.is_some() || self.bar(plan) <= Some(mark_at(key)) || planted!("plan_goes_below")
+        plan.step.is_some() || self.floor(plan) <= Some(mark_at(key)) || planted!("plan_goes_below")
     }
 
     fn manifest_settles(&self, plan: &SurveyInProgress, name: Digest) -> bool {

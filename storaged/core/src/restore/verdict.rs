@@ -7,6 +7,7 @@ use storaged_wire::verdict::{ExpectedTime, Reason, ReasonCode, RestartVerdict, V
 use storaged_wire::{Manifest, NodeName, Refusal};
 
 use super::expected::is_in_place;
+use super::failed::Quarantine;
 use super::marks::mark_at;
 use super::offer::{Hidden, Newest, key_of, listed};
 use super::plan::{SurveyInProgress, TierListing};
@@ -95,7 +96,11 @@ impl Context {
         let judged = offer.and_then(|offer| self.judged(plan, offer));
         let key = judged.as_ref().map(|judged| key_of(&judged.offer));
         note_unheld(newest_seen, key.as_ref(), &mut passed_over);
-        let had = judged.as_ref().zip(key.as_ref());
+        // Anything is better than a step that has failed before.
+        let had = judged
+            .as_ref()
+            .zip(key.as_ref())
+            .filter(|(_, key)| self.quarantine_of(plan, mark_at(key)) == Quarantine::None);
         let waiting = self.waiting_gains(
             plan,
             had.map(|(judged, key)| HadNow {
@@ -103,10 +108,14 @@ impl Context {
                 verdict: judged.verdict,
             }),
         );
+        let last_resort = key
+            .as_ref()
+            .filter(|key| self.quarantine_of(plan, mark_at(key)) != Quarantine::None);
         let (mut reasons, verdict) = match &judged {
             Some(judged) => (judged.reasons.clone(), judged.verdict),
             None => (vec![self.why_nothing(plan)], Verdict::Impossible),
         };
+        reasons.extend(last_resort.map(|key| self.why_again(key)));
         reasons.extend(self.doubts(plan, key.as_ref()));
         let (plan_offered, expected) = judged.map(|judged| (judged.offer, judged.expected)).unzip();
         Ok(RestartVerdict {
@@ -157,6 +166,14 @@ impl Context {
             plan.namespace
         );
         reason(ReasonCode::NothingRestorable, text)
+    }
+
+    fn why_again(&self, key: &CheckpointKey) -> Reason {
+        let text = format!(
+            "nothing but step {} of run {} is restorable, and restarts from it have failed before",
+            key.step, key.run
+        );
+        reason(ReasonCode::LastResort, text)
     }
 
     /// What speaks against taking what was found for the newest.
