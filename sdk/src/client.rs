@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use storaged_arena::{Mapping, PassingError, Slot, recv_frame_waiting, send_frame_waiting};
+use storaged_wire::failed::FailedRestart;
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
     Bears, BoardKind, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, LiveRun,
@@ -365,6 +366,46 @@ impl Client {
         match self.call("verdict", &request, Answer::After(timeout_ms))? {
             (Reply::Verdict(verdict), _) => Ok(verdict),
             (other, _) => Err(unexpected("verdict", "a verdict", &other)),
+        }
+    }
+
+    /// Says that a restart from a step has failed (of the newest run that has it, if none is named). Plans and verdicts pass it
+    /// over from now on: for a time that doubles, then for good. Within half a minute it counts once, whoever says it.
+    ///
+    /// # Errors
+    /// [`ClientError`] if nobody who answers in `timeout_ms` has such a step, or the job belongs to another token.
+    pub fn restart_failed(
+        &mut self,
+        run: Option<RunId>,
+        step: Step,
+        timeout_ms: u32,
+    ) -> Result<Vec<FailedRestart>, ClientError> {
+        let request = Request::RestartFailed {
+            run,
+            step,
+            timeout_ms,
+        };
+        self.failures("restart failed", &request, Answer::After(timeout_ms))
+    }
+
+    /// Takes back what was said of a step: it is offered again.
+    ///
+    /// # Errors
+    /// [`ClientError`] if nothing was said of it.
+    pub fn lift_quarantine(&mut self, step: Step) -> Result<Vec<FailedRestart>, ClientError> {
+        let request = Request::LiftQuarantine { step };
+        self.failures("lift quarantine", &request, Answer::Prompt)
+    }
+
+    fn failures(
+        &mut self,
+        what: &'static str,
+        request: &Request,
+        answer: Answer,
+    ) -> Result<Vec<FailedRestart>, ClientError> {
+        match self.call(what, request, answer)? {
+            (Reply::RestartsFailed(failed), _) => Ok(failed),
+            (other, _) => Err(unexpected(what, "how the step stands", &other)),
         }
     }
 

@@ -1,11 +1,12 @@
-//! What `storaged plan --verdict` says of a cluster of three nodes, (2,1), whose trainers die, whose nodes are killed or stopped; and
-//! that it comes true.
+//! What `storaged plan --verdict` says of a cluster of three nodes, (2,1), whose trainers die, whose nodes are killed or stopped, or
+//! whose restarts fail; and that it comes true.
 
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use storaged::cluster::NodeMemory;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_tests::system::{System, executable, shards};
@@ -13,18 +14,24 @@ use storaged_tests::system::{System, executable, shards};
 const TIER: &str =
     "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 1000\n";
 
-/// What a launcher on a node gets: the exit code and the JSON object.
-fn verdict(system: &System, node: usize, timeout_s: u32) -> Result<(i32, Value)> {
+/// What `storaged plan job --json` says with these arguments on a node, and its exit code.
+fn plan(system: &System, node: usize, arguments: &[&str]) -> Result<(i32, Value)> {
     let done = Command::new(executable())
-        .args(["plan", "job", "--verdict", "--json", "--timeout"])
-        .arg(timeout_s.to_string())
+        .args(["plan", "job", "--json"])
+        .args(arguments)
         .env("STORAGED_SOCKET", system.cluster.socket(node))
         .env("STORAGED_TOKEN", "secret")
         .output()?;
     let text = String::from_utf8(done.stdout)?;
     let errors = String::from_utf8_lossy(&done.stderr).into_owned();
     let said: Value = serde_json::from_str(&text).with_context(|| text + &errors)?;
-    let code = done.status.code().context("it ends by itself")?;
+    Ok((done.status.code().context("it ends by itself")?, said))
+}
+
+/// What a launcher on a node gets: the exit code and the JSON object.
+fn verdict(system: &System, node: usize, timeout_s: u32) -> Result<(i32, Value)> {
+    let timeout = timeout_s.to_string();
+    let (code, said) = plan(system, node, &["--verdict", "--timeout", &timeout])?;
     ensure!(said["exit_code"] == code, "{code}: {said}");
     Ok((code, said))
 }
@@ -148,6 +155,69 @@ fn with_two_nodes_killed_nothing_is_restorable_and_one_that_lost_its_ram_is_not_
     system.cluster.signal(1, Signal::CONT)?;
     let (code, said) = verdict(&system, 2, 60)?;
     ensure!(code == 10 && said["plan"]["step"] == 10, "{code}: {said}");
+    Ok(())
+}
+
+/// Two nodes whose memory outlives their daemons; step 10 is in the tier, step 20 in RAM.
+#[test]
+fn a_step_that_failed_is_passed_over_by_all_nodes_and_by_the_daemons_that_start_next() -> Result<()>
+{
+    let mut system = System::start(2, None, TIER)?;
+    (0..2).try_for_each(|node| system.cluster.kill(node))?;
+    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+    system.cluster.start_all()?;
+    let (run, mut trainers) = system.trainers(2)?;
+    for (step, wish, state) in [
+        (10, DurableWish::Required, CheckpointState::Durable),
+        (20, DurableWish::Never, CheckpointState::Committed),
+    ] {
+        system.save(&mut trainers, step, &shards(2, step), wish)?;
+        (0..2).try_for_each(|node| system.wait(node, run, step, state))?;
+    }
+    ensure!(plan(&system, 0, &[])?.1["step"] == 20);
+    for node in [0, 1] {
+        let (code, said) = plan(&system, node, &["--failed", "20"])?;
+        ensure!((code, said[0]["times"] == 1) == (0, true), "{said}");
+    }
+    // Both at once: neither could tell the other.
+    let before: Vec<u32> = (0..2)
+        .filter_map(|node| system.cluster.daemon_below(node))
+        .collect();
+    for daemon in &before {
+        let process = Pid::from_raw((*daemon).try_into()?).context("a process")?;
+        kill_process(process, Signal::KILL)?;
+    }
+    for (node, daemon) in before.iter().enumerate() {
+        let is_back = |system: &System| {
+            let another = system
+                .cluster
+                .daemon_below(node)
+                .is_some_and(|it| it != *daemon);
+            another && system.cluster.status(node).is_ok()
+        };
+        let began = std::time::Instant::now();
+        while !is_back(&system) {
+            ensure!(
+                began.elapsed().as_secs() < 60,
+                "{}",
+                system.cluster.log_end(node, 20)
+            );
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+    system.cluster.wait_for_links()?;
+    for node in [0, 1] {
+        let (code, said) = verdict(&system, node, 20)?;
+        ensure!(
+            code == 11 && said["plan"]["step"] == 10,
+            "n{node}: {code} {said}"
+        );
+        ensure!(said["passed_over"][0]["cause"] == "quarantined", "{said}");
+    }
+    system.restore(&[0, 1], 10, &shards(2, 10))?;
+    plan(&system, 1, &["--lift", "20"])?;
+    let (code, said) = verdict(&system, 1, 20)?;
+    ensure!(code == 0 && said["plan"]["step"] == 20, "{code} {said}");
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use storaged_sdk::wire::{Namespace, RefusalCode, Step};
 use storaged_sdk::{Client, ClientError};
 
 use super::plan_encode::{EncodeArgs, ReportFormat, plan_encode};
-use super::verdict::verdict;
+use super::verdict::{QuarantineArgs, print_failed, verdict};
 use super::{CliError, NamespaceArgs, SocketArgs, parse_step, print, size};
 
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub struct LsArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing.\n  storaged plan llama-70b --verdict --json\nSays what a launcher should do, why, what it takes and what waiting for nodes would gain. Exit codes:\n0 recover-in-place, 10 recover, 11 restart-from-durable, 12 impossible, 13 impossible because nothing was ever saved;\n1 no verdict, 2 wrong arguments.\n  storaged plan --encode --k 8 --m 2 --rate 125MB\nSays which coding plan a group would take; moves nothing."
+    after_help = "Examples:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing.\n  storaged plan llama-70b --verdict --json\nSays what a launcher should do, why, what it takes and what waiting for nodes would gain. Exit codes:\n0 recover-in-place, 10 recover, 11 restart-from-durable, 12 impossible, 13 impossible because nothing was ever saved;\n1 no verdict, 2 wrong arguments.\n  storaged plan llama-70b --failed 160\nSays that a restart from step 160 has failed: it is passed over for 10 minutes, then 20, and after the third time until\n  storaged plan llama-70b --lift 160\n  storaged plan --encode --k 8 --m 2 --rate 125MB\nSays which coding plan a group would take; moves nothing."
 )]
 pub struct PlanArgs {
     /// Namespace of the job
@@ -61,8 +61,10 @@ pub struct PlanArgs {
     allow_older: bool,
     /// Say in one word what a launcher should do: recover-in-place, recover, restart-from-durable or impossible; with the
     /// reasons, the expected time, and what waiting for nodes that have not answered would gain
-    #[arg(long, conflicts_with_all = ["step", "allow_older", "encode"])]
+    #[arg(long, conflicts_with_all = ["step", "allow_older", "encode", "failed", "lift"])]
     verdict: bool,
+    #[command(flatten)]
+    quarantine: QuarantineArgs,
     #[command(flatten)]
     encode: EncodeArgs,
     #[command(flatten)]
@@ -293,6 +295,11 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode, CliError> {
     let mut client = of.connect(&args.socket)?;
     if args.verdict {
         return verdict(&mut client, of.timeout_ms(), format);
+    }
+    if args.quarantine.is_said() {
+        let failed = args.quarantine.tell(&mut client, of.timeout_ms())?;
+        print_failed(&failed, format);
+        return Ok(ExitCode::SUCCESS);
     }
     let plan = if args.allow_older {
         client.plan_allowing_older(of.step, of.timeout_ms())?

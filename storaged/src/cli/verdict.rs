@@ -2,16 +2,87 @@
 
 use std::process::ExitCode;
 
+use clap::Args;
 use serde_json::{Value, json};
 use storaged_sdk::Client;
+use storaged_sdk::wire::failed::FailedRestart;
 use storaged_sdk::wire::peer::HighMark;
 use storaged_sdk::wire::verdict::{
     ExpectedTime, RateSource, RestartVerdict, Returning, WaitingGain,
 };
+use storaged_sdk::wire::{RunId, Step};
 
 use super::inspect::{passed_over_json, plan_json, shard_text};
 use super::plan_encode::ReportFormat;
-use super::{CliError, print};
+use super::{CliError, parse_step, print};
+
+/// What a launcher or an operator says of a step.
+#[derive(Debug, Args)]
+pub struct QuarantineArgs {
+    /// Say that a restart from this step has failed: it is passed over for 10 minutes, then for 20, after the third time until it
+    /// is lifted; earlier only if nothing else is restorable. Said again within 30 s it is the same restart
+    #[arg(long, value_name = "STEP", value_parser = parse_step, conflicts_with_all = ["step", "allow_older", "encode", "lift"])]
+    failed: Option<Step>,
+    /// Run of the step that has failed, if several have it [default: the newest]
+    #[arg(long, requires = "failed")]
+    run: Option<RunId>,
+    /// Offer this step again, whatever was said of it
+    #[arg(long, value_name = "STEP", value_parser = parse_step, conflicts_with_all = ["step", "allow_older", "encode"])]
+    lift: Option<Step>,
+}
+
+impl QuarantineArgs {
+    /// Whether anything is said.
+    pub fn is_said(&self) -> bool {
+        self.failed.is_some() || self.lift.is_some()
+    }
+
+    /// Says it; how the step stands then.
+    ///
+    /// # Errors
+    /// [`CliError`] if nobody has such a step, or nothing was said of the one to be lifted.
+    pub fn tell(
+        &self,
+        client: &mut Client,
+        timeout_ms: u32,
+    ) -> Result<Vec<FailedRestart>, CliError> {
+        let mut all = Vec::new();
+        if let Some(step) = self.failed {
+            all.extend(client.restart_failed(self.run, step, timeout_ms)?);
+        }
+        if let Some(step) = self.lift {
+            all.extend(client.lift_quarantine(step)?);
+        }
+        Ok(all)
+    }
+}
+
+/// How steps stand that restarts have failed from.
+pub fn print_failed(failed: &[FailedRestart], format: ReportFormat) {
+    let of = |one: &FailedRestart| {
+        json!({
+            "run": one.run.to_string(), "step": one.step.get(), "times": one.times, "wait_ms": one.wait_ms,
+        })
+    };
+    match format {
+        ReportFormat::Json => print(&Value::Array(failed.iter().map(of).collect()).to_string()),
+        ReportFormat::Text => failed.iter().for_each(|one| print(&failed_text(one))),
+    }
+}
+
+fn failed_text(one: &FailedRestart) -> String {
+    let (run, step, times) = (one.run, one.step, one.times);
+    match (times, one.wait_ms) {
+        (0, _) => format!("run {run} step {step}: lifted, it is offered again"),
+        (_, Some(ms)) => format!(
+            "run {run} step {step}: restarts have failed, {times} by now; passed over for {} s, unless nothing else is restorable",
+            ms.div_ceil(1_000)
+        ),
+        (_, None) => format!(
+            "run {run} step {step}: restarts have failed, {times} by now; passed over until `storaged plan --lift {step}`"
+        ),
+    }
+}
 
 /// Asks for the verdict and prints it.
 ///

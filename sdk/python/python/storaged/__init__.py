@@ -4,9 +4,9 @@ import logging
 
 from ._native import __version__
 from ._session import Session
-from ._verdict import Decision, RestartVerdict, verdict
+from ._verdict import Decision, RestartVerdict, restart_failed, verdict
 from .errors import StoragedError
 
 logging.getLogger("storaged").addHandler(logging.NullHandler())
 
-__all__ = ["Decision", "RestartVerdict", "Session", "StoragedError", "__version__", "verdict"]
+__all__ = ["Decision", "RestartVerdict", "Session", "StoragedError", "__version__", "restart_failed", "verdict"]

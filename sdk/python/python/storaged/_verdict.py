@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ._arguments import step_number
 from ._deadline import Deadline
 from ._session import DEFAULT_TIMEOUT, Session
 
@@ -161,6 +162,36 @@ def verdict(
     limit = Deadline(session.timeout)
     client = session.connect(limit)
     return _typed(client.verdict(limit.left_ms()))
+
+
+@dataclass(frozen=True)
+class FailedRestart:
+    """How a step stands that restarts have failed from. `wait_ms` is the time until it is offered again, earlier only if nothing
+    else is restorable; None: until an operator lifts it (`storaged plan --lift STEP`)."""
+
+    run: str
+    step: int
+    times: int
+    wait_ms: int | None
+
+
+def restart_failed(
+    step: int,
+    namespace: str | None = None,
+    *,
+    run: str | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    token: bytes | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> FailedRestart:
+    """Says that a restart from a step has failed, so that the next one gets another step: it is passed over for 10 minutes, then for
+    20, and after the third time until an operator lifts it. Within 30 s it counts once: the launcher of every node may say it.
+    """
+    session = Session(namespace, socket=socket, token=token, timeout=timeout)
+    limit = Deadline(session.timeout)
+    client = session.connect(limit)
+    (failed,) = client.restart_failed(run, step_number(step), limit.left_ms())
+    return FailedRestart(*failed)
 
 
 def _typed(said: _native.VerdictDict) -> RestartVerdict:

@@ -153,8 +153,8 @@ impl Context {
 
     fn why_nothing(&self, plan: &SurveyInProgress) -> Reason {
         let was_read = matches!(plan.tier, TierListing::Absent | TierListing::Read);
-        let is_heard = was_read && self.majority_answered(plan);
-        if self.newest_seen(plan).is_none() && is_heard && !planted!("a_loss_is_a_first_start") {
+        let is_first = self.newest_seen(plan).is_none() && was_read && self.majority_answered(plan);
+        if is_first || planted!("a_loss_is_a_first_start") {
             let text = format!(
                 "nobody who answered has heard of a checkpoint of {}: a first start, or another STORAGED_NAMESPACE",
                 plan.namespace
