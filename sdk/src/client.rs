@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use storaged_arena::{Mapping, PassingError, Slot, recv_frame_waiting, send_frame_waiting};
-use storaged_wire::failed::FailedRestart;
+use storaged_wire::failed::{FailedRestart, FailureReport};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
     Bears, BoardKind, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, LiveRun,
@@ -380,11 +380,11 @@ impl Client {
         step: Step,
         timeout_ms: u32,
     ) -> Result<Vec<FailedRestart>, ClientError> {
-        let request = Request::RestartFailed {
+        let request = Request::RestartFailed(FailureReport {
             run,
             step,
             timeout_ms,
-        };
+        });
         self.failures("restart failed", &request, Answer::After(timeout_ms))
     }
 

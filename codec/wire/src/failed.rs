@@ -5,6 +5,20 @@ use minicbor::{Decode, Encode};
 use crate::ids::{Namespace, Owner, Step};
 use crate::run::RunId;
 
+/// A launcher says that a restart has failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct FailureReport {
+    /// The checkpoint's run. Without: the newest that has the step.
+    #[n(0)]
+    pub run: Option<RunId>,
+    /// Its step.
+    #[n(1)]
+    pub step: Step,
+    /// How long it may be looked for.
+    #[n(2)]
+    pub timeout_ms: u32,
+}
+
 /// A step that restarts have failed from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct FailedRestart {

@@ -5,7 +5,7 @@ use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Geometry};
 
-use crate::failed::FailedRestart;
+use crate::failed::{FailedRestart, FailureReport};
 use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
 use crate::peer::DropAnswer;
 use crate::plan::RestorePlan;
@@ -299,15 +299,7 @@ pub enum Request {
     },
     /// Says that a restart from a step has failed: plans pass it over from now on, for a time that doubles, then for good.
     #[n(61)]
-    RestartFailed {
-        /// Without: the newest run that has the step.
-        #[n(0)]
-        run: Option<RunId>,
-        #[n(1)]
-        step: Step,
-        #[n(2)]
-        timeout_ms: u32,
-    },
+    RestartFailed(#[n(0)] FailureReport),
     /// Takes back what was said of a step, of whichever run.
     #[n(62)]
     LiftQuarantine {

@@ -12,8 +12,8 @@ use storaged_wire::{
 };
 
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
+use crate::failed_steps::FailedRestarts;
 use crate::parcels::Notice;
-use crate::restore::FailedRestarts;
 
 /// A peer whose link is up.
 #[derive(Debug, Clone)]

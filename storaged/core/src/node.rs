@@ -312,11 +312,7 @@ impl Node {
                 self.restores.plan(id, step, timeout_ms, older, cx)
             }
             Request::Verdict { timeout_ms } => self.restores.judge(id, timeout_ms, cx),
-            Request::RestartFailed {
-                run,
-                step,
-                timeout_ms,
-            } => self.restores.restart_failed(id, run, step, timeout_ms, cx),
+            Request::RestartFailed(report) => self.restores.restart_failed(id, report, cx),
             Request::LiftQuarantine { step } => cx.lift_quarantine(id, step),
             Request::GetManifest { manifest } => self.restores.get_manifest(id, manifest, cx),
             Request::OpenShard {

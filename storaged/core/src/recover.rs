@@ -20,7 +20,7 @@ use crate::api::{Output, ParityId};
 use crate::budget::Reservation;
 use crate::catalog::{Description, LocalShard, Slot, SlotUse, Upload};
 use crate::context::Context;
-use crate::restore::FailedRestarts;
+use crate::failed_steps::FailedRestarts;
 
 /// Records by what they are.
 #[derive(Default)]

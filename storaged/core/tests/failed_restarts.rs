@@ -5,7 +5,7 @@ mod cluster;
 mod testkit;
 
 use cluster::{Cluster, STRIPE_MS};
-use storaged_wire::failed::FailedRestart;
+use storaged_wire::failed::{FailedRestart, FailureReport};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::plan::{PassedOverCause, RestorePlan};
 use storaged_wire::verdict::{ReasonCode, RestartVerdict, Verdict};
@@ -40,11 +40,11 @@ fn asked(cluster: &mut Cluster, node: usize, request: Request) -> Reply {
 }
 
 fn said_failed(cluster: &mut Cluster, node: usize, step: u64) -> FailedRestart {
-    let request = Request::RestartFailed {
+    let request = Request::RestartFailed(FailureReport {
         run: None,
         step: Step::new(step),
         timeout_ms: 5_000,
-    };
+    });
     match asked(cluster, node, request) {
         Reply::RestartsFailed(all) => all[0],
         other => panic!("{other:?}"),
@@ -211,11 +211,11 @@ fn what_was_said_outlives_daemons_whose_memory_does() {
 #[test]
 fn a_step_that_nobody_has_is_not_counted() {
     let mut cluster = two_steps();
-    let request = Request::RestartFailed {
+    let request = Request::RestartFailed(FailureReport {
         run: None,
         step: Step::new(7),
         timeout_ms: 2_000,
-    };
+    });
     let reply = asked(&mut cluster, 0, request);
     let Reply::Refused(refusal) = reply else {
         panic!("{reply:?}");

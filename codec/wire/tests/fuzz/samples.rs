@@ -1,7 +1,6 @@
 //! Sound records to start from: every message there is, with fields of every kind.
 
 use minicbor::bytes::ByteVec;
-use storaged_wire::failed::{FailedRestart, NamespaceFailures};
 use storaged_wire::local::{
     Bears, BoardKind, ByteRange, CheckpointInfo, DropReport, DroppedNode, DurableWish, Keep,
     KeptFor, LiveRun, PinnedOnes, Removal, Reply, Request, Role, Rung, VerifiedPart, VerifyReport,
@@ -15,15 +14,13 @@ use storaged_wire::peer::{
 };
 use storaged_wire::plan::{PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
-use storaged_wire::verdict::{
-    ExpectedTime, HeldBasis, RateSource, Reason, ReasonCode, RestartVerdict, Returning, Stretch,
-    Verdict, WaitingGain,
-};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Enclosed, Enclosure, EnclosuresHeld, Fingerprint,
     Generation, Geometry, Manifest, Namespace, NodeName, Owner, Rank, Refusal, RefusalCode, RunId,
     SessionId, ShardEntry, SlotId, Step, WorldSize,
 };
+
+use crate::restart;
 
 fn link_tally(name: &str) -> LinkTally {
     LinkTally {
@@ -37,7 +34,7 @@ pub fn node(name: &str) -> NodeName {
     NodeName::new(name).expect("a node name")
 }
 
-fn namespace() -> Namespace {
+pub fn namespace() -> Namespace {
     Namespace::new("llama-70b.v2").expect("a namespace")
 }
 
@@ -89,17 +86,7 @@ fn freed() -> DropAnswer {
     }
 }
 
-fn failed() -> FailedRestart {
-    FailedRestart {
-        run: RunId::new(3),
-        step: Step::new(160),
-        times: 2,
-        wait_ms: Some(1_200_000),
-        changes: 5,
-    }
-}
-
-fn mark() -> HighMark {
+pub fn mark() -> HighMark {
     HighMark {
         run: RunId::new(3),
         step: Step::new(1 << 40),
@@ -170,7 +157,12 @@ pub fn manifest() -> Manifest {
 }
 
 pub fn requests() -> Vec<Request> {
-    [trainers_requests(), operators_requests()].concat()
+    [
+        trainers_requests(),
+        operators_requests(),
+        restart::requests(),
+    ]
+    .concat()
 }
 
 fn trainers_requests() -> Vec<Request> {
@@ -254,15 +246,6 @@ fn operators_requests() -> Vec<Request> {
             timeout_ms,
         },
         Request::RestartSafe { bears: Some(1) },
-        Request::Verdict { timeout_ms },
-        Request::RestartFailed {
-            run: Some(RunId::new(2)),
-            step: Step::new(160),
-            timeout_ms,
-        },
-        Request::LiftQuarantine {
-            step: Step::new(160),
-        },
         Request::Keep {
             run: None,
             step: Step::new(2),
@@ -308,35 +291,11 @@ pub fn plan() -> RestorePlan {
     }
 }
 
-pub fn verdict() -> RestartVerdict {
-    RestartVerdict {
-        namespace: namespace(),
-        verdict: Verdict::RestartFromDurable,
-        reasons: vec![Reason {
-            code: ReasonCode::NodesSilent,
-            text: "n3 has not answered".into(),
-        }],
-        plan: Some(plan()),
-        expected: vec![ExpectedTime {
-            stretch: Stretch::Durable,
-            ms: 12,
-            rate: RateSource::Measured,
-        }],
-        newest_seen: Some(mark()),
-        passed_over: plan().passed_over,
-        waiting: vec![WaitingGain {
-            at: mark(),
-            verdict: Verdict::Recover,
-            returning: vec![Returning {
-                any: 1,
-                of: vec![node("a"), node("b")],
-                basis: HeldBasis::Coded,
-            }],
-        }],
-    }
+pub fn replies() -> Vec<Reply> {
+    [readers_replies(), restart::replies()].concat()
 }
 
-pub fn replies() -> Vec<Reply> {
+fn readers_replies() -> Vec<Reply> {
     vec![
         Reply::Welcome {
             node: node("a"),
@@ -358,8 +317,6 @@ pub fn replies() -> Vec<Reply> {
         },
         Reply::RestartSafe(vec!["job: step 3 bears 0 of 2".into()]),
         Reply::Plan(plan()),
-        Reply::Verdict(verdict()),
-        Reply::RestartsFailed(vec![failed()]),
         Reply::Manifest {
             bytes: bytes().into(),
             schema: bytes().into(),
@@ -574,11 +531,7 @@ fn namespace_messages() -> Vec<PeerMessage> {
             }],
             mark: Some(mark()),
         },
-        PeerMessage::FailedRestarts(vec![NamespaceFailures {
-            namespace: namespace(),
-            owner: Owner::of_token(b"t"),
-            failed: vec![failed()],
-        }]),
+        restart::message(),
         PeerMessage::Marks(vec![NamespaceMark {
             namespace: namespace(),
             owner,

@@ -1,5 +1,5 @@
 //! Policy of the verb *restore*: the plan before action (`plan` asks, `cluster_view` has what was told, `settle` says for how
-//! long, `offer` what comes of it, `marks` what it must not go below, `expected` how long it takes), what a launcher is
+//! long, `offer` what comes of it, `marks` what it must not go below, `expected` and `rates` how long it takes), what a launcher is
 //! told of it (`verdict`, `waiting`) and says of it (`failed`), the ladder per shard (`open`), openings that a
 //! heal serves (`await_repair`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
 
@@ -14,6 +14,7 @@ mod offer;
 mod open;
 mod opening;
 mod plan;
+mod rates;
 mod reading;
 mod settle;
 mod source_fault;
@@ -21,11 +22,10 @@ mod verdict;
 mod verify;
 mod waiting;
 
-pub(crate) use expected::Rates;
-pub(crate) use failed::FailedRestarts;
 pub(crate) use marks::mark_at;
 pub(crate) use opening::OpenRequest;
 pub(crate) use plan::Older;
+pub(crate) use rates::Rates;
 pub(crate) use source_fault::is_wrong;
 
 use std::collections::BTreeMap;

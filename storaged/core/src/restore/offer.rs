@@ -5,11 +5,11 @@ use storaged_wire::plan::{PassedOverCause, RestorePlan, ShardSource, Unrestorabl
 use storaged_wire::{CheckpointState, Digest, NodeName, Rank, Refusal, RefusalCode};
 use thiserror::Error;
 
-use super::failed::Quarantine;
 use super::holdings::unknown_namespace;
 use super::marks::mark_at;
 use super::plan::{Older, SurveyInProgress, SurveyPurpose, TierListing};
 use crate::context::Context;
+use crate::failed_steps::Quarantine;
 use crate::place::wrong_token;
 
 /// Reasons and names that a refusal lists.

@@ -8,11 +8,11 @@ use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::plan::Source;
 use storaged_wire::{Digest, NodeName};
 
-use super::failed::Quarantine;
 use super::marks::mark_at;
 use super::opening::OpenRequest;
 use super::plan::{Asked, Older, SurveyInProgress, SurveyPurpose};
 use crate::context::Context;
+use crate::failed_steps::Quarantine;
 use crate::limits;
 
 impl Context {

@@ -7,12 +7,12 @@ use storaged_wire::verdict::{ExpectedTime, Reason, ReasonCode, RestartVerdict, V
 use storaged_wire::{Manifest, NodeName, Refusal};
 
 use super::expected::is_in_place;
-use super::failed::Quarantine;
 use super::marks::mark_at;
 use super::offer::{Hidden, Newest, key_of, listed};
 use super::plan::{SurveyInProgress, TierListing};
 use super::waiting::HadNow;
 use crate::context::Context;
+use crate::failed_steps::Quarantine;
 
 /// Shards by where they come from.
 #[derive(Debug, Default, Clone, Copy)]
