@@ -18,7 +18,8 @@ use crate::event::{Event, NoSlot};
 use crate::limits;
 use crate::place::{Runs, Standings};
 use crate::restore::{Older, OpenRequest, Restores};
-use crate::stage::{Drops, Trainers};
+use crate::stage::Drops;
+use crate::stage::Trainers::{Heeded, Ignored};
 use crate::status::status_json;
 use crate::trickle::Unfinished;
 
@@ -334,11 +335,7 @@ impl Node {
             Request::RestartSafe { bears } => cx.restart_safe(id, bears),
             Request::List { namespace } => cx.list(id, namespace.as_ref()),
             Request::Drop { force, timeout_ms } => {
-                let trainers = if force {
-                    Trainers::Ignored
-                } else {
-                    Trainers::Heeded
-                };
+                let trainers = if force { Ignored } else { Heeded };
                 self.drops.drop_job(id, trainers, timeout_ms, cx)
             }
             Request::Verify { step, timeout_ms } => self.restores.verify(id, step, timeout_ms, cx),
