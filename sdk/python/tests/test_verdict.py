@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import storaged
-from daemon import HERE, PACKAGE, ROOT, cluster, executable
+from daemon import HERE, PACKAGE, ROOT, cluster, executable, run_ranks
 from storaged import Decision, errors
 
 LAUNCHER = HERE.parent / "examples" / "torchrun_verdict.py"
@@ -84,13 +84,16 @@ def nodes(tmp_path):
         one.kill()
 
 
-def stopped_but_one_without_parity(nodes):
-    """Stops node 0, which has the only rank's shard, and the one that has its parity; the third has neither."""
-    nodes[0].stop()
-    (shard,) = of(nodes[1], timeout=8).plan.shards
-    (holder,) = (one for one in nodes[1:] if one.folder.name in shard.nodes)
-    holder.stop()
-    return next(one for one in nodes[1:] if one is not holder)
+def saved_by_two(nodes, tmp_path, step, durable="never"):
+    """The same of two ranks on nodes 0 and 1, so that every node is in the manifest and has it."""
+    until = "durable" if durable == "required" else "protected"
+    body = f"""
+with Checkpointer(timeout=60, durable={durable!r}) as checkpointer:
+    attempt(checkpointer.save, {step}, state({step}))
+    attempt(checkpointer.wait, until={until!r})
+"""
+    said, errors = run_ranks(tmp_path, [one.socket for one in nodes[:2]], body, limit=200)
+    assert all(ranks and ranks[1][:2] == ["ok", True] for ranks in said), (said, errors)
 
 
 def test_each_verdict_in_types(nodes, tmp_path):
@@ -98,33 +101,34 @@ def test_each_verdict_in_types(nodes, tmp_path):
     assert first.decision is Decision.IMPOSSIBLE and first.is_first_start and first.exit_code == 13, first
     assert first.plan is None and first.newest_seen is None and not first.needs_allow_older
 
-    saved(nodes[0], tmp_path, 10, durable="required")
-    saved(nodes[0], tmp_path, 20)
+    saved_by_two(nodes, tmp_path, 10, durable="required")
+    saved_by_two(nodes, tmp_path, 20)
     here = of(nodes[1], timeout=20)
     assert here.decision is Decision.RECOVER_IN_PLACE and here.exit_code == 0, here
     assert here.plan.step == 20 and here.newest_seen == (here.plan.run, 20)
-    (shard,) = here.plan.shards
-    assert (shard.source, shard.nodes) == ("ram", ("n0",)) and shard.nbytes > 400_000
+    assert [(shard.source, shard.nodes) for shard in here.plan.shards] == [("ram", ("n0",)), ("ram", ("n1",))]
+    assert all(shard.nbytes > 4000 for shard in here.plan.shards)
     assert [reason.code for reason in here.reasons] == ["all-in-place"]
     assert here.waiting == () and {part.rate for part in here.expected} == {"first-guess"}
 
     nodes[0].stop()
     lost = of(nodes[1], timeout=8)
     assert lost.decision is Decision.RECOVER and lost.exit_code == 10, lost
-    (shard,) = lost.plan.shards
-    assert shard.source == "decode" and "n0" not in shard.nodes
+    assert (lost.plan.shards[0].source, lost.plan.shards[0].nodes) == ("decode", ("n1", "n2"))
     (gain,) = lost.waiting
     assert (gain.step, gain.decision, gain.returning[0].of) == (20, Decision.RECOVER_IN_PLACE, ("n0",))
 
-    survivor = stopped_but_one_without_parity(nodes)
-    old = of(survivor, timeout=8)
+    nodes[1].stop()
+    old = of(nodes[2], timeout=8)
     assert old.decision is Decision.RESTART_FROM_DURABLE and old.exit_code == 11, old
     assert old.plan.step == 10 and old.needs_allow_older, old
     assert old.passed_over[0].step == 20
-    assert any(gain.step == 20 and "n0" in gain.returning[0].of for gain in old.waiting), old
+    gain = old.waiting[0]
+    assert (gain.step, gain.decision) == (20, Decision.RECOVER), old
+    assert all(set(one.of) == {"n0", "n1"} and one.any == 1 for one in gain.returning), old
     nodes[0].go_on()
-    back = of(survivor, timeout=60)
-    assert back.plan.step == 20 and back.decision is Decision.RECOVER_IN_PLACE, back
+    back = of(nodes[2], timeout=60)
+    assert back.plan.step == 20 and back.decision is Decision.RECOVER, back
 
 
 def test_a_verdict_is_no_error_and_no_verdict_is_one(daemons):
@@ -172,17 +176,19 @@ def test_torchrun_gets_another_step_after_one_that_failed(daemons, tmp_path):
 
 
 def test_torchrun_is_not_started_where_nothing_is_left(nodes, tmp_path):
-    saved(nodes[0], tmp_path, 20)
-    left = stopped_but_one_without_parity(nodes)
-    code, text = launch(environment(left, tmp_path), tmp_path)
+    saved_by_two(nodes, tmp_path, 20)
+    nodes[0].stop()
+    nodes[1].stop()
+    code, text = launch(environment(nodes[2], tmp_path), tmp_path)
     assert code == 12 and starts(tmp_path) == [], text
     assert "waiting would gain step 20" in text and "not started: impossible" in text, text
 
 
 def test_torchrun_waits_for_the_node_that_brings_the_step(nodes, tmp_path):
-    saved(nodes[0], tmp_path, 20)
-    left = stopped_but_one_without_parity(nodes)
-    settings = environment(left, tmp_path, TRAIN_UNTIL="0", TRAIN_SAVES="0")
+    saved_by_two(nodes, tmp_path, 20)
+    nodes[0].stop()
+    nodes[1].stop()
+    settings = environment(nodes[2], tmp_path, TRAIN_UNTIL="0", TRAIN_SAVES="0")
     command = [sys.executable, str(LAUNCHER), "--timeout", "5", "--wait", "400", "--", "--standalone", "--nproc-per-node", "1"]
     command.append(str(tmp_path / "train.py"))
     launcher = subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -224,8 +230,9 @@ def test_a_slurm_job_starts_again_in_place_and_is_requeued_only_when_that_is_of_
 
 
 def test_a_slurm_job_with_too_few_nodes_is_requeued_without_a_start(nodes, tmp_path):
-    saved(nodes[0], tmp_path, 20)
-    left = stopped_but_one_without_parity(nodes)
-    code, asked, text = slurm(left, tmp_path, ["touch", str(tmp_path / "started")])
+    saved_by_two(nodes, tmp_path, 20)
+    nodes[0].stop()
+    nodes[1].stop()
+    code, asked, text = slurm(nodes[2], tmp_path, ["touch", str(tmp_path / "started")])
     assert (code, asked) == (0, ["requeue 77"]), text
     assert not (tmp_path / "started").exists() and "nothing that was saved can be had" in text, text
