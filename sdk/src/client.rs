@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use storaged_arena::{Mapping, PassingError, Slot, recv_frame_waiting, send_frame_waiting};
+use storaged_wire::failed::{FailedRestart, FailureReport};
 use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
     Bears, BoardKind, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, LiveRun,
     PinnedOnes, Removal, Reply, Request, Role, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
+use storaged_wire::verdict::RestartVerdict;
 use storaged_wire::{
     CheckpointState, ChunkSize, DescribedManifest, Digest, Enclosures, Generation, Geometry,
     ManifestBytes, Namespace, NodeName, Rank, RunId, Step, decode, encode,
@@ -350,6 +352,60 @@ impl Client {
         match self.call("plan", request, Answer::After(timeout_ms))? {
             (Reply::Plan(plan), _) => Ok(plan),
             (other, _) => Err(unexpected("plan", "a plan", &other)),
+        }
+    }
+
+    /// What a launcher should make of a restart from the newest checkpoint, and what it would gain by waiting. Where nodes do
+    /// not answer, it is said at the end of the time; it moves nothing.
+    ///
+    /// # Errors
+    /// [`ClientError`] if the job belongs to another token, or the daemon does not answer. That nothing is restorable is a
+    /// verdict and no error.
+    pub fn verdict(&mut self, timeout_ms: u32) -> Result<RestartVerdict, ClientError> {
+        let request = Request::Verdict { timeout_ms };
+        match self.call("verdict", &request, Answer::After(timeout_ms))? {
+            (Reply::Verdict(verdict), _) => Ok(verdict),
+            (other, _) => Err(unexpected("verdict", "a verdict", &other)),
+        }
+    }
+
+    /// Says that a restart from a step has failed (of the newest run that has it, if none is named). Plans and verdicts pass it
+    /// over from now on: for a time that doubles, then for good. Within half a minute it counts once, whoever says it.
+    ///
+    /// # Errors
+    /// [`ClientError`] if nobody who answers in `timeout_ms` has such a step, or the job belongs to another token.
+    pub fn restart_failed(
+        &mut self,
+        run: Option<RunId>,
+        step: Step,
+        timeout_ms: u32,
+    ) -> Result<Vec<FailedRestart>, ClientError> {
+        let request = Request::RestartFailed(FailureReport {
+            run,
+            step,
+            timeout_ms,
+        });
+        self.failures("restart failed", &request, Answer::After(timeout_ms))
+    }
+
+    /// Takes back what was said of a step: it is offered again.
+    ///
+    /// # Errors
+    /// [`ClientError`] if nothing was said of it.
+    pub fn lift_quarantine(&mut self, step: Step) -> Result<Vec<FailedRestart>, ClientError> {
+        let request = Request::LiftQuarantine { step };
+        self.failures("lift quarantine", &request, Answer::Prompt)
+    }
+
+    fn failures(
+        &mut self,
+        what: &'static str,
+        request: &Request,
+        answer: Answer,
+    ) -> Result<Vec<FailedRestart>, ClientError> {
+        match self.call(what, request, answer)? {
+            (Reply::RestartsFailed(failed), _) => Ok(failed),
+            (other, _) => Err(unexpected(what, "how the step stands", &other)),
         }
     }
 

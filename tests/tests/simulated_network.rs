@@ -392,6 +392,8 @@ fn add_daemons(sim: &mut turmoil::Sim<'_>, scenario: Scenario, directory: &Path,
                     store: None,
                     descriptors: Arc::new(NoStore),
                     inherited: Vec::new(),
+                    ops: None,
+                    members: None,
                 };
                 let daemon = Daemon::start(config?, env).await?;
                 doors

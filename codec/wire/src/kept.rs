@@ -7,6 +7,7 @@ use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Fingerprint};
 
 use crate::enclosure::Enclosure;
+use crate::failed::FailedRestart;
 use crate::ids::{Namespace, Owner, Rank, SlotId, WorldSize};
 use crate::local::DurableWish;
 use crate::peer::{CheckpointKey, HighMark, Lane};
@@ -94,6 +95,9 @@ pub struct KeptNamespace {
     /// Up to here the job's checkpoints have left RAM for another job, or were dropped.
     #[n(6)]
     pub evicted: Option<HighMark>,
+    /// Steps that restarts have failed from; none if there are none.
+    #[n(7)]
+    pub failed: Option<Vec<FailedRestart>>,
 }
 
 /// Digests and fingerprints of the chunks of one shard: of this node, or of one that it codes for.
@@ -223,6 +227,13 @@ mod tests {
             granted: RunId::ZERO,
             mark: Some(HighMark { run, step }),
             evicted: None,
+            failed: Some(vec![FailedRestart {
+                run,
+                step,
+                times: 2,
+                wait_ms: Some(1_200_000),
+                changes: 2,
+            }]),
         };
         let table = KeptTable {
             key: key.clone(),

@@ -5,6 +5,7 @@ use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Geometry};
 
+use crate::failed::{FailedRestart, FailureReport};
 use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
 use crate::peer::DropAnswer;
 use crate::plan::RestorePlan;
@@ -12,6 +13,7 @@ use crate::refusal::Refusal;
 use crate::run::RunId;
 use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
+use crate::verdict::RestartVerdict;
 
 /// Version of this protocol; both sides must have the same.
 pub const LOCAL_VERSION: u16 = 3;
@@ -293,6 +295,21 @@ pub enum Request {
         #[n(1)]
         timeout_ms: u32,
     },
+    /// Asks what a launcher should do about a restart of the newest checkpoint.
+    #[n(60)]
+    Verdict {
+        #[n(0)]
+        timeout_ms: u32,
+    },
+    /// Says that a restart from a step has failed: plans pass it over from now on, for a time that doubles, then for good.
+    #[n(61)]
+    RestartFailed(#[n(0)] FailureReport),
+    /// Takes back what was said of a step, of whichever run.
+    #[n(62)]
+    LiftQuarantine {
+        #[n(0)]
+        step: Step,
+    },
 }
 
 /// `offset..offset + length` of a shard.
@@ -404,6 +421,12 @@ pub enum Reply {
     /// To `Drop`.
     #[n(30)]
     Dropped(#[n(0)] DropReport),
+    /// To `Verdict`.
+    #[n(60)]
+    Verdict(#[n(0)] RestartVerdict),
+    /// To `RestartFailed` and `LiftQuarantine`: how the step stands now.
+    #[n(61)]
+    RestartsFailed(#[n(0)] Vec<FailedRestart>),
 }
 
 /// The rung of the ladder that a shard came from in the end.

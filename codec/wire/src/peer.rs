@@ -6,6 +6,7 @@ use minicbor::{Decode, Encode};
 use storaged_codec::Digest;
 
 use crate::enclosure::{Enclosure, EnclosuresHeld};
+use crate::failed::NamespaceFailures;
 use crate::ids::{Namespace, NodeName, Owner, Rank, SessionId, Step, WorldSize};
 use crate::local::{DurableWish, VerifiedPart};
 use crate::manifest::Manifest;
@@ -605,6 +606,9 @@ pub enum PeerMessage {
         #[n(1)]
         answer: DropAnswer,
     },
+    /// After a link comes up, and when a launcher has said so: steps that restarts have failed from.
+    #[n(60)]
+    FailedRestarts(#[n(0)] Vec<NamespaceFailures>),
 }
 
 /// Why a checkpoint is not owed to the durable tier any more.

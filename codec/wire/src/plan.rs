@@ -36,6 +36,48 @@ pub struct ShardSource {
     pub source: Source,
 }
 
+/// Why a checkpoint is not offered: programs act on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum PassedOverCause {
+    /// Nobody who answered has its manifest.
+    #[n(0)]
+    NoManifest,
+    /// Nobody who answered has its schema and metadata.
+    #[n(1)]
+    NotDescribed,
+    /// Shards are lost and cannot be decoded from what answered.
+    #[n(2)]
+    ShardsLost,
+    /// Its copy in the durable tier is damaged, and RAM does not have it.
+    #[n(3)]
+    DamagedCopy,
+    /// Its copy in the durable tier cannot be used, and RAM does not have it.
+    #[n(4)]
+    UnusableCopy,
+    /// Restarts from it have failed.
+    #[n(5)]
+    Quarantined,
+    /// It was protected, and nobody who answered holds anything of it.
+    #[n(6)]
+    NobodyHasIt,
+}
+
+impl PassedOverCause {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoManifest => "no-manifest",
+            Self::NotDescribed => "not-described",
+            Self::ShardsLost => "shards-lost",
+            Self::DamagedCopy => "damaged-copy",
+            Self::UnusableCopy => "unusable-copy",
+            Self::Quarantined => "quarantined",
+            Self::NobodyHasIt => "nobody-has-it",
+        }
+    }
+}
+
 /// A checkpoint that was found and cannot be offered.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Unrestorable {
@@ -48,6 +90,9 @@ pub struct Unrestorable {
     /// What is missing.
     #[n(2)]
     pub reason: String,
+    /// The same for programs; none from a daemon that does not say it yet.
+    #[n(3)]
+    pub cause: Option<PassedOverCause>,
 }
 
 /// What a restart will do.

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use storaged_sdk::wire::failed::FailedRestart;
 use storaged_sdk::wire::local::{BoardKind, ByteRange, Role, Rung};
 use storaged_sdk::wire::plan::{RestorePlan, Source};
 use storaged_sdk::wire::{CheckpointState, Digest, Namespace, Rank, RunId, Step, UnknownState};
@@ -15,6 +16,7 @@ use crate::board::Board;
 use crate::fault::{invalid, raised};
 use crate::load::{Manifest, Shard};
 use crate::turn::{patience, take_turn};
+use crate::verdict::verdict_dict;
 
 /// How long a call may take that is given no limit.
 pub(crate) const LIMIT_MS: u32 = 15_000;
@@ -146,6 +148,29 @@ impl Client {
             }
         })?;
         plan_dict(py, &plan)
+    }
+
+    /// What a launcher should make of a restart.
+    fn verdict<'py>(&self, py: Python<'py>, timeout_ms: u32) -> PyResult<Bound<'py, PyDict>> {
+        let verdict = self.call(py, timeout_ms, storaged_sdk::Client::verdict)?;
+        verdict_dict(py, &verdict)
+    }
+
+    /// Says that a restart from a step has failed: (run, step, times, milliseconds until it is offered again) as it stands now.
+    fn restart_failed(
+        &self,
+        py: Python<'_>,
+        run: Option<&str>,
+        step: u64,
+        timeout_ms: u32,
+    ) -> PyResult<Vec<(String, u64, u32, Option<u64>)>> {
+        let run = run.map(|run| run_of(py, run)).transpose()?;
+        let failed = self.call(py, timeout_ms, |client, left| {
+            client.restart_failed(run, Step::new(step), left)
+        })?;
+        let row =
+            |one: FailedRestart| (one.run.to_string(), one.step.get(), one.times, one.wait_ms);
+        Ok(failed.into_iter().map(row).collect())
     }
 
     #[pyo3(signature = (digest, timeout_ms=LIMIT_MS))]

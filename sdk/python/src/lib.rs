@@ -1,7 +1,7 @@
 //! Native part of the Python package: the SDK's calls with the interpreter lock released.
 //!
 //! It knows integers and bytes, nothing of torch. Order of reading: `save` (slots and copies), `load` (manifests and
-//! shards), `control` (runs, waits, plans), `board` (memory that outlives its writer), `turn` (one call at a time, within its limit), `fault` (which exception a
+//! shards), `control` (runs, waits, plans), `verdict` (on a restart), `board` (memory that outlives its writer), `turn` (one call at a time, within its limit), `fault` (which exception a
 //! failure becomes). Every wait ends within its limit and less than a second, and within 0.2 s of Ctrl-C.
 
 mod board;
@@ -10,6 +10,7 @@ mod fault;
 mod load;
 mod save;
 mod turn;
+mod verdict;
 
 use pyo3::prelude::*;
 

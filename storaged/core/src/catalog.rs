@@ -12,6 +12,7 @@ use storaged_wire::{
 };
 
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
+use crate::failed_steps::FailedRestarts;
 use crate::parcels::Notice;
 
 /// A peer whose link is up.
@@ -381,6 +382,8 @@ pub(crate) struct NamespaceTable {
     pub last_step: BTreeMap<(RunId, Rank), Step>,
     /// The highest checkpoint known to have been protected.
     pub mark: Option<HighMark>,
+    /// Steps that restarts have failed from.
+    pub failed: FailedRestarts,
     /// Up to here the job's checkpoints have left RAM for another job, or were dropped.
     pub evicted: Option<HighMark>,
     /// Why checkpoints were given up, for those who wait for them.
@@ -398,6 +401,7 @@ impl NamespaceTable {
             world_sizes: BTreeMap::new(),
             last_step: BTreeMap::new(),
             mark: None,
+            failed: FailedRestarts::default(),
             evicted: None,
             abandoned: BTreeMap::new(),
         }

@@ -129,6 +129,7 @@ impl Context {
             granted: table.granted,
             mark: table.mark,
             evicted: table.evicted,
+            failed: table.failed.kept(),
         });
         match record {
             Some(record) if self.keeping.jobs.get(&namespace) != Some(&record) => {

@@ -19,6 +19,7 @@ mod delta;
 mod enclosures;
 mod encode;
 mod event;
+mod failed_steps;
 mod keep;
 pub mod limits;
 mod messages;

@@ -133,6 +133,28 @@ pub const EMPTY_JOB_MIN_MS: u64 = 60_000;
 /// Peers answer queries within this time.
 pub const QUERY_MAX_MS: u64 = 3_000;
 
+/// A step that a restart has failed from is passed over for so long, then for twice as long (10 minutes, 20 minutes): longer than
+/// a restart of a large job takes, so that another step gets its turn.
+pub const QUARANTINE_MS: u64 = 600_000;
+
+/// Restarts that may fail from one step before it waits for an operator.
+pub const FAILURES_MAX: u32 = 3;
+
+/// Said again within this time it is the same restart: each node of a job may have a launcher that says so.
+pub const FAILURE_SAID_WITHIN_MS: u64 = 30_000;
+
+/// Steps of one namespace that this is remembered of; the oldest go first.
+pub const FAILED_STEPS_MAX: usize = 64;
+
+/// Namespaces of which one message tells it: with all their steps below the longest that goes as it is.
+pub const FAILURES_TOLD_MAX: usize = 8;
+
+/// Of so many of the newest steps a verdict says what waiting would gain: each is looked at lane by lane.
+pub const WAITING_STEPS_MAX: usize = 4;
+
+/// Nobody is told to wait for more nodes than that at once: the names that one list of a record holds.
+pub const WAITED_FOR_MAX: usize = 255;
+
 /// The durable tier answers a listing within this time.
 pub const DURABLE_LIST_MAX_MS: u64 = 20_000;
 
@@ -230,6 +252,10 @@ pub const DURABLE_BYTES_PER_MS: u64 = 100_000;
 const _: () = assert!(
     DEGRADE_AFTER_MS < UPLOAD_UNPROTECTED_AFTER_MS,
     "first as much protection as there can be"
+);
+const _: () = assert!(
+    FAILURE_SAID_WITHIN_MS < QUARANTINE_MS,
+    "a failure after the back-off is another one"
 );
 const _: () = assert!(GAP_MS > 2 * REPEAT_MS, "a busy node is not a stopped one");
 const _: () = assert!(

@@ -265,6 +265,10 @@ fn size_hint(message: &PeerMessage) -> usize {
         PeerMessage::ShardsSealed { shards, .. } => shards.len() * 64 + 2 * RECORD,
         PeerMessage::Fences(fences) => fences.len() * 3 * RECORD,
         PeerMessage::Marks(marks) => marks.len() * 2 * RECORD,
+        PeerMessage::FailedRestarts(all) => {
+            let failed = all.iter().map(|told| told.failed.len() + 2);
+            failed.sum::<usize>() * RECORD
+        }
         PeerMessage::Attached(namespaces) => namespaces.len() * 2 * RECORD,
         PeerMessage::Holdings { holdings, .. } => {
             let blocks = holdings

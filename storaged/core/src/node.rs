@@ -19,7 +19,8 @@ use crate::limits;
 use crate::place::{Runs, Standings};
 use crate::restore::{Older, OpenRequest, Restores};
 use crate::scrub::{Scrub, ScrubState};
-use crate::stage::{Drops, Trainers};
+use crate::stage::Drops;
+use crate::stage::Trainers::{Heeded, Ignored};
 use crate::status::status_json;
 use crate::trickle::Unfinished;
 
@@ -328,6 +329,9 @@ impl Node {
                 };
                 self.restores.plan(id, step, timeout_ms, older, cx)
             }
+            Request::Verdict { timeout_ms } => self.restores.judge(id, timeout_ms, cx),
+            Request::RestartFailed(report) => self.restores.restart_failed(id, report, cx),
+            Request::LiftQuarantine { step } => cx.lift_quarantine(id, step),
             Request::GetManifest { manifest } => self.restores.get_manifest(id, manifest, cx),
             Request::OpenShard {
                 manifest,
@@ -350,11 +354,7 @@ impl Node {
             Request::RestartSafe { bears } => cx.restart_safe(id, bears),
             Request::List { namespace } => cx.list(id, namespace.as_ref()),
             Request::Drop { force, timeout_ms } => {
-                let trainers = if force {
-                    Trainers::Ignored
-                } else {
-                    Trainers::Heeded
-                };
+                let trainers = if force { Ignored } else { Heeded };
                 self.drops.drop_job(id, trainers, timeout_ms, cx)
             }
             Request::Verify { step, timeout_ms } => self.restores.verify(id, step, timeout_ms, cx),
@@ -402,6 +402,7 @@ impl Node {
         self.cx.recount_blocks_on(&node);
         self.cx.tell_marks(&node);
         self.cx.tell_quarantined(&node);
+        self.cx.tell_failed(&node);
         self.cx.down_since.remove(&node);
         self.cx.tell_attached_to(&node);
         self.runs.greet(&node, &mut self.cx);

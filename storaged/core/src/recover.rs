@@ -20,6 +20,7 @@ use crate::api::{Output, ParityId};
 use crate::budget::Reservation;
 use crate::catalog::{Description, LocalShard, Slot, SlotUse, Upload};
 use crate::context::Context;
+use crate::failed_steps::FailedRestarts;
 
 /// Records by what they are.
 #[derive(Default)]
@@ -113,6 +114,7 @@ impl Context {
 
     /// What this node has promised it must not forget.
     fn recover_job(&mut self, job: KeptNamespace) {
+        let now = self.now;
         let table = self.namespace_table(&job.namespace, job.owner);
         if planted!("promises_end_with_the_daemon") {
             return;
@@ -122,6 +124,9 @@ impl Context {
         table.granted = job.granted;
         table.mark = job.mark;
         table.evicted = job.evicted;
+        if !planted!("failures_end_with_the_daemon") {
+            table.failed = FailedRestarts::recovered(job.failed, now);
+        }
     }
 
     /// Shards, parity and what else there is of a checkpoint; none if its manifest is not there.

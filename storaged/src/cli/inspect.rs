@@ -1,13 +1,16 @@
 //! `storaged status`, `ls` and `plan`.
 
+use std::process::ExitCode;
+
 use clap::Args;
 use serde_json::{Value, json};
 use storaged_sdk::wire::local::{CheckpointInfo, standing};
-use storaged_sdk::wire::plan::{RestorePlan, Source};
+use storaged_sdk::wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_sdk::wire::{Namespace, RefusalCode, Step};
 use storaged_sdk::{Client, ClientError};
 
 use super::plan_encode::{EncodeArgs, ReportFormat, plan_encode};
+use super::verdict::{QuarantineArgs, print_failed, verdict};
 use super::{CliError, NamespaceArgs, SocketArgs, parse_step, print, size};
 
 #[derive(Debug, Args)]
@@ -32,7 +35,7 @@ pub struct LsArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing.\n  storaged plan --encode --k 8 --m 2 --rate 125MB\nSays which coding plan a group would take; moves nothing."
+    after_help = "Examples:\n  storaged plan llama-70b\nAsks every live node and the durable tier; moves nothing.\n  storaged plan llama-70b --verdict --json\nSays what a launcher should do, why, what it takes and what waiting for nodes would gain. Exit codes:\n0 recover-in-place, 10 recover, 11 restart-from-durable, 12 impossible, 13 impossible because nothing was ever saved;\n1 no verdict, 2 wrong arguments.\n  storaged plan llama-70b --failed 160\nSays that a restart from step 160 has failed: it is passed over for 10 minutes, then 20, and after the third time until\n  storaged plan llama-70b --lift 160\n  storaged plan --encode --k 8 --m 2 --rate 125MB\nSays which coding plan a group would take; moves nothing."
 )]
 pub struct PlanArgs {
     /// Namespace of the job
@@ -56,6 +59,12 @@ pub struct PlanArgs {
     /// have been protected, because nodes that may hold that one have not answered
     #[arg(long)]
     allow_older: bool,
+    /// Say in one word what a launcher should do: recover-in-place, recover, restart-from-durable or impossible; with the
+    /// reasons, the expected time, and what waiting for nodes that have not answered would gain
+    #[arg(long, conflicts_with_all = ["step", "allow_older", "encode", "failed", "lift"])]
+    verdict: bool,
+    #[command(flatten)]
+    quarantine: QuarantineArgs,
     #[command(flatten)]
     encode: EncodeArgs,
     #[command(flatten)]
@@ -238,7 +247,7 @@ fn source_text(source: &Source) -> String {
     }
 }
 
-fn plan_json(plan: &RestorePlan) -> Value {
+pub(super) fn plan_json(plan: &RestorePlan) -> Value {
     json!({
         "namespace": plan.namespace.as_str(), "run": plan.run.to_string(), "step": plan.step.get(),
         "manifest": plan.manifest.to_string(), "world_size": plan.world_size.get(), "state": plan.state.as_str(),
@@ -246,22 +255,37 @@ fn plan_json(plan: &RestorePlan) -> Value {
         "shards": plan.shards.iter().map(|shard| json!({
             "rank": shard.rank.get(), "bytes": shard.length, "source": source_json(&shard.source),
         })).collect::<Vec<_>>(),
-        "passed_over": plan.passed_over.iter().map(|one| json!({
-            "run": one.run.to_string(), "step": one.step.get(), "reason": one.reason,
-        })).collect::<Vec<_>>(),
+        "passed_over": plan.passed_over.iter().map(passed_over_json).collect::<Vec<_>>(),
     })
 }
 
-pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
+pub(super) fn passed_over_json(one: &Unrestorable) -> Value {
+    json!({
+        "run": one.run.to_string(), "step": one.step.get(), "reason": one.reason,
+        "cause": one.cause.map(|cause| cause.as_str()),
+    })
+}
+
+pub(super) fn shard_text(shard: &ShardSource) -> String {
+    format!(
+        "rank {:>4}  {:>10}  {}",
+        shard.rank,
+        size(shard.length),
+        source_text(&shard.source)
+    )
+}
+
+pub fn plan(args: &PlanArgs) -> Result<ExitCode, CliError> {
+    let format = if args.json {
+        ReportFormat::Json
+    } else {
+        ReportFormat::Text
+    };
     let namespace = match &args.namespace {
         Some(namespace) if !args.encode.encode => namespace.clone(),
         _ => {
-            let format = if args.json {
-                ReportFormat::Json
-            } else {
-                ReportFormat::Text
-            };
-            return plan_encode(&args.encode, &args.socket, format);
+            plan_encode(&args.encode, &args.socket, format)?;
+            return Ok(ExitCode::SUCCESS);
         }
     };
     let of = NamespaceArgs {
@@ -271,27 +295,34 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
         timeout: args.timeout,
     };
     let mut client = of.connect(&args.socket)?;
+    if args.verdict {
+        return verdict(&mut client, of.timeout_ms(), format);
+    }
+    if args.quarantine.is_said() {
+        let failed = args.quarantine.tell(&mut client, of.timeout_ms())?;
+        print_failed(&failed, format);
+        return Ok(ExitCode::SUCCESS);
+    }
     let plan = if args.allow_older {
         client.plan_allowing_older(of.step, of.timeout_ms())?
     } else {
         client.plan(of.step, of.timeout_ms())?
     };
-    if args.json {
-        print(&plan_json(&plan).to_string());
-        return Ok(());
+    match format {
+        ReportFormat::Json => print(&plan_json(&plan).to_string()),
+        ReportFormat::Text => print_plan(&plan),
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_plan(plan: &RestorePlan) {
     print(&format!(
         "{} run {} step {} ({}, {} ranks), expected {} ms",
         plan.namespace, plan.run, plan.step, plan.state, plan.world_size, plan.expected_ms
     ));
     print(&format!("manifest {}", plan.manifest));
     for shard in &plan.shards {
-        print(&format!(
-            "rank {:>4}  {:>10}  {}",
-            shard.rank,
-            size(shard.length),
-            source_text(&shard.source)
-        ));
+        print(&shard_text(shard));
     }
     for one in &plan.passed_over {
         print(&format!(
@@ -299,5 +330,4 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
             one.run, one.step, one.reason
         ));
     }
-    Ok(())
 }

@@ -10,6 +10,7 @@ mod plan_encode;
 mod restart_safe;
 mod run;
 mod tier;
+mod verdict;
 mod verify;
 
 use std::path::PathBuf;
@@ -129,7 +130,7 @@ impl CliError {
 #[command(
     name = "storaged",
     version,
-    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 74 a daemon that is to be started\nagain (SIGUSR2, or another node has its place), 75 one that was stopped with work unfinished, 78 a configuration that cannot be used."
+    after_help = "First steps:\n  storaged run                      one node, no config\n  storaged status                   what it holds\n  storaged cert ca DIR              certificates for a cluster, then `storaged cert issue DIR NAME`\n  storaged run --config FILE        one node of a cluster\n\nExit codes: 0 success, 1 failure, 2 wrong arguments, 74 a daemon that is to be started\nagain (SIGUSR2, or another node has its place), 75 one that was stopped with work unfinished, 78 a configuration that cannot be used;\nof `storaged plan --verdict` also 10 to 13 (`storaged plan --help`)."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -255,7 +256,7 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Run(args) => return run::run(args),
         Command::Status(args) => inspect::status(&args),
         Command::Ls(args) => inspect::ls(&args),
-        Command::Plan(args) => inspect::plan(&args),
+        Command::Plan(args) => return inspect::plan(&args),
         Command::Verify(args) => verify::verify(&args),
         Command::RestartSafe(args) => restart_safe::restart_safe(&args),
         Command::Pin(args) => tier::pin(&args, Keep::Pin),

@@ -6,6 +6,7 @@ mod damage;
 mod increment;
 mod manifest;
 mod messages;
+mod restart;
 mod samples;
 
 use std::alloc::System;

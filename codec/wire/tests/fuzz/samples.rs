@@ -12,13 +12,15 @@ use storaged_wire::peer::{
     SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace,
     UnowedCause,
 };
-use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
+use storaged_wire::plan::{PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Enclosed, Enclosure, EnclosuresHeld, Fingerprint,
     Generation, Geometry, Manifest, Namespace, NodeName, Owner, Rank, Refusal, RefusalCode, RunId,
     SessionId, ShardEntry, SlotId, Step, WorldSize,
 };
+
+use crate::restart;
 
 fn link_tally(name: &str) -> LinkTally {
     LinkTally {
@@ -32,7 +34,7 @@ pub fn node(name: &str) -> NodeName {
     NodeName::new(name).expect("a node name")
 }
 
-fn namespace() -> Namespace {
+pub fn namespace() -> Namespace {
     Namespace::new("llama-70b.v2").expect("a namespace")
 }
 
@@ -84,7 +86,7 @@ fn freed() -> DropAnswer {
     }
 }
 
-fn mark() -> HighMark {
+pub fn mark() -> HighMark {
     HighMark {
         run: RunId::new(3),
         step: Step::new(1 << 40),
@@ -155,7 +157,12 @@ pub fn manifest() -> Manifest {
 }
 
 pub fn requests() -> Vec<Request> {
-    [trainers_requests(), operators_requests()].concat()
+    [
+        trainers_requests(),
+        operators_requests(),
+        restart::requests(),
+    ]
+    .concat()
 }
 
 fn trainers_requests() -> Vec<Request> {
@@ -280,11 +287,16 @@ pub fn plan() -> RestorePlan {
             run: RunId::new(1),
             step: Step::new(50),
             reason: "two nodes are gone".into(),
+            cause: Some(PassedOverCause::ShardsLost),
         }],
     }
 }
 
 pub fn replies() -> Vec<Reply> {
+    [readers_replies(), restart::replies()].concat()
+}
+
+fn readers_replies() -> Vec<Reply> {
     vec![
         Reply::Welcome {
             node: node("a"),
@@ -521,6 +533,7 @@ fn namespace_messages() -> Vec<PeerMessage> {
             }],
             mark: Some(mark()),
         },
+        restart::message(),
         PeerMessage::Marks(vec![NamespaceMark {
             namespace: namespace(),
             owner,

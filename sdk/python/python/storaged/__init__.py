@@ -4,8 +4,9 @@ import logging
 
 from ._native import __version__
 from ._session import Session
+from ._verdict import Decision, RestartVerdict, restart_failed, verdict
 from .errors import StoragedError
 
 logging.getLogger("storaged").addHandler(logging.NullHandler())
 
-__all__ = ["Session", "StoragedError", "__version__"]
+__all__ = ["Decision", "RestartVerdict", "Session", "StoragedError", "__version__", "restart_failed", "verdict"]

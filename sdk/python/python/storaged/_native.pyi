@@ -13,12 +13,67 @@ class Plan(TypedDict):
     shards: list[tuple[int, int, str]]
     passed_over: list[tuple[str, int, str]]
 
+class ReasonDict(TypedDict):
+    code: str
+    text: str
+
+class SourceDict(TypedDict):
+    rank: int
+    nbytes: int
+    source: str
+    nodes: list[str]
+
+class VerdictPlan(TypedDict):
+    run: str
+    step: int
+    manifest: str
+    world_size: int
+    state: str
+    expected_ms: int
+    shards: list[SourceDict]
+
+class ExpectedDict(TypedDict):
+    stretch: str
+    ms: int
+    rate: str
+
+class PassedOverDict(TypedDict):
+    run: str
+    step: int
+    cause: str | None
+    text: str
+
+class ReturningDict(TypedDict):
+    any: int
+    of: list[str]
+    basis: str
+
+class GainDict(TypedDict):
+    run: str
+    step: int
+    verdict: str
+    returning: list[ReturningDict]
+    text: str
+
+class VerdictDict(TypedDict):
+    namespace: str
+    verdict: str
+    exit_code: int
+    reasons: list[ReasonDict]
+    plan: VerdictPlan | None
+    expected: list[ExpectedDict]
+    newest_seen: tuple[str, int] | None
+    passed_over: list[PassedOverDict]
+    waiting: list[GainDict]
+
 class Client:
     def __new__(cls, socket: str, namespace: str, token: bytes, timeout_ms: int = 15_000) -> Client: ...
     def open_run(self, timeout_ms: int) -> str: ...
     def board(self, rank: int, kind: str, bytes: int, timeout_ms: int = 15_000) -> Board: ...
     def wait(self, run: str, step: int, state: str, timeout_ms: int) -> tuple[str, str | None, tuple[int, int] | None]: ...
     def plan(self, step: int | None, timeout_ms: int, allow_older: bool = False) -> Plan: ...
+    def verdict(self, timeout_ms: int) -> VerdictDict: ...
+    def restart_failed(self, run: str | None, step: int, timeout_ms: int) -> list[tuple[str, int, int, int | None]]: ...
     def manifest(self, digest: str, timeout_ms: int = 15_000) -> Manifest: ...
     def open_shard(
         self, manifest: Manifest, rank: int, ranges: list[tuple[int, int]], timeout_ms: int, without_own_ram: bool = False

@@ -86,7 +86,7 @@ impl ClusterView {
             let mut said = said.filter(|said| (said.run, said.step) == at);
             match said.next() {
                 // What the tier says of its copy is what can be mended; that RAM has none is no news then.
-                Some(said) => said.reason = one.passed_over().reason,
+                Some(said) => *said = one.passed_over(),
                 None if offered.is_none_or(|offered| at > offered) => {
                     passed_over.push(one.passed_over());
                 }
@@ -228,7 +228,7 @@ impl ShardSources<'_> {
         names_nothing || self.is_durable || is_held()
     }
 
-    fn holders(&self, rank: Rank) -> &[NodeName] {
+    pub(super) fn holders(&self, rank: Rank) -> &[NodeName] {
         let holders = self.held.and_then(|held| held.shards.get(&rank));
         holders.map_or(&[], |nodes| nodes)
     }

@@ -1,14 +1,15 @@
 //! What a plan offers in the end, or why nothing.
 
 use storaged_wire::peer::{CheckpointKey, HighMark};
-use storaged_wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
+use storaged_wire::plan::{PassedOverCause, RestorePlan, ShardSource, Unrestorable};
 use storaged_wire::{CheckpointState, Digest, NodeName, Rank, Refusal, RefusalCode};
 use thiserror::Error;
 
-use super::Rates;
 use super::holdings::unknown_namespace;
+use super::marks::mark_at;
 use super::plan::{Older, SurveyInProgress, SurveyPurpose, TierListing};
 use crate::context::Context;
+use crate::failed_steps::Quarantine;
 use crate::place::wrong_token;
 
 /// Reasons and names that a refusal lists.
@@ -31,31 +32,82 @@ enum NotWhole {
     ShardsLost { ranks: Vec<Rank>, shards: usize },
 }
 
+impl NotWhole {
+    fn cause(&self) -> PassedOverCause {
+        match self {
+            Self::NoManifest => PassedOverCause::NoManifest,
+            Self::NotDescribed => PassedOverCause::NotDescribed,
+            Self::ShardsLost { .. } => PassedOverCause::ShardsLost,
+        }
+    }
+
+    fn passed_over(&self, key: &CheckpointKey) -> Unrestorable {
+        Unrestorable {
+            run: key.run,
+            step: key.step,
+            reason: self.to_string(),
+            cause: Some(self.cause()),
+        }
+    }
+}
+
+/// The newest checkpoint that is whole, if there is one, and what is newer and is not.
+pub(super) struct Newest {
+    pub offer: Option<RestorePlan>,
+    pub passed_over: Vec<Unrestorable>,
+}
+
 impl Context {
     pub(super) fn choose(&self, plan: &SurveyInProgress) -> Result<RestorePlan, Refusal> {
-        if plan.foreign_owner {
-            self.check_owner(&plan.namespace, plan.owner)?;
-            return Err(wrong_token(&plan.namespace));
+        self.check_planner(plan)?;
+        let Newest { offer, passed_over } = self.newest(plan);
+        let Some(offer) = offer else {
+            return Err(self.nothing_offered(plan, &passed_over));
+        };
+        self.check_newer(plan, Some(&key_of(&offer)))?;
+        Ok(RestorePlan {
+            passed_over,
+            ..offer
+        })
+    }
+
+    /// Whether the job is the planner's, by what those say who answered.
+    pub(super) fn check_planner(&self, plan: &SurveyInProgress) -> Result<(), Refusal> {
+        if !plan.foreign_owner {
+            return Ok(());
         }
+        self.check_owner(&plan.namespace, plan.owner)?;
+        Err(wrong_token(&plan.namespace))
+    }
+
+    pub(super) fn newest(&self, plan: &SurveyInProgress) -> Newest {
         let mut passed_over = Vec::new();
-        for (key, name) in candidates(plan) {
+        let mut offer = None;
+        for (key, name) in self.candidates(plan) {
             match self.offer(plan, name, key) {
-                Ok(mut offer) => {
-                    self.check_newer(plan, Some(key))?;
-                    let offered = Some((offer.run, offer.step));
-                    plan.survey.pass_over(offered, &mut passed_over);
-                    offer.passed_over = passed_over;
-                    return Ok(offer);
+                Ok(whole) => {
+                    offer = Some(whole);
+                    break;
                 }
-                Err(error) => passed_over.push(Unrestorable {
-                    run: key.run,
-                    step: key.step,
-                    reason: error.to_string(),
-                }),
+                Err(error) => passed_over.push(error.passed_over(key)),
             }
         }
-        plan.survey.pass_over(None, &mut passed_over);
-        Err(self.nothing_offered(plan, &passed_over))
+        for (key, name) in self.quarantined(plan) {
+            // Rather a step that has failed once than none; not one that fails again and again.
+            let ends = self.quarantine_of(plan, mark_at(key)) != Quarantine::ForGood;
+            match self.offer(plan, name, key) {
+                Ok(whole) if offer.is_none() && ends => offer = Some(whole),
+                _ => passed_over.push(self.failed_before(key)),
+            }
+        }
+        let above = |one: &Unrestorable| {
+            let offered = offer.as_ref().map(|offer| (offer.run, offer.step));
+            offered.is_none_or(|offered| (one.run, one.step) > offered)
+        };
+        passed_over.retain(above);
+        let offered = offer.as_ref().map(|offer| (offer.run, offer.step));
+        plan.survey.pass_over(offered, &mut passed_over);
+        Newest { offer, passed_over }
     }
 
     fn nothing_offered(&self, plan: &SurveyInProgress, passed_over: &[Unrestorable]) -> Refusal {
@@ -75,13 +127,25 @@ impl Context {
         nothing_restorable(plan, passed_over, &silent)
     }
 
-    /// Whether what was found may be offered: nothing newer that is known to have been protected, or that a majority
-    /// would know of, may be hidden on nodes that have not answered.
+    /// Whether what was found may be offered.
     fn check_newer(
         &self,
         plan: &SurveyInProgress,
         found: Option<&CheckpointKey>,
     ) -> Result<(), Refusal> {
+        let hidden = self.hidden(plan, found);
+        let refusal =
+            hidden.map(|hidden| newer_unreachable(plan, hidden, &self.silent(plan), found));
+        refusal.map_or(Ok(()), Err)
+    }
+
+    /// What is newer than what was found, is known to have been protected, or a majority would know of, and may be on
+    /// nodes that have not answered.
+    pub(super) fn hidden(
+        &self,
+        plan: &SurveyInProgress,
+        found: Option<&CheckpointKey>,
+    ) -> Option<Hidden> {
         let silent = self.silent(plan);
         let torn = self.is_torn(plan);
         let all_heard = silent.is_empty()
@@ -95,33 +159,24 @@ impl Context {
                 SurveyPurpose::Verify | SurveyPurpose::Offer(Older::Allowed)
             )
         {
-            return Ok(());
+            return None;
         }
-        match (self.bar(plan), found) {
-            (Some(bar), Some(key)) if !self.is_high_enough(plan, key) => {
-                Err(newer_unreachable(plan, Hidden::Known(bar), &silent, found))
-            }
+        match (self.floor(plan), found) {
+            (Some(bar), Some(key)) if !self.is_high_enough(plan, key) => Some(Hidden::Known(bar)),
             // Of all that answered, some know of it and none holds anything: what the tier holds is said elsewhere.
-            (Some(bar), None) if !silent.is_empty() || torn => {
-                Err(newer_unreachable(plan, Hidden::Known(bar), &silent, found))
-            }
+            (Some(bar), None) if !silent.is_empty() || torn => Some(Hidden::Known(bar)),
             // A mark that is known here may be long out of date: only of a majority somebody knows the newest.
             _ if !self.majority_answered(plan) => {
                 let members = self.setup.members.len();
-                Err(newer_unreachable(
-                    plan,
-                    Hidden::Unknown { members },
-                    &silent,
-                    found,
-                ))
+                Some(Hidden::Unknown { members })
             }
-            _ => Ok(()),
+            _ => None,
         }
     }
 
     /// The newest checkpoint that is whole by what is known till now.
     pub(super) fn newest_offer(&self, plan: &SurveyInProgress) -> Option<CheckpointKey> {
-        let mut all = candidates(plan).into_iter();
+        let mut all = self.candidates(plan).into_iter();
         let is_whole = |name: &Digest| {
             let manifest = plan.survey.manifests.get(name);
             let is_whole = manifest.is_some_and(|it| plan.survey.sources(it).is_whole());
@@ -129,6 +184,35 @@ impl Context {
         };
         all.find(|(_, name)| is_whole(name))
             .map(|(key, _)| key.clone())
+    }
+
+    /// What was found of the step asked for, newest first, without what restarts have failed from.
+    pub(super) fn candidates<'a>(
+        &self,
+        plan: &'a SurveyInProgress,
+    ) -> Vec<(&'a CheckpointKey, Digest)> {
+        let wanted = |key: &CheckpointKey| plan.step.is_none_or(|step| step == key.step);
+        let mut found = self.found(plan);
+        found.retain(|(key, _)| {
+            wanted(key) && self.quarantine_of(plan, mark_at(key)) == Quarantine::None
+        });
+        found
+    }
+
+    /// What restarts have failed from, newest first.
+    fn quarantined<'a>(&self, plan: &'a SurveyInProgress) -> Vec<(&'a CheckpointKey, Digest)> {
+        let mut found = self.found(plan);
+        found.retain(|(key, _)| self.quarantine_of(plan, mark_at(key)) != Quarantine::None);
+        found
+    }
+
+    fn found<'a>(&self, plan: &'a SurveyInProgress) -> Vec<(&'a CheckpointKey, Digest)> {
+        let keys = plan.survey.keys.iter();
+        let mut found: Vec<(&CheckpointKey, Digest)> =
+            keys.map(|(name, key)| (key, *name)).collect();
+        found.sort();
+        found.reverse();
+        found
     }
 
     fn offer(
@@ -163,7 +247,7 @@ impl Context {
             });
         }
         let state = plan.survey.states.get(&name).copied();
-        let slowest = shards.iter().map(|shard| self.expected_ms(shard)).max();
+        let slowest = self.slowest(record, &shards);
         Ok(RestorePlan {
             namespace: key.namespace.clone(),
             run: key.run,
@@ -171,38 +255,24 @@ impl Context {
             manifest: name,
             world_size: record.world_size,
             state: state.unwrap_or(CheckpointState::Committed),
-            expected_ms: slowest.unwrap_or(0),
+            expected_ms: slowest.iter().map(|part| part.ms).sum(),
             shards,
             passed_over: Vec::new(),
         })
     }
+}
 
-    /// Every rank reads its own shard on its own node, all at once.
-    fn expected_ms(&self, shard: &ShardSource) -> u64 {
-        let ram = Rates::ram_ms(shard.length);
-        match &shard.source {
-            Source::Ram(_) => ram,
-            Source::Decode(_) => ram + self.rates.session_ms(shard.length),
-            Source::Durable => ram + Rates::durable_ms(shard.length),
-        }
+pub(super) fn key_of(offer: &RestorePlan) -> CheckpointKey {
+    CheckpointKey {
+        namespace: offer.namespace.clone(),
+        run: offer.run,
+        step: offer.step,
     }
 }
 
-/// What was found of the step asked for, newest first.
-fn candidates(plan: &SurveyInProgress) -> Vec<(&CheckpointKey, Digest)> {
-    let wanted = |key: &CheckpointKey| plan.step.is_none_or(|step| step == key.step);
-    let keys = plan.survey.keys.iter();
-    let mut found: Vec<(&CheckpointKey, Digest)> = keys
-        .filter(|(_, key)| wanted(key))
-        .map(|(name, key)| (key, *name))
-        .collect();
-    found.sort();
-    found.reverse();
-    found
-}
-
 /// What may be hidden on nodes that have not answered.
-enum Hidden {
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Hidden {
     /// This one was protected.
     Known(HighMark),
     /// Too few have answered to know.
@@ -241,13 +311,7 @@ fn newer_unreachable(
 fn not_answered(plan: &SurveyInProgress, silent: &[NodeName]) -> String {
     let mut text = String::new();
     if !silent.is_empty() {
-        let names = silent.iter().take(LISTED_MAX).map(NodeName::to_string);
-        let names = names.collect::<Vec<_>>().join(", ");
-        let more = match silent.len().saturating_sub(LISTED_MAX) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        text.push_str(&format!("; not answered: {names}{more}"));
+        text.push_str(&format!("; not answered: {}", listed(silent)));
     }
     match &plan.tier {
         TierListing::Unreadable(error) => {
@@ -259,6 +323,16 @@ fn not_answered(plan: &SurveyInProgress, silent: &[NodeName]) -> String {
         TierListing::Absent | TierListing::Read => {}
     }
     text
+}
+
+/// The first of them, and how many more there are.
+pub(super) fn listed(nodes: &[NodeName]) -> String {
+    let names = nodes.iter().take(LISTED_MAX).map(NodeName::as_str);
+    let names = names.collect::<Vec<_>>().join(", ");
+    match nodes.len().saturating_sub(LISTED_MAX) {
+        0 => names,
+        more => format!("{names} and {more} more"),
+    }
 }
 
 fn reasons(passed_over: &[Unrestorable]) -> String {

@@ -140,6 +140,7 @@ impl Restores {
                 rung: Rung::Durable,
                 wary: false,
                 open: false,
+                fetched_since: None,
             },
         );
         Ok(())
@@ -191,6 +192,7 @@ impl Restores {
             // The tier has been asked by this: a listing that names the same copy again would only have it fetched twice.
             opening.survey.is_tier_unasked = false;
             opening.rung = Rung::Durable;
+            opening.fetched_since = Some(cx.now);
             let ranges = opening.ranges.clone();
             cx.out.push(Output::Fetch {
                 manifest,
@@ -343,7 +345,10 @@ impl Restores {
         cx: &mut Context,
     ) {
         match outcome {
-            Ok(leaves) => self.opening_filled(slot, Some(leaves), sessions, cx),
+            Ok(leaves) => {
+                self.note_durable_rate(slot, cx);
+                self.opening_filled(slot, Some(leaves), sessions, cx);
+            }
             Err(fault) => {
                 cx.tier_answered(Some(&fault));
                 if fault.is_damage()
@@ -357,6 +362,15 @@ impl Restores {
                     self.try_next_source(slot, sessions, cx);
                 }
             }
+        }
+    }
+
+    fn note_durable_rate(&mut self, slot: SlotId, cx: &mut Context) {
+        let Some(opening) = self.openings.get_mut(&slot) else {
+            return;
+        };
+        if let Some(since) = opening.fetched_since.take() {
+            cx.rates.durable(opening.bytes(), cx.now.since(since));
         }
     }
 

@@ -82,12 +82,28 @@ pub(crate) struct ShardOpen {
     /// A block came out wrong: from now on every block is checked by this node.
     pub(super) wary: bool,
     pub(super) open: bool,
+    /// Since when the durable tier has been asked for it.
+    pub(super) fetched_since: Option<Now>,
 }
 
 impl ShardOpen {
     /// Whether the reader has the shard.
     pub fn is_open(&self) -> bool {
         self.open
+    }
+
+    /// Bytes that are asked for.
+    pub(super) fn bytes(&self) -> u64 {
+        match self.ranges.as_slice() {
+            [] => {
+                let entry = self.manifest.manifest().shard(self.rank);
+                entry.map_or(0, |entry| entry.length)
+            }
+            ranges => ranges
+                .iter()
+                .map(|it| it.end.saturating_sub(it.start))
+                .sum(),
+        }
     }
 
     /// The session of the next rung: a copy from whoever holds the shard, or decoding.

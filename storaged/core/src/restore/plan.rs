@@ -7,7 +7,7 @@ use std::sync::Arc;
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{HighMark, Holding, PeerMessage};
-use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, Step};
+use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RunId, Step};
 
 use super::cluster_view::ClusterView;
 use super::holdings::{MANIFEST_WAIT_MS, unknown_manifest};
@@ -89,6 +89,9 @@ impl TierListing {
 #[derive(Debug, Clone)]
 pub(crate) enum SurveyPurpose {
     Offer(Older),
+    Verdict,
+    /// A restart from the step has failed, of this run if one was named.
+    Failed(Option<RunId>),
     Verify,
     Manifest(Digest),
     Enclosures(ManifestRequest),
@@ -145,6 +148,17 @@ impl Restores {
     ) -> Result<(), Refusal> {
         let surveyor = cx.surveyor(id)?;
         self.survey(surveyor, step, timeout_ms, SurveyPurpose::Offer(older), cx);
+        Ok(())
+    }
+
+    pub(crate) fn judge(
+        &mut self,
+        id: RequestId,
+        timeout_ms: u32,
+        cx: &mut Context,
+    ) -> Result<(), Refusal> {
+        let surveyor = cx.surveyor(id)?;
+        self.survey(surveyor, None, timeout_ms, SurveyPurpose::Verdict, cx);
         Ok(())
     }
 
@@ -514,6 +528,17 @@ impl Restores {
             SurveyPurpose::Enclosures(request) => {
                 self.enclosures_surveyed(request, &plan, cx);
             }
+            SurveyPurpose::Failed(run) => {
+                if let Err(refusal) = cx.count_failed(&plan, run) {
+                    cx.reply(id, Reply::Refused(refusal));
+                }
+            }
+            SurveyPurpose::Verdict => {
+                let reply = cx
+                    .verdict(&plan)
+                    .map_or_else(Reply::Refused, Reply::Verdict);
+                cx.reply(id, reply);
+            }
             SurveyPurpose::Offer(_) | SurveyPurpose::Verify => self.answer_plan(&plan, cx),
         }
     }
@@ -590,8 +615,11 @@ impl Context {
                 (DurablePolicy::Absent, _) => TierListing::Absent,
                 (_, SurveyPurpose::Open(_) | SurveyPurpose::Manifest(_)) => TierListing::Unasked,
                 (_, SurveyPurpose::Enclosures(_)) => TierListing::Unasked,
+                (_, SurveyPurpose::Failed(_)) => TierListing::Asked,
                 // One listing per restart, at once: it is often what a plan waits for.
-                (_, SurveyPurpose::Offer(_) | SurveyPurpose::Verify) => TierListing::Asked,
+                (_, SurveyPurpose::Offer(_) | SurveyPurpose::Verdict | SurveyPurpose::Verify) => {
+                    TierListing::Asked
+                }
             },
             mark,
             mark_asked: mark,

@@ -4,7 +4,7 @@
 //! come up, and a daemon that was paused has links that only look as if they were up.
 
 use storaged_wire::local::Rung;
-use storaged_wire::peer::CheckpointKey;
+use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::plan::Source;
 use storaged_wire::{Digest, NodeName};
 
@@ -12,6 +12,7 @@ use super::marks::mark_at;
 use super::opening::OpenRequest;
 use super::plan::{Asked, Older, SurveyInProgress, SurveyPurpose};
 use crate::context::Context;
+use crate::failed_steps::Quarantine;
 use crate::limits;
 
 impl Context {
@@ -24,10 +25,13 @@ impl Context {
             SurveyPurpose::Enclosures(request) => {
                 plan.survey.sources(&request.manifest).is_described()
             }
+            SurveyPurpose::Failed(_) => {
+                self.linked_answered(plan) && !self.candidates(plan).is_empty()
+            }
             SurveyPurpose::Open(wish) => {
                 self.linked_answered(plan) && self.opening_settles(plan, wish)
             }
-            SurveyPurpose::Offer(_) | SurveyPurpose::Verify => {
+            SurveyPurpose::Offer(_) | SurveyPurpose::Verdict | SurveyPurpose::Verify => {
                 self.majority_answered(plan)
                     && self.linked_answered(plan)
                     && self.offer_settles(plan)
@@ -41,7 +45,11 @@ impl Context {
         let bar = self.bar(plan);
         let is_enough =
             |key: Option<CheckpointKey>| key.is_some_and(|key| self.is_high_enough(plan, &key));
-        matches!(plan.then, SurveyPurpose::Offer(Older::Refused))
+        let heeds_marks = matches!(
+            plan.then,
+            SurveyPurpose::Offer(Older::Refused) | SurveyPurpose::Verdict
+        );
+        heeds_marks
             && plan.step.is_none()
             && bar != plan.mark_asked
             && !planted!("torn_plans_believed")
@@ -110,13 +118,19 @@ impl Context {
     }
 
     /// What a plan must not go below.
-    pub(super) fn bar(&self, plan: &SurveyInProgress) -> Option<storaged_wire::peer::HighMark> {
+    pub(super) fn bar(&self, plan: &SurveyInProgress) -> Option<HighMark> {
         plan.mark.max(self.mark_of(&plan.namespace))
+    }
+
+    /// The same where restarts from it have not failed: what is offered in its place is below it.
+    pub(super) fn floor(&self, plan: &SurveyInProgress) -> Option<HighMark> {
+        let bar = self.bar(plan)?;
+        (self.quarantine_of(plan, bar) == Quarantine::None).then_some(bar)
     }
 
     /// Whoever asks for a step by its number gets it, whatever came after it.
     pub(super) fn is_high_enough(&self, plan: &SurveyInProgress, key: &CheckpointKey) -> bool {
-        plan.step.is_some() || self.bar(plan) <= Some(mark_at(key)) || planted!("plan_goes_below")
+        plan.step.is_some() || self.floor(plan) <= Some(mark_at(key)) || planted!("plan_goes_below")
     }
 
     fn manifest_settles(&self, plan: &SurveyInProgress, name: Digest) -> bool {

@@ -1,6 +1,6 @@
 //! What the durable tier's answers are to whoever asked: a refusal, a line of a plan.
 
-use storaged_wire::plan::Unrestorable;
+use storaged_wire::plan::{PassedOverCause, Unrestorable};
 use storaged_wire::{Namespace, Refusal, RefusalCode};
 
 use crate::api::{DurableFault, SetAside, SetAsideCause};
@@ -8,14 +8,21 @@ use crate::api::{DurableFault, SetAside, SetAsideCause};
 impl SetAside {
     /// As a plan says it.
     pub(crate) fn passed_over(&self) -> Unrestorable {
-        let cause = match self.cause {
-            SetAsideCause::Quarantined => "its copy in the durable tier is damaged and quarantined",
-            SetAsideCause::Unusable => "its copy in the durable tier cannot be used",
+        let (cause, text) = match self.cause {
+            SetAsideCause::Quarantined => (
+                PassedOverCause::DamagedCopy,
+                "its copy in the durable tier is damaged and quarantined",
+            ),
+            SetAsideCause::Unusable => (
+                PassedOverCause::UnusableCopy,
+                "its copy in the durable tier cannot be used",
+            ),
         };
         Unrestorable {
             run: self.run,
             step: self.step,
-            reason: format!("{cause}: {}", self.reason),
+            reason: format!("{text}: {}", self.reason),
+            cause: Some(cause),
         }
     }
 }

@@ -45,6 +45,11 @@ pub const fn plan_newest(timeout_ms: u32) -> Request {
     }
 }
 
+/// What a launcher should make of a restart.
+pub const fn verdict_on(timeout_ms: u32) -> Request {
+    Request::Verdict { timeout_ms }
+}
+
 /// All of a shard, from wherever it is best read.
 pub fn open_shard(manifest: Digest, rank: Rank, timeout_ms: u32) -> Request {
     Request::OpenShard {

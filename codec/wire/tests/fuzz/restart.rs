@@ -1,0 +1,79 @@
+//! Sound records of what launchers ask and are told of restarts.
+
+use storaged_wire::failed::{FailedRestart, FailureReport, NamespaceFailures};
+use storaged_wire::local::{Reply, Request};
+use storaged_wire::peer::PeerMessage;
+use storaged_wire::verdict::{
+    ExpectedTime, HeldBasis, RateSource, Reason, ReasonCode, RestartVerdict, Returning, Stretch,
+    Verdict, WaitingGain,
+};
+use storaged_wire::{Owner, RunId, Step};
+
+use crate::samples::{mark, namespace, node, plan};
+
+pub fn requests() -> Vec<Request> {
+    let timeout_ms = 1000;
+    let step = Step::new(160);
+    vec![
+        Request::Verdict { timeout_ms },
+        Request::RestartFailed(FailureReport {
+            run: Some(RunId::new(2)),
+            step,
+            timeout_ms,
+        }),
+        Request::LiftQuarantine { step },
+    ]
+}
+
+pub fn replies() -> Vec<Reply> {
+    vec![
+        Reply::Verdict(verdict()),
+        Reply::RestartsFailed(vec![failed()]),
+    ]
+}
+
+pub fn message() -> PeerMessage {
+    PeerMessage::FailedRestarts(vec![NamespaceFailures {
+        namespace: namespace(),
+        owner: Owner::of_token(b"t"),
+        failed: vec![failed()],
+    }])
+}
+
+fn failed() -> FailedRestart {
+    FailedRestart {
+        run: RunId::new(3),
+        step: Step::new(160),
+        times: 2,
+        wait_ms: Some(1_200_000),
+        changes: 5,
+    }
+}
+
+fn verdict() -> RestartVerdict {
+    RestartVerdict {
+        namespace: namespace(),
+        verdict: Verdict::RestartFromDurable,
+        reasons: vec![Reason {
+            code: ReasonCode::NodesSilent,
+            text: "n3 has not answered".into(),
+        }],
+        plan: Some(plan()),
+        expected: vec![ExpectedTime {
+            stretch: Stretch::Durable,
+            ms: 12,
+            rate: RateSource::Measured,
+        }],
+        newest_seen: Some(mark()),
+        passed_over: plan().passed_over,
+        waiting: vec![WaitingGain {
+            at: mark(),
+            verdict: Verdict::Recover,
+            returning: vec![Returning {
+                any: 1,
+                of: vec![node("a"), node("b")],
+                basis: HeldBasis::Coded,
+            }],
+        }],
+    }
+}

@@ -1,0 +1,109 @@
+"""Starts torchrun again until the job is done, and asks storaged before each start what it would get: a verdict, not a hope.
+
+    python torchrun_verdict.py --restarts 5 --wait 600 -- --nproc-per-node 8 train.py --steps 1000
+
+On each node, in place of torchrun. It logs the verdict, waits for nodes whose return would bring a newer step, and starts; where nothing
+that was saved can be had, or only a step that is older than a load takes by itself, it does not start and exits with the verdict's code
+(`storaged plan --help`). A start that fails without a newer step counts against the step that it began from: the next start gets another.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import storaged
+from storaged import Decision
+
+logging.basicConfig(level=logging.INFO, format="%(asctime)s launcher: %(message)s", stream=sys.stderr)
+log = logging.getLogger("launcher")
+
+# Between questions while a node is waited for; each of them waits for nodes that are silent too.
+ASK_AGAIN_S = 5
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--namespace", default=os.environ.get("STORAGED_NAMESPACE"))
+    parser.add_argument("--restarts", type=int, default=3, help="starts after the first one")
+    parser.add_argument("--wait", type=float, default=0, help="seconds to wait for nodes that would bring a newer step")
+    parser.add_argument("--timeout", type=float, default=20, help="seconds that one verdict may take")
+    parser.add_argument("--allow-older", action="store_true", help="start from a step behind one that was protected; TRAIN_ALLOW_OLDER=1 tells the script")
+    parser.add_argument("torchrun", nargs="+", help="what torchrun gets, after --")
+    return parser.parse_args()
+
+
+def newer_if_waited(verdict):
+    """What waiting would gain beside the step that can be had now."""
+    here = verdict.plan and (verdict.plan.run, verdict.plan.step)
+    return [gain for gain in verdict.waiting if (gain.run, gain.step) != here]
+
+
+def may_start(verdict, options):
+    if verdict.decision is Decision.IMPOSSIBLE:
+        return verdict.is_first_start
+    return options.allow_older or not verdict.needs_allow_older
+
+
+def decided(options):
+    """The verdict to act on: at once, or when waiting gains nothing more."""
+    until = time.monotonic() + options.wait
+    while True:
+        verdict = storaged.verdict(options.namespace, timeout=options.timeout)
+        log.info("%s", verdict)
+        gains = newer_if_waited(verdict)
+        if not gains or time.monotonic() >= until:
+            return verdict
+        log.info("waiting up to %.0f s more: %s", until - time.monotonic(), gains[0].text)
+        time.sleep(ASK_AGAIN_S)
+
+
+def run(verdict, options):
+    """torchrun's exit code. A signal to this process goes to it; it ends its ranks."""
+    environment = os.environ | ({"TRAIN_ALLOW_OLDER": "1"} if verdict.needs_allow_older else {})
+    # Restarts inside of torchrun would ask nobody.
+    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0", *options.torchrun]
+    child = subprocess.Popen(command, env=environment)
+    told = []
+
+    def tell(number, _):
+        told.append(number)
+        child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, tell)
+    code = child.wait()
+    return (code, bool(told))
+
+
+def note_failure(began, options):
+    """Says that the step failed, unless the job has saved a newer one since: then it got somewhere."""
+    if began.plan is None:
+        return
+    now = storaged.verdict(options.namespace, timeout=options.timeout)
+    if now.plan is not None and (now.plan.run, now.plan.step) == (began.plan.run, began.plan.step):
+        failed = storaged.restart_failed(began.plan.step, options.namespace, run=began.plan.run, timeout=options.timeout)
+        log.warning("a restart from step %d has failed, %d by now: the next one gets another step if there is one", failed.step, failed.times)
+
+
+def main():
+    options = arguments()
+    code = 1
+    for start in range(options.restarts + 1):
+        verdict = decided(options)
+        if not may_start(verdict, options):
+            log.error("not started: %s", verdict.decision.value)
+            return verdict.exit_code
+        code, was_told = run(verdict, options)
+        if code == 0 or was_told:
+            return code
+        log.warning("start %d ended with %d", start + 1, code)
+        note_failure(verdict, options)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

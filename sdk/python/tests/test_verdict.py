@@ -1,0 +1,238 @@
+"""The verdict on a restart: its types, and the launchers that act on it, with real daemons, torchrun and the scripts as they are."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import storaged
+from daemon import HERE, PACKAGE, ROOT, cluster, executable, run_ranks
+from storaged import Decision, errors
+
+LAUNCHER = HERE.parent / "examples" / "torchrun_verdict.py"
+SLURM = ROOT / "deploy/slurm/restart.sh"
+DURABLE = '[durable]\nkind = "directory"\npath = "TIER"\n[trickle]\nevery = 1000\n'
+
+# One rank that saves a step of its own number at each start and then fails, unless `until` starts have been. STEP and its like are
+# told to it by the environment.
+TRAIN = """
+import os, sys, pathlib, torch
+from storaged.torch import Checkpointer
+log = pathlib.Path(os.environ["TRAIN_LOG"])
+with Checkpointer(timeout=30, durable="required") as checkpointer:
+    loaded = checkpointer.load_all()
+    start = len(log.read_text().splitlines()) if log.exists() else 0
+    with log.open("a") as out:
+        print(f"{start} {loaded and loaded['step']}", file=out)
+    if os.environ["TRAIN_SAVES"] == "1" and start < 4:
+        step = (loaded["step"] if loaded else 0) + 10
+        checkpointer.save(step, {"w": torch.full((1000,), float(step)), "step": step})
+        assert checkpointer.wait(until="durable")
+sys.exit(0 if start >= int(os.environ["TRAIN_UNTIL"]) else 9)
+"""
+
+
+def environment(daemon, tmp_path, **extra):
+    (tmp_path / "train.py").write_text(TRAIN)
+    return os.environ | {
+        "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "secret", "STORAGED_NAMESPACE": "job",
+        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "TRAIN_LOG": str(tmp_path / "starts"),
+        "TRAIN_SAVES": "1", "TRAIN_UNTIL": "2",
+    } | extra
+
+
+def starts(tmp_path):
+    """What each start has loaded, by its number."""
+    log = tmp_path / "starts"
+    return [line.split()[1] for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def launch(environment, tmp_path, *arguments):
+    command = [sys.executable, str(LAUNCHER), "--timeout", "5", *arguments, "--", "--standalone", "--nproc-per-node", "1"]
+    done = subprocess.run([*command, str(tmp_path / "train.py")], env=environment, capture_output=True, text=True, timeout=500)
+    return done.returncode, done.stdout + done.stderr
+
+
+def of(daemon, **settings):
+    return storaged.verdict("job", socket=daemon.socket, token=b"secret", **settings)
+
+
+def saved(daemon, tmp_path, step, durable="never"):
+    """A step of a job, saved by a process of its own, as safe as it gets."""
+    until = "durable" if durable == "required" else daemon.newest_state
+    body = f"""
+import torch
+from storaged.torch import Checkpointer
+with Checkpointer(timeout=60, durable={durable!r}) as checkpointer:
+    checkpointer.save({step}, {{"w": torch.full((100_000,), {float(step)}), "step": {step}}})
+    assert checkpointer.wait(until={until!r})
+"""
+    command = [sys.executable, "-c", body]
+    done = subprocess.run(command, env=environment(daemon, tmp_path), timeout=200, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Three nodes, (2,1), with a durable tier."""
+    made = cluster(tmp_path / "nodes", 3, 2, 1, DURABLE)
+    for one in made:
+        one.newest_state = "protected"
+    yield made
+    for one in made:
+        one.kill()
+
+
+def saved_by_two(nodes, tmp_path, step, durable="never"):
+    """The same of two ranks on nodes 0 and 1, so that every node is in the manifest and has it."""
+    until = "durable" if durable == "required" else "protected"
+    body = f"""
+with Checkpointer(timeout=60, durable={durable!r}) as checkpointer:
+    attempt(checkpointer.save, {step}, state({step}))
+    attempt(checkpointer.wait, until={until!r})
+"""
+    said, errors = run_ranks(tmp_path, [one.socket for one in nodes[:2]], body, limit=200)
+    assert all(ranks and ranks[1][:2] == ["ok", True] for ranks in said), (said, errors)
+
+
+def test_each_verdict_in_types(nodes, tmp_path):
+    first = of(nodes[0], timeout=20)
+    assert first.decision is Decision.IMPOSSIBLE and first.is_first_start and first.exit_code == 13, first
+    assert first.plan is None and first.newest_seen is None and not first.needs_allow_older
+
+    saved_by_two(nodes, tmp_path, 10, durable="required")
+    saved_by_two(nodes, tmp_path, 20)
+    here = of(nodes[1], timeout=20)
+    assert here.decision is Decision.RECOVER_IN_PLACE and here.exit_code == 0, here
+    assert here.plan.step == 20 and here.newest_seen == (here.plan.run, 20)
+    assert [(shard.source, shard.nodes) for shard in here.plan.shards] == [("ram", ("n0",)), ("ram", ("n1",))]
+    assert all(shard.nbytes > 4000 for shard in here.plan.shards)
+    assert [reason.code for reason in here.reasons] == ["all-in-place"]
+    assert here.waiting == () and {part.rate for part in here.expected} == {"first-guess"}
+
+    nodes[0].stop()
+    lost = of(nodes[1], timeout=8)
+    assert lost.decision is Decision.RECOVER and lost.exit_code == 10, lost
+    assert (lost.plan.shards[0].source, lost.plan.shards[0].nodes) == ("decode", ("n1", "n2"))
+    (gain,) = lost.waiting
+    assert (gain.step, gain.decision, gain.returning[0].of) == (20, Decision.RECOVER_IN_PLACE, ("n0",))
+
+    nodes[1].stop()
+    old = of(nodes[2], timeout=8)
+    assert old.decision is Decision.RESTART_FROM_DURABLE and old.exit_code == 11, old
+    assert old.plan.step == 10 and old.needs_allow_older, old
+    assert old.passed_over[0].step == 20
+    gain = old.waiting[0]
+    assert (gain.step, gain.decision) == (20, Decision.RECOVER), old
+    assert all(set(one.of) == {"n0", "n1"} and one.any == 1 for one in gain.returning), old
+    nodes[0].go_on()
+    back = of(nodes[2], timeout=60)
+    assert back.plan.step == 20 and back.decision is Decision.RECOVER, back
+
+
+def test_a_verdict_is_no_error_and_no_verdict_is_one(daemons):
+    daemon = daemons()
+    with pytest.raises(errors.InvalidArgument, match="namespace"):
+        storaged.verdict("not a name", socket=daemon.socket)
+    with pytest.raises(storaged.StoragedError):
+        storaged.restart_failed(7, "job", socket=daemon.socket, token=b"secret", timeout=5)
+    daemon.kill()
+    with pytest.raises(errors.DaemonUnavailable):
+        of(daemon, timeout=2)
+
+
+def test_the_command_says_the_same(daemons, tmp_path):
+    daemon = daemons(DURABLE)
+    daemon.newest_state = "committed"
+    saved(daemon, tmp_path, 10)
+    command = [executable(), "plan", "job", "--verdict", "--json", "--socket", str(daemon.socket), "--token", "secret"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    said, verdict = json.loads(done.stdout), of(daemon)
+    assert done.returncode == verdict.exit_code == said["exit_code"] == 0
+    assert said["verdict"] == verdict.decision.value and said["plan"]["manifest"] == verdict.plan.manifest
+    assert [reason["code"] for reason in said["reasons"]] == [reason.code for reason in verdict.reasons]
+
+
+def test_torchrun_is_started_again_in_place_until_the_job_is_done(daemons, tmp_path):
+    daemon = daemons(DURABLE)
+    code, text = launch(environment(daemon, tmp_path), tmp_path, "--restarts", "3")
+    assert code == 0, text
+    assert starts(tmp_path) == ["None", "10", "20"], text
+    assert "nobody who answered has heard of a checkpoint" in text and text.count("recover-in-place") == 2, text
+
+
+def test_torchrun_gets_another_step_after_one_that_failed(daemons, tmp_path):
+    """Step 20 kills its trainer at each start, before anything newer is saved: it is not tried a second time while there is another one."""
+    daemon = daemons(DURABLE)
+    daemon.newest_state = "committed"
+    saved(daemon, tmp_path, 10, durable="required")
+    saved(daemon, tmp_path, 20)
+    settings = environment(daemon, tmp_path, TRAIN_SAVES="0", TRAIN_UNTIL="1")
+    code, text = launch(settings, tmp_path, "--restarts", "3")
+    assert code == 0, text
+    assert starts(tmp_path) == ["20", "10"], text
+    assert "a restart from step 20 has failed, 1 by now" in text, text
+
+
+def test_torchrun_is_not_started_where_nothing_is_left(nodes, tmp_path):
+    saved_by_two(nodes, tmp_path, 20)
+    nodes[0].stop()
+    nodes[1].stop()
+    code, text = launch(environment(nodes[2], tmp_path), tmp_path)
+    assert code == 12 and starts(tmp_path) == [], text
+    assert "waiting would gain step 20" in text and "not started: impossible" in text, text
+
+
+def test_torchrun_waits_for_the_node_that_brings_the_step(nodes, tmp_path):
+    saved_by_two(nodes, tmp_path, 20)
+    nodes[0].stop()
+    nodes[1].stop()
+    settings = environment(nodes[2], tmp_path, TRAIN_UNTIL="0", TRAIN_SAVES="0")
+    command = [sys.executable, str(LAUNCHER), "--timeout", "5", "--wait", "400", "--", "--standalone", "--nproc-per-node", "1"]
+    command.append(str(tmp_path / "train.py"))
+    launcher = subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for line in launcher.stdout:
+            if "waiting up to" in line:
+                break
+        nodes[0].go_on()
+        text = launcher.communicate(timeout=400)[0]
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert launcher.returncode == 0 and starts(tmp_path) == ["20"], text
+
+
+def slurm(daemon, tmp_path, command, **extra):
+    """The script of deploy/, with a scontrol that notes what it is asked."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    scontrol.chmod(0o755)
+    settings = environment(daemon, tmp_path, STORAGED_BIN=str(executable()), SCONTROL_BIN=str(scontrol), SLURM_JOB_ID="77")
+    settings |= {"STORAGED_ASK_S": "5", "STORAGED_WAIT_S": "0"} | extra
+    done = subprocess.run(["bash", str(SLURM), *command], env=settings, capture_output=True, text=True, timeout=500)
+    asked = tmp_path / "asked"
+    return done.returncode, asked.read_text().splitlines() if asked.exists() else [], done.stdout + done.stderr
+
+
+def test_a_slurm_job_starts_again_in_place_and_is_requeued_only_when_that_is_of_no_use(daemons, tmp_path):
+    daemon = daemons(DURABLE)
+    train = [sys.executable, str(tmp_path / "train.py")]
+    code, asked, text = slurm(daemon, tmp_path, train)
+    assert (code, asked, starts(tmp_path)) == (0, [], ["None", "10", "20"]), text
+    # A step that fails is counted, and with nothing left to start the job goes back into the queue.
+    code, asked, text = slurm(daemon, tmp_path, ["false"], STORAGED_STARTS_MAX="2")
+    assert (code, asked) == (0, ["requeue 77"]), text
+    assert "restarts have failed, 1 by now" in text, text
+    code, asked, text = slurm(daemon, tmp_path, ["false"], STORAGED_STARTS_MAX="1", SLURM_RESTART_COUNT="5")
+    assert (code, asked) == (1, ["requeue 77"]), text
+
+
+def test_a_slurm_job_with_too_few_nodes_is_requeued_without_a_start(nodes, tmp_path):
+    saved_by_two(nodes, tmp_path, 20)
+    nodes[0].stop()
+    nodes[1].stop()
+    code, asked, text = slurm(nodes[2], tmp_path, ["touch", str(tmp_path / "started")])
+    assert (code, asked) == (0, ["requeue 77"]), text
+    assert not (tmp_path / "started").exists() and "nothing that was saved can be had" in text, text
