@@ -275,7 +275,8 @@ fn a_daemon_that_dies_of_its_start_is_started_ever_less_often_until_it_is_mended
     );
     tell(node.keeper(), Signal::TERM)?;
     let ended = node.started.wait()?;
-    ensure!(ended.code() == Some(1), "{ended}");
+    // The last start may not have come to its end by itself yet: then the signal that is passed on ends it.
+    ensure!(matches!(ended.code(), Some(1 | 143)), "{ended}");
     Ok(())
 }
 

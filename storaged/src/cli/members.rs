@@ -1,5 +1,6 @@
 //! How a node of a cluster with a registry comes to its place, and `storaged node`, which shows the roster and changes it.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,9 +13,10 @@ use super::{CliError, print};
 use crate::config::{Config, ConfigFile, MembershipConfig};
 use crate::driver::{Members, StartError, chain, serve_operator};
 use crate::env::Environment;
+use crate::keep::{DescriptorStore, KeptName};
 use crate::membership::{
     ChangeError, Comeback, Entered, Entering, Following, Place, Proposal, Registry, Remembered,
-    Roster, Sight, enter as enter_roster, follow,
+    Roster, Sight, Waits, enter as enter_roster, follow,
 };
 use crate::trickle::store::{self, SystemRandomness};
 
@@ -91,8 +93,12 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         remembered: remembered.read(),
     };
     let node = config.node.to_string();
+    let (inherited, descriptors) = (&mut env.inherited, &env.descriptors);
     let Entered { roster, place } = enter_roster(&entering, |waits| {
         tracing::info!(reason = %waits, "no place yet");
+        if let Waits::AsSpare { .. } = waits {
+            let_go(std::mem::take(inherited), descriptors);
+        }
         let reasons = vec![waits.to_string()];
         let status = json!({"node": node, "ready": false, "not_ready": reasons});
         ops.state.set_status(status.to_string(), reasons);
@@ -121,6 +127,18 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         sight,
     });
     Ok(roster)
+}
+
+/// What is in a spare's memory belongs to a place that another node has, which has got it from peers: it would be held for nobody.
+fn let_go(inherited: Vec<(KeptName, OwnedFd)>, descriptors: &Arc<dyn DescriptorStore>) {
+    if !inherited.is_empty() {
+        let count = inherited.len();
+        tracing::info!(count, "dropped the memory of the place that this node had");
+    }
+    for (name, descriptor) in inherited {
+        descriptors.remove(name);
+        drop(descriptor);
+    }
 }
 
 /// Runs `storaged node`.

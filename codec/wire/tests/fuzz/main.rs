@@ -8,6 +8,7 @@ mod manifest;
 mod messages;
 mod restart;
 mod samples;
+mod sessions;
 
 use std::alloc::System;
 use std::fmt::Debug;

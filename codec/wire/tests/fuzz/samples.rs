@@ -7,10 +7,9 @@ use storaged_wire::local::{
 };
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{
-    CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LinkTally, MemberTally,
-    NamedRun, NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, Relay, SealedShard,
-    SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace,
-    UnowedCause,
+    CheckpointKey, DropAnswer, DropOrder, Fence, HighMark, Holding, Lane, LinkTally, NamedRun,
+    NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, Relay, SealedShard, SessionFault,
+    SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace, UnowedCause,
 };
 use storaged_wire::plan::{PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
@@ -20,9 +19,9 @@ use storaged_wire::{
     SessionId, ShardEntry, SlotId, Step, WorldSize,
 };
 
-use crate::restart;
+use crate::{restart, sessions};
 
-fn link_tally(name: &str) -> LinkTally {
+pub fn link_tally(name: &str) -> LinkTally {
     LinkTally {
         node: node(name),
         bytes: 1 << 20,
@@ -577,7 +576,7 @@ pub fn session_messages() -> Vec<PeerMessage> {
     [
         messages_before_a_session_runs(),
         messages_that_are_fetched(),
-        messages_while_it_runs(),
+        sessions::messages_while_it_runs(),
     ]
     .concat()
 }
@@ -675,28 +674,6 @@ fn messages_that_are_fetched() -> Vec<PeerMessage> {
         PeerMessage::TablePage {
             place: table_place(),
             page: TablePage::default(),
-        },
-    ]
-}
-
-fn messages_while_it_runs() -> Vec<PeerMessage> {
-    let session = SessionId::new(7);
-    vec![
-        PeerMessage::Finished {
-            session,
-            tally: MemberTally::default(),
-        },
-        PeerMessage::Progress {
-            session,
-            tally: MemberTally {
-                elapsed_ms: 1000,
-                stripes: 3,
-                links: vec![link_tally("a"), link_tally("b")],
-            },
-        },
-        PeerMessage::Close {
-            session,
-            kept: true,
         },
     ]
 }

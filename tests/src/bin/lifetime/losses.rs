@@ -6,7 +6,18 @@ use storaged_tests::system::{System, shards};
 use crate::Figures;
 use crate::nodes::{bears, save, until};
 
-const GEOMETRIES: [(usize, usize); 3] = [(4, 2), (6, 2), (8, 3)];
+/// Data and coding nodes of a cluster of one group.
+#[derive(Debug, Clone, Copy)]
+struct Nodes {
+    k: usize,
+    m: usize,
+}
+
+const GEOMETRIES: [Nodes; 3] = [
+    Nodes { k: 4, m: 2 },
+    Nodes { k: 6, m: 2 },
+    Nodes { k: 8, m: 3 },
+];
 
 /// All sets of one to `most` of so many nodes.
 fn subsets(nodes: usize, most: usize) -> Vec<Vec<usize>> {
@@ -17,8 +28,8 @@ fn subsets(nodes: usize, most: usize) -> Vec<Vec<usize>> {
 }
 
 /// One loss, and the cluster as it was before.
-fn lose(system: &mut System, lost: &[usize], geometry: (usize, usize), step: u64) -> Result<()> {
-    let (k, m) = geometry;
+fn lose(system: &mut System, lost: &[usize], nodes: Nodes, step: u64) -> Result<()> {
+    let Nodes { k, m } = nodes;
     for node in lost {
         system.cluster.kill(*node)?;
     }
@@ -35,7 +46,8 @@ fn lose(system: &mut System, lost: &[usize], geometry: (usize, usize), step: u64
 
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let (mut tried, mut failed) = (0, 0);
-    for (k, m) in GEOMETRIES {
+    for nodes in GEOMETRIES {
+        let Nodes { k, m } = nodes;
         let mut system = System::start(k + m, Some((k, m)), "")?;
         let (run, mut trainers) = system.trainers(u32::try_from(k)?)?;
         save(&system, run, &mut trainers, 7, 0..k + m)?;
@@ -43,7 +55,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         until("protection", || bears(&system, 0, m))?;
         for lost in subsets(k + m, m) {
             tried += 1;
-            if let Err(error) = lose(&mut system, &lost, (k, m), 7).context("a loss") {
+            if let Err(error) = lose(&mut system, &lost, nodes, 7).context("a loss") {
                 println!("({k}, {m}) without {lost:?}: {error:#}");
                 failed += 1;
             }
