@@ -47,6 +47,7 @@ fn config(
 ) -> Result<Config> {
     let mut config = ConfigFile::default().validate()?;
     config.name = name(node);
+    config.node = name(node);
     config.listen = SocketAddr::new(addresses[node], PORT);
     config.ops_listen = None;
     config.sockets = Vec::new();
