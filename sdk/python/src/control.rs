@@ -156,14 +156,14 @@ impl Client {
         verdict_dict(py, &verdict)
     }
 
-    /// Says that a restart from a step has failed: (run, step, times, milliseconds until it is offered again) as it stands now.
+    /// Says that a restart from a step has failed; how all failed steps stand now.
     fn restart_failed(
         &self,
         py: Python<'_>,
         run: Option<&str>,
         step: u64,
         timeout_ms: u32,
-    ) -> PyResult<Vec<(String, u64, u32, Option<u64>)>> {
+    ) -> PyResult<Vec<FailedStep>> {
         let run = run.map(|run| run_of(py, run)).transpose()?;
         let failed = self.call(py, timeout_ms, |client, left| {
             client.restart_failed(run, Step::new(step), left)
@@ -250,6 +250,9 @@ impl Client {
         Ok(infos.into_iter().map(row).collect())
     }
 }
+
+/// A step that restarts fail from: run, step, how often, and milliseconds until it is offered again; none: not before it is lifted.
+type FailedStep = (String, u64, u32, Option<u64>);
 
 /// Whether the durable tier holds a checkpoint.
 type Durable = bool;

@@ -64,7 +64,7 @@ pub struct Entered {
 
 impl Entering {
     /// The place that it had, as it remembers.
-    fn from_memory(&self) -> Option<Entered> {
+    fn remembered_place(&self) -> Option<Entered> {
         let roster = self.remembered.clone()?;
         match roster.arrive(&self.arrival) {
             Arrived::Placed(place) => Some(Entered { roster, place }),
@@ -116,7 +116,7 @@ pub async fn enter(entering: &Entering, mut say: impl FnMut(&Waits)) -> Entered 
                     _ => None,
                 };
                 if away_since.is_some_and(|since| now - since >= AWAY_AFTER)
-                    && let Some(entered) = entering.from_memory()
+                    && let Some(entered) = entering.remembered_place()
                 {
                     let (place, epoch) = (&entered.place, entered.roster.epoch);
                     tracing::warn!(%place, epoch, reason = %waits, "the place is as this node remembers it");

@@ -7,8 +7,8 @@ mod increment;
 mod manifest;
 mod messages;
 mod restart;
+mod running;
 mod samples;
-mod sessions;
 
 use std::alloc::System;
 use std::fmt::Debug;

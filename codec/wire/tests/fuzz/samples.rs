@@ -19,7 +19,7 @@ use storaged_wire::{
     SessionId, ShardEntry, SlotId, Step, WorldSize,
 };
 
-use crate::{restart, sessions};
+use crate::{restart, running};
 
 pub fn link_tally(name: &str) -> LinkTally {
     LinkTally {
@@ -576,7 +576,7 @@ pub fn session_messages() -> Vec<PeerMessage> {
     [
         messages_before_a_session_runs(),
         messages_that_are_fetched(),
-        sessions::messages_while_it_runs(),
+        running::messages_while_it_runs(),
     ]
     .concat()
 }

@@ -6,6 +6,8 @@ mod cluster;
 #[allow(dead_code, reason = "the records' own fuzz targets use all of it")]
 #[path = "../../../../codec/wire/tests/fuzz/restart.rs"]
 mod restart;
+#[path = "../../../../codec/wire/tests/fuzz/running.rs"]
+mod running;
 #[path = "../../../../codec/wire/tests/fuzz/samples.rs"]
 #[allow(dead_code, reason = "of the records only the messages are wanted")]
 mod samples;
