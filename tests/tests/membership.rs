@@ -248,6 +248,17 @@ fn an_operator_replaces_adds_and_removes_nodes_and_hears_what_cannot_be() -> Res
     let (code, text) = node_command(&system, &["resize", "4"])?;
     ensure!(code == 0, "{text}");
     start(&mut system, [1])?;
+    wait("a word on it", || {
+        let page = system.cluster.page(1, "/readyz")?;
+        ensure!(
+            page.code == 503 && page.body.contains("storaged node admit n1"),
+            "{}",
+            page.body
+        );
+        Ok(())
+    })?;
+    let (code, text) = node_command(&system, &["admit", "n1"])?;
+    ensure!(code == 0, "{text}");
     linked(&system, 0..4, 3)?;
     let (code, text) = node_command(&system, &["remove", "n2"])?;
     ensure!(code == 0, "{text}");

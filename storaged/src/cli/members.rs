@@ -30,10 +30,12 @@ const TRIES_MAX: usize = 20;
 pub enum NodeCommand {
     /// List the places of the cluster and the nodes that fill them
     Ls(PlacesArgs),
-    /// Give the place of a node to the next spare, now
+    /// Give the place of a node to the next spare, now; ask `storaged restart-safe` on the node first
     Replace(PlaceArgs),
-    /// Take a place away: new checkpoints are coded by the others
+    /// Take a place away: new checkpoints are coded by the others; what only its node holds is gone
     Remove(PlaceArgs),
+    /// Let a node that was replaced or removed have a place again
+    Admit(AdmitArgs),
     /// Say how many places there are to be; they are given out when as many nodes have come
     Resize(ResizeArgs),
 }
@@ -64,6 +66,14 @@ pub struct PlaceArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct AdmitArgs {
+    #[command(flatten)]
+    registry: RegistryArgs,
+    /// The node, as in its certificate
+    node: NodeName,
+}
+
+#[derive(Debug, Args)]
 pub struct ResizeArgs {
     #[command(flatten)]
     registry: RegistryArgs,
@@ -91,12 +101,13 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         first: Roster::empty(cluster, membership.size),
         poll: membership.poll,
         remembered: remembered.read(),
+        geometry: config.geometry,
     };
     let node = config.node.to_string();
     let (inherited, descriptors) = (&mut env.inherited, &env.descriptors);
     let Entered { roster, place } = enter_roster(&entering, |waits| {
         tracing::info!(reason = %waits, "no place yet");
-        if let Waits::AsSpare { .. } = waits {
+        if let Waits::AsSpare { .. } | Waits::ForAdmission { .. } = waits {
             let_go(std::mem::take(inherited), descriptors);
         }
         let reasons = vec![waits.to_string()];
@@ -117,6 +128,7 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         poll: membership.poll,
         replace_after: membership.replace_after,
         is_news: false,
+        is_doubtful: false,
     };
     tokio::spawn(follow(following, seen, changes));
     env.ops = Some(ops);
@@ -159,6 +171,9 @@ pub fn node(command: NodeCommand) -> Result<(), CliError> {
                     roster.vacated(&args.place, Comeback::Refused, why)
                 })
                 .await
+            }
+            NodeCommand::Admit(args) => {
+                change(&args.registry, |_, roster| roster.admitted(&args.node)).await
             }
             NodeCommand::Remove(args) => {
                 change(&args.registry, |_, roster| roster.removed(&args.place)).await
@@ -232,8 +247,9 @@ async fn change(
 ) -> Result<(), CliError> {
     let (config, registry) = open(args).await?;
     for _ in 0..TRIES_MAX {
-        let next = of(&config, &newest(&registry).await?)?;
-        check_groups(&config, &next)?;
+        let before = newest(&registry).await?;
+        let next = of(&config, &before)?;
+        check_groups(&config, &before, &next)?;
         if registry.propose(&next).await? == Proposal::Taken {
             print(&format!("epoch {}: {}", next.epoch, next.change));
             return Ok(());
@@ -244,17 +260,15 @@ async fn change(
     )))
 }
 
-/// A roster that no node could go by is not proposed.
-fn check_groups(config: &Config, roster: &Roster) -> Result<(), CliError> {
-    let Some(geometry) = config.geometry else {
+/// A roster that no node could go by is not proposed, unless the one before was no better: then it may be a step on the way out.
+fn check_groups(config: &Config, before: &Roster, next: &Roster) -> Result<(), CliError> {
+    if before.check_groups(config.geometry).is_err() {
         return Ok(());
-    };
-    storaged_plan::groups(&roster.members(), geometry)
-        .map(drop)
-        .map_err(|error| {
-            CliError::Usage(format!(
-                "no new checkpoint could be coded: {}",
-                chain(&error)
-            ))
-        })
+    }
+    next.check_groups(config.geometry).map_err(|error| {
+        CliError::Usage(format!(
+            "no new checkpoint could be coded: {}",
+            chain(&error)
+        ))
+    })
 }

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use storaged_wire::NodeName;
+use storaged_plan::GroupError;
+use storaged_wire::{Geometry, NodeName};
 use tokio::time::Instant;
 
-use super::registry::{Proposal, Registry, RegistryError};
+use super::registry::{Proposal, Registry, RegistryError, gone_back};
 use super::roster::{Arrival, Arrived, Roster};
 
 /// What a node that has no place yet goes by.
@@ -22,6 +23,8 @@ pub struct Entering {
     pub poll: Duration,
     /// What it saw last, before it was started again.
     pub remembered: Option<Roster>,
+    /// How checkpoints are coded.
+    pub geometry: Option<Geometry>,
 }
 
 /// A registry that has not answered for so long is away: the node goes by what it remembers.
@@ -34,7 +37,11 @@ pub enum Waits {
     ForNodes { there: usize, wanted: usize },
     /// All places are filled.
     AsSpare { epoch: u64 },
-    /// The registry does not answer.
+    /// The operator has replaced it, or removed its place.
+    ForAdmission { node: NodeName },
+    /// With it no checkpoint could be coded.
+    ForOthers(GroupError),
+    /// The registry does not answer, or has gone back.
     ForRegistry(RegistryError),
 }
 
@@ -47,6 +54,14 @@ impl std::fmt::Display for Waits {
             Self::AsSpare { epoch } => write!(
                 f,
                 "this node is a spare: all places are filled at epoch {epoch}; it takes the next one that gets vacant"
+            ),
+            Self::ForAdmission { node } => write!(
+                f,
+                "the operator has replaced this node, or removed its place: `storaged node admit {node}` lets it in again"
+            ),
+            Self::ForOthers(error) => write!(
+                f,
+                "this node gets no place, because no checkpoint could be coded then: {error}; see node.failure_domain"
             ),
             Self::ForRegistry(error) => write!(f, "waiting: {}", crate::driver::chain(error)),
         }
@@ -72,9 +87,23 @@ impl Entering {
         }
     }
 
+    /// What this node has seen must still be there: a registry that was put back from an older copy, or is another cluster's,
+    /// would give its place away.
+    fn check_history(&self, found: Option<&Roster>) -> Result<(), Waits> {
+        let Some(known) = &self.remembered else {
+            return Ok(());
+        };
+        let goes_on = |it: &&Roster| it.cluster == known.cluster && it.epoch >= known.epoch;
+        match found.filter(goes_on) {
+            Some(_) => Ok(()),
+            None => Err(Waits::ForRegistry(gone_back(known, found))),
+        }
+    }
+
     /// Looks once, and proposes what would give the node a place.
     async fn look(&self) -> Result<Option<Entered>, Waits> {
         let found = self.registry.newest().await.map_err(Waits::ForRegistry)?;
+        self.check_history(found.as_ref())?;
         let roster = found.unwrap_or_else(|| self.first.clone());
         match roster.arrive(&self.arrival) {
             Arrived::Placed(place) => Ok(Some(Entered { roster, place })),
@@ -82,7 +111,11 @@ impl Entering {
             Arrived::Spare => Err(Waits::AsSpare {
                 epoch: roster.epoch,
             }),
+            Arrived::Dismissed => Err(Waits::ForAdmission {
+                node: self.arrival.node.clone(),
+            }),
             Arrived::Propose(next) => {
+                next.check_groups(self.geometry).map_err(Waits::ForOthers)?;
                 let proposed = self.registry.propose(&next).await;
                 match proposed.map_err(Waits::ForRegistry)? {
                     Proposal::Taken => {

@@ -56,6 +56,8 @@ pub struct Following {
     pub replace_after: Option<Duration>,
     /// The driver has not heard of the roster yet.
     pub is_news: bool,
+    /// The registry did not have the known epoch when it was looked at last.
+    pub is_doubtful: bool,
 }
 
 /// Since when nodes are not in sight.
@@ -166,12 +168,16 @@ impl Following {
     async fn settle(&mut self) -> Result<Change, RegistryError> {
         loop {
             let place = self.roster.filled_by(&self.arrival.node);
-            if place.is_some_and(|place| place.name == self.place) {
+            if let Some(place) = place.filter(|place| place.name == self.place) {
+                if place.address != self.arrival.address {
+                    let (there, here) = (&place.address, &self.arrival.address);
+                    tracing::error!(%there, %here, "another machine has this node's name and certificate, and has said that it is at its place");
+                }
                 return Ok(Change::Roster(Box::new(self.roster.clone())));
             }
             let own = self.roster.place(&self.place);
             let node = &self.arrival.node;
-            let is_vacant = own.is_some_and(|it| it.last == *node && it.is_open_to(node));
+            let is_vacant = own.is_some_and(|it| it.last == *node && it.node.is_none());
             let next = match self.roster.arrive(&self.arrival) {
                 Arrived::Propose(next) if is_vacant => next,
                 _ => return Ok(self.taken()),
@@ -201,6 +207,7 @@ impl Following {
         let Ok(next) = self.roster.vacated(name, Comeback::Allowed, &why) else {
             return Ok(None);
         };
+        self.registry.confirm(&self.roster).await?;
         if self.registry.propose(&next).await? == Proposal::Taken {
             self.take(next);
         }
@@ -245,11 +252,13 @@ async fn look(
     sight: &watch::Receiver<Sight>,
     turn: u32,
 ) -> Result<Option<Change>, RegistryError> {
+    if following.is_doubtful || turn.is_multiple_of(CONFIRM_EVERY) {
+        following.is_doubtful = true;
+        following.registry.confirm(&following.roster).await?;
+        following.is_doubtful = false;
+    }
     if let Some(change) = following.read().await? {
         return Ok(Some(change));
-    }
-    if turn.is_multiple_of(CONFIRM_EVERY) {
-        following.registry.confirm(&following.roster).await?;
     }
     let (sight, now) = (sight.borrow().clone(), Instant::now());
     absences.look(following, &sight, now);

@@ -12,6 +12,16 @@ use crate::trickle::store::{KeyPrefix, ObjectKey, Store, StoreError};
 /// The folder of the epochs.
 const FOLDER: &str = "epochs";
 
+/// What sorts before the newest epoch and is none, such as a file that a file system has hidden, is passed over.
+const LOOKED_AT: usize = 50;
+/// Digits of an object's name.
+const DIGITS: usize = 20;
+
+fn is_epoch(key: &ObjectKey) -> bool {
+    let (_, name) = key.as_str().rsplit_once('/').unwrap_or_default();
+    name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Why the roster cannot be read or changed.
 #[derive(Debug, Error)]
 pub enum RegistryError {
@@ -19,8 +29,12 @@ pub enum RegistryError {
     #[error("the registry of members cannot be used")]
     Store(#[from] StoreError),
     /// What lies in it.
-    #[error("the registry of members holds something else")]
-    Roster(#[from] RosterError),
+    #[error("{key} in the registry of members cannot be used")]
+    Roster {
+        key: ObjectKey,
+        #[source]
+        source: RosterError,
+    },
     /// Somebody has put an older state of the store back.
     #[error(
         "the registry of members has gone back: expected the roster of epoch {known}, got {found}; what is known here stays, and nothing is proposed"
@@ -59,8 +73,8 @@ impl Registry {
     /// [`RegistryError`] if it cannot be read.
     pub async fn newest(&self) -> Result<Option<Roster>, RegistryError> {
         let folder: KeyPrefix = KeyPrefix::folder(FOLDER.parse()?);
-        let page = self.store.list_page(&folder, None, 1).await?;
-        match page.entries.first() {
+        let page = self.store.list_page(&folder, None, LOOKED_AT).await?;
+        match page.entries.iter().find(|entry| is_epoch(&entry.key)) {
             Some(entry) => Ok(Some(self.read(&entry.key).await?)),
             // An empty place counts only if it is still the one that was opened.
             None => {
@@ -119,11 +133,21 @@ impl Registry {
 
     async fn read(&self, key: &ObjectKey) -> Result<Roster, RegistryError> {
         let bytes = self.store.get(key, None).await?;
-        Ok(Roster::parse(&bytes)?)
+        let of_key = |source| RegistryError::Roster {
+            key: key.clone(),
+            source,
+        };
+        let roster = Roster::parse(&bytes).map_err(of_key)?;
+        if self::key(roster.epoch)? == *key {
+            return Ok(roster);
+        }
+        let epoch = roster.epoch;
+        let reason = "it lies under the name of another epoch".into();
+        Err(of_key(RosterError::Inconsistent { epoch, reason }))
     }
 }
 
-fn gone_back(known: &Roster, found: Option<&Roster>) -> RegistryError {
+pub(super) fn gone_back(known: &Roster, found: Option<&Roster>) -> RegistryError {
     RegistryError::GoneBack {
         known: known.epoch,
         found: found.map_or_else(

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use storaged_plan::Member;
-use storaged_wire::{IdError, NodeName};
+use storaged_plan::{GroupError, Member, groups};
+use storaged_wire::{Geometry, IdError, NodeName};
 use thiserror::Error;
 
 use crate::net::{AddressError, Peer, PeerAddress};
@@ -43,6 +43,14 @@ pub enum ChangeError {
     /// Nobody fills it already.
     #[error("the place {0} is vacant already: the next spare node takes it")]
     Vacant(NodeName),
+    /// One replacement at a time.
+    #[error(
+        "the place {vacant} is vacant yet: wait until a spare has it and `storaged restart-safe` on another node says that it is safe, or remove it first"
+    )]
+    AnotherVacant { vacant: NodeName },
+    /// It may get a place as it is.
+    #[error("{0} was neither replaced nor removed: it gets a place as any other node does")]
+    NotDismissed(NodeName),
     /// There would be none.
     #[error("{0} is the only place: a cluster has at least one")]
     Last(NodeName),
@@ -56,14 +64,12 @@ pub enum ChangeError {
     Larger(usize),
 }
 
-/// Whether the node that filled a place last may take it again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// Whether a node that loses its place may take one again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Comeback {
     /// It was thought lost.
-    #[default]
     Allowed,
-    /// The operator has replaced it: started again, it would be back before any spare.
+    /// The operator has replaced it: started again, it would be back before any spare, in its place or in another one.
     Refused,
 }
 
@@ -76,8 +82,6 @@ pub struct Place {
     pub node: Option<NodeName>,
     /// The node that filled it last: it comes first when it is there again, with what is in its memory.
     pub last: NodeName,
-    /// Whether it may.
-    pub comeback: Comeback,
     /// Where that node listens.
     pub address: PeerAddress,
     /// What fails together with it, if that node said so.
@@ -108,6 +112,8 @@ pub enum Arrived {
     Propose(Box<Roster>),
     /// All places are filled.
     Spare,
+    /// The operator has replaced it, or removed its place.
+    Dismissed,
 }
 
 /// One epoch's places.
@@ -123,6 +129,8 @@ pub struct Roster {
     pub places: Vec<Place>,
     /// Nodes that wait until as many are there as are wanted: so groups change once, not with each of them.
     pub arriving: Vec<Arrival>,
+    /// Nodes that the operator has replaced or removed: they get no place.
+    pub dismissed: Vec<NodeName>,
     /// What this epoch changed, for people.
     pub change: String,
 }
@@ -132,7 +140,6 @@ struct PlaceRecord {
     name: String,
     node: Option<String>,
     last: String,
-    comeback: Comeback,
     address: String,
     failure_domain: Option<String>,
     term: u64,
@@ -154,6 +161,7 @@ struct RosterRecord {
     size: usize,
     places: Vec<PlaceRecord>,
     arriving: Vec<ArrivalRecord>,
+    dismissed: Vec<String>,
     change: String,
 }
 
@@ -179,7 +187,6 @@ impl Arrival {
             name,
             node: Some(self.node.clone()),
             last: self.node,
-            comeback: Comeback::Allowed,
             address: self.address,
             failure_domain: self.failure_domain,
             term: 1,
@@ -193,7 +200,6 @@ impl Place {
             name: NodeName::new(record.name)?,
             node: record.node.map(NodeName::new).transpose()?,
             last: NodeName::new(record.last)?,
-            comeback: record.comeback,
             address: record.address.parse()?,
             failure_domain: record.failure_domain,
             term: record.term,
@@ -205,7 +211,6 @@ impl Place {
             name: self.name.to_string(),
             node: self.node.as_ref().map(ToString::to_string),
             last: self.last.to_string(),
-            comeback: self.comeback,
             address: self.address.to_string(),
             failure_domain: self.failure_domain.clone(),
             term: self.term,
@@ -224,14 +229,8 @@ impl Place {
         }
         self.node = Some(arrival.node.clone());
         self.last = arrival.node.clone();
-        self.comeback = Comeback::Allowed;
         self.address = arrival.address.clone();
         self.failure_domain.clone_from(&arrival.failure_domain);
-    }
-
-    /// Whether this node may take it, if it is vacant.
-    pub fn is_open_to(&self, node: &NodeName) -> bool {
-        self.node.is_none() && (self.last != *node || self.comeback == Comeback::Allowed)
     }
 
     fn is_as(&self, arrival: &Arrival) -> bool {
@@ -248,6 +247,7 @@ impl Roster {
             size,
             places: Vec::new(),
             arriving: Vec::new(),
+            dismissed: Vec::new(),
             change: String::new(),
         }
     }
@@ -278,6 +278,8 @@ impl Roster {
             size: record.size,
             places: (record.places.into_iter().map(Place::of)).collect::<Result<_, _>>()?,
             arriving: (record.arriving.into_iter().map(Arrival::of)).collect::<Result<_, _>>()?,
+            dismissed: (record.dismissed.into_iter().map(NodeName::new))
+                .collect::<Result<_, _>>()?,
             change: record.change,
         };
         roster.check()?;
@@ -293,6 +295,7 @@ impl Roster {
             size: self.size,
             places: self.places.iter().map(Place::record).collect(),
             arriving: self.arriving.iter().map(Arrival::record).collect(),
+            dismissed: self.dismissed.iter().map(ToString::to_string).collect(),
             change: self.change.clone(),
         };
         serde_json::to_vec_pretty(&record).unwrap_or_default()
@@ -373,8 +376,15 @@ impl Roster {
                 return Arrived::Placed(place.name.clone());
             }
             let name = place.name.clone();
-            let change = format!("{node}, which fills {name}, is at {} now", arrival.address);
+            let domain = arrival.failure_domain.as_deref().unwrap_or("its own");
+            let change = format!(
+                "{node}, which fills {name}, is at {} now, in the failure domain {domain}",
+                arrival.address
+            );
             return Arrived::Propose(Box::new(self.filling(&name, arrival, change)));
+        }
+        if self.dismissed.contains(node) {
+            return Arrived::Dismissed;
         }
         if let Some(vacant) = self.best_vacant(arrival) {
             let change = format!("{node} takes the place {vacant}");
@@ -397,10 +407,9 @@ impl Roster {
     fn best_vacant(&self, arrival: &Arrival) -> Option<NodeName> {
         let was_its = |place: &&Place| place.last == arrival.node;
         let same_domain = |place: &&Place| place.failure_domain == arrival.failure_domain;
-        let open = || self.places.iter().filter(|it| it.is_open_to(&arrival.node));
-        let own = open().find(was_its);
-        let alike = || open().find(same_domain);
-        let any = || open().next();
+        let own = self.vacant().find(was_its);
+        let alike = || self.vacant().find(same_domain);
+        let any = || self.vacant().next();
         let place = own.or_else(alike).or_else(any)?;
         Some(place.name.clone())
     }
@@ -435,6 +444,32 @@ impl Roster {
             self.places.push(arrival.takes(name));
         }
         self.places.sort_by(|one, other| one.name.cmp(&other.name));
+    }
+
+    /// Whether new checkpoints could be coded by its places, as far as they have been given.
+    ///
+    /// # Errors
+    /// [`GroupError`] with the places for which there are too few others.
+    pub fn check_groups(&self, geometry: Option<Geometry>) -> Result<(), GroupError> {
+        match geometry {
+            Some(geometry) if !self.places.is_empty() => {
+                groups(&self.members(), geometry).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// With a node that had been replaced or removed among those that may get a place.
+    ///
+    /// # Errors
+    /// [`ChangeError`] if it was not.
+    pub fn admitted(&self, node: &NodeName) -> Result<Self, ChangeError> {
+        if !self.dismissed.contains(node) {
+            return Err(ChangeError::NotDismissed(node.clone()));
+        }
+        let mut next = self.next(format!("{node} may get a place again"));
+        next.dismissed.retain(|it| it != node);
+        Ok(next)
     }
 
     /// A new place is named after its first node, unless a place has that name which another node fills now.
@@ -473,11 +508,19 @@ impl Roster {
         let Some(node) = &self.known(name)?.node else {
             return Err(ChangeError::Vacant(name.clone()));
         };
+        if comeback == Comeback::Refused
+            && let Some(other) = self.vacant().next()
+        {
+            let vacant = other.name.clone();
+            return Err(ChangeError::AnotherVacant { vacant });
+        }
         let mut next = self.next(format!("{node} no longer fills {name}: {why}"));
         let place = next.places.iter_mut().find(|place| place.name == *name);
         if let Some(place) = place {
             place.node = None;
-            place.comeback = comeback;
+        }
+        if comeback == Comeback::Refused {
+            next.dismissed.push(node.clone());
         }
         Ok(next)
     }
@@ -487,14 +530,16 @@ impl Roster {
     /// # Errors
     /// [`ChangeError`] if there is no such place, or no other one.
     pub fn removed(&self, name: &NodeName) -> Result<Self, ChangeError> {
-        self.known(name)?;
+        let node = self.known(name)?.node.clone();
         if self.places.len() < 2 {
             return Err(ChangeError::Last(name.clone()));
         }
         let mut next = self.next(format!("the place {name} was removed"));
         next.places.retain(|place| place.name != *name);
-        next.size = self.size.saturating_sub(1).max(next.places.len());
-        next.give_places();
+        // Were there to be more places than there are, the node would come at once and get another one.
+        next.size = next.places.len();
+        next.arriving.clear();
+        next.dismissed.extend(node);
         Ok(next)
     }
 

@@ -88,18 +88,37 @@ fn who_was_thought_lost_takes_its_own_place_and_no_term_begins() {
 }
 
 #[test]
-fn who_was_replaced_by_the_operator_does_not_come_back_to_its_place() {
+fn who_was_replaced_or_removed_by_the_operator_gets_no_place_before_it_is_admitted() {
     let roster = full(&["a", "b", "c"]);
     let roster = roster
         .vacated(&name("b"), Comeback::Refused, "broken")
         .unwrap();
-    assert_eq!(roster.arrive(&arrival("b")), Arrived::Spare);
-    let roster = after(&roster, "d");
-    assert_eq!(places(&roster), ["a=a/1", "b=d/2", "c=c/1"]);
-    // Any other place is open to it.
+    assert_eq!(roster.arrive(&arrival("b")), Arrived::Dismissed);
+    let both = roster.vacated(&name("c"), Comeback::Refused, "broken");
+    assert!(
+        matches!(both, Err(ChangeError::AnotherVacant { .. })),
+        "{both:?}"
+    );
+    let roster = lost(&after(&roster, "d"), "c");
+    assert_eq!(places(&roster), ["a=a/1", "b=d/2", "c=-/1"]);
     assert_eq!(
-        places(&after(&lost(&roster, "c"), "b")),
-        ["a=a/1", "b=d/2", "c=b/2"]
+        roster.arrive(&arrival("b")),
+        Arrived::Dismissed,
+        "nor another one"
+    );
+    let admitted = roster.admitted(&name("b")).unwrap();
+    assert_eq!(places(&after(&admitted, "b")), ["a=a/1", "b=d/2", "c=b/2"]);
+    let never = roster.admitted(&name("d"));
+    assert_eq!(never, Err(ChangeError::NotDismissed(name("d"))));
+    // There were to be more places: the one that is removed must not come back as one of them.
+    let removed = full(&["a", "b", "c"])
+        .resized(4)
+        .unwrap()
+        .removed(&name("c"))
+        .unwrap();
+    assert_eq!(
+        (removed.size, removed.arrive(&arrival("c"))),
+        (2, Arrived::Dismissed)
     );
 }
 
@@ -195,6 +214,7 @@ fn entering(registry: &Registry, node: &str, size: usize) -> Entering {
         first: Roster::empty(format!("of {node}"), size),
         poll: Duration::from_secs(1),
         remembered: None,
+        geometry: None,
     }
 }
 
@@ -279,6 +299,7 @@ fn following(roster: &Roster, place: &str) -> Following {
         poll: Duration::from_secs(1),
         replace_after: Some(Duration::from_secs(10)),
         is_news: false,
+        is_doubtful: false,
     }
 }
 
@@ -390,4 +411,79 @@ async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
         received.recv().await.is_none(),
         "it follows nobody any more"
     );
+}
+
+/// A rack that is mistyped must not take the groups of all others away.
+#[tokio::test(start_paused = true)]
+async fn a_node_with_which_nothing_could_be_coded_gets_no_place() {
+    let (_, registry) = registry();
+    let mut roster = Roster::empty("c".into(), 3);
+    for node in ["a", "b", "c"] {
+        roster = after(&roster, node);
+        registry.propose(&roster).await.unwrap();
+    }
+    registry.propose(&lost(&roster, "c")).await.unwrap();
+    let in_rack_of_a = Entering {
+        arrival: Arrival {
+            failure_domain: Some("a".into()),
+            ..arrival("d")
+        },
+        geometry: Some(storaged_wire::Geometry::new(2, 1).unwrap()),
+        ..entering(&registry, "d", 3)
+    };
+    let mut said = String::new();
+    let waits = enter(&in_rack_of_a, |waits| said = waits.to_string());
+    assert!(
+        tokio::time::timeout(Duration::from_secs(60), waits)
+            .await
+            .is_err()
+    );
+    assert!(said.contains("no checkpoint could be coded"), "{said}");
+    assert_eq!(registry.newest().await.unwrap().unwrap().epoch, 4);
+}
+
+/// A bucket that holds another cluster's rosters, or older ones: the node goes by what it has seen.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_started_again_believes_no_older_and_no_other_registry() {
+    let known = full(&["a", "b", "c"]);
+    let other = Roster {
+        cluster: "another".into(),
+        ..lost(&known, "b")
+    };
+    for found in [None, Some(full(&["a", "b"])), Some(other)] {
+        let (_, registry) = registry();
+        if let Some(found) = &found {
+            registry.propose(found).await.unwrap();
+        }
+        let again = Entering {
+            remembered: Some(known.clone()),
+            ..entering(&registry, "a", 3)
+        };
+        let mut said = String::new();
+        let entered = enter(&again, |waits| said = waits.to_string()).await;
+        assert_eq!((entered.roster, entered.place), (known.clone(), name("a")));
+        assert!(said.contains("gone back"), "{said}");
+        let epoch = registry.newest().await.unwrap().map(|it| it.epoch);
+        assert_eq!(epoch, found.map(|it| it.epoch), "nothing is proposed");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_epoch_is_passed_over_and_one_under_a_wrong_name_is_refused() {
+    let (store, registry) = registry();
+    let roster = full(&["a", "b"]);
+    registry.propose(&roster).await.unwrap();
+    let put = async |key: String, bytes: Vec<u8>| {
+        store
+            .put_new(&key.parse().unwrap(), bytes.into())
+            .await
+            .unwrap();
+    };
+    put("epochs/.nfs0001".into(), b"x".to_vec()).await;
+    put("epochs/0.tmp".into(), b"x".to_vec()).await;
+    assert_eq!(registry.newest().await.unwrap(), Some(roster.clone()));
+    let wrong = format!("epochs/{:020}", u64::MAX - roster.epoch - 1);
+    put(wrong.clone(), roster.bytes()).await;
+    let error = registry.newer_than(&roster).await.unwrap_err();
+    assert!(error.to_string().contains(&wrong), "{error}");
 }

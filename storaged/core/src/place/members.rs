@@ -75,6 +75,14 @@ impl Context {
                 && !was_home
             {
                 checkpoint.standing.begin_to_count(&me, &manifest);
+                // Nodes that heard of this epoch sooner have said already what they hold, and will not again.
+                let heard_of = checkpoint.standing.heard_of();
+                for node in heard_of
+                    .iter()
+                    .filter(|_| !planted!("early_reports_forgotten"))
+                {
+                    self.recount(&key, node);
+                }
             }
         }
         // They may have waited for this epoch.
@@ -252,6 +260,50 @@ mod tests {
         }
         let cx = node.context();
         assert_eq!(cx.checkpoints[&key(step)].state, CheckpointState::Protected);
+    }
+
+    /// Two that leave have made this node a home; the others heard of that first, and have said what they hold.
+    #[test]
+    fn what_was_said_before_the_epoch_was_heard_of_counts() {
+        let mut node = last_of(&BEFORE, 2, 1);
+        let stay = ["a", "b", "z"];
+        let follows = |step: &u64| {
+            let new = homes(&members(&stay), &key(*step), 2);
+            !is_home(&node, *step) && new.contains(&name("z"))
+        };
+        let step = (1..).find(follows).expect("a step");
+        let shards = manifest(step, &["a", "b"], &["c"], 5, digest(b"shard"));
+        let sealed = Arc::new(shards.seal().expect("a sound manifest"));
+        let told = PeerMessage::Committed {
+            manifest: sealed.bytes().to_vec().into(),
+            durable: DurableWish::Policy,
+        };
+        hear(&mut node, 1, "c", told);
+        for (from, rank) in [("a", Some(0)), ("b", Some(1)), ("c", None)] {
+            let lane = storaged_wire::peer::Lane { group: 0, index: 0 };
+            let parity = if rank.is_none() {
+                vec![(lane, 0)]
+            } else {
+                Vec::new()
+            };
+            let held = PeerMessage::Held {
+                manifest: sealed.name(),
+                version: 1,
+                shards: rank.into_iter().map(Rank::new).collect(),
+                parity,
+                enclosures: EnclosuresHeld::All,
+            };
+            hear(&mut node, 2, from, held);
+        }
+        change(&mut node, 2, &stay);
+        node.handle(Now(1_500), Input::Tick);
+        let cx = node.context();
+        let bears = cx.bears(&cx.checkpoints[&key(step)]);
+        let state = cx.checkpoints[&key(step)].state;
+        assert_eq!(
+            (state, bears.map(|it| it.losses)),
+            (CheckpointState::Protected, Some(1))
+        );
     }
 
     #[test]

@@ -68,6 +68,11 @@ impl Standing {
         self.missing = Some(Missing::all_but_of(me, manifest));
     }
 
+    /// Other nodes that said what they hold.
+    pub fn heard_of(&self) -> Vec<NodeName> {
+        self.held.keys().cloned().collect()
+    }
+
     /// A node has retired the checkpoint: what it said that it holds, it does not any more.
     pub fn let_go(&mut self, node: &NodeName) {
         self.held.remove(node);
