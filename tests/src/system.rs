@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use anyhow::Result;
@@ -22,6 +23,17 @@ pub fn executable() -> PathBuf {
         path.pop();
     }
     path.join("storaged")
+}
+
+/// Lets another process write a file that is to be executed. Were it written here, a child that another test starts at that moment would
+/// have it open for writing too until it has become another program, and until then it cannot be executed: "Text file busy".
+///
+/// # Errors
+/// If the other process fails.
+pub fn write_program(command: &mut Command) -> Result<()> {
+    let ended = command.status()?;
+    ensure!(ended.success(), "{command:?}: {ended}");
+    Ok(())
 }
 
 /// A running cluster, and its clients.

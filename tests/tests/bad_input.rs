@@ -14,7 +14,7 @@ use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, Rank, RefusalCode, RunId, Step};
 use storaged_sdk::{ClientError, StagedSlot, Trainer};
 use storaged_tests::clients::WAIT_MS;
-use storaged_tests::system::{System, executable, shards};
+use storaged_tests::system::{System, executable, shards, write_program};
 
 /// A refusal has its code, and a sentence with these words.
 #[track_caller]
@@ -154,7 +154,7 @@ fn a_wrong_user() -> Result<()> {
     let public = alone.system.root.path();
     open_to_all(public, 0o755)?;
     let program = public.join("storaged");
-    std::fs::copy(executable(), &program)?;
+    write_program(Command::new("cp").arg(executable()).arg(&program))?;
     open_to_all(&program, 0o755)?;
     let output = Command::new(&program)
         .args(["ls", "--socket"])
