@@ -4,8 +4,10 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use storaged::cluster::{Cluster, ClusterSpec, Loopback, NodeListing};
 use storaged_sdk::wire::Namespace;
 use tempfile::TempDir;
@@ -78,6 +80,27 @@ impl System {
         let system = Self::prepare(nodes, geometry, &membership, NodeListing::InRegistry)?;
         std::fs::create_dir(system.root.path().join("registry"))?;
         Ok(system)
+    }
+
+    /// Sends a signal to the daemon below a node's keeper; its process.
+    pub fn tell_daemon(&self, node: usize, signal: Signal) -> Result<u32> {
+        let daemon = self.cluster.daemon_below(node).context("a daemon")?;
+        let process = Pid::from_raw(daemon.try_into()?).context("a process")?;
+        kill_process(process, signal)?;
+        Ok(daemon)
+    }
+
+    /// Waits until another daemon than this one answers; how long that took.
+    pub fn back_after(&self, node: usize, before: u32) -> Result<Duration> {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(20) {
+            let daemon = self.cluster.daemon_below(node);
+            if daemon.is_some_and(|it| it != before) && self.cluster.status(node).is_ok() {
+                return Ok(began.elapsed());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        anyhow::bail!("n{node} is not back: {}", self.cluster.log_end(node, 20))
     }
 
     fn prepare(

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use storaged::cluster::NodeMemory;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::{DurableWish, Rung};
@@ -36,8 +36,8 @@ fn slots_that_readers_left_are_not_kept_for_their_step() -> Result<()> {
             open = Some(reader.open_shard(&manifest, Rank::new(0), Vec::new(), 20_000)?);
         }
     }
-    let before = tell_daemon(&system, 0, Signal::KILL)?;
-    back_after(&system, 0, before)?;
+    let before = system.tell_daemon(0, Signal::KILL)?;
+    system.back_after(0, before)?;
     drop(open);
     let rungs = system.restore(&[0], 5, &shards(2, 5))?;
     ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
@@ -66,29 +66,6 @@ fn trainers_again(system: &System, run: RunId) -> Result<Vec<Trainer>> {
     ranks
         .map(|rank| system.trainer(rank as usize, run, rank, 2))
         .collect()
-}
-
-fn tell_daemon(system: &System, node: usize, signal: Signal) -> Result<u32> {
-    let daemon = system.cluster.daemon_below(node).context("a daemon")?;
-    let process = Pid::from_raw(daemon.try_into()?).context("a process")?;
-    kill_process(process, signal)?;
-    Ok(daemon)
-}
-
-/// Waits until another daemon than this one answers; how long that took.
-fn back_after(system: &System, node: usize, before: u32) -> Result<Duration> {
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(20) {
-        let another = system
-            .cluster
-            .daemon_below(node)
-            .is_some_and(|it| it != before);
-        if another && system.cluster.status(node).is_ok() {
-            return Ok(began.elapsed());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    anyhow::bail!("n{node} is not back: {}", system.cluster.log_end(node, 20))
 }
 
 fn encoded(system: &System) -> Result<u64> {
@@ -120,8 +97,8 @@ fn a_killed_daemon_has_its_shard_and_its_parity_again_and_nothing_is_sent() -> R
     for node in 0..3 {
         let (system, run, mut trainers) = started("")?;
         save(&system, run, &mut trainers, 10)?;
-        let before = tell_daemon(&system, node, Signal::KILL)?;
-        let took = back_after(&system, node, before)?;
+        let before = system.tell_daemon(node, Signal::KILL)?;
+        let took = system.back_after(node, before)?;
         println!(
             "n{node} answers {} ms after it was killed",
             took.as_millis()
@@ -152,8 +129,8 @@ fn parity_that_outlived_its_daemon_decodes() -> Result<()> {
         save(&system, run, &mut trainers, step)?;
     }
     for node in 0..3 {
-        let before = tell_daemon(&system, node, Signal::KILL)?;
-        back_after(&system, node, before)?;
+        let before = system.tell_daemon(node, Signal::KILL)?;
+        system.back_after(node, before)?;
     }
     system.cluster.wait_for_links()?;
     bears_again(&system)?;
@@ -171,8 +148,8 @@ fn saves_go_on_after_a_restart() -> Result<()> {
     for step in [20, 30, 40] {
         drop(trainers);
         let node = (step / 10) as usize % 3;
-        let before = tell_daemon(&system, node, Signal::KILL)?;
-        back_after(&system, node, before)?;
+        let before = system.tell_daemon(node, Signal::KILL)?;
+        system.back_after(node, before)?;
         system.cluster.wait_for_links()?;
         trainers = trainers_again(&system, run)?;
         save(&system, run, &mut trainers, step)?;
@@ -193,7 +170,7 @@ fn a_rolling_upgrade_loses_no_step() -> Result<()> {
     for (node, step) in (0..3).zip([20, 30, 40]) {
         let before = system.cluster.daemon_below(node).context("a daemon")?;
         system.cluster.signal(node, Signal::USR2)?;
-        back_after(&system, node, before)?;
+        system.back_after(node, before)?;
         let mut again = trainers_again(&system, run)?;
         let newest = system.reader(node)?.plan(None, 20_000)?;
         ensure!(newest.step.get() == step - 10, "step {}", newest.step);
@@ -212,8 +189,8 @@ fn killed_at_any_moment_of_a_save_it_loses_nothing_that_was_protected() -> Resul
         let node = step as usize % 3;
         let began = system.save(&mut trainers, step, &shards(2, step), DurableWish::Never);
         std::thread::sleep(Duration::from_millis(step * 7 % 40));
-        let before = tell_daemon(&system, node, Signal::KILL)?;
-        back_after(&system, node, before)?;
+        let before = system.tell_daemon(node, Signal::KILL)?;
+        system.back_after(node, before)?;
         system.cluster.wait_for_links()?;
         let wait = began.and_then(|()| {
             (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))

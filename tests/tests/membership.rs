@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use storaged::cluster::NodeMemory;
 use storaged_sdk::Trainer;
@@ -358,13 +358,6 @@ fn nodes_that_start_while_the_registry_is_away_have_the_places_that_they_remembe
     })
 }
 
-fn tell_daemon(system: &System, node: usize, signal: Signal) -> Result<u32> {
-    let daemon = system.cluster.daemon_below(node).context("a daemon")?;
-    let process = Pid::from_raw(daemon.try_into()?).context("a process")?;
-    kill_process(process, signal)?;
-    Ok(daemon)
-}
-
 /// Its keeper starts it again: it has its place and its memory, and no epoch begins.
 #[test]
 fn a_daemon_that_dies_has_its_place_and_its_memory_again() -> Result<()> {
@@ -375,13 +368,8 @@ fn a_daemon_that_dies_has_its_place_and_its_memory_again() -> Result<()> {
     let (run, mut trainers) = system.trainers(2)?;
     save(&system, run, &mut trainers, 1)?;
     let epoch = membership(&system, 0)?["epoch"].clone();
-    let before = tell_daemon(&system, 1, Signal::KILL)?;
-    wait("a daemon", || {
-        let daemon = system.cluster.daemon_below(1);
-        ensure!(daemon.is_some_and(|it| it != before), "no other one");
-        system.cluster.status(1)?;
-        Ok(())
-    })?;
+    let before = system.tell_daemon(1, Signal::KILL)?;
+    system.back_after(1, before)?;
     linked(&system, 0..3, 2)?;
     let rungs = system.restore(&[0, 1], 1, &shards(2, 1))?;
     ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
@@ -405,9 +393,9 @@ fn below_its_keeper_a_node_that_has_lost_its_place_is_a_spare_without_memory() -
     let (run, mut trainers) = system.trainers(2)?;
     save(&system, run, &mut trainers, 1)?;
     drop(trainers);
-    tell_daemon(&system, 1, Signal::STOP)?;
+    system.tell_daemon(1, Signal::STOP)?;
     wait("the spare", || is_filled_by(&system, 0, "n1", "n3"))?;
-    tell_daemon(&system, 1, Signal::CONT)?;
+    system.tell_daemon(1, Signal::CONT)?;
     wait("another spare", || is_spare(&system, 1))?;
     let log = std::fs::read_to_string(system.cluster.log(1))?;
     ensure!(log.contains("dropped the memory of the place"), "{log}");

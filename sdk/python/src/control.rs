@@ -260,7 +260,8 @@ type Durable = bool;
 /// Node losses that a checkpoint survives now, and with every block in place.
 type Bears = (u32, u32);
 
-fn plan_dict<'py>(py: Python<'py>, plan: &RestorePlan) -> PyResult<Bound<'py, PyDict>> {
+/// What plans and verdicts say of a checkpoint alike.
+pub(crate) fn plan_head<'py>(py: Python<'py>, plan: &RestorePlan) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("run", plan.run.to_string())?;
     dict.set_item("step", plan.step.get())?;
@@ -268,6 +269,11 @@ fn plan_dict<'py>(py: Python<'py>, plan: &RestorePlan) -> PyResult<Bound<'py, Py
     dict.set_item("world_size", plan.world_size.get())?;
     dict.set_item("state", plan.state.as_str())?;
     dict.set_item("expected_ms", plan.expected_ms)?;
+    Ok(dict)
+}
+
+fn plan_dict<'py>(py: Python<'py>, plan: &RestorePlan) -> PyResult<Bound<'py, PyDict>> {
+    let dict = plan_head(py, plan)?;
     let shards: Vec<(u32, u64, String)> = plan
         .shards
         .iter()

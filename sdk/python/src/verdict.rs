@@ -1,5 +1,6 @@
 //! The verdict on a restart, as dictionaries, lists and words; `storaged/_verdict.py` makes its types of them.
 
+use crate::control::plan_head;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use storaged_sdk::wire::plan::{RestorePlan, ShardSource, Source, Unrestorable};
@@ -45,13 +46,7 @@ fn reason<'py>(py: Python<'py>, reason: &Reason) -> PyResult<Bound<'py, PyDict>>
 }
 
 fn plan<'py>(py: Python<'py>, plan: &RestorePlan) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("run", plan.run.to_string())?;
-    dict.set_item("step", plan.step.get())?;
-    dict.set_item("manifest", plan.manifest.to_string())?;
-    dict.set_item("world_size", plan.world_size.get())?;
-    dict.set_item("state", plan.state.as_str())?;
-    dict.set_item("expected_ms", plan.expected_ms)?;
+    let dict = plan_head(py, plan)?;
     dict.set_item("shards", all(&plan.shards, |it| shard(py, it))?)?;
     Ok(dict)
 }

@@ -4,7 +4,7 @@
 mod cluster;
 mod testkit;
 
-use cluster::{Cluster, STRIPE_MS};
+use cluster::Cluster;
 use storaged_wire::failed::{FailedRestart, FailureReport};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::plan::{PassedOverCause, RestorePlan};
@@ -14,25 +14,6 @@ use testkit::{plan_newest, verdict_on};
 
 const NODES: usize = 6;
 const MINUTE_MS: u64 = 60_000;
-
-fn saved(cluster: &mut Cluster, durable: DurableWish) {
-    cluster.save_as(durable);
-    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
-    cluster.run_until(60_000 + STRIPE_MS, "protection", everywhere);
-    if durable == DurableWish::Required {
-        let is_there = |cluster: &Cluster| !cluster.tier.published.is_empty();
-        cluster.run_until(60_000, "a durable step", is_there);
-    }
-    cluster.run_for(2_000);
-}
-
-/// Step 1 is durable, step 2 was protected after it.
-fn two_steps() -> Cluster {
-    let mut cluster = Cluster::start_with_tier(4, 2, 10);
-    saved(&mut cluster, DurableWish::Required);
-    saved(&mut cluster, DurableWish::Never);
-    cluster
-}
 
 fn asked(cluster: &mut Cluster, node: usize, request: Request) -> Reply {
     let launcher = cluster.connect(node, Role::Reader);
@@ -73,7 +54,7 @@ fn verdict(cluster: &mut Cluster, node: usize) -> RestartVerdict {
 
 #[test]
 fn a_step_that_failed_is_passed_over_everywhere_and_still_there_for_who_asks_by_its_number() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     let said = said_failed(&mut cluster, 3, 2);
     assert_eq!((said.times, said.wait_ms), (1, Some(10 * MINUTE_MS)));
     cluster.run_for(10);
@@ -105,7 +86,7 @@ fn a_step_that_failed_is_passed_over_everywhere_and_still_there_for_who_asks_by_
 /// Every node of a job may have a launcher that says so.
 #[test]
 fn one_restart_is_counted_once_whoever_says_so() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     for node in 0..NODES {
         assert_eq!(said_failed(&mut cluster, node, 2).times, 1, "n{node}");
         cluster.run_for(1_000);
@@ -116,7 +97,7 @@ fn one_restart_is_counted_once_whoever_says_so() {
 
 #[test]
 fn the_back_off_doubles_and_after_three_times_it_takes_an_operator() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     for (times, minutes) in [(1, 10), (2, 20)] {
         let said = said_failed(&mut cluster, 1, 2);
         let wait_ms = Some(minutes * MINUTE_MS);
@@ -148,7 +129,7 @@ fn the_back_off_doubles_and_after_three_times_it_takes_an_operator() {
 #[test]
 fn where_nothing_else_is_left_a_step_is_tried_again_but_not_for_ever() {
     let mut cluster = Cluster::start(4, 2, 10);
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_on_all(NODES, DurableWish::Never);
     for times in 1..=2 {
         assert_eq!(said_failed(&mut cluster, 0, 1).times, times);
         cluster.run_for(31_000);
@@ -173,16 +154,16 @@ fn where_nothing_else_is_left_a_step_is_tried_again_but_not_for_ever() {
 /// The next checkpoint of the job, in a newer run, is above all that.
 #[test]
 fn what_is_saved_after_that_is_offered() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     said_failed(&mut cluster, 0, 2);
     cluster.begin_again();
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_on_all(NODES, DurableWish::Never);
     assert_eq!(step_planned(&mut cluster, 3), 3);
 }
 
 #[test]
 fn a_node_that_was_away_when_it_was_said_hears_of_it_when_it_is_back() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     cluster.kill(5);
     cluster.run_for(5_000);
     said_failed(&mut cluster, 0, 2);
@@ -194,7 +175,7 @@ fn a_node_that_was_away_when_it_was_said_hears_of_it_when_it_is_back() {
 /// All at once: nobody else could tell them.
 #[test]
 fn what_was_said_outlives_daemons_whose_memory_does() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     said_failed(&mut cluster, 0, 2);
     cluster.run_for(1_000);
     (0..NODES).for_each(|node| cluster.end_daemon(node));
@@ -210,7 +191,7 @@ fn what_was_said_outlives_daemons_whose_memory_does() {
 
 #[test]
 fn a_step_that_nobody_has_is_not_counted() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     let request = Request::RestartFailed(FailureReport {
         run: None,
         step: Step::new(7),

@@ -3,7 +3,7 @@
 mod cluster;
 mod testkit;
 
-use cluster::{Cluster, Listing, STRIPE_MS};
+use cluster::{Cluster, Listing};
 use storaged_wire::local::{DurableWish, Reply, Role};
 use storaged_wire::plan::{PassedOverCause, Source};
 use storaged_wire::verdict::{
@@ -18,28 +18,8 @@ const NODES: usize = 6;
 /// Without a durable tier: one step, protected.
 fn one_step() -> Cluster {
     let mut cluster = Cluster::start(4, 2, 10);
-    saved(&mut cluster, DurableWish::Never);
+    cluster.save_on_all(NODES, DurableWish::Never);
     cluster
-}
-
-/// Step 1 is durable, step 2 was protected after it and is in RAM alone.
-fn two_steps() -> Cluster {
-    let mut cluster = Cluster::start_with_tier(4, 2, 10);
-    saved(&mut cluster, DurableWish::Required);
-    saved(&mut cluster, DurableWish::Never);
-    cluster
-}
-
-/// A step more, which all nodes know to be protected.
-fn saved(cluster: &mut Cluster, durable: DurableWish) {
-    cluster.save_as(durable);
-    let everywhere = |cluster: &Cluster| (0..NODES).all(|node| cluster.is_protected(node));
-    cluster.run_until(60_000 + STRIPE_MS, "protection", everywhere);
-    if durable == DurableWish::Required {
-        let is_there = |cluster: &Cluster| !cluster.tier.published.is_empty();
-        cluster.run_until(60_000, "a durable step", is_there);
-    }
-    cluster.run_for(2_000);
 }
 
 fn kill(cluster: &mut Cluster, nodes: &[usize]) {
@@ -112,7 +92,7 @@ fn a_lost_coding_node_leaves_every_shard_in_place() {
 
 #[test]
 fn lost_nodes_are_decoded_and_waiting_for_them_would_save_the_decoding() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     kill(&mut cluster, &[1, 2]);
     let verdict = verdict(&mut cluster, 0);
     assert_eq!(verdict.verdict, Verdict::Recover, "{verdict:?}");
@@ -132,7 +112,7 @@ fn lost_nodes_are_decoded_and_waiting_for_them_would_save_the_decoding() {
 
 #[test]
 fn with_more_than_m_lost_the_durable_step_is_had_and_any_of_them_would_bring_the_newer_one() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     kill(&mut cluster, &[1, 2, 5]);
     let verdict = verdict(&mut cluster, 0);
     assert_eq!(verdict.verdict, Verdict::RestartFromDurable, "{verdict:?}");
@@ -165,7 +145,7 @@ fn with_more_than_m_lost_the_durable_step_is_had_and_any_of_them_would_bring_the
 #[test]
 fn a_step_is_restorable_once_one_of_the_nodes_returns_that_were_named() {
     for returns in [1, 2, 5] {
-        let mut cluster = two_steps();
+        let mut cluster = Cluster::with_two_steps();
         for node in [1, 2, 5] {
             let far = if node == returns { 20_000 } else { 900_000 };
             cluster.pause(node, far);
@@ -187,7 +167,7 @@ fn a_step_is_restorable_once_one_of_the_nodes_returns_that_were_named() {
 
 #[test]
 fn two_beyond_m_means_that_two_must_return() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     kill(&mut cluster, &[1, 2, 4, 5]);
     let verdict = verdict(&mut cluster, 0);
     assert_eq!(verdict.verdict, Verdict::RestartFromDurable, "{verdict:?}");
@@ -198,7 +178,7 @@ fn two_beyond_m_means_that_two_must_return() {
 
 #[test]
 fn a_node_that_was_restarted_without_its_ram_gains_nothing() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     kill(&mut cluster, &[1, 2, 5]);
     cluster.start_after(0, 5);
     cluster.run_for(1_000);
@@ -254,7 +234,7 @@ fn a_first_start_is_told_from_a_loss() {
 /// Where a majority is away nobody knows what is the newest: it is said, and what can be had is said all the same.
 #[test]
 fn too_few_that_answered_are_named() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     (0..NODES).for_each(|node| cluster.kill(node));
     [0, 1]
         .into_iter()
@@ -276,7 +256,7 @@ fn too_few_that_answered_are_named() {
 /// A verdict where a plan says the same: what it offers is what a restart gets.
 #[test]
 fn a_plan_offers_what_the_verdict_says() {
-    let mut cluster = two_steps();
+    let mut cluster = Cluster::with_two_steps();
     kill(&mut cluster, &[1, 4]);
     let judged = verdict(&mut cluster, 0);
     let reader = cluster.connect(0, Role::Reader);

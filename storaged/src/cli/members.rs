@@ -81,7 +81,7 @@ pub struct ResizeArgs {
     size: usize,
 }
 
-async fn registry_of(membership: &MembershipConfig) -> Result<Registry, StartError> {
+fn registry_of(membership: &MembershipConfig) -> Result<Registry, StartError> {
     let store = store::open_lazily(&membership.registry, Arc::new(SystemRandomness))?;
     Ok(Registry::new(Arc::new(store)))
 }
@@ -92,7 +92,7 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         return Err(CliError::Usage("expected [membership], got none".into()));
     };
     let ops = serve_operator(config).await?;
-    let registry = registry_of(&membership).await?;
+    let registry = registry_of(&membership)?;
     let remembered = Remembered::at(membership.remembered.clone());
     let cluster = format!("{:016x}", env.entropy.next());
     let entering = Entering {
@@ -167,26 +167,26 @@ pub fn node(command: NodeCommand) -> Result<(), CliError> {
             NodeCommand::Ls(args) => ls(&args).await,
             NodeCommand::Replace(args) => {
                 let why = "the operator replaces it";
-                change(&args.registry, |_, roster| {
+                change(&args.registry, |roster| {
                     roster.vacated(&args.place, Comeback::Refused, why)
                 })
                 .await
             }
             NodeCommand::Admit(args) => {
-                change(&args.registry, |_, roster| roster.admitted(&args.node)).await
+                change(&args.registry, |roster| roster.admitted(&args.node)).await
             }
             NodeCommand::Remove(args) => {
-                change(&args.registry, |_, roster| roster.removed(&args.place)).await
+                change(&args.registry, |roster| roster.removed(&args.place)).await
             }
             NodeCommand::Resize(args) => {
-                change(&args.registry, |_, roster| roster.resized(args.size)).await
+                change(&args.registry, |roster| roster.resized(args.size)).await
             }
         }
     })
 }
 
 /// The registry of a configuration file, and the rest of it.
-async fn open(args: &RegistryArgs) -> Result<(Config, Registry), CliError> {
+fn open(args: &RegistryArgs) -> Result<(Config, Registry), CliError> {
     let config = ConfigFile::load(&args.config)?.validate()?;
     let Some(membership) = &config.membership else {
         return Err(CliError::Usage(format!(
@@ -194,7 +194,7 @@ async fn open(args: &RegistryArgs) -> Result<(Config, Registry), CliError> {
             args.config.display()
         )));
     };
-    let registry = registry_of(membership).await?;
+    let registry = registry_of(membership)?;
     Ok((config, registry))
 }
 
@@ -215,7 +215,7 @@ fn line(place: &Place) -> String {
 }
 
 async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
-    let (_, registry) = open(&args.registry).await?;
+    let (_, registry) = open(&args.registry)?;
     let roster = newest(&registry).await?;
     if args.json {
         print(&String::from_utf8_lossy(&roster.bytes()));
@@ -243,12 +243,12 @@ async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
 /// Proposes a change of the newest roster, again if somebody else's came first.
 async fn change(
     args: &RegistryArgs,
-    of: impl Fn(&Config, &Roster) -> Result<Roster, ChangeError>,
+    of: impl Fn(&Roster) -> Result<Roster, ChangeError>,
 ) -> Result<(), CliError> {
-    let (config, registry) = open(args).await?;
+    let (config, registry) = open(args)?;
     for _ in 0..TRIES_MAX {
         let before = newest(&registry).await?;
-        let next = of(&config, &before)?;
+        let next = of(&before)?;
         check_groups(&config, &before, &next)?;
         if registry.propose(&next).await? == Proposal::Taken {
             print(&format!("epoch {}: {}", next.epoch, next.change));

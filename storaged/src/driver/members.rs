@@ -52,10 +52,6 @@ pub(super) async fn next_change(members: &mut Option<Members>) -> Change {
 }
 
 impl Members {
-    fn is_vacant(place: &Place) -> bool {
-        place.node.is_none()
-    }
-
     /// As the status shows it.
     fn status(&self) -> Value {
         let place = |place: &Place| {
@@ -64,13 +60,12 @@ impl Members {
                 "node": place.node.as_ref().map(|node| node.as_str()),
             })
         };
-        let vacant = self.roster.places.iter().filter(|it| Self::is_vacant(it));
         json!({
             "epoch": self.roster.epoch,
             "cluster": self.roster.cluster,
             "size": self.roster.size,
             "change": self.roster.change,
-            "vacant": vacant.count(),
+            "vacant": self.roster.vacant().count(),
             "places": self.roster.places.iter().map(place).collect::<Vec<_>>(),
         })
     }

@@ -26,7 +26,9 @@ fn is_epoch(key: &ObjectKey) -> bool {
 #[derive(Debug, Error)]
 pub enum RegistryError {
     /// The store.
-    #[error("the registry of members cannot be used")]
+    #[error(
+        "the registry of members (membership.registry, whose keys are those of [durable]) cannot be used"
+    )]
     Store(#[from] StoreError),
     /// What lies in it.
     #[error("{key} in the registry of members cannot be used")]

@@ -97,9 +97,7 @@ impl Context {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use storaged_codec::{digest, root_digest};
+    use storaged_codec::{Digest, digest, root_digest};
     use storaged_wire::local::DurableWish;
     use storaged_wire::peer::{Fence, PeerMessage, SealedShard};
     use storaged_wire::{
@@ -225,6 +223,36 @@ mod tests {
         assert_eq!(manifest.manifest().epoch, 2);
     }
 
+    /// `c` tells of the commit of a step, with shards on `a` and `b` and its own parity; the manifest's name.
+    fn told_by_c(node: &mut Node, step: u64) -> Digest {
+        let shards = manifest(step, &["a", "b"], &["c"], 5, digest(b"shard"));
+        let sealed = shards.seal().expect("a sound manifest");
+        let told = PeerMessage::Committed {
+            manifest: sealed.bytes().to_vec().into(),
+            durable: DurableWish::Policy,
+        };
+        hear(node, 1, "c", told);
+        sealed.name()
+    }
+
+    fn all_say_what_they_hold(node: &mut Node, at: u64, manifest: Digest) {
+        let parity_of_c = (storaged_wire::peer::Lane { group: 0, index: 0 }, 0);
+        for (from, shards, parity) in [
+            ("a", vec![Rank::new(0)], vec![]),
+            ("b", vec![Rank::new(1)], vec![]),
+            ("c", vec![], vec![parity_of_c]),
+        ] {
+            let held = PeerMessage::Held {
+                manifest,
+                version: 1,
+                shards,
+                parity,
+                enclosures: EnclosuresHeld::All,
+            };
+            hear(node, at, from, held);
+        }
+    }
+
     /// A node that becomes a home of a step that it knows asks nobody twice: it hears which blocks there are, and counts.
     #[test]
     fn the_homes_of_old_steps_are_members_of_the_newest_epoch() {
@@ -237,27 +265,11 @@ mod tests {
             old.contains(&name("c")) && !is_home(&node, *step) && new.contains(&name("z"))
         };
         let step = (1..).find(follows).expect("a step");
-        let shards = manifest(step, &["a", "b"], &["c"], 5, digest(b"shard"));
-        let sealed = Arc::new(shards.seal().expect("a sound manifest"));
-        let told = PeerMessage::Committed {
-            manifest: sealed.bytes().to_vec().into(),
-            durable: DurableWish::Policy,
-        };
-        hear(&mut node, 1, "c", told);
+        let name_of_step = told_by_c(&mut node, step);
         change(&mut node, 2, &stay);
         assert!(!node.context().homes_of(&key(step)).contains(&name("c")));
         assert!(is_home(&node, step));
-        for (from, shards, parity) in [("a", vec![0], 0), ("b", vec![1], 0), ("c", vec![], 1)] {
-            let lane = storaged_wire::peer::Lane { group: 0, index: 0 };
-            let held = PeerMessage::Held {
-                manifest: sealed.name(),
-                version: 1,
-                shards: shards.into_iter().map(Rank::new).collect(),
-                parity: (0..parity).map(|index| (lane, index)).collect(),
-                enclosures: EnclosuresHeld::All,
-            };
-            hear(&mut node, 3, from, held);
-        }
+        all_say_what_they_hold(&mut node, 3, name_of_step);
         let cx = node.context();
         assert_eq!(cx.checkpoints[&key(step)].state, CheckpointState::Protected);
     }
@@ -272,29 +284,8 @@ mod tests {
             !is_home(&node, *step) && new.contains(&name("z"))
         };
         let step = (1..).find(follows).expect("a step");
-        let shards = manifest(step, &["a", "b"], &["c"], 5, digest(b"shard"));
-        let sealed = Arc::new(shards.seal().expect("a sound manifest"));
-        let told = PeerMessage::Committed {
-            manifest: sealed.bytes().to_vec().into(),
-            durable: DurableWish::Policy,
-        };
-        hear(&mut node, 1, "c", told);
-        for (from, rank) in [("a", Some(0)), ("b", Some(1)), ("c", None)] {
-            let lane = storaged_wire::peer::Lane { group: 0, index: 0 };
-            let parity = if rank.is_none() {
-                vec![(lane, 0)]
-            } else {
-                Vec::new()
-            };
-            let held = PeerMessage::Held {
-                manifest: sealed.name(),
-                version: 1,
-                shards: rank.into_iter().map(Rank::new).collect(),
-                parity,
-                enclosures: EnclosuresHeld::All,
-            };
-            hear(&mut node, 2, from, held);
-        }
+        let name_of_step = told_by_c(&mut node, step);
+        all_say_what_they_hold(&mut node, 2, name_of_step);
         change(&mut node, 2, &stay);
         node.handle(Now(1_500), Input::Tick);
         let cx = node.context();

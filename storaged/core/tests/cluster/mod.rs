@@ -261,7 +261,27 @@ impl Cluster {
         self.save_as(DurableWish::Never);
     }
 
-    /// The same, with a wish for the durable tier.
+    /// Four data nodes and two coding nodes with a tier. Step 1 is durable, step 2 was protected after it and is in RAM alone.
+    pub fn with_two_steps() -> Self {
+        let mut cluster = Self::start_with_tier(4, 2, 10);
+        cluster.save_on_all(6, DurableWish::Required);
+        cluster.save_on_all(6, DurableWish::Never);
+        cluster
+    }
+
+    /// A step more, which all of so many nodes know to be protected.
+    pub fn save_on_all(&mut self, nodes: usize, durable: DurableWish) {
+        self.save_as(durable);
+        let everywhere = |cluster: &Self| (0..nodes).all(|node| cluster.is_protected(node));
+        self.run_until(60_000 + STRIPE_MS, "protection", everywhere);
+        if durable == DurableWish::Required {
+            let is_there = |cluster: &Self| !cluster.tier.published.is_empty();
+            self.run_until(60_000, "a durable step", is_there);
+        }
+        self.run_for(2_000);
+    }
+
+    /// Stages a step on every rank and commits it, with a wish for the durable tier.
     pub fn save_as(&mut self, durable: DurableWish) {
         self.scene.step += 1;
         let (step, length) = (Step::new(self.scene.step), self.scene.stripes * CHUNK);

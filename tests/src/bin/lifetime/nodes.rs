@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Result, ensure};
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, RunId};
@@ -24,24 +23,6 @@ pub fn until(what: &str, mut look: impl FnMut() -> Result<()>) -> Result<Duratio
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
-}
-
-/// Kills the daemon below a node's keeper, or tells it something else; its process.
-pub fn tell_daemon(system: &System, node: usize, signal: Signal) -> Result<u32> {
-    let daemon = system.cluster.daemon_below(node).context("a daemon")?;
-    let process = Pid::from_raw(daemon.try_into()?).context("a process")?;
-    kill_process(process, signal)?;
-    Ok(daemon)
-}
-
-/// Waits until another daemon than this one answers; how long that took.
-pub fn back_after(system: &System, node: usize, before: u32) -> Result<Duration> {
-    until("a daemon", || {
-        let daemon = system.cluster.daemon_below(node);
-        ensure!(daemon.is_some_and(|it| it != before), "no other one");
-        system.cluster.status(node)?;
-        Ok(())
-    })
 }
 
 /// A step is saved and protected as every node of these sees it.

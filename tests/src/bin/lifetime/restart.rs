@@ -9,7 +9,7 @@ use storaged_sdk::wire::{Rank, RunId};
 use storaged_tests::system::{System, shards};
 
 use crate::Figures;
-use crate::nodes::{back_after, bears, save, tell_daemon, until};
+use crate::nodes::{bears, save, until};
 
 const ENCODED: &str = "storaged_encode_session_bytes_total";
 const NODES: usize = 3;
@@ -39,8 +39,8 @@ pub fn restarts(figures: &mut Figures) -> Result<()> {
     for restart in 0..RESTARTS {
         let node = restart % NODES;
         let others: u64 = encoded(&system)? - system.cluster.metric::<u64>(node, ENCODED)?;
-        let before = tell_daemon(&system, node, Signal::KILL)?;
-        let answers = back_after(&system, node, before)?;
+        let before = system.tell_daemon(node, Signal::KILL)?;
+        let answers = system.back_after(node, before)?;
         let loads = until("a load", || {
             let mut reader = system.reader(node)?;
             let plan = reader.plan(None, 20_000)?;
@@ -81,7 +81,7 @@ pub fn upgrades(figures: &mut Figures) -> Result<()> {
         let node = step as usize % NODES;
         let before = system.cluster.daemon_below(node).unwrap_or_default();
         system.cluster.signal(node, Signal::USR2)?;
-        back_after(&system, node, before)?;
+        system.back_after(node, before)?;
         system.cluster.wait_for_links()?;
         let newest = system.reader(node)?.plan(None, 20_000)?.step.get();
         let is_whole = newest == step && system.restore(&[0, 1], step, &shards(2, step)).is_ok();

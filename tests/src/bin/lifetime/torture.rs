@@ -6,27 +6,21 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use storaged::cluster::NodeMemory;
+use storaged::env::{Entropy, SeededEntropy};
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, RunId};
 use storaged_tests::system::{System, shards};
 
 use crate::Figures;
-use crate::nodes::{back_after, bears, save, tell_daemon, until};
+use crate::nodes::{bears, save, until};
 
 const NODES: usize = 3;
 const USED: &str = "storaged_memory_used_bytes";
 
-/// SplitMix64, so that a seed says what is killed and when.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % most
-    }
+/// A number below this one: a seed says what is killed and when.
+fn below(dice: &dyn Entropy, most: u64) -> u64 {
+    dice.next() % most
 }
 
 /// What is killed.
@@ -72,15 +66,15 @@ impl Job {
         match victim {
             Victim::Trainers => self.trainers.clear(),
             Victim::Daemon(node) => {
-                let before = tell_daemon(&self.system, node, Signal::KILL)?;
-                back_after(&self.system, node, before)?;
+                let before = self.system.tell_daemon(node, Signal::KILL)?;
+                self.system.back_after(node, before)?;
             }
             Victim::Daemons(but) => {
                 let nodes: Vec<usize> = (0..NODES).filter(|node| *node != but).collect();
-                let tell = |node: &usize| tell_daemon(&self.system, *node, Signal::KILL);
+                let tell = |node: &usize| self.system.tell_daemon(*node, Signal::KILL);
                 let before = nodes.iter().map(tell).collect::<Result<Vec<u32>>>()?;
                 for (node, before) in nodes.into_iter().zip(before) {
-                    back_after(&self.system, node, before)?;
+                    self.system.back_after(node, before)?;
                 }
             }
             Victim::Node(node) => {
@@ -150,19 +144,19 @@ impl Job {
 }
 
 pub fn measure(figures: &mut Figures, kills: u32, seed: u64) -> Result<()> {
-    let mut dice = Dice(seed);
+    let dice = SeededEntropy::new(seed);
     let mut job = Job::start()?;
     let before = job.settle()?;
     let mut lost = 0;
     for kill in 0..kills {
-        let node = dice.below(NODES as u64) as usize;
-        let victim = match dice.below(8) {
+        let node = below(&*dice, NODES as u64) as usize;
+        let victim = match below(&*dice, 8) {
             0 => Victim::Trainers,
             1 => Victim::Node(node),
             2 => Victim::Daemons(node),
             _ => Victim::Daemon(node),
         };
-        let after = Duration::from_millis(dice.below(60));
+        let after = Duration::from_millis(below(&*dice, 60));
         if let Err(error) = job.round(victim, after) {
             println!("kill {kill} of seed {seed}, {victim:?} after {after:?}: {error:#}");
             lost += 1;
