@@ -111,6 +111,9 @@ impl Context {
                 self.is_of_older_run(checkpoint) || (has_waited && self.was_gone_past(checkpoint));
             return needless.then_some(Yield::Checkpoint);
         }
+        if self.was_left_behind(checkpoint) && !planted!("left_behind_kept") {
+            return Some(Yield::Checkpoint);
+        }
         let newer = self.newest_instead_of(checkpoint)?;
         let superseded = checkpoint.key < newer
             && self.knows_bears(&checkpoint.key)
@@ -166,6 +169,21 @@ impl Context {
         };
         let unprotected = checkpoint.state < CheckpointState::Protected;
         (unprotected && self.is_of_older_run(checkpoint)) || !self.gone_nodes(manifest).is_empty()
+    }
+
+    /// Whether the run that waits for the slot has restarted without this step: an older run committed it, and a node with a shard
+    /// that is nowhere else is gone. Were that node lost for good, such steps would hold all slots, and no newer step would be
+    /// saved that could take their place.
+    fn was_left_behind(&self, checkpoint: &Checkpoint) -> bool {
+        let Some(manifest) = &checkpoint.manifest else {
+            return false;
+        };
+        let mut shards = manifest.manifest().shards.iter();
+        checkpoint.state < CheckpointState::Protected
+            && self.is_of_older_run(checkpoint)
+            && self.settled()
+            && shards.any(|shard| self.is_gone(&shard.node))
+            && self.bears(checkpoint).is_none_or(|bears| bears.losses == 0)
     }
 
     fn is_of_older_run(&self, checkpoint: &Checkpoint) -> bool {

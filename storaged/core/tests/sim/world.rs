@@ -11,14 +11,14 @@ use storaged_core::{
 };
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{CheckpointState, SlotId};
+use storaged_wire::{CheckpointState, NodeName, SlotId};
 
 use super::job::Job;
 use super::month::{Happening, Month, is_of_month};
 use super::slow::Pace;
 use crate::testkit::{
     self, Course, End, Event, Failed, Key, Pacing, Participants, Payload, Pid, Scene, Task,
-    encodes, geometry, missed, name, repairs, silent, stripes,
+    encodes, geometry, known_index, missed, name, repairs, silent, stripes,
 };
 
 /// What a scenario allows.
@@ -212,9 +212,20 @@ impl Scene for Simulation {
         }
     }
 
+    fn name_of(world: &World, node: usize) -> NodeName {
+        name(world.place_of(node))
+    }
+
+    fn named(world: &World, by: usize, name: &NodeName) -> Option<usize> {
+        world.node_in_place(by, known_index(name)?)
+    }
+
     fn started(world: &mut World, node: usize) {
         match world.scene.month {
-            Some(_) => world.links_begin(node),
+            Some(_) => {
+                world.links_begin(node);
+                world.looks_at_the_registry(node);
+            }
             None => world.dial_all(node),
         }
     }

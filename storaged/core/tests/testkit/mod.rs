@@ -36,7 +36,7 @@ mod trace;
 mod world;
 
 pub use alone::{Alone, Wanted};
-pub use names::{TOKEN, index, members, name, namespace, owner};
+pub use names::{TOKEN, index, known_index, members, name, namespace, owner};
 pub use process::{Payload, Pid, Process, digests, made_up_digests};
 pub use requests::{
     TORCH_METADATA, acquire_slot, commit_step, hello, open_shard, plan_newest, schema_of,

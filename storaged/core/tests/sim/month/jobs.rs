@@ -11,7 +11,7 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, RunId, Step};
 use super::super::world::{Limits, World};
 use super::asks::{Asked, What};
 use super::trainers::{RankState, Ranks};
-use super::{FAULTS_END_MS, JOBS_END_MS, Trainers};
+use super::{Changes, FAULTS_END_MS, JOBS_END_MS, Trainers};
 use crate::testkit::{Pid, open_shard};
 
 /// What requests may take, each; those that name no limit are answered at once.
@@ -146,8 +146,13 @@ impl World {
     /// Each rank on its own node if that is awake, else on another one.
     fn placement(&mut self) -> Option<Vec<usize>> {
         let spare = self.spare_node();
-        let nodes = 0..self.scene.limits.nodes;
-        let usable: Vec<usize> = nodes.filter(|node| Some(*node) != spare).collect();
+        let mut usable = self.machines();
+        usable.retain(|node| Some(*node) != spare);
+        // Nodes that have come later get ranks too.
+        if self.month().scenario.places != Changes::Never {
+            let by = self.random(usable.len() as u64) as usize;
+            usable.rotate_left(by);
+        }
         let is_awake = |node: &usize| self.is_awake(*node);
         let awake: Vec<usize> = usable.iter().copied().filter(is_awake).collect();
         if awake.is_empty() {

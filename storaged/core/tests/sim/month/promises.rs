@@ -37,6 +37,10 @@ pub struct Promises {
     /// Who sealed which root.
     sealed: BTreeMap<Sealed, BTreeMap<Digest, u64>>,
     pub manifests: BTreeMap<Digest, Arc<ManifestBytes>>,
+    /// The one manifest of each step.
+    names: BTreeMap<CheckpointKey, Digest>,
+    /// The epoch of the node whose rank commits a step, when that rank says so.
+    described_in: BTreeMap<CheckpointKey, u64>,
     pub floors: BTreeMap<Namespace, Floor>,
     pub doubted_since: BTreeMap<Namespace, u64>,
     /// When something new was last shown as at least protected.
@@ -230,8 +234,51 @@ impl World {
         );
         let all = record.shards.len() == self.scene.limits.ranks as usize;
         assert!(all, "all or nothing: {} shards", record.shards.len());
+        self.a_step_is_coded_by_the_groups_of_one_epoch(&manifest);
         let manifests = &mut self.month().promises.manifests;
         manifests.insert(name, Arc::new(manifest));
+    }
+
+    /// A rank says that a step is to be committed: from this epoch on may its groups be.
+    pub(super) fn is_described(&mut self, key: CheckpointKey, node: usize) {
+        let epoch = self.month().registry.epoch_of(node);
+        self.month().promises.described_in.insert(key, epoch);
+    }
+
+    /// Two manifests of one step could be restored by neither; and groups of nodes that are gone protect nothing.
+    fn a_step_is_coded_by_the_groups_of_one_epoch(&mut self, manifest: &ManifestBytes) {
+        let record = manifest.manifest();
+        let key = CheckpointKey::of(record);
+        let (epoch, step) = (record.epoch, record.step);
+        let newest = self.month().registry.newest().epoch;
+        let promises = &mut self.month().promises;
+        let described = promises.described_in.get(&key).copied();
+        assert!(
+            described.is_some_and(|least| (least..=newest).contains(&epoch)),
+            "a step is coded in the epoch in which it was described: step {step} was in {described:?}, its manifest says {epoch}, the newest is {newest}"
+        );
+        let one = *promises.names.entry(key).or_insert(manifest.name());
+        assert_eq!(one, manifest.name(), "a step has one manifest: step {step}");
+        if self.month().scenario.unequal != Unequal::Nothing {
+            return;
+        }
+        let roster = self.month().registry.of(epoch);
+        let groups = roster.and_then(|it| it.groups(record.geometry));
+        let mut groups = groups.expect("an epoch that was agreed can be coded");
+        groups.retain(|group| {
+            let mut shards = record.shards.iter();
+            shards.any(|shard| group.data.contains(&shard.node))
+        });
+        let coded_by = record.groups.iter();
+        let as_agreed = coded_by.clone().count() == groups.len()
+            && coded_by
+                .zip(&groups)
+                .all(|(one, other)| one.data == other.data && one.coding == other.coding);
+        assert!(
+            as_agreed,
+            "a step is coded by the groups of its epoch: step {step} of epoch {epoch} by {:?}",
+            record.groups
+        );
     }
 
     pub(super) fn bytes_are_what_was_sealed(
