@@ -177,6 +177,25 @@ pub const SCENARIOS: &[Scenario] = &[
         ..CALM
     },
     Scenario {
+        name: "rot",
+        rot: true,
+        ..CALM
+    },
+    Scenario {
+        name: "rot_and_quiet",
+        rot: true,
+        crashes: Crashes::UpToM,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
+        name: "restarts_that_fail",
+        failures: true,
+        crashes: Crashes::UpToM,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
         name: "everything",
         links: true,
         pauses: true,

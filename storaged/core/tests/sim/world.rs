@@ -92,6 +92,8 @@ pub type World = testkit::World<Simulation>;
 
 /// A control message over a slow link takes up to so many milliseconds.
 const SLOW_MESSAGE_MS: u64 = 300;
+/// Every byte in RAM is read again within this time.
+pub const SCRUB_MS: u64 = 20_000;
 /// A slow hop makes a session last this long and up to so much longer, in milliseconds; one in so many such sessions
 /// stalls for good.
 const SLOW_MS: u64 = 500;
@@ -196,7 +198,7 @@ impl Scene for Simulation {
             DurableForm::Increments => 4,
         };
         setup.budget = 64 << 20;
-        setup.scrub_period_ms = 20_000;
+        setup.scrub_period_ms = SCRUB_MS;
         setup.link_rates = world.link_rates();
         setup.durable = DurablePolicy::Every(limits.durable_every);
         setup.messages = MessageLimits {

@@ -12,6 +12,8 @@ use storaged_wire::{CheckpointState, EnclosuresHeld, Namespace, Rank};
 use super::super::world::World;
 use super::Unequal;
 use super::promises::Floor;
+use crate::sim::SCRUB_MS;
+use crate::testkit::Pid;
 
 /// Until a loss is found out, told and no longer shown: the idle timeout, a second until it is said again, and one more
 /// for whoever was asked in between.
@@ -45,13 +47,17 @@ impl World {
         let mut held: BTreeMap<Digest, Vec<(usize, Shown)>> = BTreeMap::new();
         for (node, process) in self.processes.iter().enumerate() {
             let Some(process) = process else { continue };
+            let generation = process.generation;
+            let pid = Pid { node, generation };
             for mut shown in process.node.shown() {
-                shown
-                    .shards
-                    .retain(|(_, slot)| process.slots.contains_key(slot));
-                shown
-                    .parity
-                    .retain(|(_, _, set)| process.parity.contains_key(set));
+                let name = shown.manifest;
+                shown.shards.retain(|shard| {
+                    process.slots.contains_key(&shard.1)
+                        && !name.is_some_and(|name| self.is_rotten_shard(pid, name, *shard))
+                });
+                shown.parity.retain(|(_, _, set)| {
+                    process.parity.contains_key(set) && !self.is_rotten_parity(pid, *set)
+                });
                 if let Some(name) = shown.manifest
                     && shown.key.namespace == *namespace
                 {
@@ -143,6 +149,7 @@ impl World {
         let (stays_as_said, fully) = (stay(said), stay(m));
         let durable = self.tier.published.contains_key(&key);
         let equal = self.month().scenario.unequal == Unequal::Nothing;
+        let rots = self.has_rot();
         let promises = &mut self.month().promises;
         let progress = promises.progress.get(namespace);
         if progress.is_none_or(|(before, _)| key > *before) {
@@ -166,10 +173,11 @@ impl World {
             return;
         }
         // Of whichever step: a word that is wrong of each for as long as it is the newest is wrong.
+        let found_out_ms = FOUND_OUT_MS + if rots { SCRUB_MS } else { 0 };
         let doubted = promises.doubted_since.entry(namespace.clone());
         let since = *doubted.or_insert(now);
         assert!(
-            now - since < FOUND_OUT_MS,
+            now - since < found_out_ms,
             "protected bears every {said} losses: {key:?} is shown at {now} ms and has not since {since}"
         );
     }

@@ -34,6 +34,9 @@ impl World {
         }
         self.strike_nodes(scenario.crashes);
         self.strike_places();
+        if scenario.rot {
+            self.strike_chunks();
+        }
         self.strike_tier();
     }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_core::{ConnId, Input, RequestId};
-use storaged_wire::local::{Request, Role};
+use storaged_wire::local::{Request, Role, Rung};
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, RunId, Step};
 
@@ -325,16 +325,44 @@ impl World {
         rank: Rank,
         bytes: &[u8],
     ) {
-        self.bytes_are_what_was_sealed(IncarnationId { job, id }, rank, bytes);
+        let whose = IncarnationId { job, id };
+        if self.has_rot() && !self.are_sealed(whose, rank, bytes) {
+            return self.reads_elsewhere(whose, rank);
+        }
+        self.bytes_are_what_was_sealed(whose, rank, bytes);
         self.scene.restores += 1;
         let all = self.month().jobs.ranks().len();
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
         };
         it.restored.insert(rank);
-        if it.restored.len() == all {
+        if it.restored.len() == all && !self.restart_fails(whose) {
             self.begin_training(IncarnationId { job, id });
         }
+    }
+
+    /// A reader has compared what it was given of its own RAM with the digests, and does without that.
+    fn reads_elsewhere(&mut self, whose: IncarnationId, rank: Rank) {
+        self.struck("rot that a reader finds");
+        let Some(it) = self.month().jobs.incarnation(whose.job, whose.id) else {
+            return;
+        };
+        let (Some(plan), Some(place)) = (it.plan.clone(), it.conns.get(&rank).copied()) else {
+            return;
+        };
+        let manifest = plan.manifest;
+        let close = Request::CloseShard { manifest, rank };
+        self.ask_in_month(whose, place, close, 1_000, What::Close);
+        let open = Request::OpenShard {
+            manifest,
+            rank,
+            ranges: Vec::new(),
+            timeout_ms: SHARD_MS,
+            without: Some(Rung::OwnRam),
+            withheld: None,
+        };
+        let limit = u64::from(SHARD_MS);
+        self.ask_in_month(whose, place, open, limit, What::ShardElsewhere(rank));
     }
 
     /// A process of the job is gone: all of the job ends.

@@ -3,11 +3,12 @@
 //! job meet, trainers hang, skip and lie. Faults stop at some time; then what must go on goes on (`invariants`), and
 //! once the jobs have ended nothing is left without an owner.
 //!
-//! `faults` strikes, `places` changes the cluster's places, which `registry` agrees on, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
+//! `faults` strikes, `places` changes the cluster's places, which `registry` agrees on, `rot` changes bytes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
 //! jobs, `promises` and `blocks` say what must never happen, `invariants` what must happen in time.
 
 mod asks;
 mod blocks;
+mod failures;
 mod faults;
 mod invariants;
 mod jobs;
@@ -15,6 +16,7 @@ mod links;
 mod places;
 mod promises;
 mod registry;
+mod rot;
 mod tier;
 mod trainers;
 
@@ -31,6 +33,7 @@ pub use jobs::Jobs;
 pub use places::PlaceEvent;
 pub use promises::Promises;
 pub use registry::Registry;
+pub use rot::Rotten;
 pub use tier::{TierKind, Weather};
 
 /// When faults stop, when what they did must be over, when the jobs end, and when all ends; milliseconds.
@@ -114,6 +117,10 @@ pub struct Scenario {
     pub twins: bool,
     /// The cluster's places are filled by other machines, or there are more or fewer of them.
     pub places: Changes,
+    /// Chunks in RAM rot.
+    pub rot: bool,
+    /// Restarts fail, and launchers say so.
+    pub failures: bool,
     pub trainers: Trainers,
     /// Bytes of RAM per node, in slots.
     pub budget_slots: u64,
@@ -130,6 +137,8 @@ pub const CALM: Scenario = Scenario {
     jobs: 1,
     twins: false,
     places: Changes::Never,
+    rot: false,
+    failures: false,
     trainers: Trainers::Honest,
     budget_slots: 64,
     unequal: Unequal::Nothing,
@@ -165,6 +174,8 @@ pub struct Month {
     pub in_turn: (usize, u64),
     pub weather: Weather,
     pub registry: Registry,
+    /// Chunks that have rotted.
+    pub rotten: Vec<Rotten>,
     pub jobs: Jobs,
     pub promises: Promises,
     /// How often each fault struck: a scenario that does nothing proves nothing.
@@ -184,6 +195,7 @@ impl World {
             in_turn: (0, 15_000),
             weather: Weather::of(scenario.tier),
             registry: Registry::new(limits.nodes),
+            rotten: Vec::new(),
             jobs: Jobs::new(scenario.jobs, limits),
             promises: Promises::default(),
             struck: BTreeMap::new(),

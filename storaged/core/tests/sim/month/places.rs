@@ -93,7 +93,7 @@ impl World {
 
     /// No more than m are lost at once, and none before those that came last have linked up with all: a majority that has no memory
     /// knows of no checkpoint.
-    fn may_lose_one(&mut self) -> bool {
+    pub(super) fn may_lose_one(&mut self) -> bool {
         let m = self.scene.limits.m;
         let machines = self.machines();
         let awake = machines.iter().filter(|it| self.is_awake(**it));

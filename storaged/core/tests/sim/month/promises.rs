@@ -12,6 +12,7 @@ use storaged_wire::{ManifestBytes, Namespace, Rank, Refusal, RefusalCode, RunId,
 
 use super::super::world::World;
 use super::asks::{Asked, What};
+use super::failures::Failures;
 use super::jobs::IncarnationId;
 use super::tier::TierKind;
 use super::{Crashes, Scenario, Unequal};
@@ -49,6 +50,8 @@ pub struct Promises {
     opened: Vec<(usize, RunId, u64)>,
     /// Runs that heard of a newer one, of which job, and when.
     fenced: Vec<(usize, RunId, u64)>,
+    /// Steps that restarts have failed from.
+    pub failures: Failures,
     /// Refusals by code, and those that nothing excuses.
     pub refusals: BTreeMap<String, u64>,
 }
@@ -75,12 +78,13 @@ impl World {
         runs.keys().next_back().copied()
     }
 
-    /// The newest checkpoint of a job that a plan asked now may not go below.
+    /// The newest checkpoint of a job that a plan asked now may not go below. Below one that a restart has failed from it may.
     pub(super) fn known_safe(&mut self, job: usize) -> Option<CheckpointKey> {
         let namespace = self.month().jobs.all[job].namespace.clone();
         let floor = self.month().promises.floors.get(&namespace);
         let protected = floor.map(|floor| floor.key.clone());
-        protected.max(self.known_durable(job))
+        let newest = protected.max(self.known_durable(job));
+        newest.filter(|key| !self.month().promises.failures.has(key))
     }
 
     /// The newest checkpoint of a job in the durable tier, unless that lies about it.
@@ -287,14 +291,23 @@ impl World {
         rank: Rank,
         bytes: &[u8],
     ) {
-        let it = self.month().jobs.incarnation(job, id);
+        let whose = IncarnationId { job, id };
+        let right = self.are_sealed(whose, rank, bytes);
+        assert!(
+            right,
+            "wrong bytes are never returned: rank {rank} of {whose:?}"
+        );
+    }
+
+    /// Whether these are the bytes that the rank has sealed of the step that its incarnation was offered.
+    pub(super) fn are_sealed(&mut self, whose: IncarnationId, rank: Rank, bytes: &[u8]) -> bool {
+        let it = self.month().jobs.incarnation(whose.job, whose.id);
         let Some(plan) = it.and_then(|it| it.plan.clone()) else {
-            return;
+            return true;
         };
         let place = (plan.namespace, plan.run, plan.step, rank);
         let roots = self.month().promises.sealed.get(&place);
-        let right = roots.is_some_and(|roots| roots.contains_key(&digests(bytes).1));
-        assert!(right, "wrong bytes are never returned: {place:?}");
+        roots.is_some_and(|roots| roots.contains_key(&digests(bytes).1))
     }
 
     pub(super) fn keep_promises(&mut self) {
@@ -320,7 +333,14 @@ impl World {
         let Some(floor) = asked.floor.clone().filter(below) else {
             return;
         };
+        // The plan may know of what was said meanwhile.
+        if self.month().promises.failures.has(&floor) {
+            return;
+        }
         let there = self.restorable(&plan.namespace);
+        // What a failed one has made needless has left RAM.
+        let failures = &self.month().promises.failures;
+        let there = there.filter(|there| !failures.has(there));
         assert!(
             there.is_none_or(|there| there < floor),
             "no plan goes below what was protected: asked at {} ms, {floor:?} was safe, {offered:?} is offered",
@@ -351,14 +371,20 @@ impl World {
     }
 
     fn nothing_is_hidden(&mut self, asked: &Asked, refusal: &Refusal) {
+        let failures = &self.month().promises.failures;
+        let has_failed = asked.durable.as_ref().is_some_and(|it| failures.has(it));
         assert!(
-            asked.durable.is_none(),
+            asked.durable.is_none() || has_failed,
             "what cannot be read is not nothing: {:?} was in the durable tier, refused at {} ms: {refusal:?}",
             asked.durable,
             self.now
         );
-        let Some(floor) = &asked.floor else { return };
+        let Some(floor) = asked.floor.as_ref().filter(|it| !failures.has(it)) else {
+            return;
+        };
         let there = self.restorable(&floor.namespace);
+        let failures = &self.month().promises.failures;
+        let there = there.filter(|there| !failures.has(there));
         assert!(
             there.as_ref() < Some(floor),
             "what cannot be read is not nothing: {floor:?} was safe and {there:?} is there at {} ms, refused: {refusal:?}",
