@@ -104,7 +104,11 @@ impl Sessions {
                     index,
                 };
                 let part = PartialParity::set_aside(set, sound, until);
-                self.partial_parity.insert(place, part);
+                // A repair that broke off may have left a part of the same block before this one was made.
+                let before = self.partial_parity.insert(place, part);
+                if let Some(before) = before.filter(|_| !planted!("part_before_leaks")) {
+                    cx.drop_parity(before.set());
+                }
             }
         }
     }

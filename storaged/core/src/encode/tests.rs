@@ -10,7 +10,8 @@ use storaged_wire::peer::{Lane, PeerMessage, SessionFault, SessionKind, SessionR
 use storaged_wire::{ManifestBytes, Rank, SessionId, SlotId};
 
 use super::Sessions;
-use super::resume::PartialShard;
+use super::resume::{ParityPlace, PartialParity, PartialShard};
+use crate::api::{HeldBlock, Output, ParityId};
 use crate::catalog::{LocalShard, Slot, SlotUse, Upload};
 use crate::limits;
 use crate::testkit::{self, chunk, hear, last_of, name, sent};
@@ -145,4 +146,37 @@ fn a_part_of_a_shard_goes_once_the_shard_is_whole_elsewhere() {
     checkpoint.shards.insert(rank, shard);
     sessions.expire_part_filled(cx);
     assert!(sessions.partial_shards.is_empty() && !cx.slots.contains_key(&part));
+}
+
+/// A repair of this block broke off, another one made it, and now that has rotted: what was made first is nobody's.
+#[test]
+fn parity_that_was_made_in_part_goes_when_what_took_its_place_has_rotted() {
+    let (lane, first, second) = (Lane { group: 0, index: 0 }, ParityId(5), ParityId(7));
+    let mut node = last_of(&["n0", "n1"], 1, 1);
+    let manifest = manifest(2);
+    let committed = PeerMessage::Committed {
+        manifest: manifest.shared(),
+        durable: DurableWish::Never,
+    };
+    hear(&mut node, 10, "n0", committed);
+    let cx = node.context_mut();
+    let checkpoint = cx.checkpoint_named(manifest.name()).expect("it is known");
+    checkpoint.parity.insert((lane, 0), second);
+    let key = checkpoint.key.clone();
+    let place = ParityPlace {
+        manifest: manifest.name(),
+        lane,
+        index: 0,
+    };
+    let until = cx.now.plus(limits::PART_FILLED_MAX_MS);
+    let part = PartialParity::set_aside(first, DirtyMap::clean(2), until);
+    let mut sessions = Sessions::default();
+    sessions.partial_parity.insert(place, part);
+    sessions.block_rotted(&key, HeldBlock::Parity(lane, 0, second), &[1], cx);
+    assert_eq!(sessions.part_made_of(place), Some(second));
+    let dropped = cx.out.iter().filter_map(|output| match output {
+        Output::DropParity { set } => Some(*set),
+        _ => None,
+    });
+    assert_eq!(dropped.collect::<Vec<_>>(), [first]);
 }

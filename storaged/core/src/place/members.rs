@@ -257,6 +257,7 @@ mod tests {
             (checkpoint.state, losses),
             (CheckpointState::Committed, Some(0))
         );
+        assert!(cx.is_stuck(checkpoint), "it gives way to a newer one");
         let why = cx.why_not_yet(&key(step));
         assert!(
             why.contains("aa has shards of it and had no place in epoch 1"),

@@ -2,6 +2,7 @@
 //! durable tier is slow, full or gone, nor because a node is away and nothing can be protected. What is kept is the
 //! newest checkpoint that is whole, and whatever older one is safer than all that came after it.
 
+use storaged_plan::uncoded_node;
 use storaged_wire::local::KeptFor;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
@@ -162,13 +163,19 @@ impl Context {
         Some(newest.key.clone())
     }
 
-    /// Whether waiting would not make it safer: nodes that it needs are gone, or it was left unprotected by an older run.
-    fn is_stuck(&self, checkpoint: &Checkpoint) -> bool {
+    /// Whether waiting would not make it safer: nodes that it needs are gone, it was left unprotected by an older run, or no group
+    /// codes some shard of it.
+    pub(crate) fn is_stuck(&self, checkpoint: &Checkpoint) -> bool {
         let Some(manifest) = &checkpoint.manifest else {
             return false;
         };
         let unprotected = checkpoint.state < CheckpointState::Protected;
-        (unprotected && self.is_of_older_run(checkpoint)) || !self.gone_nodes(manifest).is_empty()
+        let is_uncoded = || {
+            let coded_here = self.setup.geometry.is_some() && !planted!("uncoded_never_yield");
+            coded_here && uncoded_node(manifest).is_some()
+        };
+        (unprotected && (self.is_of_older_run(checkpoint) || is_uncoded()))
+            || !self.gone_nodes(manifest).is_empty()
     }
 
     /// Whether the run that waits for the slot has restarted without this step: an older run committed it, and a node with a shard
