@@ -104,7 +104,8 @@ mod tests {
     use storaged_wire::local::DurableWish;
     use storaged_wire::peer::{Fence, PeerMessage, SealedShard};
     use storaged_wire::{
-        CheckpointState, Enclosure, EnclosuresHeld, ManifestBytes, Rank, RunId, Step, WorldSize,
+        CheckpointState, Enclosure, EnclosuresHeld, Generation, ManifestBytes, Rank, RunId, Step,
+        WorldSize,
     };
 
     use super::*;
@@ -227,6 +228,14 @@ mod tests {
     fn a_step_with_a_shard_that_no_group_codes_is_not_protected() {
         let (mut node, step) = home();
         change(&mut node, 2, &AFTER);
+        for peer in ["aa", "ab"] {
+            let generation = Generation::new(1);
+            let node_up = Input::PeerUp {
+                node: name(peer),
+                generation,
+            };
+            node.handle(Now(2), node_up);
+        }
         let manifest = save_on(&mut node, ["a", "aa"], step, 1).expect("a commit");
         assert_eq!(manifest.manifest().epoch, 1);
         for (lane, blocks) in storaged_plan::LaneBlocks::all(&manifest) {
