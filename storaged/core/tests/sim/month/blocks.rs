@@ -53,7 +53,7 @@ impl World {
                 let name = shown.manifest;
                 shown.shards.retain(|shard| {
                     process.slots.contains_key(&shard.1)
-                        && !name.is_some_and(|name| self.is_rotten_shard(pid, name, *shard))
+                        && !name.is_some_and(|name| self.is_rotten_shard(pid, name, shard.1))
                 });
                 shown.parity.retain(|(_, _, set)| {
                     process.parity.contains_key(set) && !self.is_rotten_parity(pid, *set)

@@ -16,7 +16,6 @@ const ROT_ONE_IN: u64 = 100;
 enum Block {
     Shard {
         manifest: Digest,
-        rank: Rank,
         slot: SlotId,
         length: usize,
         root: Digest,
@@ -93,7 +92,6 @@ impl World {
         bytes[at] ^= 0x20;
         Some(Block::Shard {
             manifest,
-            rank,
             slot,
             length,
             root: entry.root,
@@ -114,11 +112,11 @@ impl World {
     }
 
     /// Whether a shard in a machine's RAM is not what it was.
-    pub(super) fn is_rotten_shard(&self, pid: Pid, name: Digest, shard: (Rank, SlotId)) -> bool {
+    pub(super) fn is_rotten_shard(&self, pid: Pid, name: Digest, at: SlotId) -> bool {
         let is_it = |rotten: &&Rotten| {
             rotten.pid == pid
-                && matches!(&rotten.block, Block::Shard { manifest, rank, slot, .. }
-                    if *manifest == name && (*rank, *slot) == shard)
+                && matches!(&rotten.block, Block::Shard { manifest, slot, .. }
+                    if *manifest == name && *slot == at)
         };
         self.rotten_now().any(|it| is_it(&it))
     }
