@@ -1,7 +1,7 @@
 //! Blocking client of the storaged daemon on this node.
 //!
 //! Order of reading: `client` (connection and requests), `patience` (how every wait ends), `trainer` (saving), `restored` (reading back, verified),
-//! `layout` (the one byte layout of a shard).
+//! `operator` (what only operators ask for), `layout` (the one byte layout of a shard).
 //! Every wait has a limit; a dead or slow daemon costs a bounded wait and a clear error.
 
 #![forbid(unsafe_code)]
@@ -9,6 +9,7 @@
 mod client;
 mod error;
 pub mod layout;
+mod operator;
 mod patience;
 mod restored;
 mod trainer;

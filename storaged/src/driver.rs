@@ -2,6 +2,7 @@
 //! deadline. Everything slow is done elsewhere and comes back as an input.
 
 mod certificate;
+mod drain;
 mod durable;
 mod kept;
 mod leaving;
@@ -19,9 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use certificate::OwnCertificate;
-use storaged_core::{
-    CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork, Sink, Unfinished,
-};
+use storaged_core::{CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork, Sink};
 use storaged_wire::local::Reply;
 use storaged_wire::{
     ChunkSize, Digest, Generation, ManifestBytes, Rank, RecordName, RefusalCode, SlotId, encode,
@@ -91,7 +90,7 @@ pub enum StartError {
 #[derive(Debug)]
 pub enum Ending {
     /// It was told to, and leaves this unfinished.
-    Told(Vec<Unfinished>),
+    Told(Vec<String>),
     /// Another node fills its place.
     PlaceTaken(PlaceTaken),
 }
@@ -143,6 +142,7 @@ pub struct Daemon {
     net_runtime: tokio::runtime::Handle,
     pool: Pool,
     members: Option<Members>,
+    leaving: Option<Leaving>,
     reloads: mpsc::Sender<Config>,
     from_reloads: mpsc::Receiver<Config>,
     inputs: mpsc::Sender<Input>,
@@ -220,6 +220,7 @@ impl Daemon {
             from_reloads,
             config,
             members: env.members,
+            leaving: None,
             inputs,
             from_effects,
             from_net,
@@ -246,29 +247,23 @@ impl Daemon {
     /// by nobody any more, it stops at once. It ends too if another node has taken its place.
     pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Ending {
         self.show();
-        let mut leaving = None;
         let mut taken = None;
         let left = loop {
-            if let Some(left) = self.has_left(leaving.as_mut()) {
+            if let Some(left) = self.has_left() {
                 break left;
             }
             let deadline = self.clock.instant(self.node.deadline());
-            let look_at = leaving.as_ref().map_or(deadline, Leaving::look_at);
+            let look_at = self.leaving.as_ref().map_or(deadline, Leaving::look_at);
             let input = tokio::select! {
                 biased;
-                stop = stops.recv() => match (stop, &leaving) {
-                    (Some(()), None) => {
-                        leaving = Some(self.leave());
-                        None
-                    }
-                    _ => break self.node.unfinished(),
+                stop = stops.recv() => match self.heed_signal(stop) {
+                    Some(()) => None,
+                    None => break self.left_now(),
                 },
                 change = next_change(&mut self.members) => match self.members_changed(change) {
                     MembersNews::Taken(input) => input,
                     MembersNews::Over(by) => {
-                        taken = Some(by);
-                        // Nobody else has its uploads yet.
-                        leaving = leaving.or_else(|| Some(self.leave()));
+                        taken = self.heed_loss_of_place(by);
                         None
                     }
                 },
@@ -348,6 +343,7 @@ impl Daemon {
             Output::Prepare(work) => {
                 self.later(move || Input::Prepared(work.run()));
             }
+            Output::Drain { id, order } => self.drain(id, order),
             Output::Note(note) => self.note(&note),
             Output::Upload { .. }
             | Output::StopUpload { .. }

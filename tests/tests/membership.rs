@@ -1,6 +1,6 @@
 //! Clusters whose nodes are agreed on in a registry, with real processes: nodes come, are lost, are replaced by others and return.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -9,23 +9,7 @@ use storaged::cluster::NodeMemory;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, RunId};
-use storaged_tests::system::{System, executable, shards};
-
-/// Longer than any wait of a test, also on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T>) -> Result<T> {
-    let began = Instant::now();
-    loop {
-        match look() {
-            Ok(found) => return Ok(found),
-            Err(error) if began.elapsed() > PATIENCE => {
-                return Err(error.context(format!("waited for {what}")));
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
-    }
-}
+use storaged_tests::system::{System, executable, shards, wait};
 
 /// What a node's page says of the roster.
 fn membership(system: &System, node: usize) -> Result<Value> {

@@ -5,6 +5,7 @@ use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Geometry};
 
+use crate::drain::{DrainOrder, DrainReport};
 use crate::failed::{FailedRestart, FailureReport};
 use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
 use crate::peer::DropAnswer;
@@ -310,6 +311,9 @@ pub enum Request {
         #[n(0)]
         step: Step,
     },
+    /// Ends this daemon in order; asked again, how far it is. From operators alone; needs no hello.
+    #[n(63)]
+    Drain(#[n(0)] DrainOrder),
 }
 
 /// `offset..offset + length` of a shard.
@@ -427,6 +431,9 @@ pub enum Reply {
     /// To `RestartFailed` and `LiftQuarantine`: how the step stands now.
     #[n(61)]
     RestartsFailed(#[n(0)] Vec<FailedRestart>),
+    /// To `Drain`.
+    #[n(63)]
+    Draining(#[n(0)] DrainReport),
 }
 
 /// The rung of the ladder that a shard came from in the end.

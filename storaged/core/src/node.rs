@@ -332,6 +332,7 @@ impl Node {
             Request::Verdict { timeout_ms } => self.restores.judge(id, timeout_ms, cx),
             Request::RestartFailed(report) => self.restores.restart_failed(id, report, cx),
             Request::LiftQuarantine { step } => cx.lift_quarantine(id, step),
+            Request::Drain(order) => cx.drain(id, order),
             Request::GetManifest { manifest } => self.restores.get_manifest(id, manifest, cx),
             Request::OpenShard {
                 manifest,

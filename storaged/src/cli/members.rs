@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use storaged_wire::NodeName;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::{CliError, print};
 use crate::config::{Config, ConfigFile, MembershipConfig};
@@ -120,6 +120,7 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
     config.take_roster(&roster, &filled)?;
     let (changes, received) = mpsc::channel(QUEUE);
     let (sight, seen) = watch::channel(Sight::default());
+    let going = Arc::new(Notify::new());
     let following = Following {
         registry,
         arrival: membership.arrival,
@@ -129,6 +130,8 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         replace_after: membership.replace_after,
         is_news: false,
         is_doubtful: false,
+        going: going.clone(),
+        is_going: false,
     };
     tokio::spawn(follow(following, seen, changes));
     env.ops = Some(ops);
@@ -137,6 +140,7 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         remembered,
         changes: received,
         sight,
+        going,
     });
     Ok(roster)
 }

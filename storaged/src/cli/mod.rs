@@ -2,6 +2,7 @@
 
 mod bench;
 mod cert;
+mod drain;
 mod drill;
 mod drop_job;
 mod inspect;
@@ -76,6 +77,11 @@ pub enum CliError {
     /// A daemon that was stopped before it had finished what only it could.
     #[error("stopped with work unfinished: {0}; node.leave_within says for how long it goes on")]
     LeftUnfinished(String),
+    /// A node that was drained, and ended before it had finished.
+    #[error(
+        "drained with work unfinished, which is lost with this node's memory, or left to others: {0}"
+    )]
+    DrainedUnfinished(String),
     /// A daemon whose place another node has taken.
     #[error(
         "another node has this one's place since epoch {epoch}: {change}; started again, this node is a spare"
@@ -118,7 +124,7 @@ impl CliError {
             Self::Usage(_) | Self::Keep(KeepError::NoAddress | KeepError::Address { .. }) => {
                 EXIT_USAGE.into()
             }
-            Self::LeftUnfinished(_) => EXIT_UNFINISHED.into(),
+            Self::LeftUnfinished(_) | Self::DrainedUnfinished(_) => EXIT_UNFINISHED.into(),
             Self::PlaceTaken { .. } => EXIT_AGAIN.into(),
             _ => ExitCode::FAILURE,
         }
@@ -151,6 +157,8 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Say whether this node may be restarted now without losing anything; exit code 1 if not
     RestartSafe(restart_safe::RestartSafeArgs),
+    /// End the daemon of this node in order, before the machine goes
+    Drain(drain::DrainArgs),
     /// Keep a checkpoint in the durable tier whatever the retention says
     Pin(tier::PinArgs),
     /// Let the retention have it again
@@ -259,6 +267,7 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Plan(args) => return inspect::plan(&args),
         Command::Verify(args) => verify::verify(&args),
         Command::RestartSafe(args) => restart_safe::restart_safe(&args),
+        Command::Drain(args) => drain::drain(&args),
         Command::Pin(args) => tier::pin(&args, Keep::Pin),
         Command::Unpin(args) => tier::pin(&args, Keep::Unpin),
         Command::Rm(args) => tier::rm(&args),

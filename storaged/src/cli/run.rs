@@ -156,7 +156,6 @@ fn ended(ending: &Ending) -> Result<(), CliError> {
         Ending::Told(left) if left.is_empty() => return Ok(()),
         Ending::Told(left) => left,
     };
-    let left: Vec<String> = left.iter().map(ToString::to_string).collect();
     Err(CliError::LeftUnfinished(left.join("; ")))
 }
 

@@ -5,10 +5,11 @@
 //! if no spare has, with its memory. A minority gives up nobody, so that of two halves of a cluster only one goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use storaged_wire::NodeName;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use super::registry::{Proposal, Registry, RegistryError};
@@ -58,6 +59,10 @@ pub struct Following {
     pub is_news: bool,
     /// The registry did not have the known epoch when it was looked at last.
     pub is_doubtful: bool,
+    /// Told when the node goes for good.
+    pub going: Arc<Notify>,
+    /// It was told so.
+    pub is_going: bool,
 }
 
 /// Since when nodes are not in sight.
@@ -200,6 +205,22 @@ impl Following {
         }
     }
 
+    /// Gives up this node's own place, for good: it goes.
+    async fn leave(&mut self) -> Result<Option<Change>, RegistryError> {
+        self.registry.confirm(&self.roster).await?;
+        while let Some(next) = self.roster.left_by(&self.arrival.node, "it was drained") {
+            if self.registry.propose(&next).await? == Proposal::Taken {
+                self.take(next);
+            } else if let Some(newer) = self.registry.newer_than(&self.roster).await? {
+                self.take(newer);
+            } else {
+                // Outrun by what cannot be read yet: the next look comes soon.
+                return Ok(None);
+            }
+        }
+        Ok(Some(self.taken()))
+    }
+
     async fn give_up(&mut self, name: &NodeName) -> Result<Option<Change>, RegistryError> {
         let after = self.replace_after.unwrap_or_default().as_secs();
         let why = format!("{} has not seen it for {after} s", self.place);
@@ -224,7 +245,11 @@ pub async fn follow(
     let mut absences = Absences::default();
     let mut fault: Option<String> = None;
     for turn in 1_u32.. {
-        tokio::time::sleep(following.poll).await;
+        let going = following.going.clone();
+        tokio::select! {
+            () = tokio::time::sleep(following.poll) => {}
+            () = going.notified() => following.is_going = true,
+        }
         let looked = look(&mut following, &mut absences, &sight, turn).await;
         let now = looked
             .as_ref()
@@ -252,6 +277,9 @@ async fn look(
     sight: &watch::Receiver<Sight>,
     turn: u32,
 ) -> Result<Option<Change>, RegistryError> {
+    if following.is_going {
+        return following.leave().await;
+    }
     if following.is_doubtful || turn.is_multiple_of(CONFIRM_EVERY) {
         following.is_doubtful = true;
         following.registry.confirm(&following.roster).await?;

@@ -514,15 +514,26 @@ impl Roster {
             let vacant = other.name.clone();
             return Err(ChangeError::AnotherVacant { vacant });
         }
+        Ok(self.without(node, comeback, why))
+    }
+
+    /// Without a node that goes by itself. Whether another place is vacant does not matter to it: it is going.
+    pub fn left_by(&self, node: &NodeName, why: &str) -> Option<Self> {
+        self.filled_by(node)?;
+        Some(self.without(node, Comeback::Refused, why))
+    }
+
+    fn without(&self, node: &NodeName, comeback: Comeback, why: &str) -> Self {
+        let name = self.filled_by(node).map_or("none", |it| it.name.as_str());
         let mut next = self.next(format!("{node} no longer fills {name}: {why}"));
-        let place = next.places.iter_mut().find(|place| place.name == *name);
-        if let Some(place) = place {
+        let mut places = next.places.iter_mut();
+        if let Some(place) = places.find(|place| place.node.as_ref() == Some(node)) {
             place.node = None;
         }
         if comeback == Comeback::Refused {
             next.dismissed.push(node.clone());
         }
-        Ok(next)
+        next
     }
 
     /// Without a place: new checkpoints are coded by the others.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use storaged_wire::NodeName;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use super::follow::Absences;
@@ -300,6 +300,8 @@ fn following(roster: &Roster, place: &str) -> Following {
         replace_after: Some(Duration::from_secs(10)),
         is_news: false,
         is_doubtful: false,
+        going: Arc::new(Notify::new()),
+        is_going: false,
     }
 }
 
@@ -411,6 +413,43 @@ async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
         received.recv().await.is_none(),
         "it follows nobody any more"
     );
+}
+
+/// A node that goes for good waits for no other place to be filled: it is not there either way.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_goes_gives_up_its_place_beside_another_vacant_one() {
+    let (_, registry) = registry();
+    let mut roster = Roster::empty("c".into(), 3);
+    for node in ["a", "b", "c"] {
+        roster = after(&roster, node);
+        registry.propose(&roster).await.unwrap();
+    }
+    let going = Arc::new(Notify::new());
+    let node = Following {
+        registry: registry.clone(),
+        going: going.clone(),
+        ..following(&roster, "b")
+    };
+    // It has not heard of this yet.
+    let without_c = lost(&roster, "c");
+    registry.propose(&without_c).await.unwrap();
+    let (_sight, seen) = watch::channel(sight(&["a"]));
+    let (changes, mut received) = mpsc::channel(4);
+    let began = Instant::now();
+    tokio::spawn(follow(node, seen, changes));
+    going.notify_one();
+    let Some(Change::PlaceTaken { epoch, change }) = received.recv().await else {
+        panic!("it has none");
+    };
+    assert!(
+        began.elapsed() < Duration::from_secs(1),
+        "not at its next look"
+    );
+    assert_eq!(epoch, without_c.epoch + 1);
+    assert_eq!(change, "b no longer fills b: it was drained");
+    let newest = registry.newest().await.unwrap().unwrap();
+    assert_eq!(places(&newest), ["a=a/1", "b=-/1", "c=-/1"]);
+    assert_eq!(newest.arrive(&arrival("b")), Arrived::Dismissed);
 }
 
 /// A rack that is mistyped must not take the groups of all others away.
