@@ -99,6 +99,8 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[coding]\nk = 0\nm = 2", "coding"),
         ("[memory]\nbudget = '900TiB'", "memory.budget"),
         ("[memory]\nslots_per_rank = 1", "memory.slots_per_rank"),
+        ("[memory]\nkeep_steps = 0", "memory.keep_steps"),
+        ("[memory]\nkeep_steps = 3", "memory.keep_steps"),
         ("[trickle]\npart = '1KiB'", "trickle.part"),
         ("[trickle]\nrate = '0B'", "trickle.rate"),
         ("[encode]\nlink_rate = '0B'", "encode.link_rate"),

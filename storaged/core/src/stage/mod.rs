@@ -5,6 +5,7 @@ mod announce;
 mod boards;
 mod commit;
 mod hear;
+mod kept_steps;
 mod lifetime;
 mod notify;
 mod retire;

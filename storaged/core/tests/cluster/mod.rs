@@ -44,6 +44,9 @@ pub struct Room {
     pub scrub_period_ms: u64,
     /// What copies in the durable tier hold.
     pub durable_form: DurableForm,
+    /// Safe steps that stay, and slots that a rank has beside them.
+    pub keep_steps: usize,
+    pub slots_beside: usize,
 }
 
 impl Default for Room {
@@ -54,6 +57,8 @@ impl Default for Room {
             idle_job_ms: 3_600_000,
             scrub_period_ms: 0,
             durable_form: DurableForm::Full,
+            keep_steps: 1,
+            slots_beside: 2,
         }
     }
 }
@@ -94,6 +99,8 @@ impl Scene for Stage {
         setup.idle_job_ms = room.idle_job_ms;
         setup.scrub_period_ms = room.scrub_period_ms;
         setup.durable_form = room.durable_form;
+        setup.keep_steps = room.keep_steps;
+        setup.slots_per_rank = room.keep_steps + room.slots_beside;
         setup.messages = MESSAGES;
         if world.scene.tier.is_some() {
             setup.durable = DurablePolicy::OnRequest;
