@@ -29,7 +29,7 @@ use thiserror::Error;
 pub use admin::AdminSection;
 pub use budget::BudgetSize;
 pub use hyperpod::{HyperpodSection, LatestName};
-pub use membership::{MembershipConfig, MembershipSection};
+pub use membership::{MembershipConfig, MembershipSection, RegistryConfig};
 pub use memory::MemorySection;
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use node::NodeSection;

@@ -94,12 +94,23 @@ impl System {
         geometry: Option<(usize, usize)>,
         extra: &str,
     ) -> Result<Self> {
-        let membership = format!(
-            "[membership]\nregistry = {{ kind = \"directory\", path = \"ROOT/registry\" }}\nsize = {places}\npoll = \"1s\"\n{extra}"
-        );
-        let system = Self::prepare(nodes, geometry, &membership, NodeListing::InRegistry)?;
+        let registry = "{ kind = \"directory\", path = \"ROOT/registry\" }";
+        let system = Self::with_registry_in(registry, nodes, places, geometry, extra)?;
         std::fs::create_dir(system.root.path().join("registry"))?;
         Ok(system)
+    }
+
+    /// The same with another registry, as `membership.registry` names it.
+    pub fn with_registry_in(
+        registry: &str,
+        nodes: usize,
+        places: usize,
+        geometry: Option<(usize, usize)>,
+        extra: &str,
+    ) -> Result<Self> {
+        let membership =
+            format!("[membership]\nregistry = {registry}\nsize = {places}\npoll = \"1s\"\n{extra}");
+        Self::prepare(nodes, geometry, &membership, NodeListing::InRegistry)
     }
 
     /// Sends a signal to the daemon below a node's keeper; its process.

@@ -10,13 +10,14 @@ use storaged_wire::NodeName;
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::{CliError, print};
-use crate::config::{Config, ConfigFile, MembershipConfig};
-use crate::driver::{Members, StartError, chain, serve_operator};
+use crate::config::{Config, ConfigFile, MembershipConfig, RegistryConfig};
+use crate::driver::{Members, chain, serve_operator};
 use crate::env::Environment;
 use crate::keep::{DescriptorStore, KeptName};
 use crate::membership::{
-    ChangeError, Comeback, Entered, Entering, Following, Place, Proposal, Registry, Remembered,
-    Roster, Sight, Waits, enter as enter_roster, follow,
+    ChangeError, Comeback, Entered, Entering, EtcdRecords, Following, ObjectRecords, Place,
+    Proposal, Records, Registry, RegistryError, Remembered, Roster, Sight, Waits,
+    enter as enter_roster, follow,
 };
 use crate::trickle::store::{self, SystemRandomness};
 
@@ -81,9 +82,17 @@ pub struct ResizeArgs {
     size: usize,
 }
 
-fn registry_of(membership: &MembershipConfig) -> Result<Registry, StartError> {
-    let store = store::open_lazily(&membership.registry, Arc::new(SystemRandomness))?;
-    Ok(Registry::new(Arc::new(store)))
+fn registry_of(membership: &MembershipConfig) -> Result<Registry, RegistryError> {
+    let records: Arc<dyn Records> = match &membership.registry {
+        RegistryConfig::Objects(config) => {
+            let store = store::open_lazily(config, Arc::new(SystemRandomness));
+            Arc::new(ObjectRecords::new(Arc::new(
+                store.map_err(RegistryError::Store)?,
+            )))
+        }
+        RegistryConfig::Etcd(config) => Arc::new(EtcdRecords::open(config)?),
+    };
+    Ok(Registry::new(records))
 }
 
 /// Waits for this node's place, with the operator's pages up meanwhile, and begins to follow the roster.

@@ -80,6 +80,14 @@ struct Absence {
 }
 
 impl Absences {
+    /// Remembers who is in sight, also of a node that comes and goes between two looks: it is not one that has yet to come.
+    fn note(&mut self, following: &Following, sight: &Sight) {
+        let places = following.roster.places.iter();
+        let there = places.filter(|place| sight.up.contains(&place.name));
+        self.seen
+            .extend(there.map(|place| (place.name.clone(), place.term)));
+    }
+
     /// Looks at what is in sight now.
     pub fn look(&mut self, following: &Following, sight: &Sight, now: Instant) {
         let most = following.poll * 2 + OWN_PAUSE;
@@ -236,19 +244,44 @@ impl Following {
     }
 }
 
+/// Until the next look. None if nobody listens any more.
+async fn rest(
+    following: &mut Following,
+    absences: &mut Absences,
+    sight: &mut watch::Receiver<Sight>,
+) -> Option<()> {
+    let going = following.going.clone();
+    let over = tokio::time::sleep(following.poll);
+    tokio::pin!(over);
+    loop {
+        tokio::select! {
+            () = &mut over => return Some(()),
+            () = going.notified() => {
+                following.is_going = true;
+                return Some(());
+            }
+            changed = sight.changed() => {
+                changed.ok()?;
+                absences.note(following, &sight.borrow_and_update());
+            }
+        }
+    }
+}
+
 /// Follows the registry until the node has lost its place, or nobody listens any more.
 pub async fn follow(
     mut following: Following,
-    sight: watch::Receiver<Sight>,
+    mut sight: watch::Receiver<Sight>,
     changes: mpsc::Sender<Change>,
 ) {
     let mut absences = Absences::default();
     let mut fault: Option<String> = None;
     for turn in 1_u32.. {
-        let going = following.going.clone();
-        tokio::select! {
-            () = tokio::time::sleep(following.poll) => {}
-            () = going.notified() => following.is_going = true,
+        if rest(&mut following, &mut absences, &mut sight)
+            .await
+            .is_none()
+        {
+            return;
         }
         let looked = look(&mut following, &mut absences, &sight, turn).await;
         let now = looked

@@ -204,7 +204,7 @@ fn a_record_comes_back_as_it_was_and_others_are_refused() {
 fn registry() -> (Arc<FakeStore>, Registry) {
     let store = Arc::new(FakeStore::default());
     let shared: Arc<dyn Store> = store.clone();
-    (store, Registry::new(shared))
+    (store, Registry::new(Arc::new(ObjectRecords::new(shared))))
 }
 
 fn entering(registry: &Registry, node: &str, size: usize) -> Entering {
@@ -412,6 +412,38 @@ async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
     assert!(
         received.recv().await.is_none(),
         "it follows nobody any more"
+    );
+}
+
+/// The registry is away while a node takes a place, is seen and is lost: it is given up as one that was there, not as one that boots.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_was_seen_between_two_looks_has_come() {
+    let (_, registry) = registry();
+    let mut roster = Roster::empty("c".into(), 3);
+    for node in ["a", "b", "c"] {
+        roster = after(&roster, node);
+        registry.propose(&roster).await.unwrap();
+    }
+    let node = Following {
+        registry: registry.clone(),
+        ..following(&roster, "a")
+    };
+    let (in_sight, seen) = watch::channel(sight(&["b"]));
+    let (changes, mut received) = mpsc::channel(4);
+    let began = Instant::now();
+    tokio::spawn(follow(node, seen, changes));
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    in_sight.send_replace(sight(&["b", "c"]));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    in_sight.send_replace(sight(&["b"]));
+    let Some(Change::Roster(without)) = received.recv().await else {
+        panic!("it is given up");
+    };
+    assert_eq!(places(&without), ["a=a/1", "b=b/1", "c=-/1"]);
+    let took = began.elapsed();
+    assert!(
+        took < Duration::from_secs(20),
+        "{took:?}, as if it had yet to come"
     );
 }
 
