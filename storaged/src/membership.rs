@@ -23,6 +23,6 @@ pub use enter::{Entered, Entering, Waits, enter};
 pub use etcd::{EtcdConfig, EtcdError, EtcdRecords};
 pub use follow::{Change, Following, Sight, follow};
 pub use objects::ObjectRecords;
-pub use registry::{EpochRecord, Proposal, Records, Registry, RegistryError};
+pub use registry::{EpochRecord, EpochRecords, Proposal, Registry, RegistryError};
 pub use remembered::Remembered;
 pub use roster::{Arrival, Arrived, ChangeError, Comeback, PLACES_MAX, Place, Roster, RosterError};

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use storaged::membership::{
-    Arrival, Arrived, EtcdConfig, EtcdError, EtcdRecords, Proposal, Records, Registry,
+    Arrival, Arrived, EpochRecords, EtcdConfig, EtcdError, EtcdRecords, Proposal, Registry,
     RegistryError, Roster,
 };
 use storaged_sdk::Trainer;
@@ -30,7 +30,7 @@ fn config(etcd: &Etcd) -> EtcdConfig {
     }
 }
 
-fn records(etcd: &Etcd) -> Result<Arc<dyn Records>> {
+fn records(etcd: &Etcd) -> Result<Arc<dyn EpochRecords>> {
     Ok(Arc::new(EtcdRecords::open(&config(etcd))?))
 }
 

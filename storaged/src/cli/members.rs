@@ -15,8 +15,8 @@ use crate::driver::{Members, chain, serve_operator};
 use crate::env::Environment;
 use crate::keep::{DescriptorStore, KeptName};
 use crate::membership::{
-    ChangeError, Comeback, Entered, Entering, EtcdRecords, Following, ObjectRecords, Place,
-    Proposal, Records, Registry, RegistryError, Remembered, Roster, Sight, Waits,
+    ChangeError, Comeback, Entered, Entering, EpochRecords, EtcdRecords, Following, ObjectRecords,
+    Place, Proposal, Registry, RegistryError, Remembered, Roster, Sight, Waits,
     enter as enter_roster, follow,
 };
 use crate::trickle::store::{self, SystemRandomness};
@@ -83,7 +83,7 @@ pub struct ResizeArgs {
 }
 
 fn registry_of(membership: &MembershipConfig) -> Result<Registry, RegistryError> {
-    let records: Arc<dyn Records> = match &membership.registry {
+    let records: Arc<dyn EpochRecords> = match &membership.registry {
         RegistryConfig::Objects(config) => {
             let store = store::open_lazily(config, Arc::new(SystemRandomness));
             Arc::new(ObjectRecords::new(Arc::new(

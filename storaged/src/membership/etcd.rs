@@ -24,7 +24,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::registry::{EpochRecord, Proposal, Records, RegistryError, name_of_epoch};
+use super::registry::{EpochRecord, EpochRecords, Proposal, RegistryError, name_of_epoch};
 
 /// One member of etcd answers within this time, or the next one is asked.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -83,7 +83,7 @@ const DEADLINE_EXCEEDED: i64 = 4;
 /// The token is unknown: it has expired, or etcd was started again.
 const UNAUTHENTICATED: i64 = 16;
 
-/// Records that are keys of etcd.
+/// EpochRecords that are keys of etcd.
 #[derive(Debug)]
 pub struct EtcdRecords {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -370,7 +370,7 @@ fn read_answer(status: StatusCode, body: &[u8]) -> Result<Value, EtcdError> {
 }
 
 #[async_trait]
-impl Records for EtcdRecords {
+impl EpochRecords for EtcdRecords {
     async fn record(&self, epoch: u64) -> Result<Option<EpochRecord>, RegistryError> {
         let answer = self
             .ask("kv/range", &json!({"key": coded(self.key(epoch))}))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::registry::{EpochRecord, Proposal, Records, RegistryError, name_of_epoch};
+use super::registry::{EpochRecord, EpochRecords, Proposal, RegistryError, name_of_epoch};
 use crate::trickle::store::{KeyPrefix, ObjectKey, Store, StoreError};
 
 /// The folder of the epochs.
@@ -13,7 +13,7 @@ const FOLDER: &str = "epochs";
 /// What sorts before the newest epoch and is none, such as a file that a file system has hidden, is passed over.
 const LOOKED_AT: usize = 50;
 
-/// Records that are objects.
+/// EpochRecords that are objects.
 #[derive(Debug)]
 pub struct ObjectRecords {
     store: Arc<dyn Store>,
@@ -36,7 +36,7 @@ impl ObjectRecords {
 }
 
 #[async_trait]
-impl Records for ObjectRecords {
+impl EpochRecords for ObjectRecords {
     async fn record(&self, epoch: u64) -> Result<Option<EpochRecord>, RegistryError> {
         let key = key(epoch)?;
         match self.store.get(&key, None).await {

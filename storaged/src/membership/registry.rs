@@ -1,5 +1,5 @@
 //! Where rosters lie: one record per epoch, created by whoever proposes it first and never changed, in a store that is linearizable. Which
-//! one that is, [`Records`] hides: an object store (`objects`) or etcd (`etcd`).
+//! one that is, [`EpochRecords`] hides: an object store (`objects`) or etcd (`etcd`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -55,9 +55,9 @@ pub struct EpochRecord {
     pub bytes: Bytes,
 }
 
-/// Records by epoch, in a store that agrees on which of two writers came first. Reads see what was written before they began.
+/// EpochRecords by epoch, in a store that agrees on which of two writers came first. Reads see what was written before they began.
 #[async_trait]
-pub trait Records: fmt::Debug + Send + Sync {
+pub trait EpochRecords: fmt::Debug + Send + Sync {
     /// What lies under an epoch.
     async fn record(&self, epoch: u64) -> Result<Option<EpochRecord>, RegistryError>;
 
@@ -79,12 +79,12 @@ pub(super) fn name_of_epoch(epoch: u64) -> String {
 /// The registry of a cluster.
 #[derive(Debug, Clone)]
 pub struct Registry {
-    records: Arc<dyn Records>,
+    records: Arc<dyn EpochRecords>,
 }
 
 impl Registry {
     /// Over records.
-    pub fn new(records: Arc<dyn Records>) -> Self {
+    pub fn new(records: Arc<dyn EpochRecords>) -> Self {
         Self { records }
     }
 
