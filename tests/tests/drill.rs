@@ -126,3 +126,70 @@ fn what_is_not_coded_is_no_matter_for_a_drill() -> Result<()> {
     );
     Ok(())
 }
+
+/// The newest step is always one that is not coded yet while a job saves, and the one before goes as soon as it is.
+#[test]
+fn a_drill_during_saves_takes_what_is_protected() -> Result<()> {
+    let system = System::start(6, Some((4, 2)), "chunk = \"4KiB\"")?;
+    let (run, mut trainers) = system.trainers(RANKS)?;
+    system.save(&mut trainers, 1, &shards(RANKS, 1), DurableWish::Never)?;
+    (0..6).try_for_each(|node| system.wait(node, run, 1, CheckpointState::Protected))?;
+    let drilled = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let drills = scope.spawn(|| {
+            let all = (0..6).try_for_each(|node| {
+                let (code, report) = drill(&system, node, &["--sample", "1", "--subsets", "3"])?;
+                ensure!(
+                    code == 0 && report["protected"] == true,
+                    "n{node}: {report}"
+                );
+                ensure!(number(&report, "decodes") > 0, "{report}");
+                Ok(())
+            });
+            drilled.store(true, std::sync::atomic::Ordering::Relaxed);
+            all
+        });
+        let mut step = 1;
+        while !drilled.load(std::sync::atomic::Ordering::Relaxed) {
+            step += 1;
+            system.save(
+                &mut trainers,
+                step,
+                &shards(RANKS, step),
+                DurableWish::Never,
+            )?;
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        ensure!(step > 3, "saved meanwhile");
+        drills
+            .join()
+            .map_err(|_| anyhow::anyhow!("drills panicked"))?
+    })
+}
+
+/// It waits for nobody: whoever drills wants to know what memory bears now.
+#[test]
+fn with_more_than_m_nodes_down_it_says_at_once_what_is_missing() -> Result<()> {
+    let mut system = protected()?;
+    (2..5).try_for_each(|node| system.cluster.kill(node))?;
+    let began = Instant::now();
+    let mut command = Command::new(executable());
+    command.args(["verify", "job", "--drill", "--timeout", "600", "--socket"]);
+    command.arg(system.cluster.socket(0));
+    let output = command.env("STORAGED_TOKEN", "secret").output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1), "{said}");
+    ensure!(
+        began.elapsed() < Duration::from_secs(60),
+        "it waited: {said}"
+    );
+    for part in [
+        "step 10",
+        "4 of 4 shards",
+        "n2, n3, n4",
+        "no other protected step",
+    ] {
+        ensure!(said.contains(part), "{said}");
+    }
+    Ok(())
+}

@@ -93,6 +93,14 @@ pub enum CliError {
     /// A drill that showed losses that the checkpoint does not bear.
     #[error("{failures} of {tried} decodes without nodes failed")]
     Drill { failures: usize, tried: usize },
+    /// A drill that could not try all of the step.
+    #[error("not all of the step could be drilled: {reason}")]
+    DrillInPart { reason: String },
+    /// Steps that newer ones replace faster than they are drilled.
+    #[error(
+        "{steps} steps, one after the other, were replaced by newer ones while they were drilled: take a smaller --sample, --lanes or --subsets"
+    )]
+    DrillOvertaken { steps: usize },
     /// A job that nobody holds: a name that was mistyped, most often.
     #[error(
         "expected a job with something in RAM, got {0}, of which no node holds anything: `storaged ls` lists jobs"
