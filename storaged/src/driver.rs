@@ -3,6 +3,7 @@
 
 mod certificate;
 mod durable;
+mod hook;
 mod kept;
 mod leaving;
 mod members;
@@ -45,6 +46,7 @@ use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::Trickle;
 use crate::trickle::store::StoreError;
 pub use certificate::{date, expiry_fault};
+pub use hook::end_hook;
 use kept::Left;
 use leaving::Leaving;
 pub use members::{Members, PlaceTaken};
@@ -294,6 +296,7 @@ impl Daemon {
                 }
             }
         };
+        end_hook();
         if let Some(net) = &self.net {
             net.close().await;
         }
