@@ -36,7 +36,7 @@ use crate::digest;
 use crate::encode::{
     Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
 };
-use crate::env::{Clock, Environment, Offload, OpsDoor};
+use crate::env::{Clock, Environment, Offload, OpsDoor, StageDoor};
 use crate::http::{self, OpsState, RestartAsked};
 use crate::keep::{JournalError, MemoryJournal};
 use crate::memory::{Digested, Memory};
@@ -115,6 +115,16 @@ pub async fn serve_operator(config: &Config) -> Result<OpsDoor, StartError> {
     Ok(OpsDoor { state, asked })
 }
 
+/// Opens the sockets of trainers and of the operator.
+///
+/// # Errors
+/// [`StartError`] if one cannot be opened.
+pub fn open_stage(config: &Config) -> Result<StageDoor, StartError> {
+    let (events, received) = mpsc::channel(QUEUE);
+    stage::listen(&config.sockets, &events)?;
+    Ok(StageDoor { events, received })
+}
+
 /// An upload that runs, and of what.
 struct RunningUpload {
     manifest: Arc<ManifestBytes>,
@@ -189,8 +199,13 @@ impl Daemon {
             asked: from_ops,
         } = ops;
         let node = Node::new(setup(&config, generation))?;
-        let (to_stage, from_stage) = mpsc::channel(QUEUE);
-        stage::listen(&config.sockets, &to_stage)?;
+        let StageDoor {
+            events: to_stage,
+            received: from_stage,
+        } = match env.stage.take() {
+            Some(door) => door,
+            None => open_stage(&config)?,
+        };
         start::start_hyperpod(&config, &to_stage, &ops).await?;
         let (reloads, from_reloads) = mpsc::channel(1);
         ops.metrics.expect_nodes(&config.members);

@@ -29,7 +29,7 @@ use crate::driver::StartError;
 use crate::keep::KeepError;
 use crate::keep::keeper::EXIT_AGAIN;
 use crate::log::FilterError;
-use crate::membership::{ChangeError, RegistryError};
+use crate::membership::{ChangeError, RegistryError, Twin};
 use crate::net::TlsError;
 use crate::net::cert::CertError;
 
@@ -81,6 +81,9 @@ pub enum CliError {
         "another node has this one's place since epoch {epoch}: {change}; started again, this node is a spare"
     )]
     PlaceTaken { epoch: u64, change: String },
+    /// Another machine has this node's name and certificate.
+    #[error(transparent)]
+    Twin(#[from] Twin),
     /// The registry of members.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -122,7 +125,7 @@ impl CliError {
     /// What a script sees.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Config(_) | Self::Tls(_) | Self::Log(_) => EXIT_CONFIG.into(),
+            Self::Config(_) | Self::Tls(_) | Self::Log(_) | Self::Twin(_) => EXIT_CONFIG.into(),
             Self::Usage(_) | Self::Keep(KeepError::NoAddress | KeepError::Address { .. }) => {
                 EXIT_USAGE.into()
             }

@@ -115,6 +115,7 @@ fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
             descriptors: holding.store,
             inherited: holding.inherited.descriptors,
             ops: None,
+            stage: None,
             members: None,
         };
         let mut term = signal(SignalKind::terminate()).map_err(io("listening for SIGTERM"))?;
