@@ -251,6 +251,7 @@ impl Node {
         self.restores.repeat_plans(&mut self.cx);
         self.runs.repeat_proposals(&mut self.cx);
         self.cx.notice_gap();
+        self.cx.wake_for_the_left();
         self.cx.give_up_old_commits();
         self.cx.announce_all();
         self.cx.tell_all();
