@@ -1,6 +1,7 @@
 //! `storaged verify --drill`, with real processes: every m nodes of a group are taken for lost in turn, and nothing changes by it.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -134,10 +135,14 @@ fn a_drill_during_saves_takes_what_is_protected() -> Result<()> {
     let (run, mut trainers) = system.trainers(RANKS)?;
     system.save(&mut trainers, 1, &shards(RANKS, 1), DurableWish::Never)?;
     (0..6).try_for_each(|node| system.wait(node, run, 1, CheckpointState::Protected))?;
-    let drilled = std::sync::atomic::AtomicBool::new(false);
+    let (saved, drilled) = (AtomicU64::new(1), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let drills = scope.spawn(|| {
-            let all = (0..6).try_for_each(|node| {
+            // On every node, and until some steps have come meanwhile.
+            let nodes = (0..6).cycle().enumerate();
+            let mut nodes =
+                nodes.take_while(|(turn, _)| *turn < 6 || saved.load(Ordering::Relaxed) < 8);
+            let all = nodes.try_for_each(|(_, node)| {
                 let (code, report) = drill(&system, node, &["--sample", "1", "--subsets", "3"])?;
                 ensure!(
                     code == 0 && report["protected"] == true,
@@ -146,21 +151,16 @@ fn a_drill_during_saves_takes_what_is_protected() -> Result<()> {
                 ensure!(number(&report, "decodes") > 0, "{report}");
                 Ok(())
             });
-            drilled.store(true, std::sync::atomic::Ordering::Relaxed);
+            drilled.store(true, Ordering::Relaxed);
             all
         });
-        let mut step = 1;
-        while !drilled.load(std::sync::atomic::Ordering::Relaxed) {
-            step += 1;
-            system.save(
-                &mut trainers,
-                step,
-                &shards(RANKS, step),
-                DurableWish::Never,
-            )?;
-            std::thread::sleep(Duration::from_millis(500));
+        while !drilled.load(Ordering::Relaxed) {
+            let step = saved.load(Ordering::Relaxed) + 1;
+            let shards = shards(RANKS, step);
+            system.save(&mut trainers, step, &shards, DurableWish::Never)?;
+            saved.store(step, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(100));
         }
-        ensure!(step > 3, "saved meanwhile");
         drills
             .join()
             .map_err(|_| anyhow::anyhow!("drills panicked"))?
