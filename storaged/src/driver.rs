@@ -4,6 +4,7 @@
 mod certificate;
 mod drain;
 mod durable;
+mod hook;
 mod kept;
 mod leaving;
 mod members;
@@ -34,7 +35,7 @@ use crate::digest;
 use crate::encode::{
     Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
 };
-use crate::env::{Clock, Environment, Offload, OpsDoor};
+use crate::env::{Clock, Environment, Offload, OpsDoor, StageDoor};
 use crate::http::{self, OpsState, RestartAsked};
 use crate::keep::{JournalError, MemoryJournal};
 use crate::memory::{Digested, Memory};
@@ -44,6 +45,7 @@ use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::Trickle;
 use crate::trickle::store::StoreError;
 pub use certificate::{date, expiry_fault};
+pub use hook::end_hook;
 use kept::Left;
 use leaving::Leaving;
 pub use members::{Members, PlaceTaken};
@@ -110,6 +112,16 @@ pub async fn serve_operator(config: &Config) -> Result<OpsDoor, StartError> {
         })?;
     }
     Ok(OpsDoor { state, asked })
+}
+
+/// Opens the sockets of trainers and of the operator.
+///
+/// # Errors
+/// [`StartError`] if one cannot be opened.
+pub fn open_stage(config: &Config) -> Result<StageDoor, StartError> {
+    let (events, received) = mpsc::channel(QUEUE);
+    stage::listen(&config.sockets, &events)?;
+    Ok(StageDoor { events, received })
 }
 
 /// An upload that runs, and of what.
@@ -187,8 +199,13 @@ impl Daemon {
             asked: from_ops,
         } = ops;
         let node = Node::new(setup(&config, generation))?;
-        let (to_stage, from_stage) = mpsc::channel(QUEUE);
-        stage::listen(&config.sockets, &to_stage)?;
+        let StageDoor {
+            events: to_stage,
+            received: from_stage,
+        } = match env.stage.take() {
+            Some(door) => door,
+            None => open_stage(&config)?,
+        };
         start::start_hyperpod(&config, &to_stage, &ops).await?;
         let (reloads, from_reloads) = mpsc::channel(1);
         ops.metrics.expect_nodes(&config.members);
@@ -289,6 +306,7 @@ impl Daemon {
                 }
             }
         };
+        end_hook();
         if let Some(net) = &self.net {
             net.close().await;
         }

@@ -6,7 +6,7 @@
 //! takes one: to the decisions it is the same member, back without its memory. (Cassandra's `replace_address` and the numbers of
 //! Ceph's OSDs do it likewise.)
 //!
-//! Order of reading: `roster` (the record and what may change in it), `registry` (where it lies: `objects`, `etcd`), `remembered` (the node's own copy), `enter` (how a node gets a place),
+//! Order of reading: `roster` (the record and what may change in it), `registry` (where it lies: `objects`, `etcd`), `remembered` (the node's own copy), `enter` (how a node gets a place), `twin` (another machine with its name),
 //! `follow` (how a running node keeps up, and gives up places of lost ones).
 
 mod enter;
@@ -18,6 +18,7 @@ mod remembered;
 mod roster;
 #[cfg(test)]
 mod tests;
+mod twin;
 
 pub use enter::{Entered, Entering, Waits, enter};
 pub use etcd::{EtcdConfig, EtcdError, EtcdRecords};
@@ -26,3 +27,4 @@ pub use objects::ObjectRecords;
 pub use registry::{EpochRecord, EpochRecords, Proposal, Registry, RegistryError};
 pub use remembered::Remembered;
 pub use roster::{Arrival, Arrived, ChangeError, Comeback, PLACES_MAX, Place, Roster, RosterError};
+pub use twin::{Dialled, Presence, Twin};

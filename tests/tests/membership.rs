@@ -388,3 +388,125 @@ fn below_its_keeper_a_node_that_has_lost_its_place_is_a_spare_without_memory() -
     ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
     Ok(())
 }
+
+/// What a command prints, and its exit code.
+fn storaged(system: &System, node: usize, words: &[&str]) -> Result<(i32, String)> {
+    let mut command = std::process::Command::new(executable());
+    command
+        .args(words)
+        .arg("--socket")
+        .arg(system.cluster.socket(node));
+    let output = command.output()?;
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    Ok((output.status.code().unwrap_or(-1), text.into_owned()))
+}
+
+/// The commands of every other node work at a spare, and say what it is; so do its pages.
+#[test]
+fn an_operator_sees_at_a_spare_that_it_is_one() -> Result<()> {
+    let mut system = three_and_a_spare("replace_after = \"3s\"\n")?;
+    let epoch = membership(&system, 0)?["epoch"].clone();
+    let (code, text) = storaged(&system, 3, &["status"])?;
+    let expected = format!("spare of epoch {epoch}, waiting for a place");
+    ensure!(code == 0 && text.contains(&expected), "{code} {text}");
+    let (_, text) = storaged(&system, 3, &["status", "--json"])?;
+    let status: Value = serde_json::from_str(&text)?;
+    ensure!(
+        status["waiting"]["as"] == "spare" && status["ready"] == false,
+        "{text}"
+    );
+    let (code, text) = storaged(&system, 3, &["ls"])?;
+    ensure!(
+        code == 1 && text.contains("spare") && text.contains("n3"),
+        "{code} {text}"
+    );
+    let (code, text) = storaged(&system, 3, &["restart-safe"])?;
+    ensure!(code == 0, "{code} {text}");
+    for (path, code) in [
+        ("/healthz", 200),
+        ("/readyz", 503),
+        ("/readyz?restart=safe", 200),
+    ] {
+        let page = system.cluster.page(3, path)?;
+        ensure!(page.code == code, "{path}: {} {}", page.code, page.body);
+    }
+    let of_spare = std::process::Command::new(executable())
+        .args(["node", "ls", "--config"])
+        .arg(system.cluster.config_path(3))
+        .output()?;
+    let text = String::from_utf8_lossy(&of_spare.stdout).into_owned();
+    ensure!(
+        text.contains("n3: no place") && text.contains("spare of epoch"),
+        "{text}"
+    );
+    // A connection that it had before it got its place goes on after.
+    let mut early = storaged_sdk::Client::connect_anonymous(&system.cluster.socket(3))?;
+    ensure!(early.status()?.contains("\"waiting\""));
+    system.cluster.kill(2)?;
+    wait("the spare", || is_filled_by(&system, 0, "n2", "n3"))?;
+    linked(&system, [0, 1, 3], 2)?;
+    ensure!(!early.status()?.contains("\"waiting\""));
+    let (code, text) = storaged(&system, 3, &["ls"])?;
+    ensure!(code == 0, "{text}");
+    let (run, mut trainers) = system.trainers(2)?;
+    system.save(&mut trainers, 1, &shards(2, 1), DurableWish::Never)?;
+    [0, 1, 3]
+        .into_iter()
+        .try_for_each(|node| system.wait(node, run, 1, CheckpointState::Protected))
+}
+
+/// Machines that never come keep nobody out that has.
+#[test]
+fn a_cluster_that_is_resized_far_grows_by_the_machine_that_comes() -> Result<()> {
+    let system = three_and_a_spare("")?;
+    let (code, text) = node_command(&system, &["resize", "100"])?;
+    ensure!(code == 0, "{text}");
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 1)?;
+    linked(&system, 0..4, 3)?;
+    let (_, text) = node_command(&system, &["ls"])?;
+    ensure!(text.contains("4 of 100 places"), "{text}");
+    save(&system, run, &mut trainers, 2)
+}
+
+/// Two machines that were given one certificate would take the place from one another for ever.
+#[test]
+fn the_second_machine_with_one_certificate_ends_and_names_the_first() -> Result<()> {
+    let mut system = System::with_registry(4, 3, Some((2, 1)), "")?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    let epoch = membership(&system, 0)?["epoch"].clone();
+    // The fourth machine has the files of the second.
+    let file = std::fs::read_to_string(system.cluster.config_path(3))?;
+    let address = |file: &str| {
+        let line = file.lines().find(|line| line.starts_with("listen"));
+        line.and_then(|line| line.split('"').nth(1))
+            .map(str::to_owned)
+    };
+    let first = std::fs::read_to_string(system.cluster.config_path(1))?;
+    let first = address(&first).context("where n1 listens")?;
+    let twin = file
+        .replace("name = \"n3\"", "name = \"n1\"")
+        .replace("n3.pem", "n1.pem")
+        .replace("n3.key", "n1.key");
+    let path = system.root.path().join("twin.toml");
+    std::fs::write(&path, twin)?;
+    let output = std::process::Command::new(executable())
+        .args(["run", "--keep", "none", "--config"])
+        .arg(&path)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(78), "{said}");
+    ensure!(
+        said.contains(&first) && said.contains("name and the certificate"),
+        "{said}"
+    );
+    linked(&system, 0..3, 2)?;
+    ensure!(membership(&system, 0)?["epoch"] == epoch, "nothing changed");
+    // Once the first is gone its machine may be another one.
+    system.cluster.kill(1)?;
+    std::fs::copy(&path, system.cluster.config_path(3))?;
+    start(&mut system, [3])?;
+    linked(&system, [0, 2, 3], 2)?;
+    is_filled_by(&system, 0, "n1", "n1")
+}

@@ -30,7 +30,7 @@ use crate::driver::StartError;
 use crate::keep::KeepError;
 use crate::keep::keeper::EXIT_AGAIN;
 use crate::log::FilterError;
-use crate::membership::{ChangeError, RegistryError};
+use crate::membership::{ChangeError, RegistryError, Twin};
 use crate::net::TlsError;
 use crate::net::cert::CertError;
 
@@ -87,6 +87,9 @@ pub enum CliError {
         "another node has this one's place since epoch {epoch}: {change}; started again, this node is a spare"
     )]
     PlaceTaken { epoch: u64, change: String },
+    /// Another machine has this node's name and certificate.
+    #[error(transparent)]
+    Twin(#[from] Twin),
     /// The registry of members.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -99,6 +102,14 @@ pub enum CliError {
     /// A drill that showed losses that the checkpoint does not bear.
     #[error("{failures} of {tried} decodes without nodes failed")]
     Drill { failures: usize, tried: usize },
+    /// A drill that could not try all of the step.
+    #[error("not all of the step could be drilled: {reason}")]
+    DrillInPart { reason: String },
+    /// Steps that newer ones replace faster than they are drilled.
+    #[error(
+        "{steps} steps, one after the other, were replaced by newer ones while they were drilled: take a smaller --sample, --lanes or --subsets"
+    )]
+    DrillOvertaken { steps: usize },
     /// A job that nobody holds: a name that was mistyped, most often.
     #[error(
         "expected a job with something in RAM, got {0}, of which no node holds anything: `storaged ls` lists jobs"
@@ -120,7 +131,7 @@ impl CliError {
     /// What a script sees.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Config(_) | Self::Tls(_) | Self::Log(_) => EXIT_CONFIG.into(),
+            Self::Config(_) | Self::Tls(_) | Self::Log(_) | Self::Twin(_) => EXIT_CONFIG.into(),
             Self::Usage(_) | Self::Keep(KeepError::NoAddress | KeepError::Address { .. }) => {
                 EXIT_USAGE.into()
             }

@@ -439,11 +439,26 @@ impl Roster {
         if self.arriving.is_empty() || self.places.len() + self.arriving.len() < self.size {
             return;
         }
+        self.place_arriving();
+    }
+
+    fn place_arriving(&mut self) {
         for arrival in std::mem::take(&mut self.arriving) {
             let name = self.free_name(&arrival.node);
             self.places.push(arrival.takes(name));
         }
         self.places.sort_by(|one, other| one.name.cmp(&other.name));
+    }
+
+    /// With places for the nodes that have come, though there are to be more.
+    pub fn grown(&self) -> Self {
+        let come: Vec<&str> = self.arriving.iter().map(|it| it.node.as_str()).collect();
+        let (come, wanted) = (come.join(", "), self.size);
+        let mut next = self.next(format!(
+            "{come} got places, of {wanted} that there are to be"
+        ));
+        next.place_arriving();
+        next
     }
 
     /// Whether new checkpoints could be coded by its places, as far as they have been given.
@@ -554,7 +569,8 @@ impl Roster {
         Ok(next)
     }
 
-    /// With room for so many: the next nodes that come are given places, all at once.
+    /// With room for so many: the next nodes that come are given places, those that come together at once. There is no place before there
+    /// is a node for it: a group with places that nobody has ever filled could protect nothing.
     ///
     /// # Errors
     /// [`ChangeError`] if there are more places already.

@@ -17,6 +17,10 @@ pub fn requests() -> Vec<Request> {
     let step = Step::new(160);
     vec![
         Request::Verdict { timeout_ms },
+        Request::PlanDrill {
+            step: Some(Step::new(5)),
+            timeout_ms,
+        },
         Request::RestartFailed(FailureReport {
             run: Some(RunId::new(2)),
             step,

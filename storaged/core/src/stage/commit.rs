@@ -423,19 +423,18 @@ impl Context {
                 checkpoint.world_size
             );
         };
-        let down: Vec<String> = self
+        let (left, down): (Vec<NodeName>, Vec<NodeName>) = self
             .stakeholders(manifest)
             .into_iter()
             .filter(|node| !self.is_up(node))
-            .map(|node| node.to_string())
-            .collect();
-        let down = if down.is_empty() {
-            None
-        } else {
-            Some(format!("nodes down: {}", down.join(", ")))
+            .partition(|node| self.has_left(node));
+        let named = |what: &str, nodes: &[NodeName]| {
+            let names: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+            (!names.is_empty()).then(|| format!("{what}: {}", names.join(", ")))
         };
-        let reasons: Vec<String> = down
+        let reasons: Vec<String> = named("nodes down", &down)
             .into_iter()
+            .chain(named("nodes that left the cluster", &left))
             .chain(self.no_room_of(checkpoint))
             .collect();
         if reasons.is_empty() {
