@@ -113,6 +113,16 @@ impl System {
         Self::prepare(nodes, geometry, &membership, NodeListing::InRegistry)
     }
 
+    /// The newest step bears so many losses, as a node says.
+    ///
+    /// # Errors
+    /// If it does not, or the node does not answer.
+    pub fn bears(&self, node: usize, losses: usize) -> Result<()> {
+        let status = self.cluster.status(node)?;
+        ensure!(status.contains(&format!(r#""bears":{losses}"#)), "{status}");
+        Ok(())
+    }
+
     /// Sends a signal to the daemon below a node's keeper; its process.
     pub fn tell_daemon(&self, node: usize, signal: Signal) -> Result<u32> {
         let daemon = self.cluster.daemon_below(node).context("a daemon")?;

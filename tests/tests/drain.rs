@@ -58,12 +58,6 @@ fn page_says(system: &System, node: usize, what: &str) -> Result<()> {
     Ok(())
 }
 
-fn bears(system: &System, node: usize, losses: u32) -> Result<()> {
-    let status = system.cluster.status(node)?;
-    ensure!(status.contains(&format!(r#""bears":{losses}"#)), "{status}");
-    Ok(())
-}
-
 #[test]
 fn a_spare_has_the_place_of_a_drained_node_at_once_and_the_node_stays_away() -> Result<()> {
     // A node that is lost would be given up after an hour.
@@ -79,7 +73,7 @@ fn a_spare_has_the_place_of_a_drained_node_at_once_and_the_node_stays_away() -> 
     let ended = system.cluster.wait(0)?.context("its end")?;
     ensure!(ended.success(), "{ended}");
     system.cluster.wait_for_peers(3, 2)?;
-    wait("its blocks", || bears(&system, 1, 1))?;
+    wait("its blocks", || system.bears(1, 1))?;
     ensure!(system.restore(&[3, 1], 1, &shards(2, 1))?.len() == 2);
     // Whoever starts daemons starts this one again: that must not undo the drain.
     system.cluster.start(0)?;
@@ -93,7 +87,7 @@ fn a_node_without_which_a_step_is_lost_stays_until_others_have_what_it_has() -> 
     let system = System::prepared(3, Some((2, 1)), "")?;
     let (mut system, _) = protected(system)?;
     system.cluster.kill(2)?;
-    wait("a loss", || bears(&system, 0, 0))?;
+    wait("a loss", || system.bears(0, 0))?;
     let (mut drained, socket) = (
         command(&system, 0, &["--deadline", "2m"]),
         admin(&system, 0),
@@ -119,7 +113,7 @@ fn what_is_lost_with_a_node_is_said_and_is_in_the_exit_code() -> Result<()> {
     let system = System::prepared(3, Some((2, 1)), "")?;
     let (mut system, _) = protected(system)?;
     system.cluster.kill(2)?;
-    wait("a loss", || bears(&system, 0, 0))?;
+    wait("a loss", || system.bears(0, 0))?;
     let (code, report) = drain(&system, 0, &["--deadline", "1s"])?;
     ensure!(code == Some(75), "{code:?}: {report}");
     let left = report["left"][0].as_str().context("what is left")?;
@@ -201,7 +195,7 @@ fn a_node_that_comes_back_soon_keeps_its_place() -> Result<()> {
     system.cluster.wait(0)?;
     system.cluster.start(0)?;
     system.cluster.wait_for_peers(0, 2)?;
-    wait("its blocks", || bears(&system, 0, 1))
+    wait("its blocks", || system.bears(0, 1))
 }
 
 #[test]

@@ -77,12 +77,6 @@ fn three_and_a_spare(extra: &str) -> Result<System> {
     Ok(system)
 }
 
-fn bears(system: &System, node: usize, losses: u32) -> Result<()> {
-    let status = system.cluster.status(node)?;
-    ensure!(status.contains(&format!(r#""bears":{losses}"#)), "{status}");
-    Ok(())
-}
-
 #[test]
 fn nodes_that_start_together_agree_on_places_and_save() -> Result<()> {
     let mut system = System::with_registry(3, 3, Some((2, 1)), "")?;
@@ -109,7 +103,7 @@ fn a_spare_takes_the_place_of_a_node_that_is_lost_and_gets_its_blocks() -> Resul
         let place = format!("n{lost}");
         wait("the spare", || is_filled_by(&system, witness, &place, "n3"))?;
         linked(&system, [witness, 3], 2)?;
-        wait("its blocks", || bears(&system, witness, 1))?;
+        wait("its blocks", || system.bears(witness, 1))?;
         // All of it is where it was again: what the lost node had is in the RAM of the new one.
         let nodes: Vec<usize> = (0..2)
             .map(|rank| if rank == lost { 3 } else { rank })
@@ -278,7 +272,7 @@ fn without_its_registry_a_cluster_goes_on_and_replaces_nobody() -> Result<()> {
     std::fs::rename(&away, &registry)?;
     wait("the spare", || is_filled_by(&system, 0, "n2", "n3"))?;
     linked(&system, [0, 1, 3], 2)?;
-    wait("its blocks", || bears(&system, 0, 1))
+    wait("its blocks", || system.bears(0, 1))
 }
 
 /// Steps are in flight while the cluster grows and shrinks again, and each is protected.

@@ -64,6 +64,10 @@ enum Look {
 }
 
 impl Leaving {
+    fn is_drain(&self) -> bool {
+        matches!(self.told_by, ToldBy::Operator(_))
+    }
+
     /// A signal to a daemon that leaves already: it has so long now. None: it has been told so before, and goes at once.
     fn cut_short(&mut self, within: Duration) -> Option<()> {
         let ToldBy::Operator(drain) = &mut self.told_by else {
@@ -131,8 +135,7 @@ impl Daemon {
     /// An operator ends this daemon, or asks how far that is.
     pub(super) fn drain(&mut self, id: RequestId, order: DrainOrder) {
         let within = Duration::from_millis(order.within_ms.into());
-        let is_drained = |leaving: &Leaving| matches!(leaving.told_by, ToldBy::Operator(_));
-        if !self.leaving.as_ref().is_some_and(is_drained) {
+        if !self.leaving.as_ref().is_some_and(Leaving::is_drain) {
             tracing::info!(?within, place = ?order.place, "an operator drains this node");
             self.leaving = Some(self.leave(ToldBy::Operator(Drain::of(order)), within));
         }
@@ -167,8 +170,7 @@ impl Daemon {
     pub(super) fn has_left(&mut self) -> Option<Vec<String>> {
         let mut leaving = self.leaving.take()?;
         let now = Instant::now();
-        let is_drained = matches!(leaving.told_by, ToldBy::Operator(_));
-        if self.config.leave_within.is_zero() && !is_drained {
+        if self.config.leave_within.is_zero() && !leaving.is_drain() {
             return Some(Vec::new());
         }
         let left = (now >= leaving.look_at).then(|| {
@@ -228,7 +230,7 @@ impl Daemon {
     /// What is left if it goes now.
     fn left_by(&self, leaving: &Leaving) -> Vec<String> {
         let mut left = self.left_now();
-        if let ToldBy::Operator(_) = leaving.told_by {
+        if leaving.is_drain() {
             left.extend(self.node.restart_objections(AT_LEAST_DURABLE));
         }
         left

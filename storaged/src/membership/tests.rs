@@ -269,12 +269,7 @@ async fn of_many_that_come_at_once_each_gets_a_place_of_one_cluster() {
 
 #[tokio::test(start_paused = true)]
 async fn two_spares_do_not_take_one_place() {
-    let (_, registry) = registry();
-    let mut roster = Roster::empty("c".into(), 3);
-    for node in ["a", "b", "c"] {
-        roster = after(&roster, node);
-        assert_eq!(registry.propose(&roster).await.unwrap(), Proposal::Taken);
-    }
+    let (registry, _) = three_in_a_registry().await;
     let spares = ["d", "e"].map(|node| {
         let entering = entering(&registry, node, 3);
         tokio::spawn(async move { enter(&entering, |_| ()).await.unwrap().place })
@@ -313,6 +308,17 @@ async fn a_registry_that_has_gone_back_is_not_followed() {
         Proposal::Taken,
         "it is its own"
     );
+}
+
+/// A registry in which three nodes have come, one after the other.
+async fn three_in_a_registry() -> (Registry, Roster) {
+    let (_, registry) = registry();
+    let mut roster = Roster::empty("c".into(), 3);
+    for node in ["a", "b", "c"] {
+        roster = after(&roster, node);
+        assert_eq!(registry.propose(&roster).await.unwrap(), Proposal::Taken);
+    }
+    (registry, roster)
 }
 
 fn following(roster: &Roster, place: &str) -> Following {
@@ -409,12 +415,7 @@ async fn whoever_stood_still_itself_has_seen_nobody_missing() {
 /// A follower whose registry fails in the middle of taking its place again tells the driver all the same, later.
 #[tokio::test(start_paused = true)]
 async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
-    let (_, registry) = registry();
-    let mut roster = Roster::empty("c".into(), 3);
-    for node in ["a", "b", "c"] {
-        roster = after(&roster, node);
-        registry.propose(&roster).await.unwrap();
-    }
+    let (registry, roster) = three_in_a_registry().await;
     let node = Following {
         registry: registry.clone(),
         ..following(&roster, "b")
@@ -443,12 +444,7 @@ async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
 /// The registry is away while a node takes a place, is seen and is lost: it is given up as one that was there, not as one that boots.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_was_seen_between_two_looks_has_come() {
-    let (_, registry) = registry();
-    let mut roster = Roster::empty("c".into(), 3);
-    for node in ["a", "b", "c"] {
-        roster = after(&roster, node);
-        registry.propose(&roster).await.unwrap();
-    }
+    let (registry, roster) = three_in_a_registry().await;
     let node = Following {
         registry: registry.clone(),
         ..following(&roster, "a")
@@ -475,12 +471,7 @@ async fn a_node_that_was_seen_between_two_looks_has_come() {
 /// A node that goes for good waits for no other place to be filled: it is not there either way.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_goes_gives_up_its_place_beside_another_vacant_one() {
-    let (_, registry) = registry();
-    let mut roster = Roster::empty("c".into(), 3);
-    for node in ["a", "b", "c"] {
-        roster = after(&roster, node);
-        registry.propose(&roster).await.unwrap();
-    }
+    let (registry, roster) = three_in_a_registry().await;
     let going = Arc::new(Notify::new());
     let node = Following {
         registry: registry.clone(),
@@ -512,12 +503,7 @@ async fn a_node_that_goes_gives_up_its_place_beside_another_vacant_one() {
 /// A rack that is mistyped must not take the groups of all others away.
 #[tokio::test(start_paused = true)]
 async fn a_node_with_which_nothing_could_be_coded_gets_no_place() {
-    let (_, registry) = registry();
-    let mut roster = Roster::empty("c".into(), 3);
-    for node in ["a", "b", "c"] {
-        roster = after(&roster, node);
-        registry.propose(&roster).await.unwrap();
-    }
+    let (registry, roster) = three_in_a_registry().await;
     registry.propose(&lost(&roster, "c")).await.unwrap();
     let in_rack_of_a = Entering {
         arrival: Arrival {
@@ -618,12 +604,7 @@ async fn a_place_is_not_taken_from_a_machine_that_answers_with_the_same_certific
 /// Machines that were ordered and never come must not keep those out that have come.
 #[tokio::test(start_paused = true)]
 async fn a_cluster_that_is_to_be_much_larger_grows_by_the_machines_that_come() {
-    let (_, registry) = registry();
-    let mut roster = Roster::empty("c".into(), 3);
-    for node in ["a", "b", "c"] {
-        roster = after(&roster, node);
-        registry.propose(&roster).await.unwrap();
-    }
+    let (registry, roster) = three_in_a_registry().await;
     registry
         .propose(&roster.resized(100).unwrap())
         .await

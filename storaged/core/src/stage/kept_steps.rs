@@ -15,14 +15,14 @@ impl Context {
     /// The steps that stay: the newest safe one, and as many before it as are configured.
     pub(super) fn kept_steps(&self, namespace: &Namespace) -> BTreeSet<CheckpointKey> {
         let safe = self.safe_state();
-        let most = if self.lacks_room(namespace) {
-            1
-        } else {
-            self.setup.keep_steps
+        // By default one is kept, and nothing is looked for.
+        let most = match self.setup.keep_steps {
+            1 => 1,
+            _ if self.lacks_room(namespace) => 1,
+            most => most,
         };
-        let mut of_it = self.checkpoints.values().rev();
-        of_it
-            .by_ref()
+        let newest_first = self.checkpoints.values().rev();
+        newest_first
             .filter(|c| c.key.namespace == *namespace && c.state >= safe)
             .take(most)
             .map(|c| c.key.clone())
