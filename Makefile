@@ -63,8 +63,12 @@ demo: release python ## The main job on this machine; S3=1 with a real S3 server
 tests-built: clang-packages
 	@$(BUILD) "building the daemon and all tests" $(CARGO) build $(RUST_CRATES) --bin storaged --lib --tests --examples
 
+.PHONY: etcd
+etcd: packages
+	@bash tests/fresh/etcd.sh target/tools
+
 .PHONY: test
-test: network-packages tests-built python-for-tests ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
+test: network-packages etcd tests-built python-for-tests ## All tests: Rust, real processes, simulation, Python; ends with the runner's summary
 	@$(CARGO) test $(RUST_CRATES) --lib --bins --tests --no-fail-fast
 	@STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q sdk/python/tests
 

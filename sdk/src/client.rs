@@ -14,7 +14,7 @@ use storaged_wire::local::{
     PinnedOnes, Removal, Reply, Request, Role, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
-use storaged_wire::verdict::RestartVerdict;
+use storaged_wire::verdict::{RestartVerdict, VERDICT_MIN_MS};
 use storaged_wire::{
     CheckpointState, ChunkSize, DescribedManifest, Digest, Enclosures, Generation, Geometry,
     ManifestBytes, Namespace, NodeName, Rank, RunId, Step, decode, encode,
@@ -348,7 +348,11 @@ impl Client {
         self.planned(&request, timeout_ms)
     }
 
-    fn planned(&mut self, request: &Request, timeout_ms: u32) -> Result<RestorePlan, ClientError> {
+    pub(crate) fn planned(
+        &mut self,
+        request: &Request,
+        timeout_ms: u32,
+    ) -> Result<RestorePlan, ClientError> {
         match self.call("plan", request, Answer::After(timeout_ms))? {
             (Reply::Plan(plan), _) => Ok(plan),
             (other, _) => Err(unexpected("plan", "a plan", &other)),
@@ -356,14 +360,16 @@ impl Client {
     }
 
     /// What a launcher should make of a restart from the newest checkpoint, and what it would gain by waiting. Where nodes do
-    /// not answer, it is said at the end of the time; it moves nothing.
+    /// not answer, it is said at the end of the time, and not before
+    /// those that can answer have (at most [`VERDICT_MIN_MS`]); it moves nothing.
     ///
     /// # Errors
     /// [`ClientError`] if the job belongs to another token, or the daemon does not answer. That nothing is restorable is a
     /// verdict and no error.
     pub fn verdict(&mut self, timeout_ms: u32) -> Result<RestartVerdict, ClientError> {
         let request = Request::Verdict { timeout_ms };
-        match self.call("verdict", &request, Answer::After(timeout_ms))? {
+        let answer = Answer::After(timeout_ms.max(VERDICT_MIN_MS));
+        match self.call("verdict", &request, answer)? {
             (Reply::Verdict(verdict), _) => Ok(verdict),
             (other, _) => Err(unexpected("verdict", "a verdict", &other)),
         }
@@ -476,31 +482,7 @@ impl Client {
         self.open(manifest, rank, &request, timeout_ms)
     }
 
-    /// Like [`Client::open_shard`], but as if these nodes were lost with their RAM, and without the durable tier: what they hold is not
-    /// asked for, and stays as it is. The ranges take as much of the budget as the whole shard, and nothing gives way to them.
-    ///
-    /// # Errors
-    /// As `open_shard`.
-    pub fn open_shard_as_if_lost(
-        &mut self,
-        manifest: &ManifestBytes,
-        rank: Rank,
-        ranges: Vec<ByteRange>,
-        timeout_ms: u32,
-        lost: &[NodeName],
-    ) -> Result<RestoredShard, ClientError> {
-        let request = Request::OpenShard {
-            manifest: manifest.name(),
-            rank,
-            ranges,
-            timeout_ms,
-            without: None,
-            withheld: Some(lost.to_vec()),
-        };
-        self.open(manifest, rank, &request, timeout_ms)
-    }
-
-    fn open(
+    pub(crate) fn open(
         &mut self,
         manifest: &ManifestBytes,
         rank: Rank,

@@ -1,14 +1,16 @@
 //! Blocking client of the storaged daemon on this node.
 //!
-//! Order of reading: `client` (connection and requests), `patience` (how every wait ends), `trainer` (saving), `restored` (reading back, verified),
-//! `layout` (the one byte layout of a shard).
+//! Order of reading: `client` (connection and requests), `patience` (how every wait ends), `trainer` (saving), `restored` (reading back, verified), `drill` (trying that out),
+//! `operator` (what only operators ask for), `layout` (the one byte layout of a shard).
 //! Every wait has a limit; a dead or slow daemon costs a bounded wait and a clear error.
 
 #![forbid(unsafe_code)]
 
 mod client;
+mod drill;
 mod error;
 pub mod layout;
+mod operator;
 mod patience;
 mod restored;
 mod trainer;

@@ -7,6 +7,7 @@ mod budget;
 mod checks;
 mod hyperpod;
 mod membership;
+mod memory;
 mod memory_limit;
 mod node;
 mod reload;
@@ -28,7 +29,8 @@ use thiserror::Error;
 pub use admin::AdminSection;
 pub use budget::BudgetSize;
 pub use hyperpod::{HyperpodSection, LatestName};
-pub use membership::{MembershipConfig, MembershipSection};
+pub use membership::{MembershipConfig, MembershipSection, RegistryConfig};
+pub use memory::MemorySection;
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use node::NodeSection;
 pub use reload::Fixed;
@@ -195,30 +197,6 @@ pub enum RatesName {
     Configured,
 }
 
-/// `[memory]`
-#[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MemorySection {
-    /// Bytes that slots and parity may take, or a share such as "60%"; by default half of what this machine or
-    /// container has.
-    pub budget: Option<BudgetSize>,
-    /// Slots per rank: 2, and one more so that an upload does not hold up the next save.
-    pub slots_per_rank: usize,
-    /// A job without trainers keeps its RAM until another one needs the room; if its newest checkpoint is not in the
-    /// durable tier, for at least so long.
-    pub idle_job: Span,
-}
-
-impl Default for MemorySection {
-    fn default() -> Self {
-        Self {
-            budget: None,
-            slots_per_rank: 3,
-            idle_job: Span::from_secs(3_600),
-        }
-    }
-}
-
 /// `[[tenants]]`
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -307,6 +285,8 @@ pub struct Config {
     pub budget_set: String,
     /// Slots per rank.
     pub slots_per_rank: usize,
+    /// Safe steps of a job that stay in RAM.
+    pub keep_steps: usize,
     /// Milliseconds for which a job without trainers keeps RAM that another one needs.
     pub idle_job_ms: u64,
     /// How often RAM is read again, and what follows from what is found.
@@ -397,6 +377,7 @@ impl ConfigFile {
             budget_set: (self.memory.budget.as_ref())
                 .map_or_else(|| "the default".into(), ToString::to_string),
             slots_per_rank: self.slots()?,
+            keep_steps: self.keep_steps()?,
             idle_job_ms: self.memory.idle_job.as_ms(),
             scrub: self.scrub.validate()?,
             sockets: self.sockets()?,
@@ -492,16 +473,6 @@ impl ConfigFile {
                     ByteSize::b(memory.limit)
                 ),
             ))
-        }
-    }
-
-    fn slots(&self) -> Result<usize, ConfigError> {
-        match self.memory.slots_per_rank {
-            slots @ 2..=16 => Ok(slots),
-            got => Err(value(
-                "memory.slots_per_rank",
-                format!("expected 2 to 16, got {got}"),
-            )),
         }
     }
 

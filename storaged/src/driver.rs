@@ -2,7 +2,9 @@
 //! deadline. Everything slow is done elsewhere and comes back as an input.
 
 mod certificate;
+mod drain;
 mod durable;
+mod hook;
 mod kept;
 mod leaving;
 mod members;
@@ -19,9 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use certificate::OwnCertificate;
-use storaged_core::{
-    CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork, Sink, Unfinished,
-};
+use storaged_core::{CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork, Sink};
 use storaged_wire::local::Reply;
 use storaged_wire::{
     ChunkSize, Digest, Generation, ManifestBytes, Rank, RecordName, RefusalCode, SlotId, encode,
@@ -35,7 +35,7 @@ use crate::digest;
 use crate::encode::{
     Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
 };
-use crate::env::{Clock, Environment, Offload, OpsDoor};
+use crate::env::{Clock, Environment, Offload, OpsDoor, StageDoor};
 use crate::http::{self, OpsState, RestartAsked};
 use crate::keep::{JournalError, MemoryJournal};
 use crate::memory::{Digested, Memory};
@@ -45,6 +45,7 @@ use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::Trickle;
 use crate::trickle::store::StoreError;
 pub use certificate::{date, expiry_fault};
+pub use hook::end_hook;
 use kept::Left;
 use leaving::Leaving;
 pub use members::{Members, PlaceTaken};
@@ -91,7 +92,7 @@ pub enum StartError {
 #[derive(Debug)]
 pub enum Ending {
     /// It was told to, and leaves this unfinished.
-    Told(Vec<Unfinished>),
+    Told(Vec<String>),
     /// Another node fills its place.
     PlaceTaken(PlaceTaken),
 }
@@ -111,6 +112,16 @@ pub async fn serve_operator(config: &Config) -> Result<OpsDoor, StartError> {
         })?;
     }
     Ok(OpsDoor { state, asked })
+}
+
+/// Opens the sockets of trainers and of the operator.
+///
+/// # Errors
+/// [`StartError`] if one cannot be opened.
+pub fn open_stage(config: &Config) -> Result<StageDoor, StartError> {
+    let (events, received) = mpsc::channel(QUEUE);
+    stage::listen(&config.sockets, &events)?;
+    Ok(StageDoor { events, received })
 }
 
 /// An upload that runs, and of what.
@@ -143,6 +154,7 @@ pub struct Daemon {
     net_runtime: tokio::runtime::Handle,
     pool: Pool,
     members: Option<Members>,
+    leaving: Option<Leaving>,
     reloads: mpsc::Sender<Config>,
     from_reloads: mpsc::Receiver<Config>,
     inputs: mpsc::Sender<Input>,
@@ -187,8 +199,13 @@ impl Daemon {
             asked: from_ops,
         } = ops;
         let node = Node::new(setup(&config, generation))?;
-        let (to_stage, from_stage) = mpsc::channel(QUEUE);
-        stage::listen(&config.sockets, &to_stage)?;
+        let StageDoor {
+            events: to_stage,
+            received: from_stage,
+        } = match env.stage.take() {
+            Some(door) => door,
+            None => open_stage(&config)?,
+        };
         start::start_hyperpod(&config, &to_stage, &ops).await?;
         let (reloads, from_reloads) = mpsc::channel(1);
         ops.metrics.expect_nodes(&config.members);
@@ -220,6 +237,7 @@ impl Daemon {
             from_reloads,
             config,
             members: env.members,
+            leaving: None,
             inputs,
             from_effects,
             from_net,
@@ -246,29 +264,23 @@ impl Daemon {
     /// by nobody any more, it stops at once. It ends too if another node has taken its place.
     pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Ending {
         self.show();
-        let mut leaving = None;
         let mut taken = None;
         let left = loop {
-            if let Some(left) = self.has_left(leaving.as_mut()) {
+            if let Some(left) = self.has_left() {
                 break left;
             }
             let deadline = self.clock.instant(self.node.deadline());
-            let look_at = leaving.as_ref().map_or(deadline, Leaving::look_at);
+            let look_at = self.leaving.as_ref().map_or(deadline, Leaving::look_at);
             let input = tokio::select! {
                 biased;
-                stop = stops.recv() => match (stop, &leaving) {
-                    (Some(()), None) => {
-                        leaving = Some(self.leave());
-                        None
-                    }
-                    _ => break self.node.unfinished(),
+                stop = stops.recv() => match self.heed_signal(stop) {
+                    Some(()) => None,
+                    None => break self.left_now(),
                 },
                 change = next_change(&mut self.members) => match self.members_changed(change) {
                     MembersNews::Taken(input) => input,
                     MembersNews::Over(by) => {
-                        taken = Some(by);
-                        // Nobody else has its uploads yet.
-                        leaving = leaving.or_else(|| Some(self.leave()));
+                        taken = self.heed_loss_of_place(by);
                         None
                     }
                 },
@@ -294,6 +306,7 @@ impl Daemon {
                 }
             }
         };
+        end_hook();
         if let Some(net) = &self.net {
             net.close().await;
         }
@@ -348,6 +361,7 @@ impl Daemon {
             Output::Prepare(work) => {
                 self.later(move || Input::Prepared(work.run()));
             }
+            Output::Drain { id, order } => self.drain(id, order),
             Output::Note(note) => self.note(&note),
             Output::Upload { .. }
             | Output::StopUpload { .. }

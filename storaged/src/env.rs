@@ -13,6 +13,7 @@ use crate::http::{OpsState, RestartAsked};
 use crate::keep::{DescriptorStore, KeptName};
 use crate::net::SocketFactory;
 use crate::pool::Pool;
+use crate::stage::StageEvent;
 use crate::trickle::store::Store;
 
 /// What stands between the daemon and the world.
@@ -35,6 +36,8 @@ pub struct Environment {
     pub inherited: Vec<(KeptName, OwnedFd)>,
     /// The operator's HTTP, if it is served already: a node may wait for its place for long.
     pub ops: Option<OpsDoor>,
+    /// The sockets of trainers and of the operator, if they are open already.
+    pub stage: Option<StageDoor>,
     /// The roster that gave this node its place; none where nodes are listed.
     pub members: Option<Members>,
 }
@@ -46,6 +49,15 @@ pub struct OpsDoor {
     pub state: Arc<OpsState>,
     /// What is asked there.
     pub asked: mpsc::Receiver<RestartAsked>,
+}
+
+/// The sockets of trainers and of the operator as the driver has them.
+#[derive(Debug)]
+pub struct StageDoor {
+    /// Where what clients do goes.
+    pub events: mpsc::Sender<StageEvent>,
+    /// Where it comes from.
+    pub received: mpsc::Receiver<StageEvent>,
 }
 
 /// Where slow work is done.

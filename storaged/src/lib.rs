@@ -3,7 +3,7 @@
 //! Order of reading: `driver` (the loop), then the verbs as effects: `stage` (sockets of trainers), `encode` (the
 //! executor, also for repair and so for *restore*), `trickle` (the durable tier, both ways). *delta* and digests are
 //! in `digest` and `memory` (with `parity_memory`), where chunks are read, and `verify`, without which no parity is kept; *place* is in `net`,
-//! whose links say who lives. `membership` says which machines there are. `keep` is what outlives the daemon. `hyperpod` speaks to all of it over HTTP as a client in the same process. Then `config`, `cli`, `http`,
+//! whose links say who lives. `membership` says which machines there are, `waiting_room` what one answers that has no place yet. `keep` is what outlives the daemon. `hyperpod` speaks to all of it over HTTP as a client in the same process. Then `config`, `cli`, `http`,
 //! `metrics`, `log`, `repeats`, `pool` (threads for arithmetic), `env`.
 
 #![deny(unsafe_code)]
@@ -29,3 +29,4 @@ mod repeats;
 pub mod stage;
 pub mod trickle;
 mod verify;
+mod waiting_room;

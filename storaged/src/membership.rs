@@ -1,24 +1,30 @@
 //! Which machines a cluster is made of, where that changes while jobs run. What nodes must agree on is one small record, the
-//! [`Roster`], of which each version, an *epoch*, is created in an object store by whoever comes first: the store settles races
-//! (`If-None-Match`, an exclusive link), and no consensus of our own is needed.
+//! [`Roster`], of which each version, an *epoch*, is created in an object store or etcd by whoever comes first: the store settles races
+//! (`If-None-Match`, an exclusive link, a transaction), and no consensus of our own is needed.
 //!
 //! The roster has *places*. A place keeps its name, and the groups are made of places, so that nothing moves when another machine
 //! takes one: to the decisions it is the same member, back without its memory. (Cassandra's `replace_address` and the numbers of
 //! Ceph's OSDs do it likewise.)
 //!
-//! Order of reading: `roster` (the record and what may change in it), `registry` (where it lies), `remembered` (the node's own copy), `enter` (how a node gets a place),
+//! Order of reading: `roster` (the record and what may change in it), `registry` (where it lies: `objects`, `etcd`), `remembered` (the node's own copy), `enter` (how a node gets a place), `twin` (another machine with its name),
 //! `follow` (how a running node keeps up, and gives up places of lost ones).
 
 mod enter;
+mod etcd;
 mod follow;
+mod objects;
 mod registry;
 mod remembered;
 mod roster;
 #[cfg(test)]
 mod tests;
+mod twin;
 
 pub use enter::{Entered, Entering, Waits, enter};
+pub use etcd::{EtcdConfig, EtcdError, EtcdRecords};
 pub use follow::{Change, Following, Sight, follow};
-pub use registry::{Proposal, Registry, RegistryError};
+pub use objects::ObjectRecords;
+pub use registry::{EpochRecord, EpochRecords, Proposal, Registry, RegistryError};
 pub use remembered::Remembered;
 pub use roster::{Arrival, Arrived, ChangeError, Comeback, PLACES_MAX, Place, Roster, RosterError};
+pub use twin::{Dialled, Presence, Twin};

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use storaged_sdk::wire::local::{DurableWish, Role, Rung};
+use storaged_sdk::wire::plan::RestorePlan;
 use storaged_sdk::wire::{
     CheckpointState, DescribedManifest, Namespace, Rank, RunId, Step, WorldSize,
 };
@@ -98,13 +99,37 @@ impl Clients {
         expect_step: u64,
         shards: &[Vec<u8>],
     ) -> Result<Vec<Rung>> {
-        let mut first = self.reader(nodes[0])?;
-        let plan = first.plan(None, WAIT_MS).context("planning")?;
+        let plan = self.reader(nodes[0])?.plan(None, WAIT_MS);
+        let plan = plan.context("planning")?;
         anyhow::ensure!(
             plan.step.get() == expect_step,
             "expected step {expect_step}, the plan offers {}",
             plan.step
         );
+        self.restore_as(&plan, nodes, shards)
+    }
+
+    /// The same of an older step, which is asked for.
+    ///
+    /// # Errors
+    /// If it cannot be restored, or is not what it was.
+    pub fn restore_step(
+        &self,
+        nodes: &[usize],
+        step: u64,
+        shards: &[Vec<u8>],
+    ) -> Result<Vec<Rung>> {
+        let plan = self.reader(nodes[0])?.plan(Some(Step::new(step)), WAIT_MS);
+        self.restore_as(&plan.context("planning")?, nodes, shards)
+    }
+
+    fn restore_as(
+        &self,
+        plan: &RestorePlan,
+        nodes: &[usize],
+        shards: &[Vec<u8>],
+    ) -> Result<Vec<Rung>> {
+        let mut first = self.reader(nodes[0])?;
         let manifest: DescribedManifest = first.manifest(plan.manifest)?;
         let mut rungs = Vec::new();
         for (rank, expected) in shards.iter().enumerate() {

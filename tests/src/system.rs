@@ -27,6 +27,26 @@ pub fn executable() -> PathBuf {
     path.join("storaged")
 }
 
+/// Longer than any wait of a test, also on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Looks again and again until what is looked for is there.
+///
+/// # Errors
+/// What the last look said, if it is not there for very long.
+pub fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T>) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        match look() {
+            Ok(found) => return Ok(found),
+            Err(error) if began.elapsed() > PATIENCE => {
+                return Err(error.context(format!("waited for {what}")));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
 /// Lets another process write a file that is to be executed. Were it written here, a child that another test starts at that moment would
 /// have it open for writing too until it has become another program, and until then it cannot be executed: "Text file busy".
 ///
@@ -62,7 +82,7 @@ impl DerefMut for System {
 impl System {
     /// Starts `nodes` daemons.
     pub fn start(nodes: usize, geometry: Option<(usize, usize)>, extra: &str) -> Result<Self> {
-        let mut system = Self::prepare(nodes, geometry, extra, NodeListing::InFiles)?;
+        let mut system = Self::prepared(nodes, geometry, extra)?;
         system.cluster.start_all()?;
         Ok(system)
     }
@@ -74,12 +94,33 @@ impl System {
         geometry: Option<(usize, usize)>,
         extra: &str,
     ) -> Result<Self> {
-        let membership = format!(
-            "[membership]\nregistry = {{ kind = \"directory\", path = \"ROOT/registry\" }}\nsize = {places}\npoll = \"1s\"\n{extra}"
-        );
-        let system = Self::prepare(nodes, geometry, &membership, NodeListing::InRegistry)?;
+        let registry = "{ kind = \"directory\", path = \"ROOT/registry\" }";
+        let system = Self::with_registry_in(registry, nodes, places, geometry, extra)?;
         std::fs::create_dir(system.root.path().join("registry"))?;
         Ok(system)
+    }
+
+    /// The same with another registry, as `membership.registry` names it.
+    pub fn with_registry_in(
+        registry: &str,
+        nodes: usize,
+        places: usize,
+        geometry: Option<(usize, usize)>,
+        extra: &str,
+    ) -> Result<Self> {
+        let membership =
+            format!("[membership]\nregistry = {registry}\nsize = {places}\npoll = \"1s\"\n{extra}");
+        Self::prepare(nodes, geometry, &membership, NodeListing::InRegistry)
+    }
+
+    /// The newest step bears so many losses, as a node says.
+    ///
+    /// # Errors
+    /// If it does not, or the node does not answer.
+    pub fn bears(&self, node: usize, losses: usize) -> Result<()> {
+        let status = self.cluster.status(node)?;
+        ensure!(status.contains(&format!(r#""bears":{losses}"#)), "{status}");
+        Ok(())
     }
 
     /// Sends a signal to the daemon below a node's keeper; its process.
@@ -101,6 +142,11 @@ impl System {
             std::thread::sleep(Duration::from_millis(10));
         }
         anyhow::bail!("n{node} is not back: {}", self.cluster.log_end(node, 20))
+    }
+
+    /// Writes the files of `nodes` daemons. None of them runs yet.
+    pub fn prepared(nodes: usize, geometry: Option<(usize, usize)>, extra: &str) -> Result<Self> {
+        Self::prepare(nodes, geometry, extra, NodeListing::InFiles)
     }
 
     fn prepare(

@@ -1,6 +1,7 @@
 //! `storaged verify --drill`, with real processes: every m nodes of a group are taken for lost in turn, and nothing changes by it.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -124,5 +125,71 @@ fn what_is_not_coded_is_no_matter_for_a_drill() -> Result<()> {
         !output.status.success() && said.contains("without [coding]"),
         "{said}"
     );
+    Ok(())
+}
+
+/// The newest step is always one that is not coded yet while a job saves, and the one before goes as soon as it is.
+#[test]
+fn a_drill_during_saves_takes_what_is_protected() -> Result<()> {
+    let system = System::start(6, Some((4, 2)), "chunk = \"4KiB\"")?;
+    let (run, mut trainers) = system.trainers(RANKS)?;
+    system.save(&mut trainers, 1, &shards(RANKS, 1), DurableWish::Never)?;
+    (0..6).try_for_each(|node| system.wait(node, run, 1, CheckpointState::Protected))?;
+    let (saved, drilled) = (AtomicU64::new(1), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let drills = scope.spawn(|| {
+            // On every node, and until some steps have come meanwhile.
+            let nodes = (0..6).cycle().enumerate();
+            let mut nodes =
+                nodes.take_while(|(turn, _)| *turn < 6 || saved.load(Ordering::Relaxed) < 8);
+            let all = nodes.try_for_each(|(_, node)| {
+                let (code, report) = drill(&system, node, &["--sample", "1", "--subsets", "3"])?;
+                ensure!(
+                    code == 0 && report["protected"] == true,
+                    "n{node}: {report}"
+                );
+                ensure!(number(&report, "decodes") > 0, "{report}");
+                Ok(())
+            });
+            drilled.store(true, Ordering::Relaxed);
+            all
+        });
+        while !drilled.load(Ordering::Relaxed) {
+            let step = saved.load(Ordering::Relaxed) + 1;
+            let shards = shards(RANKS, step);
+            system.save(&mut trainers, step, &shards, DurableWish::Never)?;
+            saved.store(step, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        drills
+            .join()
+            .map_err(|_| anyhow::anyhow!("drills panicked"))?
+    })
+}
+
+/// It waits for nobody: whoever drills wants to know what memory bears now.
+#[test]
+fn with_more_than_m_nodes_down_it_says_at_once_what_is_missing() -> Result<()> {
+    let mut system = protected()?;
+    (2..5).try_for_each(|node| system.cluster.kill(node))?;
+    let began = Instant::now();
+    let mut command = Command::new(executable());
+    command.args(["verify", "job", "--drill", "--timeout", "600", "--socket"]);
+    command.arg(system.cluster.socket(0));
+    let output = command.env("STORAGED_TOKEN", "secret").output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1), "{said}");
+    ensure!(
+        began.elapsed() < Duration::from_secs(60),
+        "it waited: {said}"
+    );
+    for part in [
+        "step 10",
+        "4 of 4 shards",
+        "n2, n3, n4",
+        "no other protected step",
+    ] {
+        ensure!(said.contains(part), "{said}");
+    }
     Ok(())
 }

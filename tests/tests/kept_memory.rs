@@ -7,8 +7,8 @@ use rustix::process::Signal;
 use storaged::cluster::NodeMemory;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::{DurableWish, Rung};
-use storaged_sdk::wire::{CheckpointState, Rank, RunId};
-use storaged_tests::system::{System, shards};
+use storaged_sdk::wire::{CheckpointState, Rank, RunId, Step};
+use storaged_tests::system::{System, shards, wait};
 
 const ENCODED: &str = "storaged_encode_session_bytes_total";
 
@@ -59,6 +59,41 @@ fn started(extra: &str) -> Result<(System, RunId, Vec<Trainer>)> {
 fn save(system: &System, run: RunId, trainers: &mut [Trainer], step: u64) -> Result<()> {
     system.save(trainers, step, &shards(2, step), DurableWish::Never)?;
     (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
+}
+
+/// Two steps stay, and both are whole after every daemon has died, and after a whole node has.
+#[test]
+fn older_steps_that_are_kept_outlive_daemons_and_a_node() -> Result<()> {
+    let kept = "[memory]\nbudget = \"64MiB\"\nslots_per_rank = 4\nkeep_steps = 2\n";
+    let mut system = System::prepared(3, Some((2, 1)), kept)?;
+    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+    system.cluster.start_all()?;
+    let (run, mut trainers) = system.trainers(2)?;
+    for step in 1..=3 {
+        save(&system, run, &mut trainers, step)?;
+    }
+    drop(trainers);
+    let both = |system: &System| {
+        let gone = system.reader(0)?.plan(Some(Step::new(1)), 5_000);
+        ensure!(gone.is_err(), "step 1 has made way");
+        let rungs = system.restore_step(&[0, 1], 2, &shards(2, 2))?;
+        ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+        system.restore(&[0, 1], 3, &shards(2, 3))
+    };
+    both(&system)?;
+    for node in 0..3 {
+        let before = system.tell_daemon(node, Signal::KILL)?;
+        system.back_after(node, before)?;
+    }
+    system.cluster.wait_for_links()?;
+    bears_again(&system)?;
+    both(&system)?;
+    system.cluster.kill(1)?;
+    system.cluster.start_all()?;
+    wait("both steps on the node that came back empty", || {
+        both(&system)
+    })?;
+    Ok(())
 }
 
 fn trainers_again(system: &System, run: RunId) -> Result<Vec<Trainer>> {

@@ -1,6 +1,6 @@
 //! Clusters whose nodes are agreed on in a registry, with real processes: nodes come, are lost, are replaced by others and return.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -9,23 +9,7 @@ use storaged::cluster::NodeMemory;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, RunId};
-use storaged_tests::system::{System, executable, shards};
-
-/// Longer than any wait of a test, also on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T>) -> Result<T> {
-    let began = Instant::now();
-    loop {
-        match look() {
-            Ok(found) => return Ok(found),
-            Err(error) if began.elapsed() > PATIENCE => {
-                return Err(error.context(format!("waited for {what}")));
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
-    }
-}
+use storaged_tests::system::{System, executable, shards, wait};
 
 /// What a node's page says of the roster.
 fn membership(system: &System, node: usize) -> Result<Value> {
@@ -93,12 +77,6 @@ fn three_and_a_spare(extra: &str) -> Result<System> {
     Ok(system)
 }
 
-fn bears(system: &System, node: usize, losses: u32) -> Result<()> {
-    let status = system.cluster.status(node)?;
-    ensure!(status.contains(&format!(r#""bears":{losses}"#)), "{status}");
-    Ok(())
-}
-
 #[test]
 fn nodes_that_start_together_agree_on_places_and_save() -> Result<()> {
     let mut system = System::with_registry(3, 3, Some((2, 1)), "")?;
@@ -125,7 +103,7 @@ fn a_spare_takes_the_place_of_a_node_that_is_lost_and_gets_its_blocks() -> Resul
         let place = format!("n{lost}");
         wait("the spare", || is_filled_by(&system, witness, &place, "n3"))?;
         linked(&system, [witness, 3], 2)?;
-        wait("its blocks", || bears(&system, witness, 1))?;
+        wait("its blocks", || system.bears(witness, 1))?;
         // All of it is where it was again: what the lost node had is in the RAM of the new one.
         let nodes: Vec<usize> = (0..2)
             .map(|rank| if rank == lost { 3 } else { rank })
@@ -294,7 +272,7 @@ fn without_its_registry_a_cluster_goes_on_and_replaces_nobody() -> Result<()> {
     std::fs::rename(&away, &registry)?;
     wait("the spare", || is_filled_by(&system, 0, "n2", "n3"))?;
     linked(&system, [0, 1, 3], 2)?;
-    wait("its blocks", || bears(&system, 0, 1))
+    wait("its blocks", || system.bears(0, 1))
 }
 
 /// Steps are in flight while the cluster grows and shrinks again, and each is protected.
@@ -403,4 +381,126 @@ fn below_its_keeper_a_node_that_has_lost_its_place_is_a_spare_without_memory() -
     let rungs = system.restore(&[0, 3], 1, &shards(2, 1))?;
     ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
     Ok(())
+}
+
+/// What a command prints, and its exit code.
+fn storaged(system: &System, node: usize, words: &[&str]) -> Result<(i32, String)> {
+    let mut command = std::process::Command::new(executable());
+    command
+        .args(words)
+        .arg("--socket")
+        .arg(system.cluster.socket(node));
+    let output = command.output()?;
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    Ok((output.status.code().unwrap_or(-1), text.into_owned()))
+}
+
+/// The commands of every other node work at a spare, and say what it is; so do its pages.
+#[test]
+fn an_operator_sees_at_a_spare_that_it_is_one() -> Result<()> {
+    let mut system = three_and_a_spare("replace_after = \"3s\"\n")?;
+    let epoch = membership(&system, 0)?["epoch"].clone();
+    let (code, text) = storaged(&system, 3, &["status"])?;
+    let expected = format!("spare of epoch {epoch}, waiting for a place");
+    ensure!(code == 0 && text.contains(&expected), "{code} {text}");
+    let (_, text) = storaged(&system, 3, &["status", "--json"])?;
+    let status: Value = serde_json::from_str(&text)?;
+    ensure!(
+        status["waiting"]["as"] == "spare" && status["ready"] == false,
+        "{text}"
+    );
+    let (code, text) = storaged(&system, 3, &["ls"])?;
+    ensure!(
+        code == 1 && text.contains("spare") && text.contains("n3"),
+        "{code} {text}"
+    );
+    let (code, text) = storaged(&system, 3, &["restart-safe"])?;
+    ensure!(code == 0, "{code} {text}");
+    for (path, code) in [
+        ("/healthz", 200),
+        ("/readyz", 503),
+        ("/readyz?restart=safe", 200),
+    ] {
+        let page = system.cluster.page(3, path)?;
+        ensure!(page.code == code, "{path}: {} {}", page.code, page.body);
+    }
+    let of_spare = std::process::Command::new(executable())
+        .args(["node", "ls", "--config"])
+        .arg(system.cluster.config_path(3))
+        .output()?;
+    let text = String::from_utf8_lossy(&of_spare.stdout).into_owned();
+    ensure!(
+        text.contains("n3: no place") && text.contains("spare of epoch"),
+        "{text}"
+    );
+    // A connection that it had before it got its place goes on after.
+    let mut early = storaged_sdk::Client::connect_anonymous(&system.cluster.socket(3))?;
+    ensure!(early.status()?.contains("\"waiting\""));
+    system.cluster.kill(2)?;
+    wait("the spare", || is_filled_by(&system, 0, "n2", "n3"))?;
+    linked(&system, [0, 1, 3], 2)?;
+    ensure!(!early.status()?.contains("\"waiting\""));
+    let (code, text) = storaged(&system, 3, &["ls"])?;
+    ensure!(code == 0, "{text}");
+    let (run, mut trainers) = system.trainers(2)?;
+    system.save(&mut trainers, 1, &shards(2, 1), DurableWish::Never)?;
+    [0, 1, 3]
+        .into_iter()
+        .try_for_each(|node| system.wait(node, run, 1, CheckpointState::Protected))
+}
+
+/// Machines that never come keep nobody out that has.
+#[test]
+fn a_cluster_that_is_resized_far_grows_by_the_machine_that_comes() -> Result<()> {
+    let system = three_and_a_spare("")?;
+    let (code, text) = node_command(&system, &["resize", "100"])?;
+    ensure!(code == 0, "{text}");
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 1)?;
+    linked(&system, 0..4, 3)?;
+    let (_, text) = node_command(&system, &["ls"])?;
+    ensure!(text.contains("4 of 100 places"), "{text}");
+    save(&system, run, &mut trainers, 2)
+}
+
+/// Two machines that were given one certificate would take the place from one another for ever.
+#[test]
+fn the_second_machine_with_one_certificate_ends_and_names_the_first() -> Result<()> {
+    let mut system = System::with_registry(4, 3, Some((2, 1)), "")?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    let epoch = membership(&system, 0)?["epoch"].clone();
+    // The fourth machine has the files of the second.
+    let file = std::fs::read_to_string(system.cluster.config_path(3))?;
+    let address = |file: &str| {
+        let line = file.lines().find(|line| line.starts_with("listen"));
+        line.and_then(|line| line.split('"').nth(1))
+            .map(str::to_owned)
+    };
+    let first = std::fs::read_to_string(system.cluster.config_path(1))?;
+    let first = address(&first).context("where n1 listens")?;
+    let twin = file
+        .replace("name = \"n3\"", "name = \"n1\"")
+        .replace("n3.pem", "n1.pem")
+        .replace("n3.key", "n1.key");
+    let path = system.root.path().join("twin.toml");
+    std::fs::write(&path, twin)?;
+    let output = std::process::Command::new(executable())
+        .args(["run", "--keep", "none", "--config"])
+        .arg(&path)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(78), "{said}");
+    ensure!(
+        said.contains(&first) && said.contains("name and the certificate"),
+        "{said}"
+    );
+    linked(&system, 0..3, 2)?;
+    ensure!(membership(&system, 0)?["epoch"] == epoch, "nothing changed");
+    // Once the first is gone its machine may be another one.
+    system.cluster.kill(1)?;
+    std::fs::copy(&path, system.cluster.config_path(3))?;
+    start(&mut system, [3])?;
+    linked(&system, [0, 2, 3], 2)?;
+    is_filled_by(&system, 0, "n1", "n1")
 }

@@ -307,3 +307,69 @@ fn a_job_that_saves_is_not_disturbed() -> Result<()> {
     ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
     Ok(())
 }
+
+/// A program that hangs, and has started another one.
+const HANGS: &str = r#"rotten_max = 1
+hook = ["/bin/sh", "-c", "sleep 100000 & echo $! >> ROOT/hook; wait"]"#;
+
+/// Rots a chunk of the first node's slot, and waits for the program; what that has started.
+fn rot_till_hook(system: &System, process: u32) -> Result<String> {
+    let root = system.root.path().join("hook");
+    rot_slot(process, &shards(2, 10)[0], &[20])?;
+    until(system, "the hook", || {
+        Ok(fs::read_to_string(&root).is_ok_and(|text| text.ends_with('\n')))
+    })?;
+    bears_again(system)?;
+    Ok(fs::read_to_string(&root)?)
+}
+
+fn runs(process: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process.trim()));
+    stat.is_ok_and(|it| !it.contains(") Z "))
+}
+
+fn ends(process: &str) -> Result<()> {
+    let began = Instant::now();
+    while runs(process) {
+        ensure!(began.elapsed() < PATIENCE, "{process} outlives the daemon");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Neither it nor what it has started goes on after the daemon has ended, and there is one of it at a time.
+#[test]
+fn a_hook_that_hangs_ends_with_the_daemon() -> Result<()> {
+    let (mut system, _, trainers) = protected(HANGS)?;
+    let daemon = system.cluster.pid(0)?;
+    let said = rot_till_hook(&system, daemon)?;
+    // More rots after a period, and the first one still runs.
+    let passed = passes(&system, 0)?;
+    until(&system, "passes more", || {
+        Ok(passes(&system, 0)? > passed + 1)
+    })?;
+    rot_slot(daemon, &shards(2, 10)[0], &[30])?;
+    until(&system, "more rot", || Ok(rotten(&system, 0)? == 2))?;
+    bears_again(&system)?;
+    let now = fs::read_to_string(system.root.path().join("hook"))?;
+    ensure!(now == said, "expected one program at a time, got {now:?}");
+    ensure!(runs(&said), "it hangs");
+    drop(trainers);
+    system.cluster.stop(0)?;
+    ends(&said)
+}
+
+#[test]
+fn a_hook_that_hangs_ends_with_a_daemon_that_is_started_again() -> Result<()> {
+    let mut system = System::start(3, Some((2, 1)), &settings(HANGS))?;
+    (0..3).try_for_each(|node| system.cluster.kill(node))?;
+    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+    system.cluster.start_all()?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 10)?;
+    let daemon = system.cluster.daemon_below(0).context("a daemon")?;
+    let said = rot_till_hook(&system, daemon)?;
+    ensure!(runs(&said), "it hangs");
+    system.tell_daemon(0, Signal::USR2)?;
+    ends(&said)
+}

@@ -394,6 +394,7 @@ fn add_daemons(sim: &mut turmoil::Sim<'_>, scenario: Scenario, directory: &Path,
                     descriptors: Arc::new(NoStore),
                     inherited: Vec::new(),
                     ops: None,
+                    stage: None,
                     members: None,
                 };
                 let daemon = Daemon::start(config?, env).await?;

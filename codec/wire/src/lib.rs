@@ -1,13 +1,14 @@
 //! Records that storaged sends, stores and shares. No I/O: types, their bytes, and the checks on both.
 //!
 //! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `enclosure` (what it names beside its shards), `local` (trainer and daemon),
-//! `peer` (daemon and daemon), `kept` (daemon and the next one on its node), `shape` (of a session), `verdict` (on a restart), `failed` (steps that restarts have failed from), `refusal` (what a caller is told when something cannot be done), `framing`.
+//! `peer` (daemon and daemon), `kept` (daemon and the next one on its node), `shape` (of a session), `verdict` (on a restart), `failed` (steps that restarts have failed from), `drain` (a node ends in order), `refusal` (what a caller is told when something cannot be done), `framing`.
 //! Every record is CBOR with explicit field numbers; numbers are never reused.
 
 #![forbid(unsafe_code)]
 
 mod blocks;
 pub mod claim;
+pub mod drain;
 pub mod enclosure;
 pub mod failed;
 pub mod framing;

@@ -5,6 +5,7 @@ use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use storaged_codec::{ChunkSize, Digest, Geometry};
 
+use crate::drain::{DrainOrder, DrainReport};
 use crate::failed::{FailedRestart, FailureReport};
 use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
 use crate::peer::DropAnswer;
@@ -301,6 +302,16 @@ pub enum Request {
         #[n(0)]
         timeout_ms: u32,
     },
+    /// Asks what a drill would decode, by what nodes hold in RAM: the newest protected step, or the one of this number. Answered by
+    /// `Plan`, whose shards are those that can be decoded; the first of what was passed over says of the same step why others
+    /// cannot. It waits for no node whose link is down.
+    #[n(63)]
+    PlanDrill {
+        #[n(0)]
+        step: Option<Step>,
+        #[n(1)]
+        timeout_ms: u32,
+    },
     /// Says that a restart from a step has failed: plans pass it over from now on, for a time that doubles, then for good.
     #[n(61)]
     RestartFailed(#[n(0)] FailureReport),
@@ -310,6 +321,9 @@ pub enum Request {
         #[n(0)]
         step: Step,
     },
+    /// Ends this daemon in order; asked again, how far it is. From operators alone; needs no hello.
+    #[n(64)]
+    Drain(#[n(0)] DrainOrder),
 }
 
 /// `offset..offset + length` of a shard.
@@ -427,6 +441,9 @@ pub enum Reply {
     /// To `RestartFailed` and `LiftQuarantine`: how the step stands now.
     #[n(61)]
     RestartsFailed(#[n(0)] Vec<FailedRestart>),
+    /// To `Drain`.
+    #[n(64)]
+    Draining(#[n(0)] DrainReport),
 }
 
 /// The rung of the ladder that a shard came from in the end.

@@ -82,6 +82,9 @@ pub enum RefusalCode {
     /// The namespace has had the highest number that a run can have.
     #[n(23)]
     NoRunLeft,
+    /// This node has no place in its cluster: a spare, or one that has just come.
+    #[n(24)]
+    NoPlace,
 }
 
 /// A refused request.

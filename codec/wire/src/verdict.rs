@@ -9,6 +9,10 @@ use crate::ids::{Namespace, NodeName};
 use crate::peer::HighMark;
 use crate::plan::{RestorePlan, Unrestorable};
 
+/// A verdict may take so long, in milliseconds, whatever its caller's time: nodes whose links are up and the durable tier are heard
+/// first. That nobody has answered yet would read as if nothing were restorable.
+pub const VERDICT_MIN_MS: u32 = 3_000;
+
 /// What a restart can do with what can be had now.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
 #[cbor(index_only)]

@@ -111,7 +111,7 @@ fn class_of_code(code: RefusalCode) -> &'static str {
         RefusalCode::Abandoned => "CheckpointAbandoned",
         RefusalCode::TimedOut => "WaitTimeout",
         RefusalCode::DurableUnavailable => "DurableTierError",
-        RefusalCode::Draining => "DaemonUnavailable",
+        RefusalCode::Draining | RefusalCode::NoPlace => "DaemonUnavailable",
         RefusalCode::InUse => "Busy",
         RefusalCode::NewerUnreachable => "NewerUnreachable",
     }

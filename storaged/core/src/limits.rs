@@ -283,6 +283,10 @@ const _: () = assert!(
     "a promise is asked for again before it is done without"
 );
 const _: () = assert!(
+    QUERY_MAX_MS <= storaged_wire::verdict::VERDICT_MIN_MS as u64,
+    "peers can answer before a verdict is given"
+);
+const _: () = assert!(
     QUERY_MAX_MS < JOIN_GRACE_MS,
     "a query ends before the grace"
 );

@@ -138,7 +138,7 @@ impl Node {
     pub fn deadline(&self) -> Now {
         let waits = self.cx.waiters.iter().map(|waiter| waiter.deadline);
         let all = waits
-            .chain(self.restores.deadlines())
+            .chain(self.restores.deadlines(self.cx.now))
             .chain(self.runs.deadlines(self.cx.now))
             .chain(self.sessions.deadlines())
             .chain(self.drops.deadlines())
@@ -251,6 +251,7 @@ impl Node {
         self.restores.repeat_plans(&mut self.cx);
         self.runs.repeat_proposals(&mut self.cx);
         self.cx.notice_gap();
+        self.cx.wake_for_the_left();
         self.cx.give_up_old_commits();
         self.cx.announce_all();
         self.cx.tell_all();
@@ -289,7 +290,7 @@ impl Node {
     }
 
     fn request(&mut self, id: RequestId, request: Request) {
-        let cx = &mut self.cx;
+        let (cx, restores) = (&mut self.cx, &mut self.restores);
         let outcome = match request {
             Request::Hello {
                 version,
@@ -327,12 +328,14 @@ impl Node {
                 } else {
                     Older::Refused
                 };
-                self.restores.plan(id, step, timeout_ms, older, cx)
+                restores.plan(id, step, timeout_ms, older, cx)
             }
-            Request::Verdict { timeout_ms } => self.restores.judge(id, timeout_ms, cx),
-            Request::RestartFailed(report) => self.restores.restart_failed(id, report, cx),
+            Request::Verdict { timeout_ms } => restores.judge(id, timeout_ms, cx),
+            Request::PlanDrill { step, timeout_ms } => restores.drill(id, step, timeout_ms, cx),
+            Request::RestartFailed(report) => restores.restart_failed(id, report, cx),
             Request::LiftQuarantine { step } => cx.lift_quarantine(id, step),
-            Request::GetManifest { manifest } => self.restores.get_manifest(id, manifest, cx),
+            Request::Drain(order) => cx.drain(id, order),
+            Request::GetManifest { manifest } => restores.get_manifest(id, manifest, cx),
             Request::OpenShard {
                 manifest,
                 rank,
@@ -344,11 +347,10 @@ impl Node {
                 let by = cx.answer_by(timeout_ms);
                 let wish = OpenRequest::new(manifest, rank, &ranges, without, by);
                 let wish = wish.withholding(withheld);
-                self.restores.open_shard(id, wish, timeout_ms, cx)
+                restores.open_shard(id, wish, timeout_ms, cx)
             }
             Request::CloseShard { manifest, rank } => {
-                self.restores
-                    .close_shard(id, manifest, rank, &mut self.sessions, cx)
+                restores.close_shard(id, manifest, rank, &mut self.sessions, cx)
             }
             Request::Status => return self.say_status(id),
             Request::RestartSafe { bears } => cx.restart_safe(id, bears),
@@ -357,7 +359,7 @@ impl Node {
                 let trainers = if force { Ignored } else { Heeded };
                 self.drops.drop_job(id, trainers, timeout_ms, cx)
             }
-            Request::Verify { step, timeout_ms } => self.restores.verify(id, step, timeout_ms, cx),
+            Request::Verify { step, timeout_ms } => restores.verify(id, step, timeout_ms, cx),
             Request::Keep { run, step, keep } => cx.curate(id, Curation::Keep { run, step, keep }),
             Request::Remove(removal, live, pinned) => {
                 cx.remove_durable(id, removal, live, pinned.unwrap_or(PinnedOnes::Spared))

@@ -138,6 +138,7 @@ fn unlinked(members: &[&str], geometry: Geometry, durable: DurablePolicy) -> Nod
         geometry: Some(geometry),
         chunk: chunk(),
         slots_per_rank: 3,
+        keep_steps: 1,
         budget: u64::MAX,
         idle_job_ms: 3_600_000,
         scrub_period_ms: 0,

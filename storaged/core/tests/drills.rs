@@ -5,7 +5,8 @@ mod testkit;
 
 use cluster::{Cluster, Room};
 use storaged_wire::local::{ByteRange, DurableWish, Reply, Request, Role, Rung};
-use storaged_wire::{NodeName, Rank, RefusalCode};
+use storaged_wire::plan::{RestorePlan, Source};
+use storaged_wire::{CheckpointState, NodeName, Rank, RefusalCode, Step};
 use testkit::{CHUNK_BYTES, name, plan_newest};
 
 const STRIPES: u64 = 100;
@@ -110,4 +111,87 @@ fn nothing_gives_way_to_a_drill() {
     assert_eq!(refusal.code, RefusalCode::BudgetFull, "{}", refusal.message);
     let after: Vec<u64> = (0..6).map(|node| cluster.ledger(node).used).collect();
     assert_eq!(after, before);
+}
+
+/// What a drill would decode, as a node says it.
+fn planned(cluster: &mut Cluster, node: usize, step: Option<u64>) -> Reply {
+    let reader = cluster.connect(node, Role::Reader);
+    let asked = Request::PlanDrill {
+        step: step.map(Step::new),
+        timeout_ms: 60_000,
+    };
+    let reply = cluster.ask(node, reader, asked);
+    cluster.disconnect(node, reader);
+    reply
+}
+
+fn offered(reply: Reply) -> RestorePlan {
+    match reply {
+        Reply::Plan(plan) => plan,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// While a job saves, its newest step is always one that is not coded yet.
+#[test]
+fn a_drill_takes_the_newest_protected_step_and_another_only_by_its_number() {
+    let mut cluster = Cluster::start(4, 2, STRIPES);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.save();
+    cluster.run_until(10_000, "a commit", |cluster| {
+        (0..6).all(|node| cluster.is_committed(node))
+    });
+    for node in 0..6 {
+        let plan = offered(planned(&mut cluster, node, None));
+        assert_eq!(
+            (plan.step.get(), plan.state),
+            (1, CheckpointState::Protected),
+            "n{node}"
+        );
+        assert_eq!((plan.shards.len(), plan.passed_over), (4, vec![]));
+    }
+    let named = offered(planned(&mut cluster, 3, Some(2)));
+    assert_eq!(
+        (named.step.get(), named.state),
+        (2, CheckpointState::Committed)
+    );
+    let absent = planned(&mut cluster, 3, Some(7));
+    let Reply::Refused(refusal) = absent else {
+        panic!("{absent:?}");
+    };
+    assert_eq!(refusal.code, RefusalCode::NoCheckpoint);
+}
+
+#[test]
+fn with_more_than_m_nodes_down_a_drill_says_at_once_what_is_missing() {
+    let mut cluster = durable();
+    [1, 2, 5].into_iter().for_each(|node| cluster.kill(node));
+    let began = cluster.now;
+    let reply = planned(&mut cluster, 0, None);
+    assert!(cluster.now - began < 5_000, "{} ms", cluster.now - began);
+    let Reply::Refused(refusal) = reply else {
+        panic!("the tier has it, and a drill is about RAM: {reply:?}");
+    };
+    assert_eq!(refusal.code, RefusalCode::TooManyLost);
+    for part in ["step 1", "4 of 4 shards", "n1, n2, n5", "no other"] {
+        assert!(refusal.message.contains(part), "{}", refusal.message);
+    }
+}
+
+/// With m nodes down every shard can still be decoded, by those that are there.
+#[test]
+fn with_m_nodes_down_a_drill_goes_on_with_the_others() {
+    let mut cluster = Cluster::start(4, 2, STRIPES);
+    cluster.save_and_wait(DurableWish::Never);
+    [1, 2].into_iter().for_each(|node| cluster.kill(node));
+    cluster.run_for(5_000);
+    let plan = offered(planned(&mut cluster, 0, None));
+    assert_eq!((plan.shards.len(), plan.passed_over), (4, vec![]));
+    let lost: Vec<NodeName> = vec![name(1), name(2)];
+    for shard in &plan.shards {
+        let Source::Decode(nodes) = &shard.source else {
+            panic!("{shard:?}");
+        };
+        assert!(nodes.iter().all(|node| !lost.contains(node)), "{nodes:?}");
+    }
 }

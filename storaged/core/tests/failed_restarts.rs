@@ -4,11 +4,11 @@
 mod cluster;
 mod testkit;
 
-use cluster::Cluster;
+use cluster::{Cluster, Listing};
 use storaged_wire::failed::{FailedRestart, FailureReport};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::plan::{PassedOverCause, RestorePlan};
-use storaged_wire::verdict::{ReasonCode, RestartVerdict, Verdict};
+use storaged_wire::verdict::{ReasonCode, RestartVerdict, VERDICT_MIN_MS, Verdict};
 use storaged_wire::{Refusal, RefusalCode, Step};
 use testkit::{plan_newest, verdict_on};
 
@@ -203,4 +203,34 @@ fn a_step_that_nobody_has_is_not_counted() {
     };
     assert_eq!(refusal.code, RefusalCode::NoCheckpoint, "{refusal}");
     assert_eq!(step_planned(&mut cluster, 0), 2);
+}
+
+/// A launcher that gives it no time hears all the same what is restorable: that nobody was heard is not that nothing is there.
+#[test]
+fn a_verdict_without_time_is_given_once_those_who_can_answer_have() {
+    let mut cluster = Cluster::with_two_steps();
+    said_failed(&mut cluster, 3, 2);
+    cluster.run_for(10);
+    for node in 0..NODES {
+        let judged = asked(&mut cluster, node, verdict_on(0));
+        let Reply::Verdict(judged) = judged else {
+            panic!("{judged:?}");
+        };
+        assert_eq!(judged.verdict, Verdict::RestartFromDurable, "n{node}");
+        assert_eq!(judged.plan.map(|plan| plan.step.get()), Some(1));
+    }
+    // Who does not answer is not waited for any longer than a peer may take.
+    cluster.kill(1);
+    cluster.kill(2);
+    cluster.kill(5);
+    cluster.run_for(5_000);
+    cluster.scene.tier.as_mut().unwrap().listing = Listing::Hangs;
+    let before = cluster.now;
+    let judged = asked(&mut cluster, 0, verdict_on(0));
+    let took = cluster.now - before;
+    assert!(took <= u64::from(VERDICT_MIN_MS) + 100, "{took} ms");
+    let Reply::Verdict(judged) = judged else {
+        panic!("{judged:?}");
+    };
+    assert!(judged.has_reason(ReasonCode::DurableUnreadable));
 }

@@ -12,9 +12,12 @@ use storaged_plan::LaneBlocks;
 use storaged_sdk::wire::local::{ByteRange, Rung};
 use storaged_sdk::wire::peer::Lane;
 use storaged_sdk::wire::plan::RestorePlan;
-use storaged_sdk::wire::{ManifestBytes, NodeName, Rank, ShardEntry, Step};
+use storaged_sdk::wire::{
+    CheckpointState, ManifestBytes, NodeName, Rank, RefusalCode, ShardEntry, Step,
+};
 use storaged_sdk::{Client, ClientError};
 
+use super::inspect::passed_over_json;
 use super::{CliError, print, size};
 
 #[derive(Debug, Args)]
@@ -32,6 +35,9 @@ pub struct DrillArgs {
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..), requires = "drill")]
     subsets: u32,
 }
+
+/// So many steps are begun with, each replaced by a newer one while it is drilled.
+const STEPS_MAX: usize = 10;
 
 /// A decode that did not give the bytes.
 #[derive(Debug)]
@@ -62,80 +68,166 @@ pub(super) struct DrillReport {
     failures: Vec<Failure>,
 }
 
-/// Drills the newest checkpoint, or that of a step.
+/// Drills the newest protected step, or the one that is asked for. A step that newer ones replace meanwhile says nothing any more: the
+/// newest is taken instead.
+///
+/// # Errors
+/// [`CliError`] if there is nothing to drill, or the daemon does not answer.
 pub(super) fn drill(
     client: &mut Client,
     args: &DrillArgs,
     step: Option<Step>,
     timeout_ms: u32,
 ) -> Result<DrillReport, CliError> {
-    let plan = client.plan(step, timeout_ms)?;
-    let manifest = client.manifest(plan.manifest)?;
-    let lanes = LaneBlocks::all(&manifest);
-    if lanes.is_empty() {
-        return Err(CliError::Usage(format!(
-            "expected a coded checkpoint, got step {}, which was saved without [coding]: no loss can be borne",
-            plan.step
-        )));
+    for _ in 0..STEPS_MAX {
+        let plan = client.plan_drill(step, timeout_ms)?;
+        let mut drilling = Drilling {
+            client,
+            args,
+            step,
+            timeout_ms,
+            report: DrillReport::of(plan),
+        };
+        if drilling.all()? == Course::Ended {
+            return Ok(drilling.report);
+        }
     }
-    let mut report = DrillReport {
-        plan,
-        lanes_all: lanes.len(),
-        lanes: Vec::new(),
-        decodes: 0,
-        bytes: 0,
-        failures: Vec::new(),
-    };
-    let some = (lanes.iter()).choose_multiple(&mut rand::rng(), args.lanes as usize);
-    for (lane, blocks) in some {
+    Err(CliError::DrillOvertaken { steps: STEPS_MAX })
+}
+
+/// How far a drill came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Course {
+    Ended,
+    /// A newer step has replaced the one that was drilled.
+    Overtaken,
+}
+
+/// A drill of one step.
+struct Drilling<'a> {
+    client: &'a mut Client,
+    args: &'a DrillArgs,
+    /// The one that was asked for.
+    step: Option<Step>,
+    timeout_ms: u32,
+    report: DrillReport,
+}
+
+impl Drilling<'_> {
+    fn all(&mut self) -> Result<Course, CliError> {
+        let manifest = match self.client.manifest(self.report.plan.manifest) {
+            Err(error) if is_gone(&error) && self.step.is_none() => return Ok(Course::Overtaken),
+            found => found?,
+        };
+        let ranks: BTreeSet<Rank> = self.report.plan.shards.iter().map(|it| it.rank).collect();
+        let lanes = LaneBlocks::all(&manifest);
+        self.report.lanes_all = lanes.len();
+        let some = (lanes.iter())
+            .filter(|(_, blocks)| {
+                blocks
+                    .data
+                    .iter()
+                    .flatten()
+                    .any(|it| ranks.contains(&it.rank))
+            })
+            .choose_multiple(&mut rand::rng(), self.args.lanes as usize);
+        for (lane, blocks) in some {
+            if self.lane(&manifest, *lane, blocks)? == Course::Overtaken {
+                return Ok(Course::Overtaken);
+            }
+        }
+        Ok(Course::Ended)
+    }
+
+    fn lane(
+        &mut self,
+        manifest: &ManifestBytes,
+        lane: Lane,
+        blocks: &LaneBlocks,
+    ) -> Result<Course, CliError> {
         let m = manifest.manifest().geometry.m();
-        let all = choose(blocks.blocks() as u64, m as u64);
-        let subsets = subsets(blocks.blocks(), m, u64::from(args.subsets));
-        report.lanes.push(LaneReport {
-            lane: *lane,
-            subsets: all,
+        let subsets = subsets(blocks.blocks(), m, u64::from(self.args.subsets));
+        self.report.lanes.push(LaneReport {
+            lane,
+            subsets: choose(blocks.blocks() as u64, m as u64),
             tried: subsets.len() as u64,
         });
         for subset in subsets {
-            report.without(client, &manifest, blocks, &subset, args, timeout_ms)?;
+            if self.without(manifest, blocks, &subset)? == Course::Overtaken {
+                return Ok(Course::Overtaken);
+            }
         }
+        Ok(Course::Ended)
     }
-    Ok(report)
-}
 
-impl DrillReport {
     /// Decodes what these blocks of a lane hold of data from the others.
     fn without(
         &mut self,
-        client: &mut Client,
         manifest: &ManifestBytes,
         blocks: &LaneBlocks,
         subset: &BTreeSet<usize>,
-        args: &DrillArgs,
-        timeout_ms: u32,
-    ) -> Result<(), CliError> {
-        let lost: Vec<NodeName> = subset
-            .iter()
-            .filter_map(|it| blocks.node(*it))
-            .cloned()
-            .collect();
-        let shards = subset
-            .iter()
-            .filter_map(|it| blocks.data.get(*it)?.as_ref());
+    ) -> Result<Course, CliError> {
+        let nodes = subset.iter().filter_map(|it| blocks.node(*it));
+        let lost: Vec<NodeName> = nodes.cloned().collect();
+        let shards = (subset.iter()).filter_map(|it| blocks.data.get(*it)?.as_ref());
         for shard in shards {
-            let ranges = sample(manifest, shard, args.sample as usize);
-            self.decodes += 1;
+            let ranges = sample(manifest, shard, self.args.sample as usize);
+            let (client, timeout_ms) = (&mut *self.client, self.timeout_ms);
             match decode(client, manifest, shard.rank, ranges, timeout_ms, &lost) {
-                Ok(bytes) => self.bytes += bytes,
+                Ok(bytes) => self.report.bytes += bytes,
                 Err(DecodeError::Client(error)) if !may_go_on(&error) => return Err(error.into()),
-                Err(error) => self.failures.push(Failure {
+                Err(_) if self.is_overtaken()? => return Ok(Course::Overtaken),
+                Err(error) => self.report.failures.push(Failure {
                     rank: shard.rank,
                     lost: lost.clone(),
                     reason: error.to_string(),
                 }),
             }
+            self.report.decodes += 1;
         }
-        Ok(())
+        Ok(Course::Ended)
+    }
+
+    /// Whether the step was let go for a newer one: what could not be decoded is no fault then.
+    fn is_overtaken(&mut self) -> Result<bool, CliError> {
+        let was = &self.report.plan;
+        match self.client.plan_drill(Some(was.step), self.timeout_ms) {
+            // It is there as it was: the failure is its own, however many steps have come since.
+            Ok(now) if now.manifest == was.manifest && now.shards.len() == was.shards.len() => {
+                return Ok(false);
+            }
+            Ok(_) | Err(ClientError::Refused(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match self.client.plan_drill(self.step, self.timeout_ms) {
+            Ok(now) => Ok(now.manifest != self.report.plan.manifest),
+            Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::TooManyLost => {
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Whether nobody has the checkpoint any more.
+fn is_gone(error: &ClientError) -> bool {
+    matches!(error, ClientError::Refused(refusal) if refusal.code == RefusalCode::NoCheckpoint)
+}
+
+impl DrillReport {
+    fn of(plan: RestorePlan) -> Self {
+        Self {
+            plan,
+            lanes_all: 0,
+            lanes: Vec::new(),
+            decodes: 0,
+            bytes: 0,
+            failures: Vec::new(),
+        }
+    }
+
+    fn is_protected(&self) -> bool {
+        self.plan.state >= CheckpointState::Protected
     }
 
     fn subsets(&self) -> (u64, u64) {
@@ -158,6 +250,8 @@ impl DrillReport {
         };
         json!({
             "manifest": self.plan.manifest.to_string(), "step": self.plan.step.get(), "state": self.plan.state.as_str(),
+            "protected": self.is_protected(),
+            "not_drilled": self.plan.passed_over.iter().map(passed_over_json).collect::<Vec<_>>(),
             "lanes": self.lanes.iter().map(lane).collect::<Vec<_>>(), "lanes_of": self.lanes_all,
             "subsets_tried": self.subsets().1, "decodes": self.decodes, "bytes_decoded": self.bytes,
             "failures": self.failures.iter().map(failure).collect::<Vec<_>>(),
@@ -185,6 +279,15 @@ impl DrillReport {
             self.decodes,
             size(self.bytes)
         ));
+        if !self.is_protected() {
+            print(&format!(
+                "step {} is not protected, only {}: losses that it does not bear yet are no fault of its memory",
+                self.plan.step, self.plan.state
+            ));
+        }
+        for one in &self.plan.passed_over {
+            print(&format!("not drilled: {}", one.reason));
+        }
         for one in &self.failures {
             let lost: Vec<&str> = one.lost.iter().map(|node| node.as_str()).collect();
             print(&format!(
@@ -197,9 +300,13 @@ impl DrillReport {
     }
 
     pub(super) fn outcome(&self) -> Result<(), CliError> {
-        match self.failures.len() {
-            0 => Ok(()),
-            failures => Err(CliError::Drill {
+        let in_part = self.plan.passed_over.first();
+        match (self.failures.len(), in_part) {
+            (0, None) => Ok(()),
+            (0, Some(one)) => Err(CliError::DrillInPart {
+                reason: one.reason.clone(),
+            }),
+            (failures, _) => Err(CliError::Drill {
                 failures,
                 tried: self.decodes,
             }),

@@ -82,6 +82,10 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
     }
     let status: Value =
         serde_json::from_str(&text).map_err(|error| CliError::Unexpected(error.to_string()))?;
+    if status["waiting"].is_object() {
+        print_waiting(&status);
+        return Ok(());
+    }
     let bytes = |value: &Value| size(value.as_u64().unwrap_or(0));
     let memory = &status["memory"];
     print(&format!(
@@ -138,6 +142,24 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         }
     }
     Ok(())
+}
+
+/// A node that has no place in its cluster yet.
+fn print_waiting(status: &Value) {
+    let node = status["node"].as_str().unwrap_or_default();
+    let waiting = &status["waiting"];
+    match (waiting["as"].as_str(), waiting["epoch"].as_u64()) {
+        (Some("spare"), Some(epoch)) => print(&format!(
+            "node {node}  spare of epoch {epoch}, waiting for a place"
+        )),
+        _ => print(&format!("node {node}  waiting for a place")),
+    }
+    for reason in status["not_ready"].as_array().into_iter().flatten() {
+        print(&format!(
+            "not ready: {}",
+            reason.as_str().unwrap_or_default()
+        ));
+    }
 }
 
 /// Within how long RAM is read again, and what came of it; nothing where it is not.

@@ -5,20 +5,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use serde_json::json;
 use storaged_wire::NodeName;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::{CliError, print};
-use crate::config::{Config, ConfigFile, MembershipConfig};
-use crate::driver::{Members, StartError, chain, serve_operator};
+use crate::config::{Config, ConfigFile, MembershipConfig, RegistryConfig};
+use crate::driver::{Members, chain, open_stage, serve_operator};
 use crate::env::Environment;
 use crate::keep::{DescriptorStore, KeptName};
 use crate::membership::{
-    ChangeError, Comeback, Entered, Entering, Following, Place, Proposal, Registry, Remembered,
-    Roster, Sight, Waits, enter as enter_roster, follow,
+    Arrived, ChangeError, Comeback, Dialled, Entered, Entering, EpochRecords, EtcdRecords,
+    Following, ObjectRecords, Place, Proposal, Registry, RegistryError, Remembered, Roster, Sight,
+    Waits, enter as enter_roster, follow,
 };
 use crate::trickle::store::{self, SystemRandomness};
+use crate::waiting_room::WaitingRoom;
 
 /// Changes of the roster that wait for the driver.
 const QUEUE: usize = 16;
@@ -81,9 +82,17 @@ pub struct ResizeArgs {
     size: usize,
 }
 
-fn registry_of(membership: &MembershipConfig) -> Result<Registry, StartError> {
-    let store = store::open_lazily(&membership.registry, Arc::new(SystemRandomness))?;
-    Ok(Registry::new(Arc::new(store)))
+fn registry_of(membership: &MembershipConfig) -> Result<Registry, RegistryError> {
+    let records: Arc<dyn EpochRecords> = match &membership.registry {
+        RegistryConfig::Objects(config) => {
+            let store = store::open_lazily(config, Arc::new(SystemRandomness));
+            Arc::new(ObjectRecords::new(Arc::new(
+                store.map_err(RegistryError::Store)?,
+            )))
+        }
+        RegistryConfig::Etcd(config) => Arc::new(EtcdRecords::open(config)?),
+    };
+    Ok(Registry::new(records))
 }
 
 /// Waits for this node's place, with the operator's pages up meanwhile, and begins to follow the roster.
@@ -91,7 +100,12 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
     let Some(membership) = config.membership.clone() else {
         return Err(CliError::Usage("expected [membership], got none".into()));
     };
-    let ops = serve_operator(config).await?;
+    let mut room = WaitingRoom::open(
+        config.node.clone(),
+        open_stage(config)?,
+        serve_operator(config).await?,
+    );
+    let sign = room.sign();
     let registry = registry_of(&membership)?;
     let remembered = Remembered::at(membership.remembered.clone());
     let cluster = format!("{:016x}", env.entropy.next());
@@ -102,24 +116,25 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         poll: membership.poll,
         remembered: remembered.read(),
         geometry: config.geometry,
+        presence: Arc::new(Dialled {
+            tls: config.tls.clone(),
+        }),
     };
-    let node = config.node.to_string();
     let (inherited, descriptors) = (&mut env.inherited, &env.descriptors);
-    let Entered { roster, place } = enter_roster(&entering, |waits| {
+    let entered = enter_roster(&entering, |waits| {
         tracing::info!(reason = %waits, "no place yet");
         if let Waits::AsSpare { .. } | Waits::ForAdmission { .. } = waits {
             let_go(std::mem::take(inherited), descriptors);
         }
-        let reasons = vec![waits.to_string()];
-        let status = json!({"node": node, "ready": false, "not_ready": reasons});
-        ops.state.set_status(status.to_string(), reasons);
-    })
-    .await;
+        sign.say(waits);
+    });
+    let Entered { roster, place } = room.answer_until(entered).await?;
     let filled = roster.place(&place).cloned();
     let filled = filled.ok_or_else(|| CliError::Unexpected("a place without a record".into()))?;
     config.take_roster(&roster, &filled)?;
     let (changes, received) = mpsc::channel(QUEUE);
     let (sight, seen) = watch::channel(Sight::default());
+    let going = Arc::new(Notify::new());
     let following = Following {
         registry,
         arrival: membership.arrival,
@@ -129,14 +144,18 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         replace_after: membership.replace_after,
         is_news: false,
         is_doubtful: false,
+        going: going.clone(),
+        is_going: false,
     };
     tokio::spawn(follow(following, seen, changes));
-    env.ops = Some(ops);
+    let (stage, ops) = room.leave();
+    (env.stage, env.ops) = (Some(stage), Some(ops));
     env.members = Some(Members {
         roster: roster.clone(),
         remembered,
         changes: received,
         sight,
+        going,
     });
     Ok(roster)
 }
@@ -215,7 +234,7 @@ fn line(place: &Place) -> String {
 }
 
 async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
-    let (_, registry) = open(&args.registry)?;
+    let (config, registry) = open(&args.registry)?;
     let roster = newest(&registry).await?;
     if args.json {
         print(&String::from_utf8_lossy(&roster.bytes()));
@@ -236,8 +255,24 @@ async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
     lines.extend(roster.places.iter().map(line));
     let waiting = roster.arriving.iter();
     lines.extend(waiting.map(|it| format!("waiting: {} at {}", it.node, it.address)));
+    lines.extend(without_place(&config, &roster));
     print(&lines.join("\n"));
     Ok(())
+}
+
+/// The node of the configuration, where it is in no place: a spare is in no roster.
+fn without_place(config: &Config, roster: &Roster) -> Option<String> {
+    let (node, arrival) = (&config.node, &config.membership.as_ref()?.arrival);
+    match roster.arrive(arrival) {
+        Arrived::Spare => Some(format!(
+            "{node}: no place; once it runs it is a spare of epoch {}, and takes the next place that gets vacant",
+            roster.epoch
+        )),
+        Arrived::Dismissed => Some(format!(
+            "{node}: no place; it was replaced or removed (`storaged node admit {node}`)"
+        )),
+        _ => None,
+    }
 }
 
 /// Proposes a change of the newest roster, again if somebody else's came first.

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cert;
+mod drain;
 mod drill;
 mod drop_job;
 mod inspect;
@@ -29,7 +30,7 @@ use crate::driver::StartError;
 use crate::keep::KeepError;
 use crate::keep::keeper::EXIT_AGAIN;
 use crate::log::FilterError;
-use crate::membership::{ChangeError, RegistryError};
+use crate::membership::{ChangeError, RegistryError, Twin};
 use crate::net::TlsError;
 use crate::net::cert::CertError;
 
@@ -76,11 +77,19 @@ pub enum CliError {
     /// A daemon that was stopped before it had finished what only it could.
     #[error("stopped with work unfinished: {0}; node.leave_within says for how long it goes on")]
     LeftUnfinished(String),
+    /// A node that was drained, and ended before it had finished.
+    #[error(
+        "drained with work unfinished, which is lost with this node's memory, or left to others: {0}"
+    )]
+    DrainedUnfinished(String),
     /// A daemon whose place another node has taken.
     #[error(
         "another node has this one's place since epoch {epoch}: {change}; started again, this node is a spare"
     )]
     PlaceTaken { epoch: u64, change: String },
+    /// Another machine has this node's name and certificate.
+    #[error(transparent)]
+    Twin(#[from] Twin),
     /// The registry of members.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -93,6 +102,14 @@ pub enum CliError {
     /// A drill that showed losses that the checkpoint does not bear.
     #[error("{failures} of {tried} decodes without nodes failed")]
     Drill { failures: usize, tried: usize },
+    /// A drill that could not try all of the step.
+    #[error("not all of the step could be drilled: {reason}")]
+    DrillInPart { reason: String },
+    /// Steps that newer ones replace faster than they are drilled.
+    #[error(
+        "{steps} steps, one after the other, were replaced by newer ones while they were drilled: take a smaller --sample, --lanes or --subsets"
+    )]
+    DrillOvertaken { steps: usize },
     /// A job that nobody holds: a name that was mistyped, most often.
     #[error(
         "expected a job with something in RAM, got {0}, of which no node holds anything: `storaged ls` lists jobs"
@@ -114,11 +131,11 @@ impl CliError {
     /// What a script sees.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Config(_) | Self::Tls(_) | Self::Log(_) => EXIT_CONFIG.into(),
+            Self::Config(_) | Self::Tls(_) | Self::Log(_) | Self::Twin(_) => EXIT_CONFIG.into(),
             Self::Usage(_) | Self::Keep(KeepError::NoAddress | KeepError::Address { .. }) => {
                 EXIT_USAGE.into()
             }
-            Self::LeftUnfinished(_) => EXIT_UNFINISHED.into(),
+            Self::LeftUnfinished(_) | Self::DrainedUnfinished(_) => EXIT_UNFINISHED.into(),
             Self::PlaceTaken { .. } => EXIT_AGAIN.into(),
             _ => ExitCode::FAILURE,
         }
@@ -151,6 +168,8 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Say whether this node may be restarted now without losing anything; exit code 1 if not
     RestartSafe(restart_safe::RestartSafeArgs),
+    /// End the daemon of this node in order, before the machine goes
+    Drain(drain::DrainArgs),
     /// Keep a checkpoint in the durable tier whatever the retention says
     Pin(tier::PinArgs),
     /// Let the retention have it again
@@ -259,6 +278,7 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Plan(args) => return inspect::plan(&args),
         Command::Verify(args) => verify::verify(&args),
         Command::RestartSafe(args) => restart_safe::restart_safe(&args),
+        Command::Drain(args) => drain::drain(&args),
         Command::Pin(args) => tier::pin(&args, Keep::Pin),
         Command::Unpin(args) => tier::pin(&args, Keep::Unpin),
         Command::Rm(args) => tier::rm(&args),

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::{CliError, members, print};
 use crate::config::{Config, ConfigFile};
-use crate::driver::{Daemon, Ending, date, expiry_fault};
+use crate::driver::{Daemon, Ending, date, end_hook, expiry_fault};
 use crate::encode::Pool;
 use crate::env::{Environment, Offload, SystemEntropy};
 use crate::keep::keeper::{self, EXIT_AGAIN, Program};
@@ -115,6 +115,7 @@ fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
             descriptors: holding.store,
             inherited: holding.inherited.descriptors,
             ops: None,
+            stage: None,
             members: None,
         };
         let mut term = signal(SignalKind::terminate()).map_err(io("listening for SIGTERM"))?;
@@ -156,7 +157,6 @@ fn ended(ending: &Ending) -> Result<(), CliError> {
         Ending::Told(left) if left.is_empty() => return Ok(()),
         Ending::Told(left) => left,
     };
-    let left: Vec<String> = left.iter().map(ToString::to_string).collect();
     Err(CliError::LeftUnfinished(left.join("; ")))
 }
 
@@ -184,6 +184,7 @@ async fn start_again_at(mut usr2: Signal, keep: Keep) {
     while usr2.recv().await.is_some() {
         if keep != Keep::None {
             tracing::info!("ending, to be started again");
+            end_hook();
             std::process::exit(EXIT_AGAIN.into());
         }
     }

@@ -9,7 +9,7 @@ use super::{CliError, NamespaceArgs, SocketArgs, print, size};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exits with 1 if any part has a fault, or any decode of a drill failed.\n\nExamples:\n  storaged verify llama-70b\n  storaged verify llama-70b --drill --sample 8\nThe second decodes chunks without every m nodes of their group in turn, in RAM; nothing that is held changes."
+    after_help = "Exits with 1 if any part has a fault, or any decode of a drill failed.\n\nExamples:\n  storaged verify llama-70b\n  storaged verify llama-70b --drill --sample 8\nThe second decodes chunks without every m nodes of their group in turn, in RAM; nothing that is held changes. It takes the newest\nprotected step, or that of --step, which it drills as far as it is coded; more than m nodes that are down are not waited for."
 )]
 pub struct VerifyArgs {
     #[command(flatten)]

@@ -27,11 +27,16 @@ impl Config {
         groups.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// The largest shard for so many ranks per node: each has its slots, and parity is there twice while a step is
-    /// coded, of the newest safe step and of the one that is made. Digests and fingerprints of chunks take room too.
+    /// Of how many steps parity is there at most: of those that stay, and of the one that is coded.
+    fn parity_copies(&self) -> u64 {
+        self.keep_steps as u64 + 1
+    }
+
+    /// The largest shard for so many ranks per node: each has its slots, and parity is there once more while a step is
+    /// coded, beside that of the safe steps that stay. Digests and fingerprints of chunks take room too.
     pub fn shard_bytes_max(&self, ranks: u64) -> u64 {
         let coded = self.groups_coded();
-        let copies = u128::from(self.slots_per_rank as u64 + 2 * coded);
+        let copies = u128::from(self.slots_per_rank as u64 + self.parity_copies() * coded);
         let k = self.geometry.map_or(0, |geometry| geometry.k() as u64);
         // This node keeps the tables of its own shards, and where it codes those of the shards that it codes for.
         let tables = u128::from(self.slots_per_rank as u64 * (1 + k * coded));
@@ -72,9 +77,10 @@ impl Config {
         let coded = self.groups_coded();
         let _ = writeln!(
             text,
-            "RAM per rank and byte of shard: {} slots and, as this node codes for {coded} groups, {coded} to {} of parity",
+            "RAM per rank and byte of shard: {} slots and, as this node codes for {coded} groups, {} to {} of parity",
             self.slots_per_rank,
-            2 * coded
+            self.keep_steps as u64 * coded,
+            self.parity_copies() * coded
         );
         for ranks in RANKS {
             let most = ByteSize::b(self.shard_bytes_max(ranks));

@@ -9,7 +9,7 @@ use storaged_plan::Member;
 use storaged_wire::NodeName;
 
 use super::{ConfigError, ConfigFile, Span, value};
-use crate::membership::{Arrival, PLACES_MAX, Place, Roster};
+use crate::membership::{Arrival, EtcdConfig, PLACES_MAX, Place, Roster};
 use crate::net::PeerAddress;
 use crate::trickle::store::StoreConfig;
 
@@ -22,8 +22,8 @@ const POLL_MAX_S: u64 = 60;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MembershipSection {
-    /// The object store that holds the rosters: a directory that all nodes share, or a bucket of S3.
-    pub registry: StoreConfig,
+    /// What holds the rosters: a directory that all nodes share, a bucket of S3, or etcd.
+    pub registry: RegistryConfig,
     /// Places of a cluster that begins; later `storaged node resize` says how many.
     pub size: usize,
     /// Where peers reach this node; by default `node.listen`.
@@ -34,6 +34,28 @@ pub struct MembershipSection {
     /// How often a node looks whether the roster has changed.
     #[serde(default = "poll")]
     pub poll: Span,
+}
+
+/// `membership.registry`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "toml::Table")]
+pub enum RegistryConfig {
+    /// An object store, with the keys of `[durable]`.
+    Objects(StoreConfig),
+    /// etcd.
+    Etcd(EtcdConfig),
+}
+
+impl TryFrom<toml::Table> for RegistryConfig {
+    type Error = toml::de::Error;
+
+    fn try_from(mut table: toml::Table) -> Result<Self, Self::Error> {
+        if table.get("kind").and_then(toml::Value::as_str) != Some("etcd") {
+            return table.try_into().map(Self::Objects);
+        }
+        table.remove("kind");
+        table.try_into().map(Self::Etcd)
+    }
 }
 
 const fn replace_after() -> Span {
@@ -47,8 +69,8 @@ const fn poll() -> Span {
 /// What a node of a cluster with a registry goes by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MembershipConfig {
-    /// The object store of the rosters.
-    pub registry: StoreConfig,
+    /// What holds the rosters.
+    pub registry: RegistryConfig,
     /// This node, as it asks for a place.
     pub arrival: Arrival,
     /// Places of a cluster that begins.
@@ -91,6 +113,10 @@ impl ConfigFile {
         if self.tls.is_none() {
             let reason = "expected certificates because [membership] gives the node peers, got none: `storaged cert` makes them";
             return Err(value("tls", reason));
+        }
+        if let RegistryConfig::Etcd(etcd) = &section.registry {
+            etcd.check()
+                .map_err(|error| value("membership.registry", error))?;
         }
         Ok(Some(MembershipConfig {
             registry: section.registry.clone(),

@@ -59,7 +59,7 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 19] = [
+        let keys: [Key<'_>; 20] = [
             ("node.name", &|config| config.node.to_string()),
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
@@ -79,6 +79,7 @@ impl Config {
             ("memory.slots_per_rank", &|config| {
                 config.slots_per_rank.to_string()
             }),
+            ("memory.keep_steps", &|config| config.keep_steps.to_string()),
             ("memory.idle_job", &|config| {
                 format!("{} ms", config.idle_job_ms)
             }),

@@ -5,12 +5,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use storaged_core::Unfinished;
+use storaged_core::{RequestId, Unfinished};
 use storaged_wire::SlotId;
+use storaged_wire::drain::DrainOrder;
+use storaged_wire::local::Reply;
 use storaged_wire::peer::CheckpointKey;
 use tokio::time::Instant;
 
-use super::Daemon;
+use super::drain::Drain;
+use super::{Daemon, PlaceTaken};
 
 /// How often it looks whether something is left, and says what.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -20,6 +23,10 @@ const SAY_EVERY: Duration = Duration::from_secs(5);
 /// the last save of a trainer that was told to stop with it may begin.
 const LAST_SAVE: Duration = Duration::from_secs(5);
 
+/// For [`Node::restart_objections`](storaged_core::Node::restart_objections): of each job's newest step something is left without this
+/// node, in RAM or in the durable tier.
+const AT_LEAST_DURABLE: Option<u32> = Some(0);
+
 /// What was finished last is told to peers at once and again after a second. A node that went before they hear of it would leave
 /// them with a checkpoint that is in the tier but for the manifest, which they then give up.
 const TOLD_WITHIN: Duration = Duration::from_millis(1_500);
@@ -27,6 +34,7 @@ const TOLD_WITHIN: Duration = Duration::from_millis(1_500);
 /// A daemon that was told to stop.
 pub(super) struct Leaving {
     until: Instant,
+    told_by: ToldBy,
     /// Nothing before this, since something was unfinished or others' copies are under way.
     told_at: Option<Instant>,
     last_save_at: Instant,
@@ -37,7 +45,38 @@ pub(super) struct Leaving {
     say_at: Instant,
 }
 
+/// Who told a daemon to stop.
+enum ToldBy {
+    /// Whoever started it.
+    Signal,
+    /// An operator, who waits for a report.
+    Operator(Drain),
+    /// The registry: another node has its place.
+    Registry,
+}
+
+/// What a look at a daemon that leaves has shown.
+enum Look {
+    /// It goes on.
+    Busy,
+    /// It has finished, or its time is over, and this is left.
+    Ready(Vec<String>),
+}
+
 impl Leaving {
+    fn is_drain(&self) -> bool {
+        matches!(self.told_by, ToldBy::Operator(_))
+    }
+
+    /// A signal to a daemon that leaves already: it has so long now. None: it has been told so before, and goes at once.
+    fn cut_short(&mut self, within: Duration) -> Option<()> {
+        let ToldBy::Operator(drain) = &mut self.told_by else {
+            return None;
+        };
+        self.until = self.until.min(Instant::now() + within);
+        drain.first_signal()
+    }
+
     /// When it is to be looked at next.
     pub fn look_at(&self) -> Instant {
         self.look_at
@@ -67,13 +106,57 @@ impl Leaving {
 }
 
 impl Daemon {
+    /// A signal, or nobody is there any more who could send one. None: at once.
+    pub(super) fn heed_signal(&mut self, signal: Option<()>) -> Option<()> {
+        let within = self.config.leave_within;
+        match &mut self.leaving {
+            None => self.leaving = Some(self.leave(ToldBy::Signal, within)),
+            Some(leaving) => leaving.cut_short(within)?,
+        }
+        signal
+    }
+
+    /// Another node has this one's place. Nobody else has its uploads yet.
+    pub(super) fn heed_loss_of_place(&mut self, taken: PlaceTaken) -> Option<PlaceTaken> {
+        let Some(leaving) = &mut self.leaving else {
+            let within = self.config.leave_within;
+            self.leaving = Some(self.leave(ToldBy::Registry, within));
+            return Some(taken);
+        };
+        match &mut leaving.told_by {
+            ToldBy::Operator(drain) => {
+                drain.place_is_gone(&taken);
+                None
+            }
+            ToldBy::Signal | ToldBy::Registry => Some(taken),
+        }
+    }
+
+    /// An operator ends this daemon, or asks how far that is.
+    pub(super) fn drain(&mut self, id: RequestId, order: DrainOrder) {
+        let within = Duration::from_millis(order.within_ms.into());
+        if !self.leaving.as_ref().is_some_and(Leaving::is_drain) {
+            tracing::info!(?within, place = ?order.place, "an operator drains this node");
+            self.leaving = Some(self.leave(ToldBy::Operator(Drain::of(order)), within));
+        }
+        let Some(leaving) = &mut self.leaving else {
+            return;
+        };
+        let left = leaving.until.saturating_duration_since(Instant::now());
+        if let ToldBy::Operator(drain) = &mut leaving.told_by {
+            let report = drain.report(left);
+            self.answer(id, Reply::Draining(report), None);
+        }
+    }
+
     /// Begins to leave.
-    pub(super) fn leave(&mut self) -> Leaving {
+    fn leave(&mut self, told_by: ToldBy, within: Duration) -> Leaving {
         self.links.is_leaving = true;
         self.show();
         let now = Instant::now();
         Leaving {
-            until: now + self.config.leave_within,
+            until: now + within,
+            told_by,
             told_at: self.node.awaits_copies().then_some(now + TOLD_WITHIN),
             last_save_at: now + LAST_SAVE,
             filled: None,
@@ -83,33 +166,79 @@ impl Daemon {
         }
     }
 
-    /// What is left unfinished, once there is nothing or no time any more.
-    pub(super) fn has_left(&self, leaving: Option<&mut Leaving>) -> Option<Vec<Unfinished>> {
-        let leaving = leaving?;
-        if self.config.leave_within.is_zero() {
+    /// What is left unfinished, once the daemon is to end.
+    pub(super) fn has_left(&mut self) -> Option<Vec<String>> {
+        let mut leaving = self.leaving.take()?;
+        let now = Instant::now();
+        if self.config.leave_within.is_zero() && !leaving.is_drain() {
             return Some(Vec::new());
         }
-        let now = Instant::now();
-        if now < leaving.look_at {
-            return None;
+        let left = (now >= leaving.look_at).then(|| {
+            leaving.look_at = now + LOOK_EVERY;
+            self.look_at_leaving(&mut leaving, now)
+        });
+        self.leaving = Some(leaving);
+        left.flatten()
+    }
+
+    fn look_at_leaving(&self, leaving: &mut Leaving, now: Instant) -> Option<Vec<String>> {
+        let look = match &leaving.told_by {
+            ToldBy::Operator(drain) if drain.has_finished() => Look::Busy,
+            _ => self.look_at_work(leaving, now),
+        };
+        match (&mut leaving.told_by, look) {
+            (ToldBy::Operator(drain), Look::Ready(left)) => {
+                drain.finished(left, self.members.as_ref(), now);
+                None
+            }
+            (ToldBy::Operator(drain), Look::Busy) => drain.look(now),
+            (_, Look::Ready(left)) => Some(left),
+            (_, Look::Busy) => None,
         }
-        leaving.look_at = now + LOOK_EVERY;
+    }
+
+    fn look_at_work(&self, leaving: &mut Leaving, now: Instant) -> Look {
+        if now >= leaving.until {
+            return Look::Ready(self.left_by(leaving));
+        }
         let unfinished = leaving.relevant(self.node.unfinished(), now);
         if !unfinished.is_empty() {
             leaving.told_at = Some(now + TOLD_WITHIN);
         }
-        let is_told = unfinished.is_empty() && leaving.told_at.is_none_or(|at| now >= at);
-        if is_told || now >= leaving.until {
+        let mut waits: Vec<String> = unfinished.iter().map(ToString::to_string).collect();
+        if let ToldBy::Operator(drain) = &mut leaving.told_by {
+            // Coding it is what makes a step do without this node, so that is waited for first.
+            if waits.is_empty() {
+                waits = self.node.restart_objections(AT_LEAST_DURABLE);
+            }
+            drain.waits(&waits);
+        }
+        if waits.is_empty() && leaving.told_at.is_none_or(|at| now >= at) {
             // What was begun later is left too, and is said.
-            return Some(self.node.unfinished());
+            return Look::Ready(self.left_by(leaving));
         }
         if now >= leaving.say_at {
             leaving.say_at = now + SAY_EVERY;
             let seconds = (leaving.until - now).as_secs();
-            for one in &unfinished {
+            for one in &waits {
                 tracing::info!("leaving within {seconds} s, before that: {one}");
             }
         }
-        None
+        Look::Busy
+    }
+
+    /// What is left if it goes now.
+    fn left_by(&self, leaving: &Leaving) -> Vec<String> {
+        let mut left = self.left_now();
+        if leaving.is_drain() {
+            left.extend(self.node.restart_objections(AT_LEAST_DURABLE));
+        }
+        left
+    }
+
+    /// What is unfinished.
+    pub(super) fn left_now(&self) -> Vec<String> {
+        let unfinished = self.node.unfinished();
+        unfinished.iter().map(ToString::to_string).collect()
     }
 }

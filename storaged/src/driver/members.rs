@@ -1,8 +1,10 @@
 //! What the driver makes of the roster: whom it links to, what the decisions are told, and that another node has this one's place.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use storaged_core::Input;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::{Daemon, chain};
 use crate::membership::{Change, Place, Remembered, Roster, Sight};
@@ -18,6 +20,8 @@ pub struct Members {
     pub changes: mpsc::Receiver<Change>,
     /// What it is told.
     pub sight: watch::Sender<Sight>,
+    /// And that this node goes for good.
+    pub going: Arc<Notify>,
 }
 
 /// Another node fills this one's place.

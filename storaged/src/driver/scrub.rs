@@ -1,36 +1,21 @@
 //! Reading RAM again: pieces on the codec's threads, and what the operator is told of chunks that have rotted.
 
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use storaged_core::{HeldBlock, Input, Now, QueryId, ScrubPiece};
-use storaged_wire::NodeName;
 use storaged_wire::peer::CheckpointKey;
-use thiserror::Error;
 
-use super::{Daemon, chain};
+use super::Daemon;
+use super::hook::{Hook, RotReport};
 use crate::config::{HookCommand, ScrubConfig};
 use crate::digest;
-
-/// An operator's program that takes longer is killed.
-const HOOK_MAX: Duration = Duration::from_secs(60);
-
-/// Why the operator's program did not do what it is for.
-#[derive(Debug, Error)]
-enum HookError {
-    #[error("starting it failed")]
-    Start(#[source] std::io::Error),
-    #[error("expected it to end with 0, it ended with {0}")]
-    Failed(std::process::ExitStatus),
-    #[error("expected it to end within {} s, it was killed", HOOK_MAX.as_secs())]
-    TimedOut,
-}
 
 /// How many chunks have rotted since the start, and when the operator's program ran last.
 #[derive(Debug, Default)]
 pub(super) struct RotCount {
     chunks: u64,
     hook_ran_at: Option<Now>,
+    hook: Hook,
 }
 
 impl RotCount {
@@ -59,7 +44,10 @@ impl RotCount {
     ) -> Option<&'c HookCommand> {
         self.chunks += chunks;
         let rests = |ran: Now| now.since(ran) < config.period_ms;
-        if !self.is_too_much(config) || self.hook_ran_at.is_some_and(rests) {
+        if !self.is_too_much(config)
+            || self.hook_ran_at.is_some_and(rests)
+            || self.hook.is_running()
+        {
             return None;
         }
         let hook = config.hook.as_ref()?;
@@ -87,9 +75,11 @@ impl Daemon {
         tracing::error!(namespace = %key.namespace, run = %key.run, step = key.step.get(), %node, %block, chunks,
             "memory of this node has rotted; the block is lost, and what can be decoded is put back");
         let now = self.clock.now();
-        let hook = self.rot.add(chunks, now, &self.config.scrub);
-        if let Some(hook) = hook {
-            tokio::spawn(run_and_say(hook.clone(), node.clone(), self.rot.chunks));
+        if let Some(hook) = self.rot.add(chunks, now, &self.config.scrub) {
+            let (node, chunks) = (node.clone(), self.rot.chunks);
+            self.rot
+                .hook
+                .start(hook.clone(), RotReport { node, chunks });
         }
         self.links.rot_fault = self.rot.reason(&self.config.scrub);
     }
@@ -98,47 +88,6 @@ impl Daemon {
     pub(super) fn show_scrub(&self) {
         let age = Duration::from_millis(self.node.scrub_state().age_ms);
         self.ops.metrics.observe_scrub_age(age);
-    }
-}
-
-async fn run_and_say(hook: HookCommand, node: NodeName, chunks: u64) {
-    let program = hook.program.display().to_string();
-    match run(&hook, &node, chunks).await {
-        Ok(()) => tracing::info!(program, "ran scrub.hook"),
-        Err(error) => tracing::error!(program, error = chain(&error), "scrub.hook failed"),
-    }
-}
-
-/// Runs the operator's program in a process group of its own, with nothing of the daemon's environment: credentials are there.
-async fn run(hook: &HookCommand, node: &NodeName, chunks: u64) -> Result<(), HookError> {
-    let mut command = tokio::process::Command::new(&hook.program);
-    command
-        .args(&hook.arguments)
-        .env_clear()
-        .env(
-            "PATH",
-            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        )
-        .env("STORAGED_NODE", node.as_str())
-        .env("STORAGED_ROTTEN_CHUNKS", chunks.to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .process_group(0)
-        .kill_on_drop(true);
-    let mut child = command.spawn().map_err(HookError::Start)?;
-    let group = child.id().and_then(|id| i32::try_from(id).ok());
-    match tokio::time::timeout(HOOK_MAX, child.wait()).await {
-        Ok(Ok(status)) if status.success() => Ok(()),
-        Ok(Ok(status)) => Err(HookError::Failed(status)),
-        Ok(Err(error)) => Err(HookError::Start(error)),
-        Err(_) => {
-            let group = group.and_then(rustix::process::Pid::from_raw);
-            if let Some(group) = group {
-                // It may have ended this very moment.
-                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-            }
-            Err(HookError::TimedOut)
-        }
     }
 }
 
@@ -160,6 +109,7 @@ mod tests {
             hook: Some(HookCommand {
                 program: program.into(),
                 arguments: Vec::new(),
+                within: Duration::from_secs(60),
             }),
         }
     }
@@ -180,34 +130,5 @@ mod tests {
         let (config, mut rot) = (config(0, "/bin/true"), RotCount::default());
         assert!(rot.add(1_000, Now(0), &config).is_none());
         assert_eq!(rot.reason(&config), None);
-    }
-
-    #[tokio::test]
-    async fn what_the_hook_did_not_do_is_said() {
-        let node = NodeName::new("n1").unwrap();
-        let hook = |program: &str, arguments: &[&str]| HookCommand {
-            program: program.into(),
-            arguments: arguments.iter().map(|it| (*it).to_owned()).collect(),
-        };
-        let sees =
-            r#"[ "$STORAGED_NODE" = n1 ] && [ "$STORAGED_ROTTEN_CHUNKS" = 4 ] && [ -z "$HOME" ]"#;
-        run(&hook("/bin/sh", &["-c", sees]), &node, 4)
-            .await
-            .unwrap();
-        let failed = run(&hook("/bin/sh", &["-c", "exit 3"]), &node, 4).await;
-        assert!(matches!(failed, Err(HookError::Failed(_))), "{failed:?}");
-        let absent = run(&hook("/nonexistent", &[]), &node, 4).await;
-        assert!(matches!(absent, Err(HookError::Start(_))), "{absent:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_hook_that_hangs_is_killed() {
-        let node = NodeName::new("n1").unwrap();
-        let hook = HookCommand {
-            program: "/bin/sleep".into(),
-            arguments: vec!["1000".into()],
-        };
-        let outcome = run(&hook, &node, 1).await;
-        assert!(matches!(outcome, Err(HookError::TimedOut)), "{outcome:?}");
     }
 }

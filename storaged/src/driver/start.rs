@@ -25,6 +25,7 @@ pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
         geometry: config.geometry,
         chunk: config.chunk,
         slots_per_rank: config.slots_per_rank,
+        keep_steps: config.keep_steps,
         budget: config.budget,
         idle_job_ms: config.idle_job_ms,
         scrub_period_ms: config.scrub.period_ms,

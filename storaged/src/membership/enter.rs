@@ -1,6 +1,7 @@
 //! How a node gets a place: the one that it fills already, a vacant one, or a new one once enough nodes have come. A node for which
 //! there is none is a spare, and waits till a place gets vacant. Which spare takes it the registry settles.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use storaged_plan::GroupError;
@@ -9,6 +10,7 @@ use tokio::time::Instant;
 
 use super::registry::{Proposal, Registry, RegistryError, gone_back};
 use super::roster::{Arrival, Arrived, Roster};
+use super::twin::{Presence, Twin};
 
 /// What a node that has no place yet goes by.
 #[derive(Debug, Clone)]
@@ -25,16 +27,42 @@ pub struct Entering {
     pub remembered: Option<Roster>,
     /// How checkpoints are coded.
     pub geometry: Option<Geometry>,
+    /// Who answers where.
+    pub presence: Arc<dyn Presence>,
 }
 
 /// A registry that has not answered for so long is away: the node goes by what it remembers.
 const AWAY_AFTER: Duration = Duration::from_secs(3);
 
+/// A cluster that is to have more places gives them to the nodes that have come once no other has come for so long: groups change once for
+/// nodes that come together, and nobody waits for machines that may never come.
+const GROW_QUIET: Duration = Duration::from_secs(15);
+
+/// Since when the roster has been as it is.
+#[derive(Debug, Default)]
+struct Quiet(Option<(u64, Instant)>);
+
+impl Quiet {
+    /// Whether this epoch has been the newest for long enough.
+    fn is_over(&mut self, epoch: u64, now: Instant) -> bool {
+        let (known, since) = *self.0.get_or_insert((epoch, now));
+        if known != epoch {
+            self.0 = Some((epoch, now));
+            return false;
+        }
+        now - since >= GROW_QUIET
+    }
+}
+
 /// How it goes; said whenever that changes.
 #[derive(Debug)]
 pub enum Waits {
-    /// Not all nodes of a cluster that begins, or grows, have come.
+    /// Not all nodes of a cluster that begins have come.
     ForNodes { there: usize, wanted: usize },
+    /// It has come while a cluster grows: others may come with it.
+    ToGrow { there: usize, wanted: usize },
+    /// Another machine is this node.
+    Twin(Twin),
     /// All places are filled.
     AsSpare { epoch: u64 },
     /// The operator has replaced it, or removed its place.
@@ -51,6 +79,12 @@ impl std::fmt::Display for Waits {
             Self::ForNodes { there, wanted } => {
                 write!(f, "waiting for nodes: {there} of {wanted} have come")
             }
+            Self::ToGrow { there, wanted } => write!(
+                f,
+                "waiting for other nodes that come too: there are {there}, and places for {wanted}; once none has come for {} s this one gets a place",
+                GROW_QUIET.as_secs()
+            ),
+            Self::Twin(twin) => twin.fmt(f),
             Self::AsSpare { epoch } => write!(
                 f,
                 "this node is a spare: all places are filled at epoch {epoch}; it takes the next one that gets vacant"
@@ -101,47 +135,79 @@ impl Entering {
     }
 
     /// Looks once, and proposes what would give the node a place.
-    async fn look(&self) -> Result<Option<Entered>, Waits> {
+    async fn look(&self, quiet: &mut Quiet) -> Result<Option<Entered>, Waits> {
         let found = self.registry.newest().await.map_err(Waits::ForRegistry)?;
         self.check_history(found.as_ref())?;
         let roster = found.unwrap_or_else(|| self.first.clone());
-        match roster.arrive(&self.arrival) {
-            Arrived::Placed(place) => Ok(Some(Entered { roster, place })),
-            Arrived::Waiting { there, wanted } => Err(Waits::ForNodes { there, wanted }),
-            Arrived::Spare => Err(Waits::AsSpare {
-                epoch: roster.epoch,
-            }),
-            Arrived::Dismissed => Err(Waits::ForAdmission {
-                node: self.arrival.node.clone(),
-            }),
-            Arrived::Propose(next) => {
-                next.check_groups(self.geometry).map_err(Waits::ForOthers)?;
-                let proposed = self.registry.propose(&next).await;
-                match proposed.map_err(Waits::ForRegistry)? {
-                    Proposal::Taken => {
-                        tracing::info!(
-                            epoch = next.epoch,
-                            change = next.change,
-                            "the roster changed"
-                        );
-                    }
-                    // Another node's came first: what it says is looked at.
-                    Proposal::Outrun => {}
-                }
-                Ok(None)
+        let is_over = quiet.is_over(roster.epoch, Instant::now());
+        let next = match roster.arrive(&self.arrival) {
+            Arrived::Placed(place) => return Ok(Some(Entered { roster, place })),
+            Arrived::Waiting { there, wanted } if roster.places.is_empty() => {
+                return Err(Waits::ForNodes { there, wanted });
             }
+            Arrived::Waiting { there, wanted } if !is_over => {
+                return Err(Waits::ToGrow { there, wanted });
+            }
+            Arrived::Waiting { .. } => roster.grown(),
+            Arrived::Spare => {
+                let epoch = roster.epoch;
+                return Err(Waits::AsSpare { epoch });
+            }
+            Arrived::Dismissed => {
+                let node = self.arrival.node.clone();
+                return Err(Waits::ForAdmission { node });
+            }
+            Arrived::Propose(next) => *next,
+        };
+        self.check_twin(&roster).await?;
+        self.propose(&next).await?;
+        Ok(None)
+    }
+
+    /// A place that this node fills at another address is its own if it has moved, and not if another machine answers there.
+    async fn check_twin(&self, roster: &Roster) -> Result<(), Waits> {
+        let node = &self.arrival.node;
+        let elsewhere = roster.filled_by(node).map(|place| &place.address);
+        let Some(address) = elsewhere.filter(|there| **there != self.arrival.address) else {
+            return Ok(());
+        };
+        if !self.presence.answers(node, address).await {
+            return Ok(());
         }
+        Err(Waits::Twin(Twin {
+            node: node.clone(),
+            address: address.clone(),
+        }))
+    }
+
+    async fn propose(&self, next: &Roster) -> Result<(), Waits> {
+        next.check_groups(self.geometry).map_err(Waits::ForOthers)?;
+        let proposed = self.registry.propose(next).await;
+        match proposed.map_err(Waits::ForRegistry)? {
+            Proposal::Taken => {
+                let (epoch, change) = (next.epoch, &next.change);
+                tracing::info!(epoch, change, "the roster changed");
+            }
+            // Another node's came first: what it says is looked at.
+            Proposal::Outrun => {}
+        }
+        Ok(())
     }
 }
 
 /// Waits until the node has a place. What it waits for is said when it begins to, and when that changes.
-pub async fn enter(entering: &Entering, mut say: impl FnMut(&Waits)) -> Entered {
+///
+/// # Errors
+/// [`Twin`] if another machine has the node's name and certificate, and its place.
+pub async fn enter(entering: &Entering, mut say: impl FnMut(&Waits)) -> Result<Entered, Twin> {
     let mut said = String::new();
+    let mut quiet = Quiet::default();
     let mut away_since = None;
     loop {
-        match entering.look().await {
-            Ok(Some(entered)) => return entered,
+        match entering.look(&mut quiet).await {
+            Ok(Some(entered)) => return Ok(entered),
             Ok(None) => {}
+            Err(Waits::Twin(twin)) => return Err(twin),
             Err(waits) => {
                 let now = Instant::now();
                 away_since = match &waits {
@@ -153,7 +219,7 @@ pub async fn enter(entering: &Entering, mut say: impl FnMut(&Waits)) -> Entered 
                 {
                     let (place, epoch) = (&entered.place, entered.roster.epoch);
                     tracing::warn!(%place, epoch, reason = %waits, "the place is as this node remembers it");
-                    return entered;
+                    return Ok(entered);
                 }
                 let text = waits.to_string();
                 if text != said {

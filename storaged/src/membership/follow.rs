@@ -5,10 +5,11 @@
 //! if no spare has, with its memory. A minority gives up nobody, so that of two halves of a cluster only one goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use storaged_wire::NodeName;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use super::registry::{Proposal, Registry, RegistryError};
@@ -58,6 +59,10 @@ pub struct Following {
     pub is_news: bool,
     /// The registry did not have the known epoch when it was looked at last.
     pub is_doubtful: bool,
+    /// Told when the node goes for good.
+    pub going: Arc<Notify>,
+    /// It was told so.
+    pub is_going: bool,
 }
 
 /// Since when nodes are not in sight.
@@ -75,6 +80,14 @@ struct Absence {
 }
 
 impl Absences {
+    /// Remembers who is in sight, also of a node that comes and goes between two looks: it is not one that has yet to come.
+    fn note(&mut self, following: &Following, sight: &Sight) {
+        let places = following.roster.places.iter();
+        let there = places.filter(|place| sight.up.contains(&place.name));
+        self.seen
+            .extend(there.map(|place| (place.name.clone(), place.term)));
+    }
+
     /// Looks at what is in sight now.
     pub fn look(&mut self, following: &Following, sight: &Sight, now: Instant) {
         let most = following.poll * 2 + OWN_PAUSE;
@@ -200,6 +213,22 @@ impl Following {
         }
     }
 
+    /// Gives up this node's own place, for good: it goes.
+    async fn leave(&mut self) -> Result<Option<Change>, RegistryError> {
+        self.registry.confirm(&self.roster).await?;
+        while let Some(next) = self.roster.left_by(&self.arrival.node, "it was drained") {
+            if self.registry.propose(&next).await? == Proposal::Taken {
+                self.take(next);
+            } else if let Some(newer) = self.registry.newer_than(&self.roster).await? {
+                self.take(newer);
+            } else {
+                // Outrun by what cannot be read yet: the next look comes soon.
+                return Ok(None);
+            }
+        }
+        Ok(Some(self.taken()))
+    }
+
     async fn give_up(&mut self, name: &NodeName) -> Result<Option<Change>, RegistryError> {
         let after = self.replace_after.unwrap_or_default().as_secs();
         let why = format!("{} has not seen it for {after} s", self.place);
@@ -215,16 +244,45 @@ impl Following {
     }
 }
 
+/// Until the next look. None if nobody listens any more.
+async fn rest(
+    following: &mut Following,
+    absences: &mut Absences,
+    sight: &mut watch::Receiver<Sight>,
+) -> Option<()> {
+    let going = following.going.clone();
+    let over = tokio::time::sleep(following.poll);
+    tokio::pin!(over);
+    loop {
+        tokio::select! {
+            () = &mut over => return Some(()),
+            () = going.notified() => {
+                following.is_going = true;
+                return Some(());
+            }
+            changed = sight.changed() => {
+                changed.ok()?;
+                absences.note(following, &sight.borrow_and_update());
+            }
+        }
+    }
+}
+
 /// Follows the registry until the node has lost its place, or nobody listens any more.
 pub async fn follow(
     mut following: Following,
-    sight: watch::Receiver<Sight>,
+    mut sight: watch::Receiver<Sight>,
     changes: mpsc::Sender<Change>,
 ) {
     let mut absences = Absences::default();
     let mut fault: Option<String> = None;
     for turn in 1_u32.. {
-        tokio::time::sleep(following.poll).await;
+        if rest(&mut following, &mut absences, &mut sight)
+            .await
+            .is_none()
+        {
+            return;
+        }
         let looked = look(&mut following, &mut absences, &sight, turn).await;
         let now = looked
             .as_ref()
@@ -252,6 +310,9 @@ async fn look(
     sight: &watch::Receiver<Sight>,
     turn: u32,
 ) -> Result<Option<Change>, RegistryError> {
+    if following.is_going {
+        return following.leave().await;
+    }
     if following.is_doubtful || turn.is_multiple_of(CONFIRM_EVERY) {
         following.is_doubtful = true;
         following.registry.confirm(&following.roster).await?;

@@ -1,26 +1,16 @@
-//! Where rosters lie: one object per epoch, created by whoever proposes it first and never changed. The names count down, so that
-//! the newest is the first of a listing.
+//! Where rosters lie: one record per epoch, created by whoever proposes it first and never changed, in a store that is linearizable. Which
+//! one that is, [`EpochRecords`] hides: an object store (`objects`) or etcd (`etcd`).
 
+use std::fmt;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use thiserror::Error;
 
+use super::etcd::EtcdError;
 use super::roster::{Roster, RosterError};
-use crate::trickle::store::{KeyPrefix, ObjectKey, Store, StoreError};
-
-/// The folder of the epochs.
-const FOLDER: &str = "epochs";
-
-/// What sorts before the newest epoch and is none, such as a file that a file system has hidden, is passed over.
-const LOOKED_AT: usize = 50;
-/// Digits of an object's name.
-const DIGITS: usize = 20;
-
-fn is_epoch(key: &ObjectKey) -> bool {
-    let (_, name) = key.as_str().rsplit_once('/').unwrap_or_default();
-    name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_digit())
-}
+use crate::trickle::store::StoreError;
 
 /// Why the roster cannot be read or changed.
 #[derive(Debug, Error)]
@@ -30,10 +20,13 @@ pub enum RegistryError {
         "the registry of members (membership.registry, whose keys are those of [durable]) cannot be used"
     )]
     Store(#[from] StoreError),
+    /// etcd.
+    #[error("etcd, the registry of members (membership.registry), cannot be used")]
+    Etcd(#[from] EtcdError),
     /// What lies in it.
-    #[error("{key} in the registry of members cannot be used")]
+    #[error("{name} in the registry of members cannot be used")]
     Roster {
-        key: ObjectKey,
+        name: String,
         #[source]
         source: RosterError,
     },
@@ -53,20 +46,46 @@ pub enum Proposal {
     Outrun,
 }
 
+/// A record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EpochRecord {
+    /// As the store names it, which counts down.
+    pub name: String,
+    /// What lies there.
+    pub bytes: Bytes,
+}
+
+/// EpochRecords by epoch, in a store that agrees on which of two writers came first. Reads see what was written before they began.
+#[async_trait]
+pub trait EpochRecords: fmt::Debug + Send + Sync {
+    /// What lies under an epoch.
+    async fn record(&self, epoch: u64) -> Result<Option<EpochRecord>, RegistryError>;
+
+    /// The newest one.
+    async fn newest(&self) -> Result<Option<EpochRecord>, RegistryError>;
+
+    /// Creates one, unless another lies there. One that is the same was created by this call, whose answer was lost.
+    async fn create(&self, epoch: u64, record: Bytes) -> Result<Proposal, RegistryError>;
+
+    /// What is not there counts only if the place is still the one that was opened.
+    async fn check_place(&self) -> Result<(), RegistryError>;
+}
+
+/// Under which name an epoch lies: the newest sorts first.
+pub(super) fn name_of_epoch(epoch: u64) -> String {
+    format!("{:020}", u64::MAX - epoch)
+}
+
 /// The registry of a cluster.
 #[derive(Debug, Clone)]
 pub struct Registry {
-    store: Arc<dyn Store>,
-}
-
-fn key(epoch: u64) -> Result<ObjectKey, StoreError> {
-    format!("{FOLDER}/{:020}", u64::MAX - epoch).parse()
+    records: Arc<dyn EpochRecords>,
 }
 
 impl Registry {
-    /// In a store.
-    pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store }
+    /// Over records.
+    pub fn new(records: Arc<dyn EpochRecords>) -> Self {
+        Self { records }
     }
 
     /// The newest roster; none in an empty registry.
@@ -74,13 +93,11 @@ impl Registry {
     /// # Errors
     /// [`RegistryError`] if it cannot be read.
     pub async fn newest(&self) -> Result<Option<Roster>, RegistryError> {
-        let folder: KeyPrefix = KeyPrefix::folder(FOLDER.parse()?);
-        let page = self.store.list_page(&folder, None, LOOKED_AT).await?;
-        match page.entries.iter().find(|entry| is_epoch(&entry.key)) {
-            Some(entry) => Ok(Some(self.read(&entry.key).await?)),
+        match self.records.newest().await? {
+            Some(found) => Ok(Some(parsed(&found)?)),
             // An empty place counts only if it is still the one that was opened.
             None => {
-                self.store.check_place().await?;
+                self.records.check_place().await?;
                 Ok(None)
             }
         }
@@ -91,16 +108,12 @@ impl Registry {
     /// # Errors
     /// [`RegistryError`] if it cannot be read.
     pub async fn newer_than(&self, known: &Roster) -> Result<Option<Roster>, RegistryError> {
-        match self.read(&key(known.epoch + 1)?).await {
-            Err(RegistryError::Store(StoreError::NotFound { .. })) => Ok(None),
-            Err(error) => Err(error),
-            Ok(next) => {
-                let newest = self.newest().await?;
-                let found =
-                    newest.filter(|it| it.epoch >= next.epoch && it.cluster == known.cluster);
-                found.map(Some).ok_or_else(|| gone_back(known, None))
-            }
-        }
+        let Some(next) = self.read(known.epoch + 1).await? else {
+            return Ok(None);
+        };
+        let newest = self.newest().await?;
+        let found = newest.filter(|it| it.epoch >= next.epoch && it.cluster == known.cluster);
+        found.map(Some).ok_or_else(|| gone_back(known, None))
     }
 
     /// Whether the roster that is known here is still part of the registry: one that was put back from an older copy has
@@ -109,14 +122,13 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::GoneBack`] if it is not.
     pub async fn confirm(&self, known: &Roster) -> Result<(), RegistryError> {
-        match self.read(&key(known.epoch)?).await {
-            Ok(found) if found == *known => Ok(()),
-            Ok(found) => Err(gone_back(known, Some(&found))),
-            Err(RegistryError::Store(StoreError::NotFound { .. })) => {
-                self.store.check_place().await?;
+        match self.read(known.epoch).await? {
+            Some(found) if found == *known => Ok(()),
+            Some(found) => Err(gone_back(known, Some(&found))),
+            None => {
+                self.records.check_place().await?;
                 Err(gone_back(known, None))
             }
-            Err(error) => Err(error),
         }
     }
 
@@ -126,27 +138,28 @@ impl Registry {
     /// [`RegistryError`] if the store does not answer: then it may have been taken all the same, which the next read tells.
     pub async fn propose(&self, roster: &Roster) -> Result<Proposal, RegistryError> {
         let bytes = Bytes::from(roster.bytes());
-        match self.store.put_new(&key(roster.epoch)?, bytes).await {
-            Ok(()) => Ok(Proposal::Taken),
-            Err(StoreError::AlreadyExists { .. }) => Ok(Proposal::Outrun),
-            Err(error) => Err(error.into()),
-        }
+        self.records.create(roster.epoch, bytes).await
     }
 
-    async fn read(&self, key: &ObjectKey) -> Result<Roster, RegistryError> {
-        let bytes = self.store.get(key, None).await?;
-        let of_key = |source| RegistryError::Roster {
-            key: key.clone(),
-            source,
-        };
-        let roster = Roster::parse(&bytes).map_err(of_key)?;
-        if self::key(roster.epoch)? == *key {
-            return Ok(roster);
-        }
-        let epoch = roster.epoch;
-        let reason = "it lies under the name of another epoch".into();
-        Err(of_key(RosterError::Inconsistent { epoch, reason }))
+    async fn read(&self, epoch: u64) -> Result<Option<Roster>, RegistryError> {
+        let found = self.records.record(epoch).await?;
+        found.as_ref().map(parsed).transpose()
     }
+}
+
+/// What was found, if it is the roster of the epoch that its name ends with.
+fn parsed(found: &EpochRecord) -> Result<Roster, RegistryError> {
+    let of_name = |source| RegistryError::Roster {
+        name: found.name.clone(),
+        source,
+    };
+    let roster = Roster::parse(&found.bytes).map_err(of_name)?;
+    if found.name.ends_with(&name_of_epoch(roster.epoch)) {
+        return Ok(roster);
+    }
+    let epoch = roster.epoch;
+    let reason = "it lies under the name of another epoch".into();
+    Err(of_name(RosterError::Inconsistent { epoch, reason }))
 }
 
 pub(super) fn gone_back(known: &Roster, found: Option<&Roster>) -> RegistryError {

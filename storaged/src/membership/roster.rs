@@ -439,11 +439,26 @@ impl Roster {
         if self.arriving.is_empty() || self.places.len() + self.arriving.len() < self.size {
             return;
         }
+        self.place_arriving();
+    }
+
+    fn place_arriving(&mut self) {
         for arrival in std::mem::take(&mut self.arriving) {
             let name = self.free_name(&arrival.node);
             self.places.push(arrival.takes(name));
         }
         self.places.sort_by(|one, other| one.name.cmp(&other.name));
+    }
+
+    /// With places for the nodes that have come, though there are to be more.
+    pub fn grown(&self) -> Self {
+        let come: Vec<&str> = self.arriving.iter().map(|it| it.node.as_str()).collect();
+        let (come, wanted) = (come.join(", "), self.size);
+        let mut next = self.next(format!(
+            "{come} got places, of {wanted} that there are to be"
+        ));
+        next.place_arriving();
+        next
     }
 
     /// Whether new checkpoints could be coded by its places, as far as they have been given.
@@ -514,15 +529,26 @@ impl Roster {
             let vacant = other.name.clone();
             return Err(ChangeError::AnotherVacant { vacant });
         }
+        Ok(self.without(node, comeback, why))
+    }
+
+    /// Without a node that goes by itself. Whether another place is vacant does not matter to it: it is going.
+    pub fn left_by(&self, node: &NodeName, why: &str) -> Option<Self> {
+        self.filled_by(node)?;
+        Some(self.without(node, Comeback::Refused, why))
+    }
+
+    fn without(&self, node: &NodeName, comeback: Comeback, why: &str) -> Self {
+        let name = self.filled_by(node).map_or("none", |it| it.name.as_str());
         let mut next = self.next(format!("{node} no longer fills {name}: {why}"));
-        let place = next.places.iter_mut().find(|place| place.name == *name);
-        if let Some(place) = place {
+        let mut places = next.places.iter_mut();
+        if let Some(place) = places.find(|place| place.node.as_ref() == Some(node)) {
             place.node = None;
         }
         if comeback == Comeback::Refused {
             next.dismissed.push(node.clone());
         }
-        Ok(next)
+        next
     }
 
     /// Without a place: new checkpoints are coded by the others.
@@ -543,7 +569,8 @@ impl Roster {
         Ok(next)
     }
 
-    /// With room for so many: the next nodes that come are given places, all at once.
+    /// With room for so many: the next nodes that come are given places, those that come together at once. There is no place before there
+    /// is a node for it: a group with places that nobody has ever filled could protect nothing.
     ///
     /// # Errors
     /// [`ChangeError`] if there are more places already.

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use storaged_wire::NodeName;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use super::follow::Absences;
 use super::*;
+use crate::net::PeerAddress;
 use crate::trickle::store::{FakeStore, Store};
 
 fn name(text: &str) -> NodeName {
@@ -204,7 +206,7 @@ fn a_record_comes_back_as_it_was_and_others_are_refused() {
 fn registry() -> (Arc<FakeStore>, Registry) {
     let store = Arc::new(FakeStore::default());
     let shared: Arc<dyn Store> = store.clone();
-    (store, Registry::new(shared))
+    (store, Registry::new(Arc::new(ObjectRecords::new(shared))))
 }
 
 fn entering(registry: &Registry, node: &str, size: usize) -> Entering {
@@ -215,6 +217,27 @@ fn entering(registry: &Registry, node: &str, size: usize) -> Entering {
         poll: Duration::from_secs(1),
         remembered: None,
         geometry: None,
+        presence: Arc::new(Nobody),
+    }
+}
+
+/// Whoever is asked is not there.
+#[derive(Debug)]
+struct Nobody;
+
+impl Presence for Nobody {
+    fn answers<'a>(&'a self, _: &'a NodeName, _: &'a PeerAddress) -> BoxFuture<'a, bool> {
+        Box::pin(async { false })
+    }
+}
+
+/// Whoever is asked is there.
+#[derive(Debug)]
+struct Everybody;
+
+impl Presence for Everybody {
+    fn answers<'a>(&'a self, _: &'a NodeName, _: &'a PeerAddress) -> BoxFuture<'a, bool> {
+        Box::pin(async { true })
     }
 }
 
@@ -225,7 +248,9 @@ async fn of_many_that_come_at_once_each_gets_a_place_of_one_cluster() {
     let mut entered = Vec::new();
     for node in ["a", "b", "c", "d", "e"] {
         let entering = entering(&registry, node, 5);
-        entered.push(tokio::spawn(async move { enter(&entering, |_| ()).await }));
+        entered.push(tokio::spawn(async move {
+            enter(&entering, |_| ()).await.unwrap()
+        }));
     }
     let mut places = BTreeSet::new();
     let mut clusters = BTreeSet::new();
@@ -244,15 +269,10 @@ async fn of_many_that_come_at_once_each_gets_a_place_of_one_cluster() {
 
 #[tokio::test(start_paused = true)]
 async fn two_spares_do_not_take_one_place() {
-    let (_, registry) = registry();
-    let mut roster = Roster::empty("c".into(), 3);
-    for node in ["a", "b", "c"] {
-        roster = after(&roster, node);
-        assert_eq!(registry.propose(&roster).await.unwrap(), Proposal::Taken);
-    }
+    let (registry, _) = three_in_a_registry().await;
     let spares = ["d", "e"].map(|node| {
         let entering = entering(&registry, node, 3);
-        tokio::spawn(async move { enter(&entering, |_| ()).await.place })
+        tokio::spawn(async move { enter(&entering, |_| ()).await.unwrap().place })
     });
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(spares.iter().all(|spare| !spare.is_finished()));
@@ -290,6 +310,17 @@ async fn a_registry_that_has_gone_back_is_not_followed() {
     );
 }
 
+/// A registry in which three nodes have come, one after the other.
+async fn three_in_a_registry() -> (Registry, Roster) {
+    let (_, registry) = registry();
+    let mut roster = Roster::empty("c".into(), 3);
+    for node in ["a", "b", "c"] {
+        roster = after(&roster, node);
+        assert_eq!(registry.propose(&roster).await.unwrap(), Proposal::Taken);
+    }
+    (registry, roster)
+}
+
 fn following(roster: &Roster, place: &str) -> Following {
     Following {
         registry: registry().1,
@@ -300,6 +331,8 @@ fn following(roster: &Roster, place: &str) -> Following {
         replace_after: Some(Duration::from_secs(10)),
         is_news: false,
         is_doubtful: false,
+        going: Arc::new(Notify::new()),
+        is_going: false,
     }
 }
 
@@ -382,12 +415,7 @@ async fn whoever_stood_still_itself_has_seen_nobody_missing() {
 /// A follower whose registry fails in the middle of taking its place again tells the driver all the same, later.
 #[tokio::test(start_paused = true)]
 async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
-    let (_, registry) = registry();
-    let mut roster = Roster::empty("c".into(), 3);
-    for node in ["a", "b", "c"] {
-        roster = after(&roster, node);
-        registry.propose(&roster).await.unwrap();
-    }
+    let (registry, roster) = three_in_a_registry().await;
     let node = Following {
         registry: registry.clone(),
         ..following(&roster, "b")
@@ -413,15 +441,69 @@ async fn a_node_takes_its_place_again_and_hears_when_another_has_it() {
     );
 }
 
+/// The registry is away while a node takes a place, is seen and is lost: it is given up as one that was there, not as one that boots.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_was_seen_between_two_looks_has_come() {
+    let (registry, roster) = three_in_a_registry().await;
+    let node = Following {
+        registry: registry.clone(),
+        ..following(&roster, "a")
+    };
+    let (in_sight, seen) = watch::channel(sight(&["b"]));
+    let (changes, mut received) = mpsc::channel(4);
+    let began = Instant::now();
+    tokio::spawn(follow(node, seen, changes));
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    in_sight.send_replace(sight(&["b", "c"]));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    in_sight.send_replace(sight(&["b"]));
+    let Some(Change::Roster(without)) = received.recv().await else {
+        panic!("it is given up");
+    };
+    assert_eq!(places(&without), ["a=a/1", "b=b/1", "c=-/1"]);
+    let took = began.elapsed();
+    assert!(
+        took < Duration::from_secs(20),
+        "{took:?}, as if it had yet to come"
+    );
+}
+
+/// A node that goes for good waits for no other place to be filled: it is not there either way.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_goes_gives_up_its_place_beside_another_vacant_one() {
+    let (registry, roster) = three_in_a_registry().await;
+    let going = Arc::new(Notify::new());
+    let node = Following {
+        registry: registry.clone(),
+        going: going.clone(),
+        ..following(&roster, "b")
+    };
+    // It has not heard of this yet.
+    let without_c = lost(&roster, "c");
+    registry.propose(&without_c).await.unwrap();
+    let (_sight, seen) = watch::channel(sight(&["a"]));
+    let (changes, mut received) = mpsc::channel(4);
+    let began = Instant::now();
+    tokio::spawn(follow(node, seen, changes));
+    going.notify_one();
+    let Some(Change::PlaceTaken { epoch, change }) = received.recv().await else {
+        panic!("it has none");
+    };
+    assert!(
+        began.elapsed() < Duration::from_secs(1),
+        "not at its next look"
+    );
+    assert_eq!(epoch, without_c.epoch + 1);
+    assert_eq!(change, "b no longer fills b: it was drained");
+    let newest = registry.newest().await.unwrap().unwrap();
+    assert_eq!(places(&newest), ["a=a/1", "b=-/1", "c=-/1"]);
+    assert_eq!(newest.arrive(&arrival("b")), Arrived::Dismissed);
+}
+
 /// A rack that is mistyped must not take the groups of all others away.
 #[tokio::test(start_paused = true)]
 async fn a_node_with_which_nothing_could_be_coded_gets_no_place() {
-    let (_, registry) = registry();
-    let mut roster = Roster::empty("c".into(), 3);
-    for node in ["a", "b", "c"] {
-        roster = after(&roster, node);
-        registry.propose(&roster).await.unwrap();
-    }
+    let (registry, roster) = three_in_a_registry().await;
     registry.propose(&lost(&roster, "c")).await.unwrap();
     let in_rack_of_a = Entering {
         arrival: Arrival {
@@ -460,7 +542,9 @@ async fn a_node_that_is_started_again_believes_no_older_and_no_other_registry() 
             ..entering(&registry, "a", 3)
         };
         let mut said = String::new();
-        let entered = enter(&again, |waits| said = waits.to_string()).await;
+        let entered = enter(&again, |waits| said = waits.to_string())
+            .await
+            .unwrap();
         assert_eq!((entered.roster, entered.place), (known.clone(), name("a")));
         assert!(said.contains("gone back"), "{said}");
         let epoch = registry.newest().await.unwrap().map(|it| it.epoch);
@@ -486,4 +570,69 @@ async fn what_is_no_epoch_is_passed_over_and_one_under_a_wrong_name_is_refused()
     put(wrong.clone(), roster.bytes()).await;
     let error = registry.newer_than(&roster).await.unwrap_err();
     assert!(error.to_string().contains(&wrong), "{error}");
+}
+
+/// It has moved, or another machine has its name: which of the two is asked at the old address.
+#[tokio::test]
+async fn a_place_is_not_taken_from_a_machine_that_answers_with_the_same_certificate() {
+    let (_, registry) = registry();
+    registry.propose(&full(&["a", "b", "c"])).await.unwrap();
+    let there = arrival("b").address;
+    let here: PeerAddress = "10.9.9.9:9300".parse().unwrap();
+    let again = Entering {
+        arrival: Arrival {
+            address: here.clone(),
+            ..arrival("b")
+        },
+        presence: Arc::new(Everybody),
+        ..entering(&registry, "b", 3)
+    };
+    let epoch = registry.newest().await.unwrap().unwrap().epoch;
+    let twin = enter(&again, |_| ()).await.unwrap_err();
+    assert_eq!((twin.node.as_str(), &twin.address), ("b", &there));
+    assert!(twin.to_string().contains(&there.to_string()), "{twin}");
+    let newest = registry.newest().await.unwrap().unwrap();
+    assert_eq!(newest.epoch, epoch, "nothing was proposed");
+    let moved = Entering {
+        presence: Arc::new(Nobody),
+        ..again
+    };
+    let entered = enter(&moved, |_| ()).await.unwrap();
+    assert_eq!(entered.roster.place(&name("b")).unwrap().address, here);
+}
+
+/// Machines that were ordered and never come must not keep those out that have come.
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_is_to_be_much_larger_grows_by_the_machines_that_come() {
+    let (registry, roster) = three_in_a_registry().await;
+    registry
+        .propose(&roster.resized(100).unwrap())
+        .await
+        .unwrap();
+    let comers = ["d", "e"].map(|node| {
+        let entering = entering(&registry, node, 3);
+        tokio::spawn(async move { enter(&entering, |_| ()).await.unwrap() })
+    });
+    for (comer, node) in comers.into_iter().zip(["d", "e"]) {
+        assert_eq!(comer.await.unwrap().place, name(node));
+    }
+    let newest = registry.newest().await.unwrap().unwrap();
+    assert_eq!((newest.size, newest.places.len()), (100, 5));
+    assert!(newest.arriving.is_empty() && newest.vacant().count() == 0);
+    assert_eq!(newest.epoch, 7, "both at once: {}", newest.change);
+    // The next one comes later, and gets its place too.
+    let late = enter(&entering(&registry, "f", 3), |_| ()).await.unwrap();
+    assert_eq!((late.place, late.roster.places.len()), (name("f"), 6));
+}
+
+/// A cluster that begins waits for all of its nodes: it would have too few to code with.
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_begins_waits_for_all_of_its_nodes() {
+    let (_, registry) = registry();
+    let first = entering(&registry, "a", 3);
+    let waits = enter(&first, |_| ());
+    let waited = tokio::time::timeout(Duration::from_secs(600), waits).await;
+    assert!(waited.is_err());
+    let newest = registry.newest().await.unwrap().unwrap();
+    assert_eq!((newest.epoch, newest.places.len()), (1, 0));
 }

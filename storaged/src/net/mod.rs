@@ -3,7 +3,7 @@
 //!
 //! Order of reading: `tls`, `authority` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
 //! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `dial`,
-//! `pulse` (whether the peer is there), `streams` (what it sends), `failure` (whose fault the end of a connection is).
+//! `pulse` (whether the peer is there), `probe` (whether anybody is there at all), `streams` (what it sends), `failure` (whose fault the end of a connection is).
 
 mod address;
 mod agreement;
@@ -15,6 +15,7 @@ mod failure;
 mod frame;
 mod hello;
 mod link;
+mod probe;
 mod pulse;
 mod socket;
 mod streams;
@@ -25,6 +26,7 @@ mod tls;
 pub use address::{AddressError, PeerAddress};
 pub use agreement::{Agreement, Difference, VersionRange, told};
 pub use endpoint::{LINK_VERSIONS, Net, NetConfig, NetEvent, Peer};
+pub use probe::probe;
 pub use socket::{SocketFactory, UdpFactory};
 pub use tls::{TlsError, TlsFiles, TlsIdentity, Validity};
 

@@ -1,5 +1,6 @@
-//! Sound records of what launchers ask and are told of restarts.
+//! Sound records of what launchers and operators ask and are told of restarts and of a node's end.
 
+use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
 use storaged_wire::failed::{FailedRestart, FailureReport, NamespaceFailures};
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::peer::PeerMessage;
@@ -16,12 +17,20 @@ pub fn requests() -> Vec<Request> {
     let step = Step::new(160);
     vec![
         Request::Verdict { timeout_ms },
+        Request::PlanDrill {
+            step: Some(Step::new(5)),
+            timeout_ms,
+        },
         Request::RestartFailed(FailureReport {
             run: Some(RunId::new(2)),
             step,
             timeout_ms,
         }),
         Request::LiftQuarantine { step },
+        Request::Drain(DrainOrder {
+            within_ms: 25_000,
+            place: PlaceAfter::GivenUp,
+        }),
     ]
 }
 
@@ -29,6 +38,12 @@ pub fn replies() -> Vec<Reply> {
     vec![
         Reply::Verdict(verdict()),
         Reply::RestartsFailed(vec![failed()]),
+        Reply::Draining(DrainReport {
+            phase: DrainPhase::GivingUpPlace,
+            within_ms: 1,
+            left: vec!["job: step 5 of run 1 is not coded".into()],
+            place: Some("given up in epoch 7".into()),
+        }),
     ]
 }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use storaged_wire::drain::DrainOrder;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
@@ -28,6 +29,8 @@ pub enum Output {
         reply: Reply,
         descriptor: Option<SlotId>,
     },
+    /// Begin to end this node in order, or go on with it, and answer how far that is.
+    Drain { id: RequestId, order: DrainOrder },
     /// Send a control message; it may be lost.
     Send { to: NodeName, message: PeerMessage },
     /// Make and preallocate a slot.

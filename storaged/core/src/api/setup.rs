@@ -84,6 +84,8 @@ pub struct Setup {
     pub messages: MessageLimits,
     /// Slots per rank.
     pub slots_per_rank: usize,
+    /// Safe steps of a job that stay in RAM, the newest among them; less than `slots_per_rank`.
+    pub keep_steps: usize,
     /// Bytes of RAM that slots and parity may take.
     pub budget: u64,
     /// A job without trainers for so long may lose RAM to another one, though it is not durable.

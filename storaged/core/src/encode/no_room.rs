@@ -37,6 +37,8 @@ impl Context {
     pub(crate) fn no_room_told(&mut self, manifest: Digest, node: NodeName, reason: &str) {
         if let Some(key) = self.by_name.get(&manifest).cloned() {
             self.note_room(&key, node, Some(&reason.to_owned()));
+            // Older steps that are kept for comfort go first.
+            self.retire_older(&key.namespace);
         }
     }
 }

@@ -48,7 +48,9 @@ impl Context {
             let shard = blocks.data.get(block).and_then(Option::as_ref);
             let copied = shard.is_some_and(|s| checkpoint.shards_durable.contains(&s.rank));
             let said = there.get(node);
-            copied || said.is_none_or(|said| said.has(lane, blocks, block))
+            // Who is down may be back with it; who has left the cluster is not.
+            let may_return = || !self.has_left(node) || planted!("shards_of_the_removed_awaited");
+            copied || said.map_or_else(may_return, |said| said.has(lane, blocks, block))
         };
         LaneBlocks::all(manifest).iter().find_map(|(lane, blocks)| {
             let held = (0..blocks.blocks()).filter(|block| may_hold(*lane, blocks, *block));

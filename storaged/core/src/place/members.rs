@@ -42,6 +42,7 @@ impl Context {
         }
         self.choose_homes_again();
         self.announce_all();
+        self.wake_for_the_left();
     }
 
     /// The groups of an epoch; none if this node does not know it, or not any more.

@@ -2,6 +2,7 @@
 
 mod fence;
 mod hear;
+mod left;
 mod lost;
 mod members;
 mod missing;

@@ -1,10 +1,11 @@
 //! Policy of the verb *restore*: the plan before action (`plan` asks, `cluster_view` has what was told, `settle` says for how
 //! long, `offer` what comes of it, `marks` what it must not go below, `expected` and `rates` how long it takes), what a launcher is
 //! told of it (`verdict`, `waiting`) and says of it (`failed`), the ladder per shard (`open`), openings that a
-//! heal serves (`await_repair`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
+//! heal serves (`await_repair`), what a drill decodes (`drill_plan`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
 
 mod await_repair;
 mod cluster_view;
+mod drill_plan;
 mod expected;
 mod failed;
 mod hear;
@@ -57,8 +58,8 @@ pub(crate) struct Restores {
 
 impl Restores {
     /// When one of them must be looked at again.
-    pub fn deadlines(&self) -> impl Iterator<Item = Now> {
-        let plans = self.plans.values().map(|plan| plan.deadline);
+    pub fn deadlines(&self, now: Now) -> impl Iterator<Item = Now> {
+        let plans = self.plans.values().map(move |plan| plan.looked_at(now));
         let openings = self.openings.values().map(|opening| opening.deadline);
         let rest = self
             .awaited_repairs_deadlines()

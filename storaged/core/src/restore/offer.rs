@@ -206,7 +206,7 @@ impl Context {
         found
     }
 
-    fn found<'a>(&self, plan: &'a SurveyInProgress) -> Vec<(&'a CheckpointKey, Digest)> {
+    pub(super) fn found<'a>(&self, plan: &'a SurveyInProgress) -> Vec<(&'a CheckpointKey, Digest)> {
         let keys = plan.survey.keys.iter();
         let mut found: Vec<(&CheckpointKey, Digest)> =
             keys.map(|(name, key)| (key, *name)).collect();

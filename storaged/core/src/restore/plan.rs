@@ -7,6 +7,7 @@ use std::sync::Arc;
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{HighMark, Holding, PeerMessage};
+use storaged_wire::verdict::VERDICT_MIN_MS;
 use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RunId, Step};
 
 use super::cluster_view::ClusterView;
@@ -29,6 +30,9 @@ pub(crate) struct SurveyInProgress {
     pub owner: Owner,
     pub step: Option<Step>,
     pub began: Now,
+    /// The end of the caller's time.
+    pub wanted_by: Now,
+    /// When it is answered at the latest.
     pub deadline: Now,
     pub survey: ClusterView,
     pub asked: Asked,
@@ -47,6 +51,17 @@ pub(crate) struct SurveyInProgress {
     /// Who gave a manifest last.
     manifest_from: Option<NodeName>,
     manifests_asked: BTreeSet<Digest>,
+}
+
+impl SurveyInProgress {
+    /// When it must be looked at again, if nothing comes before.
+    pub fn looked_at(&self, now: Now) -> Now {
+        if self.wanted_by > now {
+            self.wanted_by
+        } else {
+            self.deadline
+        }
+    }
 }
 
 /// Who is asked.
@@ -93,6 +108,7 @@ pub(crate) enum SurveyPurpose {
     /// A restart from the step has failed, of this run if one was named.
     Failed(Option<RunId>),
     Verify,
+    Drill,
     Manifest(Digest),
     Enclosures(ManifestRequest),
     Open(OpenRequest),
@@ -238,6 +254,7 @@ impl Restores {
         self.ask_around(
             SurveyInProgress {
                 began: plan.began,
+                wanted_by: plan.wanted_by,
                 deadline: plan.deadline,
                 foreign_owner: plan.foreign_owner,
                 mark,
@@ -539,6 +556,7 @@ impl Restores {
                     .map_or_else(Reply::Refused, Reply::Verdict);
                 cx.reply(id, reply);
             }
+            SurveyPurpose::Drill => self.drill_surveyed(&plan, cx),
             SurveyPurpose::Offer(_) | SurveyPurpose::Verify => self.answer_plan(&plan, cx),
         }
     }
@@ -602,17 +620,24 @@ impl Context {
         let mut survey = ClusterView::default();
         survey.add(self.me(), &self.holdings_of(&of.namespace));
         let mark = self.mark_of(&of.namespace);
+        let wanted_by = self.answer_by(timeout_ms);
         SurveyInProgress {
             id: of.id,
             owner: of.owner,
             step,
             began: self.now,
-            deadline: self.answer_by(timeout_ms),
+            wanted_by,
+            deadline: match &then {
+                SurveyPurpose::Verdict if !planted!("hurried_verdicts") => {
+                    wanted_by.max(self.answer_by(VERDICT_MIN_MS))
+                }
+                _ => wanted_by,
+            },
             survey,
             answered: BTreeSet::from([self.me().clone()]),
             manifests_due: BTreeMap::new(),
             tier: match (&self.setup.durable, &then) {
-                (DurablePolicy::Absent, _) => TierListing::Absent,
+                (DurablePolicy::Absent, _) | (_, SurveyPurpose::Drill) => TierListing::Absent,
                 (_, SurveyPurpose::Open(_) | SurveyPurpose::Manifest(_)) => TierListing::Unasked,
                 (_, SurveyPurpose::Enclosures(_)) => TierListing::Unasked,
                 (_, SurveyPurpose::Failed(_)) => TierListing::Asked,

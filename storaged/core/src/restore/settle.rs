@@ -31,12 +31,19 @@ impl Context {
             SurveyPurpose::Open(wish) => {
                 self.linked_answered(plan) && self.opening_settles(plan, wish)
             }
+            SurveyPurpose::Drill => self.linked_answered(plan),
+            SurveyPurpose::Verdict if self.is_hurried(plan) => true,
             SurveyPurpose::Offer(_) | SurveyPurpose::Verdict | SurveyPurpose::Verify => {
                 self.majority_answered(plan)
                     && self.linked_answered(plan)
                     && self.offer_settles(plan)
             }
         }
+    }
+
+    /// Whether the caller's time is over and those that can answer have.
+    fn is_hurried(&self, plan: &SurveyInProgress) -> bool {
+        plan.wanted_by <= self.now && self.linked_answered(plan) && plan.tier.is_settled()
     }
 
     /// Whether what answered is below what was protected, and something was protected while answers came in: they tell of

@@ -265,7 +265,7 @@ mod tests {
     use storaged_codec::digest;
     use storaged_wire::local::{LOCAL_VERSION, Reply, Request, Role};
     use storaged_wire::peer::{Holding, Lane, PeerMessage};
-    use storaged_wire::verdict::HeldBasis;
+    use storaged_wire::verdict::{HeldBasis, VERDICT_MIN_MS};
     use storaged_wire::{CheckpointState, EnclosuresHeld, ManifestBytes, Rank, RunId, Step};
 
     use super::*;
@@ -340,7 +340,8 @@ mod tests {
 
     /// The verdict at the end of the time.
     fn given(node: &mut Node) -> RestartVerdict {
-        let outputs = node.handle(Now(2_000), Input::Tick);
+        let end = 1_000 + u64::from(VERDICT_MIN_MS);
+        let outputs = node.handle(Now(end), Input::Tick);
         let verdict = outputs.into_iter().find_map(|output| match output {
             Output::Reply {
                 reply: Reply::Verdict(verdict),

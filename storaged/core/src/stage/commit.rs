@@ -434,24 +434,23 @@ impl Context {
 
     /// The same of one that has a manifest.
     fn why_not_protected(&self, checkpoint: &Checkpoint, manifest: &ManifestBytes) -> String {
-        let down: Vec<String> = self
+        let (left, down): (Vec<NodeName>, Vec<NodeName>) = self
             .stakeholders(manifest)
             .into_iter()
             .filter(|node| !self.is_up(node))
-            .map(|node| node.to_string())
-            .collect();
-        let down = if down.is_empty() {
-            None
-        } else {
-            Some(format!("nodes down: {}", down.join(", ")))
+            .partition(|node| self.has_left(node));
+        let named = |what: &str, nodes: &[NodeName]| {
+            let names: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+            (!names.is_empty()).then(|| format!("{what}: {}", names.join(", ")))
         };
         let epoch = manifest.manifest().epoch;
         let uncoded = uncoded_node(manifest).filter(|_| self.setup.geometry.is_some());
         let uncoded = uncoded.map(|node| {
             format!("{node} has shards of it and had no place in epoch {epoch}, whose groups code it: the next step is coded")
         });
-        let reasons: Vec<String> = down
+        let reasons: Vec<String> = named("nodes down", &down)
             .into_iter()
+            .chain(named("nodes that left the cluster", &left))
             .chain(uncoded)
             .chain(self.no_room_of(checkpoint))
             .collect();

@@ -5,6 +5,7 @@ mod announce;
 mod boards;
 mod commit;
 mod hear;
+mod kept_steps;
 mod lifetime;
 mod notify;
 mod retire;
@@ -419,7 +420,9 @@ impl Context {
             return if state >= wanted {
                 Some(reached)
             } else {
-                self.never_durable(checkpoint, wanted).map(Reply::Refused)
+                let never = self.never_durable(checkpoint, wanted);
+                let never = never.or_else(|| self.never_protected(checkpoint, wanted));
+                never.map(Reply::Refused)
             };
         }
         if let Some(end) = self.ends.of(key) {

@@ -42,10 +42,12 @@ impl Context {
         if let Some(base) = &base {
             self.make_base(base);
         }
+        let kept = self.kept_steps(namespace);
         let older: Vec<CheckpointKey> = self
             .checkpoints
             .values()
             .filter(|c| c.key.namespace == *namespace && c.key < newest && !self.is_due(c))
+            .filter(|c| !kept.contains(&c.key))
             .filter(|c| Some(&c.key) != base.as_ref())
             .filter(|c| self.is_as_safe(&newest, c))
             .map(|c| c.key.clone())
@@ -88,8 +90,10 @@ impl Context {
 
     /// Whether a newer checkpoint has made this one needless, and the durable tier does not need it either.
     pub(super) fn is_needless_but_for_readers(&self, checkpoint: &Checkpoint) -> bool {
-        let newest = self.newest_safe(&checkpoint.key.namespace);
+        let namespace = &checkpoint.key.namespace;
+        let newest = self.newest_safe(namespace);
         !self.is_due(checkpoint)
+            && !self.kept_steps(namespace).contains(&checkpoint.key)
             && newest.is_some_and(|newest| {
                 checkpoint.key < newest && self.is_as_safe(&newest, checkpoint)
             })
@@ -215,6 +219,12 @@ impl Context {
     /// A peer gave a checkpoint up for a newer one. One that is committed here goes only if there is a newer one here to
     /// restart from.
     pub(crate) fn superseded(&mut self, key: &CheckpointKey, reason: &str) {
+        if let Some(checkpoint) = self.checkpoints.get(key)
+            && self.is_kept_step(checkpoint)
+        {
+            self.retire(key);
+            return;
+        }
         let committed = |key: &CheckpointKey| {
             let checkpoint = self.checkpoints.get(key);
             checkpoint.is_some_and(|c| c.manifest.is_some())

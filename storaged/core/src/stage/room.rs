@@ -20,6 +20,8 @@ enum Yield {
     DurableCopy,
     /// It goes: it can be made no safer, and a newer one is as safe.
     Checkpoint,
+    /// It goes on all nodes: it was kept beside newer ones that are as safe.
+    KeptStep,
 }
 
 impl Context {
@@ -34,6 +36,7 @@ impl Context {
                 self.give_up_durable(&key, &reason);
                 self.retire_older(namespace);
             }
+            Yield::KeptStep => self.give_up_kept_step(&key),
             Yield::Checkpoint if self.is_protected(&key) => self.retire(&key),
             Yield::Checkpoint => {
                 let why = self.why_not_yet(&key);
@@ -76,10 +79,11 @@ impl Context {
         let in_turn = self.upload_in_turn(namespace);
         let how = |c: &Checkpoint| self.may_yield(c, in_turn.as_ref(), waited_ms);
         let found = mine.filter_map(|c| Some((c.key.clone(), how(c)?)));
-        // What was never protected goes before what was: nodes that are away may bring its blocks back. What is on its way
-        // to the tier goes last.
-        let worth = |(key, _): &(CheckpointKey, Yield)| {
+        // A kept step goes first: nothing is the less safe for it. What was never protected goes before what was: nodes that are
+        // away may bring its blocks back. What is on its way to the tier goes last.
+        let worth = |(key, how): &(CheckpointKey, Yield)| {
             (
+                *how != Yield::KeptStep,
                 in_turn.as_ref() == Some(key),
                 self.is_protected(key),
                 key.clone(),
@@ -94,6 +98,9 @@ impl Context {
         in_turn: Option<&CheckpointKey>,
         waited_ms: u64,
     ) -> Option<Yield> {
+        if self.is_kept_step(checkpoint) {
+            return (waited_ms >= limits::SUPERSEDE_AFTER_MS).then_some(Yield::KeptStep);
+        }
         let patience = if in_turn == Some(&checkpoint.key) {
             limits::UPLOAD_YIELDS_AFTER_MS
         } else if self.is_due(checkpoint) {

@@ -5,9 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use storaged_wire::drain::DrainOrder;
 use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{CheckpointState, ManifestBytes, Namespace, SlotId};
+use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Refusal, RefusalCode, SlotId};
 
+use crate::api::{Output, RequestId};
 use crate::catalog::{Checkpoint, Sealing, SlotUse, Upload};
 use crate::context::Context;
 use crate::limits;
@@ -72,6 +74,16 @@ impl fmt::Display for Unfinished {
 }
 
 impl Context {
+    /// An operator ends this node in order. When it ends, what becomes of its place and how far it is are the driver's.
+    pub(crate) fn drain(&mut self, id: RequestId, order: DrainOrder) -> Result<(), Refusal> {
+        if !self.operators.contains(&id.conn) {
+            let detail = "expected an operator, got a connection that is not by the operator's socket (admin.socket): drain there";
+            return Err(Refusal::new(RefusalCode::WrongUser, detail));
+        }
+        self.out.push(Output::Drain { id, order });
+        Ok(())
+    }
+
     /// See the module. In order: what is at risk first.
     pub(crate) fn unfinished(&self) -> Vec<Unfinished> {
         let checkpoints = self.checkpoints.values();

@@ -7,7 +7,7 @@ mod tier;
 
 use std::collections::BTreeMap;
 
-use storaged_core::{ConnId, DurableForm, DurablePolicy, MessageLimits, Note, Setup};
+use storaged_core::{ConnId, DurableForm, DurablePolicy, Input, MessageLimits, Note, Setup};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
@@ -17,7 +17,8 @@ use storaged_wire::{
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use crate::testkit::{Block, acquire_slot, commit_step, name};
 use crate::testkit::{
-    CHUNK_BYTES, Course, Event, Pacing, Payload, Scene, Task, World, geometry, index, namespace,
+    CHUNK_BYTES, Course, Event, Pacing, Payload, Scene, Task, World, geometry, index, members,
+    namespace,
 };
 use pauses::PauseEvent;
 #[allow(unused_imports, reason = "each test file uses a part of it")]
@@ -44,6 +45,9 @@ pub struct Room {
     pub scrub_period_ms: u64,
     /// What copies in the durable tier hold.
     pub durable_form: DurableForm,
+    /// Safe steps that stay, and slots that a rank has beside them.
+    pub keep_steps: usize,
+    pub slots_beside: usize,
 }
 
 impl Default for Room {
@@ -54,6 +58,8 @@ impl Default for Room {
             idle_job_ms: 3_600_000,
             scrub_period_ms: 0,
             durable_form: DurableForm::Full,
+            keep_steps: 1,
+            slots_beside: 2,
         }
     }
 }
@@ -75,6 +81,23 @@ pub struct Stage {
     pub pages: BTreeMap<(usize, Digest), u64>,
 }
 
+impl Stage {
+    fn new(k: usize, m: usize, stripes: u64, tier: Option<Conduct>, room: Room) -> Self {
+        Self {
+            k,
+            m,
+            stripes,
+            room,
+            tier,
+            job: namespace(),
+            trainers: BTreeMap::new(),
+            run: None,
+            step: 0,
+            pages: BTreeMap::new(),
+        }
+    }
+}
+
 pub type Cluster = World<Stage>;
 
 impl Scene for Stage {
@@ -94,6 +117,8 @@ impl Scene for Stage {
         setup.idle_job_ms = room.idle_job_ms;
         setup.scrub_period_ms = room.scrub_period_ms;
         setup.durable_form = room.durable_form;
+        setup.keep_steps = room.keep_steps;
+        setup.slots_per_rank = room.keep_steps + room.slots_beside;
         setup.messages = MESSAGES;
         if world.scene.tier.is_some() {
             setup.durable = DurablePolicy::OnRequest;
@@ -149,22 +174,32 @@ impl Cluster {
 
     /// The same with a room, and a durable tier if there is one.
     pub fn start_with(k: usize, m: usize, stripes: u64, tier: Option<Conduct>, room: Room) -> Self {
-        let stage = Stage {
-            k,
-            m,
-            stripes,
-            room,
-            tier,
-            job: namespace(),
-            trainers: BTreeMap::new(),
-            run: None,
-            step: 0,
-            pages: BTreeMap::new(),
-        };
-        let mut cluster = Self::of(stage, k + m, 0);
+        let stage = Stage::new(k, m, stripes, tier, room);
+        Self::begun(stage, k + m)
+    }
+
+    /// More nodes than one group has.
+    pub fn start_of(nodes: usize, k: usize, m: usize, stripes: u64) -> Self {
+        let stage = Stage::new(k, m, stripes, None, Room::default());
+        Self::begun(stage, nodes)
+    }
+
+    fn begun(stage: Stage, nodes: usize) -> Self {
+        let mut cluster = Self::of(stage, nodes, 0);
         cluster.run_for(50);
         cluster.open_run();
         cluster
+    }
+
+    /// The operator removes a node, which ends; all others hear of the new epoch.
+    pub fn remove(&mut self, node: usize, epoch: u64) {
+        let mut left = members(self.processes.len());
+        left.retain(|member| member.name != name(node));
+        self.kill(node);
+        for other in 0..self.processes.len() {
+            let members = left.clone();
+            self.tell(other, Input::Members { epoch, members });
+        }
     }
 
     /// As of a transport that does not see that a peer was restarted before its silence ends the connection.

@@ -19,6 +19,7 @@ pub fn setup(name: NodeName, members: Vec<Member>) -> Setup {
         geometry: None,
         chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
         slots_per_rank: 3,
+        keep_steps: 1,
         budget: 1 << 30,
         idle_job_ms: NEVER_IDLE_MS,
         scrub_period_ms: 0,

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use storaged_tests::system::{System, shards};
 
 use crate::Figures;
-use crate::nodes::{bears, save, until};
+use crate::nodes::{save, until};
 
 /// Data and coding nodes of a cluster of one group.
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +40,7 @@ fn lose(system: &mut System, lost: &[usize], nodes: Nodes, step: u64) -> Result<
         system.cluster.start(*node)?;
     }
     system.cluster.wait_for_links()?;
-    until("protection", || bears(system, left[0], m))?;
+    until("protection", || system.bears(left[0], m))?;
     restored.map(drop)
 }
 
@@ -52,7 +52,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         let (run, mut trainers) = system.trainers(u32::try_from(k)?)?;
         save(&system, run, &mut trainers, 7, 0..k + m)?;
         drop(trainers);
-        until("protection", || bears(&system, 0, m))?;
+        until("protection", || system.bears(0, m))?;
         for lost in subsets(k + m, m) {
             tried += 1;
             if let Err(error) = lose(&mut system, &lost, nodes, 7).context("a loss") {

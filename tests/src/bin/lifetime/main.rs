@@ -1,8 +1,9 @@
 //! What a cluster's months are made of, measured with real processes: restarts, upgrades, nodes that are lost and replaced, every loss of
-//! up to m nodes, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
+//! up to m nodes, drains, the scrub, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
 //!
-//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,detect,losses,torture]
+//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,detect,losses,drain,scrub,torture]
 
+mod care;
 mod detect;
 mod losses;
 mod nodes;
@@ -52,12 +53,14 @@ fn main() -> Result<()> {
     let mut figures = Figures::new();
     let torture = |figures: &mut Figures| torture::measure(figures, args.kills, args.seed);
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Figures) -> Result<()>);
-    let parts: [Part<'_>; 6] = [
+    let parts: [Part<'_>; 8] = [
         ("restart", &restart::restarts),
         ("upgrade", &restart::upgrades),
         ("detect", &detect::measure),
         ("replace", &replace::measure),
         ("losses", &losses::measure),
+        ("drain", &care::drain),
+        ("scrub", &care::scrub),
         ("torture", &torture),
     ];
     for (name, measure) in parts {

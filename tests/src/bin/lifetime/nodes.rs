@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, RunId};
@@ -37,12 +37,4 @@ pub fn save(
     system.save(trainers, step, &shards, DurableWish::Never)?;
     let mut nodes = nodes.into_iter();
     nodes.try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
-}
-
-/// The newest step bears so many losses, as a node says.
-pub fn bears(system: &System, node: usize, losses: usize) -> Result<()> {
-    let status = system.cluster.status(node)?;
-    let found = status.contains(&format!(r#""bears":{losses}"#));
-    ensure!(found, "{status}");
-    Ok(())
 }

@@ -9,7 +9,7 @@ use storaged_sdk::wire::local::Rung;
 use storaged_tests::system::System;
 
 use crate::Figures;
-use crate::nodes::{bears, until};
+use crate::nodes::until;
 
 /// Bytes of a shard: long enough that they take longer than what is said about them.
 const SHARD: usize = 192 << 20;
@@ -76,7 +76,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         Ok(())
     })?;
     let linked = Instant::now();
-    until("protection", || bears(&system, 0, 1))?;
+    until("protection", || system.bears(0, 1))?;
     let reprotected = linked.elapsed();
     let moved: u64 = system.cluster.metric(3, USED)?;
     println!(

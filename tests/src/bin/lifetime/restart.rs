@@ -9,7 +9,7 @@ use storaged_sdk::wire::{Rank, RunId};
 use storaged_tests::system::{System, shards};
 
 use crate::Figures;
-use crate::nodes::{bears, save, until};
+use crate::nodes::{save, until};
 
 const ENCODED: &str = "storaged_encode_session_bytes_total";
 const NODES: usize = 3;
@@ -55,7 +55,7 @@ pub fn restarts(figures: &mut Figures) -> Result<()> {
         })?;
         slowest = slowest.max((answers + loads).as_secs_f64());
         system.cluster.wait_for_links()?;
-        until("protection", || bears(&system, node, 1))?;
+        until("protection", || system.bears(node, 1))?;
         std::thread::sleep(std::time::Duration::from_secs(3));
         let sent = encoded(&system)? - others;
         println!(

@@ -13,7 +13,7 @@ use storaged_sdk::wire::{CheckpointState, RunId};
 use storaged_tests::system::{System, shards};
 
 use crate::Figures;
-use crate::nodes::{bears, save, until};
+use crate::nodes::{save, until};
 
 const NODES: usize = 3;
 const USED: &str = "storaged_memory_used_bytes";
@@ -117,7 +117,7 @@ impl Job {
         let again = (0..2).map(|rank| self.system.trainer(rank as usize, self.run, rank, 2));
         self.trainers = again.collect::<Result<_>>()?;
         // The next kill may take a node: what is there bears that again first.
-        until("protection", || bears(&self.system, 0, 1)).map(drop)
+        until("protection", || self.system.bears(0, 1)).map(drop)
     }
 
     fn used(&self) -> Result<Vec<u64>> {

@@ -22,9 +22,11 @@ from ..errors import UnsafeObject, UnsavableState
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 # Types beyond PyTorch's own list whose making runs nothing but themselves. NumPy's two functions put bytes into arrays and
-# scalars; an array of objects holds only what this list allows too. `encode` is how a pickle of protocol 2 holds bytes; torch
-# knows it itself from 2.6 on.
+# scalars; an array of objects holds only what this list allows too. `encode` is how a pickle of protocol 2 holds bytes, and
+# `__builtin__` how it calls `builtins`; torch knows the first itself from 2.6 on; 2.4 does not
+# know complex numbers.
 KNOWN = {
+    "__builtin__.complex": complex,
     "_codecs.encode": codecs.encode,
     "_io.BytesIO": io.BytesIO,
     "datetime.date": datetime.date,

@@ -326,6 +326,15 @@ class StoragedLoadPlanner(DefaultLoadPlanner):
         # Tensors are filled where they are; objects are put into the caller's own dicts.
         self.original_state_dict = state_dict
 
+    def create_local_plan(self) -> LoadPlan:
+        # Newer PyTorch looks itself. 2.4 loads what fits of a tensor of another size, and says nothing.
+        saved = {} if self.metadata is None else self.metadata.state_dict_metadata
+        for name, value in self.state_dict.items():
+            of_saved = saved.get(name)
+            if isinstance(of_saved, TensorStorageMetadata) and isinstance(value, torch.Tensor) and value.size() != of_saved.size:
+                raise ValueError(f"Size mismatch between saved {of_saved.size} and current: {value.size()} for {name}")
+        return super().create_local_plan()
+
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         if self.trust_pickle:
             return super().load_bytes(read_item, value)

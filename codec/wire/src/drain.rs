@@ -1,0 +1,58 @@
+//! How an operator ends a node's daemon in order, and how far it is.
+
+use minicbor::{Decode, Encode};
+
+/// What becomes of the node's place in the roster, where there is one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum PlaceAfter {
+    /// The next spare takes it, and this node gets none until it is admitted again.
+    #[n(0)]
+    GivenUp,
+    /// The node is to come back to it soon.
+    #[n(1)]
+    Kept,
+}
+
+/// The daemon is to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct DrainOrder {
+    /// Within so many milliseconds from when it is first told, finished or not.
+    #[n(0)]
+    pub within_ms: u32,
+    /// What becomes of its place.
+    #[n(1)]
+    pub place: PlaceAfter,
+}
+
+/// How far a drain is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum DrainPhase {
+    /// What only this node has, or can finish, is seen to.
+    #[n(0)]
+    Finishing,
+    /// The registry is told that the place is vacant.
+    #[n(1)]
+    GivingUpPlace,
+    /// The daemon ends.
+    #[n(2)]
+    Over,
+}
+
+/// Where a drain stands.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct DrainReport {
+    /// How far it is.
+    #[n(0)]
+    pub phase: DrainPhase,
+    /// Milliseconds that are left of the time it was given.
+    #[n(1)]
+    pub within_ms: u32,
+    /// What is not finished, a line each. Once it is over: what is lost with this node's memory, or stays half done.
+    #[n(2)]
+    pub left: Vec<String>,
+    /// What became of the place, for people; none before that, or where nodes are listed in files.
+    #[n(3)]
+    pub place: Option<String>,
+}

@@ -1,0 +1,66 @@
+//! Older steps that stay in RAM beside the newest safe one, as many as [`Setup::keep_steps`](crate::Setup) says: whoever goes back to
+//! before a loss spike need not read the durable tier. They are a comfort. No save waits for them, and nothing is refused or left unprotected
+//! because of them: the oldest gives way on all nodes at once, since a step whose blocks one node alone gave away would be
+//! healed by the others, for ever.
+
+use std::collections::BTreeSet;
+
+use storaged_wire::Namespace;
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
+
+use crate::catalog::Checkpoint;
+use crate::context::Context;
+
+impl Context {
+    /// The steps that stay: the newest safe one, and as many before it as are configured.
+    pub(super) fn kept_steps(&self, namespace: &Namespace) -> BTreeSet<CheckpointKey> {
+        let safe = self.safe_state();
+        // By default one is kept, and nothing is looked for.
+        let most = match self.setup.keep_steps {
+            1 => 1,
+            _ if self.lacks_room(namespace) => 1,
+            most => most,
+        };
+        let newest_first = self.checkpoints.values().rev();
+        newest_first
+            .filter(|c| c.key.namespace == *namespace && c.state >= safe)
+            .take(most)
+            .map(|c| c.key.clone())
+            .collect()
+    }
+
+    /// Whether it is here only because older steps are kept: a newer one is as safe, and nothing else needs it.
+    pub(super) fn is_kept_step(&self, checkpoint: &Checkpoint) -> bool {
+        let key = &checkpoint.key;
+        let newest = self.newest_safe(&key.namespace);
+        newest.is_some_and(|newest| *key < newest && self.is_as_safe(&newest, checkpoint))
+            && self.kept_steps(&key.namespace).contains(key)
+            && !self.is_due(checkpoint)
+            && !Self::is_read(checkpoint)
+    }
+
+    /// Whether a step that would be the newest safe one is not, because a node has no room for its part of it.
+    fn lacks_room(&self, namespace: &Namespace) -> bool {
+        if planted!("kept_steps_take_the_room") {
+            return false;
+        }
+        let newest = self.newest_safe(namespace);
+        let mut newer = self.checkpoints.values().rev();
+        newer.any(|c| {
+            let is_newer = newest.as_ref().is_none_or(|newest| c.key > *newest);
+            c.key.namespace == *namespace && is_newer && self.no_room_of(c).is_some()
+        })
+    }
+
+    /// Gives up a kept step here and on all peers.
+    pub(super) fn give_up_kept_step(&mut self, key: &CheckpointKey) {
+        let reason = "a newer step needs the room of this one, which was kept";
+        if !planted!("kept_steps_given_up_alone") {
+            self.send_all(&PeerMessage::Superseded {
+                key: key.clone(),
+                reason: reason.into(),
+            });
+        }
+        self.retire(key);
+    }
+}

@@ -1,0 +1,81 @@
+//! `storaged drain`: ends this node's daemon in order, before the machine goes.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use storaged_sdk::Client;
+use storaged_sdk::wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
+
+use super::{CliError, SocketArgs, print};
+use crate::config::Span;
+
+/// Between two questions.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "What only this node has or can finish comes first: uploads, the coding of the newest steps, and blocks that the others have not\nput back yet. It needs no trainers. Then its place goes to the next spare, and daemon and keeper end. Exit codes: 0 nothing is\nlost with this node's memory, 75 the time was over before (what is left is printed), 1 the daemon did not say.\n`storaged node admit NODE` lets the node have a place again."
+)]
+pub struct DrainArgs {
+    /// Time that there is, as 25s or 2m: finished or not, the daemon ends then, or a few seconds later where the registry is slow
+    #[arg(long, default_value = "25s")]
+    deadline: Span,
+    /// The node comes back soon: no spare takes its place now
+    #[arg(long)]
+    keep_place: bool,
+    #[command(flatten)]
+    socket: SocketArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `storaged drain`.
+pub fn drain(args: &DrainArgs) -> Result<(), CliError> {
+    let place = if args.keep_place {
+        PlaceAfter::Kept
+    } else {
+        PlaceAfter::GivenUp
+    };
+    let within_ms = u32::try_from(args.deadline.as_ms()).unwrap_or(u32::MAX);
+    let order = DrainOrder { within_ms, place };
+    let mut client = Client::connect_anonymous(&args.socket.path())?;
+    let mut said = Vec::new();
+    let report = loop {
+        let report = client.drain(order)?;
+        if report.phase == DrainPhase::Over {
+            break report;
+        }
+        if report.left != said {
+            say(&report);
+            said.clone_from(&report.left);
+        }
+        std::thread::sleep(ASK_EVERY);
+    };
+    tell(args, report)
+}
+
+/// Progress is for people.
+fn say(report: &DrainReport) {
+    let seconds = report.within_ms.div_ceil(1_000);
+    for one in &report.left {
+        eprintln!("within {seconds} s: {one}");
+    }
+}
+
+fn tell(args: &DrainArgs, report: DrainReport) -> Result<(), CliError> {
+    let DrainReport { left, place, .. } = report;
+    if args.json {
+        print(&json!({"left": left, "place": place}).to_string());
+    } else if let Some(place) = &place {
+        print(&format!("the place of this node: {place}"));
+    }
+    if !left.is_empty() {
+        return Err(CliError::DrainedUnfinished(left.join("; ")));
+    }
+    if !args.json {
+        print("drained: nothing is lost with this node's memory");
+    }
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! A node that an operator drains: beside what a daemon finishes at any stop, no job's newest step may need this node any more, its place
+//! goes to the next spare before the daemon ends, and whoever drains it hears what is left.
+
+use std::time::Duration;
+
+use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
+use tokio::time::Instant;
+
+use super::{Members, PlaceTaken};
+
+/// The registry answers within this time, or the place is given up by the others.
+const GIVE_UP_WITHIN: Duration = Duration::from_secs(3);
+/// Whoever asked hears the end of it, if he asks again within this time.
+const HEARD_WITHIN: Duration = Duration::from_secs(2);
+/// An answer is on its way to the socket for so long at most.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(200);
+
+/// How far a drain is.
+pub(super) struct Drain {
+    place: PlaceAfter,
+    phase: DrainPhase,
+    /// The next phase begins by then.
+    until: Option<Instant>,
+    /// What is waited for, or left.
+    left: Vec<String>,
+    /// What became of the place.
+    given_up: Option<String>,
+    was_signalled: bool,
+    was_heard: bool,
+}
+
+impl Drain {
+    pub fn of(order: DrainOrder) -> Self {
+        Self {
+            place: order.place,
+            phase: DrainPhase::Finishing,
+            until: None,
+            left: Vec::new(),
+            given_up: None,
+            was_signalled: false,
+            was_heard: false,
+        }
+    }
+
+    /// Whether the daemon's work is done, and only the place and the report are left.
+    pub fn has_finished(&self) -> bool {
+        self.phase != DrainPhase::Finishing
+    }
+
+    /// None if there was one before.
+    pub fn first_signal(&mut self) -> Option<()> {
+        (!std::mem::replace(&mut self.was_signalled, true)).then_some(())
+    }
+
+    /// What the work still waits for.
+    pub fn waits(&mut self, left: &[String]) {
+        self.left = left.to_vec();
+    }
+
+    /// The work is done but for what is left.
+    pub fn finished(&mut self, left: Vec<String>, members: Option<&Members>, now: Instant) {
+        self.left = left;
+        let Some(members) = members else {
+            self.over(None, now);
+            return;
+        };
+        if self.place == PlaceAfter::Kept {
+            self.over(Some("kept".into()), now);
+            return;
+        }
+        members.going.notify_one();
+        self.phase = DrainPhase::GivingUpPlace;
+        self.until = Some(now + GIVE_UP_WITHIN);
+    }
+
+    /// Nobody fills the place any more, or another node does.
+    pub fn place_is_gone(&mut self, taken: &PlaceTaken) {
+        let PlaceTaken { epoch, change } = taken;
+        let what = format!("given up since epoch {epoch}: {change}");
+        if self.phase == DrainPhase::GivingUpPlace {
+            self.over(Some(what), Instant::now());
+        } else {
+            self.given_up = Some(what);
+            self.place = PlaceAfter::Kept;
+        }
+    }
+
+    fn over(&mut self, place: Option<String>, now: Instant) {
+        self.given_up = self.given_up.take().or(place);
+        self.phase = DrainPhase::Over;
+        self.until = Some(now + HEARD_WITHIN);
+    }
+
+    /// What is left, once the daemon is to end.
+    pub fn look(&mut self, now: Instant) -> Option<Vec<String>> {
+        if self.until.is_none_or(|until| now < until) {
+            return None;
+        }
+        if self.phase == DrainPhase::Over {
+            return Some(std::mem::take(&mut self.left));
+        }
+        let late = "its place could not be given up in time: the registry does not answer, and the other nodes give it up after membership.replace_after";
+        self.left.push(late.into());
+        self.over(Some("not given up".into()), now);
+        None
+    }
+
+    /// For whoever asks.
+    pub fn report(&mut self, within: Duration) -> DrainReport {
+        if self.phase == DrainPhase::Over && !std::mem::replace(&mut self.was_heard, true) {
+            self.until = Some(Instant::now() + ANSWERED_WITHIN);
+        }
+        DrainReport {
+            phase: self.phase,
+            within_ms: u32::try_from(within.as_millis()).unwrap_or(u32::MAX),
+            left: self.left.clone(),
+            place: self.given_up.clone(),
+        }
+    }
+}

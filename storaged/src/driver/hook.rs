@@ -1,0 +1,214 @@
+//! The operator's program that runs once much of a node's memory has rotted: in a process group of its own, which is killed when it takes
+//! too long and when the daemon ends, and never twice at once.
+
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use storaged_wire::NodeName;
+use thiserror::Error;
+use tokio::task::JoinHandle;
+
+use super::chain;
+use crate::config::HookCommand;
+
+/// The group of the program that runs now. The process may be ended from elsewhere than the loop (SIGUSR2).
+static RUNNING: Mutex<Option<Pid>> = Mutex::new(None);
+
+/// Why the operator's program did not do what it is for.
+#[derive(Debug, Error)]
+enum HookError {
+    #[error("starting it failed")]
+    Start(#[source] std::io::Error),
+    #[error("expected it to end with 0, it ended with {0}")]
+    Failed(ExitStatus),
+    #[error("expected it to end within {} s (scrub.hook_within), it was killed with all that it had started", .0.as_secs())]
+    TimedOut(Duration),
+}
+
+/// What the program is told.
+#[derive(Debug, Clone)]
+pub(super) struct RotReport {
+    pub node: NodeName,
+    pub chunks: u64,
+}
+
+/// The program, if it has been started.
+#[derive(Debug, Default)]
+pub(super) struct Hook(Option<JoinHandle<()>>);
+
+impl Hook {
+    /// Whether it runs now.
+    pub fn is_running(&self) -> bool {
+        let is_running = |task: &JoinHandle<()>| !task.is_finished();
+        self.0.as_ref().is_some_and(is_running)
+    }
+
+    /// Starts it; nothing if it runs yet.
+    pub fn start(&mut self, command: HookCommand, report: RotReport) {
+        if !self.is_running() {
+            self.0 = Some(tokio::spawn(run_and_say(command, report)));
+        }
+    }
+}
+
+fn running() -> MutexGuard<'static, Option<Pid>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills the program that runs, and all that it has started: it must not act on a node whose daemon has ended.
+pub fn end_hook() {
+    if let Some(group) = running().take() {
+        tracing::warn!("scrub.hook was killed with its process group, because the daemon ends");
+        // It may have ended this very moment.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+async fn run_and_say(hook: HookCommand, report: RotReport) {
+    let program = hook.program.display().to_string();
+    match run(&hook, &report).await {
+        Ok(()) => tracing::info!(program, "ran scrub.hook"),
+        Err(error) => tracing::error!(program, error = chain(&error), "scrub.hook failed"),
+    }
+}
+
+/// Runs it with nothing of the daemon's environment: credentials are there.
+async fn run(hook: &HookCommand, report: &RotReport) -> Result<(), HookError> {
+    let mut command = tokio::process::Command::new(&hook.program);
+    command
+        .args(&hook.arguments)
+        .env_clear()
+        .env(
+            "PATH",
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        )
+        .env("STORAGED_NODE", report.node.as_str())
+        .env("STORAGED_ROTTEN_CHUNKS", report.chunks.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .process_group(0)
+        .kill_on_drop(true);
+    let mut child = command.spawn().map_err(HookError::Start)?;
+    let id = child.id().and_then(|id| i32::try_from(id).ok());
+    let group = id.and_then(Pid::from_raw);
+    *running() = group;
+    let ended = tokio::time::timeout(hook.within, child.wait()).await;
+    // Nobody else gets its number before it was waited for; after that it must not be killed by it.
+    let group = running().take();
+    match ended {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) => Err(HookError::Failed(status)),
+        Ok(Err(error)) => Err(HookError::Start(error)),
+        Err(_) => {
+            if let Some(group) = group {
+                // It may have ended this very moment.
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+            Err(HookError::TimedOut(hook.within))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One program runs at a time, also here.
+    static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+    fn report() -> RotReport {
+        RotReport {
+            node: NodeName::new("n1").unwrap(),
+            chunks: 4,
+        }
+    }
+
+    fn hook(program: &str, arguments: &[&str]) -> HookCommand {
+        HookCommand {
+            program: program.into(),
+            arguments: arguments.iter().map(|it| (*it).to_owned()).collect(),
+            within: Duration::from_secs(60),
+        }
+    }
+
+    fn is_there(id: &str) -> bool {
+        std::path::Path::new("/proc").join(id.trim()).exists()
+    }
+
+    /// The process that the program has started and written down.
+    async fn written(path: &std::path::Path) -> String {
+        loop {
+            match std::fs::read_to_string(path) {
+                Ok(id) if id.ends_with('\n') => return id,
+                _ => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
+    async fn gone(id: &str) {
+        while is_there(id) && !is_zombie(id) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    fn is_zombie(id: &str) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", id.trim()));
+        stat.is_ok_and(|stat| stat.contains(") Z "))
+    }
+
+    #[tokio::test]
+    async fn what_the_hook_did_not_do_is_said() {
+        let _alone = ONE.lock().await;
+        let sees =
+            r#"[ "$STORAGED_NODE" = n1 ] && [ "$STORAGED_ROTTEN_CHUNKS" = 4 ] && [ -z "$HOME" ]"#;
+        run(&hook("/bin/sh", &["-c", sees]), &report())
+            .await
+            .unwrap();
+        let failed = run(&hook("/bin/sh", &["-c", "exit 3"]), &report()).await;
+        assert!(matches!(failed, Err(HookError::Failed(_))), "{failed:?}");
+        let absent = run(&hook("/nonexistent", &[]), &report()).await;
+        assert!(matches!(absent, Err(HookError::Start(_))), "{absent:?}");
+    }
+
+    /// With what it has started: a shell that is killed alone leaves its children.
+    #[tokio::test]
+    async fn a_hook_that_hangs_is_killed_with_its_children() {
+        let _alone = ONE.lock().await;
+        let directory = tempfile::tempdir().unwrap();
+        let child = directory.path().join("child");
+        let script = format!("sleep 1000 & echo $! > {}; wait", child.display());
+        let hook = HookCommand {
+            within: Duration::from_secs(2),
+            ..hook("/bin/sh", &["-c", &script])
+        };
+        let outcome = run(&hook, &report()).await;
+        assert!(
+            matches!(outcome, Err(HookError::TimedOut(_))),
+            "{outcome:?}"
+        );
+        gone(&written(&child).await).await;
+    }
+
+    #[tokio::test]
+    async fn a_hook_runs_once_at_a_time_and_not_beyond_the_daemon() {
+        let _alone = ONE.lock().await;
+        let directory = tempfile::tempdir().unwrap();
+        let child = directory.path().join("child");
+        let script = format!("sleep 1000 & echo $! >> {}; wait", child.display());
+        let command = hook("/bin/sh", &["-c", &script]);
+        let mut running = Hook::default();
+        running.start(command.clone(), report());
+        let id = written(&child).await;
+        assert!(running.is_running());
+        running.start(command, report());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(written(&child).await, id, "one was started");
+        end_hook();
+        gone(&id).await;
+        while running.is_running() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}

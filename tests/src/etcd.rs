@@ -1,0 +1,172 @@
+//! etcd as a process of a test's own, on loopback.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::system::wait;
+
+/// An answer of a process on loopback takes no longer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// One member, which keeps what it has when it is killed and started again.
+pub struct Etcd {
+    folder: TempDir,
+    port: u16,
+    peer_port: u16,
+    /// A folder with an authority and a certificate for `localhost`, if it speaks TLS.
+    certificates: Option<PathBuf>,
+    child: Option<Child>,
+}
+
+/// Where `make test` has put it, or the machine has it.
+fn executable() -> PathBuf {
+    let ours = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../target/tools/usr/bin/etcd"
+    ));
+    if ours.exists() {
+        ours.into()
+    } else {
+        "etcd".into()
+    }
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+impl Etcd {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// If there is no etcd, or it does not answer.
+    pub fn start() -> Result<Self> {
+        Self::of(None)
+    }
+
+    /// One that takes nobody without a certificate of the authority in this folder (`ca.pem`), where `localhost` has one too.
+    ///
+    /// # Errors
+    /// If there is no etcd, or it does not listen.
+    pub fn start_with_tls(certificates: &Path) -> Result<Self> {
+        Self::of(Some(certificates.into()))
+    }
+
+    fn of(certificates: Option<PathBuf>) -> Result<Self> {
+        let mut etcd = Self {
+            folder: tempfile::tempdir()?,
+            port: free_port()?,
+            peer_port: free_port()?,
+            certificates,
+            child: None,
+        };
+        etcd.start_again()?;
+        Ok(etcd)
+    }
+
+    /// With what it had.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub fn start_again(&mut self) -> Result<()> {
+        let (here, peers) = (
+            self.endpoint().replace("localhost", "127.0.0.1"),
+            format!("http://127.0.0.1:{}", self.peer_port),
+        );
+        let log = std::fs::File::create(self.folder.path().join("log"))?;
+        let mut command = Command::new(executable());
+        command
+            .arg("--data-dir")
+            .arg(self.folder.path().join("data"));
+        for (option, value) in [
+            ("--listen-client-urls", &here),
+            ("--advertise-client-urls", &here),
+            ("--listen-peer-urls", &peers),
+            ("--initial-advertise-peer-urls", &peers),
+            ("--initial-cluster", &format!("default={peers}")),
+        ] {
+            command.arg(option).arg(value);
+        }
+        if let Some(folder) = &self.certificates {
+            command.arg("--client-cert-auth");
+            for (option, file) in [
+                ("--trusted-ca-file", "ca.pem"),
+                ("--cert-file", "localhost.pem"),
+                ("--key-file", "localhost.key"),
+            ] {
+                command.arg(option).arg(folder.join(file));
+            }
+        }
+        // Tests are run on aarch64 too.
+        command.env("ETCD_UNSUPPORTED_ARCH", "arm64");
+        let child = command.stdout(Stdio::null()).stderr(log).spawn();
+        self.child =
+            Some(child.context("starting etcd: `make test` fetches it (tests/fresh/etcd.sh)")?);
+        // A refusal is an answer too: it may have users.
+        wait("etcd", || match self.certificates {
+            None => self.said("kv/range", r#"{"key":"AA=="}"#).map(drop),
+            Some(_) => {
+                TcpStream::connect(("127.0.0.1", self.port))?;
+                Ok(())
+            }
+        })
+    }
+
+    /// As by a power cut.
+    ///
+    /// # Errors
+    /// If it cannot be killed.
+    pub fn kill(&mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Where it answers.
+    pub fn endpoint(&self) -> String {
+        match self.certificates {
+            None => format!("http://127.0.0.1:{}", self.port),
+            Some(_) => format!("https://localhost:{}", self.port),
+        }
+    }
+
+    /// What it answers to a request of its v3 API.
+    ///
+    /// # Errors
+    /// If it does not answer, or with an error.
+    pub fn post(&self, path: &str, body: &str) -> Result<Value> {
+        let answer = self.said(path, body)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer")?;
+        ensure!(head.contains(" 200 "), "{answer}");
+        Ok(serde_json::from_str(body)?)
+    }
+
+    fn said(&self, path: &str, body: &str) -> Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+        let length = body.len();
+        write!(
+            stream,
+            "POST /v3/{path} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/"), "{answer}");
+        Ok(answer)
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}

@@ -1,0 +1,240 @@
+//! Nodes that an operator drains, with real processes: what only they have or can finish comes first, a spare takes their place, and who
+//! drains them hears what is left.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use storaged::cluster::NodeMemory;
+use storaged_sdk::wire::local::DurableWish;
+use storaged_sdk::wire::{CheckpointState, RunId};
+use storaged_tests::clients::WAIT_MS;
+use storaged_tests::system::{System, executable, shards, wait};
+
+/// A tier to which a shard of a test takes seconds.
+const SLOW: &str = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 10\nrate = \"300KB\"\n";
+/// One to which it takes longer than any daemon is given.
+const ENDLESS: &str = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 10\nrate = \"1KB\"\n";
+
+fn admin(system: &System, node: usize) -> PathBuf {
+    system.cluster.socket(node).with_file_name("admin.sock")
+}
+
+fn command(system: &System, node: usize, arguments: &[&str]) -> Command {
+    let mut command = Command::new(executable());
+    command.args(["drain", "--json"]).args(arguments);
+    command.arg("--socket").arg(admin(system, node));
+    command
+}
+
+/// What `storaged drain` printed.
+fn report(done: &Output) -> Result<Value> {
+    let said = String::from_utf8_lossy(&done.stderr);
+    serde_json::from_slice(&done.stdout).with_context(|| format!("{}: {said}", done.status))
+}
+
+fn drain(system: &System, node: usize, arguments: &[&str]) -> Result<(Option<i32>, Value)> {
+    let done = command(system, node, arguments).output()?;
+    Ok((done.status.code(), report(&done)?))
+}
+
+/// Three nodes, (2,1), and a protected step of two ranks whose trainers are gone.
+fn protected(mut system: System) -> Result<(System, RunId)> {
+    for node in 0..3 {
+        system.cluster.start(node)?;
+    }
+    (0..3).try_for_each(|node| system.cluster.wait_for_peers(node, 2))?;
+    let (run, mut trainers) = system.trainers(2)?;
+    system.save(&mut trainers, 1, &shards(2, 1), DurableWish::Never)?;
+    (0..3).try_for_each(|node| system.wait(node, run, 1, CheckpointState::Protected))?;
+    Ok((system, run))
+}
+
+fn page_says(system: &System, node: usize, what: &str) -> Result<()> {
+    let page = system.cluster.page(node, "/readyz")?;
+    ensure!(page.body.contains(what), "{}", page.body);
+    Ok(())
+}
+
+#[test]
+fn a_spare_has_the_place_of_a_drained_node_at_once_and_the_node_stays_away() -> Result<()> {
+    // A node that is lost would be given up after an hour.
+    let system = System::with_registry(4, 3, Some((2, 1)), "replace_after = \"1h\"\n")?;
+    let (mut system, _) = protected(system)?;
+    system.cluster.start(3)?;
+    wait("a spare", || page_says(&system, 3, "spare"))?;
+    let (code, report) = drain(&system, 0, &[])?;
+    ensure!(code == Some(0), "{code:?}: {report}");
+    ensure!(report["left"] == serde_json::json!([]), "{report}");
+    let place = report["place"].as_str().context("a place")?;
+    ensure!(place.contains("given up since epoch"), "{report}");
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.success(), "{ended}");
+    system.cluster.wait_for_peers(3, 2)?;
+    wait("its blocks", || system.bears(1, 1))?;
+    ensure!(system.restore(&[3, 1], 1, &shards(2, 1))?.len() == 2);
+    // Whoever starts daemons starts this one again: that must not undo the drain.
+    system.cluster.start(0)?;
+    wait("a node that waits", || {
+        page_says(&system, 0, "storaged node admit")
+    })
+}
+
+#[test]
+fn a_node_without_which_a_step_is_lost_stays_until_others_have_what_it_has() -> Result<()> {
+    let system = System::prepared(3, Some((2, 1)), "")?;
+    let (mut system, _) = protected(system)?;
+    system.cluster.kill(2)?;
+    wait("a loss", || system.bears(0, 0))?;
+    let (mut drained, socket) = (
+        command(&system, 0, &["--deadline", "2m"]),
+        admin(&system, 0),
+    );
+    let draining = std::thread::spawn(move || drained.output());
+    wait("a daemon that says why it stays", || {
+        let log = std::fs::read_to_string(system.cluster.log(0))?;
+        ensure!(log.contains("bears 0 of 1 losses"), "{log}");
+        Ok(())
+    })?;
+    ensure!(socket.exists());
+    system.cluster.start(2)?;
+    let done = draining.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    ensure!(done.status.success(), "{:?}", report(&done)?);
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.success(), "{ended}");
+    ensure!(system.restore(&[1, 2], 1, &shards(2, 1))?.len() == 2);
+    Ok(())
+}
+
+#[test]
+fn what_is_lost_with_a_node_is_said_and_is_in_the_exit_code() -> Result<()> {
+    let system = System::prepared(3, Some((2, 1)), "")?;
+    let (mut system, _) = protected(system)?;
+    system.cluster.kill(2)?;
+    wait("a loss", || system.bears(0, 0))?;
+    let (code, report) = drain(&system, 0, &["--deadline", "1s"])?;
+    ensure!(code == Some(75), "{code:?}: {report}");
+    let left = report["left"][0].as_str().context("what is left")?;
+    ensure!(left.contains("job: step 1 of run"), "{report}");
+    ensure!(left.contains("bears 0 of 1 losses"), "{report}");
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
+    Ok(())
+}
+
+/// A node with a committed step on its way to a tier.
+fn owing(tier: &str) -> Result<System> {
+    let system = System::start(1, None, tier)?;
+    let (run, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Required)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+    Ok(system)
+}
+
+#[test]
+fn uploads_are_finished_first_without_trainers_and_below_a_keeper() -> Result<()> {
+    let mut system = System::prepared(1, None, SLOW)?;
+    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+    system.cluster.start_all()?;
+    let (run, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Required)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+    drop(trainers);
+    let (code, report) = drain(&system, 0, &["--deadline", "2m"])?;
+    ensure!(code == Some(0), "{code:?}: {report}");
+    // The keeper too: it would start the daemon again.
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.success(), "{ended}");
+    system.cluster.start_all()?;
+    ensure!(system.reader(0)?.plan(None, WAIT_MS)?.step.get() == 10);
+    Ok(())
+}
+
+#[test]
+fn a_signal_shortens_a_drain_and_a_second_one_ends_it() -> Result<()> {
+    let mut system = owing(ENDLESS)?;
+    let mut drained = command(&system, 0, &["--deadline", "1h"]);
+    let draining = std::thread::spawn(move || drained.output());
+    wait("a drain", || page_says(&system, 0, "told to stop"))?;
+    system.cluster.signal(0, Signal::TERM)?;
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    ensure!(
+        system.cluster.status(0).is_ok(),
+        "it goes on for node.leave_within"
+    );
+    let ended = system.cluster.stop(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
+    let done = draining.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    ensure!(!done.status.success(), "{}", done.status);
+    Ok(())
+}
+
+#[test]
+fn a_registry_that_is_away_delays_nobody_for_long_and_is_said() -> Result<()> {
+    let system = System::with_registry(3, 3, Some((2, 1)), "replace_after = \"0s\"\n")?;
+    let (mut system, _) = protected(system)?;
+    let registry = system.root.path().join("registry");
+    std::fs::rename(&registry, system.root.path().join("away"))?;
+    let (code, report) = drain(&system, 0, &[])?;
+    ensure!(code == Some(75), "{code:?}: {report}");
+    let left = report["left"][0].as_str().context("what is left")?;
+    ensure!(left.contains("place could not be given up"), "{report}");
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
+    Ok(())
+}
+
+#[test]
+fn a_node_that_comes_back_soon_keeps_its_place() -> Result<()> {
+    let system = System::with_registry(3, 3, Some((2, 1)), "replace_after = \"1h\"\n")?;
+    let (mut system, _) = protected(system)?;
+    let (code, report) = drain(&system, 0, &["--keep-place"])?;
+    ensure!(code == Some(0) && report["place"] == "kept", "{report}");
+    system.cluster.wait(0)?;
+    system.cluster.start(0)?;
+    system.cluster.wait_for_peers(0, 2)?;
+    wait("its blocks", || system.bears(0, 1))
+}
+
+#[test]
+fn nobody_but_an_operator_drains_a_node() -> Result<()> {
+    let system = System::start(1, None, "")?;
+    let socket = system.cluster.socket(0);
+    let done = Command::new(executable())
+        .args(["drain", "--socket"])
+        .arg(&socket)
+        .output()?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.code() == Some(1), "{said}");
+    ensure!(said.contains("admin.socket"), "{said}");
+    ensure!(system.cluster.status(0).is_ok());
+    page_says(&system, 0, "ready")
+}
+
+#[test]
+fn a_notice_of_preemption_drains_the_node() -> Result<()> {
+    let mut system = System::start(1, None, "")?;
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/preemption/drain-on-notice.sh"
+    );
+    let notice = system.root.path().join("going");
+    let bin = executable();
+    let path = format!("{}:/usr/bin:/bin", bin.parent().context("bin")?.display());
+    let mut waiting = Command::new(script)
+        .args(["100s", "test", "-e"])
+        .arg(&notice)
+        .env("NOTICE_EVERY", "0.1")
+        .env("PATH", path)
+        .env("STORAGED_SOCKET", admin(&system, 0))
+        .spawn()?;
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    ensure!(waiting.try_wait()?.is_none() && system.cluster.status(0).is_ok());
+    std::fs::write(&notice, "")?;
+    ensure!(waiting.wait()?.success());
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.success(), "{ended}");
+    Ok(())
+}

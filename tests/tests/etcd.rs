@@ -1,0 +1,323 @@
+//! Clusters whose nodes are agreed on in etcd: a real one, which is killed and started again.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use storaged::membership::{
+    Arrival, Arrived, EpochRecords, EtcdConfig, EtcdError, EtcdRecords, Proposal, Registry,
+    RegistryError, Roster,
+};
+use storaged_sdk::Trainer;
+use storaged_sdk::wire::local::DurableWish;
+use storaged_sdk::wire::{CheckpointState, NodeName, RunId};
+use storaged_tests::etcd::Etcd;
+use storaged_tests::system::{System, shards, wait};
+use tempfile::TempDir;
+
+fn config(etcd: &Etcd) -> EtcdConfig {
+    EtcdConfig {
+        endpoints: vec![etcd.endpoint()],
+        prefix: "storaged/test".into(),
+        ca: None,
+        certificate: None,
+        key: None,
+        user: None,
+        password_file: None,
+    }
+}
+
+fn records(etcd: &Etcd) -> Result<Arc<dyn EpochRecords>> {
+    Ok(Arc::new(EtcdRecords::open(&config(etcd))?))
+}
+
+fn record(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+#[tokio::test]
+async fn of_many_that_create_an_epoch_one_comes_first_and_all_read_its_record() -> Result<()> {
+    let etcd = Etcd::start()?;
+    for epoch in 1..=20 {
+        let racing: Vec<_> = (0..8)
+            .map(|writer| {
+                let records = records(&etcd);
+                tokio::spawn(async move {
+                    let own = record(&format!("{epoch} of {writer}"));
+                    let created = records?.create(epoch, own.clone()).await?;
+                    anyhow::Ok((created, own))
+                })
+            })
+            .collect();
+        let mut first = Vec::new();
+        for one in racing {
+            let (created, own) = one.await??;
+            first.extend((created == Proposal::Taken).then_some(own));
+        }
+        ensure!(first.len() == 1, "epoch {epoch}: {first:?}");
+        let records = records(&etcd)?;
+        let found = records.record(epoch).await?.context("the record")?;
+        ensure!(found.bytes == first[0]);
+        ensure!(records.newest().await? == Some(found));
+        // Whoever has not heard the answer tries again.
+        ensure!(records.create(epoch, first[0].clone()).await? == Proposal::Taken);
+        ensure!(records.record(epoch + 1).await?.is_none());
+    }
+    Ok(())
+}
+
+/// Far above what etcd takes in one request.
+#[tokio::test]
+async fn a_roster_of_the_largest_cluster_fits() -> Result<()> {
+    let etcd = Etcd::start()?;
+    let registry = Registry::new(records(&etcd)?);
+    let mut roster = Roster::empty("large".into(), 20_000);
+    for number in 0..20_000 {
+        let arrival = Arrival {
+            node: NodeName::new(format!("node-{number:05}"))?,
+            address: format!("10.{}.{}.1:9300", number / 250, number % 250).parse()?,
+            failure_domain: Some(format!("rack-{}", number / 40)),
+        };
+        roster.arriving.push(arrival);
+    }
+    let last = roster.arriving.pop().context("the last")?;
+    let Arrived::Propose(full) = roster.arrive(&last) else {
+        anyhow::bail!("the last gives all their places");
+    };
+    ensure!(full.places.len() == 20_000 && full.bytes().len() > 3 << 20);
+    ensure!(registry.propose(&full).await? == Proposal::Taken);
+    ensure!(registry.newest().await?.as_ref() == Some(&*full));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_next_member_is_asked_and_where_none_answers_that_is_said() -> Result<()> {
+    let mut etcd = Etcd::start()?;
+    let mut config = config(&etcd);
+    config.endpoints.insert(0, "http://127.0.0.1:1".into());
+    let records = EtcdRecords::open(&config)?;
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    etcd.kill()?;
+    let Err(RegistryError::Etcd(EtcdError::Away { .. })) = records.record(1).await else {
+        anyhow::bail!("nobody is there");
+    };
+    etcd.start_again()?;
+    let found = records.record(1).await?.context("it is there")?;
+    ensure!(found.bytes == record("one"));
+    Ok(())
+}
+
+/// etcd takes only whom its authority has signed for, and this side takes only an etcd that its own has.
+#[tokio::test]
+async fn certificates_are_checked_on_both_sides() -> Result<()> {
+    let (ours, others) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    for folder in [&ours, &others] {
+        write_certificates(folder.path())?;
+    }
+    let etcd = Etcd::start_with_tls(ours.path())?;
+    let of = |ca: &TempDir, own: Option<&TempDir>| EtcdConfig {
+        ca: Some(ca.path().join("ca.pem")),
+        certificate: own.map(|it| it.path().join("localhost.pem")),
+        key: own.map(|it| it.path().join("localhost.key")),
+        ..config(&etcd)
+    };
+    let records = EtcdRecords::open(&of(&ours, Some(&ours)))?;
+    wait_for_it(&records).await?;
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    for refused in [
+        of(&ours, None),
+        of(&ours, Some(&others)),
+        of(&others, Some(&ours)),
+    ] {
+        let answer = EtcdRecords::open(&refused)?.record(1).await;
+        let Err(RegistryError::Etcd(EtcdError::Away { .. })) = answer else {
+            anyhow::bail!("{refused:?}: {answer:?}");
+        };
+    }
+    Ok(())
+}
+
+/// An authority, and what it has signed for `localhost`.
+fn write_certificates(folder: &Path) -> Result<()> {
+    let (authority, own) = (KeyPair::generate()?, KeyPair::generate()?);
+    let mut of_authority = CertificateParams::new(Vec::new())?;
+    of_authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let signed = of_authority.self_signed(&authority)?;
+    std::fs::write(folder.join("ca.pem"), signed.pem())?;
+    let mut of_host = CertificateParams::new(vec!["localhost".to_owned()])?;
+    of_host.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    let signed = of_host.signed_by(&own, &Issuer::new(of_authority, authority))?;
+    std::fs::write(folder.join("localhost.pem"), signed.pem())?;
+    Ok(std::fs::write(
+        folder.join("localhost.key"),
+        own.serialize_pem(),
+    )?)
+}
+
+/// It listens before it answers.
+async fn wait_for_it(records: &EtcdRecords) -> Result<()> {
+    for _ in 0..600 {
+        if records.newest().await.is_ok() {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    anyhow::bail!("etcd does not answer")
+}
+
+/// One token is asked for and used until etcd does not know it any more.
+#[tokio::test]
+async fn a_user_gets_a_new_token_when_etcd_has_forgotten_the_old_one() -> Result<()> {
+    let mut etcd = Etcd::start()?;
+    for (path, body) in [
+        ("auth/user/add", r#"{"name":"root","password":"r"}"#),
+        ("auth/user/grant", r#"{"user":"root","role":"root"}"#),
+        ("auth/enable", "{}"),
+    ] {
+        etcd.post(path, body).with_context(|| path.to_owned())?;
+    }
+    let folder = tempfile::tempdir()?;
+    let password_file = folder.path().join("password");
+    std::fs::write(&password_file, "r\n")?;
+    let as_user = |name: &str| EtcdConfig {
+        user: Some(name.into()),
+        password_file: Some(password_file.clone()),
+        ..config(&etcd)
+    };
+    let (records, stranger) = (
+        EtcdRecords::open(&as_user("root"))?,
+        EtcdRecords::open(&as_user("eve"))?,
+    );
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    for refused in [stranger, EtcdRecords::open(&config(&etcd))?] {
+        let error = refused.record(1).await.err().context("it is refused")?;
+        let refused = matches!(error, RegistryError::Etcd(EtcdError::Refused { .. }));
+        ensure!(refused, "{error:?}");
+    }
+    // Tokens live in its memory.
+    etcd.kill()?;
+    etcd.start_again()?;
+    let found = records.record(1).await?.context("it is there")?;
+    ensure!(found.bytes == record("one"));
+    Ok(())
+}
+
+/// A cluster, (2,1), and who fills its places as etcd has it.
+struct Nodes {
+    system: System,
+    registry: Registry,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Nodes {
+    fn of(etcd: &Etcd, nodes: usize, places: usize, extra: &str) -> Result<Self> {
+        let registry = format!(
+            "{{ kind = \"etcd\", endpoints = [\"{}\"], prefix = \"storaged/test\" }}",
+            etcd.endpoint()
+        );
+        Ok(Self {
+            system: System::with_registry_in(&registry, nodes, places, Some((2, 1)), extra)?,
+            registry: Registry::new(records(etcd)?),
+            runtime: tokio::runtime::Runtime::new()?,
+        })
+    }
+
+    fn start(&mut self, nodes: impl IntoIterator<Item = usize>) -> Result<()> {
+        for node in nodes {
+            self.system.cluster.start(node)?;
+        }
+        Ok(())
+    }
+
+    fn linked(&self, nodes: impl IntoIterator<Item = usize>, peers: usize) -> Result<()> {
+        for node in nodes {
+            self.system.cluster.wait_for_peers(node, peers)?;
+        }
+        Ok(())
+    }
+
+    /// Who fills the places, in their order.
+    fn filled(&self) -> Result<Vec<String>> {
+        let newest = self.runtime.block_on(self.registry.newest())?;
+        let places = newest.context("a roster")?.places.into_iter();
+        Ok(places
+            .map(|it| it.node.map_or("-".into(), |node| node.to_string()))
+            .collect())
+    }
+
+    /// Waits until one of these nodes fills the last place; which.
+    fn last_is_one_of(&self, spares: &[usize]) -> Result<usize> {
+        wait("a spare in the last place", || {
+            let filled = self.filled()?;
+            let mut spares = spares.iter().copied();
+            let found = spares.find(|node| filled.last() == Some(&format!("n{node}")));
+            found.with_context(|| format!("{filled:?}"))
+        })
+    }
+
+    fn save(&self, run: RunId, trainers: &mut [Trainer], step: u64) -> Result<()> {
+        self.system
+            .save(trainers, step, &shards(2, step), DurableWish::Never)?;
+        self.system.wait(0, run, step, CheckpointState::Protected)
+    }
+}
+
+/// A job saves on and on; a node is lost, first while etcd is there, then while it is away.
+#[test]
+fn nodes_are_replaced_under_a_saving_job_and_once_etcd_is_back() -> Result<()> {
+    let mut etcd = Etcd::start()?;
+    let mut nodes = Nodes::of(&etcd, 5, 3, "replace_after = \"3s\"\n")?;
+    nodes.start(0..3)?;
+    nodes.linked(0..3, 2)?;
+    nodes.start(3..5)?;
+    let (run, mut trainers) = nodes.system.trainers(2)?;
+    nodes.save(run, &mut trainers, 1)?;
+    nodes.system.cluster.kill(2)?;
+    let second = nodes.last_is_one_of(&[3, 4])?;
+    nodes.linked([0, 1, second], 2)?;
+    nodes.save(run, &mut trainers, 2)?;
+    etcd.kill()?;
+    nodes.save(run, &mut trainers, 3)?;
+    nodes.system.cluster.kill(second)?;
+    std::thread::sleep(Duration::from_secs(5));
+    nodes.linked([0, 1], 1)?;
+    etcd.start_again()?;
+    let spare = nodes
+        .last_is_one_of(&[7 - second])
+        .with_context(|| nodes.system.cluster.log_end(0, 40))?;
+    nodes.linked([0, 1, spare], 2)?;
+    nodes.save(run, &mut trainers, 4)?;
+    let restored = nodes.system.restore(&[0, 1], 4, &shards(2, 4))?;
+    ensure!(restored.len() == 2);
+    Ok(())
+}
+
+#[test]
+fn two_nodes_that_join_at_once_both_get_places() -> Result<()> {
+    let etcd = Etcd::start()?;
+    let mut nodes = Nodes::of(&etcd, 8, 6, "")?;
+    nodes.start(0..6)?;
+    nodes.linked(0..6, 5)?;
+    let (run, mut trainers) = nodes.system.trainers(2)?;
+    nodes.save(run, &mut trainers, 1)?;
+    let resized = std::process::Command::new(storaged_tests::system::executable())
+        .args(["node", "resize", "8", "--config"])
+        .arg(nodes.system.cluster.config_path(0))
+        .output()?;
+    ensure!(resized.status.success(), "{resized:?}");
+    nodes.start(6..8)?;
+    wait("all places", || {
+        let filled = nodes.filled()?;
+        ensure!(filled.len() == 8, "{filled:?}");
+        Ok(())
+    })?;
+    nodes.linked(0..8, 7)?;
+    nodes.save(run, &mut trainers, 2)?;
+    Ok(())
+}
