@@ -9,7 +9,7 @@ use cluster::{Cluster, Conduct, Room};
 use storaged_core::Note;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, standing};
 use storaged_wire::peer::DropAnswer;
-use storaged_wire::{CheckpointState, NodeName, RefusalCode, Step};
+use storaged_wire::{CheckpointState, NodeName, Rank, RefusalCode, Step, WorldSize};
 use testkit::{acquire_slot, open_shard, plan_newest};
 
 const NODES: usize = 6;
@@ -584,4 +584,31 @@ fn whoever_waits_for_a_step_hears_that_its_job_has_made_room() {
         "{granted:?}"
     );
     assert!(matches!(told, Some(Reply::Refused(_))), "{told:?}");
+}
+
+/// A node is lost for good after two steps have committed and before they were coded. The run that comes after it goes on from the
+/// step before, and must not be kept from saving by what nobody can give back.
+#[test]
+fn steps_that_a_lost_node_has_left_uncoded_do_not_hold_all_slots() {
+    let mut cluster = Cluster::start(2, 2, 2_000);
+    cluster.save_and_wait(DurableWish::Never);
+    for _ in 0..2 {
+        cluster.save();
+        cluster.run_until(5_000, "a commit", |cluster| cluster.is_committed(1));
+    }
+    cluster.kill(0);
+    cluster.run_for(5_000);
+    let launcher = cluster.connect(1, Role::Reader);
+    let reply = cluster.ask(1, launcher, Request::OpenRun { timeout_ms: 10_000 });
+    let Reply::RunOpened { run } = reply else {
+        panic!("no run: {reply:?}");
+    };
+    let role = Role::Trainer {
+        run,
+        rank: Rank::new(1),
+        world_size: WorldSize::new(2).unwrap(),
+    };
+    let trainer = cluster.connect(1, role);
+    let reply = cluster.ask(1, trainer, acquire_slot(2_000 * cluster::CHUNK, 10_000));
+    assert!(matches!(reply, Reply::SlotGranted { .. }), "{reply:?}");
 }

@@ -54,6 +54,13 @@ pub fn blocks_on(manifest: &ManifestBytes, node: &NodeName) -> Vec<(Lane, usize)
     shards.chain(parity).collect()
 }
 
+/// A node with shards that no group codes: it had no place in the epoch of the manifest. Only it can give them back.
+pub fn uncoded_node(manifest: &ManifestBytes) -> Option<&NodeName> {
+    let mut nodes = manifest.nodes().iter();
+    let uncoded = nodes.find(|(_, on)| !on.ranks.is_empty() && on.data.is_empty());
+    uncoded.map(|(node, _)| node)
+}
+
 /// A group has as many lanes as the data node with the most shards has shards.
 fn lanes_in(manifest: &ManifestBytes, group: u32) -> impl Iterator<Item = Lane> + use<> {
     let entry = manifest.manifest().groups.get(group as usize);

@@ -36,7 +36,7 @@ pub use encode::{Order, ParityHolders, Shape, encode_plan};
 pub use error::PlanError;
 pub use groups::{Group, GroupError, Member, group_peers, groups};
 pub use homes::homes;
-pub use lanes::{LaneBlocks, blocks_on, lanes_coded_by, lanes_of};
+pub use lanes::{LaneBlocks, blocks_on, lanes_coded_by, lanes_of, uncoded_node};
 pub use load::NodeLoad;
 pub use prove::prove;
 pub use repair::{RepairShape, RepairTask, repair_plans};

@@ -305,11 +305,20 @@ impl Sessions {
     /// Drops what no session took up in time, and forgets slots that are gone.
     pub(crate) fn expire_part_filled(&mut self, cx: &mut Context) {
         let now = cx.now;
-        let late = |part: &PartialShard| part.until.is_some_and(|until| until <= now);
+        // The shard may have come back into another slot, by a reader's opening or by a session that went on with an older part.
+        let needless = |slot: SlotId, part: &PartialShard| {
+            let key = cx.by_name.get(&part.manifest);
+            let shard = key.and_then(|key| cx.checkpoints.get(key)?.shards.get(&part.rank));
+            shard.is_some_and(|shard| shard.slot != slot) && !planted!("parts_outlive_their_need")
+        };
+        let late = |slot: SlotId, part: &PartialShard| {
+            part.until
+                .is_some_and(|until| until <= now || needless(slot, part))
+        };
         let over: Vec<SlotId> = self
             .partial_shards
             .iter()
-            .filter(|(slot, part)| late(part) || !cx.slots.contains_key(slot))
+            .filter(|(slot, part)| late(**slot, part) || !cx.slots.contains_key(slot))
             .map(|(slot, _)| *slot)
             .collect();
         for slot in over {

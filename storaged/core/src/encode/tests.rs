@@ -1,10 +1,18 @@
 //! What a member refuses before it takes any memory for it.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use storaged_codec::Digest;
+use storaged_plan::DirtyMap;
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::{Lane, PeerMessage, SessionFault, SessionKind, SessionRecord, SumChecks};
-use storaged_wire::{ManifestBytes, SessionId};
+use storaged_wire::{ManifestBytes, Rank, SessionId, SlotId};
 
+use super::Sessions;
+use super::resume::{ParityPlace, PartialParity, PartialShard};
+use crate::api::{HeldBlock, Output, ParityId};
+use crate::catalog::{LocalShard, Slot, SlotUse, Upload};
 use crate::limits;
 use crate::testkit::{self, chunk, hear, last_of, name, sent};
 
@@ -91,4 +99,84 @@ fn sessions_whose_end_was_lost_keep_no_room_beside_the_one_that_replaces_them() 
         hear(&mut node, session, "n0", encode(session, &manifest));
         assert_eq!(node.ledger().used, of_two_sessions);
     }
+}
+
+/// A shard of which this node holds a part came back by another way: the part, which may be kept for minutes, holds a slot of the rank.
+#[test]
+fn a_part_of_a_shard_goes_once_the_shard_is_whole_elsewhere() {
+    let (rank, part, whole) = (Rank::new(0), SlotId::new(6), SlotId::new(9));
+    let mut node = last_of(&["n0", "n1"], 1, 1);
+    let length = 2 * chunk().bytes() as u64;
+    let root = Digest::from_bytes(&[0; 32]);
+    let manifest = testkit::manifest(1, &["n1"], &["n0"], length, root).seal();
+    let manifest = manifest.expect("a sound manifest");
+    let committed = PeerMessage::Committed {
+        manifest: manifest.shared(),
+        durable: DurableWish::Never,
+    };
+    hear(&mut node, 10, "n0", committed);
+    let cx = node.context_mut();
+    let slot = Slot {
+        namespace: testkit::job(),
+        rank,
+        capacity: length,
+        used_for: SlotUse::Repairing,
+        readers_before: BTreeSet::new(),
+    };
+    cx.slots.insert(part, slot);
+    let until = cx.now.plus(limits::ROTTEN_KEPT_MS);
+    let mut filled = DirtyMap::clean(2);
+    filled.mark(0);
+    let aside = PartialShard::set_aside(manifest.name(), rank, filled, until);
+    let mut sessions = Sessions::default();
+    sessions.partial_shards.insert(part, aside);
+    sessions.expire_part_filled(cx);
+    assert!(cx.slots.contains_key(&part), "a repair goes on with it");
+    let shard = LocalShard {
+        slot: whole,
+        length,
+        chunk: chunk(),
+        digests: None,
+        prints: Arc::from([]),
+        readers: BTreeSet::new(),
+        upload: Upload::Idle,
+        sealed_at: cx.now,
+    };
+    let checkpoint = cx.checkpoint_named(manifest.name()).expect("it is known");
+    checkpoint.shards.insert(rank, shard);
+    sessions.expire_part_filled(cx);
+    assert!(sessions.partial_shards.is_empty() && !cx.slots.contains_key(&part));
+}
+
+/// A repair of this block broke off, another one made it, and now that has rotted: what was made first is nobody's.
+#[test]
+fn parity_that_was_made_in_part_goes_when_what_took_its_place_has_rotted() {
+    let (lane, first, second) = (Lane { group: 0, index: 0 }, ParityId(5), ParityId(7));
+    let mut node = last_of(&["n0", "n1"], 1, 1);
+    let manifest = manifest(2);
+    let committed = PeerMessage::Committed {
+        manifest: manifest.shared(),
+        durable: DurableWish::Never,
+    };
+    hear(&mut node, 10, "n0", committed);
+    let cx = node.context_mut();
+    let checkpoint = cx.checkpoint_named(manifest.name()).expect("it is known");
+    checkpoint.parity.insert((lane, 0), second);
+    let key = checkpoint.key.clone();
+    let place = ParityPlace {
+        manifest: manifest.name(),
+        lane,
+        index: 0,
+    };
+    let until = cx.now.plus(limits::PART_FILLED_MAX_MS);
+    let part = PartialParity::set_aside(first, DirtyMap::clean(2), until);
+    let mut sessions = Sessions::default();
+    sessions.partial_parity.insert(place, part);
+    sessions.block_rotted(&key, HeldBlock::Parity(lane, 0, second), &[1], cx);
+    assert_eq!(sessions.part_made_of(place), Some(second));
+    let dropped = cx.out.iter().filter_map(|output| match output {
+        Output::DropParity { set } => Some(*set),
+        _ => None,
+    });
+    assert_eq!(dropped.collect::<Vec<_>>(), [first]);
 }

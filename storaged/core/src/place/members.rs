@@ -28,7 +28,7 @@ impl Context {
         if !members.iter().any(|member| member.name == *self.me()) {
             return;
         }
-        if epoch != self.setup.epoch {
+        if epoch != self.setup.epoch && !planted!("epochs_before_forgotten") {
             let before = (self.setup.epoch, std::mem::take(&mut self.groups));
             self.earlier_groups.push_back(before);
             if self.earlier_groups.len() >= EPOCHS_KEPT {
@@ -37,7 +37,9 @@ impl Context {
         }
         self.setup.epoch = epoch;
         self.setup.members = members;
-        self.groups = groups;
+        if !planted!("groups_not_made_anew") {
+            self.groups = groups;
+        }
         self.choose_homes_again();
         self.announce_all();
         self.wake_for_the_left();
@@ -88,6 +90,7 @@ impl Context {
         }
         // They may have waited for this epoch.
         let waiting = self.checkpoints.values().filter(|c| c.manifest.is_none());
+        let waiting = waiting.filter(|_| !planted!("epoch_not_waited_for"));
         for key in waiting.map(|c| c.key.clone()).collect::<Vec<_>>() {
             self.try_commit(&key);
         }
@@ -102,7 +105,8 @@ mod tests {
     use storaged_wire::local::DurableWish;
     use storaged_wire::peer::{Fence, PeerMessage, SealedShard};
     use storaged_wire::{
-        CheckpointState, Enclosure, EnclosuresHeld, ManifestBytes, Rank, RunId, Step, WorldSize,
+        CheckpointState, Enclosure, EnclosuresHeld, Generation, ManifestBytes, Rank, RunId, Step,
+        WorldSize,
     };
 
     use super::*;
@@ -170,6 +174,11 @@ mod tests {
 
     /// Two ranks seal a step, which a node of this epoch has described.
     fn save(node: &mut Node, step: u64, epoch: u64) -> Option<ManifestBytes> {
+        save_on(node, ["a", "b"], step, epoch)
+    }
+
+    /// The same on these nodes.
+    fn save_on(node: &mut Node, nodes: [&str; 2], step: u64, epoch: u64) -> Option<ManifestBytes> {
         let described = PeerMessage::Description {
             key: key(step),
             owner: owner(),
@@ -180,7 +189,7 @@ mod tests {
             epoch,
         };
         let mut said = sent(hear(node, 1, "a", described));
-        for (rank, from) in [(0, "a"), (1, "b")] {
+        for (rank, from) in (0..).zip(nodes) {
             let sealed = PeerMessage::ShardsSealed {
                 key: key(step),
                 owner: owner(),
@@ -212,6 +221,58 @@ mod tests {
         let newer = save(&mut newer, step, 2).expect("a commit");
         assert_eq!(newer.manifest().epoch, 2);
         assert_ne!(newer.manifest().groups, one.manifest().groups);
+    }
+
+    /// A rank has sealed on a node that has no place in the epoch of the description: no group codes its shard, and whoever took the
+    /// step for protected would let the one before go.
+    #[test]
+    fn a_step_with_a_shard_that_no_group_codes_is_not_protected() {
+        let (mut node, step) = home();
+        change(&mut node, 2, &AFTER);
+        for peer in ["aa", "ab"] {
+            let generation = Generation::new(1);
+            let node_up = Input::PeerUp {
+                node: name(peer),
+                generation,
+            };
+            node.handle(Now(2), node_up);
+        }
+        let manifest = save_on(&mut node, ["a", "aa"], step, 1).expect("a commit");
+        assert_eq!(manifest.manifest().epoch, 1);
+        for (lane, blocks) in storaged_plan::LaneBlocks::all(&manifest) {
+            let shards = blocks
+                .data
+                .iter()
+                .flatten()
+                .map(|it| (it.node.clone(), it.rank, None));
+            let parity = (0..)
+                .zip(&blocks.coding)
+                .map(|(i, it)| (it.clone(), Rank::new(0), Some(i)));
+            for (from, rank, parity) in shards.chain(parity) {
+                let held = PeerMessage::Held {
+                    manifest: manifest.name(),
+                    version: 1,
+                    shards: Vec::from_iter(parity.is_none().then_some(rank)),
+                    parity: Vec::from_iter(parity.map(|i| (lane, i))),
+                    enclosures: EnclosuresHeld::All,
+                };
+                hear(&mut node, 2, from.as_str(), held);
+            }
+        }
+        node.handle(Now(1_500), Input::Tick);
+        let cx = node.context();
+        let checkpoint = &cx.checkpoints[&key(step)];
+        let losses = cx.bears(checkpoint).map(|bears| bears.losses);
+        assert_eq!(
+            (checkpoint.state, losses),
+            (CheckpointState::Committed, Some(0))
+        );
+        assert!(cx.is_stuck(checkpoint), "it gives way to a newer one");
+        let why = cx.why_not_yet(&key(step));
+        assert!(
+            why.contains("aa has shards of it and had no place in epoch 1"),
+            "{why}"
+        );
     }
 
     #[test]
@@ -287,6 +348,9 @@ mod tests {
         let step = (1..).find(follows).expect("a step");
         let name_of_step = told_by_c(&mut node, step);
         all_say_what_they_hold(&mut node, 2, name_of_step);
+        // What it has heard may not be all of it.
+        let state = |node: &Node| node.context().checkpoints[&key(step)].state;
+        assert_eq!(state(&node), CheckpointState::Committed, "no home decides");
         change(&mut node, 2, &stay);
         node.handle(Now(1_500), Input::Tick);
         let cx = node.context();

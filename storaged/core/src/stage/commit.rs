@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
-use storaged_plan::Group;
+use storaged_plan::{Group, uncoded_node};
 use storaged_wire::local::{DurableWish, Reply};
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
@@ -74,7 +74,13 @@ impl Context {
         let [schema, torch_metadata] = names;
         // Of the epoch in which it was described first, also if it is again: home nodes might build two manifests.
         let before = checkpoint.description_here.as_ref();
-        let epoch = before.map_or(now, |before| before.epoch);
+        let mut epoch = before.map_or(now, |before| before.epoch);
+        if planted!("described_in_an_old_epoch") {
+            epoch = self
+                .earlier_groups
+                .back()
+                .map_or(epoch, |(before, _)| *before);
+        }
         let description = Description::new(schema, torch_metadata, given.durable, epoch);
         checkpoint.description_here = Some(description);
         self.keep_enclosure(schema.digest, given.schema);
@@ -423,6 +429,11 @@ impl Context {
                 checkpoint.world_size
             );
         };
+        self.why_not_protected(checkpoint, manifest)
+    }
+
+    /// The same of one that has a manifest.
+    fn why_not_protected(&self, checkpoint: &Checkpoint, manifest: &ManifestBytes) -> String {
         let (left, down): (Vec<NodeName>, Vec<NodeName>) = self
             .stakeholders(manifest)
             .into_iter()
@@ -432,9 +443,15 @@ impl Context {
             let names: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
             (!names.is_empty()).then(|| format!("{what}: {}", names.join(", ")))
         };
+        let epoch = manifest.manifest().epoch;
+        let uncoded = uncoded_node(manifest).filter(|_| self.setup.geometry.is_some());
+        let uncoded = uncoded.map(|node| {
+            format!("{node} has shards of it and had no place in epoch {epoch}, whose groups code it: the next step is coded")
+        });
         let reasons: Vec<String> = named("nodes down", &down)
             .into_iter()
             .chain(named("nodes that left the cluster", &left))
+            .chain(uncoded)
             .chain(self.no_room_of(checkpoint))
             .collect();
         if reasons.is_empty() {

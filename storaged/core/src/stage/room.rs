@@ -2,6 +2,7 @@
 //! durable tier is slow, full or gone, nor because a node is away and nothing can be protected. What is kept is the
 //! newest checkpoint that is whole, and whatever older one is safer than all that came after it.
 
+use storaged_plan::uncoded_node;
 use storaged_wire::local::KeptFor;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
@@ -118,6 +119,9 @@ impl Context {
                 self.is_of_older_run(checkpoint) || (has_waited && self.was_gone_past(checkpoint));
             return needless.then_some(Yield::Checkpoint);
         }
+        if self.was_left_behind(checkpoint) && !planted!("left_behind_kept") {
+            return Some(Yield::Checkpoint);
+        }
         let newer = self.newest_instead_of(checkpoint)?;
         let superseded = checkpoint.key < newer
             && self.knows_bears(&checkpoint.key)
@@ -166,13 +170,34 @@ impl Context {
         Some(newest.key.clone())
     }
 
-    /// Whether waiting would not make it safer: nodes that it needs are gone, or it was left unprotected by an older run.
-    fn is_stuck(&self, checkpoint: &Checkpoint) -> bool {
+    /// Whether waiting would not make it safer: nodes that it needs are gone, it was left unprotected by an older run, or no group
+    /// codes some shard of it.
+    pub(crate) fn is_stuck(&self, checkpoint: &Checkpoint) -> bool {
         let Some(manifest) = &checkpoint.manifest else {
             return false;
         };
         let unprotected = checkpoint.state < CheckpointState::Protected;
-        (unprotected && self.is_of_older_run(checkpoint)) || !self.gone_nodes(manifest).is_empty()
+        let is_uncoded = || {
+            let coded_here = self.setup.geometry.is_some() && !planted!("uncoded_never_yield");
+            coded_here && uncoded_node(manifest).is_some()
+        };
+        (unprotected && (self.is_of_older_run(checkpoint) || is_uncoded()))
+            || !self.gone_nodes(manifest).is_empty()
+    }
+
+    /// Whether the run that waits for the slot has restarted without this step: an older run committed it, and a node with a shard
+    /// that is nowhere else is gone. Were that node lost for good, such steps would hold all slots, and no newer step would be
+    /// saved that could take their place.
+    fn was_left_behind(&self, checkpoint: &Checkpoint) -> bool {
+        let Some(manifest) = &checkpoint.manifest else {
+            return false;
+        };
+        let mut shards = manifest.manifest().shards.iter();
+        checkpoint.state < CheckpointState::Protected
+            && self.is_of_older_run(checkpoint)
+            && self.settled()
+            && shards.any(|shard| self.is_gone(&shard.node))
+            && self.bears(checkpoint).is_none_or(|bears| bears.losses == 0)
     }
 
     fn is_of_older_run(&self, checkpoint: &Checkpoint) -> bool {

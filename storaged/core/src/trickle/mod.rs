@@ -12,6 +12,7 @@ mod tier;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use storaged_plan::uncoded_node;
 use storaged_wire::local::DurableWish;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank};
@@ -46,13 +47,16 @@ impl Context {
             && (checkpoint.state >= self.safe_state() || self.stays_unprotected(checkpoint))
     }
 
-    /// A committed checkpoint that is not protected because nodes are gone: the durable tier is all the safety it can have.
+    /// A committed checkpoint that is not protected because nodes are gone, or because one with a shard of it had no place in its
+    /// epoch: the durable tier is all the safety it can have.
     fn stays_unprotected(&self, checkpoint: &Checkpoint) -> bool {
         let waited = checkpoint.committed_at.map_or(0, |at| self.now.since(at));
         let Some(manifest) = &checkpoint.manifest else {
             return false;
         };
-        waited >= limits::UPLOAD_UNPROTECTED_AFTER_MS && !self.gone_nodes(manifest).is_empty()
+        let is_uncoded = uncoded_node(manifest).is_some();
+        waited >= limits::UPLOAD_UNPROTECTED_AFTER_MS
+            && (is_uncoded || !self.gone_nodes(manifest).is_empty())
     }
 
     /// The checkpoint of a namespace that is being uploaded: the oldest that is due.

@@ -129,7 +129,9 @@ mod seeds_of {
         calm links pauses clocks crashes one_node_down one_node_less restarts_in_turn restarts_that_wait memory_stays
         memory_stays_behind_links_that_fail slow_tier failing_tier
         lying_tier two_jobs two_incarnations incarnations_apart power_cuts quiet_job quiet_and_one_less brief_jobs ill_trainers
-        lying_trainers small_budget another_chunk another_m everything
+        lying_trainers small_budget another_chunk another_m places_refilled places_refilled_and_quiet
+        more_and_fewer_places places_change_in_all_weathers rot rot_and_quiet restarts_that_fail
+        everything
     }
 }
 

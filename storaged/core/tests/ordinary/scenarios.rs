@@ -1,6 +1,6 @@
 //! The classes of months: which faults strike in each. `tests/sim/run.py` counts them by their names.
 
-use crate::sim::month::{CALM, Crashes, Scenario, TierKind, Trainers, Unequal};
+use crate::sim::month::{CALM, Changes, Crashes, Scenario, TierKind, Trainers, Unequal};
 
 /// Every class.
 pub const SCENARIOS: &[Scenario] = &[
@@ -147,6 +147,52 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "another_m",
         unequal: Unequal::Parity,
+        ..CALM
+    },
+    Scenario {
+        name: "places_refilled",
+        places: Changes::Machines,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "places_refilled_and_quiet",
+        places: Changes::Machines,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
+        name: "more_and_fewer_places",
+        places: Changes::Sizes,
+        ..CALM
+    },
+    Scenario {
+        name: "places_change_in_all_weathers",
+        places: Changes::Both,
+        links: true,
+        pauses: true,
+        crashes: Crashes::UpToM,
+        tier: TierKind::Failing,
+        jobs: 2,
+        ..CALM
+    },
+    Scenario {
+        name: "rot",
+        rot: true,
+        ..CALM
+    },
+    Scenario {
+        name: "rot_and_quiet",
+        rot: true,
+        crashes: Crashes::UpToM,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
+        name: "restarts_that_fail",
+        failures: true,
+        crashes: Crashes::UpToM,
+        tier: TierKind::Well,
         ..CALM
     },
     Scenario {

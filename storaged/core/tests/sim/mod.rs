@@ -6,4 +6,4 @@ pub mod month;
 mod slow;
 mod world;
 
-pub use world::{Limits, World};
+pub use world::{Limits, SCRUB_MS, World};

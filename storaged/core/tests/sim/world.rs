@@ -11,14 +11,14 @@ use storaged_core::{
 };
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{CheckpointState, SlotId};
+use storaged_wire::{CheckpointState, NodeName, SlotId};
 
 use super::job::Job;
 use super::month::{Happening, Month, is_of_month};
 use super::slow::Pace;
 use crate::testkit::{
     self, Course, End, Event, Failed, Key, Pacing, Participants, Payload, Pid, Scene, Task,
-    encodes, geometry, missed, name, repairs, silent, stripes,
+    encodes, geometry, known_index, missed, name, repairs, silent, stripes,
 };
 
 /// What a scenario allows.
@@ -92,6 +92,8 @@ pub type World = testkit::World<Simulation>;
 
 /// A control message over a slow link takes up to so many milliseconds.
 const SLOW_MESSAGE_MS: u64 = 300;
+/// Every byte in RAM is read again within this time.
+pub const SCRUB_MS: u64 = 20_000;
 /// A slow hop makes a session last this long and up to so much longer, in milliseconds; one in so many such sessions
 /// stalls for good.
 const SLOW_MS: u64 = 500;
@@ -196,7 +198,7 @@ impl Scene for Simulation {
             DurableForm::Increments => 4,
         };
         setup.budget = 64 << 20;
-        setup.scrub_period_ms = 20_000;
+        setup.scrub_period_ms = SCRUB_MS;
         setup.link_rates = world.link_rates();
         setup.durable = DurablePolicy::Every(limits.durable_every);
         setup.messages = MessageLimits {
@@ -212,9 +214,20 @@ impl Scene for Simulation {
         }
     }
 
+    fn name_of(world: &World, node: usize) -> NodeName {
+        name(world.place_of(node))
+    }
+
+    fn named(world: &World, by: usize, name: &NodeName) -> Option<usize> {
+        world.node_in_place(by, known_index(name)?)
+    }
+
     fn started(world: &mut World, node: usize) {
         match world.scene.month {
-            Some(_) => world.links_begin(node),
+            Some(_) => {
+                world.links_begin(node);
+                world.looks_at_the_registry(node);
+            }
             None => world.dial_all(node),
         }
     }

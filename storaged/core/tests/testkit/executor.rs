@@ -6,7 +6,6 @@ use storaged_core::{CheckPart, Input, Output, ScrubPiece, ScrubTally, Unread};
 use storaged_wire::SlotId;
 use storaged_wire::local::Reply;
 
-use super::names::known_index;
 use super::process::{Payload, Pid, digests, made_up_digests, with_root};
 use super::scene::Scene;
 use super::sessions::Key;
@@ -96,8 +95,7 @@ impl<S: Scene> World<S> {
             }
             Output::Send { to, message } => {
                 // Whoever is lied to may send to nodes that there are none of.
-                let to = known_index(&to).filter(|to| *to < self.processes.len());
-                if let Some(to) = to {
+                if let Some(to) = S::named(self, pid.node, &to) {
                     self.post(pid.node, to, message);
                 }
             }

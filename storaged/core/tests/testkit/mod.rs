@@ -13,7 +13,7 @@
 //! | suite | scene | payload | sessions | links | tier |
 //! | --- | --- | --- | --- | --- | --- |
 //! | `simulation` | `sim/`, job or month | bytes | at their end, some break | delay, loss, cuts, pauses | weather |
-//! | `enclosures`, `healing`, `recovery`, `lifetimes`, `plans`, `restart_safe`, `slots`, `verdict` | `cluster/` | digests | stripe by stripe | to the millisecond | as a test says |
+//! | `enclosures`, `epochs`, `healing`, `recovery`, `lifetimes`, `plans`, `restart_safe`, `slots`, `verdict` | `cluster/` | digests | stripe by stripe | to the millisecond | as a test says |
 //! | `runs` | `runs/` | digests | at once | delay, cuts, silence | as a test says |
 //! | `handle` | `handle/` | digests | at once | in order | well |
 #![allow(dead_code, reason = "each suite uses a part of it")]
@@ -36,7 +36,7 @@ mod trace;
 mod world;
 
 pub use alone::{Alone, Wanted};
-pub use names::{TOKEN, index, members, name, namespace, owner};
+pub use names::{TOKEN, index, known_index, members, name, namespace, owner};
 pub use process::{Payload, Pid, Process, digests, made_up_digests};
 pub use requests::{
     TORCH_METADATA, acquire_slot, commit_step, hello, open_shard, plan_newest, schema_of,
@@ -48,5 +48,5 @@ pub use sessions::{
     stripes,
 };
 pub use setup::{CHUNK_BYTES, geometry, setup};
-pub use tier::{Course, Task, Tier};
+pub use tier::{Course, LISTED, Task, Tier};
 pub use world::{Event, World};

@@ -7,7 +7,6 @@ use storaged_core::Input;
 use storaged_wire::Generation;
 use storaged_wire::peer::PeerMessage;
 
-use super::names::name;
 use super::process::Pid;
 use super::scene::Scene;
 use super::world::{Event, World};
@@ -85,7 +84,7 @@ impl<S: Scene> World<S> {
         link.number += 1;
         (link.up, link.alive, link.peer, link.free_at) = (true, true, far, 0);
         let generation = Generation::new(far);
-        let node = name(to);
+        let node = S::name_of(self, to);
         self.tell(from, Input::PeerUp { node, generation });
     }
 
@@ -94,7 +93,8 @@ impl<S: Scene> World<S> {
         let link = self.link_of(from, to);
         link.alive = false;
         if std::mem::take(&mut link.up) && self.is_up(from) {
-            self.tell(from, Input::PeerDown { node: name(to) });
+            let node = S::name_of(self, to);
+            self.tell(from, Input::PeerDown { node });
             S::parted(self, from, to);
         }
     }
@@ -143,7 +143,7 @@ impl<S: Scene> World<S> {
         let link = self.link_of(from, to);
         if link.number == number {
             let generation = link.peer;
-            let from = name(from);
+            let from = S::name_of(self, from);
             let pid = Pid {
                 node: to,
                 generation,

@@ -4,10 +4,11 @@
 use std::fmt::Debug;
 
 use storaged_core::{DurableFault, Input, Note, RequestId, SessionTally, Setup};
-use storaged_wire::SlotId;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{NodeName, SlotId};
 
+use super::names::{known_index, name};
 use super::process::{Payload, Pid};
 use super::sessions::{End, Failed, Key, Pacing, Participants};
 use super::tier::{Course, Task};
@@ -30,6 +31,16 @@ pub trait Scene: Sized {
     /// The generation of the n-th process that is started.
     fn generation(world: &mut World<Self>, count: u64) -> u64 {
         count
+    }
+
+    /// By which name the others know a node: that of its place in the cluster.
+    fn name_of(world: &World<Self>, node: usize) -> NodeName {
+        name(node)
+    }
+
+    /// Which node another one takes for the one of a name, if any: names may be made up, and places filled by others.
+    fn named(world: &World<Self>, by: usize, name: &NodeName) -> Option<usize> {
+        known_index(name).filter(|node| *node < world.processes.len())
     }
 
     /// A process has started.

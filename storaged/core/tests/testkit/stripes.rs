@@ -7,7 +7,6 @@ use storaged_core::{SessionWork, Sink, Source, StripeTurn};
 use storaged_plan::{CodingPlan, Hop, HopOutput, Target, trace};
 use storaged_wire::peer::SessionFault;
 
-use super::names::index;
 use super::process::Payload;
 use super::scene::Scene;
 use super::sessions::{Block, End, Failed, Made, Participant, Participants};
@@ -44,7 +43,7 @@ impl<S: Scene> World<S> {
         let first = &members.values().next().expect("it has members").work;
         let plan = first.plan.classes()[turn.class].clone();
         for edge in &plan.edges {
-            let node = index(&first.members[edge.from]);
+            let node = members[&edge.from].pid.node;
             let sent = self.sessions.counts.sent.entry(node).or_default();
             *sent += edge.width as u64;
         }
@@ -89,7 +88,7 @@ impl<S: Scene> World<S> {
         edges: &mut [Vec<Vec<u8>>],
     ) -> Result<(), SessionFault> {
         let Participant { pid, work } = &members[&hop.member];
-        assert_eq!(index(&work.members[hop.member]), pid.node);
+        assert_eq!(work.members[hop.member], S::name_of(self, pid.node));
         for edge in &hop.inputs {
             let arrived = Arrived {
                 plan,

@@ -19,7 +19,7 @@ use super::scene::Scene;
 use super::world::{Event, World};
 
 /// A listing names so many manifests of a namespace, as the real tier's does.
-const LISTED: usize = 4;
+pub const LISTED: usize = 4;
 
 /// What the tier does for a node.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use storaged_wire::Generation;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
 
-use super::names::{members, name};
+use super::names::members;
 use super::network::Links;
 use super::process::{Pid, Process};
 use super::queue::{Queue, Random};
@@ -219,7 +219,7 @@ impl<S: Scene> World<S> {
         }
         self.started += 1;
         let generation = S::generation(self, self.started);
-        let mut setup = setup(name(node), members(self.processes.len()));
+        let mut setup = setup(S::name_of(self, node), members(self.processes.len()));
         setup.generation = Generation::new(generation);
         S::sets_up(self, node, &mut setup);
         let decisions = Node::new(setup).unwrap();

@@ -19,6 +19,11 @@ pub enum What {
     Plan(Option<Step>),
     Run,
     Shard(Rank),
+    /// The same, but not of own RAM.
+    ShardElsewhere(Rank),
+    Close,
+    /// A launcher says that a restart has failed.
+    Failed,
     Slot(Rank, Step),
     Seal(Rank, Step),
     /// A seal with a step that is not newer.
@@ -122,6 +127,7 @@ impl World {
                 self.a_plan_names_every_shard(&plan);
                 if wish.is_none() {
                     self.no_plan_goes_below(&asked, &plan);
+                    self.failed_steps_are_passed_over(&asked, &plan);
                 }
                 self.open_run_in_month(whose, Some(plan));
             }
@@ -134,13 +140,20 @@ impl World {
                     self.ram(asked.pid.node).mapped(slot.unwrap())[..length as usize].to_vec();
                 self.shard_is_back_in_month(whose, *rank, &bytes);
             }
+            (What::ShardElsewhere(rank), Reply::ShardOpened { length, .. }) => {
+                let bytes =
+                    self.ram(asked.pid.node).mapped(slot.unwrap())[..length as usize].to_vec();
+                self.bytes_are_what_was_sealed(whose, *rank, &bytes);
+                self.shard_is_back_in_month(whose, *rank, &bytes);
+            }
+            (What::Failed, Reply::RestartsFailed(all)) => self.failure_is_known(whose, &all),
             (What::Slot(rank, step), Reply::SlotGranted { slot, .. }) => {
                 self.fill(whose, *rank, *step, slot);
             }
             (What::Seal(rank, step), Reply::Done) => self.sealed(whose, *rank, *step),
             (What::SealBack, Reply::Done) => panic!("a step that is not newer was sealed"),
             (What::Hello, Reply::Welcome { .. })
-            | (What::Commit, Reply::Done)
+            | (What::Commit | What::Close, Reply::Done)
             | (What::Wait, Reply::Reached { .. }) => {}
             (_, Reply::Refused(refusal)) => self.refused(&asked, &refusal),
             (what, reply) => panic!("unexpected answer to {what:?}: {reply:?}"),

@@ -12,14 +12,21 @@ use storaged_wire::{CheckpointState, EnclosuresHeld, Namespace, Rank};
 use super::super::world::World;
 use super::Unequal;
 use super::promises::Floor;
+use crate::sim::SCRUB_MS;
+use crate::testkit::Pid;
 
 /// Until a loss is found out, told and no longer shown: the idle timeout, a second until it is said again, and one more
 /// for whoever was asked in between.
 const FOUND_OUT_MS: u64 = 6_000;
 
-/// Every set of `m` of `n` nodes.
-fn sets(n: usize, m: usize) -> impl Iterator<Item = u32> {
-    (0..1u32 << n).filter(move |set| set.count_ones() as usize == m)
+/// Every set of `m` of these nodes.
+fn sets(nodes: &[usize], m: usize) -> impl Iterator<Item = u32> + '_ {
+    let chosen = (0..1u32 << nodes.len()).filter(move |set| set.count_ones() as usize == m);
+    chosen.map(|set| {
+        let of_set = nodes.iter().enumerate();
+        let of_set = of_set.filter(|(at, _)| set & (1 << at) != 0);
+        of_set.map(|(_, node)| 1 << node).sum()
+    })
 }
 
 /// The newest checkpoint that anybody shows as protected.
@@ -40,13 +47,17 @@ impl World {
         let mut held: BTreeMap<Digest, Vec<(usize, Shown)>> = BTreeMap::new();
         for (node, process) in self.processes.iter().enumerate() {
             let Some(process) = process else { continue };
+            let generation = process.generation;
+            let pid = Pid { node, generation };
             for mut shown in process.node.shown() {
-                shown
-                    .shards
-                    .retain(|(_, slot)| process.slots.contains_key(slot));
-                shown
-                    .parity
-                    .retain(|(_, _, set)| process.parity.contains_key(set));
+                let name = shown.manifest;
+                shown.shards.retain(|shard| {
+                    process.slots.contains_key(&shard.1)
+                        && !name.is_some_and(|name| self.is_rotten_shard(pid, name, shard.1))
+                });
+                shown.parity.retain(|(_, _, set)| {
+                    process.parity.contains_key(set) && !self.is_rotten_parity(pid, *set)
+                });
                 if let Some(name) = shown.manifest
                     && shown.key.namespace == *namespace
                 {
@@ -68,7 +79,12 @@ impl World {
         let left = || held.iter().filter(|(node, _)| lost & (1 << node) == 0);
         let mut lanes = lanes_of(manifest).into_iter();
         let mut described = left().map(|(_, shown)| shown.enclosures);
+        let has = |rank: Rank| left().any(|(_, it)| it.shards.iter().any(|(of, _)| *of == rank));
+        // A shard that no group codes is on its own node and nowhere else.
+        let all = manifest.manifest().shards.iter();
+        let mut uncoded = all.filter(|it| LaneBlocks::find(manifest, it.rank).is_none());
         described.any(|it| it == EnclosuresHeld::All)
+            && uncoded.all(|shard| has(shard.rank))
             && lanes.all(|lane| {
                 let Some(blocks) = LaneBlocks::of(manifest, lane) else {
                     return false;
@@ -90,9 +106,19 @@ impl World {
             })
     }
 
+    /// Of what is held: a machine that has lost its place takes what it has with it, be it now or when it hears of that.
+    fn keep_what_stays(&mut self, held: &mut Vec<(usize, Shown)>) {
+        let machines = self.machines();
+        held.retain(|(node, _)| machines.contains(node));
+    }
+
     /// The newest checkpoint that RAM or the durable tier can give back.
     pub(super) fn restorable(&mut self, namespace: &Namespace) -> Option<CheckpointKey> {
-        let held = self.held(namespace);
+        let mut held = self.held(namespace);
+        for all in held.values_mut() {
+            self.keep_what_stays(all);
+        }
+        held.retain(|_, all| !all.is_empty());
         let whole = held
             .iter()
             .filter(|(name, held)| self.is_whole_without(**name, held, 0));
@@ -102,7 +128,9 @@ impl World {
 
     /// What is shown as protected bears every set of as many losses as is said, at this instant.
     pub(super) fn protected_bears_m_losses(&mut self, namespace: &Namespace) {
-        let (now, m, n) = (self.now, self.scene.limits.m, self.scene.limits.nodes);
+        let (now, m) = (self.now, self.scene.limits.m);
+        let mut up: Vec<usize> = (0..self.processes.len()).collect();
+        up.retain(|node| self.is_up(*node));
         let held = self.held(namespace);
         let Some((key, name)) = newest_protected(&held) else {
             return;
@@ -113,10 +141,15 @@ impl World {
             .filter(|(node, it)| it.state >= CheckpointState::Protected && self.sees_most(*node));
         let said = said.map(|(_, it)| it.bears.map_or(m, |bears| bears as usize).min(m));
         let said = said.max().unwrap_or(0);
-        let bears = |losses| sets(n, losses).all(|lost| self.is_whole_without(name, all, lost));
-        let (as_said, fully) = (bears(said), bears(m));
+        let bears = |losses| sets(&up, losses).all(|lost| self.is_whole_without(name, all, lost));
+        let as_said = bears(said);
+        let mut stays = all.clone();
+        self.keep_what_stays(&mut stays);
+        let stay = |losses| sets(&up, losses).all(|lost| self.is_whole_without(name, &stays, lost));
+        let (stays_as_said, fully) = (stay(said), stay(m));
         let durable = self.tier.published.contains_key(&key);
         let equal = self.month().scenario.unequal == Unequal::Nothing;
+        let rots = self.has_rot();
         let promises = &mut self.month().promises;
         let progress = promises.progress.get(namespace);
         if progress.is_none_or(|(before, _)| key > *before) {
@@ -125,7 +158,7 @@ impl World {
         }
         let floor = promises.floors.get(namespace);
         let is_newer = floor.is_none_or(|floor| floor.key < key);
-        if fully || (as_said && is_newer && said > 0) {
+        if fully || (stays_as_said && is_newer && said > 0) {
             let floor = Floor {
                 key: key.clone(),
                 bears: if fully { m } else { said },
@@ -140,19 +173,23 @@ impl World {
             return;
         }
         // Of whichever step: a word that is wrong of each for as long as it is the newest is wrong.
+        let found_out_ms = FOUND_OUT_MS + if rots { SCRUB_MS } else { 0 };
         let doubted = promises.doubted_since.entry(namespace.clone());
         let since = *doubted.or_insert(now);
         assert!(
-            now - since < FOUND_OUT_MS,
+            now - since < found_out_ms,
             "protected bears every {said} losses: {key:?} is shown at {now} ms and has not since {since}"
         );
     }
 
     /// A node that sees at least half of the others.
     fn sees_most(&self, node: usize) -> bool {
-        let others = self.others(node).into_iter();
-        let seen = others.filter(|other| self.is_linked(node, *other)).count();
-        !self.is_paused(node) && 2 * seen >= self.scene.limits.nodes - 1
+        let Some(month) = self.scene.month.as_deref() else {
+            return false;
+        };
+        let newest = month.registry.newest();
+        let seen = newest.machines().filter(|it| self.is_linked(node, *it));
+        !self.is_paused(node) && 2 * seen.count() >= newest.places.len() - 1
     }
 
     /// After m losses or fewer, what was protected is there, or something newer.
@@ -177,7 +214,7 @@ impl World {
     /// Everything that jobs have saved bears m losses, and all nodes are there.
     pub(super) fn everything_bears_m(&mut self) -> bool {
         let m = self.scene.limits.m;
-        let awake = (0..self.scene.limits.nodes).all(|node| self.is_awake(node));
+        let awake = self.machines().into_iter().all(|node| self.is_awake(node));
         let promises = &self.month().promises;
         let is_whole = |floor: &Floor| floor.lost.is_empty() && floor.bears == m;
         let whole = promises.floors.values().all(is_whole);

@@ -33,11 +33,16 @@ impl World {
             self.jump(node, ms);
         }
         self.strike_nodes(scenario.crashes);
+        self.strike_places();
+        if scenario.rot {
+            self.strike_chunks();
+        }
         self.strike_tier();
     }
 
     fn any_node(&mut self) -> usize {
-        self.random(self.scene.limits.nodes as u64) as usize
+        let machines = self.machines();
+        machines[self.random(machines.len() as u64) as usize]
     }
 
     /// Short times as often as long ones, and none beyond the end of faults.
@@ -222,8 +227,11 @@ impl World {
     /// Faults have ended: who was kept down starts, the tier is well.
     fn all_well(&mut self) {
         for node in std::mem::take(&mut self.month().kept_down) {
-            self.start_after(1, node);
+            if self.machines().contains(&node) {
+                self.start_after(1, node);
+            }
         }
+        self.places_are_filled();
         self.tier_is_well();
     }
 

@@ -200,10 +200,18 @@ impl World {
             return;
         }
         let equal = self.month().scenario.unequal == Unequal::Nothing;
+        let machines = self.machines();
         for (node, process) in self.processes.iter().enumerate() {
             let Some(process) = process else {
-                panic!("node {node} is up again by {} ms", self.now);
+                let has_place = machines.contains(&node);
+                assert!(!has_place, "node {node} is up again by {} ms", self.now);
+                continue;
             };
+            assert!(
+                machines.contains(&node),
+                "a machine that has lost its place ends: {node} goes on at {} ms",
+                self.now
+            );
             let shown = process.node.shown().into_iter();
             let read: Vec<_> = shown.filter(|it| it.readers > 0).collect();
             assert!(
@@ -229,10 +237,45 @@ impl World {
                 self.now - JOBS_END_MS
             );
         }
+        self.nothing_of_older_epochs_is_left();
         let begun = self.sessions.begun.keys().next();
         assert!(
             begun.is_none() || !equal,
             "a session goes on for nobody: {begun:?}"
         );
+    }
+
+    /// A job that has trained since the places changed last has nothing in RAM of the epochs before; and what the decisions do not
+    /// know of is in nobody's RAM.
+    fn nothing_of_older_epochs_is_left(&mut self) {
+        let quiet = self.month().scenario.trainers == Trainers::Quiet;
+        let newest = self.month().registry.newest().epoch;
+        let namespaces: BTreeSet<Namespace> = (self.month().jobs.all.iter())
+            .map(|job| job.namespace.clone())
+            .collect();
+        let month = self.scene.month.as_deref().expect("it is a month");
+        for (node, process) in self.processes.iter().enumerate() {
+            let Some(process) = process else { continue };
+            let shown = process.node.shown();
+            let known: BTreeSet<_> = (shown.iter())
+                .flat_map(|it| it.parity.iter().map(|(_, _, set)| *set))
+                .collect();
+            let unknown = process.parity.keys().find(|set| !known.contains(set));
+            assert_eq!(unknown, None, "node {node} keeps parity of nothing");
+            let of_jobs = shown
+                .iter()
+                .filter(|it| namespaces.contains(&it.key.namespace));
+            for it in of_jobs.filter(|_| !quiet) {
+                let manifest = it
+                    .manifest
+                    .and_then(|name| month.promises.manifests.get(&name));
+                let epoch = manifest.map_or(newest, |manifest| manifest.manifest().epoch);
+                let holds = !it.shards.is_empty() || !it.parity.is_empty();
+                assert!(
+                    !holds || epoch == newest,
+                    "what is coded by groups of older epochs goes: node {node} keeps {it:?} of epoch {epoch}, the newest is {newest}"
+                );
+            }
+        }
     }
 }

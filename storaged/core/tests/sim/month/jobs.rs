@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_core::{ConnId, Input, RequestId};
-use storaged_wire::local::{Request, Role};
+use storaged_wire::local::{Request, Role, Rung};
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, RunId, Step};
 
 use super::super::world::{Limits, World};
 use super::asks::{Asked, What};
 use super::trainers::{RankState, Ranks};
-use super::{FAULTS_END_MS, JOBS_END_MS, Trainers};
+use super::{Changes, FAULTS_END_MS, JOBS_END_MS, Trainers};
 use crate::testkit::{Pid, open_shard};
 
 /// What requests may take, each; those that name no limit are answered at once.
@@ -146,8 +146,13 @@ impl World {
     /// Each rank on its own node if that is awake, else on another one.
     fn placement(&mut self) -> Option<Vec<usize>> {
         let spare = self.spare_node();
-        let nodes = 0..self.scene.limits.nodes;
-        let usable: Vec<usize> = nodes.filter(|node| Some(*node) != spare).collect();
+        let mut usable = self.machines();
+        usable.retain(|node| Some(*node) != spare);
+        // Nodes that have come later get ranks too.
+        if self.month().scenario.places != Changes::Never {
+            let by = self.random(usable.len() as u64) as usize;
+            usable.rotate_left(by);
+        }
         let is_awake = |node: &usize| self.is_awake(*node);
         let awake: Vec<usize> = usable.iter().copied().filter(is_awake).collect();
         if awake.is_empty() {
@@ -320,16 +325,44 @@ impl World {
         rank: Rank,
         bytes: &[u8],
     ) {
-        self.bytes_are_what_was_sealed(IncarnationId { job, id }, rank, bytes);
+        let whose = IncarnationId { job, id };
+        if self.has_rot() && !self.are_sealed(whose, rank, bytes) {
+            return self.reads_elsewhere(whose, rank);
+        }
+        self.bytes_are_what_was_sealed(whose, rank, bytes);
         self.scene.restores += 1;
         let all = self.month().jobs.ranks().len();
         let Some(it) = self.month().jobs.incarnation(job, id) else {
             return;
         };
         it.restored.insert(rank);
-        if it.restored.len() == all {
+        if it.restored.len() == all && !self.restart_fails(whose) {
             self.begin_training(IncarnationId { job, id });
         }
+    }
+
+    /// A reader has compared what it was given of its own RAM with the digests, and does without that.
+    fn reads_elsewhere(&mut self, whose: IncarnationId, rank: Rank) {
+        self.struck("rot that a reader finds");
+        let Some(it) = self.month().jobs.incarnation(whose.job, whose.id) else {
+            return;
+        };
+        let (Some(plan), Some(place)) = (it.plan.clone(), it.conns.get(&rank).copied()) else {
+            return;
+        };
+        let manifest = plan.manifest;
+        let close = Request::CloseShard { manifest, rank };
+        self.ask_in_month(whose, place, close, 1_000, What::Close);
+        let open = Request::OpenShard {
+            manifest,
+            rank,
+            ranges: Vec::new(),
+            timeout_ms: SHARD_MS,
+            without: Some(Rung::OwnRam),
+            withheld: None,
+        };
+        let limit = u64::from(SHARD_MS);
+        self.ask_in_month(whose, place, open, limit, What::ShardElsewhere(rank));
     }
 
     /// A process of the job is gone: all of the job ends.

@@ -23,7 +23,7 @@ impl World {
         open && self.is_awake(a) && self.is_awake(b)
     }
 
-    fn will_dial(&mut self, a: usize, b: usize, ms: u64) {
+    pub(super) fn will_dial(&mut self, a: usize, b: usize, ms: u64) {
         if !std::mem::replace(&mut self.link_of(a, b).dials, true) {
             self.after(ms, Event::Dial(a, b));
         }
@@ -31,10 +31,10 @@ impl World {
 
     pub fn dial_in_month(&mut self, a: usize, b: usize) {
         self.link_of(a, b).dials = false;
-        if self.is_linked(a, b) || !self.is_up(a) {
+        if self.is_linked(a, b) || !self.is_up(a) || !self.month().registry.lists(a, b) {
             return;
         }
-        if !self.is_reachable(a, b) {
+        if !self.is_reachable(a, b) || !self.list_each_other(a, b) {
             let again = 200 + self.random(800);
             return self.will_dial(a, b, again);
         }
@@ -137,7 +137,7 @@ impl World {
         let nodes: Vec<_> = members.iter().map(|(at, it)| (*at, it.pid.node)).collect();
         for (index, (member, a)) in nodes.iter().enumerate() {
             for (other, b) in &nodes[index + 1..] {
-                if !self.is_reachable(*a, *b) {
+                if !self.is_reachable(*a, *b) || !self.list_each_other(*a, *b) {
                     let fault = silent(&members[other].work, *other, "cannot be reached");
                     let member = *member;
                     return Some(Failed { member, fault });

@@ -3,16 +3,20 @@
 //! job meet, trainers hang, skip and lie. Faults stop at some time; then what must go on goes on (`invariants`), and
 //! once the jobs have ended nothing is left without an owner.
 //!
-//! `faults` strikes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
+//! `faults` strikes, `places` changes the cluster's places, which `registry` agrees on, `rot` changes bytes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
 //! jobs, `promises` and `blocks` say what must never happen, `invariants` what must happen in time.
 
 mod asks;
 mod blocks;
+mod failures;
 mod faults;
 mod invariants;
 mod jobs;
 mod links;
+mod places;
 mod promises;
+mod registry;
+mod rot;
 mod tier;
 mod trainers;
 
@@ -26,7 +30,10 @@ use crate::testkit::{CHUNK_BYTES, Event};
 
 pub use asks::is_of_month;
 pub use jobs::Jobs;
+pub use places::PlaceEvent;
 pub use promises::Promises;
+pub use registry::Registry;
+pub use rot::Rotten;
 pub use tier::{TierKind, Weather};
 
 /// When faults stop, when what they did must be over, when the jobs end, and when all ends; milliseconds.
@@ -75,6 +82,17 @@ pub enum Trainers {
     Brief,
 }
 
+/// How the list of the cluster's nodes changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changes {
+    Never,
+    /// Places are filled by other machines.
+    Machines,
+    /// Places are added and removed.
+    Sizes,
+    Both,
+}
+
 /// What one node is configured with otherwise than all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unequal {
@@ -97,6 +115,12 @@ pub struct Scenario {
     pub jobs: usize,
     /// Two incarnations of a job at once.
     pub twins: bool,
+    /// The cluster's places are filled by other machines, or there are more or fewer of them.
+    pub places: Changes,
+    /// Chunks in RAM rot.
+    pub rot: bool,
+    /// Restarts fail, and launchers say so.
+    pub failures: bool,
     pub trainers: Trainers,
     /// Bytes of RAM per node, in slots.
     pub budget_slots: u64,
@@ -112,6 +136,9 @@ pub const CALM: Scenario = Scenario {
     tier: TierKind::Absent,
     jobs: 1,
     twins: false,
+    places: Changes::Never,
+    rot: false,
+    failures: false,
     trainers: Trainers::Honest,
     budget_slots: 64,
     unequal: Unequal::Nothing,
@@ -124,6 +151,8 @@ pub enum Happening {
     Beat,
     /// A node handles what came while it was paused.
     Resume(usize),
+    /// The places of the cluster change.
+    Place(PlaceEvent),
 }
 
 /// A process that handles nothing for a while.
@@ -144,6 +173,9 @@ pub struct Month {
     /// The next node of a restart in turn, and when.
     pub in_turn: (usize, u64),
     pub weather: Weather,
+    pub registry: Registry,
+    /// Chunks that have rotted.
+    pub rotten: Vec<Rotten>,
     pub jobs: Jobs,
     pub promises: Promises,
     /// How often each fault struck: a scenario that does nothing proves nothing.
@@ -162,6 +194,8 @@ impl World {
             kept_down: BTreeSet::new(),
             in_turn: (0, 15_000),
             weather: Weather::of(scenario.tier),
+            registry: Registry::new(limits.nodes),
+            rotten: Vec::new(),
             jobs: Jobs::new(scenario.jobs, limits),
             promises: Promises::default(),
             struck: BTreeMap::new(),
@@ -182,6 +216,7 @@ impl World {
         match happening {
             Happening::Beat => self.beat(),
             Happening::Resume(node) => self.resume(node),
+            Happening::Place(event) => self.place_event(event),
         }
     }
 
@@ -214,7 +249,11 @@ impl World {
 }
 
 fn shape(seed: u64, scenario: Scenario) -> Limits {
-    let (nodes, k, m) = [(4, 2, 2), (6, 4, 2), (5, 3, 1), (3, 2, 1)][(seed % 4) as usize];
+    let shapes = match scenario.places {
+        Changes::Never | Changes::Machines => [(4, 2, 2), (6, 4, 2), (5, 3, 1), (3, 2, 1)],
+        Changes::Sizes | Changes::Both => [(5, 2, 2), (7, 4, 2), (5, 3, 1), (4, 2, 1)],
+    };
+    let (nodes, k, m) = shapes[(seed % 4) as usize];
     // A node without ranks leaves the job whole when it goes for long.
     let spare = usize::from(scenario.crashes == Crashes::OneForLong);
     let durable_form = match seed / 4 % 2 {
@@ -242,6 +281,8 @@ fn shape(seed: u64, scenario: Scenario) -> Limits {
 impl Month {
     /// What a scenario changes of a node's configuration.
     pub fn sets_up(&self, node: usize, setup: &mut Setup) {
+        let roster = self.registry.remembered_by(node);
+        (setup.epoch, setup.members) = (roster.epoch, roster.members());
         setup.budget = self.scenario.budget_slots << 21;
         if self.scenario.trainers == Trainers::Brief {
             setup.idle_job_ms = 1_000;

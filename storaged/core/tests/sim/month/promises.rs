@@ -12,6 +12,7 @@ use storaged_wire::{ManifestBytes, Namespace, Rank, Refusal, RefusalCode, RunId,
 
 use super::super::world::World;
 use super::asks::{Asked, What};
+use super::failures::Failures;
 use super::jobs::IncarnationId;
 use super::tier::TierKind;
 use super::{Crashes, Scenario, Unequal};
@@ -37,6 +38,10 @@ pub struct Promises {
     /// Who sealed which root.
     sealed: BTreeMap<Sealed, BTreeMap<Digest, u64>>,
     pub manifests: BTreeMap<Digest, Arc<ManifestBytes>>,
+    /// The one manifest of each step.
+    names: BTreeMap<CheckpointKey, Digest>,
+    /// The epoch of the node whose rank commits a step, when that rank says so.
+    described_in: BTreeMap<CheckpointKey, u64>,
     pub floors: BTreeMap<Namespace, Floor>,
     pub doubted_since: BTreeMap<Namespace, u64>,
     /// When something new was last shown as at least protected.
@@ -45,6 +50,8 @@ pub struct Promises {
     opened: Vec<(usize, RunId, u64)>,
     /// Runs that heard of a newer one, of which job, and when.
     fenced: Vec<(usize, RunId, u64)>,
+    /// Steps that restarts have failed from.
+    pub failures: Failures,
     /// Refusals by code, and those that nothing excuses.
     pub refusals: BTreeMap<String, u64>,
 }
@@ -71,12 +78,13 @@ impl World {
         runs.keys().next_back().copied()
     }
 
-    /// The newest checkpoint of a job that a plan asked now may not go below.
+    /// The newest checkpoint of a job that a plan asked now may not go below. Below one that a restart has failed from it may.
     pub(super) fn known_safe(&mut self, job: usize) -> Option<CheckpointKey> {
         let namespace = self.month().jobs.all[job].namespace.clone();
         let floor = self.month().promises.floors.get(&namespace);
         let protected = floor.map(|floor| floor.key.clone());
-        protected.max(self.known_durable(job))
+        let newest = protected.max(self.known_durable(job));
+        newest.filter(|key| !self.month().promises.failures.has(key))
     }
 
     /// The newest checkpoint of a job in the durable tier, unless that lies about it.
@@ -230,8 +238,52 @@ impl World {
         );
         let all = record.shards.len() == self.scene.limits.ranks as usize;
         assert!(all, "all or nothing: {} shards", record.shards.len());
+        self.a_step_is_coded_by_the_groups_of_one_epoch(&manifest);
         let manifests = &mut self.month().promises.manifests;
         manifests.insert(name, Arc::new(manifest));
+    }
+
+    /// A rank says that a step is to be committed: from this epoch on may its groups be.
+    pub(super) fn is_described(&mut self, key: CheckpointKey, node: usize) {
+        let epoch = self.month().registry.epoch_of(node);
+        self.month().promises.described_in.insert(key, epoch);
+    }
+
+    /// Two manifests of one step could be restored by neither; and groups of nodes that are gone protect nothing.
+    fn a_step_is_coded_by_the_groups_of_one_epoch(&mut self, manifest: &ManifestBytes) {
+        let record = manifest.manifest();
+        let key = CheckpointKey::of(record);
+        let (epoch, step) = (record.epoch, record.step);
+        let newest = self.month().registry.newest().epoch;
+        let promises = &mut self.month().promises;
+        let described = promises.described_in.get(&key).copied();
+        assert!(
+            described.is_some_and(|least| (least..=newest).contains(&epoch)),
+            "a step is coded in the epoch in which it was described: step {step} was in {described:?}, its manifest says {epoch}, the newest is {newest}"
+        );
+        let one = *promises.names.entry(key).or_insert(manifest.name());
+        // Nodes whose configurations differ describe a step each in its own way, and none of these is ever coded.
+        if self.month().scenario.unequal != Unequal::Nothing {
+            return;
+        }
+        assert_eq!(one, manifest.name(), "a step has one manifest: step {step}");
+        let roster = self.month().registry.of(epoch);
+        let groups = roster.and_then(|it| it.groups(record.geometry));
+        let mut groups = groups.expect("an epoch that was agreed can be coded");
+        groups.retain(|group| {
+            let mut shards = record.shards.iter();
+            shards.any(|shard| group.data.contains(&shard.node))
+        });
+        let coded_by = record.groups.iter();
+        let as_agreed = coded_by.clone().count() == groups.len()
+            && coded_by
+                .zip(&groups)
+                .all(|(one, other)| one.data == other.data && one.coding == other.coding);
+        assert!(
+            as_agreed,
+            "a step is coded by the groups of its epoch: step {step} of epoch {epoch} by {:?}",
+            record.groups
+        );
     }
 
     pub(super) fn bytes_are_what_was_sealed(
@@ -240,14 +292,23 @@ impl World {
         rank: Rank,
         bytes: &[u8],
     ) {
-        let it = self.month().jobs.incarnation(job, id);
+        let whose = IncarnationId { job, id };
+        let right = self.are_sealed(whose, rank, bytes);
+        assert!(
+            right,
+            "wrong bytes are never returned: rank {rank} of {whose:?}"
+        );
+    }
+
+    /// Whether these are the bytes that the rank has sealed of the step that its incarnation was offered.
+    pub(super) fn are_sealed(&mut self, whose: IncarnationId, rank: Rank, bytes: &[u8]) -> bool {
+        let it = self.month().jobs.incarnation(whose.job, whose.id);
         let Some(plan) = it.and_then(|it| it.plan.clone()) else {
-            return;
+            return true;
         };
         let place = (plan.namespace, plan.run, plan.step, rank);
         let roots = self.month().promises.sealed.get(&place);
-        let right = roots.is_some_and(|roots| roots.contains_key(&digests(bytes).1));
-        assert!(right, "wrong bytes are never returned: {place:?}");
+        roots.is_some_and(|roots| roots.contains_key(&digests(bytes).1))
     }
 
     pub(super) fn keep_promises(&mut self) {
@@ -273,7 +334,14 @@ impl World {
         let Some(floor) = asked.floor.clone().filter(below) else {
             return;
         };
+        // The plan may know of what was said meanwhile.
+        if self.month().promises.failures.has(&floor) {
+            return;
+        }
         let there = self.restorable(&plan.namespace);
+        // What a failed one has made needless has left RAM.
+        let failures = &self.month().promises.failures;
+        let there = there.filter(|there| !failures.has(there));
         assert!(
             there.is_none_or(|there| there < floor),
             "no plan goes below what was protected: asked at {} ms, {floor:?} was safe, {offered:?} is offered",
@@ -304,14 +372,20 @@ impl World {
     }
 
     fn nothing_is_hidden(&mut self, asked: &Asked, refusal: &Refusal) {
+        let failures = &self.month().promises.failures;
+        let has_failed = asked.durable.as_ref().is_some_and(|it| failures.has(it));
         assert!(
-            asked.durable.is_none(),
+            asked.durable.is_none() || has_failed,
             "what cannot be read is not nothing: {:?} was in the durable tier, refused at {} ms: {refusal:?}",
             asked.durable,
             self.now
         );
-        let Some(floor) = &asked.floor else { return };
+        let Some(floor) = asked.floor.as_ref().filter(|it| !failures.has(it)) else {
+            return;
+        };
         let there = self.restorable(&floor.namespace);
+        let failures = &self.month().promises.failures;
+        let there = there.filter(|there| !failures.has(there));
         assert!(
             there.as_ref() < Some(floor),
             "what cannot be read is not nothing: {floor:?} was safe and {there:?} is there at {} ms, refused: {refusal:?}",

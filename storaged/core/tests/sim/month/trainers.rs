@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use storaged_codec::digest;
 use storaged_wire::local::{DurableWish, Request, Role};
+use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Rank, RunId, SlotId, Step, WorldSize};
 
 use super::super::world::World;
@@ -232,6 +233,12 @@ impl World {
         for state in it.ranks.states.values_mut() {
             *state = RankState::Ready;
         }
+        let key = CheckpointKey {
+            namespace: self.month().jobs.all[job].namespace.clone(),
+            run,
+            step,
+        };
+        self.is_described(key, place.pid.node);
         let commit = commit_step(step, DurableWish::Policy);
         self.ask_in_month(
             IncarnationId { job, id },

@@ -1,0 +1,127 @@
+//! The registry of a month: which machine fills which place of the cluster, epoch by epoch, and which epoch each machine goes by. Of
+//! each epoch there is one roster. Machines have the numbers of the world's processes; a place's name is what the decisions know.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use storaged_codec::Geometry;
+use storaged_plan::{Group, Member, groups};
+
+use crate::testkit::name;
+
+/// What is agreed for one epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roster {
+    pub epoch: u64,
+    /// The machine in each place; none in one that is vacant.
+    pub places: BTreeMap<usize, Option<usize>>,
+}
+
+impl Roster {
+    /// As the decisions hear of it.
+    pub fn members(&self) -> Vec<Member> {
+        let member = |place: &usize| Member {
+            name: name(*place),
+            failure_domain: format!("n{place}"),
+        };
+        self.places.keys().map(member).collect()
+    }
+
+    pub fn machine_in(&self, place: usize) -> Option<usize> {
+        self.places.get(&place).copied().flatten()
+    }
+
+    /// Every machine that has a place.
+    pub fn machines(&self) -> impl Iterator<Item = usize> + '_ {
+        self.places.values().copied().flatten()
+    }
+
+    pub fn vacant(&self) -> impl Iterator<Item = usize> + '_ {
+        let vacant = self.places.iter().filter(|(_, machine)| machine.is_none());
+        vacant.map(|(place, _)| *place)
+    }
+
+    /// The groups that code the steps of this epoch; none if there are too few places.
+    pub fn groups(&self, geometry: Geometry) -> Option<Vec<Group>> {
+        groups(&self.members(), geometry).ok()
+    }
+}
+
+/// All that was agreed.
+#[derive(Debug)]
+pub struct Registry {
+    /// By epoch, from the first one on.
+    agreed: Vec<Roster>,
+    /// The place that each machine fills, or has filled last.
+    place_of: BTreeMap<usize, usize>,
+    /// The epoch that it remembers and goes by.
+    goes_by: BTreeMap<usize, u64>,
+    /// Machines that have heard that their place is another's now.
+    pub leaving: BTreeSet<usize>,
+}
+
+impl Registry {
+    /// Each machine in the place of its number.
+    pub fn new(machines: usize) -> Self {
+        let first = Roster {
+            epoch: 1,
+            places: (0..machines).map(|it| (it, Some(it))).collect(),
+        };
+        Self {
+            agreed: vec![first],
+            place_of: (0..machines).map(|it| (it, it)).collect(),
+            goes_by: (0..machines).map(|it| (it, 1)).collect(),
+            leaving: BTreeSet::new(),
+        }
+    }
+
+    pub fn newest(&self) -> &Roster {
+        self.agreed.last().expect("there is a first one")
+    }
+
+    pub fn of(&self, epoch: u64) -> Option<&Roster> {
+        let at = usize::try_from(epoch.checked_sub(1)?).ok()?;
+        self.agreed.get(at)
+    }
+
+    /// The next epoch's roster.
+    pub fn agree(&mut self, places: BTreeMap<usize, Option<usize>>) -> u64 {
+        let epoch = self.newest().epoch + 1;
+        self.agreed.push(Roster { epoch, places });
+        epoch
+    }
+
+    pub fn place_of(&self, machine: usize) -> usize {
+        self.place_of.get(&machine).copied().unwrap_or(machine)
+    }
+
+    /// Which epoch a machine goes by.
+    pub fn epoch_of(&self, machine: usize) -> u64 {
+        self.goes_by.get(&machine).copied().unwrap_or(1)
+    }
+
+    /// What a machine has on its disk of it.
+    pub fn remembered_by(&self, machine: usize) -> &Roster {
+        let known = self.of(self.epoch_of(machine));
+        known.expect("an epoch that was agreed")
+    }
+
+    /// A machine that has nothing gets a place.
+    pub fn settles(&mut self, machine: usize, place: usize, epoch: u64) {
+        self.place_of.insert(machine, place);
+        self.goes_by.insert(machine, epoch);
+        self.leaving.remove(&machine);
+    }
+
+    /// A machine hears of an epoch; whether that is news.
+    pub fn hears(&mut self, machine: usize, epoch: u64) -> bool {
+        let before = self.epoch_of(machine);
+        self.goes_by.insert(machine, before.max(epoch));
+        epoch > before
+    }
+
+    /// Whether a machine takes another one for the node of its place.
+    pub fn lists(&self, machine: usize, other: usize) -> bool {
+        let roster = self.remembered_by(machine);
+        roster.machine_in(self.place_of(other)) == Some(other)
+    }
+}
