@@ -162,8 +162,9 @@ impl System {
         });
         let extra = extra.replace("ROOT", &root.path().display().to_string());
         // Each takes two; the first of a process may still run when all tests after it have had theirs.
-        let port = 20_000
-            + (std::process::id() % 300) as u16 * 128
+        // None is one that the kernel gives to whoever connects (32768 and up): a node could not listen on it then.
+        let port = 10_000
+            + (std::process::id() % 170) as u16 * 128
             + NEXT_PORT.fetch_add(2, Ordering::Relaxed) % 128;
         let spec = ClusterSpec {
             executable: executable(),

@@ -104,6 +104,29 @@ fn flip(file: &File, at: u64) -> Result<()> {
     Ok(())
 }
 
+/// Daemons that stand still while their memory rots: a scrub in the middle would find a part of it, and heal it from what is to rot next.
+struct Still(Vec<Pid>);
+
+impl Still {
+    fn of(processes: &[u32]) -> Result<Self> {
+        let mut still = Self(Vec::new());
+        for process in processes {
+            let process = Pid::from_raw((*process).try_into()?).context("a process")?;
+            kill_process(process, Signal::STOP)?;
+            still.0.push(process);
+        }
+        Ok(still)
+    }
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        for process in &self.0 {
+            let _ = kill_process(*process, Signal::CONT);
+        }
+    }
+}
+
 fn rot_slot(process: u32, shard: &[u8], chunks: &[u64]) -> Result<File> {
     let slot = slot_with(process, &shard[..100])?;
     for chunk in chunks {
@@ -149,15 +172,24 @@ fn encoded(system: &System) -> Result<u64> {
     Ok(all.sum::<Result<u64, _>>()?)
 }
 
+/// The same once all sessions have ended and counted what they computed: a step may be protected a moment before that.
+fn encoded_at_rest(system: &System) -> Result<u64> {
+    bears_again(system)?;
+    encoded(system)
+}
+
 #[test]
 fn rotten_chunks_of_a_slot_are_put_back_where_they_were() -> Result<()> {
     let hook = r#"rotten_max = 2
 hook = ["/bin/sh", "-c", "echo $STORAGED_NODE $STORAGED_ROTTEN_CHUNKS > ROOT/hook"]"#;
     let (system, _, _trainers) = protected(hook)?;
     let shard = &shards(2, 10)[0];
-    let before = encoded(&system)?;
-    let slot = rot_slot(system.cluster.pid(0)?, shard, &[20, 150])?;
+    let daemon = system.cluster.pid(0)?;
+    let before = encoded_at_rest(&system)?;
+    let still = Still::of(&[daemon])?;
+    let slot = rot_slot(daemon, shard, &[20, 150])?;
     ensure!(content(&slot, shard.len())? != *shard);
+    drop(still);
     until(&system, "finding the rot", || Ok(rotten(&system, 0)? == 2))?;
     until(&system, "putting it back", || {
         Ok(content(&slot, shard.len())? == *shard)
@@ -211,9 +243,11 @@ fn rotten_parity_is_put_back_and_outlives_its_daemon() -> Result<()> {
     let (run, mut trainers) = system.trainers(2)?;
     save(&system, run, &mut trainers, 10)?;
     let daemon = system.cluster.daemon_below(2).context("a daemon")?;
-    let before = encoded(&system)?;
+    let before = encoded_at_rest(&system)?;
+    let still = Still::of(&[daemon])?;
     rot_parity(daemon, 1)?;
     rot_parity(daemon, 5)?;
+    drop(still);
     until(&system, "finding the rot", || Ok(rotten(&system, 2)? == 2))?;
     until(&system, "putting it back", || {
         let healed: u64 = system
@@ -267,9 +301,11 @@ fn what_rots_beyond_the_code_comes_from_the_durable_tier() -> Result<()> {
         (0..3).try_for_each(|node| system.wait(node, run, 10, state))?;
         // Every chunk of the parity that the first cells hold: whichever stripe it is of, its shard's chunk has rotted too.
         let chunks: Vec<u64> = (0..expected[0].len() as u64 / CHUNK).collect();
-        let pid = system.cluster.pid(2)?;
-        (0..60).try_for_each(|cell| rot_parity(pid, cell))?;
-        rot_slot(system.cluster.pid(0)?, &expected[0], &chunks)?;
+        let (of_shard, of_parity) = (system.cluster.pid(0)?, system.cluster.pid(2)?);
+        let still = Still::of(&[of_shard, of_parity])?;
+        (0..60).try_for_each(|cell| rot_parity(of_parity, cell))?;
+        rot_slot(of_shard, &expected[0], &chunks)?;
+        drop(still);
         until(&system, "finding the rot", || Ok(rotten(&system, 0)? > 0))?;
         let restored = system.restore(&[0, 1], 10, &expected);
         match (durable, restored) {
