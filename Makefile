@@ -144,7 +144,7 @@ licences: packages
 	@$(CARGO) deny --log-level error check bans licenses sources
 
 .PHONY: check
-check: clang-packages licences ## What must hold before a commit lands: lint, licences, tests, kill -9, a fresh machine (hours)
+check: clang-packages licences ## What must hold before a commit lands: lint, licences, tests, 250 kills, a fresh machine (hours)
 	@$(MAKE) lint
 	@$(CARGO) test -q -p storaged-codec --no-default-features --test delta --test golden_delta
 	@$(MAKE) test
@@ -152,6 +152,7 @@ check: clang-packages licences ## What must hold before a commit lands: lint, li
 	@$(MAKE) torch-versions
 	@$(MAKE) typed
 	@$(MAKE) kill-loop
+	@$(MAKE) torture KILLS=200 LIFETIME_WRITE=
 	@$(MAKE) soak MINUTES=5 SOAK_WRITE=
 	@$(MAKE) fresh
 
@@ -159,10 +160,12 @@ check: clang-packages licences ## What must hold before a commit lands: lint, li
 kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)
 	@$(PYTHON) tests/demo/kill_loop.py --rounds $(or $(ROUNDS),50)
 
+LIFETIME_WRITE := --write docs/bench/lifetime.json
+
 .PHONY: lifetime
 lifetime: clang-packages ## Restarts, upgrades, lost nodes, every loss of up to m, kills at any moment: docs/bench/lifetime.json (KILLS=200 SEED=1; half an hour)
 	@$(BUILD) "building the release of the daemon and of what kills it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin lifetime
-	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) --write docs/bench/lifetime.json
+	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) $(LIFETIME_WRITE)
 
 .PHONY: torture
 torture: ## 1,000 kills of trainers, daemons and nodes in the middle of saves (KILLS=1000 SEED=1)

@@ -1,7 +1,7 @@
-//! etcd as a process of a test's own, on loopback.
+//! etcd as a process of a test's own, on loopback or in a network namespace.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -10,16 +10,20 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::system::wait;
+use crate::system::{free_ports, wait};
 
 /// An answer of a process on loopback takes no longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
+/// Makes the command that runs a program where etcd is to be.
+type CommandOf = dyn Fn(&Path) -> Command + Send + Sync;
+
 /// One member, which keeps what it has when it is killed and started again.
 pub struct Etcd {
     folder: TempDir,
+    address: IpAddr,
     port: u16,
-    peer_port: u16,
+    command_of: Box<CommandOf>,
     /// A folder with an authority and a certificate for `localhost`, if it speaks TLS.
     certificates: Option<PathBuf>,
     child: Option<Child>,
@@ -36,10 +40,6 @@ fn executable() -> PathBuf {
     } else {
         "etcd".into()
     }
-}
-
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 impl Etcd {
@@ -60,15 +60,28 @@ impl Etcd {
     }
 
     fn of(certificates: Option<PathBuf>) -> Result<Self> {
-        let mut etcd = Self {
-            folder: tempfile::tempdir()?,
-            port: free_port()?,
-            peer_port: free_port()?,
-            certificates,
-            child: None,
-        };
+        let mut etcd = Self::prepare(Ipv4Addr::LOCALHOST.into(), |it: &Path| Command::new(it))?;
+        etcd.certificates = certificates;
         etcd.start_again()?;
         Ok(etcd)
+    }
+
+    /// One that is to run where these commands run, at this address. It does not run yet.
+    ///
+    /// # Errors
+    /// If it has no folder to write to.
+    pub fn prepare(
+        address: IpAddr,
+        command_of: impl Fn(&Path) -> Command + Send + Sync + 'static,
+    ) -> Result<Self> {
+        Ok(Self {
+            folder: tempfile::tempdir()?,
+            address,
+            port: free_ports(),
+            command_of: Box::new(command_of),
+            certificates: None,
+            child: None,
+        })
     }
 
     /// With what it had.
@@ -76,12 +89,21 @@ impl Etcd {
     /// # Errors
     /// If it does not answer.
     pub fn start_again(&mut self) -> Result<()> {
+        self.spawn()?;
+        self.wait_for_it()
+    }
+
+    /// The same where this process may not reach it.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn spawn(&mut self) -> Result<()> {
         let (here, peers) = (
             self.endpoint().replace("localhost", "127.0.0.1"),
-            format!("http://127.0.0.1:{}", self.peer_port),
+            format!("http://{}:{}", self.address, self.port + 1),
         );
         let log = std::fs::File::create(self.folder.path().join("log"))?;
-        let mut command = Command::new(executable());
+        let mut command = (self.command_of)(&executable());
         command
             .arg("--data-dir")
             .arg(self.folder.path().join("data"));
@@ -109,11 +131,19 @@ impl Etcd {
         let child = command.stdout(Stdio::null()).stderr(log).spawn();
         self.child =
             Some(child.context("starting etcd: `make test` fetches it (tests/fresh/etcd.sh)")?);
+        Ok(())
+    }
+
+    /// Waits until it answers.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn wait_for_it(&self) -> Result<()> {
         // A refusal is an answer too: it may have users.
         wait("etcd", || match self.certificates {
             None => self.said("kv/range", r#"{"key":"AA=="}"#).map(drop),
             Some(_) => {
-                TcpStream::connect(("127.0.0.1", self.port))?;
+                TcpStream::connect((self.address, self.port))?;
                 Ok(())
             }
         })
@@ -134,7 +164,7 @@ impl Etcd {
     /// Where it answers.
     pub fn endpoint(&self) -> String {
         match self.certificates {
-            None => format!("http://127.0.0.1:{}", self.port),
+            None => format!("http://{}:{}", self.address, self.port),
             Some(_) => format!("https://localhost:{}", self.port),
         }
     }
@@ -151,7 +181,7 @@ impl Etcd {
     }
 
     fn said(&self, path: &str, body: &str) -> Result<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        let mut stream = TcpStream::connect((self.address, self.port))?;
         stream.set_read_timeout(Some(ANSWER_WITHIN))?;
         let length = body.len();
         write!(

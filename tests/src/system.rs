@@ -14,8 +14,16 @@ use tempfile::TempDir;
 
 use crate::clients::Clients;
 
-/// Ports of clusters of one test process; processes of other tests start elsewhere.
+/// Ports that this test process has given away; processes of other tests start elsewhere.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
+
+/// The first of two ports on which nobody listens. The kernel gives neither to whoever connects (those are 32768 and up): a server that is
+/// started again could not listen there then.
+pub fn free_ports() -> u16 {
+    // The first of a process may still be in use when all tests after it have had theirs.
+    let next = NEXT_PORT.fetch_add(2, Ordering::Relaxed) % 128;
+    10_000 + (std::process::id() % 170) as u16 * 128 + next
+}
 
 /// The `storaged` executable that was built with these tests.
 pub fn executable() -> PathBuf {
@@ -134,7 +142,7 @@ impl System {
     /// Waits until another daemon than this one answers; how long that took.
     pub fn back_after(&self, node: usize, before: u32) -> Result<Duration> {
         let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(20) {
+        while began.elapsed() < PATIENCE {
             let daemon = self.cluster.daemon_below(node);
             if daemon.is_some_and(|it| it != before) && self.cluster.status(node).is_ok() {
                 return Ok(began.elapsed());
@@ -161,11 +169,7 @@ impl System {
             format!("[coding]\nk = {k}\nm = {m}\n\n")
         });
         let extra = extra.replace("ROOT", &root.path().display().to_string());
-        // Each takes two; the first of a process may still run when all tests after it have had theirs.
-        // None is one that the kernel gives to whoever connects (32768 and up): a node could not listen on it then.
-        let port = 10_000
-            + (std::process::id() % 170) as u16 * 128
-            + NEXT_PORT.fetch_add(2, Ordering::Relaxed) % 128;
+        let port = free_ports();
         let spec = ClusterSpec {
             executable: executable(),
             directory: root.path().into(),

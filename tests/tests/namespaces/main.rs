@@ -2,9 +2,10 @@
 //! a step is encoded and while lost blocks are repaired, partitions that heal, and the bound on memory. What comes back
 //! is compared byte for byte. Needs root, ip, tc and nft; without them each test says so and ends well.
 //!
-//! `site` is a cluster and the steps of a case, `cases` what happens to it.
+//! `site` is a cluster and the steps of a case, `cases` what happens to it; `places` a cluster whose machines come and go.
 
 mod cases;
+mod places;
 mod site;
 
 use std::collections::VecDeque;

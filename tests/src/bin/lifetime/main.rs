@@ -15,11 +15,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
 /// Figures by their keys.
 type Figures = BTreeMap<&'static str, f64>;
+
+/// Figures of which any but zero is a defect.
+const PROMISES: [&str; 4] = [
+    "upgrade_steps_lost",
+    "loss_subsets_failed",
+    "kills_lost",
+    "kills_leaking_nodes",
+];
 
 #[derive(Parser)]
 struct Args {
@@ -76,6 +84,10 @@ fn main() -> Result<()> {
     }
     for (key, figure) in &figures {
         println!("{key} {figure:.3}");
+    }
+    for promise in PROMISES {
+        let broken = figures.get(promise).copied().unwrap_or_default();
+        ensure!(broken == 0.0, "{promise} is {broken}: must be 0");
     }
     Ok(())
 }

@@ -26,8 +26,10 @@ fn below(dice: &dyn Entropy, most: u64) -> u64 {
 /// What is killed.
 #[derive(Debug, Clone, Copy)]
 enum Victim {
-    /// The client in the middle of a step: it goes without a word.
+    /// The client after its commit: it goes without a word.
     Trainers,
+    /// The client in the middle of a copy: a slot of the step that is half written stays behind.
+    Copying,
     /// A daemon, whose memory stays.
     Daemon(usize),
     /// Two daemons at once, whose memory stays.
@@ -64,7 +66,7 @@ impl Job {
 
     fn kill(&mut self, victim: Victim) -> Result<()> {
         match victim {
-            Victim::Trainers => self.trainers.clear(),
+            Victim::Trainers | Victim::Copying => self.trainers.clear(),
             Victim::Daemon(node) => {
                 let before = self.system.tell_daemon(node, Signal::KILL)?;
                 self.system.back_after(node, before)?;
@@ -86,13 +88,21 @@ impl Job {
         Ok(())
     }
 
+    fn copy_half(&mut self, shard: &[u8]) -> Result<()> {
+        let slot = self.trainers[0].acquire(shard.len() as u64, 60_000)?;
+        Ok(slot.copy_in(0, &shard[..shard.len() / 2])?)
+    }
+
     /// Begins a step, kills in the middle of it, and looks at what is there.
     fn round(&mut self, victim: Victim, after: Duration) -> Result<()> {
         self.step += 1;
         let (step, shards_of) = (self.step, shards(2, self.step));
-        let saved = self
-            .system
-            .save(&mut self.trainers, step, &shards_of, DurableWish::Never);
+        let saved = match victim {
+            Victim::Copying => self.copy_half(&shards_of[0]),
+            _ => self
+                .system
+                .save(&mut self.trainers, step, &shards_of, DurableWish::Never),
+        };
         std::thread::sleep(after);
         self.kill(victim)?;
         let wait = |node| {
@@ -100,7 +110,7 @@ impl Job {
                 .wait(node, self.run, step, CheckpointState::Protected)
         };
         // A step that had not been protected may be given up; one that is said to be is.
-        let wait_for_it = saved.is_ok() && !matches!(victim, Victim::Node(_));
+        let wait_for_it = saved.is_ok() && !matches!(victim, Victim::Node(_) | Victim::Copying);
         if wait_for_it && (0..NODES).try_for_each(wait).is_ok() {
             self.safe = step;
         }
@@ -150,10 +160,11 @@ pub fn measure(figures: &mut Figures, kills: u32, seed: u64) -> Result<()> {
     let mut lost = 0;
     for kill in 0..kills {
         let node = below(&*dice, NODES as u64) as usize;
-        let victim = match below(&*dice, 8) {
+        let victim = match below(&*dice, 9) {
             0 => Victim::Trainers,
             1 => Victim::Node(node),
             2 => Victim::Daemons(node),
+            3 => Victim::Copying,
             _ => Victim::Daemon(node),
         };
         let after = Duration::from_millis(below(&*dice, 60));
