@@ -14,7 +14,7 @@ pub struct Member {
     pub failure_domain: String,
 }
 
-/// k data nodes (fewer in the last group) and m coding nodes.
+/// k data nodes (fewer in the last group, and where there are fewer than k + m nodes) and m coding nodes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
     /// Data nodes in coding order.
@@ -32,7 +32,7 @@ pub enum GroupError {
     /// Not enough nodes outside a group's data nodes and their failure domains.
     #[error(
         "geometry {geometry} needs {needed} coding nodes outside the failure domains of {data:?}, got {got}: \
-         add nodes in other failure domains or lower m"
+         add nodes in other failure domains, lower m, or leave out [coding]"
     )]
     TooFewDomains {
         geometry: Geometry,
@@ -48,6 +48,9 @@ pub enum GroupError {
 /// in domains of their own, away from the group's data nodes, and are picked from the nodes that code least so
 /// far. So the loss of any m domains costs a stripe at most m blocks if every data node has its own domain.
 ///
+/// Of fewer than k + m nodes all but m are a group's data nodes, coded by the others: they bear m losses at a redundancy of m to the data
+/// nodes that are left. Of m + 1 nodes each has the shards of every other one, as mirrors do.
+///
 /// # Errors
 /// [`GroupError`] if a name comes twice or some group finds no m coding nodes.
 pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, GroupError> {
@@ -56,7 +59,7 @@ pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, Grou
         .map(|member| (0, &member.name, member.failure_domain.as_str()))
         .collect();
     ordered
-        .chunks(geometry.k())
+        .chunks(data_nodes(members.len(), geometry))
         .map(|data| {
             let coding = coding_nodes(data, geometry, &mut by_load)?;
             Ok(Group {
@@ -65,6 +68,12 @@ pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, Grou
             })
         })
         .collect()
+}
+
+/// Data nodes of a group among so many members. Domains do not count: one that is mistyped would make all groups anew.
+fn data_nodes(members: usize, geometry: Geometry) -> usize {
+    let beside_coding = members.saturating_sub(geometry.m());
+    geometry.k().min(beside_coding).max(1)
 }
 
 /// Members by name, taken from each failure domain in turn.
@@ -156,6 +165,34 @@ mod tests {
         assert_eq!(text(&found[0].coding), ["n04", "n05"]);
         assert_eq!(text(&found[1].data), ["n04", "n05"]);
         assert_eq!(text(&found[1].coding), ["n00", "n01"]);
+    }
+
+    #[test]
+    fn fewer_nodes_than_a_group_code_for_one_another() {
+        for (count, k, m, data) in [
+            (2, 4, 1, 1),
+            (3, 4, 2, 1),
+            (4, 4, 2, 2),
+            (5, 4, 2, 3),
+            (4, 8, 3, 1),
+            (9, 8, 3, 6),
+        ] {
+            let members = own_domains(count);
+            let found = groups(&members, Geometry::new(k, m).unwrap()).unwrap();
+            let all: Vec<&NodeName> = found.iter().flat_map(|group| &group.data).collect();
+            assert_eq!(all.len(), count, "each is a data node once: {found:?}");
+            for group in &found {
+                assert!(group.data.len() <= data, "{found:?}");
+                let others: BTreeSet<&NodeName> = group.coding.iter().collect();
+                assert_eq!(others.len(), m);
+                assert!(group.data.iter().all(|node| !others.contains(node)));
+            }
+        }
+        let too_few = groups(&own_domains(2), Geometry::new(4, 2).unwrap());
+        assert!(matches!(
+            too_few,
+            Err(GroupError::TooFewDomains { got: 1, .. })
+        ));
     }
 
     #[test]

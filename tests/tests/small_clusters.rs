@@ -1,0 +1,74 @@
+//! Clusters of fewer nodes than k + m, with real processes: all nodes have shards and code for one another, and any m may be lost.
+//! Where no majority is left, somebody has to say that nothing newer is waited for.
+
+use anyhow::{Context, Result, ensure};
+use storaged_sdk::wire::CheckpointState;
+use storaged_sdk::wire::local::DurableWish;
+use storaged_tests::system::{System, shards, wait};
+
+/// All sets of one to `most` of so many nodes.
+fn losses(nodes: usize, most: usize) -> Vec<Vec<usize>> {
+    let few = (1_u32..1 << nodes).filter(|set| set.count_ones() as usize <= most);
+    let members = |set: u32| (0..nodes).filter(move |node| set >> node & 1 == 1);
+    few.map(|set| members(set).collect()).collect()
+}
+
+fn any_may_be_lost(nodes: usize, k: usize, m: usize) -> Result<()> {
+    let mut system = System::start(nodes, Some((k, m)), "")?;
+    let world = u32::try_from(nodes)?;
+    let (run, mut trainers) = system.trainers(world)?;
+    let expected = shards(world, 3);
+    system.save(&mut trainers, 3, &expected, DurableWish::Never)?;
+    (0..nodes).try_for_each(|node| system.wait(node, run, 3, CheckpointState::Protected))?;
+    drop(trainers);
+    for lost in losses(nodes, m) {
+        for node in 0..nodes {
+            wait("protection", || system.bears(node, m))?;
+        }
+        for node in &lost {
+            system.cluster.kill(*node)?;
+        }
+        let left: Vec<usize> = (0..nodes).filter(|node| !lost.contains(node)).collect();
+        let restored = if 2 * left.len() > nodes {
+            system.restore(&left, 3, &expected)
+        } else {
+            system.restore_with_few(&left, &expected)
+        };
+        restored.with_context(|| format!("({k}, {m}) without {lost:?} of {nodes}"))?;
+        for node in &lost {
+            system.cluster.start(*node)?;
+        }
+        system.cluster.wait_for_links()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn either_of_two_nodes_may_be_lost() -> Result<()> {
+    any_may_be_lost(2, 4, 1)
+}
+
+#[test]
+fn two_of_three_nodes_may_be_lost() -> Result<()> {
+    any_may_be_lost(3, 4, 2)
+}
+
+#[test]
+fn two_of_four_nodes_may_be_lost() -> Result<()> {
+    any_may_be_lost(4, 4, 2)
+}
+
+/// Nobody is promised more than there is.
+#[test]
+fn as_few_nodes_as_may_be_lost_are_refused() -> Result<()> {
+    let mut system = System::prepared(2, Some((4, 2)), "")?;
+    system.cluster.start(0)?;
+    let ended = system.cluster.wait(0)?.context("it has ended")?;
+    let log = system.cluster.log_end(0, 5);
+    ensure!(ended.code() == Some(78), "{ended}: {log}");
+    ensure!(
+        log.contains("needs 2 coding nodes") && log.contains("lower m"),
+        "{log}"
+    );
+    Ok(())
+}
