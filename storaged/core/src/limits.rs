@@ -17,6 +17,8 @@ pub const LEAVING_NEWS_MS: u64 = 15_000;
 
 /// What still matters is said again this often.
 pub const REPEAT_MS: u64 = 1_000;
+/// Nodes that have answered a plan which still waits for others are asked again after so long, and then after twice as long each time.
+pub const SURVEY_REFRESH_MS: u64 = 2_000;
 
 /// A checkpoint that has not committed and of which nothing new has been heard for so long is given up: no further shard has
 /// been sealed, and none is being digested.

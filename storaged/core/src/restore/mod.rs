@@ -3,6 +3,7 @@
 //! told of it (`verdict`, `waiting`) and says of it (`failed`), the ladder per shard (`open`), openings that a
 //! heal serves (`await_repair`), what a drill decodes (`drill_plan`), what nodes hold (`holdings`), what readers get of a manifest (`reading`), and checking a whole checkpoint (`verify`).
 
+mod ask_again;
 mod await_repair;
 mod cluster_view;
 mod drill_plan;

@@ -19,6 +19,7 @@ use crate::api::{
 };
 use crate::context::Context;
 use crate::encode::Sessions;
+use crate::limits;
 use crate::restore::Restores;
 use crate::trickle::durable_unavailable;
 
@@ -48,9 +49,12 @@ pub(crate) struct SurveyInProgress {
     pub mark_asked: Option<HighMark>,
     pub foreign_owner: bool,
     pub then: SurveyPurpose,
+    /// When those that have answered are asked again, and how long after the last time.
+    pub(super) refresh_at: Now,
+    pub(super) refresh_after_ms: u64,
     /// Who gave a manifest last.
-    manifest_from: Option<NodeName>,
-    manifests_asked: BTreeSet<Digest>,
+    pub(super) manifest_from: Option<NodeName>,
+    pub(super) manifests_asked: BTreeSet<Digest>,
 }
 
 impl SurveyInProgress {
@@ -218,7 +222,7 @@ impl Restores {
         plan.survey.manifests.insert(wish.manifest, manifest);
     }
 
-    fn ask_around(&mut self, plan: SurveyInProgress, cx: &mut Context) {
+    pub(super) fn ask_around(&mut self, plan: SurveyInProgress, cx: &mut Context) {
         let query = QueryId(cx.fresh());
         if plan.tier == TierListing::Asked {
             list_tier(query, &plan, cx);
@@ -237,35 +241,7 @@ impl Restores {
         self.advance_plan(query, cx);
     }
 
-    /// Everybody has answered, and all that is above the offer may have been replaced while they did: everybody is asked
-    /// once more, under another number, so that late answers to the old question do not count.
-    fn ask_again(&mut self, query: QueryId, cx: &mut Context) {
-        let Some(plan) = self.plans.remove(&query) else {
-            return;
-        };
-        let mark = cx.bar(&plan);
-        let of = Surveyor {
-            id: plan.id,
-            namespace: plan.namespace,
-            owner: plan.owner,
-        };
-        let mut fresh = cx.new_survey(of, plan.step, 0, plan.then);
-        fresh.survey.manifests = plan.survey.manifests;
-        self.ask_around(
-            SurveyInProgress {
-                began: plan.began,
-                wanted_by: plan.wanted_by,
-                deadline: plan.deadline,
-                foreign_owner: plan.foreign_owner,
-                mark,
-                mark_asked: mark,
-                ..fresh
-            },
-            cx,
-        );
-    }
-
-    fn ask_for_plan(&mut self, query: QueryId, peer: &NodeName, cx: &mut Context) {
+    pub(super) fn ask_for_plan(&mut self, query: QueryId, peer: &NodeName, cx: &mut Context) {
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
         };
@@ -448,24 +424,6 @@ impl Restores {
         }
     }
 
-    /// Answers may be lost while links come up: whoever has not answered is asked again.
-    pub(crate) fn repeat_plans(&mut self, cx: &mut Context) {
-        let peers: Vec<NodeName> = cx.peers.keys().cloned().collect();
-        for query in self.plans.keys().copied().collect::<Vec<_>>() {
-            let Some(plan) = self.plans.get_mut(&query) else {
-                continue;
-            };
-            plan.manifests_asked.clear();
-            let due = std::mem::take(&mut plan.manifests_due);
-            let answered = plan.answered.clone();
-            let asked = plan.asked.clone();
-            let silent = |peer: &&NodeName| due.contains_key(*peer) || !answered.contains(*peer);
-            for peer in peers.iter().filter(|it| asked.has(it)).filter(silent) {
-                self.ask_for_plan(query, peer, cx);
-            }
-        }
-    }
-
     /// A peer that comes up while plans are being made is asked at once.
     pub(crate) fn plans_ask(&mut self, peer: &NodeName, cx: &mut Context) {
         for query in self.plans.keys().copied().collect::<Vec<_>>() {
@@ -482,7 +440,7 @@ impl Restores {
         self.expire_plans(cx);
     }
 
-    fn advance_plan(&mut self, query: QueryId, cx: &mut Context) {
+    pub(super) fn advance_plan(&mut self, query: QueryId, cx: &mut Context) {
         let Some(plan) = self.plans.get_mut(&query) else {
             return;
         };
@@ -501,12 +459,10 @@ impl Restores {
         };
         if is_late(plan) {
             self.finish_plan(query, cx);
+        } else if cx.can_be_torn(plan) && cx.is_torn(plan) {
+            self.ask_again(query, cx);
         } else if cx.is_settled(plan) {
-            if cx.is_torn(plan) {
-                self.ask_again(query, cx);
-            } else {
-                self.finish_plan(query, cx);
-            }
+            self.finish_plan(query, cx);
         }
     }
 
@@ -610,7 +566,7 @@ impl Context {
         })
     }
 
-    fn new_survey(
+    pub(super) fn new_survey(
         &self,
         of: Surveyor,
         step: Option<Step>,
@@ -648,6 +604,8 @@ impl Context {
             },
             mark,
             mark_asked: mark,
+            refresh_at: self.now.plus(limits::SURVEY_REFRESH_MS),
+            refresh_after_ms: limits::SURVEY_REFRESH_MS,
             namespace: of.namespace,
             foreign_owner: false,
             asked: Asked::Everybody,

@@ -63,6 +63,16 @@ impl Context {
             && !is_enough(self.newest_offer(plan))
     }
 
+    /// Whether all have answered that will: without those that are lost, too.
+    pub(super) fn can_be_torn(&self, plan: &SurveyInProgress) -> bool {
+        let all_there = || {
+            self.majority_answered(plan)
+                && self.linked_answered(plan)
+                && !planted!("torn_plans_wait_for_the_lost")
+        };
+        self.everybody_answered(plan) || all_there()
+    }
+
     pub(super) fn everybody_answered(&self, plan: &SurveyInProgress) -> bool {
         let enough = || match &plan.asked {
             Asked::Everybody => plan.answered.len() >= self.setup.members.len(),
@@ -170,7 +180,7 @@ impl Context {
 mod tests {
     use storaged_codec::digest;
     use storaged_wire::local::{Reply, Request, Role};
-    use storaged_wire::peer::{HighMark, Holding, NamespaceMark, PeerMessage};
+    use storaged_wire::peer::{HighMark, Holding, Lane, NamespaceMark, PeerMessage};
     use storaged_wire::{CheckpointState, ManifestBytes, Rank, RefusalCode, RunId, Step};
 
     use super::*;
@@ -427,6 +437,106 @@ mod tests {
         );
         let is_fetch = |output: &Output| matches!(output, Output::Fetch { .. });
         assert!(outputs.iter().any(is_fetch), "{outputs:?}");
+    }
+
+    /// Parity of step `step`, which was protected.
+    fn codes(query: u64, step: u64) -> PeerMessage {
+        let PeerMessage::Holdings {
+            owner,
+            mut holdings,
+            mark,
+            ..
+        } = holds(query, step, 0)
+        else {
+            unreachable!("that is what it makes")
+        };
+        holdings[0].shards.clear();
+        holdings[0].parity = vec![(Lane { group: 0, index: 0 }, 0)];
+        PeerMessage::Holdings {
+            query,
+            owner,
+            holdings,
+            mark,
+        }
+    }
+
+    /// `e` makes a plan while `a` is down: `b` and `c` say of step 1 what is enough to decode it.
+    fn plans_without_a(node: &mut Node) -> u64 {
+        for (at, from) in [(1, "b"), (2, "c")] {
+            hear(node, at, from, marked(1));
+        }
+        let gone = crate::testkit::name("a");
+        node.handle(Now(900), Input::PeerDown { node: gone });
+        let hello = Request::Hello {
+            version: storaged_wire::local::LOCAL_VERSION,
+            namespace: job(),
+            token: TOKEN.to_vec().into(),
+            role: Role::Reader,
+        };
+        asks(node, 0, hello);
+        let plan = Request::Plan {
+            step: None,
+            timeout_ms: 60_000,
+            allow_older: false,
+        };
+        asked_first(&asks(node, 1, plan))
+    }
+
+    fn planned(outputs: &[Output]) -> Option<u64> {
+        outputs.iter().find_map(|output| match output {
+            Output::Reply {
+                reply: Reply::Plan(plan),
+                ..
+            } => Some(plan.step.get()),
+            _ => None,
+        })
+    }
+
+    /// Answers of the nodes that are up, about this step.
+    fn all_answer(node: &mut Node, query: u64, step: u64, at: u64) -> Vec<Output> {
+        let none = PeerMessage::Holdings {
+            query,
+            owner: Some(owner()),
+            holdings: vec![],
+            mark: None,
+        };
+        let mut all = hear(node, at, "d", none);
+        for (from, said) in [("b", holds(query, step, 1)), ("c", codes(query, step))] {
+            all.extend(hear(node, at, from, said));
+            all.extend(hear(node, at, from, known(query, step)));
+        }
+        all
+    }
+
+    /// The coding of a step ends while a plan is made, and a node is down that will never answer.
+    #[test]
+    fn what_is_protected_while_a_plan_waits_for_a_lost_node_is_asked_for_at_once() {
+        let mut node = last_of(&FIVE, 2, 1);
+        let query = plans_without_a(&mut node);
+        let mut outputs = hear(&mut node, 1_001, "b", marked(2));
+        outputs.extend(all_answer(&mut node, query, 1, 1_002));
+        assert_eq!(planned(&outputs), None, "{outputs:?}");
+        let again = asked(&outputs).expect("they are asked again");
+        assert!(again != query);
+        let outputs = all_answer(&mut node, again, 2, 1_004);
+        assert_eq!(planned(&outputs), Some(2), "{outputs:?}");
+    }
+
+    /// What is put back by a repair while a plan waits is found too.
+    #[test]
+    fn a_plan_that_waits_asks_those_again_that_have_answered() {
+        let mut node = last_of(&FIVE, 2, 1);
+        hear(&mut node, 1, "b", marked(2));
+        let query = plans_without_a(&mut node);
+        let outputs = all_answer(&mut node, query, 1, 1_002);
+        assert_eq!(planned(&outputs), None, "{outputs:?}");
+        let mut later = Vec::new();
+        for second in 2..5 {
+            later.extend(node.handle(Now(second * 1_000), Input::Tick));
+        }
+        assert_eq!(asked(&later), Some(query), "{later:?}");
+        let outputs = all_answer(&mut node, query, 2, 5_001);
+        assert_eq!(planned(&outputs), Some(2), "{outputs:?}");
     }
 
     fn asked_first(outputs: &[Output]) -> u64 {
