@@ -656,7 +656,14 @@ fn exchange(
     request: &Request,
     wait: &mut Deadline<'_>,
 ) -> Result<(Vec<u8>, Option<OwnedFd>), PassingError> {
-    send_frame_waiting(stream, &encode(request), None, wait)?;
+    let body = encode(request);
+    // The daemon would refuse it, and not read it to its end.
+    let limit = Request::bytes_max(&body);
+    if body.len() > limit {
+        let got = body.len();
+        return Err(PassingError::TooLong { got, limit });
+    }
+    send_frame_waiting(stream, &body, None, wait)?;
     recv_frame_waiting(stream, LOCAL_FRAME_BYTES_MAX, wait)
 }
 

@@ -7,6 +7,7 @@ use storaged_codec::{ChunkSize, Digest, Geometry};
 
 use crate::drain::{DrainOrder, DrainReport};
 use crate::failed::{FailedRestart, FailureReport};
+use crate::framing::{LOCAL_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
 use crate::peer::DropAnswer;
 use crate::plan::RestorePlan;
@@ -18,6 +19,9 @@ use crate::verdict::RestartVerdict;
 
 /// Version of this protocol; both sides must have the same.
 pub const LOCAL_VERSION: u16 = 3;
+
+/// Number of `Request::Commit`.
+const COMMIT: u32 = 5;
 
 /// Who a connection speaks for.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
@@ -324,6 +328,19 @@ pub enum Request {
     /// Ends this daemon in order; asked again, how far it is. From operators alone; needs no hello.
     #[n(64)]
     Drain(#[n(0)] DrainOrder),
+}
+
+impl Request {
+    /// How long a request may be whose first bytes these are, or that are all there is: [`LOCAL_FRAME_BYTES_MAX`] for a commit, which
+    /// brings a description of the whole checkpoint, [`REQUEST_BYTES_MAX`] for all others.
+    pub fn bytes_max(start: &[u8]) -> usize {
+        let mut decoder = minicbor::Decoder::new(start);
+        let kind = decoder.array().and_then(|_| decoder.u32());
+        match kind {
+            Ok(COMMIT) => LOCAL_FRAME_BYTES_MAX,
+            _ => REQUEST_BYTES_MAX,
+        }
+    }
 }
 
 /// `offset..offset + length` of a shard.

@@ -17,8 +17,8 @@ pub use datagram::{Received, Recipient, recv_datagram, send_datagram};
 pub use inherited::take_inherited;
 pub use mapping::Mapping;
 pub use passing::{
-    PassingError, Wait, Wish, connect_waiting, ready_within, recv_frame, recv_frame_waiting,
-    send_frame, send_frame_waiting,
+    FrameStart, PassingError, Wait, Wish, begin_frame, connect_waiting, ready_within, recv_body,
+    recv_frame, recv_frame_waiting, send_frame, send_frame_waiting,
 };
 pub use segment::{CELL_BYTES_MIN, Cell, ReservedCell, Segment, SegmentError};
 pub use slot::{Slot, SlotError};

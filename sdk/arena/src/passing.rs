@@ -20,6 +20,9 @@ use thiserror::Error;
 
 const PREFIX_BYTES: usize = 4;
 
+/// Memory for so much of a body is taken before any of it has come.
+const PIECE_BYTES: usize = 64 << 10;
+
 /// A frame that did not come, or came wrong.
 #[derive(Debug, Error)]
 pub enum PassingError {
@@ -183,6 +186,30 @@ pub fn recv_frame_waiting(
     limit: usize,
     wait: &mut dyn Wait,
 ) -> Result<(Vec<u8>, Option<OwnedFd>), PassingError> {
+    let mut frame = begin_frame(stream, wait)?;
+    if frame.length > limit {
+        let got = frame.length;
+        return Err(PassingError::TooLong { got, limit });
+    }
+    let mut body = Vec::new();
+    recv_body(stream, frame.length, &mut body, wait)?;
+    Ok((body, frame.descriptor.take()))
+}
+
+/// A frame whose length has come.
+#[derive(Debug)]
+pub struct FrameStart {
+    /// Bytes of the body, as the sender says.
+    pub length: usize,
+    /// What came with it.
+    pub descriptor: Option<OwnedFd>,
+}
+
+/// Receives the length of a frame, and the descriptor that comes with it.
+///
+/// # Errors
+/// [`PassingError`] if the socket fails, ends, or the wait is ended.
+pub fn begin_frame(stream: &UnixStream, wait: &mut dyn Wait) -> Result<FrameStart, PassingError> {
     let mut prefix = [0; PREFIX_BYTES];
     let mut waited = Waited { stream, wait };
     let (got, mut descriptors, cut) =
@@ -194,13 +221,31 @@ pub fn recv_frame_waiting(
         return Err(PassingError::Closed);
     }
     waited.read_exact(&mut prefix[got..])?;
-    let length = u32::from_le_bytes(prefix) as usize;
-    if length > limit {
-        return Err(PassingError::TooLong { got: length, limit });
+    Ok(FrameStart {
+        length: u32::from_le_bytes(prefix) as usize,
+        descriptor: descriptors.pop(),
+    })
+}
+
+/// Receives a frame's body until it has `length` bytes. Memory is taken for what has come: a length that is only announced takes none.
+///
+/// # Errors
+/// [`PassingError`] if the socket fails, ends, or the wait is ended.
+pub fn recv_body(
+    stream: &UnixStream,
+    length: usize,
+    body: &mut Vec<u8>,
+    wait: &mut dyn Wait,
+) -> Result<(), PassingError> {
+    let mut waited = Waited { stream, wait };
+    while body.len() < length {
+        let come = body.len();
+        // Doubled each time, so that copies of what has come are few.
+        let next = length.min(come + come.max(PIECE_BYTES));
+        body.resize(next, 0);
+        waited.read_exact(&mut body[come..])?;
     }
-    let mut body = vec![0; length];
-    waited.read_exact(&mut body)?;
-    Ok((body, descriptors.pop()))
+    Ok(())
 }
 
 /// The first bytes, the descriptors that came with them, and whether some were cut off.

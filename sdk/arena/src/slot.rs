@@ -1,9 +1,9 @@
 //! A slot: a memfd whose size is sealed.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use thiserror::Error;
 
 /// A descriptor that is no slot, or bytes outside of it.
@@ -57,6 +57,8 @@ impl Slot {
     pub fn create(capacity: u64) -> Result<Self, SlotError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("storaged-slot", flags).map_err(os("memfd_create"))?;
+        // Whoever has a descriptor that only reads could open it for writing by /proc otherwise.
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(os("fchmod"))?;
         rustix::fs::ftruncate(&fd, capacity).map_err(os("ftruncate"))?;
         if capacity > 0 {
             rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, capacity)
@@ -89,6 +91,16 @@ impl Slot {
         let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(os("dup"))?;
         let capacity = self.capacity;
         Ok(Self { fd, capacity })
+    }
+
+    /// A descriptor of the same memory that only reads.
+    ///
+    /// # Errors
+    /// [`SlotError::Os`] if there is no descriptor left, or no /proc.
+    pub fn read_only(&self) -> Result<OwnedFd, SlotError> {
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty()).map_err(os("opening a slot for reading"))
     }
 
     /// Bytes.

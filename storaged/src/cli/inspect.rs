@@ -20,6 +20,31 @@ pub struct StatusArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Print nothing: exit code 0 if the daemon answers (live), or if it is ready too (ready). For probes: no program without a right to
+    /// the socket can hold them up, as it can those over HTTP
+    #[arg(long, value_enum, conflicts_with = "json")]
+    probe: Option<Probe>,
+}
+
+/// What a probe asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Probe {
+    Live,
+    Ready,
+}
+
+impl Probe {
+    fn look(self, status: &Value) -> Result<(), CliError> {
+        if self == Self::Live || status["ready"] == true {
+            return Ok(());
+        }
+        let reasons = status["not_ready"].as_array().into_iter().flatten();
+        let mut reasons: Vec<&str> = reasons.filter_map(Value::as_str).collect();
+        if status["waiting"].is_object() {
+            reasons.push("this node waits for a place");
+        }
+        Err(CliError::NotReady(reasons.join("; ")))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -82,6 +107,9 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
     }
     let status: Value =
         serde_json::from_str(&text).map_err(|error| CliError::Unexpected(error.to_string()))?;
+    if let Some(probe) = args.probe {
+        return probe.look(&status);
+    }
     if status["waiting"].is_object() {
         print_waiting(&status);
         return Ok(());

@@ -71,6 +71,9 @@ pub enum CliError {
     /// An answer of the daemon's, or a benched process, that cannot be.
     #[error("{0}")]
     Unexpected(String),
+    /// A daemon that answers and cannot serve jobs.
+    #[error("not ready: {0}")]
+    NotReady(String),
     /// A node that must not be restarted now.
     #[error("not safe to restart now: {0}")]
     NotSafe(String),

@@ -6,6 +6,8 @@ use std::fs;
 use rustix::net::UCred;
 use storaged_wire::{Refusal, RefusalCode};
 
+use super::places::Users;
+
 /// Who may use a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
@@ -16,6 +18,14 @@ pub enum Access {
 }
 
 impl Access {
+    /// How many users that are.
+    pub(super) fn users(&self) -> Users {
+        match self {
+            Self::Users(uids) if uids.len() < 2 => Users::One,
+            Self::Users(_) | Self::Operators { .. } => Users::Several,
+        }
+    }
+
     /// Mode of the socket's file.
     pub(super) fn mode(&self) -> u32 {
         match self {

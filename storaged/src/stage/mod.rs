@@ -1,33 +1,41 @@
-//! Effect of the verb *stage*: the Unix sockets that trainers and readers connect to. One thread per connection
-//! reads a request, hands it to the driver, and sends the answer with its descriptor. A process that dies is
-//! noticed by its pidfd, also while a forked child keeps its socket open.
+//! Effect of the verb *stage*: the Unix sockets that trainers and readers connect to. Whoever connects is judged by the kernel's word for
+//! it before anything is read; then one thread per connection reads a request, hands it to the driver, and sends the answer with its
+//! descriptor. A process that dies is noticed by its pidfd, also while a forked child keeps its socket open.
 
 mod access;
+mod places;
+mod requests;
 mod watch;
 
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use storaged_arena::{Slot, recv_frame, send_frame};
+use rustix::net::UCred;
+use storaged_arena::{PassingError, Slot, SlotError, begin_frame, recv_body, send_frame_waiting};
 use storaged_core::{ConnId, RequestId};
-use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
+use storaged_wire::framing::FIRST_REQUEST_BYTES_MAX;
 use storaged_wire::local::{Reply, Request};
-use storaged_wire::{Refusal, RefusalCode, decode, encode};
+use storaged_wire::{Refusal, RefusalCode, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 pub use access::Access;
+use places::{ConnectionPlace, LongRequests, NoPlaceLeft, Places, Porch};
+use requests::{Greeted, Patience, Received, Unreceived, receive};
 use watch::Watch;
 
-/// Connections at once: each is a thread of little memory; a node has some dozens of trainers.
-const CONNECTIONS_MAX: usize = 1024;
+/// Who may not connect is heard for so long before it is told so.
+const TURNED_AWAY_WAIT: Duration = Duration::from_secs(2);
+/// The first wrong token of a connection is answered after so long, each further one after twice the time, up to the longest.
+const WRONG_TOKEN_WAIT: Duration = Duration::from_millis(25);
+const WRONG_TOKEN_WAIT_MAX: Duration = Duration::from_secs(1);
 /// An answer that a client does not take within this time ends its connection.
 const SEND_WAIT: Duration = Duration::from_secs(10);
 
@@ -78,7 +86,9 @@ struct Door {
     events: mpsc::Sender<StageEvent>,
     watch: Arc<Watch>,
     next: Arc<AtomicU64>,
-    open: Arc<AtomicUsize>,
+    places: Arc<Places>,
+    porch: Arc<Porch>,
+    long: Arc<LongRequests>,
 }
 
 /// Listens on every tenant's socket; events come on `events`.
@@ -90,7 +100,7 @@ pub fn listen(
     events: &mpsc::Sender<StageEvent>,
 ) -> Result<(), StageError> {
     let next = Arc::new(AtomicU64::new(1));
-    let open = Arc::new(AtomicUsize::new(0));
+    let porch = Arc::new(Porch::default());
     let Some(first) = sockets.first() else {
         return Ok(());
     };
@@ -110,7 +120,9 @@ pub fn listen(
             events: events.clone(),
             watch: watch.clone(),
             next: next.clone(),
-            open: open.clone(),
+            places: Places::new(socket.access.users()),
+            porch: porch.clone(),
+            long: Arc::default(),
         };
         let accept = move || accept_all(&listener, &Arc::new(door));
         std::thread::Builder::new()
@@ -152,75 +164,176 @@ fn accept_all(listener: &UnixListener, door: &Arc<Door>) {
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
-        if door.open.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else {
+            continue;
+        };
+        if stream.set_nonblocking(true).is_err() {
             continue;
         }
-        door.open.fetch_add(1, Ordering::Relaxed);
-        let conn = ConnId(door.next.fetch_add(1, Ordering::Relaxed));
-        let served = door.clone();
-        let serve = move || {
-            serve(stream, conn, &served);
-            served.watch.remove(conn);
-            let _ = served.events.blocking_send(StageEvent::Gone { conn });
-            served.open.fetch_sub(1, Ordering::Relaxed);
-        };
-        if std::thread::Builder::new()
-            .name(format!("conn-{}", conn.0))
-            .spawn(serve)
-            .is_err()
-        {
-            door.open.fetch_sub(1, Ordering::Relaxed);
+        match door.admit(&peer) {
+            Ok(place) => door.serve(stream, &peer, place),
+            Err(refusal) => door.turn_away(stream, refusal),
         }
     }
 }
 
-fn serve(mut stream: UnixStream, conn: ConnId, door: &Door) {
-    let refusal = match rustix::net::sockopt::socket_peercred(&stream) {
-        Ok(peer) => {
-            door.watch.add(conn, peer.pid, &stream);
-            door.access.check(&peer).err()
+impl Door {
+    /// Who may not use the socket takes no place from those who may, and nothing of theirs is read before.
+    fn admit(&self, peer: &UCred) -> Result<ConnectionPlace, Refusal> {
+        self.access.check(peer)?;
+        let place = self.places.take(peer.uid.as_raw());
+        place.map_err(|NoPlaceLeft(taken)| {
+            let text = format!("user id {} has {taken} connections of all that may be: close some, or wait for others to", peer.uid.as_raw());
+            Refusal::new(RefusalCode::Busy, text)
+        })
+    }
+
+    /// Says why, to a few at a time; others are left without a word.
+    fn turn_away(&self, stream: UnixStream, refusal: Refusal) {
+        let Some(place) = self.porch.step_on() else {
+            return;
+        };
+        let tell = move || {
+            let _place = place;
+            tell(&stream, refusal);
+        };
+        let _ = std::thread::Builder::new().name("porch".into()).spawn(tell);
+    }
+
+    fn serve(self: &Arc<Self>, stream: UnixStream, peer: &UCred, place: ConnectionPlace) {
+        let conn = ConnId(self.next.fetch_add(1, Ordering::Relaxed));
+        self.watch.add(conn, peer.pid, &stream);
+        let mut connection = Connection {
+            stream,
+            conn,
+            door: self.clone(),
+            greeted: Greeted::NotYet,
+            wrong_tokens: 0,
+        };
+        let serve = move || {
+            let _place = place;
+            let _ = connection.serve();
+            connection.door.watch.remove(conn);
+            let gone = StageEvent::Gone { conn };
+            let _ = connection.door.events.blocking_send(gone);
+        };
+        let thread = std::thread::Builder::new().name(format!("conn-{}", conn.0));
+        if thread.spawn(serve).is_err() {
+            self.watch.remove(conn);
         }
-        Err(_) => return,
+    }
+}
+
+/// Tells somebody who may not connect. What it asks is read before, because who still writes reads no answer.
+fn tell(stream: &UnixStream, refusal: Refusal) {
+    let mut soon = Patience::of(TURNED_AWAY_WAIT);
+    let Ok(frame) = begin_frame(stream, &mut soon) else {
+        return;
     };
-    let _ = stream.set_write_timeout(Some(SEND_WAIT));
-    if matches!(door.access, Access::Operators { .. }) && refusal.is_none() {
-        let operator = StageEvent::Operator { conn };
-        if door.events.blocking_send(operator).is_err() {
-            return;
+    let length = frame.length.min(FIRST_REQUEST_BYTES_MAX);
+    let _ = recv_body(stream, length, &mut Vec::new(), &mut soon);
+    let _ = send(stream, &plain(refusal));
+}
+
+/// A connection that is served.
+struct Connection {
+    stream: UnixStream,
+    conn: ConnId,
+    door: Arc<Door>,
+    greeted: Greeted,
+    wrong_tokens: u32,
+}
+
+/// Nothing more is to be said on a connection.
+struct Ended;
+
+impl Connection {
+    fn serve(&mut self) -> Result<(), Ended> {
+        if matches!(self.door.access, Access::Operators { .. }) {
+            let operator = StageEvent::Operator { conn: self.conn };
+            self.tell_driver(operator)?;
         }
-    }
-    for index in 0.. {
-        let Ok((body, _)) = recv_frame(&mut stream, LOCAL_FRAME_BYTES_MAX) else {
-            return;
-        };
-        let request = decode::<Request>("request", &body);
-        let answer = match (&refusal, request) {
-            (Some(refusal), _) => plain(refusal.clone()),
-            (None, Err(error)) => plain(Refusal::new(RefusalCode::Malformed, error.to_string())),
-            (None, Ok(request)) => {
-                let (sender, receiver) = oneshot::channel();
-                let id = RequestId { conn, index };
-                let event = StageEvent::Request {
-                    id,
-                    request,
-                    answer: sender,
-                };
-                if door.events.blocking_send(event).is_err() {
-                    return;
+        for index in 0.. {
+            let answer = match receive(&self.stream, self.greeted, &self.door.long) {
+                Ok(received) => self.ask(index, received)?,
+                Err(Unreceived::Ended) => return Err(Ended),
+                Err(Unreceived::Malformed(refusal)) => plain(refusal),
+                Err(Unreceived::Refused(refusal)) => {
+                    return send(&self.stream, &plain(refusal)).map_err(|_| Ended);
                 }
-                let draining = "the daemon is stopping: connect again when it is back";
-                let stopped = |_| plain(Refusal::new(RefusalCode::Draining, draining));
-                receiver.blocking_recv().unwrap_or_else(stopped)
-            }
-        };
-        let descriptor = answer.slot.as_ref().map(|slot| slot.as_fd());
-        if send_frame(&mut stream, &encode(&answer.reply), descriptor).is_err() {
-            return;
+            };
+            self.note(&answer.reply);
+            send(&self.stream, &answer).map_err(|_| Ended)?;
         }
-        if refusal.is_some() {
-            return;
+        Ok(())
+    }
+
+    fn tell_driver(&self, event: StageEvent) -> Result<(), Ended> {
+        self.door.events.blocking_send(event).map_err(|_| Ended)
+    }
+
+    /// The memory of a long request is held until it is answered.
+    fn ask(&self, index: u64, received: Received) -> Result<Answer, Ended> {
+        let Received {
+            request,
+            memory: _memory,
+        } = received;
+        let (answer, answered) = oneshot::channel();
+        let id = RequestId {
+            conn: self.conn,
+            index,
+        };
+        self.tell_driver(StageEvent::Request {
+            id,
+            request,
+            answer,
+        })?;
+        let draining = "the daemon is stopping: connect again when it is back";
+        let stopped = |_| plain(Refusal::new(RefusalCode::Draining, draining));
+        Ok(answered.blocking_recv().unwrap_or_else(stopped))
+    }
+
+    /// Who guesses tokens waits longer each time.
+    fn note(&mut self, reply: &Reply) {
+        match reply {
+            Reply::Welcome { .. } => self.greeted = Greeted::Yes,
+            Reply::Refused(refusal) if refusal.code == RefusalCode::WrongToken => {
+                let wait = WRONG_TOKEN_WAIT.saturating_mul(1 << self.wrong_tokens.min(10));
+                self.wrong_tokens = self.wrong_tokens.saturating_add(1);
+                std::thread::sleep(wait.min(WRONG_TOKEN_WAIT_MAX));
+            }
+            _ => {}
         }
     }
+}
+
+/// Why an answer did not go out.
+#[derive(Debug, Error)]
+enum SendError {
+    #[error(transparent)]
+    Passing(#[from] PassingError),
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+}
+
+fn send(stream: &UnixStream, answer: &Answer) -> Result<(), SendError> {
+    let reads: OwnedFd;
+    let descriptor = match (&answer.slot, &answer.reply) {
+        (None, _) => None,
+        // What a reader could write to would be spoilt for all others.
+        (Some(slot), Reply::ShardOpened { .. }) => {
+            reads = slot.read_only()?;
+            Some(reads.as_fd())
+        }
+        (Some(slot), _) => Some(slot.as_fd()),
+    };
+    let mut in_time = Patience::of(SEND_WAIT);
+    Ok(send_frame_waiting(
+        stream,
+        &encode(&answer.reply),
+        descriptor,
+        &mut in_time,
+    )?)
 }
 
 fn plain(refusal: Refusal) -> Answer {

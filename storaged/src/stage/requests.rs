@@ -1,0 +1,127 @@
+//! Requests as they come on a connection: each within its length and its time.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use storaged_arena::{PassingError, Wait, Wish, begin_frame, ready_within, recv_body};
+use storaged_wire::framing::FIRST_REQUEST_BYTES_MAX;
+use storaged_wire::local::Request;
+use storaged_wire::{Refusal, RefusalCode, decode};
+
+use super::places::{LongRequest, LongRequests};
+
+/// A request that has begun ends within this time, and a long one within what so many bytes take beside.
+const REQUEST_WAIT: Duration = Duration::from_secs(5);
+const BYTES_PER_SECOND: u64 = 16 << 20;
+/// A long request waits so long for the memory of others.
+const MEMORY_WAIT: Duration = Duration::from_secs(30);
+/// So much of a request says what it is.
+const START_BYTES: usize = 16;
+
+/// What a connection may send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Greeted {
+    NotYet,
+    Yes,
+}
+
+/// Waits for a socket until a moment.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Patience {
+    /// As long as nothing has come at all; then each byte is due.
+    ForTheFirst,
+    Until(Instant),
+}
+
+/// One look at a socket on which nothing is due.
+const LOOK: Duration = Duration::from_secs(3600);
+
+impl Patience {
+    pub fn of(time: Duration) -> Self {
+        Self::Until(Instant::now() + time)
+    }
+}
+
+impl Wait for Patience {
+    fn until(&mut self, stream: &UnixStream, wish: Wish) -> io::Result<()> {
+        loop {
+            let left = match self {
+                Self::ForTheFirst => LOOK,
+                Self::Until(end) => end.saturating_duration_since(Instant::now()),
+            };
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            if ready_within(stream, wish, left)? {
+                if matches!(self, Self::ForTheFirst) {
+                    *self = Self::of(REQUEST_WAIT);
+                }
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A request, and the memory that its bytes take until it is answered.
+pub(super) struct Received {
+    pub request: Request,
+    pub memory: Option<LongRequest>,
+}
+
+/// No request.
+pub(super) enum Unreceived {
+    /// The connection has ended, or is of no use any more.
+    Ended,
+    /// It is not one, and those after it may be.
+    Malformed(Refusal),
+    /// What follows on the connection cannot be told from the rest of it.
+    Refused(Refusal),
+}
+
+impl From<PassingError> for Unreceived {
+    fn from(_: PassingError) -> Self {
+        Self::Ended
+    }
+}
+
+fn too_long(what: &str, length: usize, most: usize) -> Unreceived {
+    let text = format!("expected {what} of at most {most} bytes, got {length}");
+    Unreceived::Refused(Refusal::new(RefusalCode::Malformed, text))
+}
+
+/// The next request of a connection that does not block.
+pub(super) fn receive(
+    stream: &UnixStream,
+    greeted: Greeted,
+    long: &Arc<LongRequests>,
+) -> Result<Received, Unreceived> {
+    let frame = begin_frame(stream, &mut Patience::ForTheFirst)?;
+    let length = frame.length;
+    if greeted == Greeted::NotYet && length > FIRST_REQUEST_BYTES_MAX {
+        return Err(too_long("a hello first", length, FIRST_REQUEST_BYTES_MAX));
+    }
+    let mut body = Vec::new();
+    let mut soon = Patience::of(REQUEST_WAIT);
+    recv_body(stream, length.min(START_BYTES), &mut body, &mut soon)?;
+    let most = Request::bytes_max(&body);
+    if length > most {
+        return Err(too_long("a request", length, most));
+    }
+    let memory = long.hold(length, MEMORY_WAIT).map_err(|waited| {
+        let text = format!("no room for a request of {length} bytes in {waited:?}: long ones of others wait on this socket; try again");
+        Unreceived::Refused(Refusal::new(RefusalCode::Busy, text))
+    })?;
+    let sending = Duration::from_secs(length as u64 / BYTES_PER_SECOND);
+    recv_body(
+        stream,
+        length,
+        &mut body,
+        &mut Patience::of(REQUEST_WAIT + sending),
+    )?;
+    let request = decode::<Request>("request", &body).map_err(|error| {
+        Unreceived::Malformed(Refusal::new(RefusalCode::Malformed, error.to_string()))
+    })?;
+    Ok(Received { request, memory })
+}
