@@ -46,6 +46,8 @@ pub(crate) struct SurveyInProgress {
     /// That mark when the members were asked. Answers tell of different moments: what was protected after some of them
     /// answered, and let the others drop what came before, is in none of them.
     pub mark_asked: Option<HighMark>,
+    /// The highest checkpoint of which somebody has copied a shard to the durable tier.
+    pub copied: Option<HighMark>,
     pub foreign_owner: bool,
     pub then: SurveyPurpose,
     /// Who gave a manifest last.
@@ -127,6 +129,7 @@ pub(crate) struct PeerHoldings<'a> {
     pub owner: Option<Owner>,
     pub holdings: &'a [Holding],
     pub mark: Option<HighMark>,
+    pub copied: Option<HighMark>,
 }
 
 /// Whom a survey is made for.
@@ -314,9 +317,11 @@ impl Restores {
             owner,
             holdings,
             mark,
+            copied,
         } = told;
         plan.answered.insert(from.clone());
         plan.mark = plan.mark.max(mark);
+        plan.copied = plan.copied.max(copied);
         plan.foreign_owner |= owner.is_some_and(|owner| owner != plan.owner);
         plan.survey.add(from, holdings);
         let unknown: Vec<Digest> = holdings
@@ -648,6 +653,7 @@ impl Context {
             },
             mark,
             mark_asked: mark,
+            copied: self.copied_of(&of.namespace),
             namespace: of.namespace,
             foreign_owner: false,
             asked: Asked::Everybody,
