@@ -37,6 +37,13 @@ impl KeptSteps {
         }
     }
 
+    /// Machines lost since the newest two bore all losses: of the one that has lost most.
+    pub fn most_lost(&self) -> usize {
+        let all = self.whole.iter();
+        let kept = all.filter(|(key, _)| !self.given_way.contains(*key));
+        kept.map(|(_, lost)| lost.len()).max().unwrap_or(0)
+    }
+
     /// The newest protected step, and the one before it.
     fn newest_two(&self, namespace: &Namespace) -> Vec<CheckpointKey> {
         let steps = self.protected.get(namespace);

@@ -70,7 +70,7 @@ impl Promises {
     pub fn lost_since_shown(&self, m: usize) -> usize {
         let floors = self.floors.values();
         let lost = floors.map(|floor| floor.lost.len() + (m - floor.bears));
-        lost.max().unwrap_or(0)
+        lost.max().unwrap_or(0).max(self.kept_steps.most_lost())
     }
 }
 
