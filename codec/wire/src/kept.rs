@@ -98,6 +98,9 @@ pub struct KeptNamespace {
     /// Steps that restarts have failed from; none if there are none.
     #[n(7)]
     pub failed: Option<Vec<FailedRestart>>,
+    /// The highest checkpoint of which this node has copied a shard to the durable tier.
+    #[n(8)]
+    pub copied: Option<HighMark>,
 }
 
 /// Digests and fingerprints of the chunks of one shard: of this node, or of one that it codes for.
@@ -234,6 +237,7 @@ mod tests {
                 wait_ms: Some(1_200_000),
                 changes: 2,
             }]),
+            copied: Some(HighMark { run, step }),
         };
         let table = KeptTable {
             key: key.clone(),

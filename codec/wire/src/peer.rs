@@ -418,6 +418,10 @@ pub enum PeerMessage {
         /// The highest checkpoint of the namespace that the sender knows to have been protected.
         #[n(3)]
         mark: Option<HighMark>,
+        /// The highest checkpoint of which the sender has copied a shard to the durable tier: it may be durable though nobody who
+        /// answers has heard so.
+        #[n(4)]
+        copied: Option<HighMark>,
     },
     /// Asks for a manifest.
     #[n(20)]

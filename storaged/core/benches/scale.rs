@@ -340,6 +340,7 @@ fn plan_two_lost(driver: &mut Driver, job: &Job, manifest: &ManifestBytes) {
             owner: Some(owner()),
             holdings: vec![holding],
             mark: None,
+            copied: None,
         };
         answered |= offers(&driver.hear(&node, message));
     }

@@ -382,6 +382,9 @@ pub(crate) struct NamespaceTable {
     pub last_step: BTreeMap<(RunId, Rank), Step>,
     /// The highest checkpoint known to have been protected.
     pub mark: Option<HighMark>,
+    /// The highest checkpoint of which this node has copied a shard to the durable tier: whoever wrote its manifest may have gone
+    /// before anybody heard that it is durable.
+    pub copied: Option<HighMark>,
     /// Steps that restarts have failed from.
     pub failed: FailedRestarts,
     /// Up to here the job's checkpoints have left RAM for another job, or were dropped.
@@ -401,6 +404,7 @@ impl NamespaceTable {
             world_sizes: BTreeMap::new(),
             last_step: BTreeMap::new(),
             mark: None,
+            copied: None,
             failed: FailedRestarts::default(),
             evicted: None,
             abandoned: BTreeMap::new(),

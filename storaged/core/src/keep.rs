@@ -130,6 +130,7 @@ impl Context {
             mark: table.mark,
             evicted: table.evicted,
             failed: table.failed.kept(),
+            copied: table.copied,
         });
         match record {
             Some(record) if self.keeping.jobs.get(&namespace) != Some(&record) => {

@@ -101,6 +101,10 @@ pub const UPLOAD_UNPROTECTED_AFTER_MS: u64 = 3_000;
 /// so, within two reports.
 pub const LOST_AFTER_MS: u64 = 3_000;
 
+/// A committed checkpoint that is older than a protected one stays for so long where several are kept: that it is protected too is said
+/// again each second, or when the link is up again.
+pub const KEPT_UNPROTECTED_MS: u64 = 10_000;
+
 /// A trainer waits so long for a slot before a checkpoint that can be made no safer gives way to a newer one.
 pub const SUPERSEDE_AFTER_MS: u64 = 1_000;
 

@@ -273,6 +273,7 @@ impl Node {
         self.sessions.lead_lanes(&mut self.cx);
         self.cx.weigh_all();
         self.cx.give_up_lost();
+        self.cx.retire_unkept();
         self.cx.give_up_stuck_uploads();
         self.cx.start_uploads();
         self.cx.start_publishing();

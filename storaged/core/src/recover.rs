@@ -124,6 +124,7 @@ impl Context {
         table.granted = job.granted;
         table.mark = job.mark;
         table.evicted = job.evicted;
+        table.copied = job.copied;
         if !planted!("failures_end_with_the_daemon") {
             table.failed = FailedRestarts::recovered(job.failed, now);
         }

@@ -44,7 +44,17 @@ pub fn last_of(members: &[&str], k: usize, m: usize) -> Node {
 
 /// The same with what goes to a durable tier.
 pub fn last_with_tier(members: &[&str], k: usize, m: usize, durable: DurablePolicy) -> Node {
-    let mut node = unlinked(members, geometry(k, m), durable);
+    linked(unlinked(members, geometry(k, m), durable), members)
+}
+
+/// The last of these members, which keeps so many steps. Its links are up.
+pub fn last_that_keeps(keep_steps: usize, members: &[&str], k: usize, m: usize) -> Node {
+    let mut setup = setup_of_last(members, geometry(k, m), DurablePolicy::Absent);
+    setup.keep_steps = keep_steps;
+    linked(Node::new(setup).expect("groups"), members)
+}
+
+fn linked(mut node: Node, members: &[&str]) -> Node {
     let (_, peers) = members.split_last().expect("a member");
     for peer in peers {
         let generation = Generation::new(1);
@@ -125,12 +135,16 @@ pub fn alone_of(nodes: usize) -> Node {
 }
 
 fn unlinked(members: &[&str], geometry: Geometry, durable: DurablePolicy) -> Node {
+    Node::new(setup_of_last(members, geometry, durable)).expect("groups")
+}
+
+fn setup_of_last(members: &[&str], geometry: Geometry, durable: DurablePolicy) -> Setup {
     let member = |text: &&str| Member {
         name: name(text),
         failure_domain: (*text).into(),
     };
     let me = members.last().expect("a member");
-    let setup = Setup {
+    Setup {
         name: name(me),
         generation: Generation::new(1),
         members: members.iter().map(member).collect(),
@@ -147,6 +161,5 @@ fn unlinked(members: &[&str], geometry: Geometry, durable: DurablePolicy) -> Nod
         messages: crate::api::MessageLimits::default(),
         runs_without_tier: RunsWithoutTier::Refused,
         durable_form: DurableForm::Full,
-    };
-    Node::new(setup).expect("groups")
+    }
 }

@@ -3,7 +3,8 @@
 mod cluster;
 mod testkit;
 
-use cluster::{Cluster, Room};
+use cluster::{Cluster, Conduct, Room};
+use storaged_core::DurableForm;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{Rank, Step};
 use testkit::open_shard;
@@ -79,6 +80,24 @@ fn kept_steps_are_healed_when_a_node_was_lost() {
         cluster.run_for(60_000);
         all_hold(&cluster, 2..=4);
     }
+}
+
+/// A kept step that the next increment builds on is coded and healed like any other that is kept.
+#[test]
+fn kept_steps_that_increments_build_on_keep_their_parity() {
+    let room = Room {
+        keep_steps: 2,
+        durable_form: DurableForm::Increments,
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with(4, 2, 10, Some(Conduct::default()), room);
+    (0..3).for_each(|_| cluster.save_and_wait(DurableWish::Required));
+    all_hold(&cluster, 2..=3);
+    cluster.kill(5);
+    cluster.run_for(10_000);
+    cluster.start_after(0, 5);
+    cluster.run_for(60_000);
+    all_hold(&cluster, 2..=3);
 }
 
 /// Eight saves on nodes of which some have little room; then all nodes hold the same steps, the newest among them.

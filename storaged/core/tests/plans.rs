@@ -366,3 +366,41 @@ fn a_durable_step_that_is_not_among_the_newest_is_opened_on_every_node() {
         );
     }
 }
+
+/// The coding nodes are away, so step 2 goes to the tier unprotected. The node that makes it durable is lost with its RAM before
+/// anybody hears of that, and another machine is in its place.
+fn durable_and_nobody_heard() -> Cluster {
+    let mut cluster = Cluster::start_with_tier(4, 2, 10);
+    cluster.save_on_all(NODES, DurableWish::Never);
+    for coding in [4, 5] {
+        cluster.pause(coding, 15_000);
+    }
+    cluster.run_for(3_000);
+    cluster.save_as(DurableWish::Required);
+    cluster.run_until(10_000, "a durable step", |cluster| {
+        !cluster.tier.published.is_empty()
+    });
+    cluster.scene.unheard = (0..NODES).collect();
+    let durable = |cluster: &Cluster| (0..NODES).find(|node| cluster.is_durable(*node));
+    cluster.run_until(1_000, "its word", |cluster| durable(cluster).is_some());
+    let publisher = durable(&cluster).expect("it was published");
+    cluster.kill(publisher);
+    cluster.scene.unheard.clear();
+    cluster.start_after(1_000, publisher);
+    cluster.run_for(2_000);
+    cluster
+}
+
+#[test]
+fn a_step_that_may_be_durable_is_looked_for_in_the_tier() {
+    let mut cluster = durable_and_nobody_heard();
+    // While it is known as committed, and when it was given up: its shard was lost with that node.
+    for later_ms in [0, 30_000] {
+        cluster.run_for(later_ms);
+        for node in 0..4 {
+            let id = plan(&mut cluster, node, 10_000, Older::Refused);
+            let (answer, _) = answer(&mut cluster, id);
+            assert_eq!(answer, Ok(2), "n{node} is asked at {} ms", cluster.now);
+        }
+    }
+}

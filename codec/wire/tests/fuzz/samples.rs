@@ -531,6 +531,7 @@ fn namespace_messages() -> Vec<PeerMessage> {
                 enclosures: EnclosuresHeld::NotAll,
             }],
             mark: Some(mark()),
+            copied: Some(mark()),
         },
         restart::message(),
         PeerMessage::Marks(vec![NamespaceMark {

@@ -34,10 +34,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use linkstats::MeasuredRates;
 use resume::{Cancelling, ParityPlace, PartialParity, PartialShard};
+use retransmit::DeferredProposal;
 use rot::LostBlock;
 use session::{JoinedSession, LaneTable, LedSession, SessionPlace};
 
-use storaged_wire::peer::{SessionRecord, TablePlace};
+use storaged_wire::peer::TablePlace;
 use storaged_wire::{NodeName, SessionId, SlotId};
 
 use crate::api::ParityId;
@@ -52,7 +53,7 @@ pub(crate) struct Sessions {
     partial_shards: BTreeMap<SlotId, PartialShard>,
     partial_parity: BTreeMap<ParityPlace, PartialParity>,
     ending: BTreeMap<SessionPlace, Cancelling>,
-    deferred_proposals: BTreeMap<SessionPlace, SessionRecord>,
+    deferred_proposals: BTreeMap<SessionPlace, DeferredProposal>,
     deferred_tables: BTreeSet<(NodeName, TablePlace)>,
     measured: MeasuredRates,
     lost: BTreeSet<LostBlock>,

@@ -41,7 +41,7 @@ impl Sessions {
         }
         self.leave_what_this_replaces(from, &record, cx);
         if self.must_defer(&record, cx) {
-            return self.defer(from, record);
+            return self.defer(from, record, cx.now);
         }
         match self.join(from, &record, cx) {
             Ok(joined) => {
@@ -437,6 +437,7 @@ impl Sessions {
     pub(crate) fn expire_joined(&mut self, cx: &mut Context) {
         let now = cx.now;
         self.leave_where(|_, joined| joined.deadline <= now, cx);
+        self.expire_deferred(now);
     }
 
     fn leave_where(

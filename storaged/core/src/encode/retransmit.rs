@@ -8,7 +8,8 @@
 //!
 //! The other way round a proposal may come too early. Before the executor has said what the last session of the same
 //! block kept: it waits for that, so that nothing that is in place is sent again. Or, of an encode, before the manifest,
-//! which another node sends: a refusal would cost the second until the leader tries again.
+//! which another node sends: a refusal would cost the second until the leader tries again. The manifest may never come, and the leader
+//! need not be able to say that it has ended the session: what it does not say again is forgotten.
 
 use storaged_plan::Derived;
 use storaged_wire::peer::{PeerMessage, SessionKind, SessionRecord};
@@ -20,9 +21,18 @@ use super::session::{MemberPhase, SessionPlace};
 use crate::api::Now;
 use crate::context::Context;
 use crate::encode::Sessions;
+use crate::limits;
 
 /// Proposals that wait here, at most: four of each of 16 leaders. One too many is said again by its leader.
 const WAITING_MAX: usize = 64;
+
+/// A proposal that waits.
+#[derive(Debug, Clone)]
+pub(super) struct DeferredProposal {
+    record: SessionRecord,
+    /// Its leader says it again before that, or has ended the session.
+    until: Now,
+}
 
 impl Context {
     /// A number for a session: no incarnation of this node has used it.
@@ -118,17 +128,30 @@ impl Sessions {
         })
     }
 
-    pub(super) fn defer(&mut self, from: &NodeName, record: SessionRecord) {
+    pub(super) fn defer(&mut self, from: &NodeName, record: SessionRecord, now: Now) {
         if self.deferred_proposals.len() < WAITING_MAX {
             let place = SessionPlace::of(from, record.session);
-            self.deferred_proposals.insert(place, record);
+            let until = now.plus(limits::PROPOSE_MAX_MS);
+            let waits = DeferredProposal { record, until };
+            self.deferred_proposals.insert(place, waits);
         }
+    }
+
+    /// Forgets what no leader waits for any more. When a link breaks at its leader's end alone, that ends the session and cannot say
+    /// so here; kept, 64 of these would leave no room for any other.
+    pub(super) fn expire_deferred(&mut self, now: Now) {
+        self.deferred_proposals
+            .retain(|_, waits| waits.until > now || planted!("proposals_wait_for_ever"));
     }
 
     /// A session has ended for good, or a manifest is there: proposals that waited are looked at again.
     pub(crate) fn retry_deferred(&mut self, cx: &mut Context) {
-        for (place, record) in std::mem::take(&mut self.deferred_proposals) {
-            self.proposed(&place.leader, record, cx);
+        for (place, waits) in std::mem::take(&mut self.deferred_proposals) {
+            self.proposed(&place.leader, waits.record, cx);
+            // Not said again, it waits no longer.
+            if let Some(still) = self.deferred_proposals.get_mut(&place) {
+                still.until = waits.until;
+            }
         }
         self.tell_deferred_tables(cx);
     }
@@ -241,6 +264,29 @@ mod tests {
             let asks = answers.iter().any(asks_for_a_table);
             assert_eq!(asks, is_taken_up, "{lost} was lost");
         }
+    }
+
+    /// The manifest of a step that was retired meanwhile never comes, and the leader's word that the session has ended is lost.
+    #[test]
+    fn a_proposal_that_its_leader_does_not_say_again_is_forgotten() {
+        let (mut node, manifest) = (member(), manifest());
+        let said = [1_000, 4_000];
+        for at in said {
+            assert_eq!(says(&mut node, at, "b", proposal(7, manifest.name())), []);
+        }
+        // News of other steps do not make it wait longer.
+        let other = crate::testkit::manifest(2, &["a"], &["b", "c"], 5, digest(b"any"));
+        let told = PeerMessage::Committed {
+            manifest: other.seal().expect("a sound manifest").shared(),
+            durable: DurableWish::Never,
+        };
+        says(&mut node, 6_000, "a", told);
+        let mut waiting = |at| {
+            node.handle(Now(at), Input::Tick);
+            node.audit().sessions
+        };
+        let until = said[1] + limits::PROPOSE_MAX_MS;
+        assert_eq!((waiting(until - 1_000), waiting(until + 1_000)), (1, 0));
     }
 
     fn asks_for_a_table(message: &PeerMessage) -> bool {

@@ -148,7 +148,10 @@ impl Runs {
             };
             let hello = &waiting.hello;
             let asked_all = waiting.waiting_for.is_empty() && waiting.tier != TierSearch::Running;
-            let over = (asked_all && cx.settled()) || waiting.deadline <= cx.now;
+            // Fewer than a majority may all have been away when it was opened.
+            let is_majority =
+                cx.peers.len() + 1 >= cx.majority() || planted!("unknown_to_a_minority");
+            let over = (asked_all && cx.settled() && is_majority) || waiting.deadline <= cx.now;
             let unknown = cx.standing(&hello.namespace, hello.run) == RunStanding::Unknown;
             if unknown && !over {
                 continue;
@@ -201,4 +204,94 @@ fn older_run(hello: &TrainerHello, newest: u64) -> Refusal {
             hello.namespace, hello.run
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_wire::local::{LOCAL_VERSION, Request, Role};
+    use storaged_wire::{Generation, Rank, RunId, WorldSize};
+
+    use super::*;
+    use crate::api::Input;
+    use crate::node::Node;
+    use crate::testkit::{TOKEN, hear, job, last_of, name, owner};
+
+    const LONG_AFTER_THE_START: u64 = limits::JOIN_MAX_MS;
+
+    /// The last of three nodes, to which nobody is linked any more.
+    fn cut_off() -> Node {
+        let mut node = last_of(&["a", "b", "c"], 2, 1);
+        for peer in ["a", "b"] {
+            let node_down = Input::PeerDown { node: name(peer) };
+            node.handle(Now(LONG_AFTER_THE_START), node_down);
+        }
+        node
+    }
+
+    fn replies(outputs: Vec<Output>) -> Vec<Reply> {
+        let replies = outputs.into_iter().filter_map(|output| match output {
+            Output::Reply { reply, .. } => Some(reply),
+            _ => None,
+        });
+        replies.collect()
+    }
+
+    fn hello(node: &mut Node) -> Vec<Reply> {
+        let id = RequestId {
+            conn: ConnId(1),
+            index: 0,
+        };
+        let request = Request::Hello {
+            version: LOCAL_VERSION,
+            namespace: job(),
+            token: TOKEN.to_vec().into(),
+            role: Role::Trainer {
+                run: RunId::new(2),
+                rank: Rank::new(0),
+                world_size: WorldSize::new(2).expect("ranks"),
+            },
+        };
+        replies(node.handle(
+            Now(LONG_AFTER_THE_START + 1),
+            Input::Request { id, request },
+        ))
+    }
+
+    /// It was opened while this node's links were down, and a link comes up before the trainer has waited long.
+    #[test]
+    fn a_node_that_is_cut_off_does_not_say_that_nobody_has_heard_of_a_run() {
+        let mut node = cut_off();
+        assert_eq!(hello(&mut node), []);
+        let at = LONG_AFTER_THE_START + 2;
+        let generation = Generation::new(1);
+        let node_up = Input::PeerUp {
+            node: name("a"),
+            generation,
+        };
+        node.handle(Now(at), node_up);
+        let fence = Fence {
+            namespace: job(),
+            owner: owner(),
+            run: RunId::new(2),
+            promised: RunId::new(2),
+        };
+        let told = hear(&mut node, at, "a", PeerMessage::Fences(vec![fence]));
+        let mut said = replies(told);
+        said.extend(replies(node.handle(Now(at), Input::Tick)));
+        assert!(matches!(&said[..], [Reply::Welcome { .. }]), "{said:?}");
+    }
+
+    #[test]
+    fn it_says_so_at_the_end_of_the_time() {
+        let mut node = cut_off();
+        assert_eq!(hello(&mut node), []);
+        let end = LONG_AFTER_THE_START + 1 + limits::RUN_CONFIRM_MS;
+        assert_eq!(replies(node.handle(Now(end - 1), Input::Tick)), []);
+        let said = replies(node.handle(Now(end), Input::Tick));
+        let code = said.iter().find_map(|reply| match reply {
+            Reply::Refused(refusal) => Some(refusal.code),
+            _ => None,
+        });
+        assert_eq!(code, Some(RefusalCode::UnknownRun));
+    }
 }

@@ -252,6 +252,7 @@ mod tests {
                 owner: Some(crate::testkit::owner()),
                 holdings: vec![holding.clone()],
                 mark: None,
+                copied: None,
             };
             outputs.extend(hear(&mut node, 1_001, from, told));
             let manifest = Some(manifest().bytes().to_vec().into());

@@ -27,11 +27,13 @@ impl Restores {
                 owner,
                 holdings,
                 mark,
+                copied,
             } => {
                 let told = PeerHoldings {
                     owner,
                     holdings: &holdings,
                     mark,
+                    copied,
                 };
                 self.plan_learns(from, QueryId(query), told, cx);
             }

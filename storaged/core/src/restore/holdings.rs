@@ -47,6 +47,7 @@ impl Context {
                 owner,
                 holdings,
                 mark: self.mark_of(namespace),
+                copied: self.copied_of(namespace),
             },
         );
     }

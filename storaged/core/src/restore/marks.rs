@@ -23,6 +23,23 @@ impl Context {
         self.namespaces.get(namespace)?.mark
     }
 
+    pub(crate) fn copied_of(&self, namespace: &Namespace) -> Option<HighMark> {
+        self.namespaces.get(namespace)?.copied
+    }
+
+    /// A shard of a checkpoint is in the durable tier. Its home nodes hear that and may make it durable; should they be gone before
+    /// they have told of it, a plan would offer what is older from RAM.
+    pub(crate) fn note_copied(&mut self, key: &CheckpointKey) {
+        let Some(table) = self.namespaces.get_mut(&key.namespace) else {
+            return;
+        };
+        let copied = Some(mark_at(key));
+        if table.copied < copied && !planted!("copies_not_remembered") {
+            table.copied = copied;
+            self.keeping.touch_job(&key.namespace);
+        }
+    }
+
     /// A checkpoint is as safe as nodes can make it: nothing below it is offered unasked from now on.
     pub(crate) fn raise_mark(&mut self, key: &CheckpointKey) {
         let Some(table) = self.namespaces.get_mut(&key.namespace) else {

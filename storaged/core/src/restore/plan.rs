@@ -47,6 +47,8 @@ pub(crate) struct SurveyInProgress {
     /// That mark when the members were asked. Answers tell of different moments: what was protected after some of them
     /// answered, and let the others drop what came before, is in none of them.
     pub mark_asked: Option<HighMark>,
+    /// The highest checkpoint of which somebody has copied a shard to the durable tier.
+    pub copied: Option<HighMark>,
     pub foreign_owner: bool,
     pub then: SurveyPurpose,
     /// When those that have answered are asked again, and how long after the last time.
@@ -131,6 +133,7 @@ pub(crate) struct PeerHoldings<'a> {
     pub owner: Option<Owner>,
     pub holdings: &'a [Holding],
     pub mark: Option<HighMark>,
+    pub copied: Option<HighMark>,
 }
 
 /// Whom a survey is made for.
@@ -290,9 +293,11 @@ impl Restores {
             owner,
             holdings,
             mark,
+            copied,
         } = told;
         plan.answered.insert(from.clone());
         plan.mark = plan.mark.max(mark);
+        plan.copied = plan.copied.max(copied);
         plan.foreign_owner |= owner.is_some_and(|owner| owner != plan.owner);
         plan.survey.add(from, holdings);
         let unknown: Vec<Digest> = holdings
@@ -606,6 +611,7 @@ impl Context {
             mark_asked: mark,
             refresh_at: self.now.plus(limits::SURVEY_REFRESH_MS),
             refresh_after_ms: limits::SURVEY_REFRESH_MS,
+            copied: self.copied_of(&of.namespace),
             namespace: of.namespace,
             foreign_owner: false,
             asked: Asked::Everybody,

@@ -117,12 +117,22 @@ impl Context {
         self.now.since(plan.began) >= limits::QUERY_MAX_MS
     }
 
-    /// What is whole in RAM and high enough does not wait for the durable tier.
+    /// What is whole in RAM and high enough does not wait for the durable tier, unless that may have something higher.
     fn offer_settles(&self, plan: &SurveyInProgress) -> bool {
         match self.newest_offer(plan) {
-            Some(key) => self.is_high_enough(plan, &key),
+            Some(key) => {
+                self.is_high_enough(plan, &key)
+                    && (plan.tier.is_settled() || !self.may_be_below_durable(plan, &key))
+            }
             None => plan.tier.is_settled() && self.knows_nothing(plan),
         }
+    }
+
+    /// Whether a newer checkpoint was copied at least in part, and whoever has made it durable may be gone without a word of that.
+    fn may_be_below_durable(&self, plan: &SurveyInProgress, key: &CheckpointKey) -> bool {
+        let newer = plan.copied.filter(|copied| *copied > mark_at(key));
+        let counts = |copied| self.quarantine_of(plan, copied) == Quarantine::None;
+        plan.step.is_none() && newer.is_some_and(counts) && !planted!("copies_not_waited_for")
     }
 
     /// Whether nobody who answered has ever heard of what is asked for.
@@ -243,6 +253,7 @@ mod tests {
                 enclosures: storaged_wire::EnclosuresHeld::All,
             }],
             mark: Some(mark(step)),
+            copied: None,
         }
     }
 
@@ -341,6 +352,7 @@ mod tests {
                     owner: Some(owner()),
                     holdings: vec![],
                     mark: None,
+                    copied: None,
                 };
                 assert!(!lists_tier(&hear(&mut node, 1_001, from, none)));
             }
@@ -378,6 +390,7 @@ mod tests {
                 owner: Some(owner()),
                 holdings: vec![],
                 mark: None,
+                copied: None,
             };
             all.extend(hear(&mut node, 1_001, from, none));
             let none = PeerMessage::ManifestAnswer {
@@ -457,6 +470,7 @@ mod tests {
             owner,
             holdings,
             mark,
+            copied: None,
         }
     }
 
@@ -499,6 +513,7 @@ mod tests {
             owner: Some(owner()),
             holdings: vec![],
             mark: None,
+            copied: None,
         };
         let mut all = hear(node, at, "d", none);
         for (from, said) in [("b", holds(query, step, 1)), ("c", codes(query, step))] {

@@ -311,6 +311,7 @@ mod tests {
             owner: Some(owner()),
             holdings: vec![holding],
             mark: None,
+            copied: None,
         };
         hear(node, 1_001, from, told);
         let manifest = Some(manifest.bytes().to_vec().into());
@@ -392,6 +393,7 @@ mod tests {
             owner: Some(owner()),
             holdings: Vec::new(),
             mark: None,
+            copied: None,
         };
         let outputs = hear(&mut node, 1_003, "c", nothing);
         let reply = outputs.into_iter().find_map(|output| match output {

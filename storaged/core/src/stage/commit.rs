@@ -380,14 +380,6 @@ impl Context {
         );
     }
 
-    /// A newer checkpoint of the namespace is already as safe as can be: this one is of no use any more.
-    fn is_outranked(&self, key: &CheckpointKey) -> bool {
-        let safe = self.safe_state();
-        self.checkpoints
-            .values()
-            .any(|c| c.key.namespace == key.namespace && c.key > *key && c.state >= safe)
-    }
-
     /// Why a checkpoint has not gone on, as far as this node knows.
     pub(crate) fn why_not_yet(&self, key: &CheckpointKey) -> String {
         let Some(checkpoint) = self.checkpoints.get(key) else {

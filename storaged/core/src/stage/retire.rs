@@ -39,7 +39,7 @@ impl Context {
             return;
         };
         let base = self.base_to_keep(&newest);
-        if let Some(base) = &base {
+        if let Some(base) = base.as_ref().filter(|base| self.is_base_alone(base)) {
             self.make_base(base);
         }
         let kept = self.kept_steps(namespace);

@@ -60,9 +60,20 @@ impl Context {
                 .take_while(|(key, _)| key.namespace == checkpoint.key.namespace)
                 .any(|(_, c)| c.state >= self.safe_state())
         };
+        let is_kept = || {
+            let kept = self.kept_steps(&checkpoint.key.namespace);
+            kept.contains(&checkpoint.key) && !planted!("kept_bases_uncoded")
+        };
         self.setup.durable_form == DurableForm::Increments
             && checkpoint.state == CheckpointState::Durable
             && newer_is_safe()
+            && !is_kept()
+    }
+
+    /// The same of the base that is kept now.
+    pub(crate) fn is_base_alone(&self, key: &CheckpointKey) -> bool {
+        let checkpoint = self.checkpoints.get(key);
+        checkpoint.is_some_and(|checkpoint| self.is_only_base(checkpoint))
     }
 
     fn spare_bases(&self) -> Vec<CheckpointKey> {

@@ -128,6 +128,7 @@ impl Context {
         match outcome {
             Ok(()) => {
                 shard.upload = Upload::Done;
+                self.note_copied(&key);
                 self.report_owed(&key);
                 self.start_uploads();
             }

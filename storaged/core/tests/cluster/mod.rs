@@ -5,7 +5,7 @@
 mod pauses;
 mod tier;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_core::{ConnId, DurableForm, DurablePolicy, Input, MessageLimits, Note, Setup};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
@@ -77,6 +77,8 @@ pub struct Stage {
     trainers: BTreeMap<usize, ConnId>,
     run: Option<RunId>,
     step: u64,
+    /// Nodes of which nothing that they say arrives.
+    pub unheard: BTreeSet<usize>,
     /// Bytes of long things that were sent: to whom, and of what.
     pub pages: BTreeMap<(usize, Digest), u64>,
 }
@@ -93,6 +95,7 @@ impl Stage {
             trainers: BTreeMap::new(),
             run: None,
             step: 0,
+            unheard: BTreeSet::new(),
             pages: BTreeMap::new(),
         }
     }
@@ -138,7 +141,10 @@ impl Scene for Stage {
         2000 + 50 * from as u64
     }
 
-    fn way(world: &mut Cluster, _: usize, to: usize, message: &PeerMessage) -> Option<u64> {
+    fn way(world: &mut Cluster, from: usize, to: usize, message: &PeerMessage) -> Option<u64> {
+        if world.scene.unheard.contains(&from) {
+            return None;
+        }
         if let PeerMessage::ParcelPage { place, bytes } = message {
             let sent = world.scene.pages.entry((to, place.parcel)).or_default();
             *sent += bytes.len() as u64;
@@ -366,6 +372,11 @@ impl Cluster {
     /// Whether it knows it to be committed.
     pub fn is_committed(&self, node: usize) -> bool {
         self.was(node, CheckpointState::Committed)
+    }
+
+    /// Whether it knows it to be durable.
+    pub fn is_durable(&self, node: usize) -> bool {
+        self.was(node, CheckpointState::Durable)
     }
 
     fn was(&self, node: usize, wanted: CheckpointState) -> bool {

@@ -196,6 +196,42 @@ pub const SCENARIOS: &[Scenario] = &[
         ..CALM
     },
     Scenario {
+        name: "steps_kept",
+        keep_steps: 2,
+        tier: TierKind::Well,
+        ..CALM
+    },
+    Scenario {
+        name: "steps_kept_in_little_room",
+        keep_steps: 2,
+        budget_slots: 4,
+        ..CALM
+    },
+    Scenario {
+        name: "steps_kept_through_crashes",
+        keep_steps: 2,
+        crashes: Crashes::UpToM,
+        ..CALM
+    },
+    Scenario {
+        name: "steps_kept_and_quiet",
+        keep_steps: 2,
+        crashes: Crashes::UpToM,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
+        name: "steps_kept_in_all_weathers",
+        keep_steps: 2,
+        links: true,
+        pauses: true,
+        crashes: Crashes::UpToM,
+        places: Changes::Machines,
+        tier: TierKind::Well,
+        jobs: 2,
+        ..CALM
+    },
+    Scenario {
         name: "everything",
         links: true,
         pauses: true,

@@ -17,6 +17,8 @@ const FIRST_CONN: u64 = 1 << 32;
 pub enum What {
     Hello,
     Plan(Option<Step>),
+    /// A plan for the protected step before the newest.
+    KeptStep(CheckpointKey),
     Run,
     Shard(Rank),
     /// The same, but not of own RAM.
@@ -131,6 +133,7 @@ impl World {
                 }
                 self.open_run_in_month(whose, Some(plan));
             }
+            (What::KeptStep(key), Reply::Plan(plan)) => self.a_kept_step_is_offered(key, &plan),
             (What::Run, Reply::RunOpened { run }) => {
                 self.run_numbers_are_unique(&asked, run);
                 self.restore_in_month(whose, run);

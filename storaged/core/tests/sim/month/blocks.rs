@@ -126,6 +126,19 @@ impl World {
         in_ram.max(self.tier.newest(namespace).cloned())
     }
 
+    /// Whether a step bears every set of so many losses: in the RAM of the machines that have a place.
+    pub(super) fn bears_losses(&mut self, key: &CheckpointKey, losses: usize) -> bool {
+        let mut up: Vec<usize> = (0..self.processes.len()).collect();
+        up.retain(|node| self.is_up(*node));
+        let held = self.held(&key.namespace);
+        let Some((name, all)) = held.into_iter().find(|(_, all)| all[0].1.key == *key) else {
+            return false;
+        };
+        let mut stays = all;
+        self.keep_what_stays(&mut stays);
+        sets(&up, losses).all(|lost| self.is_whole_without(name, &stays, lost))
+    }
+
     /// What is shown as protected bears every set of as many losses as is said, at this instant.
     pub(super) fn protected_bears_m_losses(&mut self, namespace: &Namespace) {
         let (now, m) = (self.now, self.scene.limits.m);

@@ -39,12 +39,15 @@ impl World {
 
     pub(super) fn what_must_go_on_goes_on(&mut self, namespace: &Namespace) {
         let scenario = self.month().scenario;
-        let tight = scenario.budget_slots < 16 && scenario.trainers != Trainers::Brief;
+        let little = scenario.budget_slots < 16 && scenario.trainers != Trainers::Brief;
+        // Where it suffices for one step, what is kept beside it is in nobody's way.
+        let tight = little && scenario.keep_steps == 1;
         if scenario.unequal != Unequal::Nothing || tight {
             return;
         }
         if self.is_settled() && scenario.trainers == Trainers::Quiet {
-            return self.what_is_kept_bears_m_again(namespace);
+            self.what_is_kept_bears_m_again(namespace);
+            return self.what_is_kept_beside_bears_m_again(namespace);
         }
         if self.is_settled() {
             self.jobs_train(namespace);
@@ -139,16 +142,14 @@ impl World {
     /// that hang stay connected with what they opened.
     fn what_is_durable_is_unpinned(&mut self, namespace: &Namespace) {
         let now = self.now;
+        let kept = self.kept_step(namespace).filter(|_| self.keeps_two());
         let month = self.scene.month.as_deref().expect("it is a month");
         let newest = self.tier.newest(namespace).cloned();
         let safe = month.promises.floors.get(namespace).map(|floor| &floor.key);
         let long_ago = |at: u64| now - at >= IN_TIME_MS;
         for (key, published) in self.tier.published.iter() {
-            let is_base = Some(key) == newest.as_ref();
-            if key.namespace != *namespace
-                || is_base
-                || !long_ago(published.at)
-                || safe <= Some(key)
+            let stays = Some(key) == newest.as_ref() || Some(key) == kept.as_ref();
+            if key.namespace != *namespace || stays || !long_ago(published.at) || safe <= Some(key)
             {
                 continue;
             }

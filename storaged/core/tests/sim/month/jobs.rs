@@ -252,7 +252,7 @@ impl World {
             (What::Slot(rank, _), RefusalCode::Busy | RefusalCode::BudgetFull) => {
                 self.rank_is(whose, *rank, RankState::Ready);
             }
-            (What::SealBack | What::Wait, _) => {}
+            (What::SealBack | What::Wait | What::KeptStep(_), _) => {}
             _ => self.end_incarnation(whose),
         }
     }

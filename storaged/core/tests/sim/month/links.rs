@@ -34,7 +34,10 @@ impl World {
         if self.is_linked(a, b) || !self.is_up(a) || !self.month().registry.lists(a, b) {
             return;
         }
-        if !self.is_reachable(a, b) || !self.list_each_other(a, b) {
+        if !self.is_reachable(a, b)
+            || !self.list_each_other(a, b)
+            || self.has_link_to_place_of(a, b)
+        {
             let again = 200 + self.random(800);
             return self.will_dial(a, b, again);
         }
@@ -52,6 +55,13 @@ impl World {
         }
         let delay = 1 + self.random(20);
         self.part_after(delay, b, a);
+    }
+
+    /// Whether `a` has still a connection to another machine that has the name of `b`: it hears of the end of that one first.
+    fn has_link_to_place_of(&self, a: usize, b: usize) -> bool {
+        let place = self.place_of(b);
+        let mut namesakes = self.others(b).into_iter();
+        namesakes.any(|it| self.place_of(it) == place && self.is_linked(a, it))
     }
 
     pub fn dial_again(&mut self, a: usize, b: usize) {

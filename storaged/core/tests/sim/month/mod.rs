@@ -4,7 +4,7 @@
 //! once the jobs have ended nothing is left without an owner.
 //!
 //! `faults` strikes, `places` changes the cluster's places, which `registry` agrees on, `rot` changes bytes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
-//! jobs, `promises` and `blocks` say what must never happen, `invariants` what must happen in time.
+//! jobs, `promises`, `blocks` and `kept` say what must never happen, `invariants` what must happen in time.
 
 mod asks;
 mod blocks;
@@ -12,6 +12,7 @@ mod failures;
 mod faults;
 mod invariants;
 mod jobs;
+mod kept;
 mod links;
 mod places;
 mod promises;
@@ -125,6 +126,8 @@ pub struct Scenario {
     /// Bytes of RAM per node, in slots.
     pub budget_slots: u64,
     pub unequal: Unequal,
+    /// Protected steps that stay in RAM.
+    pub keep_steps: usize,
 }
 
 pub const CALM: Scenario = Scenario {
@@ -142,6 +145,7 @@ pub const CALM: Scenario = Scenario {
     trainers: Trainers::Honest,
     budget_slots: 64,
     unequal: Unequal::Nothing,
+    keep_steps: 1,
 };
 
 /// What happens in a month.
@@ -224,6 +228,7 @@ impl World {
         self.happens_after(50, Happening::Beat);
         self.strike_in_month();
         self.advance_jobs();
+        self.ask_for_kept_steps();
         if self.now % 250 < 50 {
             self.keep_promises();
         }
@@ -238,9 +243,19 @@ impl World {
     /// Whether at most the durable tier is not well, and never anything else: that is no excuse for what RAM can do.
     pub(super) fn is_undisturbed(&mut self) -> bool {
         let scenario = self.month().scenario;
-        let tier = scenario.tier;
-        let name = scenario.name;
-        scenario == Scenario { name, tier, ..CALM }
+        let Scenario {
+            name,
+            tier,
+            keep_steps,
+            ..
+        } = scenario;
+        let calm = Scenario {
+            name,
+            tier,
+            keep_steps,
+            ..CALM
+        };
+        scenario == calm
     }
 
     pub(super) fn struck(&mut self, what: &'static str) {
@@ -284,6 +299,8 @@ impl Month {
         let roster = self.registry.remembered_by(node);
         (setup.epoch, setup.members) = (roster.epoch, roster.members());
         setup.budget = self.scenario.budget_slots << 21;
+        setup.slots_per_rank += self.scenario.keep_steps - setup.keep_steps;
+        setup.keep_steps = self.scenario.keep_steps;
         if self.scenario.trainers == Trainers::Brief {
             setup.idle_job_ms = 1_000;
         }

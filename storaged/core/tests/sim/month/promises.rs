@@ -14,6 +14,7 @@ use super::super::world::World;
 use super::asks::{Asked, What};
 use super::failures::Failures;
 use super::jobs::IncarnationId;
+use super::kept::KeptSteps;
 use super::tier::TierKind;
 use super::{Crashes, Scenario, Unequal};
 use crate::testkit::digests;
@@ -52,6 +53,7 @@ pub struct Promises {
     fenced: Vec<(usize, RunId, u64)>,
     /// Steps that restarts have failed from.
     pub failures: Failures,
+    pub kept_steps: KeptSteps,
     /// Refusals by code, and those that nothing excuses.
     pub refusals: BTreeMap<String, u64>,
 }
@@ -61,13 +63,14 @@ impl Promises {
         for floor in self.floors.values_mut() {
             floor.lost.insert(node);
         }
+        self.kept_steps.lost(node);
     }
 
     /// Nodes lost or cut off since what is protected bore `m`.
     pub fn lost_since_shown(&self, m: usize) -> usize {
         let floors = self.floors.values();
         let lost = floors.map(|floor| floor.lost.len() + (m - floor.bears));
-        lost.max().unwrap_or(0)
+        lost.max().unwrap_or(0).max(self.kept_steps.most_lost())
     }
 }
 
@@ -317,6 +320,7 @@ impl World {
         for namespace in namespaces {
             self.protected_bears_m_losses(&namespace);
             self.protected_is_not_lost(&namespace);
+            self.kept_steps_stay(&namespace);
             self.what_must_go_on_goes_on(&namespace);
         }
         self.only_an_opened_run_fences();
@@ -362,6 +366,7 @@ impl World {
             ) => self.nothing_is_hidden(asked, refusal),
             (_, RefusalCode::OlderRun) => self.an_older_run_is_older(asked, refusal),
             (What::Hello, RefusalCode::UnknownRun) => self.an_opened_run_is_known(asked, refusal),
+            (What::KeptStep(key), _) => self.a_kept_step_is_not_refused(asked, key, refusal),
             (What::Plan(Some(_)) | What::SealBack, _) => {}
             _ if self.is_undisturbed() => self.is_excused(asked, refusal),
             _ if self.is_settled() && asked.at > super::SETTLED_MS => {

@@ -1,6 +1,8 @@
 //! Chunks of a month's RAM that are not what they were. Each is a loss of its block until it is put back where it was; whoever reads it
 //! before the scrub comes to it sees that, and asks for another source.
 
+use std::collections::BTreeSet;
+
 use storaged_codec::Digest;
 use storaged_core::ParityId;
 use storaged_wire::{Namespace, Rank, SlotId};
@@ -36,7 +38,9 @@ pub struct Rotten {
 
 impl World {
     pub(super) fn strike_chunks(&mut self) {
-        if self.random(ROT_ONE_IN) != 0 || !self.may_lose_one() {
+        // A step that is newer than what is shown as protected may have rotted: its losses are counted here alone.
+        let m = self.scene.limits.m;
+        if self.random(ROT_ONE_IN) != 0 || !self.may_lose_one() || self.rotten_machines() >= m {
             return;
         }
         let machines = self.machines();
@@ -99,6 +103,10 @@ impl World {
     }
 
     fn parity_rots(&mut self, machine: usize, set: ParityId) -> Option<Block> {
+        // Struck a second time, the same byte would be what it was.
+        if self.is_rotten_parity(self.pid(machine)?, set) {
+            return None;
+        }
         let stripes = self.ram(machine).parity.get(&set)?.len() as u64;
         let stripe = self.random(stripes) as usize;
         let bytes = &mut self.ram(machine).parity.get_mut(&set)?[stripe];
@@ -126,6 +134,23 @@ impl World {
             rotten.pid == pid
                 && matches!(&rotten.block, Block::Parity { set, .. } if *set == parity)
         })
+    }
+
+    /// How many machines hold a block that has rotted.
+    fn rotten_machines(&self) -> usize {
+        let holds = |rotten: &&Rotten| {
+            let process = self.processes[rotten.pid.node].as_ref();
+            process.is_some_and(|process| match &rotten.block {
+                Block::Shard { manifest, slot, .. } => {
+                    let shown = process.node.shown();
+                    let mut of_it = shown.iter().filter(|it| it.manifest == Some(*manifest));
+                    of_it.any(|it| it.shards.iter().any(|(_, at)| at == slot))
+                }
+                Block::Parity { .. } => true,
+            })
+        };
+        let machines = self.rotten_now().filter(holds).map(|it| it.pid.node);
+        machines.collect::<BTreeSet<_>>().len()
     }
 
     /// What has rotted and has not been put back.

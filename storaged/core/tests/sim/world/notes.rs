@@ -18,7 +18,7 @@ impl World {
 
     pub(super) fn judge_note(&mut self, note: &Note) {
         if self.scene.month.is_some() {
-            return;
+            return self.note_in_month(note);
         }
         match note {
             Note::SessionFailed { fault, .. } => self.only_liars_are_accused(fault),
