@@ -22,6 +22,8 @@ pub struct Etcd {
     peer_port: u16,
     /// A folder with an authority and a certificate for `localhost`, if it speaks TLS.
     certificates: Option<PathBuf>,
+    /// Options beside those that each has.
+    options: Vec<String>,
     child: Option<Child>,
 }
 
@@ -48,7 +50,15 @@ impl Etcd {
     /// # Errors
     /// If there is no etcd, or it does not answer.
     pub fn start() -> Result<Self> {
-        Self::of(None)
+        Self::of(None, &[])
+    }
+
+    /// An empty one with options of its own.
+    ///
+    /// # Errors
+    /// If there is no etcd, or it does not answer.
+    pub fn start_with(options: &[String]) -> Result<Self> {
+        Self::of(None, options)
     }
 
     /// One that takes nobody without a certificate of the authority in this folder (`ca.pem`), where `localhost` has one too.
@@ -56,15 +66,16 @@ impl Etcd {
     /// # Errors
     /// If there is no etcd, or it does not listen.
     pub fn start_with_tls(certificates: &Path) -> Result<Self> {
-        Self::of(Some(certificates.into()))
+        Self::of(Some(certificates.into()), &[])
     }
 
-    fn of(certificates: Option<PathBuf>) -> Result<Self> {
+    fn of(certificates: Option<PathBuf>, options: &[String]) -> Result<Self> {
         let mut etcd = Self {
             folder: tempfile::tempdir()?,
             port: free_port()?,
             peer_port: free_port()?,
             certificates,
+            options: options.to_vec(),
             child: None,
         };
         etcd.start_again()?;
@@ -104,6 +115,7 @@ impl Etcd {
                 command.arg(option).arg(folder.join(file));
             }
         }
+        command.args(&self.options);
         // Tests are run on aarch64 too.
         command.env("ETCD_UNSUPPORTED_ARCH", "arm64");
         let child = command.stdout(Stdio::null()).stderr(log).spawn();
@@ -111,7 +123,7 @@ impl Etcd {
             Some(child.context("starting etcd: `make test` fetches it (tests/fresh/etcd.sh)")?);
         // A refusal is an answer too: it may have users.
         wait("etcd", || match self.certificates {
-            None => self.said("kv/range", r#"{"key":"AA=="}"#).map(drop),
+            None => self.said("kv/range", r#"{"key":"AA=="}"#, None).map(drop),
             Some(_) => {
                 TcpStream::connect(("127.0.0.1", self.port))?;
                 Ok(())
@@ -131,6 +143,11 @@ impl Etcd {
         Ok(())
     }
 
+    /// Its process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Where it answers.
     pub fn endpoint(&self) -> String {
         match self.certificates {
@@ -144,19 +161,28 @@ impl Etcd {
     /// # Errors
     /// If it does not answer, or with an error.
     pub fn post(&self, path: &str, body: &str) -> Result<Value> {
-        let answer = self.said(path, body)?;
+        self.post_as(None, path, body)
+    }
+
+    /// The same with a user's token.
+    ///
+    /// # Errors
+    /// If it does not answer, or with an error.
+    pub fn post_as(&self, token: Option<&str>, path: &str, body: &str) -> Result<Value> {
+        let answer = self.said(path, body, token)?;
         let (head, body) = answer.split_once("\r\n\r\n").context("an answer")?;
         ensure!(head.contains(" 200 "), "{answer}");
         Ok(serde_json::from_str(body)?)
     }
 
-    fn said(&self, path: &str, body: &str) -> Result<String> {
+    fn said(&self, path: &str, body: &str, token: Option<&str>) -> Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(ANSWER_WITHIN))?;
         let length = body.len();
+        let token = token.map_or_else(String::new, |it| format!("authorization: {it}\r\n"));
         write!(
             stream,
-            "POST /v3/{path} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST /v3/{path} HTTP/1.0\r\n{token}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

@@ -103,14 +103,16 @@ impl Registry {
         }
     }
 
-    /// The newest roster above a known one; none if that is the newest. One small request where nothing has changed.
+    /// The newest roster above a known one, which it goes on from; none if that is the newest. One small request where nothing has changed.
     ///
     /// # Errors
-    /// [`RegistryError`] if it cannot be read.
+    /// [`RegistryError`] if it cannot be read, or has gone back and on another way: what others have agreed on there since knows nothing of
+    /// what this node has seen.
     pub async fn newer_than(&self, known: &Roster) -> Result<Option<Roster>, RegistryError> {
         let Some(next) = self.read(known.epoch + 1).await? else {
             return Ok(None);
         };
+        self.confirm(known).await?;
         let newest = self.newest().await?;
         let found = newest.filter(|it| it.epoch >= next.epoch && it.cluster == known.cluster);
         found.map(Some).ok_or_else(|| gone_back(known, None))
