@@ -5,11 +5,34 @@
 
 use std::collections::BTreeSet;
 
-use storaged_wire::Namespace;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{Namespace, RunId, Step};
 
 use crate::catalog::Checkpoint;
 use crate::context::Context;
+
+/// Finds the steps that lie before the newest one. A job that went back has left those that it saved in an earlier run from there on:
+/// kept, they would take the place of the step that it went back to.
+#[derive(Debug, Default)]
+struct OnTheWay {
+    /// The run that is looked at, and its lowest step.
+    run: Option<(RunId, Step)>,
+    /// The lowest step of later runs.
+    later: Option<Step>,
+}
+
+impl OnTheWay {
+    /// Of one step after the other, the newest first.
+    fn is_one(&mut self, key: &CheckpointKey) -> bool {
+        if let Some((run, lowest)) = self.run
+            && run != key.run
+        {
+            self.later = Some(self.later.map_or(lowest, |later| later.min(lowest)));
+        }
+        self.run = Some((key.run, key.step));
+        self.later.is_none_or(|later| key.step < later)
+    }
+}
 
 impl Context {
     /// The steps that stay: the newest safe one, and as many before it as are configured.
@@ -22,8 +45,10 @@ impl Context {
             most => most,
         };
         let newest_first = self.checkpoints.values().rev();
+        let mut on_the_way = OnTheWay::default();
         newest_first
             .filter(|c| c.key.namespace == *namespace && c.state >= safe)
+            .filter(|c| on_the_way.is_one(&c.key) || planted!("left_steps_are_kept"))
             .take(most)
             .map(|c| c.key.clone())
             .collect()
