@@ -232,7 +232,7 @@ fn pack(record: Bytes) -> Bytes {
     zstd::bulk::compress(&record, 3).map_or(record, Bytes::from)
 }
 
-fn unpack(value: Vec<u8>) -> Result<Bytes, EtcdError> {
+fn unpack(name: &str, value: Vec<u8>) -> Result<Bytes, EtcdError> {
     if !value.starts_with(&ZSTD_MAGIC) {
         return Ok(value.into());
     }
@@ -240,7 +240,7 @@ fn unpack(value: Vec<u8>) -> Result<Bytes, EtcdError> {
     unpacked
         .map(Bytes::from)
         .map_err(|error| EtcdError::Answer {
-            got: format!("a packed record that cannot be unpacked: {error}"),
+            got: format!("a packed record at {name} that cannot be unpacked: {error}"),
         })
 }
 
@@ -249,18 +249,23 @@ fn first_of(range: &Value) -> Result<Option<EpochRecord>, EtcdError> {
     let Some(pair) = range["kvs"].get(0) else {
         return Ok(None);
     };
-    let field = |name: &str| {
-        let decoded = pair[name].as_str().map(|text| BASE64.decode(text));
+    let field = |name: &str, text: Option<&str>| {
+        let decoded = text.map(|text| BASE64.decode(text));
         decoded
             .and_then(Result::ok)
             .ok_or_else(|| EtcdError::Answer {
                 got: format!("a pair without its {name}"),
             })
     };
-    Ok(Some(EpochRecord {
-        name: String::from_utf8_lossy(&field("key")?).into_owned(),
-        bytes: unpack(field("value")?)?,
-    }))
+    let name = field("key", pair["key"].as_str())?;
+    let name = String::from_utf8_lossy(&name).into_owned();
+    // The gateway leaves out what is empty.
+    let value = match &pair["value"] {
+        Value::Null => Vec::new(),
+        value => field("value", value.as_str())?,
+    };
+    let bytes = unpack(&name, value)?;
+    Ok(Some(EpochRecord { name, bytes }))
 }
 
 impl EtcdRecords {
@@ -558,9 +563,9 @@ mod tests {
             let record = Bytes::from(b"{place}".repeat(length / 7 + 1));
             let packed = pack(record.clone());
             assert_eq!(packed.starts_with(&ZSTD_MAGIC), record.len() >= PACKED_FROM);
-            assert_eq!(unpack(packed.to_vec()).unwrap(), record);
+            assert_eq!(unpack("k", packed.to_vec()).unwrap(), record);
         }
-        assert!(unpack(ZSTD_MAGIC.to_vec()).is_err());
+        assert!(unpack("k", ZSTD_MAGIC.to_vec()).is_err());
     }
 
     #[test]
@@ -597,5 +602,7 @@ mod tests {
             assert!(first_of(&pair).is_err());
         }
         assert_eq!(first_of(&json!({})).unwrap(), None);
+        let empty = first_of(&json!({"kvs": [{"key": "YQ=="}]})).unwrap();
+        assert!(empty.is_some_and(|it| it.name == "a" && it.bytes.is_empty()));
     }
 }

@@ -24,7 +24,9 @@ pub enum RegistryError {
     #[error("etcd, the registry of members (membership.registry), cannot be used")]
     Etcd(#[from] EtcdError),
     /// What lies in it.
-    #[error("{name} in the registry of members cannot be used")]
+    #[error(
+        "{name} in the registry of members cannot be used (delete it if no node of this cluster has written it)"
+    )]
     Roster {
         name: String,
         #[source]
