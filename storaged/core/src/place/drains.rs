@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(silent(&drains, almost), [a.clone(), b.clone()]);
         assert_eq!(silent(&drains, NOW.plus(limits::DRAIN_NOTED_MS)), []);
         drains.heard_by(&a);
-        assert_eq!(silent(&drains, almost), [b.clone()]);
+        assert_eq!(silent(&drains, almost), vec![b.clone()]);
         // Its link breaks: what it says on the next one counts.
         drains.peer_down(&a, NOW);
         assert_eq!(silent(&drains, almost), [a.clone(), b.clone()]);
