@@ -100,7 +100,8 @@ fn proxy() -> Result<String> {
     let address = proxy.local_addr()?;
     std::thread::spawn(move || -> Result<()> {
         let (mut stream, _) = proxy.accept()?;
-        stream.read(&mut [0; 4096])?;
+        let mut asked = [0; 4096];
+        ensure!(stream.read(&mut asked)? > 0);
         let answer = "HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\n\r\nwhat";
         Ok(stream.write_all(answer.as_bytes())?)
     });
