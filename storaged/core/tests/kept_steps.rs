@@ -197,3 +197,31 @@ fn a_job_that_went_back_keeps_what_it_went_back_to() {
     (0..2).for_each(|_| cluster.save_and_wait(DurableWish::Never));
     all_hold(&cluster, 3..=5);
 }
+
+/// Two jobs train. What is kept of the first one is in nobody's way: the second one gets its slots, and its steps are protected.
+#[test]
+fn kept_steps_give_way_to_the_saves_of_another_job() {
+    let data = (0..4).map(|node| (node, 5 * SLOT));
+    let coding = (4..6).map(|node| (node, 3 * PARITY));
+    for budgets in [data.collect(), coding.collect()] {
+        let room = Room {
+            keep_steps: 3,
+            budgets,
+            ..Room::default()
+        };
+        let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+        (0..5).for_each(|_| cluster.save_and_wait(DurableWish::Never));
+        cluster.begin_job("other");
+        for _ in 0..3 {
+            let began = cluster.now;
+            cluster.save_and_wait(DurableWish::Never);
+            assert!(cluster.now - began < 8_000, "{} ms", cluster.now - began);
+        }
+        for node in 0..NODES {
+            let held = held(&cluster, node);
+            for newest in [5, 3] {
+                assert!(held.contains(&(newest, Some(2))), "n{node}: {held:?}");
+            }
+        }
+    }
+}
