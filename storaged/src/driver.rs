@@ -155,6 +155,8 @@ pub struct Daemon {
     pool: Pool,
     members: Option<Members>,
     leaving: Option<Leaving>,
+    /// Another node has this one's place, and nobody drains it.
+    place_taken: Option<PlaceTaken>,
     reloads: mpsc::Sender<Config>,
     from_reloads: mpsc::Receiver<Config>,
     inputs: mpsc::Sender<Input>,
@@ -238,6 +240,7 @@ impl Daemon {
             config,
             members: env.members,
             leaving: None,
+            place_taken: None,
             inputs,
             from_effects,
             from_net,
@@ -264,7 +267,6 @@ impl Daemon {
     /// by nobody any more, it stops at once. It ends too if another node has taken its place.
     pub async fn run(mut self, mut stops: mpsc::Receiver<()>) -> Ending {
         self.show();
-        let mut taken = None;
         let left = loop {
             if let Some(left) = self.has_left() {
                 break left;
@@ -280,7 +282,7 @@ impl Daemon {
                 change = next_change(&mut self.members) => match self.members_changed(change) {
                     MembersNews::Taken(input) => input,
                     MembersNews::Over(by) => {
-                        taken = self.heed_loss_of_place(by);
+                        self.heed_loss_of_place(by);
                         None
                     }
                 },
@@ -311,7 +313,8 @@ impl Daemon {
             net.close().await;
         }
         tracing::info!("stopped");
-        taken.map_or(Ending::Told(left), Ending::PlaceTaken)
+        self.place_taken
+            .map_or(Ending::Told(left), Ending::PlaceTaken)
     }
 
     fn stage_event(&mut self, event: StageEvent) -> Input {

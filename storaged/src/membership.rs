@@ -12,6 +12,8 @@
 mod enter;
 mod etcd;
 mod follow;
+#[cfg(test)]
+mod history_tests;
 mod objects;
 mod registry;
 mod remembered;

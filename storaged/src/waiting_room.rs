@@ -1,12 +1,14 @@
 //! What a node answers on its sockets and pages before it has a place in the roster: a status that says what it waits for, whether it
-//! may be restarted, and a refusal of all else. The sockets and pages are the ones that the daemon has later.
+//! may be restarted, that it ends if an operator drains it, and a refusal of all else. The sockets and pages are the ones that the daemon has later.
 
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use storaged_core::ConnId;
+use storaged_core::{ConnId, not_an_operator};
+use storaged_wire::drain::{DrainPhase, DrainReport};
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::{NodeName, Refusal, RefusalCode};
 
@@ -15,6 +17,16 @@ use crate::http::{OpsState, RestartAsked};
 use crate::membership::Waits;
 use crate::stage::{Answer, StageEvent};
 
+/// An answer is on its way to the socket for so long at most.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(200);
+
+/// An operator has drained a node that has no place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drained {
+    /// What may be lost with it, or stays as it is.
+    pub left: Vec<String>,
+}
+
 /// A node that has no place yet.
 #[derive(Debug)]
 pub struct WaitingRoom {
@@ -22,6 +34,7 @@ pub struct WaitingRoom {
     ops: OpsDoor,
     /// Connections of the operator, which the daemon must know as such.
     operators: BTreeSet<ConnId>,
+    drained: Option<Drained>,
     sign: WaitingSign,
 }
 
@@ -59,6 +72,7 @@ impl WaitingRoom {
             stage,
             ops,
             operators: BTreeSet::new(),
+            drained: None,
             sign,
         }
     }
@@ -69,11 +83,19 @@ impl WaitingRoom {
     }
 
     /// Answers until this comes to its end.
-    pub async fn answer_until<T>(&mut self, end: impl Future<Output = T>) -> T {
+    ///
+    /// # Errors
+    /// [`Drained`] if the node is to end before.
+    pub async fn answer_until<T>(&mut self, end: impl Future<Output = T>) -> Result<T, Drained> {
         tokio::pin!(end);
         loop {
+            if let Some(drained) = self.drained.take() {
+                // It takes no place meanwhile.
+                tokio::time::sleep(ANSWERED_WITHIN).await;
+                return Err(drained);
+            }
             tokio::select! {
-                done = &mut end => return done,
+                done = &mut end => return Ok(done),
                 Some(event) = self.stage.received.recv() => self.answer(event),
                 Some(asked) = self.ops.asked.recv() => self.answer_page(asked),
             }
@@ -85,13 +107,36 @@ impl WaitingRoom {
             StageEvent::Operator { conn } => drop(self.operators.insert(conn)),
             StageEvent::Gone { conn } => drop(self.operators.remove(&conn)),
             StageEvent::Request {
-                request, answer, ..
+                id,
+                request,
+                answer,
             } => {
-                let reply = self.sign.reply(&request);
+                let is_operator = self.operators.contains(&id.conn);
+                let reply = match &request {
+                    Request::Drain(_) if is_operator => self.drain(),
+                    Request::Drain(_) => Reply::Refused(not_an_operator()),
+                    _ => self.sign.reply(&request),
+                };
                 // Whoever asked may have gone.
                 let _ = answer.send(Answer { reply, slot: None });
             }
         }
+    }
+
+    /// It ends: it serves nobody. What speaks against a restart speaks against that too.
+    fn drain(&mut self) -> Reply {
+        let (left, reason) = {
+            let shown = self.sign.shown();
+            (shown.objections.clone(), shown.reason.clone())
+        };
+        tracing::info!(reason, "an operator drains this node, which has no place");
+        self.drained = Some(Drained { left: left.clone() });
+        Reply::Draining(DrainReport {
+            phase: DrainPhase::Over,
+            within_ms: 0,
+            left,
+            place: Some("none: it had none".into()),
+        })
     }
 
     fn answer_page(&self, asked: RestartAsked) {
@@ -167,8 +212,6 @@ fn described(waits: &Waits) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use storaged_core::RequestId;
     use tokio::sync::{mpsc, oneshot};
 
@@ -237,7 +280,7 @@ mod tests {
                 .unwrap();
             assert_eq!(answered.await.unwrap(), Vec::<String>::new());
         };
-        room.answer_until(client).await;
+        room.answer_until(client).await.unwrap();
     }
 
     /// An operator that was connected before has its rights after.
@@ -250,7 +293,7 @@ mod tests {
         let gone = StageEvent::Gone { conn: ConnId(1) };
         events.send(gone).await.unwrap();
         let waited = tokio::time::sleep(Duration::from_millis(200));
-        room.answer_until(waited).await;
+        room.answer_until(waited).await.unwrap();
         let (mut stage, _) = room.leave();
         let replayed = stage.received.recv().await;
         assert!(

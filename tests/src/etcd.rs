@@ -26,6 +26,8 @@ pub struct Etcd {
     command_of: Box<CommandOf>,
     /// A folder with an authority and a certificate for `localhost`, if it speaks TLS.
     certificates: Option<PathBuf>,
+    /// Options beside those that each has.
+    options: Vec<String>,
     child: Option<Child>,
 }
 
@@ -48,7 +50,15 @@ impl Etcd {
     /// # Errors
     /// If there is no etcd, or it does not answer.
     pub fn start() -> Result<Self> {
-        Self::of(None)
+        Self::of(None, &[])
+    }
+
+    /// An empty one with options of its own.
+    ///
+    /// # Errors
+    /// If there is no etcd, or it does not answer.
+    pub fn start_with(options: &[String]) -> Result<Self> {
+        Self::of(None, options)
     }
 
     /// One that takes nobody without a certificate of the authority in this folder (`ca.pem`), where `localhost` has one too.
@@ -56,12 +66,13 @@ impl Etcd {
     /// # Errors
     /// If there is no etcd, or it does not listen.
     pub fn start_with_tls(certificates: &Path) -> Result<Self> {
-        Self::of(Some(certificates.into()))
+        Self::of(Some(certificates.into()), &[])
     }
 
-    fn of(certificates: Option<PathBuf>) -> Result<Self> {
+    fn of(certificates: Option<PathBuf>, options: &[String]) -> Result<Self> {
         let mut etcd = Self::prepare(Ipv4Addr::LOCALHOST.into(), |it: &Path| Command::new(it))?;
         etcd.certificates = certificates;
+        etcd.options = options.to_vec();
         etcd.start_again()?;
         Ok(etcd)
     }
@@ -80,6 +91,7 @@ impl Etcd {
             port: free_ports(),
             command_of: Box::new(command_of),
             certificates: None,
+            options: Vec::new(),
             child: None,
         })
     }
@@ -126,6 +138,7 @@ impl Etcd {
                 command.arg(option).arg(folder.join(file));
             }
         }
+        command.args(&self.options);
         // Tests are run on aarch64 too.
         command.env("ETCD_UNSUPPORTED_ARCH", "arm64");
         let child = command.stdout(Stdio::null()).stderr(log).spawn();
@@ -141,7 +154,7 @@ impl Etcd {
     pub fn wait_for_it(&self) -> Result<()> {
         // A refusal is an answer too: it may have users.
         wait("etcd", || match self.certificates {
-            None => self.said("kv/range", r#"{"key":"AA=="}"#).map(drop),
+            None => self.said("kv/range", r#"{"key":"AA=="}"#, None).map(drop),
             Some(_) => {
                 TcpStream::connect((self.address, self.port))?;
                 Ok(())
@@ -161,6 +174,11 @@ impl Etcd {
         Ok(())
     }
 
+    /// Its process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Where it answers.
     pub fn endpoint(&self) -> String {
         match self.certificates {
@@ -174,19 +192,28 @@ impl Etcd {
     /// # Errors
     /// If it does not answer, or with an error.
     pub fn post(&self, path: &str, body: &str) -> Result<Value> {
-        let answer = self.said(path, body)?;
+        self.post_as(None, path, body)
+    }
+
+    /// The same with a user's token.
+    ///
+    /// # Errors
+    /// If it does not answer, or with an error.
+    pub fn post_as(&self, token: Option<&str>, path: &str, body: &str) -> Result<Value> {
+        let answer = self.said(path, body, token)?;
         let (head, body) = answer.split_once("\r\n\r\n").context("an answer")?;
         ensure!(head.contains(" 200 "), "{answer}");
         Ok(serde_json::from_str(body)?)
     }
 
-    fn said(&self, path: &str, body: &str) -> Result<String> {
+    fn said(&self, path: &str, body: &str, token: Option<&str>) -> Result<String> {
         let mut stream = TcpStream::connect((self.address, self.port))?;
         stream.set_read_timeout(Some(ANSWER_WITHIN))?;
         let length = body.len();
+        let token = token.map_or_else(String::new, |it| format!("authorization: {it}\r\n"));
         write!(
             stream,
-            "POST /v3/{path} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST /v3/{path} HTTP/1.0\r\n{token}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

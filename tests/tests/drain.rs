@@ -238,3 +238,149 @@ fn a_notice_of_preemption_drains_the_node() -> Result<()> {
     ensure!(ended.success(), "{ended}");
     Ok(())
 }
+
+/// With both of them a step would be lost that bears the loss of one.
+#[test]
+fn of_two_nodes_that_are_drained_at_once_one_stays_until_the_other_is_replaced() -> Result<()> {
+    let system = System::with_registry(4, 3, Some((2, 1)), "replace_after = \"1h\"\n")?;
+    let (mut system, _) = protected(system)?;
+    system.cluster.start(3)?;
+    wait("a spare", || page_says(&system, 3, "spare"))?;
+    let drained = [0, 1].map(|node| {
+        let mut command = command(&system, node, &["--deadline", "2m"]);
+        std::thread::spawn(move || command.output())
+    });
+    for draining in drained {
+        let done = draining.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        ensure!(done.status.success(), "{:?}", report(&done)?);
+    }
+    ensure!(system.restore(&[3, 2], 1, &shards(2, 1))?.len() == 2);
+    Ok(())
+}
+
+#[test]
+fn two_nodes_that_go_at_once_and_cannot_both_are_not_both_said_to_lose_nothing() -> Result<()> {
+    let system = System::prepared(3, Some((2, 1)), "")?;
+    let (system, _) = protected(system)?;
+    let drained = [0, 1].map(|node| {
+        let mut command = command(&system, node, &["--deadline", "4s"]);
+        std::thread::spawn(move || command.output())
+    });
+    let mut codes = Vec::new();
+    for draining in drained {
+        let done = draining.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        codes.push((done.status.code(), report(&done)?));
+    }
+    let lost: Vec<_> = codes.iter().filter(|(code, _)| *code == Some(75)).collect();
+    ensure!(lost.len() == 1, "one of them may go: {codes:?}");
+    ensure!(
+        lost[0].1["left"].to_string().contains("job: step 1"),
+        "{codes:?}"
+    );
+    Ok(())
+}
+
+/// Whoever has little time does not wait for an order that gave much.
+#[test]
+fn a_later_order_with_less_time_counts() -> Result<()> {
+    let mut system = owing(ENDLESS)?;
+    let mut first = command(&system, 0, &["--deadline", "1h"]);
+    let draining = std::thread::spawn(move || first.output());
+    wait("a drain", || page_says(&system, 0, "told to stop"))?;
+    let (code, report) = drain(&system, 0, &["--deadline", "1s"])?;
+    ensure!(code == Some(75), "{code:?}: {report}");
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
+    draining.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    Ok(())
+}
+
+/// A notice of preemption comes to spares too.
+#[test]
+fn a_spare_that_is_drained_ends_and_takes_no_place() -> Result<()> {
+    let system = System::with_registry(4, 3, Some((2, 1)), "replace_after = \"0s\"\n")?;
+    let (mut system, _) = protected(system)?;
+    system.cluster.start(3)?;
+    wait("a spare", || page_says(&system, 3, "spare"))?;
+    let (code, report) = drain(&system, 3, &[])?;
+    ensure!(code == Some(0), "{code:?}: {report}");
+    ensure!(report["left"] == serde_json::json!([]), "{report}");
+    let ended = system.cluster.wait(3)?.context("its end")?;
+    ensure!(ended.success(), "{ended}");
+    Ok(())
+}
+
+/// The registry has given the place away while this node's uploads are under way.
+#[test]
+fn a_node_that_has_lost_its_place_is_drained_and_is_not_started_again() -> Result<()> {
+    let membership = format!("replace_after = \"0s\"\n{ENDLESS}");
+    let mut system = System::with_registry(1, 1, None, &membership)?;
+    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+    let path = system.cluster.config_path(0);
+    let patient =
+        std::fs::read_to_string(&path)?.replace("[node]\n", "[node]\nleave_within = \"10m\"\n");
+    std::fs::write(&path, patient)?;
+    system.cluster.start(0)?;
+    let (run, mut trainers) = wait("a place", || system.trainers(1))?;
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Required)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+    let replaced = Command::new(executable())
+        .args(["node", "replace", "n0", "--config"])
+        .arg(system.cluster.config_path(0))
+        .output()?;
+    ensure!(replaced.status.success(), "{replaced:?}");
+    wait("a node that has lost its place", || {
+        page_says(&system, 0, "told to stop")
+    })?;
+    let (code, report) = drain(&system, 0, &["--deadline", "1s"])?;
+    ensure!(code == Some(75), "{code:?}: {report}");
+    let left = report["left"].to_string();
+    ensure!(!left.contains("registry does not answer"), "{report}");
+    let place = report["place"].as_str().context("a place")?;
+    ensure!(place.contains("given up since epoch"), "{report}");
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
+    Ok(())
+}
+
+fn kept_only_here(system: System) -> Result<(System, Vec<storaged_sdk::Trainer>)> {
+    let (run, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Never)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+    Ok((system, trainers))
+}
+
+#[test]
+fn a_step_that_is_nowhere_else_is_said_to_be_lost() -> Result<()> {
+    let (mut system, _trainers) = kept_only_here(System::start(1, None, "")?)?;
+    for deadline in ["0s", "1s"] {
+        let (code, report) = drain(&system, 0, &["--deadline", deadline])?;
+        ensure!(code == Some(75), "{code:?}: {report}");
+        system.cluster.wait(0)?;
+        system.cluster.start_all()?;
+        system = kept_only_here(system)?.0;
+    }
+    Ok(())
+}
+
+/// Its keeper starts another one, which knows nothing of the drain.
+#[test]
+fn a_daemon_that_dies_meanwhile_is_drained_once_it_is_back() -> Result<()> {
+    let mut system = System::prepared(1, None, ENDLESS)?;
+    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+    system.cluster.start_all()?;
+    let (run, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Required)?;
+    system.wait(0, run, 10, CheckpointState::Committed)?;
+    let mut drained = command(&system, 0, &["--deadline", "10s"]);
+    let draining = std::thread::spawn(move || drained.output());
+    wait("a drain", || page_says(&system, 0, "told to stop"))?;
+    system.tell_daemon(0, Signal::KILL)?;
+    let done = draining.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    ensure!(done.status.code() == Some(75), "{:?}", report(&done)?);
+    let left = report(&done)?["left"].to_string();
+    ensure!(left.contains("not in the durable tier"), "{left}");
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
+    Ok(())
+}

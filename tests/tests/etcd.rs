@@ -1,5 +1,6 @@
 //! Clusters whose nodes are agreed on in etcd: a real one, which is killed and started again.
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,6 +94,36 @@ async fn a_roster_of_the_largest_cluster_fits() -> Result<()> {
     Ok(())
 }
 
+/// A proxy whose members are away; where it listens. It answers once.
+fn proxy() -> Result<String> {
+    let proxy = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let address = proxy.local_addr()?;
+    std::thread::spawn(move || -> Result<()> {
+        let (mut stream, _) = proxy.accept()?;
+        let mut asked = [0; 4096];
+        ensure!(stream.read(&mut asked)? > 0);
+        let answer = "HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\n\r\nwhat";
+        Ok(stream.write_all(answer.as_bytes())?)
+    });
+    Ok(format!("http://{address}/"))
+}
+
+#[tokio::test]
+async fn the_next_member_is_asked_where_one_does_not_answer_as_etcd_does() -> Result<()> {
+    let etcd = Etcd::start()?;
+    let mut config = config(&etcd);
+    config.endpoints.insert(0, proxy()?);
+    let records = EtcdRecords::open(&config)?;
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    config.endpoints = vec![proxy()?];
+    let answer = EtcdRecords::open(&config)?.record(1).await;
+    let Err(RegistryError::Etcd(EtcdError::Answer { got })) = answer else {
+        anyhow::bail!("{answer:?}");
+    };
+    ensure!(got.contains("502") && got.contains("127.0.0.1"), "{got}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_next_member_is_asked_and_where_none_answers_that_is_said() -> Result<()> {
     let mut etcd = Etcd::start()?;
@@ -137,6 +168,36 @@ async fn certificates_are_checked_on_both_sides() -> Result<()> {
             anyhow::bail!("{refused:?}: {answer:?}");
         };
     }
+    Ok(())
+}
+
+/// Certificates are given for months, and a daemon runs for longer. What is in their files is used from then on.
+#[tokio::test]
+async fn certificates_are_read_again_when_their_files_change() -> Result<()> {
+    let (ours, expired) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    for folder in [&ours, &expired] {
+        write_certificates(folder.path())?;
+    }
+    let etcd = Etcd::start_with_tls(ours.path())?;
+    let file = |name: &str| expired.path().join(name);
+    let config = EtcdConfig {
+        ca: Some(file("ca.pem")),
+        certificate: Some(file("localhost.pem")),
+        key: Some(file("localhost.key")),
+        ..config(&etcd)
+    };
+    let records = EtcdRecords::open(&config)?;
+    ensure!(
+        records.newest().await.is_err(),
+        "it is of another authority"
+    );
+    std::fs::write(file("localhost.pem"), "half of a certificate")?;
+    ensure!(records.newest().await.is_err());
+    for name in ["ca.pem", "localhost.pem", "localhost.key"] {
+        std::fs::copy(ours.path().join(name), file(name))?;
+    }
+    wait_for_it(&records).await?;
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
     Ok(())
 }
 
@@ -205,6 +266,47 @@ async fn a_user_gets_a_new_token_when_etcd_has_forgotten_the_old_one() -> Result
     etcd.start_again()?;
     let found = records.record(1).await?.context("it is there")?;
     ensure!(found.bytes == record("one"));
+    Ok(())
+}
+
+/// Signed tokens say for which users and roles they were given; whoever changes a role makes all of them useless.
+#[tokio::test]
+async fn a_user_gets_a_new_token_when_roles_have_changed() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (key, password_file) = (folder.path().join("key"), folder.path().join("password"));
+    std::fs::write(&key, "thirty-two bytes that sign tokens")?;
+    std::fs::write(&password_file, "r")?;
+    let signed = format!("jwt,priv-key={},sign-method=HS256,ttl=1h", key.display());
+    let etcd = Etcd::start_with(&["--auth-token".into(), signed])?;
+    for (path, body) in [
+        ("auth/user/add", r#"{"name":"root","password":"r"}"#),
+        ("auth/user/grant", r#"{"user":"root","role":"root"}"#),
+        ("auth/enable", "{}"),
+    ] {
+        etcd.post(path, body).with_context(|| path.to_owned())?;
+    }
+    let login = r#"{"name":"root","password":"r"}"#;
+    let operator = || -> Result<String> {
+        let answer = etcd.post("auth/authenticate", login)?;
+        Ok(answer["token"].as_str().context("a token")?.to_owned())
+    };
+    let records = EtcdRecords::open(&EtcdConfig {
+        user: Some("root".into()),
+        password_file: Some(password_file.clone()),
+        ..config(&etcd)
+    })?;
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    etcd.post_as(Some(&operator()?), "auth/role/add", r#"{"name":"new"}"#)?;
+    let found = records.record(1).await?.context("it is there")?;
+    ensure!(found.bytes == record("one"));
+    // Nobody needs a token any more, and nobody gets one.
+    etcd.post_as(Some(&operator()?), "auth/disable", "{}")?;
+    let again = EtcdRecords::open(&EtcdConfig {
+        user: Some("root".into()),
+        password_file: Some(password_file),
+        ..config(&etcd)
+    })?;
+    ensure!(again.record(1).await?.is_some() && records.record(1).await?.is_some());
     Ok(())
 }
 
@@ -320,4 +422,34 @@ fn two_nodes_that_join_at_once_both_get_places() -> Result<()> {
     nodes.linked(0..8, 7)?;
     nodes.save(run, &mut trainers, 2)?;
     Ok(())
+}
+
+/// etcd takes no writes any more until somebody makes room: jobs go on, and a drain says what etcd says.
+#[test]
+fn an_etcd_without_space_is_said_and_holds_up_no_job() -> Result<()> {
+    let etcd = Etcd::start()?;
+    let mut nodes = Nodes::of(&etcd, 3, 3, "replace_after = \"0s\"\n")?;
+    nodes.start(0..3)?;
+    nodes.linked(0..3, 2)?;
+    let (run, mut trainers) = nodes.system.trainers(2)?;
+    nodes.save(run, &mut trainers, 1)?;
+    let alarm = |action: &str| {
+        let body = format!(r#"{{"action":"{action}","memberID":0,"alarm":"NOSPACE"}}"#);
+        etcd.post("maintenance/alarm", &body)
+    };
+    alarm("ACTIVATE")?;
+    nodes.save(run, &mut trainers, 2)?;
+    let socket = nodes.system.cluster.socket(2);
+    let drained = std::process::Command::new(storaged_tests::system::executable())
+        .args(["drain", "--json", "--socket"])
+        .arg(socket.with_file_name("admin.sock"))
+        .output()?;
+    let said = String::from_utf8_lossy(&drained.stdout);
+    ensure!(drained.status.code() == Some(75), "{drained:?}");
+    ensure!(said.contains("database space exceeded"), "{said}");
+    ensure!(nodes.filled()?.contains(&"n2".to_owned()));
+    nodes.system.cluster.wait(2)?;
+    nodes.system.cluster.start(2)?;
+    nodes.linked(0..3, 2)?;
+    nodes.save(run, &mut trainers, 3)
 }

@@ -613,6 +613,20 @@ pub enum PeerMessage {
     /// After a link comes up, and when a launcher has said so: steps that restarts have failed from.
     #[n(60)]
     FailedRestarts(#[n(0)] Vec<NamespaceFailures>),
+    /// An operator drains the sender, which ends for good as soon as nothing is lost with it. Repeated until it is noted.
+    #[n(61)]
+    Draining {
+        /// Lower ones go first; of equal ones, the node whose name sorts first.
+        #[n(0)]
+        turn: u64,
+    },
+    /// The answer.
+    #[n(62)]
+    DrainNoted {
+        /// The receiver of `Draining` is drained too: its own turn.
+        #[n(0)]
+        turn: Option<u64>,
+    },
 }
 
 /// Why a checkpoint is not owed to the durable tier any more.

@@ -19,6 +19,7 @@ use crate::event::Event;
 use crate::keep::Keeping;
 use crate::limits;
 use crate::parcels::Parcels;
+use crate::place::Drains;
 use crate::restore::Rates;
 use crate::stage::Lifetimes;
 use crate::trickle::TierHealth;
@@ -61,6 +62,7 @@ pub(crate) struct Context {
     pub parcels: Parcels,
     pub enclosures: EnclosureStore,
     pub tier: TierHealth,
+    pub drains: Drains,
     pub keeping: Keeping,
     next: u64,
 }
@@ -101,6 +103,7 @@ impl Context {
             parcels: Parcels::default(),
             enclosures: EnclosureStore::default(),
             tier: TierHealth::default(),
+            drains: Drains::default(),
             keeping: Keeping::default(),
             next: 0,
         })

@@ -15,6 +15,13 @@ pub const JOIN_MAX_MS: u64 = 30_000;
 /// something new was heard of it within this time.
 pub const LEAVING_NEWS_MS: u64 = 15_000;
 
+/// A drained node waits so long for its peers to say that they have heard of it. One that is stopped is down by then; one of an older
+/// release never says it.
+pub const DRAIN_NOTED_MS: u64 = 3_000;
+
+/// The blocks of a drained node that has gone are counted for no longer than this: home nodes take its link for down after 2 s, and tell so.
+pub const DRAIN_SETTLE_MS: u64 = 4_000;
+
 /// What still matters is said again this often.
 pub const REPEAT_MS: u64 = 1_000;
 /// Nodes that have answered a plan which still waits for others are asked again after so long, and then after twice as long each time.

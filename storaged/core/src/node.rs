@@ -255,6 +255,7 @@ impl Node {
         self.cx.give_up_old_commits();
         self.cx.announce_all();
         self.cx.tell_all();
+        self.cx.tell_drain();
         self.sessions.expire_sessions(&mut self.cx);
         self.sessions
             .repeat_proposals_to_members(None, &mut self.cx);
@@ -402,6 +403,8 @@ impl Node {
         if before.is_none() && !self.cx.down_since.contains_key(&node) {
             self.cx.joined_at = since;
         }
+        self.cx.drains.peer_up(&node, generation, since);
+        self.cx.tell_drain();
         self.cx.recount_blocks_on(&node);
         self.cx.tell_marks(&node);
         self.cx.tell_quarantined(&node);
@@ -424,6 +427,7 @@ impl Node {
 
     fn forget_peer(&mut self, node: &NodeName) {
         self.cx.peers.remove(node);
+        self.cx.drains.peer_down(node, self.cx.now);
         for checkpoint in self.cx.checkpoints.values_mut() {
             checkpoint.told.remove(node);
             if !planted!("noted_outlives_home") {

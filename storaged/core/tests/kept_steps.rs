@@ -142,3 +142,105 @@ fn kept_steps_give_way_to_a_save_whose_parity_has_no_room() {
         saves_go_on([(4, parities * PARITY), (5, parities * PARITY)]);
     }
 }
+
+/// Operators change the nodes' files one after the other.
+#[test]
+fn with_nodes_that_keep_less_than_others_nothing_moves_and_nothing_is_offered_that_is_not_there() {
+    for few in [vec![0], vec![5], vec![0, 1, 2], vec![0, 1, 2, 3, 4]] {
+        let room = Room {
+            keep_steps: 3,
+            keeping: few.iter().map(|node| (*node, 1)).collect(),
+            ..Room::default()
+        };
+        let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+        for _ in 0..6 {
+            cluster.save_and_wait(DurableWish::Never);
+        }
+        cluster.run_for(20_000);
+        cluster.reset_counts();
+        let since = cluster.now;
+        cluster.run_for(60_000);
+        assert!(cluster.sessions.counts.moved.is_empty(), "{few:?}");
+        // Two steps that a node lacks are tried to be put back, each twice a minute.
+        assert!(cluster.failures(since).len() <= 4, "{few:?}");
+        for node in 0..NODES {
+            let steps = held(&cluster, node).into_iter().map(|(step, _)| step);
+            let kept = if few.contains(&node) { 6..=6 } else { 4..=6 };
+            assert_eq!(steps.collect::<Vec<_>>(), kept.collect::<Vec<_>>());
+        }
+        for node in 0..4 {
+            restored(&mut cluster, node, 6);
+        }
+        assert_eq!(is_offered(&mut cluster, 5), few.len() <= 2, "{few:?}");
+    }
+}
+
+/// Whether a restart from a step is planned.
+fn is_offered(cluster: &mut Cluster, step: u64) -> bool {
+    let reader = cluster.connect(3, Role::Reader);
+    let plan = Request::Plan {
+        step: Some(Step::new(step)),
+        timeout_ms: 10_000,
+        allow_older: false,
+    };
+    let reply = cluster.ask(3, reader, plan);
+    cluster.disconnect(3, reader);
+    match reply {
+        Reply::Plan(_) => true,
+        Reply::Refused(_) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A job that went back to step 2 saves step 3 again. The two that it has left do not take the place of the one that it may go back to again.
+#[test]
+fn a_job_that_went_back_keeps_what_it_went_back_to() {
+    let mut cluster = keeping(3, 1 << 30);
+    (0..4).for_each(|_| cluster.save_and_wait(DurableWish::Never));
+    all_hold(&cluster, 2..=4);
+    cluster.begin_again();
+    cluster.goes_back_to(2);
+    cluster.save_and_wait(DurableWish::Never);
+    all_hold(&cluster, 2..=3);
+    let run = cluster.run();
+    let reader = cluster.connect(1, Role::Reader);
+    let plan = Request::Plan {
+        step: Some(Step::new(3)),
+        timeout_ms: 10_000,
+        allow_older: false,
+    };
+    let Reply::Plan(plan) = cluster.ask(1, reader, plan) else {
+        panic!("step 3 is there");
+    };
+    assert_eq!(plan.run, run, "the step that was saved again");
+    (0..2).for_each(|_| cluster.save_and_wait(DurableWish::Never));
+    all_hold(&cluster, 3..=5);
+}
+
+/// Two jobs train. What is kept of the first one is in nobody's way: the second one gets its slots, and its steps are protected.
+#[test]
+fn kept_steps_give_way_to_the_saves_of_another_job() {
+    let data = (0..4).map(|node| (node, 5 * SLOT));
+    let coding = (4..6).map(|node| (node, 3 * PARITY));
+    for budgets in [data.collect(), coding.collect()] {
+        let room = Room {
+            keep_steps: 3,
+            budgets,
+            ..Room::default()
+        };
+        let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+        (0..5).for_each(|_| cluster.save_and_wait(DurableWish::Never));
+        cluster.begin_job("other");
+        for _ in 0..3 {
+            let began = cluster.now;
+            cluster.save_and_wait(DurableWish::Never);
+            assert!(cluster.now - began < 8_000, "{} ms", cluster.now - began);
+        }
+        for node in 0..NODES {
+            let held = held(&cluster, node);
+            for newest in [5, 3] {
+                assert!(held.contains(&(newest, Some(2))), "n{node}: {held:?}");
+            }
+        }
+    }
+}

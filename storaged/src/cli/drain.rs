@@ -1,17 +1,20 @@
 //! `storaged drain`: ends this node's daemon in order, before the machine goes.
 
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
-use storaged_sdk::Client;
 use storaged_sdk::wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
+use storaged_sdk::{Client, ClientError};
 
 use super::{CliError, SocketArgs, print};
 use crate::config::Span;
 
 /// Between two questions.
 const ASK_EVERY: Duration = Duration::from_millis(200);
+/// A daemon that dies meanwhile is back within this time where somebody starts it again, and knows nothing of the drain.
+const BACK_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(
@@ -39,21 +42,47 @@ pub fn drain(args: &DrainArgs) -> Result<(), CliError> {
         PlaceAfter::GivenUp
     };
     let within_ms = u32::try_from(args.deadline.as_ms()).unwrap_or(u32::MAX);
-    let order = DrainOrder { within_ms, place };
-    let mut client = Client::connect_anonymous(&args.socket.path())?;
-    let mut said = Vec::new();
+    let until = Instant::now() + Duration::from_millis(within_ms.into());
+    let socket = args.socket.path();
+    let mut client = Client::connect_anonymous(&socket)?;
+    let mut order = DrainOrder { within_ms, place };
     let report = loop {
+        match follow(&mut client, order) {
+            Err(ClientError::Broken { .. }) if order.within_ms > 0 => client = back(&socket)?,
+            ended => break ended?,
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        order.within_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+    };
+    tell(args, report)
+}
+
+/// Asks again and again until it is over.
+fn follow(client: &mut Client, order: DrainOrder) -> Result<DrainReport, ClientError> {
+    let mut said = Vec::new();
+    loop {
         let report = client.drain(order)?;
         if report.phase == DrainPhase::Over {
-            break report;
+            return Ok(report);
         }
         if report.left != said {
             say(&report);
             said.clone_from(&report.left);
         }
         std::thread::sleep(ASK_EVERY);
-    };
-    tell(args, report)
+    }
+}
+
+/// The next daemon, after one that has ended without a word.
+fn back(socket: &Path) -> Result<Client, ClientError> {
+    eprintln!("the daemon has ended: draining the one that comes next");
+    let until = Instant::now() + BACK_WITHIN;
+    loop {
+        match Client::connect_anonymous(socket) {
+            Err(_) if Instant::now() < until => std::thread::sleep(ASK_EVERY),
+            connected => return connected,
+        }
+    }
 }
 
 /// Progress is for people.

@@ -19,7 +19,7 @@ use crate::membership::{
     Waits, enter as enter_roster, follow,
 };
 use crate::trickle::store::{self, SystemRandomness};
-use crate::waiting_room::WaitingRoom;
+use crate::waiting_room::{Drained, WaitingRoom};
 
 /// Changes of the roster that wait for the driver.
 const QUEUE: usize = 16;
@@ -95,8 +95,20 @@ fn registry_of(membership: &MembershipConfig) -> Result<Registry, RegistryError>
     Ok(Registry::new(records))
 }
 
+/// How a node comes by its place.
+#[derive(Debug)]
+pub(super) enum PlaceFound {
+    /// It has one, in this roster.
+    Placed(Roster),
+    /// An operator has drained it before, and nothing is lost with it.
+    Drained,
+}
+
 /// Waits for this node's place, with the operator's pages up meanwhile, and begins to follow the roster.
-pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<Roster, CliError> {
+pub(super) async fn enter(
+    config: &mut Config,
+    env: &mut Environment,
+) -> Result<PlaceFound, CliError> {
     let Some(membership) = config.membership.clone() else {
         return Err(CliError::Usage("expected [membership], got none".into()));
     };
@@ -128,7 +140,11 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         }
         sign.say(waits);
     });
-    let Entered { roster, place } = room.answer_until(entered).await?;
+    let Entered { roster, place } = match room.answer_until(entered).await {
+        Ok(entered) => entered?,
+        Err(Drained { left }) if left.is_empty() => return Ok(PlaceFound::Drained),
+        Err(Drained { left }) => return Err(CliError::LeftUnfinished(left.join("; "))),
+    };
     let filled = roster.place(&place).cloned();
     let filled = filled.ok_or_else(|| CliError::Unexpected("a place without a record".into()))?;
     config.take_roster(&roster, &filled)?;
@@ -157,7 +173,7 @@ pub(super) async fn enter(config: &mut Config, env: &mut Environment) -> Result<
         sight,
         going,
     });
-    Ok(roster)
+    Ok(PlaceFound::Placed(roster))
 }
 
 /// What is in a spare's memory belongs to a place that another node has, which has got it from peers: it would be held for nobody.

@@ -9,6 +9,7 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use super::members::PlaceFound;
 use super::{CliError, members, print};
 use crate::config::{Config, ConfigFile};
 use crate::driver::{Daemon, Ending, date, end_hook, expiry_fault};
@@ -132,7 +133,10 @@ fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
                 _ = term.recv() => return Ok(()),
                 _ = int.recv() => return Ok(()),
             };
-            tracing::info!(place = %config.name, epoch = entered.epoch, "this node has its place");
+            let PlaceFound::Placed(roster) = entered else {
+                return Ok(());
+            };
+            tracing::info!(place = %config.name, epoch = roster.epoch, "this node has its place");
         }
         let daemon = Daemon::start(config, env).await?;
         tokio::spawn(reload_at(hup, args, daemon.reloads()));

@@ -42,6 +42,13 @@ impl Drain {
         }
     }
 
+    /// Another operator says how it is to end: whoever goes for good, does.
+    pub fn told_again(&mut self, order: DrainOrder) {
+        if order.place == PlaceAfter::GivenUp && self.given_up.is_none() {
+            self.place = PlaceAfter::GivenUp;
+        }
+    }
+
     /// Whether the daemon's work is done, and only the place and the report are left.
     pub fn has_finished(&self) -> bool {
         self.phase != DrainPhase::Finishing
@@ -91,16 +98,19 @@ impl Drain {
         self.until = Some(now + HEARD_WITHIN);
     }
 
-    /// What is left, once the daemon is to end.
-    pub fn look(&mut self, now: Instant) -> Option<Vec<String>> {
+    /// What is left, once the daemon is to end. `fault` is why the registry cannot be used, as far as that is known.
+    pub fn look(&mut self, now: Instant, fault: Option<&str>) -> Option<Vec<String>> {
         if self.until.is_none_or(|until| now < until) {
             return None;
         }
         if self.phase == DrainPhase::Over {
             return Some(std::mem::take(&mut self.left));
         }
-        let late = "its place could not be given up in time: the registry does not answer, and the other nodes give it up after membership.replace_after";
-        self.left.push(late.into());
+        let fault = fault.unwrap_or("the registry does not answer");
+        let late = format!(
+            "its place could not be given up in time, and the other nodes give it up after membership.replace_after: {fault}"
+        );
+        self.left.push(late);
         self.over(Some("not given up".into()), now);
         None
     }

@@ -117,19 +117,27 @@ impl Daemon {
     }
 
     /// Another node has this one's place. Nobody else has its uploads yet.
-    pub(super) fn heed_loss_of_place(&mut self, taken: PlaceTaken) -> Option<PlaceTaken> {
-        let Some(leaving) = &mut self.leaving else {
+    pub(super) fn heed_loss_of_place(&mut self, taken: PlaceTaken) {
+        let PlaceTaken { epoch, change } = &taken;
+        if let Some(Leaving {
+            told_by: ToldBy::Operator(drain),
+            ..
+        }) = &mut self.leaving
+        {
+            tracing::info!(epoch, change, "this node has no place any more");
+            drain.place_is_gone(&taken);
+            return;
+        }
+        tracing::error!(
+            epoch,
+            change,
+            "this node has lost its place: it finishes what only it can, ends, and is a spare from its next start on"
+        );
+        if self.leaving.is_none() {
             let within = self.config.leave_within;
             self.leaving = Some(self.leave(ToldBy::Registry, within));
-            return Some(taken);
-        };
-        match &mut leaving.told_by {
-            ToldBy::Operator(drain) => {
-                drain.place_is_gone(&taken);
-                None
-            }
-            ToldBy::Signal | ToldBy::Registry => Some(taken),
         }
+        self.place_taken = Some(taken);
     }
 
     /// An operator ends this daemon, or asks how far that is.
@@ -137,13 +145,21 @@ impl Daemon {
         let within = Duration::from_millis(order.within_ms.into());
         if !self.leaving.as_ref().is_some_and(Leaving::is_drain) {
             tracing::info!(?within, place = ?order.place, "an operator drains this node");
-            self.leaving = Some(self.leave(ToldBy::Operator(Drain::of(order)), within));
+            let mut drain = Drain::of(order);
+            if let Some(taken) = self.place_taken.take() {
+                drain.place_is_gone(&taken);
+            }
+            self.leaving = Some(self.leave(ToldBy::Operator(drain), within));
         }
         let Some(leaving) = &mut self.leaving else {
             return;
         };
-        let left = leaving.until.saturating_duration_since(Instant::now());
+        let now = Instant::now();
+        // Whoever drains asks again and again, each time for as long. One who has less time, as after a notice of preemption, is heard.
+        leaving.until = leaving.until.min(now + within);
+        let left = leaving.until.saturating_duration_since(now);
         if let ToldBy::Operator(drain) = &mut leaving.told_by {
+            drain.told_again(order);
             let report = drain.report(left);
             self.answer(id, Reply::Draining(report), None);
         }
@@ -191,7 +207,9 @@ impl Daemon {
                 drain.finished(left, self.members.as_ref(), now);
                 None
             }
-            (ToldBy::Operator(drain), Look::Busy) => drain.look(now),
+            (ToldBy::Operator(drain), Look::Busy) => {
+                drain.look(now, self.links.registry_fault.as_deref())
+            }
             (_, Look::Ready(left)) => Some(left),
             (_, Look::Busy) => None,
         }

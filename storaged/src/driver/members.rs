@@ -87,14 +87,7 @@ impl Daemon {
                 self.links.registry_fault = fault;
                 MembersNews::Taken(None)
             }
-            Change::PlaceTaken { epoch, change } => {
-                tracing::error!(
-                    epoch,
-                    change,
-                    "this node has lost its place: it finishes what only it can, ends, and is a spare from its next start on"
-                );
-                MembersNews::Over(PlaceTaken { epoch, change })
-            }
+            Change::PlaceTaken { epoch, change } => MembersNews::Over(PlaceTaken { epoch, change }),
         }
     }
 

@@ -38,6 +38,15 @@ const AWAY_AFTER: Duration = Duration::from_secs(3);
 /// nodes that come together, and nobody waits for machines that may never come.
 const GROW_QUIET: Duration = Duration::from_secs(15);
 
+/// What it has seen of the registry.
+#[derive(Debug)]
+struct History {
+    /// The newest roster, of this life or of the one before. A spare that forgot it would found a cluster of its own with other spares in
+    /// a registry that was emptied.
+    known: Option<Roster>,
+    quiet: Quiet,
+}
+
 /// Since when the roster has been as it is.
 #[derive(Debug, Default)]
 struct Quiet(Option<(u64, Instant)>);
@@ -123,23 +132,33 @@ impl Entering {
 
     /// What this node has seen must still be there: a registry that was put back from an older copy, or is another cluster's,
     /// would give its place away.
-    fn check_history(&self, found: Option<&Roster>) -> Result<(), Waits> {
-        let Some(known) = &self.remembered else {
+    async fn check_history(
+        &self,
+        history: &mut History,
+        found: Option<&Roster>,
+    ) -> Result<(), Waits> {
+        let Some(known) = &history.known else {
+            history.known = found.cloned();
             return Ok(());
         };
         let goes_on = |it: &&Roster| it.cluster == known.cluster && it.epoch >= known.epoch;
-        match found.filter(goes_on) {
-            Some(_) => Ok(()),
-            None => Err(Waits::ForRegistry(gone_back(known, found))),
+        let Some(found) = found.filter(goes_on) else {
+            return Err(Waits::ForRegistry(gone_back(known, found)));
+        };
+        if found != known {
+            let confirmed = self.registry.confirm(known).await;
+            confirmed.map_err(Waits::ForRegistry)?;
+            history.known = Some(found.clone());
         }
+        Ok(())
     }
 
     /// Looks once, and proposes what would give the node a place.
-    async fn look(&self, quiet: &mut Quiet) -> Result<Option<Entered>, Waits> {
+    async fn look(&self, history: &mut History) -> Result<Option<Entered>, Waits> {
         let found = self.registry.newest().await.map_err(Waits::ForRegistry)?;
-        self.check_history(found.as_ref())?;
+        self.check_history(history, found.as_ref()).await?;
         let roster = found.unwrap_or_else(|| self.first.clone());
-        let is_over = quiet.is_over(roster.epoch, Instant::now());
+        let is_over = history.quiet.is_over(roster.epoch, Instant::now());
         let next = match roster.arrive(&self.arrival) {
             Arrived::Placed(place) => return Ok(Some(Entered { roster, place })),
             Arrived::Waiting { there, wanted } if roster.places.is_empty() => {
@@ -201,10 +220,13 @@ impl Entering {
 /// [`Twin`] if another machine has the node's name and certificate, and its place.
 pub async fn enter(entering: &Entering, mut say: impl FnMut(&Waits)) -> Result<Entered, Twin> {
     let mut said = String::new();
-    let mut quiet = Quiet::default();
+    let mut history = History {
+        known: entering.remembered.clone(),
+        quiet: Quiet::default(),
+    };
     let mut away_since = None;
     loop {
-        match entering.look(&mut quiet).await {
+        match entering.look(&mut history).await {
             Ok(Some(entered)) => return Ok(entered),
             Ok(None) => {}
             Err(Waits::Twin(twin)) => return Err(twin),

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Request, StatusCode, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -80,14 +80,29 @@ pub enum EtcdError {
 /// gRPC's codes that a member answers with when another one, or a later try, may do better.
 const UNAVAILABLE: i64 = 14;
 const DEADLINE_EXCEEDED: i64 = 4;
-/// The token is unknown: it has expired, or etcd was started again.
+/// gRPC's codes with which a token is refused that was good before: it has expired, or etcd was started again; or it was given before users
+/// or roles were changed, of which a signed one (`--auth-token jwt`) knows nothing.
 const UNAUTHENTICATED: i64 = 16;
+const INVALID_ARGUMENT: i64 = 3;
+const PERMISSION_DENIED: i64 = 7;
+/// Of a login where users are turned off: then nobody needs one.
+const FAILED_PRECONDITION: i64 = 9;
+
+type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// What connections are made with.
+#[derive(Debug)]
+struct Dialler {
+    client: HttpClient,
+    /// What the files of the certificates had in them.
+    files: Vec<Vec<u8>>,
+}
 
 /// EpochRecords that are keys of etcd.
 #[derive(Debug)]
 pub struct EtcdRecords {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    endpoints: Vec<String>,
+    config: EtcdConfig,
+    dialler: tokio::sync::Mutex<Dialler>,
     prefix: String,
     user: Option<User>,
     /// The member that answered last.
@@ -118,7 +133,8 @@ impl EtcdConfig {
             let uri = endpoint.parse::<Uri>().ok();
             let scheme = uri.as_ref().and_then(Uri::scheme_str);
             let is_url = matches!(scheme, Some("http" | "https"));
-            if !is_url || uri.is_some_and(|uri| !matches!(uri.path(), "" | "/")) {
+            let is_bare = |uri: Uri| matches!(uri.path(), "" | "/") && uri.query().is_none();
+            if !is_url || !uri.is_some_and(is_bare) {
                 return wrong("endpoints such as https://10.0.0.1:2379", endpoint);
             }
         }
@@ -136,6 +152,23 @@ impl EtcdConfig {
             }
             _ => Ok(()),
         }
+    }
+
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        let all = [&self.ca, &self.certificate, &self.key];
+        all.into_iter().flatten()
+    }
+
+    fn client(&self) -> Result<HttpClient, EtcdError> {
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_connect_timeout(Some(ANSWER_WITHIN));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(self.tls()?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(http);
+        Ok(Client::builder(TokioExecutor::new()).build(connector))
     }
 
     fn tls(&self) -> Result<ClientConfig, EtcdError> {
@@ -199,7 +232,7 @@ fn pack(record: Bytes) -> Bytes {
     zstd::bulk::compress(&record, 3).map_or(record, Bytes::from)
 }
 
-fn unpack(value: Vec<u8>) -> Result<Bytes, EtcdError> {
+fn unpack(name: &str, value: Vec<u8>) -> Result<Bytes, EtcdError> {
     if !value.starts_with(&ZSTD_MAGIC) {
         return Ok(value.into());
     }
@@ -207,7 +240,7 @@ fn unpack(value: Vec<u8>) -> Result<Bytes, EtcdError> {
     unpacked
         .map(Bytes::from)
         .map_err(|error| EtcdError::Answer {
-            got: format!("a packed record that cannot be unpacked: {error}"),
+            got: format!("a packed record at {name} that cannot be unpacked: {error}"),
         })
 }
 
@@ -216,18 +249,23 @@ fn first_of(range: &Value) -> Result<Option<EpochRecord>, EtcdError> {
     let Some(pair) = range["kvs"].get(0) else {
         return Ok(None);
     };
-    let field = |name: &str| {
-        let decoded = pair[name].as_str().map(|text| BASE64.decode(text));
+    let field = |name: &str, text: Option<&str>| {
+        let decoded = text.map(|text| BASE64.decode(text));
         decoded
             .and_then(Result::ok)
             .ok_or_else(|| EtcdError::Answer {
                 got: format!("a pair without its {name}"),
             })
     };
-    Ok(Some(EpochRecord {
-        name: String::from_utf8_lossy(&field("key")?).into_owned(),
-        bytes: unpack(field("value")?)?,
-    }))
+    let name = field("key", pair["key"].as_str())?;
+    let name = String::from_utf8_lossy(&name).into_owned();
+    // The gateway leaves out what is empty.
+    let value = match &pair["value"] {
+        Value::Null => Vec::new(),
+        value => field("value", value.as_str())?,
+    };
+    let bytes = unpack(&name, value)?;
+    Ok(Some(EpochRecord { name, bytes }))
 }
 
 impl EtcdRecords {
@@ -237,18 +275,15 @@ impl EtcdRecords {
     /// [`EtcdError`] if the configuration, or a file that it names, cannot be used.
     pub fn open(config: &EtcdConfig) -> Result<Self, EtcdError> {
         config.check()?;
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        http.set_connect_timeout(Some(ANSWER_WITHIN));
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(config.tls()?)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(http);
+        let read = |path: &PathBuf| std::fs::read(path).map_err(|error| unusable(path, error));
+        let dialler = Dialler {
+            files: config.files().map(read).collect::<Result<_, _>>()?,
+            client: config.client()?,
+        };
         let user = config.user.clone().zip(config.password_file.clone());
         Ok(Self {
-            client: Client::builder(TokioExecutor::new()).build(connector),
-            endpoints: config.endpoints.clone(),
+            config: config.clone(),
+            dialler: tokio::sync::Mutex::new(dialler),
             prefix: config.prefix.trim_end_matches('/').to_owned(),
             user: user.map(|(name, password)| User { name, password }),
             first: AtomicUsize::new(0),
@@ -260,7 +295,34 @@ impl EtcdRecords {
         format!("{}/epochs/{}", self.prefix, name_of_epoch(epoch))
     }
 
-    /// Asks, as a user where there is one: a token that is not known any more is asked for anew, once.
+    /// What to dial with. Certificates expire, and a node that follows the registry for months is given new ones in the files of the old.
+    async fn client(&self) -> HttpClient {
+        let mut files = Vec::new();
+        for path in self.config.files() {
+            files.push(tokio::fs::read(path).await);
+        }
+        let mut dialler = self.dialler.lock().await;
+        // One that cannot be read is being replaced at this moment: the next request finds it.
+        let files: Result<Vec<Vec<u8>>, _> = files.into_iter().collect();
+        if let Ok(files) = files
+            && files != dialler.files
+        {
+            match self.config.client() {
+                Ok(client) => {
+                    tracing::info!("the certificates of membership.registry were read again");
+                    dialler.client = client;
+                }
+                Err(error) => {
+                    let error = crate::driver::chain(&error);
+                    tracing::warn!(error, "the old certificates of membership.registry stay");
+                }
+            }
+            dialler.files = files;
+        }
+        dialler.client.clone()
+    }
+
+    /// Asks, as a user where there is one: a token that is not good any more is asked for anew, once.
     async fn ask(&self, path: &str, body: &Value) -> Result<Value, EtcdError> {
         let Some(user) = &self.user else {
             return self.ask_members(path, body, None).await;
@@ -268,14 +330,23 @@ impl EtcdRecords {
         let mut token = self.token.lock().await;
         if let Some(known) = token.as_deref() {
             match self.ask_members(path, body, Some(known)).await {
-                Err(EtcdError::Refused { code, .. }) if code == UNAUTHENTICATED => {}
+                Err(EtcdError::Refused {
+                    code: UNAUTHENTICATED | INVALID_ARGUMENT | PERMISSION_DENIED,
+                    ..
+                }) => {}
                 other => return other,
             }
         }
         let password = tokio::fs::read_to_string(&user.password).await;
         let password = password.map_err(|error| unusable(&user.password, error))?;
         let login = json!({"name": user.name, "password": password.trim_end_matches('\n')});
-        let answer = self.ask_members("auth/authenticate", &login, None).await?;
+        let answer = match self.ask_members("auth/authenticate", &login, None).await {
+            Err(EtcdError::Refused {
+                code: FAILED_PRECONDITION,
+                ..
+            }) => return self.ask_members(path, body, None).await,
+            answered => answered?,
+        };
         let new = answer["token"].as_str().ok_or_else(|| EtcdError::Answer {
             got: "no token".into(),
         })?;
@@ -291,11 +362,13 @@ impl EtcdRecords {
         token: Option<&str>,
     ) -> Result<Value, EtcdError> {
         let first = self.first.load(Ordering::Relaxed);
+        let endpoints = &self.config.endpoints;
+        let client = self.client().await;
         let mut last = None;
-        for turn in 0..self.endpoints.len() {
-            let number = (first + turn) % self.endpoints.len();
-            let endpoint = &self.endpoints[number];
-            let asked = self.ask_one(endpoint, path, body, token);
+        for turn in 0..endpoints.len() {
+            let number = (first + turn) % endpoints.len();
+            let endpoint = &endpoints[number];
+            let asked = ask_one(&client, endpoint, path, body, token);
             let answered = tokio::time::timeout(ANSWER_WITHIN, asked).await;
             let away = |reason: String| EtcdError::Away {
                 endpoint: endpoint.clone(),
@@ -303,7 +376,10 @@ impl EtcdRecords {
             };
             let late = |_| Err(away(format!("no answer within {ANSWER_WITHIN:?}")));
             match answered.unwrap_or_else(late) {
-                Err(error @ EtcdError::Away { .. }) => last = Some(error),
+                // A proxy before a member that is away answers too, as anything else that listens there now.
+                Err(error @ (EtcdError::Away { .. } | EtcdError::Answer { .. })) => {
+                    last = Some(error);
+                }
                 Err(EtcdError::Refused {
                     code: UNAVAILABLE | DEADLINE_EXCEEDED,
                     message,
@@ -319,43 +395,46 @@ impl EtcdRecords {
             got: "none".into(),
         }))
     }
-
-    async fn ask_one(
-        &self,
-        endpoint: &str,
-        path: &str,
-        body: &Value,
-        token: Option<&str>,
-    ) -> Result<Value, EtcdError> {
-        let away = |reason: String| EtcdError::Away {
-            endpoint: endpoint.into(),
-            reason,
-        };
-        let uri = format!("{}/v3/{path}", endpoint.trim_end_matches('/'));
-        let mut request = Request::post(uri).header(CONTENT_TYPE, "application/json");
-        if let Some(token) = token {
-            request = request.header(AUTHORIZATION, token);
-        }
-        let request = request.body(Full::from(Bytes::from(body.to_string())));
-        let request = request.map_err(|error| away(error.to_string()))?;
-        let mut answer = self.client.request(request.clone()).await;
-        if answer.as_ref().is_err_and(|error| !error.is_connect()) {
-            // On a connection of a member that has been started again since. Asking twice is as good as once: reads, and a record that
-            // is created again is its own.
-            answer = self.client.request(request).await;
-        }
-        let answer = answer.map_err(|error| away(crate::driver::chain(&error)))?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect();
-        let body = body
-            .await
-            .map_err(|error| away(error.to_string()))?
-            .to_bytes();
-        read_answer(status, &body)
-    }
 }
 
-fn read_answer(status: StatusCode, body: &[u8]) -> Result<Value, EtcdError> {
+async fn ask_one(
+    client: &HttpClient,
+    endpoint: &str,
+    path: &str,
+    body: &Value,
+    token: Option<&str>,
+) -> Result<Value, EtcdError> {
+    let away = |reason: String| EtcdError::Away {
+        endpoint: endpoint.into(),
+        reason,
+    };
+    let uri = format!("{}/v3/{path}", endpoint.trim_end_matches('/'));
+    let mut request = Request::post(uri).header(CONTENT_TYPE, "application/json");
+    if let Some(token) = token {
+        request = request.header(AUTHORIZATION, token);
+    }
+    let request = request.body(Full::from(Bytes::from(body.to_string())));
+    let request = request.map_err(|error| away(error.to_string()))?;
+    let mut answer = client.request(request.clone()).await;
+    if answer.as_ref().is_err_and(|error| !error.is_connect()) {
+        // On a connection of a member that has been started again since. Asking twice is as good as once: reads, and a record that
+        // is created again is its own.
+        answer = client.request(request).await;
+    }
+    let answer = answer.map_err(|error| away(crate::driver::chain(&error)))?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect();
+    let body = body.await.map_err(|error| {
+        if error.is::<LengthLimitError>() {
+            let got = format!("one of more than {ANSWER_BYTES_MAX} bytes from {endpoint}");
+            return EtcdError::Answer { got };
+        }
+        away(error.to_string())
+    })?;
+    read_answer(endpoint, status, &body.to_bytes())
+}
+
+fn read_answer(endpoint: &str, status: StatusCode, body: &[u8]) -> Result<Value, EtcdError> {
     let answer: Result<Value, _> = serde_json::from_slice(body);
     match answer {
         Ok(answer) if status.is_success() => Ok(answer),
@@ -364,7 +443,7 @@ fn read_answer(status: StatusCode, body: &[u8]) -> Result<Value, EtcdError> {
             message: refusal["message"].as_str().unwrap_or_default().into(),
         }),
         _ => Err(EtcdError::Answer {
-            got: format!("HTTP status {status}"),
+            got: format!("HTTP status {status} from {endpoint}"),
         }),
     }
 }
@@ -452,6 +531,10 @@ mod tests {
                 ..config()
             },
             EtcdConfig {
+                endpoints: vec!["http://a:1/?timeout=3".into()],
+                ..config()
+            },
+            EtcdConfig {
                 endpoints: vec!["https://a:1".into()],
                 ..config()
             },
@@ -480,16 +563,20 @@ mod tests {
             let record = Bytes::from(b"{place}".repeat(length / 7 + 1));
             let packed = pack(record.clone());
             assert_eq!(packed.starts_with(&ZSTD_MAGIC), record.len() >= PACKED_FROM);
-            assert_eq!(unpack(packed.to_vec()).unwrap(), record);
+            assert_eq!(unpack("k", packed.to_vec()).unwrap(), record);
         }
-        assert!(unpack(ZSTD_MAGIC.to_vec()).is_err());
+        assert!(unpack("k", ZSTD_MAGIC.to_vec()).is_err());
     }
 
     #[test]
     fn answers_that_are_none_are_errors() {
         let ok = StatusCode::OK;
-        assert!(read_answer(ok, b"{}").is_ok());
-        let refusal = read_answer(StatusCode::BAD_REQUEST, br#"{"code": 16, "message": "m"}"#);
+        assert!(read_answer("e", ok, b"{}").is_ok());
+        let refusal = read_answer(
+            "e",
+            StatusCode::BAD_REQUEST,
+            br#"{"code": 16, "message": "m"}"#,
+        );
         assert!(matches!(
             refusal,
             Err(EtcdError::Refused {
@@ -502,7 +589,7 @@ mod tests {
             (StatusCode::BAD_GATEWAY, "{}"),
             (StatusCode::NOT_FOUND, "404"),
         ] {
-            let answer = read_answer(status, body.as_bytes());
+            let answer = read_answer("e", status, body.as_bytes());
             assert!(
                 matches!(answer, Err(EtcdError::Answer { .. })),
                 "{answer:?}"
@@ -515,5 +602,7 @@ mod tests {
             assert!(first_of(&pair).is_err());
         }
         assert_eq!(first_of(&json!({})).unwrap(), None);
+        let empty = first_of(&json!({"kvs": [{"key": "YQ=="}]})).unwrap();
+        assert!(empty.is_some_and(|it| it.name == "a" && it.bytes.is_empty()));
     }
 }

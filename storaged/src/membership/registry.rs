@@ -24,7 +24,9 @@ pub enum RegistryError {
     #[error("etcd, the registry of members (membership.registry), cannot be used")]
     Etcd(#[from] EtcdError),
     /// What lies in it.
-    #[error("{name} in the registry of members cannot be used")]
+    #[error(
+        "{name} in the registry of members cannot be used (delete it if no node of this cluster has written it)"
+    )]
     Roster {
         name: String,
         #[source]
@@ -103,14 +105,16 @@ impl Registry {
         }
     }
 
-    /// The newest roster above a known one; none if that is the newest. One small request where nothing has changed.
+    /// The newest roster above a known one, which it goes on from; none if that is the newest. One small request where nothing has changed.
     ///
     /// # Errors
-    /// [`RegistryError`] if it cannot be read.
+    /// [`RegistryError`] if it cannot be read, or has gone back and on another way: what others have agreed on there since knows nothing of
+    /// what this node has seen.
     pub async fn newer_than(&self, known: &Roster) -> Result<Option<Roster>, RegistryError> {
         let Some(next) = self.read(known.epoch + 1).await? else {
             return Ok(None);
         };
+        self.confirm(known).await?;
         let newest = self.newest().await?;
         let found = newest.filter(|it| it.epoch >= next.epoch && it.cluster == known.cluster);
         found.map(Some).ok_or_else(|| gone_back(known, None))

@@ -316,8 +316,10 @@ impl Roster {
         if nodes.iter().collect::<BTreeSet<_>>().len() < nodes.len() {
             return Err(wrong("a node is in it twice"));
         }
-        if self.epoch == 0 || self.size < self.places.len() || self.size > PLACES_MAX {
-            return Err(wrong("its epoch or its size cannot be"));
+        // A change makes the next epoch's, and the next term.
+        let is_last = self.epoch == u64::MAX || self.places.iter().any(|it| it.term == u64::MAX);
+        if self.epoch == 0 || is_last || self.size < self.places.len() || self.size > PLACES_MAX {
+            return Err(wrong("its epoch, its size or a term cannot be"));
         }
         Ok(())
     }

@@ -14,11 +14,11 @@ use super::*;
 use crate::net::PeerAddress;
 use crate::trickle::store::{FakeStore, Store};
 
-fn name(text: &str) -> NodeName {
+pub(super) fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
 }
 
-fn arrival(node: &str) -> Arrival {
+pub(super) fn arrival(node: &str) -> Arrival {
     Arrival {
         node: name(node),
         address: "10.0.0.1:9300".parse().unwrap(),
@@ -34,7 +34,7 @@ fn after(roster: &Roster, node: &str) -> Roster {
     }
 }
 
-fn full(nodes: &[&str]) -> Roster {
+pub(super) fn full(nodes: &[&str]) -> Roster {
     let empty = Roster::empty("c".into(), nodes.len());
     nodes
         .iter()
@@ -49,7 +49,7 @@ fn places(roster: &Roster) -> Vec<String> {
     roster.places.iter().map(line).collect()
 }
 
-fn lost(roster: &Roster, place: &str) -> Roster {
+pub(super) fn lost(roster: &Roster, place: &str) -> Roster {
     roster
         .vacated(&name(place), Comeback::Allowed, "lost")
         .unwrap()
@@ -209,7 +209,7 @@ fn registry() -> (Arc<FakeStore>, Registry) {
     (store, Registry::new(Arc::new(ObjectRecords::new(shared))))
 }
 
-fn entering(registry: &Registry, node: &str, size: usize) -> Entering {
+pub(super) fn entering(registry: &Registry, node: &str, size: usize) -> Entering {
     Entering {
         registry: registry.clone(),
         arrival: arrival(node),

@@ -497,6 +497,9 @@ fn copy_messages() -> Vec<PeerMessage> {
             manifest,
             reason: "no room".into(),
         },
+        PeerMessage::Draining { turn: 2 },
+        PeerMessage::DrainNoted { turn: Some(3) },
+        PeerMessage::DrainNoted { turn: None },
         PeerMessage::Durable { manifest },
         PeerMessage::Quarantined {
             manifest,

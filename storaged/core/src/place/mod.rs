@@ -1,5 +1,7 @@
 //! Policy of the verb *place*: which run of a namespace is the newest, and healing.
 
+mod drain;
+mod drains;
 mod fence;
 mod hear;
 mod left;
@@ -11,6 +13,7 @@ mod restart;
 mod standing;
 mod unknown_run;
 
+pub(crate) use drains::Drains;
 pub(crate) use fence::{RunStanding, wrong_token};
 pub use restart::Standings;
 pub(crate) use standing::{Blocks, Standing};

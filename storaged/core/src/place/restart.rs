@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use storaged_wire::local::{KeptFor, Reply};
 use storaged_wire::{CheckpointState, Namespace, Refusal};
 
+use super::drain::GoneFirst;
 use crate::api::RequestId;
 use crate::catalog::Checkpoint;
 use crate::context::Context;
@@ -50,8 +51,11 @@ impl Context {
             ));
         };
         let wanted = bears.unwrap_or(2).min(counted.of);
+        let first = newest.manifest.as_ref();
+        let first = first.map_or_else(GoneFirst::default, |it| self.gone_first(it));
         // This node's own loss is one already: at zero the durable tier must have a copy.
-        if counted.losses >= wanted.max(1) || (wanted == 0 && copied.is_none()) {
+        let least = wanted.max(1).saturating_add(first.count());
+        if counted.losses >= least || (wanted == 0 && copied.is_none()) {
             return None;
         }
         let waits = self.why_not_yet(&newest.key);
@@ -61,10 +65,8 @@ impl Context {
             (_, None) => "; it is durable: bears 0 goes by the durable tier alone".into(),
         };
         Some(format!(
-            "{namespace}: step {step} of run {run} bears {} of {} losses, expected {}{waits}{tier}",
-            counted.losses,
-            counted.of,
-            wanted.max(1)
+            "{namespace}: step {step} of run {run} bears {} of {} losses, expected {least}{waits}{first}{tier}",
+            counted.losses, counted.of,
         ))
     }
 

@@ -3,14 +3,38 @@
 //! because of them: the oldest gives way on all nodes at once, since a step whose blocks one node alone gave away would be
 //! healed by the others, for ever.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_wire::Namespace;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::{Namespace, Rank, RunId, SlotId, Step};
 
-use crate::catalog::Checkpoint;
+use crate::budget::Reservation;
+use crate::catalog::{Checkpoint, SlotUse};
 use crate::context::Context;
 use crate::limits;
+
+/// Finds the steps that lie before the newest one. A job that went back has left those that it saved in an earlier run from there on:
+/// kept, they would take the place of the step that it went back to.
+#[derive(Debug, Default)]
+struct OnTheWay {
+    /// The run that is looked at, and its lowest step.
+    run: Option<(RunId, Step)>,
+    /// The lowest step of later runs.
+    later: Option<Step>,
+}
+
+impl OnTheWay {
+    /// Of one step after the other, the newest first.
+    fn is_one(&mut self, key: &CheckpointKey) -> bool {
+        if let Some((run, lowest)) = self.run
+            && run != key.run
+        {
+            self.later = Some(self.later.map_or(lowest, |later| later.min(lowest)));
+        }
+        self.run = Some((key.run, key.step));
+        self.later.is_none_or(|later| key.step < later)
+    }
+}
 
 impl Context {
     /// The steps that stay: the newest safe one, and as many before it as are configured. With them those that would be among them and
@@ -19,13 +43,16 @@ impl Context {
         let (safe, most) = (self.safe_state(), self.steps_to_keep(namespace));
         let newest_first = self.checkpoints.values().rev();
         let of_it = newest_first.filter(|c| c.key.namespace == *namespace);
+        let mut on_the_way = OnTheWay::default();
         let mut kept = BTreeSet::new();
         let mut may_follow = Vec::new();
         for checkpoint in of_it {
             if kept.len() == most {
                 break;
             } else if checkpoint.state >= safe {
-                kept.insert(checkpoint.key.clone());
+                if on_the_way.is_one(&checkpoint.key) || planted!("left_steps_are_kept") {
+                    kept.insert(checkpoint.key.clone());
+                }
             } else if most > 1 && self.may_yet_be_kept(checkpoint) {
                 may_follow.push(checkpoint.key.clone());
             }
@@ -55,10 +82,11 @@ impl Context {
     /// Whether so many newer checkpoints of the namespace are as safe as can be that this one is of no use any more.
     pub(super) fn is_outranked(&self, key: &CheckpointKey) -> bool {
         let safe = self.safe_state();
-        let newer = self
-            .checkpoints
-            .values()
-            .filter(|c| c.key.namespace == key.namespace && c.key > *key && c.state >= safe);
+        let mut on_the_way = OnTheWay::default();
+        let newest_first = self.checkpoints.values().rev();
+        let newer = newest_first
+            .filter(|c| c.key.namespace == key.namespace && c.key > *key && c.state >= safe)
+            .filter(|c| on_the_way.is_one(&c.key) || planted!("left_steps_are_kept"));
         let mut enough = self.steps_to_keep(&key.namespace);
         if planted!("older_steps_not_taken_up") {
             enough = 1;
@@ -97,6 +125,76 @@ impl Context {
             let is_newer = newest.as_ref().is_none_or(|newest| c.key > *newest);
             c.key.namespace == *namespace && is_newer && self.no_room_of(c).is_some()
         })
+    }
+
+    /// Another job needs bytes of the budget: its save is worth more than what is kept of others. First go slots that stand free only because
+    /// steps were kept, then kept steps, unless all of that would not be enough.
+    pub(super) fn give_up_kept_for(&mut self, bytes: u64, of: &Namespace) {
+        if self.setup.keep_steps == 1 || planted!("kept_steps_of_others_stay") {
+            return;
+        }
+        let kept = self.checkpoints.values();
+        let kept = kept.filter(|c| c.key.namespace != *of && self.is_kept_step(c));
+        let kept: Vec<CheckpointKey> = kept.map(|c| c.key.clone()).collect();
+        let could_go = self.bytes_kept(&kept, of);
+        if self.budget_free().saturating_add(could_go) < bytes {
+            return;
+        }
+        self.drop_surplus_slots(bytes, of);
+        for key in kept {
+            if self.budget_free() >= bytes {
+                return;
+            }
+            self.give_up_kept_step(&key);
+            self.drop_surplus_slots(bytes, of);
+        }
+    }
+
+    /// Slots that a rank has with one kept step: those above are there for more.
+    fn slots_without_kept(&self) -> usize {
+        self.setup.slots_per_rank + 1 - self.setup.keep_steps
+    }
+
+    /// What would be free without these steps of other jobs, and without their surplus slots.
+    fn bytes_kept(&self, kept: &[CheckpointKey], of: &Namespace) -> u64 {
+        let kept: Vec<&Checkpoint> = kept.iter().map(|key| &self.checkpoints[key]).collect();
+        let sets = kept.iter().flat_map(|c| c.parity.values());
+        let parity: u64 = sets
+            .map(|set| self.budget.reserved(Reservation::Parity(*set)))
+            .sum();
+        let of_kept = kept.iter().flat_map(|c| c.shards.values());
+        let of_kept: BTreeSet<SlotId> = of_kept.map(|shard| shard.slot).collect();
+        let mut surplus: BTreeMap<(&Namespace, Rank), usize> = BTreeMap::new();
+        let mut bytes = parity;
+        for (id, slot) in &self.slots {
+            let may_go = slot.used_for == SlotUse::Free || of_kept.contains(id);
+            if slot.namespace == *of || !may_go {
+                continue;
+            }
+            let (namespace, rank) = (&slot.namespace, slot.rank);
+            let in_use = || self.slots_in_use(namespace, rank);
+            let left = surplus.entry((namespace, rank));
+            let left = left.or_insert_with(|| in_use().saturating_sub(self.slots_without_kept()));
+            if *left > 0 {
+                *left -= 1;
+                bytes = bytes.saturating_add(slot.capacity);
+            }
+        }
+        bytes
+    }
+
+    fn drop_surplus_slots(&mut self, bytes: u64, of: &Namespace) {
+        let least = self.slots_without_kept();
+        let free = self.slots.iter();
+        let free = free.filter(|(_, slot)| slot.used_for == SlotUse::Free && slot.namespace != *of);
+        let free: Vec<(SlotId, Namespace, Rank)> = free
+            .map(|(id, slot)| (*id, slot.namespace.clone(), slot.rank))
+            .collect();
+        for (slot, namespace, rank) in free {
+            if self.budget_free() < bytes && self.slots_in_use(&namespace, rank) > least {
+                self.drop_slot(slot);
+            }
+        }
     }
 
     /// Gives up a kept step here and on all peers.

@@ -97,7 +97,7 @@ impl Context {
         }
     }
 
-    fn slots_in_use(&self, namespace: &Namespace, rank: Rank) -> usize {
+    pub(super) fn slots_in_use(&self, namespace: &Namespace, rank: Rank) -> usize {
         self.slots
             .values()
             .filter(|slot| slot.namespace == *namespace && slot.rank == rank)

@@ -73,13 +73,19 @@ impl fmt::Display for Unfinished {
     }
 }
 
+/// Of a drain: anybody who trains here could end the node.
+pub fn not_an_operator() -> Refusal {
+    let detail = "expected an operator, got a connection that is not by the operator's socket (admin.socket): drain there";
+    Refusal::new(RefusalCode::WrongUser, detail)
+}
+
 impl Context {
     /// An operator ends this node in order. When it ends, what becomes of its place and how far it is are the driver's.
     pub(crate) fn drain(&mut self, id: RequestId, order: DrainOrder) -> Result<(), Refusal> {
         if !self.operators.contains(&id.conn) {
-            let detail = "expected an operator, got a connection that is not by the operator's socket (admin.socket): drain there";
-            return Err(Refusal::new(RefusalCode::WrongUser, detail));
+            return Err(not_an_operator());
         }
+        self.begin_drain();
         self.out.push(Output::Drain { id, order });
         Ok(())
     }

@@ -47,6 +47,8 @@ pub struct Room {
     pub durable_form: DurableForm,
     /// Safe steps that stay, and slots that a rank has beside them.
     pub keep_steps: usize,
+    /// Of single nodes, whose file has not been changed yet.
+    pub keeping: BTreeMap<usize, usize>,
     pub slots_beside: usize,
 }
 
@@ -59,6 +61,7 @@ impl Default for Room {
             scrub_period_ms: 0,
             durable_form: DurableForm::Full,
             keep_steps: 1,
+            keeping: BTreeMap::new(),
             slots_beside: 2,
         }
     }
@@ -120,8 +123,8 @@ impl Scene for Stage {
         setup.idle_job_ms = room.idle_job_ms;
         setup.scrub_period_ms = room.scrub_period_ms;
         setup.durable_form = room.durable_form;
-        setup.keep_steps = room.keep_steps;
-        setup.slots_per_rank = room.keep_steps + room.slots_beside;
+        setup.keep_steps = *room.keeping.get(&node).unwrap_or(&room.keep_steps);
+        setup.slots_per_rank = setup.keep_steps + room.slots_beside;
         setup.messages = MESSAGES;
         if world.scene.tier.is_some() {
             setup.durable = DurablePolicy::OnRequest;
@@ -236,6 +239,11 @@ impl Cluster {
         };
         self.scene.run = Some(run);
         (0..self.scene.k).for_each(|node| self.attach(node));
+    }
+
+    /// The job's next save is of the step after this one.
+    pub fn goes_back_to(&mut self, step: u64) {
+        self.scene.step = step;
     }
 
     /// A connection to a node's daemon.

@@ -146,6 +146,8 @@ impl<S: Scene> World<S> {
             Output::StopUpload { .. } => {}
             // No suite waits for what becomes of it.
             Output::Curate { .. } => {}
+            // When the daemon ends a test says.
+            Output::Drain { .. } => {}
             other => panic!("{other:?} is for the tier"),
         }
     }

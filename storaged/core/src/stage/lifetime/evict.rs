@@ -1,5 +1,5 @@
 //! Room for those who work: what gives way when the budget is full. First bases, which are only kept to make uploads
-//! smaller; then jobs that have ended, the one that has not been used for longest first, and of those the durable ones
+//! smaller; then older steps of other jobs that are kept (`memory.keep_steps`); then jobs that have ended, the one that has not been used for longest first, and of those the durable ones
 //! first. Nothing is dropped in vain: if all of it together would not be enough, nothing goes.
 
 use std::collections::BTreeMap;
@@ -52,6 +52,7 @@ impl Context {
             return first;
         }
         self.give_up_bases();
+        self.give_up_kept_for(bytes, of);
         self.evict_for(bytes, of);
         self.budget.reserve(purpose, bytes)
     }
