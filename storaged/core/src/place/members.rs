@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn a_list_without_this_node_or_that_cannot_be_grouped_changes_nothing() {
         let mut node = last_of(&BEFORE, 2, 1);
-        for wrong in [&["a", "b", "c"][..], &["a", "z"]] {
+        for wrong in [&["a", "b", "c"][..], &["z"]] {
             let members = members(wrong);
             let said: Vec<Output> = node.handle(Now(2), Input::Members { epoch: 2, members });
             assert!(said.is_empty());
