@@ -165,7 +165,9 @@ fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
     } else {
         own
     };
-    let sources: Vec<usize> = (0..geometry.k()).collect();
+    // The last group has fewer than k data nodes, and so have all of a small cluster.
+    let data = groups.get(args.group).map_or(0, |group| group.data.len());
+    let sources: Vec<usize> = (0..data).collect();
     let mut case = EncodeCase::of_group(&groups, args.group, &sources, &facts).map_err(usage)?;
     let others = match args.k {
         Some(_) => Vec::new(),
@@ -174,7 +176,7 @@ fn question(args: &EncodeArgs, status: &Value) -> Result<Question, CliError> {
     for (index, rate) in &args.node_rates {
         let expected = format!(
             "expected a data node from 0 to {} in --node-rate, got {index}",
-            geometry.k() - 1
+            data.saturating_sub(1)
         );
         let node = case.data.get_mut(*index).ok_or(usage(expected))?;
         *node = NodeMeasure::on_link(rate.as_u64());
@@ -481,11 +483,22 @@ mod tests {
     }
 
     #[test]
+    fn groups_with_fewer_data_nodes_are_coded_too() {
+        for line in [
+            "--encode --k 4 --m 2 --nodes 5",
+            "--encode --k 4 --m 2 --nodes 3 --rate 125MB",
+        ] {
+            let (question, _) = ask(line, &Value::Null).unwrap();
+            assert!(question.case.data.len() < 4, "{line}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         for (line, expected) in [
             ("--encode --k 0 --m 2", "expected k >= 1"),
             ("--encode --k 4 --m 2 --dirty 1.5", "a share from 0 to 1"),
-            ("--encode --k 4 --m 2 --nodes 5", "coding nodes"),
+            ("--encode --k 4 --m 2 --nodes 2", "coding nodes"),
             ("--encode --k 4 --m 2 --chunk 5KiB", "chunk"),
             ("--encode --k 4 --m 2 --rate 0B", "rate of 0"),
             ("--encode --k 4 --m 2 --node-rate 4=1MB", "from 0 to 3"),
