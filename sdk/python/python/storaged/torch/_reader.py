@@ -29,6 +29,8 @@ logger = logging.getLogger("storaged")
 
 # A daemon that does not hear of a closed shard at once hears of it with the connection.
 CLOSE_SECONDS = 0.5
+# A request has at most 4 MiB, and a range up to 20 bytes of it: a shard of which more pieces are wanted is opened whole.
+RANGES_MAX = 200_000
 
 
 class StoragedReader(StorageReader):
@@ -364,4 +366,6 @@ def merged(spans: list[tuple[int, int]], chunk: int, length: int) -> list[tuple[
             ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
         else:
             ranges.append((start, end))
+    if len(ranges) > RANGES_MAX:
+        return [(0, length)]
     return [(start, end - start) for start, end in ranges]
