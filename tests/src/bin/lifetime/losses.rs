@@ -252,11 +252,7 @@ impl Places {
     }
 }
 
-fn insert(figures: &mut Figures, all: Count) {
-    figures.insert("loss_subsets", f64::from(all.tried));
-    figures.insert("loss_subsets_failed", f64::from(all.failed));
-}
-
+/// Losses while the nodes of a cluster stay the same.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let mut all = Count::default();
     for nodes in GEOMETRIES {
@@ -267,17 +263,24 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
                 all.note(&format!("{nodes:?} {moment:?} without {lost:?}"), outcome);
             }
             println!("{nodes:?} {moment:?}: {all:?} so far");
-            insert(figures, all);
+            figures.insert("loss_subsets", f64::from(all.tried));
+            figures.insert("loss_subsets_failed", f64::from(all.failed));
         }
     }
-    // Each takes as long as a loss has to last before a place is given up.
+    Ok(())
+}
+
+/// Losses while a spare takes the place of a node. Each takes as long as a loss has to last before a place is given up: of one geometry.
+pub fn while_replaced(figures: &mut Figures) -> Result<()> {
+    let mut all = Count::default();
     let nodes = GEOMETRIES[0];
     let mut places = Places::start(nodes)?;
     for lost in nodes.losses() {
         let outcome = places.lose(&lost);
         all.note(&format!("{nodes:?} replaced without {lost:?}"), outcome);
     }
-    println!("{nodes:?} in a change of epochs: {all:?} so far");
-    insert(figures, all);
+    println!("{nodes:?} in a change of epochs: {all:?}");
+    figures.insert("loss_subsets_replaced", f64::from(all.tried));
+    figures.insert("loss_subsets_replaced_failed", f64::from(all.failed));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What a cluster's months are made of, measured with real processes: restarts, upgrades, nodes that are lost and replaced, every loss of
 //! up to m nodes, drains, the scrub, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
 //!
-//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,detect,losses,drain,scrub,torture]
+//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,detect,losses,losses-replaced,drain,scrub,torture]
 
 mod care;
 mod detect;
@@ -22,9 +22,10 @@ use clap::Parser;
 type Figures = BTreeMap<&'static str, f64>;
 
 /// Figures of which any but zero is a defect.
-const PROMISES: [&str; 4] = [
+const PROMISES: [&str; 5] = [
     "upgrade_steps_lost",
     "loss_subsets_failed",
+    "loss_subsets_replaced_failed",
     "kills_lost",
     "kills_leaking_nodes",
 ];
@@ -61,12 +62,13 @@ fn main() -> Result<()> {
     let mut figures = Figures::new();
     let torture = |figures: &mut Figures| torture::measure(figures, args.kills, args.seed);
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Figures) -> Result<()>);
-    let parts: [Part<'_>; 8] = [
+    let parts: [Part<'_>; 9] = [
         ("restart", &restart::restarts),
         ("upgrade", &restart::upgrades),
         ("detect", &detect::measure),
         ("replace", &replace::measure),
         ("losses", &losses::measure),
+        ("losses-replaced", &losses::while_replaced),
         ("drain", &care::drain),
         ("scrub", &care::scrub),
         ("torture", &torture),
