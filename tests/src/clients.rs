@@ -14,6 +14,7 @@ use storaged_sdk::{Client, ConnectOptions, Trainer};
 pub const WAIT_MS: u32 = 60_000;
 
 /// Who the clients are, and where the daemons listen.
+#[derive(Clone)]
 pub struct Clients {
     /// Sockets of the daemons, by node.
     pub sockets: Vec<PathBuf>,

@@ -191,6 +191,13 @@ impl System {
     }
 }
 
+/// All sets of one to `most` of so many nodes.
+pub fn losses(nodes: usize, most: usize) -> Vec<Vec<usize>> {
+    let few = (1_u32..1 << nodes).filter(|set| set.count_ones() as usize <= most);
+    let members = |set: u32| (0..nodes).filter(move |node| set >> node & 1 == 1);
+    few.map(|set| members(set).collect()).collect()
+}
+
 /// Shards of different, odd lengths with content that depends on the step.
 pub fn shards(world: u32, step: u64) -> Vec<Vec<u8>> {
     (0..world)

@@ -4,14 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
-use storaged_tests::system::{System, shards, wait};
-
-/// All sets of one to `most` of so many nodes.
-fn losses(nodes: usize, most: usize) -> Vec<Vec<usize>> {
-    let few = (1_u32..1 << nodes).filter(|set| set.count_ones() as usize <= most);
-    let members = |set: u32| (0..nodes).filter(move |node| set >> node & 1 == 1);
-    few.map(|set| members(set).collect()).collect()
-}
+use storaged_tests::system::{System, losses, shards, wait};
 
 fn any_may_be_lost(nodes: usize, k: usize, m: usize) -> Result<()> {
     let mut system = System::start(nodes, Some((k, m)), "")?;

@@ -186,14 +186,13 @@ pub fn recv_frame_waiting(
     limit: usize,
     wait: &mut dyn Wait,
 ) -> Result<(Vec<u8>, Option<OwnedFd>), PassingError> {
-    let mut frame = begin_frame(stream, wait)?;
-    if frame.length > limit {
-        let got = frame.length;
-        return Err(PassingError::TooLong { got, limit });
+    let FrameStart { length, descriptor } = begin_frame(stream, wait)?;
+    if length > limit {
+        return Err(PassingError::TooLong { got: length, limit });
     }
     let mut body = Vec::new();
-    recv_body(stream, frame.length, &mut body, wait)?;
-    Ok((body, frame.descriptor.take()))
+    recv_body(stream, length, &mut body, wait)?;
+    Ok((body, descriptor))
 }
 
 /// A frame whose length has come.

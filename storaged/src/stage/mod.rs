@@ -183,7 +183,8 @@ impl Door {
         self.access.check(peer)?;
         let place = self.places.take(peer.uid.as_raw());
         place.map_err(|NoPlaceLeft(taken)| {
-            let text = format!("user id {} has {taken} connections of all that may be: close some, or wait for others to", peer.uid.as_raw());
+            let uid = peer.uid.as_raw();
+            let text = format!("{taken} connections are open, of this socket or of user id {uid} on it: as many as may be; close some, or wait for others to");
             Refusal::new(RefusalCode::Busy, text)
         })
     }

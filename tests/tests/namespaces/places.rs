@@ -191,11 +191,7 @@ fn machines_come_and_go_beside_a_job_that_saves() -> Result<()> {
     for node in 0..PLACES {
         machines.cluster.wait_for_peers(node, PLACES - 1)?;
     }
-    let clients = Clients {
-        sockets: machines.clients.sockets.clone(),
-        namespace: machines.clients.namespace.clone(),
-        token: machines.clients.token.clone(),
-    };
+    let clients = machines.clients.clone();
     let (run, mut trainers) = clients.trainers(RANKS)?;
     let job = Job::default();
     scope(|threads| {

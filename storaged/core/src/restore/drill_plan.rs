@@ -64,9 +64,7 @@ impl Restores {
         timeout_ms: u32,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let surveyor = cx.surveyor(id)?;
-        self.survey(surveyor, step, timeout_ms, SurveyPurpose::Drill, cx);
-        Ok(())
+        self.survey_for(id, step, timeout_ms, SurveyPurpose::Drill, cx)
     }
 
     pub(super) fn drill_surveyed(&mut self, plan: &SurveyInProgress, cx: &mut Context) {

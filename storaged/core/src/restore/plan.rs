@@ -169,9 +169,7 @@ impl Restores {
         older: Older,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let surveyor = cx.surveyor(id)?;
-        self.survey(surveyor, step, timeout_ms, SurveyPurpose::Offer(older), cx);
-        Ok(())
+        self.survey_for(id, step, timeout_ms, SurveyPurpose::Offer(older), cx)
     }
 
     pub(crate) fn judge(
@@ -180,8 +178,20 @@ impl Restores {
         timeout_ms: u32,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
+        self.survey_for(id, None, timeout_ms, SurveyPurpose::Verdict, cx)
+    }
+
+    /// A survey for whoever asks, if it has said who it is.
+    pub(super) fn survey_for(
+        &mut self,
+        id: RequestId,
+        step: Option<Step>,
+        timeout_ms: u32,
+        then: SurveyPurpose,
+        cx: &mut Context,
+    ) -> Result<(), Refusal> {
         let surveyor = cx.surveyor(id)?;
-        self.survey(surveyor, None, timeout_ms, SurveyPurpose::Verdict, cx);
+        self.survey(surveyor, step, timeout_ms, then, cx);
         Ok(())
     }
 

@@ -213,6 +213,27 @@ mod tests {
         node.handle(Now(1_000), Input::Request { id, request })
     }
 
+    /// The reader whose requests follow says who it is.
+    fn greets(node: &mut Node) {
+        let hello = Request::Hello {
+            version: storaged_wire::local::LOCAL_VERSION,
+            namespace: job(),
+            token: TOKEN.to_vec().into(),
+            role: Role::Reader,
+        };
+        asks(node, 0, hello);
+    }
+
+    /// Asks for the newest step; the number of the question to all.
+    fn asks_for_a_plan(node: &mut Node) -> u64 {
+        let plan = Request::Plan {
+            step: None,
+            timeout_ms: 60_000,
+            allow_older: false,
+        };
+        asked_first(&asks(node, 1, plan))
+    }
+
     /// The number of the question to all.
     fn asked(outputs: &[Output]) -> Option<u64> {
         outputs.iter().find_map(|output| match output {
@@ -290,13 +311,7 @@ mod tests {
             durable: storaged_wire::local::DurableWish::Never,
         };
         hear(node, 1, "a", committed);
-        let hello = Request::Hello {
-            version: storaged_wire::local::LOCAL_VERSION,
-            namespace: job(),
-            token: TOKEN.to_vec().into(),
-            role: Role::Reader,
-        };
-        asks(node, 0, hello);
+        greets(node);
         let open = Request::OpenShard {
             manifest: manifest.name(),
             rank: Rank::new(0),
@@ -373,13 +388,7 @@ mod tests {
     #[test]
     fn a_manifest_that_a_tier_which_cannot_be_read_may_hold_is_not_said_to_be_nowhere() {
         let mut node = last_with_tier(&["a", "b", "c"], 2, 1, DurablePolicy::OnRequest);
-        let hello = Request::Hello {
-            version: storaged_wire::local::LOCAL_VERSION,
-            namespace: job(),
-            token: TOKEN.to_vec().into(),
-            role: Role::Reader,
-        };
-        asks(&mut node, 0, hello);
+        greets(&mut node);
         let manifest = manifest(1).name();
         let outputs = asks(&mut node, 1, Request::GetManifest { manifest });
         let query = asked_first(&outputs);
@@ -481,19 +490,8 @@ mod tests {
         }
         let gone = crate::testkit::name("a");
         node.handle(Now(900), Input::PeerDown { node: gone });
-        let hello = Request::Hello {
-            version: storaged_wire::local::LOCAL_VERSION,
-            namespace: job(),
-            token: TOKEN.to_vec().into(),
-            role: Role::Reader,
-        };
-        asks(node, 0, hello);
-        let plan = Request::Plan {
-            step: None,
-            timeout_ms: 60_000,
-            allow_older: false,
-        };
-        asked_first(&asks(node, 1, plan))
+        greets(node);
+        asks_for_a_plan(node)
     }
 
     fn planned(outputs: &[Output]) -> Option<u64> {
@@ -563,22 +561,8 @@ mod tests {
         let mut node = last_of(&["a", "b", "c"], 2, 1);
         hear(&mut node, 1, "a", marked(1));
         node.handle(Now(900), Input::Tick);
-        asks(
-            &mut node,
-            0,
-            Request::Hello {
-                version: storaged_wire::local::LOCAL_VERSION,
-                namespace: job(),
-                token: TOKEN.to_vec().into(),
-                role: Role::Reader,
-            },
-        );
-        let plan = Request::Plan {
-            step: None,
-            timeout_ms: 60_000,
-            allow_older: false,
-        };
-        let query = asked(&asks(&mut node, 1, plan)).expect("all are asked");
+        greets(&mut node);
+        let query = asks_for_a_plan(&mut node);
         // `a` answers before step 2 is protected, `b` when step 1 has gone for it: each step is whole in neither answer.
         hear(&mut node, 1_001, "a", holds(query, 1, 0));
         hear(&mut node, 1_002, "a", known(query, 1));

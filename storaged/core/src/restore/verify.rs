@@ -51,9 +51,7 @@ impl Restores {
         timeout_ms: u32,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let surveyor = cx.surveyor(id)?;
-        self.survey(surveyor, step, timeout_ms, SurveyPurpose::Verify, cx);
-        Ok(())
+        self.survey_for(id, step, timeout_ms, SurveyPurpose::Verify, cx)
     }
 
     /// Asks everybody who should hold a part of it to read that. Who has not answered at the caller's limit is named in the

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::RunId;
 use storaged_sdk::wire::local::DurableWish;
-use storaged_tests::system::{System, shards};
+use storaged_tests::system::{System, losses, shards};
 
 use crate::Figures;
 use crate::nodes::{save, until};
@@ -37,10 +37,7 @@ impl Nodes {
 
     /// All sets of one to m of them.
     fn losses(self) -> Vec<Vec<usize>> {
-        let all = 1_u32..1 << self.all();
-        let few = all.filter(|set| set.count_ones() as usize <= self.m);
-        let members = |set: u32| (0..self.all()).filter(move |node| set >> node & 1 == 1);
-        few.map(|set| members(set).collect()).collect()
+        losses(self.all(), self.m)
     }
 
     fn but(self, lost: &[usize]) -> Vec<usize> {
