@@ -13,6 +13,7 @@ mod node;
 mod reload;
 mod scrub;
 mod span;
+mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -21,9 +22,9 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::Deserialize;
-use storaged_core::{DurablePolicy, LinkRates, RateBasis, RunsWithoutTier};
+use storaged_core::{DurablePolicy, LinkRates, MemoryShare, RateBasis, RunsWithoutTier, Viewer};
 use storaged_plan::Member;
-use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
+use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName, TenantName};
 use thiserror::Error;
 
 pub use admin::AdminSection;
@@ -36,9 +37,10 @@ pub use node::NodeSection;
 pub use reload::Fixed;
 pub use scrub::{HookCommand, ScrubConfig, ScrubSection};
 pub use span::Span;
+pub use tenants::TenantSection;
 
 use crate::net::{Peer, PeerAddress, TlsFiles};
-use crate::stage::{Access, TenantSocket};
+use crate::stage::TenantSocket;
 use crate::trickle::store::StoreConfig;
 use crate::trickle::{Packing, Retention, TrickleLimits};
 
@@ -197,16 +199,6 @@ pub enum RatesName {
     Configured,
 }
 
-/// `[[tenants]]`
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TenantSection {
-    /// A directory of the tenant's own; the socket is `storaged.sock` in it.
-    pub directory: PathBuf,
-    /// Users that may use the socket.
-    pub uids: BTreeSet<u32>,
-}
-
 /// `[trickle]`
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -267,6 +259,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// TCP address for operators.
     pub ops_listen: Option<SocketAddr>,
+    /// Whether what is shown there names jobs.
+    pub ops_viewer: Viewer,
     /// For how long the daemon goes on when it is told to stop.
     pub leave_within: Duration,
     /// Certificates, if there are peers.
@@ -293,6 +287,8 @@ pub struct Config {
     pub scrub: ScrubConfig,
     /// Sockets, the operator's among them.
     pub sockets: Vec<TenantSocket>,
+    /// What tenants have of the budget.
+    pub shares: BTreeMap<Option<TenantName>, MemoryShare>,
     /// What is logged.
     pub log_filter: String,
     /// The durable tier.
@@ -362,25 +358,29 @@ impl ConfigFile {
         self.check_tier()?;
         let filter = crate::log::check_filter(&self.log.filter);
         filter.map_err(|error| value("log.filter", crate::driver::chain(&error)))?;
+        let budget = self.budget()?;
+        let tenants = self.tenants(budget)?;
         let config = Config {
             members,
             peers,
             listen: self.node.listen,
             ops_listen: self.node.ops_listen,
+            ops_viewer: self.node.ops_names.viewer(),
             leave_within: Duration::from_millis(self.node.leave_within.as_ms()),
             tls: self.tls_files(),
             geometry,
             chunk,
             link_rates,
             codec_threads,
-            budget: self.budget()?,
+            budget,
             budget_set: (self.memory.budget.as_ref())
                 .map_or_else(|| "the default".into(), ToString::to_string),
             slots_per_rank: self.slots()?,
             keep_steps: self.keep_steps()?,
             idle_job_ms: self.memory.idle_job.as_ms(),
             scrub: self.scrub.validate()?,
-            sockets: self.sockets()?,
+            sockets: tenants.sockets,
+            shares: tenants.shares,
             log_filter: self.log.filter.clone(),
             durable_policy: self.policy(),
             runs_without_tier: if self.trickle.runs_without_tier {
@@ -514,51 +514,6 @@ impl ConfigFile {
                 format!("expected 1MiB to 1GiB, got {}", self.trickle.part),
             ))
         }
-    }
-
-    fn sockets(&self) -> Result<Vec<TenantSocket>, ConfigError> {
-        let socket = |directory: &Path| directory.join("storaged.sock");
-        if self.tenants.is_empty() {
-            let uids = BTreeSet::from([rustix::process::getuid().as_raw()]);
-            let own = TenantSocket {
-                path: socket(&self.node.runtime_dir),
-                access: Access::Users(uids),
-            };
-            return Ok(vec![own, self.admin_socket()?]);
-        }
-        self.check_tenants()?;
-        let paths: BTreeSet<&PathBuf> = self
-            .tenants
-            .iter()
-            .map(|tenant| &tenant.directory)
-            .collect();
-        if paths.len() < self.tenants.len() {
-            return Err(value(
-                "tenants.directory",
-                "expected a directory of its own for every tenant, got one twice",
-            ));
-        }
-        let tenants = self.tenants.iter();
-        let sockets = tenants.map(|tenant| TenantSocket {
-            path: socket(&tenant.directory),
-            access: Access::Users(tenant.uids.clone()),
-        });
-        Ok(sockets.chain([self.admin_socket()?]).collect())
-    }
-
-    /// A socket that nobody may use, or whose place hangs on where the daemon was started, is a slip.
-    fn check_tenants(&self) -> Result<(), ConfigError> {
-        for tenant in &self.tenants {
-            if tenant.uids.is_empty() {
-                let text = "expected the user ids that may use the socket, got none";
-                return Err(value("tenants.uids", text));
-            }
-            if tenant.directory.is_relative() {
-                let text = "expected an absolute path, got a relative one";
-                return Err(value("tenants.directory", text));
-            }
-        }
-        Ok(())
     }
 
     fn policy(&self) -> DurablePolicy {

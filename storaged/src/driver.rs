@@ -327,7 +327,7 @@ impl Daemon {
                 self.answers.insert(id, answer);
                 Input::Request { id, request }
             }
-            StageEvent::Operator { conn } => Input::OperatorConnected { conn },
+            StageEvent::Connected { conn, viewer } => Input::Connected { conn, viewer },
             StageEvent::Gone { conn } => {
                 self.answers.retain(|id, _| id.conn != conn);
                 Input::Disconnected { conn }

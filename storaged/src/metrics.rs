@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use storaged_codec::delta::Kind;
-use storaged_core::{NodeRate, Standings};
+use storaged_core::{NodeRate, Standings, Viewer};
 use storaged_plan::Member;
 use storaged_wire::{CheckpointState, NodeName};
 
@@ -277,14 +277,14 @@ impl Metrics {
     }
 
     /// What committed checkpoints bear now, oldest first, and how many namespaces speak against a restart.
-    pub fn observe_standings(&self, standings: &[Standings], objections: usize) {
+    pub fn observe_standings(&self, standings: &[Standings], objections: usize, viewer: &Viewer) {
         self.place_bears.clear();
         for one in standings {
             if let Some(bears) = one
                 .bears
                 .filter(|_| one.state >= CheckpointState::Protected && one.kept_for.is_none())
             {
-                let namespace = one.namespace.to_string();
+                let namespace = viewer.name_of(&one.namespace).unwrap_or_default();
                 let gauge = self
                     .place_bears
                     .get_or_create(&NamespaceLabel { namespace });

@@ -1,13 +1,13 @@
 //! What a node answers on its sockets and pages before it has a place in the roster: a status that says what it waits for, whether it
 //! may be restarted, that it ends if an operator drains it, and a refusal of all else. The sockets and pages are the ones that the daemon has later.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use storaged_core::{ConnId, not_an_operator};
+use storaged_core::{ConnId, Viewer, not_an_operator};
 use storaged_wire::drain::{DrainPhase, DrainReport};
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::{NodeName, Refusal, RefusalCode};
@@ -33,7 +33,7 @@ pub struct WaitingRoom {
     stage: StageDoor,
     ops: OpsDoor,
     /// Connections of the operator, which the daemon must know as such.
-    operators: BTreeSet<ConnId>,
+    viewers: BTreeMap<ConnId, Viewer>,
     drained: Option<Drained>,
     sign: WaitingSign,
 }
@@ -71,7 +71,7 @@ impl WaitingRoom {
         Self {
             stage,
             ops,
-            operators: BTreeSet::new(),
+            viewers: BTreeMap::new(),
             drained: None,
             sign,
         }
@@ -104,14 +104,14 @@ impl WaitingRoom {
 
     fn answer(&mut self, event: StageEvent) {
         match event {
-            StageEvent::Operator { conn } => drop(self.operators.insert(conn)),
-            StageEvent::Gone { conn } => drop(self.operators.remove(&conn)),
+            StageEvent::Connected { conn, viewer } => drop(self.viewers.insert(conn, viewer)),
+            StageEvent::Gone { conn } => drop(self.viewers.remove(&conn)),
             StageEvent::Request {
                 id,
                 request,
                 answer,
             } => {
-                let is_operator = self.operators.contains(&id.conn);
+                let is_operator = self.viewers.get(&id.conn) == Some(&Viewer::Operator);
                 let reply = match &request {
                     Request::Drain(_) if is_operator => self.drain(),
                     Request::Drain(_) => Reply::Refused(not_an_operator()),
@@ -146,9 +146,12 @@ impl WaitingRoom {
 
     /// The daemon takes over: who is connected stays so.
     pub fn leave(self) -> (StageDoor, OpsDoor) {
-        for conn in self.operators {
+        for (conn, viewer) in self.viewers {
             // Fewer connections are possible than events fit.
-            let _ = self.stage.events.try_send(StageEvent::Operator { conn });
+            let _ = self
+                .stage
+                .events
+                .try_send(StageEvent::Connected { conn, viewer });
         }
         (self.stage, self.ops)
     }
@@ -288,7 +291,9 @@ mod tests {
     async fn who_is_connected_as_operator_stays_one() {
         let (mut room, events, _pages) = room();
         for conn in [ConnId(1), ConnId(2)] {
-            events.send(StageEvent::Operator { conn }).await.unwrap();
+            let viewer = Viewer::Operator;
+            let connected = StageEvent::Connected { conn, viewer };
+            events.send(connected).await.unwrap();
         }
         let gone = StageEvent::Gone { conn: ConnId(1) };
         events.send(gone).await.unwrap();
@@ -297,7 +302,13 @@ mod tests {
         let (mut stage, _) = room.leave();
         let replayed = stage.received.recv().await;
         assert!(
-            matches!(replayed, Some(StageEvent::Operator { conn: ConnId(2) })),
+            matches!(
+                replayed,
+                Some(StageEvent::Connected {
+                    conn: ConnId(2),
+                    viewer: Viewer::Operator
+                })
+            ),
             "{replayed:?}"
         );
         assert!(stage.received.try_recv().is_err());

@@ -11,6 +11,9 @@ use thiserror::Error;
 /// Longest namespace or node name, in bytes: fits a DNS label and a directory name everywhere.
 pub const NAME_BYTES_MAX: usize = 63;
 
+/// Stands between a tenant's name and its job's: no name has it, and neither URLs nor file systems mind it.
+const TENANT_MARK: char = '~';
+
 /// Largest world size: thousands of GPUs with room to spare; bounds every table indexed by rank.
 pub const WORLD_SIZE_MAX: u32 = 1 << 17;
 
@@ -31,21 +34,25 @@ pub enum IdError {
     },
 }
 
-fn check_name(what: &'static str, text: &str) -> Result<(), IdError> {
+fn is_name(text: &str) -> bool {
     let first = text.bytes().next();
     let good_first = first.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let good_rest = text
         .bytes()
         .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'_' | b'-'));
-    if good_first && good_rest && text.len() <= NAME_BYTES_MAX {
-        return Ok(());
+    good_first && good_rest && text.len() <= NAME_BYTES_MAX
+}
+
+/// A name, or one of a tenant's: `TENANT~NAME`.
+fn is_name_of_tenant(text: &str) -> bool {
+    match text.split_once(TENANT_MARK) {
+        Some((tenant, name)) => is_name(tenant) && is_name(name),
+        None => is_name(text),
     }
-    let got = text.chars().take(NAME_BYTES_MAX + 1).collect();
-    Err(IdError::Name { what, got })
 }
 
 macro_rules! name_id {
-    ($(#[$doc:meta])* $name:ident, $what:literal) => {
+    ($(#[$doc:meta])* $name:ident, $what:literal, $is_valid:expr) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Arc<str>);
@@ -61,8 +68,12 @@ macro_rules! name_id {
 
             /// Tables name the same nodes ten thousand times: every copy is the same memory.
             fn of(text: &str) -> Result<Self, IdError> {
-                check_name($what, text)?;
-                Ok(Self(text.into()))
+                let is_valid: fn(&str) -> bool = $is_valid;
+                if is_valid(text) {
+                    return Ok(Self(text.into()));
+                }
+                let (what, got) = ($what, text.chars().take(NAME_BYTES_MAX + 1).collect());
+                Err(IdError::Name { what, got })
             }
 
             /// The name as text.
@@ -112,15 +123,40 @@ macro_rules! name_id {
 }
 
 name_id!(
-    /// One training job's checkpoints, isolated from every other's.
+    /// One training job's checkpoints, isolated from every other's. Those of a tenant with a name have it in front, `TENANT~NAME`: two
+    /// tenants may each have a job of the same name.
     Namespace,
-    "namespace"
+    "namespace",
+    is_name_of_tenant
 );
 name_id!(
     /// The configured name of one node; a replacement machine may take it over with a new generation.
     NodeName,
-    "node name"
+    "node name",
+    is_name
 );
+name_id!(
+    /// The configured name of one tenant, the same on all nodes.
+    TenantName,
+    "tenant",
+    is_name
+);
+
+impl Namespace {
+    /// Whose it is, where the tenant has a name.
+    pub fn tenant(&self) -> Option<&str> {
+        self.0.split_once(TENANT_MARK).map(|(tenant, _)| tenant)
+    }
+
+    /// This one as a tenant's own; one that has a tenant's name in front already stays as it is.
+    #[must_use]
+    pub fn within(&self, tenant: &TenantName) -> Self {
+        match self.tenant() {
+            Some(_) => self.clone(),
+            None => Self(format!("{tenant}{TENANT_MARK}{self}").into()),
+        }
+    }
+}
 
 macro_rules! number_id {
     ($(#[$doc:meta])* $name:ident, $int:ty) => {
@@ -258,6 +294,31 @@ mod tests {
         for bad in ["", "-x", "A", "a/b", "..", "a b", &"x".repeat(64)] {
             assert!(Namespace::new(bad).is_err(), "{bad:?} must be refused");
         }
+    }
+
+    #[test]
+    fn a_tenant_stands_in_front_of_its_job() {
+        let (tenant, job) = (
+            TenantName::new("blue").unwrap(),
+            Namespace::new("llama").unwrap(),
+        );
+        let of_tenant = job.within(&tenant);
+        assert_eq!((job.tenant(), of_tenant.tenant()), (None, Some("blue")));
+        assert_eq!(Namespace::new("blue~llama").unwrap(), of_tenant);
+        assert_eq!(
+            of_tenant.within(&TenantName::new("red").unwrap()),
+            of_tenant
+        );
+        for bad in [
+            "~x",
+            "x~",
+            "a~b~c",
+            "-a~b",
+            &format!("{}~b", "x".repeat(64)),
+        ] {
+            assert!(Namespace::new(bad).is_err(), "{bad:?} must be refused");
+        }
+        assert!(NodeName::new("a~b").is_err() && TenantName::new("a~b").is_err());
     }
 
     #[test]

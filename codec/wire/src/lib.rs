@@ -32,7 +32,7 @@ pub use enclosure::{
 pub use framing::{WireError, decode, encode};
 pub use ids::{
     Generation, IdError, NAME_BYTES_MAX, Namespace, NodeName, Owner, Rank, SessionId, SlotId, Step,
-    WorldSize,
+    TenantName, WorldSize,
 };
 pub use increment::{IncrementBase, IncrementIndex};
 pub use kept::{

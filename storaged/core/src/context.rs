@@ -1,7 +1,7 @@
 //! What all machines of a node share: its set-up, the time of this input, what it says, who is there, and the tables that
 //! everybody reads. A machine gets it with each call and keeps no reference to it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use storaged_plan::{Group, GroupError, groups};
@@ -11,7 +11,7 @@ use storaged_wire::{
     Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode, SlotId,
 };
 
-use crate::api::{ConnId, Note, Now, Output, RequestId, Setup};
+use crate::api::{ConnId, Note, Now, Output, RequestId, Setup, Viewer};
 use crate::budget::Budget;
 use crate::catalog::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Waiter};
 use crate::enclosures::EnclosureStore;
@@ -54,8 +54,8 @@ pub(crate) struct Context {
     pub slots: BTreeMap<SlotId, Slot>,
     pub budget: Budget,
     pub conns: BTreeMap<ConnId, Attached>,
-    /// Connections of operators.
-    pub operators: BTreeSet<ConnId>,
+    /// Whose connections they are, where it is not the tenant without a name.
+    pub viewers: BTreeMap<ConnId, Viewer>,
     pub waiters: Vec<Waiter>,
     pub lifetimes: Lifetimes,
     pub rates: Rates,
@@ -74,7 +74,7 @@ impl Context {
             Some(geometry) => groups(&setup.members, geometry)?,
             None => Vec::new(),
         };
-        let budget = Budget::new(setup.budget);
+        let budget = Budget::new(setup.budget, &setup.shares);
         Ok(Self {
             groups,
             earlier_groups: VecDeque::new(),
@@ -96,7 +96,7 @@ impl Context {
             by_name: BTreeMap::new(),
             slots: BTreeMap::new(),
             conns: BTreeMap::new(),
-            operators: BTreeSet::new(),
+            viewers: BTreeMap::new(),
             waiters: Vec::new(),
             lifetimes: Lifetimes::default(),
             rates: Rates::default(),
@@ -221,6 +221,12 @@ impl Context {
                 "expected a hello first on this connection, got another request",
             )
         })
+    }
+
+    /// Who asks.
+    pub(crate) fn viewer(&self, conn: ConnId) -> Viewer {
+        let viewer = self.viewers.get(&conn).cloned();
+        viewer.unwrap_or(Viewer::Tenant(None))
     }
 
     pub(crate) fn owner_of(&self, namespace: &Namespace) -> Option<Owner> {

@@ -8,7 +8,9 @@ use storaged_wire::local::{PinnedOnes, Reply, Request};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Digest, Generation, Namespace, NodeName, SharedBytes};
 
-use crate::api::{ConnId, Curation, DurableFault, Input, Now, Output, Prepared, RequestId, Setup};
+use crate::api::{
+    ConnId, Curation, DurableFault, Input, Now, Output, Prepared, RequestId, Setup, Viewer,
+};
 use crate::audit::{Audit, Shown};
 use crate::budget::Ledger;
 use crate::catalog::Peer;
@@ -154,7 +156,7 @@ impl Node {
             Input::PeerDown { node } => self.peer_down(&node),
             Input::Message { from, message } => self.message(&from, message),
             Input::Request { id, request } => self.request(id, request),
-            Input::OperatorConnected { conn } => drop(self.cx.operators.insert(conn)),
+            Input::Connected { conn, viewer } => drop(self.cx.viewers.insert(conn, viewer)),
             Input::Disconnected { conn } => self.disconnected(conn),
             Input::Members { epoch, members } => self.cx.set_members(epoch, members),
             Input::SlotCreated { slot } => self.cx.slot_created(slot),
@@ -287,7 +289,7 @@ impl Node {
     }
 
     fn say_status(&mut self, id: RequestId) {
-        let json = self.status_json();
+        let json = self.status_json(&self.cx.viewer(id.conn));
         self.cx.reply(id, Reply::Status(json));
     }
 
@@ -477,12 +479,13 @@ impl Node {
     }
 
     /// The state as JSON.
-    pub fn status_json(&self) -> String {
+    pub fn status_json(&self, viewer: &Viewer) -> String {
         status_json(
             &self.cx,
             &self.sessions,
             &self.scrub_state(),
             &self.ledger(),
+            viewer,
         )
     }
 
@@ -507,8 +510,8 @@ impl Node {
     }
 
     /// What speaks against a restart of this node now, a line per namespace; see [`Request::RestartSafe`] for `bears`.
-    pub fn restart_objections(&self, bears: Option<u32>) -> Vec<String> {
-        self.cx.restart_objections(bears)
+    pub fn restart_objections(&self, bears: Option<u32>, viewer: &Viewer) -> Vec<String> {
+        self.cx.restart_objections(bears, viewer)
     }
 
     /// What the operator's metrics show of each committed checkpoint.

@@ -213,7 +213,9 @@ impl Context {
             return false;
         }
         // Nothing that was taken over makes room for this.
-        let reserved = self.budget.reserve(Reservation::Slot(slot), capacity);
+        let reserved = self
+            .budget
+            .reserve(Reservation::Slot(slot), capacity, &key.namespace);
         if reserved.is_err() {
             return false;
         }
@@ -272,7 +274,9 @@ impl Context {
                 (node == self.me()).then_some(blocks.length)
             });
             let reserved = length.map(|length| {
-                let reserved = self.budget.reserve(Reservation::Parity(set), length);
+                let reserved =
+                    self.budget
+                        .reserve(Reservation::Parity(set), length, &kept.key.namespace);
                 reserved.is_ok()
             });
             if reserved != Some(true) {

@@ -1,9 +1,10 @@
 //! The daemon's state for `storaged status` and the status page: one JSON object. Names are validated ids, so
 //! nothing in it needs escaping.
 
-use storaged_wire::NodeName;
 use storaged_wire::local::standing;
+use storaged_wire::{NodeName, TenantName};
 
+use crate::api::Viewer;
 use crate::budget::Ledger;
 use crate::context::Context;
 use crate::encode::{NodeRate, Sessions, SideRate};
@@ -16,6 +17,7 @@ pub(crate) fn status_json(
     sessions: &Sessions,
     scrub: &ScrubState,
     ledger: &Ledger,
+    viewer: &Viewer,
 ) -> String {
     let peers: Vec<String> = cx
         .setup
@@ -33,10 +35,10 @@ pub(crate) fn status_json(
     let checkpoints: Vec<String> = cx
             .checkpoints
             .values()
-            .map(|c| {
-                format!(
-                    r#"{{"namespace":"{}","run":"{}","step":{},"state":"{}","standing":"{}","superseded":{},"bears":{},"bears_full":{},"owed":{},"no_room":{},"world_size":{},"shards_here":{},"parity_here":{}}}"#,
-                    c.key.namespace,
+            .filter_map(|c| {
+                let namespace = viewer.name_of(&c.key.namespace)?;
+                Some(format!(
+                    r#"{{"namespace":"{namespace}","run":"{}","step":{},"state":"{}","standing":"{}","superseded":{},"bears":{},"bears_full":{},"owed":{},"no_room":{},"world_size":{},"shards_here":{},"parity_here":{}}}"#,
                     c.key.run,
                     c.key.step,
                     c.state,
@@ -50,7 +52,7 @@ pub(crate) fn status_json(
                     c.world_size,
                     c.shards.len(),
                     c.parity.len()
-                )
+                ))
             })
             .collect();
     let geometry = cx
@@ -58,7 +60,7 @@ pub(crate) fn status_json(
         .geometry
         .map_or("null".into(), |g| format!("\"{g}\""));
     format!(
-        r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"records":{},"slots":{},"unchecked_slots":{},"parity_sets":{}}},"scrub":{},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
+        r#"{{"node":"{}","generation":"{:016x}","geometry":{},"chunk_bytes":{},"encode":{{"link_rate":{},"node_rates":{{{}}},"link_rate_measured":{},"links":[{}]}},"groups":[{}],"ready":{},"restart_safe":{},"durable":{},"quarantined":[{}],"memory":{{"used":{},"budget":{},"records":{},"slots":{},"unchecked_slots":{},"parity_sets":{},"tenants":[{}]}},"scrub":{},"sessions":{},"waiters":{},"peers":[{}],"checkpoints":[{}]}}"#,
         cx.setup.name,
         cx.setup.generation.get(),
         geometry,
@@ -69,15 +71,16 @@ pub(crate) fn status_json(
         links_json(sessions.measured_rates(cx.now)),
         cx.groups_json(),
         cx.settled(),
-        cx.restart_objections(None).is_empty(),
+        cx.restart_objections(None, viewer).is_empty(),
         cx.tier_json(),
-        cx.damaged_json(),
+        cx.damaged_json(viewer),
         ledger.used,
         ledger.total,
         ledger.records,
         ledger.slots,
         ledger.unchecked_slots,
         ledger.parity_sets,
+        cx.tenants_json(viewer),
         scrub_json(scrub),
         ledger.sessions,
         ledger.waiters,
@@ -122,6 +125,23 @@ impl Context {
         let rates = self.setup.link_rates.unusual.iter();
         let rates = rates.map(|(node, rate)| format!("\"{node}\":{rate}"));
         rates.collect::<Vec<_>>().join(",")
+    }
+
+    /// What each tenant has of the budget: an operator sees all, a tenant itself.
+    fn tenants_json(&self, viewer: &Viewer) -> String {
+        let seen = |name: &str| match viewer {
+            Viewer::Operator => true,
+            Viewer::Tenant(own) => own.as_ref().map_or("", TenantName::as_str) == name,
+            Viewer::Public => false,
+        };
+        let all = self.budget.by_tenant().filter(|(name, ..)| seen(name));
+        let all = all.map(|(name, used, share)| {
+            let (guaranteed, most) = (share.guaranteed, or_null(share.most));
+            format!(
+                r#"{{"tenant":"{name}","used":{used},"guaranteed":{guaranteed},"most":{most}}}"#
+            )
+        });
+        all.collect::<Vec<_>>().join(",")
     }
 
     fn groups_json(&self) -> String {

@@ -1,5 +1,7 @@
 //! What unit tests of decisions share: one node, its peers, and the manifest of a small job.
 
+use std::collections::BTreeMap;
+
 use storaged_codec::{ChunkSize, Digest, Geometry};
 use storaged_plan::Member;
 use storaged_wire::manifest::GroupEntry;
@@ -154,6 +156,7 @@ fn setup_of_last(members: &[&str], geometry: Geometry, durable: DurablePolicy) -
         slots_per_rank: 3,
         keep_steps: 1,
         budget: u64::MAX,
+        shares: BTreeMap::new(),
         idle_job_ms: 3_600_000,
         scrub_period_ms: 0,
         link_rates: LinkRates::default(),

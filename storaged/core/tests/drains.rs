@@ -4,7 +4,7 @@ mod cluster;
 mod testkit;
 
 use cluster::Cluster;
-use storaged_core::{Input, RequestId};
+use storaged_core::{Input, RequestId, Viewer};
 use storaged_wire::drain::{DrainOrder, PlaceAfter};
 use storaged_wire::local::{DurableWish, Request, Role};
 
@@ -20,7 +20,13 @@ fn protected() -> Cluster {
 /// An operator drains a node.
 fn drain(cluster: &mut Cluster, node: usize) {
     let conn = cluster.connect(node, Role::Reader);
-    cluster.tell(node, Input::OperatorConnected { conn });
+    cluster.tell(
+        node,
+        Input::Connected {
+            conn,
+            viewer: Viewer::Operator,
+        },
+    );
     let order = DrainOrder {
         within_ms: 60_000,
         place: PlaceAfter::GivenUp,
@@ -33,7 +39,7 @@ fn drain(cluster: &mut Cluster, node: usize) {
 /// What keeps a drained node from going, as its daemon asks.
 fn objections(cluster: &Cluster, node: usize) -> Vec<String> {
     let process = cluster.processes[node].as_ref().expect("it is up");
-    process.node.restart_objections(Some(0))
+    process.node.restart_objections(Some(0), &Viewer::Operator)
 }
 
 /// Those of the drained nodes that may go.

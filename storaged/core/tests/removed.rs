@@ -47,7 +47,10 @@ fn committed(cluster: &mut Cluster, nodes: &[usize]) {
 }
 
 fn holds(cluster: &mut Cluster, node: usize, step: u64) -> bool {
-    let status = cluster.ram(node).node.status_json();
+    let status = cluster
+        .ram(node)
+        .node
+        .status_json(&storaged_core::Viewer::Operator);
     status.contains(&format!(r#""step":{step},"#))
 }
 

@@ -315,7 +315,10 @@ fn all_that_was_found_since_the_start_is_counted() {
         let state = cluster.ram(3).node.scrub_state();
         assert_eq!(state.rotten, times, "{state:?}");
     }
-    let status = cluster.ram(3).node.status_json();
+    let status = cluster
+        .ram(3)
+        .node
+        .status_json(&storaged_core::Viewer::Operator);
     assert!(status.contains(r#""rotten_chunks":3"#), "{status}");
 }
 

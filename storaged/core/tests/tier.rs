@@ -172,7 +172,7 @@ fn a_peers_quarantine_counts_unless_the_step_is_asked_for() {
 #[test]
 fn the_status_says_how_the_tier_is() {
     let mut alone = start();
-    let status = |alone: &Alone| alone.node.status_json();
+    let status = |alone: &Alone| alone.node.status_json(&storaged_core::Viewer::Operator);
     assert!(status(&alone).contains(r#""durable":{"state":"ready"}"#));
     let fault = DurableFault::Denied(r#"access denied: "no""#.into());
     let first = alone.handle(Input::DurableState(Err(fault.clone())));
@@ -201,14 +201,14 @@ fn the_status_shows_what_the_newest_listing_found_quarantined() {
         });
     }
     ask_with(&mut alone, PLAN, Ok(listing));
-    let status = alone.node.status_json();
+    let status = alone.node.status_json(&storaged_core::Viewer::Operator);
     assert!(status.contains("fault of 30"), "{status}");
     assert!(
         !status.contains("fault of 20"),
         "nobody has marked it: {status}"
     );
     ask_with(&mut alone, PLAN, Ok(holding(&[10])));
-    let status = alone.node.status_json();
+    let status = alone.node.status_json(&storaged_core::Viewer::Operator);
     assert!(!status.contains("fault of"), "it was removed: {status}");
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use storaged_core::Viewer;
 
 use super::{ConfigError, ConfigFile, value};
 use crate::stage::{Access, TenantSocket};
@@ -62,6 +63,7 @@ impl ConfigFile {
             access: Access::Operators {
                 group: group.transpose()?,
             },
+            viewer: Viewer::Operator,
         })
     }
 }

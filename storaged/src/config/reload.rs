@@ -59,12 +59,13 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 20] = [
+        let keys: [Key<'_>; 21] = [
             ("node.name", &|config| config.node.to_string()),
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
             ("node.listen", &|config| config.listen.to_string()),
             ("node.ops_listen", &|config| text(&config.ops_listen)),
+            ("node.ops_names", &|config| text(&config.ops_viewer)),
             ("node.leave_within", &|config| text(&config.leave_within)),
             ("coding.k and coding.m", &|config| text(&config.geometry)),
             ("coding.chunk", &|config| config.chunk.bytes().to_string()),
@@ -84,7 +85,9 @@ impl Config {
                 format!("{} ms", config.idle_job_ms)
             }),
             ("scrub", &|config| text(&config.scrub)),
-            ("tenants and admin", &|config| text(&config.sockets)),
+            ("tenants and admin", &|config| {
+                text(&(&config.sockets, &config.shares))
+            }),
             ("durable", &|config| text(&config.durable)),
             ("trickle.every", &|config| text(&config.durable_policy)),
             ("trickle", &|config| text(&config.trickle)),

@@ -153,6 +153,26 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[scrub]\nhook = ['/etc']", "scrub.hook"),
         ("[scrub]\nhook = ['/etc/passwd']", "scrub.hook"),
         ("[scrub]\nhook = ['/bin/sh']\nperiod = '0s'", "scrub.hook"),
+        (
+            "[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/b'\nuids=[2]",
+            "tenants.name",
+        ),
+        (
+            "[[tenants]]\nname='x'\ndirectory='/a'\nuids=[1]\n[[tenants]]\nname='x'\ndirectory='/b'\nuids=[2]",
+            "tenants.name",
+        ),
+        (
+            "[[tenants]]\nname='x~y'\ndirectory='/a'\nuids=[1]",
+            "tenants.name",
+        ),
+        (
+            "[[tenants]]\ndirectory='/a'\nuids=[1]\nmemory_max='0B'",
+            "tenants.memory_max",
+        ),
+        (
+            "[memory]\nbudget='64MiB'\n[[tenants]]\ndirectory='/a'\nuids=[1]\nmemory_guaranteed='65MiB'",
+            "tenants.memory_guaranteed",
+        ),
         ("[[tenants]]\ndirectory='/a'\nuids=[]", "tenants.uids"),
         ("[[tenants]]\ndirectory='a'\nuids=[1]", "tenants.directory"),
     ] {

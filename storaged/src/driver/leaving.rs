@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use storaged_core::{RequestId, Unfinished};
+use storaged_core::{RequestId, Unfinished, Viewer};
 use storaged_wire::SlotId;
 use storaged_wire::drain::DrainOrder;
 use storaged_wire::local::Reply;
@@ -227,7 +227,9 @@ impl Daemon {
         if let ToldBy::Operator(drain) = &mut leaving.told_by {
             // Coding it is what makes a step do without this node, so that is waited for first.
             if waits.is_empty() {
-                waits = self.node.restart_objections(AT_LEAST_DURABLE);
+                waits = self
+                    .node
+                    .restart_objections(AT_LEAST_DURABLE, &Viewer::Operator);
             }
             drain.waits(&waits);
         }
@@ -249,7 +251,10 @@ impl Daemon {
     fn left_by(&self, leaving: &Leaving) -> Vec<String> {
         let mut left = self.left_now();
         if leaving.is_drain() {
-            left.extend(self.node.restart_objections(AT_LEAST_DURABLE));
+            left.extend(
+                self.node
+                    .restart_objections(AT_LEAST_DURABLE, &Viewer::Operator),
+            );
         }
         left
     }

@@ -1,6 +1,6 @@
 //! What the driver does for the operator: events of the network as log lines, the pages, and reloads.
 
-use storaged_core::Input;
+use storaged_core::{Input, Viewer};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{NodeName, decode};
 
@@ -109,7 +109,9 @@ impl Daemon {
 
     /// Whether this node may be restarted now, as `storaged restart-safe` says it.
     pub(super) fn restart_asked(&self, asked: RestartAsked) -> Option<Input> {
-        let objections = self.node.restart_objections(asked.bears);
+        let objections = self
+            .node
+            .restart_objections(asked.bears, &self.config.ops_viewer);
         // Whoever asked may have gone.
         let _ = asked.answer.send(objections);
         None
@@ -118,7 +120,9 @@ impl Daemon {
     /// Brings the operator's pages up to date.
     pub(super) fn show(&mut self) {
         self.look_at_certificate();
-        let (status, reasons) = self.links.complete(&self.node.status_json());
+        let (status, reasons) = self
+            .links
+            .complete(&self.node.status_json(&self.config.ops_viewer));
         let metrics = &self.ops.metrics;
         metrics.observe_ledger(
             &self.node.ledger(),
@@ -137,8 +141,9 @@ impl Daemon {
         );
         metrics.observe_tier(self.node.tier_fault());
         metrics.observe_link_rates(&self.node.measured_rates());
-        let objections = self.node.restart_objections(None).len();
-        metrics.observe_standings(&self.node.standings(), objections);
+        let objections = self.node.restart_objections(None, &Viewer::Public).len();
+        let standings = self.node.standings();
+        metrics.observe_standings(&standings, objections, &self.config.ops_viewer);
         self.ops.set_status(status, reasons);
     }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use rustix::net::UCred;
 use storaged_arena::{PassingError, Slot, SlotError, begin_frame, recv_body, send_frame_waiting};
-use storaged_core::{ConnId, RequestId};
+use storaged_core::{ConnId, RequestId, Viewer};
 use storaged_wire::framing::FIRST_REQUEST_BYTES_MAX;
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::{Refusal, RefusalCode, encode};
@@ -66,8 +66,8 @@ pub enum StageEvent {
         request: Request,
         answer: oneshot::Sender<Answer>,
     },
-    /// A connection came through the operator's own socket; its requests follow.
-    Operator { conn: ConnId },
+    /// Whose socket a connection came through; its requests follow.
+    Connected { conn: ConnId, viewer: Viewer },
     /// A connection or the process behind it is gone.
     Gone { conn: ConnId },
 }
@@ -79,10 +79,13 @@ pub struct TenantSocket {
     pub path: PathBuf,
     /// Who may use it.
     pub access: Access,
+    /// Which jobs they see.
+    pub viewer: Viewer,
 }
 
 struct Door {
     access: Access,
+    viewer: Viewer,
     events: mpsc::Sender<StageEvent>,
     watch: Arc<Watch>,
     next: Arc<AtomicU64>,
@@ -117,6 +120,7 @@ pub fn listen(
         let listener = bind(socket).map_err(failed)?;
         let door = Door {
             access: socket.access.clone(),
+            viewer: socket.viewer.clone(),
             events: events.clone(),
             watch: watch.clone(),
             next: next.clone(),
@@ -250,10 +254,10 @@ struct Ended;
 
 impl Connection {
     fn serve(&mut self) -> Result<(), Ended> {
-        if matches!(self.door.access, Access::Operators { .. }) {
-            let operator = StageEvent::Operator { conn: self.conn };
-            self.tell_driver(operator)?;
-        }
+        self.tell_driver(StageEvent::Connected {
+            conn: self.conn,
+            viewer: self.door.viewer.clone(),
+        })?;
         for index in 0.. {
             let answer = match receive(&self.stream, self.greeted, &self.door.long) {
                 Ok(received) => self.ask(index, received)?,

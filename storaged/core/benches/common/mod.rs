@@ -1,6 +1,7 @@
 //! What the benches of decisions share: a job of eight ranks per node on nodes with names as long as real ones, CPU time,
 //! and the file of figures.
 
+use std::collections::BTreeMap;
 use std::process::exit;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -44,6 +45,7 @@ pub fn setup(name: NodeName, members: Vec<Member>) -> Setup {
         geometry: Some(geometry(K, M)),
         chunk: chunk(),
         budget: 1 << 40,
+        shares: BTreeMap::new(),
         ..testkit::setup(name, members)
     }
 }

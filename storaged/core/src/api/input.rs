@@ -13,7 +13,7 @@ use storaged_wire::{
 
 use super::{
     ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, Prepared, QueryId,
-    Removed, RequestId, ScrubTally, SessionTally, Unread,
+    Removed, RequestId, ScrubTally, SessionTally, Unread, Viewer,
 };
 
 /// What happened.
@@ -37,8 +37,9 @@ pub enum Input {
     },
     /// A request of a trainer, a reader or an operator.
     Request { id: RequestId, request: Request },
-    /// A connection came through the operator's own socket: its readers need no job's token.
-    OperatorConnected { conn: ConnId },
+    /// Through which socket a connection came; one of which nothing is said is of the tenant without a name. Readers of the operator's
+    /// need no job's token.
+    Connected { conn: ConnId, viewer: Viewer },
     /// A connection ended, or the process behind it died.
     Disconnected { conn: ConnId },
     /// There is another list of nodes, this one included, that can be grouped: of another epoch where a registry gives them

@@ -8,6 +8,7 @@ mod note;
 mod output;
 mod prepare;
 mod setup;
+mod viewer;
 mod work;
 
 pub use durable::{
@@ -23,8 +24,10 @@ pub use prepare::{
     SealedCommit,
 };
 pub use setup::{
-    DurableForm, DurablePolicy, LinkRates, MessageLimits, RateBasis, RunsWithoutTier, Setup,
+    DurableForm, DurablePolicy, LinkRates, MemoryShare, MessageLimits, RateBasis, RunsWithoutTier,
+    Setup,
 };
+pub use viewer::Viewer;
 pub use work::{
     CheckPart, ExpectedShard, ScrubPiece, ScrubTally, SessionTally, SessionWork, Sink, SlotShard,
     Source, StripeTurn, Unread,

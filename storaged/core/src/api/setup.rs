@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use storaged_plan::Member;
-use storaged_wire::{ChunkSize, Generation, Geometry, NodeName};
+use storaged_wire::{ChunkSize, Generation, Geometry, NodeName, TenantName};
 
 use crate::limits;
 
@@ -65,6 +65,15 @@ impl Default for MessageLimits {
     }
 }
 
+/// What one tenant has of the memory budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryShare {
+    /// Bytes that no other tenant takes.
+    pub guaranteed: u64,
+    /// Bytes beyond which it is refused; none: the budget.
+    pub most: Option<u64>,
+}
+
 /// What a node is told at start.
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -88,6 +97,8 @@ pub struct Setup {
     pub keep_steps: usize,
     /// Bytes of RAM that slots and parity may take.
     pub budget: u64,
+    /// What of it tenants are sure of, and may have at most; one that is not named shares the rest with all others.
+    pub shares: BTreeMap<Option<TenantName>, MemoryShare>,
     /// A job without trainers for so long may lose RAM to another one, though it is not durable.
     pub idle_job_ms: u64,
     /// Every byte of shards and parity in RAM is read again within so many milliseconds; 0: never.

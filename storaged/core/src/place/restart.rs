@@ -6,7 +6,7 @@ use storaged_wire::local::{KeptFor, Reply};
 use storaged_wire::{CheckpointState, Namespace, Refusal};
 
 use super::drain::GoneFirst;
-use crate::api::RequestId;
+use crate::api::{RequestId, Viewer};
 use crate::catalog::Checkpoint;
 use crate::context::Context;
 
@@ -16,7 +16,7 @@ impl Context {
         id: RequestId,
         bears: Option<u32>,
     ) -> Result<(), Refusal> {
-        let objections = self.restart_objections(bears);
+        let objections = self.restart_objections(bears, &self.viewer(id.conn));
         self.reply(id, Reply::RestartSafe(objections));
         Ok(())
     }
@@ -24,7 +24,7 @@ impl Context {
     /// What speaks against it, a line per namespace. `bears` are the node losses that must be bearable before; without a
     /// number one more than this node's own, where m allows it. That a checkpoint is durable does not make up for them, unless
     /// `bears` is 0: all nodes could go one after the other, and leave the restart to the tier.
-    pub fn restart_objections(&self, bears: Option<u32>) -> Vec<String> {
+    pub fn restart_objections(&self, bears: Option<u32>, viewer: &Viewer) -> Vec<String> {
         if !self.settled() {
             return vec!["this node is still linking up with its peers".into()];
         }
@@ -32,7 +32,13 @@ impl Context {
             self.checkpoints.keys().map(|key| &key.namespace).collect();
         let objections = namespaces.into_iter();
         objections
-            .filter_map(|namespace| self.restart_objection(namespace, bears))
+            .filter_map(|namespace| {
+                let why = self.restart_objection(namespace, bears)?;
+                // That there is one is said to everybody: who restarts the node loses it.
+                let line = |name| format!("{name}: {why}");
+                let name = viewer.name_of(namespace);
+                Some(name.map_or_else(|| "a job of another tenant".into(), line))
+            })
             .collect()
     }
 
@@ -47,7 +53,7 @@ impl Context {
         let Some(counted) = self.bears(newest) else {
             let because = copied?;
             return Some(format!(
-                "{namespace}: step {step} of run {run} is not coded and {because}"
+                "step {step} of run {run} is not coded and {because}"
             ));
         };
         let wanted = bears.unwrap_or(2).min(counted.of);
@@ -65,7 +71,7 @@ impl Context {
             (_, None) => "; it is durable: bears 0 goes by the durable tier alone".into(),
         };
         Some(format!(
-            "{namespace}: step {step} of run {run} bears {} of {} losses, expected {least}{waits}{first}{tier}",
+            "step {step} of run {run} bears {} of {} losses, expected {least}{waits}{first}{tier}",
             counted.losses, counted.of,
         ))
     }
@@ -122,7 +128,7 @@ pub struct Standings {
 mod tests {
     use storaged_wire::Generation;
 
-    use crate::api::{Input, Now};
+    use crate::api::{Input, Now, Viewer};
     use crate::limits::{JOIN_GRACE_MS, JOIN_MAX_MS, JOIN_QUIET_MS};
     use crate::node::Node;
     use crate::testkit::{alone_of, name};
@@ -143,7 +149,7 @@ mod tests {
 
     fn is_settled(node: &mut Node, at: u64) -> bool {
         node.handle(Now(at), Input::Tick);
-        node.restart_objections(None).is_empty()
+        node.restart_objections(None, &Viewer::Operator).is_empty()
     }
 
     #[test]

@@ -68,13 +68,22 @@ impl Context {
         id: RequestId,
         namespace: Option<&Namespace>,
     ) -> Result<(), Refusal> {
-        if let Some(name) = namespace.filter(|name| !self.namespaces.contains_key(*name)) {
+        let viewer = self.viewer(id.conn);
+        let namespace = namespace.map(|name| viewer.resolve(name)).transpose()?;
+        if let Some(name) = &namespace
+            && !self.namespaces.contains_key(name)
+        {
             return Err(unknown_namespace(name));
         }
         let infos = self
             .checkpoints
             .values()
-            .filter(|c| namespace.is_none_or(|name| c.key.namespace == *name))
+            .filter(|c| viewer.sees(&c.key.namespace))
+            .filter(|c| {
+                namespace
+                    .as_ref()
+                    .is_none_or(|name| c.key.namespace == *name)
+            })
             .map(|c| info(c, self.bears(c), self.kept_for(c)))
             .collect();
         self.reply(id, Reply::Checkpoints(infos));

@@ -10,7 +10,8 @@ use storaged_plan::LaneBlocks;
 use storaged_wire::local::{Reply, Rung};
 use storaged_wire::peer::{CheckpointKey, SessionFault, SessionKind};
 use storaged_wire::{
-    CheckpointState, Digest, ManifestBytes, NodeName, Rank, Refusal, RefusalCode, SlotId, Step,
+    CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank, Refusal, RefusalCode,
+    SlotId, Step,
 };
 
 use super::cluster_view::ClusterView;
@@ -108,7 +109,7 @@ impl Restores {
             return Ok(());
         }
         if wish.is_drill() {
-            cx.has_room_for_drill(length)?;
+            cx.has_room_for_drill(length, &manifest.manifest().namespace)?;
             survey.leave_tier_out(wish.manifest);
         }
         let namespace = manifest.manifest().namespace.clone();
@@ -158,7 +159,8 @@ impl Restores {
             return self.try_next_source(slot, sessions, cx);
         };
         if let Some(opening) = self.openings.remove(&slot) {
-            let refusal = cx.no_budget(opening.manifest.manifest().length(), &reason);
+            let manifest = opening.manifest.manifest();
+            let refusal = cx.no_budget(manifest.length(), &reason, &manifest.namespace);
             cx.reply(opening.id, Reply::Refused(refusal));
         }
     }
@@ -576,14 +578,15 @@ impl Restores {
 
 impl Context {
     /// A drill takes what is free: no job that has ended gives way to it.
-    fn has_room_for_drill(&self, length: u64) -> Result<(), Refusal> {
+    fn has_room_for_drill(&self, length: u64, of: &Namespace) -> Result<(), Refusal> {
         let bytes = length.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
-        if bytes <= self.budget_free() || planted!("drills_evict") {
+        if bytes <= self.budget.room_of(of) || planted!("drills_evict") {
             return Ok(());
         }
         Err(self.no_budget(
             bytes,
             "is more than is free, and nothing gives way to a drill",
+            of,
         ))
     }
 

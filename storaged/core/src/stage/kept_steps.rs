@@ -135,14 +135,15 @@ impl Context {
         }
         let kept = self.checkpoints.values();
         let kept = kept.filter(|c| c.key.namespace != *of && self.is_kept_step(c));
+        let kept = kept.filter(|c| self.may_take_from(&c.key.namespace, bytes, of));
         let kept: Vec<CheckpointKey> = kept.map(|c| c.key.clone()).collect();
         let could_go = self.bytes_kept(&kept, of);
-        if self.budget_free().saturating_add(could_go) < bytes {
+        if self.budget.missing(bytes, of) > could_go {
             return;
         }
         self.drop_surplus_slots(bytes, of);
         for key in kept {
-            if self.budget_free() >= bytes {
+            if self.budget.room_of(of) >= bytes {
                 return;
             }
             self.give_up_kept_step(&key);
@@ -187,11 +188,12 @@ impl Context {
         let least = self.slots_without_kept();
         let free = self.slots.iter();
         let free = free.filter(|(_, slot)| slot.used_for == SlotUse::Free && slot.namespace != *of);
+        let free = free.filter(|(_, slot)| self.may_take_from(&slot.namespace, bytes, of));
         let free: Vec<(SlotId, Namespace, Rank)> = free
             .map(|(id, slot)| (*id, slot.namespace.clone(), slot.rank))
             .collect();
         for (slot, namespace, rank) in free {
-            if self.budget_free() < bytes && self.slots_in_use(&namespace, rank) > least {
+            if self.budget.room_of(of) < bytes && self.slots_in_use(&namespace, rank) > least {
                 self.drop_slot(slot);
             }
         }

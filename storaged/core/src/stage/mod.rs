@@ -27,7 +27,7 @@ use storaged_wire::{
     WorldSize,
 };
 
-use crate::api::{ConnId, HeldBlock, Note, Output, RequestId};
+use crate::api::{ConnId, HeldBlock, Note, Output, RequestId, Viewer};
 use crate::catalog::{
     Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
     WaiterWish,
@@ -65,6 +65,7 @@ impl Context {
                 ),
             ));
         }
+        let namespace = self.viewer(id.conn).resolve(&namespace)?;
         let owner = self.owner_said(id, &namespace, token, &role);
         self.check_owner(&namespace, owner)?;
         let Role::Trainer {
@@ -163,7 +164,7 @@ impl Context {
 
     /// Whose reader or trainer this is: an operator reads in the owner's name.
     fn owner_said(&self, id: RequestId, namespace: &Namespace, token: &[u8], role: &Role) -> Owner {
-        let operator = *role == Role::Reader && self.operators.contains(&id.conn);
+        let operator = *role == Role::Reader && self.viewer(id.conn) == Viewer::Operator;
         let known = self.owner_of(namespace).filter(|_| operator);
         known.unwrap_or_else(|| Owner::of_token(token))
     }
@@ -492,7 +493,7 @@ impl Context {
 
     pub(crate) fn client_gone(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
-        self.operators.remove(&conn);
+        self.viewers.remove(&conn);
         self.waiters.retain(|waiter| waiter.id.conn != conn);
         self.reclaim_slots(conn);
         self.close_readers(conn);

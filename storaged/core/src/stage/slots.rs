@@ -8,7 +8,7 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
 use crate::api::{ConnId, DurablePolicy, Output, RequestId};
 use crate::budget::{NoRoom, Reservation};
-use crate::catalog::{Slot, SlotUse, Waiter, WaiterWish};
+use crate::catalog::{Attached, Slot, SlotUse, Waiter, WaiterWish};
 use crate::context::Context;
 use crate::event::{Event, NoSlot};
 use crate::limits;
@@ -36,7 +36,8 @@ impl Context {
     ) -> Result<(), Refusal> {
         let (attached, _, rank, _) = self.trainer(id)?;
         if bytes > self.budget.total() {
-            return Err(self.no_budget(bytes, "is more than the whole budget"));
+            let why = "is more than the whole budget";
+            return Err(self.no_budget(bytes, why, &attached.namespace));
         }
         let namespace = &attached.namespace;
         let outcome = self.grant(id, namespace, rank, bytes);
@@ -113,7 +114,7 @@ impl Context {
         used_for: SlotUse,
     ) -> Result<SlotId, Refusal> {
         let made = self.reserve_slot(namespace, rank, bytes, used_for);
-        made.map_err(|no_room| self.no_budget(no_room.needed, &no_room.to_string()))
+        made.map_err(|no_room| self.no_budget(no_room.needed(), &no_room.to_string(), namespace))
     }
 
     pub(super) fn reserve_slot(
@@ -143,13 +144,13 @@ impl Context {
         Ok(slot)
     }
 
-    pub(crate) fn no_budget(&self, bytes: u64, why: &str) -> Refusal {
+    pub(crate) fn no_budget(&self, bytes: u64, why: &str, of: &Namespace) -> Refusal {
         Refusal::new(
             RefusalCode::BudgetFull,
             format!(
                 "a slot of {bytes} bytes does not fit the memory budget: it {why}; nothing older was dropped; held by: {}; \
                  raise memory.budget (now {} bytes) or save smaller shards",
-                self.holders(),
+                self.holders(of),
                 self.budget.total()
             ),
         )
@@ -321,16 +322,17 @@ impl Context {
 
     /// Why no slot came in time: the rank's are all in use, or the budget is full.
     pub(crate) fn late_for_slot(&mut self, id: RequestId, bytes: u64) -> Refusal {
-        let outcome = self.trainer(id).map(|(attached, _, rank, _)| {
-            let most = self.setup.slots_per_rank;
-            self.slots_that_count(&attached.namespace, rank) < most
-        });
-        if outcome.unwrap_or(false) {
-            let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
-            let no_room = self.budget.no_room(capacity);
-            self.no_budget(capacity, &no_room.to_string())
-        } else {
-            self.busy_refusal(id.conn)
+        let most = self.setup.slots_per_rank;
+        let may_have_more =
+            |attached: &Attached, rank| self.slots_that_count(&attached.namespace, rank) < most;
+        match self.trainer(id) {
+            Ok((attached, _, rank, _)) if may_have_more(&attached, rank) => {
+                let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
+                let of = attached.namespace;
+                let no_room = self.budget.no_room(capacity, &of);
+                self.no_budget(capacity, &no_room.to_string(), &of)
+            }
+            _ => self.busy_refusal(id.conn),
         }
     }
 

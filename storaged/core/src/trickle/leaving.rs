@@ -9,7 +9,7 @@ use storaged_wire::drain::DrainOrder;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Refusal, RefusalCode, SlotId};
 
-use crate::api::{Output, RequestId};
+use crate::api::{Output, RequestId, Viewer};
 use crate::catalog::{Checkpoint, Sealing, SlotUse, Upload};
 use crate::context::Context;
 use crate::limits;
@@ -82,7 +82,7 @@ pub fn not_an_operator() -> Refusal {
 impl Context {
     /// An operator ends this node in order. When it ends, what becomes of its place and how far it is are the driver's.
     pub(crate) fn drain(&mut self, id: RequestId, order: DrainOrder) -> Result<(), Refusal> {
-        if !self.operators.contains(&id.conn) {
+        if self.viewer(id.conn) != Viewer::Operator {
             return Err(not_an_operator());
         }
         self.begin_drain();

@@ -5,7 +5,9 @@ use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
 
 use super::health::{Damaged, FoundBy, plain};
-use crate::api::{DurableFault, DurableListing, DurablePolicy, Note, SetAside, SetAsideCause};
+use crate::api::{
+    DurableFault, DurableListing, DurablePolicy, Note, SetAside, SetAsideCause, Viewer,
+};
 use crate::context::Context;
 use crate::limits;
 
@@ -114,15 +116,15 @@ impl Context {
     }
 
     /// Damaged checkpoints of the tier in the status, as far as this node knows.
-    pub(crate) fn damaged_json(&self) -> String {
-        let damaged = self.tier.damaged.iter().map(|(key, reason)| {
-            format!(
-                r#"{{"namespace":"{}","run":"{}","step":{},"reason":"{}"}}"#,
-                key.namespace,
+    pub(crate) fn damaged_json(&self, viewer: &Viewer) -> String {
+        let damaged = self.tier.damaged.iter().filter_map(|(key, reason)| {
+            let namespace = viewer.name_of(&key.namespace)?;
+            Some(format!(
+                r#"{{"namespace":"{namespace}","run":"{}","step":{},"reason":"{}"}}"#,
                 key.run,
                 key.step,
                 plain(reason)
-            )
+            ))
         });
         damaged.collect::<Vec<_>>().join(",")
     }

@@ -7,11 +7,13 @@ mod tier;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_core::{ConnId, DurableForm, DurablePolicy, Input, MessageLimits, Note, Setup};
+use storaged_core::{
+    ConnId, DurableForm, DurablePolicy, Input, MemoryShare, MessageLimits, Note, Setup,
+};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
-    CheckpointState, Digest, Namespace, Rank, RefusalCode, RunId, Step, WorldSize,
+    CheckpointState, Digest, Namespace, Rank, RefusalCode, RunId, Step, TenantName, WorldSize,
 };
 
 #[allow(unused_imports, reason = "each test file uses a part of it")]
@@ -40,6 +42,8 @@ pub struct Room {
     pub budget: u64,
     /// Of single nodes, where it is another one.
     pub budgets: BTreeMap<usize, u64>,
+    /// What tenants have of it.
+    pub shares: BTreeMap<Option<TenantName>, MemoryShare>,
     pub idle_job_ms: u64,
     /// Within how long RAM is read again; 0: never.
     pub scrub_period_ms: u64,
@@ -57,6 +61,7 @@ impl Default for Room {
         Self {
             budget: 1 << 30,
             budgets: BTreeMap::new(),
+            shares: BTreeMap::new(),
             idle_job_ms: 3_600_000,
             scrub_period_ms: 0,
             durable_form: DurableForm::Full,
@@ -120,6 +125,7 @@ impl Scene for Stage {
         let budget = room.budgets.get(&node);
         setup.geometry = Some(geometry(*k, *m));
         setup.budget = budget.copied().unwrap_or(room.budget);
+        setup.shares = room.shares.clone();
         setup.idle_job_ms = room.idle_job_ms;
         setup.scrub_period_ms = room.scrub_period_ms;
         setup.durable_form = room.durable_form;

@@ -1,8 +1,8 @@
 //! Clients of the nodes: connections, requests and their answers.
 
-use storaged_core::{ConnId, Input, RequestId};
+use storaged_core::{ConnId, Input, RequestId, Viewer};
 use storaged_wire::local::{Reply, Request, Role};
-use storaged_wire::{Namespace, Refusal};
+use storaged_wire::{Namespace, Refusal, TenantName};
 
 use super::requests::hello;
 use super::scene::Scene;
@@ -59,6 +59,11 @@ impl<S: Scene> World<S> {
         role: Role,
     ) -> Result<ConnId, Refusal> {
         let conn = self.fresh_conn();
+        if let Some(tenant) = namespace.tenant() {
+            // It comes through the tenant's socket.
+            let viewer = Viewer::Tenant(Some(TenantName::new(tenant).unwrap()));
+            self.tell(node, Input::Connected { conn, viewer });
+        }
         match self.ask(node, conn, hello(namespace, role)) {
             Reply::Welcome { .. } => Ok(conn),
             Reply::Refused(refusal) => Err(refusal),

@@ -1,5 +1,7 @@
 //! How a node is configured where a suite says nothing else.
 
+use std::collections::BTreeMap;
+
 use storaged_codec::{ChunkSize, Geometry};
 use storaged_core::{DurableForm, DurablePolicy, LinkRates, MessageLimits, RunsWithoutTier, Setup};
 use storaged_plan::Member;
@@ -21,6 +23,7 @@ pub fn setup(name: NodeName, members: Vec<Member>) -> Setup {
         slots_per_rank: 3,
         keep_steps: 1,
         budget: 1 << 30,
+        shares: BTreeMap::new(),
         idle_job_ms: NEVER_IDLE_MS,
         scrub_period_ms: 0,
         link_rates: LinkRates::default(),

@@ -47,26 +47,39 @@ impl Context {
         bytes: u64,
         of: &Namespace,
     ) -> Result<(), NoRoom> {
-        let first = self.budget.reserve(purpose, bytes);
+        let first = self.budget.reserve(purpose, bytes, of);
         if first.is_ok() || bytes > self.budget.total() {
             return first;
         }
         self.give_up_bases();
         self.give_up_kept_for(bytes, of);
         self.evict_for(bytes, of);
-        self.budget.reserve(purpose, bytes)
+        self.budget.reserve(purpose, bytes, of)
+    }
+
+    /// Whether what another job gives up would be room for this one: not if it is at its tenant's own limit, nor where the other's
+    /// tenant has no more than it is sure of.
+    pub(in crate::stage) fn may_take_from(
+        &self,
+        other: &Namespace,
+        bytes: u64,
+        of: &Namespace,
+    ) -> bool {
+        let at_limit = bytes > self.budget.share_left(of);
+        other.tenant() == of.tenant()
+            || (!at_limit && self.budget.is_above_guarantee(other))
+            || planted!("taken_from_the_guaranteed")
     }
 
     fn evict_for(&mut self, bytes: u64, of: &Namespace) {
-        let jobs = self.evictable(of);
+        let jobs = self.evictable(bytes, of);
         // In these sums a budget that is exceeded by records has less than nothing free.
-        let needed = u128::from(self.budget.used()) + u128::from(bytes);
         let could_go: u128 = jobs.iter().map(|job| u128::from(job.bytes)).sum();
-        if needed > u128::from(self.budget.total()) + could_go {
+        if u128::from(self.budget.missing(bytes, of)) > could_go {
             return;
         }
         for job in jobs {
-            if self.budget_free() >= bytes {
+            if self.budget.room_of(of) >= bytes {
                 return;
             }
             self.evict(&job.namespace);
@@ -74,9 +87,11 @@ impl Context {
     }
 
     /// Jobs other than this one that may go now, in order.
-    fn evictable(&self, of: &Namespace) -> Vec<Evictable> {
+    fn evictable(&self, bytes: u64, of: &Namespace) -> Vec<Evictable> {
         let held = self.bytes_by_job();
-        let others = held.into_iter().filter(|(namespace, _)| namespace != of);
+        let others = held
+            .into_iter()
+            .filter(|(namespace, _)| namespace != of && self.may_take_from(namespace, bytes, of));
         let mut jobs: Vec<Evictable> = others
             .filter(|_| !planted!("idle_jobs_kept"))
             .filter(|(namespace, _)| !self.is_in_use(namespace) && !self.is_job_read(namespace))
@@ -246,12 +261,17 @@ impl Context {
     }
 
     /// What holds the budget, the most first, and what would free it.
-    pub(crate) fn holders(&self) -> String {
-        let mut held: Vec<(u64, Namespace)> = self
-            .bytes_by_job()
-            .into_iter()
-            .map(|(namespace, bytes)| (bytes, namespace))
-            .collect();
+    /// Jobs of other tenants than this one's are not named.
+    pub(crate) fn holders(&self, of: &Namespace) -> String {
+        let mut others: u64 = 0;
+        let mut held: Vec<(u64, Namespace)> = Vec::new();
+        for (namespace, bytes) in self.bytes_by_job() {
+            if namespace.tenant() == of.tenant() {
+                held.push((bytes, namespace));
+            } else {
+                others = others.saturating_add(bytes);
+            }
+        }
         held.sort();
         let named = held.iter().rev().take(HOLDERS_NAMED);
         let mut named: Vec<String> = named
@@ -262,6 +282,9 @@ impl Context {
         let more = held.len().saturating_sub(HOLDERS_NAMED);
         if more > 0 {
             named.push(format!("{more} more jobs"));
+        }
+        if others > 0 {
+            named.push(format!("other tenants {others} bytes"));
         }
         let records = self.budget.records_counted();
         if records > 0 {
@@ -294,7 +317,7 @@ mod tests {
     use storaged_wire::{Rank, SlotId};
 
     use super::*;
-    use crate::api::Now;
+    use crate::api::{ConnId, Now};
     use crate::budget::Budget;
     use crate::catalog::SlotUse;
     use crate::limits::RECORDS_FREE_BYTES;
@@ -307,22 +330,23 @@ mod tests {
         let mut node = last_of(&["a", "b", "c"], 2, 1);
         let cx = node.context_mut();
         cx.begin(Now(1));
-        cx.budget = Budget::new(100 * MIB);
+        cx.budget = Budget::new(100 * MIB, &BTreeMap::new());
         let [old, new] = ["old", "new"].map(|name| Namespace::new(name).expect("a name"));
         for namespace in [&old, &new] {
             cx.namespace_table(namespace, owner());
         }
         cx.touch(&old);
         cx.begin(Now(4_000_000));
-        for (namespace, mib) in [(&old, 60), (&new, 40)] {
-            let made = cx.reserve_slot(namespace, Rank::new(0), mib * MIB, SlotUse::Free);
+        let held = SlotUse::Held(ConnId(1));
+        for (namespace, mib, used_for) in [(&old, 60, SlotUse::Free), (&new, 40, held)] {
+            let made = cx.reserve_slot(namespace, Rank::new(0), mib * MIB, used_for);
             made.expect("there is room");
         }
         cx.budget.set_records(RECORDS_FREE_BYTES + 20 * MIB);
         let slots = cx.slots.len();
         let wanted = Reservation::Slot(SlotId::new(999));
         assert!(cx.reserve(wanted, 50 * MIB, &new).is_err());
-        let refusal = cx.no_budget(50 * MIB, "is full").message;
+        let refusal = cx.no_budget(50 * MIB, "is full", &new).message;
         let said = format!("{} bytes of digests", 20 * MIB);
         assert!(refusal.contains(&said), "{refusal}");
         assert_eq!(cx.slots.len(), slots, "60 MiB would not have been enough");

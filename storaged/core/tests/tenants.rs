@@ -1,0 +1,190 @@
+//! Tenants of one cluster: none of them reaches, or hears of, another one's jobs, and each has its share of RAM.
+
+mod cluster;
+mod testkit;
+
+use std::collections::BTreeMap;
+
+use cluster::{Cluster, Conduct, Room};
+use storaged_core::{Input, MemoryShare, Viewer};
+use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::{Namespace, RefusalCode, TenantName};
+use testkit::{acquire_slot, plan_newest};
+
+/// A slot of a shard of ten stripes.
+const SLOT: u64 = 2 << 20;
+
+fn tenant(name: &str) -> TenantName {
+    TenantName::new(name).expect("a tenant")
+}
+
+fn job(name: &str) -> Namespace {
+    Namespace::new(name).expect("a namespace")
+}
+
+/// Blue and red have a job of the same name each, with the same token, and blue has saved two steps where red has one.
+fn blue_and_red() -> Cluster {
+    let mut cluster = Cluster::start(4, 2, 10);
+    cluster.end_job();
+    for (name, steps) in [("red~llama", 1), ("blue~llama", 2)] {
+        cluster.begin_job(name);
+        for _ in 0..steps {
+            cluster.save_and_wait(DurableWish::Never);
+        }
+    }
+    cluster
+}
+
+#[test]
+fn jobs_of_one_name_are_each_tenants_own() {
+    let mut cluster = blue_and_red();
+    for (name, newest) in [("blue~llama", 2), ("red~llama", 1)] {
+        cluster.ask_of(name);
+        let reader = cluster.connect(5, Role::Reader);
+        let Reply::Plan(plan) = cluster.ask(5, reader, plan_newest(10_000)) else {
+            panic!("no plan");
+        };
+        assert_eq!((plan.namespace, plan.step.get()), (job(name), newest));
+    }
+}
+
+#[test]
+fn another_tenants_job_is_not_reached_by_its_name() {
+    let mut cluster = blue_and_red();
+    let (blue, viewer) = (cluster.fresh_conn(), Viewer::Tenant(Some(tenant("blue"))));
+    cluster.tell(0, Input::Connected { conn: blue, viewer });
+    let said = [job("red~llama"), job("llama")];
+    let of_red = Request::List {
+        namespace: Some(said[0].clone()),
+    };
+    for request in [testkit::hello(said[0].clone(), Role::Reader), of_red] {
+        match cluster.ask(0, blue, request) {
+            Reply::Refused(refusal) => assert_eq!(refusal.code, RefusalCode::WrongUser),
+            other => panic!("{other:?}"),
+        }
+    }
+    let unnamed = cluster.fresh_conn();
+    let reply = cluster.ask(0, unnamed, testkit::hello(said[0].clone(), Role::Reader));
+    assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
+}
+
+#[test]
+fn no_answer_tells_a_tenant_of_another_ones_jobs() {
+    let mut cluster = blue_and_red();
+    cluster.ask_of("blue~llama");
+    let blue = cluster.connect(0, Role::Reader);
+    let Reply::Checkpoints(infos) = cluster.ask(0, blue, Request::List { namespace: None }) else {
+        panic!("no list");
+    };
+    assert!(!infos.is_empty() && infos.iter().all(|info| info.namespace == job("blue~llama")));
+    let Reply::Status(status) = cluster.ask(0, blue, Request::Status) else {
+        panic!("no status");
+    };
+    assert!(
+        status.contains("blue~llama") && !status.contains("red~"),
+        "{status}"
+    );
+    cluster.kill(5);
+    cluster.run_for(5_000);
+    let Reply::RestartSafe(why) = cluster.ask(0, blue, Request::RestartSafe { bears: None }) else {
+        panic!("no answer");
+    };
+    assert_eq!(why.len(), 2, "{why:?}");
+    assert!(!why.concat().contains("red"), "{why:?}");
+    let shown = cluster.ram(0).node.status_json(&Viewer::Public);
+    assert!(
+        !shown.contains("llama") && shown.contains("job-"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_refusal_names_no_other_tenants_job() {
+    let mut cluster = Cluster::start_with(4, 2, 10, None, small(BTreeMap::new()));
+    cluster.end_job();
+    cluster.begin_job("red~llama");
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.begin_job("blue~llama");
+    let (code, text) = cluster.refused_slot(0, 3 * SLOT);
+    assert_eq!(code, RefusalCode::BudgetFull);
+    assert!(text.contains("other tenants 2097152 bytes"), "{text}");
+    assert!(!text.contains("red"), "{text}");
+}
+
+/// Nodes with room for three shards.
+fn small(shares: BTreeMap<Option<TenantName>, MemoryShare>) -> Room {
+    Room {
+        budget: 3 * SLOT,
+        shares,
+        ..Room::default()
+    }
+}
+
+fn shares(
+    of: &str,
+    guaranteed: u64,
+    most: Option<u64>,
+) -> BTreeMap<Option<TenantName>, MemoryShare> {
+    BTreeMap::from([(Some(tenant(of)), MemoryShare { guaranteed, most })])
+}
+
+#[test]
+fn what_a_tenant_is_sure_of_is_there_when_it_comes() {
+    let room = small(shares("blue", 2 * SLOT, None));
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+    cluster.end_job();
+    cluster.begin_job("red~llama");
+    let red = cluster.trainer(0);
+    let reply = cluster.ask(0, red, acquire_slot(SLOT, 1_000));
+    assert!(matches!(reply, Reply::SlotGranted { .. }), "{reply:?}");
+    let (code, text) = cluster.refused_slot(0, SLOT);
+    assert_eq!(code, RefusalCode::BudgetFull);
+    assert!(
+        text.contains("4194304 are kept for other tenants"),
+        "{text}"
+    );
+    cluster.begin_job("blue~llama");
+    for _ in 0..2 {
+        let blue = cluster.trainer(0);
+        let reply = cluster.ask(0, blue, acquire_slot(SLOT, 1_000));
+        assert!(matches!(reply, Reply::SlotGranted { .. }), "{reply:?}");
+    }
+}
+
+#[test]
+fn a_tenant_has_no_more_than_it_may_and_takes_it_from_no_other() {
+    let room = small(shares("blue", 0, Some(SLOT)));
+    let tier = Some(Conduct::default());
+    let mut cluster = Cluster::start_with(4, 2, 10, tier, room);
+    cluster.end_job();
+    // It has ended and is durable: it would give way to a job that lacks room.
+    cluster.begin_job("red~llama");
+    cluster.save_and_wait(DurableWish::Required);
+    cluster.end_job();
+    cluster.begin_job("blue~llama");
+    let blue = cluster.trainer(0);
+    let granted = cluster.ask(0, blue, acquire_slot(SLOT, 1_000));
+    assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+    let (code, text) = cluster.refused_slot(0, SLOT);
+    assert_eq!(code, RefusalCode::BudgetFull);
+    let why = "uses 2097152 of the 2097152 that it may have";
+    assert!(text.contains(why), "{text}");
+    assert_eq!(cluster.ledger(0).used, 2 * SLOT, "red's is still there");
+}
+
+#[test]
+fn free_slots_of_trainers_that_have_left_are_another_jobs_at_once() {
+    let mut cluster = Cluster::start_with(4, 2, 10, None, small(BTreeMap::new()));
+    cluster.end_job();
+    cluster.begin_job("red~llama");
+    let red = cluster.trainer(0);
+    for _ in 0..3 {
+        let granted = cluster.ask(0, red, acquire_slot(SLOT, 1_000));
+        assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+    }
+    cluster.begin_job("blue~llama");
+    assert_eq!(cluster.refused_slot(0, SLOT).0, RefusalCode::BudgetFull);
+    cluster.disconnect(0, red);
+    let granted = cluster.ask(0, cluster.trainer(0), acquire_slot(SLOT, 1_000));
+    assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+}

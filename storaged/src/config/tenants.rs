@@ -1,0 +1,149 @@
+//! Tenants: who may use the daemon, each on a socket of its own, and what each may have.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use bytesize::ByteSize;
+use serde::Deserialize;
+use storaged_core::{MemoryShare, Viewer};
+use storaged_wire::TenantName;
+
+use super::{ConfigError, ConfigFile, value};
+use crate::stage::{Access, TenantSocket};
+
+/// `[[tenants]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantSection {
+    /// Its jobs are `NAME~JOB` to everybody else; one tenant may do without.
+    pub name: Option<String>,
+    /// A directory of the tenant's own; the socket is `storaged.sock` in it.
+    pub directory: PathBuf,
+    /// Users that may use the socket.
+    pub uids: BTreeSet<u32>,
+    /// Bytes of the budget that no other tenant takes.
+    pub memory_guaranteed: Option<ByteSize>,
+    /// Bytes of the budget that it may have at most.
+    pub memory_max: Option<ByteSize>,
+}
+
+/// Tenants as the daemon uses them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Tenants {
+    /// Theirs and the operator's.
+    pub sockets: Vec<TenantSocket>,
+    /// Of those that have one.
+    pub shares: BTreeMap<Option<TenantName>, MemoryShare>,
+}
+
+impl TenantSection {
+    /// A socket that nobody may use, or whose place hangs on where the daemon was started, is a slip.
+    fn check(&self) -> Result<(), ConfigError> {
+        if self.uids.is_empty() {
+            let text = "expected the user ids that may use the socket, got none";
+            return Err(value("tenants.uids", text));
+        }
+        if self.directory.is_relative() {
+            let text = "expected an absolute path, got a relative one";
+            return Err(value("tenants.directory", text));
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> Result<Option<TenantName>, ConfigError> {
+        let name = self.name.as_ref().map(|name| TenantName::new(name.clone()));
+        let name = name.transpose();
+        name.map_err(|error| value("tenants.name", error))
+    }
+
+    fn socket(&self, tenant: Option<TenantName>) -> TenantSocket {
+        TenantSocket {
+            path: socket_in(&self.directory),
+            access: Access::Users(self.uids.clone()),
+            viewer: Viewer::Tenant(tenant),
+        }
+    }
+
+    fn share(&self) -> Result<MemoryShare, ConfigError> {
+        let guaranteed = self.memory_guaranteed.map_or(0, |bytes| bytes.0);
+        let most = self.memory_max.map(|bytes| bytes.0);
+        if most.is_some_and(|most| most < guaranteed || most == 0) {
+            let text = format!(
+                "expected more than nothing, and at least tenants.memory_guaranteed, {guaranteed} bytes, got {}",
+                most.unwrap_or_default()
+            );
+            return Err(value("tenants.memory_max", text));
+        }
+        Ok(MemoryShare { guaranteed, most })
+    }
+}
+
+fn socket_in(directory: &Path) -> PathBuf {
+    directory.join("storaged.sock")
+}
+
+impl ConfigFile {
+    pub(super) fn tenants(&self, budget: u64) -> Result<Tenants, ConfigError> {
+        let mut tenants = Tenants::default();
+        if self.tenants.is_empty() {
+            tenants.sockets.push(self.own_socket());
+        }
+        let mut names = BTreeSet::new();
+        for section in &self.tenants {
+            section.check()?;
+            let name = section.name()?;
+            let socket = section.socket(name.clone());
+            if tenants.sockets.iter().any(|it| it.path == socket.path) {
+                let text = "expected a directory of its own for every tenant, got one twice";
+                return Err(value("tenants.directory", text));
+            }
+            tenants.sockets.push(socket);
+            if !names.insert(name.clone()) {
+                return Err(value("tenants.name", said_twice(name.as_ref())));
+            }
+            let share = section.share()?;
+            if share != MemoryShare::default() {
+                tenants.shares.insert(name, share);
+            }
+        }
+        check_guarantees(&tenants.shares, budget)?;
+        tenants.sockets.push(self.admin_socket()?);
+        Ok(tenants)
+    }
+
+    /// Without tenants the daemon serves its own user.
+    fn own_socket(&self) -> TenantSocket {
+        let own = rustix::process::getuid().as_raw();
+        TenantSocket {
+            path: socket_in(&self.node.runtime_dir),
+            access: Access::Users(BTreeSet::from([own])),
+            viewer: Viewer::Tenant(None),
+        }
+    }
+}
+
+/// Jobs of two tenants with one name would be one.
+fn said_twice(name: Option<&TenantName>) -> String {
+    match name {
+        Some(name) => format!("expected a name of its own for every tenant, got {name} twice"),
+        None => {
+            "expected names for all tenants but one, got two without: jobs of both would be the same"
+                .into()
+        }
+    }
+}
+
+fn check_guarantees(
+    shares: &BTreeMap<Option<TenantName>, MemoryShare>,
+    budget: u64,
+) -> Result<(), ConfigError> {
+    let all = shares.values().map(|share| share.guaranteed);
+    let all = all.fold(0, u64::saturating_add);
+    if all > budget {
+        let text = format!(
+            "expected at most memory.budget, {budget} bytes, for all tenants together, got {all}"
+        );
+        return Err(value("tenants.memory_guaranteed", text));
+    }
+    Ok(())
+}
