@@ -346,13 +346,6 @@ impl ConfigFile {
             let members = planned.as_ref().unwrap_or(&members);
             storaged_plan::groups(members, geometry).map_err(|error| value("coding", error))?;
         }
-        let rate = self.trickle.rate.map(|rate| rate.as_u64());
-        if rate == Some(0) {
-            return Err(value(
-                "trickle.rate",
-                "expected more than 0 bytes per second, got 0",
-            ));
-        }
         let link_rates = self.encode.rates(&members)?;
         let codec_threads = self.encode.codec_threads()?;
         self.check_tier()?;
@@ -390,7 +383,7 @@ impl ConfigFile {
             },
             trickle: TrickleLimits {
                 part_bytes: self.part()?,
-                rate,
+                rate: self.rate()?,
                 packing: self.trickle.packing,
                 increments: self.increments()?,
                 retention: self.retention()?,
@@ -405,6 +398,15 @@ impl ConfigFile {
         };
         config.check_budget()?;
         Ok(config)
+    }
+
+    fn rate(&self) -> Result<Option<u64>, ConfigError> {
+        let rate = self.trickle.rate.map(|rate| rate.as_u64());
+        if rate == Some(0) {
+            let text = "expected more than 0 bytes per second, got 0";
+            return Err(value("trickle.rate", text));
+        }
+        Ok(rate)
     }
 
     /// This node and its peers, and where the peers are.

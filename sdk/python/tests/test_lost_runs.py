@@ -55,7 +55,7 @@ def test_all_ranks_go_on_in_a_new_run(daemons, tmp_path, cause, kind):
         while not (tmp_path / "lose").exists():
             time.sleep(0.02)
         if cause == "dropped":
-            command = [executable(), "drop", "job", "--token", "secret", "--force", "--socket", str(daemon.socket)]
+            command = [executable(), "drop", "job", "--force", "--socket", str(daemon.socket)]
             subprocess.run(command, check=True, capture_output=True)
         else:
             daemon.kill()

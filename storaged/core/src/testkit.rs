@@ -17,7 +17,7 @@ use crate::api::{
 use crate::node::Node;
 
 /// The token that the job's namespace belongs to.
-pub const TOKEN: &[u8] = b"token";
+pub const TOKEN: &[u8] = b"a token of tests";
 
 pub fn name(text: &str) -> NodeName {
     NodeName::new(text).expect("a name")

@@ -10,6 +10,7 @@ use storaged_sdk::wire::{Namespace, RefusalCode, Step};
 use storaged_sdk::{Client, ClientError};
 
 use super::plan_encode::{EncodeArgs, ReportFormat, plan_encode};
+use super::token::TokenArgs;
 use super::verdict::{QuarantineArgs, print_failed, verdict};
 use super::{CliError, NamespaceArgs, SocketArgs, parse_step, print, size};
 
@@ -66,14 +67,8 @@ pub struct PlanArgs {
     /// Namespace of the job
     #[arg(env = "STORAGED_NAMESPACE", required_unless_present = "encode")]
     namespace: Option<Namespace>,
-    /// Job token that the namespace was created with
-    #[arg(
-        long,
-        env = "STORAGED_TOKEN",
-        default_value = "",
-        hide_env_values = true
-    )]
-    token: String,
+    #[command(flatten)]
+    token: TokenArgs,
     /// Step instead of the newest restorable one
     #[arg(long, value_parser = parse_step)]
     step: Option<Step>,

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use storaged_core::{MemoryShare, Viewer};
 use storaged_wire::TenantName;
 
+use super::admin::GroupName;
 use super::{ConfigError, ConfigFile, value};
 use crate::stage::{Access, TenantSocket};
 
@@ -21,6 +22,8 @@ pub struct TenantSection {
     pub directory: PathBuf,
     /// Users that may use the socket.
     pub uids: BTreeSet<u32>,
+    /// A group that all of them are in; the socket's file and directory are then open to it alone.
+    pub group: Option<GroupName>,
     /// Bytes of the budget that no other tenant takes.
     pub memory_guaranteed: Option<ByteSize>,
     /// Bytes of the budget that it may have at most.
@@ -56,12 +59,17 @@ impl TenantSection {
         name.map_err(|error| value("tenants.name", error))
     }
 
-    fn socket(&self, tenant: Option<TenantName>) -> TenantSocket {
-        TenantSocket {
+    fn socket(&self, tenant: Option<TenantName>) -> Result<TenantSocket, ConfigError> {
+        let group = self.group.as_ref();
+        let group = group.map(|group| group.number("tenants.group"));
+        Ok(TenantSocket {
             path: socket_in(&self.directory),
-            access: Access::Users(self.uids.clone()),
+            access: Access::Users {
+                uids: self.uids.clone(),
+                group: group.transpose()?,
+            },
             viewer: Viewer::Tenant(tenant),
-        }
+        })
     }
 
     fn share(&self) -> Result<MemoryShare, ConfigError> {
@@ -92,7 +100,7 @@ impl ConfigFile {
         for section in &self.tenants {
             section.check()?;
             let name = section.name()?;
-            let socket = section.socket(name.clone());
+            let socket = section.socket(name.clone())?;
             if tenants.sockets.iter().any(|it| it.path == socket.path) {
                 let text = "expected a directory of its own for every tenant, got one twice";
                 return Err(value("tenants.directory", text));
@@ -116,7 +124,10 @@ impl ConfigFile {
         let own = rustix::process::getuid().as_raw();
         TenantSocket {
             path: socket_in(&self.node.runtime_dir),
-            access: Access::Users(BTreeSet::from([own])),
+            access: Access::Users {
+                uids: BTreeSet::from([own]),
+                group: None,
+            },
             viewer: Viewer::Tenant(None),
         }
     }

@@ -43,9 +43,9 @@ impl Restores {
         timeout_ms: u32,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let attached = cx.attached(id)?.clone();
+        cx.attached(id)?;
         if let Some(known) = cx.manifest_named(wish.manifest) {
-            cx.check_readable(&known, attached.owner)?;
+            cx.check_readable(id, &known)?;
             check_ranges(&known, wish.rank, &wish.ranges)?;
             if cx.open_own(id, &wish) {
                 return Ok(());
@@ -84,13 +84,12 @@ impl Restores {
         mut survey: ClusterView,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let attached = cx.attached(id)?.clone();
         let manifest = survey
             .manifests
             .get(&wish.manifest)
             .cloned()
             .ok_or_else(|| unknown_manifest(wish.manifest))?;
-        cx.check_readable(&manifest, attached.owner)?;
+        cx.check_readable(id, &manifest)?;
         let length = check_ranges(&manifest, wish.rank, &wish.ranges)?;
         if cx.open_own(id, &wish) {
             return Ok(());

@@ -4,7 +4,7 @@ use storaged_plan::Member;
 use storaged_wire::{Namespace, NodeName, Owner};
 
 /// The token that namespaces belong to.
-pub const TOKEN: &[u8] = b"token";
+pub const TOKEN: &[u8] = b"a token of tests";
 
 pub fn name(node: usize) -> NodeName {
     NodeName::new(format!("n{node}")).unwrap()
