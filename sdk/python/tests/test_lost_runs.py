@@ -56,7 +56,7 @@ def test_all_ranks_go_on_in_a_new_run(daemons, tmp_path, cause, kind):
             time.sleep(0.02)
         if cause == "dropped":
             command = [executable(), "drop", "job", "--force", "--socket", str(daemon.socket)]
-            subprocess.run(command, check=True, capture_output=True)
+            subprocess.run(command, check=True, capture_output=True, env=os.environ | {"STORAGED_TOKEN": "a-secret-of-tests"})
         else:
             daemon.kill()
             daemon.start()

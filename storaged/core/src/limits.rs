@@ -143,6 +143,9 @@ pub const EMPTY_JOBS_MAX: usize = 1_024;
 /// But each for so long, and so is one that was evicted: what a peer still says of it then finds that out.
 pub const EMPTY_JOB_MIN_MS: u64 = 60_000;
 
+/// Within that time a tenant opens so many jobs of which nothing is kept, at most: each is told to all nodes.
+pub const NEW_JOBS_MAX: usize = 256;
+
 /// Peers answer queries within this time.
 pub const QUERY_MAX_MS: u64 = 3_000;
 

@@ -104,6 +104,7 @@ impl Runs {
         cx: &mut Context,
     ) -> Result<(), Refusal> {
         let attached = cx.attached(id)?.clone();
+        self.has_room_for_job(&attached.namespace, cx)?;
         let query = QueryId(cx.fresh());
         let above = cx.highest_number(&attached.namespace);
         let identity = cx.identity(query);
@@ -125,6 +126,27 @@ impl Runs {
         }
         self.advance_proposal(query, cx);
         Ok(())
+    }
+
+    /// A job that is new here is remembered, and told to all nodes, whether it ever saves or not: no tenant fills their tables with names.
+    fn has_room_for_job(&self, namespace: &Namespace, cx: &Context) -> Result<(), Refusal> {
+        if cx.owner_of(namespace).is_some() || planted!("names_without_end") {
+            return Ok(());
+        }
+        let of_tenant = |name: &Namespace| name.tenant() == namespace.tenant();
+        let proposed = self.proposals.values().map(|it| &it.namespace);
+        let proposed = proposed.filter(|name| of_tenant(name) && cx.owner_of(name).is_none());
+        let new = cx.new_jobs().filter(|name| of_tenant(name));
+        if new.chain(proposed).nth(limits::NEW_JOBS_MAX - 1).is_none() {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            RefusalCode::Busy,
+            format!(
+                "expected fewer than {} new jobs of a tenant within a minute that have saved nothing, got another one, {namespace}: try again in a minute",
+                limits::NEW_JOBS_MAX
+            ),
+        ))
     }
 
     /// Asks the durable tier for a number.

@@ -166,6 +166,12 @@ impl Context {
         }
     }
 
+    /// Jobs that came up lately, and that nobody here uses.
+    pub(crate) fn new_jobs(&self) -> impl Iterator<Item = &Namespace> {
+        let names = self.namespaces.keys();
+        names.filter(|name| self.idle_ms(name) < limits::EMPTY_JOB_MIN_MS && !self.is_in_use(name))
+    }
+
     /// Jobs of which something is here.
     fn namespaces_holding(&self) -> BTreeSet<Namespace> {
         let checkpoints = self.checkpoints.keys().map(|key| &key.namespace);
