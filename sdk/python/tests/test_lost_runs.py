@@ -1,5 +1,6 @@
 """A run that the daemon has forgotten, because the job was dropped or the daemon started anew: all ranks go on in a new one."""
 
+import os
 import subprocess
 import threading
 import time
