@@ -122,6 +122,8 @@ metrics! {
         "Lost blocks put back by sessions led here";
     place_peer_faults: Counter, "place_peer_faults",
         "Peers or strangers that broke the protocol or had a wrong certificate";
+    place_false_statements: Family<NodeLabel, Counter>, "place_false_statements",
+        "What this peer said that cannot be so, or that is more than one peer may say";
     place_peers_refused: Gauge, "place_peers_refused",
         "Peers that answer and are not linked to: configured differently, or a certificate is refused";
     place_certificate_expires: Gauge, "place_certificate_expires_seconds",
@@ -231,7 +233,9 @@ impl Metrics {
     pub fn expect_nodes(&self, members: &[Member]) {
         for member in members {
             let node = member.name.to_string();
-            drop(self.encode_wrong_bytes.get_or_create(&NodeLabel { node }));
+            let label = NodeLabel { node };
+            drop(self.encode_wrong_bytes.get_or_create(&label));
+            drop(self.place_false_statements.get_or_create(&label));
         }
     }
 
@@ -358,6 +362,14 @@ impl Metrics {
     /// Somebody broke the rules.
     pub fn observe_peer_fault(&self) {
         self.place_peer_faults.inc();
+    }
+
+    /// A peer said what cannot be so.
+    pub fn observe_false_statement(&self, node: &NodeName) {
+        let node = node.to_string();
+        self.place_false_statements
+            .get_or_create(&NodeLabel { node })
+            .inc();
     }
 
     /// The durable tier answers, or no longer does.

@@ -229,6 +229,8 @@ pub(crate) struct Checkpoint {
     pub publishing: Upload,
     /// Lanes that this node led to protection.
     pub lanes_led: BTreeSet<Lane>,
+    /// Who told of its commit first.
+    pub told_by: Option<NodeName>,
     /// Which node had no room for its part of it when this node heard of it last, and what it said.
     pub no_room: Option<(NodeName, String)>,
 }
@@ -326,8 +328,15 @@ impl Checkpoint {
             shards_durable: BTreeSet::new(),
             publishing: Upload::Idle,
             lanes_led: BTreeSet::new(),
+            told_by: None,
             no_room: None,
         }
+    }
+
+    /// The most losses that it can bear, once committed.
+    pub fn parity_count(&self) -> Option<u32> {
+        let manifest = self.manifest.as_ref()?.manifest();
+        u32::try_from(manifest.geometry.m()).ok()
     }
 
     /// The name of its manifest, once committed.
@@ -364,6 +373,21 @@ pub(crate) enum Unrecorded {
     Running(RunId),
 }
 
+/// The question whether the durable tier has a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TierQuestion {
+    pub manifest: Digest,
+    pub asked_at: Now,
+}
+
+/// What one peer says of a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Word {
+    pub fence: Option<RunId>,
+    pub promised: Option<RunId>,
+    pub mark: Option<HighMark>,
+}
+
 /// A namespace as this node knows it.
 #[derive(Debug, Clone)]
 pub(crate) struct NamespaceTable {
@@ -374,6 +398,8 @@ pub(crate) struct NamespaceTable {
     pub promised: RunId,
     /// The highest that this node has promised.
     pub granted: RunId,
+    /// What each peer says of its runs and of how far it got; it counts once enough say so.
+    pub words: BTreeMap<NodeName, Word>,
     /// The run that the durable tier has not heard of yet.
     pub unrecorded: Option<Unrecorded>,
     /// World sizes said by trainers here, per run.
@@ -400,6 +426,7 @@ impl NamespaceTable {
             fence: RunId::ZERO,
             promised: RunId::ZERO,
             granted: RunId::ZERO,
+            words: BTreeMap::new(),
             unrecorded: None,
             world_sizes: BTreeMap::new(),
             last_step: BTreeMap::new(),

@@ -11,9 +11,11 @@ use storaged_wire::{
     Digest, ManifestBytes, Namespace, NodeName, Owner, Refusal, RefusalCode, SlotId,
 };
 
-use crate::api::{ConnId, Note, Now, Output, RequestId, Setup, Viewer};
+use crate::api::{ConnId, Note, Now, Output, QueryId, RequestId, Setup, Viewer};
 use crate::budget::Budget;
-use crate::catalog::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, Waiter};
+use crate::catalog::{
+    Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, TierQuestion, Waiter,
+};
 use crate::enclosures::EnclosureStore;
 use crate::event::Event;
 use crate::keep::Keeping;
@@ -22,6 +24,7 @@ use crate::parcels::Parcels;
 use crate::place::Drains;
 use crate::restore::Rates;
 use crate::stage::Lifetimes;
+use crate::testimony::Testimony;
 use crate::trickle::TierHealth;
 
 /// The node's tables, and its way out.
@@ -64,6 +67,9 @@ pub(crate) struct Context {
     pub tier: TierHealth,
     pub drains: Drains,
     pub keeping: Keeping,
+    pub testimony: Testimony,
+    /// Whether the tier has checkpoints that too few home nodes call durable.
+    pub tier_questions: BTreeMap<QueryId, TierQuestion>,
     next: u64,
 }
 
@@ -105,6 +111,8 @@ impl Context {
             tier: TierHealth::default(),
             drains: Drains::default(),
             keeping: Keeping::default(),
+            testimony: Testimony::default(),
+            tier_questions: BTreeMap::new(),
             next: 0,
         })
     }

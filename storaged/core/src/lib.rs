@@ -33,16 +33,18 @@ mod scrub;
 mod sources;
 mod stage;
 mod status;
+mod testimony;
 #[cfg(test)]
 mod testkit;
 mod trickle;
 
 pub use api::{
     CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault, DurableForm,
-    DurableListing, DurablePolicy, ExpectedShard, HeldBlock, Input, LinkRates, MemoryShare,
-    MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared, QueryId, RateBasis, Removed,
-    RequestId, RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally, SessionWork, SetAside,
-    SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn, Unread, UploadBase, Viewer,
+    DurableListing, DurablePolicy, ExpectedShard, FalseStatement, HeldBlock, Input, LinkRates,
+    MemoryShare, MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared, QueryId,
+    RateBasis, Removed, RequestId, RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally,
+    SessionWork, SetAside, SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn, Unread,
+    UploadBase, Viewer,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};

@@ -22,6 +22,50 @@ pub const DRAIN_NOTED_MS: u64 = 3_000;
 /// The blocks of a drained node that has gone are counted for no longer than this: home nodes take its link for down after 2 s, and tell so.
 pub const DRAIN_SETTLE_MS: u64 = 4_000;
 
+/// The number of a question that is asked for repairs. No plan's has it: those begin at one.
+pub(crate) const REPAIR_QUERY: u64 = 0;
+
+/// Home nodes of which one must be sound: what they say alike is so, if one node at most says what is not.
+pub const WORDS_NEEDED: usize = 2;
+
+/// Where home nodes differ for so long, whoever hears them counts for itself: longer than what one of them missed takes to be said again.
+pub const DOUBT_MS: u64 = 2_500;
+
+/// One home node alone calls a checkpoint durable for so long before a node that is none looks into the tier: all of ten thousand
+/// would.
+pub const TIER_DOUBT_MS: u64 = 10_000;
+
+/// The tier is asked again after this time whether it has a checkpoint.
+pub const TIER_QUESTION_MS: u64 = 2_000;
+
+/// Highest number of a run. Higher ones are given out by nobody: ten a second for eight hundred thousand years.
+pub const RUN_NUMBER_MAX: u64 = 1 << 48;
+
+/// One node alone makes a proposer skip no more numbers than this at once: nobody else has heard of what it says is taken.
+pub const RUN_SKIP_MAX: u64 = 1 << 20;
+
+/// How often one node may say to one proposer that its number is taken, before the others decide.
+pub const RUN_TAKEN_MAX: u32 = 4;
+
+/// Statements that no sound node makes before nothing is believed that their sender alone says: more than one bit flip in a record
+/// that is said again each second until it is heard.
+pub const PROOFS_MAX: u32 = 8;
+
+/// Checkpoints that are given up on the word of one peer within this time; more it must have others say.
+pub const ENDS_HEARD_MAX: u32 = 30;
+
+/// The time.
+pub const ENDS_HEARD_EVERY_MS: u64 = 60_000;
+
+/// Jobs that a node knows from one peer alone: as many as a peer remembers, and as many again that it has.
+pub const JOBS_PER_PEER_MAX: usize = 2 * EMPTY_JOBS_MAX;
+
+/// Commits of one teller of which nothing is here.
+pub const COMMITS_PER_PEER_MAX: usize = 64;
+
+/// Parcels on their way here that one peer alone tells of.
+pub const PARCELS_PER_PEER_MAX: usize = 64;
+
 /// What still matters is said again this often.
 pub const REPEAT_MS: u64 = 1_000;
 /// Nodes that have answered a plan which still waits for others are asked again after so long, and then after twice as long each time.
@@ -272,6 +316,10 @@ const _: () = assert!(
 const _: () = assert!(
     FAILURE_SAID_WITHIN_MS < QUARANTINE_MS,
     "a failure after the back-off is another one"
+);
+const _: () = assert!(
+    DOUBT_MS > 2 * REPEAT_MS,
+    "what was lost is said again first"
 );
 const _: () = assert!(GAP_MS > 2 * REPEAT_MS, "a busy node is not a stopped one");
 const _: () = assert!(

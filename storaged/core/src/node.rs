@@ -9,7 +9,8 @@ use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Digest, Generation, Namespace, NodeName, SharedBytes};
 
 use crate::api::{
-    ConnId, Curation, DurableFault, Input, Now, Output, Prepared, RequestId, Setup, Viewer,
+    ConnId, Curation, DurableFault, DurableListing, Input, Now, Output, Prepared, QueryId,
+    RequestId, Setup, Viewer,
 };
 use crate::audit::{Audit, Shown};
 use crate::budget::Ledger;
@@ -24,6 +25,7 @@ use crate::scrub::{Scrub, ScrubState};
 use crate::stage::Drops;
 use crate::stage::Trainers::{Heeded, Ignored};
 use crate::status::status_json;
+use crate::testimony::needs_no_belief;
 use crate::trickle::Unfinished;
 
 /// One daemon's decisions.
@@ -189,10 +191,7 @@ impl Node {
                 outcome,
             } => self.cx.uploaded(manifest, rank, outcome),
             Input::Published { manifest, outcome } => self.cx.published(manifest, outcome),
-            Input::DurableListed { query, outcome } => {
-                self.restores
-                    .durable_listed(query, outcome, &mut self.sessions, &mut self.cx)
-            }
+            Input::DurableListed { query, outcome } => self.durable_listed(query, outcome),
             Input::Curated { id, outcome } => self.cx.curated(id, outcome),
             Input::DurableState(outcome) => self.cx.tier_answered(outcome.err().as_ref()),
             Input::RunClaimed { query, outcome } => {
@@ -275,6 +274,7 @@ impl Node {
         self.sessions.tell_losses(&mut self.cx);
         self.sessions.lead_lanes(&mut self.cx);
         self.cx.weigh_all();
+        self.cx.advance_doubts();
         self.cx.give_up_lost();
         self.cx.retire_unkept();
         self.cx.give_up_stuck_uploads();
@@ -374,8 +374,18 @@ impl Node {
         }
     }
 
+    fn durable_listed(&mut self, query: QueryId, outcome: Result<DurableListing, DurableFault>) {
+        if !self.cx.tier_looked_into(query, &outcome) {
+            let (cx, sessions) = (&mut self.cx, &mut self.sessions);
+            self.restores.durable_listed(query, outcome, sessions, cx);
+        }
+    }
+
     /// Each machine hears what is for it and gives back the rest.
     fn message(&mut self, from: &NodeName, message: PeerMessage) {
+        if !self.cx.is_believed(from) && !needs_no_belief(&message) {
+            return;
+        }
         let greets = matches!(message, PeerMessage::Fences(_));
         let (cx, sessions) = (&mut self.cx, &mut self.sessions);
         let unheard = cx
@@ -398,6 +408,7 @@ impl Node {
         {
             self.forget_peer(&node);
             self.cx.forget_announced(&node);
+            self.cx.testimony.forget(&node);
         }
         let since = self.cx.now;
         let known = Peer { generation, since };

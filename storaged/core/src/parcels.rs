@@ -120,10 +120,20 @@ impl Parcels {
         if let Some(opening) = self.opening.get_mut(&name) {
             return opening.add_teller(from, relay);
         }
+        if !self.coming.contains_key(&name) && self.told_by(from) >= limits::PARCELS_PER_PEER_MAX {
+            return;
+        }
         if let Some(incoming) = self.comes(name, length) {
             incoming.sources.add(from);
             incoming.add_teller(from, relay);
         }
+    }
+
+    /// Parcels on their way here that nobody but this peer has told of: of so many, others have no room.
+    fn told_by(&self, peer: &NodeName) -> usize {
+        let all = self.coming.values();
+        all.filter(|it| it.sources.count() == 1 && it.sources.is_asked(peer))
+            .count()
     }
 
     /// Something that a manifest names is wanted, from one of these nodes.

@@ -26,9 +26,11 @@ pub(crate) fn status_json(
         .filter(|member| member.name != cx.setup.name)
         .map(|member| {
             format!(
-                r#"{{"node":"{}","up":{}}}"#,
+                r#"{{"node":"{}","up":{},"believed":{},"false_statements":{}}}"#,
                 member.name,
-                cx.is_up(&member.name)
+                cx.is_up(&member.name),
+                cx.is_believed(&member.name),
+                cx.testimony.false_statements(&member.name)
             )
         })
         .collect();

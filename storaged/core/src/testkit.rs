@@ -76,6 +76,16 @@ pub fn hear(node: &mut Node, at: u64, from: &str, message: PeerMessage) -> Vec<O
     prepared(node, Now(at), outputs)
 }
 
+/// What a node does when all of its peers that are up say the same, its home nodes among them.
+pub fn hear_from_all(node: &mut Node, at: u64, message: &PeerMessage) -> Vec<Output> {
+    let peers: Vec<NodeName> = node.context().peers.keys().cloned().collect();
+    let mut all = Vec::new();
+    for from in peers {
+        all.extend(hear(node, at, from.as_str(), message.clone()));
+    }
+    all
+}
+
 /// What a node does, with what it has prepared done at once.
 pub fn prepared(node: &mut Node, now: Now, outputs: Vec<Output>) -> Vec<Output> {
     let mut all = Vec::new();

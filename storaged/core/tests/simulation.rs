@@ -29,6 +29,7 @@ const SMALL: Limits = Limits {
     link_rate: None,
     slow_link: None,
     fibber: None,
+    byzantine: None,
     shard_scale: 1,
 };
 
@@ -254,6 +255,51 @@ fn a_lying_hop_is_named_and_routed_around() {
     assert!(
         tally.lies > 20 && tally.lies_in_encodes > 20 && tally.named > 5 && tally.restores > 20,
         "the liar lies and is named: {tally:?}"
+    );
+}
+
+/// Of seeds with a node that says anything: any but the first, where the job asks for its plans.
+fn byzantine_limits(seed: u64) -> Limits {
+    let limits = shape_of(seed / 2, 0);
+    let ranks = limits.ranks.min(limits.nodes as u32 - 1);
+    Limits {
+        byzantine: Some(1 + seed as usize % (limits.nodes - 1)),
+        link_rate: Some(1_250_000),
+        ranks,
+        ..limits
+    }
+}
+
+/// One node says anything to anybody, forged, replayed and up to the limits of numbers, and m-1 others at most fail beside it.
+#[test]
+fn a_node_that_says_anything_costs_nobody_a_checkpoint() {
+    if is_over() {
+        return;
+    }
+    let first = number("STORAGED_SIM_FIRST").unwrap_or(0);
+    let seeds = number("STORAGED_SIM_BYZANTINE").unwrap_or(12);
+    let (mut failed, mut said, mut named, mut restores) = (Vec::new(), 0, 0, 0);
+    for seed in first..first + seeds {
+        let mut world = World::new(4000 + seed, byzantine_limits(seed));
+        world.told = std::env::var_os("STORAGED_SIM_TELL").is_some();
+        let run = || {
+            world.run_as(&format!("byzantine {seed}"));
+            world.byzantine_ends();
+        };
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            eprintln!("byzantine {seed} failed");
+            note_failure();
+            failed.push(seed);
+        }
+        said += world.scene.byzantine.said;
+        named += world.scene.byzantine.named;
+        restores += world.scene.restores;
+    }
+    println!("{seeds} seeds: {said} messages, named {named} times, {restores} restores");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}");
+    assert!(
+        said > 1_000 * seeds && named > 20 * seeds && restores > seeds,
+        "it speaks and is named: {said}, {named}, {restores}"
     );
 }
 

@@ -144,8 +144,13 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
     }
     for peer in status["peers"].as_array().into_iter().flatten() {
         let state = if peer["up"] == true { "up" } else { "DOWN" };
+        let doubt = if peer["believed"] == false {
+            "  NOT BELIEVED: it has said what cannot be so; restart its daemon"
+        } else {
+            ""
+        };
         print(&format!(
-            "peer {}  {state}",
+            "peer {}  {state}{doubt}",
             peer["node"].as_str().unwrap_or_default()
         ));
     }

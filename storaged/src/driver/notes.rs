@@ -1,6 +1,6 @@
 //! What the decisions tell people: each note is counted, and said in the log as often as it helps.
 
-use storaged_core::Note;
+use storaged_core::{FalseStatement, Note};
 use storaged_wire::NodeName;
 use storaged_wire::peer::{CheckpointKey, SessionFault};
 
@@ -62,6 +62,10 @@ impl Daemon {
             Note::Evicted { namespace, bytes } => {
                 tracing::info!(%namespace, bytes, "a job that has ended left RAM: another one needed the room");
             }
+            Note::FalseStatement { node, statement } => self.false_statement(node, *statement),
+            Note::Disbelieved { node } => {
+                tracing::error!(%node, "nothing is believed any more that this peer alone says, until its daemon is restarted: it has said again and again what cannot be so");
+            }
             Note::PeerFault { node, reason } => {
                 metrics.observe_peer_fault();
                 let line = format!("{node} cannot be {reason}");
@@ -69,6 +73,15 @@ impl Daemon {
                     tracing::warn!(%node, reason, silent, "a peer sent something that cannot be");
                 }
             }
+        }
+    }
+
+    fn false_statement(&mut self, node: &NodeName, statement: FalseStatement) {
+        self.ops.metrics.observe_false_statement(node);
+        let line = format!("{node} says {}", statement.name());
+        if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+            let kind = statement.name();
+            tracing::warn!(%node, kind, said = %statement, silent, "a peer said what cannot be so; it is ignored");
         }
     }
 

@@ -35,6 +35,7 @@ fn every_counter_is_there_before_its_first_event() {
         "checkpoint_states_total{state=\"abandoned\"}",
         "trickle_increment_records_total{kind=\"raw\"}",
         "encode_wrong_bytes_total{node=\"n1\"}",
+        "place_false_statements_total{node=\"n1\"}",
         "trickle_failures_total",
         "place_peer_faults_total",
     ] {

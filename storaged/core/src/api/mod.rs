@@ -2,6 +2,7 @@
 //! back at the deadline. These types know nothing of whoever decides.
 
 mod durable;
+mod false_statement;
 mod ids;
 mod input;
 mod note;
@@ -15,6 +16,8 @@ pub use durable::{
     ClaimFault, ClaimedRun, Curation, CurationFault, DurableFault, DurableListing, Removed,
     SetAside, SetAsideCause, UploadBase,
 };
+pub use false_statement::FalseStatement;
+pub(crate) use false_statement::Severity;
 pub use ids::{ConnId, HeldBlock, Now, ParityId, QueryId, RequestId};
 pub use input::Input;
 pub use note::Note;

@@ -4,7 +4,7 @@ use storaged_wire::local::Bears;
 use storaged_wire::peer::{CheckpointKey, Lane, SessionFault};
 use storaged_wire::{CheckpointState, Namespace, NodeName};
 
-use super::{DurableFault, HeldBlock};
+use super::{DurableFault, FalseStatement, HeldBlock};
 
 /// A change worth a log line or a counter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,4 +68,11 @@ pub enum Note {
     Evicted { namespace: Namespace, bytes: u64 },
     /// A peer sent something that cannot be.
     PeerFault { node: NodeName, reason: String },
+    /// A peer said what cannot be so, or what is not its to say.
+    FalseStatement {
+        node: NodeName,
+        statement: FalseStatement,
+    },
+    /// A peer has said so much that cannot be that nothing is believed any more which it alone says, until it is restarted.
+    Disbelieved { node: NodeName },
 }

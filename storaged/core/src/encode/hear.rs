@@ -4,8 +4,9 @@ use storaged_wire::NodeName;
 use storaged_wire::peer::PeerMessage;
 
 use super::session::Closing;
-use super::{Beginning, REPAIR_QUERY, Sessions};
+use super::{Beginning, Sessions};
 use crate::context::Context;
+use crate::limits;
 
 impl Sessions {
     /// Hears a message about sessions; any other comes back.
@@ -45,7 +46,7 @@ impl Sessions {
                 self.close(from, session, closing, cx);
             }
             PeerMessage::Holdings {
-                query: REPAIR_QUERY,
+                query: limits::REPAIR_QUERY,
                 holdings,
                 ..
             } => self.holdings_told(from, &holdings, cx),

@@ -89,8 +89,11 @@ impl Sessions {
         if self.led.len() >= limits::SESSIONS_LED_MAX {
             return;
         }
-        let led_already = cx.checkpoints[key].lanes_led.contains(&lane);
-        if state >= CheckpointState::Protected || led_already {
+        // What a home node calls protected has been coded: whoever was restarted repairs it before it knows that it is.
+        let checkpoint = &cx.checkpoints[key];
+        let was_led = checkpoint.lanes_led.contains(&lane);
+        let is_coded = was_led || checkpoint.standing.is_called_protected();
+        if state >= CheckpointState::Protected || is_coded {
             self.repair_lane(key, manifest, lane, &blocks, cx);
         } else {
             self.encode_lane(key, manifest, lane, &blocks, cx);
@@ -453,7 +456,11 @@ impl Sessions {
             progress.failures += 1;
             progress.held.clear();
         }
+        let has_shard = cx
+            .manifest_named(led.record.manifest)
+            .is_some_and(|manifest| !manifest.ranks_on(&node).is_empty());
         if led.purpose == SessionGoal::Encode
+            && has_shard
             && let SessionFault::Corrupt(reason) = &fault
         {
             let reason = format!(

@@ -27,7 +27,6 @@ mod topology;
 mod verify_mode;
 
 pub use linkstats::{NodeRate, SideRate};
-pub(crate) use repair::REPAIR_QUERY;
 pub(crate) use session::{Beginning, Restored, SessionGoal};
 
 use std::collections::{BTreeMap, BTreeSet};

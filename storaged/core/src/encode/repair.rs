@@ -24,9 +24,6 @@ struct FoundBlocks {
     wanted: Vec<(u32, NodeName)>,
 }
 
-/// The number of a question that is asked for repairs. No plan's has it: those begin at one.
-pub(crate) const REPAIR_QUERY: u64 = 0;
-
 impl Sessions {
     /// Puts back what up members of a protected lane do not hold.
     pub(crate) fn repair_lane(
@@ -229,7 +226,7 @@ impl Sessions {
             cx.send(
                 node,
                 PeerMessage::HoldingsQuery {
-                    query: REPAIR_QUERY,
+                    query: limits::REPAIR_QUERY,
                     namespace,
                 },
             );

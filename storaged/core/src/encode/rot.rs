@@ -11,9 +11,9 @@ use storaged_plan::{DirtyMap, LaneBlocks};
 use storaged_wire::peer::{CheckpointKey, Lane, PeerMessage, SessionFault};
 use storaged_wire::{Digest, ManifestBytes, Namespace, NodeName};
 
+use super::Sessions;
 use super::resume::{ParityPlace, PartialParity, PartialShard};
 use super::session::{Closing, SessionPlace};
-use super::{REPAIR_QUERY, Sessions};
 use crate::api::{HeldBlock, Output, Source};
 use crate::catalog::{SlotUse, Upload};
 use crate::context::Context;
@@ -154,7 +154,7 @@ impl Sessions {
             leaders.extend(others.map(|node| (node, namespace.clone())));
         }
         for (node, namespace) in leaders {
-            cx.holdings_asked(&node, REPAIR_QUERY, &namespace);
+            cx.holdings_asked(&node, limits::REPAIR_QUERY, &namespace);
         }
     }
 

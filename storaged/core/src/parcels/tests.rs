@@ -223,12 +223,12 @@ fn lengths_that_nobody_can_mean_take_no_memory() {
     }
 }
 
-/// A commit that is to be told to others in the name of `a`.
-fn relayed(told: PeerMessage, to: &[&str]) -> PeerMessage {
+/// A commit that is to be told to others in the name of a home node.
+fn relayed(of: &NodeName, told: PeerMessage, to: &[&str]) -> PeerMessage {
     let PeerMessage::Parcel { parcel, length, .. } = told else {
         panic!("a parcel");
     };
-    let (of, to) = (name("a"), to.iter().map(|node| name(node)).collect());
+    let (of, to) = (of.clone(), to.iter().map(|node| name(node)).collect());
     PeerMessage::Parcel {
         parcel,
         length,
@@ -251,14 +251,20 @@ fn handed_on(said: &[(NodeName, PeerMessage)]) -> Vec<(&str, Vec<&str>)> {
 fn a_commit_is_handed_on_once_it_is_here_and_the_home_node_is_answered() {
     let mut node = last_of(&["a", "b", "c", "d", "e", "f"], 1, 2);
     let (told, bytes) = parcel(&committed(&manifest()));
-    let told = relayed(told, &["c", "d", "e"]);
+    let key = storaged_wire::peer::CheckpointKey::of(manifest().manifest());
+    let homes = node.context().homes_of(&key);
+    let home = homes
+        .iter()
+        .find(|home| **home != name("f"))
+        .expect("three of six");
+    let told = relayed(home, told, &["c", "d", "e"]);
     let asked = sends(hear(&mut node, 1, "b", told.clone()));
     // Before it is here there is nothing to hand on. It is fetched from whoever told of it.
     assert_eq!(handed_on(&asked), []);
     assert_eq!(query(&asked).map(|(to, _)| to), Some(name("b")));
     let said = fetch(&mut node, asked, &bytes);
     assert_eq!(handed_on(&said), [("c", vec!["d"]), ("e", vec![])]);
-    assert_eq!(answered(&said), ["a"]);
+    assert_eq!(answered(&said), [home.as_str()]);
     // The first of a share that is up hears of it.
     node.handle(Now(20), Input::PeerDown { node: name("c") });
     let said = sends(hear(&mut node, 21, "b", told));
@@ -270,7 +276,7 @@ fn nothing_but_commits_is_handed_on() {
     let mut node = last_of(&["a", "b", "c"], 1, 2);
     let many = PeerMessage::Attached(vec![testkit::job(); 20_000]);
     let (told, bytes) = parcel(&many);
-    let asked = sends(hear(&mut node, 1, "a", relayed(told, &["b"])));
+    let asked = sends(hear(&mut node, 1, "a", relayed(&name("a"), told, &["b"])));
     let said = fetch(&mut node, asked, &bytes);
     assert_eq!(handed_on(&said), []);
 }
@@ -283,7 +289,7 @@ fn in_another_ones_name_a_commit_alone_is_believed() {
         namespace: testkit::job(),
     };
     let (told, bytes) = parcel(&asks);
-    let asked = sends(hear(&mut node, 1, "b", relayed(told, &[])));
+    let asked = sends(hear(&mut node, 1, "b", relayed(&name("a"), told, &[])));
     let said = fetch(&mut node, asked, &bytes);
     assert_eq!(said, [], "answered a question that `a` did not ask");
 }

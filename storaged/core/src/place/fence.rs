@@ -2,9 +2,10 @@
 //! nothing; a *fence* is a run that was opened, and refuses every lower one. Nothing is ordered by a clock.
 //! How a run is opened is in `open_run`; what becomes of a trainer whose run is unknown here in `unknown_run`.
 
-use storaged_wire::peer::{Fence, NamedRun, PeerMessage, PromiseOutcome};
+use storaged_wire::peer::{CheckpointKey, Fence, NamedRun, PeerMessage, PromiseOutcome};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
 
+use crate::api::FalseStatement;
 use crate::context::Context;
 use crate::limits;
 use crate::place::Runs;
@@ -38,11 +39,24 @@ impl Context {
         let fence = self.fence_of(namespace);
         if run < fence {
             RunStanding::Fenced
-        } else if run > RunId::ZERO && (run == fence || run == self.promise_of(namespace)) {
+        } else if self.is_agreed(namespace, run) || self.is_told_of(namespace, run) {
             RunStanding::Known
         } else {
             RunStanding::Unknown
         }
+    }
+
+    /// Whether a run is the newest that was opened or promised, as enough nodes say. Only such a run may fence others off.
+    pub(crate) fn is_agreed(&self, namespace: &Namespace, run: RunId) -> bool {
+        let known = [self.fence_of(namespace), self.promise_of(namespace)];
+        run > RunId::ZERO && known.contains(&run)
+    }
+
+    /// Whether some peer says so. Its trainers are let in, which costs nobody anything; it ends no other run.
+    fn is_told_of(&self, namespace: &Namespace, run: RunId) -> bool {
+        let words = self.namespaces.get(namespace).map(|table| &table.words);
+        let mut words = words.into_iter().flat_map(|words| words.values());
+        words.any(|word| word.fence == Some(run) || word.promised == Some(run))
     }
 
     /// The highest number that a run of this namespace is known to have, opened, promised or of a checkpoint here.
@@ -50,11 +64,19 @@ impl Context {
         let of_checkpoints = self
             .checkpoints
             .keys()
-            .filter(|key| key.namespace == *namespace)
+            .filter(|key| key.namespace == *namespace && self.is_held_or_safe(key))
             .map(|key| key.run)
             .next_back();
         let known = self.fence_of(namespace).max(self.promise_of(namespace));
         known.max(of_checkpoints.unwrap_or(RunId::ZERO)).number()
+    }
+
+    /// Whether a checkpoint is more than the word of one node: something of it is here, or enough nodes call it safe.
+    fn is_held_or_safe(&self, key: &CheckpointKey) -> bool {
+        let checkpoint = self.checkpoints.get(key);
+        checkpoint.is_some_and(|c| {
+            c.state >= self.safe_state() || !c.shards.is_empty() || !c.parity.is_empty()
+        })
     }
 
     pub(crate) fn check_fence(&self, namespace: &Namespace, run: RunId) -> Result<(), Refusal> {
@@ -97,7 +119,8 @@ impl Context {
     /// Somebody wants to open a run. A node that has just started has not heard yet what its peers know: it says
     /// nothing, and is asked again.
     pub(crate) fn promise_asked(&mut self, from: &NodeName, query: u64, asked: NamedRun) {
-        if !self.settled() {
+        let known = self.checks_run(from, asked.run) && self.may_tell_of(from, &asked.namespace);
+        if !self.settled() || !known {
             return;
         }
         let outcome = self.promise(&asked);
@@ -142,14 +165,55 @@ impl Context {
         table.is_some_and(|table| asked.run == table.fence || asked.run == table.granted)
     }
 
-    /// A peer's promise binds this node too, which may have forgotten its own.
-    pub(crate) fn learn_fence(&mut self, fence: Fence) {
-        if self.check_owner(&fence.namespace, fence.owner).is_err() {
+    /// What a peer says of the runs of a namespace. A run ends others only if this node has promised it itself, or another peer says
+    /// the same: a majority has promised every run that was opened.
+    pub(crate) fn learn_fence(&mut self, from: &NodeName, fence: Fence) {
+        let Fence {
+            namespace,
+            owner,
+            run,
+            promised,
+        } = fence;
+        let checked = self.checks_run(from, run) && self.checks_run(from, promised);
+        if !checked || self.check_owner(&namespace, owner).is_err() {
             return;
         }
-        self.raise_fence(&fence.namespace, fence.owner, fence.run);
-        let table = self.namespace_table(&fence.namespace, fence.owner);
-        table.promised = table.promised.max(fence.promised);
+        if !self.may_tell_of(from, &namespace) {
+            return;
+        }
+        let table = self.namespace_table(&namespace, owner);
+        let word = table.words.entry(from.clone()).or_default();
+        word.fence = word.fence.max(Some(run));
+        word.promised = word.promised.max(Some(promised));
+        self.judge_runs(&namespace, owner);
+    }
+
+    /// Takes what enough nodes say of the runs of a namespace.
+    fn judge_runs(&mut self, namespace: &Namespace, owner: Owner) {
+        let needed = self.words_needed();
+        let Some(table) = self.namespaces.get(namespace) else {
+            return;
+        };
+        let granted = table.granted;
+        let words = || table.words.values();
+        let promised = agreed(words().filter_map(|word| word.promised), needed);
+        let mut fence = agreed(words().filter_map(|word| word.fence), needed);
+        if words().any(|word| word.fence == Some(granted)) {
+            fence = fence.max(Some(granted));
+        }
+        self.raise_fence(namespace, owner, fence.unwrap_or(RunId::ZERO));
+        let table = self.namespace_table(namespace, owner);
+        table.promised = table.promised.max(promised.unwrap_or(RunId::ZERO));
+    }
+
+    /// Whether a run has a number that may be given out.
+    pub(crate) fn checks_run(&mut self, from: &NodeName, run: RunId) -> bool {
+        let number = run.number();
+        let is_one = number <= limits::RUN_NUMBER_MAX || planted!("runs_without_limit");
+        if !is_one {
+            self.is_false(from, FalseStatement::RunOutOfRange { number });
+        }
+        is_one
     }
 
     pub(crate) fn fence_asked(&mut self, from: &NodeName, query: u64, namespace: &Namespace) {
@@ -167,10 +231,20 @@ impl Runs {
         opened: &NamedRun,
         cx: &mut Context,
     ) {
-        if cx.check_owner(&opened.namespace, opened.owner).is_err() {
+        if cx.check_owner(&opened.namespace, opened.owner).is_err()
+            || !cx.checks_run(from, opened.run)
+        {
             return;
         }
-        cx.raise_fence(&opened.namespace, opened.owner, opened.run);
+        cx.learn_fence(
+            from,
+            Fence {
+                namespace: opened.namespace.clone(),
+                owner: opened.owner,
+                run: opened.run,
+                promised: opened.run,
+            },
+        );
         cx.send(from, PeerMessage::FenceRaised { query });
         self.advance_hellos(cx);
     }
@@ -181,6 +255,7 @@ impl Runs {
         let fences: Vec<Fence> = namespaces
             .iter()
             .filter_map(|namespace| cx.fence_record(namespace))
+            .filter(|known| known.run.max(known.promised) > RunId::ZERO)
             .collect();
         for fences in fences.chunks(limits::FENCES_MAX) {
             cx.send(node, PeerMessage::Fences(fences.to_vec()));
@@ -189,12 +264,20 @@ impl Runs {
         self.hellos_ask(node, cx);
     }
 
-    pub(crate) fn learn_fences(&mut self, fences: Vec<Fence>, cx: &mut Context) {
+    pub(crate) fn learn_fences(&mut self, from: &NodeName, fences: Vec<Fence>, cx: &mut Context) {
         for fence in fences {
-            cx.learn_fence(fence);
+            cx.learn_fence(from, fence);
         }
         self.advance_hellos(cx);
     }
+}
+
+/// The highest that so many say, or more.
+pub(crate) fn agreed<T: Ord>(said: impl Iterator<Item = T>, needed: usize) -> Option<T> {
+    let mut said: Vec<T> = said.collect();
+    said.sort();
+    let at = said.len().checked_sub(needed.max(1))?;
+    said.into_iter().nth(at)
 }
 
 pub(crate) fn wrong_token(namespace: &Namespace) -> Refusal {

@@ -16,7 +16,7 @@ impl Runs {
         cx: &mut Context,
     ) -> Option<PeerMessage> {
         match message {
-            PeerMessage::Fences(fences) => self.learn_fences(fences, cx),
+            PeerMessage::Fences(fences) => self.learn_fences(from, fences, cx),
             PeerMessage::PromiseRun { query, run } => cx.promise_asked(from, query, run),
             PeerMessage::RunPromised {
                 query,

@@ -16,7 +16,10 @@ impl Context {
     pub(crate) fn give_up_lost(&mut self) {
         let now = self.now;
         let committed = self.checkpoints.values().filter(|c| {
-            c.state == CheckpointState::Committed && self.homes_of(&c.key).contains(self.me())
+            let is_called_safe = c.standing.is_called_protected();
+            c.state == CheckpointState::Committed
+                && !is_called_safe
+                && self.homes_of(&c.key).contains(self.me())
         });
         let losses: Vec<(CheckpointKey, Option<String>)> = committed
             .map(|c| (c.key.clone(), self.loss_of(c)))

@@ -3,7 +3,7 @@
 //! the number by create-if-absent. A tier that does not answer in time does not hold up a job that nodes remember: then
 //! the number is a majority's, and the tier hears of it later.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::digest;
 use storaged_wire::local::Reply;
@@ -12,8 +12,8 @@ use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
 
 use super::fence::wrong_token;
 use crate::api::{
-    ClaimFault, ConnId, DurableFault, DurablePolicy, Now, Output, QueryId, RequestId,
-    RunsWithoutTier,
+    ClaimFault, ConnId, DurableFault, DurablePolicy, FalseStatement, Now, Output, QueryId,
+    RequestId, RunsWithoutTier,
 };
 use crate::catalog::Unrecorded;
 use crate::context::Context;
@@ -32,6 +32,9 @@ pub(crate) struct RunProposal {
     attempts: u32,
     /// How often the tier was asked for a number.
     claims: u32,
+    /// How often each node has said that the number is taken, and who calls the namespace another one's.
+    taken: BTreeMap<NodeName, u32>,
+    foreign: BTreeSet<NodeName>,
     tier: TierClaim,
     phase: Phase,
     deadline: Now,
@@ -116,6 +119,8 @@ impl Runs {
             above,
             attempts: 0,
             claims: 0,
+            taken: BTreeMap::new(),
+            foreign: BTreeSet::new(),
             tier: TierClaim::Absent,
             phase: Phase::Waiting { until: cx.now },
             deadline: cx.answer_by(timeout_ms),
@@ -312,11 +317,39 @@ impl Runs {
                 promised.insert(from.clone());
                 self.judge_promises(query, cx);
             }
-            PromiseOutcome::Taken { highest } => self.go_above(query, highest, cx),
+            PromiseOutcome::Taken { highest } => self.number_taken(from, query, highest, cx),
             PromiseOutcome::WrongOwner => {
-                let refusal = wrong_token(&proposal.namespace);
-                self.refuse_run(query, refusal, cx);
+                proposal.foreign.insert(from.clone());
+                let (refusal, says) = (
+                    wrong_token(&proposal.namespace),
+                    proposal.foreign.iter().filter(|it| *it != cx.me()).count(),
+                );
+                if from == cx.me() || says >= cx.words_needed() {
+                    self.refuse_run(query, refusal, cx);
+                }
             }
+        }
+    }
+
+    /// A node says that the number is taken. One that says so again and again, or of numbers far above, is not waited for: a
+    /// majority of the others has promised, or will.
+    fn number_taken(&mut self, from: &NodeName, query: QueryId, highest: u64, cx: &mut Context) {
+        let is_me = from == cx.me();
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        let asked = proposal.run.number();
+        if highest < asked {
+            return cx.is_false(from, FalseStatement::TakenByLower { asked, highest });
+        }
+        if !cx.checks_run(from, RunId::new(highest)) {
+            return;
+        }
+        let times = proposal.taken.entry(from.clone()).or_default();
+        *times += 1;
+        let is_enough = *times > limits::RUN_TAKEN_MAX || highest - asked > limits::RUN_SKIP_MAX;
+        if is_me || !is_enough {
+            self.go_above(query, highest, cx);
         }
     }
 
@@ -533,10 +566,12 @@ impl Context {
 /// The run of this identity above every number up to `highest`.
 fn above_all(namespace: &Namespace, highest: u64, identity: u64) -> Result<RunId, Refusal> {
     let number = RunId::new(highest).next_number();
+    let number = number.filter(|number| *number <= limits::RUN_NUMBER_MAX);
     let run = number.map(|number| RunId::with_identity(number, identity));
     run.ok_or_else(|| {
         let text = format!(
-            "expected a run number below {highest} to be the highest of {namespace}, got that one: no higher number is left, use another namespace"
+            "expected a run number below {} to be the highest of {namespace}, got {highest}: no higher number is left, use another namespace",
+            limits::RUN_NUMBER_MAX
         );
         Refusal::new(RefusalCode::NoRunLeft, text)
     })
@@ -570,9 +605,11 @@ mod tests {
     #[test]
     fn after_the_last_number_there_is_none() {
         let namespace = Namespace::new("job").unwrap();
-        let last = above_all(&namespace, u64::MAX - 1, 5).unwrap();
-        assert_eq!(last, RunId::with_identity(u64::MAX, 5));
-        let refused = above_all(&namespace, u64::MAX, 5).unwrap_err();
-        assert_eq!(refused.code, RefusalCode::NoRunLeft);
+        let last = above_all(&namespace, limits::RUN_NUMBER_MAX - 1, 5).unwrap();
+        assert_eq!(last, RunId::with_identity(limits::RUN_NUMBER_MAX, 5));
+        for highest in [limits::RUN_NUMBER_MAX, u64::MAX] {
+            let refused = above_all(&namespace, highest, 5).unwrap_err();
+            assert_eq!(refused.code, RefusalCode::NoRunLeft);
+        }
     }
 }

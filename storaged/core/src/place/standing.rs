@@ -53,6 +53,10 @@ pub(crate) struct Standing {
     bears: u32,
     /// What home nodes have told.
     told: BTreeMap<NodeName, u32>,
+    /// Home nodes that call it durable, and when the first did.
+    durable: BTreeMap<NodeName, Now>,
+    /// Since when home nodes differ.
+    pub doubted_since: Option<Now>,
     /// What was noted last, so that every change is and nothing twice.
     bears_noted: Option<Bears>,
     /// As a home node: since when a shard is lost, of a checkpoint that was never protected.
@@ -63,6 +67,38 @@ impl Standing {
     /// What a home node has told that the checkpoint bears.
     pub fn told_by(&self, home: &NodeName) -> u32 {
         self.told.get(home).copied().unwrap_or(0)
+    }
+
+    /// Whether a home node calls it protected.
+    pub fn says_protected(&self, home: &NodeName) -> bool {
+        self.told.contains_key(home)
+    }
+
+    /// Whether some home node does.
+    pub fn is_called_protected(&self) -> bool {
+        !self.told.is_empty()
+    }
+
+    /// What a home node says that it bears; none if it says nothing.
+    pub fn word_of(&self, home: &NodeName) -> Option<u32> {
+        self.told.get(home).copied()
+    }
+
+    pub fn says_durable(&mut self, home: &NodeName, now: Now) {
+        self.durable.entry(home.clone()).or_insert(now);
+    }
+
+    pub fn is_durable_by(&self, home: &NodeName) -> bool {
+        self.durable.contains_key(home)
+    }
+
+    pub fn durable_said_at(&self) -> Option<Now> {
+        self.durable.values().min().copied()
+    }
+
+    /// Whether this node counts its blocks.
+    pub fn counts(&self) -> bool {
+        self.missing.is_some()
     }
 
     /// As a home node that has the manifest now.
@@ -98,6 +134,7 @@ impl Standing {
     pub fn forget(&mut self, node: &NodeName) {
         self.noted.remove(node);
         self.told.remove(node);
+        self.durable.remove(node);
     }
 }
 
@@ -175,21 +212,45 @@ impl Context {
 
     /// A node says which blocks of a checkpoint it holds.
     pub(crate) fn held(&mut self, from: &NodeName, name: Digest, version: u32, blocks: Blocks) {
+        let Some(key) = self.by_name.get(&name).cloned() else {
+            return;
+        };
+        if !self.peers.contains_key(from) {
+            return;
+        }
+        self.note_held(from, &key, blocks);
+        let manifest = name;
+        self.send(from, PeerMessage::HeldNoted { manifest, version });
+        self.weigh(&key);
+    }
+
+    /// Counts what a node says that it holds.
+    pub(super) fn note_held(&mut self, from: &NodeName, key: &CheckpointKey, blocks: Blocks) {
         let Some(generation) = self.peers.get(from).map(|peer| peer.generation) else {
             return;
         };
-        let Some(checkpoint) = self.checkpoint_named(name) else {
+        let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
         let standing = &mut checkpoint.standing;
         standing.hears_of_enclosures(from, blocks.enclosures, generation);
         let held = HeldBy { generation, blocks };
         standing.held.insert(from.clone(), held);
-        let key = checkpoint.key.clone();
-        self.recount(&key, from);
-        let manifest = name;
-        self.send(from, PeerMessage::HeldNoted { manifest, version });
-        self.weigh(&key);
+        self.recount(key, from);
+    }
+
+    /// Whether this node counts what a checkpoint bears: as a home node, or because home nodes differ.
+    fn counts_itself(&self, checkpoint: &Checkpoint) -> bool {
+        let doubts = checkpoint.standing.doubted_since.is_some();
+        checkpoint.homes.contains(self.me()) || (doubts && checkpoint.standing.counts())
+    }
+
+    /// Whether this node has counted a checkpoint, and found that it bears nothing.
+    pub(crate) fn is_found_bare(&self, checkpoint: &Checkpoint) -> bool {
+        let counted = self.count_losses(checkpoint);
+        self.counts_itself(checkpoint)
+            && self.settled()
+            && counted.is_none_or(|counted| counted.losses == 0)
     }
 
     pub(crate) fn held_noted(&mut self, from: &NodeName, name: Digest, version: u32) {
@@ -237,8 +298,8 @@ impl Context {
     pub(crate) fn weigh(&mut self, key: &CheckpointKey) {
         let checkpoint = self.checkpoints.get(key);
         // A node in another epoch may take this one for a home, and tells it what it holds.
-        let is_home = |c: &&Checkpoint| c.homes.contains(self.me()) || planted!("strangers_weigh");
-        let Some(checkpoint) = checkpoint.filter(is_home) else {
+        let counts = |c: &&Checkpoint| self.counts_itself(c) || planted!("strangers_weigh");
+        let Some(checkpoint) = checkpoint.filter(counts) else {
             return;
         };
         let Some(counted) = self.count_losses(checkpoint) else {
@@ -260,7 +321,9 @@ impl Context {
         } else {
             self.bears_changed(key);
         }
-        self.tell_everyone(key);
+        if self.homes_of(key).contains(self.me()) {
+            self.tell_everyone(key);
+        }
     }
 
     /// Links came up or went down, or time has passed.
@@ -314,7 +377,7 @@ impl Context {
     /// What a checkpoint bears now, as far as this node knows: a home node counts, the others take the lowest of what
     /// home nodes tell that are up. None before it is committed, and where nothing is coded.
     pub(crate) fn bears(&self, checkpoint: &Checkpoint) -> Option<Bears> {
-        if self.homes_of(&checkpoint.key).contains(self.me()) {
+        if self.counts_itself(checkpoint) {
             let mut counted = self.count_losses(checkpoint)?;
             counted.losses = counted.losses.min(checkpoint.standing.bears);
             return Some(counted);
@@ -339,7 +402,7 @@ impl Context {
             return Some(bears);
         }
         let mut told = self.told_by_homes(checkpoint);
-        let lags = if self.homes_of(&checkpoint.key).contains(self.me()) {
+        let lags = if self.counts_itself(checkpoint) && checkpoint.homes.contains(self.me()) {
             told.any(|losses| losses > bears.losses)
         } else {
             told.next().is_none()
@@ -556,6 +619,9 @@ impl Context {
 
     /// Whether a node is down, and has been for longer than links take to recover.
     pub(crate) fn is_gone(&self, node: &NodeName) -> bool {
+        if !self.is_believed(node) {
+            return true;
+        }
         if self.is_up(node) {
             return false;
         }
@@ -613,51 +679,4 @@ fn coded(manifest: &Manifest) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use storaged_codec::digest;
-    use storaged_wire::local::DurableWish;
-
-    use super::*;
-    use crate::testkit::{hear, last_of, manifest};
-
-    /// Whether the last node of three is a home node of a step, and what it knows that it bears once the others, who may be,
-    /// have told it this.
-    fn known(step: u64, told: &[(&str, u32)]) -> (bool, Option<u32>) {
-        let manifest = manifest(step, &["a", "b"], &["c"], 4096, digest(b"shard"));
-        let manifest = Arc::new(manifest.seal().expect("a sound manifest"));
-        let mut node = last_of(&["a", "b", "c"], 2, 1);
-        let committed = PeerMessage::Committed {
-            manifest: manifest.bytes().to_vec().into(),
-            durable: DurableWish::Policy,
-        };
-        hear(&mut node, 1, "a", committed);
-        for (from, bears) in told {
-            let (manifest, bears) = (manifest.name(), *bears);
-            let message = PeerMessage::Protected { manifest, bears };
-            hear(&mut node, 2, from, message);
-        }
-        let cx = node.context();
-        let key = cx.by_name[&manifest.name()].clone();
-        let known = cx.bears_if_known(&cx.checkpoints[&key]);
-        let is_home = cx.homes_of(&key).contains(cx.me());
-        (is_home, known.map(|bears| bears.losses))
-    }
-
-    #[test]
-    fn what_a_step_bears_is_not_known_before_its_blocks_are_and_is_not_nothing_then() {
-        let mut seen = BTreeSet::new();
-        for step in 1..20 {
-            let (is_home, losses) = known(step, &[]);
-            assert_eq!(losses, Some(0), "it has only committed");
-            // The others hold its blocks, and here nobody has said so.
-            let heard = known(step, &[("a", 1), ("b", 1)]).1;
-            let lost = known(step, &[("a", 0), ("b", 0)]).1;
-            let expected = if is_home { None } else { Some(1) };
-            assert_eq!((heard, lost), (expected, Some(0)), "home: {is_home}");
-            seen.insert(is_home);
-        }
-        assert_eq!(seen.len(), 2, "one of three is no home node");
-    }
-}
+mod tests;

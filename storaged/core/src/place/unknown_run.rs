@@ -109,7 +109,7 @@ impl Runs {
         cx: &mut Context,
     ) {
         if let Some(fence) = fence {
-            cx.learn_fence(fence);
+            cx.learn_fence(from, fence);
         }
         if let Some(waiting) = self.hellos.get_mut(&query) {
             waiting.waiting_for.remove(from);

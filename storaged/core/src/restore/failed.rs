@@ -76,17 +76,35 @@ impl Context {
         }
     }
 
-    pub(super) fn learn_failed(&mut self, all: Vec<NamespaceFailures>) {
+    /// Of a step that is known here a node is heard only if it had a rank of it: its launchers restart the job.
+    pub(super) fn learn_failed(&mut self, from: &NodeName, all: Vec<NamespaceFailures>) {
         let now = self.now;
         for told in all {
             if self.check_owner(&told.namespace, told.owner).is_err() {
                 continue;
             }
+            if !self.may_tell_of(from, &told.namespace) {
+                continue;
+            }
+            let heard = told.failed.iter().filter(|failed| {
+                let key = CheckpointKey {
+                    namespace: told.namespace.clone(),
+                    run: failed.run,
+                    step: failed.step,
+                };
+                self.may_have_restarted(from, &key)
+            });
+            let heard: Vec<_> = heard.copied().collect();
             let table = self.namespace_table(&told.namespace, told.owner);
-            for failed in &told.failed {
+            for failed in &heard {
                 table.failed.learn(failed, now);
             }
         }
+    }
+
+    fn may_have_restarted(&self, node: &NodeName, key: &CheckpointKey) -> bool {
+        let known = self.checkpoints.get(key).and_then(|c| c.manifest.as_ref());
+        known.is_none_or(|manifest| !manifest.ranks_on(node).is_empty())
     }
 
     /// An operator takes back what was said of a step.

@@ -37,8 +37,8 @@ impl Restores {
                 };
                 self.plan_learns(from, QueryId(query), told, cx);
             }
-            PeerMessage::Marks(marks) => cx.learn_marks(marks),
-            PeerMessage::FailedRestarts(all) => cx.learn_failed(all),
+            PeerMessage::Marks(marks) => cx.learn_marks(from, marks),
+            PeerMessage::FailedRestarts(all) => cx.learn_failed(from, all),
             PeerMessage::ManifestQuery { query, manifest } => {
                 self.manifest_asked(from, query, manifest, cx);
             }

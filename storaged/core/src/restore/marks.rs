@@ -9,6 +9,7 @@ use storaged_wire::peer::{CheckpointKey, HighMark, NamespaceMark, PeerMessage};
 
 use crate::context::Context;
 use crate::limits;
+use crate::place::agreed;
 
 /// The mark that a checkpoint sets.
 pub(crate) fn mark_at(key: &CheckpointKey) -> HighMark {
@@ -77,12 +78,20 @@ impl Context {
         }
     }
 
-    pub(crate) fn learn_marks(&mut self, marks: Vec<NamespaceMark>) {
+    /// A mark counts once two peers say so: all home nodes tell of it. Of one peer's making it would hold up every plan.
+    pub(crate) fn learn_marks(&mut self, from: &NodeName, marks: Vec<NamespaceMark>) {
+        let needed = self.words_needed();
         for told in marks {
-            if self.check_owner(&told.namespace, told.owner).is_ok() {
-                let table = self.namespace_table(&told.namespace, told.owner);
-                table.mark = table.mark.max(Some(told.mark));
+            if self.check_owner(&told.namespace, told.owner).is_err()
+                || !self.may_tell_of(from, &told.namespace)
+            {
+                continue;
             }
+            let table = self.namespace_table(&told.namespace, told.owner);
+            let word = table.words.entry(from.clone()).or_default();
+            word.mark = word.mark.max(Some(told.mark));
+            let said = table.words.values().filter_map(|word| word.mark);
+            table.mark = table.mark.max(agreed(said, needed));
         }
     }
 }

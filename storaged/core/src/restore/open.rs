@@ -98,10 +98,9 @@ impl Restores {
         // must know the manifest. It goes when the shard is closed (`forget_foreign`).
         if cx.manifest_named(wish.manifest).is_none() {
             let state = survey.states.get(&wish.manifest).copied();
-            cx.adopt_found(
-                manifest.clone(),
-                state.unwrap_or(CheckpointState::Committed),
-            );
+            // That it is durable one of those that answered may have made up; home nodes say it to whomever it concerns.
+            let state = state.unwrap_or(CheckpointState::Committed);
+            cx.adopt_found(manifest.clone(), state.min(CheckpointState::Protected));
         }
         if cx.will_be_repaired(&wish, &survey, &manifest) {
             self.await_repair(id, wish, cx);

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use crate::api::{ConnId, DurableListing, DurablePolicy, Input, Now, Output, RequestId};
     use crate::node::Node;
-    use crate::testkit::{TOKEN, hear, job, last_of, last_with_tier, owner};
+    use crate::testkit::{TOKEN, hear, hear_from_all, job, last_of, last_with_tier, owner};
 
     /// What `a` and `b` save, with parity on `c`.
     fn manifest(step: u64) -> ManifestBytes {
@@ -310,7 +310,7 @@ mod tests {
             manifest: manifest.shared(),
             durable: storaged_wire::local::DurableWish::Never,
         };
-        hear(node, 1, "a", committed);
+        hear_from_all(node, 1, &committed);
         greets(node);
         let open = Request::OpenShard {
             manifest: manifest.name(),
@@ -527,6 +527,7 @@ mod tests {
         let mut node = last_of(&FIVE, 2, 1);
         let query = plans_without_a(&mut node);
         let mut outputs = hear(&mut node, 1_001, "b", marked(2));
+        outputs.extend(hear(&mut node, 1_001, "c", marked(2)));
         outputs.extend(all_answer(&mut node, query, 1, 1_002));
         assert_eq!(planned(&outputs), None, "{outputs:?}");
         let again = asked(&outputs).expect("they are asked again");
@@ -540,6 +541,7 @@ mod tests {
     fn a_plan_that_waits_asks_those_again_that_have_answered() {
         let mut node = last_of(&FIVE, 2, 1);
         hear(&mut node, 1, "b", marked(2));
+        hear(&mut node, 1, "c", marked(2));
         let query = plans_without_a(&mut node);
         let outputs = all_answer(&mut node, query, 1, 1_002);
         assert_eq!(planned(&outputs), None, "{outputs:?}");

@@ -228,6 +228,7 @@ impl Context {
         if !self.may_collect(from, &key, owner, world_size) {
             return;
         }
+        let shards = self.may_be_its_own(from, &key, world_size, shards);
         // Whoever has nothing new to say of what is not known here will say all of it: it sees that this home node was restarted.
         if shards.is_empty() && !self.checkpoints.contains_key(&key) {
             return;
@@ -344,6 +345,9 @@ impl Context {
         if let Some(reason) = refusal.or(given_up) {
             let key = key.clone();
             self.send(from, PeerMessage::Abandoned { key, reason });
+            return false;
+        }
+        if self.contradicts_world(from, key, world_size) {
             return false;
         }
         // Nobody can tell who is right, and a step that waits for ranks that do not exist would hold a slot of each rank.

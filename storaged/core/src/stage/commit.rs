@@ -20,7 +20,6 @@ use crate::catalog::{Checkpoint, Description, Sealing};
 use crate::context::Context;
 use crate::event::Event;
 use crate::parcels::Notice;
-use crate::place::RunStanding;
 
 impl Context {
     pub(crate) fn commit(
@@ -235,7 +234,7 @@ impl Context {
         let key = CheckpointKey::of(record);
         self.namespace_table(&key.namespace, record.owner);
         // A manifest is no proof that its run was opened: only a run that is known as such fences others off.
-        if self.standing(&key.namespace, key.run) == RunStanding::Known {
+        if self.is_agreed(&key.namespace, key.run) {
             self.raise_fence(&key.namespace, record.owner, key.run);
         }
         let (now, me) = (self.now, self.me().clone());
@@ -262,6 +261,7 @@ impl Context {
     /// Stores a manifest that a survey found, in the state it is known to be in.
     pub(crate) fn adopt_found(&mut self, manifest: Arc<ManifestBytes>, state: CheckpointState) {
         let name = manifest.name();
+        self.make_room_for_named(&CheckpointKey::of(manifest.manifest()), name);
         self.adopt(manifest, DurableWish::Policy);
         if let Some(key) = self.by_name.get(&name).cloned() {
             self.reach(&key, state);
@@ -331,7 +331,10 @@ impl Context {
     /// A node tells of a commit whose manifest fits a message.
     pub(crate) fn commit_told(&mut self, from: &NodeName, bytes: SharedBytes, wish: DurableWish) {
         match ManifestBytes::parse(bytes) {
-            Ok(manifest) => self.committed_elsewhere(from, Arc::new(manifest), wish),
+            Ok(manifest) => {
+                self.judges_commit(from, &manifest);
+                self.committed_elsewhere(from, Arc::new(manifest), wish)
+            }
             Err(error) => {
                 let node = from.clone();
                 let reason = error.to_string();
@@ -357,7 +360,13 @@ impl Context {
         }
         let known = self.checkpoints.get(&key).and_then(Checkpoint::name);
         if known.is_none() {
+            if !self.may_be_committed(from, &key, &manifest) {
+                return;
+            }
             self.adopt(manifest, wish);
+            if let Some(checkpoint) = self.checkpoints.get_mut(&key) {
+                checkpoint.told_by = Some(from.clone());
+            }
         }
         if known.is_none_or(|known| known == name) {
             self.say_stored(from, &key, name);

@@ -7,6 +7,7 @@ use super::announce::Announcement;
 use super::lifetime::Remains;
 use crate::catalog::{Description, Noted, Told};
 use crate::context::Context;
+use crate::limits::REPAIR_QUERY;
 use crate::place::Blocks;
 
 impl Context {
@@ -69,8 +70,8 @@ impl Context {
                 state,
                 bears,
             } => self.manifest_stored(from, manifest, Told { state, bears }),
-            PeerMessage::Abandoned { key, reason } => self.abandon(&key, &reason),
-            PeerMessage::Superseded { key, reason } => self.superseded(&key, &reason),
+            PeerMessage::Abandoned { key, reason } => self.abandoned_told(from, &key, &reason),
+            PeerMessage::Superseded { key, reason } => self.superseded(from, &key, &reason),
             PeerMessage::NoRoom {
                 manifest,
                 node,
@@ -123,13 +124,21 @@ impl Context {
             PeerMessage::Owed { manifest, done } => self.owed(from, manifest, done),
             PeerMessage::Unowed { manifest, cause } => self.unowed(from, manifest, cause),
             PeerMessage::DurableFailed { manifest, reason } => {
-                self.durable_failed(manifest, reason)
+                self.durable_failed(from, manifest, reason)
             }
             PeerMessage::Quarantined {
                 manifest,
                 key,
                 reason,
             } => self.learn_quarantine(from, manifest, key, reason),
+            PeerMessage::Holdings {
+                query: REPAIR_QUERY,
+                ref holdings,
+                ..
+            } => {
+                self.hear_of_holdings(from, holdings);
+                return Some(message);
+            }
             other => return Some(other),
         }
         None

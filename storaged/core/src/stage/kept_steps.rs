@@ -76,7 +76,9 @@ impl Context {
     fn may_yet_be_kept(&self, checkpoint: &Checkpoint) -> bool {
         let heard_at = checkpoint.committed_at;
         let is_recent = |at| self.now.since(at) < limits::KEPT_UNPROTECTED_MS;
-        heard_at.is_some_and(is_recent) && !planted!("kept_steps_not_awaited")
+        // One home node calls it protected, and a second one has yet to say so.
+        let is_called = self.is_called_safe(checkpoint);
+        (is_called || heard_at.is_some_and(is_recent)) && !planted!("kept_steps_not_awaited")
     }
 
     /// Whether so many newer checkpoints of the namespace are as safe as can be that this one is of no use any more.
@@ -222,23 +224,23 @@ mod tests {
     use crate::api::{Input, Now};
     use crate::limits::KEPT_UNPROTECTED_MS;
     use crate::node::Node;
-    use crate::testkit::{hear, last_that_keeps, manifest};
+    use crate::testkit::{hear_from_all, last_that_keeps, manifest};
 
     /// A peer tells of the commit of a step.
     fn told_of(node: &mut Node, at: u64, step: u64) {
-        let manifest = manifest(step, &["a", "b"], &["c"], 5, digest(b"any"));
+        let manifest = manifest(step, &["a", "b"], &["d", "c"], 5, digest(b"any"));
         let committed = PeerMessage::Committed {
             manifest: manifest.seal().expect("a sound manifest").shared(),
             durable: DurableWish::Never,
         };
-        hear(node, at, "a", committed);
+        hear_from_all(node, at, &committed);
     }
 
     /// And that it is protected.
     fn protected(node: &mut Node, at: u64, step: u64) {
-        let manifest = manifest(step, &["a", "b"], &["c"], 5, digest(b"any"));
+        let manifest = manifest(step, &["a", "b"], &["d", "c"], 5, digest(b"any"));
         let manifest = manifest.seal().expect("a sound manifest").name();
-        hear(node, at, "a", PeerMessage::Protected { manifest, bears: 1 });
+        hear_from_all(node, at, &PeerMessage::Protected { manifest, bears: 2 });
     }
 
     fn known(node: &Node) -> Vec<(u64, CheckpointState)> {
@@ -250,7 +252,7 @@ mod tests {
     #[test]
     fn a_node_that_hears_of_the_newer_step_first_keeps_the_older_one_too() {
         use CheckpointState::Protected;
-        let mut node = last_that_keeps(2, &["a", "b", "c"], 2, 1);
+        let mut node = last_that_keeps(2, &["a", "b", "d", "c"], 2, 2);
         told_of(&mut node, 1, 3);
         protected(&mut node, 2, 3);
         told_of(&mut node, 3, 2);
@@ -266,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_is_not_protected_in_time_goes() {
-        let mut node = last_that_keeps(2, &["a", "b", "c"], 2, 1);
+        let mut node = last_that_keeps(2, &["a", "b", "d", "c"], 2, 2);
         told_of(&mut node, 1, 3);
         protected(&mut node, 2, 3);
         told_of(&mut node, 3, 2);

@@ -4,6 +4,7 @@
 mod announce;
 mod boards;
 mod commit;
+mod evidence;
 mod hear;
 mod kept_steps;
 mod lifetime;
@@ -15,6 +16,7 @@ mod slots;
 pub use slots::SLOT_GRAIN_BYTES;
 
 pub(crate) use lifetime::{Drops, Lifetimes, Trainers};
+pub(crate) use retire::cut;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

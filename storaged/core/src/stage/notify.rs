@@ -148,35 +148,4 @@ impl Context {
         let key = checkpoint.key.clone();
         self.weigh(&key);
     }
-
-    /// A home node says that a checkpoint reached a state.
-    pub(crate) fn told_state(
-        &mut self,
-        from: &NodeName,
-        name: Digest,
-        state: CheckpointState,
-        bears: Option<u32>,
-    ) {
-        if state == CheckpointState::Durable && planted!("pins_never_end") {
-            return;
-        }
-        let Some(checkpoint) = self.checkpoint_named(name) else {
-            return;
-        };
-        let key = checkpoint.key.clone();
-        if let Some(bears) = bears {
-            self.bears_told(from, name, bears);
-        }
-        self.reach(&key, state);
-        if let Some(checkpoint) = self.checkpoint_named(name) {
-            let bears = checkpoint.standing.told_by(from);
-            let state = checkpoint.state;
-            let stored = PeerMessage::ManifestStored {
-                manifest: name,
-                state,
-                bears,
-            };
-            self.send(from, stored);
-        }
-    }
 }

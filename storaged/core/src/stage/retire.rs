@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
-use storaged_wire::{CheckpointState, Digest, Namespace, Rank};
+use storaged_wire::{CheckpointState, Digest, Namespace, NodeName, Rank};
 
 use crate::api::{ConnId, Note, Now, Output};
 use crate::budget::Reservation;
@@ -146,7 +146,7 @@ impl Context {
     }
 
     /// Frees all that the checkpoint has here.
-    fn remove(&mut self, key: &CheckpointKey) {
+    pub(super) fn remove(&mut self, key: &CheckpointKey) {
         let Some(checkpoint) = self.checkpoints.remove(key) else {
             return;
         };
@@ -198,6 +198,29 @@ impl Context {
         self.wake(key);
     }
 
+    /// A peer gave a checkpoint up. A committed one it may give up only if it is to code it or decides of it; one that a home node
+    /// calls protected nobody may.
+    pub(crate) fn abandoned_told(&mut self, from: &NodeName, key: &CheckpointKey, reason: &str) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let is_concerned = checkpoint
+            .manifest
+            .as_ref()
+            .is_none_or(|manifest| self.stakeholders(manifest).contains(from));
+        if !is_concerned || self.is_called_safe(checkpoint) || !self.may_end(from) {
+            return;
+        }
+        self.abandon(key, cut(reason));
+    }
+
+    /// Whether a checkpoint is protected, or a home node calls it so and this node has not found otherwise.
+    pub(crate) fn is_called_safe(&self, checkpoint: &Checkpoint) -> bool {
+        let is_called = checkpoint.standing.is_called_protected();
+        checkpoint.state >= CheckpointState::Protected
+            || (is_called && !self.is_found_bare(checkpoint))
+    }
+
     /// Gives up a checkpoint and tells the peers to.
     pub(crate) fn abandon_everywhere(&mut self, key: &CheckpointKey, reason: &str) {
         self.send_all(&PeerMessage::Abandoned {
@@ -218,7 +241,15 @@ impl Context {
 
     /// A peer gave a checkpoint up for a newer one. One that is committed here goes only if there is a newer one here to
     /// restart from.
-    pub(crate) fn superseded(&mut self, key: &CheckpointKey, reason: &str) {
+    pub(crate) fn superseded(&mut self, from: &NodeName, key: &CheckpointKey, reason: &str) {
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return;
+        };
+        let holds = !checkpoint.shards.is_empty();
+        // Where nodes are gone each save gives up a step, and all say so.
+        if self.is_called_safe(checkpoint) || !(self.is_stuck(checkpoint) || self.may_end(from)) {
+            return;
+        }
         if let Some(checkpoint) = self.checkpoints.get(key)
             && self.is_kept_step(checkpoint)
         {
@@ -229,11 +260,17 @@ impl Context {
             let checkpoint = self.checkpoints.get(key);
             checkpoint.is_some_and(|c| c.manifest.is_some())
         };
+        // A newer commit that only one node has told of brings nothing back that is here.
+        let is_real = |key: &CheckpointKey| {
+            let checkpoint = self.checkpoints.get(key);
+            !holds || checkpoint.is_some_and(|c| !c.shards.is_empty())
+        };
         let newer = self.checkpoints.keys().rev();
         let mut newer = newer.take_while(|newer| *newer > key);
-        let is_needless = newer.any(|newer| newer.namespace == key.namespace && committed(newer));
+        let is_needless = newer
+            .any(|newer| newer.namespace == key.namespace && committed(newer) && is_real(newer));
         if !committed(key) || is_needless {
-            self.abandon(key, reason);
+            self.abandon(key, cut(reason));
         }
     }
 
@@ -320,4 +357,10 @@ impl Context {
             self.remove(&key);
         }
     }
+}
+
+/// As much of a peer's reason as is kept.
+pub(crate) fn cut(reason: &str) -> &str {
+    const BYTES_MAX: usize = 1_024;
+    &reason[..reason.floor_char_boundary(BYTES_MAX)]
 }

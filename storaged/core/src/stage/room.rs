@@ -143,8 +143,7 @@ impl Context {
     /// step before would be lost then though nothing is. Two slots per rank leave no choice, or saving would stop.
     fn newest_instead_of(&self, checkpoint: &Checkpoint) -> Option<CheckpointKey> {
         let namespace = &checkpoint.key.namespace;
-        let is_protected = checkpoint.state >= CheckpointState::Protected;
-        if is_protected
+        if self.is_called_safe(checkpoint)
             && self.setup.slots_per_rank > 2
             && !planted!("protected_yields_to_committed")
         {

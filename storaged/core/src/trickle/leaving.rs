@@ -198,17 +198,17 @@ mod tests {
     use super::*;
     use crate::api::{DurablePolicy, Input, Now};
     use crate::node::Node;
-    use crate::testkit::{hear, job, last_with_tier, manifest, name, owner};
+    use crate::testkit::{hear, hear_from_all, job, last_with_tier, manifest, name, owner};
 
     fn committed(step: u64, durable: DurablePolicy) -> (Node, Arc<ManifestBytes>) {
-        let sealed = manifest(step, &["a", "b"], &["c"], 4096, digest(b"shard"));
+        let sealed = manifest(step, &["a", "b"], &["d", "c"], 4096, digest(b"shard"));
         let sealed = Arc::new(sealed.seal().expect("a sound manifest"));
-        let mut node = last_with_tier(&["a", "b", "c"], 2, 1, durable);
+        let mut node = last_with_tier(&["a", "b", "d", "c"], 2, 2, durable);
         let told = PeerMessage::Committed {
             manifest: sealed.bytes().to_vec().into(),
             durable: DurableWish::Policy,
         };
-        hear(&mut node, 1, "a", told);
+        hear_from_all(&mut node, 1, &told);
         (node, sealed)
     }
 
@@ -230,7 +230,7 @@ mod tests {
             } else {
                 let (manifest, bears) = (sealed.name(), 1);
                 let protected = PeerMessage::Protected { manifest, bears };
-                hear(&mut node, 2, "a", protected);
+                hear_from_all(&mut node, 2, &protected);
             }
             assert_eq!(node.unfinished(), []);
         }
@@ -246,19 +246,15 @@ mod tests {
                 manifest: name,
                 bears,
             };
-            hear(&mut node, 2, "a", protected);
+            hear_from_all(&mut node, 2, &protected);
             node.handle(Now(2_000), Input::Tick);
             let key = CheckpointKey::of(sealed.manifest());
             let expected =
                 Vec::from_iter(is_home(&node, &sealed).then_some(Unfinished::Unpublished { key }));
             assert_eq!(node.unfinished(), expected, "step {step}");
             seen.insert(expected.len());
-            hear(
-                &mut node,
-                3_000,
-                "a",
-                PeerMessage::Durable { manifest: name },
-            );
+            let durable = PeerMessage::Durable { manifest: name };
+            hear_from_all(&mut node, 3_000, &durable);
             assert_eq!(node.unfinished(), [], "step {step}");
         }
         assert_eq!(seen.len(), 2, "home nodes and others");

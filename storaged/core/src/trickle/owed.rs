@@ -11,6 +11,7 @@ use storaged_wire::{CheckpointState, Digest, NodeName, Rank};
 use crate::api::{DurablePolicy, Note, Output};
 use crate::catalog::{Checkpoint, Upload};
 use crate::context::Context;
+use crate::stage::cut;
 
 /// Longest text of the tier's error that is told to peers.
 const REASON_BYTES_MAX: usize = 1_024;
@@ -104,12 +105,17 @@ impl Context {
 
     /// A node says that a checkpoint is not owed any more.
     pub(crate) fn unowed(&mut self, from: &NodeName, name: Digest, cause: UnowedCause) {
+        // Whoever holds nothing of it and decides nothing has no say.
+        let given_up = matches!(cause, UnowedCause::GivenUp(_));
+        if !self.concerns(from, name) || (given_up && !self.may_end(from)) {
+            return;
+        }
         let Some(checkpoint) = self.checkpoint_named(name) else {
             return;
         };
         let key = checkpoint.key.clone();
         match cause {
-            UnowedCause::GivenUp(reason) => self.note_given_up(&key, &reason),
+            UnowedCause::GivenUp(reason) => self.note_given_up(&key, cut(&reason)),
             UnowedCause::Retired => {
                 checkpoint.owing.retired_at.insert(from.clone());
                 checkpoint.standing.let_go(from);
@@ -121,6 +127,12 @@ impl Context {
             }
         }
         self.retire_older(&key.namespace);
+    }
+
+    /// Whether a node has to do with a checkpoint.
+    fn concerns(&self, node: &NodeName, name: Digest) -> bool {
+        let manifest = self.manifest_named(name);
+        manifest.is_some_and(|manifest| self.stakeholders(&manifest).contains(node))
     }
 
     /// Whether every other home node that is up has retired a checkpoint.
@@ -229,9 +241,11 @@ impl Context {
         self.note(Note::DurableFailed { key, reason });
     }
 
-    pub(crate) fn durable_failed(&mut self, name: Digest, reason: String) {
-        if let Some(checkpoint) = self.checkpoint_named(name) {
-            checkpoint.owing.failed = Some(reason);
+    pub(crate) fn durable_failed(&mut self, from: &NodeName, name: Digest, reason: String) {
+        if self.concerns(from, name)
+            && let Some(checkpoint) = self.checkpoint_named(name)
+        {
+            checkpoint.owing.failed = Some(cut(&reason).into());
         }
     }
 
@@ -273,26 +287,22 @@ mod tests {
 
     use super::*;
     use crate::api::{Input, Now};
-    use crate::testkit::{hear, last_with_tier, manifest, name};
+    use crate::testkit::{hear_from_all, last_with_tier, manifest, name};
 
     /// The nodes that a coding node asks for their shards of a protected step that is owed; none if it is no home of it.
     fn asked_by_home(step: u64) -> Option<Vec<NodeName>> {
         let members = ["a", "b", "c", "d", "e"];
-        let sealed = manifest(step, &["a", "b"], &["e"], 4096, digest(b"shard"));
+        let sealed = manifest(step, &["a", "b"], &["d", "e"], 4096, digest(b"shard"));
         let sealed = Arc::new(sealed.seal().expect("a sound manifest"));
-        let mut node = last_with_tier(&members, 2, 1, DurablePolicy::Every(1));
+        let mut node = last_with_tier(&members, 2, 2, DurablePolicy::Every(1));
         let committed = PeerMessage::Committed {
             manifest: sealed.bytes().to_vec().into(),
             durable: DurableWish::Policy,
         };
-        hear(&mut node, 1, "c", committed);
+        hear_from_all(&mut node, 1, &committed);
         let (manifest, bears) = (sealed.name(), 1);
-        hear(
-            &mut node,
-            2,
-            "c",
-            PeerMessage::Protected { manifest, bears },
-        );
+        let protected = PeerMessage::Protected { manifest, bears };
+        hear_from_all(&mut node, 2, &protected);
         let homes = node
             .context()
             .homes_of(&CheckpointKey::of(sealed.manifest()));

@@ -53,6 +53,7 @@ pub struct Job {
     next_request: u64,
     crash_next_at: u64,
     save_next_at: u64,
+    is_over: bool,
 }
 
 impl Default for Job {
@@ -72,6 +73,7 @@ impl Default for Job {
             next_request: 0,
             crash_next_at: 5_000,
             save_next_at: 0,
+            is_over: false,
         }
     }
 }
@@ -80,23 +82,25 @@ impl Job {
     /// Promise 1: nobody may call a checkpoint committed before every rank has sealed its shard.
     pub fn was_sealed_whole(&self, key: &CheckpointKey) {
         let sealed = self.sealed_whole.get(&(key.run, key.step));
-        let whole = sealed.is_some_and(|ranks| {
-            !ranks.is_empty()
-                && ranks
-                    .iter()
-                    .enumerate()
-                    .all(|(i, rank)| rank.get() as usize == i)
-        });
         assert!(
-            whole,
+            self.is_sealed_whole(key),
             "all or nothing: {key:?} is called committed, sealed were {sealed:?}"
         );
+    }
+
+    pub fn is_sealed_whole(&self, key: &CheckpointKey) -> bool {
+        let sealed = self.sealed_whole.get(&(key.run, key.step));
+        sealed.is_some_and(|ranks| {
+            let mut ranks = ranks.iter().enumerate();
+            ranks.len() > 0 && ranks.all(|(i, rank)| rank.get() as usize == i)
+        })
     }
 }
 
 impl World {
     fn rank_node(&self, rank: Rank) -> usize {
-        rank.get() as usize % self.scene.limits.nodes
+        let honest = self.honest();
+        honest[rank.get() as usize % honest.len()]
     }
 
     fn all_ranks(&self) -> Vec<Rank> {
@@ -151,9 +155,18 @@ impl World {
         self.scene.job.sealed.clear();
     }
 
+    /// The job ends, and does not begin again.
+    pub fn job_ends(&mut self) {
+        self.job_down();
+        self.scene.job.is_over = true;
+    }
+
     /// Every 50 ms: begin what can begin, and let the adversary strike.
     pub fn advance_job(&mut self) {
         self.after(50, Event::Scene(Scripted::Job));
+        if self.scene.job.is_over {
+            return;
+        }
         self.strike();
         let ranks_up = self
             .all_ranks()
@@ -190,6 +203,7 @@ impl World {
         }
         match self.random(6) {
             0 => self.job_down(),
+            _ if self.scene.limits.byzantine.is_some() => self.strike_beside_byzantine(),
             1 if self.scene.newest.contains_key(&CheckpointState::Durable) => {
                 (0..self.scene.limits.nodes).for_each(|node| self.crash(node));
                 let durable = self.scene.newest[&CheckpointState::Durable].clone();
@@ -207,6 +221,19 @@ impl World {
             }
         }
         self.scene.job.crash_next_at = self.now + 30_000 + self.random(10_000);
+    }
+
+    /// The one that says anything, as often as not, and with it m-1 others at most.
+    fn strike_beside_byzantine(&mut self) {
+        if self.random(2) == 0 {
+            let liar = self.scene.limits.byzantine.into_iter();
+            liar.for_each(|liar| self.crash(liar));
+        }
+        let honest = self.honest();
+        for _ in 1..self.scene.limits.m {
+            let node = honest[self.random(honest.len() as u64) as usize];
+            self.crash(node);
+        }
     }
 
     /// Whether some node shows the newest protected checkpoint as bearing every m losses; what is durable bears more.

@@ -13,6 +13,7 @@ use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{CheckpointState, NodeName, SlotId};
 
+use super::byzantine::Byzantine;
 use super::job::Job;
 use super::month::{Happening, Month, is_of_month};
 use super::slow::Pace;
@@ -46,6 +47,8 @@ pub struct Limits {
     pub slow_link: Option<usize>,
     /// A node that tells nonsense of how sessions go.
     pub fibber: Option<usize>,
+    /// A node that says anything to anybody at any time; it holds no rank.
+    pub byzantine: Option<usize>,
     /// Shards are so many times as long.
     pub shard_scale: usize,
 }
@@ -61,6 +64,8 @@ pub enum Scripted {
     /// Members of a session tell how it goes.
     Progress(Key),
     Job,
+    /// A node says what is not so.
+    Lie,
     Month(Happening),
 }
 
@@ -84,6 +89,8 @@ pub struct Simulation {
     /// Slow nodes that sessions were ended to go around, by node, and reports that were refused.
     pub replans: BTreeMap<usize, u64>,
     pub refused_reports: u64,
+    /// What the node that says anything has come to.
+    pub byzantine: Byzantine,
     /// An ordinary month instead of the one job that is killed again and again.
     pub month: Option<Box<Month>>,
 }
@@ -116,10 +123,14 @@ impl World {
             paces: BTreeMap::new(),
             replans: BTreeMap::new(),
             refused_reports: 0,
+            byzantine: Byzantine::default(),
             month: None,
         };
         let mut world = Self::of(simulation, limits.nodes, seed);
         world.at(100, Event::Scene(Scripted::Job));
+        if limits.byzantine.is_some() {
+            world.at(1_000, Event::Scene(Scripted::Lie));
+        }
         world
     }
 
@@ -186,6 +197,7 @@ impl Scene for Simulation {
             Scripted::Progress(key) => world.session_progress(key),
             Scripted::Job if world.scene.month.is_some() => {}
             Scripted::Job => world.advance_job(),
+            Scripted::Lie => world.byzantine_speaks(),
             Scripted::Month(happening) => world.happen_in_month(happening),
         }
     }
@@ -232,8 +244,11 @@ impl Scene for Simulation {
         }
     }
 
-    fn noted(world: &mut World, _: usize, note: Note) {
-        world.judge_note(&note);
+    fn noted(world: &mut World, node: usize, note: Note) {
+        world.honest_states_are_true(node, &note);
+        if world.scene.limits.byzantine != Some(node) {
+            world.judge_note(&note);
+        }
     }
 
     fn replied(world: &mut World, _: Pid, id: RequestId, reply: Reply, slot: Option<SlotId>) {
@@ -279,6 +294,7 @@ impl Scene for Simulation {
             world.promise_of_message(from, message);
             return Some(1 + world.random(8));
         }
+        world.passes_byzantine(from, to, message);
         let Limits {
             loss_one_in, slow, ..
         } = world.scene.limits;

@@ -123,7 +123,7 @@ impl<S: Scene> World<S> {
     }
 
     /// A control message: in order on its connection, and lost with it.
-    pub(super) fn post(&mut self, from: usize, to: usize, message: PeerMessage) {
+    pub fn post(&mut self, from: usize, to: usize, message: PeerMessage) {
         let Some(delay) = S::way(self, from, to, &message) else {
             return;
         };

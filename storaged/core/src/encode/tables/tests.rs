@@ -289,12 +289,12 @@ fn parity_that_counts_though_its_close_was_lost_has_its_tables() {
             .any(|m| matches!(m, PeerMessage::Finished { .. })),
         "{finished:?}"
     );
-    node.handle(Now(6), Input::PeerDown { node: name("b") });
     let protected = PeerMessage::Protected {
         manifest: manifest.name(),
         bears: 2,
     };
-    hear(&mut node, 7, "a", protected);
+    testkit::hear_from_all(&mut node, 6, &protected);
+    node.handle(Now(7), Input::PeerDown { node: name("b") });
     let holding: Vec<_> = node
         .context()
         .checkpoints

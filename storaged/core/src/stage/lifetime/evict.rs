@@ -180,10 +180,22 @@ impl Context {
         if self.is_in_use(namespace) || self.is_job_read(namespace) {
             return;
         }
+        if !self.could_go(namespace) {
+            return;
+        }
         self.drop_ram(namespace, Some(up_to));
         if remains == Remains::Nothing {
             self.forget_mark(namespace, up_to);
         }
+    }
+
+    /// Whether a job may go for all that this node knows: it is durable, or nobody has used it for long. Nodes do not hear of its last use
+    /// at the same moment.
+    fn could_go(&self, namespace: &Namespace) -> bool {
+        let mut of_job = self.checkpoints.keys();
+        !of_job.any(|key| key.namespace == *namespace)
+            || self.is_newest_durable(namespace)
+            || self.idle_ms(namespace) >= self.setup.idle_job_ms / 2
     }
 
     /// What was the only copy is gone: no plan need wait for it.

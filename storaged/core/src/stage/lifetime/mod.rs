@@ -162,6 +162,7 @@ impl Context {
                 self.namespaces.remove(&namespace);
                 self.keeping.touch_job(&namespace);
                 self.lifetimes.used.remove(&namespace);
+                self.testimony.forget_job(&namespace);
             }
         }
     }

@@ -289,6 +289,7 @@ fn shape(seed: u64, scenario: Scenario) -> Limits {
         link_rate: None,
         slow_link: None,
         fibber: None,
+        byzantine: None,
         shard_scale: 1,
     }
 }

@@ -1,0 +1,146 @@
+//! Who is believed of how far a checkpoint is.
+
+use std::sync::Arc;
+
+use storaged_codec::digest;
+use storaged_wire::local::DurableWish;
+
+use super::*;
+use crate::api::{Note, Now};
+use crate::node::Node;
+use crate::testkit::{hear, last_of, last_with_tier, manifest};
+use storaged_wire::ManifestBytes;
+
+const MEMBERS: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// A step that node e, which is none of its home nodes, may hear of; its home nodes, and one of the others.
+fn step(node: &Node) -> (Arc<ManifestBytes>, Vec<String>, String) {
+    for step in 1..100 {
+        let sealed = manifest(step, &["a", "b"], &["c", "e"], 4096, digest(b"shard"));
+        let sealed = Arc::new(sealed.seal().expect("a sound manifest"));
+        let key = CheckpointKey::of(sealed.manifest());
+        let homes = node.context().homes_of(&key);
+        let homes: Vec<String> = homes.iter().map(|home| home.as_str().into()).collect();
+        if !homes.contains(&"e".to_owned()) {
+            let mut others = MEMBERS
+                .iter()
+                .filter(|it| !homes.contains(&(**it).to_owned()));
+            let stranger = others.find(|it| **it != "e").expect("three of five");
+            return (sealed, homes, (*stranger).into());
+        }
+    }
+    panic!("e is a home of every step");
+}
+
+fn committed(sealed: &ManifestBytes) -> PeerMessage {
+    PeerMessage::Committed {
+        manifest: sealed.bytes().to_vec().into(),
+        durable: DurableWish::Policy,
+    }
+}
+
+fn protected(sealed: &ManifestBytes, bears: u32) -> PeerMessage {
+    let manifest = sealed.name();
+    PeerMessage::Protected { manifest, bears }
+}
+
+fn state(node: &Node, sealed: &ManifestBytes) -> Option<CheckpointState> {
+    let key = CheckpointKey::of(sealed.manifest());
+    Some(node.context().checkpoints.get(&key)?.state)
+}
+
+#[test]
+fn a_commit_is_believed_from_a_home_node_alone() {
+    let mut node = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, stranger) = step(&node);
+    hear(&mut node, 1, &stranger, committed(&sealed));
+    assert_eq!(state(&node, &sealed), None);
+    hear(&mut node, 2, &homes[0], committed(&sealed));
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
+}
+
+#[test]
+fn one_home_node_alone_makes_nothing_protected() {
+    let mut node = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, stranger) = step(&node);
+    hear(&mut node, 1, &homes[0], committed(&sealed));
+    hear(&mut node, 2, &homes[0], protected(&sealed, 2));
+    hear(&mut node, 3, &stranger, protected(&sealed, 2));
+    hear(&mut node, 4, &homes[0], protected(&sealed, 2));
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
+    hear(&mut node, 5, &homes[1], protected(&sealed, 2));
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Protected));
+}
+
+#[test]
+fn nothing_is_durable_where_there_is_no_tier() {
+    let mut node = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, _) = step(&node);
+    hear(&mut node, 1, &homes[0], committed(&sealed));
+    for home in &homes {
+        let manifest = sealed.name();
+        let outputs = hear(&mut node, 2, home, PeerMessage::Durable { manifest });
+        let named = outputs.iter().any(|output| {
+            let statement = FalseStatement::NoDurableTier;
+            matches!(output, Output::Note(Note::FalseStatement { statement: said, .. }) if *said == statement)
+        });
+        assert!(named, "{outputs:?}");
+    }
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
+}
+
+#[test]
+fn more_losses_than_there_is_parity_for_are_nobodys_to_promise() {
+    let mut node = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, _) = step(&node);
+    hear(&mut node, 1, &homes[0], committed(&sealed));
+    for home in &homes {
+        hear(&mut node, 2, home, protected(&sealed, 3));
+    }
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
+}
+
+#[test]
+fn what_too_few_call_durable_is_looked_up_in_the_tier() {
+    let mut node = last_with_tier(&MEMBERS, 2, 2, DurablePolicy::Every(1));
+    let (sealed, homes, _) = step(&node);
+    hear(&mut node, 1, &homes[0], committed(&sealed));
+    let manifest = sealed.name();
+    hear(&mut node, 2, &homes[0], PeerMessage::Durable { manifest });
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
+    let outputs = node.handle(Now(2 + limits::TIER_DOUBT_MS), crate::api::Input::Tick);
+    let asked = outputs.iter().any(|output| {
+        matches!(output, Output::ListDurable { step: Some(step), .. } if *step == sealed.manifest().step)
+    });
+    assert!(asked, "{outputs:?}");
+    hear(
+        &mut node,
+        20_000,
+        &homes[1],
+        PeerMessage::Durable { manifest },
+    );
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Durable));
+}
+
+#[test]
+fn home_nodes_that_differ_are_checked_by_asking_all_what_they_hold() {
+    let mut node = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, _) = step(&node);
+    hear(&mut node, 1, &homes[0], committed(&sealed));
+    hear(&mut node, 2, &homes[0], protected(&sealed, 2));
+    let mut asked = Vec::new();
+    for at in [1_000, 2_000, 3_000, 4_000, 5_000] {
+        let outputs = node.handle(Now(at), crate::api::Input::Tick);
+        asked.extend(outputs.into_iter().filter_map(|output| match output {
+            Output::Send {
+                to,
+                message: PeerMessage::HoldingsQuery { .. },
+            } => Some(to),
+            _ => None,
+        }));
+    }
+    for holder in ["a", "b", "c"] {
+        let asked = asked.iter().any(|to| to.as_str() == holder);
+        assert!(asked, "{holder} was not asked");
+    }
+}

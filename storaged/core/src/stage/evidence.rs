@@ -1,0 +1,171 @@
+//! What this node knows itself of what peers say before a checkpoint is protected: its own sealed shards, the trainers that it has
+//! let in, and what has been committed of the same run.
+
+use storaged_wire::peer::{CheckpointKey, SealedShard};
+use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank, WorldSize};
+
+use crate::api::FalseStatement;
+use crate::catalog::Checkpoint;
+use crate::context::Context;
+use crate::limits;
+
+impl Context {
+    /// Whether a commit that a node tells of may be one: it is the node's to say, and its manifest has the shards that this node has
+    /// sealed. A manifest alone proves neither that a run was opened nor that anything is whole.
+    pub(super) fn may_be_committed(
+        &self,
+        from: &NodeName,
+        key: &CheckpointKey,
+        manifest: &ManifestBytes,
+    ) -> bool {
+        if from == self.me() || planted!("any_commit_is_believed") {
+            return true;
+        }
+        // Nobody is named: what comes as a parcel may have been told by another one in this node's name.
+        key.run.number() <= limits::RUN_NUMBER_MAX
+            && self.homes_of(key).contains(from)
+            && self.has_these_shards(key, manifest)
+            && self.commits_of(from) < limits::COMMITS_PER_PEER_MAX
+    }
+
+    /// Names a node that itself tells of a commit which nobody can have made.
+    pub(super) fn judges_commit(&mut self, from: &NodeName, manifest: &ManifestBytes) {
+        let key = CheckpointKey::of(manifest.manifest());
+        self.checks_run(from, key.run);
+    }
+
+    /// Whether a manifest has all shards that this node has sealed of a checkpoint, as it has sealed them, and no rank here has yet
+    /// to seal its own.
+    fn has_these_shards(&self, key: &CheckpointKey, manifest: &ManifestBytes) -> bool {
+        if self.is_ahead_of_ranks_here(key) {
+            return false;
+        }
+        let Some(checkpoint) = self.checkpoints.get(key) else {
+            return true;
+        };
+        let mut sealed = checkpoint.shards.iter();
+        sealed.all(|(rank, shard)| {
+            let listed = manifest.manifest().shard(*rank);
+            let root = shard.digests.as_ref().map(|(_, root)| *root);
+            listed.is_some_and(|it| it.node == *self.me() && Some(it.root) == root)
+        })
+    }
+
+    /// Whether a rank that seals here has not come to this step: nothing of the run can have committed it.
+    fn is_ahead_of_ranks_here(&self, key: &CheckpointKey) -> bool {
+        let table = self.namespaces.get(&key.namespace);
+        let mut last = table.into_iter().flat_map(|table| &table.last_step);
+        last.any(|((run, _), step)| *run == key.run && *step < key.step)
+    }
+
+    /// Checkpoints that a peer has told of, of which nothing is here and that nobody calls safe.
+    fn commits_of(&self, teller: &NodeName) -> usize {
+        let all = self.checkpoints.values();
+        let told = all.filter(|c| c.told_by.as_ref() == Some(teller));
+        told.filter(|c| is_bare(c)).count()
+    }
+
+    /// What a node that is not believed any more has told of, and nobody else calls safe, is heard anew from the others.
+    pub(crate) fn forget_commits_of(&mut self, teller: &NodeName) {
+        let all = self.checkpoints.values();
+        let told = all.filter(|c| c.told_by.as_ref() == Some(teller) && is_bare(c));
+        for key in told.map(|c| c.key.clone()).collect::<Vec<_>>() {
+            self.forget_commit(&key);
+        }
+    }
+
+    /// A restart names this manifest: another one of the same checkpoint, which one peer has told of and nothing is here of, makes
+    /// room for it.
+    pub(super) fn make_room_for_named(&mut self, key: &CheckpointKey, name: Digest) {
+        let known = self.checkpoints.get(key);
+        let is_another = |c: &Checkpoint| c.name().is_some_and(|known| known != name);
+        let gives_way = |c: &Checkpoint| is_another(c) && c.told_by.is_some() && is_bare(c);
+        if known.is_some_and(gives_way) {
+            self.forget_commit(key);
+        }
+    }
+
+    fn forget_commit(&mut self, key: &CheckpointKey) {
+        self.remove(key);
+        self.wake(key);
+    }
+
+    /// The world size of a run, if this node knows it: from its own trainers, or from what has been protected of it.
+    fn world_size_of(&self, key: &CheckpointKey) -> Option<WorldSize> {
+        let table = self.namespaces.get(&key.namespace);
+        let said_here = table.and_then(|table| table.world_sizes.get(&key.run).copied());
+        said_here.or_else(|| Some(self.safe_of_run(key)?.world_size))
+    }
+
+    /// The newest checkpoint of the same run that enough nodes call protected.
+    fn safe_of_run(&self, key: &CheckpointKey) -> Option<&Checkpoint> {
+        let mut newest_first = self.checkpoints.values().rev();
+        newest_first.find(|c| {
+            let is_of_run = c.key.namespace == key.namespace && c.key.run == key.run;
+            is_of_run && c.state >= CheckpointState::Protected && c.manifest.is_some()
+        })
+    }
+
+    /// Whether a node gives a run another world size than it is known to have. Taken as a disagreement of ranks, its word would end
+    /// every save.
+    pub(super) fn contradicts_world(
+        &mut self,
+        from: &NodeName,
+        key: &CheckpointKey,
+        world_size: WorldSize,
+    ) -> bool {
+        let known = self.world_size_of(key).filter(|known| *known != world_size);
+        if known.is_none() || from == self.me() {
+            return false;
+        }
+        self.is_false(from, FalseStatement::OtherWorldSize);
+        true
+    }
+
+    /// Of the shards that a node announces those that may be its own: no rank that is sealed here, and none that another node which is up
+    /// had when the run was protected last.
+    pub(super) fn may_be_its_own(
+        &mut self,
+        from: &NodeName,
+        key: &CheckpointKey,
+        world_size: WorldSize,
+        shards: Vec<SealedShard>,
+    ) -> Vec<SealedShard> {
+        if from == self.me() {
+            return shards;
+        }
+        let mut out = shards.iter().filter(|it| !world_size.holds(it.rank));
+        if let Some(rank) = out.next().map(|it| it.rank.get()) {
+            let world_size = world_size.get();
+            self.is_false(from, FalseStatement::RankOutOfWorld { rank, world_size });
+            return Vec::new();
+        }
+        let is_its_own = |shard: &SealedShard| !self.is_of_another(from, key, shard.rank);
+        shards.into_iter().filter(is_its_own).collect()
+    }
+
+    fn is_of_another(&self, node: &NodeName, key: &CheckpointKey, rank: Rank) -> bool {
+        let here = self.checkpoints.get(key);
+        if here.is_some_and(|c| c.shards.contains_key(&rank)) {
+            return true;
+        }
+        let announced = here.and_then(|c| c.announced.get(&rank));
+        if announced.is_some_and(|it| it.node != *node && self.has_been_up(&it.node)) {
+            let before = self.safe_of_run(key).and_then(|c| c.manifest.as_ref());
+            let entry = before.and_then(|manifest| manifest.manifest().shard(rank));
+            return entry.is_none_or(|entry| entry.node != *node);
+        }
+        false
+    }
+
+    /// Whether a node is up and believed.
+    fn has_been_up(&self, node: &NodeName) -> bool {
+        self.is_up(node) && self.is_believed(node)
+    }
+}
+
+/// Whether nothing of a checkpoint is here, and too few call it safe.
+fn is_bare(checkpoint: &Checkpoint) -> bool {
+    let is_empty = checkpoint.shards.is_empty() && checkpoint.parity.is_empty();
+    checkpoint.state < CheckpointState::Protected && is_empty
+}

@@ -1,0 +1,114 @@
+//! What one peer may say, and for how long it is believed.
+
+use storaged_wire::peer::Fence;
+use storaged_wire::{Generation, RunId};
+
+use super::*;
+use crate::api::{Input, Output};
+use crate::node::Node;
+use crate::testkit::{hear, job, last_of, name, owner};
+
+fn node() -> Node {
+    last_of(&["a", "b", "c", "d", "e"], 2, 2)
+}
+
+fn fences(job: Namespace, number: u64) -> PeerMessage {
+    PeerMessage::Fences(vec![Fence {
+        namespace: job,
+        owner: owner(),
+        run: RunId::new(number),
+        promised: RunId::new(number),
+    }])
+}
+
+fn notes(outputs: Vec<Output>) -> Vec<Note> {
+    let notes = outputs.into_iter().filter_map(|output| match output {
+        Output::Note(note) => Some(note),
+        _ => None,
+    });
+    notes.collect()
+}
+
+#[test]
+fn a_peer_that_says_again_and_again_what_cannot_be_is_named_and_not_believed_until_it_is_restarted()
+{
+    let mut node = node();
+    let statement = FalseStatement::RunOutOfRange { number: u64::MAX };
+    let named = Note::FalseStatement {
+        node: name("a"),
+        statement,
+    };
+    let mut last = Vec::new();
+    for at in 0..u64::from(limits::PROOFS_MAX) {
+        assert!(node.context().is_believed(&name("a")));
+        last = notes(hear(&mut node, at, "a", fences(job(), u64::MAX)));
+        assert!(last.contains(&named), "{last:?}");
+    }
+    assert!(last.contains(&Note::Disbelieved { node: name("a") }));
+    assert!(!node.context().is_believed(&name("a")));
+    assert!(node.context().is_believed(&name("b")));
+
+    // Nothing counts that it says now, and what another one says does not count twice for it.
+    hear(&mut node, 50, "a", fences(job(), 7));
+    hear(&mut node, 50, "b", fences(job(), 7));
+    assert_eq!(node.context().fence_of(&job()), RunId::ZERO);
+
+    let restarted = Input::PeerUp {
+        node: name("a"),
+        generation: Generation::new(2),
+    };
+    node.handle(Now(60), restarted);
+    assert!(node.context().is_believed(&name("a")));
+    hear(&mut node, 70, "a", fences(job(), 7));
+    assert_eq!(node.context().fence_of(&job()), RunId::new(7));
+}
+
+#[test]
+fn a_run_that_one_peer_alone_tells_of_fences_nobody_off() {
+    let mut node = node();
+    hear(&mut node, 1, "a", fences(job(), 9));
+    hear(&mut node, 2, "a", fences(job(), 9));
+    assert_eq!(node.context().fence_of(&job()), RunId::ZERO);
+    hear(&mut node, 3, "b", fences(job(), 7));
+    assert_eq!(
+        node.context().fence_of(&job()),
+        RunId::new(7),
+        "what two know"
+    );
+    hear(&mut node, 4, "b", fences(job(), 9));
+    assert_eq!(node.context().fence_of(&job()), RunId::new(9));
+}
+
+#[test]
+fn jobs_that_one_peer_makes_up_take_no_more_room_than_a_peer_may() {
+    let mut node = node();
+    let made_up = |i: usize| Namespace::new(format!("made-up-{i}")).expect("a name");
+    for i in 0..limits::JOBS_PER_PEER_MAX + 500 {
+        hear(&mut node, 1, "a", fences(made_up(i), 1));
+    }
+    let kept = node.context().namespaces.len();
+    assert!(kept <= limits::JOBS_PER_PEER_MAX, "{kept}");
+    // Another peer's job is still heard of.
+    hear(&mut node, 2, "b", fences(job(), 1));
+    assert!(node.context().namespaces.contains_key(&job()));
+}
+
+#[test]
+fn a_peer_ends_no_more_steps_than_so_many_a_minute() {
+    let mut testimony = Testimony::default();
+    let ended = |testimony: &mut Testimony, at| {
+        (0..100)
+            .filter(|_| testimony.may_end(&name("a"), at))
+            .count()
+    };
+    assert_eq!(
+        ended(&mut testimony, Now(5)),
+        limits::ENDS_HEARD_MAX as usize
+    );
+    assert_eq!(ended(&mut testimony, Now(1_000)), 0);
+    let later = Now(5 + limits::ENDS_HEARD_EVERY_MS);
+    assert_eq!(
+        ended(&mut testimony, later),
+        limits::ENDS_HEARD_MAX as usize
+    );
+}
