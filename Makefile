@@ -129,7 +129,7 @@ soak: network-packages release python ## Daemons, S3 and two jobs under kills, p
 
 # With the crates of all tests chosen, what the layout tests are built from is built for `make test` too.
 .PHONY: lint
-lint: clang-packages ## Format, clippy, documentation, layout and house; licences too where cargo-deny is installed
+lint: clang-packages ## Format, clippy, documentation, layout, house and advisories; licences too where cargo-deny is installed
 	@$(CARGO) fmt --all --check
 	@$(BUILD) "checking lints" $(CARGO) clippy --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(BUILD) "checking the documentation" $(CARGO) doc $(RUST_CRATES) --no-deps
@@ -137,11 +137,25 @@ lint: clang-packages ## Format, clippy, documentation, layout and house; licence
 		else echo "==> licences were not checked: there is no cargo-deny; make check installs it"; fi
 	@$(BUILD) "building the layout tests" $(CARGO) test --no-run $(RUST_CRATES) --test layout --test house
 	@$(CARGO) test -q $(RUST_CRATES) --test layout --test house
+	@$(MAKE) advisories
 
 .PHONY: licences
 licences: packages
 	@command -v cargo-deny >/dev/null || $(BUILD) "installing cargo-deny" $(CARGO) install --locked cargo-deny
 	@$(CARGO) deny --log-level error check bans licenses sources
+
+# Without a network: the database's index is in the repository. The tests first, so that what finds nothing has been seen to find.
+.PHONY: advisories
+advisories: packages ## Cargo.lock against the RustSec advisories in tests/supply
+	@mkdir -p target
+	@python3 -m unittest discover -s tests/supply 2> target/supply-tests.log || { cat target/supply-tests.log >&2; exit 1; }
+	@python3 tests/supply/advisories.py
+
+.PHONY: renew-advisories
+renew-advisories: packages ## The newest RustSec advisories, from GitHub, into tests/supply/advisories.json
+	@rm -rf target/advisory-db
+	@git clone -q --depth 1 https://github.com/rustsec/advisory-db target/advisory-db
+	@python3 tests/supply/renew.py target/advisory-db
 
 .PHONY: check
 check: clang-packages licences ## What must hold before a commit lands: lint, licences, tests, 250 kills, a fresh machine (hours)
