@@ -21,10 +21,6 @@ PACKAGES := bash tests/fresh/packages.sh
 packages:
 	@$(PACKAGES) build python
 
-.PHONY: clang-packages
-clang-packages: packages
-	@$(PACKAGES) clang
-
 .PHONY: network-packages
 network-packages: packages
 	@$(PACKAGES) network
@@ -40,7 +36,7 @@ venv: .venv/.packages-$(TORCH)
 MATURIN := VIRTUAL_ENV=$(CURDIR)/.venv $(BUILD)
 
 .PHONY: python
-python: venv ## Build the Python package (release) into .venv; needs no clang
+python: venv ## Build the Python package (release) into .venv
 	@$(MATURIN) "building the Python package" .venv/bin/maturin develop --release -m sdk/python/Cargo.toml
 
 # For tests: the crates that it shares with theirs are built once.
@@ -49,7 +45,7 @@ python-for-tests: venv
 	@$(MATURIN) "building the Python package for tests" .venv/bin/maturin develop -m sdk/python/Cargo.toml
 
 .PHONY: release
-release: clang-packages ## target/release/storaged, stripped, and storaged.debug beside it
+release: packages ## target/release/storaged, stripped, and storaged.debug beside it
 	@$(BUILD) "building the release of storaged" $(CARGO) build --release -p storaged
 	@cd target/release && objcopy --only-keep-debug --compress-debug-sections storaged storaged.debug \
 		&& objcopy --strip-all --add-gnu-debuglink=storaged.debug storaged storaged.stripped && mv storaged.stripped storaged
@@ -60,7 +56,7 @@ demo: release python ## The main job on this machine; S3=1 with a real S3 server
 
 # Daemon and tests are built at once: alone, the daemon needs other features of what both use, and all of it is built twice.
 .PHONY: tests-built
-tests-built: clang-packages
+tests-built: packages
 	@$(BUILD) "building the daemon and all tests" $(CARGO) build $(RUST_CRATES) --bin storaged --lib --tests --examples
 
 .PHONY: etcd
@@ -106,13 +102,13 @@ fresh: ## make demo and make test on a bare Debian 12 (root; an hour on two core
 	@bash tests/fresh/fresh.sh target/fresh python demo test
 
 .PHONY: sim
-sim: clang-packages ## Thousands of simulated clusters and ordinary months (SEEDS=2000, FIRST=0): docs/bench/sim.json
+sim: packages ## Thousands of simulated clusters and ordinary months (SEEDS=2000, FIRST=0): docs/bench/sim.json
 	@python3 tests/sim/run.py seeds --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0)
 	@export STORAGED_SIM_FIRST=$(or $(FIRST),0) STORAGED_SIM_NETWORKS=$$(($(or $(SEEDS),2000) / 20 + 4)); \
 	$(CARGO) test $(RUST_CRATES) --test simulated_network -- --nocapture many_seeds
 
 .PHONY: sim-mutants
-sim-mutants: clang-packages ## Bugs planted in the core, one at a time: the simulation must catch each (ONLY="name name")
+sim-mutants: packages ## Bugs planted in the core, one at a time: the simulation must catch each (ONLY="name name")
 	@python3 tests/sim/run.py mutants $(if $(ONLY),--only $(ONLY))
 
 .PHONY: mutants
@@ -129,7 +125,7 @@ soak: network-packages release python ## Daemons, S3 and two jobs under kills, p
 
 # With the crates of all tests chosen, what the layout tests are built from is built for `make test` too.
 .PHONY: lint
-lint: clang-packages ## Format, clippy, documentation, layout, house and advisories; licences too where cargo-deny is installed
+lint: packages ## Format, clippy, documentation, layout, house and advisories; licences too where cargo-deny is installed
 	@$(CARGO) fmt --all --check
 	@$(BUILD) "checking lints" $(CARGO) clippy --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(BUILD) "checking the documentation" $(CARGO) doc $(RUST_CRATES) --no-deps
@@ -158,7 +154,7 @@ renew-advisories: packages ## The newest RustSec advisories, from GitHub, into t
 	@python3 tests/supply/renew.py target/advisory-db
 
 .PHONY: check
-check: clang-packages licences ## What must hold before a commit lands: lint, licences, tests, 250 kills, a fresh machine (hours)
+check: packages licences ## What must hold before a commit lands: lint, licences, tests, 250 kills, a fresh machine (hours)
 	@$(MAKE) lint
 	@$(CARGO) test -q -p storaged-codec --no-default-features --test delta --test golden_delta
 	@$(MAKE) test
@@ -177,7 +173,7 @@ kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)
 LIFETIME_WRITE := --write docs/bench/lifetime.json
 
 .PHONY: lifetime
-lifetime: clang-packages ## Restarts, upgrades, lost nodes, every loss of up to m, kills at any moment: docs/bench/lifetime.json (KILLS=200 SEED=1; half an hour)
+lifetime: packages ## Restarts, upgrades, lost nodes, every loss of up to m, kills at any moment: docs/bench/lifetime.json (KILLS=200 SEED=1; half an hour)
 	@$(BUILD) "building the release of the daemon and of what kills it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin lifetime
 	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) $(LIFETIME_WRITE)
 
@@ -202,7 +198,7 @@ corpus: venv ## Train small models and keep successive states for bench-delta: t
 	@[ -f target/corpus/corpus.json ] || $(PYTHON) bench/corpus/make_corpus.py --out target/corpus
 
 .PHONY: bench-delta
-bench-delta: clang-packages corpus ## Size and speed of deltas on real training state: docs/bench/delta.{json,md}
+bench-delta: packages corpus ## Size and speed of deltas on real training state: docs/bench/delta.{json,md}
 	@$(CARGO) run -q --release -p storaged-bench --bin bench-delta -- --commit "$$(git rev-parse --short HEAD)"
 
 -include codec/bench.mk
