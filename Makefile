@@ -44,9 +44,13 @@ python: venv ## Build the Python package (release) into .venv
 python-for-tests: venv
 	@$(MATURIN) "building the Python package for tests" .venv/bin/maturin develop -m sdk/python/Cargo.toml
 
+# Where cargo-auditable is installed the binary names its crates itself, for `cargo audit bin` and scanners of images.
+AUDITABLE := $(if $(shell command -v cargo-auditable),auditable)
+
 .PHONY: release
-release: packages ## target/release/storaged, stripped, and storaged.debug beside it
-	@$(BUILD) "building the release of storaged" $(CARGO) build --release -p storaged
+release: packages ## target/release/storaged, stripped, storaged.debug and the bill of materials storaged.cdx.json beside it
+	@$(BUILD) "building the release of storaged" $(CARGO) $(AUDITABLE) build --release -p storaged
+	@python3 tests/supply/sbom.py --write target/release/storaged.cdx.json
 	@cd target/release && objcopy --only-keep-debug --compress-debug-sections storaged storaged.debug \
 		&& objcopy --strip-all --add-gnu-debuglink=storaged.debug storaged storaged.stripped && mv storaged.stripped storaged
 
