@@ -13,6 +13,7 @@ mod node;
 mod reload;
 mod scrub;
 mod span;
+mod swap;
 mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,7 @@ pub use node::NodeSection;
 pub use reload::Fixed;
 pub use scrub::{HookCommand, ScrubConfig, ScrubSection};
 pub use span::Span;
+pub use swap::{SwapName, SwapState};
 pub use tenants::TenantSection;
 
 use crate::net::{Peer, PeerAddress, TlsFiles};
@@ -113,6 +115,15 @@ pub struct TlsSection {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// Certificates that the authority has revoked.
+    pub crl: Option<PathBuf>,
+    /// How often these files are looked at for changes; 0s: never, only at a reload.
+    #[serde(default = "default_watch")]
+    pub watch: Span,
+}
+
+fn default_watch() -> Span {
+    Span::from_secs(30)
 }
 
 /// `[[peers]]`
@@ -265,6 +276,8 @@ pub struct Config {
     pub leave_within: Duration,
     /// Certificates, if there are peers.
     pub tls: Option<TlsFiles>,
+    /// How often their files are looked at; none: only at a reload.
+    pub tls_watch: Option<Duration>,
     /// k and m.
     pub geometry: Option<Geometry>,
     /// Size of a chunk.
@@ -283,6 +296,9 @@ pub struct Config {
     pub keep_steps: usize,
     /// Milliseconds for which a job without trainers keeps RAM that another one needs.
     pub idle_job_ms: u64,
+    /// What is done where slots could be swapped out, and whether they could.
+    pub swap: SwapName,
+    pub swap_state: SwapState,
     /// How often RAM is read again, and what follows from what is found.
     pub scrub: ScrubConfig,
     /// Sockets, the operator's among them.
@@ -356,6 +372,8 @@ impl ConfigFile {
         let link_rates = self.encode.rates(&members)?;
         let codec_threads = self.encode.codec_threads()?;
         self.check_tier()?;
+        let swap_state = SwapState::read();
+        swap_state.check(self.memory.swap)?;
         let filter = crate::log::check_filter(&self.log.filter);
         filter.map_err(|error| value("log.filter", crate::driver::chain(&error)))?;
         let budget = self.budget()?;
@@ -368,6 +386,7 @@ impl ConfigFile {
             ops_viewer: self.node.ops_names.viewer(),
             leave_within: Duration::from_millis(self.node.leave_within.as_ms()),
             tls: self.tls_files(),
+            tls_watch: self.tls_watch(),
             geometry,
             chunk,
             link_rates,
@@ -378,6 +397,8 @@ impl ConfigFile {
             slots_per_rank: self.slots()?,
             keep_steps: self.keep_steps()?,
             idle_job_ms: self.memory.idle_job.as_ms(),
+            swap: self.memory.swap,
+            swap_state,
             scrub: self.scrub.validate()?,
             sockets: tenants.sockets,
             shares: tenants.shares,
@@ -438,7 +459,13 @@ impl ConfigFile {
             ca: tls.ca.clone(),
             certificate: tls.certificate.clone(),
             key: tls.key.clone(),
+            crl: tls.crl.clone(),
         })
+    }
+
+    fn tls_watch(&self) -> Option<Duration> {
+        let every = self.tls.as_ref()?.watch.as_ms();
+        (every > 0).then(|| Duration::from_millis(every))
     }
 
     fn coding_values(&self) -> Result<(Option<Geometry>, ChunkSize), ConfigError> {

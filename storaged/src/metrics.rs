@@ -124,6 +124,8 @@ metrics! {
         "Peers or strangers that broke the protocol or had a wrong certificate";
     place_peers_refused: Gauge, "place_peers_refused",
         "Peers that answer and are not linked to: configured differently, or a certificate is refused";
+    place_certificate_refused: Counter, "place_certificate_refused",
+        "Changed files of certificates, key or revoked certificates that cannot be used: the old ones stay";
     place_certificate_expires: Gauge, "place_certificate_expires_seconds",
         "When the certificate of this node expires, in seconds since 1970; 0 without one";
     trickle_failures: Counter, "trickle_failures",
@@ -259,6 +261,11 @@ impl Metrics {
     /// So many peers answer and are not linked to.
     pub fn observe_refused(&self, peers: usize) {
         self.place_peers_refused.set(gauge(peers as u64));
+    }
+
+    /// Files that cannot be used take no old one's place.
+    pub fn observe_certificate_refused(&self) {
+        self.place_certificate_refused.inc();
     }
 
     /// When this node's certificate expires.

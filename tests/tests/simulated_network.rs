@@ -68,6 +68,7 @@ fn config(
         ca: directory.join("ca.pem"),
         certificate: directory.join(format!("n{node}.pem")),
         key: directory.join(format!("n{node}.key")),
+        crl: None,
     });
     Ok(config)
 }

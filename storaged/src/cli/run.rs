@@ -92,6 +92,9 @@ pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
 fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
     let mut config = load(args.config.as_ref(), args.runtime_dir.clone())?;
     log::set_filter(&config.log_filter)?;
+    if let Some(warning) = config.swap_state.warning(config.swap) {
+        tracing::warn!(key = "memory.swap", "{warning}");
+    }
     let io = |what| move |source| CliError::Io { what, source };
     let net = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
@@ -244,9 +247,10 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
         None => "none: a node's loss loses its shards unless the durable tier has them".into(),
     };
     print(&format!(
-        "{}\nprotection {protection}\nRAM for checkpoints {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
+        "{}\nprotection {protection}\nRAM for checkpoints {}\nswap {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
         config.listing(),
         bytesize::ByteSize::b(config.budget),
+        config.swap_state,
         config.slots_per_rank,
         config
             .sockets

@@ -59,7 +59,7 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 21] = [
+        let keys: [Key<'_>; 23] = [
             ("node.name", &|config| config.node.to_string()),
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
@@ -67,6 +67,7 @@ impl Config {
             ("node.ops_listen", &|config| text(&config.ops_listen)),
             ("node.ops_names", &|config| text(&config.ops_viewer)),
             ("node.leave_within", &|config| text(&config.leave_within)),
+            ("tls.watch", &|config| text(&config.tls_watch)),
             ("coding.k and coding.m", &|config| text(&config.geometry)),
             ("coding.chunk", &|config| config.chunk.bytes().to_string()),
             (
@@ -84,6 +85,7 @@ impl Config {
             ("memory.idle_job", &|config| {
                 format!("{} ms", config.idle_job_ms)
             }),
+            ("memory.swap", &|config| text(&config.swap)),
             ("scrub", &|config| text(&config.scrub)),
             ("tenants and admin", &|config| {
                 text(&(&config.sockets, &config.shares))

@@ -9,7 +9,7 @@ use super::start::coding_group;
 use super::{Daemon, chain};
 use crate::config::Config;
 use crate::http::RestartAsked;
-use crate::net::{Net, NetError, NetEvent, Peer, TlsIdentity, Whose};
+use crate::net::{Net, NetError, NetEvent, Peer, TlsFiles, TlsIdentity, Whose};
 
 impl Daemon {
     pub(super) fn net_event(&mut self, event: NetEvent) -> Option<Input> {
@@ -174,7 +174,7 @@ impl Daemon {
 
     /// Takes what a reload of the configuration may change; links and RAM stay.
     pub(super) fn reload(&mut self, file: &Config) -> Option<Input> {
-        self.reload_certificate(file);
+        self.reload_certificate(file.tls.as_ref());
         let mut taken = self.config.clone();
         let fixed = taken.take(file);
         for one in &fixed {
@@ -191,17 +191,28 @@ impl Daemon {
         input
     }
 
-    fn reload_certificate(&mut self, file: &Config) {
-        let (Some(net), Some(files)) = (&self.net, &file.tls) else {
+    /// Takes the files that are in use again; all else stays.
+    pub(super) fn certificates_changed(&mut self) -> Option<Input> {
+        tracing::info!("the files of the certificates have changed");
+        let files = self.config.tls.clone();
+        self.reload_certificate(files.as_ref());
+        self.show();
+        None
+    }
+
+    fn reload_certificate(&mut self, files: Option<&TlsFiles>) {
+        let (Some(net), Some(files)) = (&self.net, files) else {
             return;
         };
         match own_certificate(net, files) {
             Ok(own) => {
                 tracing::info!(expires = date(own.validity.ends), "took the certificate");
-                self.config.tls = file.tls.clone();
+                self.config.tls = Some(files.clone());
+                self.watched.in_use.send_replace(Some(files.clone()));
                 self.certificate = Some(own);
             }
             Err(error) => {
+                self.ops.metrics.observe_certificate_refused();
                 tracing::error!(
                     key = "tls",
                     error = chain(&error),
@@ -255,7 +266,7 @@ pub(super) fn names(peers: &[Peer]) -> Vec<NodeName> {
     peers.iter().map(|peer| peer.name.clone()).collect()
 }
 
-fn own_certificate(net: &Net, files: &crate::net::TlsFiles) -> Result<OwnCertificate, NetError> {
+fn own_certificate(net: &Net, files: &TlsFiles) -> Result<OwnCertificate, NetError> {
     let identity = TlsIdentity::load(files)?;
     net.set_identity(&identity)?;
     Ok(OwnCertificate::new(identity.validity()?))

@@ -1,14 +1,19 @@
 //! What a start makes of the configuration: the decisions' setup, the own certificate, the links.
 
 use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use storaged_core::{DurableForm, Setup};
 use storaged_wire::{Generation, NodeName};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::StartError;
 use super::certificate::OwnCertificate;
+use super::watch::{WatchedFiles, watch_files};
 use crate::config::Config;
 use crate::env::Environment;
 use crate::http::OpsState;
@@ -67,6 +72,34 @@ pub(super) async fn start_hyperpod(
     let what = "the HTTP for HyperPod's clients";
     let bound = (started.await).map_err(|source| StartError::Start { what, source })?;
     tracing::info!(listen = %bound, token = section.token_file.is_some(), "HTTP for HyperPod's clients");
+    Ok(())
+}
+
+/// Watches the files of certificates, if they are to be.
+pub(super) fn watch_certificates(config: &Config) -> WatchedFiles {
+    let (watched, files) = watch::channel(config.tls.clone());
+    let (changed, changes) = mpsc::channel(1);
+    if let (Some(every), Some(_)) = (config.tls_watch, &config.tls) {
+        tokio::spawn(watch_files(files, every, changed));
+    }
+    WatchedFiles {
+        in_use: watched,
+        changes,
+    }
+}
+
+/// Trainers must get to the sockets: who may connect is for these to say.
+const SOCKET_DIRECTORY_MODE: u32 = 0o755;
+
+/// Makes a socket's directory, which has the same mode whatever the umask is. One that exists keeps its own.
+pub(super) fn make_socket_directory(socket: &Path) -> io::Result<()> {
+    let missing = socket.ancestors().skip(1).take_while(|it| !it.exists());
+    let mut missing: Vec<&Path> = missing.collect();
+    missing.retain(|it| !it.as_os_str().is_empty());
+    for directory in missing.into_iter().rev() {
+        fs::create_dir(directory)?;
+        fs::set_permissions(directory, Permissions::from_mode(SOCKET_DIRECTORY_MODE))?;
+    }
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use quinn::{Endpoint, EndpointConfig, Incoming, RecvStream, SendStream, TokioRuntime, VarInt};
 use storaged_wire::peer::{CONTROL_FRAME_BYTES_MAX, StreamRecord};
 use storaged_wire::{Generation, NodeName, encode};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
@@ -17,9 +17,10 @@ use super::agreement::{Agreement, VersionRange};
 use super::hello::{LinkHello, welcome};
 use super::link::{Link, Offer};
 use super::pulse::{BEAT, Proximity, Side};
+use super::revoked::Revoked;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::streams::{FIRST_RECORD_WAIT, KIND_DATA};
-use super::{NetError, TlsIdentity, failure, frame};
+use super::{NetError, TlsIdentity, failure, frame, tls};
 
 /// A connection on which nothing comes ends by itself after this time. Links are given up long before (`pulse`).
 const IDLE: Duration = Duration::from_secs(15);
@@ -123,6 +124,8 @@ pub struct Net {
 
 pub(super) struct Shared {
     pub events: mpsc::Sender<NetEvent>,
+    /// What connections that are up may not go on with.
+    revoked: watch::Sender<Arc<Revoked>>,
     state: Mutex<EndpointState>,
 }
 
@@ -165,6 +168,17 @@ impl Shared {
     /// Who this node is to those that it dials.
     pub fn client(&self) -> quinn::ClientConfig {
         self.state().client.clone()
+    }
+
+    /// Ends once the certificate that the other end has shown is revoked.
+    pub async fn until_revoked(&self, connection: &quinn::Connection) {
+        let shown = tls::shown(connection).unwrap_or_default();
+        let mut revoked = self.revoked.subscribe();
+        let is_among = |revoked: &Revoked| shown.iter().any(|one| revoked.contains(one));
+        if revoked.wait_for(|now| is_among(now)).await.is_err() {
+            // The endpoint is gone, and its connections with it.
+            std::future::pending::<()>().await;
+        }
     }
 
     pub fn known(&self, peer: &NodeName) -> Option<Known> {
@@ -227,6 +241,7 @@ impl Net {
         };
         let shared = Arc::new(Shared {
             events,
+            revoked: watch::Sender::new(config.identity.revoked()),
             state: Mutex::new(state),
         });
         let net = Arc::new(Self { endpoint, shared });
@@ -236,7 +251,7 @@ impl Net {
         Ok(net)
     }
 
-    /// Takes another certificate for the connections that begin from now on.
+    /// Takes another certificate for the connections that begin from now on, and ends those of certificates that are revoked.
     ///
     /// # Errors
     /// [`NetError`] if it is not this node's, or cannot be used; then nothing changes.
@@ -245,6 +260,7 @@ impl Net {
         let (server, client) = credentials(identity)?;
         self.endpoint.set_server_config(Some(server));
         self.shared.state().client = client;
+        self.shared.revoked.send_replace(identity.revoked());
         Ok(())
     }
 

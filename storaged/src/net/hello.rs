@@ -2,7 +2,6 @@
 
 use minicbor::{Decode, Encode};
 use quinn::Connection;
-use rustls::pki_types::CertificateDer;
 use storaged_wire::{Generation, NodeName, decode, encode};
 
 use super::agreement::{Agreement, Difference, VersionRange};
@@ -158,14 +157,10 @@ fn check_identity(connection: &Connection, node: &NodeName) -> Result<(), NetErr
         peer: node.to_string(),
         reason,
     };
-    let identity = connection
-        .peer_identity()
-        .ok_or_else(|| refuse("there is none".into()))?;
-    let chain = identity
-        .downcast::<Vec<CertificateDer<'static>>>()
-        .map_err(|_| refuse("it is of an unknown kind".into()))?;
+    let chain = tls::shown(connection);
     let first = chain
-        .first()
+        .as_ref()
+        .and_then(|chain| chain.first())
         .ok_or_else(|| refuse("there is none".into()))?;
     tls::names(first, node).map_err(|error| refuse(error.to_string()))
 }

@@ -12,10 +12,10 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::cert::{CA_CERTIFICATE, create_ca, issue, renew};
+use super::cert::{CA_CERTIFICATE, REVOKED, create_ca, issue, renew, revoke};
 use super::{
-    Agreement, Net, NetConfig, NetError, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
-    VersionRange, Whose,
+    Agreement, Net, NetConfig, NetError, NetEvent, Peer, TlsError, TlsFiles, TlsIdentity,
+    UdpFactory, VersionRange, Whose,
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -30,6 +30,7 @@ fn files(directory: &Path, node: usize) -> TlsFiles {
         ca: directory.join(CA_CERTIFICATE),
         certificate: directory.join(format!("n{node}.pem")),
         key: directory.join(format!("n{node}.key")),
+        crl: None,
     }
 }
 
@@ -376,6 +377,7 @@ async fn a_certificate_of_another_authority_names_both_authorities() {
         let certificate = files(directory, 0).certificate;
         let files = TlsFiles {
             ca,
+            crl: None,
             certificate: if directory == other.path() {
                 directory.join("n1.pem")
             } else {
@@ -419,4 +421,106 @@ fn without_an_authority_the_command_that_makes_one_is_named() {
     let told = error.to_string();
     let command = format!("storaged cert ca {}", directory.path().display());
     assert!(told.contains(&command) && told.contains("ca.key"), "{told}");
+}
+
+#[test]
+fn a_key_that_others_may_read_is_refused_with_what_helps() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = certificates(1);
+    let files = files(directory.path(), 0);
+    let set = |mode| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&files.key, mode).unwrap();
+    };
+    for allowed in [0o600, 0o400, 0o640, 0o660] {
+        set(allowed);
+        TlsIdentity::load(&files).unwrap();
+    }
+    for exposed in [0o644, 0o604, 0o602, 0o666] {
+        set(exposed);
+        let error = TlsIdentity::load(&files).unwrap_err();
+        assert!(matches!(error, TlsError::KeyExposed { mode, .. } if mode == exposed));
+        let text = error.to_string();
+        assert!(text.contains("chmod 640") && text.contains(&format!("{exposed:04o}")));
+    }
+}
+
+/// With the list that the authority has signed.
+fn with_list(directory: &Path, node: usize) -> TlsFiles {
+    TlsFiles {
+        crl: Some(directory.join(REVOKED)),
+        ..files(directory, node)
+    }
+}
+
+#[test]
+fn a_list_names_what_was_revoked_and_grows() {
+    let directory = certificates(3);
+    for node in [1, 2, 1] {
+        revoke(directory.path(), &name(node), None).unwrap();
+    }
+    let load = |node| TlsIdentity::load(&with_list(directory.path(), node)).unwrap();
+    load(0).check(&name(0)).unwrap();
+    for node in [1, 2] {
+        let error = load(node).check(&name(node)).unwrap_err();
+        assert!(matches!(error, TlsError::Revoked { .. }), "{error}");
+    }
+    // The next certificate of a node is not the one that was revoked.
+    renew(directory.path(), &name(1), DAY).unwrap();
+    load(1).check(&name(1)).unwrap();
+}
+
+#[test]
+fn lists_of_others_and_what_is_no_list_are_refused() {
+    let (ours, theirs) = (certificates(1), certificates(1));
+    revoke(theirs.path(), &name(0), None).unwrap();
+    let list = ours.path().join(REVOKED);
+    std::fs::copy(theirs.path().join(REVOKED), &list).unwrap();
+    // Of an authority of the same name, with another key.
+    let error = TlsIdentity::load(&with_list(ours.path(), 0)).unwrap_err();
+    assert!(matches!(error, TlsError::ForeignList { .. }), "{error}");
+    std::fs::remove_file(&list).unwrap();
+    revoke(ours.path(), &name(0), None).unwrap();
+    let sound = std::fs::read_to_string(&list).unwrap();
+    TlsIdentity::load(&with_list(ours.path(), 0)).unwrap();
+    let certificate = std::fs::read_to_string(ours.path().join(CA_CERTIFICATE)).unwrap();
+    for wrong in [
+        "",
+        "no list",
+        certificate.as_str(),
+        &sound[..sound.len() / 2],
+    ] {
+        std::fs::write(&list, wrong).unwrap();
+        let error = TlsIdentity::load(&with_list(ours.path(), 0)).unwrap_err();
+        assert!(matches!(error, TlsError::File { .. }), "{wrong}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_link_ends_when_its_peers_certificate_is_revoked() {
+    let directory = certificates(2);
+    let (mut first, mut second) = pair(
+        directory.path(),
+        Spec::new(0, Vec::new()),
+        Spec::new(1, Vec::new()),
+    )
+    .await;
+    first.version_of_link().await;
+    second.version_of_link().await;
+    revoke(directory.path(), &name(1), None).unwrap();
+    let listed = TlsIdentity::load(&with_list(directory.path(), 0)).unwrap();
+    first.net.set_identity(&listed).unwrap();
+    let (mut is_down, mut is_told) = (false, false);
+    while !(is_down && is_told) {
+        let news = first.wait(Some).await;
+        assert!(!matches!(news, NetEvent::Up { .. }), "it is let in again");
+        is_down |= matches!(news, NetEvent::Down { .. });
+        is_told |= matches!(news, NetEvent::Failed(NetError::PeerCertificate { peer, .. }) if peer == "n1");
+    }
+    // Nor can it be dialled.
+    let refusal = first.refusal().await;
+    assert!(
+        matches!(refusal, NetError::PeerCertificate { .. }),
+        "{refusal}"
+    );
 }
