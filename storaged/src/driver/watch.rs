@@ -92,17 +92,21 @@ mod tests {
         let watching = tokio::spawn(watch_files(of_files, every, changed));
         tokio::time::sleep(every * 20).await;
         assert!(changes.try_recv().is_err(), "nothing has changed");
-        // A list that was not there, one in place of another of the same length, one that is gone.
+        // A list that was not there, a key in place of another of the same length and time, a list that is gone.
         for change in 0..3 {
             match change {
                 0 => std::fs::write(path("crl"), "list").unwrap(),
                 1 => {
+                    let before = std::fs::metadata(path("key")).unwrap().modified();
                     std::fs::write(path("new"), "kez").unwrap();
+                    let new = std::fs::File::options().write(true).open(path("new"));
+                    new.unwrap().set_modified(before.unwrap()).unwrap();
                     std::fs::rename(path("new"), path("key")).unwrap();
                 }
                 _ => std::fs::remove_file(path("crl")).unwrap(),
             }
-            changes.recv().await.unwrap();
+            let said = tokio::time::timeout(Duration::from_secs(60), changes.recv());
+            said.await.unwrap().unwrap();
             tokio::time::sleep(every * 20).await;
             assert!(changes.try_recv().is_err(), "said once");
         }
