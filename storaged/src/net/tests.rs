@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::pki_types::CertificateRevocationListDer;
+use rustls::pki_types::pem::PemObject;
 use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Generation, Geometry, NodeName};
 use tempfile::TempDir;
@@ -465,6 +467,12 @@ fn a_list_names_what_was_revoked_and_grows() {
         let error = load(node).check(&name(node)).unwrap_err();
         assert!(matches!(error, TlsError::Revoked { .. }), "{error}");
     }
+    // The same list in DER.
+    let list = directory.path().join(REVOKED);
+    let text = std::fs::read(&list).unwrap();
+    let der = CertificateRevocationListDer::from_pem_slice(&text).unwrap();
+    std::fs::write(&list, &der).unwrap();
+    load(2).check(&name(2)).unwrap_err();
     // The next certificate of a node is not the one that was revoked.
     renew(directory.path(), &name(1), DAY).unwrap();
     load(1).check(&name(1)).unwrap();
@@ -494,33 +502,4 @@ fn lists_of_others_and_what_is_no_list_are_refused() {
         let error = TlsIdentity::load(&with_list(ours.path(), 0)).unwrap_err();
         assert!(matches!(error, TlsError::File { .. }), "{wrong}: {error}");
     }
-}
-
-#[tokio::test]
-async fn a_link_ends_when_its_peers_certificate_is_revoked() {
-    let directory = certificates(2);
-    let (mut first, mut second) = pair(
-        directory.path(),
-        Spec::new(0, Vec::new()),
-        Spec::new(1, Vec::new()),
-    )
-    .await;
-    first.version_of_link().await;
-    second.version_of_link().await;
-    revoke(directory.path(), &name(1), None).unwrap();
-    let listed = TlsIdentity::load(&with_list(directory.path(), 0)).unwrap();
-    first.net.set_identity(&listed).unwrap();
-    let (mut is_down, mut is_told) = (false, false);
-    while !(is_down && is_told) {
-        let news = first.wait(Some).await;
-        assert!(!matches!(news, NetEvent::Up { .. }), "it is let in again");
-        is_down |= matches!(news, NetEvent::Down { .. });
-        is_told |= matches!(news, NetEvent::Failed(NetError::PeerCertificate { peer, .. }) if peer == "n1");
-    }
-    // Nor can it be dialled.
-    let refusal = first.refusal().await;
-    assert!(
-        matches!(refusal, NetError::PeerCertificate { .. }),
-        "{refusal}"
-    );
 }
