@@ -29,7 +29,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 pub use access::Access;
-use pace::Pace;
+use pace::RequestPace;
 use places::{ConnectionPlace, LongRequests, NoPlaceLeft, Places, Porch};
 use requests::{Greeted, Patience, Received, Unreceived, receive};
 use watch::Watch;
@@ -89,7 +89,7 @@ pub struct TenantSocket {
 }
 
 struct Door {
-    pace: Option<Pace>,
+    pace: Option<RequestPace>,
     access: Access,
     viewer: Viewer,
     events: mpsc::Sender<StageEvent>,
@@ -125,7 +125,7 @@ pub fn listen(
         };
         let listener = bind(socket).map_err(failed)?;
         let door = Door {
-            pace: socket.requests.map(Pace::new),
+            pace: socket.requests.map(RequestPace::new),
             access: socket.access.clone(),
             viewer: socket.viewer.clone(),
             events: events.clone(),
