@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use storaged_codec::delta::Kind;
-use storaged_core::{NodeRate, Standings, Viewer};
+use storaged_core::{NodeRate, SetAside, SetAsideCause, Standings, Viewer};
 use storaged_plan::Member;
 use storaged_wire::{CheckpointState, NodeName};
 
@@ -152,6 +152,8 @@ metrics! {
         "Seconds of one core that the records took";
     trickle_given_up: Counter, "trickle_given_up",
         "Checkpoints whose copy in the durable tier was given up for a newer one's";
+    trickle_refused: Family<KindLabel, Counter>, "trickle_refused",
+        "Checkpoints in the durable tier that a listing did not offer, because they may be forged or are missing";
     trickle_owed: Gauge, "trickle_owed",
         "Checkpoints kept in RAM for their way to the durable tier";
     place_bears: Family<NamespaceLabel, Gauge>, "place_bears",
@@ -264,6 +266,23 @@ impl Metrics {
     /// When this node's certificate expires.
     pub fn observe_certificate(&self, expires: i64) {
         self.place_certificate_expires.set(expires);
+    }
+
+    /// A listing of the durable tier left these out.
+    pub fn observe_set_aside(&self, set_aside: &[SetAside]) {
+        for one in set_aside {
+            let kind = match one.cause {
+                SetAsideCause::Quarantined | SetAsideCause::Unusable => continue,
+                SetAsideCause::Forged => "forged",
+                SetAsideCause::WithoutMac => "without_mac",
+                SetAsideCause::Unchecked => "unchecked",
+                SetAsideCause::Missing => "missing",
+            };
+            let kind = kind.to_owned();
+            self.trickle_refused
+                .get_or_create(&KindLabel { kind })
+                .inc();
+        }
     }
 
     /// A manifest could not be written to the durable tier.

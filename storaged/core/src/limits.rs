@@ -22,6 +22,9 @@ pub const DRAIN_NOTED_MS: u64 = 3_000;
 /// The blocks of a drained node that has gone are counted for no longer than this: home nodes take its link for down after 2 s, and tell so.
 pub const DRAIN_SETTLE_MS: u64 = 4_000;
 
+/// A node that is to publish a checkpoint, and has none of its job's trainers, asks its peers for the key of the job's MACs for so long;
+/// then the manifest is published without: a copy that must be accepted by hand is more than none.
+pub const KEY_WAIT_MS: u64 = 60_000;
 /// What still matters is said again this often.
 pub const REPEAT_MS: u64 = 1_000;
 /// Nodes that have answered a plan which still waits for others are asked again after so long, and then after twice as long each time.

@@ -92,7 +92,10 @@ impl Node {
             }
             Event::EnclosuresMoved => self.restores.advance_manifest_waits(&mut self.cx),
             Event::Adopted => self.sessions.retry_deferred(&mut self.cx),
-            Event::Reached(key, state) => self.sessions.lanes_hear(&key, state, &mut self.cx),
+            Event::Reached(key, state) => {
+                self.cx.note_durable_step(&key, state);
+                self.sessions.lanes_hear(&key, state, &mut self.cx);
+            }
             Event::BlocksGone(key) => self.sessions.end_sessions_of(&key, &mut self.cx),
             Event::RoomMade => self.cx.serve_slot_waiters(),
             Event::SlotFreed(slot, namespace, rank) => {

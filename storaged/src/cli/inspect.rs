@@ -307,7 +307,7 @@ pub(super) fn plan_json(plan: &RestorePlan) -> Value {
 pub(super) fn passed_over_json(one: &Unrestorable) -> Value {
     json!({
         "run": one.run.to_string(), "step": one.step.get(), "reason": one.reason,
-        "cause": one.cause.map(|cause| cause.as_str()),
+        "cause": one.cause_word(),
     })
 }
 

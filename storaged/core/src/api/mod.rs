@@ -12,8 +12,8 @@ mod viewer;
 mod work;
 
 pub use durable::{
-    ClaimFault, ClaimedRun, Curation, CurationFault, DurableFault, DurableListing, Removed,
-    SetAside, SetAsideCause, UploadBase,
+    Authorship, ClaimFault, ClaimedRun, Curation, CurationFault, DurableFault, DurableListing,
+    Removed, SetAside, SetAsideCause, Trust, UploadBase,
 };
 pub use ids::{ConnId, HeldBlock, Now, ParityId, QueryId, RequestId};
 pub use input::Input;

@@ -10,7 +10,7 @@ use super::process::{Payload, Pid, digests, made_up_digests, with_root};
 use super::scene::Scene;
 use super::sessions::Key;
 use super::setup::CHUNK_BYTES;
-use super::tier::{Claim, Publication, Task, Upload};
+use super::tier::{Claim, Listed, Publication, Task, Upload};
 use super::world::World;
 
 impl<S: Scene> World<S> {
@@ -30,15 +30,25 @@ impl<S: Scene> World<S> {
             Output::Publish {
                 manifest,
                 enclosures,
+                authorship,
             } => Task::Publish(Publication {
                 manifest,
                 enclosures,
+                authorship,
             }),
             Output::ListDurable {
                 query,
                 namespace,
                 step,
-            } => Task::List(query, namespace, step),
+                trust,
+            } => Task::List(
+                query,
+                Listed {
+                    namespace,
+                    step,
+                    trust,
+                },
+            ),
             Output::Fetch {
                 manifest,
                 rank,
