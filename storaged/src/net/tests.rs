@@ -53,6 +53,7 @@ fn agreement(m: usize) -> Agreement {
     let member = |node| Member {
         name: name(node),
         failure_domain: format!("rack-{node}"),
+        cordon: Default::default(),
     };
     let members: Vec<Member> = (0..3).map(member).collect();
     let geometry = Geometry::new(1, m).unwrap();
