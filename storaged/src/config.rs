@@ -23,7 +23,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::{DurablePolicy, LinkRates, MemoryShare, RateBasis, RunsWithoutTier, Viewer};
-use storaged_plan::Member;
+use storaged_plan::{Cordon, Member};
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName, TenantName};
 use thiserror::Error;
 
@@ -422,6 +422,7 @@ impl ConfigFile {
                 .clone()
                 .unwrap_or_else(|| name.to_string()),
             name: name.clone(),
+            cordon: Cordon::Open,
         }];
         let mut peers = Vec::new();
         for peer in &self.peers {
@@ -433,6 +434,7 @@ impl ConfigFile {
                     .clone()
                     .unwrap_or_else(|| peer.name.clone()),
                 name: peer_name.clone(),
+                cordon: Cordon::Open,
             });
             peers.push(Peer::named(peer_name, peer.address.clone()));
         }

@@ -15,6 +15,7 @@ use storaged_core::{NodeRate, SetAside, SetAsideCause, Standings, Viewer};
 use storaged_plan::Member;
 use storaged_wire::{CheckpointState, NodeName};
 
+use crate::membership::Roster;
 use crate::trickle::Copied;
 
 /// What the states' counter says of a checkpoint that was given up.
@@ -116,6 +117,8 @@ metrics! {
         "Epoch of the roster that this node goes by; 0 where nodes are listed in its file";
     membership_vacant: Gauge, "membership_vacant",
         "Places of the roster that no node fills";
+    membership_cordoned: Gauge, "membership_cordoned",
+        "Nodes that the roster says are cordoned";
     place_connections: Gauge, "place_connections",
         "QUIC connections to peers, those that are just beginning or ending too";
     place_healed: Counter, "place_blocks_healed",
@@ -247,10 +250,13 @@ impl Metrics {
         self.observe_state(ABANDONED);
     }
 
-    /// The roster is of this epoch, and so many places are vacant.
-    pub fn observe_roster(&self, epoch: u64, vacant: usize) {
-        self.membership_epoch.set(gauge(epoch));
+    /// What the roster says now.
+    pub fn observe_roster(&self, roster: &Roster) {
+        let vacant = roster.vacant().count();
+        self.membership_epoch.set(gauge(roster.epoch));
         self.membership_vacant.set(gauge(vacant as u64));
+        let cordoned = roster.cordoned.len();
+        self.membership_cordoned.set(gauge(cordoned as u64));
     }
 
     /// So many connections there are now.

@@ -42,9 +42,9 @@ pub use api::{
     Authorship, CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault,
     DurableForm, DurableListing, DurablePolicy, ExpectedShard, HeldBlock, Input, LinkRates,
     MemoryShare, MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared, QueryId,
-    RateBasis, Removed, RequestId, RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally,
-    SessionWork, SetAside, SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn, Trust,
-    Unread, UploadBase, Viewer,
+    RateBasis, Registration, RegistryFault, Removed, RequestId, RunAuthority, RunsWithoutTier,
+    ScrubPiece, ScrubTally, SessionTally, SessionWork, SetAside, SetAsideCause, Setup, Sink,
+    SlotShard, Source, StripeTurn, Trust, Unread, UploadBase, Viewer,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};

@@ -237,6 +237,10 @@ pub const RAISE_MAX_MS: u64 = 1_000;
 /// The durable tier gives a run's number within this time, or nodes that remember the namespace do.
 pub const RUN_CLAIM_MAX_MS: u64 = 3_000;
 
+/// A registry that has not given a run its number is asked again after this time, until the client's own is over. What was asked before and
+/// comes late counts as well.
+pub const RUN_REGISTER_AGAIN_MS: u64 = 2_000;
+
 /// Where only the durable tier can give a run's number, it is asked so often before the run is refused: one failure costs a
 /// restart a second, and not its job.
 pub const RUN_CLAIMS_MAX: u32 = 3;

@@ -506,16 +506,16 @@ fn copy_messages() -> Vec<PeerMessage> {
         PeerMessage::DrainNoted { turn: None },
         PeerMessage::KeyWanted(KeyWanted {
             namespace: key().namespace,
-            owner,
+            owner: Owner::of_token(b"t"),
         }),
         PeerMessage::KeyTold(KeyTold {
             namespace: key().namespace,
-            owner,
+            owner: Owner::of_token(b"t"),
             key: ManifestKey::of_token(&key().namespace, b"token"),
         }),
         PeerMessage::DurableRemoved {
             namespace: key().namespace,
-            owner,
+            owner: Owner::of_token(b"t"),
         },
         PeerMessage::Durable { manifest },
         PeerMessage::Quarantined {

@@ -7,6 +7,7 @@ mod input;
 mod note;
 mod output;
 mod prepare;
+mod registry;
 mod setup;
 mod viewer;
 mod work;
@@ -23,9 +24,10 @@ pub use prepare::{
     GivenDescription, NamedDescription, ParcelContents, ParcelFault, Preparation, Prepared,
     SealedCommit,
 };
+pub use registry::{Registration, RegistryFault};
 pub use setup::{
-    DurableForm, DurablePolicy, LinkRates, MemoryShare, MessageLimits, RateBasis, RunsWithoutTier,
-    Setup,
+    DurableForm, DurablePolicy, LinkRates, MemoryShare, MessageLimits, RateBasis, RunAuthority,
+    RunsWithoutTier, Setup,
 };
 pub use viewer::Viewer;
 pub use work::{

@@ -85,6 +85,12 @@ pub enum Output {
         above: u64,
         identity: u64,
     },
+    /// Give a run its number in the registry, by create-if-absent, if that is above every other one's there.
+    RegisterRun {
+        query: QueryId,
+        namespace: Namespace,
+        run: RunId,
+    },
     /// Claim a run in the durable tier that was opened without it.
     RecordRun {
         namespace: Namespace,

@@ -7,6 +7,7 @@ use storaged_wire::SlotId;
 use storaged_wire::local::Reply;
 
 use super::process::{Payload, Pid, digests, made_up_digests, with_root};
+use super::run_registry::Asked;
 use super::scene::Scene;
 use super::sessions::Key;
 use super::setup::CHUNK_BYTES;
@@ -83,6 +84,20 @@ impl<S: Scene> World<S> {
                 namespace,
                 run,
             } => Task::Find(query, namespace, run),
+            Output::RegisterRun {
+                query,
+                namespace,
+                run,
+            } => {
+                return self.register(
+                    pid,
+                    Asked {
+                        query,
+                        namespace,
+                        run,
+                    },
+                );
+            }
             other => return self.perform_here(pid, other),
         };
         self.tier_begins(pid, task);
