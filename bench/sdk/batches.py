@@ -84,7 +84,7 @@ def next_batches(daemon, folder, out, rounds):
     for round_ in range(rounds + 1):
         for kind in waits:
             environment = os.environ | {
-                "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "secret", "STORAGED_NAMESPACE": f"batches-{round_}", "OMP_NUM_THREADS": "1",
+                "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "a-secret-of-tests", "STORAGED_NAMESPACE": f"batches-{round_}", "OMP_NUM_THREADS": "1",
             }
             state = Path(folder) / f"{kind}.pt"
             run(kind, "begin", state, environment)

@@ -20,7 +20,7 @@ def several(ranks, job, daemon, mib, rounds, port):
     for rank in range(ranks):
         environment = os.environ | {
             "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1", "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "secret", "STORAGED_NAMESPACE": "ranks",
+            "OMP_NUM_THREADS": "1", "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "a-secret-of-tests", "STORAGED_NAMESPACE": "ranks",
         }
         command = [sys.executable, "-W", "ignore", __file__, job, str(mib), str(rounds)]
         workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE if rank == 0 else None, text=True))

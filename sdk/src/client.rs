@@ -101,7 +101,7 @@ impl Client {
     /// Connects without saying who one is: enough for [`Client::status`] and [`Client::list`].
     ///
     /// # Errors
-    /// [`ClientError::Unavailable`] if nobody listens.
+    /// [`ClientError::Unavailable`] if nobody listens, [`ClientError::NotAllowed`] if its file keeps this user out.
     pub fn connect_anonymous(socket: &Path) -> Result<Self, ClientError> {
         let patience = Patience::default();
         let deadline = Instant::now() + patience.answer();
@@ -113,6 +113,10 @@ impl Client {
         let stream = connected.map_err(|source| match source.kind() {
             _ if was_called_away(&source) => ClientError::CalledAway { request: "connect" },
             io::ErrorKind::TimedOut => timed_out("connect", patience.answer()),
+            io::ErrorKind::PermissionDenied => ClientError::NotAllowed {
+                socket: socket.into(),
+                source,
+            },
             _ => ClientError::Unavailable {
                 socket: socket.into(),
                 source,

@@ -20,6 +20,16 @@ pub enum ClientError {
         #[source]
         source: std::io::Error,
     },
+    /// The socket's file, or its directory, is open to other users only.
+    #[error(
+        "this user may not open {socket}: use the socket of your own tenant, which STORAGED_SOCKET names, as an operator the one \
+         of [admin], or ask the node's operator to add the user to [[tenants]]"
+    )]
+    NotAllowed {
+        socket: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     /// The daemon said no, and why.
     #[error(transparent)]
     Refused(#[from] Refusal),

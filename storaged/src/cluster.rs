@@ -161,6 +161,16 @@ impl<H: Hosts> Cluster<H> {
         self.file(node, "toml")
     }
 
+    /// Writes more into a node's configuration, for its next start.
+    ///
+    /// # Errors
+    /// If its file cannot be read or written.
+    pub fn configure(&self, node: usize, more: &str) -> std::io::Result<()> {
+        let path = self.config_path(node);
+        let before = fs::read_to_string(&path)?;
+        fs::write(path, before + "\n" + more)
+    }
+
     /// A node's socket.
     pub fn socket(&self, node: usize) -> PathBuf {
         let name = self.name(node).to_string();

@@ -24,7 +24,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::{DurablePolicy, LinkRates, MemoryShare, RateBasis, RunsWithoutTier, Viewer};
-use storaged_plan::Member;
+use storaged_plan::{Cordon, Member};
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName, TenantName};
 use thiserror::Error;
 
@@ -44,7 +44,7 @@ pub use tenants::TenantSection;
 use crate::net::{Peer, PeerAddress, TlsFiles};
 use crate::stage::TenantSocket;
 use crate::trickle::store::StoreConfig;
-use crate::trickle::{Packing, Retention, TrickleLimits};
+use crate::trickle::{Packing, RequireMac, Retention, TrickleLimits};
 
 /// A configuration that cannot be used.
 #[derive(Debug, Error)]
@@ -230,6 +230,8 @@ pub struct TrickleSection {
     pub keep_every: u64,
     /// What an older run has left unfinished goes after so many hours; 0: never.
     pub abandoned_hours: u32,
+    /// Whether checkpoints there without a MAC are refused: "always", "after-first" (if an older one of the job has one) or "never".
+    pub require_mac: RequireMac,
     /// Whether a run may be opened while the durable tier cannot be read and no node remembers the namespace.
     pub runs_without_tier: bool,
 }
@@ -245,6 +247,7 @@ impl Default for TrickleSection {
             keep_last: 0,
             keep_every: 0,
             abandoned_hours: 0,
+            require_mac: RequireMac::default(),
             runs_without_tier: false,
         }
     }
@@ -362,13 +365,6 @@ impl ConfigFile {
             let members = planned.as_ref().unwrap_or(&members);
             storaged_plan::groups(members, geometry).map_err(|error| value("coding", error))?;
         }
-        let rate = self.trickle.rate.map(|rate| rate.as_u64());
-        if rate == Some(0) {
-            return Err(value(
-                "trickle.rate",
-                "expected more than 0 bytes per second, got 0",
-            ));
-        }
         let link_rates = self.encode.rates(&members)?;
         let codec_threads = self.encode.codec_threads()?;
         self.check_tier()?;
@@ -411,8 +407,9 @@ impl ConfigFile {
             },
             trickle: TrickleLimits {
                 part_bytes: self.part()?,
-                rate,
+                rate: self.rate()?,
                 packing: self.trickle.packing,
+                require_mac: self.trickle.require_mac,
                 increments: self.increments()?,
                 retention: self.retention()?,
             },
@@ -428,6 +425,15 @@ impl ConfigFile {
         Ok(config)
     }
 
+    fn rate(&self) -> Result<Option<u64>, ConfigError> {
+        let rate = self.trickle.rate.map(|rate| rate.as_u64());
+        if rate == Some(0) {
+            let text = "expected more than 0 bytes per second, got 0";
+            return Err(value("trickle.rate", text));
+        }
+        Ok(rate)
+    }
+
     /// This node and its peers, and where the peers are.
     fn members(&self, name: &NodeName) -> Result<(Vec<Member>, Vec<Peer>), ConfigError> {
         let mut members = vec![Member {
@@ -437,6 +443,7 @@ impl ConfigFile {
                 .clone()
                 .unwrap_or_else(|| name.to_string()),
             name: name.clone(),
+            cordon: Cordon::Open,
         }];
         let mut peers = Vec::new();
         for peer in &self.peers {
@@ -448,6 +455,7 @@ impl ConfigFile {
                     .clone()
                     .unwrap_or_else(|| peer.name.clone()),
                 name: peer_name.clone(),
+                cordon: Cordon::Open,
             });
             peers.push(Peer::named(peer_name, peer.address.clone()));
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 NODES, K, M, RANKS = 6, 4, 2, 4
-NAMESPACE, TOKEN = "demo", "demo-token"
+NAMESPACE, TOKEN = "demo", secrets.token_hex(32)
 
 
 class CheckFailed(Exception):
@@ -42,7 +43,7 @@ class Cluster:
         self.binary = Path(os.environ.get("STORAGED_BIN", ROOT / "target" / "release" / "storaged"))
         check(self.binary.exists(), f"no executable at {self.binary}: run `make demo`, which builds it")
         # Who kills a node here means its memory too.
-        self.environment = dict(os.environ, STORAGED_KEEP="none", **(environment or {}))
+        self.environment = dict(os.environ, STORAGED_KEEP="none", STORAGED_TOKEN=TOKEN, **(environment or {}))
         self.daemons: dict[int, subprocess.Popen] = {}
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
@@ -138,7 +139,7 @@ every = {every}
 
     def plan(self, node: int, step: int | None = None) -> dict:
         chosen = [] if step is None else ["--step", step]
-        output = self.storaged("plan", NAMESPACE, "--token", TOKEN, "--json", "--socket", self.socket(node), *chosen)
+        output = self.storaged("plan", NAMESPACE, "--json", "--socket", self.socket(node), *chosen)
         return json.loads(output)
 
     def metric(self, name: str, **labels: str) -> float:
@@ -152,7 +153,7 @@ every = {every}
         return total
 
     def verify(self, node: int) -> dict:
-        output = self.storaged("verify", NAMESPACE, "--token", TOKEN, "--json", "--socket", self.socket(node))
+        output = self.storaged("verify", NAMESPACE, "--json", "--socket", self.socket(node))
         return json.loads(output)
 
     def wait_healed(self, node: int, limit: float = 60) -> float:

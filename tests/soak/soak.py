@@ -49,14 +49,14 @@ class Job:
         self.length, self.interval = length, interval
         self.log = soak.directory / f"{name}.jsonl"
         self.process: subprocess.Popen | None = None
-        self.watch = Watch(name, f"{name}-token", [str(soak.cluster.socket(node)) for node in range(NODES)])
+        self.watch = Watch(name, f"{name}-token-of-the-soak", [str(soak.cluster.socket(node)) for node in range(NODES)])
         #: What was protected when each restart began, in order.
         self.owed: list[tuple[str, int] | None] = []
 
     def start(self, seconds: float = 1e9, turns: dict | None = None) -> None:
         self.owed.append(self.watch.newest())
         sockets = [str(self.soak.cluster.socket(node)) for node in self.nodes]
-        settings = dict(namespace=self.name, token=f"{self.name}-token", sockets=sockets, length=self.length)
+        settings = dict(namespace=self.name, token=f"{self.name}-token-of-the-soak", sockets=sockets, length=self.length)
         settings |= dict(interval=self.interval, seconds=seconds, log=str(self.log), attempt=len(self.owed) - 1, **(turns or {}))
         with self.log.with_suffix(".err").open("ab") as err:
             command = [sys.executable, str(HERE / "job.py"), json.dumps(settings)]

@@ -2,5 +2,6 @@
 
 pub mod clients;
 pub mod etcd;
+pub mod hostile;
 pub mod sim;
 pub mod system;

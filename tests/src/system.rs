@@ -181,7 +181,7 @@ impl System {
         let clients = Clients {
             sockets: (0..nodes).map(|node| cluster.socket(node)).collect(),
             namespace: Namespace::new("job")?,
-            token: b"secret".to_vec(),
+            token: b"a-secret-of-tests".to_vec(),
         };
         Ok(Self {
             cluster,

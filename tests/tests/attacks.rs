@@ -4,90 +4,29 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::{Gid, Uid};
 use storaged::cluster::Hosts;
 use storaged_arena::{recv_frame, send_frame};
-use storaged_sdk::wire::local::{ByteRange, DurableWish, LOCAL_VERSION, Reply, Request, Role};
-use storaged_sdk::wire::{CheckpointState, Namespace, Rank, RefusalCode, decode, encode};
+use storaged_sdk::wire::local::{ByteRange, DurableWish, Reply, Request};
+use storaged_sdk::wire::{CheckpointState, Rank, RefusalCode, decode, encode};
+use storaged_tests::hostile::{as_nobody, begin_frame, call, hello, open_to_all, refusal};
 use storaged_tests::system::{System, executable, shards, wait};
-
-/// A user that is in no tenant.
-const NOBODY: u32 = 65534;
-
-/// What a hostile program does as another user. The kernel takes the user of a thread for that of its connections.
-fn as_nobody<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|threads| {
-        let hostile = threads.spawn(|| {
-            let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
-            // Of this thread alone, and for good: it ends with the attack.
-            rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-            rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-            work()
-        });
-        hostile.join().expect("it does not panic")
-    })
-}
-
-/// Everybody may reach the socket, as in the directory of a machine.
-fn open_to_all(system: &System) -> Result<()> {
-    let mut path = system.sockets[0].as_path();
-    while path.starts_with(system.root.path()) {
-        if path.is_dir() {
-            std::fs::set_permissions(path, PermissionsExt::from_mode(0o755))?;
-        }
-        path = path.parent().context("a parent")?;
-    }
-    Ok(())
-}
-
-/// Announces a frame and sends a part of it, as much as is taken within a second.
-fn begin_frame(socket: &Path, announced: u32, sent: usize) -> Result<UnixStream> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_write_timeout(Some(Duration::from_secs(1)))?;
-    stream.write_all(&announced.to_le_bytes())?;
-    let piece = vec![0; 1 << 20];
-    for _ in 0..sent.div_ceil(piece.len()) {
-        if stream.write_all(&piece).is_err() {
-            break;
-        }
-    }
-    Ok(stream)
-}
-
-fn call(stream: &mut UnixStream, request: &Request) -> Result<Reply> {
-    send_frame(stream, &encode(request), None)?;
-    let (body, _) = recv_frame(stream, 64 << 20)?;
-    Ok(decode("reply", &body)?)
-}
-
-fn hello(namespace: &str, token: &[u8]) -> Result<Request> {
-    Ok(Request::Hello {
-        version: LOCAL_VERSION,
-        namespace: Namespace::new(namespace)?,
-        token: token.to_vec().into(),
-        role: Role::Reader,
-    })
-}
 
 fn resident(system: &System) -> Result<u64> {
     Ok(system.cluster.resident(0)?.now)
 }
 
-fn refusal(reply: Reply) -> Result<RefusalCode> {
-    match reply {
-        Reply::Refused(refusal) => Ok(refusal.code),
-        other => anyhow::bail!("expected a refusal, got {other:?}"),
-    }
-}
-
 fn one_node() -> Result<System> {
-    let system = System::start(1, None, "")?;
+    let mut system = System::prepared(1, None, "")?;
+    // A socket that all users reach, because two of them may use it.
+    let directory = system.cluster.socket(0);
+    let directory = directory.parent().context("a directory")?.display();
+    let tenant = format!("[[tenants]]\ndirectory = \"{directory}\"\nuids = [0, 4242]\n");
+    system.cluster.configure(0, &tenant)?;
+    system.cluster.start_all()?;
     open_to_all(&system)?;
     Ok(system)
 }
@@ -164,7 +103,7 @@ fn frames_that_do_not_end_are_cut() -> Result<()> {
     let mut held = Vec::new();
     for _ in 0..8 {
         let mut stream = UnixStream::connect(&system.sockets[0])?;
-        let welcome = call(&mut stream, &hello("hostile", b"x")?)?;
+        let welcome = call(&mut stream, &hello("hostile", b"of somebody hostile")?)?;
         ensure!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
         // The start of a commit: the only request that may be long.
         let mut start = (60_u32 << 20).to_le_bytes().to_vec();
@@ -207,7 +146,7 @@ fn a_long_list_of_ranges_is_refused_before_it_is_read() -> Result<()> {
     saves(&system, 1)?;
     let plan = system.reader(0)?.plan(None, 60_000)?;
     let mut stream = UnixStream::connect(&system.sockets[0])?;
-    call(&mut stream, &hello("job", b"secret")?)?;
+    call(&mut stream, &hello("job", b"a-secret-of-tests")?)?;
     let ranges = (0..2_000_000).map(|at| ByteRange {
         offset: at % 1000,
         length: 1,
@@ -280,7 +219,7 @@ fn a_reader_cannot_write_to_what_it_reads() -> Result<()> {
     saves(&system, 1)?;
     let plan = system.reader(0)?.plan(None, 60_000)?;
     let mut stream = UnixStream::connect(&system.sockets[0])?;
-    call(&mut stream, &hello("job", b"secret")?)?;
+    call(&mut stream, &hello("job", b"a-secret-of-tests")?)?;
     let request = Request::OpenShard {
         manifest: plan.manifest,
         rank: Rank::new(0),

@@ -26,7 +26,9 @@ fn drill(system: &System, node: usize, more: &[&str]) -> Result<(i32, Value)> {
     let mut command = Command::new(executable());
     command.args(["verify", "job", "--drill", "--json", "--socket"]);
     command.arg(system.cluster.socket(node)).args(more);
-    let output = command.env("STORAGED_TOKEN", "secret").output()?;
+    let output = command
+        .env("STORAGED_TOKEN", "a-secret-of-tests")
+        .output()?;
     let text = String::from_utf8(output.stdout)?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let report = serde_json::from_str(&text).with_context(|| format!("{text} {said}"))?;
@@ -118,7 +120,7 @@ fn what_is_not_coded_is_no_matter_for_a_drill() -> Result<()> {
     command.args(["verify", "job", "--drill", "--socket"]);
     let command = command
         .arg(system.cluster.socket(0))
-        .env("STORAGED_TOKEN", "secret");
+        .env("STORAGED_TOKEN", "a-secret-of-tests");
     let output = command.output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(
@@ -176,7 +178,9 @@ fn with_more_than_m_nodes_down_it_says_at_once_what_is_missing() -> Result<()> {
     let mut command = Command::new(executable());
     command.args(["verify", "job", "--drill", "--timeout", "600", "--socket"]);
     command.arg(system.cluster.socket(0));
-    let output = command.env("STORAGED_TOKEN", "secret").output()?;
+    let output = command
+        .env("STORAGED_TOKEN", "a-secret-of-tests")
+        .output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.code() == Some(1), "{said}");
     ensure!(

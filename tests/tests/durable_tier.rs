@@ -225,7 +225,8 @@ fn retention_pins_and_removal_by_hand() -> Result<()> {
     }
     let rm = |arguments: &[&str]| {
         let output = Command::new(executable())
-            .args(["rm", "job", "--token", "secret", "--socket"])
+            .env("STORAGED_TOKEN", "a-secret-of-tests")
+            .args(["rm", "job", "--socket"])
             .arg(system.cluster.socket(0))
             .args(arguments)
             .output();
@@ -292,7 +293,8 @@ fn a_dropped_job_leaves_no_upload_in_the_tier() -> Result<()> {
     };
     until(1)?;
     let dropped = Command::new(executable())
-        .args(["drop", "job", "--force", "--token", "secret", "--socket"])
+        .env("STORAGED_TOKEN", "a-secret-of-tests")
+        .args(["drop", "job", "--force", "--socket"])
         .arg(system.cluster.socket(0))
         .output()?;
     ensure!(dropped.status.success(), "{dropped:?}");

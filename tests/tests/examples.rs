@@ -17,7 +17,7 @@ fn start(system: &System, namespace: &str, steps: u32) -> Result<Child> {
         .arg(steps.to_string())
         .env("STORAGED_SOCKET", system.cluster.socket(0))
         .env("STORAGED_NAMESPACE", namespace)
-        .env("STORAGED_TOKEN", "secret")
+        .env("STORAGED_TOKEN", "a-secret-of-tests")
         .stdout(Stdio::piped());
     command
         .spawn()

@@ -20,7 +20,7 @@ fn plan(system: &System, node: usize, arguments: &[&str]) -> Result<(i32, Value)
         .args(["plan", "job", "--json"])
         .args(arguments)
         .env("STORAGED_SOCKET", system.cluster.socket(node))
-        .env("STORAGED_TOKEN", "secret")
+        .env("STORAGED_TOKEN", "a-secret-of-tests")
         .output()?;
     let text = String::from_utf8(done.stdout)?;
     let errors = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -233,7 +233,7 @@ fn a_first_start_has_an_exit_code_of_its_own_and_a_wrong_token_gets_no_verdict()
     let (run, mut trainers) = system.trainers(1)?;
     system.save(&mut trainers, 1, &shards(1, 1), DurableWish::Never)?;
     system.wait(0, run, 1, CheckpointState::Committed)?;
-    system.token = b"another".to_vec();
+    system.token = b"of-another-job-here".to_vec();
     ensure!(system.reader(0).is_err(), "the namespace is another's");
     Ok(())
 }

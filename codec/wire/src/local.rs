@@ -20,6 +20,11 @@ use crate::verdict::RestartVerdict;
 /// Version of this protocol; both sides must have the same.
 pub const LOCAL_VERSION: u16 = 3;
 
+/// Shortest token of a job, in bytes, but for the empty one: a shorter one can be guessed.
+pub const TOKEN_BYTES_MIN: usize = 16;
+/// Longest token of a job, in bytes.
+pub const TOKEN_BYTES_MAX: usize = 1024;
+
 /// Number of `Request::Commit`.
 const COMMIT: u32 = 5;
 

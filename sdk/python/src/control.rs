@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use pyo3::types::PyDict;
 use storaged_sdk::wire::failed::FailedRestart;
 use storaged_sdk::wire::local::{BoardKind, ByteRange, Role, Rung};
@@ -32,12 +33,21 @@ pub(crate) fn options(
     token: Vec<u8>,
 ) -> PyResult<ConnectOptions> {
     let namespace = Namespace::new(namespace).map_err(|error| invalid(py, &error))?;
+    storaged_sdk::check_token(&token).map_err(|error| invalid(py, &error))?;
     Ok(ConnectOptions {
         socket,
         namespace,
         token,
         role: Role::Reader,
     })
+}
+
+/// The job's token as the process's environment has it; empty without one.
+#[pyfunction]
+pub(crate) fn token_of_environment(py: Python<'_>) -> PyResult<Bound<'_, PyBytes>> {
+    let token = py.detach(storaged_sdk::token_of_environment);
+    let token = token.map_err(|error| invalid(py, &error))?;
+    Ok(PyBytes::new(py, &token))
 }
 
 /// A run as `open_run` gave it.

@@ -82,6 +82,7 @@ fn exception(py: Python<'_>, class: &str, text: &str) -> PyErr {
 fn class_of(error: &ClientError) -> &'static str {
     match error {
         ClientError::Unavailable { .. } | ClientError::Broken { .. } => "DaemonUnavailable",
+        ClientError::NotAllowed { .. } => "AccessDenied",
         ClientError::Refused(refusal) => class_of_code(refusal.code),
         ClientError::TimedOut { .. } | ClientError::CalledAway { .. } => "WaitTimeout",
         ClientError::Corrupt { .. }

@@ -25,6 +25,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<save::Slot>()?;
     module.add_class::<load::Manifest>()?;
     module.add_class::<load::Shard>()?;
+    module.add_function(wrap_pyfunction!(control::token_of_environment, module)?)?;
     module.add_function(wrap_pyfunction!(save::layout, module)?)?;
     Ok(())
 }

@@ -78,7 +78,7 @@ budget = "{budget}"
         return True
 
     def session(self, namespace="job", **settings):
-        return Session(namespace, socket=self.socket, token=b"secret", **settings)
+        return Session(namespace, socket=self.socket, token=b"a-secret-of-tests", **settings)
 
     def stop(self):
         """Stopped, not ended: the process does nothing, its sockets stay open."""
@@ -184,7 +184,7 @@ def run_ranks(folder, sockets, body, whole=True, limit=60):
     for rank, path in enumerate(sockets):
         environment = os.environ | {
             "RANK": str(rank), "WORLD_SIZE": str(len(sockets)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "STORAGED_SOCKET": str(path), "STORAGED_TOKEN": "secret",
+            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "STORAGED_SOCKET": str(path), "STORAGED_TOKEN": "a-secret-of-tests",
             "STORAGED_NAMESPACE": "job", "PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE)]),
         }
         command = [sys.executable, str(script)]

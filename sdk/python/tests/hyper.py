@@ -6,7 +6,7 @@ import json
 import socket
 import time
 
-TOKEN = "hyper-secret"
+TOKEN = "hyper-secret-of-tests"
 # xxh3_128 of bodies, as the Python package `xxhash` gives it: tests here do without the package.
 CHECKSUMS = {
     b"": "maoG0wFHmNhgAcMkRo1Jfw==",
@@ -19,6 +19,7 @@ def section(folder, port, more=""):
     """`[hyperpod]` for a configuration, and its token's file."""
     token = folder / "hyper-token"
     token.write_text(TOKEN + "\n")
+    token.chmod(0o600)
     return f'[hyperpod]\nlisten = "127.0.0.1:{port}"\ntoken_file = "{token}"\n{more}\n'
 
 

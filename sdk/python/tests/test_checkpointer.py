@@ -276,7 +276,7 @@ import os, signal, sys, time, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from storaged import Session
 from storaged.torch import Checkpointer, StoragedReader, StoragedWriter
-session = Session("job", socket=sys.argv[1], token=b"secret")
+session = Session("job", socket=sys.argv[1], token=b"a-secret-of-tests")
 checkpointer = Checkpointer(session=session, timeout=30)
 tensors = {"w": torch.ones(1000)}
 handle = checkpointer.save(1, tensors)

@@ -235,8 +235,8 @@ def test_batches_are_kept_on_a_new_board_where_the_daemon_gave_the_old_one_up(da
         with Checkpointer(session=daemon.session("other")) as other:
             other.save(1, {"w": torch.zeros(7 << 20)})
             assert other.wait()
-        command = [executable(), "drop", "other", "--token", "secret", "--force", "--socket", str(daemon.socket)]
-        subprocess.run(command, check=True, capture_output=True)
+        command = [executable(), "drop", "other", "--force", "--socket", str(daemon.socket)]
+        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"STORAGED_TOKEN": "a-secret-of-tests"})
     for _ in range(5):
         time.sleep(0.2)
         next(batches)
@@ -308,7 +308,7 @@ def consume(daemon, kind, folder, namespace, kills, seed):
     script, log = folder / "consumer.py", folder / "log"
     script.write_text(CONSUMER)
     environment = os.environ | {
-        "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "secret", "STORAGED_NAMESPACE": namespace, "OMP_NUM_THREADS": "1",
+        "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "a-secret-of-tests", "STORAGED_NAMESPACE": namespace, "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE)]),
     }
     draw, recovered, killed = random.Random(seed), 0, 0

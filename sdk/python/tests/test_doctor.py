@@ -10,7 +10,7 @@ from storaged.torch import Checkpointer
 
 
 def doctor(socket, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(PACKAGE), "STORAGED_TOKEN": "secret", "STORAGED_NAMESPACE": "job"}
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE), "STORAGED_TOKEN": "a-secret-of-tests", "STORAGED_NAMESPACE": "job"}
     command = [sys.executable, "-m", "storaged", "doctor", "--socket", str(socket), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr

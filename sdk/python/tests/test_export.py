@@ -15,7 +15,7 @@ STATE = {"model": {"w": torch.randn(40, 7), "h": torch.arange(5.0).to(torch.bflo
 
 
 def run(daemon, namespace, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(PACKAGE), "STORAGED_TOKEN": "secret"}
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE), "STORAGED_TOKEN": "a-secret-of-tests"}
     command = [sys.executable, "-m", "storaged", *map(str, arguments), "--socket", str(daemon.socket), "--namespace", namespace]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr

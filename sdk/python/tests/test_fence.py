@@ -112,7 +112,7 @@ def test_killed_trainers_leave_word_of_the_step_they_were_in(shared_daemon, tmp_
     script, log = tmp_path / "trainer.py", tmp_path / "log"
     script.write_text(TRAINER)
     environment = os.environ | {
-        "STORAGED_SOCKET": str(shared_daemon.socket), "STORAGED_TOKEN": "secret", "STORAGED_NAMESPACE": "fence-kills",
+        "STORAGED_SOCKET": str(shared_daemon.socket), "STORAGED_TOKEN": "a-secret-of-tests", "STORAGED_NAMESPACE": "fence-kills",
         "PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE)]), "OMP_NUM_THREADS": "1",
     }
     for round_ in range(4):

@@ -25,7 +25,7 @@ def losses(daemon, namespace, example, ranks, *arguments):
     common = os.environ | {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_NAMESPACE": namespace,
-        "STORAGED_TOKEN": "secret", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+        "STORAGED_TOKEN": "a-secret-of-tests", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
     }
     if ranks == 1:
         common = {key: value for key, value in common.items() if key not in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}

@@ -53,7 +53,7 @@ def node(daemons, monkeypatch):
     """A daemon that the environment names."""
     daemon = daemons('[durable]\nkind = "directory"\npath = "TIER"\n')
     monkeypatch.setenv("STORAGED_SOCKET", str(daemon.socket))
-    monkeypatch.setenv("STORAGED_TOKEN", "secret")
+    monkeypatch.setenv("STORAGED_TOKEN", "a-secret-of-tests")
     return daemon
 
 

@@ -113,7 +113,7 @@ def test_an_enum_of_a_module_that_nobody_imported_is_not_imported(session, tmp_p
     (tmp_path / "absent_module.py").write_text("import enum\nprint('code ran')\nclass Kind(enum.Enum):\n    A = 1\n")
     saving = (
         "import os, sys\nfrom storaged import Session\nfrom storaged.torch import Checkpointer\nimport absent_module\n"
-        f"c = Checkpointer(session=Session({session.namespace!r}, socket={session.socket!r}, token=b'secret'))\n"
+        f"c = Checkpointer(session=Session({session.namespace!r}, socket={session.socket!r}, token=b'a-secret-of-tests'))\n"
         "c.save(1, {'kind': absent_module.Kind.A})\nassert c.wait()\nc.close()\nsys.stdout.flush()\nos._exit(0)\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE), str(tmp_path)])}

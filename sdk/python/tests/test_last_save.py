@@ -34,7 +34,7 @@ def test_a_job_that_is_told_to_end_goes_on_where_it_ended(tmp_path):
     with_peers = cluster(tmp_path, 3, 2, 1, "")
     try:
         environment = os.environ | {
-            "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(with_peers[0].socket), "STORAGED_TOKEN": "secret",
+            "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(with_peers[0].socket), "STORAGED_TOKEN": "a-secret-of-tests",
             "STORAGED_NAMESPACE": "job", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo",
         }
         before = "0"

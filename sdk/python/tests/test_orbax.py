@@ -36,7 +36,7 @@ def test_a_killed_job_goes_on_from_what_the_daemon_has(shared_daemon, tmp_path):
     script = tmp_path / "job.py"
     script.write_text(JOB)
     environment = os.environ | {
-        "STORAGED_SOCKET": str(shared_daemon.socket), "STORAGED_TOKEN": "secret", "PYTHONPATH": str(PACKAGE), "JAX_PLATFORMS": "cpu",
+        "STORAGED_SOCKET": str(shared_daemon.socket), "STORAGED_TOKEN": "a-secret-of-tests", "PYTHONPATH": str(PACKAGE), "JAX_PLATFORMS": "cpu",
     }
     said = []
     for _ in range(2):

@@ -78,7 +78,7 @@ def losses(daemon, namespace, folder, *killed):
 
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=200)
     environment = os.environ | {
-        "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}", "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "secret",
+        "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}", "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "a-secret-of-tests",
         "STORAGED_NAMESPACE": namespace, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo",
     }
     workers = []

@@ -21,7 +21,7 @@ VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 def run(daemon, ranks, *arguments):
     common = os.environ | {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_NAMESPACE": "job", "STORAGED_TOKEN": "secret",
+        "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_NAMESPACE": "job", "STORAGED_TOKEN": "a-secret-of-tests",
     }
     command = [sys.executable, str(TRAIN), *map(str, arguments)]
     workers = [

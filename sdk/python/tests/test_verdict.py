@@ -36,7 +36,7 @@ sys.exit(0 if start >= int(os.environ["TRAIN_UNTIL"]) else 9)
 def environment(daemon, tmp_path, **extra):
     (tmp_path / "train.py").write_text(TRAIN)
     return os.environ | {
-        "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "secret", "STORAGED_NAMESPACE": "job",
+        "PYTHONPATH": str(PACKAGE), "STORAGED_SOCKET": str(daemon.socket), "STORAGED_TOKEN": "a-secret-of-tests", "STORAGED_NAMESPACE": "job",
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "TRAIN_LOG": str(tmp_path / "starts"),
         "TRAIN_SAVES": "1", "TRAIN_UNTIL": "2",
     } | extra
@@ -55,7 +55,7 @@ def launch(environment, tmp_path, *arguments):
 
 
 def of(daemon, **settings):
-    return storaged.verdict("job", socket=daemon.socket, token=b"secret", **settings)
+    return storaged.verdict("job", socket=daemon.socket, token=b"a-secret-of-tests", **settings)
 
 
 def saved(daemon, tmp_path, step, durable="never"):
@@ -136,7 +136,7 @@ def test_a_verdict_is_no_error_and_no_verdict_is_one(daemons):
     with pytest.raises(errors.InvalidArgument, match="namespace"):
         storaged.verdict("not a name", socket=daemon.socket)
     with pytest.raises(storaged.StoragedError):
-        storaged.restart_failed(7, "job", socket=daemon.socket, token=b"secret", timeout=5)
+        storaged.restart_failed(7, "job", socket=daemon.socket, token=b"a-secret-of-tests", timeout=5)
     daemon.kill()
     with pytest.raises(errors.DaemonUnavailable):
         of(daemon, timeout=2)
@@ -146,8 +146,8 @@ def test_the_command_says_the_same(daemons, tmp_path):
     daemon = daemons(DURABLE)
     daemon.newest_state = "committed"
     saved(daemon, tmp_path, 10)
-    command = [executable(), "plan", "job", "--verdict", "--json", "--socket", str(daemon.socket), "--token", "secret"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = [executable(), "plan", "job", "--verdict", "--json", "--socket", str(daemon.socket)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"STORAGED_TOKEN": "a-secret-of-tests"})
     said, verdict = json.loads(done.stdout), of(daemon)
     assert done.returncode == verdict.exit_code == said["exit_code"] == 0
     assert said["verdict"] == verdict.decision.value and said["plan"]["manifest"] == verdict.plan.manifest

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use cluster::{Cluster, Conduct, Room};
 use storaged_core::{Input, MemoryShare, Viewer};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
-use storaged_wire::{Namespace, RefusalCode, TenantName};
+use storaged_wire::{Namespace, Rank, RefusalCode, TenantName};
 use testkit::{acquire_slot, plan_newest};
 
 /// A slot of a shard of ten stripes.
@@ -66,6 +66,85 @@ fn another_tenants_job_is_not_reached_by_its_name() {
     let unnamed = cluster.fresh_conn();
     let reply = cluster.ask(0, unnamed, testkit::hello(said[0].clone(), Role::Reader));
     assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
+}
+
+/// How many of so many jobs a tenant can open a run of, one after the other.
+fn opened(cluster: &mut Cluster, tenant: &str, jobs: usize) -> usize {
+    let mut open = |which: &usize| {
+        cluster.ask_of(&format!("{tenant}~job-{which}"));
+        let conn = cluster.connect(0, Role::Reader);
+        let reply = cluster.ask(0, conn, Request::OpenRun { timeout_ms: 5_000 });
+        match reply {
+            Reply::RunOpened { .. } => true,
+            Reply::Refused(refusal) if refusal.code == RefusalCode::Busy => false,
+            other => panic!("{other:?}"),
+        }
+    };
+    (0..jobs).filter(|which| open(which)).count()
+}
+
+/// Names cost every node memory for as long as they are remembered.
+#[test]
+fn a_tenant_opens_only_so_many_jobs_that_save_nothing() {
+    let mut cluster = blue_and_red();
+    assert_eq!(opened(&mut cluster, "red", 300), 256);
+    // It is that tenant's own affair, and over in a minute.
+    assert_eq!(opened(&mut cluster, "blue", 20), 20);
+    cluster.run_for(65_000);
+    assert!(opened(&mut cluster, "red", 300) > 280);
+}
+
+#[test]
+fn a_token_that_can_be_guessed_is_refused() {
+    let mut cluster = Cluster::start(4, 2, 10);
+    for (bytes, good) in [
+        (0, true),
+        (1, false),
+        (15, false),
+        (16, true),
+        (1024, true),
+        (1025, false),
+    ] {
+        let conn = cluster.fresh_conn();
+        let mut hello = testkit::hello(job(&format!("of-{bytes}")), Role::Reader);
+        if let Request::Hello { token, .. } = &mut hello {
+            *token = vec![7; bytes].into();
+        }
+        let reply = cluster.ask(0, conn, hello);
+        assert_eq!(
+            matches!(reply, Reply::Welcome { .. }),
+            good,
+            "{bytes}: {reply:?}"
+        );
+    }
+}
+
+/// Names of manifests stand in logs and on the operator's pages.
+#[test]
+fn the_name_of_its_manifest_opens_no_other_tenants_checkpoint() {
+    let mut cluster = blue_and_red();
+    cluster.ask_of("red~llama");
+    let red = cluster.connect(0, Role::Reader);
+    let Reply::Plan(plan) = cluster.ask(0, red, plan_newest(10_000)) else {
+        panic!("no plan");
+    };
+    cluster.ask_of("blue~llama");
+    let blue = cluster.connect(0, Role::Reader);
+    let open = testkit::open_shard(plan.manifest, Rank::new(0), 10_000);
+    for request in [
+        open,
+        Request::GetManifest {
+            manifest: plan.manifest,
+        },
+    ] {
+        match cluster.ask(0, blue, request) {
+            Reply::Refused(refusal) => {
+                assert_eq!(refusal.code, RefusalCode::NoCheckpoint);
+                assert!(!refusal.message.contains("red"), "{}", refusal.message);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]

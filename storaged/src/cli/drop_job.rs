@@ -7,6 +7,7 @@ use storaged_sdk::wire::Namespace;
 use storaged_sdk::wire::local::{DropReport, DroppedNode};
 use storaged_sdk::wire::peer::DropAnswer;
 
+use super::token::TokenArgs;
 use super::{CliError, NamespaceArgs, SocketArgs, print, size};
 
 #[derive(Debug, Args)]
@@ -17,14 +18,8 @@ pub struct DropArgs {
     /// Namespace of the job
     #[arg(env = "STORAGED_NAMESPACE")]
     namespace: Namespace,
-    /// Job token that the namespace was created with
-    #[arg(
-        long,
-        env = "STORAGED_TOKEN",
-        default_value = "",
-        hide_env_values = true
-    )]
-    token: String,
+    #[command(flatten)]
+    token: TokenArgs,
     /// Longest wait for nodes, in seconds
     #[arg(long, default_value_t = 30)]
     timeout: u32,

@@ -10,6 +10,7 @@ use storaged_sdk::wire::{Namespace, RefusalCode, Step};
 use storaged_sdk::{Client, ClientError};
 
 use super::plan_encode::{EncodeArgs, ReportFormat, plan_encode};
+use super::token::TokenArgs;
 use super::verdict::{QuarantineArgs, print_failed, verdict};
 use super::{CliError, NamespaceArgs, SocketArgs, parse_step, print, size};
 
@@ -66,14 +67,8 @@ pub struct PlanArgs {
     /// Namespace of the job
     #[arg(env = "STORAGED_NAMESPACE", required_unless_present = "encode")]
     namespace: Option<Namespace>,
-    /// Job token that the namespace was created with
-    #[arg(
-        long,
-        env = "STORAGED_TOKEN",
-        default_value = "",
-        hide_env_values = true
-    )]
-    token: String,
+    #[command(flatten)]
+    token: TokenArgs,
     /// Step instead of the newest restorable one
     #[arg(long, value_parser = parse_step)]
     step: Option<Step>,
@@ -128,6 +123,7 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
             reason.as_str().unwrap_or_default()
         ));
     }
+    print_about_nodes(&status);
     if let Some(expires) = status["certificate_expires"].as_i64() {
         print(&format!(
             "certificate until {}",
@@ -170,6 +166,20 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         }
     }
     Ok(())
+}
+
+/// Peers that should be configured as this node, and nodes that are cordoned.
+fn print_about_nodes(status: &Value) {
+    for peer in status["differing"].as_array().into_iter().flatten() {
+        print(&format!(
+            "differs: {}",
+            peer["reason"].as_str().unwrap_or_default()
+        ));
+    }
+    let cordoned = status["membership"]["cordoned"].as_array();
+    for node in cordoned.into_iter().flatten() {
+        print(&format!("cordoned: {}", node.as_str().unwrap_or_default()));
+    }
 }
 
 /// A node that has no place in its cluster yet.
@@ -312,7 +322,7 @@ pub(super) fn plan_json(plan: &RestorePlan) -> Value {
 pub(super) fn passed_over_json(one: &Unrestorable) -> Value {
     json!({
         "run": one.run.to_string(), "step": one.step.get(), "reason": one.reason,
-        "cause": one.cause.map(|cause| cause.as_str()),
+        "cause": one.cause_word(),
     })
 }
 

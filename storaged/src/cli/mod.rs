@@ -11,6 +11,7 @@ mod plan_encode;
 mod restart_safe;
 mod run;
 mod tier;
+mod token;
 mod verdict;
 mod verify;
 
@@ -22,7 +23,7 @@ use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use storaged_sdk::wire::local::{Keep, Role};
 use storaged_sdk::wire::{Namespace, Step};
-use storaged_sdk::{Client, ClientError, ConnectOptions, DEFAULT_SOCKET, Patience};
+use storaged_sdk::{Client, ClientError, ConnectOptions, DEFAULT_SOCKET, Patience, TokenError};
 use thiserror::Error;
 
 use crate::config::ConfigError;
@@ -49,6 +50,9 @@ pub enum CliError {
     /// Talking to it.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// Reading the job's token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
     /// Making certificates.
     #[error(transparent)]
     Cert(#[from] CertError),
@@ -187,6 +191,8 @@ enum Command {
     /// Make certificates for a cluster
     #[command(subcommand)]
     Cert(cert::CertCommand),
+    /// Make a job's token
+    Token(token::NewTokenArgs),
     /// Check a configuration file and show what it means
     Config(run::ConfigArgs),
     /// Measure staging, encoding and restoring on this machine against memcpy and raw QUIC
@@ -227,14 +233,8 @@ pub struct NamespaceArgs {
     /// Namespace of the job
     #[arg(env = "STORAGED_NAMESPACE")]
     pub namespace: Namespace,
-    /// Job token that the namespace was created with
-    #[arg(
-        long,
-        env = "STORAGED_TOKEN",
-        default_value = "",
-        hide_env_values = true
-    )]
-    pub token: String,
+    #[command(flatten)]
+    pub token: token::TokenArgs,
     /// Step instead of the newest restorable one
     #[arg(long, value_parser = parse_step)]
     pub step: Option<Step>,
@@ -252,7 +252,7 @@ impl NamespaceArgs {
         let options = ConnectOptions {
             socket: socket.path(),
             namespace: self.namespace.clone(),
-            token: self.token.clone().into_bytes(),
+            token: self.token.read()?,
             role: Role::Reader,
         };
         connect(&options, self.timeout)
@@ -288,6 +288,7 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Drop(args) => drop_job::drop_job(&args),
         Command::Node(command) => members::node(command),
         Command::Cert(command) => cert::cert(command),
+        Command::Token(args) => token::token(&args),
         Command::Config(args) => run::config(&args),
         Command::Bench(args) => bench::bench(&args),
     };

@@ -5,6 +5,7 @@ use storaged_sdk::wire::local::{Keep, PinnedOnes, Removal, Role};
 use storaged_sdk::wire::{Namespace, RunId, Step};
 use storaged_sdk::{Client, ConnectOptions, WithTrainers};
 
+use super::token::TokenArgs;
 use super::{CliError, SocketArgs, connect, parse_step, print};
 
 /// Whose checkpoints.
@@ -13,14 +14,8 @@ pub struct JobArgs {
     /// Namespace of the job
     #[arg(env = "STORAGED_NAMESPACE")]
     namespace: Namespace,
-    /// Job token that the namespace was created with
-    #[arg(
-        long,
-        env = "STORAGED_TOKEN",
-        default_value = "",
-        hide_env_values = true
-    )]
-    token: String,
+    #[command(flatten)]
+    token: TokenArgs,
     #[command(flatten)]
     socket: SocketArgs,
     /// Longest wait, in seconds
@@ -79,7 +74,7 @@ impl JobArgs {
         let options = ConnectOptions {
             socket: self.socket.path(),
             namespace: self.namespace.clone(),
-            token: self.token.clone().into_bytes(),
+            token: self.token.read()?,
             role: Role::Reader,
         };
         connect(&options, self.timeout)

@@ -32,7 +32,9 @@ pub enum GroupName {
 }
 
 impl GroupName {
-    fn number(&self) -> Result<u32, ConfigError> {
+    /// # Errors
+    /// [`ConfigError::Value`] of this key.
+    pub(super) fn number(&self, key: &'static str) -> Result<u32, ConfigError> {
         let name = match self {
             Self::Number(number) => return Ok(*number),
             Self::Name(name) => name,
@@ -42,7 +44,7 @@ impl GroupName {
             let reason = format!(
                 "expected the name of a group in /etc/group, or a number, got {name:?}: make the group first"
             );
-            value("admin.group", reason)
+            value(key, reason)
         })
     }
 }
@@ -57,13 +59,15 @@ fn number_of(groups: &str, name: &str) -> Option<u32> {
 impl ConfigFile {
     pub(super) fn admin_socket(&self) -> Result<TenantSocket, ConfigError> {
         let beside = || self.node.runtime_dir.join(SOCKET);
-        let group = self.admin.group.as_ref().map(GroupName::number);
+        let group = self.admin.group.as_ref();
+        let group = group.map(|group| group.number("admin.group"));
         Ok(TenantSocket {
             path: self.admin.socket.clone().unwrap_or_else(beside),
             access: Access::Operators {
                 group: group.transpose()?,
             },
             viewer: Viewer::Operator,
+            requests: None,
         })
     }
 }

@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use storaged_sdk::read_token;
 
 use super::{ConfigError, ConfigFile, Span, value};
+use crate::driver::chain;
 
 /// `[hyperpod]`
 #[derive(Debug, Clone, Deserialize)]
@@ -98,28 +100,26 @@ impl HyperpodSection {
     /// The token, read from its file: of one line, without its end. Empty without a file.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] if it cannot be read, is empty or has more than a line.
+    /// [`ConfigError::Value`] if it cannot be read, is too short, or has more than a line, and if other users could read it.
     pub fn token(&self) -> Result<String, ConfigError> {
         let key = "hyperpod.token_file";
         let Some(path) = &self.token_file else {
             return Ok(String::new());
         };
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| value(key, format!("reading {} failed: {error}", path.display())))?;
-        let token = text.trim_end_matches(['\r', '\n']);
-        if token.is_empty() || token.contains(['\r', '\n']) {
-            Err(value(
-                key,
-                format!("expected one line with a token in {}", path.display()),
-            ))
-        } else {
-            Ok(token.to_owned())
-        }
+        let token = read_token(path).map_err(|error| value(key, chain(&error)))?;
+        let line = String::from_utf8(token).ok();
+        let line = line.filter(|line| !line.contains(char::is_whitespace));
+        line.ok_or_else(|| {
+            let text = format!("expected one line with a token in {}", path.display());
+            value(key, text)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -131,8 +131,14 @@ mod tests {
             ..HyperpodSection::default()
         };
         assert!(section.token().is_err());
-        for (text, token) in [("abc\n", Some("abc")), ("\n", None), ("a\nb\n", None)] {
-            std::fs::write(&path, text).unwrap();
+        let token = "0123456789abcdef";
+        for (text, token) in [
+            (format!("{token}\n"), Some(token)),
+            ("too short\n".into(), None),
+            (format!("{token}\n{token}\n"), None),
+        ] {
+            std::fs::write(&path, &text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
             assert_eq!(section.token().ok().as_deref(), token, "{text:?}");
         }
     }

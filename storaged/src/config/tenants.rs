@@ -1,6 +1,7 @@
 //! Tenants: who may use the daemon, each on a socket of its own, and what each may have.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use storaged_core::{MemoryShare, Viewer};
 use storaged_wire::TenantName;
 
+use super::admin::GroupName;
 use super::{ConfigError, ConfigFile, value};
 use crate::stage::{Access, TenantSocket};
 
@@ -21,10 +23,15 @@ pub struct TenantSection {
     pub directory: PathBuf,
     /// Users that may use the socket.
     pub uids: BTreeSet<u32>,
+    /// A group that all of them are in; the socket's file and directory are then open to it alone.
+    pub group: Option<GroupName>,
     /// Bytes of the budget that no other tenant takes.
     pub memory_guaranteed: Option<ByteSize>,
     /// Bytes of the budget that it may have at most.
     pub memory_max: Option<ByteSize>,
+    /// Requests per second that it gets through at most.
+    #[serde(default = "requests_max")]
+    pub requests_max: NonZeroU32,
 }
 
 /// Tenants as the daemon uses them.
@@ -56,12 +63,18 @@ impl TenantSection {
         name.map_err(|error| value("tenants.name", error))
     }
 
-    fn socket(&self, tenant: Option<TenantName>) -> TenantSocket {
-        TenantSocket {
+    fn socket(&self, tenant: Option<TenantName>) -> Result<TenantSocket, ConfigError> {
+        let group = self.group.as_ref();
+        let group = group.map(|group| group.number("tenants.group"));
+        Ok(TenantSocket {
             path: socket_in(&self.directory),
-            access: Access::Users(self.uids.clone()),
+            access: Access::Users {
+                uids: self.uids.clone(),
+                group: group.transpose()?,
+            },
             viewer: Viewer::Tenant(tenant),
-        }
+            requests: Some(self.requests_max),
+        })
     }
 
     fn share(&self) -> Result<MemoryShare, ConfigError> {
@@ -78,6 +91,11 @@ impl TenantSection {
     }
 }
 
+/// A save is some ten requests of a rank; the loop that serves all tenants does many times that many.
+fn requests_max() -> NonZeroU32 {
+    const { NonZeroU32::new(5_000).unwrap() }
+}
+
 fn socket_in(directory: &Path) -> PathBuf {
     directory.join("storaged.sock")
 }
@@ -92,7 +110,7 @@ impl ConfigFile {
         for section in &self.tenants {
             section.check()?;
             let name = section.name()?;
-            let socket = section.socket(name.clone());
+            let socket = section.socket(name.clone())?;
             if tenants.sockets.iter().any(|it| it.path == socket.path) {
                 let text = "expected a directory of its own for every tenant, got one twice";
                 return Err(value("tenants.directory", text));
@@ -116,8 +134,12 @@ impl ConfigFile {
         let own = rustix::process::getuid().as_raw();
         TenantSocket {
             path: socket_in(&self.node.runtime_dir),
-            access: Access::Users(BTreeSet::from([own])),
+            access: Access::Users {
+                uids: BTreeSet::from([own]),
+                group: None,
+            },
             viewer: Viewer::Tenant(None),
+            requests: None,
         }
     }
 }

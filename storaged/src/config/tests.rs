@@ -139,10 +139,6 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
              [[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'",
             "peers.name",
         ),
-        (
-            "[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/a'\nuids=[2]",
-            "tenants.directory",
-        ),
         ("[scrub]\nperiod = '365d'", "scrub.period"),
         ("[scrub]\nperiod = '213503982334601d'", "scrub.period"),
         ("[scrub]\nperiod = '99999999999999999999d'", "period"),
@@ -153,6 +149,19 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[scrub]\nhook = ['/etc']", "scrub.hook"),
         ("[scrub]\nhook = ['/etc/passwd']", "scrub.hook"),
         ("[scrub]\nhook = ['/bin/sh']\nperiod = '0s'", "scrub.hook"),
+    ] {
+        let error = parse(text).unwrap_err().to_string();
+        assert!(error.contains(key), "{text}: {error}");
+    }
+}
+
+#[test]
+fn tenants_that_cannot_be_are_refused() {
+    for (text, key) in [
+        (
+            "[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/a'\nuids=[2]",
+            "tenants.directory",
+        ),
         (
             "[[tenants]]\ndirectory='/a'\nuids=[1]\n[[tenants]]\ndirectory='/b'\nuids=[2]",
             "tenants.name",

@@ -11,8 +11,11 @@ use super::places::Users;
 /// Who may use a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// Processes of these users.
-    Users(BTreeSet<u32>),
+    /// Processes of these users. With a group that they are in, the file's mode keeps all others out before the daemon hears of them.
+    Users {
+        uids: BTreeSet<u32>,
+        group: Option<u32>,
+    },
     /// Root, the daemon's own user, and who is in this group: they may see every namespace.
     Operators { group: Option<u32> },
 }
@@ -21,26 +24,39 @@ impl Access {
     /// How many users that are.
     pub(super) fn users(&self) -> Users {
         match self {
-            Self::Users(uids) if uids.len() < 2 => Users::One,
-            Self::Users(_) | Self::Operators { .. } => Users::Several,
+            Self::Users { uids, .. } if uids.len() < 2 => Users::One,
+            Self::Users { .. } | Self::Operators { .. } => Users::Several,
         }
+    }
+
+    /// The group that the socket's file gets.
+    pub(super) fn group(&self) -> Option<u32> {
+        let (Self::Users { group, .. } | Self::Operators { group }) = self;
+        *group
     }
 
     /// Mode of the socket's file.
     pub(super) fn mode(&self) -> u32 {
         match self {
-            Self::Users(_) => 0o666,
+            Self::Users { group: Some(_), .. } | Self::Operators { group: Some(_) } => 0o660,
             Self::Operators { group: None } => 0o600,
-            Self::Operators { group: Some(_) } => 0o660,
+            Self::Users { uids, group: None } if uids.iter().eq([&own_uid()]) => 0o600,
+            // Users of several groups have no mode of their own: the kernel's word decides alone.
+            Self::Users { .. } => 0o666,
         }
+    }
+
+    /// Mode of the socket's directory, where the daemon makes it.
+    pub(super) fn directory_mode(&self) -> u32 {
+        if self.group().is_some() { 0o750 } else { 0o755 }
     }
 
     /// Lets a process in, or says why not.
     pub(super) fn check(&self, peer: &UCred) -> Result<(), Refusal> {
         let uid = peer.uid.as_raw();
         match self {
-            Self::Users(uids) if uids.contains(&uid) => Ok(()),
-            Self::Users(uids) => Err(refused(format!(
+            Self::Users { uids, .. } if uids.contains(&uid) => Ok(()),
+            Self::Users { uids, .. } => Err(refused(format!(
                 "expected a process of user id {uids:?} on this socket, got {uid}: use your own tenant's socket, as an operator the one of [admin], or add the user to [[tenants]]"
             ))),
             Self::Operators { group } => self.check_operator(peer, *group),
@@ -49,7 +65,7 @@ impl Access {
 
     fn check_operator(&self, peer: &UCred, group: Option<u32>) -> Result<(), Refusal> {
         let uid = peer.uid.as_raw();
-        if uid == 0 || uid == rustix::process::geteuid().as_raw() {
+        if uid == 0 || uid == own_uid() {
             return Ok(());
         }
         let Some(group) = group else {
@@ -66,6 +82,10 @@ impl Access {
             )))
         }
     }
+}
+
+fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 fn refused(message: String) -> Refusal {
@@ -112,9 +132,27 @@ mod tests {
 
     #[test]
     fn a_tenants_socket_lets_in_its_users_only() {
-        let door = Access::Users(BTreeSet::from([7]));
+        let door = Access::Users {
+            uids: BTreeSet::from([7]),
+            group: None,
+        };
         assert!(door.check(&peer(7, 1)).is_ok());
         let refusal = door.check(&peer(0, 0)).unwrap_err();
         assert!(refusal.message.contains("[admin]"), "{}", refusal.message);
+    }
+
+    #[test]
+    fn a_socket_is_open_to_no_more_users_than_a_mode_can_say() {
+        let of = |uids: &[u32], group| Access::Users {
+            uids: uids.iter().copied().collect(),
+            group,
+        };
+        let own = own_uid();
+        assert_eq!(of(&[own], None).mode(), 0o600);
+        assert_eq!(of(&[own, own + 1], None).mode(), 0o666);
+        assert_eq!(of(&[own + 1], None).mode(), 0o666);
+        let grouped = of(&[own, own + 1], Some(42));
+        assert_eq!((grouped.mode(), grouped.directory_mode()), (0o660, 0o750));
+        assert_eq!(grouped.group(), Some(42));
     }
 }

@@ -3,16 +3,18 @@
 //! descriptor. A process that dies is noticed by its pidfd, also while a forked child keeps its socket open.
 
 mod access;
+mod pace;
 mod places;
 mod requests;
 mod watch;
 
 use std::fs::{self, Permissions};
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,6 +29,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 pub use access::Access;
+use pace::RequestPace;
 use places::{ConnectionPlace, LongRequests, NoPlaceLeft, Places, Porch};
 use requests::{Greeted, Patience, Received, Unreceived, receive};
 use watch::Watch;
@@ -81,9 +84,12 @@ pub struct TenantSocket {
     pub access: Access,
     /// Which jobs they see.
     pub viewer: Viewer,
+    /// Requests per second that they get through, if that is bounded.
+    pub requests: Option<NonZeroU32>,
 }
 
 struct Door {
+    pace: Option<RequestPace>,
     access: Access,
     viewer: Viewer,
     events: mpsc::Sender<StageEvent>,
@@ -119,6 +125,7 @@ pub fn listen(
         };
         let listener = bind(socket).map_err(failed)?;
         let door = Door {
+            pace: socket.requests.map(RequestPace::new),
             access: socket.access.clone(),
             viewer: socket.viewer.clone(),
             events: events.clone(),
@@ -141,7 +148,7 @@ pub fn listen(
 fn bind(socket: &TenantSocket) -> io::Result<UnixListener> {
     let path = socket.path.as_path();
     if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)?;
+        make_directory(directory, &socket.access)?;
     }
     if path.exists() {
         if UnixStream::connect(path).is_ok() {
@@ -150,15 +157,25 @@ fn bind(socket: &TenantSocket) -> io::Result<UnixListener> {
         fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
-    // Who may connect is decided by the peer's credentials, which cannot be forged; of the operator's socket by its
-    // file's mode too.
-    match &socket.access {
-        Access::Users(_) => {}
-        Access::Operators { group: None } => {}
-        Access::Operators { group } => std::os::unix::fs::chown(path, None, *group)?,
-    }
-    fs::set_permissions(path, Permissions::from_mode(socket.access.mode()))?;
+    // Who may connect is decided by the peer's credentials, which cannot be forged; by its file's mode too, as far as a mode can say it.
+    give(path, &socket.access, socket.access.mode())?;
     Ok(listener)
+}
+
+/// A directory that is there keeps the mode that it was given.
+fn make_directory(directory: &Path, access: &Access) -> io::Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(directory)?;
+    give(directory, access, access.directory_mode())
+}
+
+fn give(path: &Path, access: &Access, mode: u32) -> io::Result<()> {
+    if let Some(group) = access.group() {
+        std::os::unix::fs::chown(path, None, Some(group))?;
+    }
+    fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
 fn accept_all(listener: &UnixListener, door: &Arc<Door>) {
@@ -288,6 +305,9 @@ impl Connection {
             conn: self.conn,
             index,
         };
+        if let Some(pace) = &self.door.pace {
+            pace.wait();
+        }
         self.tell_driver(StageEvent::Request {
             id,
             request,

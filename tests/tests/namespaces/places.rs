@@ -76,7 +76,7 @@ impl<'a> Machines<'a> {
         let clients = Clients {
             sockets: (0..MACHINES).map(|node| cluster.socket(node)).collect(),
             namespace: Namespace::new("job")?,
-            token: b"secret".to_vec(),
+            token: b"a-secret-of-tests".to_vec(),
         };
         Ok(Self {
             cluster,

@@ -121,7 +121,7 @@ impl<'a> Site<'a> {
         let clients = Clients {
             sockets: (0..NODES).map(|node| daemons.socket(node)).collect(),
             namespace: Namespace::new("job")?,
-            token: b"secret".to_vec(),
+            token: b"a-secret-of-tests".to_vec(),
         };
         Ok(Self {
             spec,

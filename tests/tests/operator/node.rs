@@ -31,7 +31,7 @@ pub fn storaged(system: &System, node: usize, arguments: &[&str]) -> Result<Outp
     let mut command = Command::new(executable());
     command.args(arguments);
     command.env("STORAGED_SOCKET", system.cluster.socket(node));
-    command.env("STORAGED_TOKEN", "secret");
+    command.env("STORAGED_TOKEN", "a-secret-of-tests");
     command.output().context("running storaged")
 }
 

@@ -32,7 +32,7 @@ class Session:
     ) -> None:
         self.namespace = namespace_text(namespace) or os.environ.get("STORAGED_NAMESPACE") or "default"
         self.socket = os.fspath(socket or os.environ.get("STORAGED_SOCKET") or _native.DEFAULT_SOCKET)
-        self.token = os.environ.get("STORAGED_TOKEN", "").encode() if token is None else token
+        self.token = _native.token_of_environment() if token is None else token
         self.timeout = limit_in_seconds(timeout)
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -44,7 +44,7 @@ class Session:
     @classmethod
     def shared(cls, namespace: str | None = None) -> Session:
         """The process's session of a namespace, with the settings of the environment."""
-        key = (namespace, *map(os.environ.get, ("STORAGED_NAMESPACE", "STORAGED_SOCKET", "STORAGED_TOKEN")))
+        key = (namespace, *map(os.environ.get, ("STORAGED_NAMESPACE", "STORAGED_SOCKET", "STORAGED_TOKEN", "STORAGED_TOKEN_FILE")))
         with cls._shared_lock:
             return cls._shared.setdefault(key, cls(namespace))
 

@@ -43,9 +43,9 @@ impl Restores {
         timeout_ms: u32,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let attached = cx.attached(id)?.clone();
+        cx.attached(id)?;
         if let Some(known) = cx.manifest_named(wish.manifest) {
-            cx.check_readable(&known, attached.owner)?;
+            cx.check_readable(id, &known)?;
             check_ranges(&known, wish.rank, &wish.ranges)?;
             if cx.open_own(id, &wish) {
                 return Ok(());
@@ -84,13 +84,12 @@ impl Restores {
         mut survey: ClusterView,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
-        let attached = cx.attached(id)?.clone();
         let manifest = survey
             .manifests
             .get(&wish.manifest)
             .cloned()
             .ok_or_else(|| unknown_manifest(wish.manifest))?;
-        cx.check_readable(&manifest, attached.owner)?;
+        cx.check_readable(id, &manifest)?;
         let length = check_ranges(&manifest, wish.rank, &wish.ranges)?;
         if cx.open_own(id, &wish) {
             return Ok(());
@@ -196,18 +195,22 @@ impl Restores {
             opening.rung = Rung::Durable;
             opening.fetched_since = Some(cx.now);
             let ranges = opening.ranges.clone();
+            let trust = cx.trust_of(opening.id.conn, manifest.manifest().owner);
             cx.out.push(Output::Fetch {
                 manifest,
                 rank,
                 slot,
                 ranges,
+                trust,
             });
             return;
         }
         if std::mem::take(&mut opening.survey.is_tier_unasked) {
             let query = QueryId(cx.fresh());
+            let trust = cx.trust_of(opening.id.conn, manifest.manifest().owner);
             cx.out.push(Output::ListDurable {
                 query,
+                trust,
                 namespace: manifest.manifest().namespace.clone(),
                 step: Some(manifest.manifest().step),
             });

@@ -10,7 +10,6 @@ use storaged_wire::{
     SharedBytes,
 };
 
-use super::holdings::unknown_manifest;
 use super::plan::{SurveyInProgress, SurveyPurpose, Surveyor, TierListing};
 use crate::api::{Now, RequestId};
 use crate::context::Context;
@@ -55,7 +54,7 @@ impl Restores {
         told_by: Vec<NodeName>,
         cx: &mut Context,
     ) -> Result<(), Refusal> {
-        cx.may_read_manifest(&request)?;
+        cx.check_readable(request.id, &request.manifest)?;
         if cx.give_manifest(&request) {
             return Ok(());
         }
@@ -152,14 +151,6 @@ fn word_of_tier(plan: &SurveyInProgress, key: &CheckpointKey) -> Option<TierWord
 }
 
 impl Context {
-    fn may_read_manifest(&self, request: &ManifestRequest) -> Result<(), Refusal> {
-        let attached = self.attached(request.id)?;
-        if request.manifest.manifest().namespace != attached.namespace {
-            return Err(unknown_manifest(request.manifest.name()));
-        }
-        self.check_readable(&request.manifest, attached.owner)
-    }
-
     /// Gives a reader the manifest with what it names, if that is here.
     fn give_manifest(&mut self, request: &ManifestRequest) -> bool {
         let record = request.manifest.manifest();

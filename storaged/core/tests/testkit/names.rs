@@ -4,7 +4,7 @@ use storaged_plan::Member;
 use storaged_wire::{Namespace, NodeName, Owner};
 
 /// The token that namespaces belong to.
-pub const TOKEN: &[u8] = b"token";
+pub const TOKEN: &[u8] = b"a token of tests";
 
 pub fn name(node: usize) -> NodeName {
     NodeName::new(format!("n{node}")).unwrap()
@@ -24,6 +24,7 @@ pub fn members(nodes: usize) -> Vec<Member> {
     let member = |node| Member {
         name: name(node),
         failure_domain: format!("n{node}"),
+        cordon: Default::default(),
     };
     (0..nodes).map(member).collect()
 }
