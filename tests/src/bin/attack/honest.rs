@@ -25,6 +25,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What came of its saves and restores.
 #[derive(Clone, Default)]
 pub struct Count {
+    /// Those that have ended, well or not.
     pub tried: u64,
     /// Protected within 10 s.
     pub in_time: u64,
@@ -116,8 +117,9 @@ impl Job {
         let (run, mut trainers) = self.clients.trainers(WORLD).context("opening a run")?;
         while !self.is_over() {
             self.step += 1;
-            self.save(run, &mut trainers)
-                .with_context(|| format!("saving step {}", self.step))?;
+            let saved = self.save(run, &mut trainers);
+            self.shared.count().tried += 1;
+            saved.with_context(|| format!("saving step {}", self.step))?;
             self.clients
                 .restore(&[0, 1], self.step, &shards(WORLD, self.step))
                 .with_context(|| format!("restoring step {}", self.step))?;
@@ -130,7 +132,6 @@ impl Job {
     fn save(&self, run: RunId, trainers: &mut [Trainer]) -> Result<()> {
         let (step, shards) = (self.step, shards(WORLD, self.step));
         let began = Instant::now();
-        self.shared.count().tried += 1;
         self.clients
             .save(trainers, step, &shards, DurableWish::Policy)?;
         let wait = |state| self.clients.wait(0, run, step, state);

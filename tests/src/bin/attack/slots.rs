@@ -28,20 +28,23 @@ fn filled(scene: &Scene, job: &str) -> Result<(Saving, Granted)> {
     Ok((saving, granted))
 }
 
+const AS_SEALED: &str = "read back as they were sealed";
+const WRONG: &str = "WRONG BYTES";
+
 /// Whether a reader is given right bytes, wrong ones, or an error.
 fn reads_back(clients: &Clients, expected: u8) -> String {
-    let read = || -> Result<bool> {
+    let read = || -> Result<Vec<u8>> {
         let mut reader = clients.reader(0)?;
         let plan = reader.plan(None, 5_000)?;
         let manifest = reader.manifest(plan.manifest)?;
         let shard = reader.open_shard(&manifest, Rank::new(0), Vec::new(), 5_000)?;
         let mut got = vec![0; 4096];
         shard.read_at(SLOT / 2, &mut got)?;
-        Ok(got.iter().all(|byte| *byte == expected))
+        Ok(got)
     };
     match read() {
-        Ok(true) => "read back as they were sealed".into(),
-        Ok(false) => "WRONG BYTES".into(),
+        Ok(got) if got.iter().all(|byte| *byte == expected) => AS_SEALED.into(),
+        Ok(_) => WRONG.into(),
         Err(error) => format!("an error: {}", error.root_cause()),
     }
 }
@@ -60,7 +63,7 @@ pub fn holes_in_a_slot(scene: &Scene) -> Result<String> {
         Ok((format!("{punched:?}, {left} blocks are left"), back))
     })?;
     scene.endure(ROUNDS)?;
-    ensure!(!then.contains("WRONG"), "punched {punched}: {then}");
+    ensure!(then != WRONG, "punched {punched}: {then}");
     Ok(format!("holes: {punched}; after the seal {then}"))
 }
 
@@ -74,7 +77,7 @@ pub fn writes_after_the_seal(scene: &Scene) -> Result<String> {
         Ok((written, reads_back(&scene.job("rewrites")?, 7)))
     })?;
     scene.endure(ROUNDS)?;
-    ensure!(!then.contains("WRONG"), "written {written:?}: {then}");
+    ensure!(then != WRONG, "written {written:?}: {then}");
     Ok(format!("written: {written:?}; then {then}"))
 }
 
@@ -116,7 +119,7 @@ pub fn writes_of_a_reader(scene: &Scene) -> Result<String> {
         ];
         ensure!(ways.iter().all(Result::is_err), "{ways:?}");
         let back = reads_back(&scene.job(job)?, 7);
-        ensure!(back.starts_with("read back"), "{back}");
+        ensure!(back == AS_SEALED, "{back}");
         Ok(())
     })?;
     scene.endure(ROUNDS)?;

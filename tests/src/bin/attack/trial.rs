@@ -1,5 +1,7 @@
 //! One attack after the other on a scene, and what is held against each.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
 
 use crate::cross;
@@ -28,12 +30,20 @@ pub struct Attack {
 }
 
 /// Attacks share a scene until one of them is not held: those after it start anew.
-#[derive(Default)]
 pub struct Trial {
     scene: Option<Scene>,
+    memory_wait: Duration,
 }
 
 impl Trial {
+    /// Memory that an attack took is given back within this time.
+    pub fn new(memory_wait: Duration) -> Self {
+        Self {
+            scene: None,
+            memory_wait,
+        }
+    }
+
     fn scene(&mut self, report: &mut Report) -> Result<Scene> {
         if let Some(scene) = self.scene.take() {
             return Ok(scene);
@@ -61,7 +71,7 @@ impl Trial {
             mut faults,
         } = scene.watch.take();
         let saves = scene.honest.count().since(&before);
-        let after = well_again(&scene, &rest);
+        let after = self.well_again(&scene, &rest);
 
         faults.extend(scene.honest.count().since(&before).faults);
         faults.extend(after.err().map(|error| format!("{error:#}")));
@@ -96,16 +106,27 @@ impl Trial {
         self.scene = Some(scene);
         Ok(())
     }
-}
 
-/// The honest job goes on, all daemons live, and what they took is given back.
-fn well_again(scene: &Scene, rest: &[u64]) -> Result<()> {
-    scene.endure(ROUNDS)?;
-    ensure!(scene.aborted() == 0, "a daemon has ended");
-    scene.until("the memory that was taken", || {
-        for (now, rest) in scene.memory().iter().zip(rest) {
-            ensure!(*now <= rest + KEPT, "{now} bytes after {rest}");
+    /// The honest job goes on, all daemons live, and what they took is given back.
+    fn well_again(&self, scene: &Scene, rest: &[u64]) -> Result<()> {
+        scene.endure(ROUNDS)?;
+        let began = Instant::now();
+        loop {
+            ensure!(scene.aborted() == 0, "a daemon has ended");
+            let now = scene.memory();
+            let kept = now.iter().zip(rest);
+            let kept = kept.map(|(now, rest)| now.saturating_sub(*rest)).max();
+            let kept = kept.unwrap_or_default();
+            if kept <= KEPT {
+                return Ok(());
+            }
+            let waited = began.elapsed();
+            ensure!(
+                waited < self.memory_wait,
+                "{} MiB are kept after {waited:.0?}",
+                kept >> 20
+            );
+            std::thread::sleep(Duration::from_millis(50));
         }
-        Ok(())
-    })
+    }
 }
