@@ -118,7 +118,11 @@ impl Job {
         while !self.is_over() {
             self.step += 1;
             let saved = self.save(run, &mut trainers);
-            self.shared.count().tried += 1;
+            let in_time = saved.as_ref().is_ok_and(|took| *took <= IN_TIME);
+            let mut count = self.shared.count();
+            count.tried += 1;
+            count.in_time += u64::from(in_time);
+            drop(count);
             saved.with_context(|| format!("saving step {}", self.step))?;
             self.clients
                 .restore(&[0, 1], self.step, &shards(WORLD, self.step))
@@ -129,19 +133,18 @@ impl Job {
         Ok(())
     }
 
-    fn save(&self, run: RunId, trainers: &mut [Trainer]) -> Result<()> {
+    /// How long it took until it was protected.
+    fn save(&self, run: RunId, trainers: &mut [Trainer]) -> Result<Duration> {
         let (step, shards) = (self.step, shards(WORLD, self.step));
         let began = Instant::now();
         self.clients
             .save(trainers, step, &shards, DurableWish::Policy)?;
         let wait = |state| self.clients.wait(0, run, step, state);
         wait(CheckpointState::Protected)?;
-        if began.elapsed() <= IN_TIME {
-            self.shared.count().in_time += 1;
-        }
+        let took = began.elapsed();
         if step.is_multiple_of(DURABLE_EVERY) {
             wait(CheckpointState::Durable)?;
         }
-        Ok(())
+        Ok(took)
     }
 }

@@ -1,13 +1,15 @@
 //! Three nodes with two tenants: red, whose job is honest, and blue, whose programs are not.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use storaged::cluster::Hosts;
 use storaged_sdk::wire::Namespace;
+use storaged_sdk::{Client, WithTrainers};
 use storaged_tests::clients::Clients;
-use storaged_tests::hostile::{NOBODY, open_to_all};
+use storaged_tests::hostile::{NOBODY, as_nobody, open_to_all};
 use storaged_tests::system::System;
 
 use crate::honest::{DURABLE_EVERY, Honest};
@@ -98,6 +100,23 @@ impl Scene {
             sockets: self.blue.clone(),
             namespace: Namespace::new(name)?,
             token: Vec::new(),
+        })
+    }
+
+    /// What blue's jobs have left in RAM goes: the next attack has room for its own.
+    ///
+    /// # Errors
+    /// If the daemon does not answer.
+    pub fn clean(&self) -> Result<()> {
+        as_nobody(|| {
+            let left = Client::connect_anonymous(&self.blue[0])?.list(None)?;
+            let names: BTreeSet<Namespace> = left.into_iter().map(|it| it.namespace).collect();
+            for name in names {
+                let own = name.as_str().trim_start_matches("blue~").to_owned();
+                let mut reader = self.job(&own)?.reader(0)?;
+                reader.drop_job(WithTrainers::Too, 20_000)?;
+            }
+            Ok(())
         })
     }
 

@@ -71,7 +71,7 @@ impl Trial {
             mut faults,
         } = scene.watch.take();
         let saves = scene.honest.count().since(&before);
-        let after = self.well_again(&scene, &rest);
+        let after = self.well_again(&scene, &rest).and_then(|()| scene.clean());
 
         faults.extend(scene.honest.count().since(&before).faults);
         faults.extend(after.err().map(|error| format!("{error:#}")));
