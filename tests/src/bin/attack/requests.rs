@@ -38,14 +38,26 @@ fn sealed(scene: &Scene, job: &str, world: u32) -> Result<UnixStream> {
     Ok(stream)
 }
 
+/// A step that does not commit is given up after 130 s, and what describes it goes then; or when its job is dropped.
+fn give_up(scene: &Scene, job: &str) -> Result<()> {
+    as_nobody(|| {
+        let mut reader = scene.job(job)?.reader(0)?;
+        reader.drop_job(storaged_sdk::WithTrainers::Too, 20_000)?;
+        Ok(())
+    })
+}
+
 /// What a commit of so many bytes in its frame is answered; the checkpoint never commits, because a rank is missing.
 fn commit_of(scene: &Scene, job: &str, bytes: usize) -> Result<String> {
-    let answer = as_nobody(|| {
+    let (stream, answer) = as_nobody(|| {
         let mut stream = sealed(scene, job, 2)?;
         let request = commit(1, vec![7; bytes - FRAME_REST], vec![], DurableWish::Never);
-        call(&mut stream, &request)
+        let answer = call(&mut stream, &request)?;
+        Ok((stream, answer))
     })?;
     scene.endure(ROUNDS)?;
+    drop(stream);
+    give_up(scene, job)?;
     Ok(match answer {
         Reply::Refused(refusal) => format!("refused: {:?}", refusal.code),
         other => format!("{other:?}"),
@@ -80,6 +92,10 @@ pub fn five_waiting_commits(scene: &Scene) -> Result<String> {
         seen.push(answer);
     }
     scene.endure(2 * ROUNDS)?;
+    drop(held);
+    for job in 0..5 {
+        give_up(scene, &format!("waiting{job}"))?;
+    }
     Ok(format!("descriptions of {seen:?}"))
 }
 
@@ -240,11 +256,7 @@ fn commit_packed(scene: &Scene, job: &str, request: &Request) -> Result<String> 
     // It is uploaded, tried again and given up meanwhile.
     scene.endure(4 * ROUNDS)?;
     drop(stream);
-    as_nobody(|| {
-        let mut reader = scene.job(job)?.reader(0)?;
-        reader.drop_job(storaged_sdk::WithTrainers::Too, 20_000)?;
-        Ok(())
-    })?;
+    give_up(scene, job)?;
     Ok(format!("answered {said:?}"))
 }
 

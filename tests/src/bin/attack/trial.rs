@@ -101,10 +101,9 @@ impl Trial {
     /// # Errors
     /// If there is no cluster, or the honest job does not survive it.
     pub fn cross(&mut self, report: &mut Report) -> Result<()> {
+        self.scene = None;
         let scene = self.scene(report)?;
-        cross::measure(&scene, report)?;
-        self.scene = Some(scene);
-        Ok(())
+        cross::measure(&scene, report)
     }
 
     /// The honest job goes on, all daemons live, and what they took is given back.
