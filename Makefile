@@ -190,6 +190,10 @@ bench-scale: packages ## What decisions cost a home node at 128 to 100,000 ranks
 	@$(CARGO) bench -q -p storaged-core --bench scale -- --write $(CURDIR)/docs/bench/scale.json
 	@$(CARGO) bench -q -p storaged-core --bench cluster -- --write $(CURDIR)/docs/bench/scale.json
 
+.PHONY: bench-security
+bench-security: packages ## What it costs to authenticate a checkpoint: docs/bench/security.json
+	@$(CARGO) bench -q -p storaged-wire --bench security -- --write $(CURDIR)/docs/bench/security.json
+
 .PHONY: corpus
 corpus: venv ## Train small models and keep successive states for bench-delta: target/corpus
 	@[ -f target/corpus/corpus.json ] || $(PYTHON) bench/corpus/make_corpus.py --out target/corpus

@@ -23,7 +23,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::{DurablePolicy, LinkRates, MemoryShare, RateBasis, RunsWithoutTier, Viewer};
-use storaged_plan::Member;
+use storaged_plan::{Cordon, Member};
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName, TenantName};
 use thiserror::Error;
 
@@ -42,7 +42,7 @@ pub use tenants::TenantSection;
 use crate::net::{Peer, PeerAddress, TlsFiles};
 use crate::stage::TenantSocket;
 use crate::trickle::store::StoreConfig;
-use crate::trickle::{Packing, Retention, TrickleLimits};
+use crate::trickle::{Packing, RequireMac, Retention, TrickleLimits};
 
 /// A configuration that cannot be used.
 #[derive(Debug, Error)]
@@ -219,6 +219,8 @@ pub struct TrickleSection {
     pub keep_every: u64,
     /// What an older run has left unfinished goes after so many hours; 0: never.
     pub abandoned_hours: u32,
+    /// Whether checkpoints there without a MAC are refused: "always", "after-first" (if an older one of the job has one) or "never".
+    pub require_mac: RequireMac,
     /// Whether a run may be opened while the durable tier cannot be read and no node remembers the namespace.
     pub runs_without_tier: bool,
 }
@@ -234,6 +236,7 @@ impl Default for TrickleSection {
             keep_last: 0,
             keep_every: 0,
             abandoned_hours: 0,
+            require_mac: RequireMac::default(),
             runs_without_tier: false,
         }
     }
@@ -385,6 +388,7 @@ impl ConfigFile {
                 part_bytes: self.part()?,
                 rate: self.rate()?,
                 packing: self.trickle.packing,
+                require_mac: self.trickle.require_mac,
                 increments: self.increments()?,
                 retention: self.retention()?,
             },
@@ -418,6 +422,7 @@ impl ConfigFile {
                 .clone()
                 .unwrap_or_else(|| name.to_string()),
             name: name.clone(),
+            cordon: Cordon::Open,
         }];
         let mut peers = Vec::new();
         for peer in &self.peers {
@@ -429,6 +434,7 @@ impl ConfigFile {
                     .clone()
                     .unwrap_or_else(|| peer.name.clone()),
                 name: peer_name.clone(),
+                cordon: Cordon::Open,
             });
             peers.push(Peer::named(peer_name, peer.address.clone()));
         }

@@ -364,6 +364,11 @@ impl Daemon {
             Output::Prepare(work) => {
                 self.later(move || Input::Prepared(work.run()));
             }
+            Output::RegisterRun {
+                query,
+                namespace,
+                run,
+            } => self.register_run(query, namespace, run),
             Output::Drain { id, order } => self.drain(id, order),
             Output::Note(note) => self.note(&note),
             Output::Upload { .. }

@@ -178,6 +178,10 @@ impl Memory {
         chunks: Range<u64>,
     ) -> Result<(Vec<Digest>, Vec<Fingerprint>), ReadError> {
         let slot = self.slot(id).ok_or(ReadError::Gone)?;
+        let punched = slot.fill_holes()?;
+        if punched > 0 {
+            tracing::warn!(slot = %id, bytes = punched, "a trainer gave memory of its slot back; it was taken again");
+        }
         let mut block = vec![0; chunk.bytes()];
         let (mut leaves, mut prints) = (Vec::new(), Vec::new());
         for index in chunks {

@@ -58,6 +58,7 @@ fn config(
         .map(|node| Member {
             name: name(node),
             failure_domain: format!("n{node}"),
+            cordon: Default::default(),
         })
         .collect();
     config.peers = (0..NODES)

@@ -4,8 +4,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use storaged_sdk::ClientError;
 use storaged_sdk::wire::local::{DurableWish, Reply, Request};
 use storaged_sdk::wire::{CheckpointState, Digest, Rank, RefusalCode, RunId};
 use storaged_tests::hostile::{NOBODY, as_nobody, call, hello, open_to_all, refusal};
@@ -170,4 +172,60 @@ fn a_token_lies_in_a_file_that_its_owner_alone_can_read() -> Result<()> {
     let open = run(plan().arg("--token-file").arg(&file))?;
     ensure!(open.0.contains("0644") && open.1 == Some(1), "{open:?}");
     Ok(())
+}
+
+/// A tenant with as many clients as it may have gets no more of the daemon than it is given.
+#[test]
+fn a_tenants_requests_keep_to_its_pace() -> Result<()> {
+    let two = TwoTenants::start("requests_max = 50\n")?;
+    two.saves(1)?;
+    let began = std::time::Instant::now();
+    as_nobody(|| {
+        let mut streams = (0..10).map(|_| UnixStream::connect(&two.blue));
+        let mut streams = streams.by_ref().collect::<Result<Vec<_>, _>>()?;
+        for _ in 0..12 {
+            for stream in &mut streams {
+                let status = call(stream, &Request::Status)?;
+                ensure!(matches!(status, Reply::Status(_)), "{status:?}");
+            }
+        }
+        Ok(())
+    })?;
+    // 120 requests at 50 per second, less those of a burst.
+    let took = began.elapsed();
+    ensure!(took > Duration::from_secs(2), "{took:?}");
+    two.saves(2).map(drop)
+}
+
+/// A daemon that has lost its memory asks the durable tier whose a name is before it gives it away.
+#[test]
+fn after_a_restart_nobody_comes_before_a_jobs_own_token() -> Result<()> {
+    let tier = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n\n[trickle]\nevery = 1\n";
+    let mut system = System::start(1, None, tier)?;
+    let (run, mut trainers) = system.trainers(1)?;
+    let expected = shards(1, 1);
+    system.save(&mut trainers, 1, &expected, DurableWish::Policy)?;
+    system.wait(0, run, 1, CheckpointState::Durable)?;
+    drop(trainers);
+    system.cluster.kill(0)?;
+    system.cluster.start(0)?;
+    system.cluster.wait_for_peers(0, 0)?;
+
+    let own = std::mem::replace(&mut system.token, b"of a stranger who is first".to_vec());
+    let opened = system.reader(0)?.open_run(60_000);
+    ensure!(is_wrong_token(&opened), "{opened:?}");
+    let planned = system.reader(0)?.plan(None, 60_000);
+    ensure!(planned.is_err(), "{planned:?}");
+    let trainer = system.trainer(0, run, 0, 1);
+    ensure!(trainer.is_err(), "a stranger goes on with the job's run");
+
+    system.token = own;
+    system.restore(&[0], 1, &expected)?;
+    let (run, mut trainers) = system.trainers(1)?;
+    system.save(&mut trainers, 2, &shards(1, 2), DurableWish::Policy)?;
+    system.wait(0, run, 2, CheckpointState::Durable)
+}
+
+fn is_wrong_token(opened: &Result<RunId, ClientError>) -> bool {
+    matches!(opened, Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::WrongToken)
 }

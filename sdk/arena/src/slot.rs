@@ -6,6 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use thiserror::Error;
 
+/// Unit of `st_blocks`, whatever the file system's own is.
+const BLOCK_BYTES: u64 = 512;
+
 /// A descriptor that is no slot, or bytes outside of it.
 #[derive(Debug, Error)]
 pub enum SlotError {
@@ -103,6 +106,22 @@ impl Slot {
         rustix::fs::open(path, flags, Mode::empty()).map_err(os("opening a slot for reading"))
     }
 
+    /// Takes memory again that somebody gave back by punching holes, and says how much that was. Memory of a slot is there from the start, so that no
+    /// write into it can fail later; a seal against holes does not exist.
+    ///
+    /// # Errors
+    /// [`SlotError::Os`] if there is no memory left.
+    pub fn fill_holes(&self) -> Result<u64, SlotError> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(os("fstat"))?;
+        let there = u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK_BYTES;
+        let missing = self.capacity.saturating_sub(there);
+        if missing > 0 {
+            rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, self.capacity)
+                .map_err(os("fallocate"))?;
+        }
+        Ok(missing)
+    }
+
     /// Bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
@@ -193,6 +212,20 @@ mod tests {
         assert!(matches!(Slot::adopt(plain), Err(SlotError::Unsealed)));
         let file = tempfile_fd();
         assert!(matches!(Slot::adopt(file), Err(SlotError::Unsealed)));
+    }
+
+    #[test]
+    fn holes_are_seen_and_filled() {
+        let slot = Slot::create(1 << 20).unwrap();
+        slot.write_at(0, b"before").unwrap();
+        assert_eq!(slot.fill_holes().unwrap(), 0);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&slot, punch, 4096, 128 << 10).unwrap();
+        assert_eq!(slot.fill_holes().unwrap(), 128 << 10);
+        assert_eq!(slot.fill_holes().unwrap(), 0);
+        let mut out = [0; 6];
+        slot.read_at(0, &mut out).unwrap();
+        assert_eq!(&out, b"before");
     }
 
     fn tempfile_fd() -> OwnedFd {

@@ -236,7 +236,7 @@ def test_batches_are_kept_on_a_new_board_where_the_daemon_gave_the_old_one_up(da
             other.save(1, {"w": torch.zeros(7 << 20)})
             assert other.wait()
         command = [executable(), "drop", "other", "--force", "--socket", str(daemon.socket)]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"STORAGED_TOKEN": "a-secret-of-tests"})
     for _ in range(5):
         time.sleep(0.2)
         next(batches)

@@ -1,5 +1,6 @@
 """A run that the daemon has forgotten, because the job was dropped or the daemon started anew: all ranks go on in a new one."""
 
+import os
 import subprocess
 import threading
 import time
@@ -56,7 +57,7 @@ def test_all_ranks_go_on_in_a_new_run(daemons, tmp_path, cause, kind):
             time.sleep(0.02)
         if cause == "dropped":
             command = [executable(), "drop", "job", "--force", "--socket", str(daemon.socket)]
-            subprocess.run(command, check=True, capture_output=True)
+            subprocess.run(command, check=True, capture_output=True, env=os.environ | {"STORAGED_TOKEN": "a-secret-of-tests"})
         else:
             daemon.kill()
             daemon.start()

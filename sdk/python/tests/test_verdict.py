@@ -147,7 +147,7 @@ def test_the_command_says_the_same(daemons, tmp_path):
     daemon.newest_state = "committed"
     saved(daemon, tmp_path, 10)
     command = [executable(), "plan", "job", "--verdict", "--json", "--socket", str(daemon.socket)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"STORAGED_TOKEN": "a-secret-of-tests"})
     said, verdict = json.loads(done.stdout), of(daemon)
     assert done.returncode == verdict.exit_code == said["exit_code"] == 0
     assert said["verdict"] == verdict.decision.value and said["plan"]["manifest"] == verdict.plan.manifest

@@ -18,6 +18,7 @@ use crate::enclosures::EnclosureStore;
 use crate::event::Event;
 use crate::keep::Keeping;
 use crate::limits;
+use crate::manifest_keys::ManifestKeys;
 use crate::parcels::Parcels;
 use crate::place::Drains;
 use crate::restore::Rates;
@@ -64,6 +65,7 @@ pub(crate) struct Context {
     pub tier: TierHealth,
     pub drains: Drains,
     pub keeping: Keeping,
+    pub keys: ManifestKeys,
     next: u64,
 }
 
@@ -105,6 +107,7 @@ impl Context {
             tier: TierHealth::default(),
             drains: Drains::default(),
             keeping: Keeping::default(),
+            keys: ManifestKeys::default(),
             next: 0,
         })
     }

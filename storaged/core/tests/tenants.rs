@@ -68,6 +68,32 @@ fn another_tenants_job_is_not_reached_by_its_name() {
     assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
 }
 
+/// How many of so many jobs a tenant can open a run of, one after the other.
+fn opened(cluster: &mut Cluster, tenant: &str, jobs: usize) -> usize {
+    let mut open = |which: &usize| {
+        cluster.ask_of(&format!("{tenant}~job-{which}"));
+        let conn = cluster.connect(0, Role::Reader);
+        let reply = cluster.ask(0, conn, Request::OpenRun { timeout_ms: 5_000 });
+        match reply {
+            Reply::RunOpened { .. } => true,
+            Reply::Refused(refusal) if refusal.code == RefusalCode::Busy => false,
+            other => panic!("{other:?}"),
+        }
+    };
+    (0..jobs).filter(|which| open(which)).count()
+}
+
+/// Names cost every node memory for as long as they are remembered.
+#[test]
+fn a_tenant_opens_only_so_many_jobs_that_save_nothing() {
+    let mut cluster = blue_and_red();
+    assert_eq!(opened(&mut cluster, "red", 300), 256);
+    // It is that tenant's own affair, and over in a minute.
+    assert_eq!(opened(&mut cluster, "blue", 20), 20);
+    cluster.run_for(65_000);
+    assert!(opened(&mut cluster, "red", 300) > 280);
+}
+
 #[test]
 fn a_token_that_can_be_guessed_is_refused() {
     let mut cluster = Cluster::start(4, 2, 10);

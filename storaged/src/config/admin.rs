@@ -67,6 +67,7 @@ impl ConfigFile {
                 group: group.transpose()?,
             },
             viewer: Viewer::Operator,
+            requests: None,
         })
     }
 }

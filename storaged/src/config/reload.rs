@@ -100,12 +100,16 @@ impl Config {
 
     /// What this node and its peers must have in common.
     pub fn agreement(&self) -> crate::net::Agreement {
-        match &self.cluster {
+        let agreement = match &self.cluster {
             // Nodes read a new roster one after the other: those that have not yet are linked to all the same.
             Some(cluster) => {
-                crate::net::Agreement::of_cluster(self.geometry, self.chunk, cluster.clone())
+                let runs = self.membership.as_ref().map(|it| it.runs);
+                let runs = runs.unwrap_or_default();
+                let cluster = cluster.clone();
+                crate::net::Agreement::of_cluster(self.geometry, self.chunk, cluster, runs)
             }
             None => crate::net::Agreement::of(self.geometry, self.chunk, &self.members),
-        }
+        };
+        agreement.advising(self.keep_steps)
     }
 }

@@ -1,6 +1,7 @@
 //! Tenants: who may use the daemon, each on a socket of its own, and what each may have.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
@@ -28,6 +29,9 @@ pub struct TenantSection {
     pub memory_guaranteed: Option<ByteSize>,
     /// Bytes of the budget that it may have at most.
     pub memory_max: Option<ByteSize>,
+    /// Requests per second that it gets through at most.
+    #[serde(default = "requests_max")]
+    pub requests_max: NonZeroU32,
 }
 
 /// Tenants as the daemon uses them.
@@ -69,6 +73,7 @@ impl TenantSection {
                 group: group.transpose()?,
             },
             viewer: Viewer::Tenant(tenant),
+            requests: Some(self.requests_max),
         })
     }
 
@@ -84,6 +89,11 @@ impl TenantSection {
         }
         Ok(MemoryShare { guaranteed, most })
     }
+}
+
+/// A save is some ten requests of a rank; the loop that serves all tenants does many times that many.
+fn requests_max() -> NonZeroU32 {
+    const { NonZeroU32::new(5_000).unwrap() }
 }
 
 fn socket_in(directory: &Path) -> PathBuf {
@@ -129,6 +139,7 @@ impl ConfigFile {
                 group: None,
             },
             viewer: Viewer::Tenant(None),
+            requests: None,
         }
     }
 }

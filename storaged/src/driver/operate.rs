@@ -9,7 +9,7 @@ use super::start::coding_group;
 use super::{Daemon, chain};
 use crate::config::Config;
 use crate::http::RestartAsked;
-use crate::net::{Net, NetError, NetEvent, Peer, TlsIdentity, Whose};
+use crate::net::{Difference, Net, NetError, NetEvent, Peer, TlsIdentity, Whose, advised};
 
 impl Daemon {
     pub(super) fn net_event(&mut self, event: NetEvent) -> Option<Input> {
@@ -18,10 +18,12 @@ impl Daemon {
                 peer,
                 generation,
                 version,
+                advice,
             } => {
                 tracing::info!(%peer, generation = %format!("{:016x}", generation.get()), version, "peer up");
                 self.links.up.insert(peer.clone(), version);
                 self.links.refused.remove(&peer);
+                self.differs(&peer, &advice);
                 self.tell_sight();
                 let node = peer;
                 Some(Input::PeerUp { node, generation })
@@ -54,6 +56,19 @@ impl Daemon {
                 self.connection_failed(&error);
                 None
             }
+        }
+    }
+
+    /// A peer that is linked to and should be configured as this node: told when that changes, not at every link.
+    fn differs(&mut self, peer: &NodeName, advice: &[Difference]) {
+        if advice.is_empty() {
+            self.links.differing.remove(peer);
+            return;
+        }
+        let told = advised(peer, advice);
+        let before = self.links.differing.insert(peer.clone(), told.clone());
+        if before.as_ref() != Some(&told) {
+            tracing::warn!(%peer, told, "a peer should be configured as this node");
         }
     }
 
@@ -240,9 +255,9 @@ impl Daemon {
         self.config.epoch = taken.epoch;
         self.links.configured = names(&taken.peers);
         let configured = &self.links.configured;
-        self.links
-            .refused
-            .retain(|peer, _| configured.contains(peer));
+        for of_peers in [&mut self.links.refused, &mut self.links.differing] {
+            of_peers.retain(|peer, _| configured.contains(peer));
+        }
         // Another machine in a place is to the decisions the same member: they see its node come up.
         (!is_same).then(|| Input::Members {
             epoch: taken.epoch,

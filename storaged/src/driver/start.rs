@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use storaged_core::{DurableForm, Setup};
+use storaged_core::{DurableForm, RunAuthority, Setup};
 use storaged_wire::{Generation, NodeName};
 use tokio::sync::mpsc;
 
@@ -34,6 +34,8 @@ pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
         durable: config.durable_policy,
         messages: storaged_core::MessageLimits::default(),
         runs_without_tier: config.runs_without_tier,
+        run_authority: (config.membership.as_ref())
+            .map_or(RunAuthority::Members, |membership| membership.runs),
         durable_form: match config.trickle.increments {
             0 => DurableForm::Full,
             _ => DurableForm::Increments,

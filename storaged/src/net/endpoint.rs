@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
-use super::agreement::{Agreement, VersionRange};
+use super::agreement::{Agreement, Difference, VersionRange};
 use super::hello::{LinkHello, welcome};
 use super::link::{Link, Offer};
 use super::pulse::{BEAT, Proximity, Side};
@@ -98,6 +98,8 @@ pub enum NetEvent {
         peer: NodeName,
         generation: Generation,
         version: u16,
+        /// What the two should have in common and have not.
+        advice: Vec<Difference>,
     },
     /// The link to a peer is down.
     Down { peer: NodeName, reason: String },
@@ -139,6 +141,8 @@ struct EndpointState {
     hello: LinkHello,
     client: quinn::ClientConfig,
     known: BTreeMap<NodeName, Known>,
+    /// Links to those that were configured and may not have ended yet.
+    ending: BTreeMap<NodeName, CancellationToken>,
 }
 
 /// A configured peer.
@@ -150,6 +154,8 @@ pub(super) struct Known {
     pub link: Arc<Link>,
     /// It is configured no more.
     pub gone: CancellationToken,
+    /// Its link has ended, and that was told.
+    pub ended: CancellationToken,
 }
 
 impl Shared {
@@ -224,6 +230,7 @@ impl Net {
             hello,
             client,
             known: BTreeMap::new(),
+            ending: BTreeMap::new(),
         };
         let shared = Arc::new(Shared {
             events,
@@ -262,13 +269,23 @@ impl Net {
             .filter(|known| !stays(known))
             .map(|known| known.name.clone())
             .collect();
+        state.ending.retain(|_, ended| !ended.is_cancelled());
         for name in gone {
             if let Some(known) = state.known.remove(&name) {
                 known.gone.cancel();
+                state.ending.insert(name, known.ended);
             }
         }
         drop(state);
         self.link_to(peers, group);
+    }
+
+    /// As if the link to a peer that was configured before had not ended yet.
+    #[cfg(test)]
+    pub(super) fn ends_late(&self, peer: NodeName) -> CancellationToken {
+        let ended = CancellationToken::new();
+        self.shared.state().ending.insert(peer, ended.clone());
+        ended
     }
 
     /// Links to those that are new, and says where the others are now.
@@ -289,10 +306,14 @@ impl Net {
                 node: peer.node,
                 link: link.link.clone(),
                 gone: CancellationToken::new(),
+                ended: CancellationToken::new(),
             };
-            let before = (self.shared.state().known).insert(peer.name, known.clone());
+            let mut state = self.shared.state();
+            let last = state.ending.remove(&peer.name);
+            let before = state.known.insert(peer.name, known.clone());
+            drop(state);
             debug_assert!(before.is_none(), "one link per peer");
-            link.start(known, self.endpoint.clone(), self.shared.clone());
+            link.start(known, last, self.endpoint.clone(), self.shared.clone());
         }
     }
 

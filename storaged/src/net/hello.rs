@@ -62,6 +62,11 @@ impl LinkHello {
         }
     }
 
+    fn advice(&self, there: &Self) -> Vec<Difference> {
+        let both = self.agreement.as_ref().zip(there.agreement.as_ref());
+        both.map_or_else(Vec::new, |(here, there)| here.advice(there))
+    }
+
     fn differences(&self, there: &Self) -> Vec<Difference> {
         let both = self.agreement.as_ref().zip(there.agreement.as_ref());
         both.map_or_else(Vec::new, |(here, there)| here.differences(there))
@@ -73,6 +78,8 @@ impl LinkHello {
 pub(super) struct Agreed {
     pub generation: Generation,
     pub version: u16,
+    /// What differs and parts nobody.
+    pub advice: Vec<Difference>,
 }
 
 /// Says hello to the one that was dialled, and hears who it is.
@@ -105,6 +112,7 @@ pub(super) async fn introduce(
     Ok(Agreed {
         generation: answer.generation,
         version,
+        advice: hello.advice(&answer),
     })
 }
 
@@ -149,6 +157,7 @@ pub(super) async fn welcome(
         Agreed {
             generation,
             version,
+            advice: own.advice(&hello),
         },
     ))
 }

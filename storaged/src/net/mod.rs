@@ -24,7 +24,7 @@ mod tests;
 mod tls;
 
 pub use address::{AddressError, PeerAddress};
-pub use agreement::{Agreement, Difference, VersionRange, told};
+pub use agreement::{Agreement, Difference, VersionRange, advised, told};
 pub use endpoint::{LINK_VERSIONS, Net, NetConfig, NetEvent, Peer};
 pub use probe::probe;
 pub use socket::{SocketFactory, UdpFactory};

@@ -53,6 +53,7 @@ fn agreement(m: usize) -> Agreement {
     let member = |node| Member {
         name: name(node),
         failure_domain: format!("rack-{node}"),
+        cordon: Default::default(),
     };
     let members: Vec<Member> = (0..3).map(member).collect();
     let geometry = Geometry::new(1, m).unwrap();
@@ -197,6 +198,24 @@ async fn nodes_that_are_configured_differently_name_the_key_and_both_values() {
     one.net
         .set_peers(vec![other.peer(0)], &group(), agreement(2));
     assert_eq!(one.version_of_link().await, 5);
+}
+
+/// Else the driver would take a peer for lost that is linked.
+#[tokio::test]
+async fn a_link_is_told_of_once_the_one_before_it_has_ended() {
+    let directory = certificates(2);
+    let mut hub = start(directory.path(), Spec::new(0, Vec::new())).await;
+    let mut next = start(directory.path(), Spec::new(1, vec![hub.peer(0)])).await;
+    let last = hub.net.ends_late(name(1));
+    hub.net
+        .set_peers(vec![next.peer(1)], &group(), agreement(1));
+    next.version_of_link().await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    while let Ok(event) = hub.events.try_recv() {
+        assert!(!matches!(event, NetEvent::Up { .. }), "{event:?}");
+    }
+    last.cancel();
+    hub.version_of_link().await;
 }
 
 #[tokio::test]

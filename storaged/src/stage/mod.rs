@@ -3,12 +3,14 @@
 //! descriptor. A process that dies is noticed by its pidfd, also while a forked child keeps its socket open.
 
 mod access;
+mod pace;
 mod places;
 mod requests;
 mod watch;
 
 use std::fs::{self, Permissions};
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -27,6 +29,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 pub use access::Access;
+use pace::RequestPace;
 use places::{ConnectionPlace, LongRequests, NoPlaceLeft, Places, Porch};
 use requests::{Greeted, Patience, Received, Unreceived, receive};
 use watch::Watch;
@@ -81,9 +84,12 @@ pub struct TenantSocket {
     pub access: Access,
     /// Which jobs they see.
     pub viewer: Viewer,
+    /// Requests per second that they get through, if that is bounded.
+    pub requests: Option<NonZeroU32>,
 }
 
 struct Door {
+    pace: Option<RequestPace>,
     access: Access,
     viewer: Viewer,
     events: mpsc::Sender<StageEvent>,
@@ -119,6 +125,7 @@ pub fn listen(
         };
         let listener = bind(socket).map_err(failed)?;
         let door = Door {
+            pace: socket.requests.map(RequestPace::new),
             access: socket.access.clone(),
             viewer: socket.viewer.clone(),
             events: events.clone(),
@@ -298,6 +305,9 @@ impl Connection {
             conn: self.conn,
             index,
         };
+        if let Some(pace) = &self.door.pace {
+            pace.wait();
+        }
         self.tell_driver(StageEvent::Request {
             id,
             request,

@@ -7,6 +7,7 @@ mod commit;
 mod hear;
 mod kept_steps;
 mod lifetime;
+mod manifest_key;
 mod notify;
 mod retire;
 mod room;
@@ -69,6 +70,7 @@ impl Context {
         check_token(token)?;
         let owner = self.owner_said(id, &namespace, token, &role);
         self.check_owner(&namespace, owner)?;
+        self.key_said(id.conn, &namespace, owner, token);
         let Role::Trainer {
             run,
             rank,
@@ -134,6 +136,7 @@ impl Context {
         table.world_sizes.insert(run, world_size);
         table.world_sizes.retain(|known, _| *known >= run);
         table.last_step.retain(|(known, _), _| *known >= run);
+        self.keep_key(id.conn, &namespace);
         self.attach(id, namespace, owner, Some((run, rank, world_size)));
         Ok(())
     }
@@ -495,6 +498,7 @@ impl Context {
     pub(crate) fn client_gone(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
         self.viewers.remove(&conn);
+        self.keys.forget(conn);
         self.waiters.retain(|waiter| waiter.id.conn != conn);
         self.reclaim_slots(conn);
         self.close_readers(conn);

@@ -7,10 +7,11 @@ use storaged_wire::SlotId;
 use storaged_wire::local::Reply;
 
 use super::process::{Payload, Pid, digests, made_up_digests, with_root};
+use super::run_registry::Asked;
 use super::scene::Scene;
 use super::sessions::Key;
 use super::setup::CHUNK_BYTES;
-use super::tier::{Claim, Publication, Task, Upload};
+use super::tier::{Claim, Listed, Publication, Task, Upload};
 use super::world::World;
 
 impl<S: Scene> World<S> {
@@ -30,15 +31,25 @@ impl<S: Scene> World<S> {
             Output::Publish {
                 manifest,
                 enclosures,
+                authorship,
             } => Task::Publish(Publication {
                 manifest,
                 enclosures,
+                authorship,
             }),
             Output::ListDurable {
                 query,
                 namespace,
                 step,
-            } => Task::List(query, namespace, step),
+                trust,
+            } => Task::List(
+                query,
+                Listed {
+                    namespace,
+                    step,
+                    trust,
+                },
+            ),
             Output::Fetch {
                 manifest,
                 rank,
@@ -73,6 +84,20 @@ impl<S: Scene> World<S> {
                 namespace,
                 run,
             } => Task::Find(query, namespace, run),
+            Output::RegisterRun {
+                query,
+                namespace,
+                run,
+            } => {
+                return self.register(
+                    pid,
+                    Asked {
+                        query,
+                        namespace,
+                        run,
+                    },
+                );
+            }
             other => return self.perform_here(pid, other),
         };
         self.tier_begins(pid, task);

@@ -160,10 +160,17 @@ impl Context {
             };
             if idle_ms >= enough {
                 self.namespaces.remove(&namespace);
+                self.keys.forget_job(&namespace);
                 self.keeping.touch_job(&namespace);
                 self.lifetimes.used.remove(&namespace);
             }
         }
+    }
+
+    /// Jobs that came up lately, and that nobody here uses.
+    pub(crate) fn new_jobs(&self) -> impl Iterator<Item = &Namespace> {
+        let names = self.namespaces.keys();
+        names.filter(|name| self.idle_ms(name) < limits::EMPTY_JOB_MIN_MS && !self.is_in_use(name))
     }
 
     /// Jobs of which something is here.
