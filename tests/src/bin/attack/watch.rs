@@ -1,6 +1,6 @@
 //! What is measured beside the attacks: the daemons' own memory, and how long `status` takes on the operator's socket.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -67,7 +67,7 @@ impl Shared {
         }
     }
 
-    fn ask_for_status(&self, socket: &PathBuf) {
+    fn ask_for_status(&self, socket: &Path) {
         while self.goes_on() {
             let began = Instant::now();
             let asked = Client::connect_anonymous(socket).and_then(|mut it| it.status());
