@@ -185,6 +185,13 @@ lifetime: packages ## Restarts, upgrades, lost nodes, every loss of up to m, kil
 torture: ## 1,000 kills of trainers, daemons and nodes in the middle of saves (KILLS=1000 SEED=1)
 	@$(MAKE) lifetime ONLY=torture KILLS=$(or $(KILLS),1000)
 
+ATTACK_WRITE := --write docs/bench/security.json
+
+.PHONY: attack
+attack: clang-packages ## Attacks by users of a node while another tenant saves: docs/bench/security.json (root; ten minutes; QUICK=1: one; ONLY=name,name)
+	@$(BUILD) "building the release of the daemon and of what attacks it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin attack
+	@target/release/attack $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(QUICK)$(ONLY),,$(ATTACK_WRITE))
+
 .PHONY: bench
 bench: release ## Stage, encode and restore against memcpy and raw QUIC: docs/bench/path.json
 	@mkdir -p docs/bench
