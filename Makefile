@@ -188,7 +188,7 @@ torture: ## 1,000 kills of trainers, daemons and nodes in the middle of saves (K
 ATTACK_WRITE := --write docs/bench/security.json
 
 .PHONY: attack
-attack: clang-packages ## Attacks by users of a node while another tenant saves: docs/bench/security.json (root; ten minutes; QUICK=1: one; ONLY=name,name)
+attack: ## Attacks by users of a node while another tenant saves: docs/bench/security.json (root; ten minutes; QUICK=1: one; ONLY=name,name)
 	@$(BUILD) "building the release of the daemon and of what attacks it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin attack
 	@target/release/attack $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(QUICK)$(ONLY),,$(ATTACK_WRITE))
 
