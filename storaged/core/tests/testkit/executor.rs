@@ -84,26 +84,29 @@ impl<S: Scene> World<S> {
                 namespace,
                 run,
             } => Task::Find(query, namespace, run),
-            Output::RegisterRun {
-                query,
-                namespace,
-                run,
-            } => {
-                return self.register(
-                    pid,
-                    Asked {
-                        query,
-                        namespace,
-                        run,
-                    },
-                );
-            }
+            asked @ Output::RegisterRun { .. } => return self.ask_registry(pid, asked),
             other => return self.perform_here(pid, other),
         };
         self.tier_begins(pid, task);
     }
 
-    /// All that the durable tier is not asked for.
+    fn ask_registry(&mut self, pid: Pid, asked: Output) {
+        if let Output::RegisterRun {
+            query,
+            namespace,
+            run,
+        } = asked
+        {
+            let asked = Asked {
+                query,
+                namespace,
+                run,
+            };
+            self.register(pid, asked);
+        }
+    }
+
+    /// All that neither the durable tier nor the registry is asked for.
     fn perform_here(&mut self, pid: Pid, output: Output) {
         let takes_ms = S::effect_takes(self);
         match output {
