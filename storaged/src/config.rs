@@ -344,12 +344,7 @@ impl ConfigFile {
     /// # Errors
     /// [`ConfigError::Value`] for one that cannot hold.
     pub fn validate(self) -> Result<Config, ConfigError> {
-        let name = match &self.node.name {
-            Some(name) => {
-                NodeName::new(name.as_str()).map_err(|error| value("node.name", error))?
-            }
-            None => host_name(),
-        };
+        let name = self.own_name()?;
         let (members, peers) = self.members(&name)?;
         if !peers.is_empty() && self.tls.is_none() {
             return Err(value(
@@ -432,6 +427,15 @@ impl ConfigFile {
             return Err(value("trickle.rate", text));
         }
         Ok(rate)
+    }
+
+    fn own_name(&self) -> Result<NodeName, ConfigError> {
+        let named = self.node.name.as_ref();
+        let named = named.map(|name| NodeName::new(name.as_str()));
+        let named = named
+            .transpose()
+            .map_err(|error| value("node.name", error))?;
+        Ok(named.unwrap_or_else(host_name))
     }
 
     /// This node and its peers, and where the peers are.

@@ -162,12 +162,18 @@ fn bind(socket: &TenantSocket) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// A directory that is there keeps the mode that it was given.
+/// A directory that is there keeps the mode that it was given. One that is made has its own under any umask, and can be reached.
 fn make_directory(directory: &Path, access: &Access) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
     }
+    let above = directory.ancestors().skip(1);
+    let made = above.take_while(|above| !above.as_os_str().is_empty() && !above.is_dir());
+    let made: Vec<&Path> = made.collect();
     fs::create_dir_all(directory)?;
+    for above in made {
+        fs::set_permissions(above, Permissions::from_mode(0o755))?;
+    }
     give(directory, access, access.directory_mode())
 }
 

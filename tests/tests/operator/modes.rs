@@ -27,8 +27,9 @@ fn sockets_can_be_reached_under_a_tight_umask() -> Result<()> {
     let run = root.path().join("run/storaged");
     let config = root.path().join("storaged.toml");
     let text = format!(
-        "[node]\nname = \"n0\"\nops_listen = \"127.0.0.1:0\"\nruntime_dir = \"{}\"\n[memory]\nbudget = \"16MiB\"\n",
-        run.display()
+        "[node]\nname = \"n0\"\nops_listen = \"127.0.0.1:0\"\nruntime_dir = \"{}\"\n[memory]\nbudget = \"16MiB\"\n[[tenants]]\ndirectory = \"{}\"\nuids = [0, 4242]\n",
+        run.display(),
+        run.display(),
     );
     fs::write(&config, text)?;
     // The same limits as in the unit, as far as a process can set them for itself.
