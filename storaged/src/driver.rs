@@ -122,7 +122,7 @@ pub async fn serve_operator(config: &Config) -> Result<OpsDoor, StartError> {
 /// [`StartError`] if one cannot be opened.
 pub fn open_stage(config: &Config) -> Result<StageDoor, StartError> {
     for socket in &config.sockets {
-        let made = start::make_socket_directory(&socket.path);
+        let made = stage::make_directory(socket);
         let what = "making the directory of a socket";
         made.map_err(|source| StartError::Start { what, source })?;
     }

@@ -1,10 +1,6 @@
 //! What a start makes of the configuration: the decisions' setup, the own certificate, the links.
 
 use std::collections::BTreeSet;
-use std::fs::{self, Permissions};
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use storaged_core::{DurableForm, RunAuthority, Setup};
@@ -88,21 +84,6 @@ pub(super) fn watch_certificates(config: &Config) -> WatchedFiles {
         in_use: watched,
         changes,
     }
-}
-
-/// Trainers must get to the sockets: who may connect is for these to say.
-const SOCKET_DIRECTORY_MODE: u32 = 0o755;
-
-/// Makes a socket's directory, which has the same mode whatever the umask is. One that exists keeps its own.
-pub(super) fn make_socket_directory(socket: &Path) -> io::Result<()> {
-    let missing = socket.ancestors().skip(1).take_while(|it| !it.exists());
-    let mut missing: Vec<&Path> = missing.collect();
-    missing.retain(|it| !it.as_os_str().is_empty());
-    for directory in missing.into_iter().rev() {
-        fs::create_dir(directory)?;
-        fs::set_permissions(directory, Permissions::from_mode(SOCKET_DIRECTORY_MODE))?;
-    }
-    Ok(())
 }
 
 /// Who shares a coding group with this node; nobody where nothing is coded.
