@@ -21,10 +21,6 @@ PACKAGES := bash tests/fresh/packages.sh
 packages:
 	@$(PACKAGES) build python
 
-.PHONY: clang-packages
-clang-packages: packages
-	@$(PACKAGES) clang
-
 .PHONY: network-packages
 network-packages: packages
 	@$(PACKAGES) network
@@ -40,7 +36,7 @@ venv: .venv/.packages-$(TORCH)
 MATURIN := VIRTUAL_ENV=$(CURDIR)/.venv $(BUILD)
 
 .PHONY: python
-python: venv ## Build the Python package (release) into .venv; needs no clang
+python: venv ## Build the Python package (release) into .venv
 	@$(MATURIN) "building the Python package" .venv/bin/maturin develop --release -m sdk/python/Cargo.toml
 
 # For tests: the crates that it shares with theirs are built once.
@@ -48,9 +44,13 @@ python: venv ## Build the Python package (release) into .venv; needs no clang
 python-for-tests: venv
 	@$(MATURIN) "building the Python package for tests" .venv/bin/maturin develop -m sdk/python/Cargo.toml
 
+# Where cargo-auditable is installed the binary names its crates itself, for `cargo audit bin` and scanners of images.
+AUDITABLE := $(if $(shell command -v cargo-auditable),auditable)
+
 .PHONY: release
-release: clang-packages ## target/release/storaged, stripped, and storaged.debug beside it
-	@$(BUILD) "building the release of storaged" $(CARGO) build --release -p storaged
+release: packages ## target/release/storaged, stripped, storaged.debug and the bill of materials storaged.cdx.json beside it
+	@$(BUILD) "building the release of storaged" $(CARGO) $(AUDITABLE) build --release -p storaged
+	@python3 tests/supply/sbom.py --write target/release/storaged.cdx.json
 	@cd target/release && objcopy --only-keep-debug --compress-debug-sections storaged storaged.debug \
 		&& objcopy --strip-all --add-gnu-debuglink=storaged.debug storaged storaged.stripped && mv storaged.stripped storaged
 
@@ -60,7 +60,7 @@ demo: release python ## The main job on this machine; S3=1 with a real S3 server
 
 # Daemon and tests are built at once: alone, the daemon needs other features of what both use, and all of it is built twice.
 .PHONY: tests-built
-tests-built: clang-packages
+tests-built: packages
 	@$(BUILD) "building the daemon and all tests" $(CARGO) build $(RUST_CRATES) --bin storaged --lib --tests --examples
 
 .PHONY: etcd
@@ -106,13 +106,13 @@ fresh: ## make demo and make test on a bare Debian 12 (root; an hour on two core
 	@bash tests/fresh/fresh.sh target/fresh python demo test
 
 .PHONY: sim
-sim: clang-packages ## Thousands of simulated clusters and ordinary months (SEEDS=2000, FIRST=0): docs/bench/sim.json
+sim: packages ## Thousands of simulated clusters and ordinary months (SEEDS=2000, FIRST=0): docs/bench/sim.json
 	@python3 tests/sim/run.py seeds --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0)
 	@export STORAGED_SIM_FIRST=$(or $(FIRST),0) STORAGED_SIM_NETWORKS=$$(($(or $(SEEDS),2000) / 20 + 4)); \
 	$(CARGO) test $(RUST_CRATES) --test simulated_network -- --nocapture many_seeds
 
 .PHONY: sim-mutants
-sim-mutants: clang-packages ## Bugs planted in the core, one at a time: the simulation must catch each (ONLY="name name")
+sim-mutants: packages ## Bugs planted in the core, one at a time: the simulation must catch each (ONLY="name name")
 	@python3 tests/sim/run.py mutants $(if $(ONLY),--only $(ONLY))
 
 .PHONY: mutants
@@ -129,7 +129,7 @@ soak: network-packages release python ## Daemons, S3 and two jobs under kills, p
 
 # With the crates of all tests chosen, what the layout tests are built from is built for `make test` too.
 .PHONY: lint
-lint: clang-packages ## Format, clippy, documentation, layout and house; licences too where cargo-deny is installed
+lint: packages ## Format, clippy, documentation, layout, house and advisories; licences too where cargo-deny is installed
 	@$(CARGO) fmt --all --check
 	@$(BUILD) "checking lints" $(CARGO) clippy --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(BUILD) "checking the documentation" $(CARGO) doc $(RUST_CRATES) --no-deps
@@ -137,14 +137,28 @@ lint: clang-packages ## Format, clippy, documentation, layout and house; licence
 		else echo "==> licences were not checked: there is no cargo-deny; make check installs it"; fi
 	@$(BUILD) "building the layout tests" $(CARGO) test --no-run $(RUST_CRATES) --test layout --test house
 	@$(CARGO) test -q $(RUST_CRATES) --test layout --test house
+	@$(MAKE) advisories
 
 .PHONY: licences
 licences: packages
 	@command -v cargo-deny >/dev/null || $(BUILD) "installing cargo-deny" $(CARGO) install --locked cargo-deny
 	@$(CARGO) deny --log-level error check bans licenses sources
 
+# Without a network: the database's index is in the repository. The tests first, so that what finds nothing has been seen to find.
+.PHONY: advisories
+advisories: packages ## Cargo.lock against the RustSec advisories in tests/supply
+	@mkdir -p target
+	@python3 -m unittest discover -s tests/supply 2> target/supply-tests.log || { cat target/supply-tests.log >&2; exit 1; }
+	@python3 tests/supply/advisories.py
+
+.PHONY: renew-advisories
+renew-advisories: packages ## The newest RustSec advisories, from GitHub, into tests/supply/advisories.json
+	@rm -rf target/advisory-db
+	@git clone -q --depth 1 https://github.com/rustsec/advisory-db target/advisory-db
+	@python3 tests/supply/renew.py target/advisory-db
+
 .PHONY: check
-check: clang-packages licences ## What must hold before a commit lands: lint, licences, tests, 250 kills, a fresh machine (hours)
+check: packages licences ## What must hold before a commit lands: lint, licences, tests, 250 kills, a fresh machine (hours)
 	@$(MAKE) lint
 	@$(CARGO) test -q -p storaged-codec --no-default-features --test delta --test golden_delta
 	@$(MAKE) test
@@ -163,13 +177,20 @@ kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)
 LIFETIME_WRITE := --write docs/bench/lifetime.json
 
 .PHONY: lifetime
-lifetime: clang-packages ## Restarts, upgrades, lost nodes, every loss of up to m, kills at any moment: docs/bench/lifetime.json (KILLS=200 SEED=1; half an hour)
+lifetime: packages ## Restarts, upgrades, lost nodes, every loss of up to m, kills at any moment: docs/bench/lifetime.json (KILLS=200 SEED=1; half an hour)
 	@$(BUILD) "building the release of the daemon and of what kills it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin lifetime
 	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) $(LIFETIME_WRITE)
 
 .PHONY: torture
 torture: ## 1,000 kills of trainers, daemons and nodes in the middle of saves (KILLS=1000 SEED=1)
 	@$(MAKE) lifetime ONLY=torture KILLS=$(or $(KILLS),1000)
+
+ATTACK_WRITE := --write docs/bench/security.json
+
+.PHONY: attack
+attack: ## Attacks by users of a node while another tenant saves: docs/bench/security.json (root; ten minutes; QUICK=1: one; ONLY=name,name)
+	@$(BUILD) "building the release of the daemon and of what attacks it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin attack
+	@target/release/attack $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(QUICK)$(ONLY),,$(ATTACK_WRITE))
 
 .PHONY: bench
 bench: release ## Stage, encode and restore against memcpy and raw QUIC: docs/bench/path.json
@@ -183,12 +204,16 @@ bench-scale: packages ## What decisions cost a home node at 128 to 100,000 ranks
 	@$(CARGO) bench -q -p storaged-core --bench scale -- --write $(CURDIR)/docs/bench/scale.json
 	@$(CARGO) bench -q -p storaged-core --bench cluster -- --write $(CURDIR)/docs/bench/scale.json
 
+.PHONY: bench-security
+bench-security: packages ## What it costs to authenticate a checkpoint: docs/bench/security.json
+	@$(CARGO) bench -q -p storaged-wire --bench security -- --write $(CURDIR)/docs/bench/security.json
+
 .PHONY: corpus
 corpus: venv ## Train small models and keep successive states for bench-delta: target/corpus
 	@[ -f target/corpus/corpus.json ] || $(PYTHON) bench/corpus/make_corpus.py --out target/corpus
 
 .PHONY: bench-delta
-bench-delta: clang-packages corpus ## Size and speed of deltas on real training state: docs/bench/delta.{json,md}
+bench-delta: packages corpus ## Size and speed of deltas on real training state: docs/bench/delta.{json,md}
 	@$(CARGO) run -q --release -p storaged-bench --bin bench-delta -- --commit "$$(git rev-parse --short HEAD)"
 
 -include codec/bench.mk

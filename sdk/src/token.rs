@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
-use storaged_wire::local::{TOKEN_BYTES_MAX, TOKEN_BYTES_MIN};
+use storaged_wire::local::{TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, is_token_length};
 use thiserror::Error;
 
 /// The environment variable that names a file with the job's token.
@@ -48,15 +48,8 @@ pub enum TokenError {
 /// # Errors
 /// [`TokenError::Length`].
 pub fn check_token(token: &[u8]) -> Result<(), TokenError> {
-    if token.is_empty() {
-        return Ok(());
-    }
-    check_length(token)
-}
-
-fn check_length(token: &[u8]) -> Result<(), TokenError> {
     let bytes = token.len();
-    if (TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&bytes) {
+    if is_token_length(bytes) {
         return Ok(());
     }
     Err(TokenError::Length { bytes })
@@ -80,7 +73,11 @@ pub fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {
     let most = 2 * TOKEN_BYTES_MAX as u64;
     file.take(most).read_to_end(&mut text).map_err(unreadable)?;
     let token = text.trim_ascii();
-    check_length(token)?;
+    check_token(token)?;
+    // A file is named for what is in it.
+    if token.is_empty() {
+        return Err(TokenError::Length { bytes: 0 });
+    }
     Ok(token.to_vec())
 }
 

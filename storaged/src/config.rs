@@ -13,6 +13,7 @@ mod node;
 mod reload;
 mod scrub;
 mod span;
+mod swap;
 mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +24,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::{DurablePolicy, LinkRates, MemoryShare, RateBasis, RunsWithoutTier, Viewer};
-use storaged_plan::Member;
+use storaged_plan::{Cordon, Member};
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName, TenantName};
 use thiserror::Error;
 
@@ -37,12 +38,13 @@ pub use node::NodeSection;
 pub use reload::Fixed;
 pub use scrub::{HookCommand, ScrubConfig, ScrubSection};
 pub use span::Span;
+pub use swap::{SwapName, SwapState};
 pub use tenants::TenantSection;
 
 use crate::net::{Peer, PeerAddress, TlsFiles};
 use crate::stage::TenantSocket;
 use crate::trickle::store::StoreConfig;
-use crate::trickle::{Packing, Retention, TrickleLimits};
+use crate::trickle::{Packing, RequireMac, Retention, TrickleLimits};
 
 /// A configuration that cannot be used.
 #[derive(Debug, Error)]
@@ -113,6 +115,15 @@ pub struct TlsSection {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// Certificates that the authority has revoked.
+    pub crl: Option<PathBuf>,
+    /// How often these files are looked at for changes; 0s: never, only at a reload.
+    #[serde(default = "default_watch")]
+    pub watch: Span,
+}
+
+fn default_watch() -> Span {
+    Span::from_secs(30)
 }
 
 /// `[[peers]]`
@@ -219,6 +230,8 @@ pub struct TrickleSection {
     pub keep_every: u64,
     /// What an older run has left unfinished goes after so many hours; 0: never.
     pub abandoned_hours: u32,
+    /// Whether checkpoints there without a MAC are refused: "always", "after-first" (if an older one of the job has one) or "never".
+    pub require_mac: RequireMac,
     /// Whether a run may be opened while the durable tier cannot be read and no node remembers the namespace.
     pub runs_without_tier: bool,
 }
@@ -234,6 +247,7 @@ impl Default for TrickleSection {
             keep_last: 0,
             keep_every: 0,
             abandoned_hours: 0,
+            require_mac: RequireMac::default(),
             runs_without_tier: false,
         }
     }
@@ -265,6 +279,8 @@ pub struct Config {
     pub leave_within: Duration,
     /// Certificates, if there are peers.
     pub tls: Option<TlsFiles>,
+    /// How often their files are looked at; none: only at a reload.
+    pub tls_watch: Option<Duration>,
     /// k and m.
     pub geometry: Option<Geometry>,
     /// Size of a chunk.
@@ -283,6 +299,9 @@ pub struct Config {
     pub keep_steps: usize,
     /// Milliseconds for which a job without trainers keeps RAM that another one needs.
     pub idle_job_ms: u64,
+    /// What is done where slots could be swapped out, and whether they could.
+    pub swap: SwapName,
+    pub swap_state: SwapState,
     /// How often RAM is read again, and what follows from what is found.
     pub scrub: ScrubConfig,
     /// Sockets, the operator's among them.
@@ -325,12 +344,7 @@ impl ConfigFile {
     /// # Errors
     /// [`ConfigError::Value`] for one that cannot hold.
     pub fn validate(self) -> Result<Config, ConfigError> {
-        let name = match &self.node.name {
-            Some(name) => {
-                NodeName::new(name.as_str()).map_err(|error| value("node.name", error))?
-            }
-            None => host_name(),
-        };
+        let name = self.own_name()?;
         let (members, peers) = self.members(&name)?;
         if !peers.is_empty() && self.tls.is_none() {
             return Err(value(
@@ -349,6 +363,8 @@ impl ConfigFile {
         let link_rates = self.encode.rates(&members)?;
         let codec_threads = self.encode.codec_threads()?;
         self.check_tier()?;
+        let swap_state = SwapState::read();
+        swap_state.check(self.memory.swap)?;
         let filter = crate::log::check_filter(&self.log.filter);
         filter.map_err(|error| value("log.filter", crate::driver::chain(&error)))?;
         let budget = self.budget()?;
@@ -361,6 +377,7 @@ impl ConfigFile {
             ops_viewer: self.node.ops_names.viewer(),
             leave_within: Duration::from_millis(self.node.leave_within.as_ms()),
             tls: self.tls_files(),
+            tls_watch: self.tls_watch(),
             geometry,
             chunk,
             link_rates,
@@ -371,6 +388,8 @@ impl ConfigFile {
             slots_per_rank: self.slots()?,
             keep_steps: self.keep_steps()?,
             idle_job_ms: self.memory.idle_job.as_ms(),
+            swap: self.memory.swap,
+            swap_state,
             scrub: self.scrub.validate()?,
             sockets: tenants.sockets,
             shares: tenants.shares,
@@ -385,6 +404,7 @@ impl ConfigFile {
                 part_bytes: self.part()?,
                 rate: self.rate()?,
                 packing: self.trickle.packing,
+                require_mac: self.trickle.require_mac,
                 increments: self.increments()?,
                 retention: self.retention()?,
             },
@@ -409,6 +429,15 @@ impl ConfigFile {
         Ok(rate)
     }
 
+    fn own_name(&self) -> Result<NodeName, ConfigError> {
+        let named = self.node.name.as_ref();
+        let named = named.map(|name| NodeName::new(name.as_str()));
+        let named = named
+            .transpose()
+            .map_err(|error| value("node.name", error))?;
+        Ok(named.unwrap_or_else(host_name))
+    }
+
     /// This node and its peers, and where the peers are.
     fn members(&self, name: &NodeName) -> Result<(Vec<Member>, Vec<Peer>), ConfigError> {
         let mut members = vec![Member {
@@ -418,6 +447,7 @@ impl ConfigFile {
                 .clone()
                 .unwrap_or_else(|| name.to_string()),
             name: name.clone(),
+            cordon: Cordon::Open,
         }];
         let mut peers = Vec::new();
         for peer in &self.peers {
@@ -429,6 +459,7 @@ impl ConfigFile {
                     .clone()
                     .unwrap_or_else(|| peer.name.clone()),
                 name: peer_name.clone(),
+                cordon: Cordon::Open,
             });
             peers.push(Peer::named(peer_name, peer.address.clone()));
         }
@@ -440,7 +471,13 @@ impl ConfigFile {
             ca: tls.ca.clone(),
             certificate: tls.certificate.clone(),
             key: tls.key.clone(),
+            crl: tls.crl.clone(),
         })
+    }
+
+    fn tls_watch(&self) -> Option<Duration> {
+        let every = self.tls.as_ref()?.watch.as_ms();
+        (every > 0).then(|| Duration::from_millis(every))
     }
 
     fn coding_values(&self) -> Result<(Option<Geometry>, ChunkSize), ConfigError> {

@@ -15,6 +15,7 @@ mod said;
 mod scrub;
 mod start;
 mod tier;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,6 +55,7 @@ use readiness::LinkFacts;
 use scrub::RotCount;
 pub(crate) use scrub::timed;
 use start::{own_certificate, setup, start_net};
+use watch::WatchedFiles;
 
 /// A session that runs says so often how it goes.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -119,6 +121,11 @@ pub async fn serve_operator(config: &Config) -> Result<OpsDoor, StartError> {
 /// # Errors
 /// [`StartError`] if one cannot be opened.
 pub fn open_stage(config: &Config) -> Result<StageDoor, StartError> {
+    for socket in &config.sockets {
+        let made = stage::make_directory(socket);
+        let what = "making the directory of a socket";
+        made.map_err(|source| StartError::Start { what, source })?;
+    }
     let (events, received) = mpsc::channel(QUEUE);
     stage::listen(&config.sockets, &events)?;
     Ok(StageDoor { events, received })
@@ -159,6 +166,7 @@ pub struct Daemon {
     place_taken: Option<PlaceTaken>,
     reloads: mpsc::Sender<Config>,
     from_reloads: mpsc::Receiver<Config>,
+    watched: WatchedFiles,
     inputs: mpsc::Sender<Input>,
     from_effects: mpsc::Receiver<Input>,
     from_net: mpsc::Receiver<NetEvent>,
@@ -177,7 +185,6 @@ impl Daemon {
         let memory = Arc::new(Memory::new(env.descriptors.clone()));
         let left = Left::read(&memory, std::mem::take(&mut env.inherited))?;
         let (to_net, from_net) = mpsc::channel(QUEUE);
-        let certificate = own_certificate(&config)?;
         let net = start_net(&config, &env, generation, to_net).await?;
         let streams: Arc<dyn Streams> = match &net {
             Some(net) => Arc::new(QuicStreams::new(net.clone())),
@@ -230,13 +237,14 @@ impl Daemon {
                 configured: operate::names(&config.peers),
                 ..LinkFacts::default()
             },
-            certificate,
+            certificate: own_certificate(&config)?,
             repeats: Repeats::default(),
             rot: RotCount::default(),
             net_runtime: env.net_runtime,
             pool: env.pool,
             reloads,
             from_reloads,
+            watched: start::watch_certificates(&config),
             config,
             members: env.members,
             leaving: None,
@@ -291,6 +299,7 @@ impl Daemon {
                 Some(event) = self.from_stage.recv() => Some(self.stage_event(event)),
                 Some(asked) = self.from_ops.recv() => self.restart_asked(asked),
                 Some(config) = self.from_reloads.recv() => self.reload(&config),
+                Some(()) = self.watched.changes.recv() => self.certificates_changed(),
                 () = tokio::time::sleep_until(deadline) => Some(Input::Tick),
                 () = tokio::time::sleep_until(look_at) => None,
             };
@@ -364,6 +373,11 @@ impl Daemon {
             Output::Prepare(work) => {
                 self.later(move || Input::Prepared(work.run()));
             }
+            Output::RegisterRun {
+                query,
+                namespace,
+                run,
+            } => self.register_run(query, namespace, run),
             Output::Drain { id, order } => self.drain(id, order),
             Output::Note(note) => self.note(&note),
             Output::Upload { .. }

@@ -11,6 +11,7 @@ use axum::extract::{FromRef, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
+use storaged_plan::Cordon;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
@@ -56,6 +57,7 @@ pub struct OpsState {
     /// Metrics.
     pub metrics: Metrics,
     status: Mutex<Shown>,
+    cordon: Mutex<Cordon>,
 }
 
 /// The newest status.
@@ -80,6 +82,18 @@ impl OpsState {
     pub fn set_status(&self, json: String, not_ready: Vec<String>) {
         let shown = Shown { json, not_ready };
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+    }
+
+    /// Whether an operator has cordoned this node. It is ready all the same: trainers on it go on.
+    pub fn set_cordon(&self, cordon: Cordon) {
+        *self.cordon.lock().unwrap_or_else(PoisonError::into_inner) = cordon;
+    }
+
+    fn good_word(&self) -> &'static str {
+        match *self.cordon.lock().unwrap_or_else(PoisonError::into_inner) {
+            Cordon::Open => "ready",
+            Cordon::Cordoned => "ready, cordoned",
+        }
     }
 
     fn status(&self) -> Shown {
@@ -161,7 +175,7 @@ async fn metrics(State(state): State<Arc<OpsState>>) -> Response {
 
 async fn ready(State(pages): State<Pages>, RawQuery(query): RawQuery) -> (StatusCode, String) {
     match Asked::parse(query.as_deref().unwrap_or_default()) {
-        Ok(Asked::Ready) => verdict("ready", pages.ops.status().not_ready),
+        Ok(Asked::Ready) => verdict(pages.ops.good_word(), pages.ops.status().not_ready),
         Ok(Asked::RestartSafe { bears }) => restart_safe(&pages, bears).await,
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")),
     }

@@ -6,9 +6,13 @@
 //! takes one: to the decisions it is the same member, back without its memory. (Cassandra's `replace_address` and the numbers of
 //! Ceph's OSDs do it likewise.)
 //!
-//! Order of reading: `roster` (the record and what may change in it), `registry` (where it lies: `objects`, `etcd`), `remembered` (the node's own copy), `enter` (how a node gets a place), `twin` (another machine with its name),
+//! Order of reading: `roster` (the record and what may change in it), `cordon` (nodes that are given nothing new), `registry` (where it lies: `objects`, `etcd`), `cluster_name` (whose it is), `run_records` (runs, which lie there too), `remembered` (the node's own copy), `enter` (how a node gets a place), `twin` (another machine with its name),
 //! `follow` (how a running node keeps up, and gives up places of lost ones).
 
+mod cluster_name;
+mod cordon;
+#[cfg(test)]
+mod cordon_tests;
 mod enter;
 mod etcd;
 mod follow;
@@ -18,15 +22,20 @@ mod objects;
 mod registry;
 mod remembered;
 mod roster;
+mod run_records;
+#[cfg(test)]
+mod run_tests;
 #[cfg(test)]
 mod tests;
 mod twin;
 
+pub use cluster_name::{ClusterName, ClusterNameError};
+pub use cordon::Cordoning;
 pub use enter::{Entered, Entering, Waits, enter};
 pub use etcd::{EtcdConfig, EtcdError, EtcdRecords};
 pub use follow::{Change, Following, Sight, follow};
 pub use objects::ObjectRecords;
-pub use registry::{EpochRecord, EpochRecords, Proposal, Registry, RegistryError};
+pub use registry::{NumberedRecord, NumberedRecords, Proposal, Registry, RegistryError};
 pub use remembered::Remembered;
 pub use roster::{Arrival, Arrived, ChangeError, Comeback, PLACES_MAX, Place, Roster, RosterError};
 pub use twin::{Dialled, Presence, Twin};

@@ -11,10 +11,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use storaged_codec::delta::Kind;
-use storaged_core::{NodeRate, Standings, Viewer};
+use storaged_core::{NodeRate, SetAside, SetAsideCause, Standings, Viewer};
 use storaged_plan::Member;
 use storaged_wire::{CheckpointState, NodeName};
 
+use crate::membership::Roster;
 use crate::trickle::Copied;
 
 /// What the states' counter says of a checkpoint that was given up.
@@ -116,6 +117,8 @@ metrics! {
         "Epoch of the roster that this node goes by; 0 where nodes are listed in its file";
     membership_vacant: Gauge, "membership_vacant",
         "Places of the roster that no node fills";
+    membership_cordoned: Gauge, "membership_cordoned",
+        "Nodes that the roster says are cordoned";
     place_connections: Gauge, "place_connections",
         "QUIC connections to peers, those that are just beginning or ending too";
     place_healed: Counter, "place_blocks_healed",
@@ -126,6 +129,8 @@ metrics! {
         "What this peer said that cannot be so, or that is more than one peer may say";
     place_peers_refused: Gauge, "place_peers_refused",
         "Peers that answer and are not linked to: configured differently, or a certificate is refused";
+    place_certificate_refused: Counter, "place_certificate_refused",
+        "Changed files of certificates, key or revoked certificates that cannot be used: the old ones stay";
     place_certificate_expires: Gauge, "place_certificate_expires_seconds",
         "When the certificate of this node expires, in seconds since 1970; 0 without one";
     trickle_failures: Counter, "trickle_failures",
@@ -154,6 +159,8 @@ metrics! {
         "Seconds of one core that the records took";
     trickle_given_up: Counter, "trickle_given_up",
         "Checkpoints whose copy in the durable tier was given up for a newer one's";
+    trickle_refused: Family<KindLabel, Counter>, "trickle_refused",
+        "Checkpoints in the durable tier that a listing did not offer, because they may be forged or are missing";
     trickle_owed: Gauge, "trickle_owed",
         "Checkpoints kept in RAM for their way to the durable tier";
     place_bears: Family<NamespaceLabel, Gauge>, "place_bears",
@@ -249,10 +256,13 @@ impl Metrics {
         self.observe_state(ABANDONED);
     }
 
-    /// The roster is of this epoch, and so many places are vacant.
-    pub fn observe_roster(&self, epoch: u64, vacant: usize) {
-        self.membership_epoch.set(gauge(epoch));
+    /// What the roster says now.
+    pub fn observe_roster(&self, roster: &Roster) {
+        let vacant = roster.vacant().count();
+        self.membership_epoch.set(gauge(roster.epoch));
         self.membership_vacant.set(gauge(vacant as u64));
+        let cordoned = roster.cordoned.len();
+        self.membership_cordoned.set(gauge(cordoned as u64));
     }
 
     /// So many connections there are now.
@@ -265,9 +275,31 @@ impl Metrics {
         self.place_peers_refused.set(gauge(peers as u64));
     }
 
+    /// Files that cannot be used take no old one's place.
+    pub fn observe_certificate_refused(&self) {
+        self.place_certificate_refused.inc();
+    }
+
     /// When this node's certificate expires.
     pub fn observe_certificate(&self, expires: i64) {
         self.place_certificate_expires.set(expires);
+    }
+
+    /// A listing of the durable tier left these out.
+    pub fn observe_set_aside(&self, set_aside: &[SetAside]) {
+        for one in set_aside {
+            let kind = match one.cause {
+                SetAsideCause::Quarantined | SetAsideCause::Unusable => continue,
+                SetAsideCause::Forged => "forged",
+                SetAsideCause::WithoutMac => "without_mac",
+                SetAsideCause::Unchecked => "unchecked",
+                SetAsideCause::Missing => "missing",
+            };
+            let kind = kind.to_owned();
+            self.trickle_refused
+                .get_or_create(&KindLabel { kind })
+                .inc();
+        }
     }
 
     /// A manifest could not be written to the durable tier.

@@ -167,7 +167,9 @@ impl WaitingSign {
             status,
             objections: match waits {
                 // It holds nothing, and nobody counts on it.
-                Waits::AsSpare { .. } | Waits::ForAdmission { .. } => Vec::new(),
+                Waits::AsSpare { .. } | Waits::Cordoned { .. } | Waits::ForAdmission { .. } => {
+                    Vec::new()
+                }
                 _ => vec![reason.clone()],
             },
             reason,
@@ -203,6 +205,7 @@ fn status(node: &NodeName, waiting: &Value, reason: &str) -> String {
 fn described(waits: &Waits) -> Value {
     match waits {
         Waits::AsSpare { epoch } => json!({"as": "spare", "epoch": epoch}),
+        Waits::Cordoned { .. } => json!({"as": "cordoned"}),
         Waits::ForAdmission { .. } => json!({"as": "dismissed"}),
         Waits::ForOthers(_) => json!({"as": "unplaceable"}),
         Waits::Twin(_) => json!({"as": "twin"}),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing for what is named: build, clang, python, network, s3.
+# Installs the Debian packages that are missing for what is named: build, python, network, s3.
 set -euo pipefail
 
 missing=()
@@ -11,17 +11,6 @@ build() {
     have git || missing+=(git)
     # cargo and pip speak TLS.
     [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
-}
-
-# libclang itself: libclang-cpp, which any LLVM brings along, is another library.
-clang() {
-    local found places=("${LIBCLANG_PATH:-/nowhere}" /usr/lib/llvm-*/lib /usr/lib/*-linux-gnu /usr/lib /usr/lib64 /usr/local/lib)
-    for place in "${places[@]}"; do
-        for found in "$place"/libclang.so* "$place"/libclang-[0-9]*.so*; do
-            [ ! -e "$found" ] || return 0
-        done
-    done
-    missing+=(libclang-dev)
 }
 
 python() {

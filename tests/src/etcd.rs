@@ -28,6 +28,8 @@ pub struct Etcd {
     certificates: Option<PathBuf>,
     /// Options beside those that each has.
     options: Vec<String>,
+    /// Its name and all members, where it is not alone.
+    membership: Option<(String, String)>,
     child: Option<Child>,
 }
 
@@ -61,6 +63,26 @@ impl Etcd {
         Self::of(None, options)
     }
 
+    /// An empty one of so many members, each of which is killed and started by itself.
+    ///
+    /// # Errors
+    /// If there is no etcd, or its members do not agree.
+    pub fn start_members(count: usize) -> Result<Vec<Self>> {
+        let prepared = (0..count)
+            .map(|_| Self::prepare(Ipv4Addr::LOCALHOST.into(), |it: &Path| Command::new(it)));
+        let mut members = prepared.collect::<Result<Vec<_>>>()?;
+        let named = (members.iter().enumerate())
+            .map(|(at, it)| format!("m{at}=http://{}:{}", it.address, it.port + 1));
+        let all = named.collect::<Vec<_>>().join(",");
+        for (at, member) in members.iter_mut().enumerate() {
+            member.membership = Some((format!("m{at}"), all.clone()));
+            // None answers before most of them are there.
+            member.spawn()?;
+        }
+        members.iter().try_for_each(Self::wait_for_it)?;
+        Ok(members)
+    }
+
     /// One that takes nobody without a certificate of the authority in this folder (`ca.pem`), where `localhost` has one too.
     ///
     /// # Errors
@@ -92,6 +114,7 @@ impl Etcd {
             command_of: Box::new(command_of),
             certificates: None,
             options: Vec::new(),
+            membership: None,
             child: None,
         })
     }
@@ -114,6 +137,8 @@ impl Etcd {
             self.endpoint().replace("localhost", "127.0.0.1"),
             format!("http://{}:{}", self.address, self.port + 1),
         );
+        let alone = ("default".to_owned(), format!("default={peers}"));
+        let (name, members) = self.membership.as_ref().unwrap_or(&alone);
         let log = std::fs::File::create(self.folder.path().join("log"))?;
         let mut command = (self.command_of)(&executable());
         command
@@ -124,7 +149,8 @@ impl Etcd {
             ("--advertise-client-urls", &here),
             ("--listen-peer-urls", &peers),
             ("--initial-advertise-peer-urls", &peers),
-            ("--initial-cluster", &format!("default={peers}")),
+            ("--initial-cluster", members),
+            ("--name", name),
         ] {
             command.arg(option).arg(value);
         }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use storaged::cluster::Hosts;
 use storaged_arena::{recv_frame, send_frame};
 use storaged_sdk::wire::local::{ByteRange, DurableWish, Reply, Request};
-use storaged_sdk::wire::{CheckpointState, Rank, RefusalCode, decode, encode};
+use storaged_sdk::wire::{CheckpointState, Rank, RefusalCode, RunId, Step, decode, encode};
 use storaged_tests::hostile::{as_nobody, begin_frame, call, hello, open_to_all, refusal};
 use storaged_tests::system::{System, executable, shards, wait};
 
@@ -183,6 +183,36 @@ fn wrong_tokens_are_answered_slowly() -> Result<()> {
     let took = began.elapsed();
     ensure!(took > Duration::from_secs(1), "8 guesses took {took:?}");
     saves(&system, 2)
+}
+
+/// A wait may last ten minutes; whoever has closed its connection meanwhile waits for nothing.
+#[test]
+fn connections_that_are_closed_while_they_wait_give_their_places_back() -> Result<()> {
+    let system = one_node()?;
+    saves(&system, 1)?;
+    let wait_for_ever = Request::Wait {
+        run: RunId::new(7),
+        step: Step::new(1 << 40),
+        state: CheckpointState::Protected,
+        timeout_ms: 600_000,
+    };
+    let begin = || -> Result<UnixStream> {
+        let mut stream = UnixStream::connect(&system.sockets[0])?;
+        let welcome = call(&mut stream, &hello("waits", b"of somebody who waits")?)?;
+        ensure!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
+        send_frame(&mut stream, &encode(&wait_for_ever), None)?;
+        Ok(stream)
+    };
+    // One less than one of several users has places for.
+    let all = wait("places at first", || {
+        (0..511).map(|_| begin()).collect::<Result<Vec<_>>>()
+    })?;
+    drop(all);
+    let all = wait("places", || {
+        (0..511).map(|_| begin()).collect::<Result<Vec<_>>>()
+    })?;
+    drop(all);
+    wait("a save", || saves(&system, 2))
 }
 
 /// Requests over HTTP that never end take all of its places: the probe that a daemon's life hangs on asks by another way.

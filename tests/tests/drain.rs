@@ -1,6 +1,8 @@
 //! Nodes that an operator drains, with real processes: what only they have or can finish comes first, a spare takes their place, and who
 //! drains them hears what is left.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -382,5 +384,96 @@ fn a_daemon_that_dies_meanwhile_is_drained_once_it_is_back() -> Result<()> {
     ensure!(left.contains("not in the durable tier"), "{left}");
     let ended = system.cluster.wait(0)?.context("its end")?;
     ensure!(ended.code() == Some(75), "{ended}");
+    Ok(())
+}
+
+/// How a durable tier behaves.
+#[derive(Debug, Clone, Copy)]
+enum Tier {
+    /// It takes connections and requests, and answers none.
+    Hangs,
+    /// Whoever asks may not.
+    Refuses,
+    /// It has no room.
+    IsFull,
+}
+
+impl Tier {
+    const fn answer(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Hangs => None,
+            Self::Refuses => Some(("403 Forbidden", "AccessDenied")),
+            Self::IsFull => Some(("507 Insufficient Storage", "InsufficientStorage")),
+        }
+    }
+
+    /// Where it listens, to the end of this process.
+    fn start(self) -> Result<String> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let endpoint = format!("http://{}", listener.local_addr()?);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                std::thread::spawn(move || self.serve(stream));
+            }
+        });
+        Ok(endpoint)
+    }
+
+    fn serve(self, mut stream: TcpStream) -> Result<()> {
+        let mut reader = BufReader::new(stream.try_clone()?);
+        loop {
+            let mut length = 0;
+            let mut line = String::new();
+            while reader.read_line(&mut line)? > 2 {
+                let field = line.to_ascii_lowercase();
+                if let Some(said) = field.strip_prefix("content-length:") {
+                    length = said.trim().parse()?;
+                }
+                line.clear();
+            }
+            let Some((status, code)) = self.answer() else {
+                std::io::copy(&mut reader, &mut std::io::sink())?;
+                return Ok(());
+            };
+            ensure!(!line.is_empty(), "nobody asks any more");
+            std::io::copy(&mut reader.by_ref().take(length), &mut std::io::sink())?;
+            let body = format!("<Error><Code>{code}</Code><Message>no</Message></Error>");
+            let head = format!(
+                "content-type: application/xml\r\ncontent-length: {}",
+                body.len()
+            );
+            write!(stream, "HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}")?;
+        }
+    }
+}
+
+/// The tier owes the node what it was promised; peers hold the step, so nothing is lost and whoever drains the node hears what is owed.
+#[test]
+fn a_tier_that_takes_nothing_holds_up_no_drain_beyond_its_time() -> Result<()> {
+    for tier in [Tier::Hangs, Tier::Refuses, Tier::IsFull] {
+        let keys = "credentials_file = \"ROOT/keys\"";
+        let settings = format!(
+            "[durable]\nkind = \"s3\"\nbucket = \"tier\"\nendpoint = \"{}\"\n{keys}\n[trickle]\nevery = 1\nruns_without_tier = true\n",
+            tier.start()?
+        );
+        let mut system = System::prepared(3, Some((2, 1)), &settings)?;
+        let keys = "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\n";
+        std::fs::write(system.root.path().join("keys"), keys)?;
+        system.cluster.start_all()?;
+        let (run, mut trainers) = system.trainers(2)?;
+        system.save(&mut trainers, 1, &shards(2, 1), DurableWish::Required)?;
+        (0..3).try_for_each(|node| system.wait(node, run, 1, CheckpointState::Protected))?;
+        drop(trainers);
+        let (code, report) = drain(&system, 0, &["--deadline", "3s"])?;
+        ensure!(code == Some(75), "{tier:?}: {code:?}: {report}");
+        let left = report["left"].to_string();
+        ensure!(left.contains("step 1"), "{tier:?}: {report}");
+        let ended = system.cluster.wait(0)?.context("its end")?;
+        ensure!(ended.code() == Some(75), "{tier:?}: {ended}");
+        ensure!(
+            system.restore(&[1, 2], 1, &shards(2, 1))?.len() == 2,
+            "{tier:?}"
+        );
+    }
     Ok(())
 }

@@ -9,12 +9,13 @@ use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use storaged::membership::{
-    Arrival, Arrived, EpochRecords, EtcdConfig, EtcdError, EtcdRecords, Proposal, Registry,
+    Arrival, Arrived, EtcdConfig, EtcdError, EtcdRecords, NumberedRecords, Proposal, Registry,
     RegistryError, Roster,
 };
-use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
-use storaged_sdk::wire::{CheckpointState, NodeName, RunId};
+use storaged_sdk::wire::{CheckpointState, NodeName, RefusalCode, RunId};
+use storaged_sdk::{ClientError, Trainer};
+use storaged_tests::clients::WAIT_MS;
 use storaged_tests::etcd::Etcd;
 use storaged_tests::system::{System, shards, wait};
 use tempfile::TempDir;
@@ -31,7 +32,7 @@ fn config(etcd: &Etcd) -> EtcdConfig {
     }
 }
 
-fn records(etcd: &Etcd) -> Result<Arc<dyn EpochRecords>> {
+fn records(etcd: &Etcd) -> Result<Arc<dyn NumberedRecords>> {
     Ok(Arc::new(EtcdRecords::open(&config(etcd))?))
 }
 
@@ -319,13 +320,20 @@ struct Nodes {
 
 impl Nodes {
     fn of(etcd: &Etcd, nodes: usize, places: usize, extra: &str) -> Result<Self> {
-        let registry = format!(
-            "{{ kind = \"etcd\", endpoints = [\"{}\"], prefix = \"storaged/test\" }}",
-            etcd.endpoint()
-        );
+        Self::of_members(&[etcd], nodes, places, extra)
+    }
+
+    fn of_members(etcd: &[&Etcd], nodes: usize, places: usize, extra: &str) -> Result<Self> {
+        let endpoints: Vec<String> = etcd.iter().map(|it| it.endpoint()).collect();
+        let registry =
+            format!("{{ kind = \"etcd\", endpoints = {endpoints:?}, prefix = \"storaged/test\" }}");
+        let config = EtcdConfig {
+            endpoints,
+            ..config(etcd[0])
+        };
         Ok(Self {
             system: System::with_registry_in(&registry, nodes, places, Some((2, 1)), extra)?,
-            registry: Registry::new(records(etcd)?),
+            registry: Registry::new(Arc::new(EtcdRecords::open(&config)?)),
             runtime: tokio::runtime::Runtime::new()?,
         })
     }
@@ -397,6 +405,67 @@ fn nodes_are_replaced_under_a_saving_job_and_once_etcd_is_back() -> Result<()> {
     nodes.save(run, &mut trainers, 4)?;
     let restored = nodes.system.restore(&[0, 1], 4, &shards(2, 4))?;
     ensure!(restored.len() == 2);
+    Ok(())
+}
+
+/// Each member is away once; the other two agree, and a node that is lost meanwhile is replaced. Runs are opened by them as well.
+#[test]
+fn an_etcd_of_three_loses_a_member_under_a_saving_job() -> Result<()> {
+    let mut etcd = Etcd::start_members(3)?;
+    let members: Vec<&Etcd> = etcd.iter().collect();
+    let mut nodes = Nodes::of_members(&members, 5, 3, "replace_after = \"3s\"\n")?;
+    nodes.start(0..3)?;
+    nodes.linked(0..3, 2)?;
+    nodes.start(3..5)?;
+    let (run, mut trainers) = nodes.system.trainers(2)?;
+    nodes.save(run, &mut trainers, 1)?;
+    etcd[0].kill()?;
+    nodes.save(run, &mut trainers, 2)?;
+    nodes.system.cluster.kill(2)?;
+    let second = nodes.last_is_one_of(&[3, 4])?;
+    nodes.linked([0, 1, second], 2)?;
+    nodes.save(run, &mut trainers, 3)?;
+    // It has slept through that, and is needed at once.
+    etcd[0].start_again()?;
+    etcd[1].kill()?;
+    nodes.system.cluster.kill(second)?;
+    let spare = nodes.last_is_one_of(&[7 - second])?;
+    nodes.linked([0, 1, spare], 2)?;
+    nodes.save(run, &mut trainers, 4)?;
+    drop(trainers);
+    etcd[1].start_again()?;
+    etcd[2].kill()?;
+    let (next, mut trainers) = nodes.system.trainers(2)?;
+    ensure!(next.number() == run.number() + 1, "{next} after {run}");
+    nodes.save(next, &mut trainers, 5)?;
+    let restored = nodes.system.restore(&[0, 1], 5, &shards(2, 5))?;
+    ensure!(restored.len() == 2);
+    Ok(())
+}
+
+/// One member of three cannot agree on anything: jobs go on, a new run is refused, and comes once there are two.
+#[test]
+fn an_etcd_without_a_majority_opens_no_run_until_it_has_one() -> Result<()> {
+    let mut etcd = Etcd::start_members(3)?;
+    let members: Vec<&Etcd> = etcd.iter().collect();
+    let mut nodes = Nodes::of_members(&members, 3, 3, "replace_after = \"0s\"\n")?;
+    nodes.start(0..3)?;
+    nodes.linked(0..3, 2)?;
+    let (run, mut trainers) = nodes.system.trainers(2)?;
+    nodes.save(run, &mut trainers, 1)?;
+    etcd[1].kill()?;
+    etcd[2].kill()?;
+    nodes.save(run, &mut trainers, 2)?;
+    let refused = nodes.system.reader(0)?.open_run(8_000);
+    let Err(ClientError::Refused(refusal)) = refused else {
+        anyhow::bail!("{refused:?}");
+    };
+    ensure!(refusal.code == RefusalCode::TimedOut, "{refusal}");
+    ensure!(refusal.message.contains("membership.registry"), "{refusal}");
+    nodes.save(run, &mut trainers, 3)?;
+    etcd[2].spawn()?;
+    let next = nodes.system.reader(0)?.open_run(WAIT_MS)?;
+    ensure!(next.number() > run.number(), "{next} after {run}");
     Ok(())
 }
 

@@ -6,9 +6,10 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use storaged::cluster::NodeMemory;
-use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::{DurableWish, Rung};
-use storaged_sdk::wire::{CheckpointState, RunId};
+use storaged_sdk::wire::{CheckpointState, RefusalCode, RunId};
+use storaged_sdk::{ClientError, Trainer};
+use storaged_tests::clients::WAIT_MS;
 use storaged_tests::system::{System, executable, shards, wait};
 
 /// What a node's page says of the roster.
@@ -252,6 +253,171 @@ fn an_operator_replaces_adds_and_removes_nodes_and_hears_what_cannot_be() -> Res
     Ok(())
 }
 
+/// Whether a node has parity of a step.
+fn codes(system: &System, node: usize, step: u64) -> Result<bool> {
+    let status: Value = serde_json::from_str(&system.cluster.status(node)?)?;
+    let all = status["checkpoints"].as_array().context("checkpoints")?;
+    let mut of_step = all.iter().filter(|it| it["step"] == step);
+    Ok(of_step.any(|it| it["parity_here"].as_u64() > Some(0)))
+}
+
+fn says(system: &System, node: usize, path: &str, what: &str) -> Result<()> {
+    let page = system.cluster.page(node, path)?;
+    ensure!(
+        page.code == 200 && page.body.contains(what),
+        "{}",
+        page.body
+    );
+    Ok(())
+}
+
+/// The two data nodes of a group of three train; the fourth codes for nobody yet.
+#[test]
+fn a_cordoned_node_keeps_what_it_has_and_codes_nothing_new() -> Result<()> {
+    let mut system = System::with_registry(4, 4, Some((2, 1)), "")?;
+    start(&mut system, 0..4)?;
+    linked(&system, 0..4, 3)?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 1)?;
+    let coding = (0..4).find(|node| codes(&system, *node, 1).unwrap_or(false));
+    let coding = coding.context("somebody codes")?;
+    let name = format!("n{coding}");
+    let (code, text) = node_command(&system, &["cordon", &name])?;
+    ensure!(code == 0 && text.contains("was cordoned"), "{code} {text}");
+    let (code, text) = node_command(&system, &["cordon", &name])?;
+    ensure!(
+        code == 0 && text.contains("cordoned already"),
+        "{code} {text}"
+    );
+    let (code, text) = node_command(&system, &["cordon", "n9"])?;
+    ensure!(
+        code == 1 && text.contains("n0, n1, n2, n3"),
+        "{code} {text}"
+    );
+    wait("its own word on it", || {
+        says(&system, coding, "/readyz", "ready, cordoned")
+    })?;
+    let (_, text) = node_command(&system, &["ls"])?;
+    ensure!(text.matches("(cordoned)").count() == 1, "{text}");
+    let told = |node: usize| -> Result<bool> {
+        let cordoned = &membership(&system, node)?["cordoned"];
+        Ok(*cordoned == serde_json::json!([name]))
+    };
+    wait("all nodes", || {
+        let all = (0..4).map(&told).collect::<Result<Vec<_>>>()?;
+        ensure!(all.iter().all(|it| *it), "{all:?}");
+        Ok(())
+    })?;
+    ensure!(codes(&system, coding, 1)?, "old parity stays");
+    system.save(&mut trainers, 2, &shards(2, 2), DurableWish::Never)?;
+    system.wait(0, run, 2, CheckpointState::Protected)?;
+    let coding_now: Vec<bool> = (0..4)
+        .map(|node| codes(&system, node, 2))
+        .collect::<Result<_>>()?;
+    ensure!(
+        coding_now.contains(&true) && !coding_now[coding],
+        "{coding_now:?}"
+    );
+    // It is so after a restart too, and it has its place.
+    system.cluster.kill(coding)?;
+    start(&mut system, [coding])?;
+    linked(&system, 0..4, 3)?;
+    wait("its own word on it", || {
+        says(&system, coding, "/readyz", "ready, cordoned")
+    })?;
+    let (code, text) = node_command(&system, &["uncordon", &name])?;
+    ensure!(code == 0, "{text}");
+    wait("its own word on it", || {
+        let page = system.cluster.page(coding, "/readyz")?;
+        ensure!(page.body.trim() == "ready", "{}", page.body);
+        Ok(())
+    })
+}
+
+/// A spare that is cordoned while it waits takes no place that gets vacant.
+#[test]
+fn a_cordoned_spare_takes_no_place() -> Result<()> {
+    let mut system = three_and_a_spare("replace_after = \"3s\"\n")?;
+    let file = system.cluster.config_path(3);
+    let order = |word: &str| -> Result<()> {
+        let output = std::process::Command::new(executable())
+            .args(["node", word, "n3", "--config"])
+            .arg(&file)
+            .output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(())
+    };
+    order("cordon")?;
+    wait("its own word on it", || {
+        let page = system.cluster.page(3, "/readyz")?;
+        ensure!(
+            page.body.contains("storaged node uncordon n3"),
+            "{}",
+            page.body
+        );
+        Ok(())
+    })?;
+    system.cluster.kill(2)?;
+    wait("a vacant place", || {
+        let filled = filled_by(&system, 0, "n2")?;
+        ensure!(filled.is_none(), "{filled:?}");
+        Ok(())
+    })?;
+    std::thread::sleep(Duration::from_secs(4));
+    ensure!(filled_by(&system, 0, "n2")?.is_none());
+    order("uncordon")?;
+    wait("the spare", || is_filled_by(&system, 0, "n2", "n3"))
+}
+
+/// What a majority of members could not.
+#[test]
+fn a_run_is_opened_where_a_majority_of_the_nodes_is_lost() -> Result<()> {
+    let mut system = System::with_registry(5, 5, Some((2, 1)), "replace_after = \"0s\"\n")?;
+    start(&mut system, 0..5)?;
+    linked(&system, 0..5, 4)?;
+    let (run, trainers) = system.trainers(2)?;
+    drop(trainers);
+    (2..5).try_for_each(|node| system.cluster.kill(node))?;
+    linked(&system, 0..2, 1)?;
+    let next = system.reader(1)?.open_run(WAIT_MS)?;
+    ensure!(next.number() == run.number() + 1, "{next} after {run}");
+    // All that knew of it is gone, but the registry.
+    (0..2).try_for_each(|node| system.cluster.kill(node))?;
+    start(&mut system, 0..5)?;
+    linked(&system, 0..5, 4)?;
+    let last = system.reader(3)?.open_run(WAIT_MS)?;
+    ensure!(last.number() == next.number() + 1, "{last} after {next}");
+    Ok(())
+}
+
+/// Machines of two clusters are given one registry: those that come second say so and take nothing.
+#[test]
+fn nodes_of_another_cluster_take_no_place() -> Result<()> {
+    let mut system = System::with_registry(4, 3, Some((2, 1)), "cluster = \"prod\"\n")?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    let path = system.cluster.config_path(3);
+    let other = std::fs::read_to_string(&path)?.replace("\"prod\"", "\"test\"");
+    std::fs::write(&path, other)?;
+    start(&mut system, [3])?;
+    wait("a word on it", || {
+        let page = system.cluster.page(3, "/readyz")?;
+        let is_said = page.body.contains("expected test") && page.body.contains("got prod.");
+        ensure!(page.code == 503 && is_said, "{}", page.body);
+        Ok(())
+    })?;
+    let output = std::process::Command::new(executable())
+        .args(["node", "cordon", "n0", "--config"])
+        .arg(&path)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        !output.status.success() && said.contains("another cluster's"),
+        "{said}"
+    );
+    Ok(())
+}
+
 /// The registry is away: jobs go on, and what could not be agreed on is once it is back.
 #[test]
 fn without_its_registry_a_cluster_goes_on_and_replaces_nobody() -> Result<()> {
@@ -332,15 +498,34 @@ fn nodes_that_start_while_the_registry_is_away_have_the_places_that_they_remembe
     (0..3).try_for_each(|node| system.cluster.kill(node))?;
     start(&mut system, 0..3)?;
     linked(&system, 0..3, 2)?;
-    let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)?;
+    // Nobody can say whether a partition that has the registry opens one.
+    let refused = system.reader(0)?.open_run(5_000);
+    let Err(ClientError::Refused(refusal)) = refused else {
+        anyhow::bail!("{refused:?}");
+    };
+    ensure!(refusal.code == RefusalCode::TimedOut, "{refusal}");
+    ensure!(refusal.message.contains("membership.registry"), "{refusal}");
     std::fs::rename(&away, &registry)?;
     wait("the registry", || {
         let page = system.cluster.page(0, "/status")?;
         let status: Value = serde_json::from_str(&page.body)?;
         ensure!(status["membership_fault"].is_null(), "{}", page.body);
         Ok(())
-    })
+    })?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 1)
+}
+
+/// As an operator decides who would rather go on than know.
+#[test]
+fn a_majority_opens_runs_without_the_registry_where_the_operator_says_so() -> Result<()> {
+    let mut system = System::with_registry(3, 3, Some((2, 1)), "runs = \"members\"\n")?;
+    start(&mut system, 0..3)?;
+    linked(&system, 0..3, 2)?;
+    let registry = system.root.path().join("registry");
+    std::fs::rename(&registry, system.root.path().join("away"))?;
+    let (run, mut trainers) = system.trainers(2)?;
+    save(&system, run, &mut trainers, 1)
 }
 
 /// Its keeper starts it again: it has its place and its memory, and no epoch begins.

@@ -62,6 +62,7 @@ impl Site {
             ca: self.directory.join("ca.pem"),
             certificate: self.directory.join(format!("n{node}.pem")),
             key: self.directory.join(format!("n{node}.key")),
+            crl: None,
         };
         let others = (0..self.addresses.len()).filter(|peer| *peer != node);
         let address = |peer: usize| SocketAddr::new(self.addresses[peer], PORT);

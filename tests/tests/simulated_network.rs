@@ -58,6 +58,7 @@ fn config(
         .map(|node| Member {
             name: name(node),
             failure_domain: format!("n{node}"),
+            cordon: Default::default(),
         })
         .collect();
     config.peers = (0..NODES)
@@ -68,6 +69,7 @@ fn config(
         ca: directory.join("ca.pem"),
         certificate: directory.join(format!("n{node}.pem")),
         key: directory.join(format!("n{node}.key")),
+        crl: None,
     });
     Ok(config)
 }

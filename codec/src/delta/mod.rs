@@ -17,6 +17,8 @@ mod planes;
 mod record;
 mod sample;
 mod writer;
+#[cfg(feature = "moved")]
+mod xdelta3;
 
 use std::fmt;
 

@@ -1,10 +1,10 @@
 //! Content that moved: VCDIFF (RFC 3284) by xdelta3, for small opaque objects whose bytes shift from step to step.
 //!
-//! xdelta3 is C code of 2019 behind a thin crate, so it sees only what this module has bounded: at most a chunk and
+//! xdelta3 is C code of 2019 (`codec/xdelta3/`), so it sees only what this module has bounded: at most a chunk and
 //! three chunks of basis to write, and to read only payloads whose record digest the caller has checked. Whatever it
 //! writes is read back and compared before it is used.
 //!
-//! Its build needs libclang, so it is behind the cargo feature `moved`. Without it nothing looks moved, and a record that
+//! It is behind the cargo feature `moved`. Without it nothing looks moved, and a record that
 //! was written by a build with it is an error that says which build reads it.
 
 use super::DeltaError;
@@ -19,7 +19,7 @@ const WINDOWS: usize = 8;
 pub(super) fn encode(new: &[u8], basis: &[u8]) -> Result<Vec<u8>, DeltaError> {
     bounds(new.len(), basis.len())?;
     let diff = vcdiff::encode(new, basis)?.ok_or(DeltaError::NotMoved)?;
-    match vcdiff::decode(&diff, basis)? {
+    match vcdiff::decode(&diff, basis, new.len())? {
         Some(back) if back == new => Ok(diff),
         _ => Err(DeltaError::NotMoved),
     }
@@ -33,7 +33,7 @@ pub(super) fn decode(diff: &[u8], basis: &[u8], length: usize) -> Result<Vec<u8>
         what: "VCDIFF",
         reason: "xdelta3 refuses it".into(),
     };
-    let new = vcdiff::decode(diff, basis)?.ok_or_else(damaged)?;
+    let new = vcdiff::decode(diff, basis, length)?.ok_or_else(damaged)?;
     if new.len() == length {
         Ok(new)
     } else {
@@ -46,13 +46,18 @@ mod vcdiff {
     //! xdelta3 itself; `None` is what it refuses.
 
     use super::DeltaError;
+    use crate::delta::xdelta3;
 
     pub(super) fn encode(new: &[u8], basis: &[u8]) -> Result<Option<Vec<u8>>, DeltaError> {
         Ok(xdelta3::encode(new, basis))
     }
 
-    pub(super) fn decode(diff: &[u8], basis: &[u8]) -> Result<Option<Vec<u8>>, DeltaError> {
-        Ok(xdelta3::decode(diff, basis))
+    pub(super) fn decode(
+        diff: &[u8],
+        basis: &[u8],
+        length: usize,
+    ) -> Result<Option<Vec<u8>>, DeltaError> {
+        Ok(xdelta3::decode(diff, basis, length))
     }
 }
 
@@ -66,7 +71,11 @@ mod vcdiff {
         Err(DeltaError::MovedNotBuilt)
     }
 
-    pub(super) fn decode(_diff: &[u8], _basis: &[u8]) -> Result<Option<Vec<u8>>, DeltaError> {
+    pub(super) fn decode(
+        _diff: &[u8],
+        _basis: &[u8],
+        _length: usize,
+    ) -> Result<Option<Vec<u8>>, DeltaError> {
         Err(DeltaError::MovedNotBuilt)
     }
 }

@@ -11,6 +11,7 @@ use crate::failed::FailedRestart;
 use crate::ids::{Namespace, Owner, Rank, SlotId, WorldSize};
 use crate::local::DurableWish;
 use crate::peer::{CheckpointKey, HighMark, Lane};
+use crate::provenance::{DurableStep, ManifestKey};
 use crate::run::RunId;
 use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
@@ -101,6 +102,15 @@ pub struct KeptNamespace {
     /// The highest checkpoint of which this node has copied a shard to the durable tier.
     #[n(8)]
     pub copied: Option<HighMark>,
+    /// The key of its MACs in the durable tier, if one of its trainers was here.
+    #[n(9)]
+    pub manifest_key: Option<ManifestKey>,
+    /// The newest checkpoint known to have been durable.
+    #[n(10)]
+    pub durable: Option<DurableStep>,
+    /// The newest of them known to have a MAC.
+    #[n(11)]
+    pub with_mac: Option<DurableStep>,
 }
 
 /// Digests and fingerprints of the chunks of one shard: of this node, or of one that it codes for.
@@ -211,20 +221,11 @@ mod tests {
     use crate::framing::{decode, encode};
     use crate::ids::Step;
 
-    #[test]
-    fn records_make_the_round_trip_and_a_namespace_is_pinned() {
-        let namespace = Namespace::new("job").unwrap();
-        let owner = Owner::of_token(b"t");
-        let run = RunId::with_identity(7, 0xa6);
-        let step = Step::new(3);
-        let key = CheckpointKey {
-            namespace: namespace.clone(),
-            run,
-            step,
-        };
-        let of_job = KeptNamespace {
-            namespace,
-            owner,
+    fn kept_job(key: &CheckpointKey) -> KeptNamespace {
+        let (run, step) = (key.run, key.step);
+        KeptNamespace {
+            namespace: key.namespace.clone(),
+            owner: Owner::of_token(b"t"),
             fence: run,
             promised: run,
             granted: RunId::ZERO,
@@ -238,7 +239,27 @@ mod tests {
                 changes: 2,
             }]),
             copied: Some(HighMark { run, step }),
+            manifest_key: Some(ManifestKey::of_token(&key.namespace, b"t")),
+            durable: Some(DurableStep {
+                run,
+                step,
+                manifest: digest(b"m"),
+            }),
+            with_mac: None,
+        }
+    }
+
+    #[test]
+    fn records_make_the_round_trip_and_a_namespace_is_pinned() {
+        let namespace = Namespace::new("job").unwrap();
+        let run = RunId::with_identity(7, 0xa6);
+        let step = Step::new(3);
+        let key = CheckpointKey {
+            namespace,
+            run,
+            step,
         };
+        let of_job = kept_job(&key);
         let table = KeptTable {
             key: key.clone(),
             rank: Rank::new(1),
@@ -247,7 +268,7 @@ mod tests {
         };
         let held = KeptCheckpoint {
             key,
-            owner,
+            owner: Owner::of_token(b"t"),
             world_size: WorldSize::new(2).unwrap(),
             manifest: Some(digest(b"m")),
             state: CheckpointState::Protected,

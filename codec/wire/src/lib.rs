@@ -1,6 +1,6 @@
 //! Records that storaged sends, stores and shares. No I/O: types, their bytes, and the checks on both.
 //!
-//! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `enclosure` (what it names beside its shards), `local` (trainer and daemon),
+//! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `enclosure` (what it names beside its shards), `provenance` (who wrote it), `local` (trainer and daemon),
 //! `peer` (daemon and daemon), `kept` (daemon and the next one on its node), `shape` (of a session), `verdict` (on a restart), `failed` (steps that restarts have failed from), `drain` (a node ends in order), `refusal` (what a caller is told when something cannot be done), `framing`.
 //! Every record is CBOR with explicit field numbers; numbers are never reused.
 
@@ -19,6 +19,7 @@ pub mod local;
 pub mod manifest;
 pub mod peer;
 pub mod plan;
+pub mod provenance;
 pub mod refusal;
 pub mod run;
 pub mod shape;
@@ -40,6 +41,7 @@ pub use kept::{
     RecordName,
 };
 pub use manifest::{Manifest, ManifestBytes, ManifestError, OnNode, ShardEntry};
+pub use provenance::{DurableStep, ManifestKey, Provenance, ProvenanceError};
 pub use refusal::{Refusal, RefusalCode};
 pub use run::{RunId, RunIdError};
 pub use shared::SharedBytes;

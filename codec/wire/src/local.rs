@@ -25,6 +25,11 @@ pub const TOKEN_BYTES_MIN: usize = 16;
 /// Longest token of a job, in bytes.
 pub const TOKEN_BYTES_MAX: usize = 1024;
 
+/// Whether a job's token may have this many bytes. None at all is for those who are told apart by their tenant alone.
+pub const fn is_token_length(bytes: usize) -> bool {
+    bytes == 0 || (bytes >= TOKEN_BYTES_MIN && bytes <= TOKEN_BYTES_MAX)
+}
+
 /// Number of `Request::Commit`.
 const COMMIT: u32 = 5;
 

@@ -10,6 +10,7 @@ use crate::failed::NamespaceFailures;
 use crate::ids::{Namespace, NodeName, Owner, Rank, SessionId, Step, WorldSize};
 use crate::local::{DurableWish, VerifiedPart};
 use crate::manifest::Manifest;
+use crate::provenance::{KeyTold, KeyWanted};
 use crate::run::RunId;
 use crate::shape::{EncodeShape, StripeMap};
 use crate::shared::SharedBytes;
@@ -626,6 +627,20 @@ pub enum PeerMessage {
         /// The receiver of `Draining` is drained too: its own turn.
         #[n(0)]
         turn: Option<u64>,
+    },
+    /// Asks for the key of a job's MACs; an older node warns and goes on without it.
+    #[n(90)]
+    KeyWanted(#[n(0)] KeyWanted),
+    /// The answer, if the sender has it from one of the job's trainers.
+    #[n(91)]
+    KeyTold(#[n(0)] KeyTold),
+    /// The job's owner has removed checkpoints of it from the durable tier: none that is missing there was taken away by somebody else.
+    #[n(92)]
+    DurableRemoved {
+        #[n(0)]
+        namespace: Namespace,
+        #[n(1)]
+        owner: Owner,
     },
 }
 

@@ -78,6 +78,36 @@ impl PassedOverCause {
     }
 }
 
+/// What is wrong with a copy in the durable tier that cannot be used. Clients that do not know it have [`PassedOverCause::UnusableCopy`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum CopyFault {
+    /// Its MAC is not that of the job's token.
+    #[n(0)]
+    Forged,
+    /// It has no MAC, and the configuration wants one.
+    #[n(1)]
+    WithoutMac,
+    /// Nobody who may be asked knows the job's token.
+    #[n(2)]
+    Unchecked,
+    /// It was there, and is not any more.
+    #[n(3)]
+    Missing,
+}
+
+impl CopyFault {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Forged => "forged-copy",
+            Self::WithoutMac => "copy-without-mac",
+            Self::Unchecked => "unchecked-copy",
+            Self::Missing => "missing-copy",
+        }
+    }
+}
+
 /// A checkpoint that was found and cannot be offered.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Unrestorable {
@@ -93,6 +123,17 @@ pub struct Unrestorable {
     /// The same for programs; none from a daemon that does not say it yet.
     #[n(3)]
     pub cause: Option<PassedOverCause>,
+    /// More of a copy that cannot be used.
+    #[n(4)]
+    pub copy: Option<CopyFault>,
+}
+
+impl Unrestorable {
+    /// The word for the cause, the closest that is known.
+    pub fn cause_word(&self) -> Option<&'static str> {
+        let copy = self.copy.map(CopyFault::as_str);
+        copy.or(self.cause.map(PassedOverCause::as_str))
+    }
 }
 
 /// What a restart will do.

@@ -77,7 +77,7 @@ fn passed_over<'py>(py: Python<'py>, one: &Unrestorable) -> PyResult<Bound<'py, 
     let dict = PyDict::new(py);
     dict.set_item("run", one.run.to_string())?;
     dict.set_item("step", one.step.get())?;
-    dict.set_item("cause", one.cause.map(|cause| cause.as_str()))?;
+    dict.set_item("cause", one.cause_word())?;
     dict.set_item("text", &one.reason)?;
     Ok(dict)
 }

@@ -20,6 +20,7 @@ use crate::enclosures::EnclosureStore;
 use crate::event::Event;
 use crate::keep::Keeping;
 use crate::limits;
+use crate::manifest_keys::ManifestKeys;
 use crate::parcels::Parcels;
 use crate::place::Drains;
 use crate::restore::Rates;
@@ -70,6 +71,7 @@ pub(crate) struct Context {
     pub testimony: Testimony,
     /// Whether the tier has checkpoints that too few home nodes call durable.
     pub tier_questions: BTreeMap<QueryId, TierQuestion>,
+    pub keys: ManifestKeys,
     next: u64,
 }
 
@@ -113,6 +115,7 @@ impl Context {
             keeping: Keeping::default(),
             testimony: Testimony::default(),
             tier_questions: BTreeMap::new(),
+            keys: ManifestKeys::default(),
             next: 0,
         })
     }

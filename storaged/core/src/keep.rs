@@ -131,6 +131,9 @@ impl Context {
             evicted: table.evicted,
             failed: table.failed.kept(),
             copied: table.copied,
+            manifest_key: self.keys.of_job(&namespace),
+            durable: self.keys.durable(&namespace),
+            with_mac: self.keys.with_mac(&namespace),
         });
         match record {
             Some(record) if self.keeping.jobs.get(&namespace) != Some(&record) => {

@@ -22,6 +22,7 @@ mod event;
 mod failed_steps;
 mod keep;
 pub mod limits;
+mod manifest_keys;
 mod messages;
 mod node;
 mod parcels;
@@ -39,12 +40,12 @@ mod testkit;
 mod trickle;
 
 pub use api::{
-    CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault, DurableForm,
-    DurableListing, DurablePolicy, ExpectedShard, FalseStatement, HeldBlock, Input, LinkRates,
-    MemoryShare, MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared, QueryId,
-    RateBasis, Removed, RequestId, RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally,
-    SessionWork, SetAside, SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn, Unread,
-    UploadBase, Viewer,
+    Authorship, CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault,
+    DurableForm, DurableListing, DurablePolicy, ExpectedShard, FalseStatement, HeldBlock, Input,
+    LinkRates, MemoryShare, MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared,
+    QueryId, RateBasis, Registration, RegistryFault, Removed, RequestId, RunAuthority,
+    RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally, SessionWork, SetAside, SetAsideCause,
+    Setup, Sink, SlotShard, Source, StripeTurn, Trust, Unread, UploadBase, Viewer,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};

@@ -66,6 +66,9 @@ pub const COMMITS_PER_PEER_MAX: usize = 64;
 /// Parcels on their way here that one peer alone tells of.
 pub const PARCELS_PER_PEER_MAX: usize = 64;
 
+/// A node that is to publish a checkpoint, and has none of its job's trainers, asks its peers for the key of the job's MACs for so long;
+/// then the manifest is published without: a copy that must be accepted by hand is more than none.
+pub const KEY_WAIT_MS: u64 = 60_000;
 /// What still matters is said again this often.
 pub const REPEAT_MS: u64 = 1_000;
 /// Nodes that have answered a plan which still waits for others are asked again after so long, and then after twice as long each time.
@@ -277,6 +280,10 @@ pub const RAISE_MAX_MS: u64 = 1_000;
 
 /// The durable tier gives a run's number within this time, or nodes that remember the namespace do.
 pub const RUN_CLAIM_MAX_MS: u64 = 3_000;
+
+/// A registry that has not given a run its number is asked again after this time, until the client's own is over. What was asked before and
+/// comes late counts as well.
+pub const RUN_REGISTER_AGAIN_MS: u64 = 2_000;
 
 /// Where only the durable tier can give a run's number, it is asked so often before the run is refused: one failure costs a
 /// restart a second, and not its job.

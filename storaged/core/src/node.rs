@@ -94,7 +94,10 @@ impl Node {
             }
             Event::EnclosuresMoved => self.restores.advance_manifest_waits(&mut self.cx),
             Event::Adopted => self.sessions.retry_deferred(&mut self.cx),
-            Event::Reached(key, state) => self.sessions.lanes_hear(&key, state, &mut self.cx),
+            Event::Reached(key, state) => {
+                self.cx.note_durable_step(&key, state);
+                self.sessions.lanes_hear(&key, state, &mut self.cx);
+            }
             Event::BlocksGone(key) => self.sessions.end_sessions_of(&key, &mut self.cx),
             Event::RoomMade => self.cx.serve_slot_waiters(),
             Event::SlotFreed(slot, namespace, rank) => {
@@ -194,15 +197,10 @@ impl Node {
             Input::DurableListed { query, outcome } => self.durable_listed(query, outcome),
             Input::Curated { id, outcome } => self.cx.curated(id, outcome),
             Input::DurableState(outcome) => self.cx.tier_answered(outcome.err().as_ref()),
-            Input::RunClaimed { query, outcome } => {
-                self.runs.run_claimed(query, outcome, &mut self.cx)
-            }
-            Input::RunRecorded {
-                namespace,
-                run,
-                outcome,
-            } => self.cx.run_recorded(&namespace, run, outcome),
-            Input::RunFound { query, outcome } => self.runs.run_found(query, outcome, &mut self.cx),
+            answer @ (Input::RunClaimed { .. }
+            | Input::RunRegistered { .. }
+            | Input::RunRecorded { .. }
+            | Input::RunFound { .. }) => self.answered_of_runs(answer),
             Input::Fetched { slot, outcome } => {
                 self.restores
                     .fetched(slot, outcome, &mut self.sessions, &mut self.cx)
@@ -225,6 +223,27 @@ impl Node {
                 let sessions = &mut self.sessions;
                 self.scrub.scrubbed(query, outcome, sessions, &mut self.cx)
             }
+        }
+    }
+
+    /// The durable tier, or the registry, has answered of a run.
+    fn answered_of_runs(&mut self, answer: Input) {
+        match answer {
+            Input::RunClaimed { query, outcome } => {
+                self.runs.run_claimed(query, outcome, &mut self.cx)
+            }
+            Input::RunRegistered {
+                query,
+                run,
+                outcome,
+            } => (self.runs).run_registered(query, run, outcome, &mut self.cx),
+            Input::RunRecorded {
+                namespace,
+                run,
+                outcome,
+            } => self.cx.run_recorded(&namespace, run, outcome),
+            Input::RunFound { query, outcome } => self.runs.run_found(query, outcome, &mut self.cx),
+            _ => {}
         }
     }
 

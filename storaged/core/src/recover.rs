@@ -115,6 +115,7 @@ impl Context {
     /// What this node has promised it must not forget.
     fn recover_job(&mut self, job: KeptNamespace) {
         let now = self.now;
+        self.recover_key(&job);
         let table = self.namespace_table(&job.namespace, job.owner);
         if planted!("promises_end_with_the_daemon") {
             return;

@@ -12,7 +12,7 @@ use storaged_wire::{
 };
 
 use crate::api::{
-    DurableForm, DurablePolicy, Input, LinkRates, Now, Output, RunsWithoutTier, Setup,
+    DurableForm, DurablePolicy, Input, LinkRates, Now, Output, RunAuthority, RunsWithoutTier, Setup,
 };
 use crate::node::Node;
 
@@ -154,6 +154,7 @@ fn setup_of_last(members: &[&str], geometry: Geometry, durable: DurablePolicy) -
     let member = |text: &&str| Member {
         name: name(text),
         failure_domain: (*text).into(),
+        cordon: Default::default(),
     };
     let me = members.last().expect("a member");
     Setup {
@@ -173,6 +174,7 @@ fn setup_of_last(members: &[&str], geometry: Geometry, durable: DurablePolicy) -
         durable,
         messages: crate::api::MessageLimits::default(),
         runs_without_tier: RunsWithoutTier::Refused,
+        run_authority: RunAuthority::Members,
         durable_form: DurableForm::Full,
     }
 }

@@ -1,6 +1,8 @@
 //! Opening runs: numbers are unique, two incarnations are never mixed, and an attempt that fails fences nobody. Any two
 //! nodes at any distance in time, links that are slow or cut, and a durable tier that is fast, slow, hanging or broken.
 
+#[path = "runs/registry.rs"]
+mod registry;
 mod testkit;
 #[path = "runs/world.rs"]
 mod world;

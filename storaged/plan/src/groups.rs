@@ -12,6 +12,18 @@ pub struct Member {
     pub name: NodeName,
     /// What fails together with it: a rack, a power feed. By default the node itself.
     pub failure_domain: String,
+    /// Whether it codes for others.
+    pub cordon: Cordon,
+}
+
+/// Whether a node is given parity of new checkpoints.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub enum Cordon {
+    /// As any other.
+    #[default]
+    Open,
+    /// Only where the others do not suffice: an operator expects to lose it. Its own shards are coded as before.
+    Cordoned,
 }
 
 /// k data nodes (fewer in the last group, and where there are fewer than k + m nodes) and m coding nodes.
@@ -46,7 +58,7 @@ pub enum GroupError {
 ///
 /// Nodes are dealt so that a group's data nodes come from as many failure domains as there are. Coding nodes lie
 /// in domains of their own, away from the group's data nodes, and are picked from the nodes that code least so
-/// far. So the loss of any m domains costs a stripe at most m blocks if every data node has its own domain.
+/// far; cordoned ones come last. So the loss of any m domains costs a stripe at most m blocks if every data node has its own domain.
 ///
 /// Of fewer than k + m nodes all but m are a group's data nodes, coded by the others: they bear m losses at a redundancy of m to the data
 /// nodes that are left. Of m + 1 nodes each has the shards of every other one, as mirrors do.
@@ -56,7 +68,14 @@ pub enum GroupError {
 pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, GroupError> {
     let ordered = interleave_domains(members)?;
     let mut by_load: ByLoad = (ordered.iter())
-        .map(|member| (0, &member.name, member.failure_domain.as_str()))
+        .map(|member| {
+            (
+                member.cordon,
+                0,
+                &member.name,
+                member.failure_domain.as_str(),
+            )
+        })
         .collect();
     ordered
         .chunks(data_nodes(members.len(), geometry))
@@ -97,8 +116,8 @@ fn interleave_domains(members: &[Member]) -> Result<Vec<&Member>, GroupError> {
     Ok(ordered)
 }
 
-/// Members by how many groups they code for so far, then by name; each with its failure domain.
-type ByLoad<'a> = BTreeSet<(usize, &'a NodeName, &'a str)>;
+/// Members by how many groups they code for so far, then by name, cordoned ones after the others; each with its failure domain.
+type ByLoad<'a> = BTreeSet<(Cordon, usize, &'a NodeName, &'a str)>;
 
 fn coding_nodes(
     data: &[&Member],
@@ -109,7 +128,7 @@ fn coding_nodes(
     let mut coding = Vec::with_capacity(geometry.m());
     while coding.len() < geometry.m() {
         let mut all = by_load.iter();
-        let Some(best) = all.find(|(_, _, domain)| !taken.contains(domain)).copied() else {
+        let Some(best) = all.find(|(.., domain)| !taken.contains(domain)).copied() else {
             return Err(GroupError::TooFewDomains {
                 geometry,
                 data: data.iter().map(|member| member.name.clone()).collect(),
@@ -118,8 +137,8 @@ fn coding_nodes(
             });
         };
         by_load.remove(&best);
-        let (load, name, domain) = best;
-        by_load.insert((load + 1, name, domain));
+        let (cordon, load, name, domain) = best;
+        by_load.insert((cordon, load + 1, name, domain));
         taken.insert(domain);
         coding.push(name.clone());
     }
@@ -147,6 +166,7 @@ mod tests {
             .map(|(name, domain)| Member {
                 name: NodeName::new(*name).unwrap(),
                 failure_domain: (*domain).into(),
+                cordon: Cordon::Open,
             })
             .collect()
     }
@@ -193,6 +213,40 @@ mod tests {
             too_few,
             Err(GroupError::TooFewDomains { got: 1, .. })
         ));
+    }
+
+    fn cordon(list: &mut [Member], names: &[&str]) {
+        for member in list.iter_mut() {
+            if names.contains(&member.name.as_str()) {
+                member.cordon = Cordon::Cordoned;
+            }
+        }
+    }
+
+    #[test]
+    fn a_cordoned_node_codes_only_where_the_others_do_not_suffice() {
+        let geometry = Geometry::new(4, 2).unwrap();
+        let mut list = own_domains(8);
+        let before = groups(&list, geometry).unwrap();
+        cordon(&mut list, &["n04", "n00"]);
+        let found = groups(&list, geometry).unwrap();
+        for (old, new) in before.iter().zip(&found) {
+            assert_eq!(old.data, new.data, "what it trains stays coded as it was");
+        }
+        let coding: Vec<&str> = (found.iter())
+            .flat_map(|group| group.coding.iter().map(NodeName::as_str))
+            .collect();
+        assert_eq!(coding, ["n05", "n06", "n01", "n02"]);
+        // Of three nodes with two coding nodes for each, all must code.
+        let mut three = own_domains(3);
+        let before = groups(&three, geometry).unwrap();
+        cordon(&mut three, &["n01"]);
+        let found = groups(&three, geometry).unwrap();
+        let of = |groups: &[Group]| -> Vec<BTreeSet<NodeName>> {
+            let coding = groups.iter().map(|it| it.coding.iter().cloned().collect());
+            coding.collect()
+        };
+        assert_eq!(of(&found), of(&before));
     }
 
     #[test]

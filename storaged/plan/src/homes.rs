@@ -49,6 +49,7 @@ mod tests {
             .map(|i| Member {
                 name: NodeName::new(format!("n{i}")).unwrap(),
                 failure_domain: format!("rack{}", i % racks),
+                cordon: Default::default(),
             })
             .collect()
     }

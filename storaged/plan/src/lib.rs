@@ -34,7 +34,7 @@ mod trace;
 pub use coding::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
 pub use encode::{Order, ParityHolders, Shape, encode_plan};
 pub use error::PlanError;
-pub use groups::{Group, GroupError, Member, group_peers, groups};
+pub use groups::{Cordon, Group, GroupError, Member, group_peers, groups};
 pub use homes::homes;
 pub use lanes::{LaneBlocks, blocks_on, lanes_coded_by, lanes_of, uncoded_node};
 pub use load::NodeLoad;

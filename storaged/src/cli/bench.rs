@@ -424,6 +424,7 @@ fn identity(directory: &std::path::Path, name: &NodeName) -> Result<TlsIdentity,
         ca: directory.join(CA_CERTIFICATE),
         certificate: directory.join(format!("{name}.pem")),
         key: directory.join(format!("{name}.key")),
+        crl: None,
     };
     TlsIdentity::load(&files).map_err(|error| CliError::Unexpected(crate::driver::chain(&error)))
 }

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use storaged_sdk::wire::NodeName;
 
 use super::{CliError, print};
-use crate::net::cert::{create_ca, issue, renew};
+use crate::net::cert::{create_ca, issue, renew, revoke};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -50,6 +50,19 @@ pub enum CertCommand {
         #[arg(long, default_value_t = 365)]
         days: u32,
     },
+    /// Add a node's certificate to the authority's list of revoked ones: DIR/crl.pem
+    #[command(
+        after_help = "Next: copy crl.pem to every node, where tls.crl names it: daemons take it within tls.watch (30 s), or at a reload, and end their links to the node. storaged cert renew DIR NODE gives it another certificate, if it is to come back."
+    )]
+    Revoke {
+        /// Directory of the authority
+        directory: PathBuf,
+        /// The node's name, as in its configuration
+        node: NodeName,
+        /// The certificate to revoke instead of DIR/NODE.pem
+        #[arg(long)]
+        certificate: Option<PathBuf>,
+    },
 }
 
 pub fn cert(command: CertCommand) -> Result<(), CliError> {
@@ -65,6 +78,11 @@ pub fn cert(command: CertCommand) -> Result<(), CliError> {
             node,
             days,
         } => renew(&directory, &node, DAY * days)?,
+        CertCommand::Revoke {
+            directory,
+            node,
+            certificate,
+        } => revoke(&directory, &node, certificate.as_deref())?,
     };
     print(&path.display().to_string());
     Ok(())

@@ -123,6 +123,7 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
             reason.as_str().unwrap_or_default()
         ));
     }
+    print_about_nodes(&status);
     if let Some(expires) = status["certificate_expires"].as_i64() {
         print(&format!(
             "certificate until {}",
@@ -170,6 +171,20 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         }
     }
     Ok(())
+}
+
+/// Peers that should be configured as this node, and nodes that are cordoned.
+fn print_about_nodes(status: &Value) {
+    for peer in status["differing"].as_array().into_iter().flatten() {
+        print(&format!(
+            "differs: {}",
+            peer["reason"].as_str().unwrap_or_default()
+        ));
+    }
+    let cordoned = status["membership"]["cordoned"].as_array();
+    for node in cordoned.into_iter().flatten() {
+        print(&format!("cordoned: {}", node.as_str().unwrap_or_default()));
+    }
 }
 
 /// A node that has no place in its cluster yet.
@@ -312,7 +327,7 @@ pub(super) fn plan_json(plan: &RestorePlan) -> Value {
 pub(super) fn passed_over_json(one: &Unrestorable) -> Value {
     json!({
         "run": one.run.to_string(), "step": one.step.get(), "reason": one.reason,
-        "cause": one.cause.map(|cause| cause.as_str()),
+        "cause": one.cause_word(),
     })
 }
 

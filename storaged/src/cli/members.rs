@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
+use storaged_plan::Cordon;
 use storaged_wire::NodeName;
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -14,9 +15,9 @@ use crate::driver::{Members, chain, open_stage, serve_operator};
 use crate::env::Environment;
 use crate::keep::{DescriptorStore, KeptName};
 use crate::membership::{
-    Arrived, ChangeError, Comeback, Dialled, Entered, Entering, EpochRecords, EtcdRecords,
-    Following, ObjectRecords, Place, Proposal, Registry, RegistryError, Remembered, Roster, Sight,
-    Waits, enter as enter_roster, follow,
+    Arrived, ChangeError, Comeback, Cordoning, Dialled, Entered, Entering, EtcdRecords, Following,
+    NumberedRecords, ObjectRecords, Place, Proposal, Registry, RegistryError, Remembered, Roster,
+    Sight, Waits, enter as enter_roster, follow,
 };
 use crate::trickle::store::{self, SystemRandomness};
 use crate::waiting_room::{Drained, WaitingRoom};
@@ -36,7 +37,11 @@ pub enum NodeCommand {
     /// Take a place away: new checkpoints are coded by the others; what only its node holds is gone
     Remove(PlaceArgs),
     /// Let a node that was replaced or removed have a place again
-    Admit(AdmitArgs),
+    Admit(NodeArgs),
+    /// Give a node nothing new where others do: no parity, no place; it serves and repairs what it has
+    Cordon(NodeArgs),
+    /// Take a cordoned node for one as any other again
+    Uncordon(NodeArgs),
     /// Say how many places there are to be; they are given out when as many nodes have come
     Resize(ResizeArgs),
 }
@@ -67,10 +72,11 @@ pub struct PlaceArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct AdmitArgs {
+pub struct NodeArgs {
     #[command(flatten)]
     registry: RegistryArgs,
     /// The node, as in its certificate
+    #[arg(env = "STORAGED_NODE")]
     node: NodeName,
 }
 
@@ -83,7 +89,7 @@ pub struct ResizeArgs {
 }
 
 fn registry_of(membership: &MembershipConfig) -> Result<Registry, RegistryError> {
-    let records: Arc<dyn EpochRecords> = match &membership.registry {
+    let records: Arc<dyn NumberedRecords> = match &membership.registry {
         RegistryConfig::Objects(config) => {
             let store = store::open_lazily(config, Arc::new(SystemRandomness));
             Arc::new(ObjectRecords::new(Arc::new(
@@ -92,7 +98,7 @@ fn registry_of(membership: &MembershipConfig) -> Result<Registry, RegistryError>
         }
         RegistryConfig::Etcd(config) => Arc::new(EtcdRecords::open(config)?),
     };
-    Ok(Registry::new(records))
+    Ok(Registry::new(records).of_cluster(membership.cluster.clone()))
 }
 
 /// How a node comes by its place.
@@ -120,7 +126,11 @@ pub(super) async fn enter(
     let sign = room.sign();
     let registry = registry_of(&membership)?;
     let remembered = Remembered::at(membership.remembered.clone());
-    let cluster = format!("{:016x}", env.entropy.next());
+    let number = env.entropy.next();
+    let cluster = match &membership.cluster {
+        Some(name) => name.with_number(number),
+        None => format!("{number:016x}"),
+    };
     let entering = Entering {
         registry: registry.clone(),
         arrival: membership.arrival.clone(),
@@ -135,7 +145,7 @@ pub(super) async fn enter(
     let (inherited, descriptors) = (&mut env.inherited, &env.descriptors);
     let entered = enter_roster(&entering, |waits| {
         tracing::info!(reason = %waits, "no place yet");
-        if let Waits::AsSpare { .. } | Waits::ForAdmission { .. } = waits {
+        if let Waits::AsSpare { .. } | Waits::Cordoned { .. } | Waits::ForAdmission { .. } = waits {
             let_go(std::mem::take(inherited), descriptors);
         }
         sign.say(waits);
@@ -149,6 +159,7 @@ pub(super) async fn enter(
     let filled = filled.ok_or_else(|| CliError::Unexpected("a place without a record".into()))?;
     config.take_roster(&roster, &filled)?;
     let (changes, received) = mpsc::channel(QUEUE);
+    let for_runs = registry.clone();
     let (sight, seen) = watch::channel(Sight::default());
     let going = Arc::new(Notify::new());
     let following = Following {
@@ -168,6 +179,7 @@ pub(super) async fn enter(
     (env.stage, env.ops) = (Some(stage), Some(ops));
     env.members = Some(Members {
         roster: roster.clone(),
+        registry: for_runs,
         remembered,
         changes: received,
         sight,
@@ -210,6 +222,16 @@ pub fn node(command: NodeCommand) -> Result<(), CliError> {
             NodeCommand::Admit(args) => {
                 change(&args.registry, |roster| roster.admitted(&args.node)).await
             }
+            NodeCommand::Cordon(args) => {
+                let already = format!("{} is cordoned already", args.node);
+                let of = |roster: &Roster, own: &NodeName| roster.cordon(&args.node, own);
+                cordon(&args.registry, &already, of).await
+            }
+            NodeCommand::Uncordon(args) => {
+                let already = format!("{} is not cordoned", args.node);
+                let of = |roster: &Roster, own: &NodeName| roster.uncordon(&args.node, own);
+                cordon(&args.registry, &already, of).await
+            }
             NodeCommand::Remove(args) => {
                 change(&args.registry, |roster| roster.removed(&args.place)).await
             }
@@ -242,11 +264,15 @@ async fn newest(registry: &Registry) -> Result<Roster, CliError> {
     })
 }
 
-fn line(place: &Place) -> String {
+fn line(roster: &Roster, place: &Place) -> String {
     let node = place.node.as_ref().map_or("-", |node| node.as_str());
     let domain = place.failure_domain.as_deref().unwrap_or("-");
     let (name, address) = (place.name.as_str(), place.address.to_string());
-    format!("{name:<20} {node:<20} {address:<22} {domain}")
+    let cordoned = match roster.cordon_of(place) {
+        Cordon::Open => "",
+        Cordon::Cordoned => "  (cordoned)",
+    };
+    format!("{name:<20} {node:<20} {address:<22} {domain}{cordoned}")
 }
 
 async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
@@ -259,7 +285,8 @@ async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
     let Roster { epoch, size, .. } = &roster;
     let mut lines = vec![
         format!(
-            "epoch {epoch}, {} of {size} places: {}",
+            "cluster {}, epoch {epoch}, {} of {size} places: {}",
+            roster.cluster,
             roster.places.len(),
             roster.change
         ),
@@ -268,9 +295,12 @@ async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
             "PLACE", "NODE", "ADDRESS"
         ),
     ];
-    lines.extend(roster.places.iter().map(line));
+    lines.extend(roster.places.iter().map(|place| line(&roster, place)));
     let waiting = roster.arriving.iter();
     lines.extend(waiting.map(|it| format!("waiting: {} at {}", it.node, it.address)));
+    let filling = |node: &&NodeName| roster.filled_by(node).is_some();
+    let elsewhere = roster.cordoned.iter().filter(|node| !filling(node));
+    lines.extend(elsewhere.map(|node| format!("cordoned, in no place: {node}")));
     lines.extend(without_place(&config, &roster));
     print(&lines.join("\n"));
     Ok(())
@@ -284,6 +314,9 @@ fn without_place(config: &Config, roster: &Roster) -> Option<String> {
             "{node}: no place; once it runs it is a spare of epoch {}, and takes the next place that gets vacant",
             roster.epoch
         )),
+        Arrived::Cordoned => Some(format!(
+            "{node}: no place, and cordoned: it takes none (`storaged node uncordon {node}`)"
+        )),
         Arrived::Dismissed => Some(format!(
             "{node}: no place; it was replaced or removed (`storaged node admit {node}`)"
         )),
@@ -296,10 +329,24 @@ async fn change(
     args: &RegistryArgs,
     of: impl Fn(&Roster) -> Result<Roster, ChangeError>,
 ) -> Result<(), CliError> {
+    let changed =
+        |before: &Roster, _: &NodeName| of(before).map(|next| Cordoning::Propose(Box::new(next)));
+    cordon(args, "", changed).await
+}
+
+/// The same of a change that may have been made already, which is said so.
+async fn cordon(
+    args: &RegistryArgs,
+    already: &str,
+    of: impl Fn(&Roster, &NodeName) -> Result<Cordoning, ChangeError>,
+) -> Result<(), CliError> {
     let (config, registry) = open(args)?;
     for _ in 0..TRIES_MAX {
         let before = newest(&registry).await?;
-        let next = of(&before)?;
+        let Cordoning::Propose(next) = of(&before, &config.node)? else {
+            print(&format!("epoch {}: {already}", before.epoch));
+            return Ok(());
+        };
         check_groups(&config, &before, &next)?;
         if registry.propose(&next).await? == Proposal::Taken {
             print(&format!("epoch {}: {}", next.epoch, next.change));

@@ -280,6 +280,7 @@ fn member(index: usize) -> Result<Member, CliError> {
     Ok(Member {
         name,
         failure_domain,
+        cordon: Default::default(),
     })
 }
 

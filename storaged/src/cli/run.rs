@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -76,33 +77,67 @@ fn load(file: Option<&PathBuf>, runtime_dir: Option<PathBuf>) -> Result<Config, 
 
 /// Runs as the keeper of a daemon, or as the daemon.
 pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
+    if args.keep == Keep::Keeper && !keeper::is_kept() {
+        log::start(args.log_format);
+        let code = keeper::keep(Program::of_this_process()?)?;
+        return Ok(code.into());
+    }
+    // Before anything that takes time: by default SIGHUP ends a process, and whoever reloads all nodes does not know which have just started.
+    let runtime = runtime()?;
+    let hup = {
+        let _within = runtime.enter();
+        signal(SignalKind::hangup()).map_err(io("listening for SIGHUP"))?
+    };
     log::start(args.log_format);
     let holding = match args.keep {
-        Keep::Keeper if !keeper::is_kept() => {
-            let code = keeper::keep(Program::of_this_process()?)?;
-            return Ok(code.into());
-        }
         Keep::Keeper => Holding::by_keeper()?,
         Keep::Systemd => Holding::by_systemd()?,
         Keep::None => Holding::nobody(),
     };
-    run_daemon(args, holding).map(|()| ExitCode::SUCCESS)
+    let process = DaemonProcess {
+        runtime,
+        hup,
+        holding,
+    };
+    run_daemon(args, process).map(|()| ExitCode::SUCCESS)
 }
 
-fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
+/// What a daemon has before it reads its configuration.
+struct DaemonProcess {
+    runtime: Runtime,
+    /// It is heard from the start.
+    hup: Signal,
+    holding: Holding,
+}
+
+fn io(what: &'static str) -> impl Fn(std::io::Error) -> CliError {
+    move |source| CliError::Io { what, source }
+}
+
+fn runtime() -> Result<Runtime, CliError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(io("starting the runtime"))
+}
+
+fn run_daemon(args: RunArgs, process: DaemonProcess) -> Result<(), CliError> {
+    let DaemonProcess {
+        runtime,
+        hup,
+        holding,
+    } = process;
     let mut config = load(args.config.as_ref(), args.runtime_dir.clone())?;
     log::set_filter(&config.log_filter)?;
-    let io = |what| move |source| CliError::Io { what, source };
+    if let Some(warning) = config.swap_state.warning(config.swap) {
+        tracing::warn!(key = "memory.swap", "{warning}");
+    }
     let net = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
         .thread_name("net")
         .enable_all()
         .build()
         .map_err(io("starting the network's runtime"))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(io("starting the runtime"))?;
     let pool = Pool::start_named("codec", &config.codec_threads);
     let pool = pool.map_err(io("starting the codec's threads"))?;
     let outcome = runtime.block_on(async {
@@ -121,7 +156,6 @@ fn run_daemon(args: RunArgs, holding: Holding) -> Result<(), CliError> {
         };
         let mut term = signal(SignalKind::terminate()).map_err(io("listening for SIGTERM"))?;
         let mut int = signal(SignalKind::interrupt()).map_err(io("listening for SIGINT"))?;
-        let hup = signal(SignalKind::hangup()).map_err(io("listening for SIGHUP"))?;
         let usr2 = signal(SignalKind::user_defined2()).map_err(io("listening for SIGUSR2"))?;
         // What would end a process that does not say otherwise.
         let ignored = [SignalKind::user_defined1(), SignalKind::alarm()];
@@ -244,9 +278,10 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
         None => "none: a node's loss loses its shards unless the durable tier has them".into(),
     };
     print(&format!(
-        "{}\nprotection {protection}\nRAM for checkpoints {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
+        "{}\nprotection {protection}\nRAM for checkpoints {}\nswap {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
         config.listing(),
         bytesize::ByteSize::b(config.budget),
+        config.swap_state,
         config.slots_per_rank,
         config
             .sockets

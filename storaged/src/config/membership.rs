@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
+use storaged_core::RunAuthority;
 use storaged_plan::Member;
 use storaged_wire::NodeName;
 
 use super::{ConfigError, ConfigFile, Span, value};
-use crate::membership::{Arrival, EtcdConfig, PLACES_MAX, Place, Roster};
+use crate::membership::{Arrival, ClusterName, EtcdConfig, PLACES_MAX, Place, Roster};
 use crate::net::PeerAddress;
 use crate::trickle::store::StoreConfig;
 
@@ -34,6 +35,31 @@ pub struct MembershipSection {
     /// How often a node looks whether the roster has changed.
     #[serde(default = "poll")]
     pub poll: Span,
+    /// The cluster whose registry it must be; without it that is the cluster which is found there.
+    pub cluster: Option<String>,
+    /// Who says whose a run's number is.
+    #[serde(default)]
+    pub runs: RunsSection,
+}
+
+/// `membership.runs`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunsSection {
+    /// The registry, without which no run is opened.
+    #[default]
+    Registry,
+    /// The durable tier or a majority of the members, as without a registry.
+    Members,
+}
+
+impl RunsSection {
+    const fn authority(self) -> RunAuthority {
+        match self {
+            Self::Registry => RunAuthority::Registry,
+            Self::Members => RunAuthority::Members,
+        }
+    }
 }
 
 /// `membership.registry`
@@ -81,6 +107,10 @@ pub struct MembershipConfig {
     pub poll: Duration,
     /// Where the newest roster is remembered.
     pub remembered: PathBuf,
+    /// The cluster whose registry it must be.
+    pub cluster: Option<ClusterName>,
+    /// Who says whose a run's number is.
+    pub runs: RunAuthority,
 }
 
 impl MembershipConfig {
@@ -90,6 +120,7 @@ impl MembershipConfig {
             let name = NodeName::new(format!("p{number}")).ok()?;
             Some(Member {
                 failure_domain: name.to_string(),
+                cordon: Default::default(),
                 name,
             })
         };
@@ -131,6 +162,8 @@ impl ConfigFile {
                 .map(Duration::from_millis),
             poll: section.poll()?,
             remembered: self.node.runtime_dir.join(REMEMBERED),
+            cluster: section.cluster()?,
+            runs: section.runs.authority(),
         }))
     }
 }
@@ -147,6 +180,12 @@ impl MembershipSection {
                 ),
             )),
         }
+    }
+
+    fn cluster(&self) -> Result<Option<ClusterName>, ConfigError> {
+        let name = self.cluster.as_deref().map(ClusterName::new);
+        name.transpose()
+            .map_err(|error| value("membership.cluster", error))
     }
 
     fn size(&self) -> Result<usize, ConfigError> {

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{BudgetSize, ConfigError, ConfigFile, Span, value};
+use super::{BudgetSize, ConfigError, ConfigFile, Span, SwapName, value};
 
 /// `[memory]`
 #[derive(Debug, Clone, Deserialize)]
@@ -18,6 +18,8 @@ pub struct MemorySection {
     /// A job without trainers keeps its RAM until another one needs the room; if its newest checkpoint is not in the
     /// durable tier, for at least so long.
     pub idle_job: Span,
+    /// What is done where slots could be swapped out: "warn", "refuse" or "allow".
+    pub swap: SwapName,
 }
 
 impl Default for MemorySection {
@@ -27,6 +29,7 @@ impl Default for MemorySection {
             slots_per_rank: 3,
             keep_steps: 1,
             idle_job: Span::from_secs(3_600),
+            swap: SwapName::Warn,
         }
     }
 }

@@ -78,7 +78,7 @@ fn kibibytes(meminfo: &str, name: &str) -> Option<u64> {
 
 /// The folders of this process's memory groups and of all groups above, where `/proc/self/cgroup` says; in a container
 /// that sees only its own part of the tree some do not exist, and its root carries the limit.
-fn group_folders(root: &Path) -> Vec<PathBuf> {
+pub(super) fn group_folders(root: &Path) -> Vec<PathBuf> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut folders = Vec::new();
     for line in groups.lines() {

@@ -59,7 +59,7 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 21] = [
+        let keys: [Key<'_>; 23] = [
             ("node.name", &|config| config.node.to_string()),
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
@@ -67,6 +67,7 @@ impl Config {
             ("node.ops_listen", &|config| text(&config.ops_listen)),
             ("node.ops_names", &|config| text(&config.ops_viewer)),
             ("node.leave_within", &|config| text(&config.leave_within)),
+            ("tls.watch", &|config| text(&config.tls_watch)),
             ("coding.k and coding.m", &|config| text(&config.geometry)),
             ("coding.chunk", &|config| config.chunk.bytes().to_string()),
             (
@@ -84,6 +85,7 @@ impl Config {
             ("memory.idle_job", &|config| {
                 format!("{} ms", config.idle_job_ms)
             }),
+            ("memory.swap", &|config| text(&config.swap)),
             ("scrub", &|config| text(&config.scrub)),
             ("tenants and admin", &|config| {
                 text(&(&config.sockets, &config.shares))
@@ -100,12 +102,16 @@ impl Config {
 
     /// What this node and its peers must have in common.
     pub fn agreement(&self) -> crate::net::Agreement {
-        match &self.cluster {
+        let agreement = match &self.cluster {
             // Nodes read a new roster one after the other: those that have not yet are linked to all the same.
             Some(cluster) => {
-                crate::net::Agreement::of_cluster(self.geometry, self.chunk, cluster.clone())
+                let runs = self.membership.as_ref().map(|it| it.runs);
+                let runs = runs.unwrap_or_default();
+                let cluster = cluster.clone();
+                crate::net::Agreement::of_cluster(self.geometry, self.chunk, cluster, runs)
             }
             None => crate::net::Agreement::of(self.geometry, self.chunk, &self.members),
-        }
+        };
+        agreement.advising(self.keep_steps)
     }
 }

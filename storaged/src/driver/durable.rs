@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use storaged_core::{Input, Output, SlotShard, UploadBase};
-use storaged_wire::{Enclosures, ManifestBytes, Rank};
+use storaged_core::{Authorship, Input, Output, QueryId, SlotShard, Trust, UploadBase};
+use storaged_wire::{Enclosures, ManifestBytes, Namespace, Rank, Step};
 
 use super::said::say_copied;
 use super::{Daemon, RunningUpload};
@@ -35,7 +35,8 @@ impl Daemon {
             Output::Publish {
                 manifest,
                 enclosures,
-            } => self.publish(trickle, manifest, enclosures),
+                authorship,
+            } => self.publish(trickle, manifest, enclosures, authorship),
             other => self.consult(trickle, other),
         }
     }
@@ -70,23 +71,56 @@ impl Daemon {
         }
     }
 
-    fn publish(&self, trickle: Arc<Trickle>, manifest: Arc<ManifestBytes>, enclosures: Enclosures) {
+    fn publish(
+        &self,
+        trickle: Arc<Trickle>,
+        manifest: Arc<ManifestBytes>,
+        enclosures: Enclosures,
+        authorship: Authorship,
+    ) {
         let ops = self.ops.clone();
         self.when_done(async move {
-            let outcome = trickle.publish(&manifest, &enclosures).await;
+            let outcome = trickle.publish(&manifest, &enclosures, &authorship).await;
             if outcome.is_err() {
                 ops.metrics.observe_unpublished();
             } else {
                 let manifest = manifest.clone();
                 tokio::spawn(async move {
                     let record = manifest.manifest();
-                    trickle.tidy(&record.namespace, record.run).await;
+                    let owner = record.owner;
+                    let trust = match authorship.key {
+                        Some(key) => Trust::Job {
+                            owner,
+                            key,
+                            known: authorship.predecessor,
+                        },
+                        None => Trust::Nothing { owner },
+                    };
+                    trickle.tidy(&record.namespace, record.run, trust).await;
                 });
             }
             Input::Published {
                 manifest: manifest.name(),
                 outcome,
             }
+        });
+    }
+
+    fn list(
+        &self,
+        trickle: Arc<Trickle>,
+        query: QueryId,
+        namespace: Namespace,
+        step: Option<Step>,
+        trust: Trust,
+    ) {
+        let ops = self.ops.clone();
+        self.when_done(async move {
+            let outcome = trickle.list(&namespace, step, trust).await;
+            if let Ok(listing) = &outcome {
+                ops.metrics.observe_set_aside(&listing.set_aside);
+            }
+            Input::DurableListed { query, outcome }
         });
     }
 
@@ -97,12 +131,8 @@ impl Daemon {
                 query,
                 namespace,
                 step,
-            } => drop(self.when_done(async move {
-                Input::DurableListed {
-                    query,
-                    outcome: trickle.list(&namespace, step).await,
-                }
-            })),
+                trust,
+            } => self.list(trickle, query, namespace, step, trust),
             Output::Curate {
                 id,
                 namespace,
@@ -148,8 +178,10 @@ impl Daemon {
                 rank,
                 slot,
                 ranges,
+                trust,
             } => drop(self.when_done(async move {
-                let outcome = trickle.fetch(&manifest, rank, slot, &ranges).await;
+                let fetched = trickle.fetch(&manifest, rank, slot, &ranges, trust);
+                let outcome = fetched.await;
                 Input::Fetched { slot, outcome }
             })),
             _ => {}

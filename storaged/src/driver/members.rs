@@ -3,17 +3,21 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use storaged_core::Input;
+use storaged_core::{Input, QueryId, RegistryFault};
+use storaged_plan::Cordon;
+use storaged_wire::{Namespace, NodeName, RunId};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::{Daemon, chain};
-use crate::membership::{Change, Place, Remembered, Roster, Sight};
+use crate::membership::{Change, Place, Registry, Remembered, Roster, Sight};
 
 /// The roster of a running node, and who follows it.
 #[derive(Debug)]
 pub struct Members {
     /// The newest one that this node goes by.
     pub roster: Roster,
+    /// Where it lies.
+    pub registry: Registry,
     /// Where it is remembered.
     pub remembered: Remembered,
     /// What the follower tells.
@@ -62,6 +66,7 @@ impl Members {
             json!({
                 "place": place.name.as_str(),
                 "node": place.node.as_ref().map(|node| node.as_str()),
+                "cordoned": self.roster.cordon_of(place) == Cordon::Cordoned,
             })
         };
         json!({
@@ -70,6 +75,7 @@ impl Members {
             "size": self.roster.size,
             "change": self.roster.change,
             "vacant": self.roster.vacant().count(),
+            "cordoned": self.roster.cordoned.iter().map(NodeName::as_str).collect::<Vec<_>>(),
             "places": self.roster.places.iter().map(place).collect::<Vec<_>>(),
         })
     }
@@ -120,14 +126,34 @@ impl Daemon {
         }
     }
 
+    /// Asks the registry whether a run has its number.
+    pub(super) fn register_run(&self, query: QueryId, namespace: Namespace, run: RunId) {
+        let members = self.members.as_ref();
+        let asked = members.map(|it| (it.registry.clone(), it.roster.clone()));
+        self.when_done(async move {
+            let outcome = match asked {
+                Some((registry, known)) => registry.register_run(&known, &namespace, run).await,
+                // Runs are opened by a registry only where there is one.
+                None => std::future::pending().await,
+            };
+            let outcome = outcome.map_err(|error| RegistryFault(chain(&error)));
+            Input::RunRegistered {
+                query,
+                run,
+                outcome,
+            }
+        });
+    }
+
     pub(super) fn show_members(&mut self) {
         let Some(members) = &self.members else {
             return;
         };
         members.remembered.write(&members.roster);
         self.links.membership = Some(members.status());
-        let vacant = members.roster.vacant().count();
-        let metrics = &self.ops.metrics;
-        metrics.observe_roster(members.roster.epoch, vacant);
+        let own = members.roster.place(&self.config.name);
+        let cordon = own.map_or(Cordon::Open, |place| members.roster.cordon_of(place));
+        self.ops.set_cordon(cordon);
+        self.ops.metrics.observe_roster(&members.roster);
     }
 }

@@ -9,7 +9,9 @@ use super::start::coding_group;
 use super::{Daemon, chain};
 use crate::config::Config;
 use crate::http::RestartAsked;
-use crate::net::{Net, NetError, NetEvent, Peer, TlsIdentity, Whose};
+use crate::net::{
+    Difference, Net, NetError, NetEvent, Peer, TlsFiles, TlsIdentity, Whose, advised,
+};
 
 impl Daemon {
     pub(super) fn net_event(&mut self, event: NetEvent) -> Option<Input> {
@@ -18,10 +20,12 @@ impl Daemon {
                 peer,
                 generation,
                 version,
+                advice,
             } => {
                 tracing::info!(%peer, generation = %format!("{:016x}", generation.get()), version, "peer up");
                 self.links.up.insert(peer.clone(), version);
                 self.links.refused.remove(&peer);
+                self.differs(&peer, &advice);
                 self.tell_sight();
                 let node = peer;
                 Some(Input::PeerUp { node, generation })
@@ -54,6 +58,19 @@ impl Daemon {
                 self.connection_failed(&error);
                 None
             }
+        }
+    }
+
+    /// A peer that is linked to and should be configured as this node: told when that changes, not at every link.
+    fn differs(&mut self, peer: &NodeName, advice: &[Difference]) {
+        if advice.is_empty() {
+            self.links.differing.remove(peer);
+            return;
+        }
+        let told = advised(peer, advice);
+        let before = self.links.differing.insert(peer.clone(), told.clone());
+        if before.as_ref() != Some(&told) {
+            tracing::warn!(%peer, told, "a peer should be configured as this node");
         }
     }
 
@@ -174,7 +191,7 @@ impl Daemon {
 
     /// Takes what a reload of the configuration may change; links and RAM stay.
     pub(super) fn reload(&mut self, file: &Config) -> Option<Input> {
-        self.reload_certificate(file);
+        self.reload_certificate(file.tls.as_ref());
         let mut taken = self.config.clone();
         let fixed = taken.take(file);
         for one in &fixed {
@@ -191,17 +208,28 @@ impl Daemon {
         input
     }
 
-    fn reload_certificate(&mut self, file: &Config) {
-        let (Some(net), Some(files)) = (&self.net, &file.tls) else {
+    /// Takes the files that are in use again; all else stays.
+    pub(super) fn certificates_changed(&mut self) -> Option<Input> {
+        tracing::info!("the files of the certificates have changed");
+        let files = self.config.tls.clone();
+        self.reload_certificate(files.as_ref());
+        self.show();
+        None
+    }
+
+    fn reload_certificate(&mut self, files: Option<&TlsFiles>) {
+        let (Some(net), Some(files)) = (&self.net, files) else {
             return;
         };
         match own_certificate(net, files) {
             Ok(own) => {
                 tracing::info!(expires = date(own.validity.ends), "took the certificate");
-                self.config.tls = file.tls.clone();
+                self.config.tls = Some(files.clone());
+                self.watched.in_use.send_replace(Some(files.clone()));
                 self.certificate = Some(own);
             }
             Err(error) => {
+                self.ops.metrics.observe_certificate_refused();
                 tracing::error!(
                     key = "tls",
                     error = chain(&error),
@@ -240,9 +268,9 @@ impl Daemon {
         self.config.epoch = taken.epoch;
         self.links.configured = names(&taken.peers);
         let configured = &self.links.configured;
-        self.links
-            .refused
-            .retain(|peer, _| configured.contains(peer));
+        for of_peers in [&mut self.links.refused, &mut self.links.differing] {
+            of_peers.retain(|peer, _| configured.contains(peer));
+        }
         // Another machine in a place is to the decisions the same member: they see its node come up.
         (!is_same).then(|| Input::Members {
             epoch: taken.epoch,
@@ -255,7 +283,7 @@ pub(super) fn names(peers: &[Peer]) -> Vec<NodeName> {
     peers.iter().map(|peer| peer.name.clone()).collect()
 }
 
-fn own_certificate(net: &Net, files: &crate::net::TlsFiles) -> Result<OwnCertificate, NetError> {
+fn own_certificate(net: &Net, files: &TlsFiles) -> Result<OwnCertificate, NetError> {
     let identity = TlsIdentity::load(files)?;
     net.set_identity(&identity)?;
     Ok(OwnCertificate::new(identity.validity()?))

@@ -12,6 +12,8 @@ pub(super) struct LinkFacts {
     pub up: BTreeMap<NodeName, u16>,
     /// Peers that could be reached and are not linked to, and why.
     pub refused: BTreeMap<NodeName, String>,
+    /// Peers that are linked to and should be configured as this node, and what differs.
+    pub differing: BTreeMap<NodeName, String>,
     /// Peers that are configured.
     pub configured: Vec<NodeName>,
     /// What is wrong with the own certificate.
@@ -68,14 +70,18 @@ impl LinkFacts {
         } else {
             AbsentPeers::AwaitedYet
         });
-        let refused: Vec<Value> = (self.refused.iter())
-            .map(|(node, reason)| json!({"node": node.as_str(), "reason": reason}))
-            .collect();
+        let listed = |of: &BTreeMap<NodeName, String>| -> Vec<Value> {
+            of.iter()
+                .map(|(node, reason)| json!({"node": node.as_str(), "reason": reason}))
+                .collect()
+        };
+        let refused = listed(&self.refused);
         let fields = format!(
-            r#""ready":{},"not_ready":{},"refused":{},"link_versions":{},"certificate_expires":{},"membership":{},"membership_fault":{}"#,
+            r#""ready":{},"not_ready":{},"refused":{},"differing":{},"link_versions":{},"certificate_expires":{},"membership":{},"membership_fault":{}"#,
             reasons.is_empty(),
             json!(reasons),
             Value::Array(refused),
+            Value::Array(listed(&self.differing)),
             json!(
                 self.up
                     .iter()

@@ -76,7 +76,8 @@ impl Daemon {
             "memory of this node has rotted; the block is lost, and what can be decoded is put back");
         let now = self.clock.now();
         if let Some(hook) = self.rot.add(chunks, now, &self.config.scrub) {
-            let (node, chunks) = (node.clone(), self.rot.chunks);
+            // As an operator names it, who may cordon it.
+            let (node, chunks) = (self.config.node.clone(), self.rot.chunks);
             self.rot
                 .hook
                 .start(hook.clone(), RotReport { node, chunks });

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use storaged_core::{DurableForm, Setup};
+use storaged_core::{DurableForm, RunAuthority, Setup};
 use storaged_wire::{Generation, NodeName};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::StartError;
 use super::certificate::OwnCertificate;
+use super::watch::{WatchedFiles, watch_files};
 use crate::config::Config;
 use crate::env::Environment;
 use crate::http::OpsState;
@@ -34,6 +35,8 @@ pub(super) fn setup(config: &Config, generation: Generation) -> Setup {
         durable: config.durable_policy,
         messages: storaged_core::MessageLimits::default(),
         runs_without_tier: config.runs_without_tier,
+        run_authority: (config.membership.as_ref())
+            .map_or(RunAuthority::Members, |membership| membership.runs),
         durable_form: match config.trickle.increments {
             0 => DurableForm::Full,
             _ => DurableForm::Increments,
@@ -68,6 +71,19 @@ pub(super) async fn start_hyperpod(
     let bound = (started.await).map_err(|source| StartError::Start { what, source })?;
     tracing::info!(listen = %bound, token = section.token_file.is_some(), "HTTP for HyperPod's clients");
     Ok(())
+}
+
+/// Watches the files of certificates, if they are to be.
+pub(super) fn watch_certificates(config: &Config) -> WatchedFiles {
+    let (watched, files) = watch::channel(config.tls.clone());
+    let (changed, changes) = mpsc::channel(1);
+    if let (Some(every), Some(_)) = (config.tls_watch, &config.tls) {
+        tokio::spawn(watch_files(files, every, changed));
+    }
+    WatchedFiles {
+        in_use: watched,
+        changes,
+    }
 }
 
 /// Who shares a coding group with this node; nobody where nothing is coded.

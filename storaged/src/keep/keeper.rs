@@ -184,6 +184,8 @@ struct Life {
     sent: Option<usize>,
     began: Instant,
     order: Order,
+    /// The daemon has asked what is held for it, which it does before it reads its configuration.
+    has_asked: bool,
     /// An odd datagram is said once.
     said_odd: bool,
 }
@@ -239,6 +241,7 @@ impl Life {
         match taken {
             Taken::Done => {}
             Taken::Asked => {
+                self.has_asked = true;
                 self.answers = table.names().collect();
                 self.sent = Some(0);
             }
@@ -437,6 +440,7 @@ impl KeeperProcess {
             sent: None,
             began: Instant::now(),
             order: Order::Live,
+            has_asked: false,
             said_odd: false,
         })
     }
@@ -480,6 +484,9 @@ impl KeeperProcess {
             self.is_ending = true;
         } else if told == Signal::USR2 {
             life.order = Order::EndBy(tokio::time::Instant::now() + AGAIN_WITHIN);
+        } else if told == Signal::HUP && !life.has_asked {
+            // It would die of it, and is about to read its configuration in any case.
+            return;
         }
         life.signal(told);
     }

@@ -76,6 +76,8 @@ pub enum Waits {
     AsSpare { epoch: u64 },
     /// The operator has replaced it, or removed its place.
     ForAdmission { node: NodeName },
+    /// An operator has cordoned it.
+    Cordoned { node: NodeName },
     /// With it no checkpoint could be coded.
     ForOthers(GroupError),
     /// The registry does not answer, or has gone back.
@@ -101,6 +103,10 @@ impl std::fmt::Display for Waits {
             Self::ForAdmission { node } => write!(
                 f,
                 "the operator has replaced this node, or removed its place: `storaged node admit {node}` lets it in again"
+            ),
+            Self::Cordoned { node } => write!(
+                f,
+                "the operator has cordoned this node, and it had no place: `storaged node uncordon {node}` lets it take one"
             ),
             Self::ForOthers(error) => write!(
                 f,
@@ -171,6 +177,10 @@ impl Entering {
             Arrived::Spare => {
                 let epoch = roster.epoch;
                 return Err(Waits::AsSpare { epoch });
+            }
+            Arrived::Cordoned => {
+                let node = self.arrival.node.clone();
+                return Err(Waits::Cordoned { node });
             }
             Arrived::Dismissed => {
                 let node = self.arrival.node.clone();

@@ -1,4 +1,4 @@
-//! Rosters in etcd, through the JSON gateway of its v3 API: two requests, `kv/range` and `kv/txn`, both linearizable. A gRPC client would
+//! Numbered records in etcd, through the JSON gateway of its v3 API: two requests, `kv/range` and `kv/txn`, both linearizable. A gRPC client would
 //! need `protoc` on every machine that builds this (docs/decisions/2026-11-23-etcd.md).
 
 use std::path::PathBuf;
@@ -22,9 +22,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use storaged_wire::Namespace;
 use thiserror::Error;
 
-use super::registry::{EpochRecord, EpochRecords, Proposal, RegistryError, name_of_epoch};
+use super::registry::{NumberedRecord, NumberedRecords, Proposal, RegistryError, name_of_number};
 
 /// One member of etcd answers within this time, or the next one is asked.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -98,12 +99,18 @@ struct Dialler {
     files: Vec<Vec<u8>>,
 }
 
-/// EpochRecords that are keys of etcd.
+/// Records that are keys of one folder of etcd.
 #[derive(Debug)]
 pub struct EtcdRecords {
+    etcd: Arc<EtcdMembers>,
+    folder: String,
+}
+
+/// Its members, and how they are asked.
+#[derive(Debug)]
+struct EtcdMembers {
     config: EtcdConfig,
     dialler: tokio::sync::Mutex<Dialler>,
-    prefix: String,
     user: Option<User>,
     /// The member that answered last.
     first: AtomicUsize,
@@ -152,6 +159,10 @@ impl EtcdConfig {
             }
             _ => Ok(()),
         }
+    }
+
+    fn folder(&self, name: &str) -> String {
+        format!("{}/{name}", self.prefix.trim_end_matches('/'))
     }
 
     fn files(&self) -> impl Iterator<Item = &PathBuf> {
@@ -245,7 +256,7 @@ fn unpack(name: &str, value: Vec<u8>) -> Result<Bytes, EtcdError> {
 }
 
 /// The first key and value of a range's answer.
-fn first_of(range: &Value) -> Result<Option<EpochRecord>, EtcdError> {
+fn first_of(range: &Value) -> Result<Option<NumberedRecord>, EtcdError> {
     let Some(pair) = range["kvs"].get(0) else {
         return Ok(None);
     };
@@ -265,7 +276,7 @@ fn first_of(range: &Value) -> Result<Option<EpochRecord>, EtcdError> {
         value => field("value", value.as_str())?,
     };
     let bytes = unpack(&name, value)?;
-    Ok(Some(EpochRecord { name, bytes }))
+    Ok(Some(NumberedRecord { name, bytes }))
 }
 
 impl EtcdRecords {
@@ -281,20 +292,25 @@ impl EtcdRecords {
             client: config.client()?,
         };
         let user = config.user.clone().zip(config.password_file.clone());
-        Ok(Self {
+        let members = EtcdMembers {
             config: config.clone(),
             dialler: tokio::sync::Mutex::new(dialler),
-            prefix: config.prefix.trim_end_matches('/').to_owned(),
             user: user.map(|(name, password)| User { name, password }),
             first: AtomicUsize::new(0),
             token: tokio::sync::Mutex::new(None),
+        };
+        Ok(Self {
+            etcd: Arc::new(members),
+            folder: config.folder("epochs"),
         })
     }
 
-    fn key(&self, epoch: u64) -> String {
-        format!("{}/epochs/{}", self.prefix, name_of_epoch(epoch))
+    fn key(&self, number: u64) -> String {
+        format!("{}/{}", self.folder, name_of_number(number))
     }
+}
 
+impl EtcdMembers {
     /// What to dial with. Certificates expire, and a node that follows the registry for months is given new ones in the files of the old.
     async fn client(&self) -> HttpClient {
         let mut files = Vec::new();
@@ -449,27 +465,34 @@ fn read_answer(endpoint: &str, status: StatusCode, body: &[u8]) -> Result<Value,
 }
 
 #[async_trait]
-impl EpochRecords for EtcdRecords {
-    async fn record(&self, epoch: u64) -> Result<Option<EpochRecord>, RegistryError> {
-        let answer = self
-            .ask("kv/range", &json!({"key": coded(self.key(epoch))}))
-            .await?;
+impl NumberedRecords for EtcdRecords {
+    fn runs_of(&self, namespace: &Namespace) -> Arc<dyn NumberedRecords> {
+        Arc::new(Self {
+            etcd: self.etcd.clone(),
+            folder: self.etcd.config.folder(&format!("runs/{namespace}")),
+        })
+    }
+
+    async fn record(&self, number: u64) -> Result<Option<NumberedRecord>, RegistryError> {
+        let range = json!({"key": coded(self.key(number))});
+        let answer = self.etcd.ask("kv/range", &range).await?;
         Ok(first_of(&answer)?)
     }
 
-    async fn newest(&self) -> Result<Option<EpochRecord>, RegistryError> {
-        let folder = format!("{}/epochs/", self.prefix);
+    async fn newest(&self) -> Result<Option<NumberedRecord>, RegistryError> {
+        let first = format!("{}/", self.folder);
         // `0` follows `/`.
-        let end = format!("{}/epochs0", self.prefix);
-        let range = json!({"key": coded(folder), "range_end": coded(end), "limit": 1});
-        let answer = self.ask("kv/range", &range).await?;
+        let end = format!("{}0", self.folder);
+        let range = json!({"key": coded(first), "range_end": coded(end), "limit": 1});
+        let answer = self.etcd.ask("kv/range", &range).await?;
         Ok(first_of(&answer)?)
     }
 
-    async fn create(&self, epoch: u64, record: Bytes) -> Result<Proposal, RegistryError> {
-        let key = coded(self.key(epoch));
+    async fn create(&self, number: u64, record: Bytes) -> Result<Proposal, RegistryError> {
+        let key = coded(self.key(number));
         let put = json!({"key": key, "value": coded(pack(record.clone()))});
         let answer = self
+            .etcd
             .ask(
                 "kv/txn",
                 &json!({

@@ -7,48 +7,68 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::registry::name_of_epoch;
+use super::registry::name_of_number;
+use storaged_wire::Namespace;
+
 use super::tests::{arrival, entering, full, lost, name};
 use super::*;
 
 /// What etcd does, and what operators do to it.
 #[derive(Debug, Default)]
-struct Shelf(Mutex<BTreeMap<u64, Bytes>>);
+pub(super) struct Shelf {
+    records: Mutex<BTreeMap<u64, Bytes>>,
+    runs: Mutex<BTreeMap<Namespace, Arc<Shelf>>>,
+}
 
 impl Shelf {
     /// Somebody replaces all that is there.
-    fn put_back(&self, rosters: &[&Roster]) {
+    pub fn put_back(&self, rosters: &[&Roster]) {
         let records = rosters.iter().map(|it| (it.epoch, it.bytes().into()));
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = records.collect();
+        *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records.collect();
     }
 
-    fn epochs(&self) -> Vec<u64> {
-        let records = self.0.lock().unwrap();
+    /// The records of a namespace's runs.
+    pub fn runs(&self, namespace: &Namespace) -> Arc<Self> {
+        let mut runs = self.runs.lock().unwrap();
+        runs.entry(namespace.clone()).or_default().clone()
+    }
+
+    /// Somebody changes or deletes what is there.
+    pub fn change(&self, with: impl FnOnce(&mut BTreeMap<u64, Bytes>)) {
+        with(&mut self.records.lock().unwrap());
+    }
+
+    pub fn epochs(&self) -> Vec<u64> {
+        let records = self.records.lock().unwrap();
         records.keys().copied().collect()
     }
 
-    fn at(&self, epoch: Option<u64>) -> Option<EpochRecord> {
-        let records = self.0.lock().unwrap();
+    fn at(&self, epoch: Option<u64>) -> Option<NumberedRecord> {
+        let records = self.records.lock().unwrap();
         let epoch = epoch.or_else(|| records.keys().last().copied())?;
-        records.get(&epoch).map(|bytes| EpochRecord {
-            name: name_of_epoch(epoch),
+        records.get(&epoch).map(|bytes| NumberedRecord {
+            name: name_of_number(epoch),
             bytes: bytes.clone(),
         })
     }
 }
 
 #[async_trait]
-impl EpochRecords for Shelf {
-    async fn record(&self, epoch: u64) -> Result<Option<EpochRecord>, RegistryError> {
+impl NumberedRecords for Shelf {
+    fn runs_of(&self, namespace: &Namespace) -> Arc<dyn NumberedRecords> {
+        self.runs(namespace)
+    }
+
+    async fn record(&self, epoch: u64) -> Result<Option<NumberedRecord>, RegistryError> {
         Ok(self.at(Some(epoch)))
     }
 
-    async fn newest(&self) -> Result<Option<EpochRecord>, RegistryError> {
+    async fn newest(&self) -> Result<Option<NumberedRecord>, RegistryError> {
         Ok(self.at(None))
     }
 
     async fn create(&self, epoch: u64, record: Bytes) -> Result<Proposal, RegistryError> {
-        let mut records = self.0.lock().unwrap();
+        let mut records = self.records.lock().unwrap();
         let there = records.entry(epoch).or_insert_with(|| record.clone());
         let is_own = *there == record;
         Ok(if is_own {
@@ -63,7 +83,7 @@ impl EpochRecords for Shelf {
     }
 }
 
-fn shelf(rosters: &[&Roster]) -> (Arc<Shelf>, Registry) {
+pub(super) fn shelf(rosters: &[&Roster]) -> (Arc<Shelf>, Registry) {
     let shelf = Arc::new(Shelf::default());
     shelf.put_back(rosters);
     (shelf.clone(), Registry::new(shelf))

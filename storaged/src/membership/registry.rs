@@ -1,13 +1,15 @@
-//! Where rosters lie: one record per epoch, created by whoever proposes it first and never changed, in a store that is linearizable. Which
-//! one that is, [`EpochRecords`] hides: an object store (`objects`) or etcd (`etcd`).
+//! Where rosters lie, and runs (`run_records`): one record per number, created by whoever proposes it first and never changed, in a store that is
+//! linearizable. Which one that is, [`NumberedRecords`] hides: an object store (`objects`) or etcd (`etcd`).
 
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use storaged_wire::{Namespace, RunId};
 use thiserror::Error;
 
+use super::cluster_name::ClusterName;
 use super::etcd::EtcdError;
 use super::roster::{Roster, RosterError};
 use crate::trickle::store::StoreError;
@@ -32,6 +34,26 @@ pub enum RegistryError {
         #[source]
         source: RosterError,
     },
+    /// What lies in it under the name of a run.
+    #[error(
+        "{name} in the registry (membership.registry) is no run of {namespace}: expected {expected}, got {got} (delete it if no node of this cluster has written it)"
+    )]
+    Run {
+        name: String,
+        namespace: Namespace,
+        expected: String,
+        got: String,
+    },
+    /// A store that is not linearizable, or that somebody changes.
+    #[error(
+        "the registry (membership.registry) has lost run {run} of {namespace}, which it has just taken"
+    )]
+    RunLost { namespace: Namespace, run: RunId },
+    /// It was given to two clusters.
+    #[error(
+        "the registry of members is another cluster's: expected {expected} (membership.cluster), got {got}: give each cluster a registry of its own"
+    )]
+    AnotherCluster { expected: ClusterName, got: String },
     /// Somebody has put an older state of the store back.
     #[error(
         "the registry of members has gone back: expected the roster of epoch {known}, got {found}; what is known here stays, and nothing is proposed"
@@ -50,44 +72,55 @@ pub enum Proposal {
 
 /// A record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EpochRecord {
+pub struct NumberedRecord {
     /// As the store names it, which counts down.
     pub name: String,
     /// What lies there.
     pub bytes: Bytes,
 }
 
-/// EpochRecords by epoch, in a store that agrees on which of two writers came first. Reads see what was written before they began.
+/// Records by number, in a store that agrees on which of two writers came first. Reads see what was written before they began.
 #[async_trait]
-pub trait EpochRecords: fmt::Debug + Send + Sync {
-    /// What lies under an epoch.
-    async fn record(&self, epoch: u64) -> Result<Option<EpochRecord>, RegistryError>;
+pub trait NumberedRecords: fmt::Debug + Send + Sync {
+    /// Those of a namespace's runs, in the same store.
+    fn runs_of(&self, namespace: &Namespace) -> Arc<dyn NumberedRecords>;
+
+    /// What lies under a number.
+    async fn record(&self, number: u64) -> Result<Option<NumberedRecord>, RegistryError>;
 
     /// The newest one.
-    async fn newest(&self) -> Result<Option<EpochRecord>, RegistryError>;
+    async fn newest(&self) -> Result<Option<NumberedRecord>, RegistryError>;
 
     /// Creates one, unless another lies there. One that is the same was created by this call, whose answer was lost.
-    async fn create(&self, epoch: u64, record: Bytes) -> Result<Proposal, RegistryError>;
+    async fn create(&self, number: u64, record: Bytes) -> Result<Proposal, RegistryError>;
 
     /// What is not there counts only if the place is still the one that was opened.
     async fn check_place(&self) -> Result<(), RegistryError>;
 }
 
-/// Under which name an epoch lies: the newest sorts first.
-pub(super) fn name_of_epoch(epoch: u64) -> String {
-    format!("{:020}", u64::MAX - epoch)
+/// Under which name a number lies: the newest sorts first.
+pub(super) fn name_of_number(number: u64) -> String {
+    format!("{:020}", u64::MAX - number)
 }
 
 /// The registry of a cluster.
 #[derive(Debug, Clone)]
 pub struct Registry {
-    records: Arc<dyn EpochRecords>,
+    pub(super) records: Arc<dyn NumberedRecords>,
+    cluster: Option<ClusterName>,
 }
 
 impl Registry {
     /// Over records.
-    pub fn new(records: Arc<dyn EpochRecords>) -> Self {
-        Self { records }
+    pub fn new(records: Arc<dyn NumberedRecords>) -> Self {
+        let cluster = None;
+        Self { records, cluster }
+    }
+
+    /// That must be this cluster's, if it has a name.
+    #[must_use]
+    pub fn of_cluster(self, cluster: Option<ClusterName>) -> Self {
+        Self { cluster, ..self }
     }
 
     /// The newest roster; none in an empty registry.
@@ -96,7 +129,7 @@ impl Registry {
     /// [`RegistryError`] if it cannot be read.
     pub async fn newest(&self) -> Result<Option<Roster>, RegistryError> {
         match self.records.newest().await? {
-            Some(found) => Ok(Some(parsed(&found)?)),
+            Some(found) => Ok(Some(self.checked(&found)?)),
             // An empty place counts only if it is still the one that was opened.
             None => {
                 self.records.check_place().await?;
@@ -147,18 +180,29 @@ impl Registry {
 
     async fn read(&self, epoch: u64) -> Result<Option<Roster>, RegistryError> {
         let found = self.records.record(epoch).await?;
-        found.as_ref().map(parsed).transpose()
+        found.as_ref().map(|it| self.checked(it)).transpose()
+    }
+
+    fn checked(&self, found: &NumberedRecord) -> Result<Roster, RegistryError> {
+        let roster = parsed(found)?;
+        match &self.cluster {
+            Some(expected) if !expected.is(&roster.cluster) => Err(RegistryError::AnotherCluster {
+                expected: expected.clone(),
+                got: roster.cluster,
+            }),
+            _ => Ok(roster),
+        }
     }
 }
 
 /// What was found, if it is the roster of the epoch that its name ends with.
-fn parsed(found: &EpochRecord) -> Result<Roster, RegistryError> {
+fn parsed(found: &NumberedRecord) -> Result<Roster, RegistryError> {
     let of_name = |source| RegistryError::Roster {
         name: found.name.clone(),
         source,
     };
     let roster = Roster::parse(&found.bytes).map_err(of_name)?;
-    if found.name.ends_with(&name_of_epoch(roster.epoch)) {
+    if found.name.ends_with(&name_of_number(roster.epoch)) {
         return Ok(roster);
     }
     let epoch = roster.epoch;

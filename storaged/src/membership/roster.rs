@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use storaged_plan::{GroupError, Member, groups};
+use storaged_plan::{Cordon, GroupError, Member, groups};
 use storaged_wire::{Geometry, IdError, NodeName};
 use thiserror::Error;
 
@@ -11,6 +11,8 @@ use crate::net::{AddressError, Peer, PeerAddress};
 
 /// Layout of the record.
 const VERSION: u32 = 1;
+/// Of one that cordons nodes. A release that passed over that would make other groups of it, so it must not read it.
+const VERSION_WITH_CORDONS: u32 = 2;
 /// A cluster has no more places.
 pub const PLACES_MAX: usize = 20_000;
 
@@ -21,7 +23,9 @@ pub enum RosterError {
     #[error("expected a roster, got {reason}")]
     Form { reason: String },
     /// Written by another release.
-    #[error("the roster is of layout {got}, and this release reads layout {VERSION}: upgrade it")]
+    #[error(
+        "the roster is of layout {got}, and this release reads layouts {VERSION} to {VERSION_WITH_CORDONS}: upgrade it"
+    )]
     Version { got: u32 },
     /// A name in it.
     #[error(transparent)]
@@ -51,6 +55,11 @@ pub enum ChangeError {
     /// It may get a place as it is.
     #[error("{0} was neither replaced nor removed: it gets a place as any other node does")]
     NotDismissed(NodeName),
+    /// A spare is in no roster, and one that was mistyped is nowhere.
+    #[error(
+        "expected the name of a node, as in its certificate, got {got}: there are {known}; a spare is known to its own configuration file alone (--config)"
+    )]
+    UnknownNode { got: NodeName, known: String },
     /// There would be none.
     #[error("{0} is the only place: a cluster has at least one")]
     Last(NodeName),
@@ -112,6 +121,8 @@ pub enum Arrived {
     Propose(Box<Roster>),
     /// All places are filled.
     Spare,
+    /// An operator has cordoned it: it gets no place but the one that it had.
+    Cordoned,
     /// The operator has replaced it, or removed its place.
     Dismissed,
 }
@@ -131,6 +142,8 @@ pub struct Roster {
     pub arriving: Vec<Arrival>,
     /// Nodes that the operator has replaced or removed: they get no place.
     pub dismissed: Vec<NodeName>,
+    /// Nodes that an operator expects to lose, by name: they serve and repair what they have, and are given nothing new where others do.
+    pub cordoned: Vec<NodeName>,
     /// What this epoch changed, for people.
     pub change: String,
 }
@@ -162,6 +175,8 @@ struct RosterRecord {
     places: Vec<PlaceRecord>,
     arriving: Vec<ArrivalRecord>,
     dismissed: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    cordoned: Vec<String>,
     change: String,
 }
 
@@ -248,6 +263,7 @@ impl Roster {
             places: Vec::new(),
             arriving: Vec::new(),
             dismissed: Vec::new(),
+            cordoned: Vec::new(),
             change: String::new(),
         }
     }
@@ -264,7 +280,7 @@ impl Roster {
         let version = value["version"].as_u64();
         let version = version.and_then(|it| u32::try_from(it).ok());
         match version {
-            Some(VERSION) => {}
+            Some(VERSION | VERSION_WITH_CORDONS) => {}
             Some(got) => return Err(RosterError::Version { got }),
             None => {
                 let reason = "a record without a version".into();
@@ -280,6 +296,7 @@ impl Roster {
             arriving: (record.arriving.into_iter().map(Arrival::of)).collect::<Result<_, _>>()?,
             dismissed: (record.dismissed.into_iter().map(NodeName::new))
                 .collect::<Result<_, _>>()?,
+            cordoned: (record.cordoned.into_iter().map(NodeName::new)).collect::<Result<_, _>>()?,
             change: record.change,
         };
         roster.check()?;
@@ -289,16 +306,25 @@ impl Roster {
     /// The record.
     pub fn bytes(&self) -> Vec<u8> {
         let record = RosterRecord {
-            version: VERSION,
+            version: self.layout(),
             cluster: self.cluster.clone(),
             epoch: self.epoch,
             size: self.size,
             places: self.places.iter().map(Place::record).collect(),
             arriving: self.arriving.iter().map(Arrival::record).collect(),
             dismissed: self.dismissed.iter().map(ToString::to_string).collect(),
+            cordoned: self.cordoned.iter().map(ToString::to_string).collect(),
             change: self.change.clone(),
         };
         serde_json::to_vec_pretty(&record).unwrap_or_default()
+    }
+
+    const fn layout(&self) -> u32 {
+        if self.cordoned.is_empty() {
+            VERSION
+        } else {
+            VERSION_WITH_CORDONS
+        }
     }
 
     fn check(&self) -> Result<(), RosterError> {
@@ -345,8 +371,19 @@ impl Roster {
         let member = |place: &Place| Member {
             name: place.name.clone(),
             failure_domain: place.domain(),
+            cordon: self.cordon_of(place),
         };
         self.places.iter().map(member).collect()
+    }
+
+    /// Whether the node of a place is cordoned; of a vacant one, whether the node is that left it last and may come back.
+    pub fn cordon_of(&self, place: &Place) -> Cordon {
+        let node = place.node.as_ref().unwrap_or(&place.last);
+        if self.cordoned.contains(node) {
+            Cordon::Cordoned
+        } else {
+            Cordon::Open
+        }
     }
 
     /// Whom the node of a place links to.
@@ -362,7 +399,7 @@ impl Roster {
         others.filter_map(peer).collect()
     }
 
-    fn next(&self, change: String) -> Self {
+    pub(super) fn next(&self, change: String) -> Self {
         Self {
             epoch: self.epoch + 1,
             change,
@@ -387,6 +424,12 @@ impl Roster {
         }
         if self.dismissed.contains(node) {
             return Arrived::Dismissed;
+        }
+        let is_cordoned = self.cordoned.contains(node);
+        let own = self.vacant().find(|place| place.last == *node);
+        // Its own place it takes all the same: what is in its memory is that place's.
+        if is_cordoned && own.is_none() {
+            return Arrived::Cordoned;
         }
         if let Some(vacant) = self.best_vacant(arrival) {
             let change = format!("{node} takes the place {vacant}");

@@ -26,6 +26,7 @@ fn every_counter_is_there_before_its_first_event() {
     let member = Member {
         name: NodeName::new("n1").expect("a name"),
         failure_domain: "r1".into(),
+        cordon: Default::default(),
     };
     metrics.expect_nodes(&[member]);
     let text = metrics.text();

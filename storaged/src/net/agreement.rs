@@ -2,6 +2,7 @@
 //! for members, would only find out by sessions that fail.
 
 use minicbor::{Decode, Encode};
+use storaged_core::RunAuthority;
 use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Digest, Geometry, NodeName, encode};
 
@@ -24,6 +25,9 @@ pub struct Agreement {
     digest: Digest,
     #[n(1)]
     values: Vec<AgreedValue>,
+    /// What should be equal, and is changed node by node: links come up all the same. A peer of an older release does not say it.
+    #[n(2)]
+    advised: Option<Vec<AgreedValue>>,
 }
 
 /// A configuration key of which two nodes have different values.
@@ -64,8 +68,19 @@ impl Agreement {
     }
 
     /// Of a node whose peers are in a registry, which settles who they are: only the cluster must be the same.
-    pub fn of_cluster(geometry: Option<Geometry>, chunk: ChunkSize, cluster: String) -> Self {
+    pub fn of_cluster(
+        geometry: Option<Geometry>,
+        chunk: ChunkSize,
+        cluster: String,
+        runs: RunAuthority,
+    ) -> Self {
         let whole = [("membership.registry", cluster)];
+        // Peers of an older release do not say it, so it is said only where it is not what they could do as well.
+        let runs = match runs {
+            RunAuthority::Registry => None,
+            RunAuthority::Members => Some(("membership.runs", "members".to_owned())),
+        };
+        let whole = whole.into_iter().chain(runs);
         Self::whole(coding_values(geometry, chunk).into_iter().chain(whole))
     }
 
@@ -78,7 +93,27 @@ impl Agreement {
         Self {
             digest: storaged_codec::digest(&encode(&whole)),
             values: whole.into_iter().map(shortened).collect(),
+            advised: None,
         }
+    }
+
+    /// With what should be equal: so many steps a node keeps.
+    #[must_use]
+    pub fn advising(self, keep_steps: usize) -> Self {
+        let value = AgreedValue {
+            key: "memory.keep_steps".into(),
+            value: keep_steps.to_string(),
+        };
+        Self {
+            advised: Some(vec![value]),
+            ..self
+        }
+    }
+
+    /// What differs between this node and a peer that it is linked to, and should not.
+    pub fn advice(&self, there: &Self) -> Vec<Difference> {
+        let both = self.advised.as_ref().zip(there.advised.as_ref());
+        both.map_or_else(Vec::new, |(here, there)| differing(here, there))
     }
 
     /// What differs between this node and a peer, by key.
@@ -86,21 +121,23 @@ impl Agreement {
         if self.digest == there.digest {
             return Vec::new();
         }
-        let other = |key: &str| {
-            let found = there.values.iter().find(|value| value.key == key);
-            found.map_or("not said", |value| &value.value)
-        };
-        let differ = |ours: &&AgreedValue| other(&ours.key) != ours.value;
-        self.values
-            .iter()
-            .filter(differ)
-            .map(|ours| Difference {
-                key: ours.key.clone(),
-                here: ours.value.clone(),
-                there: other(&ours.key).into(),
-            })
-            .collect()
+        differing(&self.values, &there.values)
     }
+}
+
+fn differing(here: &[AgreedValue], there: &[AgreedValue]) -> Vec<Difference> {
+    let other = |key: &str| {
+        let found = there.iter().find(|value| value.key == key);
+        found.map_or("not said", |value| &value.value)
+    };
+    here.iter()
+        .filter(|ours| other(&ours.key) != ours.value)
+        .map(|ours| Difference {
+            key: ours.key.clone(),
+            here: ours.value.clone(),
+            there: other(&ours.key).into(),
+        })
+        .collect()
 }
 
 fn coding_values(geometry: Option<Geometry>, chunk: ChunkSize) -> [(&'static str, String); 3] {
@@ -120,6 +157,15 @@ pub fn told(peer: &NodeName, differences: &[Difference]) -> String {
     let all: Vec<String> = differences.iter().map(ToString::to_string).collect();
     format!(
         "{peer} is configured differently: {}; give both the same and reload or restart the one that is wrong",
+        all.join("; ")
+    )
+}
+
+/// Differences of nodes that are linked, in one line.
+pub fn advised(peer: &NodeName, differences: &[Difference]) -> String {
+    let all: Vec<String> = differences.iter().map(ToString::to_string).collect();
+    format!(
+        "{peer} is configured differently: {}; until both are the same, steps that one of the two has let go are still said to bear losses",
         all.join("; ")
     )
 }
@@ -172,6 +218,7 @@ mod tests {
         let member = |name: &&str| Member {
             name: NodeName::new(*name).unwrap(),
             failure_domain: (*name).into(),
+            cordon: Default::default(),
         };
         names.iter().map(member).collect()
     }
@@ -212,6 +259,40 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn what_should_be_equal_is_told_and_parts_nobody() {
+        let of = |keep_steps| agreement(2, 1, 1 << 16, &["a", "b", "c"]).advising(keep_steps);
+        assert_eq!(of(1).differences(&of(2)), []);
+        assert_eq!(of(2).advice(&of(2)), []);
+        let older = agreement(2, 1, 1 << 16, &["a", "b", "c"]);
+        assert_eq!(of(2).advice(&older), []);
+        assert_eq!(older.advice(&of(2)), []);
+        let text = advised(&NodeName::new("n7").unwrap(), &of(2).advice(&of(1)));
+        assert!(
+            text.contains("memory.keep_steps is 2 here and 1 there"),
+            "{text}"
+        );
+        let bytes = encode(&of(2));
+        assert_eq!(
+            storaged_wire::decode::<Agreement>("agreement", &bytes).unwrap(),
+            of(2)
+        );
+    }
+
+    #[test]
+    fn nodes_that_open_runs_in_two_ways_do_not_link() {
+        let of = |runs| {
+            let chunk = ChunkSize::new(1 << 16).unwrap();
+            Agreement::of_cluster(None, chunk, "c".into(), runs)
+        };
+        let [by_registry, by_members] = [RunAuthority::Registry, RunAuthority::Members].map(of);
+        assert_eq!(by_members.differences(&by_members), []);
+        let keys: Vec<String> = (by_members.differences(&by_registry).into_iter())
+            .map(|it| it.key)
+            .collect();
+        assert_eq!(keys, ["membership.runs"], "the one of the two refuses");
     }
 
     #[test]

@@ -15,6 +15,8 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::{KeyIdentifier, ParsedExtension};
 use x509_parser::prelude::FromDer;
 
+use super::revoked::Revoked;
+
 /// An authority by its name and the identifier of its key, as `openssl x509 -ext subjectKeyIdentifier` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Authority {
@@ -123,11 +125,27 @@ impl Authorities {
     }
 }
 
-/// The library's check of certificates, with refusals that name authorities.
+/// The library's check of certificates, with refusals that name authorities, and without what is revoked.
 #[derive(Debug)]
 pub(super) struct Naming<V: ?Sized> {
     pub authorities: Authorities,
+    pub revoked: Arc<Revoked>,
     pub inner: Arc<V>,
+}
+
+impl<V: ?Sized> Naming<V> {
+    /// Refuses what its authority has revoked.
+    fn refuse_revoked(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+    ) -> Result<(), Error> {
+        let mut shown = std::iter::once(end_entity).chain(intermediates);
+        if shown.any(|one| self.revoked.contains(one)) {
+            return Err(CertificateError::Revoked.into());
+        }
+        Ok(())
+    }
 }
 
 impl ServerCertVerifier for Naming<dyn ServerCertVerifier> {
@@ -143,6 +161,10 @@ impl ServerCertVerifier for Naming<dyn ServerCertVerifier> {
         inner
             .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
             .map_err(|error| self.authorities.explain(end_entity, error))
+            .and_then(|verified| {
+                self.refuse_revoked(end_entity, intermediates)
+                    .map(|()| verified)
+            })
     }
 
     fn verify_tls12_signature(
@@ -193,6 +215,10 @@ impl ClientCertVerifier for Naming<dyn ClientCertVerifier> {
         inner
             .verify_client_cert(end_entity, intermediates, now)
             .map_err(|error| self.authorities.explain(end_entity, error))
+            .and_then(|verified| {
+                self.refuse_revoked(end_entity, intermediates)
+                    .map(|()| verified)
+            })
     }
 
     fn verify_tls12_signature(

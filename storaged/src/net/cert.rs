@@ -7,12 +7,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    RevokedCertParams, SerialNumber,
 };
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use storaged_wire::NodeName;
 use thiserror::Error;
 use time::OffsetDateTime;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer;
+use x509_parser::revocation_list::CertificateRevocationList;
 
 use super::tls::dns_name;
 
@@ -42,6 +48,13 @@ pub enum CertError {
     /// There is nothing to renew.
     #[error("{0} does not exist: `storaged cert issue` makes the first one")]
     NotIssued(PathBuf),
+    /// What should be a certificate or a list of revoked ones is none.
+    #[error("expected {what} at {path}, got something else: {reason}")]
+    Content {
+        what: &'static str,
+        path: PathBuf,
+        reason: String,
+    },
     /// The certificate library.
     #[error("making the certificate failed")]
     Rcgen(#[from] rcgen::Error),
@@ -50,6 +63,10 @@ pub enum CertError {
 /// File names in a certificate directory.
 pub const CA_CERTIFICATE: &str = "ca.pem";
 const CA_KEY: &str = "ca.key";
+/// The certificates that the authority has revoked.
+pub const REVOKED: &str = "crl.pem";
+/// The list is renewed by the next revocation, not by time.
+const REVOKED_VALID: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Makes `ca.pem` and `ca.key` in `directory`.
 ///
@@ -96,13 +113,96 @@ pub fn renew(directory: &Path, node: &NodeName, valid: Duration) -> Result<PathB
     }
     let (certificate, key) = sign(directory, node, valid)?;
     for (path, text, mode) in [(&key_path, key, 0o600), (&path, certificate, 0o644)] {
-        let fresh = path.with_added_extension("new");
-        // Of a renewal that was broken off.
-        let _ = std::fs::remove_file(&fresh);
-        write_new(&fresh, &text, mode)?;
-        std::fs::rename(&fresh, path).map_err(|source| file(path, source))?;
+        replace(path, &text, mode)?;
     }
     Ok(path)
+}
+
+/// Puts a file in place of another one, whole.
+fn replace(path: &Path, text: &str, mode: u32) -> Result<(), CertError> {
+    let fresh = path.with_added_extension("new");
+    // Of one that was broken off.
+    let _ = std::fs::remove_file(&fresh);
+    write_new(&fresh, text, mode)?;
+    std::fs::rename(&fresh, path).map_err(|source| file(path, source))
+}
+
+/// Adds a certificate to the list of revoked ones in `directory`, `crl.pem`: `DIR/NODE.pem`, or the one at `certificate`.
+/// One that is there already stays as it is.
+///
+/// # Errors
+/// [`CertError`] if there is no authority, no such certificate, or a list that cannot be read.
+pub fn revoke(
+    directory: &Path,
+    node: &NodeName,
+    certificate: Option<&Path>,
+) -> Result<PathBuf, CertError> {
+    let (own, _) = paths(directory, node);
+    let serial = serial_of(certificate.unwrap_or(&own))?;
+    let issuer = authority(directory)?;
+    let path = directory.join(REVOKED);
+    let (number, mut revoked) = revoked_before(&path)?;
+    if revoked.iter().any(|one| one.serial_number == serial) {
+        return Ok(path);
+    }
+    let now = OffsetDateTime::now_utc();
+    revoked.push(RevokedCertParams {
+        serial_number: serial,
+        revocation_time: now,
+        reason_code: None,
+        invalidity_date: None,
+    });
+    let list = CertificateRevocationListParams {
+        this_update: now,
+        next_update: now + REVOKED_VALID,
+        crl_number: SerialNumber::from(number + 1),
+        issuing_distribution_point: None,
+        revoked_certs: revoked,
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    replace(&path, &list.signed_by(&issuer)?.pem()?, 0o644)?;
+    Ok(path)
+}
+
+/// A certificate's number.
+fn serial_of(path: &Path) -> Result<SerialNumber, CertError> {
+    let wrong = |reason: String| content("a certificate in PEM", path, reason);
+    let bytes = std::fs::read(path).map_err(|source| file(path, source))?;
+    let der = CertificateDer::from_pem_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    let (_, parsed) = X509Certificate::from_der(&der).map_err(|error| wrong(error.to_string()))?;
+    Ok(SerialNumber::from_slice(parsed.raw_serial()))
+}
+
+/// The number of the list that there is, and what is in it; 0 and nothing if there is none.
+fn revoked_before(path: &Path) -> Result<(u64, Vec<RevokedCertParams>), CertError> {
+    let wrong = |reason: String| content("a list of revoked certificates in PEM", path, reason);
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, Vec::new())),
+        Err(source) => return Err(file(path, source)),
+    };
+    let der = CertificateRevocationListDer::from_pem_slice(&bytes)
+        .map_err(|error| wrong(error.to_string()))?;
+    let (_, list) =
+        CertificateRevocationList::from_der(&der).map_err(|error| wrong(error.to_string()))?;
+    let number = list.crl_number().and_then(|number| {
+        let digits = number.to_u64_digits();
+        digits.first().copied()
+    });
+    let revoked = list
+        .iter_revoked_certificates()
+        .map(|one| RevokedCertParams {
+            serial_number: SerialNumber::from_slice(one.raw_serial()),
+            revocation_time: one.revocation_date.to_datetime(),
+            reason_code: None,
+            invalidity_date: None,
+        });
+    Ok((number.unwrap_or(0), revoked.collect()))
+}
+
+fn content(what: &'static str, path: &Path, reason: String) -> CertError {
+    let path = path.into();
+    CertError::Content { what, path, reason }
 }
 
 fn paths(directory: &Path, node: &NodeName) -> (PathBuf, PathBuf) {
@@ -110,8 +210,8 @@ fn paths(directory: &Path, node: &NodeName) -> (PathBuf, PathBuf) {
     (path("pem"), path("key"))
 }
 
-/// A certificate and its key, in PEM.
-fn sign(directory: &Path, node: &NodeName, valid: Duration) -> Result<(String, String), CertError> {
+/// The authority in a directory.
+fn authority(directory: &Path) -> Result<Issuer<'static, KeyPair>, CertError> {
     let read = |name: &'static str| {
         let path = directory.join(name);
         std::fs::read_to_string(&path).map_err(|source| match source.kind() {
@@ -123,7 +223,12 @@ fn sign(directory: &Path, node: &NodeName, valid: Duration) -> Result<(String, S
         })
     };
     let ca_key = KeyPair::from_pem(&read(CA_KEY)?)?;
-    let issuer = Issuer::from_ca_cert_pem(&read(CA_CERTIFICATE)?, ca_key)?;
+    Ok(Issuer::from_ca_cert_pem(&read(CA_CERTIFICATE)?, ca_key)?)
+}
+
+/// A certificate and its key, in PEM.
+fn sign(directory: &Path, node: &NodeName, valid: Duration) -> Result<(String, String), CertError> {
+    let issuer = authority(directory)?;
     let mut params = CertificateParams::new(vec![dns_name(node)])?;
     params
         .distinguished_name

@@ -9,17 +9,18 @@ use bytes::Bytes;
 use quinn::{Endpoint, EndpointConfig, Incoming, RecvStream, SendStream, TokioRuntime, VarInt};
 use storaged_wire::peer::{CONTROL_FRAME_BYTES_MAX, StreamRecord};
 use storaged_wire::{Generation, NodeName, encode};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
-use super::agreement::{Agreement, VersionRange};
+use super::agreement::{Agreement, Difference, VersionRange};
 use super::hello::{LinkHello, welcome};
 use super::link::{Link, Offer};
 use super::pulse::{BEAT, Proximity, Side};
+use super::revoked::Revoked;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
 use super::streams::{FIRST_RECORD_WAIT, KIND_DATA};
-use super::{NetError, TlsIdentity, failure, frame};
+use super::{NetError, TlsIdentity, failure, frame, tls};
 
 /// A connection on which nothing comes ends by itself after this time. Links are given up long before (`pulse`).
 const IDLE: Duration = Duration::from_secs(15);
@@ -98,6 +99,8 @@ pub enum NetEvent {
         peer: NodeName,
         generation: Generation,
         version: u16,
+        /// What the two should have in common and have not.
+        advice: Vec<Difference>,
     },
     /// The link to a peer is down.
     Down { peer: NodeName, reason: String },
@@ -123,6 +126,8 @@ pub struct Net {
 
 pub(super) struct Shared {
     pub events: mpsc::Sender<NetEvent>,
+    /// What connections that are up may not go on with.
+    revoked: watch::Sender<Arc<Revoked>>,
     state: Mutex<EndpointState>,
 }
 
@@ -139,6 +144,8 @@ struct EndpointState {
     hello: LinkHello,
     client: quinn::ClientConfig,
     known: BTreeMap<NodeName, Known>,
+    /// Links to those that were configured and may not have ended yet.
+    ending: BTreeMap<NodeName, CancellationToken>,
 }
 
 /// A configured peer.
@@ -150,6 +157,8 @@ pub(super) struct Known {
     pub link: Arc<Link>,
     /// It is configured no more.
     pub gone: CancellationToken,
+    /// Its link has ended, and that was told.
+    pub ended: CancellationToken,
 }
 
 impl Shared {
@@ -165,6 +174,17 @@ impl Shared {
     /// Who this node is to those that it dials.
     pub fn client(&self) -> quinn::ClientConfig {
         self.state().client.clone()
+    }
+
+    /// Ends once the certificate that the other end has shown is revoked.
+    pub async fn until_revoked(&self, connection: &quinn::Connection) {
+        let shown = tls::shown(connection).unwrap_or_default();
+        let mut revoked = self.revoked.subscribe();
+        let is_among = |revoked: &Revoked| shown.iter().any(|one| revoked.contains(one));
+        if revoked.wait_for(|now| is_among(now)).await.is_err() {
+            // The endpoint is gone, and its connections with it.
+            std::future::pending::<()>().await;
+        }
     }
 
     pub fn known(&self, peer: &NodeName) -> Option<Known> {
@@ -224,9 +244,11 @@ impl Net {
             hello,
             client,
             known: BTreeMap::new(),
+            ending: BTreeMap::new(),
         };
         let shared = Arc::new(Shared {
             events,
+            revoked: watch::Sender::new(config.identity.revoked()),
             state: Mutex::new(state),
         });
         let net = Arc::new(Self { endpoint, shared });
@@ -236,7 +258,7 @@ impl Net {
         Ok(net)
     }
 
-    /// Takes another certificate for the connections that begin from now on.
+    /// Takes another certificate for the connections that begin from now on, and ends those of certificates that are revoked.
     ///
     /// # Errors
     /// [`NetError`] if it is not this node's, or cannot be used; then nothing changes.
@@ -245,6 +267,7 @@ impl Net {
         let (server, client) = credentials(identity)?;
         self.endpoint.set_server_config(Some(server));
         self.shared.state().client = client;
+        self.shared.revoked.send_replace(identity.revoked());
         Ok(())
     }
 
@@ -262,13 +285,23 @@ impl Net {
             .filter(|known| !stays(known))
             .map(|known| known.name.clone())
             .collect();
+        state.ending.retain(|_, ended| !ended.is_cancelled());
         for name in gone {
             if let Some(known) = state.known.remove(&name) {
                 known.gone.cancel();
+                state.ending.insert(name, known.ended);
             }
         }
         drop(state);
         self.link_to(peers, group);
+    }
+
+    /// As if the link to a peer that was configured before had not ended yet.
+    #[cfg(test)]
+    pub(super) fn ends_late(&self, peer: NodeName) -> CancellationToken {
+        let ended = CancellationToken::new();
+        self.shared.state().ending.insert(peer, ended.clone());
+        ended
     }
 
     /// Links to those that are new, and says where the others are now.
@@ -289,10 +322,14 @@ impl Net {
                 node: peer.node,
                 link: link.link.clone(),
                 gone: CancellationToken::new(),
+                ended: CancellationToken::new(),
             };
-            let before = (self.shared.state().known).insert(peer.name, known.clone());
+            let mut state = self.shared.state();
+            let last = state.ending.remove(&peer.name);
+            let before = state.known.insert(peer.name, known.clone());
+            drop(state);
             debug_assert!(before.is_none(), "one link per peer");
-            link.start(known, self.endpoint.clone(), self.shared.clone());
+            link.start(known, last, self.endpoint.clone(), self.shared.clone());
         }
     }
 

@@ -2,7 +2,6 @@
 
 use minicbor::{Decode, Encode};
 use quinn::Connection;
-use rustls::pki_types::CertificateDer;
 use storaged_wire::{Generation, NodeName, decode, encode};
 
 use super::agreement::{Agreement, Difference, VersionRange};
@@ -62,6 +61,11 @@ impl LinkHello {
         }
     }
 
+    fn advice(&self, there: &Self) -> Vec<Difference> {
+        let both = self.agreement.as_ref().zip(there.agreement.as_ref());
+        both.map_or_else(Vec::new, |(here, there)| here.advice(there))
+    }
+
     fn differences(&self, there: &Self) -> Vec<Difference> {
         let both = self.agreement.as_ref().zip(there.agreement.as_ref());
         both.map_or_else(Vec::new, |(here, there)| here.differences(there))
@@ -73,6 +77,8 @@ impl LinkHello {
 pub(super) struct Agreed {
     pub generation: Generation,
     pub version: u16,
+    /// What differs and parts nobody.
+    pub advice: Vec<Difference>,
 }
 
 /// Says hello to the one that was dialled, and hears who it is.
@@ -105,6 +111,7 @@ pub(super) async fn introduce(
     Ok(Agreed {
         generation: answer.generation,
         version,
+        advice: hello.advice(&answer),
     })
 }
 
@@ -149,6 +156,7 @@ pub(super) async fn welcome(
         Agreed {
             generation,
             version,
+            advice: own.advice(&hello),
         },
     ))
 }
@@ -158,14 +166,10 @@ fn check_identity(connection: &Connection, node: &NodeName) -> Result<(), NetErr
         peer: node.to_string(),
         reason,
     };
-    let identity = connection
-        .peer_identity()
-        .ok_or_else(|| refuse("there is none".into()))?;
-    let chain = identity
-        .downcast::<Vec<CertificateDer<'static>>>()
-        .map_err(|_| refuse("it is of an unknown kind".into()))?;
+    let chain = tls::shown(connection);
     let first = chain
-        .first()
+        .as_ref()
+        .and_then(|chain| chain.first())
         .ok_or_else(|| refuse("there is none".into()))?;
     tls::names(first, node).map_err(|error| refuse(error.to_string()))
 }

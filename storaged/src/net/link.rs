@@ -90,8 +90,15 @@ pub(super) struct NewLink {
 }
 
 impl NewLink {
-    /// Dials, and goes on until the peer is gone from the configuration.
-    pub fn start(self, known: Known, endpoint: Endpoint, shared: Arc<Shared>) {
+    /// Dials, and goes on until the peer is gone from the configuration. Another machine's link in that place has been told of to its end
+    /// before anything of this one is: that end would be taken for this one's.
+    pub fn start(
+        self,
+        known: Known,
+        before: Option<CancellationToken>,
+        endpoint: Endpoint,
+        shared: Arc<Shared>,
+    ) {
         let own = shared.hello().place;
         let keeper = Keeper {
             prefers: if own < known.name {
@@ -110,7 +117,14 @@ impl NewLink {
             failures: 0,
             refusals: 0,
         };
-        tokio::spawn(keeper.keep());
+        let ended = known.ended.drop_guard();
+        tokio::spawn(async move {
+            if let Some(before) = before {
+                before.cancelled().await;
+            }
+            keeper.keep().await;
+            drop(ended);
+        });
     }
 }
 
@@ -357,12 +371,15 @@ impl Keeper {
         let Agreed {
             generation,
             version,
+            ref advice,
         } = offer.agreed;
+        let advice = advice.clone();
         let peer = self.peer.clone();
         self.tell(NetEvent::Up {
             peer,
             generation,
             version,
+            advice,
         })
         .await?;
         let mut current = self.take(offer);

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::endpoint::{FIRST_RECORD_BYTES_MAX, NetEvent, Shared, failed};
 use super::frame::ControlFrameError;
-use super::{failure, frame};
+use super::{NetError, failure, frame};
 
 /// First records of connections and streams come within this time.
 pub(super) const FIRST_RECORD_WAIT: Duration = Duration::from_secs(5);
@@ -18,17 +18,26 @@ pub(super) const FIRST_RECORD_WAIT: Duration = Duration::from_secs(5);
 pub(super) const KIND_CONTROL: u8 = 0;
 pub(super) const KIND_DATA: u8 = 1;
 
-/// Takes what comes until the connection ends or its peer is not configured any more.
+/// Takes what comes until the connection ends, its peer is not configured any more or its certificate is revoked.
 pub(super) async fn serve(
     connection: Connection,
     from: NodeName,
     shared: Arc<Shared>,
     gone: CancellationToken,
 ) {
+    let (of_peer, of_shared) = (connection.clone(), shared.clone());
+    let mut revoked = std::pin::pin!(of_shared.until_revoked(&of_peer));
     loop {
         let stream = tokio::select! {
             biased;
             () = gone.cancelled() => break,
+            () = &mut revoked => {
+                connection.close(VarInt::from_u32(3), b"the certificate is revoked");
+                let (peer, reason) = (from.to_string(), "it is revoked".into());
+                let refused = NetError::PeerCertificate { peer, reason };
+                let _ = shared.events.send(failed(refused)).await;
+                return;
+            }
             stream = connection.accept_uni() => stream,
             // It was said to be acknowledged (`pulse`), which has been done.
             Ok(_) = connection.read_datagram() => continue,

@@ -6,16 +6,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::pki_types::CertificateRevocationListDer;
+use rustls::pki_types::pem::PemObject;
 use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Generation, Geometry, NodeName};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::cert::{CA_CERTIFICATE, create_ca, issue, renew};
+use super::cert::{CA_CERTIFICATE, REVOKED, create_ca, issue, renew, revoke};
 use super::{
-    Agreement, Net, NetConfig, NetError, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
-    VersionRange, Whose,
+    Agreement, Net, NetConfig, NetError, NetEvent, Peer, TlsError, TlsFiles, TlsIdentity,
+    UdpFactory, VersionRange, Whose,
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -30,6 +32,7 @@ fn files(directory: &Path, node: usize) -> TlsFiles {
         ca: directory.join(CA_CERTIFICATE),
         certificate: directory.join(format!("n{node}.pem")),
         key: directory.join(format!("n{node}.key")),
+        crl: None,
     }
 }
 
@@ -53,6 +56,7 @@ fn agreement(m: usize) -> Agreement {
     let member = |node| Member {
         name: name(node),
         failure_domain: format!("rack-{node}"),
+        cordon: Default::default(),
     };
     let members: Vec<Member> = (0..3).map(member).collect();
     let geometry = Geometry::new(1, m).unwrap();
@@ -197,6 +201,24 @@ async fn nodes_that_are_configured_differently_name_the_key_and_both_values() {
     one.net
         .set_peers(vec![other.peer(0)], &group(), agreement(2));
     assert_eq!(one.version_of_link().await, 5);
+}
+
+/// Else the driver would take a peer for lost that is linked.
+#[tokio::test]
+async fn a_link_is_told_of_once_the_one_before_it_has_ended() {
+    let directory = certificates(2);
+    let mut hub = start(directory.path(), Spec::new(0, Vec::new())).await;
+    let mut next = start(directory.path(), Spec::new(1, vec![hub.peer(0)])).await;
+    let last = hub.net.ends_late(name(1));
+    hub.net
+        .set_peers(vec![next.peer(1)], &group(), agreement(1));
+    next.version_of_link().await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    while let Ok(event) = hub.events.try_recv() {
+        assert!(!matches!(event, NetEvent::Up { .. }), "{event:?}");
+    }
+    last.cancel();
+    hub.version_of_link().await;
 }
 
 #[tokio::test]
@@ -376,6 +398,7 @@ async fn a_certificate_of_another_authority_names_both_authorities() {
         let certificate = files(directory, 0).certificate;
         let files = TlsFiles {
             ca,
+            crl: None,
             certificate: if directory == other.path() {
                 directory.join("n1.pem")
             } else {
@@ -419,4 +442,83 @@ fn without_an_authority_the_command_that_makes_one_is_named() {
     let told = error.to_string();
     let command = format!("storaged cert ca {}", directory.path().display());
     assert!(told.contains(&command) && told.contains("ca.key"), "{told}");
+}
+
+#[test]
+fn a_key_that_others_may_read_is_refused_with_what_helps() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = certificates(1);
+    let files = files(directory.path(), 0);
+    let set = |mode| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&files.key, mode).unwrap();
+    };
+    for allowed in [0o600, 0o400, 0o640, 0o660] {
+        set(allowed);
+        TlsIdentity::load(&files).unwrap();
+    }
+    for exposed in [0o644, 0o604, 0o602, 0o666] {
+        set(exposed);
+        let error = TlsIdentity::load(&files).unwrap_err();
+        assert!(matches!(error, TlsError::KeyExposed { mode, .. } if mode == exposed));
+        let text = error.to_string();
+        assert!(text.contains("chmod 640") && text.contains(&format!("{exposed:04o}")));
+    }
+}
+
+/// With the list that the authority has signed.
+fn with_list(directory: &Path, node: usize) -> TlsFiles {
+    TlsFiles {
+        crl: Some(directory.join(REVOKED)),
+        ..files(directory, node)
+    }
+}
+
+#[test]
+fn a_list_names_what_was_revoked_and_grows() {
+    let directory = certificates(3);
+    for node in [1, 2, 1] {
+        revoke(directory.path(), &name(node), None).unwrap();
+    }
+    let load = |node| TlsIdentity::load(&with_list(directory.path(), node)).unwrap();
+    load(0).check(&name(0)).unwrap();
+    for node in [1, 2] {
+        let error = load(node).check(&name(node)).unwrap_err();
+        assert!(matches!(error, TlsError::Revoked { .. }), "{error}");
+    }
+    // The same list in DER.
+    let list = directory.path().join(REVOKED);
+    let text = std::fs::read(&list).unwrap();
+    let der = CertificateRevocationListDer::from_pem_slice(&text).unwrap();
+    std::fs::write(&list, &der).unwrap();
+    load(2).check(&name(2)).unwrap_err();
+    // The next certificate of a node is not the one that was revoked.
+    renew(directory.path(), &name(1), DAY).unwrap();
+    load(1).check(&name(1)).unwrap();
+}
+
+#[test]
+fn lists_of_others_and_what_is_no_list_are_refused() {
+    let (ours, theirs) = (certificates(1), certificates(1));
+    revoke(theirs.path(), &name(0), None).unwrap();
+    let list = ours.path().join(REVOKED);
+    std::fs::copy(theirs.path().join(REVOKED), &list).unwrap();
+    // Of an authority of the same name, with another key.
+    let error = TlsIdentity::load(&with_list(ours.path(), 0)).unwrap_err();
+    assert!(matches!(error, TlsError::ForeignList { .. }), "{error}");
+    std::fs::remove_file(&list).unwrap();
+    revoke(ours.path(), &name(0), None).unwrap();
+    let sound = std::fs::read_to_string(&list).unwrap();
+    TlsIdentity::load(&with_list(ours.path(), 0)).unwrap();
+    let certificate = std::fs::read_to_string(ours.path().join(CA_CERTIFICATE)).unwrap();
+    for wrong in [
+        "",
+        "no list",
+        certificate.as_str(),
+        &sound[..sound.len() / 2],
+    ] {
+        std::fs::write(&list, wrong).unwrap();
+        let error = TlsIdentity::load(&with_list(ours.path(), 0)).unwrap_err();
+        assert!(matches!(error, TlsError::File { .. }), "{wrong}: {error}");
+    }
 }

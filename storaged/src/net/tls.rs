@@ -1,5 +1,8 @@
 //! TLS 1.3 with certificates on both sides. A node's name is the DNS name `NAME.node.storaged` in its certificate.
 
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,6 +21,7 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
 use super::authority::{Authorities, Naming};
+use super::revoked::Revoked;
 
 /// The protocol's name in TLS.
 const ALPN: &[u8] = b"storaged/1";
@@ -32,9 +36,24 @@ pub enum TlsError {
         path: PathBuf,
         reason: String,
     },
+    /// Users of the machine who are neither the key's owner nor in its group may read or write it.
+    #[error(
+        "expected a private key that only its owner and its group may read at {path}, got mode {mode:04o}: chmod 640 {path}"
+    )]
+    KeyExposed { path: PathBuf, mode: u32 },
     /// The pieces do not go together.
     #[error("the certificates cannot be used: {0}")]
     Unusable(String),
+    /// A list of revoked certificates is of nobody who issues certificates here.
+    #[error(
+        "expected a list of revoked certificates at {path} that an authority in tls.ca has signed, got one of {issuer} that none has: `storaged cert revoke` makes one"
+    )]
+    ForeignList { path: PathBuf, issuer: String },
+    /// No peer with the list lets this node in.
+    #[error(
+        "the certificate of {node} is revoked by tls.crl: `storaged cert renew DIR {node}` makes another one"
+    )]
+    Revoked { node: NodeName },
     /// The certificate is somebody else's.
     #[error("expected a certificate for node {node}, got one that is not valid for it: {reason}")]
     Name { node: NodeName, reason: NameError },
@@ -60,6 +79,16 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
+    /// The certificates that the authority has revoked, if it has any.
+    pub crl: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &Path> {
+        let always = [&self.ca, &self.certificate, &self.key];
+        always.into_iter().chain(&self.crl).map(PathBuf::as_path)
+    }
 }
 
 /// When a certificate is valid, in seconds since 1970.
@@ -77,6 +106,7 @@ pub struct TlsIdentity {
     ca: Vec<CertificateDer<'static>>,
     certificate: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
+    revoked: Arc<Revoked>,
 }
 
 /// The DNS name of a node in its certificate.
@@ -111,17 +141,19 @@ impl TlsIdentity {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`TlsError::File`] if one is missing or no PEM.
+    /// [`TlsError::File`] if one is missing or no PEM, [`TlsError::KeyExposed`] if others may read the key,
+    /// [`TlsError::ForeignList`] if no authority has signed the list.
     pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
-        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| TlsError::File {
-            what: "a private key",
-            path: files.key.clone(),
-            reason: error.to_string(),
-        })?;
+        let ca = read_certificates("the authority's certificate", &files.ca)?;
+        let revoked = match &files.crl {
+            Some(path) => Revoked::read(path, &ca, &provider())?,
+            None => Revoked::default(),
+        };
         Ok(Self {
-            ca: read_certificates("the authority's certificate", &files.ca)?,
+            ca,
+            revoked: Arc::new(revoked),
             certificate: read_certificates("the node's certificate", &files.certificate)?,
-            key,
+            key: read_key(&files.key)?,
         })
     }
 
@@ -166,8 +198,20 @@ impl TlsIdentity {
     /// [`TlsError`] for what does not fit.
     pub fn check(&self, node: &NodeName) -> Result<(), TlsError> {
         self.check_name(node)?;
+        if self
+            .certificate
+            .iter()
+            .any(|one| self.revoked.contains(one))
+        {
+            return Err(TlsError::Revoked { node: node.clone() });
+        }
         self.server().map(drop)?;
         self.client().map(drop)
+    }
+
+    /// What peers may not show.
+    pub(super) fn revoked(&self) -> Arc<Revoked> {
+        self.revoked.clone()
     }
 
     pub(super) fn server(&self) -> Result<QuicServerConfig, TlsError> {
@@ -177,6 +221,7 @@ impl TlsIdentity {
                 .map_err(unusable)?;
         let verifier: Arc<Naming<dyn ClientCertVerifier>> = Arc::new(Naming {
             authorities: Authorities::of(&self.ca),
+            revoked: self.revoked.clone(),
             inner: verifier,
         });
         let mut config = rustls::ServerConfig::builder_with_provider(provider())
@@ -196,6 +241,7 @@ impl TlsIdentity {
                 .map_err(unusable)?;
         let verifier: Arc<Naming<dyn ServerCertVerifier>> = Arc::new(Naming {
             authorities: Authorities::of(&self.ca),
+            revoked: self.revoked.clone(),
             inner: verifier,
         });
         let mut config = rustls::ClientConfig::builder_with_provider(provider())
@@ -219,6 +265,30 @@ impl TlsIdentity {
     }
 }
 
+/// What others may do with a file: read and write it.
+const OTHERS: u32 = 0o006;
+
+/// Reads a private key. Its mode is that of the file that is read, so that no other one can be put in between.
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let failed = |reason: String| TlsError::File {
+        what: "a private key",
+        path: path.into(),
+        reason,
+    };
+    let of_system = |error: io::Error| failed(error.to_string());
+    let mut file = File::open(path).map_err(of_system)?;
+    let mode = file.metadata().map_err(of_system)?.permissions().mode() & 0o7777;
+    if mode & OTHERS != 0 {
+        return Err(TlsError::KeyExposed {
+            path: path.into(),
+            mode,
+        });
+    }
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).map_err(of_system)?;
+    PrivateKeyDer::from_pem_slice(&text).map_err(|error| failed(error.to_string()))
+}
+
 fn read_certificates(
     what: &'static str,
     path: &Path,
@@ -237,6 +307,12 @@ fn read_certificates(
     } else {
         Ok(found)
     }
+}
+
+/// The certificates that the other end of a connection has shown, its own first.
+pub(super) fn shown(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {
+    let identity = connection.peer_identity()?;
+    identity.downcast().ok().map(|chain| *chain)
 }
 
 /// Whether a certificate names a node.

@@ -29,11 +29,13 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 pub use access::Access;
-use pace::Pace;
+use pace::RequestPace;
 use places::{ConnectionPlace, LongRequests, NoPlaceLeft, Places, Porch};
 use requests::{Greeted, Patience, Received, Unreceived, receive};
 use watch::Watch;
 
+/// Mode of directories above that of a socket: trainers must get to it, and who may connect is for the socket to say.
+const REACHABLE: u32 = 0o755;
 /// Who may not connect is heard for so long before it is told so.
 const TURNED_AWAY_WAIT: Duration = Duration::from_secs(2);
 /// The first wrong token of a connection is answered after so long, each further one after twice the time, up to the longest.
@@ -89,7 +91,7 @@ pub struct TenantSocket {
 }
 
 struct Door {
-    pace: Option<Pace>,
+    pace: Option<RequestPace>,
     access: Access,
     viewer: Viewer,
     events: mpsc::Sender<StageEvent>,
@@ -125,7 +127,7 @@ pub fn listen(
         };
         let listener = bind(socket).map_err(failed)?;
         let door = Door {
-            pace: socket.requests.map(Pace::new),
+            pace: socket.requests.map(RequestPace::new),
             access: socket.access.clone(),
             viewer: socket.viewer.clone(),
             events: events.clone(),
@@ -147,9 +149,6 @@ pub fn listen(
 /// Binds a socket; one that nobody listens on any more is replaced.
 fn bind(socket: &TenantSocket) -> io::Result<UnixListener> {
     let path = socket.path.as_path();
-    if let Some(directory) = path.parent() {
-        make_directory(directory, &socket.access)?;
-    }
     if path.exists() {
         if UnixStream::connect(path).is_ok() {
             return Err(io::ErrorKind::AddrInUse.into());
@@ -162,13 +161,22 @@ fn bind(socket: &TenantSocket) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// A directory that is there keeps the mode that it was given.
-fn make_directory(directory: &Path, access: &Access) -> io::Result<()> {
-    if directory.is_dir() {
-        return Ok(());
+/// Makes a socket's directory, which has its mode whatever the umask is; those above it can be reached. One that exists keeps its own.
+///
+/// # Errors
+/// What the system says.
+pub fn make_directory(socket: &TenantSocket) -> io::Result<()> {
+    let missing = socket.path.ancestors().skip(1);
+    let missing = missing.take_while(|it| !it.as_os_str().is_empty() && !it.exists());
+    let missing: Vec<&Path> = missing.collect();
+    for directory in missing.iter().rev() {
+        fs::create_dir(directory)?;
+        fs::set_permissions(directory, Permissions::from_mode(REACHABLE))?;
     }
-    fs::create_dir_all(directory)?;
-    give(directory, access, access.directory_mode())
+    let own = missing.first();
+    own.map_or(Ok(()), |own| {
+        give(own, &socket.access, socket.access.directory_mode())
+    })
 }
 
 fn give(path: &Path, access: &Access, mode: u32) -> io::Result<()> {

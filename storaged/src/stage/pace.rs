@@ -9,13 +9,13 @@ const BURST: Duration = Duration::from_millis(250);
 
 /// Turns at an even pace.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct RequestPace {
     gap: Duration,
     /// When the next turn would be if nobody had been idle.
     next: Mutex<Instant>,
 }
 
-impl Pace {
+impl RequestPace {
     pub fn new(per_second: NonZeroU32) -> Self {
         Self {
             gap: Duration::from_secs(1) / per_second.get(),
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn more_than_a_burst_comes_at_an_even_pace() {
-        let pace = Pace::new(NonZeroU32::new(100).unwrap());
+        let pace = RequestPace::new(NonZeroU32::new(100).unwrap());
         let idle = Instant::now() + Duration::from_secs(60);
         let turns: Vec<Instant> = (0..100).map(|_| pace.turn(idle)).collect();
         let at_once = turns.iter().filter(|turn| **turn <= idle).count();

@@ -1,4 +1,5 @@
-//! One thread that watches the processes behind all connections by their pidfds.
+//! One thread that watches all connections for their ends, and the processes behind them by their pidfds. A connection's own thread does not
+//! see its end while it waits for an answer, which may take ten minutes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,11 +16,11 @@ use tokio::sync::mpsc;
 
 use super::StageEvent;
 
-/// Watched processes, by connection.
+/// Watched connections, with the processes behind them where these are known.
 #[derive(Debug)]
 pub(super) struct Watch {
     epoll: OwnedFd,
-    watched: Mutex<BTreeMap<u64, (OwnedFd, UnixStream)>>,
+    watched: Mutex<BTreeMap<u64, (Option<OwnedFd>, UnixStream)>>,
 }
 
 impl Watch {
@@ -37,28 +38,32 @@ impl Watch {
         Ok(watch)
     }
 
-    fn locked(&self) -> MutexGuard<'_, BTreeMap<u64, (OwnedFd, UnixStream)>> {
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<u64, (Option<OwnedFd>, UnixStream)>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches the process behind a connection. In another pid namespace its number is unknown; then the end of
+    /// Watches a connection and the process behind it. In another pid namespace its number is unknown; then the end of
     /// the connection has to do.
     pub fn add(&self, conn: ConnId, pid: Pid, stream: &UnixStream) {
-        let (Ok(pidfd), Ok(stream)) = (
-            rustix::process::pidfd_open(pid, PidfdFlags::empty()),
-            stream.try_clone(),
-        ) else {
+        let Ok(stream) = stream.try_clone() else {
             return;
         };
         let mut watched = self.locked();
         let data = epoll::EventData::new_u64(conn.0);
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
-        if epoll::add(&self.epoll, &pidfd, data, flags).is_ok() {
+        // Nothing is wished for: the end of a connection is told all the same, and that of one half of it is not.
+        let hung_up = epoll::EventFlags::ONESHOT;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok();
+        let ended = pidfd.as_ref().map(|pidfd| {
+            let exited = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+            epoll::add(&self.epoll, pidfd, data, exited)
+        });
+        let watches = epoll::add(&self.epoll, &stream, data, hung_up).is_ok();
+        if watches || ended.is_some_and(|ended| ended.is_ok()) {
             watched.insert(conn.0, (pidfd, stream));
         }
     }
 
-    /// The connection ended: closing its pidfd ends the watch.
+    /// The connection ended: closing its pidfd and this descriptor of it ends the watch.
     pub fn remove(&self, conn: ConnId) {
         self.locked().remove(&conn.0);
     }

@@ -7,12 +7,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use storaged_codec::delta::{Basis, Coder, Record};
+use storaged_codec::delta::{Basis, Coder, Encoding, Record};
 use storaged_codec::{ChunkSize, Digest, Unchecked, digest};
-use storaged_core::DurableFault;
+use storaged_core::{DurableFault, Trust};
 use storaged_wire::{IncrementBase, IncrementIndex, Manifest, ManifestBytes, Rank};
 
 use super::fault::{damaged, local, unreadable};
+use super::provenance::IndexStanding;
 use super::store::StoreError;
 use super::{Trickle, increment, object, packed, shard_object};
 
@@ -26,8 +27,8 @@ pub(super) enum Stored {
     Raw,
     /// Frames that end at these bytes.
     Packed(Vec<u64>),
-    /// Delta records against another checkpoint.
-    Increment(IncrementIndex),
+    /// Delta records against another checkpoint, with the digest of the object that says so.
+    Increment(IncrementIndex, Digest),
 }
 
 /// A shard at one checkpoint.
@@ -38,6 +39,7 @@ pub(super) struct Level {
     length: u64,
     leaves: Arc<[Digest]>,
     stored: Stored,
+    index: IndexStanding,
 }
 
 /// A shard and what it builds on, the newest first; the last level stands alone.
@@ -87,6 +89,18 @@ impl Level {
         Ok(())
     }
 
+    /// VCDIFF is taken apart by a library that was never meant for bytes of a stranger.
+    fn check_kind(&self, index: u64, record: &Record<'_>) -> Result<(), DurableFault> {
+        if record.encoding() != Encoding::Moved || self.index == IndexStanding::Authentic {
+            return Ok(());
+        }
+        Err(DurableFault::Unproven(format!(
+            "step {}: record {index} is VCDIFF, which is read only from increments whose MAC is that of the job; \
+             trickle.require_mac = \"never\" accepts those without one",
+            self.manifest.manifest().step
+        )))
+    }
+
     fn bytes_of(&self, chunks: &Range<u64>) -> Range<u64> {
         let start = self.chunk().range(chunks.start, self.length).start;
         let end = self.chunk().range(chunks.end, self.length).start;
@@ -101,8 +115,8 @@ impl Trickle {
         manifest: &ManifestBytes,
         rank: Rank,
     ) -> Result<Stored, DurableFault> {
-        if let Some(index) = self.increment_index(manifest, rank).await? {
-            return Ok(Stored::Increment(index));
+        if let Some((index, digest)) = self.increment_index(manifest, rank).await? {
+            return Ok(Stored::Increment(index, digest));
         }
         let ends = self.frames(manifest.manifest(), rank).await?;
         Ok(ends.map_or(Stored::Raw, Stored::Packed))
@@ -112,7 +126,7 @@ impl Trickle {
         &self,
         manifest: &ManifestBytes,
         rank: Rank,
-    ) -> Result<Option<IncrementIndex>, DurableFault> {
+    ) -> Result<Option<(IncrementIndex, Digest)>, DurableFault> {
         let record = manifest.manifest();
         let key = object(record, &increment::index_object(rank))?;
         let bytes = match self.store.get(&key, None).await {
@@ -125,7 +139,7 @@ impl Trickle {
         let expected = (manifest.name(), rank, record.chunk.count(entry.length));
         let got = (index.manifest, index.rank, index.ends.len() as u64);
         if expected == got {
-            Ok(Some(index))
+            Ok(Some((index, digest(&bytes))))
         } else {
             Err(damaged(format!(
                 "{key}: expected the index of {} rank {} with {} records, got that of {} rank {} with {}",
@@ -139,13 +153,14 @@ impl Trickle {
         &self,
         manifest: &Arc<ManifestBytes>,
         rank: Rank,
+        trust: Trust,
     ) -> Result<Chain, DurableFault> {
         let mut levels: Vec<Level> = Vec::new();
         let mut current = manifest.clone();
         loop {
-            let level = self.level(current, rank).await?;
+            let level = self.level(current, rank, trust).await?;
             let base = match &level.stored {
-                Stored::Increment(index) => Some(self.base_of(&level.manifest, index).await?),
+                Stored::Increment(index, _) => Some(self.base_of(&level.manifest, index).await?),
                 _ => None,
             };
             levels.push(level);
@@ -176,7 +191,7 @@ impl Trickle {
         let mut below = None;
         for _ in 0..=IncrementIndex::DEPTH_MAX {
             let current = below.as_deref().unwrap_or(manifest);
-            let Some(index) = self.increment_index(current, rank).await? else {
+            let Some((index, _)) = self.increment_index(current, rank).await? else {
                 return Ok(());
             };
             below = Some(self.base_of(current, &index).await?);
@@ -192,7 +207,7 @@ impl Trickle {
     ) -> Result<Arc<ManifestBytes>, DurableFault> {
         let (above, base) = (above.manifest(), &index.base);
         self.sound_base(above, base).await.map_err(|fault| {
-            let DurableFault::Damaged(reason) = fault else {
+            let (DurableFault::Damaged(reason) | DurableFault::NotPlain(reason)) = fault else {
                 return fault;
             };
             damaged(format!(
@@ -227,7 +242,12 @@ impl Trickle {
         }
     }
 
-    async fn level(&self, manifest: Arc<ManifestBytes>, rank: Rank) -> Result<Level, DurableFault> {
+    async fn level(
+        &self,
+        manifest: Arc<ManifestBytes>,
+        rank: Rank,
+        trust: Trust,
+    ) -> Result<Level, DurableFault> {
         let record = manifest.manifest();
         let length = record
             .shard(rank)
@@ -235,7 +255,14 @@ impl Trickle {
             .length;
         let leaves = self.leaves(record, rank).await?;
         let stored = self.stored(&manifest, rank).await?;
+        let index = match &stored {
+            Stored::Increment(_, index) => {
+                self.index_standing(&manifest, rank, *index, trust).await?
+            }
+            Stored::Raw | Stored::Packed(_) => IndexStanding::Unproven,
+        };
         Ok(Level {
+            index,
             manifest,
             rank,
             length,
@@ -254,7 +281,7 @@ impl Trickle {
         let mut wanted = chunks;
         let mut lowest = None;
         for (number, level) in chain.levels.iter().enumerate() {
-            let Stored::Increment(index) = &level.stored else {
+            let Stored::Increment(index, _) = &level.stored else {
                 let bytes = self.read_alone(level, &wanted).await?;
                 if number == 0 {
                     return Ok(bytes);
@@ -373,6 +400,7 @@ impl Window {
         let blocks = bytes.chunks_mut(level.chunk().bytes());
         for ((index, record), block) in self.chunks.clone().zip(&self.records).zip(blocks) {
             let record = Record::parse(record).map_err(|error| wrong(level, index, &error))?;
+            level.check_kind(index, &record)?;
             let decoded = coder.decode(&record, basis, block);
             decoded.map_err(|error| wrong(level, index, &error))?;
         }
@@ -429,6 +457,6 @@ pub(super) fn expected_object(stored: &Stored, rank: Rank, length: u64) -> (Stri
     match stored {
         Stored::Raw => (shard_object(rank), length),
         Stored::Packed(ends) => (packed::packed_object(rank), last(ends)),
-        Stored::Increment(index) => (increment::records_object(rank), last(&index.ends)),
+        Stored::Increment(index, _) => (increment::records_object(rank), last(&index.ends)),
     }
 }

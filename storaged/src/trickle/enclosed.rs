@@ -138,7 +138,9 @@ impl Trickle {
                     tracing::warn!(reason, found = %key, "what a step in the durable tier names is read from another step");
                     return Ok(Lookup::Found(bytes));
                 }
-                (Err(DurableFault::Damaged(reason)), first) => fault = first.or(Some(reason)),
+                (Err(DurableFault::Damaged(reason) | DurableFault::NotPlain(reason)), first) => {
+                    fault = first.or(Some(reason));
+                }
                 (Err(fault), _) => return Err(fault),
             }
         }

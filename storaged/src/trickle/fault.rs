@@ -22,6 +22,7 @@ impl From<&StoreError> for DurableFault {
             StoreError::Denied { .. } => Self::Denied(text),
             StoreError::Full { .. } => Self::Full(text),
             StoreError::NotMounted { .. } => Self::NotMounted(text),
+            StoreError::NotPlain { .. } => Self::NotPlain(text),
             StoreError::AlreadyExists { .. } => Self::Conflict(text),
             StoreError::Invalid { .. } => Self::Misconfigured(text),
             StoreError::NotFound { .. } | StoreError::Truncated { .. } => Self::Damaged(text),

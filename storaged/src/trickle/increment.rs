@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use storaged_codec::delta::{Basis, CostModel, DeltaWriter, Kind, LinkRate, Processor, Tally};
 use storaged_codec::{Checked, ChunkSize, Digest, digest};
-use storaged_core::{DurableFault, SlotShard, UploadBase};
+use storaged_core::{DurableFault, SlotShard, Trust, UploadBase};
 use storaged_wire::{IncrementBase, IncrementIndex, ManifestBytes, Rank, Step};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -100,9 +100,9 @@ impl Trickle {
         if shard.length == 0 || of.chunk != record.chunk {
             return Ok(None);
         }
-        let depth = match self.chain(&base.manifest, rank).await {
+        let depth = match self.chain(&base.manifest, rank, Trust::Anything).await {
             Ok(chain) => chain.depth() + 1,
-            Err(fault @ DurableFault::Damaged(_)) => {
+            Err(fault) if fault.is_damage() => {
                 let reason = fault.to_string();
                 tracing::warn!(%rank, step = %of.step, reason, "no increment on this base; a full copy instead");
                 return Ok(None);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use storaged_codec::{Digest, Unchecked};
-use storaged_core::{DurableFault, SlotShard};
+use storaged_core::{DurableFault, SlotShard, Trust};
 use storaged_wire::{ManifestBytes, Rank};
 
 use super::chain::expected_object;
@@ -78,7 +78,7 @@ impl Trickle {
         if lengths[2].is_some() {
             match self.read_back(manifest, rank, shard).await {
                 Ok(stored) => return Ok(Some(stored)),
-                Err(DurableFault::Damaged(reason)) => {
+                Err(DurableFault::Damaged(reason) | DurableFault::Unproven(reason)) => {
                     tracing::info!(namespace = %record.namespace, run = %record.run, step = %record.step, %rank, reason,
                         "leftovers of an earlier upload are replaced");
                 }
@@ -110,7 +110,7 @@ impl Trickle {
                 "{key}: expected {expected} bytes, got {got:?}"
             )));
         }
-        let chain = Arc::new(self.chain(manifest, rank).await?);
+        let chain = Arc::new(self.chain(manifest, rank, Trust::Anything).await?);
         let (count, at_once) = (
             record.chunk.count(shard.length),
             (FETCH_BYTES / record.chunk.bytes() as u64).max(1),
@@ -145,7 +145,8 @@ impl Trickle {
                     "{place} of {namespace} was removed meanwhile"
                 ));
             }
-            Ok(Some(_)) | Err(DurableFault::Damaged(_)) => {}
+            Ok(Some(_)) => {}
+            Err(fault) if fault.is_damage() => {}
             Err(fault) => return fault,
         }
         tracing::error!(%namespace, run = %place.run, step = %place.step, reason,

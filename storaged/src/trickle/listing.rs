@@ -5,16 +5,19 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use futures::FutureExt;
-use storaged_core::{DurableFault, DurableListing, SetAside, SetAsideCause};
-use storaged_wire::{Manifest, ManifestBytes, Namespace, RunId, Step};
+use storaged_core::{DurableFault, DurableListing, SetAside, SetAsideCause, Trust};
+use storaged_wire::{DurableStep, Manifest, ManifestBytes, Namespace, RunId, Step};
 
 use super::fault::damaged;
 use super::index::{IndexReader, Indexed, Mark, StepKey, read_bases};
+use super::provenance::Standing;
 use super::store::{KeyPrefix, ObjectKey, StoreError};
 use super::{MANIFEST_OBJECT, Trickle, object_at, read_manifest_object};
 
 /// Manifests that a listing reads, newest first: a damaged newest one must not hide the next.
 const LISTED_MAX: usize = 4;
+/// Manifests of other owners after which the token counts as another job's.
+const FOREIGN_MAX: usize = 16;
 /// Folders of runs that are in no index and that a listing looks into.
 const OLD_RUNS_MAX: usize = 64;
 
@@ -32,22 +35,29 @@ struct Search<'a> {
     namespace: &'a Namespace,
     step: Option<Step>,
     depth: Depth,
+    trust: Trust,
     listing: DurableListing,
+    /// What those that the job wrote name as the ones before them, and how many of those that were found are newer.
+    before: Vec<(DurableStep, u32)>,
+    /// Of another owner, or said to be.
+    foreign: Vec<Arc<ManifestBytes>>,
     /// What the index names, whether it can be used or not.
     indexed: BTreeSet<StepKey>,
 }
 
 /// What became of a candidate.
 enum Candidate {
-    Sound(Arc<ManifestBytes>),
+    Sound(Arc<ManifestBytes>, Standing),
     /// Its manifest is not there: it is being published, or its upload was abandoned.
     Unpublished,
     Unusable(String),
+    /// It may be forged.
+    Refused(SetAsideCause, String),
 }
 
 impl Search<'_> {
     fn is_full(&self) -> bool {
-        self.listing.manifests.len() >= LISTED_MAX
+        self.listing.manifests.len() >= LISTED_MAX || self.foreign.len() >= FOREIGN_MAX
     }
 
     fn wants(&self, place: StepKey) -> bool {
@@ -60,13 +70,42 @@ impl Search<'_> {
 
     fn add(&mut self, place: StepKey, candidate: Candidate) {
         match candidate {
-            Candidate::Sound(manifest) => self.listing.manifests.push(manifest),
+            Candidate::Sound(manifest, Standing::Foreign) => self.foreign.push(manifest),
+            Candidate::Sound(manifest, Standing::Authentic(before)) => {
+                let found = Some(DurableStep {
+                    run: place.run,
+                    step: place.step,
+                    manifest: manifest.name(),
+                });
+                self.listing.authentic = self.listing.authentic.max(found);
+                self.listing.manifests.push(manifest);
+                let newer = self.listing.manifests.len() as u32;
+                self.before.extend(before.map(|before| (before, newer)));
+            }
+            Candidate::Sound(manifest, _) => self.listing.manifests.push(manifest),
             Candidate::Unpublished => {}
+            Candidate::Refused(cause, reason) => {
+                tracing::warn!(namespace = %self.namespace, run = %place.run, step = %place.step, reason,
+                    "a checkpoint in the durable tier is not used: it may be forged");
+                self.set_aside(place, cause, reason);
+            }
             Candidate::Unusable(reason) => {
                 tracing::warn!(namespace = %self.namespace, run = %place.run, step = %place.step, reason,
                     "a checkpoint in the durable tier cannot be used");
                 self.set_aside(place, SetAsideCause::Unusable, reason);
             }
+        }
+    }
+
+    /// Of another owner: forged, where there is something that the job wrote; else the token is that of another job.
+    fn judge_foreign(&mut self) {
+        if self.listing.manifests.is_empty() {
+            self.listing.manifests.append(&mut self.foreign);
+        }
+        for manifest in std::mem::take(&mut self.foreign) {
+            let reason = "it says that it belongs to another token".to_owned();
+            let refused = Candidate::Refused(SetAsideCause::Forged, reason);
+            self.add(StepKey::of(manifest.manifest()), refused);
         }
     }
 
@@ -92,8 +131,9 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         step: Option<Step>,
+        trust: Trust,
     ) -> Result<DurableListing, DurableFault> {
-        self.list_to(Depth::Whole, namespace, step).await
+        self.list_to(Depth::Whole, namespace, step, trust).await
     }
 
     /// The same, without what the manifests name where that is not needed.
@@ -102,12 +142,16 @@ impl Trickle {
         depth: Depth,
         namespace: &Namespace,
         step: Option<Step>,
+        trust: Trust,
     ) -> Result<DurableListing, DurableFault> {
         let mut search = Search {
             namespace,
             step,
             depth,
+            trust,
             listing: DurableListing::default(),
+            before: Vec::new(),
+            foreign: Vec::new(),
             indexed: BTreeSet::new(),
         };
         let mut reader = IndexReader::new(self, namespace)?;
@@ -121,6 +165,10 @@ impl Trickle {
         }
         if search.listing.newest_run.is_none() {
             self.store.check_place().await?;
+        }
+        search.judge_foreign();
+        if step.is_none() {
+            self.look_for_missing(&mut search).await?;
         }
         let mut listing = search.listing;
         let place = |manifest: &ManifestBytes| StepKey::of(manifest.manifest());
@@ -159,7 +207,7 @@ impl Trickle {
             }
             let mut asked = Vec::new();
             for one in &batch {
-                asked.push(self.candidate(search.namespace, one).boxed());
+                asked.push(self.candidate(search, one).boxed());
             }
             let candidates = futures::future::try_join_all(asked).await?;
             let places = batch.iter().map(|one| one.place);
@@ -197,7 +245,7 @@ impl Trickle {
                     return Ok(());
                 }
                 if search.wants(place) {
-                    let candidate = self.in_folder(namespace, place).await?;
+                    let candidate = self.in_folder(search, place).await?;
                     self.add_all(search, vec![(place, candidate)]).await?;
                 }
             }
@@ -207,11 +255,12 @@ impl Trickle {
 
     async fn candidate(
         &self,
-        namespace: &Namespace,
+        search: &Search<'_>,
         one: &Indexed,
     ) -> Result<Candidate, DurableFault> {
-        let candidate = self.manifest_of(namespace, one.place).await?;
-        if one.has(Mark::Full) || !matches!(candidate, Candidate::Sound(_)) {
+        let namespace = search.namespace;
+        let candidate = self.manifest_of(search, one.place).await?;
+        if one.has(Mark::Full) || !matches!(candidate, Candidate::Sound(..)) {
             return Ok(candidate);
         }
         let says = self.said(namespace, one.place, Mark::Increment).await?;
@@ -228,32 +277,81 @@ impl Trickle {
 
     async fn in_folder(
         &self,
-        namespace: &Namespace,
+        search: &Search<'_>,
         place: StepKey,
     ) -> Result<Candidate, DurableFault> {
-        let candidate = self.manifest_of(namespace, place).await?;
-        let Candidate::Sound(manifest) = &candidate else {
+        let candidate = self.manifest_of(search, place).await?;
+        let Candidate::Sound(manifest, _) = &candidate else {
             return Ok(candidate);
         };
         match self.bases_are_there(manifest).await {
-            Err(DurableFault::Damaged(reason)) => Ok(Candidate::Unusable(reason)),
+            Err(DurableFault::Damaged(reason) | DurableFault::NotPlain(reason)) => {
+                Ok(Candidate::Unusable(reason))
+            }
             outcome => outcome.map(|()| candidate),
         }
     }
 
     async fn manifest_of(
         &self,
-        namespace: &Namespace,
+        search: &Search<'_>,
         place: StepKey,
     ) -> Result<Candidate, DurableFault> {
+        let namespace = search.namespace;
         match self.find_manifest(namespace, place.run, place.step).await {
-            Ok(Some(manifest)) => Ok(Candidate::Sound(Arc::new(manifest))),
+            Ok(Some(manifest)) => self.judged(manifest, search.trust).await,
             Ok(None) => Ok(Candidate::Unpublished),
-            Err(DurableFault::Damaged(reason)) => {
+            Err(DurableFault::Damaged(reason) | DurableFault::NotPlain(reason)) => {
                 Ok(Candidate::Unusable(format!("{MANIFEST_OBJECT}: {reason}")))
             }
             Err(fault) => Err(fault),
         }
+    }
+
+    /// Who wrote it decides whether it is used.
+    async fn judged(
+        &self,
+        manifest: ManifestBytes,
+        trust: Trust,
+    ) -> Result<Candidate, DurableFault> {
+        let standing = self.standing(&manifest, trust).await?;
+        match standing {
+            Standing::Refused(cause, reason) => Ok(Candidate::Refused(cause, reason)),
+            Standing::WithoutMac => match self.why_mac_is_missed(&manifest, trust).await? {
+                Some(reason) => Ok(Candidate::Refused(SetAsideCause::WithoutMac, reason)),
+                None => {
+                    let record = manifest.manifest();
+                    tracing::info!(namespace = %record.namespace, run = %record.run, step = %record.step,
+                        "a checkpoint in the durable tier has no MAC, and is used");
+                    Ok(Candidate::Sound(Arc::new(manifest), standing))
+                }
+            },
+            Standing::Authentic(_) | Standing::Foreign | Standing::NotAsked => {
+                Ok(Candidate::Sound(Arc::new(manifest), standing))
+            }
+        }
+    }
+
+    /// Checkpoints that newer ones name as those before them, and that are gone without the retention's doing.
+    async fn look_for_missing(&self, search: &mut Search<'_>) -> Result<(), DurableFault> {
+        let keep_last = self.limits.retention.keep_last;
+        for (before, newer) in std::mem::take(&mut search.before) {
+            let (run, step) = (before.run, before.step);
+            let place = StepKey { run, step };
+            let may_go = keep_last.is_some_and(|last| newer >= last);
+            if may_go || search.indexed.contains(&place) {
+                continue;
+            }
+            let key = object_at(search.namespace, run, step, MANIFEST_OBJECT)?;
+            if self.length(&key).await.is_ok_and(|it| it.is_none()) {
+                tracing::warn!(namespace = %search.namespace, %run, %step,
+                    "a checkpoint is gone from the durable tier, which the next one names as the one before it: removed by an \
+                     operator, or by somebody else who may write there");
+                let reason = "the next one names it as the one before".to_owned();
+                search.set_aside(place, SetAsideCause::Missing, reason);
+            }
+        }
+        Ok(())
     }
 
     /// Adds candidates, newest first, each with what its manifest names. Steps of one structure name the same, which is read once.
@@ -265,21 +363,21 @@ impl Trickle {
         let sound = candidates
             .iter()
             .filter_map(|(_, candidate)| match candidate {
-                Candidate::Sound(manifest) => Some(manifest.manifest()),
-                Candidate::Unpublished | Candidate::Unusable(_) => None,
+                Candidate::Sound(manifest, _) => Some(manifest.manifest()),
+                Candidate::Unpublished | Candidate::Unusable(_) | Candidate::Refused(..) => None,
             });
         let sound: Vec<&Manifest> = sound.filter(|_| search.depth == Depth::Whole).collect();
         let mut found = self.named_by(&sound, &search.listing.enclosures).await?;
         if found.has_faults() && search.step.is_some() {
             // One step was asked for. Others may name the same.
-            let newest = Box::pin(self.list(search.namespace, None)).await?;
+            let newest = Box::pin(self.list(search.namespace, None, search.trust)).await?;
             found.take_from(&newest.enclosures);
         }
         let mut judged = Vec::new();
         for (place, candidate) in candidates {
             let fault = match &candidate {
-                Candidate::Sound(manifest) => found.fault_of(manifest.manifest()),
-                Candidate::Unpublished | Candidate::Unusable(_) => None,
+                Candidate::Sound(manifest, _) => found.fault_of(manifest.manifest()),
+                Candidate::Unpublished | Candidate::Unusable(_) | Candidate::Refused(..) => None,
             };
             judged.push(match fault {
                 Some(reason) => (

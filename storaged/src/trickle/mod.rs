@@ -12,6 +12,7 @@ mod index;
 mod leftover;
 mod listing;
 mod packed;
+mod provenance;
 mod publish;
 mod removal;
 mod retention;
@@ -27,13 +28,14 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use fault::{damaged, local};
 use storaged_codec::{Digest, Unchecked, root_digest};
-use storaged_core::{DurableFault, SlotShard, UploadBase};
+use storaged_core::{DurableFault, SlotShard, Trust, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 use tokio::sync::Semaphore;
 
 use crate::memory::{Memory, put_chunk};
 pub use increment::IncrementReport;
 use increment::MeasuredRate;
+pub use provenance::RequireMac;
 pub use retention::Retention;
 use store::{ObjectKey, PartBytes, PartNumber, Store, StoreError, Upload};
 pub use threads::TrickleThreads;
@@ -60,6 +62,8 @@ pub struct TrickleLimits {
     pub increments: u32,
     /// What stays in the tier.
     pub retention: Retention,
+    /// Whether checkpoints without a MAC are used.
+    pub require_mac: RequireMac,
 }
 
 /// What a copy took.
@@ -314,14 +318,17 @@ impl Trickle {
         rank: Rank,
         slot: SlotId,
         ranges: &[Range<u64>],
+        trust: Trust,
     ) -> Result<Arc<[Digest]>, DurableFault> {
-        match self.fetch_once(manifest, rank, slot, ranges).await {
-            Err(DurableFault::Damaged(_)) => {}
+        match self.fetch_once(manifest, rank, slot, ranges, trust).await {
+            Err(fault) if fault.is_damage() => {}
             outcome => return outcome,
         }
         // Bytes may change on their way: only what is wrong twice is wrong where it lies.
-        match self.fetch_once(manifest, rank, slot, ranges).await {
-            Err(DurableFault::Damaged(reason)) => Err(self.quarantine(manifest, reason).await),
+        match self.fetch_once(manifest, rank, slot, ranges, trust).await {
+            Err(DurableFault::Damaged(reason) | DurableFault::NotPlain(reason)) => {
+                Err(self.quarantine(manifest, reason).await)
+            }
             outcome => outcome,
         }
     }
@@ -332,10 +339,11 @@ impl Trickle {
         rank: Rank,
         slot: SlotId,
         ranges: &[Range<u64>],
+        trust: Trust,
     ) -> Result<Arc<[Digest]>, DurableFault> {
         let record = manifest.manifest();
         let entry = record.shard(rank).ok_or_else(|| damaged("no such rank"))?;
-        let chain = Arc::new(self.chain(manifest, rank).await?);
+        let chain = Arc::new(self.chain(manifest, rank, trust).await?);
         let leaves = chain.leaves();
         let whole = std::iter::once(0..entry.length);
         let whole: Vec<Range<u64>> = whole.collect();

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_core::DurableFault;
+use storaged_core::{Authorship, DurableFault};
+use storaged_wire::provenance::IndexDigest;
 use storaged_wire::{Enclosures, Manifest, ManifestBytes, ShardEntry};
 
 use super::chain::{Stored, expected_object};
@@ -23,8 +24,9 @@ impl Trickle {
         &self,
         manifest: &ManifestBytes,
         enclosures: &Enclosures,
+        authorship: &Authorship,
     ) -> Result<(), DurableFault> {
-        match self.publish_checked(manifest, enclosures).await {
+        match self.publish_checked(manifest, enclosures, authorship).await {
             Ok(()) => Ok(()),
             Err(fault) => {
                 // If something is missing, it must be looked at and sent again.
@@ -38,16 +40,22 @@ impl Trickle {
         &self,
         manifest: &ManifestBytes,
         enclosures: &Enclosures,
+        authorship: &Authorship,
     ) -> Result<(), DurableFault> {
         let record = manifest.manifest();
         let folder = self.folder_of(record).await?;
         let mut bases = BTreeSet::new();
         let mut all_raw = true;
+        let mut increments = Vec::new();
         for entry in &record.shards {
             let stored = self.stored_in(&folder, manifest, entry).await?;
             all_raw &= matches!(stored, Stored::Raw);
             check_there(record, &folder, entry, &stored)?;
-            if let Stored::Increment(index) = &stored {
+            if let Stored::Increment(index, digest) = &stored {
+                increments.push(IndexDigest {
+                    rank: entry.rank,
+                    digest: *digest,
+                });
                 let (run, step) = (index.base.run, index.base.step);
                 bases.insert(StepKey { run, step });
             }
@@ -59,6 +67,8 @@ impl Trickle {
             self.put_mine(&key, metadata.into()).await?;
         }
         self.enter(record, bases).await?;
+        self.put_provenance(manifest, authorship, increments)
+            .await?;
         let key = object(record, MANIFEST_OBJECT)?;
         Ok(self.store.put_new(&key, manifest_object(manifest)).await?)
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use storaged_core::{Curation, CurationFault, DurableFault, Removed};
+use storaged_core::{Curation, CurationFault, DurableFault, Removed, Trust};
 use storaged_wire::local::{Keep, PinnedOnes, Removal};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Owner, Rank, RunId, Step};
 
@@ -63,7 +63,9 @@ impl Trickle {
         namespace: &Namespace,
         owner: Owner,
     ) -> Result<(), CurationFault> {
-        let listing = self.list_to(Depth::Manifests, namespace, None).await?;
+        let listing = self
+            .list_to(Depth::Manifests, namespace, None, Trust::Anything)
+            .await?;
         let other = |found: Owner| found != owner;
         if listing
             .manifests
@@ -83,7 +85,7 @@ impl Trickle {
         run: Option<RunId>,
         step: Step,
     ) -> Result<StepKey, CurationFault> {
-        let listing = self.list(namespace, Some(step)).await?;
+        let listing = self.list(namespace, Some(step), Trust::Anything).await?;
         let mut places = listing
             .manifests
             .iter()

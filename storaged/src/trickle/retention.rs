@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use storaged_core::DurableFault;
+use storaged_core::{DurableFault, Trust};
 use storaged_wire::{Namespace, RunId, Step};
 use tokio::time::Instant;
 
 use super::index::{Indexed, Mark, StepKey};
 use super::store::{KeyPrefix, ObjectKey};
-use super::{MANIFEST_OBJECT, Trickle, object_at};
+use super::{MANIFEST_OBJECT, RequireMac, Trickle, object_at};
 
 /// What the configuration says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,22 +94,26 @@ fn doomed(
 
 impl Trickle {
     /// After a publication: what the retention does not keep goes. One at a time; what fails is tried after the next.
-    pub async fn tidy(&self, namespace: &Namespace, run: RunId) {
+    pub async fn tidy(&self, namespace: &Namespace, run: RunId, trust: Trust) {
         let Ok(_turn) = self.tidying.try_lock() else {
             return;
         };
-        let kept = self.retain(namespace).await;
+        let kept = self.retain(namespace, trust).await;
         let cleared = self.clear_abandoned(namespace, run).await;
         if let Err(fault) = kept.and(cleared) {
             tracing::warn!(%namespace, %fault, "removing older checkpoints from the durable tier failed; it is tried again after the next one");
         }
     }
 
-    async fn retain(&self, namespace: &Namespace) -> Result<(), DurableFault> {
+    async fn retain(&self, namespace: &Namespace, trust: Trust) -> Result<(), DurableFault> {
         let retention = &self.limits.retention;
         let Some(keep_last) = retention.keep_last else {
             return Ok(());
         };
+        // What may be forged must not take the place of what is sound, and here nothing tells them apart.
+        if matches!(trust, Trust::Nothing { .. }) && self.limits.require_mac != RequireMac::Never {
+            return Ok(());
+        }
         // The copy that is being written may build on the one before the newest.
         let keep_last = keep_last.max(1) + u32::from(self.limits.increments > 0);
         let index = self.index(namespace).await?;
@@ -121,8 +125,7 @@ impl Trickle {
             if last.len() as u32 >= keep_last {
                 break;
             }
-            let key = object_at(namespace, one.place.run, one.place.step, MANIFEST_OBJECT)?;
-            if self.length(&key).await?.is_some() {
+            if self.counts(namespace, one.place, trust).await? {
                 last.push(one.place);
             }
         }

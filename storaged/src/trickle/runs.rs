@@ -1,7 +1,7 @@
 //! Runs in the durable tier. A number is claimed by creating `NAMESPACE/.storaged/runs/NUMBER`, which only one can; a
 //! number that has a folder counts as taken too, whoever began it and whether it was finished or not.
 
-use storaged_core::{ClaimFault, ClaimedRun, DurableFault};
+use storaged_core::{ClaimFault, ClaimedRun, DurableFault, Trust};
 use storaged_wire::claim::RunClaim;
 use storaged_wire::{Namespace, Owner, RunId, decode, encode};
 
@@ -162,7 +162,7 @@ impl Trickle {
         if known.highest == 0 {
             return Ok(());
         }
-        let listed = self.list(namespace, None).await;
+        let listed = self.list(namespace, None, Trust::Anything).await;
         let listed = listed.map_err(ClaimFault::Durable)?;
         let newest = listed
             .manifests
@@ -224,7 +224,7 @@ mod tests {
     use crate::keep::NoStore;
     use crate::memory::Memory;
     use crate::trickle::store::{self, FaultPlan, Store};
-    use crate::trickle::{Packing, Retention, TrickleLimits};
+    use crate::trickle::{Packing, RequireMac, Retention, TrickleLimits};
 
     fn namespace() -> Namespace {
         Namespace::new("job").unwrap()
@@ -238,6 +238,7 @@ mod tests {
             packing: Packing::None,
             increments: 0,
             retention: Retention::default(),
+            require_mac: RequireMac::default(),
         };
         Arc::new(Trickle::new(store, memory, limits))
     }

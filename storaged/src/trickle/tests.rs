@@ -6,24 +6,46 @@ use std::sync::Arc;
 use bytes::Bytes;
 use storaged_codec::delta::Kind;
 use storaged_codec::{ChunkSize, Digest, Geometry};
-use storaged_core::{DurableFault, SlotShard, UploadBase};
+use storaged_core::{Authorship, DurableFault, SlotShard, Trust, UploadBase};
 use storaged_wire::{
-    Enclosed, Enclosures, Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank, RunId,
-    ShardEntry, SlotId, Step, WorldSize,
+    Enclosed, Enclosures, Manifest, ManifestBytes, ManifestKey, Namespace, NodeName, Owner, Rank,
+    RunId, ShardEntry, SlotId, Step, WorldSize,
 };
 
 use super::store::{self, ObjectKey, Store};
-use super::{Copied, IncrementReport, Packing, Retention, Trickle, TrickleLimits};
+use super::{Copied, IncrementReport, Packing, RequireMac, Retention, Trickle, TrickleLimits};
 use crate::keep::NoStore;
 use crate::memory::Memory;
 
 mod enclosed;
+mod provenance;
 mod threads;
 mod tier;
 
 const CHUNK: u32 = 64 << 10;
 const SCHEMA: &[u8] = b"a schema";
 const RANK: Rank = Rank::new(0);
+const TOKEN: &[u8] = b"token";
+
+fn job_key() -> ManifestKey {
+    ManifestKey::of_token(&Namespace::new("job").unwrap(), TOKEN)
+}
+
+/// What whoever says the job's token believes.
+fn of_job() -> Trust {
+    Trust::Job {
+        owner: Owner::of_token(TOKEN),
+        key: job_key(),
+        known: None,
+    }
+}
+
+fn by_job() -> Authorship {
+    Authorship {
+        key: Some(job_key()),
+        predecessor: None,
+    }
+}
 
 struct World {
     store: Arc<dyn Store>,
@@ -66,6 +88,7 @@ impl World {
             packing,
             increments,
             retention: Retention::default(),
+            require_mac: RequireMac::default(),
         };
         let trickle = Trickle::new(store.clone(), memory.clone(), limits);
         Self {
@@ -99,7 +122,7 @@ impl World {
         let manifest = Manifest {
             version: Manifest::VERSION,
             namespace: Namespace::new("job").unwrap(),
-            owner: Owner::of_token(b"token"),
+            owner: Owner::of_token(TOKEN),
             run: self.run,
             step: Step::new(step),
             world_size: WorldSize::new(1).unwrap(),
@@ -138,9 +161,13 @@ impl World {
             .trickle
             .upload(&saved.manifest, RANK, &saved.shard, base.as_ref());
         let copied = copied.await.unwrap();
-        let publish = self.trickle.publish(&saved.manifest, &saved.enclosures);
-        publish.await.unwrap();
+        self.publish(saved, &by_job()).await.unwrap();
         copied
+    }
+
+    async fn publish(&self, saved: &Saved, by: &Authorship) -> Result<(), DurableFault> {
+        let publish = self.trickle.publish(&saved.manifest, &saved.enclosures, by);
+        publish.await
     }
 
     async fn save(&mut self, step: u64, bytes: Vec<u8>, base: Option<&Saved>) -> (Saved, Copied) {
@@ -150,8 +177,17 @@ impl World {
     }
 
     async fn fetch(&mut self, saved: &Saved) -> Result<Vec<u8>, DurableFault> {
+        self.fetch_believing(saved, of_job()).await
+    }
+
+    async fn fetch_believing(
+        &mut self,
+        saved: &Saved,
+        trust: Trust,
+    ) -> Result<Vec<u8>, DurableFault> {
         let slot = self.slot(&vec![0; saved.bytes.len()]);
-        self.trickle.fetch(&saved.manifest, RANK, slot, &[]).await?;
+        let fetch = self.trickle.fetch(&saved.manifest, RANK, slot, &[], trust);
+        fetch.await?;
         let mut got = vec![0; saved.bytes.len()];
         self.memory
             .slot(slot)
@@ -308,9 +344,8 @@ async fn a_range_moves_only_its_chunks() {
     let slot = world.slot(&vec![0; second.bytes.len()]);
     let chunk = u64::from(CHUNK);
     let range = 4 * chunk + 5..5 * chunk + 1;
-    let fetched = world
-        .trickle
-        .fetch(&second.manifest, RANK, slot, std::slice::from_ref(&range));
+    let ranges = std::slice::from_ref(&range);
+    let fetched = (world.trickle).fetch(&second.manifest, RANK, slot, ranges, of_job());
     fetched.await.unwrap();
     let mut got = vec![0; (range.end - range.start) as usize];
     world
@@ -408,7 +443,7 @@ async fn a_step_whose_base_was_removed_is_not_offered() {
     let offered = async |world: &World| {
         let listed = world
             .trickle
-            .list(&Namespace::new("job").unwrap(), None)
+            .list(&Namespace::new("job").unwrap(), None, of_job())
             .await;
         let steps = listed
             .unwrap()
@@ -460,8 +495,7 @@ async fn an_upload_that_broke_off_is_done_again() {
     // The records are there, the index is not: as after a crash between the two.
     let index: ObjectKey = "job/run-1/step-2/storaged.increment.0".parse().unwrap();
     world.store.delete(&index).await.unwrap();
-    let publish = world.trickle.publish(&second.manifest, &second.enclosures);
-    assert!(publish.await.is_err());
+    assert!(world.publish(&second, &by_job()).await.is_err());
     let copied = world.copy(&second, None).await;
     assert!(
         copied.increment.is_none(),

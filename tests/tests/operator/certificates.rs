@@ -1,16 +1,17 @@
-//! A certificate that has expired: the node says that it is its own, is not ready, and a renewal and a reload mend it.
+//! Certificates that have expired or were revoked, and files that cannot be used: what the node says, and what mends it.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use storaged::cluster::Page;
 use storaged::net::cert::issue;
 use storaged_sdk::wire::NodeName;
 use storaged_tests::system::System;
 
-use crate::node::{log, said, storaged, until};
+use crate::node::{log, rewrite, said, storaged, until};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -91,5 +92,85 @@ fn a_configuration_with_wrong_certificates_is_refused_before_it_runs() -> Result
     fs::write(&path, sound.replace("n0.key", "n1.key"))?;
     let checked = storaged(&system, 0, &["config", &file])?;
     assert!(!checked.status.success(), "{}", said(&checked));
+    Ok(())
+}
+
+#[test]
+fn a_revoked_peer_is_cut_off_without_a_reload_and_let_in_with_another_certificate() -> Result<()> {
+    let mut system = System::start(2, None, "")?;
+    let certificates = system.root.path().join("certs");
+    let directory = certificates.display().to_string();
+    let revoke = |system: &System, node: &str| -> Result<()> {
+        let revoked = storaged(system, 0, &["cert", "revoke", &directory, node])?;
+        ensure!(revoked.status.success(), "{}", said(&revoked));
+        Ok(())
+    };
+    // 0 while it starts.
+    let code = |system: &System, node| {
+        let page = system.cluster.page(node, "/readyz");
+        page.map_or(0, |page| page.code)
+    };
+    let ready = |system: &System| Ok(code(system, 0) == 200 && code(system, 1) == 200);
+
+    // A list that says nothing of the nodes that there are.
+    issue(
+        &certificates,
+        &NodeName::new("n9")?,
+        Duration::from_secs(3600),
+    )?;
+    revoke(&system, "n9")?;
+    let list = certificates.join("crl.pem");
+    let with_list = format!("[tls]\ncrl = \"{}\"\nwatch = \"1s\"\n", list.display());
+    rewrite(&system, 0, "[tls]\n", &with_list)?;
+    system.cluster.kill(0)?;
+    system.cluster.start(0)?;
+    until("both are ready", LONG, || ready(&system))?;
+
+    revoke(&system, "n1")?;
+    let refused = "the certificate of n1 was refused here";
+    until("the link ends and the log says whose it was", LONG, || {
+        Ok(log(&system, 0)?.contains(refused) && code(&system, 0) == 503)
+    })?;
+
+    // What is no list leaves the one before in use.
+    let sound = fs::read(&list)?;
+    fs::write(&list, "no list")?;
+    until("the broken list is told of", LONG, || {
+        let metrics = system.cluster.page(0, "/metrics")?.body;
+        let counted = metrics.contains("storaged_place_certificate_refused_total 1");
+        Ok(counted && log(&system, 0)?.contains("the old certificate stays"))
+    })?;
+    ensure!(code(&system, 0) == 503, "n1 was let in again");
+
+    fs::write(&list, sound)?;
+    let renewed = storaged(&system, 1, &["cert", "renew", &directory, "n1"])?;
+    ensure!(renewed.status.success(), "{}", said(&renewed));
+    system.cluster.signal(1, Signal::HUP)?;
+    until("both are ready again", LONG, || ready(&system))
+}
+
+#[test]
+fn a_key_that_others_may_read_is_refused_and_the_links_go_on() -> Result<()> {
+    let system = System::start(2, None, "")?;
+    let key = system.root.path().join("certs/n0.key");
+    let file = system.cluster.config_path(0).display().to_string();
+    fs::set_permissions(&key, Permissions::from_mode(0o644))?;
+    let checked = storaged(&system, 0, &["config", &file])?;
+    let error = said(&checked);
+    ensure!(
+        !checked.status.success() && error.contains("chmod 640"),
+        "{error}"
+    );
+    system.cluster.signal(0, Signal::HUP)?;
+    until("the reload says so", LONG, || {
+        Ok(log(&system, 0)?.contains("chmod 640"))
+    })?;
+    ensure!(
+        system.cluster.page(0, "/readyz")?.code == 200,
+        "the link was lost"
+    );
+    fs::set_permissions(&key, Permissions::from_mode(0o640))?;
+    let checked = storaged(&system, 0, &["config", &file])?;
+    ensure!(checked.status.success(), "{}", said(&checked));
     Ok(())
 }

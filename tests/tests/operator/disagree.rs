@@ -66,3 +66,32 @@ fn another_failure_domain_is_named_with_both_values() -> Result<()> {
         &["failure_domain", "n2=rack-7", "n2=n2"],
     )
 }
+
+/// It is changed node by node, so links come up; what is said to bear losses is wrong meanwhile, and that is told.
+#[test]
+fn another_number_of_kept_steps_is_told_and_parts_nobody() -> Result<()> {
+    let mut system = System::prepared(2, None, "[memory]\nkeep_steps = 1\n")?;
+    rewrite(&system, 1, "keep_steps = 1", "keep_steps = 2")?;
+    system.cluster.start_all()?;
+    let values = ["is 1 here and 2 there", "is 2 here and 1 there"];
+    for (node, values) in values.into_iter().enumerate() {
+        let text = said(&storaged(&system, node, &["status"])?);
+        let told = format!("memory.keep_steps {values}");
+        assert!(text.contains(&told), "{text}");
+        assert_eq!(status(&system, node)?["ready"], true);
+        let text = log(&system, node)?;
+        assert_eq!(
+            text.matches("should be configured as this node").count(),
+            1,
+            "{text}"
+        );
+    }
+    rewrite(&system, 1, "keep_steps = 2", "keep_steps = 1")?;
+    system.cluster.kill(1)?;
+    system.cluster.start(1)?;
+    system.cluster.wait_for_links()?;
+    until("nothing differs", LONG, || {
+        let json = status(&system, 0)?;
+        Ok(json["differing"] == serde_json::json!([]))
+    })
+}

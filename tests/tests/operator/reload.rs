@@ -1,6 +1,7 @@
 //! kill -HUP: certificates, peers and the log filter are read again; links and RAM stay, and nothing ends the daemon.
 
 use std::fs;
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -115,4 +116,30 @@ fn a_hup_adds_and_removes_peers() -> Result<()> {
     system.save(&mut trainers, 10, &shards(2, 10), DurableWish::Policy)?;
     system.wait(0, run, 10, CheckpointState::Committed)?;
     Ok(())
+}
+
+/// Whoever tells all nodes to reload does not know which have just been started. Its file is a pipe here, so that it is certain how far it is.
+#[test]
+fn a_hup_to_a_daemon_that_reads_its_configuration_does_not_end_it() -> Result<()> {
+    let mut system = System::prepared(1, None, "")?;
+    let path = system.cluster.config_path(0);
+    let text = fs::read_to_string(&path)?;
+    fs::remove_file(&path)?;
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )?;
+    system.cluster.start(0)?;
+    // Opened when both are there.
+    let mut pipe = fs::OpenOptions::new().write(true).open(&path)?;
+    fs::remove_file(&path)?;
+    fs::write(&path, &text)?;
+    system.cluster.signal(0, Signal::HUP)?;
+    std::thread::sleep(Duration::from_millis(300));
+    pipe.write_all(text.as_bytes())?;
+    drop(pipe);
+    until("it answers", LONG, || Ok(system.cluster.status(0).is_ok()))
 }

@@ -105,5 +105,6 @@ fn identity(directory: &Path, name: &str) -> Result<TlsIdentity> {
         ca: directory.join(CA_CERTIFICATE),
         certificate: directory.join(format!("{name}.pem")),
         key: directory.join(format!("{name}.key")),
+        crl: None,
     })?)
 }

@@ -11,12 +11,15 @@ use storaged_wire::peer::{
     NamespaceMark, ParcelPlace, PeerMessage, PromiseOutcome, Relay, SealedShard, SessionFault,
     SessionKind, SessionRecord, StreamRecord, SumChecks, TablePage, TablePlace, UnowedCause,
 };
-use storaged_wire::plan::{PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable};
+use storaged_wire::plan::{
+    CopyFault, PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable,
+};
+use storaged_wire::provenance::{KeyTold, KeyWanted};
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Enclosed, Enclosure, EnclosuresHeld, Fingerprint,
-    Generation, Geometry, Manifest, Namespace, NodeName, Owner, Rank, Refusal, RefusalCode, RunId,
-    SessionId, ShardEntry, SlotId, Step, WorldSize,
+    Generation, Geometry, Manifest, ManifestKey, Namespace, NodeName, Owner, Rank, Refusal,
+    RefusalCode, RunId, SessionId, ShardEntry, SlotId, Step, WorldSize,
 };
 
 use crate::{restart, running};
@@ -287,6 +290,7 @@ pub fn plan() -> RestorePlan {
             step: Step::new(50),
             reason: "two nodes are gone".into(),
             cause: Some(PassedOverCause::ShardsLost),
+            copy: Some(CopyFault::Forged),
         }],
     }
 }
@@ -500,6 +504,19 @@ fn copy_messages() -> Vec<PeerMessage> {
         PeerMessage::Draining { turn: 2 },
         PeerMessage::DrainNoted { turn: Some(3) },
         PeerMessage::DrainNoted { turn: None },
+        PeerMessage::KeyWanted(KeyWanted {
+            namespace: key().namespace,
+            owner: Owner::of_token(b"t"),
+        }),
+        PeerMessage::KeyTold(KeyTold {
+            namespace: key().namespace,
+            owner: Owner::of_token(b"t"),
+            key: ManifestKey::of_token(&key().namespace, b"token"),
+        }),
+        PeerMessage::DurableRemoved {
+            namespace: key().namespace,
+            owner: Owner::of_token(b"t"),
+        },
         PeerMessage::Durable { manifest },
         PeerMessage::Quarantined {
             manifest,

@@ -31,6 +31,7 @@ pub fn members(nodes: usize) -> Vec<Member> {
     let member = |node| Member {
         name: name(node),
         failure_domain: format!("node-{node}"),
+        cordon: Default::default(),
     };
     (0..nodes).map(member).collect()
 }

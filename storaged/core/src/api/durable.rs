@@ -5,10 +5,37 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_wire::local::{Keep, PinnedOnes, Removal};
-use storaged_wire::{Digest, ManifestBytes, Owner, RunId, SharedBytes, Step};
+use storaged_wire::{
+    Digest, DurableStep, ManifestBytes, ManifestKey, Owner, RunId, SharedBytes, Step,
+};
 use thiserror::Error;
 
 use super::SlotShard;
+
+/// What is believed of what lies in the durable tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// All of it: by those who only remove it or put marks on it.
+    Anything,
+    /// What its job has authenticated.
+    Job {
+        owner: Owner,
+        key: ManifestKey,
+        /// The newest that is known to have been written with a MAC: what comes behind it without one is none of the job's.
+        known: Option<DurableStep>,
+    },
+    /// Nothing that must be authenticated: the key is not known here.
+    Nothing { owner: Owner },
+}
+
+/// By what a checkpoint is told from a forged one once it is durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Authorship {
+    /// None if nobody who answers knows it.
+    pub key: Option<ManifestKey>,
+    /// The newest older one that this node knows to have been durable.
+    pub predecessor: Option<DurableStep>,
+}
 
 /// What the durable tier holds of one namespace.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +46,8 @@ pub struct DurableListing {
     pub enclosures: BTreeMap<Digest, SharedBytes>,
     /// The newest run seen in any folder or claim, whether it has finished a checkpoint or not.
     pub newest_run: Option<RunId>,
+    /// The newest that its job has authenticated.
+    pub authentic: Option<DurableStep>,
     /// Newer or equally new checkpoints that are not offered, newest first.
     pub set_aside: Vec<SetAside>,
 }
@@ -40,6 +69,14 @@ pub enum SetAsideCause {
     Quarantined,
     /// It cannot be read now: its manifest is damaged, or what it builds on is gone.
     Unusable,
+    /// It was not written by its job, or was changed since.
+    Forged,
+    /// It has no MAC, and the configuration wants one.
+    WithoutMac,
+    /// The key that it could be checked with is not known here.
+    Unchecked,
+    /// It is known to have been durable, and the tier does not have it any more.
+    Missing,
 }
 
 /// Why the durable tier did not do what was asked. The text has the tier's own words and what to do.
@@ -66,6 +103,12 @@ pub enum DurableFault {
     /// What is there is not what was written: bytes without their digest, an object that is missing.
     #[error("{0}")]
     Damaged(String),
+    /// A symbolic link, a FIFO or the like stands in place of an object or a folder of a directory.
+    #[error("{0}")]
+    NotPlain(String),
+    /// It is not authenticated, and would have to be.
+    #[error("{0}")]
+    Unproven(String),
     /// Another writer's object is in the way.
     #[error("{0}")]
     Conflict(String),
@@ -85,6 +128,8 @@ impl DurableFault {
             Self::Full(_) => "full",
             Self::Misconfigured(_) => "misconfigured",
             Self::Damaged(_) => "damaged",
+            Self::NotPlain(_) => "not_plain",
+            Self::Unproven(_) => "unproven",
             Self::Conflict(_) => "conflict",
             Self::Local(_) => "local",
         }
@@ -92,7 +137,14 @@ impl DurableFault {
 
     /// Whether the tier as a whole fails, not one object in it and not this node.
     pub fn is_of_tier(&self) -> bool {
-        !matches!(self, Self::Damaged(_) | Self::Conflict(_) | Self::Local(_))
+        !matches!(
+            self,
+            Self::Damaged(_)
+                | Self::NotPlain(_)
+                | Self::Unproven(_)
+                | Self::Conflict(_)
+                | Self::Local(_)
+        )
     }
 
     /// Whether it may be gone the next time.
@@ -102,7 +154,7 @@ impl DurableFault {
 
     /// Whether it tells of the content rather than of the way to it.
     pub fn is_damage(&self) -> bool {
-        matches!(self, Self::Damaged(_))
+        matches!(self, Self::Damaged(_) | Self::NotPlain(_))
     }
 }
 
@@ -188,7 +240,7 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_by_itself_is_tried_again() {
-        let faults: [fn(String) -> DurableFault; 9] = [
+        let faults: [fn(String) -> DurableFault; 11] = [
             DurableFault::Unavailable,
             DurableFault::TimedOut,
             DurableFault::Denied,
@@ -196,6 +248,8 @@ mod tests {
             DurableFault::Full,
             DurableFault::Misconfigured,
             DurableFault::Damaged,
+            DurableFault::NotPlain,
+            DurableFault::Unproven,
             DurableFault::Conflict,
             DurableFault::Local,
         ];

@@ -13,7 +13,7 @@ use storaged_wire::{
 
 use super::{
     ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, Prepared, QueryId,
-    Removed, RequestId, ScrubTally, SessionTally, Unread, Viewer,
+    Registration, RegistryFault, Removed, RequestId, ScrubTally, SessionTally, Unread, Viewer,
 };
 
 /// What happened.
@@ -99,6 +99,12 @@ pub enum Input {
     RunClaimed {
         query: QueryId,
         outcome: Result<RunId, ClaimFault>,
+    },
+    /// `Output::RegisterRun` ended.
+    RunRegistered {
+        query: QueryId,
+        run: RunId,
+        outcome: Result<Registration, RegistryFault>,
     },
     /// `Output::RecordRun` ended.
     RunRecorded {

@@ -8,13 +8,14 @@ mod input;
 mod note;
 mod output;
 mod prepare;
+mod registry;
 mod setup;
 mod viewer;
 mod work;
 
 pub use durable::{
-    ClaimFault, ClaimedRun, Curation, CurationFault, DurableFault, DurableListing, Removed,
-    SetAside, SetAsideCause, UploadBase,
+    Authorship, ClaimFault, ClaimedRun, Curation, CurationFault, DurableFault, DurableListing,
+    Removed, SetAside, SetAsideCause, Trust, UploadBase,
 };
 pub use false_statement::FalseStatement;
 pub(crate) use false_statement::Severity;
@@ -26,9 +27,10 @@ pub use prepare::{
     GivenDescription, NamedDescription, ParcelContents, ParcelFault, Preparation, Prepared,
     SealedCommit,
 };
+pub use registry::{Registration, RegistryFault};
 pub use setup::{
-    DurableForm, DurablePolicy, LinkRates, MemoryShare, MessageLimits, RateBasis, RunsWithoutTier,
-    Setup,
+    DurableForm, DurablePolicy, LinkRates, MemoryShare, MessageLimits, RateBasis, RunAuthority,
+    RunsWithoutTier, Setup,
 };
 pub use viewer::Viewer;
 pub use work::{

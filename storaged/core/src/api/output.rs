@@ -12,8 +12,8 @@ use storaged_wire::{
 };
 
 use super::{
-    CheckPart, Curation, Note, ParityId, Preparation, QueryId, RequestId, ScrubPiece, SessionWork,
-    SlotShard, UploadBase,
+    Authorship, CheckPart, Curation, Note, ParityId, Preparation, QueryId, RequestId, ScrubPiece,
+    SessionWork, SlotShard, Trust, UploadBase,
 };
 
 /// What to do.
@@ -66,6 +66,7 @@ pub enum Output {
     Publish {
         manifest: Arc<ManifestBytes>,
         enclosures: Enclosures,
+        authorship: Authorship,
     },
     /// Find the newest manifests of a namespace in the durable tier.
     ListDurable {
@@ -73,6 +74,7 @@ pub enum Output {
         namespace: Namespace,
         /// That step of any run; the newest ones without it.
         step: Option<Step>,
+        trust: Trust,
     },
     /// Claim a run in the durable tier, by create-if-absent: above `above` and above every run that has a folder or a
     /// claim there.
@@ -82,6 +84,12 @@ pub enum Output {
         owner: Owner,
         above: u64,
         identity: u64,
+    },
+    /// Give a run its number in the registry, by create-if-absent, if that is above every other one's there.
+    RegisterRun {
+        query: QueryId,
+        namespace: Namespace,
+        run: RunId,
     },
     /// Claim a run in the durable tier that was opened without it.
     RecordRun {
@@ -101,6 +109,7 @@ pub enum Output {
         rank: Rank,
         slot: SlotId,
         ranges: Vec<Range<u64>>,
+        trust: Trust,
     },
     /// Pin, unpin or remove checkpoints in the durable tier, which must be the owner's.
     Curate {

@@ -28,6 +28,16 @@ pub enum RunsWithoutTier {
     Allowed,
 }
 
+/// Who settles whose a run's number is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RunAuthority {
+    /// The durable tier if it answers, else a majority of the members.
+    #[default]
+    Members,
+    /// The registry that the members come from.
+    Registry,
+}
+
 /// What copies in the durable tier hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DurableForm {
@@ -109,6 +119,8 @@ pub struct Setup {
     pub durable: DurablePolicy,
     /// What if it cannot be asked for a run.
     pub runs_without_tier: RunsWithoutTier,
+    /// Who says which run is the newest.
+    pub run_authority: RunAuthority,
     /// What is copied there.
     pub durable_form: DurableForm,
 }

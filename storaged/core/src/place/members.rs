@@ -4,7 +4,7 @@
 //! Nodes hear of a list one after the other, and all home nodes must build the same manifest. So its groups are those of the epoch
 //! that the node of the committing rank was in when it described the step; the others wait until they know that epoch.
 
-use storaged_plan::{Group, Member, groups, homes};
+use storaged_plan::{Cordon, Group, Member, groups, homes};
 use storaged_wire::NodeName;
 use storaged_wire::peer::CheckpointKey;
 
@@ -15,7 +15,10 @@ const EPOCHS_KEPT: usize = 8;
 
 impl Context {
     /// Takes the new list, unless it cannot be grouped: whoever read it has checked that already.
-    pub(crate) fn set_members(&mut self, epoch: u64, members: Vec<Member>) {
+    pub(crate) fn set_members(&mut self, epoch: u64, mut members: Vec<Member>) {
+        if planted!("cordons_not_heeded") {
+            members.iter_mut().for_each(|it| it.cordon = Cordon::Open);
+        }
         let groups = match self
             .setup
             .geometry
@@ -121,6 +124,7 @@ mod tests {
         let member = |text: &&str| Member {
             name: name(text),
             failure_domain: (*text).into(),
+            cordon: Default::default(),
         };
         names.iter().map(member).collect()
     }

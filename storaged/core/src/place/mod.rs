@@ -10,6 +10,7 @@ mod members;
 mod missing;
 mod open_run;
 mod restart;
+mod run_registry;
 mod standing;
 mod unknown_run;
 mod words;

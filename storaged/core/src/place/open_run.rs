@@ -1,5 +1,6 @@
 //! Opening a run, in two phases. First every node is asked to *promise* the run to this proposer; that fences nobody, so
-//! an attempt that fails ends no job. Only when it is certain, fences *rise*. Where there is a durable tier, it gives
+//! an attempt that fails ends no job. Only when it is certain, fences *rise*. Where the members come from a registry, that settles
+//! whose a number is (`run_registry`). Where there is a durable tier, it gives
 //! the number by create-if-absent. A tier that does not answer in time does not hold up a job that nodes remember: then
 //! the number is a majority's, and the tier hears of it later.
 
@@ -11,9 +12,10 @@ use storaged_wire::peer::{NamedRun, PeerMessage, PromiseOutcome};
 use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId};
 
 use super::fence::wrong_token;
+use super::run_registry::{Registering, unregistered};
 use crate::api::{
     ClaimFault, ConnId, DurableFault, DurablePolicy, FalseStatement, Now, Output, QueryId,
-    RequestId, RunsWithoutTier,
+    RequestId, RunAuthority, RunsWithoutTier,
 };
 use crate::catalog::Unrecorded;
 use crate::context::Context;
@@ -36,7 +38,7 @@ pub(crate) struct RunProposal {
     taken: BTreeMap<NodeName, u32>,
     foreign: BTreeSet<NodeName>,
     tier: TierClaim,
-    phase: Phase,
+    pub(super) phase: Phase,
     deadline: Now,
 }
 
@@ -54,7 +56,7 @@ enum TierClaim {
 }
 
 #[derive(Debug, Clone)]
-enum Phase {
+pub(super) enum Phase {
     /// For the tier's number, or for this proposer's turn.
     Waiting { until: Now },
     Promising {
@@ -62,6 +64,8 @@ enum Phase {
         asked: BTreeSet<NodeName>,
         promised: BTreeSet<NodeName>,
     },
+    /// Promised, and the registry was asked for its number.
+    Registering(Registering),
     /// The run is opened: the others are being told.
     Raising {
         until: Now,
@@ -70,6 +74,11 @@ enum Phase {
 }
 
 impl RunProposal {
+    /// As it is proposed now.
+    pub const fn run(&self) -> RunId {
+        self.run
+    }
+
     fn named(&self) -> NamedRun {
         NamedRun {
             namespace: self.namespace.clone(),
@@ -83,6 +92,7 @@ impl RunProposal {
         let phase = match &self.phase {
             Phase::Waiting { until } | Phase::Raising { until, .. } => *until,
             Phase::Promising { since, .. } => since.plus(limits::PROMISE_MAX_MS),
+            Phase::Registering(registering) => registering.wakes(),
         };
         if phase > now {
             phase.min(self.deadline)
@@ -94,7 +104,7 @@ impl RunProposal {
     fn promises(&self) -> usize {
         match &self.phase {
             Phase::Promising { promised, .. } => promised.len(),
-            Phase::Waiting { .. } | Phase::Raising { .. } => 0,
+            Phase::Waiting { .. } | Phase::Registering(_) | Phase::Raising { .. } => 0,
         }
     }
 }
@@ -226,6 +236,7 @@ impl Runs {
         }
         self.ask_for_promises(query, cx);
         self.judge_promises(query, cx);
+        self.register_again(query, cx);
         self.judge_raising(query, cx);
     }
 
@@ -354,7 +365,7 @@ impl Runs {
     }
 
     /// Somebody knows a run as high as ours. Two proposers that meet wait for different times, so that one gets ahead.
-    fn go_above(&mut self, query: QueryId, highest: u64, cx: &mut Context) {
+    pub(super) fn go_above(&mut self, query: QueryId, highest: u64, cx: &mut Context) {
         let now = cx.now;
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
@@ -390,6 +401,9 @@ impl Runs {
         if !(all || late) || !cx.settled() || !promised.contains(cx.me()) {
             return;
         }
+        if cx.setup.run_authority == RunAuthority::Registry && !planted!("registry_not_asked") {
+            return self.register(query, cx);
+        }
         let majority = promised.len() >= cx.majority() || planted!("no_majority_needed");
         if majority || matches!(proposal.tier, TierClaim::Claimed) {
             self.raise(query, cx);
@@ -397,7 +411,7 @@ impl Runs {
     }
 
     /// The run is certain: lower ones are fenced off.
-    fn raise(&mut self, query: QueryId, cx: &mut Context) {
+    pub(super) fn raise(&mut self, query: QueryId, cx: &mut Context) {
         let now = cx.now;
         let until = now.plus(limits::RAISE_MAX_MS);
         let told = BTreeSet::from([cx.me().clone()]);
@@ -505,6 +519,9 @@ impl Context {
     }
 
     fn late_run(&self, proposal: &RunProposal) -> Refusal {
+        if let Phase::Registering(registering) = &proposal.phase {
+            return unregistered(proposal, registering);
+        }
         let (namespace, got) = (&proposal.namespace, proposal.promises());
         let tier = match &proposal.tier {
             TierClaim::Asked => Some("no answer in time".to_string()),

@@ -6,7 +6,9 @@ use storaged_wire::peer::{CheckpointKey, Holding, PeerMessage};
 use storaged_wire::{CheckpointState, Digest, NodeName};
 
 use super::Blocks;
-use crate::api::{DurableFault, DurableListing, DurablePolicy, FalseStatement, Output, QueryId};
+use crate::api::{
+    DurableFault, DurableListing, DurablePolicy, FalseStatement, Output, QueryId, Trust,
+};
 use crate::catalog::{Checkpoint, TierQuestion};
 use crate::context::Context;
 use crate::limits;
@@ -153,6 +155,8 @@ impl Context {
         self.tier_questions.insert(query, question);
         self.out.push(Output::ListDurable {
             query,
+            // What is found has to have the digest that is known here: that proves more than a MAC.
+            trust: Trust::Anything,
             namespace: key.namespace.clone(),
             step: Some(key.step),
         });

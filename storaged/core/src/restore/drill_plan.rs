@@ -51,6 +51,7 @@ impl Undrillable {
             step: key.step,
             reason: self.to_string(),
             cause: self.cause(),
+            copy: None,
         }
     }
 }

@@ -46,6 +46,7 @@ impl Context {
             step: key.step,
             reason: format!("quarantined: restarts from it have failed, {times} by now; {again}"),
             cause: Some(PassedOverCause::Quarantined),
+            copy: None,
         }
     }
 

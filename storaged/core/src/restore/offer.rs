@@ -47,6 +47,7 @@ impl NotWhole {
             step: key.step,
             reason: self.to_string(),
             cause: Some(self.cause()),
+            copy: None,
         }
     }
 }

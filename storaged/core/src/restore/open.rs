@@ -194,18 +194,22 @@ impl Restores {
             opening.rung = Rung::Durable;
             opening.fetched_since = Some(cx.now);
             let ranges = opening.ranges.clone();
+            let trust = cx.trust_of(opening.id.conn, manifest.manifest().owner);
             cx.out.push(Output::Fetch {
                 manifest,
                 rank,
                 slot,
                 ranges,
+                trust,
             });
             return;
         }
         if std::mem::take(&mut opening.survey.is_tier_unasked) {
             let query = QueryId(cx.fresh());
+            let trust = cx.trust_of(opening.id.conn, manifest.manifest().owner);
             cx.out.push(Output::ListDurable {
                 query,
+                trust,
                 namespace: manifest.manifest().namespace.clone(),
                 step: Some(manifest.manifest().step),
             });

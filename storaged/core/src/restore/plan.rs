@@ -417,7 +417,7 @@ impl Restores {
         let outcome = outcome.map(|listing| match step {
             // Who asks for a step by its number gets it, damaged or not.
             Some(_) => listing,
-            None => cx.without_quarantined(listing),
+            None => cx.with_missing(&namespace, cx.without_quarantined(listing)),
         });
         if let (Ok(listing), None) = (&outcome, step) {
             cx.damaged_listed(&namespace, listing);
@@ -642,8 +642,10 @@ impl Context {
 }
 
 fn list_tier(query: QueryId, plan: &SurveyInProgress, cx: &mut Context) {
+    let trust = cx.trust_of(plan.id.conn, plan.owner);
     cx.out.push(Output::ListDurable {
         query,
+        trust,
         namespace: plan.namespace.clone(),
         step: plan.step,
     });

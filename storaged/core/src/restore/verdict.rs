@@ -256,6 +256,7 @@ fn note_unheld(
             step: newest.step,
             reason: "it was protected, and nobody who answered holds anything of it".into(),
             cause: Some(PassedOverCause::NobodyHasIt),
+            copy: None,
         },
     );
 }

@@ -17,6 +17,7 @@ impl Context {
             .and_then(|message| self.hear_of_state(from, message))
             .and_then(|message| self.hear_parcel(from, message))
             .and_then(|message| self.hear_of_drains(from, message))
+            .and_then(|message| self.hear_of_keys(from, message))
     }
 
     fn hear_of_commit(&mut self, from: &NodeName, message: PeerMessage) -> Option<PeerMessage> {

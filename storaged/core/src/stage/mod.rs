@@ -8,6 +8,7 @@ mod evidence;
 mod hear;
 mod kept_steps;
 mod lifetime;
+mod manifest_key;
 mod notify;
 mod retire;
 mod room;
@@ -22,7 +23,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use storaged_codec::Fingerprint;
-use storaged_wire::local::{LOCAL_VERSION, Reply, Role, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN};
+use storaged_wire::local::{
+    LOCAL_VERSION, Reply, Role, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, is_token_length,
+};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{
     CheckpointState, Digest, Namespace, Owner, Rank, Refusal, RefusalCode, RunId, SlotId, Step,
@@ -71,6 +74,7 @@ impl Context {
         check_token(token)?;
         let owner = self.owner_said(id, &namespace, token, &role);
         self.check_owner(&namespace, owner)?;
+        self.key_said(id.conn, &namespace, owner, token);
         let Role::Trainer {
             run,
             rank,
@@ -136,6 +140,7 @@ impl Context {
         table.world_sizes.insert(run, world_size);
         table.world_sizes.retain(|known, _| *known >= run);
         table.last_step.retain(|(known, _), _| *known >= run);
+        self.keep_key(id.conn, &namespace);
         self.attach(id, namespace, owner, Some((run, rank, world_size)));
         Ok(())
     }
@@ -497,6 +502,7 @@ impl Context {
     pub(crate) fn client_gone(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
         self.viewers.remove(&conn);
+        self.keys.forget(conn);
         self.waiters.retain(|waiter| waiter.id.conn != conn);
         self.reclaim_slots(conn);
         self.close_readers(conn);
@@ -509,10 +515,9 @@ impl Context {
     }
 }
 
-/// A short token would soon be guessed. None at all is for those who are told apart by their tenant alone.
+/// A short token would soon be guessed.
 fn check_token(token: &[u8]) -> Result<(), Refusal> {
-    let good = token.is_empty() || (TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&token.len());
-    if good || planted!("weak_tokens_pass") {
+    if is_token_length(token.len()) || planted!("weak_tokens_pass") {
         return Ok(());
     }
     Err(Refusal::new(

@@ -58,7 +58,13 @@ impl Context {
         let Ok(attached) = self.attached(id) else {
             return;
         };
-        let namespace = attached.namespace.clone();
+        let (namespace, owner) = (attached.namespace.clone(), attached.owner);
+        if outcome
+            .as_ref()
+            .is_ok_and(|removed| removed.checkpoints > 0)
+        {
+            self.removed_in_order(&namespace, owner);
+        }
         let reply = match outcome {
             Ok(removed) => Reply::Removed {
                 checkpoints: removed.checkpoints,

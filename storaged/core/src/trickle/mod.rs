@@ -165,12 +165,16 @@ impl Context {
             let Some(enclosures) = self.enclosures_of(manifest.manifest()) else {
                 continue;
             };
+            let Some(authorship) = self.authorship(&key, manifest.manifest().owner) else {
+                continue;
+            };
             if let Some(checkpoint) = self.checkpoints.get_mut(&key) {
                 checkpoint.publishing = Upload::Running;
             }
             self.out.push(Output::Publish {
                 manifest,
                 enclosures,
+                authorship,
             });
         }
     }
@@ -192,6 +196,7 @@ impl Context {
         match outcome {
             Ok(()) => {
                 checkpoint.publishing = Upload::Done;
+                self.note_published(&key, name);
                 if !planted!("retired_before_told") {
                     self.tell_durable(&key);
                 }

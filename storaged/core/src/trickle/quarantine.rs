@@ -146,6 +146,36 @@ impl Context {
         listing
     }
 
+    /// A listing with the newest checkpoint that this node knows to have been durable, should the tier not have it: somebody has
+    /// removed it, or has put an earlier state of the tier in place of the newest.
+    pub(crate) fn with_missing(
+        &mut self,
+        namespace: &Namespace,
+        mut listing: DurableListing,
+    ) -> DurableListing {
+        if let Some(newest) = listing.authentic {
+            self.remember_mac(namespace, newest);
+        }
+        let Some(known) = self.keys.durable(namespace) else {
+            return listing;
+        };
+        let place = (known.run, known.step);
+        let of = |one: &SetAside| (one.run, one.step) == place;
+        let newest = listing.manifests.first().map(|it| it.manifest());
+        let is_listed = newest.is_some_and(|newest| (newest.run, newest.step) >= place)
+            || listing.set_aside.iter().any(of)
+            || planted!("rollback_not_said");
+        if !is_listed {
+            listing.set_aside.push(SetAside {
+                run: known.run,
+                step: known.step,
+                cause: SetAsideCause::Missing,
+                reason: "this node knows that it was durable".into(),
+            });
+        }
+        listing
+    }
+
     /// Why a plan leaves a checkpoint in the tier out, unless its step was asked for.
     fn set_aside(&self, manifest: &ManifestBytes) -> Option<SetAside> {
         let record = manifest.manifest();

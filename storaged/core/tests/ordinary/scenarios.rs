@@ -1,5 +1,7 @@
 //! The classes of months: which faults strike in each. `tests/sim/run.py` counts them by their names.
 
+use storaged_core::RunAuthority;
+
 use crate::sim::month::{CALM, Changes, Crashes, Scenario, TierKind, Trainers, Unequal};
 
 /// Every class.
@@ -96,6 +98,22 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "incarnations_apart",
         links: true,
         twins: true,
+        ..CALM
+    },
+    Scenario {
+        name: "runs_from_a_registry",
+        links: true,
+        twins: true,
+        runs: RunAuthority::Registry,
+        ..CALM
+    },
+    Scenario {
+        name: "runs_from_a_registry_and_a_tier",
+        links: true,
+        twins: true,
+        crashes: Crashes::UpToM,
+        tier: TierKind::Well,
+        runs: RunAuthority::Registry,
         ..CALM
     },
     Scenario {

@@ -1,10 +1,12 @@
 //! A few nodes, their links and a durable tier, as far as opening runs and committing needs them. No payload exists.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use storaged_codec::{ChunkSize, Geometry, digest};
 use storaged_core::{
-    ConnId, DurableFault, DurablePolicy, Input, Note, RequestId, RunsWithoutTier, Setup,
+    ConnId, DurableFault, DurablePolicy, Input, Note, RequestId, RunAuthority, RunsWithoutTier,
+    Setup,
 };
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
@@ -14,8 +16,8 @@ use storaged_wire::{
 };
 
 use crate::testkit::{
-    self, CHUNK_BYTES, Course, Event, Pacing, Payload, Scene, Task, acquire_slot, commit_step,
-    geometry,
+    self, Answer, CHUNK_BYTES, Course, Event, Pacing, Payload, Scene, Task, acquire_slot,
+    commit_step, geometry,
 };
 pub use crate::testkit::{name, namespace, owner};
 
@@ -23,6 +25,8 @@ const LENGTH: u64 = 5000;
 /// A link comes up after at most so many milliseconds, and a message takes at most so many.
 const LINK_MS: u64 = 40;
 const WAY_MS: u64 = 6;
+/// A registry that is well answers within so many milliseconds.
+const REGISTRY_MS: u64 = 40;
 /// Generations of two seeds differ by up to so much, those of one node by more.
 const SALT: u64 = 1 << 40;
 
@@ -52,6 +56,8 @@ pub struct Runs {
     /// Links that are cut.
     apart: Vec<(usize, usize)>,
     silent: Option<usize>,
+    /// How the registry answers each node, if runs are opened by it; those that are not in it within some milliseconds.
+    pub registry: Option<BTreeMap<usize, Answer>>,
 }
 
 pub type World = testkit::World<Runs>;
@@ -67,6 +73,9 @@ impl Scene for Runs {
         setup.geometry = (setup.members.len() >= 3).then(|| geometry(2, 1));
         setup.durable = world.scene.policy;
         setup.runs_without_tier = world.scene.without_tier;
+        if world.scene.registry.is_some() {
+            setup.run_authority = RunAuthority::Registry;
+        }
     }
 
     fn generation(world: &mut World, count: u64) -> u64 {
@@ -80,6 +89,13 @@ impl Scene for Runs {
     fn way(world: &mut World, from: usize, _: usize, _: &PeerMessage) -> Option<u64> {
         let way_ms = 1 + world.random(WAY_MS);
         (world.scene.silent != Some(from)).then_some(way_ms)
+    }
+
+    fn registry_answers(world: &mut World, node: usize) -> Answer {
+        let ms = 1 + world.random(REGISTRY_MS);
+        let registry = world.scene.registry.as_ref();
+        let told = registry.and_then(|it| it.get(&node)).copied();
+        told.unwrap_or(Answer::After(ms))
     }
 
     fn pacing(_: &World) -> Pacing {
@@ -112,7 +128,20 @@ impl World {
 
     /// All nodes are up and know each other.
     pub fn with(nodes: usize, tier: Mood, seed: u64, without_tier: RunsWithoutTier) -> Self {
+        Self::of_scene(Self::scene(tier, without_tier), nodes, seed)
+    }
+
+    /// Likewise, of a cluster whose members come from a registry.
+    pub fn with_registry(nodes: usize, tier: Mood, seed: u64) -> Self {
         let scene = Runs {
+            registry: Some(BTreeMap::new()),
+            ..Self::scene(tier, RunsWithoutTier::Refused)
+        };
+        Self::of_scene(scene, nodes, seed)
+    }
+
+    fn scene(tier: Mood, without_tier: RunsWithoutTier) -> Runs {
+        Runs {
             tier,
             failing_claims: 0,
             policy: match tier {
@@ -122,7 +151,11 @@ impl World {
             without_tier,
             apart: Vec::new(),
             silent: None,
-        };
+            registry: None,
+        }
+    }
+
+    fn of_scene(scene: Runs, nodes: usize, seed: u64) -> Self {
         let mut world = Self::of(scene, nodes, seed);
         world.run_for(2 * LINK_MS);
         world
@@ -164,6 +197,12 @@ impl World {
             self.link_of(from, to).cut_until = 0;
             self.after(1, Event::Dial(from, to));
         }
+    }
+
+    /// From now on the registry answers these nodes so, and all others well.
+    pub fn registry_answers_so(&mut self, answer: Answer, nodes: &[usize]) {
+        let all = nodes.iter().map(|node| (*node, answer));
+        self.scene.registry = Some(all.collect());
     }
 
     /// Its links stay up, and nothing comes from it any more.

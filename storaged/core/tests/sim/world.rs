@@ -18,7 +18,7 @@ use super::job::Job;
 use super::month::{Happening, Month, is_of_month};
 use super::slow::Pace;
 use crate::testkit::{
-    self, Course, End, Event, Failed, Key, Pacing, Participants, Payload, Pid, Scene, Task,
+    self, Answer, Course, End, Event, Failed, Key, Pacing, Participants, Payload, Pid, Scene, Task,
     encodes, geometry, known_index, missed, name, repairs, silent, stripes,
 };
 
@@ -261,6 +261,10 @@ impl Scene for Simulation {
 
     fn effect_takes(world: &mut World) -> u64 {
         1 + world.random(10)
+    }
+
+    fn registry_answers(world: &mut World, _: usize) -> Answer {
+        world.registry_weather()
     }
 
     fn dials_after(world: &mut World, _: usize, _: usize) -> u64 {

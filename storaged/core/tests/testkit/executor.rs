@@ -7,10 +7,11 @@ use storaged_wire::SlotId;
 use storaged_wire::local::Reply;
 
 use super::process::{Payload, Pid, digests, made_up_digests, with_root};
+use super::run_registry::Asked;
 use super::scene::Scene;
 use super::sessions::Key;
 use super::setup::CHUNK_BYTES;
-use super::tier::{Claim, Publication, Task, Upload};
+use super::tier::{Claim, Listed, Publication, Task, Upload};
 use super::world::World;
 
 impl<S: Scene> World<S> {
@@ -30,15 +31,25 @@ impl<S: Scene> World<S> {
             Output::Publish {
                 manifest,
                 enclosures,
+                authorship,
             } => Task::Publish(Publication {
                 manifest,
                 enclosures,
+                authorship,
             }),
             Output::ListDurable {
                 query,
                 namespace,
                 step,
-            } => Task::List(query, namespace, step),
+                trust,
+            } => Task::List(
+                query,
+                Listed {
+                    namespace,
+                    step,
+                    trust,
+                },
+            ),
             Output::Fetch {
                 manifest,
                 rank,
@@ -73,12 +84,29 @@ impl<S: Scene> World<S> {
                 namespace,
                 run,
             } => Task::Find(query, namespace, run),
+            asked @ Output::RegisterRun { .. } => return self.ask_registry(pid, asked),
             other => return self.perform_here(pid, other),
         };
         self.tier_begins(pid, task);
     }
 
-    /// All that the durable tier is not asked for.
+    fn ask_registry(&mut self, pid: Pid, asked: Output) {
+        if let Output::RegisterRun {
+            query,
+            namespace,
+            run,
+        } = asked
+        {
+            let asked = Asked {
+                query,
+                namespace,
+                run,
+            };
+            self.register(pid, asked);
+        }
+    }
+
+    /// All that neither the durable tier nor the registry is asked for.
     fn perform_here(&mut self, pid: Pid, output: Output) {
         let takes_ms = S::effect_takes(self);
         match output {

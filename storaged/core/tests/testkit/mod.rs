@@ -27,6 +27,7 @@ mod network;
 mod process;
 mod queue;
 mod requests;
+mod run_registry;
 mod scene;
 mod sessions;
 mod setup;
@@ -42,6 +43,7 @@ pub use requests::{
     TORCH_METADATA, acquire_slot, commit_step, hello, open_shard, plan_newest, schema_of,
     verdict_on,
 };
+pub use run_registry::{Answer, RunRegistry};
 pub use scene::Scene;
 pub use sessions::{
     Block, End, Failed, Key, Pacing, Participant, Participants, encodes, missed, repairs, silent,

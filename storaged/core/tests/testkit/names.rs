@@ -24,6 +24,7 @@ pub fn members(nodes: usize) -> Vec<Member> {
     let member = |node| Member {
         name: name(node),
         failure_domain: format!("n{node}"),
+        cordon: Default::default(),
     };
     (0..nodes).map(member).collect()
 }

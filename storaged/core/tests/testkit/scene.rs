@@ -10,6 +10,7 @@ use storaged_wire::{NodeName, SlotId};
 
 use super::names::{known_index, name};
 use super::process::{Payload, Pid};
+use super::run_registry::Answer;
 use super::sessions::{End, Failed, Key, Pacing, Participants};
 use super::tier::{Course, Task};
 use super::world::World;
@@ -144,6 +145,13 @@ pub trait Scene: Sized {
 
     /// What a node sends in a session may be something else.
     fn sends(world: &mut World<Self>, node: usize, members: &Participants, sums: &mut [Vec<u8>]) {}
+
+    // The registry.
+
+    /// How it answers a node that asks for a run's number.
+    fn registry_answers(world: &mut World<Self>, node: usize) -> Answer {
+        Answer::After(1)
+    }
 
     // The durable tier.
 

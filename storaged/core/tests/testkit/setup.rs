@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use storaged_codec::{ChunkSize, Geometry};
-use storaged_core::{DurableForm, DurablePolicy, LinkRates, MessageLimits, RunsWithoutTier, Setup};
+use storaged_core::{
+    DurableForm, DurablePolicy, LinkRates, MessageLimits, RunAuthority, RunsWithoutTier, Setup,
+};
 use storaged_plan::Member;
 use storaged_wire::{Generation, NodeName};
 
@@ -30,6 +32,7 @@ pub fn setup(name: NodeName, members: Vec<Member>) -> Setup {
         durable: DurablePolicy::Absent,
         messages: MessageLimits::default(),
         runs_without_tier: RunsWithoutTier::Refused,
+        run_authority: RunAuthority::Members,
         durable_form: DurableForm::Full,
     }
 }

@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use storaged_codec::Digest;
 use storaged_core::{
-    ClaimFault, ClaimedRun, DurableFault, DurableListing, Input, QueryId, SlotShard, UploadBase,
+    Authorship, ClaimFault, ClaimedRun, DurableFault, DurableListing, Input, QueryId, SetAside,
+    SetAsideCause, SlotShard, Trust, UploadBase,
 };
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{
-    Enclosures, ManifestBytes, Namespace, Owner, Rank, RunId, SharedBytes, SlotId, Step,
+    DurableStep, Enclosures, ManifestBytes, Namespace, Owner, Rank, RunId, SharedBytes, SlotId,
+    Step,
 };
 
 use super::process::{Payload, Pid, digests};
@@ -26,7 +28,7 @@ pub const LISTED: usize = 4;
 pub enum Task {
     Upload(Upload),
     Publish(Publication),
-    List(QueryId, Namespace, Option<Step>),
+    List(QueryId, Listed),
     Fetch(Arc<ManifestBytes>, Rank, SlotId),
     Claim(QueryId, Claim),
     Record(Namespace, Owner, RunId),
@@ -41,11 +43,20 @@ pub struct Upload {
     pub base: Option<UploadBase>,
 }
 
+/// What is to be listed, and for whom.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    pub namespace: Namespace,
+    pub step: Option<Step>,
+    pub trust: Trust,
+}
+
 /// A manifest is to be written, behind what it names.
 #[derive(Debug, Clone)]
 pub struct Publication {
     pub manifest: Arc<ManifestBytes>,
     pub enclosures: Enclosures,
+    pub authorship: Authorship,
 }
 
 /// A run's number is asked for.
@@ -95,6 +106,7 @@ pub struct Published {
     pub at: u64,
     pub manifest: Arc<ManifestBytes>,
     pub enclosures: Enclosures,
+    pub authorship: Authorship,
 }
 
 impl Published {
@@ -189,19 +201,47 @@ impl Tier {
         }
     }
 
-    /// What was there at some time, newest first.
-    fn list(&self, namespace: &Namespace, step: Option<Step>, until: u64) -> DurableListing {
+    /// What was there at some time, newest first: of it what the asker's key is that of.
+    fn list(&self, wanted: &Listed, until: u64) -> DurableListing {
+        let Listed {
+            namespace,
+            step,
+            trust,
+        } = wanted;
         let of_it = (self.published.iter())
             .filter(|(key, it)| key.namespace == *namespace && it.at <= until)
             .rev();
+        let refused = |it: &Published| match trust {
+            Trust::Anything => false,
+            Trust::Job { owner, key, .. } => {
+                it.manifest.manifest().owner == *owner && it.authorship.key != Some(*key)
+            }
+            Trust::Nothing { .. } => true,
+        };
         let newest_run = of_it.clone().next().map(|(key, _)| key.run);
         let asked = of_it.filter(|(key, _)| step.is_none_or(|step| key.step == step));
-        let listed: Vec<&Published> = asked.take(LISTED).map(|(_, it)| it).collect();
+        let (aside, asked): (Vec<_>, Vec<_>) = asked.partition(|(_, it)| refused(it));
+        let listed: Vec<&Published> = asked.into_iter().take(LISTED).map(|(_, it)| it).collect();
+        let newest = listed.first().map(|it| &it.manifest);
+        let authentic = newest.filter(|_| matches!(trust, Trust::Job { .. }));
         DurableListing {
+            authentic: authentic.map(|it| DurableStep {
+                run: it.manifest().run,
+                step: it.manifest().step,
+                manifest: it.name(),
+            }),
             newest_run,
             manifests: listed.iter().map(|it| it.manifest.clone()).collect(),
             enclosures: listed.iter().flat_map(|it| it.named()).collect(),
-            set_aside: Vec::new(),
+            set_aside: aside
+                .into_iter()
+                .map(|(key, _)| SetAside {
+                    run: key.run,
+                    step: key.step,
+                    cause: SetAsideCause::Forged,
+                    reason: "not its key".into(),
+                })
+                .collect(),
         }
     }
 
@@ -217,6 +257,7 @@ impl Tier {
         let Publication {
             manifest,
             enclosures,
+            authorship,
         } = publication;
         let whole = Enclosures::of(manifest.manifest(), &enclosures);
         assert_eq!(whole.as_ref(), Ok(&enclosures), "what it names is whole");
@@ -225,6 +266,7 @@ impl Tier {
             at,
             manifest,
             enclosures,
+            authorship,
         };
         self.published.entry(key).or_insert(published);
     }
@@ -270,9 +312,9 @@ impl<S: Scene> World<S> {
                 manifest: publication.manifest.name(),
                 outcome: may.map(|()| self.publish(publication)),
             },
-            Task::List(query, namespace, step) => {
+            Task::List(query, listed) => {
                 let until = S::listed_until(self);
-                let outcome = may.map(|()| self.tier.list(&namespace, step, until));
+                let outcome = may.map(|()| self.tier.list(&listed, until));
                 Input::DurableListed { query, outcome }
             }
             Task::Fetch(manifest, rank, slot) => {

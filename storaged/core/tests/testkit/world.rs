@@ -12,6 +12,7 @@ use super::names::members;
 use super::network::Links;
 use super::process::{Pid, Process};
 use super::queue::{Queue, Random};
+use super::run_registry::{Asked, RunRegistry};
 use super::scene::Scene;
 use super::sessions::{Key, Sessions};
 use super::setup::{NEVER_IDLE_MS, setup};
@@ -36,6 +37,8 @@ pub enum Event<E> {
     /// Members that have begun a session have waited for the others for as long as they would.
     Stalled(Key),
     Tier(Box<Work>),
+    /// The registry takes a request; its answer takes so much longer.
+    Registry(Pid, Asked, u64),
     Scene(E),
 }
 
@@ -46,6 +49,7 @@ pub struct World<S: Scene> {
     pub links: Links,
     pub sessions: Sessions,
     pub tier: Tier,
+    pub run_registry: RunRegistry,
     /// What nodes told, with the time.
     pub notes: Vec<(u64, usize, Note)>,
     /// Answers that nobody has taken.
@@ -79,6 +83,7 @@ impl<S: Scene> World<S> {
             links: Links::new(),
             sessions: Sessions::default(),
             tier: Tier::default(),
+            run_registry: RunRegistry::default(),
             notes: Vec::new(),
             replies: BTreeMap::new(),
             left: BTreeMap::new(),
@@ -138,6 +143,7 @@ impl<S: Scene> World<S> {
             Event::Sessions => self.advance_sessions(),
             Event::Stripe(key) => self.stripe(&key),
             Event::Stalled(key) => self.end_unbegun_session(&key),
+            Event::Registry(pid, asked, ms) => self.registry_takes(pid, asked, ms),
             Event::Tier(work) => self.tier_ends(*work),
             Event::Scene(event) => S::happens(self, event),
         }

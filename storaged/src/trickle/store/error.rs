@@ -32,6 +32,8 @@ pub enum StoreError {
     },
     #[error("this is not the durable tier: {what}; {}", self.hint())]
     NotMounted { what: String },
+    #[error("expected a regular file or a folder at {path}, got {got}; {}", self.hint())]
+    NotPlain { path: String, got: &'static str },
     #[error("bytes of {key} changed on their way: {what}; {}", self.hint())]
     Corrupt { key: ObjectKey, what: String },
     #[error("invalid {what}: expected {expected}, got {got}; {}", self.hint())]
@@ -67,6 +69,7 @@ impl StoreError {
             | Self::Full { .. }
             | Self::Denied { .. }
             | Self::NotMounted { .. }
+            | Self::NotPlain { .. }
             | Self::Truncated { .. }
             | Self::Invalid { .. } => Retry::Never,
         }
@@ -104,6 +107,10 @@ impl StoreError {
                 got: *got,
             },
             Self::NotMounted { what } => Self::NotMounted { what: what.clone() },
+            Self::NotPlain { path, got } => Self::NotPlain {
+                path: path.clone(),
+                got,
+            },
             Self::Corrupt { key, what } => Self::Corrupt {
                 key: key.clone(),
                 what: what.clone(),
@@ -133,6 +140,9 @@ impl StoreError {
             Self::Full { .. } => "free space or raise the quota; nothing older was dropped",
             Self::Denied { .. } => "check the credentials, the bucket's policy or the file owner",
             Self::NotMounted { .. } => "mount the file system, or correct durable.path",
+            Self::NotPlain { .. } => {
+                "nothing was read or written behind it: remove it, and see who may write in the durable tier"
+            }
             Self::Throttled { .. } => "it is tried again; lower the trickle rate if it stays",
             Self::Unavailable { .. } => "it is tried again; check the endpoint, mount and network",
             Self::Truncated { .. } => "the object is damaged: restore from another copy or step",

@@ -80,7 +80,7 @@ async fn a_manifest_is_not_written_without_what_it_names() {
     };
     let full = world
         .through(plan)
-        .publish(&first.manifest, &first.enclosures)
+        .publish(&first.manifest, &first.enclosures, &by_job())
         .await;
     assert!(matches!(full, Err(DurableFault::Full(_))), "{full:?}");
     assert!(!world.has(&key(1, "storaged.manifest")).await);

@@ -40,7 +40,7 @@ impl World {
 
     pub(super) async fn listed(&self, step: Option<u64>) -> DurableListing {
         self.trickle
-            .list(&job(), step.map(Step::new))
+            .list(&job(), step.map(Step::new), of_job())
             .await
             .unwrap()
     }
@@ -105,7 +105,7 @@ impl World {
         let mut all = Vec::new();
         for step in steps {
             let (saved, _) = self.save(step, noise(step, SHARD), None).await;
-            self.trickle.tidy(&job(), self.run).await;
+            self.trickle.tidy(&job(), self.run, of_job()).await;
             all.push(saved);
         }
         all
@@ -220,12 +220,13 @@ async fn a_tier_that_fails_quarantines_nothing() {
     };
     let slot = world.slot(&vec![0; SHARD]);
     let trickle = world.through(down);
-    let outcome = trickle.fetch(&saved[1].manifest, RANK, slot, &[]).await;
+    let fetch = trickle.fetch(&saved[1].manifest, RANK, slot, &[], of_job());
+    let outcome = fetch.await;
     assert!(
         matches!(outcome, Err(DurableFault::Unavailable(_))),
         "{outcome:?}"
     );
-    let outcome = trickle.list(&job(), None).await;
+    let outcome = trickle.list(&job(), None, of_job()).await;
     assert!(
         matches!(outcome, Err(DurableFault::Unavailable(_))),
         "{outcome:?}"
@@ -235,7 +236,7 @@ async fn a_tier_that_fails_quarantines_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_newest_is_found_with_seven_requests_among_a_million_objects() {
+async fn the_newest_is_found_with_eleven_requests_among_a_million_objects() {
     let store = Arc::new(store::FakeStore::new());
     let mut world = World::new(0, Packing::None);
     world.store = store.clone();
@@ -263,8 +264,8 @@ async fn the_newest_is_found_with_seven_requests_among_a_million_objects() {
     let before = store.requests();
     assert_eq!(world.steps().await, [8_000, 7_999, 7_998, 7_997]);
     let requests = store.requests() - before;
-    // A page of the index, four manifests, and the schema and metadata that all four name.
-    assert!(requests <= 7, "{requests} requests");
+    // A page of the index, four manifests, each with who wrote it, and the schema and metadata that all four name.
+    assert!(requests <= 11, "{requests} requests");
     assert_eq!(world.listed(Some(7_995)).await.manifests.len(), 1);
 }
 
@@ -332,7 +333,7 @@ async fn the_base_of_a_kept_increment_stays_and_the_only_whole_step_too() {
     let (third, _) = world
         .save(3, trained(&second.bytes, 3), Some(&second))
         .await;
-    world.trickle.tidy(&job(), world.run).await;
+    world.trickle.tidy(&job(), world.run, of_job()).await;
     assert_eq!(world.steps().await, [3, 2, 1]);
     world.comes_back(&third).await;
     let mut alone = World::retaining(0, retention);
@@ -342,7 +343,7 @@ async fn the_base_of_a_kept_increment_stays_and_the_only_whole_step_too() {
     let flip = |bytes: &mut Vec<u8>| bytes[9] ^= 1;
     alone.change("job/run-1/step-2/__0_0.distcp", flip).await;
     assert!(alone.fetch(&second).await.unwrap_err().is_damage());
-    alone.trickle.tidy(&job(), alone.run).await;
+    alone.trickle.tidy(&job(), alone.run, of_job()).await;
     assert_eq!(alone.steps().await, [1]);
     alone.comes_back(&first).await;
 }
@@ -351,7 +352,7 @@ async fn the_base_of_a_kept_increment_stays_and_the_only_whole_step_too() {
 async fn an_interrupted_removal_leaves_no_checkpoint_and_is_finished() {
     let mut world = World::new(0, Packing::None);
     world.save_full(1..=3).await;
-    for seed in 0..20 {
+    for seed in 0..200 {
         let plan = FaultPlan {
             fail_per_mille: 300,
             ..FaultPlan::default()
@@ -375,7 +376,8 @@ async fn an_interrupted_removal_leaves_no_checkpoint_and_is_finished() {
         assert!(steps == [3, 2, 1] || steps == [3, 1], "{steps:?}");
         for one in world.listed(None).await.manifests {
             let slot = world.slot(&vec![0; SHARD]);
-            world.trickle.fetch(&one, RANK, slot, &[]).await.unwrap();
+            let fetch = world.trickle.fetch(&one, RANK, slot, &[], of_job());
+            fetch.await.unwrap();
         }
     }
     assert_eq!(world.steps().await, [3, 1]);
@@ -560,7 +562,10 @@ async fn metadata_that_is_not_packed_is_no_fault_of_the_tier() {
     let manifest = Arc::new(record.seal().unwrap());
     let copied = world.trickle.upload(&manifest, RANK, &saved.shard, None);
     copied.await.unwrap();
-    let published = world.trickle.publish(&manifest, &enclosures).await;
+    let published = world
+        .trickle
+        .publish(&manifest, &enclosures, &by_job())
+        .await;
     let fault = published.unwrap_err();
     assert!(matches!(fault, DurableFault::Local(_)), "{fault:?}");
     assert!(!fault.is_of_tier());

@@ -24,7 +24,7 @@ mod trainers;
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::{ChunkSize, Geometry};
-use storaged_core::{DurableForm, DurablePolicy, Setup};
+use storaged_core::{DurableForm, DurablePolicy, RunAuthority, Setup};
 
 use super::world::{Limits, Scripted, World};
 use crate::testkit::{CHUNK_BYTES, Event};
@@ -128,6 +128,8 @@ pub struct Scenario {
     pub unequal: Unequal,
     /// Protected steps that stay in RAM.
     pub keep_steps: usize,
+    /// Who says whose a run's number is.
+    pub runs: RunAuthority,
 }
 
 pub const CALM: Scenario = Scenario {
@@ -146,6 +148,7 @@ pub const CALM: Scenario = Scenario {
     budget_slots: 64,
     unequal: Unequal::Nothing,
     keep_steps: 1,
+    runs: RunAuthority::Members,
 };
 
 /// What happens in a month.
@@ -305,6 +308,7 @@ impl Month {
         if self.scenario.trainers == Trainers::Brief {
             setup.idle_job_ms = 1_000;
         }
+        setup.run_authority = self.scenario.runs;
         if self.scenario.tier == TierKind::Absent {
             setup.durable = DurablePolicy::Absent;
         }

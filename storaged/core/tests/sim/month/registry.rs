@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use storaged_codec::Geometry;
 use storaged_plan::{Group, Member, groups};
 
-use crate::testkit::name;
+use super::super::world::World;
+use super::{FAULTS_END_MS, TierKind};
+use crate::testkit::{Answer, name};
 
 /// What is agreed for one epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +24,7 @@ impl Roster {
         let member = |place: &usize| Member {
             name: name(*place),
             failure_domain: format!("n{place}"),
+            cordon: Default::default(),
         };
         self.places.keys().map(member).collect()
     }
@@ -123,5 +126,26 @@ impl Registry {
     pub fn lists(&self, machine: usize, other: usize) -> bool {
         let roster = self.remembered_by(machine);
         roster.machine_in(self.place_of(other)) == Some(other)
+    }
+}
+
+impl World {
+    /// How the registry answers who opens a run. Now and then somebody puts an older copy of it back, where the durable tier knows better.
+    pub fn registry_weather(&mut self) -> Answer {
+        let ms = 1 + self.random(300);
+        if self.now >= FAULTS_END_MS {
+            return Answer::After(ms);
+        }
+        if self.month().scenario.tier == TierKind::Well && self.random(8) == 0 {
+            let kept = self.random(6);
+            self.run_registry.forget_above(kept);
+        }
+        match self.random(10) {
+            0 => Answer::Lost,
+            1 => Answer::Away,
+            2 => Answer::Fails(ms),
+            3 => Answer::After(3_000 + ms),
+            _ => Answer::After(ms),
+        }
     }
 }

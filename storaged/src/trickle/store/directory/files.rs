@@ -1,30 +1,22 @@
 //! Whole objects as files: made visible at once, read exactly, listed, removed.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::FileType;
 
 use super::Inner;
+use super::beneath::{Beneath, FileFault, FolderEntry, OpenFor, failed, join, parent_of};
 use crate::trickle::store::key::RESERVED;
 use crate::trickle::store::{
     KeyPrefix, LIST_ENTRIES_MAX, ObjectEntry, ObjectKey, StoreError, check_asked, range_within,
 };
 
-/// Owner writes, group reads, nobody else.
-const FILE_MODE: u32 = 0o640;
-const FOLDER_MODE: u32 = 0o750;
 /// How often a rename is tried again whose folder another call removed as empty.
 const PLACE_TRIES_MAX: u32 = 4;
-
-/// The error of a file operation on a path.
-pub(super) fn failed(verb: &str, path: &Path, error: io::Error) -> StoreError {
-    StoreError::from_io(format!("{verb} {}", path.display()), error)
-}
 
 /// Writes all bytes at an offset and waits until they are on disk.
 pub(super) fn write_durably(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -32,33 +24,20 @@ pub(super) fn write_durably(file: &File, offset: u64, bytes: &[u8]) -> io::Resul
     file.sync_data()
 }
 
-/// Creates a file that must not exist yet.
-pub(super) fn create_new(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(FILE_MODE)
-        .open(path)
-}
-
-/// Creates a folder, which may exist, and makes its name durable.
-pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
-    match fs::DirBuilder::new().mode(FOLDER_MODE).create(path) {
-        Ok(()) => path.parent().map_or(Ok(()), sync_folder),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(failed("create folder", path, error)),
-    }
-}
-
-/// Makes the names in a folder durable.
-pub(super) fn sync_folder(path: &Path) -> Result<(), StoreError> {
-    let synced = File::open(path).and_then(|folder| folder.sync_all());
-    synced.map_err(|error| failed("sync folder", path, error))
+/// The store's own name for something unfinished.
+pub(super) fn reserved(name: &str) -> String {
+    format!("{RESERVED}/{name}")
 }
 
 impl Inner {
-    pub(super) fn reserved(&self, name: &str) -> PathBuf {
-        self.root.join(RESERVED).join(name)
+    /// The root, for one call.
+    pub(super) fn beneath(&self) -> Result<Beneath, StoreError> {
+        Beneath::open(&self.root, self.resolver).map_err(|error| failed("open", &self.root, error))
+    }
+
+    /// The error of an operation on a name.
+    pub(super) fn failed(&self, verb: &str, name: &str, fault: impl Into<FileFault>) -> StoreError {
+        failed(verb, &self.root.join(name), fault)
     }
 
     /// Makes the folders for unfinished work. The root itself must exist: a mount that is missing
@@ -72,13 +51,16 @@ impl Inner {
                 ),
             });
         }
-        make_folder(&self.root.join(RESERVED))?;
-        make_folder(&self.reserved("uploads"))?;
-        make_folder(&self.reserved("tmp"))
+        let beneath = self.beneath()?;
+        for name in [RESERVED.to_owned(), reserved("uploads"), reserved("tmp")] {
+            self.make_folder(&beneath, &name)?;
+        }
+        Ok(())
     }
 
-    pub(super) fn path(&self, key: &ObjectKey) -> PathBuf {
-        self.root.join(key.as_str())
+    pub(super) fn make_folder(&self, beneath: &Beneath, name: &str) -> Result<(), StoreError> {
+        let made = beneath.make_folder(name);
+        made.map_err(|fault| self.failed("create folder", name, fault))
     }
 
     pub(super) fn fresh_name(&self) -> String {
@@ -90,25 +72,33 @@ impl Inner {
     }
 
     pub(super) fn put_new(&self, key: &ObjectKey, bytes: &Bytes) -> Result<(), StoreError> {
-        let temporary = self.reserved("tmp").join(self.fresh_name());
-        let placed = self.put_new_from(&temporary, key, bytes);
+        let beneath = self.beneath()?;
+        let temporary = join(&reserved("tmp"), &self.fresh_name());
+        let placed = self.put_new_from(&beneath, &temporary, key, bytes);
         // After a link the object has its own name; after a failure nobody wants the bytes.
-        let removed = fs::remove_file(&temporary);
+        let removed = beneath.remove_file(&temporary);
         match (placed, removed) {
             (Err(error), _) => Err(error),
-            (Ok(()), Err(error)) if error.kind() != io::ErrorKind::NotFound => {
-                Err(failed("remove", &temporary, error))
+            (Ok(()), Err(fault)) if fault.kind() != ErrorKind::NotFound => {
+                Err(self.failed("remove", &temporary, fault))
             }
             (Ok(()), _) => Ok(()),
         }
     }
 
-    fn put_new_from(&self, from: &Path, key: &ObjectKey, bytes: &Bytes) -> Result<(), StoreError> {
-        let mut file = create_new(from).map_err(|error| failed("create", from, error))?;
+    fn put_new_from(
+        &self,
+        beneath: &Beneath,
+        from: &str,
+        key: &ObjectKey,
+        bytes: &Bytes,
+    ) -> Result<(), StoreError> {
+        let file = beneath.file(from, OpenFor::Create);
+        let mut file = file.map_err(|fault| self.failed("create", from, fault))?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
-        written.map_err(|error| failed("write", from, error))?;
-        match self.place(key, |to| link_new(from, to)) {
-            Err(PlaceError::Taken) if self.holds(key, bytes)? => Ok(()),
+        written.map_err(|error| self.failed("write", from, error))?;
+        match self.place(beneath, key, |to| beneath.link_new(from, to)) {
+            Err(PlaceError::Taken) if self.holds(beneath, key, bytes)? => Ok(()),
             Err(PlaceError::Taken) => Err(StoreError::AlreadyExists { key: key.clone() }),
             Err(PlaceError::Store(error)) => Err(error),
             Ok(()) => Ok(()),
@@ -116,48 +106,44 @@ impl Inner {
     }
 
     /// Whether the object that is there has exactly these bytes.
-    fn holds(&self, key: &ObjectKey, bytes: &Bytes) -> Result<bool, StoreError> {
-        let path = self.path(key);
-        let length = fs::metadata(&path)
-            .map_err(|error| failed("look at", &path, error))?
-            .len();
+    fn holds(&self, beneath: &Beneath, key: &ObjectKey, bytes: &Bytes) -> Result<bool, StoreError> {
+        let length = beneath.length(key.as_str());
+        let length = length.map_err(|fault| self.failed("look at", key.as_str(), fault))?;
         Ok(length == bytes.len() as u64 && self.get(key, None)? == *bytes)
     }
 
     /// Gives a finished file its visible name by `name_it` and makes the name durable.
     pub(super) fn place(
         &self,
+        beneath: &Beneath,
         key: &ObjectKey,
-        name_it: impl Fn(&Path) -> io::Result<()>,
+        name_it: impl Fn(&str) -> Result<(), FileFault>,
     ) -> Result<(), PlaceError> {
-        let to = self.path(key);
+        let to = key.as_str();
         let mut tries = 0;
         loop {
-            self.make_folders_of(key)?;
+            self.make_folders_of(beneath, key)?;
             tries += 1;
-            match name_it(&to) {
+            match name_it(to) {
                 Ok(()) => break,
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(fault) if fault.kind() == ErrorKind::AlreadyExists => {
                     return Err(PlaceError::Taken);
                 }
                 // A delete may just have removed the folder as empty.
-                Err(error)
-                    if error.kind() == io::ErrorKind::NotFound && tries < PLACE_TRIES_MAX => {}
-                Err(error) => return Err(failed("name", &to, error).into()),
+                Err(fault) if fault.kind() == ErrorKind::NotFound && tries < PLACE_TRIES_MAX => {}
+                Err(fault) => return Err(self.failed("name", to, fault).into()),
             }
         }
-        Ok(sync_folder(to.parent().unwrap_or(&self.root))?)
+        let synced = beneath.sync_folder(parent_of(to));
+        Ok(synced.map_err(|fault| self.failed("sync folder of", to, fault))?)
     }
 
-    fn make_folders_of(&self, key: &ObjectKey) -> Result<(), StoreError> {
-        let mut folder = self.root.clone();
-        let Some((folders, _)) = key.as_str().rsplit_once('/') else {
-            return Ok(());
-        };
-        for segment in folders.split('/') {
-            folder.push(segment);
-            if !folder.is_dir() {
-                make_folder(&folder)?;
+    fn make_folders_of(&self, beneath: &Beneath, key: &ObjectKey) -> Result<(), StoreError> {
+        let mut folder = String::new();
+        for segment in parent_of(key.as_str()).split('/') {
+            if !segment.is_empty() {
+                folder = join(&folder, segment);
+                self.make_folder(beneath, &folder)?;
             }
         }
         Ok(())
@@ -169,16 +155,12 @@ impl Inner {
         range: Option<Range<u64>>,
     ) -> Result<Bytes, StoreError> {
         check_asked(key, range.as_ref())?;
-        let path = self.path(key);
-        let file = File::open(&path).map_err(|error| failed("open", &path, error))?;
+        let name = key.as_str();
+        let file = self.beneath()?.file(name, OpenFor::Read);
+        let file = file.map_err(|fault| self.failed("open", name, fault))?;
         let metadata = file
             .metadata()
-            .map_err(|error| failed("look at", &path, error))?;
-        if !metadata.is_file() {
-            return Err(StoreError::NotFound {
-                what: path.display().to_string(),
-            });
-        }
+            .map_err(|error| self.failed("look at", name, error))?;
         let range = range_within(key, range, metadata.len())?;
         let mut bytes = vec![0; (range.end - range.start) as usize];
         match file.read_exact_at(&mut bytes, range.start) {
@@ -192,19 +174,13 @@ impl Inner {
                     got,
                 })
             }
-            Err(error) => Err(failed("read", &path, error)),
+            Err(error) => Err(self.failed("read", name, error)),
         }
     }
 
     pub(super) fn length(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        let path = self.path(key);
-        let metadata = fs::metadata(&path).map_err(|error| failed("look at", &path, error))?;
-        if !metadata.is_file() {
-            return Err(StoreError::NotFound {
-                what: path.display().to_string(),
-            });
-        }
-        Ok(metadata.len())
+        let length = self.beneath()?.length(key.as_str());
+        length.map_err(|fault| self.failed("look at", key.as_str(), fault))
     }
 
     pub(super) fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
@@ -216,79 +192,65 @@ impl Inner {
                 .unwrap_or_default(),
         ];
         while let Some(folder) = folders.pop() {
-            let path = self.root.join(&folder);
-            let names = match fs::read_dir(&path) {
-                Ok(names) => names,
-                // A folder that was never made or was just removed holds no object.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                    ) =>
-                {
-                    continue;
-                }
-                Err(error) => return Err(failed("list", &path, error)),
-            };
-            for entry in names {
-                let entry = entry.map_err(|error| failed("list", &path, error))?;
-                visit(&folder, &entry, &mut folders, &mut entries)?;
+            for entry in self.entries(&folder)? {
+                visit(&folder, entry, &mut folders, &mut entries)?;
             }
         }
         entries.sort();
         Ok(entries)
     }
 
+    /// What is in a folder; a folder that was never made or was just removed holds nothing.
+    pub(super) fn entries(&self, folder: &str) -> Result<Vec<FolderEntry>, StoreError> {
+        let found = match Beneath::open(&self.root, self.resolver) {
+            Ok(beneath) => beneath.entries(folder),
+            Err(error) => Err(error.into()),
+        };
+        match found {
+            Err(fault)
+                if matches!(fault.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                Ok(Vec::new())
+            }
+            found => found.map_err(|fault| self.failed("list", folder, fault)),
+        }
+    }
+
     pub(super) fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
-        let path = self.path(key);
-        match fs::remove_file(&path) {
+        let name = key.as_str();
+        let beneath = self.beneath()?;
+        match beneath.remove_file(name) {
             Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(failed("remove", &path, error)),
+            Err(fault) if fault.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(fault) => return Err(self.failed("remove", name, fault)),
         }
         // Folders that became empty go too; removing one that is not empty fails, as it should.
-        let folders = path
-            .ancestors()
-            .skip(1)
-            .take_while(|folder| *folder != self.root);
-        for folder in folders {
-            if fs::remove_dir(folder).is_err() {
-                break;
-            }
+        let mut folder = parent_of(name);
+        while !folder.is_empty() && beneath.remove_empty(folder).is_ok() {
+            folder = parent_of(folder);
         }
         Ok(())
     }
 }
 
-/// Notes one directory entry: a folder to visit or an object. Names that are no keys are not ours.
+/// Notes one directory entry: a folder to visit or an object. Names that are no keys are not ours, and neither are links and FIFOs.
 fn visit(
     folder: &str,
-    entry: &fs::DirEntry,
+    entry: FolderEntry,
     folders: &mut Vec<String>,
     entries: &mut Vec<ObjectEntry>,
 ) -> Result<(), StoreError> {
-    let Ok(name) = entry.file_name().into_string() else {
-        return Ok(());
-    };
-    let full = if folder.is_empty() {
-        name
-    } else {
-        format!("{folder}/{name}")
-    };
+    let full = join(folder, &entry.name);
     let Ok(key) = full.parse::<ObjectKey>() else {
         return Ok(());
     };
-    // An entry that vanished meanwhile is no error and no object.
-    let Ok(metadata) = entry.metadata() else {
-        return Ok(());
-    };
-    if metadata.is_dir() {
-        folders.push(full);
-    } else if metadata.is_file() {
-        entries.push(ObjectEntry {
+    match entry.kind {
+        FileType::Directory => folders.push(full),
+        FileType::RegularFile => entries.push(ObjectEntry {
             key,
-            length: metadata.len(),
-        });
+            length: entry.length,
+        }),
+        _ => {}
     }
     if entries.len() > LIST_ENTRIES_MAX {
         return Err(StoreError::Invalid {
@@ -298,28 +260,6 @@ fn visit(
         });
     }
     Ok(())
-}
-
-/// Gives a file a second, new name. Where hard links do not exist, it is renamed without replacing.
-fn link_new(from: &Path, to: &Path) -> io::Result<()> {
-    match fs::hard_link(from, to) {
-        Err(error) if links_unsupported(&error) => Ok(rustix::fs::renameat_with(
-            CWD,
-            from,
-            CWD,
-            to,
-            RenameFlags::NOREPLACE,
-        )?),
-        linked => linked,
-    }
-}
-
-fn links_unsupported(error: &io::Error) -> bool {
-    // Linux says EPERM for a file system without hard links.
-    matches!(
-        error.kind(),
-        io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied
-    )
 }
 
 /// Why a file did not get its visible name.

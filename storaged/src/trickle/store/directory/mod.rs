@@ -21,6 +21,7 @@ use super::{
     Randomness, Store, StoreError, StoreLimits, Upload, check_small,
 };
 
+mod beneath;
 mod files;
 mod io_choice;
 mod journal;
@@ -28,6 +29,7 @@ mod unfinished;
 mod uring;
 mod walk;
 
+use beneath::Resolver;
 pub use io_choice::FileIo;
 
 /// Blocking calls in flight at a time: enough to keep a parallel file system busy.
@@ -42,6 +44,7 @@ pub struct Directory {
 #[derive(Debug)]
 struct Inner {
     root: PathBuf,
+    resolver: Resolver,
     io: FileIo,
     randomness: Arc<dyn Randomness>,
     permits: Arc<Semaphore>,
@@ -69,6 +72,7 @@ impl Directory {
     ) -> Result<Self, StoreError> {
         let inner = Inner {
             root: root.to_owned(),
+            resolver: Resolver::default(),
             io: FileIo::open(io)?,
             randomness,
             permits: Arc::new(Semaphore::new(BLOCKING_CALLS_MAX)),
@@ -77,6 +81,18 @@ impl Directory {
         Ok(Self {
             inner: Arc::new(inner),
         })
+    }
+
+    /// The same without `openat2`, as on an older kernel.
+    #[cfg(test)]
+    pub(super) fn walking(
+        root: &Path,
+        randomness: Arc<dyn Randomness>,
+    ) -> Result<Self, StoreError> {
+        let mut directory = Self::new(root, FileIoConfig::Plain, randomness)?;
+        let inner = Arc::get_mut(&mut directory.inner).expect("nobody else has it yet");
+        inner.resolver = Resolver::Walk;
+        Ok(directory)
     }
 
     /// Makes the folders for unfinished work.

@@ -1,14 +1,15 @@
 //! Uploads: a folder each, found again after a restart, made visible by one rename.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::sync::PoisonError;
 
 use bytes::Bytes;
+use rustix::fs::FileType;
 
 use super::Inner;
-use super::files::{PlaceError, create_new, failed, make_folder, sync_folder};
+use super::beneath::{Beneath, FileFault, OpenFor, join};
+use super::files::{PlaceError, reserved};
 use super::journal::{self, JOURNAL_BYTES_MAX, Journal};
 use crate::trickle::store::{
     KeyPrefix, ObjectKey, PartBytes, PartNumber, PartState, StoreError, Upload, UploadId,
@@ -29,28 +30,33 @@ fn no_upload(upload: &Upload) -> StoreError {
     }
 }
 
-impl Inner {
-    fn folder(&self, upload: &Upload) -> PathBuf {
-        self.reserved("uploads").join(&upload.id().0)
-    }
+/// The folder of an upload.
+fn folder_of(upload: &Upload) -> String {
+    join(&reserved("uploads"), &upload.id().0)
+}
 
+impl Inner {
     pub(super) fn begin(&self, key: &ObjectKey, part: PartBytes) -> Result<Upload, StoreError> {
+        let beneath = self.beneath()?;
         for folder in self.folders_of(key)? {
-            remove_folder(&folder)?;
+            self.remove_folder(&beneath, &folder)?;
         }
         let id = UploadId(format!("{}-{}", folder_stem(key), self.fresh_name()));
         let upload = Upload::new(key.clone(), id, part);
-        let folder = self.folder(&upload);
-        make_folder(&folder)?;
-        let data = folder.join(DATA);
-        create_new(&data).map_err(|error| failed("create", &data, error))?;
-        let path = folder.join(JOURNAL);
-        let mut file = create_new(&path).map_err(|error| failed("create", &path, error))?;
+        let folder = folder_of(&upload);
+        self.make_folder(&beneath, &folder)?;
+        let data = join(&folder, DATA);
+        let created = beneath.file(&data, OpenFor::Create);
+        created.map_err(|fault| self.failed("create", &data, fault))?;
+        let journal = join(&folder, JOURNAL);
+        let file = beneath.file(&journal, OpenFor::Create);
+        let mut file = file.map_err(|fault| self.failed("create", &journal, fault))?;
         let written = journal::write_header(&mut file, key, part.get());
         written
             .and_then(|()| file.sync_all())
-            .map_err(|error| failed("write", &path, error))?;
-        sync_folder(&folder)?;
+            .map_err(|error| self.failed("write", &journal, error))?;
+        let synced = beneath.sync_folder(&folder);
+        synced.map_err(|fault| self.failed("sync folder", &folder, fault))?;
         Ok(upload)
     }
 
@@ -59,25 +65,24 @@ impl Inner {
         key: &ObjectKey,
         part_bytes: PartBytes,
     ) -> Result<Option<Upload>, StoreError> {
+        let beneath = self.beneath()?;
         for folder in self.folders_of(key)? {
-            let Some(journal) = read_journal(&folder)? else {
+            let Some(journal) = self.read_journal(&beneath, &folder)? else {
                 continue;
             };
             // Without data the upload was completed, and only its folder outlived a crash.
-            let Ok(data) = fs::metadata(folder.join(DATA)) else {
+            let Ok(data) = beneath.length(&join(&folder, DATA)) else {
                 continue;
             };
             if journal.key != *key || journal.part_bytes != part_bytes.get() {
                 continue;
             }
-            let Some(name) = folder.file_name().and_then(|name| name.to_str()) else {
-                continue;
-            };
+            let name = folder.rsplit('/').next().unwrap_or_default();
             let mut upload = Upload::new(key.clone(), UploadId(name.to_owned()), part_bytes);
             for (part, state) in journal.parts {
                 let end = u64::from(part.0).saturating_mul(part_bytes.get());
                 // A journal that claims more than the file has is not believed.
-                if end.saturating_add(state.length) <= data.len() {
+                if end.saturating_add(state.length) <= data {
                     upload.note(part, state);
                 }
             }
@@ -87,14 +92,23 @@ impl Inner {
     }
 
     pub(super) fn open_data(&self, upload: &Upload) -> Result<File, StoreError> {
-        let path = self.folder(upload).join(DATA);
-        OpenOptions::new()
-            .write(true)
-            .open(&path)
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => no_upload(upload),
-                _ => failed("open", &path, error),
-            })
+        let name = join(&folder_of(upload), DATA);
+        let file = self.beneath()?.file(&name, OpenFor::Write);
+        file.map_err(|fault| self.of_upload("open", upload, &name, fault))
+    }
+
+    fn of_upload(
+        &self,
+        verb: &str,
+        upload: &Upload,
+        name: &str,
+        fault: impl Into<FileFault>,
+    ) -> StoreError {
+        let fault = fault.into();
+        match fault.kind() {
+            ErrorKind::NotFound => no_upload(upload),
+            _ => self.failed(verb, name, fault),
+        }
     }
 
     pub(super) fn note_part(
@@ -104,34 +118,34 @@ impl Inner {
         bytes: &Bytes,
     ) -> Result<PartState, StoreError> {
         let state = PartState::of(bytes);
-        let path = self.folder(upload).join(JOURNAL);
+        let name = join(&folder_of(upload), JOURNAL);
+        let beneath = self.beneath()?;
         let _order = self
             .journal_lock
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let file = OpenOptions::new().append(true).open(&path);
-        let written = file.and_then(|mut file| journal::write_part(&mut file, part, &state));
-        written.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => no_upload(upload),
-            _ => failed("write", &path, error),
-        })?;
+        let file = beneath.file(&name, OpenFor::Append);
+        let mut file = file.map_err(|fault| self.of_upload("open", upload, &name, fault))?;
+        let written = journal::write_part(&mut file, part, &state);
+        written.map_err(|error| self.of_upload("write", upload, &name, error))?;
         Ok(state)
     }
 
     pub(super) fn complete(&self, upload: &Upload, length: u64) -> Result<(), StoreError> {
-        let folder = self.folder(upload);
-        let data = folder.join(DATA);
+        let beneath = self.beneath()?;
+        let folder = folder_of(upload);
+        let data = join(&folder, DATA);
         let file = match self.open_data(upload) {
             Ok(file) => file,
             // An earlier call may have done it, and its answer was lost.
             Err(StoreError::NoUpload { .. }) if self.length(upload.key()).ok() == Some(length) => {
-                return remove_folder(&folder);
+                return self.remove_folder(&beneath, &folder);
             }
             Err(error) => return Err(error),
         };
         let got = file
             .metadata()
-            .map_err(|error| failed("look at", &data, error))?
+            .map_err(|error| self.failed("look at", &data, error))?
             .len();
         if got != length {
             let key = upload.key().clone();
@@ -142,9 +156,9 @@ impl Inner {
             });
         }
         file.sync_all()
-            .map_err(|error| failed("sync", &data, error))?;
-        match self.place(upload.key(), |to| fs::rename(&data, to)) {
-            Ok(()) => remove_folder(&folder),
+            .map_err(|error| self.failed("sync", &data, error))?;
+        match self.place(&beneath, upload.key(), |to| beneath.rename(&data, to)) {
+            Ok(()) => self.remove_folder(&beneath, &folder),
             Err(PlaceError::Store(error)) => Err(error),
             Err(PlaceError::Taken) => Err(StoreError::Invalid {
                 what: format!("key {}", upload.key()),
@@ -155,13 +169,14 @@ impl Inner {
     }
 
     pub(super) fn abort(&self, upload: &Upload) -> Result<(), StoreError> {
-        remove_folder(&self.folder(upload))
+        self.remove_folder(&self.beneath()?, &folder_of(upload))
     }
 
     pub(super) fn unfinished(&self, under: &KeyPrefix) -> Result<Vec<ObjectKey>, StoreError> {
+        let beneath = self.beneath()?;
         let mut keys = Vec::new();
         for folder in self.upload_folders("")? {
-            let journal = read_journal(&folder)?;
+            let journal = self.read_journal(&beneath, &folder)?;
             keys.extend(
                 journal
                     .map(|journal| journal.key)
@@ -173,48 +188,37 @@ impl Inner {
         Ok(keys)
     }
 
-    fn folders_of(&self, key: &ObjectKey) -> Result<Vec<PathBuf>, StoreError> {
+    fn folders_of(&self, key: &ObjectKey) -> Result<Vec<String>, StoreError> {
         self.upload_folders(&folder_stem(key))
     }
 
-    fn upload_folders(&self, stem: &str) -> Result<Vec<PathBuf>, StoreError> {
-        let uploads = self.reserved("uploads");
-        let names = match fs::read_dir(&uploads) {
-            Ok(names) => names,
-            // A read-only place where the folder was never made.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(failed("list", &uploads, error)),
-        };
-        let mut folders = Vec::new();
-        for entry in names {
-            let entry = entry.map_err(|error| failed("list", &uploads, error))?;
-            if entry.file_name().to_string_lossy().starts_with(stem) {
-                folders.push(entry.path());
-            }
-        }
+    /// Folders of uploads, as names; none in a read-only place where there never was one.
+    fn upload_folders(&self, stem: &str) -> Result<Vec<String>, StoreError> {
+        let uploads = reserved("uploads");
+        let found = self.entries(&uploads)?.into_iter();
+        let found =
+            found.filter(|entry| entry.kind == FileType::Directory && entry.name.starts_with(stem));
+        let mut folders: Vec<String> = found.map(|entry| join(&uploads, &entry.name)).collect();
         folders.sort();
         Ok(folders)
     }
-}
 
-/// Reads the journal in an upload's folder; none if there is none that can be believed.
-fn read_journal(folder: &Path) -> Result<Option<Journal>, StoreError> {
-    let path = folder.join(JOURNAL);
-    let file = match File::open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed("open", &path, error)),
-    };
-    let mut bytes = Vec::new();
-    let read = file.take(JOURNAL_BYTES_MAX).read_to_end(&mut bytes);
-    read.map_err(|error| failed("read", &path, error))?;
-    Ok(journal::read(&bytes))
-}
+    /// Reads the journal in an upload's folder; none if there is none that can be believed.
+    fn read_journal(&self, beneath: &Beneath, folder: &str) -> Result<Option<Journal>, StoreError> {
+        let name = join(folder, JOURNAL);
+        let file = match beneath.file(&name, OpenFor::Read) {
+            Ok(file) => file,
+            Err(fault) if fault.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(fault) => return Err(self.failed("open", &name, fault)),
+        };
+        let mut bytes = Vec::new();
+        let read = file.take(JOURNAL_BYTES_MAX).read_to_end(&mut bytes);
+        read.map_err(|error| self.failed("read", &name, error))?;
+        Ok(journal::read(&bytes))
+    }
 
-fn remove_folder(folder: &Path) -> Result<(), StoreError> {
-    match fs::remove_dir_all(folder) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(failed("remove", folder, error)),
+    fn remove_folder(&self, beneath: &Beneath, folder: &str) -> Result<(), StoreError> {
+        let removed = beneath.remove_folder(folder);
+        removed.map_err(|fault| self.failed("remove", folder, fault))
     }
 }

@@ -1,10 +1,9 @@
 //! Listings of a directory that read no more than they give.
 
-use std::fs;
-use std::io::ErrorKind;
+use rustix::fs::FileType;
 
 use super::Inner;
-use super::files::failed;
+use super::beneath::FolderEntry;
 use crate::trickle::store::{
     KeyPrefix, LIST_ENTRIES_MAX, ListPage, ObjectEntry, ObjectKey, PAGE_ENTRIES_MAX, Rest,
     StoreError,
@@ -57,23 +56,11 @@ impl Inner {
 
     /// Objects and folders in a folder; a folder's text ends in a slash.
     fn names(&self, folder: &str) -> Result<Vec<Name>, StoreError> {
-        let path = self.root.join(folder);
-        let listed = match fs::read_dir(&path) {
-            Ok(listed) => listed,
-            // A folder that was never made or was just removed holds no object.
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                return Ok(Vec::new());
-            }
-            Err(error) => return Err(failed("list", &path, error)),
-        };
-        let mut names = Vec::new();
-        for entry in listed {
-            let entry = entry.map_err(|error| failed("list", &path, error))?;
-            names.extend(name_of(folder, &entry));
-        }
-        Ok(names)
+        let listed = self.entries(folder.trim_end_matches('/'))?;
+        Ok(listed
+            .into_iter()
+            .filter_map(|entry| name_of(folder, &entry))
+            .collect())
     }
 
     /// The folders in a folder. One that has become empty may still be named.
@@ -96,20 +83,19 @@ impl Inner {
     }
 }
 
-/// A directory entry as a name of the store; none if it is no key's, or vanished meanwhile.
-fn name_of(folder: &str, entry: &fs::DirEntry) -> Option<Name> {
-    let text = format!("{folder}{}", entry.file_name().into_string().ok()?);
+/// A directory entry as a name of the store; none if it is no key's, or no file or folder.
+fn name_of(folder: &str, entry: &FolderEntry) -> Option<Name> {
+    let text = format!("{folder}{}", entry.name);
     text.parse::<ObjectKey>().ok()?;
-    let kind = entry.file_type().ok()?;
-    if kind.is_dir() {
-        return Some(Name {
+    match entry.kind {
+        FileType::Directory => Some(Name {
             text: text + "/",
             length: None,
-        });
+        }),
+        FileType::RegularFile => Some(Name {
+            text,
+            length: Some(entry.length),
+        }),
+        _ => None,
     }
-    let metadata = entry.metadata().ok()?;
-    metadata.is_file().then_some(Name {
-        text,
-        length: Some(metadata.len()),
-    })
 }

@@ -380,3 +380,11 @@ async fn a_retrying_store_conforms() {
     );
     conforms(Arc::new(store), "job").await;
 }
+
+#[tokio::test]
+async fn a_directory_without_openat2_conforms() {
+    let root = tempfile::tempdir().unwrap();
+    let store = super::super::Directory::walking(root.path(), randomness()).unwrap();
+    store.prepare().await.unwrap();
+    conforms(Arc::new(store), "job").await;
+}

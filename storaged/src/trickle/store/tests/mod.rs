@@ -12,6 +12,7 @@ use super::{
 mod config;
 mod conformance;
 mod directory;
+mod hostile;
 mod s3;
 mod wrappers;
 

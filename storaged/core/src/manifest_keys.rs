@@ -1,0 +1,72 @@
+//! The table of what is known of jobs for the durable tier: their keys, and what was durable. What is made of it is in
+//! `stage/manifest_key.rs`.
+
+use std::collections::BTreeMap;
+
+use storaged_wire::{DurableStep, ManifestKey, Namespace};
+
+use crate::api::{ConnId, Now};
+
+/// What is known of jobs beside their tables.
+#[derive(Debug, Default)]
+pub(crate) struct ManifestKeys {
+    /// By whom it was said.
+    pub said: BTreeMap<ConnId, ManifestKey>,
+    pub jobs: BTreeMap<Namespace, ManifestKey>,
+    /// The newest checkpoint known to have been durable.
+    pub durable: BTreeMap<Namespace, DurableStep>,
+    /// The newest known to have a MAC: a release before MACs may have published others.
+    pub with_mac: BTreeMap<Namespace, DurableStep>,
+    /// Since when peers are asked for a key.
+    pub asked: BTreeMap<Namespace, Now>,
+}
+
+impl ManifestKeys {
+    pub fn of_job(&self, namespace: &Namespace) -> Option<ManifestKey> {
+        self.jobs.get(namespace).copied()
+    }
+
+    pub fn durable(&self, namespace: &Namespace) -> Option<DurableStep> {
+        self.durable.get(namespace).copied()
+    }
+
+    pub fn with_mac(&self, namespace: &Namespace) -> Option<DurableStep> {
+        self.with_mac.get(namespace).copied()
+    }
+
+    /// A connection is gone.
+    pub fn forget(&mut self, conn: ConnId) {
+        self.said.remove(&conn);
+    }
+
+    /// The node knows nothing of a job any more.
+    pub fn forget_job(&mut self, namespace: &Namespace) {
+        self.jobs.remove(namespace);
+        self.durable.remove(namespace);
+        self.with_mac.remove(namespace);
+        self.asked.remove(namespace);
+    }
+
+    /// The job's owner has removed checkpoints: none of them is missed.
+    pub fn forget_durable(&mut self, namespace: &Namespace) {
+        self.durable.remove(namespace);
+        self.with_mac.remove(namespace);
+    }
+
+    pub fn note_durable(&mut self, namespace: &Namespace, step: DurableStep) {
+        remember(&mut self.durable, namespace, step);
+    }
+
+    pub fn note_mac(&mut self, namespace: &Namespace, step: DurableStep) {
+        remember(&mut self.with_mac, namespace, step);
+    }
+}
+
+fn remember(
+    steps: &mut BTreeMap<Namespace, DurableStep>,
+    namespace: &Namespace,
+    step: DurableStep,
+) {
+    let known = steps.entry(namespace.clone()).or_insert(step);
+    *known = (*known).max(step);
+}

@@ -1,0 +1,102 @@
+//! Runs of a cluster with a registry, which settles whose a number is: it takes the place of a majority of the members. So a cluster
+//! whose majority has died goes on, and of two halves that do not see each other none gives out the other's number. Nodes that are up are asked
+//! for promises first as ever: they may know of higher runs than a registry that was put back from an older copy.
+
+use storaged_wire::{Namespace, Refusal, RefusalCode, RunId};
+
+use super::open_run::{Phase, RunProposal};
+use crate::api::{Now, Output, QueryId, Registration, RegistryFault};
+use crate::context::Context;
+use crate::limits;
+use crate::place::Runs;
+
+/// A run that is being registered.
+#[derive(Debug, Clone)]
+pub(crate) struct Registering {
+    /// When it is asked again: an answer may be lost, and an outage pass.
+    again_at: Now,
+    /// What it said last that cannot be used.
+    fault: Option<RegistryFault>,
+}
+
+impl Registering {
+    pub const fn wakes(&self) -> Now {
+        self.again_at
+    }
+}
+
+impl Runs {
+    /// Nodes have promised the run: asks the registry for its number.
+    pub(super) fn register(&mut self, query: QueryId, cx: &mut Context) {
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        let fault = match &mut proposal.phase {
+            Phase::Registering(before) => before.fault.take(),
+            _ => None,
+        };
+        let again_at = cx.now.plus(limits::RUN_REGISTER_AGAIN_MS);
+        proposal.phase = Phase::Registering(Registering { again_at, fault });
+        cx.out.push(Output::RegisterRun {
+            query,
+            namespace: proposal.namespace.clone(),
+            run: proposal.run(),
+        });
+    }
+
+    /// Asks again whoever has not answered, or could not.
+    pub(super) fn register_again(&mut self, query: QueryId, cx: &mut Context) {
+        if let Some(proposal) = self.proposals.get(&query)
+            && let Phase::Registering(registering) = &proposal.phase
+            && registering.again_at <= cx.now
+        {
+            self.register(query, cx);
+        }
+    }
+
+    /// The registry has answered of this run.
+    pub(crate) fn run_registered(
+        &mut self,
+        query: QueryId,
+        run: RunId,
+        outcome: Result<Registration, RegistryFault>,
+        cx: &mut Context,
+    ) {
+        let Some(proposal) = self.proposals.get_mut(&query) else {
+            return;
+        };
+        // An answer for the number before opens nothing: the run that is proposed now may be somebody else's.
+        let is_this = proposal.run() == run || planted!("registered_as_another_run");
+        let Phase::Registering(registering) = &mut proposal.phase else {
+            return;
+        };
+        if !is_this {
+            return;
+        }
+        match outcome {
+            Ok(Registration::Registered) => self.raise(query, cx),
+            Ok(Registration::Taken { .. }) if planted!("taken_in_the_registry_opened") => {
+                self.raise(query, cx);
+            }
+            Ok(Registration::Taken { highest }) => self.go_above(query, highest, cx),
+            Err(fault) if planted!("registry_away_is_no_matter") => {
+                drop(fault);
+                self.raise(query, cx);
+            }
+            // It may pass, or be put right, before the client's time is over.
+            Err(fault) => registering.fault = Some(fault),
+        }
+    }
+}
+
+/// The client's time is over, and the registry has not said whose the number is.
+pub(super) fn unregistered(proposal: &RunProposal, registering: &Registering) -> Refusal {
+    let (namespace, run): (&Namespace, RunId) = (&proposal.namespace, proposal.run());
+    let fault = registering.fault.as_ref();
+    let said = fault.map_or_else(|| "no answer in time".into(), ToString::to_string);
+    let text = format!(
+        "expected the registry (membership.registry) to give run {run} of {namespace} its number, got: {said}; \
+         no run was opened and none has ended: try again when it answers (`storaged node ls`)"
+    );
+    Refusal::new(RefusalCode::TimedOut, text)
+}

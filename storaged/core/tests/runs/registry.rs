@@ -1,0 +1,189 @@
+//! Runs of a cluster whose members come from a registry: it gives every number once, whoever sees whom, also while it is slow, cut off from
+//! some or was put back from an older copy. Without its word no run is opened.
+
+use std::collections::BTreeSet;
+
+use storaged_core::RequestId;
+use storaged_wire::local::Reply;
+use storaged_wire::{Refusal, RefusalCode, RunId};
+
+use crate::testkit::Answer;
+use crate::world::{Mood, World, namespace};
+
+const TRIES: u64 = 400;
+
+fn opened(world: &World, id: RequestId) -> RunId {
+    match world.answer(id) {
+        Some(Reply::RunOpened { run }) => *run,
+        other => panic!("expected a run, got {other:?}"),
+    }
+}
+
+fn refused(world: &World, id: RequestId) -> &Refusal {
+    match world.answer(id) {
+        Some(Reply::Refused(refusal)) => refusal,
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+/// What a majority of promises would refuse.
+#[test]
+fn a_cluster_whose_majority_has_died_opens_runs() {
+    let mut world = World::with_registry(5, Mood::Absent, 1);
+    let first = world.opened(0);
+    [2, 3, 4].into_iter().for_each(|node| world.kill(node));
+    let next = world.opened(1);
+    assert_eq!((first.number(), next.number()), (1, 2));
+    assert_eq!(world.fence(0), next);
+    assert_eq!(world.run_registry.newest(&namespace()), Some(next));
+}
+
+#[test]
+fn two_halves_that_do_not_see_each_other_get_different_numbers() {
+    for seed in 0..TRIES {
+        let tier = [Mood::Absent, Mood::Hangs, Mood::Answers(40)][(seed % 3) as usize];
+        let mut world = World::with_registry(4, tier, seed);
+        let before = (tier == Mood::Hangs).then(|| {
+            world.scene.tier = Mood::Answers(10);
+            let run = world.opened(0);
+            world.scene.tier = Mood::Hangs;
+            run
+        });
+        world.cut(&[0, 1], &[2, 3]);
+        let apart = world.random(60);
+        let a = world.open_run(0, 60_000);
+        world.run_for(apart);
+        let b = world.open_run(3, 60_000);
+        world.run_until_answered(&[a, b]);
+        let runs = [opened(&world, a), opened(&world, b)];
+        assert_ne!(runs[0].number(), runs[1].number(), "seed {seed}: {runs:?}");
+        assert!(runs.iter().all(|run| Some(*run) > before), "seed {seed}");
+        world.mend();
+        world.run_for(5_000);
+        let newest = runs.into_iter().max().unwrap();
+        for node in 0..4 {
+            assert_eq!(world.fence(node), newest, "seed {seed}: node {node}");
+        }
+    }
+}
+
+/// Any two nodes, at about the same time; answers of the registry get lost, though what was asked was done.
+#[test]
+fn numbers_are_given_once_whatever_the_registry_does() {
+    for seed in 0..TRIES {
+        let mut world = World::with_registry(3 + (seed % 4) as usize, Mood::Absent, seed);
+        let nodes = world.nodes();
+        let mut numbers = BTreeSet::new();
+        let mut last = RunId::ZERO;
+        for _ in 0..4 {
+            let answers = [
+                Answer::Lost,
+                Answer::Away,
+                Answer::Fails(30),
+                Answer::After(7_000),
+                Answer::After(50),
+            ];
+            let ill = answers[world.random(5) as usize];
+            let of: Vec<usize> = (0..nodes).filter(|_| world.random(2) == 0).collect();
+            world.registry_answers_so(ill, &of);
+            let (first, second) = (world.random(nodes as u64), world.random(nodes as u64));
+            let a = world.open_run(first as usize, 60_000);
+            let apart = world.random(40);
+            world.run_for(apart);
+            let b = world.open_run(second as usize, 60_000);
+            let outage = world.random(12_000);
+            world.run_for(outage);
+            world.registry_answers_so(Answer::After(20), &[]);
+            world.run_until_answered(&[a, b]);
+            let runs = [opened(&world, a), opened(&world, b)];
+            for run in runs {
+                assert!(numbers.insert(run.number()), "seed {seed}: {run} twice");
+                assert!(run > last, "seed {seed}: {run} after {last}");
+            }
+            last = runs.into_iter().max().unwrap();
+        }
+    }
+}
+
+/// The first answer comes when the node has gone above that number, and the one that it asks for now is given to nobody yet.
+#[test]
+fn an_answer_for_the_number_before_opens_nothing() {
+    let mut world = World::with_registry(3, Mood::Absent, 6);
+    world.registry_answers_so(Answer::After(11_000), &[0]);
+    let late = world.open_run(0, 60_000);
+    world.run_for(6_100);
+    let mut runs = vec![world.opened(1)];
+    let passed = world.now;
+    world.registry_answers_so(Answer::After(2_000), &[0]);
+    assert!(
+        passed < 7_800,
+        "the fourth question is answered sooner: {passed}"
+    );
+    world.run_for(10_400 - passed);
+    runs.push(world.opened(1));
+    world.run_until_answered(&[late]);
+    runs.push(opened(&world, late));
+    for run in &runs {
+        let is_registered = world.run_registry.has(&namespace(), *run);
+        assert!(is_registered, "{run} of {runs:?}");
+    }
+}
+
+#[test]
+fn without_the_registry_a_run_is_refused_in_time_and_ends_no_job() {
+    for answer in [Answer::Away, Answer::Lost, Answer::Fails(30)] {
+        let mut world = World::with_registry(3, Mood::Answers(10), 7);
+        let before = world.opened(0);
+        world.registry_answers_so(answer, &[0, 1, 2]);
+        let asked_at = world.now;
+        let id = world.open_run(1, 9_000);
+        world.run_until_answered(&[id]);
+        assert!(
+            world.now <= asked_at + 10_000,
+            "{} ms",
+            world.now - asked_at
+        );
+        let refusal = refused(&world, id);
+        assert_eq!(refusal.code, RefusalCode::TimedOut, "{}", refusal.message);
+        for part in ["membership.registry", "no run was opened"] {
+            assert!(refusal.message.contains(part), "{}", refusal.message);
+        }
+        for node in 0..3 {
+            assert_eq!(world.fence(node), before, "{answer:?}: node {node}");
+        }
+        world.registry_answers_so(Answer::After(20), &[]);
+        let next = world.opened(2);
+        assert!(next > before, "{answer:?}: {next} after {before}");
+    }
+}
+
+/// Somebody has put an older copy back: nodes and the durable tier remember what it has forgotten.
+#[test]
+fn a_registry_that_has_gone_back_gives_no_number_twice() {
+    for tier in [Mood::Absent, Mood::Answers(10)] {
+        let mut world = World::with_registry(3, tier, 3);
+        let runs = [0, 1, 2].map(|node| world.opened(node));
+        world.run_registry.forget_above(1);
+        let next = world.opened(0);
+        assert!(next.number() > runs[2].number(), "{next} after {runs:?}");
+    }
+    // All RAM is lost as well: then the tier says it.
+    let mut world = World::with_registry(3, Mood::Answers(10), 4);
+    let runs = [0, 1, 2].map(|node| world.opened(node));
+    [0, 1, 2].into_iter().for_each(|node| world.kill(node));
+    world.run_registry.forget_above(0);
+    [0, 1, 2].into_iter().for_each(|node| world.start(node));
+    let next = world.opened(1);
+    assert!(next.number() > runs[2].number(), "{next} after {runs:?}");
+}
+
+/// Nobody remembers a run but the registry: all RAM is lost, and there is no durable tier.
+#[test]
+fn the_registry_remembers_runs_that_no_node_does() {
+    let mut world = World::with_registry(3, Mood::Absent, 5);
+    let last = [0, 1, 2].map(|node| world.opened(node))[2];
+    [0, 1, 2].into_iter().for_each(|node| world.kill(node));
+    [0, 1, 2].into_iter().for_each(|node| world.start(node));
+    let next = world.opened(1);
+    assert!(next.number() > last.number(), "{next} after {last}");
+}
