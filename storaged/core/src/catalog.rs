@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use storaged_codec::{Fingerprint, digest};
+use storaged_wire::failed::FailedRestart;
 use storaged_wire::local::{BoardKind, DurableWish};
 use storaged_wire::peer::{CheckpointKey, HighMark, Holding, Lane};
 use storaged_wire::{
@@ -381,11 +382,12 @@ pub(crate) struct TierQuestion {
 }
 
 /// What one peer says of a namespace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Word {
     pub fence: Option<RunId>,
     pub promised: Option<RunId>,
     pub mark: Option<HighMark>,
+    pub failed: Vec<FailedRestart>,
 }
 
 /// A namespace as this node knows it.

@@ -105,21 +105,32 @@ impl FailedRestarts {
     }
 
     /// Takes what a peer or an earlier daemon says, where it is later than what is known. Of the same, whoever counts for longer has
-    /// the shorter time left.
-    pub fn learn(&mut self, told: &FailedRestart, now: Now) {
+    /// the shorter time left. Whether it was new.
+    pub fn learn(&mut self, told: &FailedRestart, now: Now) -> bool {
         let at = HighMark {
             run: told.run,
             step: told.step,
         };
         let longest = back_off_ms(told.times);
         let mut until = now.plus(told.wait_ms.unwrap_or(0).min(longest));
-        if let Some(known) = self.0.get(&at) {
-            match (told.changes, told.times).cmp(&(known.changes, known.times)) {
-                Ordering::Less => return,
-                Ordering::Equal => until = until.min(known.until),
-                Ordering::Greater => {}
-            }
+        let known = self.0.get(&at).copied();
+        // One huge number said once would leave none for the changes that follow.
+        let changes_before = known.map_or(0, |known| known.changes);
+        if told.changes > changes_before.saturating_add(limits::FAILED_CHANGES_MISSED_MAX) {
+            return false;
         }
+        let order = known.map(|known| {
+            let order = (told.changes, told.times).cmp(&(known.changes, known.times));
+            (order, known.until)
+        });
+        let is_new = match order {
+            Some((Ordering::Less, _)) => return false,
+            Some((Ordering::Equal, known_until)) => {
+                until = until.min(known_until);
+                false
+            }
+            Some((Ordering::Greater, _)) | None => true,
+        };
         let (times, changes) = (told.times, told.changes);
         let failures = Failures {
             times,
@@ -127,6 +138,7 @@ impl FailedRestarts {
             changes,
         };
         self.put(at, failures);
+        is_new
     }
 
     /// What is older than all others goes first: nobody restarts from it any more.

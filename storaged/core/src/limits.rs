@@ -57,6 +57,9 @@ pub const ENDS_HEARD_MAX: u32 = 30;
 /// The time.
 pub const ENDS_HEARD_EVERY_MS: u64 = 60_000;
 
+/// Changes to what was said of a step that a node can have missed: more is nobody's count.
+pub const FAILED_CHANGES_MISSED_MAX: u32 = 1_000;
+
 /// Jobs that a node knows from one peer alone: as many as a peer remembers, and as many again that it has.
 pub const JOBS_PER_PEER_MAX: usize = 2 * EMPTY_JOBS_MAX;
 

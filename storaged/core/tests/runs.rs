@@ -14,6 +14,8 @@ use storaged_wire::{Owner, RefusalCode, RunId};
 use world::{Mood, World, name};
 
 const TRIES: u64 = 400;
+/// Higher numbers are given to no run.
+const LAST_RUN: u64 = storaged_core::limits::RUN_NUMBER_MAX;
 
 fn opened(reply: Option<&Reply>) -> RunId {
     match reply {
@@ -299,27 +301,38 @@ fn a_claim_that_fails_once_is_tried_again_within_the_callers_time() {
 fn the_last_number_is_the_last_and_nothing_breaks() {
     let mut world = World::new(3, Mood::Absent, 13);
     let run = world.opened(0);
-    let fence = Fence {
-        namespace: world::namespace(),
-        owner: world::owner(),
-        run: RunId::new(u64::MAX),
-        promised: RunId::ZERO,
+    let fence = |number| {
+        PeerMessage::Fences(vec![Fence {
+            namespace: world::namespace(),
+            owner: world::owner(),
+            run: RunId::new(number),
+            promised: RunId::ZERO,
+        }])
     };
-    world.message(0, &name(1), PeerMessage::Fences(vec![fence]));
-    assert_eq!(world.fence(0), RunId::new(u64::MAX));
+    // One peer's word, or a number that nobody gives out, ends nothing.
+    for from in [1, 2] {
+        world.message(0, &name(from), fence(u64::MAX));
+        world.message(0, &name(1), fence(LAST_RUN));
+    }
+    assert_eq!(world.fence(0), run);
+    for to in 0..3 {
+        let others = (0..3).filter(|from| *from != to);
+        others.for_each(|from| world.message(to, &name(from), fence(LAST_RUN)));
+        assert_eq!(world.fence(to), RunId::new(LAST_RUN));
+    }
     let refused = world.open_run(0, 10_000);
     let elsewhere = world.open_run(2, 10_000);
     world.run_until_answered(&[refused, elsewhere]);
     assert_eq!(code(world.answer(refused)), RefusalCode::NoRunLeft);
     assert_eq!(code(world.answer(elsewhere)), RefusalCode::NoRunLeft);
-    assert!(run < RunId::new(u64::MAX));
+    assert!(run < RunId::new(LAST_RUN));
 }
 
 #[test]
 fn a_forged_manifest_raises_no_fence() {
     let mut world = World::new(3, Mood::Absent, 14);
     let run = world.opened(0);
-    let forged = world.manifest(RunId::new(run.number() + 5), 99);
+    let forged = world.manifest_of_homes(RunId::new(run.number() + 5), [0, 1]);
     world.message(0, &name(1), world::committed(&forged));
     world.run_for(3_000);
     assert!((0..3).all(|node| world.fence(node) == run));

@@ -246,14 +246,13 @@ impl Context {
             return;
         };
         let holds = !checkpoint.shards.is_empty();
-        // Where nodes are gone each save gives up a step, and all say so.
-        if self.is_called_safe(checkpoint) || !(self.is_stuck(checkpoint) || self.may_end(from)) {
+        // A newer one is as safe: what one word costs here is a step that was a comfort, and it must go everywhere at once.
+        if self.is_kept_step(checkpoint) {
+            self.retire(key);
             return;
         }
-        if let Some(checkpoint) = self.checkpoints.get(key)
-            && self.is_kept_step(checkpoint)
-        {
-            self.retire(key);
+        // Where nodes are gone each save gives up a step, and all say so.
+        if self.is_called_safe(checkpoint) || !(self.is_stuck(checkpoint) || self.may_end(from)) {
             return;
         }
         let committed = |key: &CheckpointKey| {

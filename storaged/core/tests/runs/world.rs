@@ -8,6 +8,7 @@ use storaged_core::{
     ConnId, DurableFault, DurablePolicy, Input, Note, RequestId, RunAuthority, RunsWithoutTier,
     Setup,
 };
+use storaged_plan::homes;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{
@@ -17,7 +18,7 @@ use storaged_wire::{
 
 use crate::testkit::{
     self, Answer, CHUNK_BYTES, Course, Event, Pacing, Payload, Scene, Task, acquire_slot,
-    commit_step, geometry,
+    commit_step, geometry, members,
 };
 pub use crate::testkit::{name, namespace, owner};
 
@@ -295,6 +296,18 @@ impl World {
             _ => None,
         });
         committed.collect()
+    }
+
+    /// A manifest of a step of which both nodes are homes.
+    pub fn manifest_of_homes(&self, run: RunId, both: [usize; 2]) -> Arc<ManifestBytes> {
+        let members = members(self.nodes());
+        let is_theirs = |manifest: &Arc<ManifestBytes>| {
+            let key = CheckpointKey::of(manifest.manifest());
+            let homes = homes(&members, &key, 2);
+            both.iter().all(|node| homes.contains(&name(*node)))
+        };
+        let mut all = (1..).map(|step| self.manifest(run, step));
+        all.find(is_theirs).expect("a step")
     }
 
     pub fn manifest(&self, run: RunId, step: u64) -> Arc<ManifestBytes> {
