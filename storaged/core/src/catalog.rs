@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use storaged_codec::{Fingerprint, digest};
-use storaged_wire::failed::FailedRestart;
 use storaged_wire::local::{BoardKind, DurableWish};
 use storaged_wire::peer::{CheckpointKey, HighMark, Holding, Lane};
 use storaged_wire::{
@@ -382,12 +381,11 @@ pub(crate) struct TierQuestion {
 }
 
 /// What one peer says of a namespace.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Word {
     pub fence: Option<RunId>,
     pub promised: Option<RunId>,
     pub mark: Option<HighMark>,
-    pub failed: Vec<FailedRestart>,
 }
 
 /// A namespace as this node knows it.
@@ -437,6 +435,14 @@ impl NamespaceTable {
             failed: FailedRestarts::default(),
             evicted: None,
             abandoned: BTreeMap::new(),
+        }
+    }
+
+    /// What was protected is gone, and no plan need wait for it.
+    pub fn forget_marks(&mut self) {
+        self.mark = None;
+        for word in self.words.values_mut() {
+            word.mark = None;
         }
     }
 }

@@ -178,6 +178,8 @@ pub(crate) fn needs_no_belief(message: &PeerMessage) -> bool {
             | PeerMessage::Drop(_)
             | PeerMessage::FailedRestarts(_)
             | PeerMessage::Draining { .. }
+            | PeerMessage::KeyTold(_)
+            | PeerMessage::DurableRemoved { .. }
     )
 }
 

@@ -240,7 +240,7 @@ impl Context {
     }
 
     /// Whether this node counts what a checkpoint bears: as a home node, or because home nodes differ.
-    fn counts_itself(&self, checkpoint: &Checkpoint) -> bool {
+    pub(super) fn counts_itself(&self, checkpoint: &Checkpoint) -> bool {
         let doubts = checkpoint.standing.doubted_since.is_some();
         checkpoint.homes.contains(self.me()) || (doubts && checkpoint.standing.counts())
     }
@@ -565,6 +565,18 @@ impl Context {
             counts_wrongly() || has_all == self.lacks_only_of_the_gone(checkpoint, manifest)
         );
         has_all
+    }
+
+    /// Whether this node has its own blocks, and nothing is missing but what belongs on such nodes.
+    pub(super) fn lacks_only_of(
+        &self,
+        checkpoint: &Checkpoint,
+        such: impl Fn(&NodeName) -> bool,
+    ) -> bool {
+        let missing = checkpoint.standing.missing.as_ref();
+        missing.is_some_and(|missing| {
+            self.own_missing(checkpoint).is_empty() && missing.nodes().all(such)
+        })
     }
 
     /// The same, looked at block by block.

@@ -99,14 +99,28 @@ impl Context {
         let durable = homes.iter().filter(|home| standing.is_durable_by(home));
         let (protected, durable) = (protected.count(), durable.count());
         let needed = self.home_words_needed(checkpoint, homes.len());
+        let enough = if self.lacks_only_of_the_unseen(checkpoint) {
+            homes.len().clamp(1, limits::WORDS_NEEDED)
+        } else {
+            needed
+        };
         if durable >= needed {
             self.reach(key, CheckpointState::Durable);
         } else if durable > 0 {
             self.look_in_tier(key);
         }
-        if protected >= needed {
+        if protected >= enough {
             self.reach(key, CheckpointState::Protected);
         }
+    }
+
+    /// Whether this node counts, and nothing is missing but what lies on nodes that it does not see. Then a home node may see more: whoever is
+    /// cut off from one other would give up its part of what is protected.
+    fn lacks_only_of_the_unseen(&self, checkpoint: &Checkpoint) -> bool {
+        let is_unseen = |node: &NodeName| !self.is_up(node) || !self.is_believed(node);
+        self.counts_itself(checkpoint)
+            && !planted!("cut_off_nodes_hear_nobody")
+            && self.lacks_only_of(checkpoint, is_unseen)
     }
 
     /// So many other home nodes must say the same. A home node that is itself one needs no other to say what it can count.

@@ -16,7 +16,7 @@ impl Restores {
         let Some(plan) = self.plans.remove(&query) else {
             return;
         };
-        let mark = cx.bar(&plan);
+        let told = cx.bar_told(&plan);
         let of = Surveyor {
             id: plan.id,
             namespace: plan.namespace,
@@ -30,8 +30,9 @@ impl Restores {
                 wanted_by: plan.wanted_by,
                 deadline: plan.deadline,
                 foreign_owner: plan.foreign_owner,
-                mark,
-                mark_asked: mark,
+                mark: plan.mark,
+                marks: plan.marks,
+                mark_asked: told,
                 ..fresh
             },
             cx,

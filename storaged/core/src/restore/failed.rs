@@ -2,7 +2,7 @@
 //! Such a step is passed over for a time that doubles, unless nothing else is restorable, and after [`limits::FAILURES_MAX`] times for
 //! good: the same step is never tried for ever. An operator lifts it.
 
-use storaged_wire::failed::{FailedRestart, FailureReport, NamespaceFailures};
+use storaged_wire::failed::{FailureReport, NamespaceFailures};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage};
 use storaged_wire::plan::{PassedOverCause, Unrestorable};
@@ -11,7 +11,6 @@ use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode, RunId, Step};
 use super::marks::mark_at;
 use super::plan::{SurveyInProgress, SurveyPurpose};
 use crate::api::RequestId;
-use crate::catalog::Word;
 use crate::context::Context;
 use crate::failed_steps::Quarantine;
 use crate::limits;
@@ -78,75 +77,21 @@ impl Context {
         }
     }
 
-    /// What a peer says of restarts. Home nodes of a step pass on what is new to them, so that everybody hears it from two.
+    /// A launcher may run on any node: nothing tells a node that makes failures up from one whose launcher says so.
     pub(super) fn learn_failed(&mut self, from: &NodeName, all: Vec<NamespaceFailures>) {
+        let now = self.now;
         for told in all {
-            let NamespaceFailures {
-                namespace,
-                owner,
-                failed,
-            } = told;
-            if self.check_owner(&namespace, owner).is_err() || !self.may_tell_of(from, &namespace) {
+            if self.check_owner(&told.namespace, told.owner).is_err() {
                 continue;
             }
-            let table = self.namespace_table(&namespace, owner);
-            let word = table.words.entry(from.clone()).or_default();
-            word.failed = failed
-                .iter()
-                .take(limits::FAILED_STEPS_MAX)
-                .copied()
-                .collect();
-            let mut is_passed_on = false;
-            for failed in &failed {
-                is_passed_on |= self.learn_failure(from, &namespace, failed);
+            if !self.may_tell_of(from, &told.namespace) {
+                continue;
             }
-            if is_passed_on {
-                self.tell_failed_of(&namespace);
+            let table = self.namespace_table(&told.namespace, told.owner);
+            for failed in &told.failed {
+                table.failed.learn(failed, now);
             }
         }
-    }
-
-    /// Whether it is news that this node passes on, as a home of the step.
-    fn learn_failure(
-        &mut self,
-        from: &NodeName,
-        namespace: &Namespace,
-        failed: &FailedRestart,
-    ) -> bool {
-        let now = self.now;
-        let key = CheckpointKey {
-            namespace: namespace.clone(),
-            run: failed.run,
-            step: failed.step,
-        };
-        if !self.may_count_failure(from, &key, failed) {
-            return false;
-        }
-        let table = self.namespaces.get_mut(namespace);
-        let is_new = table.is_some_and(|table| table.failed.learn(failed, now));
-        is_new && self.homes_of(&key).contains(self.me())
-    }
-
-    /// Whether what a peer says of a step counts: its launchers restart the job, or another peer says the same. Were one word enough, a node
-    /// could have every step passed over, those to come too. That a step is offered again an operator says to any one node.
-    fn may_count_failure(
-        &self,
-        from: &NodeName,
-        key: &CheckpointKey,
-        failed: &FailedRestart,
-    ) -> bool {
-        if planted!("anybody_fails_restarts") {
-            return true;
-        }
-        let known = self.checkpoints.get(key).and_then(|c| c.manifest.as_ref());
-        let had_rank = known.is_some_and(|manifest| !manifest.ranks_on(from).is_empty());
-        if had_rank || failed.times == 0 {
-            return true;
-        }
-        let words = self.namespaces.get(&key.namespace).map(|it| &it.words);
-        let words = words.into_iter().flat_map(|words| words.values());
-        let is_same = |word: &&Word| word.failed.iter().any(|it| is_same(it, failed));
-        words.filter(is_same).count() >= self.words_needed()
     }
 
     /// An operator takes back what was said of a step.
@@ -234,14 +179,9 @@ impl Context {
     }
 }
 
-/// Whether two nodes say the same of a step: how long it is passed over each of them counts for itself.
-fn is_same(one: &FailedRestart, other: &FailedRestart) -> bool {
-    let said = |it: &FailedRestart| (it.run, it.step, it.times, it.changes);
-    said(one) == said(other)
-}
-
 #[cfg(test)]
 mod tests {
+    use storaged_wire::failed::FailedRestart;
     use storaged_wire::local::{LOCAL_VERSION, Request, Role};
     use storaged_wire::{ManifestBytes, Owner};
 
@@ -362,9 +302,6 @@ mod tests {
         hear(&mut node, 1_000, "a", told(Owner::of_token(b"another")));
         assert_eq!(quarantine(&node), Quarantine::None);
         hear(&mut node, 1_000, "a", told(crate::testkit::owner()));
-        // Nobody here knows whether it had a rank of the step.
-        assert_eq!(quarantine(&node), Quarantine::None);
-        hear(&mut node, 1_000, "b", told(crate::testkit::owner()));
         assert_eq!(quarantine(&node), Quarantine::Until(Now(2_000)));
     }
 }

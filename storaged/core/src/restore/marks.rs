@@ -24,6 +24,13 @@ impl Context {
         self.namespaces.get(namespace)?.mark
     }
 
+    /// The highest that anybody tells of.
+    pub(crate) fn mark_told(&self, namespace: &Namespace) -> Option<HighMark> {
+        let table = self.namespaces.get(namespace)?;
+        let told = table.words.values().filter_map(|word| word.mark);
+        table.mark.max(told.max())
+    }
+
     pub(crate) fn copied_of(&self, namespace: &Namespace) -> Option<HighMark> {
         self.namespaces.get(namespace)?.copied
     }
@@ -78,7 +85,7 @@ impl Context {
         }
     }
 
-    /// A mark counts once two peers say so: all home nodes tell of it. Of one peer's making it would hold up every plan.
+    /// A mark counts once two peers say so: all home nodes tell of it. One word alone only has plans wait for those that are silent.
     pub(crate) fn learn_marks(&mut self, from: &NodeName, marks: Vec<NamespaceMark>) {
         let needed = self.words_needed();
         for told in marks {

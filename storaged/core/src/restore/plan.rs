@@ -627,7 +627,7 @@ impl Context {
             },
             mark,
             marks: BTreeMap::new(),
-            mark_asked: mark,
+            mark_asked: self.mark_told(&of.namespace),
             refresh_at: self.now.plus(limits::SURVEY_REFRESH_MS),
             refresh_after_ms: limits::SURVEY_REFRESH_MS,
             copied: self.copied_of(&of.namespace),

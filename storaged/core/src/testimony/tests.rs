@@ -1,12 +1,14 @@
 //! What one peer may say, and for how long it is believed.
 
+use storaged_codec::digest;
+use storaged_wire::local::DurableWish;
 use storaged_wire::peer::Fence;
 use storaged_wire::{Generation, RunId};
 
 use super::*;
 use crate::api::{Input, Output};
 use crate::node::Node;
-use crate::testkit::{hear, job, last_of, name, owner};
+use crate::testkit::{hear, hear_from_all, job, last_of, manifest, name, owner};
 
 fn node() -> Node {
     last_of(&["a", "b", "c", "d", "e"], 2, 2)
@@ -111,4 +113,24 @@ fn a_peer_ends_no_more_steps_than_so_many_a_minute() {
         ended(&mut testimony, later),
         limits::ENDS_HEARD_MAX as usize
     );
+}
+
+/// Nothing of the run was ever saved here, nor need it be: the numbers that are left must not go with it.
+#[test]
+fn a_forged_commit_leaves_numbers_for_the_runs_that_follow() {
+    let told_of = |number| {
+        let mut node = node();
+        let mut forged = manifest(5, &["a", "b"], &["c", "d"], 4096, digest(b"shard"));
+        forged.run = RunId::new(number);
+        let manifest = forged.seal().expect("a sound manifest").bytes().to_vec();
+        let committed = PeerMessage::Committed {
+            manifest: manifest.into(),
+            durable: DurableWish::Policy,
+        };
+        hear_from_all(&mut node, 1, &committed);
+        assert_eq!(node.context().checkpoints.len(), 1, "run {number}");
+        node.context().highest_number(&job())
+    };
+    assert_eq!(told_of(7), 7, "what was saved stays below");
+    assert_eq!(told_of(limits::RUN_NUMBER_MAX), 0);
 }

@@ -386,7 +386,7 @@ impl World {
                 failed: vec![FailedRestart {
                     run: key.run,
                     step: key.step,
-                    times: 3,
+                    times: 0,
                     wait_ms: None,
                     changes: u32::MAX,
                 }],
