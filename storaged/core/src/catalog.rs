@@ -385,7 +385,6 @@ pub(crate) struct TierQuestion {
 pub(crate) struct Word {
     pub fence: Option<RunId>,
     pub promised: Option<RunId>,
-    pub mark: Option<HighMark>,
 }
 
 /// A namespace as this node knows it.
@@ -398,7 +397,7 @@ pub(crate) struct NamespaceTable {
     pub promised: RunId,
     /// The highest that this node has promised.
     pub granted: RunId,
-    /// What each peer says of its runs and of how far it got; it counts once enough say so.
+    /// What each peer says of its runs; it counts once enough say so.
     pub words: BTreeMap<NodeName, Word>,
     /// The run that the durable tier has not heard of yet.
     pub unrecorded: Option<Unrecorded>,
@@ -435,14 +434,6 @@ impl NamespaceTable {
             failed: FailedRestarts::default(),
             evicted: None,
             abandoned: BTreeMap::new(),
-        }
-    }
-
-    /// What was protected is gone, and no plan need wait for it.
-    pub fn forget_marks(&mut self) {
-        self.mark = None;
-        for word in self.words.values_mut() {
-            word.mark = None;
         }
     }
 }

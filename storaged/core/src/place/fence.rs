@@ -279,7 +279,7 @@ impl Runs {
 }
 
 /// The highest that so many say, or more.
-pub(crate) fn agreed<T: Ord>(said: impl Iterator<Item = T>, needed: usize) -> Option<T> {
+fn agreed<T: Ord>(said: impl Iterator<Item = T>, needed: usize) -> Option<T> {
     let mut said: Vec<T> = said.collect();
     said.sort();
     let at = said.len().checked_sub(needed.max(1))?;

@@ -16,7 +16,7 @@ mod unknown_run;
 mod words;
 
 pub(crate) use drains::Drains;
-pub(crate) use fence::{RunStanding, agreed, wrong_token};
+pub(crate) use fence::{RunStanding, wrong_token};
 pub use restart::Standings;
 pub(crate) use standing::{Blocks, Standing};
 

@@ -16,7 +16,7 @@ impl Restores {
         let Some(plan) = self.plans.remove(&query) else {
             return;
         };
-        let told = cx.bar_told(&plan);
+        let mark = cx.bar(&plan);
         let of = Surveyor {
             id: plan.id,
             namespace: plan.namespace,
@@ -30,9 +30,8 @@ impl Restores {
                 wanted_by: plan.wanted_by,
                 deadline: plan.deadline,
                 foreign_owner: plan.foreign_owner,
-                mark: plan.mark,
-                marks: plan.marks,
-                mark_asked: told,
+                mark,
+                mark_asked: mark,
                 ..fresh
             },
             cx,

@@ -9,7 +9,6 @@ use storaged_wire::peer::{CheckpointKey, HighMark, NamespaceMark, PeerMessage};
 
 use crate::context::Context;
 use crate::limits;
-use crate::place::agreed;
 
 /// The mark that a checkpoint sets.
 pub(crate) fn mark_at(key: &CheckpointKey) -> HighMark {
@@ -22,13 +21,6 @@ pub(crate) fn mark_at(key: &CheckpointKey) -> HighMark {
 impl Context {
     pub(crate) fn mark_of(&self, namespace: &Namespace) -> Option<HighMark> {
         self.namespaces.get(namespace)?.mark
-    }
-
-    /// The highest that anybody tells of.
-    pub(crate) fn mark_told(&self, namespace: &Namespace) -> Option<HighMark> {
-        let table = self.namespaces.get(namespace)?;
-        let told = table.words.values().filter_map(|word| word.mark);
-        table.mark.max(told.max())
     }
 
     pub(crate) fn copied_of(&self, namespace: &Namespace) -> Option<HighMark> {
@@ -85,20 +77,16 @@ impl Context {
         }
     }
 
-    /// A mark counts once two peers say so: all home nodes tell of it. One word alone only has plans wait for those that are silent.
+    /// One peer is enough: whoever is silent may be the only other one that knows. A mark that is made up has plans wait for nodes that do not
+    /// answer, and be refused if these do not come up.
     pub(crate) fn learn_marks(&mut self, from: &NodeName, marks: Vec<NamespaceMark>) {
-        let needed = self.words_needed();
         for told in marks {
-            if self.check_owner(&told.namespace, told.owner).is_err()
-                || !self.may_tell_of(from, &told.namespace)
-            {
-                continue;
+            let is_heard =
+                self.checks_run(from, told.mark.run) && self.may_tell_of(from, &told.namespace);
+            if is_heard && self.check_owner(&told.namespace, told.owner).is_ok() {
+                let table = self.namespace_table(&told.namespace, told.owner);
+                table.mark = table.mark.max(Some(told.mark));
             }
-            let table = self.namespace_table(&told.namespace, told.owner);
-            let word = table.words.entry(from.clone()).or_default();
-            word.mark = word.mark.max(Some(told.mark));
-            let said = table.words.values().filter_map(|word| word.mark);
-            table.mark = table.mark.max(agreed(said, needed));
         }
     }
 }

@@ -20,7 +20,6 @@ use crate::api::{
 use crate::context::Context;
 use crate::encode::Sessions;
 use crate::limits;
-use crate::place::agreed;
 use crate::restore::Restores;
 use crate::trickle::durable_unavailable;
 
@@ -43,10 +42,8 @@ pub(crate) struct SurveyInProgress {
     /// Manifests that members were asked for and have not answered, by member.
     pub manifests_due: BTreeMap<NodeName, u32>,
     pub tier: TierListing,
-    /// The highest checkpoint that enough nodes know to have been protected.
+    /// The highest checkpoint that somebody knows to have been protected.
     pub mark: Option<HighMark>,
-    /// What each says.
-    pub marks: BTreeMap<NodeName, HighMark>,
     /// That mark when the members were asked. Answers tell of different moments: what was protected after some of them
     /// answered, and let the others drop what came before, is in none of them.
     pub mark_asked: Option<HighMark>,
@@ -309,12 +306,7 @@ impl Restores {
             copied,
         } = told;
         plan.answered.insert(from.clone());
-        if let Some(mark) = mark {
-            plan.marks.insert(from.clone(), mark);
-        }
-        plan.mark = plan
-            .mark
-            .max(agreed(plan.marks.values().copied(), cx.words_needed()));
+        plan.mark = plan.mark.max(mark);
         plan.copied = plan.copied.max(copied);
         plan.foreign_owner |= owner.is_some_and(|owner| owner != plan.owner);
         plan.survey.add(from, holdings);
@@ -626,8 +618,7 @@ impl Context {
                 }
             },
             mark,
-            marks: BTreeMap::new(),
-            mark_asked: self.mark_told(&of.namespace),
+            mark_asked: mark,
             refresh_at: self.now.plus(limits::SURVEY_REFRESH_MS),
             refresh_after_ms: limits::SURVEY_REFRESH_MS,
             copied: self.copied_of(&of.namespace),

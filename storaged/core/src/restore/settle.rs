@@ -49,7 +49,7 @@ impl Context {
     /// Whether what answered is below what was protected, and something was protected while answers came in: they tell of
     /// different moments then, and what is whole may be in none of them.
     pub(super) fn is_torn(&self, plan: &SurveyInProgress) -> bool {
-        let told = self.bar_told(plan);
+        let bar = self.bar(plan);
         let is_enough =
             |key: Option<CheckpointKey>| key.is_some_and(|key| self.is_high_enough(plan, &key));
         let heeds_marks = matches!(
@@ -58,7 +58,7 @@ impl Context {
         );
         heeds_marks
             && plan.step.is_none()
-            && told != plan.mark_asked
+            && bar != plan.mark_asked
             && !planted!("torn_plans_believed")
             && !is_enough(self.newest_offer(plan))
     }
@@ -144,21 +144,9 @@ impl Context {
         }
     }
 
-    /// What a plan must not go below. While somebody has not answered one word is enough: whoever is silent may be the only other node that
-    /// knows. Once all have, it takes as many as are believed, or one node that makes a mark up would have every restart refused.
+    /// What a plan must not go below.
     pub(super) fn bar(&self, plan: &SurveyInProgress) -> Option<HighMark> {
-        if !self.everybody_answered(plan) || planted!("one_mark_is_enough") {
-            return self.bar_told(plan);
-        }
         plan.mark.max(self.mark_of(&plan.namespace))
-    }
-
-    /// The highest mark that anybody has told of.
-    pub(super) fn bar_told(&self, plan: &SurveyInProgress) -> Option<HighMark> {
-        let in_answers = plan.marks.values().max().copied();
-        in_answers
-            .max(plan.mark)
-            .max(self.mark_told(&plan.namespace))
     }
 
     /// The same where restarts from it have not failed: what is offered in its place is below it.
@@ -539,7 +527,6 @@ mod tests {
         let mut node = last_of(&FIVE, 2, 1);
         let query = plans_without_a(&mut node);
         let mut outputs = hear(&mut node, 1_001, "b", marked(2));
-        outputs.extend(hear(&mut node, 1_001, "c", marked(2)));
         outputs.extend(all_answer(&mut node, query, 1, 1_002));
         assert_eq!(planned(&outputs), None, "{outputs:?}");
         let again = asked(&outputs).expect("they are asked again");
@@ -553,7 +540,6 @@ mod tests {
     fn a_plan_that_waits_asks_those_again_that_have_answered() {
         let mut node = last_of(&FIVE, 2, 1);
         hear(&mut node, 1, "b", marked(2));
-        hear(&mut node, 1, "c", marked(2));
         let query = plans_without_a(&mut node);
         let outputs = all_answer(&mut node, query, 1, 1_002);
         assert_eq!(planned(&outputs), None, "{outputs:?}");

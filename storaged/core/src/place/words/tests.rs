@@ -8,8 +8,9 @@ use storaged_wire::local::DurableWish;
 use super::*;
 use crate::api::{Note, Now};
 use crate::node::Node;
-use crate::testkit::{hear, last_of, last_with_tier, manifest};
-use storaged_wire::ManifestBytes;
+use crate::testkit::{hear, last_of, last_with_tier, manifest, name};
+use storaged_wire::peer::Lane;
+use storaged_wire::{EnclosuresHeld, ManifestBytes, Rank};
 
 const MEMBERS: [&str; 5] = ["a", "b", "c", "d", "e"];
 
@@ -120,6 +121,46 @@ fn what_too_few_call_durable_is_looked_up_in_the_tier() {
         PeerMessage::Durable { manifest },
     );
     assert_eq!(state(&node, &sealed), Some(CheckpointState::Durable));
+}
+
+/// A home node whose link to one holder is cut would give its part away for a committed step that can be given up.
+#[test]
+fn a_home_node_that_is_cut_off_from_one_holder_hears_the_other_home_node() {
+    let held = |sealed: &ManifestBytes, rank, parity| PeerMessage::Held {
+        manifest: sealed.name(),
+        version: 1,
+        shards: Vec::from_iter(rank),
+        parity,
+        enclosures: EnclosuresHeld::All,
+    };
+    for heard in [&["b", "c"][..], &["c"][..]] {
+        let mut node = last_of(&MEMBERS, 2, 1);
+        // `d` and this one decide of it; the blocks are on the others.
+        let is_theirs = |sealed: &ManifestBytes| {
+            let homes = node
+                .context()
+                .homes_of(&CheckpointKey::of(sealed.manifest()));
+            ["d", "e"].iter().all(|it| homes.contains(&name(it)))
+        };
+        let mut all = (1..).map(|step| {
+            let sealed = manifest(step, &["a", "b"], &["c"], 4096, digest(b"shard"));
+            sealed.seal().expect("a sound manifest")
+        });
+        let sealed = all.find(is_theirs).expect("a step");
+        node.handle(Now(1), crate::api::Input::PeerDown { node: name("a") });
+        hear(&mut node, 2, "d", committed(&sealed));
+        if heard.contains(&"b") {
+            hear(&mut node, 3, "b", held(&sealed, Some(Rank::new(1)), vec![]));
+        }
+        let lane = Lane { group: 0, index: 0 };
+        hear(&mut node, 3, "c", held(&sealed, None, vec![(lane, 0)]));
+        hear(&mut node, 4, "d", protected(&sealed, 1));
+        let expected = match heard.len() {
+            2 => CheckpointState::Protected,
+            _ => CheckpointState::Committed,
+        };
+        assert_eq!(state(&node, &sealed), Some(expected), "{heard:?}");
+    }
 }
 
 #[test]

@@ -164,7 +164,7 @@ impl Context {
         let freed = self.drop_ram(namespace, self.newest_mark(namespace));
         if let Some(table) = self.namespaces.get_mut(namespace) {
             self.keeping.touch_job(namespace);
-            table.forget_marks();
+            table.mark = None;
         }
         Ok(freed)
     }

@@ -201,11 +201,10 @@ impl Context {
     /// What was the only copy is gone: no plan need wait for it.
     fn forget_mark(&mut self, namespace: &Namespace, up_to: HighMark) {
         self.keeping.touch_job(namespace);
-        let Some(table) = self.namespaces.get_mut(namespace) else {
-            return;
-        };
-        if table.mark <= Some(up_to) {
-            table.forget_marks();
+        if let Some(table) = self.namespaces.get_mut(namespace)
+            && table.mark <= Some(up_to)
+        {
+            table.mark = None;
         }
     }
 
