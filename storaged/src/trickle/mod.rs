@@ -21,6 +21,7 @@ pub mod store;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod torch_metadata;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,8 +43,6 @@ pub use threads::TrickleThreads;
 
 /// Shards uploaded at once: each holds one part in RAM.
 const UPLOADS_AT_ONCE: usize = 2;
-/// Largest `.metadata` object.
-const TORCH_METADATA_BYTES_MAX: usize = 1 << 30;
 /// Bytes fetched from the durable tier at once.
 const FETCH_BYTES: u64 = 16 << 20;
 /// The manifest's name within a checkpoint's folder.
@@ -254,6 +253,13 @@ impl Trickle {
 
     /// Size of a shard's parts: larger ones for a shard of very many, and never a part of a chunk.
     fn part_bytes(&self, manifest: &Manifest, length: u64) -> Result<PartBytes, DurableFault> {
+        let any = self.part_bytes_of(length)?;
+        let whole = any.get().next_multiple_of(manifest.chunk.bytes() as u64);
+        PartBytes::new(whole, &self.store.limits()).map_err(DurableFault::from)
+    }
+
+    /// Size of the parts of an object of this many bytes.
+    fn part_bytes_of(&self, length: u64) -> Result<PartBytes, DurableFault> {
         let limits = self.store.limits();
         // A sixty-fourth more than the shard: packing may make what cannot shrink a little longer.
         let longest = length.saturating_add(length / 64);
@@ -263,8 +269,7 @@ impl Trickle {
             .part_bytes
             .max(limits.part_bytes_min)
             .max(fewest);
-        let whole = wanted.next_multiple_of(manifest.chunk.bytes() as u64);
-        PartBytes::new(whole, &limits).map_err(DurableFault::from)
+        PartBytes::new(wanted, &limits).map_err(DurableFault::from)
     }
 
     /// Writes a part unless an earlier life of the daemon has written it.
@@ -430,19 +435,4 @@ fn read_manifest_object(object: &[u8]) -> Result<ManifestBytes, DurableFault> {
         .ok_or_else(|| damaged(format!("expected more than 32 bytes, got {}", object.len())))?;
     ManifestBytes::verify(bytes.to_vec(), Digest::from_bytes(name))
         .map_err(|error| damaged(error.to_string()))
-}
-
-fn unpack(packed: &[u8]) -> Result<Vec<u8>, DurableFault> {
-    zstd::bulk::decompress(
-        packed,
-        TORCH_METADATA_BYTES_MAX.min(packed.len().saturating_mul(1000)),
-    )
-    .map_err(|error| {
-        // The trainer's bytes, not the tier's: this checkpoint alone cannot be published.
-        local(format!(
-            "expected torch metadata that a trainer packed with zstd, got {} bytes that cannot be unpacked: {error}; the \
-             trainer that committed the step must be mended",
-            packed.len()
-        ))
-    })
 }

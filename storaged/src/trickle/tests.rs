@@ -21,6 +21,7 @@ mod enclosed;
 mod provenance;
 mod threads;
 mod tier;
+mod torch_metadata;
 
 const CHUNK: u32 = 64 << 10;
 const SCHEMA: &[u8] = b"a schema";
@@ -111,6 +112,11 @@ impl World {
     }
 
     fn seal(&mut self, step: u64, bytes: Vec<u8>) -> Saved {
+        let metadata = zstd::bulk::compress(b"metadata", 1).unwrap();
+        self.seal_with(step, bytes, metadata)
+    }
+
+    fn seal_with(&mut self, step: u64, bytes: Vec<u8>, metadata: Vec<u8>) -> Saved {
         let slot = self.slot(&bytes);
         let length = bytes.len() as u64;
         let chunk = ChunkSize::new(CHUNK).unwrap();
@@ -118,7 +124,6 @@ impl World {
         let (leaves, _) = self.memory.digest(slot, length, chunk, all).unwrap();
         let root = storaged_codec::root_digest(&leaves, length, chunk);
         let leaves: Arc<[Digest]> = leaves.into();
-        let metadata = zstd::bulk::compress(b"metadata", 1).unwrap();
         let manifest = Manifest {
             version: Manifest::VERSION,
             namespace: Namespace::new("job").unwrap(),
