@@ -90,7 +90,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
         signal(SignalKind::hangup()).map_err(io("listening for SIGHUP"))?
     };
     log::start(args.log_format);
-    if let Err(error) = heap::give_back_in_background() {
+    if let Err(error) = heap::give_back_soon() {
         tracing::warn!(%error, "freed memory is given back late: the allocator could not start its thread");
     }
     let holding = match args.keep {

@@ -19,6 +19,7 @@ use crate::memory::Memory;
 
 mod enclosed;
 mod provenance;
+mod share;
 mod threads;
 mod tier;
 mod torch_metadata;
@@ -54,6 +55,7 @@ struct World {
     trickle: Trickle,
     limits: TrickleLimits,
     run: RunId,
+    job: Namespace,
     slots: u64,
 }
 
@@ -98,6 +100,7 @@ impl World {
             trickle,
             limits,
             run: RunId::new(1),
+            job: Namespace::new("job").unwrap(),
             slots: 0,
         }
     }
@@ -126,7 +129,7 @@ impl World {
         let leaves: Arc<[Digest]> = leaves.into();
         let manifest = Manifest {
             version: Manifest::VERSION,
-            namespace: Namespace::new("job").unwrap(),
+            namespace: self.job.clone(),
             owner: Owner::of_token(TOKEN),
             run: self.run,
             step: Step::new(step),

@@ -5,7 +5,7 @@ use std::io::{self, Cursor, Read};
 
 use bytes::Bytes;
 use storaged_core::DurableFault;
-use storaged_wire::{Manifest, SharedBytes};
+use storaged_wire::{Manifest, Namespace, SharedBytes};
 use zstd::stream::read::Decoder;
 
 use super::fault::local;
@@ -39,12 +39,14 @@ impl Trickle {
         drop(first);
         let count = self.compute(move || rest.count()).await;
         let length = count.map_err(local)??;
-        self.put_parts(&key, packed, length).await
+        self.put_parts(&key, &record.namespace, packed, length)
+            .await
     }
 
     async fn put_parts(
         &self,
         key: &ObjectKey,
+        job: &Namespace,
         packed: &SharedBytes,
         length: u64,
     ) -> Result<(), DurableFault> {
@@ -55,7 +57,7 @@ impl Trickle {
         for number in 0..parts {
             let next = self.compute(move || unpacking.part(part_bytes)).await;
             let (rest, part) = next.map_err(local)??;
-            self.put_once(&mut upload, number, part).await?;
+            self.put_once(job, &mut upload, number, part).await?;
             unpacking = rest;
         }
         Ok(self.store.complete(&upload, length).await?)
