@@ -23,9 +23,9 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::Deserialize;
-use storaged_core::{DurablePolicy, LinkRates, MemoryShare, RateBasis, RunsWithoutTier, Viewer};
+use storaged_core::{DurablePolicy, LinkRates, RateBasis, RunsWithoutTier, Viewer};
 use storaged_plan::{Cordon, Member};
-use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName, TenantName};
+use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;
 
 pub use admin::AdminSection;
@@ -39,7 +39,7 @@ pub use reload::Fixed;
 pub use scrub::{HookCommand, ScrubConfig, ScrubSection};
 pub use span::Span;
 pub use swap::{SwapName, SwapState};
-pub use tenants::TenantSection;
+pub use tenants::{TenantSection, TenantShares};
 
 use crate::net::{Peer, PeerAddress, TlsFiles};
 use crate::stage::TenantSocket;
@@ -307,7 +307,7 @@ pub struct Config {
     /// Sockets, the operator's among them.
     pub sockets: Vec<TenantSocket>,
     /// What tenants have of the budget.
-    pub shares: BTreeMap<Option<TenantName>, MemoryShare>,
+    pub shares: TenantShares,
     /// What is logged.
     pub log_filter: String,
     /// The durable tier.

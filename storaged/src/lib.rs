@@ -4,7 +4,7 @@
 //! executor, also for repair and so for *restore*), `trickle` (the durable tier, both ways). *delta* and digests are
 //! in `digest` and `memory` (with `parity_memory`), where chunks are read, and `verify`, without which no parity is kept; *place* is in `net`,
 //! whose links say who lives. `membership` says which machines there are, `waiting_room` what one answers that has no place yet. `keep` is what outlives the daemon. `hyperpod` speaks to all of it over HTTP as a client in the same process. Then `config`, `cli`, `http`,
-//! `metrics`, `log`, `repeats`, `pool` (threads for arithmetic), `env`.
+//! `metrics`, `log`, `repeats`, `pool` (threads for arithmetic), `env`, `heap`.
 
 #![deny(unsafe_code)]
 
@@ -15,6 +15,7 @@ mod digest;
 pub mod driver;
 pub mod encode;
 pub mod env;
+mod heap;
 pub mod http;
 pub mod hyperpod;
 pub mod keep;

@@ -56,6 +56,7 @@ const UNSAFE: &[&str] = &[
     "codec/src/engine/",
     "sdk/arena/src/",
     "sdk/python/src/",
+    "storaged/src/heap.rs",
     "storaged/src/trickle/store/directory/uring.rs",
 ];
 

@@ -6,9 +6,9 @@ mod testkit;
 use std::collections::BTreeMap;
 
 use cluster::{Cluster, Conduct, Room};
-use storaged_core::{Input, MemoryShare, Viewer};
+use storaged_core::{Input, MemoryShare, Note, Viewer};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
-use storaged_wire::{Namespace, Rank, RefusalCode, TenantName};
+use storaged_wire::{CheckpointState, Namespace, Rank, RefusalCode, TenantName};
 use testkit::{acquire_slot, plan_newest};
 
 /// A slot of a shard of ten stripes.
@@ -266,4 +266,47 @@ fn free_slots_of_trainers_that_have_left_are_another_jobs_at_once() {
     cluster.disconnect(0, red);
     let granted = cluster.ask(0, cluster.trainer(0), acquire_slot(SLOT, 1_000));
     assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+}
+
+/// A step of each of these jobs is being coded, or waits for its turn.
+fn all_save(cluster: &mut Cluster, jobs: &[String]) {
+    cluster.end_job();
+    for name in jobs {
+        cluster.begin_job(name);
+        cluster.save();
+    }
+}
+
+/// How many of these jobs have a step that is protected.
+fn protected(cluster: &Cluster, jobs: &[String]) -> usize {
+    let of = |name: &&String| {
+        let is_of = |note: &Note| matches!(note, Note::State { key, state: CheckpointState::Protected } if key.namespace == job(name));
+        cluster.notes.iter().any(|(_, _, note)| is_of(note))
+    };
+    jobs.iter().filter(of).count()
+}
+
+#[test]
+fn a_tenant_with_many_jobs_holds_up_no_other_ones_coding() {
+    let mut cluster = Cluster::start(2, 2, 400);
+    let red: Vec<String> = (0..12).map(|number| format!("red~{number}")).collect();
+    all_save(&mut cluster, &red);
+    cluster.begin_job("blue~llama");
+    cluster.save();
+    cluster.run_until(600_000, "protection", |it| it.is_protected(0));
+    let before = protected(&cluster, &red);
+    assert!(before <= 4, "{before} of red's steps came first");
+    cluster.run_until(600_000, "red's", |it| protected(it, &red) == red.len());
+}
+
+#[test]
+fn jobs_of_one_tenant_are_coded_in_turn() {
+    let mut cluster = Cluster::start(2, 2, 400);
+    let many: Vec<String> = (0..12).map(|number| format!("z{number}")).collect();
+    all_save(&mut cluster, &many);
+    cluster.begin_job("a");
+    cluster.save();
+    cluster.run_until(600_000, "protection", |it| it.is_protected(0));
+    let before = protected(&cluster, &many);
+    assert!(before <= 8, "{before} steps of others came first");
 }

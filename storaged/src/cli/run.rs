@@ -16,6 +16,7 @@ use crate::config::{Config, ConfigFile};
 use crate::driver::{Daemon, Ending, date, end_hook, expiry_fault};
 use crate::encode::Pool;
 use crate::env::{Environment, Offload, SystemEntropy};
+use crate::heap;
 use crate::keep::keeper::{self, EXIT_AGAIN, Program};
 use crate::keep::{Holding, KEEP_VARIABLE};
 use crate::log::{self, LogFormat};
@@ -89,6 +90,9 @@ pub fn run(args: RunArgs) -> Result<ExitCode, CliError> {
         signal(SignalKind::hangup()).map_err(io("listening for SIGHUP"))?
     };
     log::start(args.log_format);
+    if let Err(error) = heap::give_back_soon() {
+        tracing::warn!(%error, "freed memory is given back late: the allocator could not start its thread");
+    }
     let holding = match args.keep {
         Keep::Keeper => Holding::by_keeper()?,
         Keep::Systemd => Holding::by_systemd()?,

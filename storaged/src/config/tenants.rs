@@ -12,6 +12,7 @@ use storaged_wire::TenantName;
 use super::admin::GroupName;
 use super::{ConfigError, ConfigFile, value};
 use crate::stage::{Access, TenantSocket};
+use crate::trickle::TenantRates;
 
 /// `[[tenants]]`
 #[derive(Debug, Clone, Deserialize)]
@@ -29,6 +30,8 @@ pub struct TenantSection {
     pub memory_guaranteed: Option<ByteSize>,
     /// Bytes of the budget that it may have at most.
     pub memory_max: Option<ByteSize>,
+    /// Bytes per second that it uploads at most.
+    pub trickle_rate: Option<ByteSize>,
     /// Requests per second that it gets through at most.
     #[serde(default = "requests_max")]
     pub requests_max: NonZeroU32,
@@ -39,8 +42,16 @@ pub struct TenantSection {
 pub(super) struct Tenants {
     /// Theirs and the operator's.
     pub sockets: Vec<TenantSocket>,
-    /// Of those that have one.
-    pub shares: BTreeMap<Option<TenantName>, MemoryShare>,
+    pub shares: TenantShares,
+}
+
+/// What tenants may have, those of which the file says it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TenantShares {
+    /// Of the budget.
+    pub memory: BTreeMap<Option<TenantName>, MemoryShare>,
+    /// Bytes per second that they upload at most.
+    pub trickle_rates: TenantRates,
 }
 
 impl TenantSection {
@@ -75,6 +86,16 @@ impl TenantSection {
             viewer: Viewer::Tenant(tenant),
             requests: Some(self.requests_max),
         })
+    }
+
+    fn upload_rate(&self) -> Result<Option<u64>, ConfigError> {
+        match self.trickle_rate {
+            Some(ByteSize(0)) => {
+                let text = "expected bytes per second, got 0; without the key there is no limit";
+                Err(value("tenants.trickle_rate", text))
+            }
+            rate => Ok(rate.map(|rate| rate.0)),
+        }
     }
 
     fn share(&self) -> Result<MemoryShare, ConfigError> {
@@ -119,12 +140,16 @@ impl ConfigFile {
             if !names.insert(name.clone()) {
                 return Err(value("tenants.name", said_twice(name.as_ref())));
             }
+            if let Some(rate) = section.upload_rate()? {
+                let rates = &mut tenants.shares.trickle_rates;
+                rates.insert(name.clone(), rate);
+            }
             let share = section.share()?;
             if share != MemoryShare::default() {
-                tenants.shares.insert(name, share);
+                tenants.shares.memory.insert(name, share);
             }
         }
-        check_guarantees(&tenants.shares, budget)?;
+        check_guarantees(&tenants.shares.memory, budget)?;
         tenants.sockets.push(self.admin_socket()?);
         Ok(tenants)
     }

@@ -179,6 +179,10 @@ fn tenants_that_cannot_be_are_refused() {
             "tenants.memory_max",
         ),
         (
+            "[[tenants]]\ndirectory='/a'\nuids=[1]\ntrickle_rate='0B'",
+            "tenants.trickle_rate",
+        ),
+        (
             "[memory]\nbudget='64MiB'\n[[tenants]]\ndirectory='/a'\nuids=[1]\nmemory_guaranteed='65MiB'",
             "tenants.memory_guaranteed",
         ),

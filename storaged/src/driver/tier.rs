@@ -65,6 +65,7 @@ pub(super) async fn start_trickle(
         (None, None) => return Ok(None),
     };
     let trickle = Trickle::new(store, memory.clone(), config.trickle);
+    let trickle = trickle.sharing(&config.shares.trickle_rates);
     Ok(Some(Arc::new(match trickle_threads(config, env)? {
         Some(threads) => trickle.on(threads),
         None => trickle,

@@ -176,6 +176,13 @@ impl Shared {
         self.state().client.clone()
     }
 
+    /// Whether the certificate that the other end has shown is revoked.
+    pub fn is_revoked(&self, connection: &quinn::Connection) -> bool {
+        let revoked = self.revoked.borrow().clone();
+        let shown = tls::shown(connection).unwrap_or_default();
+        shown.iter().any(|one| revoked.contains(one))
+    }
+
     /// Ends once the certificate that the other end has shown is revoked.
     pub async fn until_revoked(&self, connection: &quinn::Connection) {
         let shown = tls::shown(connection).unwrap_or_default();

@@ -318,6 +318,12 @@ impl Keeper {
                 None => self.first_connection(wait).await,
             };
             let Ok(offer) = offer else { return };
+            // It was made before the list came: nobody must hear that the peer is up.
+            if self.shared.is_revoked(&offer.connection) {
+                streams::end_revoked(&offer.connection);
+                wait = again;
+                continue;
+            }
             match self.connected(offer).await {
                 Ok(another) => (next, wait) = (another, again),
                 Err(Unwanted) => return,

@@ -32,7 +32,7 @@ pub(super) async fn serve(
             biased;
             () = gone.cancelled() => break,
             () = &mut revoked => {
-                connection.close(VarInt::from_u32(3), b"the certificate is revoked");
+                end_revoked(&connection);
                 let (peer, reason) = (from.to_string(), "it is revoked".into());
                 let refused = NetError::PeerCertificate { peer, reason };
                 let _ = shared.events.send(failed(refused)).await;
@@ -101,4 +101,9 @@ async fn serve_stream(
             "expected a stream of kind 0 or 1, got {other}"
         ))),
     }
+}
+
+/// Ends a connection of somebody whose certificate is revoked.
+pub(super) fn end_revoked(connection: &Connection) {
+    connection.close(VarInt::from_u32(3), b"the certificate is revoked");
 }

@@ -522,3 +522,32 @@ fn lists_of_others_and_what_is_no_list_are_refused() {
         assert!(matches!(error, TlsError::File { .. }), "{wrong}: {error}");
     }
 }
+
+#[tokio::test]
+async fn a_link_ends_when_its_peers_certificate_is_revoked() {
+    let directory = certificates(2);
+    let (mut first, mut second) = pair(
+        directory.path(),
+        Spec::new(0, Vec::new()),
+        Spec::new(1, Vec::new()),
+    )
+    .await;
+    first.version_of_link().await;
+    second.version_of_link().await;
+    revoke(directory.path(), &name(1), None).unwrap();
+    let listed = TlsIdentity::load(&with_list(directory.path(), 0)).unwrap();
+    first.net.set_identity(&listed).unwrap();
+    let (mut is_down, mut is_told) = (false, false);
+    while !(is_down && is_told) {
+        let news = first.wait(Some).await;
+        assert!(!matches!(news, NetEvent::Up { .. }), "it is let in again");
+        is_down |= matches!(news, NetEvent::Down { .. });
+        is_told |= matches!(news, NetEvent::Failed(NetError::PeerCertificate { peer, .. }) if peer == "n1");
+    }
+    // Nor can it be dialled.
+    let refusal = first.refusal().await;
+    assert!(
+        matches!(refusal, NetError::PeerCertificate { .. }),
+        "{refusal}"
+    );
+}

@@ -113,6 +113,8 @@ pub(super) fn receive(
         let text = format!("no room for a request of {length} bytes in {waited:?}: long ones of others wait on this socket; try again");
         Unreceived::Refused(Refusal::new(RefusalCode::Busy, text))
     })?;
+    // Its memory is held: grown by doubling, it would take half as much again.
+    body.reserve_exact(length.saturating_sub(body.len()));
     let sending = Duration::from_secs(length as u64 / BYTES_PER_SECOND);
     recv_body(
         stream,

@@ -65,8 +65,8 @@ impl MeasuredRate {
         f64::from_bits(self.0.load(Ordering::Relaxed))
     }
 
-    /// A part of so many bytes took so long.
-    pub fn note(&self, bytes: usize, seconds: f64) {
+    /// So many bytes took so long.
+    pub fn note(&self, bytes: u64, seconds: f64) {
         let newest = bytes as f64 / seconds.max(1e-6);
         let mixed = self.get() + (newest - self.get()) * NEWEST;
         self.0.store(mixed.max(1.0).to_bits(), Ordering::Relaxed);
@@ -165,7 +165,8 @@ impl Trickle {
         let making = making.map_err(local)?;
         let mut number = 0;
         while let Some(part) = ready.recv().await {
-            self.put_once(&mut upload, number, part).await?;
+            self.put_once(&record.namespace, &mut upload, number, part)
+                .await?;
             number += 1;
         }
         let written = making.await.map_err(local)??;

@@ -17,16 +17,20 @@ mod publish;
 mod removal;
 mod retention;
 mod runs;
+mod share;
 pub mod store;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod torch_metadata;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use chain::Chain;
 use fault::{damaged, local};
+use futures::{StreamExt, TryStreamExt};
 use storaged_codec::{Digest, Unchecked, root_digest};
 use storaged_core::{DurableFault, SlotShard, Trust, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
@@ -37,15 +41,16 @@ pub use increment::IncrementReport;
 use increment::MeasuredRate;
 pub use provenance::RequireMac;
 pub use retention::Retention;
-use store::{ObjectKey, PartBytes, PartNumber, Store, StoreError, Upload};
+pub use share::TenantRates;
+use store::{ObjectKey, PartBytes, PartNumber, PartState, Store, StoreError, Upload};
 pub use threads::TrickleThreads;
 
-/// Shards uploaded at once: each holds one part in RAM.
-const UPLOADS_AT_ONCE: usize = 2;
-/// Largest `.metadata` object.
-const TORCH_METADATA_BYTES_MAX: usize = 1 << 30;
-/// Bytes fetched from the durable tier at once.
+/// Parts of one shard that are on their way to or from the tier at once: one connection moves a few ten megabytes per second.
+const PARTS_AT_ONCE: usize = 5;
+/// Bytes of a shard that one read fetches.
 const FETCH_BYTES: u64 = 16 << 20;
+/// Reads of all shards at once: each holds its bytes in RAM.
+const WINDOWS_AT_ONCE: usize = 8;
 /// The manifest's name within a checkpoint's folder.
 const MANIFEST_OBJECT: &str = "storaged.manifest";
 
@@ -64,6 +69,21 @@ pub struct TrickleLimits {
     pub retention: Retention,
     /// Whether checkpoints without a MAC are used.
     pub require_mac: RequireMac,
+}
+
+/// A part that the tier has.
+struct PutPart {
+    number: PartNumber,
+    /// None if it was there.
+    sent: Option<PartState>,
+}
+
+impl PutPart {
+    fn note(self, upload: &mut Upload) {
+        if let Some(state) = self.sent {
+            upload.note(self.number, state);
+        }
+    }
 }
 
 /// What a copy took.
@@ -93,7 +113,8 @@ pub struct Trickle {
     store: Arc<dyn Store>,
     memory: Arc<Memory>,
     limits: TrickleLimits,
-    turns: Semaphore,
+    shares: share::UploadShares,
+    windows: Semaphore,
     rate: Arc<MeasuredRate>,
     sent: leftover::Sent,
     /// One tidying at a time.
@@ -136,13 +157,21 @@ impl Trickle {
             store,
             memory,
             limits,
-            turns: Semaphore::new(UPLOADS_AT_ONCE),
+            shares: share::UploadShares::new(&TenantRates::new()),
+            windows: Semaphore::new(WINDOWS_AT_ONCE),
             rate: Arc::new(MeasuredRate::new(limits.rate)),
             sent: leftover::Sent::default(),
             tidying: tokio::sync::Mutex::default(),
             sightings: retention::Sightings::default(),
             threads: None,
         }
+    }
+
+    /// With rates for tenants' uploads.
+    #[must_use]
+    pub fn sharing(mut self, rates: &TenantRates) -> Self {
+        self.shares = share::UploadShares::new(rates);
+        self
     }
 
     async fn length(&self, key: &ObjectKey) -> Result<Option<u64>, DurableFault> {
@@ -164,8 +193,8 @@ impl Trickle {
         shard: &SlotShard,
         base: Option<&UploadBase>,
     ) -> Result<Copied, DurableFault> {
-        let turn = self.turns.acquire().await;
-        let _turn = turn.map_err(local)?;
+        let tenant = self.shares.of(&manifest.manifest().namespace);
+        let _turn = tenant.shards.acquire().await.map_err(local)?;
         match self.upload_checked(manifest, rank, shard, base).await {
             Ok(copied) => Ok(copied),
             Err(fault) => Err(self.of_writing(fault).await),
@@ -240,11 +269,18 @@ impl Trickle {
             .await
             .map_err(DurableFault::from)?;
         let parts = u32::try_from(part_bytes.parts_of(shard.length)).map_err(local)?;
-        for number in 0..parts {
-            let start = u64::from(number) * part_bytes.get();
-            let range = start..(start + part_bytes.get()).min(shard.length);
-            let bytes = self.read_part(manifest, shard, range).await?;
-            self.put_once(&mut upload, number, bytes).await?;
+        let began = tokio::time::Instant::now();
+        let put = futures::stream::iter(0..parts)
+            .map(|number| self.put_range(&upload, number, manifest, shard))
+            .buffer_unordered(PARTS_AT_ONCE);
+        let put: Vec<PutPart> = put.try_collect().await?;
+        let sent = put.iter().filter_map(|part| part.sent.as_ref());
+        let bytes: u64 = sent.map(|state| state.length).sum();
+        if bytes > 0 {
+            self.rate.note(bytes, began.elapsed().as_secs_f64());
+        }
+        for part in put {
+            part.note(&mut upload);
         }
         self.store
             .complete(&upload, shard.length)
@@ -252,8 +288,30 @@ impl Trickle {
             .map_err(DurableFault::from)
     }
 
+    async fn put_range(
+        &self,
+        upload: &Upload,
+        number: u32,
+        manifest: &Manifest,
+        shard: &SlotShard,
+    ) -> Result<PutPart, DurableFault> {
+        let part_bytes = upload.part_bytes().get();
+        let start = u64::from(number) * part_bytes;
+        let range = start..(start + part_bytes).min(shard.length);
+        let bytes = self.read_part(manifest, shard, range).await?;
+        self.put_part(&manifest.namespace, upload, number, bytes)
+            .await
+    }
+
     /// Size of a shard's parts: larger ones for a shard of very many, and never a part of a chunk.
     fn part_bytes(&self, manifest: &Manifest, length: u64) -> Result<PartBytes, DurableFault> {
+        let any = self.part_bytes_of(length)?;
+        let whole = any.get().next_multiple_of(manifest.chunk.bytes() as u64);
+        PartBytes::new(whole, &self.store.limits()).map_err(DurableFault::from)
+    }
+
+    /// Size of the parts of an object of this many bytes.
+    fn part_bytes_of(&self, length: u64) -> Result<PartBytes, DurableFault> {
         let limits = self.store.limits();
         // A sixty-fourth more than the shard: packing may make what cannot shrink a little longer.
         let longest = length.saturating_add(length / 64);
@@ -263,27 +321,44 @@ impl Trickle {
             .part_bytes
             .max(limits.part_bytes_min)
             .max(fewest);
-        let whole = wanted.next_multiple_of(manifest.chunk.bytes() as u64);
-        PartBytes::new(whole, &limits).map_err(DurableFault::from)
+        PartBytes::new(wanted, &limits).map_err(DurableFault::from)
     }
 
-    /// Writes a part unless an earlier life of the daemon has written it.
+    /// Writes a part, the next one of an upload.
     async fn put_once(
         &self,
+        job: &Namespace,
         upload: &mut Upload,
         number: u32,
         bytes: Bytes,
     ) -> Result<(), DurableFault> {
+        let (length, began) = (bytes.len() as u64, tokio::time::Instant::now());
+        let put = self.put_part(job, upload, number, bytes).await?;
+        if put.sent.is_some() {
+            self.rate.note(length, began.elapsed().as_secs_f64());
+        }
+        put.note(upload);
+        Ok(())
+    }
+
+    /// Writes a part unless an earlier life of the daemon has written it.
+    async fn put_part(
+        &self,
+        job: &Namespace,
+        upload: &Upload,
+        number: u32,
+        bytes: Bytes,
+    ) -> Result<PutPart, DurableFault> {
         let number = PartNumber(number);
         let there = upload.done().get(&number);
         if there.is_some_and(|part| part.matches(&bytes)) {
-            return Ok(());
+            return Ok(PutPart { number, sent: None });
         }
-        let (length, began) = (bytes.len(), tokio::time::Instant::now());
+        let turn = self.shares.turn(job, bytes.len()).await?;
         let state = self.store.put_part(upload, number, bytes).await;
-        upload.note(number, state.map_err(DurableFault::from)?);
-        self.rate.note(length, began.elapsed().as_secs_f64());
-        Ok(())
+        drop(turn);
+        let sent = Some(state.map_err(DurableFault::from)?);
+        Ok(PutPart { number, sent })
     }
 
     /// Bytes of a part, each chunk verified on its way out of RAM.
@@ -354,18 +429,32 @@ impl Trickle {
         };
         let chunk_bytes = record.chunk.bytes() as u64;
         let at_once = (FETCH_BYTES / chunk_bytes).max(1);
-        for range in ranges {
+        let windows = ranges.iter().flat_map(|range| {
             let last = range.end.min(entry.length).div_ceil(chunk_bytes);
-            let mut first = range.start / chunk_bytes;
-            while first < last {
-                let next = (first + at_once).min(last);
-                let bytes = self.read_chunks(&chain, first..next).await?;
-                self.place(record, &leaves, slot, first * chunk_bytes, bytes)
-                    .await?;
-                first = next;
-            }
-        }
+            let first = range.start / chunk_bytes;
+            let starts = (first..last).step_by(at_once as usize);
+            starts.map(move |start| start..(start + at_once).min(last))
+        });
+        let windows: Vec<Range<u64>> = windows.collect();
+        futures::stream::iter(windows)
+            .map(|chunks| self.fetch_window(&chain, record, slot, chunks))
+            .buffer_unordered(PARTS_AT_ONCE)
+            .try_collect::<()>()
+            .await?;
         Ok(leaves)
+    }
+
+    async fn fetch_window(
+        &self,
+        chain: &Arc<Chain>,
+        record: &Manifest,
+        slot: SlotId,
+        chunks: Range<u64>,
+    ) -> Result<(), DurableFault> {
+        let _room = self.windows.acquire().await.map_err(local)?;
+        let at = chunks.start * record.chunk.bytes() as u64;
+        let bytes = self.read_chunks(chain, chunks).await?;
+        self.place(record, &chain.leaves(), slot, at, bytes).await
     }
 
     async fn leaves(&self, manifest: &Manifest, rank: Rank) -> Result<Arc<[Digest]>, DurableFault> {
@@ -430,19 +519,4 @@ fn read_manifest_object(object: &[u8]) -> Result<ManifestBytes, DurableFault> {
         .ok_or_else(|| damaged(format!("expected more than 32 bytes, got {}", object.len())))?;
     ManifestBytes::verify(bytes.to_vec(), Digest::from_bytes(name))
         .map_err(|error| damaged(error.to_string()))
-}
-
-fn unpack(packed: &[u8]) -> Result<Vec<u8>, DurableFault> {
-    zstd::bulk::decompress(
-        packed,
-        TORCH_METADATA_BYTES_MAX.min(packed.len().saturating_mul(1000)),
-    )
-    .map_err(|error| {
-        // The trainer's bytes, not the tier's: this checkpoint alone cannot be published.
-        local(format!(
-            "expected torch metadata that a trainer packed with zstd, got {} bytes that cannot be unpacked: {error}; the \
-             trainer that committed the step must be mended",
-            packed.len()
-        ))
-    })
 }

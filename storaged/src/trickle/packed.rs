@@ -51,12 +51,15 @@ impl Trickle {
                 waiting.extend_from_slice(&frame);
                 while waiting.len() as u64 >= part_bytes.get() {
                     let part = waiting.split_to(part_bytes.get() as usize).freeze();
-                    self.put_once(&mut upload, number, part).await?;
+                    self.put_once(&manifest.namespace, &mut upload, number, part)
+                        .await?;
                     number += 1;
                 }
             }
             if !waiting.is_empty() {
-                self.put_once(&mut upload, number, waiting.freeze()).await?;
+                let part = waiting.freeze();
+                self.put_once(&manifest.namespace, &mut upload, number, part)
+                    .await?;
             }
             self.store
                 .complete(&upload, total)

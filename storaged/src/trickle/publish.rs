@@ -10,7 +10,7 @@ use storaged_wire::{Enclosures, Manifest, ManifestBytes, ShardEntry};
 use super::chain::{Stored, expected_object};
 use super::index::{Mark, StepKey, read_bases, write_bases};
 use super::store::{KeyPrefix, StoreError};
-use super::{MANIFEST_OBJECT, Trickle, increment, manifest_object, object, packed, unpack};
+use super::{MANIFEST_OBJECT, Trickle, increment, manifest_object, object, packed};
 
 /// Names and lengths of the objects in a checkpoint's folder.
 type Folder = BTreeMap<String, u64>;
@@ -62,9 +62,8 @@ impl Trickle {
         }
         self.put_enclosures(record, enclosures).await?;
         if all_raw && !enclosures.torch_metadata.is_empty() {
-            let metadata = unpack(&enclosures.torch_metadata)?;
-            let key = object(record, ".metadata")?;
-            self.put_mine(&key, metadata.into()).await?;
+            let packed = &enclosures.torch_metadata;
+            self.put_torch_metadata(record, packed).await?;
         }
         self.enter(record, bases).await?;
         self.put_provenance(manifest, authorship, increments)

@@ -19,8 +19,10 @@ use crate::memory::Memory;
 
 mod enclosed;
 mod provenance;
+mod share;
 mod threads;
 mod tier;
+mod torch_metadata;
 
 const CHUNK: u32 = 64 << 10;
 const SCHEMA: &[u8] = b"a schema";
@@ -53,6 +55,7 @@ struct World {
     trickle: Trickle,
     limits: TrickleLimits,
     run: RunId,
+    job: Namespace,
     slots: u64,
 }
 
@@ -97,6 +100,7 @@ impl World {
             trickle,
             limits,
             run: RunId::new(1),
+            job: Namespace::new("job").unwrap(),
             slots: 0,
         }
     }
@@ -111,6 +115,11 @@ impl World {
     }
 
     fn seal(&mut self, step: u64, bytes: Vec<u8>) -> Saved {
+        let metadata = zstd::bulk::compress(b"metadata", 1).unwrap();
+        self.seal_with(step, bytes, metadata)
+    }
+
+    fn seal_with(&mut self, step: u64, bytes: Vec<u8>, metadata: Vec<u8>) -> Saved {
         let slot = self.slot(&bytes);
         let length = bytes.len() as u64;
         let chunk = ChunkSize::new(CHUNK).unwrap();
@@ -118,10 +127,9 @@ impl World {
         let (leaves, _) = self.memory.digest(slot, length, chunk, all).unwrap();
         let root = storaged_codec::root_digest(&leaves, length, chunk);
         let leaves: Arc<[Digest]> = leaves.into();
-        let metadata = zstd::bulk::compress(b"metadata", 1).unwrap();
         let manifest = Manifest {
             version: Manifest::VERSION,
-            namespace: Namespace::new("job").unwrap(),
+            namespace: self.job.clone(),
             owner: Owner::of_token(TOKEN),
             run: self.run,
             step: Step::new(step),

@@ -2,7 +2,6 @@
 //! A lane is led by the first of its coding nodes that is up, starting at another one for each lane.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use storaged_plan::{Derived, LaneBlocks, lanes_coded_by};
 use storaged_wire::peer::{
@@ -16,7 +15,9 @@ use super::missing_stripes::MissingStripes;
 use super::session::{Beginning, LanePlace, LedSession, SessionGoal};
 use super::stripe_maps::{from_wire, to_wire};
 use super::topology::{StripeDemand, chosen};
+use super::turns::LaneTurn;
 use crate::api::Note;
+use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::encode::Sessions;
 use crate::event::Event;
@@ -41,62 +42,58 @@ impl Sessions {
         if cx.setup.geometry.is_none() {
             return;
         }
-        let committed: Vec<(CheckpointKey, Arc<ManifestBytes>, CheckpointState)> = cx
-            .checkpoints
-            .values()
-            .filter(|c| !cx.is_only_base(c))
-            .filter_map(|c| Some((c.key.clone(), c.manifest.clone()?, c.state)))
-            .collect();
         self.lanes
             .retain(|place, _| cx.by_name.contains_key(&place.manifest));
         // The newest first: once it is protected, older ones need no healing. All sessions share the links, so the other way round a step
         // that is about to retire would hold up the one that lets it.
-        for (key, manifest, state) in committed.into_iter().rev() {
-            if planted!("kept_steps_not_healed")
-                && cx.newest_safe(&key.namespace) > Some(key.clone())
-            {
+        let committed = cx.checkpoints.values().rev();
+        let committed = committed.filter(|it| !cx.is_only_base(it) && !left_unhealed(it, cx));
+        let mut lanes = Vec::new();
+        for checkpoint in committed {
+            let Some(manifest) = &checkpoint.manifest else {
                 continue;
-            }
-            for lane in lanes_coded_by(&manifest, cx.me()).collect::<Vec<_>>() {
-                self.lead_lane(&key, &manifest, lane, state, cx);
-            }
+            };
+            lanes.extend(lanes_coded_by(manifest, cx.me()).map(|lane| LaneTurn {
+                key: checkpoint.key.clone(),
+                manifest: manifest.clone(),
+                lane,
+                state: checkpoint.state,
+            }));
         }
+        self.lead_in_turn(lanes, cx);
     }
 
-    fn lead_lane(
-        &mut self,
-        key: &CheckpointKey,
-        manifest: &ManifestBytes,
-        lane: Lane,
-        state: CheckpointState,
-        cx: &mut Context,
-    ) {
-        let Some(blocks) = LaneBlocks::of(manifest, lane) else {
+    pub(super) fn lead_lane(&mut self, turn: &LaneTurn, cx: &mut Context) {
+        let LaneTurn {
+            key,
+            manifest,
+            lane,
+            state,
+        } = turn;
+        let Some(blocks) = LaneBlocks::of(manifest, *lane) else {
             return;
         };
-        if cx.leader_of(&blocks, lane).as_ref() != Some(cx.me()) {
+        if cx.leader_of(&blocks, *lane).as_ref() != Some(cx.me()) {
             return;
         }
         let now = cx.now;
-        let progress = self.lanes.entry(LanePlace::of(manifest, lane)).or_default();
+        let place = LanePlace::of(manifest, *lane);
+        let progress = self.lanes.entry(place).or_default();
         if let Some(session) = progress.session {
-            return self.revalidate(session, manifest, &blocks, state, cx);
+            return self.revalidate(session, manifest, &blocks, *state, cx);
         }
-        if now < progress.retry_at {
-            return;
-        }
-        // Each session takes memory and streams at all its members; the lane comes up again with the next tick.
-        if self.led.len() >= limits::SESSIONS_LED_MAX {
+        // The lane comes up again with the next tick.
+        if now < progress.retry_at || !self.may_lead_for(&key.namespace) {
             return;
         }
         // What a home node calls protected has been coded: whoever was restarted repairs it before it knows that it is.
         let checkpoint = &cx.checkpoints[key];
-        let was_led = checkpoint.lanes_led.contains(&lane);
+        let was_led = checkpoint.lanes_led.contains(lane);
         let is_coded = was_led || checkpoint.standing.is_called_protected();
-        if state >= CheckpointState::Protected || is_coded {
-            self.repair_lane(key, manifest, lane, &blocks, cx);
+        if *state >= CheckpointState::Protected || is_coded {
+            self.repair_lane(key, manifest, *lane, &blocks, cx);
         } else {
-            self.encode_lane(key, manifest, lane, &blocks, cx);
+            self.encode_lane(key, manifest, *lane, &blocks, cx);
         }
     }
 
@@ -154,6 +151,7 @@ impl Sessions {
             let progress = self.lanes.entry(LanePlace::of(manifest, lane)).or_default();
             progress.session = Some(session);
             progress.first_try.get_or_insert(now);
+            self.turns.note(&key.namespace);
         }
         let led = LedSession {
             record: record.clone(),
@@ -574,6 +572,12 @@ impl Sessions {
         self.end_joined_of(key, cx);
         self.drop_parts_of_the_gone(cx);
     }
+}
+
+/// A planted bug: steps that are kept beside the newest safe one are not healed.
+fn left_unhealed(checkpoint: &Checkpoint, cx: &Context) -> bool {
+    planted!("kept_steps_not_healed")
+        && cx.newest_safe(&checkpoint.key.namespace) > Some(checkpoint.key.clone())
 }
 
 impl Context {

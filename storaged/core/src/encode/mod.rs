@@ -24,6 +24,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod turns;
 mod verify_mode;
 
 pub use linkstats::{NodeRate, SideRate};
@@ -36,6 +37,7 @@ use resume::{Cancelling, ParityPlace, PartialParity, PartialShard};
 use retransmit::DeferredProposal;
 use rot::LostBlock;
 use session::{JoinedSession, LaneTable, LedSession, SessionPlace};
+use turns::JobTurns;
 
 use storaged_wire::peer::TablePlace;
 use storaged_wire::{NodeName, SessionId, SlotId};
@@ -49,6 +51,7 @@ pub(crate) struct Sessions {
     led: BTreeMap<SessionId, LedSession>,
     joined: BTreeMap<SessionPlace, JoinedSession>,
     lanes: LaneTable,
+    turns: JobTurns,
     partial_shards: BTreeMap<SlotId, PartialShard>,
     partial_parity: BTreeMap<ParityPlace, PartialParity>,
     ending: BTreeMap<SessionPlace, Cancelling>,

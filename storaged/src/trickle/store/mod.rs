@@ -44,7 +44,7 @@ pub use place::{MarkerConfig, Placed};
 pub use random::{Randomness, SeededRandomness, SystemRandomness};
 pub use retry::{RetryPolicy, Retrying};
 pub use s3::{S3, S3Config};
-pub use throttled::Throttled;
+pub use throttled::{ByteRate, Throttled};
 pub use upload::{PartBytes, PartDigest, PartNumber, PartState, Upload, UploadId};
 
 /// The largest read or small object that one call moves; larger objects are read by ranges and

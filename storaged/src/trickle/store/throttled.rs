@@ -13,28 +13,25 @@ use super::{
     StoreError, StoreLimits, Upload,
 };
 
-/// A token bucket around a store. Payload is paid for before it is written and after it is read;
-/// calls that move no payload pass freely.
+/// Bytes at an even rate.
 #[derive(Debug)]
-pub struct Throttled {
-    inner: Arc<dyn Store>,
+pub struct ByteRate {
     bytes_per_second: u64,
     /// When all bytes that were let through so far are paid for.
     paid_until: Mutex<Instant>,
 }
 
-impl Throttled {
+impl ByteRate {
     /// A rate of 0 counts as 1 byte per second.
-    pub fn new(inner: Arc<dyn Store>, bytes_per_second: u64) -> Self {
-        let paid_until = Mutex::new(Instant::now());
+    pub fn new(bytes_per_second: u64) -> Self {
         Self {
-            inner,
             bytes_per_second: bytes_per_second.max(1),
-            paid_until,
+            paid_until: Mutex::new(Instant::now()),
         }
     }
 
-    async fn pay(&self, bytes: usize) {
+    /// Waits until these bytes are paid for.
+    pub async fn pay(&self, bytes: usize) {
         let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
         let until = {
             let mut paid = self
@@ -46,6 +43,22 @@ impl Throttled {
             *paid
         };
         tokio::time::sleep_until(until).await;
+    }
+}
+
+/// A rate around a store. Payload is paid for before it is written and after it is read;
+/// calls that move no payload pass freely.
+#[derive(Debug)]
+pub struct Throttled {
+    inner: Arc<dyn Store>,
+    rate: ByteRate,
+}
+
+impl Throttled {
+    /// A rate of 0 counts as 1 byte per second.
+    pub fn new(inner: Arc<dyn Store>, bytes_per_second: u64) -> Self {
+        let rate = ByteRate::new(bytes_per_second);
+        Self { inner, rate }
     }
 }
 
@@ -73,7 +86,7 @@ impl Store for Throttled {
         part: PartNumber,
         bytes: Bytes,
     ) -> Result<PartState, StoreError> {
-        self.pay(bytes.len()).await;
+        self.rate.pay(bytes.len()).await;
         self.inner.put_part(upload, part, bytes).await
     }
 
@@ -90,13 +103,13 @@ impl Store for Throttled {
     }
 
     async fn put_new(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.pay(bytes.len()).await;
+        self.rate.pay(bytes.len()).await;
         self.inner.put_new(key, bytes).await
     }
 
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         let bytes = self.inner.get(key, range).await?;
-        self.pay(bytes.len()).await;
+        self.rate.pay(bytes.len()).await;
         Ok(bytes)
     }
 

@@ -85,11 +85,11 @@ const ATTACKS: [Attack; 28] = [
     quick("frames_of_a_tenant", connections::frames_of_a_tenant),
     long("commit_of_64_mib", requests::commit_of_64_mib),
     long("commit_of_16_mib", requests::commit_of_16_mib),
-    long("five_waiting_commits", requests::five_waiting_commits),
+    quick("five_waiting_commits", requests::five_waiting_commits),
     quick("millions_of_ranges", requests::millions_of_ranges),
-    long("longest_list_of_ranges", requests::longest_list_of_ranges),
+    quick("longest_list_of_ranges", requests::longest_list_of_ranges),
     quick("huge_run_numbers", requests::huge_run_numbers),
-    long(
+    quick(
         "metadata_that_unpacks_to_a_gib",
         requests::metadata_that_unpacks_to_a_gib,
     ),
