@@ -197,19 +197,31 @@ impl Context {
     /// Takes what enough nodes say of the runs of a namespace.
     fn judge_runs(&mut self, namespace: &Namespace, owner: Owner) {
         let needed = self.words_needed();
+        let most = self.most_told_by(needed, namespace);
         let Some(table) = self.namespaces.get(namespace) else {
             return;
         };
         let granted = table.granted;
         let words = || table.words.values();
+        let is_near = |run: &RunId| run.number() <= most;
         let promised = agreed(words().filter_map(|word| word.promised), needed);
-        let mut fence = agreed(words().filter_map(|word| word.fence), needed);
+        let promised = promised.filter(is_near);
+        let mut fence = agreed(words().filter_map(|word| word.fence), needed).filter(is_near);
         if words().any(|word| word.fence == Some(granted)) {
             fence = fence.max(Some(granted));
         }
         self.raise_fence(namespace, owner, fence.unwrap_or(RunId::ZERO));
         let table = self.namespace_table(namespace, owner);
         table.promised = table.promised.max(promised.unwrap_or(RunId::ZERO));
+    }
+
+    /// The highest number that counts of what so many say. While only one peer is up its word does, and must not use up what is left.
+    fn most_told_by(&self, words: usize, namespace: &Namespace) -> u64 {
+        if words >= limits::WORDS_NEEDED || planted!("the_only_peer_skips_far") {
+            return limits::RUN_NUMBER_MAX;
+        }
+        let known = self.highest_number(namespace);
+        known.saturating_add(limits::RUN_SKIP_MAX)
     }
 
     /// Whether a run has a number that may be given out.

@@ -81,6 +81,21 @@ fn a_run_that_one_peer_alone_tells_of_fences_nobody_off() {
     assert_eq!(node.context().fence_of(&job()), RunId::new(9));
 }
 
+/// Others are down for a moment.
+#[test]
+fn the_only_peer_that_is_up_does_not_use_up_the_numbers_of_a_job() {
+    let after = |number| {
+        let mut node = node();
+        for gone in ["b", "c", "d"] {
+            node.handle(Now(1), Input::PeerDown { node: name(gone) });
+        }
+        hear(&mut node, 2, "a", fences(job(), number));
+        node.context().highest_number(&job())
+    };
+    assert_eq!(after(7), 7);
+    assert_eq!(after(limits::RUN_NUMBER_MAX), 0);
+}
+
 #[test]
 fn jobs_that_one_peer_makes_up_take_no_more_room_than_a_peer_may() {
     let mut node = node();
