@@ -44,10 +44,17 @@ impl KeptSteps {
         kept.map(|(_, lost)| lost.len()).max().unwrap_or(0)
     }
 
-    /// The newest protected step, and the one before it.
+    /// The newest protected step, and the one before it. What an earlier run saved from there on where the job went back to is left: it may be
+    /// protected after that all the same.
     fn newest_two(&self, namespace: &Namespace) -> Vec<CheckpointKey> {
-        let steps = self.protected.get(namespace);
-        let newest_first = steps.into_iter().flat_map(|steps| steps.iter().rev());
+        let Some(steps) = self.protected.get(namespace) else {
+            return Vec::new();
+        };
+        let is_left = |key: &CheckpointKey| {
+            let mut later = steps.iter().rev().take_while(|it| it.run > key.run);
+            later.any(|it| it.step <= key.step)
+        };
+        let newest_first = steps.iter().rev().filter(|key| !is_left(key));
         newest_first.take(2).cloned().collect()
     }
 
