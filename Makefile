@@ -191,6 +191,7 @@ ATTACK_WRITE := --write docs/bench/security.json
 attack: ## Attacks by users of a node while another tenant saves: docs/bench/security.json (root; ten minutes; QUICK=1: one; ONLY=name,name)
 	@$(BUILD) "building the release of the daemon and of what attacks it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin attack
 	@target/release/attack $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(QUICK)$(ONLY),,$(ATTACK_WRITE))
+	@$(if $(QUICK)$(ONLY),:,python3 tests/supply/advisories.py $(ATTACK_WRITE))
 
 .PHONY: bench
 bench: release ## Stage, encode and restore against memcpy and raw QUIC: docs/bench/path.json

@@ -1,7 +1,8 @@
 """Compares Cargo.lock with the advisories of the RustSec database. Needs no network and nothing but Python.
 
     advisories.py           # says what was found; ends with 1 if something must be done, 2 if a file cannot be used
-    advisories.py --json    # counts for docs/bench/security.json, which need cargo as well
+    advisories.py --json    # counts, which need cargo as well
+    advisories.py --write docs/bench/security.json  # the same, among the file's keys
 
 The database is the index in advisories.json, which renew.py writes. An advisory that is lived with for now stands in
 deny.toml with `reason = "until YYYY-MM-DD: why"`: after that day it is a failure again, and so is an entry that meets nothing.
@@ -158,8 +159,12 @@ def checked_lock(path: Path) -> dict:
 def check(chosen: argparse.Namespace) -> int:
     index, lock = checked_index(chosen.index), checked_lock(chosen.lock)
     found = hits(lock, index)
-    if chosen.json:
-        print(json.dumps(counts(found, index), indent=2))
+    if chosen.json or chosen.write:
+        counted = counts(found, index)
+        print(json.dumps(counted, indent=2))
+        if chosen.write:
+            figures = read(chosen.write, json.loads) | counted
+            chosen.write.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")
         return 0
     entries = accepted(read(chosen.deny, tomllib.loads))
     if warning := age_warning(index, chosen.today):
@@ -174,6 +179,7 @@ def check(chosen: argparse.Namespace) -> int:
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--json", action="store_true", help="counts, as JSON")
+    arguments.add_argument("--write", type=Path, help="a JSON file whose keys are replaced by the counts")
     arguments.add_argument("--lock", type=Path, default=ROOT / "Cargo.lock")
     arguments.add_argument("--deny", type=Path, default=ROOT / "deny.toml")
     arguments.add_argument("--index", type=Path, default=INDEX)

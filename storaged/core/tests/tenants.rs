@@ -5,7 +5,7 @@ mod testkit;
 
 use std::collections::BTreeMap;
 
-use cluster::{Cluster, Conduct, Room};
+use cluster::{Cluster, Conduct, Room, STRIPE_MS};
 use storaged_core::{Input, MemoryShare, Note, Viewer};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::{CheckpointState, Namespace, Rank, RefusalCode, TenantName};
@@ -240,6 +240,7 @@ fn a_tenant_has_no_more_than_it_may_and_takes_it_from_no_other() {
     cluster.begin_job("red~llama");
     cluster.save_and_wait(DurableWish::Required);
     cluster.end_job();
+    cluster.run_for(60_000);
     cluster.begin_job("blue~llama");
     let blue = cluster.trainer(0);
     let granted = cluster.ask(0, blue, acquire_slot(SLOT, 1_000));
@@ -249,6 +250,27 @@ fn a_tenant_has_no_more_than_it_may_and_takes_it_from_no_other() {
     let why = "uses 2097152 of the 2097152 that it may have";
     assert!(text.contains(why), "{text}");
     assert_eq!(cluster.ledger(0).used, 2 * SLOT, "red's is still there");
+}
+
+#[test]
+fn what_a_tenant_is_sure_of_is_not_taken_from_it_while_it_rests() {
+    let room = small(shares("blue", SLOT, None));
+    let tier = Some(Conduct::default());
+    let mut cluster = Cluster::start_with(4, 2, 10, tier, room);
+    cluster.end_job();
+    // Durable and without trainers: of a tenant without a guarantee it would give way.
+    cluster.begin_job("blue~llama");
+    cluster.save_and_wait(DurableWish::Required);
+    cluster.end_job();
+    cluster.run_for(60_000);
+    cluster.begin_job("red~llama");
+    for _ in 0..2 {
+        let red = cluster.trainer(0);
+        let granted = cluster.ask(0, red, acquire_slot(SLOT, 1_000));
+        assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+    }
+    assert_eq!(cluster.refused_slot(0, SLOT).0, RefusalCode::BudgetFull);
+    assert_eq!(cluster.ledger(0).used, 3 * SLOT, "blue's is still there");
 }
 
 #[test]
@@ -293,9 +315,12 @@ fn a_tenant_with_many_jobs_holds_up_no_other_ones_coding() {
     all_save(&mut cluster, &red);
     cluster.begin_job("blue~llama");
     cluster.save();
-    cluster.run_until(600_000, "protection", |it| it.is_protected(0));
+    let took = cluster.run_until(600_000, "protection", |it| it.is_protected(0));
     let before = protected(&cluster, &red);
     assert!(before <= 4, "{before} of red's steps came first");
+    // Four of red's sessions share the links when it comes: with a fifth of them it needs five times its own time, and no more.
+    let alone = 400 * STRIPE_MS;
+    assert!(took < 6 * alone, "{took} ms: it waited for one of red's");
     cluster.run_until(600_000, "red's", |it| protected(it, &red) == red.len());
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -26,6 +27,8 @@ pub struct FaultPlan {
     pub flip_per_mille: u64,
     /// Writes fail as on a full disk once this many bytes were written.
     pub full_after_bytes: Option<u64>,
+    /// Each part that is written and each read takes so long, however many there are at once: a connection to a distant tier.
+    pub latency: Duration,
 }
 
 /// A store with the faults of a plan.
@@ -129,6 +132,7 @@ impl Store for Faulty {
         bytes: Bytes,
     ) -> Result<PartState, StoreError> {
         self.before_write("put_part", &bytes)?;
+        tokio::time::sleep(self.plan.latency).await;
         let state = self.inner.put_part(upload, part, bytes).await?;
         self.after("put_part", state)
     }
@@ -159,6 +163,7 @@ impl Store for Faulty {
 
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         self.before("get")?;
+        tokio::time::sleep(self.plan.latency).await;
         let bytes = self.inner.get(key, range).await?;
         let length = bytes.len() as u64;
         if self.strikes(self.plan.truncate_per_mille) && length > 0 {

@@ -7,8 +7,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::*;
-use crate::trickle::TenantRates;
+use crate::pool::Pool;
 use crate::trickle::share::{PUTS_AT_ONCE, UploadShares};
+use crate::trickle::{TenantRates, TrickleThreads};
 
 const PART: usize = 1 << 20;
 
@@ -83,4 +84,43 @@ async fn whoever_stops_waiting_leaves_no_gap() {
     drop(held);
     drop(shares.turn(&job("red~c"), 1).await.unwrap());
     drop(shares.turn(&job("blue~c"), 1).await.unwrap());
+}
+
+/// A tier that takes a second for each part and each read, and threads that need no time.
+fn distant(world: &World) -> Trickle {
+    let plan = store::FaultPlan {
+        latency: Duration::from_secs(1),
+        ..store::FaultPlan::default()
+    };
+    world.through(plan).on(TrickleThreads {
+        short: Pool::inline(),
+        long: Pool::inline(),
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn five_parts_of_a_shard_are_under_way_at_once() {
+    let mut world = World::over_a_link(0, Packing::None, u64::MAX);
+    let saved = world.seal(1, noise(1, 20 * PART));
+    world.trickle = distant(&world);
+    let began = Instant::now();
+    world.upload(&saved, None).await.unwrap();
+    let alone = began.elapsed();
+    assert_eq!(alone, Duration::from_secs(20 / 5));
+    world.publish(&saved, &by_job()).await.unwrap();
+    world.comes_back(&saved).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn windows_of_a_shard_are_fetched_at_once() {
+    let mut world = World::over_a_link(0, Packing::None, u64::MAX);
+    let (small, large) = (noise(1, 8 * PART), noise(2, 80 * PART));
+    let (small, _) = world.save(1, small, None).await;
+    let (large, _) = world.save(2, large, None).await;
+    world.trickle = distant(&world);
+    let began = Instant::now();
+    world.comes_back(&small).await;
+    let one = began.elapsed();
+    world.comes_back(&large).await;
+    assert_eq!(began.elapsed(), 2 * one, "five windows take as long as one");
 }

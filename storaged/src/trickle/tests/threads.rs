@@ -27,7 +27,11 @@ fn without_long() -> Option<TrickleThreads> {
 }
 
 impl World {
-    async fn upload(&self, saved: &Saved, base: Option<&Saved>) -> Result<Copied, DurableFault> {
+    pub(super) async fn upload(
+        &self,
+        saved: &Saved,
+        base: Option<&Saved>,
+    ) -> Result<Copied, DurableFault> {
         let base = base.map(Saved::base);
         let copied = self
             .trickle
