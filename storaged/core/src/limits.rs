@@ -184,6 +184,10 @@ pub const SESSION_STALL_MAX_MS: u64 = 600_000;
 /// A failed session is tried again after this time.
 pub const SESSION_RETRY_MS: u64 = 1_000;
 
+/// How often that wait doubles while a lane fails again and again: to 8 s. A leader does not hear that a link between two other members is
+/// back, so a longer wait leaves a step unprotected for as long after the fault has ended.
+pub const SESSION_RETRY_DOUBLINGS: u32 = 3;
+
 /// Nodes tell each other so often which jobs have trainers, beside when that changes.
 pub const ATTACHED_EVERY_MS: u64 = 10_000;
 

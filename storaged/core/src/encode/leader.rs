@@ -449,7 +449,10 @@ impl Sessions {
             progress.retry_at = if progress.learn(&led.purpose, &fault) {
                 now
             } else {
-                now.plus(limits::SESSION_RETRY_MS << progress.failures.min(5))
+                now.plus(
+                    limits::SESSION_RETRY_MS
+                        << progress.failures.min(limits::SESSION_RETRY_DOUBLINGS),
+                )
             };
             progress.failures += 1;
             progress.held.clear();
