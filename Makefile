@@ -131,6 +131,7 @@ soak: network-packages release python ## Daemons, S3 and two jobs under kills, p
 .PHONY: lint
 lint: packages ## Format, clippy, documentation, layout, house and advisories; licences too where cargo-deny is installed
 	@$(CARGO) fmt --all --check
+	@$(CARGO) fmt --manifest-path tests/fuzz/engine/Cargo.toml --check
 	@$(BUILD) "checking lints" $(CARGO) clippy --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(BUILD) "checking the documentation" $(CARGO) doc $(RUST_CRATES) --no-deps
 	@if command -v cargo-deny >/dev/null; then $(MAKE) licences; \
