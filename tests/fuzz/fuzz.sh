@@ -84,7 +84,7 @@ merge() {
         # Seeds are made anew each time: only what reaches more than they do is kept.
         rm -rf "$work/merged" && mkdir -p "$work/merged" "$work/corpus/$target"
         cp "$work/seeds/$target"/* "$work/merged"
-        engine "$target" -merge=1 "$work/merged" "$into" "$work/corpus/$target" > "$work/$target-merge.log" 2>&1
+        engine "$target" -set_cover_merge=1 -use_counters=0 "$work/merged" "$into" "$work/corpus/$target" > "$work/$target-merge.log" 2>&1
         for seed in "$work/seeds/$target"/*; do rm -f "$work/merged/$(basename "$seed")"; done
         cp "$work/merged"/* "$into" 2>/dev/null || true
         echo "$target: $(ls "$into" | wc -l) inputs, $(du -sk --apparent-size "$into" | cut -f1) KiB"
