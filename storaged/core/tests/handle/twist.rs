@@ -53,7 +53,7 @@ impl Twist {
             return record.clone();
         }
         let bytes = encode(record);
-        let places = match self.how % 3 {
+        let places: Vec<(usize, usize)> = match self.how % 3 {
             1 => {
                 let numbers = places(&bytes).into_iter();
                 let numbers = numbers.filter(|place| place.kind == Kind::Number);

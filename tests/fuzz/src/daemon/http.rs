@@ -130,7 +130,7 @@ pub fn http(bytes: &[u8]) {
         return;
     };
     SERVERS.with(|servers| {
-        let address = if whose % 2 == 0 {
+        let address = if whose.is_multiple_of(2) {
             servers.hyperpod
         } else {
             servers.operators

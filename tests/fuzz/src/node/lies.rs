@@ -188,7 +188,7 @@ impl Cluster {
         } else {
             node
         };
-        let input = if twist.how() % 2 == 0 {
+        let input = if twist.how().is_multiple_of(2) {
             input
         } else {
             otherwise(input, twist)

@@ -127,7 +127,7 @@ impl Cluster {
                     self.run_registry.forget_above(twist.with());
                 }
             }
-            Kind::Sessions => self.scene.weather.breaks = (who % 4 != 0).then_some(twist),
+            Kind::Sessions => self.scene.weather.breaks = (!who.is_multiple_of(4)).then_some(twist),
             Kind::Progress => self.sessions_progress(who, twist),
             Kind::OpenRun => self.open_run(job, node),
             Kind::Effects => self.effects_fail(node, twist),
@@ -283,7 +283,7 @@ impl Cluster {
             .iter()
             .flat_map(|it| it.parity.iter().map(|one| one.2));
         let sets: Vec<_> = sets.collect();
-        if twist.how() % 2 == 0 && !sets.is_empty() {
+        if twist.how().is_multiple_of(2) && !sets.is_empty() {
             let set = sets[twist.pick(sets.len())];
             process.rotten_parity.insert((set, twist.with() % 4));
         } else if !slots.is_empty() {
@@ -309,7 +309,7 @@ impl Cluster {
 
     /// Executors say how far running sessions are, and what they saw of their links.
     fn sessions_progress(&mut self, who: u8, twist: Twist) {
-        self.scene.weather.tally = (who % 8 != 0).then_some(twist);
+        self.scene.weather.tally = (!who.is_multiple_of(8)).then_some(twist);
         let running = self.sessions.begun.iter();
         let told: Vec<(Pid, Input)> = running
             .filter(|(_, session)| session.ends_at.is_some())
@@ -360,7 +360,10 @@ impl Cluster {
             2 => Viewer::Tenant(TenantName::new("blue").ok()),
             _ => Viewer::Tenant(None),
         };
-        let bears = (twist.with() % 2 == 0).then_some(twist.with() as u32);
+        let bears = twist
+            .with()
+            .is_multiple_of(2)
+            .then_some(twist.with() as u32);
         if let Some(process) = &self.processes[node] {
             let node = &process.node;
             let json = node.status_json(&viewer);
