@@ -165,7 +165,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
         self.has_moved(buffer.filled().len() - before);
-        self.check_preface(&buffer.filled()[before..])?;
+        if let Err(error) = self.check_preface(&buffer.filled()[before..]) {
+            // Whoever reads is given an error or bytes, not both.
+            buffer.set_filled(before);
+            return Poll::Ready(Err(error));
+        }
         outcome
     }
 }
