@@ -131,6 +131,7 @@ soak: network-packages release python ## Daemons, S3 and two jobs under kills, p
 .PHONY: lint
 lint: packages ## Format, clippy, documentation, layout, house and advisories; licences too where cargo-deny is installed
 	@$(CARGO) fmt --all --check
+	@$(CARGO) fmt --manifest-path tests/fuzz/engine/Cargo.toml --check
 	@$(BUILD) "checking lints" $(CARGO) clippy --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(BUILD) "checking the documentation" $(CARGO) doc $(RUST_CRATES) --no-deps
 	@if command -v cargo-deny >/dev/null; then $(MAKE) licences; \
@@ -166,7 +167,7 @@ check: packages licences ## What must hold before a commit lands: lint, licences
 	@$(MAKE) torch-versions
 	@$(MAKE) typed
 	@$(MAKE) kill-loop
-	@$(MAKE) torture KILLS=200 LIFETIME_WRITE=
+	@$(MAKE) torture KILLS=200 SECONDS=60 LIFETIME_WRITE=
 	@$(MAKE) soak MINUTES=5 SOAK_WRITE=
 	@$(MAKE) fresh
 
@@ -182,8 +183,23 @@ lifetime: packages ## Restarts, upgrades, lost nodes, every loss of up to m, kil
 	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) $(LIFETIME_WRITE)
 
 .PHONY: torture
-torture: ## 1,000 kills of trainers, daemons and nodes in the middle of saves (KILLS=1000 SEED=1)
+torture: ## 1,000 kills of trainers, daemons and nodes in the middle of saves, then ten minutes of each fuzz target (KILLS=1000 SEED=1 SECONDS=600)
 	@$(MAKE) lifetime ONLY=torture KILLS=$(or $(KILLS),1000)
+	@$(MAKE) fuzz ONLY= SECONDS=$(or $(SECONDS),600)
+
+# The same compiler as the daemon's: counters are a pass of LLVM's, so that no nightly toolchain is needed.
+.PHONY: fuzz
+fuzz: packages ## Coverage-guided fuzzing of what users, peers and tiers can send (SECONDS=60 of each; ONLY="node tier")
+	@SECONDS_EACH=$(or $(SECONDS),60) ONLY="$(ONLY)" $(BUILD) "building the fuzz targets" bash tests/fuzz/fuzz.sh build
+	@SECONDS_EACH=$(or $(SECONDS),60) ONLY="$(ONLY)" bash tests/fuzz/fuzz.sh run
+
+.PHONY: fuzz-merge
+fuzz-merge: packages ## What make fuzz has found that reaches new code, into tests/fuzz/corpus (ONLY="node tier")
+	@ONLY="$(ONLY)" bash tests/fuzz/fuzz.sh merge
+
+.PHONY: fuzz-coverage
+fuzz-coverage: packages ## Which lines of the core the fuzz targets' inputs reach: docs/bench/security.json (needs rustup's llvm-tools)
+	@python3 tests/fuzz/coverage.py --write docs/bench/security.json
 
 ATTACK_WRITE := --write docs/bench/security.json
 

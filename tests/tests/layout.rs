@@ -15,6 +15,7 @@ const LAYERS: &[(&str, &str, u8)] = &[
     ("storaged", "storaged", 4),
     ("bench", "storaged-bench", 5),
     ("sdk/python", "storaged-python", 5),
+    ("tests/fuzz", "storaged-fuzz", 5),
     ("tests", "storaged-tests", 6),
 ];
 

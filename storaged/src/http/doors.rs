@@ -22,6 +22,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Where connections may stay as long as they get on, this many bytes must move, fewer than any request has.
 const MOVED_BYTES: u64 = 64;
 
+/// How HTTP/2 begins without TLS; no method of HTTP/1 is called so (RFC 9113, 3.4).
+const HTTP2_BEGINS: &[u8] = b"PRI ";
+
 /// How many connections, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub struct ListenerLimits {
@@ -96,6 +99,8 @@ pub struct TimedStream<S> {
     cut: Cut,
     end: Pin<Box<Sleep>>,
     moved: u64,
+    /// Of what HTTP/2 begins with, how much has come; none once something else has.
+    preface: Option<usize>,
     _place: Option<OwnedSemaphorePermit>,
 }
 
@@ -106,6 +111,7 @@ impl<S> TimedStream<S> {
             cut,
             end: Box::pin(sleep(cut.after())),
             moved: 0,
+            preface: Some(0),
             _place: place,
         }
     }
@@ -120,6 +126,25 @@ impl<S> TimedStream<S> {
             let end = Instant::now() + still_max;
             self.end.as_mut().reset(end);
         }
+    }
+
+    /// One connection of HTTP/2 has hundreds of requests at once, which nothing here counts. The server would speak it, because
+    /// crates of the S3 client have it compiled in.
+    fn check_preface(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some(come) = self.preface else {
+            return Ok(());
+        };
+        let (wanted, got) = (&HTTP2_BEGINS[come..], bytes);
+        let count = wanted.len().min(got.len());
+        if wanted[..count] != got[..count] {
+            self.preface = None;
+        } else if count == wanted.len() {
+            let text = "expected HTTP/1.1, got the preface of HTTP/2";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        } else {
+            self.preface = Some(come + count);
+        }
+        Ok(())
     }
 
     fn check_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
@@ -140,6 +165,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
         self.has_moved(buffer.filled().len() - before);
+        if let Err(error) = self.check_preface(&buffer.filled()[before..]) {
+            // Whoever reads is given an error or bytes, not both.
+            buffer.set_filled(before);
+            return Poll::Ready(Err(error));
+        }
         outcome
     }
 }
@@ -192,5 +222,28 @@ mod tests {
         }
         let error = server.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn nobody_speaks_http_2_however_slowly_it_begins() {
+        for pieces in [&["PRI * HTTP/2.0"][..], &["P", "R", "I", " * "]] {
+            let (mut client, server) = duplex(1 << 10);
+            let mut server =
+                TimedStream::new(server, None, Cut::AfterLife(Duration::from_secs(10)));
+            for piece in pieces {
+                client.write_all(piece.as_bytes()).await.unwrap();
+            }
+            drop(client);
+            let error = server.read_to_end(&mut Vec::new()).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        }
+        let (mut client, server) = duplex(1 << 10);
+        let mut server = TimedStream::new(server, None, Cut::AfterLife(Duration::from_secs(10)));
+        client.write_all(b"PR").await.unwrap();
+        client.write_all(b"OPFIND / PRI ").await.unwrap();
+        drop(client);
+        let mut all = Vec::new();
+        server.read_to_end(&mut all).await.unwrap();
+        assert_eq!(all, b"PROPFIND / PRI ");
     }
 }

@@ -3,6 +3,8 @@
 //! within the budget, and outputs in proportion to what came in.
 
 mod cluster;
+#[path = "../../../../codec/wire/tests/fuzz/places.rs"]
+mod places;
 #[allow(dead_code, reason = "the records' own fuzz targets use all of it")]
 #[path = "../../../../codec/wire/tests/fuzz/restart.rs"]
 mod restart;

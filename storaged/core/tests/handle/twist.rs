@@ -5,6 +5,8 @@ use bolero::TypeGenerator;
 use minicbor::{Decode, Encode};
 use storaged_wire::{decode, encode};
 
+use crate::places::{Kind, places};
+
 /// What is done to a record: nothing, or at some place a number or a byte.
 #[derive(Debug, Clone, TypeGenerator)]
 pub struct Twist {
@@ -51,8 +53,12 @@ impl Twist {
             return record.clone();
         }
         let bytes = encode(record);
-        let places = match self.how % 3 {
-            1 => numbers(&bytes),
+        let places: Vec<(usize, usize)> = match self.how % 3 {
+            1 => {
+                let numbers = places(&bytes).into_iter();
+                let numbers = numbers.filter(|place| place.kind == Kind::Number);
+                numbers.map(|place| (place.at, place.length)).collect()
+            }
             _ => (0..bytes.len()).map(|at| (at, 1)).collect(),
         };
         if places.is_empty() {
@@ -71,36 +77,4 @@ impl Twist {
         twisted.extend_from_slice(&bytes[at + length..]);
         decode("record", &twisted).unwrap_or_else(|_| record.clone())
     }
-}
-
-/// Where the unsigned numbers of a CBOR record stand, and how long they are.
-fn numbers(bytes: &[u8]) -> Vec<(usize, usize)> {
-    let mut found = Vec::new();
-    let mut at = 0;
-    while at < bytes.len() {
-        let (major, info) = (bytes[at] >> 5, bytes[at] & 31);
-        let more = match info {
-            24 => 1,
-            25 => 2,
-            26 => 4,
-            27 => 8,
-            _ => 0,
-        };
-        let argument = bytes[at + 1..]
-            .iter()
-            .take(more)
-            .fold(0, |sum, byte| sum << 8 | usize::from(*byte));
-        let argument = if info < 24 {
-            usize::from(info)
-        } else {
-            argument
-        };
-        let length = 1 + more;
-        if major == 0 {
-            found.push((at, length));
-        }
-        let body = if matches!(major, 2 | 3) { argument } else { 0 };
-        at += length + body;
-    }
-    found
 }

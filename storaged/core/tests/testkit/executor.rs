@@ -172,8 +172,7 @@ impl<S: Scene> World<S> {
             }
             // What is in the tier by then stays there, and its end is told late: both happen.
             Output::StopUpload { .. } => {}
-            // No suite waits for what becomes of it.
-            Output::Curate { .. } => {}
+            Output::Curate { id, curation, .. } => S::curates(self, pid, id, curation),
             // When the daemon ends a test says.
             Output::Drain { .. } => {}
             other => panic!("{other:?} is for the tier"),

@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use storaged_core::{DurableFault, Input, Note, RequestId, SessionTally, Setup};
+use storaged_core::{Curation, DurableFault, Input, Note, RequestId, SessionTally, Setup};
 use storaged_wire::local::Reply;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{NodeName, SlotId};
@@ -154,6 +154,9 @@ pub trait Scene: Sized {
     }
 
     // The durable tier.
+
+    /// An operator pins or removes what is there; nothing comes of it where a scene says nothing.
+    fn curates(world: &mut World<Self>, pid: Pid, id: RequestId, curation: Curation) {}
 
     fn tier_course(world: &mut World<Self>, task: &Task) -> Course {
         Course::well(1)
