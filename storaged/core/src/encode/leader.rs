@@ -445,14 +445,15 @@ impl Sessions {
         if let SessionGoal::Open(slot) = led.purpose {
             return cx.emit(Event::OpeningFailed(slot, node, fault));
         }
+        let doublings = match &fault {
+            SessionFault::Neighbour { .. } => limits::LINK_RETRY_DOUBLINGS,
+            _ => limits::SESSION_RETRY_DOUBLINGS,
+        };
         if let Some(progress) = self.lanes.get_mut(&place) {
             progress.retry_at = if progress.learn(&led.purpose, &fault) {
                 now
             } else {
-                now.plus(
-                    limits::SESSION_RETRY_MS
-                        << progress.failures.min(limits::SESSION_RETRY_DOUBLINGS),
-                )
+                now.plus(limits::SESSION_RETRY_MS << progress.failures.min(doublings))
             };
             progress.failures += 1;
             progress.held.clear();
