@@ -149,9 +149,14 @@ impl Context {
         let Some(manifest) = checkpoint.name().filter(|_| is_due) else {
             return;
         };
-        if checkpoint.state >= CheckpointState::Durable {
-            return;
+        if checkpoint.state < CheckpointState::Durable {
+            self.ask_tier(key, manifest);
         }
+    }
+
+    /// Asks the tier whether it has a checkpoint, unless it was asked just now.
+    pub(crate) fn ask_tier(&mut self, key: &CheckpointKey, manifest: Digest) {
+        let now = self.now;
         let mut asked = self.tier_questions.values();
         let is_asked = |it: &TierQuestion| {
             it.manifest == manifest && now.since(it.asked_at) < limits::TIER_QUESTION_MS

@@ -19,7 +19,9 @@ use super::holdings::unknown_manifest;
 use super::opening::{OpenRequest, ShardOpen, check_ranges};
 use super::plan::SurveyPurpose;
 use super::source_fault::{SourceFault, is_wrong};
-use crate::api::{ConnId, DurableFault, DurableListing, Note, Now, Output, QueryId, RequestId};
+use crate::api::{
+    ConnId, DurableFault, DurableListing, DurablePolicy, Note, Now, Output, QueryId, RequestId,
+};
 use crate::catalog::{Checkpoint, SlotUse};
 use crate::context::Context;
 use crate::encode::Sessions;
@@ -97,10 +99,7 @@ impl Restores {
         // Also on a node that the checkpoint does not concern, where a trainer was moved to: whoever takes part in a session
         // must know the manifest. It goes when the shard is closed (`forget_foreign`).
         if cx.manifest_named(wish.manifest).is_none() {
-            let state = survey.states.get(&wish.manifest).copied();
-            // That it is durable one of those that answered may have made up; home nodes say it to whomever it concerns.
-            let state = state.unwrap_or(CheckpointState::Committed);
-            cx.adopt_found(manifest.clone(), state.min(CheckpointState::Protected));
+            cx.adopt_surveyed(&manifest, &survey);
         }
         if cx.will_be_repaired(&wish, &survey, &manifest) {
             self.await_repair(id, wish, cx);
@@ -579,6 +578,21 @@ impl Restores {
 }
 
 impl Context {
+    /// Takes up a checkpoint as a survey found it. That it is durable one of those that answered may have made up: the tier itself is
+    /// asked then, because the next copy builds on one that is.
+    fn adopt_surveyed(&mut self, manifest: &Arc<ManifestBytes>, survey: &ClusterView) {
+        let name = manifest.name();
+        let state = survey.states.get(&name).copied();
+        let state = state.unwrap_or(CheckpointState::Committed);
+        if state < CheckpointState::Durable || survey.durable.contains(&name) {
+            return self.adopt_found(manifest.clone(), state);
+        }
+        self.adopt_found(manifest.clone(), CheckpointState::Protected);
+        if self.setup.durable != DurablePolicy::Absent {
+            self.ask_tier(&CheckpointKey::of(manifest.manifest()), name);
+        }
+    }
+
     /// A drill takes what is free: no job that has ended gives way to it.
     fn has_room_for_drill(&self, length: u64, of: &Namespace) -> Result<(), Refusal> {
         let bytes = length.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
