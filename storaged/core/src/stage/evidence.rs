@@ -94,7 +94,11 @@ impl Context {
     fn world_size_of(&self, key: &CheckpointKey) -> Option<WorldSize> {
         let table = self.namespaces.get(&key.namespace);
         let said_here = table.and_then(|table| table.world_sizes.get(&key.run).copied());
-        said_here.or_else(|| Some(self.safe_of_run(key)?.world_size))
+        // The manifest's: what was announced first of a checkpoint may have come from anybody.
+        said_here.or_else(|| {
+            let safe = self.safe_of_run(key)?.manifest.as_ref()?;
+            Some(safe.manifest().world_size)
+        })
     }
 
     /// The newest checkpoint of the same run that enough nodes call protected.
