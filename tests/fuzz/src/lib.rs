@@ -1,6 +1,8 @@
 //! Fuzz targets: what hostile users, peers and tiers can feed the daemon. Each target is a function of bytes that panics where
 //! something does not hold. libFuzzer calls them (`make fuzz`), and so does a test with every input of the corpora.
 
+#[path = "../../../codec/wire/tests/fuzz/index.rs"]
+mod index;
 #[path = "../../../codec/wire/tests/fuzz/places.rs"]
 mod places;
 #[allow(dead_code, reason = "the records' own tests use all of it")]

@@ -4,6 +4,7 @@
 #[path = "../../../tests/fuzz/damage.rs"]
 mod damage;
 mod increment;
+mod index;
 mod manifest;
 mod messages;
 mod restart;

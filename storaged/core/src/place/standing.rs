@@ -66,12 +66,7 @@ pub(crate) struct Standing {
 impl Standing {
     /// What a home node has told that the checkpoint bears.
     pub fn told_by(&self, home: &NodeName) -> u32 {
-        self.told.get(home).copied().unwrap_or(0)
-    }
-
-    /// Whether a home node calls it protected.
-    pub fn says_protected(&self, home: &NodeName) -> bool {
-        self.told.contains_key(home)
+        self.word_of(home).unwrap_or(0)
     }
 
     /// Whether some home node does.
@@ -79,7 +74,7 @@ impl Standing {
         !self.told.is_empty()
     }
 
-    /// What a home node says that it bears; none if it says nothing.
+    /// What a home node says that it bears; none if it does not call it protected.
     pub fn word_of(&self, home: &NodeName) -> Option<u32> {
         self.told.get(home).copied()
     }

@@ -95,7 +95,7 @@ impl Context {
             |home: &&NodeName| *home != self.me() && self.is_up(home) && self.is_believed(home);
         let homes: Vec<&NodeName> = homes.filter(counts).collect();
         let standing = &checkpoint.standing;
-        let protected = homes.iter().filter(|home| standing.says_protected(home));
+        let protected = homes.iter().filter(|home| standing.word_of(home).is_some());
         let durable = homes.iter().filter(|home| standing.is_durable_by(home));
         let (protected, durable) = (protected.count(), durable.count());
         let needed = self.home_words_needed(checkpoint, homes.len());

@@ -6,14 +6,24 @@ use storaged_codec::digest;
 use storaged_wire::local::DurableWish;
 
 use super::*;
+use crate::node::Node;
 use crate::testkit::{hear, hear_from_all, last_of, manifest};
 
 /// Whether the last node of three is a home node of a step, and what it knows that it bears once the others, who may be,
 /// have told it this.
 fn known(step: u64, told: &[(&str, u32)]) -> (bool, Option<u32>) {
-    let manifest = manifest(step, &["a", "b"], &["c"], 4096, digest(b"shard"));
+    known_by(last_of(&["a", "b", "c"], 2, 1), &["c"], step, told)
+}
+
+/// The same, of this node.
+fn known_by(
+    mut node: Node,
+    coding: &[&str],
+    step: u64,
+    told: &[(&str, u32)],
+) -> (bool, Option<u32>) {
+    let manifest = manifest(step, &["a", "b"], coding, 4096, digest(b"shard"));
     let manifest = Arc::new(manifest.seal().expect("a sound manifest"));
-    let mut node = last_of(&["a", "b", "c"], 2, 1);
     let committed = PeerMessage::Committed {
         manifest: manifest.bytes().to_vec().into(),
         durable: DurableWish::Policy,
@@ -45,4 +55,21 @@ fn what_a_step_bears_is_not_known_before_its_blocks_are_and_is_not_nothing_then(
         seen.insert(is_home);
     }
     assert_eq!(seen.len(), 2, "one of three is no home node");
+}
+
+/// Two other home nodes call it protected, and the others hold its blocks, of which nobody has told here yet.
+#[test]
+fn what_a_protected_step_bears_is_not_known_before_its_blocks_are() {
+    let mut seen = BTreeSet::new();
+    for step in 1..20 {
+        let heard = |told| {
+            let node = last_of(&["a", "b", "d", "c"], 2, 2);
+            known_by(node, &["d", "c"], step, told)
+        };
+        let (is_home, losses) = heard(&[("a", 1), ("b", 1), ("d", 1)]);
+        let expected = if is_home { None } else { Some(1) };
+        assert_eq!(losses, expected, "home: {is_home}");
+        seen.insert(is_home);
+    }
+    assert_eq!(seen.len(), 2, "one of four is no home node");
 }
