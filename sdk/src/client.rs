@@ -22,7 +22,7 @@ use storaged_wire::{
 
 use crate::error::ClientError;
 use crate::patience::{Deadline, Patience, was_called_away};
-use crate::restored::RestoredShard;
+use crate::restored::{OpenedShard, RestoredShard};
 
 /// Where a daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/storaged/storaged.sock";
@@ -500,11 +500,19 @@ impl Client {
                     chunk,
                     leaves,
                     rung,
+                    fingerprints,
                 },
                 Some(fd),
             ) => {
-                let slot = Slot::adopt(fd)?;
-                RestoredShard::new(manifest.manifest(), rank, slot, length, chunk, leaves, rung)
+                let opened = OpenedShard {
+                    slot: Slot::adopt(fd)?,
+                    length,
+                    chunk,
+                    leaves,
+                    rung,
+                    fingerprints,
+                };
+                RestoredShard::new(manifest.manifest(), rank, opened)
             }
             (other, _) => Err(unexpected(
                 "open shard",

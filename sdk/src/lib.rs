@@ -19,7 +19,7 @@ mod trainer;
 pub use client::{Client, ConnectOptions, DEFAULT_SOCKET, Reached, Welcome, WithTrainers};
 pub use error::ClientError;
 pub use patience::Patience;
-pub use restored::RestoredShard;
+pub use restored::{OpenedShard, RestoredShard};
 pub use storaged_arena::Mapping;
 pub use storaged_wire as wire;
 pub use token::{

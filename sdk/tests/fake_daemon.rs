@@ -10,14 +10,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use storaged_arena::{Slot, recv_frame, send_frame};
-use storaged_codec::{digest, leaf_digest, root_digest};
+use storaged_codec::{Fingerprint, digest, fingerprint, leaf_digest, root_digest};
 use storaged_sdk::wire::local::{Reply, Request, Role, Rung};
 use storaged_sdk::wire::manifest::Manifest;
 use storaged_sdk::wire::{
     ChunkSize, Enclosed, Generation, Geometry, ManifestBytes, Namespace, NodeName, Owner, Rank,
     Refusal, RefusalCode, RunId, ShardEntry, SlotId, Step, WorldSize, decode, encode,
 };
-use storaged_sdk::{Client, ClientError, ConnectOptions, Patience, Trainer};
+use storaged_sdk::{Client, ClientError, ConnectOptions, Patience, RestoredShard, Trainer};
 
 const CHUNK_BYTES: u32 = 65536;
 const FRAME_BYTES_MAX: usize = 1 << 20;
@@ -323,6 +323,7 @@ fn a_flipped_byte_and_wrong_leaves_are_never_returned() {
                 chunk,
                 leaves,
                 rung: Rung::OwnRam,
+                fingerprints: None,
             };
             say(stream, &reply, Some(&slot));
         }
@@ -364,6 +365,101 @@ fn a_flipped_byte_and_wrong_leaves_are_never_returned() {
     thread.join().unwrap();
 }
 
+/// What a daemon may say of a shard that it gives from `rung`, with these fingerprints.
+fn opened(
+    bytes: Vec<u8>,
+    rung: Rung,
+    fingerprints: Option<Vec<Fingerprint>>,
+) -> (tempfile::TempDir, RestoredShard) {
+    let right: Vec<u8> = pattern();
+    let (manifest, leaves) = manifest_of(&right);
+    let (directory, options, thread) = daemon(move |stream| {
+        welcome(stream);
+        hear(stream);
+        let slot = Slot::create(bytes.len() as u64).unwrap();
+        slot.write_at(0, &bytes).unwrap();
+        let reply = Reply::ShardOpened {
+            length: bytes.len() as u64,
+            chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
+            leaves,
+            rung,
+            fingerprints,
+        };
+        say(stream, &reply, Some(&slot));
+    });
+    let (mut client, _) = Client::connect(&options).unwrap();
+    let shard = client.open_shard(&manifest, Rank::new(0), Vec::new(), 1000);
+    thread.join().unwrap();
+    (directory, shard.unwrap())
+}
+
+fn pattern() -> Vec<u8> {
+    (0..200_000u32).map(|at| (at % 251) as u8).collect()
+}
+
+fn prints_of(bytes: &[u8]) -> Vec<Fingerprint> {
+    bytes
+        .chunks(CHUNK_BYTES as usize)
+        .map(fingerprint)
+        .collect()
+}
+
+fn is_corrupt(shard: &RestoredShard, wrong: u64) -> bool {
+    let read = shard.read_at(0, &mut vec![0; 200_000]);
+    matches!(read, Err(ClientError::Corrupt { chunk, .. }) if chunk == wrong)
+}
+
+#[test]
+fn what_never_left_the_node_is_compared_with_fingerprints() {
+    let right = pattern();
+    let mut out = vec![0; 200_000];
+    let (_directory, shard) = opened(right.clone(), Rung::OwnRam, Some(prints_of(&right)));
+    shard.read_at(0, &mut out).unwrap();
+    assert_eq!(out, right);
+    // Every bit of a byte, in the first chunk and in the short last one.
+    for bit in 0..8 {
+        for at in [70_000, 199_999] {
+            let mut wrong = right.clone();
+            wrong[at] ^= 1 << bit;
+            let (_directory, shard) = opened(wrong, Rung::OwnRam, Some(prints_of(&right)));
+            let chunk = at as u64 / u64::from(CHUNK_BYTES);
+            assert!(is_corrupt(&shard, chunk), "bit {bit} of byte {at}");
+        }
+    }
+}
+
+#[test]
+fn a_fingerprint_that_has_rotted_costs_a_digest_and_no_bytes() {
+    let right = pattern();
+    let mut prints = prints_of(&right);
+    prints[1] = Fingerprint::from_bytes([1; 16]);
+    let (_directory, shard) = opened(right.clone(), Rung::OwnRam, Some(prints));
+    let mut out = vec![0; 200_000];
+    shard.read_at(0, &mut out).unwrap();
+    assert_eq!(out, right);
+}
+
+/// Bytes from elsewhere, and those of a reader who asks for it, have the manifest's digests, whatever fingerprints come with them.
+#[test]
+fn fingerprints_of_other_bytes_pass_only_for_own_ram() {
+    let mut wrong = pattern();
+    wrong[70_000] ^= 1;
+    let theirs = prints_of(&wrong);
+    for rung in [Rung::PeerRam, Rung::Decoded, Rung::Durable] {
+        let (_directory, shard) = opened(wrong.clone(), rung, Some(theirs.clone()));
+        assert!(is_corrupt(&shard, 1), "{rung:?}");
+    }
+    let (_directory, shard) = opened(wrong.clone(), Rung::OwnRam, Some(theirs.clone()));
+    assert!(is_corrupt(&shard.by_digests(), 1));
+    // A table that does not fit the shard is none.
+    for count in [0, 3, 5] {
+        let mut prints = theirs.clone();
+        prints.resize(count, Fingerprint::ZERO);
+        let (_directory, shard) = opened(wrong.clone(), Rung::OwnRam, Some(prints));
+        assert!(is_corrupt(&shard, 1), "{count} fingerprints");
+    }
+}
+
 #[test]
 fn threads_share_the_parts_and_a_wrong_chunk_or_the_caller_ends_all_of_them() {
     const LENGTH: usize = 24 << 20;
@@ -385,6 +481,7 @@ fn threads_share_the_parts_and_a_wrong_chunk_or_the_caller_ends_all_of_them() {
                 chunk: ChunkSize::new(CHUNK_BYTES).unwrap(),
                 leaves: leaves.clone(),
                 rung: Rung::OwnRam,
+                fingerprints: None,
             };
             say(stream, &reply, Some(&slot));
         }

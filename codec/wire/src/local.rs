@@ -3,7 +3,7 @@
 
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
-use storaged_codec::{ChunkSize, Digest, Geometry};
+use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry};
 
 use crate::drain::{DrainOrder, DrainReport};
 use crate::failed::{FailedRestart, FailureReport};
@@ -435,6 +435,10 @@ pub enum Reply {
         leaves: Vec<Digest>,
         #[n(3)]
         rung: Rung,
+        /// Of own RAM alone: what this node took of the chunks when it digested them, one per chunk. Whoever reads bytes
+        /// that never left the node may compare with these, at an eighth of the cost.
+        #[n(4)]
+        fingerprints: Option<Vec<Fingerprint>>,
     },
     /// To `Status`: a JSON object.
     #[n(8)]

@@ -190,8 +190,9 @@ impl Client {
         Ok(Manifest(manifest))
     }
 
-    /// Brings byte ranges `(offset, length)` of a rank's shard into this node's RAM; none means all of it.
-    #[pyo3(signature = (manifest, rank, ranges, timeout_ms, without_own_ram=false))]
+    /// Brings byte ranges `(offset, length)` of a rank's shard into this node's RAM; none means all of it. What never left
+    /// the node is compared with fingerprints (`verify="fast"`), or with BLAKE3 digests like all else (`verify="full"`).
+    #[pyo3(signature = (manifest, rank, ranges, timeout_ms, without_own_ram=false, verify="fast"))]
     fn open_shard(
         &self,
         py: Python<'_>,
@@ -200,7 +201,16 @@ impl Client {
         ranges: Vec<(u64, u64)>,
         timeout_ms: u32,
         without_own_ram: bool,
+        verify: &str,
     ) -> PyResult<Shard> {
+        let is_full = match verify {
+            "fast" => false,
+            "full" => true,
+            other => {
+                let text = format!("expected verify as 'fast' or 'full', got {other:?}");
+                return Err(PyValueError::new_err(text));
+            }
+        };
         let ranges = ranges
             .into_iter()
             .map(|(offset, length)| ByteRange { offset, length })
@@ -210,7 +220,7 @@ impl Client {
         let opened = self.call(py, timeout_ms, |client, left| {
             client.open_shard_without(&manifest.0, rank, ranges, left, without)
         })?;
-        Ok(Shard(opened))
+        Ok(Shard(if is_full { opened.by_digests() } else { opened }))
     }
 
     #[pyo3(signature = (manifest, rank, timeout_ms=LIMIT_MS))]

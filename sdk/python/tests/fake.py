@@ -145,7 +145,7 @@ class FakeSession:
     def manifest(self, digest, timeout_ms):
         return Manifest(self.folder / digest)
 
-    def open_shard(self, manifest, rank, ranges, timeout_ms, without_own_ram=False):
+    def open_shard(self, manifest, rank, ranges, timeout_ms, without_own_ram=False, verify="fast"):
         self.opened.append((rank, ranges))
         rung = "decoded" if without_own_ram else "own ram"
         return Shard(shards_of(manifest.folder)[rank], ranges, rung, rung in self.damaged)

@@ -112,6 +112,19 @@ def test_a_shard_damaged_in_own_ram_is_read_from_elsewhere(tmp_path):
         dcp.load(blank(state), storage_reader=StoragedReader(session=session))
 
 
+def test_what_own_ram_is_compared_with_is_a_choice(session):
+    state = state_of(5)
+    staged_save(session, 5, state)
+    for verify in ("fast", "full"):
+        loaded = blank(state)
+        reader = StoragedReader(session=session, verify=verify)
+        dcp.load(loaded, storage_reader=reader)
+        assert_same(loaded, state)
+        assert set(reader.rungs) == {"own ram"}
+    with pytest.raises(InvalidArgument, match="verify must be one of fast, full"):
+        StoragedReader(session=session, verify="none")
+
+
 @pytest.mark.parametrize("reader", ["file", "fsspec"])
 def test_stock_readers_read_the_directory(shared_daemon, session, reader):
     state = state_of(3)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use futures::{StreamExt, stream};
-use storaged_sdk::{ClientError, RestoredShard};
+use storaged_sdk::{ClientError, OpenedShard, RestoredShard};
 use storaged_wire::local::{ByteRange, CheckpointInfo, Rung};
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{CheckpointState, DescribedManifest, Rank, RunId, Step};
@@ -102,11 +102,15 @@ async fn open(
 ) -> Result<RestoredShard, ApiFault> {
     let opened = conn.open_shard(manifest.name(), rank, ranges, without, OPEN_WAIT);
     let opened = opened.await?;
-    let slot = opened.slot.try_clone()?;
-    let (length, chunk, rung) = (opened.length, opened.chunk, opened.rung);
-    let record = manifest.manifest();
-    let shard = RestoredShard::new(record, rank, slot, length, chunk, opened.leaves, rung);
-    Ok(shard?)
+    let shard = OpenedShard {
+        slot: opened.slot.try_clone()?,
+        length: opened.length,
+        chunk: opened.chunk,
+        leaves: opened.leaves,
+        rung: opened.rung,
+        fingerprints: opened.fingerprints,
+    };
+    Ok(RestoredShard::new(manifest.manifest(), rank, shard)?)
 }
 
 async fn read(shard: Arc<RestoredShard>, offset: u64, length: u64) -> Result<Vec<u8>, ApiFault> {

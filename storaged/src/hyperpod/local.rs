@@ -12,8 +12,8 @@ use storaged_wire::local::{
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::{
-    CheckpointState, DescribedManifest, Digest, Enclosures, Namespace, Rank, Refusal, RefusalCode,
-    RunId, SlotId, Step, WorldSize,
+    CheckpointState, DescribedManifest, Digest, Enclosures, Fingerprint, Namespace, Rank, Refusal,
+    RefusalCode, RunId, SlotId, Step, WorldSize,
 };
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -131,6 +131,7 @@ pub struct OpenedShard {
     pub chunk: storaged_wire::ChunkSize,
     pub leaves: Vec<Digest>,
     pub rung: Rung,
+    pub fingerprints: Option<Vec<Fingerprint>>,
 }
 
 /// One connection.
@@ -306,6 +307,7 @@ impl LocalConn {
                         chunk,
                         leaves,
                         rung,
+                        fingerprints,
                     },
                 slot: Some(slot),
             } => Ok(OpenedShard {
@@ -314,6 +316,7 @@ impl LocalConn {
                 chunk,
                 leaves,
                 rung,
+                fingerprints,
             }),
             _ => Err(unexpected("a shard and its memory")),
         }

@@ -16,6 +16,7 @@ THREADS_MAX = 4
 #: Seven weeks: more is no limit, and neither threads nor the daemon count further.
 LIMIT_SECONDS_MAX = 4_000_000.0
 DURABLE = ("policy", "required", "never")
+VERIFY = ("fast", "full")
 
 
 def shown(value: Any) -> str:

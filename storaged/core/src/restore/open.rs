@@ -415,6 +415,7 @@ impl Restores {
                 chunk,
                 leaves: leaves.to_vec(),
                 rung,
+                fingerprints: None,
             },
             descriptor: Some(slot),
         });
@@ -624,6 +625,9 @@ impl Context {
             return false;
         };
         local.readers.insert(id.conn);
+        // Those of a shard that a repair put back come later, when it was digested here.
+        let has_prints = local.prints.len() == shard.leaves.len();
+        let fingerprints = has_prints.then(|| local.prints.to_vec());
         self.out.push(Output::Reply {
             id,
             reply: Reply::ShardOpened {
@@ -631,6 +635,7 @@ impl Context {
                 chunk,
                 leaves: shard.leaves.to_vec(),
                 rung: Rung::OwnRam,
+                fingerprints,
             },
             descriptor: Some(shard.slot),
         });

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from .._arguments import DURABLE, check_state, limit_in_seconds, one_of, step_number, step_or_none, thread_count
+from .._arguments import DURABLE, VERIFY, check_state, limit_in_seconds, one_of, step_number, step_or_none, thread_count
 from .._board import own_rank
 from .._deadline import Deadline
 from .._session import Session
@@ -86,7 +86,7 @@ class Checkpointer:
     load, which has told how the state looks ("load": for jobs that go on to save, because that opens the run and ends the saves
     of an older job). `threads` copy a save and a load: by default the rank's share of the node's cores, up to four. `events` is
     called with an `Event` for what happened, `progress` with the bytes that a load has read and will (`progress_bar()` draws
-    them). The constructor does nothing collective, but ranks make their checkpointers in
+    them). `verify` is `StoragedReader`'s. The constructor does nothing collective, but ranks make their checkpointers in
     the same order.
     """
 
@@ -108,6 +108,7 @@ class Checkpointer:
         trust_pickle: bool = False,
         events: Hook | None = None,
         progress: ProgressHook | None = None,
+        verify: str = "fast",
         session: Session | None = None,
     ) -> None:
         if alone and process_group is not None:
@@ -124,6 +125,7 @@ class Checkpointer:
         self.threads = thread_count(threads)
         self.trust_pickle = trust_pickle
         self.progress = progress
+        self.verify = one_of("verify", verify, VERIFY)
         #: Saves that failed so far, as far as this rank knows.
         self.failed_saves = 0
         #: Saves left out with `busy="skip"`.
@@ -328,6 +330,7 @@ class Checkpointer:
             trust_pickle=self.trust_pickle,
             allow_older=allow_older,
             progress=self.progress,
+            verify=self.verify,
             timeout=self.timeout if timeout is None else timeout,
         )
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 
-from .._arguments import limit_in_seconds, step_number, step_or_none, thread_count
+from .._arguments import VERIFY, limit_in_seconds, one_of, step_number, step_or_none, thread_count
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
@@ -39,6 +39,10 @@ class StoragedReader(StorageReader):
     A plan waits, up to `timeout` seconds, for nodes that may hold a newer checkpoint, and then raises `NewerUnreachable`;
     `allow_older` takes the newest that can be reached instead, and gives the newer one up. `progress` is called with the bytes
     that this rank has read and those that it will, from 0 on, in the thread that loads.
+
+    Every byte is verified. `verify` says how that which never left this node is: "fast" compares it with the fingerprint that its
+    daemon took of each chunk (which finds memory that has changed, all but one in 2^31 chunks), "full" with its BLAKE3 digest,
+    as everything that came from elsewhere is.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class StoragedReader(StorageReader):
         session: Session | None = None,
         process_group: Any = None,
         progress: Hook | None = None,
+        verify: str = "fast",
     ) -> None:
         super().__init__()
         self.session = session or Session.shared(namespace)
@@ -62,6 +67,7 @@ class StoragedReader(StorageReader):
         self.trust_pickle = trust_pickle
         self.threads = thread_count(threads)
         self.timeout = limit_in_seconds(timeout)
+        self.verify = one_of("verify", verify, VERIFY)
         self.process_group = process_group
         self.plan: dict[str, Any] | None = None
         self.rungs: dict[str, int] = {}
@@ -203,7 +209,7 @@ class StoragedReader(StorageReader):
         for without_own_ram in (False, True):
             deadline = Deadline(self.timeout)
             client = self.session.client(deadline)
-            shard = client.open_shard(self._manifest, rank, ranges, deadline.left_ms(), without_own_ram)
+            shard = client.open_shard(self._manifest, rank, ranges, deadline.left_ms(), without_own_ram, self.verify)
             try:
                 self._fill(shard, items, spans, planner)
             except CorruptData as error:
