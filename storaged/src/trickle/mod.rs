@@ -27,7 +27,7 @@ mod torch_metadata;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use chain::Chain;
 use fault::{damaged, local};
 use futures::{StreamExt, TryStreamExt};
@@ -42,7 +42,7 @@ use increment::MeasuredRate;
 pub use provenance::RequireMac;
 pub use retention::Retention;
 pub use share::TenantRates;
-use store::{ObjectKey, PartBytes, PartNumber, PartState, Store, StoreError, Upload};
+use store::{ObjectKey, PartBytes, PartNumber, PartState, Store, StoreError, Upload, aligned};
 pub use threads::TrickleThreads;
 
 /// Parts of one shard that are on their way to or from the tier at once: one connection moves a few ten megabytes per second.
@@ -370,7 +370,7 @@ impl Trickle {
     ) -> Result<Bytes, DurableFault> {
         let (memory, shard, chunk) = (self.memory.clone(), shard.clone(), manifest.chunk);
         let read = move || {
-            let mut part = BytesMut::zeroed((range.end - range.start) as usize);
+            let mut part = aligned((range.end - range.start) as usize);
             let first = range.start / chunk.bytes() as u64;
             for (index, block) in (first..).zip(part.chunks_mut(chunk.bytes())) {
                 memory

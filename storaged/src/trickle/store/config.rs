@@ -25,13 +25,15 @@ pub enum StoreConfig {
         #[serde(default)]
         io: FileIoConfig,
         #[serde(default)]
+        page_cache: PageCacheConfig,
+        #[serde(default)]
         marker: MarkerConfig,
     },
     /// A bucket of an S3 server.
     S3(S3Config),
 }
 
-/// How a directory's files are written.
+/// By which calls a directory's files are written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileIoConfig {
@@ -42,6 +44,35 @@ pub enum FileIoConfig {
     Uring,
     /// Plain calls.
     Plain,
+}
+
+/// Whether a directory's parts go through the page cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PageCacheConfig {
+    /// Past it, where the file system takes direct I/O.
+    #[default]
+    Bypass,
+    /// Through it.
+    Use,
+}
+
+/// How a directory's files are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DirectoryIo {
+    /// By which calls.
+    pub calls: FileIoConfig,
+    /// Where the bytes of parts go by.
+    pub page_cache: PageCacheConfig,
+}
+
+impl From<FileIoConfig> for DirectoryIo {
+    fn from(calls: FileIoConfig) -> Self {
+        Self {
+            calls,
+            ..Self::default()
+        }
+    }
 }
 
 /// The check at start gives up sooner than a transfer: somebody waits for it.
@@ -78,8 +109,17 @@ fn attempts(
     randomness: Arc<dyn Randomness>,
 ) -> Result<(StoreLimits, Attempt), StoreError> {
     match config {
-        StoreConfig::Directory { path, io, marker } => {
-            let directory = Directory::new(path, *io, Arc::clone(&randomness))?;
+        StoreConfig::Directory {
+            path,
+            io,
+            page_cache,
+            marker,
+        } => {
+            let io = DirectoryIo {
+                calls: *io,
+                page_cache: *page_cache,
+            };
+            let directory = Directory::new(path, io, Arc::clone(&randomness))?;
             let (limits, marker) = (directory.limits(), *marker);
             let empty = EmptyPlace::Directory(path.clone());
             let path = path.display().to_string();

@@ -15,6 +15,7 @@ use std::ops::Range;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+mod aligned;
 mod config;
 mod directory;
 mod error;
@@ -33,7 +34,10 @@ mod upload;
 #[cfg(test)]
 mod tests;
 
-pub use config::{FileIoConfig, StoreConfig, open, open_lazily, probe};
+pub use aligned::aligned;
+pub use config::{
+    DirectoryIo, FileIoConfig, PageCacheConfig, StoreConfig, open, open_lazily, probe,
+};
 pub use directory::{Directory, FileIo};
 pub use error::{Retry, StoreError};
 pub use fake::FakeStore;

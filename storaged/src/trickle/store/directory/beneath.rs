@@ -98,6 +98,8 @@ pub(super) struct FolderEntry {
 pub(super) enum OpenFor {
     Read,
     Write,
+    /// Past the page cache.
+    WriteDirect,
     Append,
     /// It must not exist yet.
     Create,
@@ -108,6 +110,7 @@ impl OpenFor {
         match self {
             Self::Read => OFlags::RDONLY,
             Self::Write => OFlags::WRONLY,
+            Self::WriteDirect => OFlags::WRONLY | OFlags::DIRECT,
             Self::Append => OFlags::WRONLY | OFlags::APPEND,
             Self::Create => OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
         }

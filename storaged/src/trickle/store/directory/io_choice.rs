@@ -1,9 +1,32 @@
 //! Which kind of file I/O writes the parts: io_uring where it may be used, plain calls elsewhere.
 
 use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::uring::Uring;
-use crate::trickle::store::{FileIoConfig, StoreError};
+use crate::trickle::store::{FileIoConfig, PageCacheConfig, StoreError};
+
+/// Whether parts are written past the page cache: until the file system refuses it once.
+#[derive(Debug)]
+pub(super) struct DirectIo(AtomicBool);
+
+impl DirectIo {
+    pub(super) fn new(choice: PageCacheConfig) -> Self {
+        Self(AtomicBool::new(choice == PageCacheConfig::Bypass))
+    }
+
+    pub(super) fn is_tried(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn give_up(&self, root: &Path) {
+        if self.0.swap(false, Ordering::Relaxed) {
+            let root = root.display();
+            tracing::info!(%root, "the file system takes no direct I/O, parts are written through the page cache");
+        }
+    }
+}
 
 /// How parts are written.
 #[derive(Debug)]

@@ -16,8 +16,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 
+use super::aligned::direct_length;
 use super::{
-    FileIoConfig, KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState,
+    DirectoryIo, KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState,
     Randomness, Store, StoreError, StoreLimits, Upload, check_small,
 };
 
@@ -30,6 +31,7 @@ mod uring;
 mod walk;
 
 use beneath::Resolver;
+use io_choice::DirectIo;
 pub use io_choice::FileIo;
 
 /// Blocking calls in flight at a time: enough to keep a parallel file system busy.
@@ -46,6 +48,7 @@ struct Inner {
     root: PathBuf,
     resolver: Resolver,
     io: FileIo,
+    direct: DirectIo,
     randomness: Arc<dyn Randomness>,
     permits: Arc<Semaphore>,
     /// Orders the journal's lines; they are short, so one lock for all uploads does.
@@ -56,7 +59,7 @@ impl Directory {
     /// Opens a store in an existing directory; the folders for unfinished work are made in it.
     pub async fn open(
         root: &Path,
-        io: FileIoConfig,
+        io: DirectoryIo,
         randomness: Arc<dyn Randomness>,
     ) -> Result<Self, StoreError> {
         let directory = Self::new(root, io, randomness)?;
@@ -67,13 +70,14 @@ impl Directory {
     /// A store in a directory that need not be there yet; [`Self::prepare`] makes it ready.
     pub fn new(
         root: &Path,
-        io: FileIoConfig,
+        io: DirectoryIo,
         randomness: Arc<dyn Randomness>,
     ) -> Result<Self, StoreError> {
         let inner = Inner {
             root: root.to_owned(),
             resolver: Resolver::default(),
-            io: FileIo::open(io)?,
+            io: FileIo::open(io.calls)?,
+            direct: DirectIo::new(io.page_cache),
             randomness,
             permits: Arc::new(Semaphore::new(BLOCKING_CALLS_MAX)),
             journal_lock: std::sync::Mutex::new(()),
@@ -89,7 +93,7 @@ impl Directory {
         root: &Path,
         randomness: Arc<dyn Randomness>,
     ) -> Result<Self, StoreError> {
-        let mut directory = Self::new(root, FileIoConfig::Plain, randomness)?;
+        let mut directory = Self::new(root, super::FileIoConfig::Plain.into(), randomness)?;
         let inner = Arc::get_mut(&mut directory.inner).expect("nobody else has it yet");
         inner.resolver = Resolver::Walk;
         Ok(directory)
@@ -121,6 +125,35 @@ impl Directory {
             work(&inner)
         });
         task.await.map_err(|error| gone(error.to_string()))?
+    }
+
+    /// Writes what can go past the page cache, and says how much that was: the rest is for `write_durably`.
+    async fn write_direct(
+        &self,
+        upload: &Upload,
+        offset: u64,
+        bytes: &Bytes,
+    ) -> Result<io::Result<usize>, StoreError> {
+        let length = direct_length(offset, bytes);
+        if length == 0 {
+            return Ok(Ok(0));
+        }
+        let wanted = upload.clone();
+        let opened = self.blocking("put_part", move |inner| inner.open_direct(&wanted));
+        let Some(file) = opened.await? else {
+            return Ok(Ok(0));
+        };
+        match self
+            .write_durably(file, offset, bytes.slice(..length))
+            .await
+        {
+            // Opened, and yet not written so: larger blocks, or a file system that tells only now.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                self.inner.direct.give_up(&self.inner.root);
+                Ok(Ok(0))
+            }
+            written => Ok(written.map(|()| length)),
+        }
     }
 
     /// Writes bytes at an offset and waits until they are on disk.
@@ -170,13 +203,19 @@ impl Store for Directory {
         bytes: Bytes,
     ) -> Result<PartState, StoreError> {
         let offset = upload.check_part(part, &bytes, &self.limits())?;
-        let wanted = upload.clone();
-        let file = self
-            .blocking("put_part", move |inner| inner.open_data(&wanted))
-            .await?;
-        let written = self.write_durably(file, offset, bytes.clone()).await;
         let what = || format!("write part {part} of {}", upload.key());
-        written.map_err(|error| StoreError::from_io(what(), error))?;
+        let failed = |error| StoreError::from_io(what(), error);
+        let direct = self.write_direct(upload, offset, &bytes).await?;
+        let written = direct.map_err(failed)?;
+        if written < bytes.len() || bytes.is_empty() {
+            let wanted = upload.clone();
+            let file = self
+                .blocking("put_part", move |inner| inner.open_data(&wanted))
+                .await?;
+            let (offset, rest) = (offset + written as u64, bytes.slice(written..));
+            let written = self.write_durably(file, offset, rest).await;
+            written.map_err(failed)?;
+        }
         // Only now may the journal claim the part: it must never say more than the disk holds.
         let upload = upload.clone();
         self.blocking("put_part", move |inner| {

@@ -97,6 +97,22 @@ impl Inner {
         file.map_err(|fault| self.of_upload("open", upload, &name, fault))
     }
 
+    /// The same, past the page cache; none where the file system does not let files be opened so.
+    pub(super) fn open_direct(&self, upload: &Upload) -> Result<Option<File>, StoreError> {
+        if !self.direct.is_tried() {
+            return Ok(None);
+        }
+        let name = join(&folder_of(upload), DATA);
+        match self.beneath()?.file(&name, OpenFor::WriteDirect) {
+            Ok(file) => Ok(Some(file)),
+            Err(fault) if fault.kind() == ErrorKind::InvalidInput => {
+                self.direct.give_up(&self.root);
+                Ok(None)
+            }
+            Err(fault) => Err(self.of_upload("open", upload, &name, fault)),
+        }
+    }
+
     fn of_upload(
         &self,
         verb: &str,

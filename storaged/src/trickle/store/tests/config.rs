@@ -7,8 +7,8 @@ use super::super::config::settled;
 use super::super::place::EmptyPlace;
 use super::super::unproven::{Check, Unproven};
 use super::super::{
-    FakeStore, FaultPlan, Faulty, FileIoConfig, KeyPrefix, MarkerConfig, SeededRandomness, Store,
-    StoreConfig, StoreError, open, open_lazily,
+    FakeStore, FaultPlan, Faulty, FileIoConfig, KeyPrefix, MarkerConfig, PageCacheConfig,
+    SeededRandomness, Store, StoreConfig, StoreError, open, open_lazily,
 };
 use super::randomness;
 
@@ -19,6 +19,7 @@ fn both_kinds_parse_and_unknown_keys_are_refused() {
     let expected = StoreConfig::Directory {
         path: "/ckpt".into(),
         io: FileIoConfig::Plain,
+        page_cache: PageCacheConfig::Bypass,
         marker: MarkerConfig::Write,
     };
     assert_eq!(directory, expected);
@@ -48,6 +49,7 @@ async fn an_existing_directory_opens_and_the_probe_leaves_nothing() {
     let config = StoreConfig::Directory {
         path: root.path().to_owned(),
         io: FileIoConfig::default(),
+        page_cache: PageCacheConfig::default(),
         marker: MarkerConfig::default(),
     };
     open(&config, randomness()).await.unwrap();
@@ -64,6 +66,7 @@ async fn a_missing_directory_is_refused_and_not_made() {
     let config = StoreConfig::Directory {
         path: path.clone(),
         io: FileIoConfig::default(),
+        page_cache: PageCacheConfig::default(),
         marker: MarkerConfig::default(),
     };
     let error = open(&config, randomness()).await.unwrap_err();
@@ -79,6 +82,7 @@ fn at(path: &std::path::Path, marker: MarkerConfig) -> StoreConfig {
     StoreConfig::Directory {
         path: path.to_owned(),
         io: FileIoConfig::Plain,
+        page_cache: PageCacheConfig::Bypass,
         marker,
     }
 }

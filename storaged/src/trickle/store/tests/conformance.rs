@@ -364,7 +364,7 @@ async fn a_directory_with_plain_calls_conforms() {
 async fn a_directory_with_io_uring_conforms() {
     let root = tempfile::tempdir().unwrap();
     let opened =
-        super::super::Directory::open(root.path(), FileIoConfig::Uring, randomness()).await;
+        super::super::Directory::open(root.path(), FileIoConfig::Uring.into(), randomness()).await;
     match opened {
         Ok(store) => conforms(Arc::new(store), "job").await,
         Err(error) => eprintln!("skipped: {error}"),

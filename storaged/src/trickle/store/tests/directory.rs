@@ -5,8 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::super::{FileIoConfig, PartNumber, Store, StoreError};
-use super::{directory, key, part_bytes, part_of, pattern, upload};
+use super::super::{
+    Directory, DirectoryIo, FileIoConfig, PageCacheConfig, PartBytes, PartNumber, Store,
+    StoreError, aligned,
+};
+use super::{directory, key, part_bytes, part_of, pattern, randomness, upload};
 
 #[tokio::test]
 async fn files_are_closed_to_others_and_nothing_is_left_over() {
@@ -181,6 +184,65 @@ async fn a_full_disk_is_a_typed_error_and_keeps_what_is_older() {
                 .unwrap()
                 .unwrap();
             store.abort(&upload).await.unwrap();
+        }
+    }
+}
+
+/// Pages of a file that the kernel keeps in memory.
+fn pages_cached(path: &Path) -> u64 {
+    let mut ask = Command::new("fincore");
+    let said = ask.args(["--noheadings", "--output", "PAGES"]).arg(path);
+    let said = said.output().unwrap();
+    assert!(said.status.success(), "{said:?}");
+    String::from_utf8_lossy(&said.stdout)
+        .trim()
+        .parse()
+        .unwrap()
+}
+
+/// Whether files there are nothing but pages in memory.
+fn is_memory(path: &Path) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    rustix::fs::statfs(path).unwrap().f_type as i64 == TMPFS_MAGIC
+}
+
+/// Parts of whole blocks pass the cache by; what is left of the last one does not, and neither do bytes from any address.
+#[tokio::test]
+async fn parts_pass_the_page_cache_by_and_are_all_there() {
+    const PART: usize = 64 << 10;
+    const LENGTH: usize = 3 * PART + 5_000;
+    for calls in [FileIoConfig::Plain, FileIoConfig::Auto] {
+        for (page_cache, before, pages) in [
+            (PageCacheConfig::Bypass, 0, 0..2),
+            (PageCacheConfig::Use, 0, 48..60),
+            (PageCacheConfig::Bypass, 1, 48..60),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let io = DirectoryIo { calls, page_cache };
+            let store = Directory::open(root.path(), io, randomness())
+                .await
+                .unwrap();
+            let content = pattern(LENGTH, 9);
+            let mut memory = aligned(before + LENGTH);
+            memory[before..].copy_from_slice(&content);
+            let bytes = memory.freeze().slice(before..);
+            let size = PartBytes::new(PART as u64, &store.limits()).unwrap();
+            let mut upload = store.begin(&key("data"), size).await.unwrap();
+            for number in 0..4 {
+                let part = PartNumber(number);
+                let bytes = part_of(&bytes, size, part);
+                let state = store.put_part(&upload, part, bytes).await.unwrap();
+                upload.note(part, state);
+            }
+            store.complete(&upload, LENGTH as u64).await.unwrap();
+            let cached = pages_cached(&root.path().join("data"));
+            let case = format!("{calls:?} {page_cache:?} from {before}: {cached} pages");
+            assert!(is_memory(root.path()) || pages.contains(&cached), "{case}");
+            assert_eq!(
+                store.get(&key("data"), None).await.unwrap(),
+                content,
+                "{case}"
+            );
         }
     }
 }

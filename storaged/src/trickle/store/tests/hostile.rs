@@ -145,7 +145,7 @@ async fn links_among_the_unfinished_lead_nowhere() {
     let uploads = root.path().join(".storaged/uploads");
     fs::remove_dir(&uploads).unwrap();
     symlink(elsewhere.path(), &uploads).unwrap();
-    let store = Directory::new(root.path(), FileIoConfig::Plain, randomness()).unwrap();
+    let store = Directory::new(root.path(), FileIoConfig::Plain.into(), randomness()).unwrap();
     refused(store.prepare().await, &uploads, "a symbolic link");
     let begun = store.begin(&key("job/shard"), part_bytes(&store)).await;
     refused(begun, &uploads, "a symbolic link");

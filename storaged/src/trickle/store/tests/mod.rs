@@ -35,7 +35,9 @@ fn randomness() -> Arc<SeededRandomness> {
 }
 
 async fn directory(root: &Path, io: FileIoConfig) -> Directory {
-    Directory::open(root, io, randomness()).await.unwrap()
+    Directory::open(root, io.into(), randomness())
+        .await
+        .unwrap()
 }
 
 fn part_bytes(store: &dyn Store) -> PartBytes {
