@@ -143,7 +143,8 @@ def names_in(value: io.BytesIO) -> list[str]:
 @contextmanager
 def allowing_before_2_5(known: list[Any]) -> Iterator[None]:
     """What `torch.serialization.safe_globals` does from 2.5 on. It goes by what a type calls itself."""
-    before = torch.serialization.get_safe_globals()
+    # 2.4 gives the list that it adds to.
+    before = list(torch.serialization.get_safe_globals())
     torch.serialization.add_safe_globals([one[0] if isinstance(one, tuple) else one for one in known])
     try:
         yield
