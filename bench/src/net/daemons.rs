@@ -54,6 +54,8 @@ pub struct DaemonsSpec {
     pub budget: u64,
     /// What the daemons are told of their links, bytes per second; none, and they encode by the plain chain.
     pub link_rate: Option<u64>,
+    /// More settings: first of `[encode]`, then sections of their own.
+    pub more: String,
 }
 
 impl DaemonsSpec {
@@ -62,14 +64,22 @@ impl DaemonsSpec {
     /// # Errors
     /// If one does not get ready; the error has the end of its log.
     pub fn start(self, network: &Network) -> Result<Cluster<&Network>> {
+        self.start_at(network, network.spec().nodes)
+    }
+
+    /// The same on hosts of another kind.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub fn start_at<H: Hosts>(self, hosts: H, nodes: usize) -> Result<Cluster<H>> {
         let spec = ClusterSpec {
             listing: NodeListing::InFiles,
             settings: self.settings(),
             executable: self.executable,
             directory: self.directory,
-            nodes: network.spec().nodes,
+            nodes,
         };
-        let mut cluster = Cluster::prepare(network, spec)?;
+        let mut cluster = Cluster::prepare(hosts, spec)?;
         cluster.start_all()?;
         Ok(cluster)
     }
@@ -80,13 +90,16 @@ impl DaemonsSpec {
             m,
             chunk,
             budget,
+            more,
             ..
         } = self;
         let coding = format!("[coding]\nk = {k}\nm = {m}\nchunk = \"{chunk}B\"\n\n");
+        // A node alone codes nothing.
+        let coding = if *m == 0 { String::new() } else { coding };
         let memory = format!("[memory]\nbudget = \"{budget}B\"\n\n");
         // Measured rates would turn the chains that are to be timed into gathers from the second step on.
         let encode = "[encode]\nrates = \"configured\"\n";
         let told = |rate| format!("link_rate = \"{rate}B\"\n");
-        coding + &memory + encode + &self.link_rate.map(told).unwrap_or_default()
+        coding + &memory + encode + &self.link_rate.map(told).unwrap_or_default() + more
     }
 }

@@ -4,12 +4,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use storaged::cluster::Cluster;
+use storaged::cluster::{Cluster, Hosts};
 use storaged_sdk::wire::local::{ByteRange, DurableWish, Role, Rung};
 use storaged_sdk::wire::{CheckpointState, ManifestBytes, Namespace, Rank, RunId, Step, WorldSize};
-use storaged_sdk::{Client, ConnectOptions, Trainer};
-
-use super::network::Network;
+use storaged_sdk::{Client, ConnectOptions, RestoredShard, Trainer};
 
 /// Any wait of the bench.
 const WAIT_MS: u32 = 300_000;
@@ -20,10 +18,13 @@ pub struct Job {
     namespace: Namespace,
     run: RunId,
     trainers: Vec<Trainer>,
+    ranks: usize,
     /// How often each chunk was changed; the same chunks change on all ranks.
     versions: Vec<u64>,
     chunk: usize,
     step: u64,
+    /// Whether steps go to the durable tier.
+    pub durable: DurableWish,
 }
 
 /// What the shards are made of.
@@ -37,9 +38,9 @@ pub struct Chunks {
 
 /// Whose shard is wanted, and at which node.
 #[derive(Debug, Clone, Copy)]
-struct ShardAt {
-    rank: usize,
-    node: usize,
+pub struct ShardAt {
+    pub rank: usize,
+    pub node: usize,
 }
 
 /// Times of a step, from its last seal on.
@@ -56,19 +57,21 @@ impl Job {
     ///
     /// # Errors
     /// If a daemon refuses.
-    pub fn open(daemons: &Cluster<&Network>, ranks: usize, chunks: Chunks) -> Result<Self> {
+    pub fn open(daemons: &Cluster<impl Hosts>, ranks: usize, chunks: Chunks) -> Result<Self> {
         let mut job = Self {
             namespace: Namespace::new("bench")?,
             run: RunId::new(0),
             trainers: Vec::new(),
+            ranks,
             versions: vec![0; chunks.count],
             chunk: usize::try_from(chunks.bytes)?,
             step: 0,
+            durable: DurableWish::Never,
         };
         job.run = job.reader(daemons, 0)?.open_run(WAIT_MS)?;
         let world = WorldSize::new(u32::try_from(ranks)?)?;
         for rank in 0..ranks {
-            let options = job.options(daemons, rank);
+            let options = job.options(daemons, rank % daemons.nodes());
             let rank = Rank::new(u32::try_from(rank)?);
             job.trainers
                 .push(Trainer::connect(options, job.run, rank, world)?);
@@ -85,7 +88,7 @@ impl Job {
     ///
     /// # Errors
     /// If it does not get there.
-    pub fn save(&mut self, daemons: &Cluster<&Network>, share: f64) -> Result<Saved> {
+    pub fn save(&mut self, daemons: &Cluster<impl Hosts>, share: f64) -> Result<Saved> {
         let sealed = self.stage(share)?;
         self.protect(daemons, sealed)
     }
@@ -114,7 +117,7 @@ impl Job {
         }
         let sealed = Instant::now();
         self.trainers[0]
-            .commit(step, Vec::new(), Vec::new(), DurableWish::Never)
+            .commit(step, Vec::new(), Vec::new(), self.durable)
             .context("committing")?;
         Ok(sealed)
     }
@@ -123,18 +126,35 @@ impl Job {
     ///
     /// # Errors
     /// If it never will be.
-    pub fn protect(&self, daemons: &Cluster<&Network>, sealed: Instant) -> Result<Saved> {
-        let step = Step::new(self.step);
-        let mut reader = self.reader(daemons, 0)?;
-        let mut reach = |state: CheckpointState| {
-            let reached = reader.wait(self.run, step, state, WAIT_MS);
-            reached.with_context(|| format!("waiting for step {step} to be {state}"))?;
-            anyhow::Ok(sealed.elapsed())
-        };
+    pub fn protect(&self, daemons: &Cluster<impl Hosts>, sealed: Instant) -> Result<Saved> {
+        let committed = self.committed(daemons, sealed)?;
+        self.reach(daemons, CheckpointState::Protected)?;
         Ok(Saved {
-            committed: reach(CheckpointState::Committed)?,
-            protected: reach(CheckpointState::Protected)?,
+            committed,
+            protected: sealed.elapsed(),
         })
+    }
+
+    /// Waits until the newest step is committed; the time from its seal until then.
+    ///
+    /// # Errors
+    /// If it never will be.
+    pub fn committed(&self, daemons: &Cluster<impl Hosts>, sealed: Instant) -> Result<Duration> {
+        self.reach(daemons, CheckpointState::Committed)?;
+        Ok(sealed.elapsed())
+    }
+
+    /// Waits until the newest step is as safe as that.
+    ///
+    /// # Errors
+    /// If it never will be.
+    pub fn reach(&self, daemons: &Cluster<impl Hosts>, state: CheckpointState) -> Result<()> {
+        let step = Step::new(self.step);
+        let reached = self
+            .reader(daemons, 0)?
+            .wait(self.run, step, state, WAIT_MS);
+        reached.with_context(|| format!("waiting for step {step} to be {state}"))?;
+        Ok(())
     }
 
     /// Ends the trainers; what they saved stays.
@@ -146,7 +166,7 @@ impl Job {
     ///
     /// # Errors
     /// If a node knows of none.
-    pub fn manifest(&self, daemons: &Cluster<&Network>, node: usize) -> Result<ManifestBytes> {
+    pub fn manifest(&self, daemons: &Cluster<impl Hosts>, node: usize) -> Result<ManifestBytes> {
         let mut reader = self.reader(daemons, node)?;
         let plan = reader.plan(Some(Step::new(self.step)), WAIT_MS)?;
         Ok((*reader.manifest(plan.manifest)?).clone())
@@ -159,7 +179,7 @@ impl Job {
     /// If the shard does not come back by decoding, or with other bytes.
     pub fn decode(
         &self,
-        daemons: &Cluster<&Network>,
+        daemons: &Cluster<impl Hosts>,
         manifest: &ManifestBytes,
         rank: usize,
         node: usize,
@@ -169,13 +189,68 @@ impl Job {
         self.open_from(daemons, manifest, wanted, chunks, Rung::Decoded)
     }
 
+    /// Brings a rank's whole shard to its node, from wherever it is, and reads it; the time until its bytes are with the reader.
+    ///
+    /// # Errors
+    /// If it does not come back.
+    pub fn bring_back(
+        &self,
+        daemons: &Cluster<impl Hosts>,
+        manifest: &ManifestBytes,
+        rank: usize,
+    ) -> Result<Duration> {
+        let mut bytes = vec![0; usize::try_from(self.shard_bytes())?];
+        let started = Instant::now();
+        let shard = self.open_shard(daemons, manifest, ShardAt { rank, node: rank })?;
+        shard.read_at(0, &mut bytes)?;
+        let took = started.elapsed();
+        self.check(rank, &bytes)?;
+        Ok(took)
+    }
+
+    /// Opens a rank's whole shard at a node.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    pub fn open_shard(
+        &self,
+        daemons: &Cluster<impl Hosts>,
+        manifest: &ManifestBytes,
+        wanted: ShardAt,
+    ) -> Result<RestoredShard> {
+        let rank = Rank::new(u32::try_from(wanted.rank)?);
+        let mut reader = self.reader(daemons, wanted.node)?;
+        Ok(reader.open_shard(manifest, rank, Vec::new(), WAIT_MS)?)
+    }
+
+    /// Whether these are a rank's bytes of the newest step.
+    ///
+    /// # Errors
+    /// If they are not.
+    pub fn check(&self, rank: usize, bytes: &[u8]) -> Result<()> {
+        let mut expected = vec![0; self.chunk];
+        for (index, got) in bytes.chunks(self.chunk).enumerate() {
+            fill(&mut expected, rank, index, self.versions[index]);
+            ensure!(
+                got == expected,
+                "chunk {index} of rank {rank} came back with other bytes"
+            );
+        }
+        Ok(())
+    }
+
+    /// How many ranks it has.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
     /// Compares every byte of a rank's shard that its node has in RAM.
     ///
     /// # Errors
     /// If it is not there, or has other bytes.
     pub fn compare(
         &self,
-        daemons: &Cluster<&Network>,
+        daemons: &Cluster<impl Hosts>,
         manifest: &ManifestBytes,
         rank: usize,
     ) -> Result<()> {
@@ -186,7 +261,7 @@ impl Job {
 
     fn open_from(
         &self,
-        daemons: &Cluster<&Network>,
+        daemons: &Cluster<impl Hosts>,
         manifest: &ManifestBytes,
         wanted: ShardAt,
         chunks: &[usize],
@@ -229,7 +304,7 @@ impl Job {
         Ok(elapsed)
     }
 
-    fn options(&self, daemons: &Cluster<&Network>, node: usize) -> ConnectOptions {
+    fn options(&self, daemons: &Cluster<impl Hosts>, node: usize) -> ConnectOptions {
         ConnectOptions {
             socket: daemons.socket(node),
             namespace: self.namespace.clone(),
@@ -238,7 +313,7 @@ impl Job {
         }
     }
 
-    fn reader(&self, daemons: &Cluster<&Network>, node: usize) -> Result<Client> {
+    fn reader(&self, daemons: &Cluster<impl Hosts>, node: usize) -> Result<Client> {
         Ok(Client::connect(&self.options(daemons, node))?.0)
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::figures::{Figures, shown};
-use super::table::{MARKS, Mark};
+use super::table::{Mark, Report};
 
 const WIDTH: f64 = 900.0;
 const ROW: f64 = 30.0;
@@ -16,8 +16,9 @@ const UNIT: f64 = 250.0;
 const LONGEST: f64 = 1.6;
 
 /// All of it.
-pub fn svg(figures: &Figures, said: &[(&str, String)]) -> String {
-    let rows = MARKS
+pub fn svg(report: &Report, figures: &Figures, said: &[(&str, String)]) -> String {
+    let rows = report
+        .marks
         .iter()
         .filter_map(|(key, mark, what)| Some((figures.get(key)?, *mark, *what)));
     let rows: Vec<(f64, Mark, &str)> = rows.collect();
@@ -31,7 +32,7 @@ pub fn svg(figures: &Figures, said: &[(&str, String)]) -> String {
         20.0,
         28.0,
         "font-size=\"17\" font-weight=\"bold\"",
-        "Plans on a network, against their marks",
+        report.plot,
     );
     let said: Vec<String> = said.iter().map(|(_, value)| value.clone()).collect();
     label(&mut text, 20.0, 47.0, "fill=\"#555\"", &said.join(", "));
@@ -84,6 +85,7 @@ fn label(text: &mut String, x: f64, y: f64, how: &str, said: &str) {
 mod tests {
     use super::svg;
     use crate::net::figures::Figures;
+    use crate::net::table::NET;
 
     #[test]
     fn bars_stand_for_what_was_measured() {
@@ -91,7 +93,7 @@ mod tests {
         figures.put("chain_efficiency_k8", 0.95);
         figures.put("repair_two_vs_copy", 99.0);
         figures.put("unknown", 1.0);
-        let text = svg(&figures, &[("machine", "a <b> & c".into())]);
+        let text = svg(&NET, &figures, &[("machine", "a <b> & c".into())]);
         assert!(text.contains("a &lt;b&gt; &amp; c"));
         assert_eq!(text.matches("height=\"18\"").count(), 2);
         assert!(text.contains("99.00 (at most 1.250)"));

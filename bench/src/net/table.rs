@@ -29,8 +29,36 @@ impl Mark {
     }
 }
 
+/// A figure's name, what it is to be, and what it is.
+pub type Marked = (&'static str, Mark, &'static str);
+
+/// How figures are written down.
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    /// Heading of the table.
+    pub title: &'static str,
+    /// Heading of the plot.
+    pub plot: &'static str,
+    /// How they were made, a paragraph.
+    pub made: &'static str,
+    /// What is aimed at.
+    pub marks: &'static [Marked],
+    /// What one must know to read them.
+    pub notes: &'static str,
+}
+
+/// That of plans, repair and transport.
+pub const NET: Report = Report {
+    title: "Plans on a network",
+    plot: "Plans on a network, against their marks",
+    made: "Made by `make bench-net`: real daemons in network namespaces, each link shaped both ways. Efficiency is the\n\
+           time that the busiest link needs for its bytes at its rate, over the time measured.",
+    marks: &MARKS,
+    notes: NOTES,
+};
+
 /// What is aimed at.
-pub const MARKS: [(&str, Mark, &str); 12] = [
+const MARKS: [Marked; 12] = [
     (
         "chain_efficiency_k8",
         Mark::AtLeast(0.9),
@@ -86,17 +114,16 @@ pub const MARKS: [(&str, Mark, &str); 12] = [
 ];
 
 /// All of it.
-pub fn markdown(figures: &Figures, said: &[(&str, String)]) -> String {
-    let mut text = String::from("# Plans on a network\n\n");
+pub fn markdown(report: &Report, figures: &Figures, said: &[(&str, String)]) -> String {
+    let mut text = format!("# {}\n\n", report.title);
     for (key, value) in said {
         let _ = writeln!(text, "- {key}: {value}");
     }
+    let _ = writeln!(text, "\n{}\n", report.made);
     text.push_str(
-        "\nMade by `make bench-net`: real daemons in network namespaces, each link shaped both ways. Efficiency is the\n\
-         time that the busiest link needs for its bytes at its rate, over the time measured.\n\n\
-         ## Marks\n\n| figure | what | mark | got | met |\n| --- | --- | ---: | ---: | --- |\n",
+        "## Marks\n\n| figure | what | mark | got | met |\n| --- | --- | ---: | ---: | --- |\n",
     );
-    for (key, mark, what) in MARKS {
+    for (key, mark, what) in report.marks {
         let got = figures.get(key);
         let number = got.map_or("not measured".into(), shown);
         let met = got.map_or("", |got| if mark.is_met(got) { "yes" } else { "no" });
@@ -107,7 +134,7 @@ pub fn markdown(figures: &Figures, said: &[(&str, String)]) -> String {
     for (key, value) in figures.iter() {
         let _ = writeln!(text, "| `{key}` | {} |", shown(value));
     }
-    text.push_str(NOTES);
+    text.push_str(report.notes);
     text
 }
 
@@ -139,7 +166,7 @@ const NOTES: &str = "
 
 #[cfg(test)]
 mod tests {
-    use super::{Mark, markdown};
+    use super::{Mark, NET, markdown};
     use crate::net::figures::Figures;
 
     #[test]
@@ -149,7 +176,7 @@ mod tests {
         let mut figures = Figures::default();
         figures.put("chain_efficiency_k8", 0.95);
         figures.put("repair_one_vs_copy", 1.3);
-        let text = markdown(&figures, &[("date", "today".into())]);
+        let text = markdown(&NET, &figures, &[("date", "today".into())]);
         assert!(text.contains("- date: today\n"));
         assert!(text.contains("| at least 0.9000 | 0.9500 | yes |"));
         assert!(text.contains("| at most 1.150 | 1.300 | no |"));

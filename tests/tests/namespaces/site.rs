@@ -116,6 +116,7 @@ impl<'a> Site<'a> {
             chunk: spec.chunk,
             budget: spec.budget,
             link_rate: None,
+            more: String::new(),
         };
         let daemons = daemons.start(network)?;
         let clients = Clients {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use storaged_bench::codec::machine::Machine;
 use storaged_bench::net::command::obstacle;
 use storaged_bench::net::network::{
@@ -14,7 +14,9 @@ use storaged_bench::net::network::{
 };
 use storaged_bench::net::raw::{self, Ends, How, Load, RawArgs};
 use storaged_bench::net::scenario::{ALL, Bench, Scenario};
+use storaged_bench::net::table::{NET, Report};
 use storaged_bench::net::{plot, table};
+use storaged_bench::node::{self, NODE};
 
 /// Measures plans, repair and transport between real daemons in network namespaces joined by shaped links. Needs root,
 /// ip, tc and nft; without them it says so and ends well. Traffic stays inside the namespaces.
@@ -23,18 +25,53 @@ use storaged_bench::net::{plot, table};
 struct Options {
     #[command(subcommand)]
     what: Option<What>,
+    /// Which figures
+    #[arg(long, value_enum, default_value_t = Suite::Net)]
+    suite: Suite,
     /// Only this scenario, such as chain8 or repair; an unknown one gets the list
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// The storaged executable; by default the one beside this program
     #[arg(long, value_name = "FILE")]
     executable: Option<PathBuf>,
-    /// Writes net.json, net.md and net.svg into this folder
+    /// Writes net.json, net.md and net.svg (or node.*) into this folder
     #[arg(long, value_name = "FOLDER")]
     write: Option<PathBuf>,
     /// The commit to name
     #[arg(long, default_value = "unknown")]
     commit: String,
+}
+
+/// Figures that belong together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Suite {
+    /// Plans, repair and transport on shaped links
+    Net,
+    /// What a node costs, on links without a limit
+    Node,
+}
+
+impl Suite {
+    fn scenarios(self) -> Vec<(&'static str, Scenario)> {
+        match self {
+            Self::Net => ALL.to_vec(),
+            Self::Node => node::ALL.to_vec(),
+        }
+    }
+
+    fn report(self) -> &'static Report {
+        match self {
+            Self::Net => &NET,
+            Self::Node => &NODE,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Net => "net",
+            Self::Node => "node",
+        }
+    }
 }
 
 #[derive(Subcommand)]
@@ -112,7 +149,7 @@ fn measure(options: &Options, directory: &Path) -> Result<()> {
     );
     let mut bench = Bench::new(executable, directory.to_owned());
     let mut failed = Vec::new();
-    for (name, scenario) in chosen(&options.only)? {
+    for (name, scenario) in chosen(options.suite, &options.only)? {
         let started = Instant::now();
         if let Err(error) = scenario(&mut bench) {
             eprintln!("scenario {name} failed: {error:#}");
@@ -127,14 +164,15 @@ fn measure(options: &Options, directory: &Path) -> Result<()> {
     ];
     match &options.write {
         None => println!("{:#}", bench.figures.to_json(&said)),
-        Some(folder) => write(folder, &bench, &said)?,
+        Some(folder) => write(folder, options.suite, &bench, &said)?,
     }
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 
-fn chosen(only: &[String]) -> Result<Vec<(&'static str, Scenario)>> {
-    let names = ALL.map(|(name, _)| name);
+fn chosen(suite: Suite, only: &[String]) -> Result<Vec<(&'static str, Scenario)>> {
+    let all = suite.scenarios();
+    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
     if let Some(unknown) = only.iter().find(|name| !names.contains(&name.as_str())) {
         bail!(
             "expected a scenario out of {}, got {unknown}",
@@ -142,7 +180,7 @@ fn chosen(only: &[String]) -> Result<Vec<(&'static str, Scenario)>> {
         );
     }
     let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
-    Ok(ALL.into_iter().filter(|(name, _)| wanted(name)).collect())
+    Ok(all.into_iter().filter(|(name, _)| wanted(name)).collect())
 }
 
 fn try_raw(args: &TryArgs, directory: &Path) -> Result<()> {
@@ -177,18 +215,20 @@ fn try_raw(args: &TryArgs, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-fn write(folder: &Path, bench: &Bench, said: &[(&str, String)]) -> Result<()> {
+fn write(folder: &Path, suite: Suite, bench: &Bench, said: &[(&str, String)]) -> Result<()> {
+    let (report, figures) = (suite.report(), &bench.figures);
+    let table = table::markdown(report, figures, said);
     let files = [
-        ("net.json", format!("{:#}\n", bench.figures.to_json(said))),
-        ("net.md", table::markdown(&bench.figures, said)),
-        ("net.svg", plot::svg(&bench.figures, said)),
+        ("json", format!("{:#}\n", figures.to_json(said))),
+        ("md", table.clone()),
+        ("svg", plot::svg(report, figures, said)),
     ];
     fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    for (name, text) in files {
-        let path = folder.join(name);
+    for (extension, text) in files {
+        let path = folder.join(format!("{}.{extension}", suite.name()));
         fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
     }
-    print!("{}", table::markdown(&bench.figures, said));
+    print!("{table}");
     Ok(())
 }
 

