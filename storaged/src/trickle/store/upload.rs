@@ -5,6 +5,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use md5::{Digest, Md5};
+use twox_hash::XxHash3_128;
 
 use super::{ObjectKey, StoreError, StoreLimits};
 
@@ -62,7 +63,8 @@ impl fmt::Display for UploadId {
 /// What a store remembers of a part's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PartDigest {
-    Blake3(blake3::Hash),
+    /// XXH3 of 128 bits: it finds what a crash left of a part. Whoever may write there needs no collision.
+    Xxh3(u128),
     /// S3's entity tag, which for most servers is the MD5 of the part.
     ETag(String),
 }
@@ -76,11 +78,11 @@ pub struct PartState {
 }
 
 impl PartState {
-    /// The state of a part with these bytes in a store that keeps BLAKE3 digests.
+    /// The state of a part with these bytes in a store whose digests are our own.
     pub(super) fn of(bytes: &Bytes) -> Self {
         Self {
             length: bytes.len() as u64,
-            digest: PartDigest::Blake3(blake3::hash(bytes)),
+            digest: PartDigest::Xxh3(XxHash3_128::oneshot(bytes)),
         }
     }
 
@@ -89,7 +91,7 @@ impl PartState {
     pub fn matches(&self, bytes: &Bytes) -> bool {
         self.length == bytes.len() as u64
             && match &self.digest {
-                PartDigest::Blake3(hash) => *hash == blake3::hash(bytes),
+                PartDigest::Xxh3(hash) => *hash == XxHash3_128::oneshot(bytes),
                 PartDigest::ETag(tag) => tag
                     .trim_matches('"')
                     .eq_ignore_ascii_case(&hex::encode(Md5::digest(bytes))),
