@@ -244,3 +244,22 @@ def test_rank_zero_dies_while_the_others_save(daemons, tmp_path):
         assert second == third == "ok" and took < 20 and took_too < 20, said[rank]
         assert end[1] is False and end[2] == 2 and end[3] < 20, said[rank]
         assert "rank 0" in end[4], said[rank]
+
+
+def test_a_state_that_cannot_be_made_is_heard_of_by_all_and_only_that_save_is_lost(shared_daemon, tmp_path):
+    body = """
+checkpointer = Checkpointer("made-late", on_error="warn")
+
+def made(step):
+    if rank == 1 and step == 1:
+        raise ValueError("this rank has no state")
+    return state(step)
+
+for step in (1, 2):
+    attempt(lambda: checkpointer.save(step, lambda: made(step)).saved.result())
+loaded = checkpointer.load_all()
+said.append(loaded["step"])
+"""
+    said, errors = run_ranks(tmp_path, [shared_daemon.socket] * 2, body)
+    for (first, text, _), (second, _, _), step in said:
+        assert (first, second, step) == ("CheckpointSaveError", "ok", 2) and "this rank has no state" in text, errors

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from .._arguments import DURABLE, VERIFY, check_state, limit_in_seconds, one_of, step_number, step_or_none, thread_count
 from .._board import own_rank
@@ -90,6 +91,10 @@ class Checkpointer:
     the same order.
     """
 
+    #: What describes a state, and what fills one.
+    _save_planner: type[DefaultSavePlanner] = DefaultSavePlanner
+    _load_planner: type[StoragedLoadPlanner] = StoragedLoadPlanner
+
     def __init__(
         self,
         namespace: str | None = None,
@@ -163,8 +168,12 @@ class Checkpointer:
                 raise
             logger.warning("%s", failure)
 
-    def save(self, step: int, state_dict: dict[str, Any], *, background: bool | None = None) -> SaveHandle | None:
+    def save(
+        self, step: int, state_dict: dict[str, Any] | Callable[[], dict[str, Any]], *, background: bool | None = None
+    ) -> SaveHandle | None:
         """Returns when every tensor is staged: parameters may change again. None if the save was skipped.
+
+        Instead of a state dict it takes what makes one, so that the other ranks hear of it at once if that fails.
 
         With `background` (by default the checkpointer's) it returns at once, and parameters may change when `handle.staged` is done. A
         copy that fails is the handle's exception, and the next call's.
@@ -173,7 +182,7 @@ class Checkpointer:
         step = step_number(step)
         behind = self.background if background is None else background
         deadline, began = Deadline(self.timeout), time.time()
-        save = Save(self._ranks, (self._loads, step), deadline, self._memory, self._adopt_run, self._lose_runs)
+        save = Save(self._ranks, (self._loads, step), deadline, self._memory, self._adopt_run, self._lose_runs, self._save_planner)
         if self._skips(save):
             return None
         before = self._settled(deadline.later(END_SECONDS))
@@ -293,7 +302,7 @@ class Checkpointer:
         reader = self._reader(step, allow_older, timeout)
         deadline = Deadline(reader.timeout)
         with self._fence.loading(deadline) as loaded:
-            plan = self._load(lambda _: self._free_to_change(state_dict), reader, deadline, wrong)
+            plan = self._load(lambda _: self._free_to_change(state_dict), reader, deadline, wrong, self._load_planner)
             loaded.update(plan or {})
         self._make_ahead(plan, state_dict)
         return plan
@@ -340,6 +349,7 @@ class Checkpointer:
         reader: StoragedReader,
         deadline: Deadline,
         wrong: InvalidArgument | None = None,
+        new_planner: type[StoragedLoadPlanner] = StoragedLoadPlanner,
     ) -> dict[str, Any] | None:
         # What a save did wrong was counted and logged then; a load says what it did wrong itself.
         self._settled(Deadline(reader.timeout / 2))
@@ -352,7 +362,7 @@ class Checkpointer:
                 return None
             reader.follow(plan)
             began = time.time()
-            error = self._filled(template, reader, wrong)
+            error = self._filled(template, reader, wrong, new_planner(trust_pickle=self.trust_pickle))
             self._loads += 1
             try:
                 goes_on = self._agree_on_load(plan, error, reader.timeout, newest and not deadline.passed())
@@ -369,13 +379,16 @@ class Checkpointer:
         return dict(plan)
 
     def _filled(
-        self, template: Callable[[StoragedReader], dict[str, Any]], reader: StoragedReader, wrong: InvalidArgument | None
+        self,
+        template: Callable[[StoragedReader], dict[str, Any]],
+        reader: StoragedReader,
+        wrong: InvalidArgument | None,
+        planner: StoragedLoadPlanner,
     ) -> BaseException | None:
         """Fills the template with what the reader follows; why it could not, if it could not."""
         try:
             if wrong is not None:
                 raise wrong
-            planner = StoragedLoadPlanner(trust_pickle=self.trust_pickle)
             load_alone(template(reader), reader, planner)
         except CheckpointException as failure:
             error = only_cause(failure)
@@ -544,7 +557,9 @@ class Checkpointer:
             self._last.tear()
         return state_dict
 
-    def _stage(self, save: Save, state_dict: dict[str, Any], deadline: Deadline, behind: bool) -> SaveHandle:
+    def _stage(
+        self, save: Save, state_dict: dict[str, Any] | Callable[[], dict[str, Any]], deadline: Deadline, behind: bool
+    ) -> SaveHandle:
         """Stages, or leaves in the save how to do it in the background, or why not."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and behind:
@@ -558,6 +573,8 @@ class Checkpointer:
                 self._last.tear()
                 raise WaitTimeout(f"the save of step {self._last.step} has not ended within {deadline.seconds:g} s")
             deadline.check("staging, the save before it took all of it")
+            if callable(state_dict):
+                state_dict = state_dict()
             check_state(state_dict)
             save.run = run = self._begun(save, deadline)
             writer = self._writer(save.step, run)

@@ -76,6 +76,7 @@ class Save:
         memory: Memory,
         adopt: Callable[[str], None],
         lose: Callable[[set[str]], None],
+        new_planner: Callable[[], DefaultSavePlanner] = DefaultSavePlanner,
     ) -> None:
         self.ranks = ranks
         self.at = at
@@ -89,6 +90,7 @@ class Save:
         self.adopt = adopt
         #: Is told runs that no later save belongs to.
         self.lose = lose
+        self.new_planner = new_planner
         #: What this rank saves in.
         self.run: str | None = None
         self.nonce = uuid.uuid4().hex
@@ -203,7 +205,7 @@ class Save:
         self.ranks.tell(f"end/{self.nonce}", told)
 
     def _lead_to_commit(self) -> None:
-        planner = DefaultSavePlanner()
+        planner = self.new_planner()
         bases = self._gathered("same", self._tried(self._base), "staging")
         if bases[0] is not None and set(bases) == {bases[0]}:
             self.ranks.tell(f"same/{self.nonce}", ("ok", AGAIN))
@@ -253,7 +255,7 @@ class Save:
         if self.writer is not None and self.writer.run != run:
             self.adopt(run)
             self.failure = StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.writer.run}")
-        planner = DefaultSavePlanner()
+        planner = self.new_planner()
         self._answer("same", self._tried(self._base))
         if self._heard([f"same/{self.nonce}"]) == AGAIN:
             self._answer("done", self._tried(self._written_again))
