@@ -14,7 +14,7 @@ from pathlib import Path
 FRAMEWORKS = {
     "ddp.py": "DDP", "fsdp2.py": "FSDP2", "lightning_trainer.py": "Lightning", "hf_trainer.py": "Hugging Face Trainer",
     "accelerate_loop.py": "Accelerate", "torchtitan_checkpoints.py": "torchtitan", "megatron_checkpoints.py": "Megatron-Core",
-    "deepspeed_zero.py": "DeepSpeed", "test_deepspeed": "DeepSpeed", "test_torchft": "torchft", "test_orbax": "Orbax",
+    "deepspeed_zero.py": "DeepSpeed", "test_deepspeed": "DeepSpeed", "test_torchft": "torchft", "test_orbax": "Orbax", "test_megatron": "Megatron-Core",
     "test_hyperpod_client": "HyperPod's client",
 }
 

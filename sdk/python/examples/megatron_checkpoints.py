@@ -1,11 +1,10 @@
 """Megatron-Core's dist_checkpointing: a layer's rows on two ranks, saved and loaded through the daemon.
 
-    torchrun --nproc-per-node 2 megatron_checkpoints.py --steps 20 --folder /shared/job
+    torchrun --nproc-per-node 2 megatron_checkpoints.py --steps 20 --folder /shared/job --asynchronous
 """
 
 import argparse
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -14,14 +13,19 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from storaged.megatron import LoadStrategy, SaveStrategy
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from storaged.megatron import LoadStrategy, SaveStrategy, latest_checkpoint
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--steps", type=int, default=20)
 arguments.add_argument("--folder", type=Path, default=Path(os.environ.get("TMPDIR", "/tmp")) / os.environ.get("STORAGED_NAMESPACE", "job"))
-arguments.add_argument("--kill-at", type=int, help="the last rank kills itself after this step was saved")
+arguments.add_argument("--asynchronous", action="store_true", help="train on while a step is committed")
+arguments.add_argument("--kill-at", type=int, help="the last rank kills itself after this step was saved, or while it is being saved")
 options = arguments.parse_args()
 
+if not torch.cuda.is_available():
+    # Megatron-Core's queue counts on a GPU which saves have ended.
+    torch.cuda.current_device, torch.cuda.synchronize = lambda: "cpu", lambda *_: None
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(7 + rank)
@@ -46,12 +50,11 @@ def folder_of(step):
     return options.folder / f"iter_{step:07d}"
 
 
-# As Megatron-LM does: what is whole has Megatron-Core's own metadata.json.
-whole = [int(re.search(r"\d+$", path.parent.name)[0]) for path in options.folder.glob("iter_*/metadata.json")]
-first = 1
-if whole:
+first, strategy, queue = 1, SaveStrategy(), AsyncCallsQueue()
+newest = latest_checkpoint(options.folder)
+if newest is not None:
     momenta = [torch.zeros_like(rows), torch.zeros_like(bias)]
-    loaded = dist_checkpointing.load(sharded_state(momenta), str(folder_of(max(whole))), sharded_strategy=LoadStrategy())
+    loaded = dist_checkpointing.load(sharded_state(momenta), newest, sharded_strategy=LoadStrategy())
     with torch.no_grad():
         rows.copy_(loaded["rows"])
         bias.copy_(loaded["bias"])
@@ -72,7 +75,14 @@ for step in range(first, options.steps + 1):
         folder_of(step).mkdir(parents=True, exist_ok=True)
     dist.barrier()
     momenta = [optimizer.state[parameter]["momentum_buffer"] for parameter in (rows, bias)]
-    dist_checkpointing.save({**sharded_state(momenta), "step": step}, str(folder_of(step)), sharded_strategy=SaveStrategy())
+    # What ended meanwhile gets its metadata.json.
+    queue.maybe_finalize_async_calls(blocking=False)
+    request = dist_checkpointing.save(
+        {**sharded_state(momenta), "step": step}, str(folder_of(step)), strategy, async_sharded_save=options.asynchronous
+    )
+    if request is not None:
+        queue.schedule_async_request(request)
     if step == options.kill_at and rank == world - 1:
         os.kill(os.getpid(), signal.SIGKILL)
+queue.maybe_finalize_async_calls(blocking=True)
 dist.destroy_process_group()
