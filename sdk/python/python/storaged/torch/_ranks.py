@@ -8,8 +8,9 @@ import pickle
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -20,11 +21,33 @@ from ..errors import InvalidArgument, RanksMissing, StoragedError, UnknownRun
 logger = logging.getLogger("storaged")
 
 
+class Store(Protocol):
+    """What the ranks of no process group tell each other through. A `RuntimeError` says that it does not answer."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def delete_key(self, key: str) -> Any: ...
+    def below(self, prefix: str) -> Store:
+        """The same for keys of one purpose."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """In place of a process group: processes that have another way to find each other."""
+
+    rank: int
+    size: int
+    store: Store
+
+
 def distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
 def rank_and_world(group: Any = None) -> tuple[int, int]:
+    if isinstance(group, Processes):
+        return group.rank, group.size
     if distributed():
         return dist.get_rank(group), dist.get_world_size(group)
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -186,13 +209,15 @@ class Ranks:
     FIRST_PAUSE, LONGEST_PAUSE, LOOK_EVERY = 0.002, 0.1, 0.2
 
     def __init__(self, namespace: str, group: Any = None, alone: bool = False, kind: str = "") -> None:
-        self.rank, self.size = (0, 1) if alone or not distributed() else rank_and_world(group)
+        others = isinstance(group, Processes)
+        self.rank, self.size = (0, 1) if alone or not (others or distributed()) else rank_and_world(group)
         self._store: Any = None
         if self.size > 1:
             name = str(getattr(group, "group_name", "") or "world") + kind
             count = self._made[namespace, name] = self._made.get((namespace, name), 0) + 1
+            at = f"storaged/{namespace}/{name}/{count}"
             prefix = getattr(dist, "PrefixStore")  # noqa: B009, torch does not export it by name
-            self._store = prefix(f"storaged/{namespace}/{name}/{count}", _own_store())
+            self._store = group.store.below(at) if others else prefix(at, _own_store())
         self._old: list[list[str]] = []
 
     def tell(self, key: str, value: Any) -> None:
