@@ -55,9 +55,8 @@ class LocalCheckpointManager(BaseCheckpointManager):
         name = Session.shared(namespace).namespace + SUFFIX
         super().__init__(session_id=name)
         self._trust = trust_pickle
-        self._checkpointer = Checkpointer(
-            name, on_error="warn", busy="wait", background=False, trust_pickle=trust_pickle, **settings
-        )
+        self._settings = {"on_error": "warn", "busy": "wait", "background": False, "trust_pickle": trust_pickle, **settings}
+        self._checkpointer = Checkpointer(name, **self._settings)
         self._found: StoragedReader | None = None
 
     @property
@@ -118,6 +117,9 @@ class LocalCheckpointManager(BaseCheckpointManager):
         failures = of_all_ranks(said(error))
         if failures:
             raise CheckpointLoadError(f"local checkpoint {ckpt_id[0]} was not loaded: {'; '.join(failures)}") from error
+        # Saves that follow may be of steps before those of this one: a rank that has not come to them yet is not past them.
+        self._checkpointer.close()
+        self._checkpointer = Checkpointer(self.session_id, **self._settings)
         return state
 
     def _cleanup(self, iteration: int) -> None:
