@@ -251,6 +251,15 @@ pub(crate) struct Ends {
     by_key: BTreeMap<CheckpointKey, End>,
     by_name: BTreeMap<Digest, CheckpointKey>,
     order: VecDeque<CheckpointKey>,
+    given_up: VecDeque<GivenUp>,
+}
+
+/// A committed checkpoint that was given up on a peer's word.
+#[derive(Debug, Clone)]
+struct GivenUp {
+    name: Digest,
+    key: CheckpointKey,
+    at: Now,
 }
 
 impl Ends {
@@ -272,6 +281,21 @@ impl Ends {
 
     pub fn of(&self, key: &CheckpointKey) -> Option<&End> {
         self.by_key.get(key)
+    }
+
+    /// A committed checkpoint was given up on a peer's word, which others may not have heard.
+    pub fn note_given_up(&mut self, name: Digest, key: CheckpointKey, at: Now) {
+        if self.given_up.len() >= crate::limits::GIVEN_UP_KEPT {
+            self.given_up.pop_front();
+        }
+        self.given_up.push_back(GivenUp { name, key, at });
+    }
+
+    /// Which one it was, and when it was given up last.
+    pub fn given_up(&self, name: Digest) -> Option<(&CheckpointKey, Now)> {
+        let mut newest_first = self.given_up.iter().rev();
+        let found = newest_first.find(|it| it.name == name);
+        found.map(|it| (&it.key, it.at))
     }
 
     pub fn named(&self, name: Digest) -> Option<&End> {

@@ -71,6 +71,8 @@ pub(crate) struct Context {
     pub testimony: Testimony,
     /// Whether the tier has checkpoints that too few home nodes call durable.
     pub tier_questions: BTreeMap<QueryId, TierQuestion>,
+    /// Questions to home nodes about steps in the way of trainers that wait, by job.
+    pub homes_asked: BTreeMap<Namespace, u64>,
     pub keys: ManifestKeys,
     next: u64,
 }
@@ -115,6 +117,7 @@ impl Context {
             keeping: Keeping::default(),
             testimony: Testimony::default(),
             tier_questions: BTreeMap::new(),
+            homes_asked: BTreeMap::new(),
             keys: ManifestKeys::default(),
             next: 0,
         })

@@ -171,6 +171,16 @@ pub const UPLOAD_YIELDS_AFTER_MS: u64 = 3_000;
 /// Checkpoints that have left RAM whose end is remembered, for those who ask late.
 pub const ENDS_KEPT: usize = 1_024;
 
+/// A commit of which nothing has come to this node for so long, and whose teller is gone, is asked for again. Longer than a leader tries
+/// once to find its members.
+pub const UNCONFIRMED_MS: u64 = 30_000;
+
+/// Committed checkpoints given up on a peer's word that are remembered: as many as two peers may end in a minute.
+pub const GIVEN_UP_KEPT: usize = 64;
+
+/// For so long such a checkpoint is not taken up again: a home node that tells of it may not have heard yet that it was given up.
+pub const GIVEN_UP_HEARD_MS: u64 = 3_000;
+
 /// A member answers a session's proposal within this time.
 pub const PROPOSE_MAX_MS: u64 = 5_000;
 

@@ -273,6 +273,7 @@ impl Node {
         self.cx.notice_gap();
         self.cx.wake_for_the_left();
         self.cx.give_up_old_commits();
+        self.cx.forget_commits_of_the_gone();
         self.cx.announce_all();
         self.cx.tell_all();
         self.cx.tell_drain();
@@ -415,8 +416,10 @@ impl Node {
             .and_then(|message| self.drops.hear(from, message, cx));
         debug_assert_eq!(unheard, None, "a message that no machine hears");
         if greets {
+            self.cx.judge_all_words();
             // Whoever greets has just come up, or sees us anew: it may have missed or forgotten what we proposed.
-            sessions.repeat_proposals_to_members(Some(from), cx);
+            self.sessions
+                .repeat_proposals_to_members(Some(from), &mut self.cx);
         }
     }
 

@@ -146,6 +146,11 @@ pub fn alone_of(nodes: usize) -> Node {
     unlinked(&members, geometry(2, 1), DurablePolicy::Absent)
 }
 
+/// The last of these members, to which nobody has linked up.
+pub fn alone_among(members: &[&str], k: usize, m: usize) -> Node {
+    unlinked(members, geometry(k, m), DurablePolicy::Absent)
+}
+
 fn unlinked(members: &[&str], geometry: Geometry, durable: DurablePolicy) -> Node {
     Node::new(setup_of_last(members, geometry, durable)).expect("groups")
 }

@@ -6,10 +6,12 @@ mod testkit;
 use std::collections::BTreeMap;
 
 use cluster::{Cluster, Conduct, Room, Uploads};
-use storaged_core::DurableForm;
+use storaged_core::{DurableForm, Input, Viewer};
+use storaged_plan::homes;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
+use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{CheckpointState, Rank, RefusalCode, Step};
-use testkit::{acquire_slot, open_shard, plan_newest};
+use testkit::{acquire_slot, index, members, name, namespace, open_shard, plan_newest};
 
 /// A slot of a shard of ten stripes.
 const SLOT: u64 = 2 << 20;
@@ -234,4 +236,102 @@ fn a_save_that_does_not_fit_is_refused_at_once_also_if_something_gave_way() {
     assert_eq!(refusal.code, RefusalCode::BudgetFull, "{refusal}");
     let waited = cluster.now - began;
     assert!(waited < 4_000, "{waited} ms");
+}
+
+/// Home nodes of a step among five.
+fn homes_among_five(cluster: &Cluster, step: u64) -> Vec<usize> {
+    let key = CheckpointKey {
+        namespace: namespace(),
+        run: cluster.run(),
+        step: Step::new(step),
+    };
+    homes(&members(5), &key, 2).iter().map(index).collect()
+}
+
+fn shows(cluster: &mut Cluster, node: usize, step: u64) -> bool {
+    let status = cluster.ram(node).node.status_json(&Viewer::Operator);
+    status.contains(&format!(r#""step":{step},"#))
+}
+
+/// Home nodes go by what a step bears before all others hear of it. Whoever hears late, when the newer step bears nothing any more, keeps
+/// the older one; that nobody else has it does not stop his saves.
+#[test]
+fn a_step_that_its_home_nodes_have_let_go_stops_no_save() {
+    const CODES: usize = 3;
+    let mut cluster = Cluster::start_of(5, 3, 1, 100);
+    let mut step = 0;
+    let late = loop {
+        cluster.save_on_all(3, DurableWish::Never);
+        step += 1;
+        let decide = [step, step + 1].map(|step| homes_among_five(&cluster, step));
+        let decides = |node: &usize| decide.concat().contains(node);
+        let late = (0..3).find(|node| !decides(node));
+        if let Some(late) = late.filter(|_| !decides(&CODES)) {
+            break late;
+        }
+    };
+    cluster.save_as(DurableWish::Never);
+    let next = Step::new(step + 1);
+    cluster.run_until(60_000, "its parity", |cluster| {
+        let shown = cluster.processes[CODES].iter();
+        let mut shown = shown.flat_map(|process| process.node.shown());
+        shown.any(|it| it.key.step == next && !it.parity.is_empty())
+    });
+    let decide = homes_among_five(&cluster, step + 1);
+    cluster.scene.unheard.extend(decide.iter().copied());
+    cluster.run_for(100);
+    assert!(decide.iter().all(|node| cluster.is_protected(*node)));
+    cluster.kill(CODES);
+    cluster.run_for(6_000);
+    cluster.scene.unheard.clear();
+    cluster.run_for(3_000);
+    assert!(cluster.is_protected(late));
+    assert!(shows(&mut cluster, late, step), "it may be the safer one");
+    for node in decide {
+        assert!(!shows(&mut cluster, node, step), "n{node} has retired it");
+    }
+    for _ in 0..4 {
+        cluster.save();
+        cluster.run_for(2_000);
+    }
+    assert!(!shows(&mut cluster, late, step));
+}
+
+/// A peer that errs has one node give up what it has of a committed step. Nobody can make that whole again: the others give it up too,
+/// though the word of the first may be lost, and begin no session of it again and again.
+#[test]
+fn a_committed_step_that_one_node_was_made_to_give_up_is_given_up_by_all() {
+    for (erring, gives_up, is_heard) in [(5, 0, true), (5, 1, true), (4, 0, false), (5, 2, false)] {
+        let mut cluster = Cluster::start(4, 2, 400);
+        cluster.save_on_all(6, DurableWish::Never);
+        cluster.save_as(DurableWish::Never);
+        cluster.run_until(10_000, "a commit", |cluster| {
+            (0..6).all(|node| cluster.is_committed(node))
+        });
+        cluster.run_for(1_500);
+        if !is_heard {
+            cluster.scene.unheard.insert(gives_up);
+        }
+        let key = CheckpointKey {
+            namespace: namespace(),
+            run: cluster.run(),
+            step: Step::new(2),
+        };
+        let message = PeerMessage::Abandoned {
+            key,
+            reason: "because".into(),
+        };
+        let from = name(erring);
+        cluster.tell(gives_up, Input::Message { from, message });
+        assert!(!shows(&mut cluster, gives_up, 2), "it is believed");
+        cluster.run_for(50);
+        cluster.scene.unheard.clear();
+        cluster.run_for(60_000);
+        for node in 0..6 {
+            let audit = cluster.ram(node).node.audit();
+            assert!(!shows(&mut cluster, node, 2), "n{node} keeps it");
+            assert!(shows(&mut cluster, node, 1), "n{node}");
+            assert_eq!(audit.sessions, 0, "n{node}");
+        }
+    }
 }

@@ -40,6 +40,12 @@ impl Sessions {
             return self.answer_repeated_proposal(from, session, cx);
         }
         self.leave_what_this_replaces(from, &record, cx);
+        if cx.manifest_named(record.manifest).is_none()
+            && cx.says_again_that_it_gave_up(record.manifest)
+        {
+            let fault = SessionFault::NoManifest;
+            return cx.send(from, PeerMessage::Failed { session, fault });
+        }
         if self.must_defer(&record, cx) {
             return self.defer(from, record, cx.now);
         }

@@ -107,10 +107,19 @@ impl Standing {
         self.held.keys().cloned().collect()
     }
 
-    /// A node has retired the checkpoint: what it said that it holds, it does not any more.
+    /// A node has let the checkpoint go: what it said that it holds, it does not any more, and as a home node it counts no more what
+    /// others hold.
     pub fn let_go(&mut self, node: &NodeName) {
         self.held.remove(node);
         self.enclosing.remove(node);
+        if !planted!("words_outlive_steps") {
+            self.told.remove(node);
+        }
+    }
+
+    /// Home nodes that call it protected.
+    pub fn called_protected_by(&self) -> impl Iterator<Item = &NodeName> {
+        self.told.keys()
     }
 
     /// Other nodes that said that they hold what the manifest names.

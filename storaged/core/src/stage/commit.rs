@@ -360,7 +360,7 @@ impl Context {
         }
         let known = self.checkpoints.get(&key).and_then(Checkpoint::name);
         if known.is_none() {
-            if !self.may_be_committed(from, &key, &manifest) {
+            if self.has_just_given_up(name) || !self.may_be_committed(from, &key, &manifest) {
                 return;
             }
             self.adopt(manifest, wish);

@@ -4,7 +4,7 @@
 use storaged_wire::peer::{CheckpointKey, SealedShard};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank, WorldSize};
 
-use crate::api::FalseStatement;
+use crate::api::{FalseStatement, Now};
 use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::limits;
@@ -71,6 +71,30 @@ impl Context {
         let told = all.filter(|c| c.told_by.as_ref() == Some(teller) && is_bare(c));
         for key in told.map(|c| c.key.clone()).collect::<Vec<_>>() {
             self.forget_commit(&key);
+        }
+    }
+
+    /// What a home node that is gone has told of, of which nothing has come for long, may be known to nobody else: it is forgotten, and heard
+    /// again from the other home nodes if they know it. Else it would be led for ever.
+    pub(crate) fn forget_commits_of_the_gone(&mut self) {
+        let now = self.now;
+        let is_old = |at: Option<Now>| at.is_some_and(|at| now.since(at) >= limits::UNCONFIRMED_MS);
+        let all = self.checkpoints.values();
+        let unconfirmed = all.filter(|c| {
+            let is_told_by_the_gone = c.told_by.as_ref().is_some_and(|it| self.is_gone(it));
+            let mut others = c.homes.iter().filter(|home| self.is_up(home));
+            is_told_by_the_gone
+                && is_bare(c)
+                && is_old(c.committed_at)
+                && !c.standing.is_called_protected()
+                && !c.homes.contains(self.me())
+                && others.next().is_some()
+                && !planted!("commits_of_the_gone_kept")
+        });
+        let named = |c: &Checkpoint| Some((c.key.clone(), c.name()?));
+        for (key, name) in unconfirmed.filter_map(named).collect::<Vec<_>>() {
+            self.forget_commit(&key);
+            self.say_let_go(name, &key);
         }
     }
 

@@ -140,6 +140,11 @@ impl Context {
                 self.hear_of_holdings(from, holdings);
                 return Some(message);
             }
+            PeerMessage::Holdings {
+                query,
+                ref holdings,
+                ..
+            } if self.hear_what_home_has(from, query, holdings) => {}
             other => return Some(other),
         }
         None

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, UnowedCause};
 use storaged_wire::{CheckpointState, Digest, Namespace, NodeName, Rank};
 
 use crate::api::{ConnId, Note, Now, Output};
@@ -211,7 +211,41 @@ impl Context {
         if !is_concerned || self.is_called_safe(checkpoint) || !self.may_end(from) {
             return;
         }
-        self.abandon(key, cut(reason));
+        self.abandon_as_told(key, cut(reason));
+    }
+
+    /// Gives up a checkpoint on a peer's word. Others may not have heard it: home nodes would count what is not here any more.
+    fn abandon_as_told(&mut self, key: &CheckpointKey, reason: &str) {
+        let name = self.checkpoints.get(key).and_then(Checkpoint::name);
+        self.abandon(key, reason);
+        if let Some(name) = name.filter(|_| !planted!("given_up_in_silence")) {
+            self.ends.note_given_up(name, key.clone(), self.now);
+            self.say_let_go(name, key);
+        }
+    }
+
+    /// Tells the home nodes of a checkpoint that nothing of it is here any more.
+    pub(super) fn say_let_go(&mut self, manifest: Digest, key: &CheckpointKey) {
+        for home in self.homes_of(key) {
+            let cause = UnowedCause::Retired;
+            self.send(&home, PeerMessage::Unowed { manifest, cause });
+        }
+    }
+
+    /// Somebody goes on with a checkpoint that was given up here; its home nodes have not heard of that.
+    pub(crate) fn says_again_that_it_gave_up(&mut self, manifest: Digest) -> bool {
+        let given_up = self.ends.given_up(manifest);
+        let key = given_up.map(|(key, _)| key.clone());
+        if let Some(key) = &key {
+            self.say_let_go(manifest, key);
+        }
+        key.is_some()
+    }
+
+    /// Whether a checkpoint has just been given up, so that others may be about to.
+    pub(crate) fn has_just_given_up(&self, manifest: Digest) -> bool {
+        let given_up = self.ends.given_up(manifest);
+        given_up.is_some_and(|(_, at)| self.now.since(at) < limits::GIVEN_UP_HEARD_MS)
     }
 
     /// Whether a checkpoint is protected, or a home node calls it so and this node has not found otherwise.
@@ -269,7 +303,7 @@ impl Context {
         let is_needless = newer
             .any(|newer| newer.namespace == key.namespace && committed(newer) && is_real(newer));
         if !committed(key) || is_needless {
-            self.abandon(key, cut(reason));
+            self.abandon_as_told(key, cut(reason));
         }
     }
 

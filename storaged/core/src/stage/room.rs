@@ -2,10 +2,12 @@
 //! durable tier is slow, full or gone, nor because a node is away and nothing can be protected. What is kept is the
 //! newest checkpoint that is whole, and whatever older one is safer than all that came after it.
 
+use std::collections::BTreeSet;
+
 use storaged_plan::uncoded_node;
 use storaged_wire::local::KeptFor;
-use storaged_wire::peer::CheckpointKey;
-use storaged_wire::{CheckpointState, ManifestBytes, Namespace, Rank};
+use storaged_wire::peer::{CheckpointKey, Holding, PeerMessage};
+use storaged_wire::{CheckpointState, ManifestBytes, Namespace, NodeName, Rank};
 
 use crate::api::{ConnId, Now};
 use crate::catalog::{Checkpoint, SlotUse, WaiterWish};
@@ -60,10 +62,65 @@ impl Context {
                 WaiterWish::State { .. } => None,
             }
         });
-        for (namespace, rank, waited_ms) in waiting.collect::<Vec<_>>() {
-            self.make_room(&namespace, rank, waited_ms);
+        let waiting: Vec<_> = waiting.collect();
+        let is_waiting = |job: &Namespace| waiting.iter().any(|(of, _, _)| of == job);
+        self.homes_asked.retain(|job, _| is_waiting(job));
+        let mut stuck = BTreeSet::new();
+        for (namespace, rank, waited_ms) in waiting {
+            let is_made = self.make_room(&namespace, rank, waited_ms);
+            if !is_made && waited_ms >= limits::SUPERSEDE_AFTER_MS {
+                stuck.insert(namespace);
+            }
+        }
+        for namespace in stuck {
+            self.ask_what_homes_have(&namespace);
         }
         self.emit(Event::RoomMade);
+    }
+
+    /// Steps that bear more than what came after them stay, as far as their home nodes say. Whoever retires a step tells nobody: while a
+    /// trainer waits, those who call such a step protected are asked whether they still have it.
+    fn ask_what_homes_have(&mut self, namespace: &Namespace) {
+        let newest = self.newest_safe(namespace);
+        let older = self
+            .checkpoints
+            .values()
+            .filter(|c| c.key.namespace == *namespace && Some(&c.key) < newest.as_ref());
+        let homes = older.flat_map(|c| c.standing.called_protected_by().cloned());
+        let homes: BTreeSet<NodeName> = homes.collect();
+        let query = self.fresh();
+        self.homes_asked.insert(namespace.clone(), query);
+        for home in homes {
+            let namespace = namespace.clone();
+            self.send(&home, PeerMessage::HoldingsQuery { query, namespace });
+        }
+    }
+
+    /// A home node that was asked says what it has of a job; false if it was not.
+    pub(super) fn hear_what_home_has(
+        &mut self,
+        from: &NodeName,
+        query: u64,
+        holdings: &[Holding],
+    ) -> bool {
+        let mut asked = self.homes_asked.iter();
+        let Some((namespace, _)) = asked.find(|(_, asked)| **asked == query) else {
+            return false;
+        };
+        let namespace = namespace.clone();
+        let is_there = |c: &Checkpoint| holdings.iter().any(|it| Some(it.manifest) == c.name());
+        let of_job = self.checkpoints.values_mut();
+        let of_job = of_job.filter(|c| c.key.namespace == namespace);
+        let mut gone = Vec::new();
+        for checkpoint in of_job.filter(|c| c.standing.word_of(from).is_some() && !is_there(c)) {
+            checkpoint.standing.let_go(from);
+            gone.push(checkpoint.key.clone());
+        }
+        for key in gone {
+            self.recount(&key, from);
+        }
+        self.retire_older(&namespace);
+        true
     }
 
     /// The oldest checkpoint that holds a slot of the rank and may go.

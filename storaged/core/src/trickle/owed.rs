@@ -119,6 +119,8 @@ impl Context {
             UnowedCause::Retired => {
                 checkpoint.owing.retired_at.insert(from.clone());
                 checkpoint.standing.let_go(from);
+                // If it let go what is still wanted of it, it is told of it again, and says then what it has.
+                checkpoint.told.remove(from);
                 self.recount(&key, from);
                 if self.no_home_has(&key) {
                     self.note_given_up(&key, "its home nodes have retired it");

@@ -8,9 +8,9 @@ use storaged_wire::local::DurableWish;
 use super::*;
 use crate::api::{Note, Now};
 use crate::node::Node;
-use crate::testkit::{hear, last_of, last_with_tier, manifest, name};
-use storaged_wire::peer::Lane;
-use storaged_wire::{EnclosuresHeld, ManifestBytes, Rank};
+use crate::testkit::{alone_among, hear, job, last_of, last_with_tier, manifest, name, owner};
+use storaged_wire::peer::{Fence, Lane, UnowedCause};
+use storaged_wire::{EnclosuresHeld, Generation, ManifestBytes, Rank};
 
 const MEMBERS: [&str; 5] = ["a", "b", "c", "d", "e"];
 
@@ -121,6 +121,75 @@ fn what_too_few_call_durable_is_looked_up_in_the_tier() {
         PeerMessage::Durable { manifest },
     );
     assert_eq!(state(&node, &sealed), Some(CheckpointState::Durable));
+}
+
+/// The node that it sees first may err. Once it has waited for the others, or was told of the run, the only one that is up is heard.
+#[test]
+fn a_node_that_has_just_started_believes_no_single_word_of_a_run_that_it_has_not_heard_of() {
+    let mut node = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, _) = step(&node);
+    let others = MEMBERS
+        .iter()
+        .filter(|it| **it != "e" && **it != homes[0].as_str());
+    for other in others {
+        let node_down = crate::api::Input::PeerDown { node: name(other) };
+        node.handle(Now(1), node_down);
+    }
+    let mut fresh = [(); 2].map(|()| alone_among(&MEMBERS, 2, 2));
+    for fresh in &mut fresh {
+        let first = crate::api::Input::PeerUp {
+            node: name(&homes[0]),
+            generation: Generation::new(1),
+        };
+        fresh.handle(Now(1), first);
+    }
+    let [waits, is_told] = &mut fresh;
+    for (node, expected) in [
+        (&mut node, CheckpointState::Protected),
+        (&mut *waits, CheckpointState::Committed),
+        (&mut *is_told, CheckpointState::Committed),
+    ] {
+        hear(node, 2, &homes[0], committed(&sealed));
+        hear(node, 3, &homes[0], protected(&sealed, 2));
+        assert_eq!(state(node, &sealed), Some(expected));
+    }
+    waits.handle(Now(limits::JOIN_MAX_MS + 2_000), crate::api::Input::Tick);
+    assert_eq!(state(waits, &sealed), Some(CheckpointState::Protected));
+    let run = sealed.manifest().run;
+    let fence = Fence {
+        namespace: job(),
+        owner: owner(),
+        run,
+        promised: run,
+    };
+    hear(is_told, 4, &homes[0], PeerMessage::Fences(vec![fence]));
+    assert_eq!(state(is_told, &sealed), Some(CheckpointState::Protected));
+}
+
+/// The others would say it again, if they knew it: else nobody does, and it would be led for ever.
+#[test]
+fn a_commit_of_which_nothing_comes_is_asked_for_again_once_its_teller_is_gone() {
+    let mut node = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, _) = step(&node);
+    hear(&mut node, 1, &homes[0], committed(&sealed));
+    let gone = name(&homes[0]);
+    node.handle(Now(2), crate::api::Input::PeerDown { node: gone });
+    node.handle(Now(limits::UNCONFIRMED_MS), crate::api::Input::Tick);
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
+    let later = limits::UNCONFIRMED_MS + 2_000;
+    let outputs = node.handle(Now(later), crate::api::Input::Tick);
+    assert_eq!(state(&node, &sealed), None);
+    let is_asked = outputs.iter().any(|output| {
+        let cause = UnowedCause::Retired;
+        let unowed = PeerMessage::Unowed {
+            manifest: sealed.name(),
+            cause,
+        };
+        matches!(output, Output::Send { to, message } if to.as_str() == homes[1] && *message == unowed)
+    });
+    assert!(is_asked, "{outputs:?}");
+    hear(&mut node, later + 1, &homes[1], committed(&sealed));
+    assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
 }
 
 /// A home node whose link to one holder is cut would give its part away for a committed step that can be given up.
