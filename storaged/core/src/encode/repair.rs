@@ -177,6 +177,7 @@ impl Sessions {
                 None => return None,
                 Some(held) if held.contains(block) => found.available.push(*block),
                 Some(_) if *block >= blocks.data.len() && planted!("no_top_up") => {}
+                Some(_) if cx.is_cordoned(node) && planted!("cordoned_not_repaired") => {}
                 Some(_) => found.wanted.push((*block as u32, node.clone())),
             }
         }

@@ -16,9 +16,7 @@ const EPOCHS_KEPT: usize = 8;
 impl Context {
     /// Takes the new list, unless it cannot be grouped: whoever read it has checked that already.
     pub(crate) fn set_members(&mut self, epoch: u64, mut members: Vec<Member>) {
-        if planted!("cordons_not_heeded") {
-            members.iter_mut().for_each(|it| it.cordon = Cordon::Open);
-        }
+        self.mishear_cordons(&mut members);
         let groups = match self
             .setup
             .geometry
@@ -38,14 +36,35 @@ impl Context {
                 self.earlier_groups.pop_front();
             }
         }
+        let names = |of: &[Member]| of.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
+        let passed_over =
+            planted!("cordons_are_no_news") && names(&members) == names(&self.setup.members);
         self.setup.epoch = epoch;
         self.setup.members = members;
-        if !planted!("groups_not_made_anew") {
+        if !planted!("groups_not_made_anew") && !passed_over {
             self.groups = groups;
         }
         self.choose_homes_again();
         self.announce_all();
         self.wake_for_the_left();
+    }
+
+    /// Planted bugs.
+    fn mishear_cordons(&self, members: &mut [Member]) {
+        for member in members {
+            let stays = planted!("uncordons_not_heard") && self.is_cordoned(&member.name);
+            if planted!("cordons_not_heeded") {
+                member.cordon = Cordon::Open;
+            } else if stays {
+                member.cordon = Cordon::Cordoned;
+            }
+        }
+    }
+
+    /// Whether a node is expected to fail.
+    pub(crate) fn is_cordoned(&self, node: &NodeName) -> bool {
+        let mut members = self.setup.members.iter();
+        members.any(|it| it.name == *node && it.cordon == Cordon::Cordoned)
     }
 
     /// The groups of an epoch; none if this node does not know it, or not any more.

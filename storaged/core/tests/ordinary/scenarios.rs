@@ -195,6 +195,20 @@ pub const SCENARIOS: &[Scenario] = &[
         ..CALM
     },
     Scenario {
+        name: "nodes_cordoned",
+        places: Changes::Cordons,
+        crashes: Crashes::UpToM,
+        links: true,
+        ..CALM
+    },
+    Scenario {
+        name: "nodes_cordoned_and_quiet",
+        places: Changes::Cordons,
+        crashes: Crashes::UpToM,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
         name: "rot",
         rot: true,
         ..CALM

@@ -34,6 +34,7 @@ impl World {
         }
         self.strike_nodes(scenario.crashes);
         self.strike_places();
+        self.strike_cordons();
         if scenario.rot {
             self.strike_chunks();
         }
@@ -232,6 +233,7 @@ impl World {
             }
         }
         self.places_are_filled();
+        self.cordons_are_lifted();
         self.tier_is_well();
     }
 

@@ -3,11 +3,12 @@
 //! job meet, trainers hang, skip and lie. Faults stop at some time; then what must go on goes on (`invariants`), and
 //! once the jobs have ended nothing is left without an owner.
 //!
-//! `faults` strikes, `places` changes the cluster's places, which `registry` agrees on, `rot` changes bytes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
+//! `faults` strikes, `places` changes the cluster's places and `cordons` who is expected to fail, which `registry` agrees on, `rot` changes bytes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
 //! jobs, `promises`, `blocks` and `kept` say what must never happen, `invariants` what must happen in time.
 
 mod asks;
 mod blocks;
+mod cordons;
 mod failures;
 mod faults;
 mod invariants;
@@ -92,6 +93,8 @@ pub enum Changes {
     /// Places are added and removed.
     Sizes,
     Both,
+    /// Nodes are cordoned and uncordoned, as they are in all months whose places change.
+    Cordons,
 }
 
 /// What one node is configured with otherwise than all others.
@@ -269,6 +272,8 @@ impl World {
 fn shape(seed: u64, scenario: Scenario) -> Limits {
     let shapes = match scenario.places {
         Changes::Never | Changes::Machines => [(4, 2, 2), (6, 4, 2), (5, 3, 1), (3, 2, 1)],
+        // Nodes that code for a group beside those that it needs.
+        Changes::Cordons => [(5, 2, 2), (8, 4, 2), (6, 3, 1), (4, 2, 1)],
         Changes::Sizes | Changes::Both => [(5, 2, 2), (7, 4, 2), (5, 3, 1), (4, 2, 1)],
     };
     let (nodes, k, m) = shapes[(seed % 4) as usize];

@@ -2,7 +2,7 @@
 //! machine that was thought lost takes its place again, places are added and removed. Each machine hears of an epoch at a time of its
 //! own, some of them late, and one that is restarted goes by what it remembers until it hears more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_core::Input;
 
@@ -76,13 +76,14 @@ impl World {
     pub(super) fn strike_places(&mut self) {
         let changes = self.month().scenario.places;
         let all_used = self.processes.len() >= MACHINES_MAX;
-        if changes == Changes::Never || all_used || self.random(CHANGE_ONE_IN) != 0 {
+        let stay = matches!(changes, Changes::Never | Changes::Cordons);
+        if stay || all_used || self.random(CHANGE_ONE_IN) != 0 {
             return;
         }
         let sizes = match changes {
             Changes::Sizes => true,
             Changes::Both => self.random(2) == 0,
-            Changes::Never | Changes::Machines => false,
+            Changes::Never | Changes::Machines | Changes::Cordons => false,
         };
         if sizes {
             self.resize();
@@ -225,10 +226,19 @@ impl World {
         }
     }
 
-    /// There is another epoch, of which each machine hears in its own time.
     fn agree(&mut self, places: BTreeMap<usize, Option<usize>>) -> u64 {
+        let cordoned = self.month().registry.newest().cordoned.clone();
+        self.agree_on(places, cordoned)
+    }
+
+    /// There is another epoch, of which each machine hears in its own time.
+    pub(super) fn agree_on(
+        &mut self,
+        places: BTreeMap<usize, Option<usize>>,
+        cordoned: BTreeSet<usize>,
+    ) -> u64 {
         let groups = geometry(self.scene.limits.k, self.scene.limits.m);
-        let epoch = self.month().registry.agree(places);
+        let epoch = self.month().registry.agree(places, cordoned);
         let coded = self.month().registry.newest().groups(groups);
         assert!(coded.is_some(), "what is agreed can be coded");
         for machine in 0..self.processes.len() {

@@ -287,6 +287,7 @@ impl World {
             "a step is coded by the groups of its epoch: step {step} of epoch {epoch} by {:?}",
             record.groups
         );
+        self.a_cordoned_node_codes_only_where_it_must(record);
     }
 
     pub(super) fn bytes_are_what_was_sealed(

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::Geometry;
-use storaged_plan::{Group, Member, groups};
+use storaged_plan::{Cordon, Group, Member, groups};
 
 use super::super::world::World;
 use super::{FAULTS_END_MS, TierKind};
@@ -16,17 +16,23 @@ pub struct Roster {
     pub epoch: u64,
     /// The machine in each place; none in one that is vacant.
     pub places: BTreeMap<usize, Option<usize>>,
+    /// Machines that are expected to fail.
+    pub cordoned: BTreeSet<usize>,
 }
 
 impl Roster {
     /// As the decisions hear of it.
     pub fn members(&self) -> Vec<Member> {
-        let member = |place: &usize| Member {
+        let cordon = |machine: &Option<usize>| match machine {
+            Some(machine) if self.cordoned.contains(machine) => Cordon::Cordoned,
+            _ => Cordon::Open,
+        };
+        let member = |(place, machine): (&usize, &Option<usize>)| Member {
             name: name(*place),
             failure_domain: format!("n{place}"),
-            cordon: Default::default(),
+            cordon: cordon(machine),
         };
-        self.places.keys().map(member).collect()
+        self.places.iter().map(member).collect()
     }
 
     pub fn machine_in(&self, place: usize) -> Option<usize> {
@@ -68,6 +74,7 @@ impl Registry {
         let first = Roster {
             epoch: 1,
             places: (0..machines).map(|it| (it, Some(it))).collect(),
+            cordoned: BTreeSet::new(),
         };
         Self {
             agreed: vec![first],
@@ -87,9 +94,17 @@ impl Registry {
     }
 
     /// The next epoch's roster.
-    pub fn agree(&mut self, places: BTreeMap<usize, Option<usize>>) -> u64 {
+    pub fn agree(
+        &mut self,
+        places: BTreeMap<usize, Option<usize>>,
+        cordoned: BTreeSet<usize>,
+    ) -> u64 {
         let epoch = self.newest().epoch + 1;
-        self.agreed.push(Roster { epoch, places });
+        self.agreed.push(Roster {
+            epoch,
+            places,
+            cordoned,
+        });
         epoch
     }
 
