@@ -330,13 +330,6 @@ fn readers_replies() -> Vec<Reply> {
             length: 9,
             chunk: chunk(),
             leaves: vec![some_digest(); 3],
-            rung: Rung::Decoded,
-            fingerprints: None,
-        },
-        Reply::ShardOpened {
-            length: 9,
-            chunk: chunk(),
-            leaves: vec![some_digest(); 3],
             rung: Rung::OwnRam,
             fingerprints: Some(vec![Fingerprint::ZERO; 3]),
         },
