@@ -1,6 +1,6 @@
 //! Blocking client of the storaged daemon on this node.
 //!
-//! Order of reading: `client` (connection and requests), `patience` (how every wait ends), `trainer` (saving), `restored` (reading back, verified), `token` (what a job is known by), `drill` (trying that out),
+//! Order of reading: `client` (connection and requests), `patience` (how every wait ends), `trainer` (saving), `restored` (reading back, verified), `token` (what a job is known by), `rotate` (another token for it), `drill` (trying that out),
 //! `operator` (what only operators ask for), `layout` (the one byte layout of a shard).
 //! Every wait has a limit; a dead or slow daemon costs a bounded wait and a clear error.
 
@@ -13,6 +13,7 @@ pub mod layout;
 mod operator;
 mod patience;
 mod restored;
+mod rotate;
 mod token;
 mod trainer;
 
@@ -20,6 +21,7 @@ pub use client::{Client, ConnectOptions, DEFAULT_SOCKET, Reached, Welcome, WithT
 pub use error::ClientError;
 pub use patience::Patience;
 pub use restored::{OpenedShard, RestoredShard};
+pub use rotate::RotateError;
 pub use storaged_arena::Mapping;
 pub use storaged_wire as wire;
 pub use token::{

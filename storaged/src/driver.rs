@@ -388,6 +388,8 @@ impl Daemon {
             | Output::ClaimRun { .. }
             | Output::RecordRun { .. }
             | Output::FindRun { .. }
+            | Output::FindSuccessions { .. }
+            | Output::Succeed { .. }
             | Output::Fetch { .. } => {
                 self.perform_durable(output);
             }

@@ -15,6 +15,7 @@ use crate::provenance::{DurableStep, ManifestKey};
 use crate::run::RunId;
 use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
+use crate::succession::{RetiredKey, Succession};
 
 /// The name of a record.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
@@ -111,6 +112,12 @@ pub struct KeptNamespace {
     /// The newest of them known to have a MAC.
     #[n(11)]
     pub with_mac: Option<DurableStep>,
+    /// By which token it is opened, if not by its first.
+    #[n(12)]
+    pub succession: Option<Succession>,
+    /// Keys of tokens that were changed, behind `manifest_key`.
+    #[n(13)]
+    pub retired_keys: Option<Vec<RetiredKey>>,
 }
 
 /// Digests and fingerprints of the chunks of one shard: of this node, or of one that it codes for.
@@ -246,6 +253,8 @@ mod tests {
                 manifest: digest(b"m"),
             }),
             with_mac: None,
+            succession: None,
+            retired_keys: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Records that storaged sends, stores and shares. No I/O: types, their bytes, and the checks on both.
 //!
-//! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `enclosure` (what it names beside its shards), `provenance` (who wrote it), `local` (trainer and daemon),
+//! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `enclosure` (what it names beside its shards), `provenance` (who wrote it), `succession` (a job's token is changed), `local` (trainer and daemon),
 //! `peer` (daemon and daemon), `kept` (daemon and the next one on its node), `shape` (of a session), `verdict` (on a restart), `failed` (steps that restarts have failed from), `drain` (a node ends in order), `refusal` (what a caller is told when something cannot be done), `framing`.
 //! Every record is CBOR with explicit field numbers; numbers are never reused.
 
@@ -25,6 +25,7 @@ pub mod run;
 pub mod shape;
 mod shared;
 pub mod state;
+pub mod succession;
 pub mod verdict;
 
 pub use enclosure::{
@@ -47,3 +48,4 @@ pub use run::{RunId, RunIdError};
 pub use shared::SharedBytes;
 pub use state::{CheckpointState, UnknownState};
 pub use storaged_codec::{ChunkSize, Digest, Fingerprint, Geometry};
+pub use succession::{ConsentKey, JobKeys, Rotation, Succession};

@@ -15,6 +15,7 @@ use crate::refusal::Refusal;
 use crate::run::RunId;
 use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
+use crate::succession::{Rotation, TokenStanding};
 use crate::verdict::RestartVerdict;
 
 /// Version of this protocol; both sides must have the same.
@@ -338,6 +339,12 @@ pub enum Request {
     /// Ends this daemon in order; asked again, how far it is. From operators alone; needs no hello.
     #[n(64)]
     Drain(#[n(0)] DrainOrder),
+    /// Asks what must be known to change the job's token: answered by `Succession`.
+    #[n(65)]
+    Succession,
+    /// Changes the job's token for another one, by whoever holds the one that opens it.
+    #[n(66)]
+    Rotate(#[n(0)] Rotation),
 }
 
 impl Request {
@@ -475,6 +482,9 @@ pub enum Reply {
     /// To `Drain`.
     #[n(64)]
     Draining(#[n(0)] DrainReport),
+    /// To `Succession`.
+    #[n(65)]
+    Succession(#[n(0)] TokenStanding),
 }
 
 /// The rung of the ladder that a shard came from in the end.

@@ -15,6 +15,7 @@ use crate::run::RunId;
 use crate::shape::{EncodeShape, StripeMap};
 use crate::shared::SharedBytes;
 use crate::state::CheckpointState;
+use crate::succession::Rotated;
 
 mod session;
 
@@ -642,6 +643,9 @@ pub enum PeerMessage {
         #[n(1)]
         owner: Owner,
     },
+    /// The token of a job was changed for another one.
+    #[n(93)]
+    Rotated(#[n(0)] Rotated),
 }
 
 /// Why a checkpoint is not owed to the durable tier any more.

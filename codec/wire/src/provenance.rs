@@ -12,6 +12,7 @@ use crate::framing::{WireError, decode, encode};
 use crate::ids::{Namespace, Owner, Rank, Step};
 use crate::peer::CheckpointKey;
 use crate::run::RunId;
+use crate::succession::RetiredKey;
 
 /// Bytes of a key and of a MAC.
 const MAC_BYTES: usize = 32;
@@ -33,7 +34,7 @@ impl ManifestKey {
         Self(ByteArray::from(*hasher.finalize().as_bytes()))
     }
 
-    fn mac(&self, bytes: &[u8]) -> blake3::Hash {
+    pub(crate) fn mac(&self, bytes: &[u8]) -> blake3::Hash {
         blake3::keyed_hash(&self.0, bytes)
     }
 }
@@ -108,6 +109,11 @@ pub enum ProvenanceError {
         "provenance version must be {expected}, got {got}: use a storaged release that knows it"
     )]
     Version { expected: u16, got: u16 },
+    /// By a token that was changed for another one, and newer than what was durable then.
+    #[error(
+        "its MAC is that of a token that was changed before run {run} step {step}: whoever had that token made it"
+    )]
+    Retired { run: RunId, step: Step },
     /// That of another checkpoint of the job.
     #[error("it is that of run {run} step {step}, manifest {manifest}")]
     Another {
@@ -149,24 +155,22 @@ impl Provenance {
         Ok(record)
     }
 
-    /// The same, of this very checkpoint.
+    /// Itself if it is that of this very checkpoint.
     ///
     /// # Errors
-    /// [`ProvenanceError`] that says what is wrong, or whose it is.
-    pub fn of(
-        object: &[u8],
-        key: &ManifestKey,
+    /// [`ProvenanceError::Another`] says whose it is.
+    pub fn for_checkpoint(
+        self,
         manifest: Digest,
         place: &CheckpointKey,
     ) -> Result<Self, ProvenanceError> {
-        let record = Self::from_object(object, key)?;
-        if record.manifest == manifest && record.key == *place {
-            return Ok(record);
+        if self.manifest == manifest && self.key == *place {
+            return Ok(self);
         }
         Err(ProvenanceError::Another {
-            run: record.key.run,
-            step: record.key.step,
-            manifest: record.manifest,
+            run: self.key.run,
+            step: self.key.step,
+            manifest: self.manifest,
         })
     }
 
@@ -200,6 +204,9 @@ pub struct KeyTold {
     /// The key.
     #[n(2)]
     pub key: ManifestKey,
+    /// Keys of tokens that were changed; none of releases that do not know of it.
+    #[n(3)]
+    pub retired: Option<Vec<RetiredKey>>,
 }
 
 #[cfg(test)]
@@ -236,7 +243,7 @@ mod tests {
 
     fn read(object: &[u8], key: &ManifestKey) -> Result<Provenance, ProvenanceError> {
         let it = provenance();
-        Provenance::of(object, key, it.manifest, &it.key)
+        Provenance::from_object(object, key)?.for_checkpoint(it.manifest, &it.key)
     }
 
     #[test]
@@ -301,6 +308,7 @@ mod tests {
             namespace: job("job"),
             owner: Owner::of_token(b"secret"),
             key,
+            retired: None,
         };
         assert!(format!("{told:?}").contains("ManifestKey(..)"));
     }

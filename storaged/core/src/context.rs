@@ -25,6 +25,7 @@ use crate::parcels::Parcels;
 use crate::place::Drains;
 use crate::restore::Rates;
 use crate::stage::Lifetimes;
+use crate::successions::Successions;
 use crate::testimony::Testimony;
 use crate::trickle::TierHealth;
 
@@ -74,6 +75,7 @@ pub(crate) struct Context {
     /// Questions to home nodes about steps in the way of trainers that wait, by job.
     pub homes_asked: BTreeMap<Namespace, u64>,
     pub keys: ManifestKeys,
+    pub successions: Successions,
     next: u64,
 }
 
@@ -119,6 +121,7 @@ impl Context {
             tier_questions: BTreeMap::new(),
             homes_asked: BTreeMap::new(),
             keys: ManifestKeys::default(),
+            successions: Successions::default(),
             next: 0,
         })
     }

@@ -121,6 +121,8 @@ impl Context {
     }
 
     fn keep_job(&mut self, namespace: Namespace, out: &mut Vec<Output>) {
+        let keys = self.keys.of_job(&namespace);
+        let retired = keys.map(|keys| keys.retired.clone());
         let record = self.namespaces.get(&namespace).map(|table| KeptNamespace {
             namespace: namespace.clone(),
             owner: table.owner,
@@ -131,9 +133,11 @@ impl Context {
             evicted: table.evicted,
             failed: table.failed.kept(),
             copied: table.copied,
-            manifest_key: self.keys.of_job(&namespace),
+            manifest_key: keys.map(|keys| keys.newest),
             durable: self.keys.durable(&namespace),
             with_mac: self.keys.with_mac(&namespace),
+            succession: self.successions.proven(&namespace).cloned(),
+            retired_keys: retired.filter(|them| !them.is_empty()),
         });
         match record {
             Some(record) if self.keeping.jobs.get(&namespace) != Some(&record) => {

@@ -34,6 +34,7 @@ mod scrub;
 mod sources;
 mod stage;
 mod status;
+mod successions;
 mod testimony;
 #[cfg(test)]
 mod testkit;
@@ -41,11 +42,12 @@ mod trickle;
 
 pub use api::{
     Authorship, CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault,
-    DurableForm, DurableListing, DurablePolicy, ExpectedShard, FalseStatement, HeldBlock, Input,
-    LinkRates, MemoryShare, MessageLimits, Note, Now, Output, ParityId, Preparation, Prepared,
-    QueryId, RateBasis, Registration, RegistryFault, Removed, RequestId, RunAuthority,
-    RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally, SessionWork, SetAside, SetAsideCause,
-    Setup, Sink, SlotShard, Source, StripeTurn, Trust, Unread, UploadBase, Viewer,
+    DurableForm, DurableListing, DurablePolicy, ExpectedShard, FalseStatement, FoundSuccessions,
+    HeldBlock, Input, LinkRates, MemoryShare, MessageLimits, Note, Now, Output, ParityId,
+    Preparation, Prepared, QueryId, RateBasis, Registration, RegistryFault, Removed, RequestId,
+    RunAuthority, RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally, SessionWork, SetAside,
+    SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn, SuccessionFault, Trust, Unread,
+    UploadBase, Viewer,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};

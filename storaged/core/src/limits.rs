@@ -313,6 +313,9 @@ pub const RUN_CLAIMS_MAX: u32 = 3;
 /// up to 64 times: some answers' time on a link at first.
 pub const RUN_BACK_OFF_MS: u64 = 20;
 
+/// Of a name that no node remembers the durable tier says within this time whether its token was changed, or a hello goes on without.
+pub const SUCCESSION_WAIT_MS: u64 = 3_000;
+
 /// The durable tier is told again after this time of a run that was opened without it.
 pub const RUN_RECORD_RETRY_MS: u64 = 5_000;
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use storaged_wire::{DurableStep, ManifestKey, Namespace};
+use storaged_wire::{DurableStep, JobKeys, ManifestKey, Namespace};
 
 use crate::api::{ConnId, Now};
 
@@ -11,19 +11,21 @@ use crate::api::{ConnId, Now};
 #[derive(Debug, Default)]
 pub(crate) struct ManifestKeys {
     /// By whom it was said.
-    pub said: BTreeMap<ConnId, ManifestKey>,
-    pub jobs: BTreeMap<Namespace, ManifestKey>,
+    pub said: BTreeMap<ConnId, JobKeys>,
+    pub jobs: BTreeMap<Namespace, JobKeys>,
     /// The newest checkpoint known to have been durable.
     pub durable: BTreeMap<Namespace, DurableStep>,
     /// The newest known to have a MAC: a release before MACs may have published others.
     pub with_mac: BTreeMap<Namespace, DurableStep>,
+    /// Those that the tier says were retired: peers that have not heard of it tell them.
+    pub retired: BTreeMap<Namespace, ManifestKey>,
     /// Since when peers are asked for a key.
     pub asked: BTreeMap<Namespace, Now>,
 }
 
 impl ManifestKeys {
-    pub fn of_job(&self, namespace: &Namespace) -> Option<ManifestKey> {
-        self.jobs.get(namespace).copied()
+    pub fn of_job(&self, namespace: &Namespace) -> Option<&JobKeys> {
+        self.jobs.get(namespace)
     }
 
     pub fn durable(&self, namespace: &Namespace) -> Option<DurableStep> {
@@ -42,6 +44,7 @@ impl ManifestKeys {
     /// The node knows nothing of a job any more.
     pub fn forget_job(&mut self, namespace: &Namespace) {
         self.jobs.remove(namespace);
+        self.retired.remove(namespace);
         self.durable.remove(namespace);
         self.with_mac.remove(namespace);
         self.asked.remove(namespace);

@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use storaged_plan::GroupError;
 use storaged_wire::local::{PinnedOnes, Reply, Request};
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Digest, Generation, Namespace, NodeName, SharedBytes};
+use storaged_wire::{Digest, Generation, Namespace, NodeName, Refusal, SharedBytes, Succession};
 
 use crate::api::{
-    ConnId, Curation, DurableFault, DurableListing, Input, Now, Output, Prepared, QueryId,
-    RequestId, Setup, Viewer,
+    ConnId, Curation, DurableFault, DurableListing, FoundSuccessions, Input, Now, Output, Prepared,
+    QueryId, RequestId, Setup, Viewer,
 };
 use crate::audit::{Audit, Shown};
 use crate::budget::Ledger;
@@ -22,9 +22,10 @@ use crate::limits;
 use crate::place::{Runs, Standings};
 use crate::restore::{Older, OpenRequest, Restores};
 use crate::scrub::{Scrub, ScrubState};
-use crate::stage::Drops;
 use crate::stage::Trainers::{Heeded, Ignored};
+use crate::stage::{Drops, TrainerHello};
 use crate::status::status_json;
+use crate::successions::SaidHello;
 use crate::testimony::needs_no_belief;
 use crate::trickle::Unfinished;
 
@@ -149,6 +150,7 @@ impl Node {
             .chain(self.runs.deadlines(self.cx.now))
             .chain(self.sessions.deadlines())
             .chain(self.drops.deadlines())
+            .chain(self.cx.successions.deadlines())
             .chain(self.scrub.deadline(&self.cx));
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
     }
@@ -201,6 +203,8 @@ impl Node {
             | Input::RunRegistered { .. }
             | Input::RunRecorded { .. }
             | Input::RunFound { .. }) => self.answered_of_runs(answer),
+            Input::SuccessionsFound { query, outcome } => self.successions_found(query, outcome),
+            Input::Succeeded { query, outcome } => self.cx.succeeded(query, outcome),
             Input::Fetched { slot, outcome } => {
                 self.restores
                     .fetched(slot, outcome, &mut self.sessions, &mut self.cx)
@@ -251,6 +255,9 @@ impl Node {
         self.cx.expire_waiters();
         self.restores.expire_plans(&mut self.cx);
         self.runs.expire_proposals(&mut self.cx);
+        for said in self.cx.successions.overdue(self.cx.now) {
+            self.hello(&said, &[]);
+        }
         self.runs.advance_hellos(&mut self.cx);
         self.restores
             .expire_openings(&mut self.sessions, &mut self.cx);
@@ -313,18 +320,57 @@ impl Node {
         self.cx.reply(id, Reply::Status(json));
     }
 
+    /// The durable tier has said what it knows of changes of a token.
+    fn successions_found(
+        &mut self,
+        query: QueryId,
+        outcome: Result<FoundSuccessions, DurableFault>,
+    ) {
+        let found = outcome.as_ref().map_or(Vec::new(), |it| it.records.clone());
+        if let Some(said) = self.cx.successions_found(query, outcome) {
+            self.hello(&said, &found);
+        }
+    }
+
+    fn hello(&mut self, said: &SaidHello, found: &[Succession]) {
+        let admitted = self.cx.hello(said, found);
+        self.admitted(said.id, admitted);
+    }
+
+    fn admitted(&mut self, id: RequestId, outcome: Result<Option<TrainerHello>, Refusal>) {
+        match outcome {
+            Ok(unknown) => self.runs.hellos_wait(id, unknown, &mut self.cx),
+            Err(refusal) => self.cx.reply(id, Reply::Refused(refusal)),
+        }
+    }
+
     fn request(&mut self, id: RequestId, request: Request) {
+        if let Err(refusal) = self.cx.check_goes_on(id, &request) {
+            return self.cx.reply(id, Reply::Refused(refusal));
+        }
+        let Request::Hello {
+            version,
+            namespace,
+            token,
+            role,
+        } = request
+        else {
+            return self.request_after_hello(id, request);
+        };
+        let admitted = self.cx.greeted(SaidHello {
+            id,
+            version,
+            namespace,
+            token,
+            role,
+        });
+        self.admitted(id, admitted);
+    }
+
+    fn request_after_hello(&mut self, id: RequestId, request: Request) {
         let (cx, restores) = (&mut self.cx, &mut self.restores);
         let outcome = match request {
-            Request::Hello {
-                version,
-                namespace,
-                token,
-                role,
-            } => {
-                let admitted = cx.hello(id, version, namespace, &token, role);
-                admitted.map(|unknown| self.runs.hellos_wait(id, unknown, cx))
-            }
+            Request::Hello { .. } => return,
             Request::OpenRun { timeout_ms } => self.runs.open_run(id, timeout_ms, cx),
             Request::AcquireSlot { bytes, timeout_ms } => cx.acquire(id, bytes, timeout_ms),
             Request::SealSlot { slot, step, length } => cx.seal(id, slot, step, length),
@@ -359,6 +405,8 @@ impl Node {
             Request::RestartFailed(report) => restores.restart_failed(id, report, cx),
             Request::LiftQuarantine { step } => cx.lift_quarantine(id, step),
             Request::Drain(order) => cx.drain(id, order),
+            Request::Succession => cx.standing_of_token(id),
+            Request::Rotate(rotation) => cx.rotate(id, rotation),
             Request::GetManifest { manifest } => restores.get_manifest(id, manifest, cx),
             Request::OpenShard {
                 manifest,
@@ -447,6 +495,7 @@ impl Node {
         self.cx.down_since.remove(&node);
         self.cx.tell_attached_to(&node);
         self.runs.greet(&node, &mut self.cx);
+        self.cx.tell_successions(&node);
         self.restores.plans_ask(&node, &mut self.cx);
         self.sessions.peer_may_have_lost(&node, &mut self.cx);
         self.cx.weigh_all();
@@ -560,6 +609,7 @@ impl Node {
     /// Counts what is there.
     pub fn audit(&self) -> Audit {
         let others = self.restores.unanswered() + self.runs.unanswered() + self.drops.unanswered();
+        let others = others + self.cx.successions.unanswered();
         let audit = self
             .sessions
             .audit(self.cx.audit(&self.sessions.parity_sets()));

@@ -116,6 +116,7 @@ impl Context {
     fn recover_job(&mut self, job: KeptNamespace) {
         let now = self.now;
         self.recover_key(&job);
+        self.recover_succession(&job);
         let table = self.namespace_table(&job.namespace, job.owner);
         if planted!("promises_end_with_the_daemon") {
             return;

@@ -7,18 +7,18 @@ use cluster::{Cluster, Conduct, Room, Uploads};
 use storaged_core::Authorship;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
 use storaged_wire::plan::CopyFault;
-use storaged_wire::{ManifestKey, Step};
+use storaged_wire::{JobKeys, Step};
 use testkit::{TOKEN, namespace};
 
 const STRIPES: u64 = 10;
 
-fn key() -> ManifestKey {
-    ManifestKey::of_token(&namespace(), TOKEN)
+fn keys() -> JobKeys {
+    JobKeys::of_token(&namespace(), TOKEN)
 }
 
 fn authors(cluster: &Cluster) -> Vec<Authorship> {
     let published = cluster.tier.published.values();
-    published.map(|one| one.authorship).collect()
+    published.map(|one| one.authorship.clone()).collect()
 }
 
 fn saved(steps: u64) -> Cluster {
@@ -37,7 +37,7 @@ fn whoever_publishes_has_the_jobs_key_and_names_the_one_before() {
     assert!(before.eq(expected), "{authors:?}");
     // Nodes that code have no trainers: they have asked for it.
     assert!(
-        authors.iter().all(|by| by.key == Some(key())),
+        authors.iter().all(|by| by.keys == Some(keys())),
         "{authors:?}"
     );
 }
@@ -59,7 +59,7 @@ fn a_daemon_that_takes_over_memory_has_the_key_without_a_trainer() {
     cluster.run_until(200_000, "publication", |cluster| {
         !cluster.tier.published.is_empty()
     });
-    assert_eq!(authors(&cluster)[0].key, Some(key()));
+    assert_eq!(authors(&cluster)[0].keys, Some(keys()));
 }
 
 /// A plan at a node, which may be older than what was known.
@@ -119,8 +119,7 @@ fn a_tier_that_was_put_back_to_an_older_state_is_seen_through() {
 fn a_step_that_somebody_else_wrote_is_not_offered() {
     let mut cluster = saved(2);
     let newest = cluster.tier.published.values_mut().next_back();
-    newest.expect("it was saved").authorship.key =
-        Some(ManifestKey::of_token(&namespace(), b"guess"));
+    newest.expect("it was saved").authorship.keys = Some(JobKeys::of_token(&namespace(), b"guess"));
     for node in 0..6 {
         cluster.kill(node);
     }

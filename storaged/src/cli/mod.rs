@@ -9,6 +9,7 @@ mod inspect;
 mod members;
 mod plan_encode;
 mod restart_safe;
+mod rotate;
 mod run;
 mod tier;
 mod token;
@@ -23,7 +24,9 @@ use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use storaged_sdk::wire::local::{Keep, Role};
 use storaged_sdk::wire::{Namespace, Step};
-use storaged_sdk::{Client, ClientError, ConnectOptions, DEFAULT_SOCKET, Patience, TokenError};
+use storaged_sdk::{
+    Client, ClientError, ConnectOptions, DEFAULT_SOCKET, Patience, RotateError, TokenError,
+};
 use thiserror::Error;
 
 use crate::config::ConfigError;
@@ -50,6 +53,9 @@ pub enum CliError {
     /// Talking to it.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// Changing the job's token.
+    #[error(transparent)]
+    Rotate(#[from] RotateError),
     /// Reading the job's token.
     #[error(transparent)]
     Token(#[from] TokenError),
@@ -193,6 +199,8 @@ enum Command {
     Cert(cert::CertCommand),
     /// Make a job's token
     Token(token::NewTokenArgs),
+    /// Change a job's token for another one
+    Rotate(rotate::RotateArgs),
     /// Check a configuration file and show what it means
     Config(run::ConfigArgs),
     /// Measure staging, encoding and restoring on this machine against memcpy and raw QUIC
@@ -289,6 +297,7 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Node(command) => members::node(command),
         Command::Cert(command) => cert::cert(command),
         Command::Token(args) => token::token(&args),
+        Command::Rotate(args) => rotate::rotate(&args),
         Command::Config(args) => run::config(&args),
         Command::Bench(args) => bench::bench(&args),
     };

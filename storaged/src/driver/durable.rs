@@ -88,15 +88,15 @@ impl Daemon {
                 tokio::spawn(async move {
                     let record = manifest.manifest();
                     let owner = record.owner;
-                    let trust = match authorship.key {
-                        Some(key) => Trust::Job {
+                    let trust = match authorship.keys {
+                        Some(keys) => Trust::Job {
                             owner,
-                            key,
+                            keys,
                             known: authorship.predecessor,
                         },
                         None => Trust::Nothing { owner },
                     };
-                    trickle.tidy(&record.namespace, record.run, trust).await;
+                    trickle.tidy(&record.namespace, record.run, &trust).await;
                 });
             }
             Input::Published {
@@ -116,7 +116,7 @@ impl Daemon {
     ) {
         let ops = self.ops.clone();
         self.when_done(async move {
-            let outcome = trickle.list(&namespace, step, trust).await;
+            let outcome = trickle.list(&namespace, step, &trust).await;
             if let Ok(listing) = &outcome {
                 ops.metrics.observe_set_aside(&listing.set_aside);
             }
@@ -146,10 +146,12 @@ impl Daemon {
                 query,
                 namespace,
                 owner,
+                consent,
                 above,
                 identity,
             } => drop(self.when_done(async move {
-                let claimed = trickle.claim_run(&namespace, owner, above, identity);
+                let claimed =
+                    trickle.claim_run(&namespace, owner, consent.as_ref(), above, identity);
                 let outcome = claimed.await;
                 Input::RunClaimed { query, outcome }
             })),
@@ -180,9 +182,33 @@ impl Daemon {
                 ranges,
                 trust,
             } => drop(self.when_done(async move {
-                let fetched = trickle.fetch(&manifest, rank, slot, &ranges, trust);
+                let fetched = trickle.fetch(&manifest, rank, slot, &ranges, &trust);
                 let outcome = fetched.await;
                 Input::Fetched { slot, outcome }
+            })),
+            other => self.ask_of_tokens(trickle, other),
+        }
+    }
+
+    /// Reads or writes changes of jobs' tokens.
+    fn ask_of_tokens(&self, trickle: Arc<Trickle>, output: Output) {
+        match output {
+            Output::FindSuccessions {
+                query,
+                namespace,
+                trust,
+            } => drop(self.when_done(async move {
+                let found = trickle.find_successions(&namespace, trust.as_ref());
+                let outcome = found.await;
+                Input::SuccessionsFound { query, outcome }
+            })),
+            Output::Succeed {
+                query,
+                rotation,
+                retired,
+            } => drop(self.when_done(async move {
+                let outcome = trickle.succeed(&rotation, &retired).await;
+                Input::Succeeded { query, outcome }
             })),
             _ => {}
         }

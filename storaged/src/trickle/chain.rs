@@ -153,7 +153,7 @@ impl Trickle {
         &self,
         manifest: &Arc<ManifestBytes>,
         rank: Rank,
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<Chain, DurableFault> {
         let mut levels: Vec<Level> = Vec::new();
         let mut current = manifest.clone();
@@ -246,7 +246,7 @@ impl Trickle {
         &self,
         manifest: Arc<ManifestBytes>,
         rank: Rank,
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<Level, DurableFault> {
         let record = manifest.manifest();
         let length = record

@@ -100,7 +100,7 @@ impl Trickle {
         if shard.length == 0 || of.chunk != record.chunk {
             return Ok(None);
         }
-        let depth = match self.chain(&base.manifest, rank, Trust::Anything).await {
+        let depth = match self.chain(&base.manifest, rank, &Trust::Anything).await {
             Ok(chain) => chain.depth() + 1,
             Err(fault) if fault.is_damage() => {
                 let reason = fault.to_string();

@@ -110,7 +110,7 @@ impl Trickle {
                 "{key}: expected {expected} bytes, got {got:?}"
             )));
         }
-        let chain = Arc::new(self.chain(manifest, rank, Trust::Anything).await?);
+        let chain = Arc::new(self.chain(manifest, rank, &Trust::Anything).await?);
         let (count, at_once) = (
             record.chunk.count(shard.length),
             (FETCH_BYTES / record.chunk.bytes() as u64).max(1),

@@ -35,7 +35,7 @@ struct Search<'a> {
     namespace: &'a Namespace,
     step: Option<Step>,
     depth: Depth,
-    trust: Trust,
+    trust: &'a Trust,
     listing: DurableListing,
     /// What those that the job wrote name as the ones before them, and how many of those that were found are newer.
     before: Vec<(DurableStep, u32)>,
@@ -131,7 +131,7 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         step: Option<Step>,
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<DurableListing, DurableFault> {
         self.list_to(Depth::Whole, namespace, step, trust).await
     }
@@ -142,7 +142,7 @@ impl Trickle {
         depth: Depth,
         namespace: &Namespace,
         step: Option<Step>,
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<DurableListing, DurableFault> {
         let mut search = Search {
             namespace,
@@ -312,7 +312,7 @@ impl Trickle {
     async fn judged(
         &self,
         manifest: ManifestBytes,
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<Candidate, DurableFault> {
         let standing = self.standing(&manifest, trust).await?;
         match standing {

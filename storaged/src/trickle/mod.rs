@@ -19,6 +19,7 @@ mod retention;
 mod runs;
 mod share;
 pub mod store;
+mod succession;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -393,7 +394,7 @@ impl Trickle {
         rank: Rank,
         slot: SlotId,
         ranges: &[Range<u64>],
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<Arc<[Digest]>, DurableFault> {
         match self.fetch_once(manifest, rank, slot, ranges, trust).await {
             Err(fault) if fault.is_damage() => {}
@@ -414,7 +415,7 @@ impl Trickle {
         rank: Rank,
         slot: SlotId,
         ranges: &[Range<u64>],
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<Arc<[Digest]>, DurableFault> {
         let record = manifest.manifest();
         let entry = record.shard(rank).ok_or_else(|| damaged("no such rank"))?;

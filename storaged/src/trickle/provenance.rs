@@ -7,14 +7,14 @@ use storaged_codec::Digest;
 use storaged_core::{Authorship, DurableFault, SetAsideCause, Trust};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::provenance::IndexDigest;
-use storaged_wire::{DurableStep, ManifestBytes, ManifestKey, Namespace, Provenance};
+use storaged_wire::{DurableStep, JobKeys, ManifestBytes, Namespace, Provenance};
 
 use super::index::{IndexReader, StepKey};
 use super::store::{ObjectKey, StoreError};
 use super::{MANIFEST_OBJECT, Trickle, object, object_at};
 
 /// The record's name within a checkpoint's folder.
-const PROVENANCE_OBJECT: &str = "storaged.provenance";
+pub(super) const PROVENANCE_OBJECT: &str = "storaged.provenance";
 /// Older checkpoints that are looked at for the one that was durable before.
 const BEFORE_MAX: usize = 16;
 /// Older checkpoints that are asked for a MAC before one without is used, and how many at once.
@@ -65,14 +65,14 @@ impl Trickle {
         increments: Vec<IndexDigest>,
     ) -> Result<(), DurableFault> {
         let record = manifest.manifest();
-        let Some(key) = &authorship.key else {
+        let Some(keys) = &authorship.keys else {
             tracing::warn!(namespace = %record.namespace, run = %record.run, step = %record.step,
                 "published without a MAC: no node that answers has had a trainer of this job since it started; readers want \
                  trickle.require_mac = \"never\" for it, if an older step has one");
             return Ok(());
         };
         let place = CheckpointKey::of(record);
-        let before = self.newest_before(&place, key).await?;
+        let before = self.newest_before(&place, keys).await?;
         let provenance = Provenance {
             version: Provenance::VERSION,
             manifest: manifest.name(),
@@ -81,14 +81,15 @@ impl Trickle {
             increments,
         };
         let at = object(record, PROVENANCE_OBJECT)?;
-        self.put_mine(&at, provenance.to_object(key).into()).await
+        self.put_mine(&at, provenance.to_object(&keys.newest).into())
+            .await
     }
 
     /// The newest checkpoint in the tier that is older than this one and of its job.
     async fn newest_before(
         &self,
         place: &CheckpointKey,
-        key: &ManifestKey,
+        keys: &JobKeys,
     ) -> Result<Option<DurableStep>, DurableFault> {
         let mut reader = IndexReader::new(self, &place.namespace)?;
         let mine = StepKey {
@@ -101,7 +102,7 @@ impl Trickle {
             .filter(|one| one.is_entry() && one.place < mine)
             .take(BEFORE_MAX);
         for one in older {
-            let found = self.written_at(&place.namespace, one.place, key).await?;
+            let found = self.written_at(&place.namespace, one.place, keys).await?;
             if found.is_some() {
                 return Ok(found);
             }
@@ -114,7 +115,7 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         place: StepKey,
-        key: &ManifestKey,
+        keys: &JobKeys,
     ) -> Result<Option<DurableStep>, DurableFault> {
         let manifest = object_at(namespace, place.run, place.step, MANIFEST_OBJECT)?;
         if self.length(&manifest).await.is_ok_and(|it| it.is_none()) {
@@ -124,7 +125,7 @@ impl Trickle {
         let Some(bytes) = self.read_provenance(&at).await? else {
             return Ok(None);
         };
-        let read = Provenance::from_object(&bytes, key).ok();
+        let read = keys.read(&bytes).ok();
         let read = read.filter(|it| {
             it.key.namespace == *namespace && (it.key.run, it.key.step) == (place.run, place.step)
         });
@@ -136,7 +137,10 @@ impl Trickle {
     }
 
     /// An object that cannot be one counts as one that is forged, not as one that is not there.
-    async fn read_provenance(&self, at: &ObjectKey) -> Result<Option<Vec<u8>>, DurableFault> {
+    pub(super) async fn read_provenance(
+        &self,
+        at: &ObjectKey,
+    ) -> Result<Option<Vec<u8>>, DurableFault> {
         match self.store.get(at, None).await {
             Ok(bytes) => Ok(Some(bytes.to_vec())),
             Err(StoreError::NotFound { .. }) => Ok(None),
@@ -149,12 +153,12 @@ impl Trickle {
     pub(super) async fn standing(
         &self,
         manifest: &ManifestBytes,
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<Standing, DurableFault> {
         let record = manifest.manifest();
         let owner = match trust {
             Trust::Anything => return Ok(Standing::NotAsked),
-            Trust::Job { owner, .. } | Trust::Nothing { owner } => owner,
+            Trust::Job { owner, .. } | Trust::Nothing { owner } => *owner,
         };
         if record.owner != owner {
             return Ok(Standing::Foreign);
@@ -163,24 +167,22 @@ impl Trickle {
         let Some(bytes) = self.read_provenance(&at).await? else {
             return Ok(Standing::WithoutMac);
         };
-        let Trust::Job { key, .. } = trust else {
+        let Trust::Job { keys, .. } = trust else {
             let reason = "say it (--token-file, STORAGED_TOKEN_FILE)".to_owned();
             return Ok(Standing::Refused(SetAsideCause::Unchecked, reason));
         };
         let place = CheckpointKey::of(record);
-        Ok(
-            match Provenance::of(&bytes, &key, manifest.name(), &place) {
-                Ok(read) => Standing::Authentic(read.predecessor),
-                Err(error) => Standing::Refused(SetAsideCause::Forged, format!("{at}: {error}")),
-            },
-        )
+        Ok(match keys.read_of(&bytes, manifest.name(), &place) {
+            Ok(read) => Standing::Authentic(read.predecessor),
+            Err(error) => Standing::Refused(SetAsideCause::Forged, format!("{at}: {error}")),
+        })
     }
 
     /// Why a checkpoint without a MAC is not used; none if it is.
     pub(super) async fn why_mac_is_missed(
         &self,
         manifest: &ManifestBytes,
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<Option<String>, DurableFault> {
         let record = manifest.manifest();
         match (self.limits.require_mac, trust) {
@@ -200,8 +202,8 @@ impl Trickle {
                     known.run, known.step
                 ))))
             }
-            (RequireMac::AfterFirst, Trust::Job { key, .. }) => {
-                self.written_with_mac_before(&record.namespace, StepKey::of(record), &key)
+            (RequireMac::AfterFirst, Trust::Job { keys, .. }) => {
+                self.written_with_mac_before(&record.namespace, StepKey::of(record), keys)
                     .await
             }
         }
@@ -211,7 +213,7 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         place: StepKey,
-        key: &ManifestKey,
+        keys: &JobKeys,
     ) -> Result<Option<String>, DurableFault> {
         let mut reader = IndexReader::new(self, namespace)?;
         let mut left = ASKED_MAX;
@@ -229,7 +231,7 @@ impl Trickle {
                 left -= some.len();
                 let asked = some
                     .iter()
-                    .map(|place| self.written_at(namespace, *place, key).boxed());
+                    .map(|place| self.written_at(namespace, *place, keys).boxed());
                 let found = futures::future::try_join_all(asked).await?;
                 if let Some(older) = found.into_iter().flatten().next() {
                     let text = format!(
@@ -248,11 +250,11 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         place: StepKey,
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<bool, DurableFault> {
         match trust {
-            Trust::Job { key, .. } if self.limits.require_mac != RequireMac::Never => {
-                let found = self.written_at(namespace, place, &key).await?;
+            Trust::Job { keys, .. } if self.limits.require_mac != RequireMac::Never => {
+                let found = self.written_at(namespace, place, keys).await?;
                 Ok(found.is_some())
             }
             _ => {
@@ -268,22 +270,22 @@ impl Trickle {
         manifest: &ManifestBytes,
         rank: storaged_wire::Rank,
         index: Digest,
-        trust: Trust,
+        trust: &Trust,
     ) -> Result<IndexStanding, DurableFault> {
-        if self.limits.require_mac == RequireMac::Never && trust != Trust::Anything {
+        if self.limits.require_mac == RequireMac::Never && *trust != Trust::Anything {
             let standing = self.standing(manifest, trust).await?;
             if standing == Standing::WithoutMac {
                 return Ok(IndexStanding::Authentic);
             }
         }
-        let Trust::Job { key, .. } = trust else {
+        let Trust::Job { keys, .. } = trust else {
             return Ok(IndexStanding::Unproven);
         };
         let record = manifest.manifest();
         let at = object(record, PROVENANCE_OBJECT)?;
         let bytes = self.read_provenance(&at).await?.unwrap_or_default();
         let place = CheckpointKey::of(record);
-        let read = Provenance::of(&bytes, &key, manifest.name(), &place);
+        let read = keys.read_of(&bytes, manifest.name(), &place);
         Ok(match read.ok().and_then(|it| it.index_of(rank)) {
             Some(known) if known == index => IndexStanding::Authentic,
             _ => IndexStanding::Unproven,

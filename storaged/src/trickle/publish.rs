@@ -69,7 +69,12 @@ impl Trickle {
         self.put_provenance(manifest, authorship, increments)
             .await?;
         let key = object(record, MANIFEST_OBJECT)?;
-        Ok(self.store.put_new(&key, manifest_object(manifest)).await?)
+        self.store.put_new(&key, manifest_object(manifest)).await?;
+        // Asked behind the manifest: either this sees the change of the token, or who changes it sees this checkpoint.
+        match &authorship.keys {
+            Some(keys) => self.check_key(&record.namespace, &keys.newest).await,
+            None => Ok(()),
+        }
     }
 
     /// One listing instead of a question for each object.

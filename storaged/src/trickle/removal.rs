@@ -64,7 +64,7 @@ impl Trickle {
         owner: Owner,
     ) -> Result<(), CurationFault> {
         let listing = self
-            .list_to(Depth::Manifests, namespace, None, Trust::Anything)
+            .list_to(Depth::Manifests, namespace, None, &Trust::Anything)
             .await?;
         let other = |found: Owner| found != owner;
         if listing
@@ -85,7 +85,7 @@ impl Trickle {
         run: Option<RunId>,
         step: Step,
     ) -> Result<StepKey, CurationFault> {
-        let listing = self.list(namespace, Some(step), Trust::Anything).await?;
+        let listing = self.list(namespace, Some(step), &Trust::Anything).await?;
         let mut places = listing
             .manifests
             .iter()

@@ -94,7 +94,7 @@ fn doomed(
 
 impl Trickle {
     /// After a publication: what the retention does not keep goes. One at a time; what fails is tried after the next.
-    pub async fn tidy(&self, namespace: &Namespace, run: RunId, trust: Trust) {
+    pub async fn tidy(&self, namespace: &Namespace, run: RunId, trust: &Trust) {
         let Ok(_turn) = self.tidying.try_lock() else {
             return;
         };
@@ -105,7 +105,7 @@ impl Trickle {
         }
     }
 
-    async fn retain(&self, namespace: &Namespace, trust: Trust) -> Result<(), DurableFault> {
+    async fn retain(&self, namespace: &Namespace, trust: &Trust) -> Result<(), DurableFault> {
         let retention = &self.limits.retention;
         let Some(keep_last) = retention.keep_last else {
             return Ok(());

@@ -3,7 +3,7 @@
 
 use storaged_core::{ClaimFault, ClaimedRun, DurableFault, Trust};
 use storaged_wire::claim::RunClaim;
-use storaged_wire::{Namespace, Owner, RunId, decode, encode};
+use storaged_wire::{ConsentKey, Namespace, Owner, RunId, decode, encode};
 
 use super::Trickle;
 use super::fault::damaged;
@@ -30,9 +30,17 @@ impl Trickle {
         &self,
         namespace: &Namespace,
         owner: Owner,
+        consent: Option<&ConsentKey>,
         above: u64,
         identity: u64,
     ) -> Result<RunId, ClaimFault> {
+        if let Some(consent) = consent {
+            let current = self.check_current(namespace, consent).await;
+            current.map_err(|fault| match fault {
+                DurableFault::TokenChanged(_) => ClaimFault::WrongOwner,
+                other => ClaimFault::Durable(other),
+            })?;
+        }
         let known = self
             .known_runs(namespace)
             .await
@@ -149,6 +157,20 @@ impl Trickle {
         })
     }
 
+    /// Whether the tier knows a job, and as somebody else's.
+    ///
+    /// # Errors
+    /// That it does not belong to whoever asks, or why the tier could not be asked.
+    pub(super) async fn check_job(
+        &self,
+        namespace: &Namespace,
+        owner: Owner,
+    ) -> Result<(), ClaimFault> {
+        let known = self.known_runs(namespace).await;
+        let known = known.map_err(ClaimFault::Durable)?;
+        self.check_owner(namespace, owner, &known).await
+    }
+
     /// A namespace in the tier belongs to whoever made the newest claim; before the first claim, to whoever saved there.
     async fn check_owner(
         &self,
@@ -162,7 +184,7 @@ impl Trickle {
         if known.highest == 0 {
             return Ok(());
         }
-        let listed = self.list(namespace, None, Trust::Anything).await;
+        let listed = self.list(namespace, None, &Trust::Anything).await;
         let listed = listed.map_err(ClaimFault::Durable)?;
         let newest = listed
             .manifests
@@ -256,7 +278,7 @@ mod tests {
     async fn a_number_is_above_every_folder_and_claim() {
         let store: Arc<dyn Store> = Arc::new(store::FakeStore::new());
         let trickle = over(store.clone());
-        let claim = |above, identity| trickle.claim_run(&NAMESPACE, mine(), above, identity);
+        let claim = |above, identity| trickle.claim_run(&NAMESPACE, mine(), None, above, identity);
         static NAMESPACE: std::sync::LazyLock<Namespace> = std::sync::LazyLock::new(namespace);
         assert_eq!(claim(0, 1).await, Ok(RunId::with_identity(1, 1)));
         assert_eq!(claim(0, 2).await, Ok(RunId::with_identity(2, 2)));
@@ -280,7 +302,11 @@ mod tests {
         let trickle = over(Arc::new(store::FakeStore::new()));
         let claims = (1..=32).map(|identity| {
             let trickle = trickle.clone();
-            tokio::spawn(async move { trickle.claim_run(&namespace(), mine(), 0, identity).await })
+            tokio::spawn(async move {
+                trickle
+                    .claim_run(&namespace(), mine(), None, 0, identity)
+                    .await
+            })
         });
         let mut numbers = BTreeSet::new();
         for claim in claims.collect::<Vec<_>>() {
@@ -292,9 +318,12 @@ mod tests {
     #[tokio::test]
     async fn another_token_gets_none() {
         let trickle = over(Arc::new(store::FakeStore::new()));
-        trickle.claim_run(&namespace(), mine(), 0, 1).await.unwrap();
+        trickle
+            .claim_run(&namespace(), mine(), None, 0, 1)
+            .await
+            .unwrap();
         let other = Owner::of_token(b"other");
-        let refused = trickle.claim_run(&namespace(), other, 0, 2).await;
+        let refused = trickle.claim_run(&namespace(), other, None, 0, 2).await;
         assert_eq!(refused, Err(ClaimFault::WrongOwner));
     }
 
@@ -302,7 +331,9 @@ mod tests {
     async fn a_forged_last_folder_is_said_and_overflows_nothing() {
         let store: Arc<dyn Store> = Arc::new(store::FakeStore::new());
         put(&store, &format!("job/run-{}/step-1/x", u64::MAX)).await;
-        let refused = over(store).claim_run(&namespace(), mine(), 0, 1).await;
+        let refused = over(store)
+            .claim_run(&namespace(), mine(), None, 0, 1)
+            .await;
         let Err(ClaimFault::Durable(DurableFault::Damaged(text))) = refused else {
             panic!("expected a fault, got {refused:?}");
         };
@@ -317,7 +348,7 @@ mod tests {
         };
         let faulty = store::Faulty::new(Arc::new(store::FakeStore::new()), plan, 1);
         let refused = over(Arc::new(faulty))
-            .claim_run(&namespace(), mine(), 0, 1)
+            .claim_run(&namespace(), mine(), None, 0, 1)
             .await;
         assert!(
             matches!(refused, Err(ClaimFault::Durable(_))),
@@ -338,7 +369,7 @@ mod tests {
             .unwrap();
         let found = trickle.find_run(&namespace(), run).await;
         assert_eq!(found, Ok(ClaimedRun::Newest(mine())));
-        let next = trickle.claim_run(&namespace(), mine(), 0, 5).await;
+        let next = trickle.claim_run(&namespace(), mine(), None, 0, 5).await;
         assert_eq!(next, Ok(RunId::with_identity(5, 5)));
     }
 }

@@ -8,8 +8,8 @@ use storaged_codec::delta::Kind;
 use storaged_codec::{ChunkSize, Digest, Geometry};
 use storaged_core::{Authorship, DurableFault, SlotShard, Trust, UploadBase};
 use storaged_wire::{
-    Enclosed, Enclosures, Manifest, ManifestBytes, ManifestKey, Namespace, NodeName, Owner, Rank,
-    RunId, ShardEntry, SlotId, Step, WorldSize,
+    Enclosed, Enclosures, JobKeys, Manifest, ManifestBytes, ManifestKey, Namespace, NodeName,
+    Owner, Rank, RunId, ShardEntry, SlotId, Step, WorldSize,
 };
 
 use super::store::{self, ObjectKey, Store};
@@ -20,6 +20,7 @@ use crate::memory::Memory;
 mod enclosed;
 mod provenance;
 mod share;
+mod succession;
 mod threads;
 mod tier;
 mod torch_metadata;
@@ -29,22 +30,22 @@ const SCHEMA: &[u8] = b"a schema";
 const RANK: Rank = Rank::new(0);
 const TOKEN: &[u8] = b"token";
 
-fn job_key() -> ManifestKey {
-    ManifestKey::of_token(&Namespace::new("job").unwrap(), TOKEN)
+fn job_keys() -> JobKeys {
+    JobKeys::of_token(&Namespace::new("job").unwrap(), TOKEN)
 }
 
 /// What whoever says the job's token believes.
 fn of_job() -> Trust {
     Trust::Job {
         owner: Owner::of_token(TOKEN),
-        key: job_key(),
+        keys: job_keys(),
         known: None,
     }
 }
 
 fn by_job() -> Authorship {
     Authorship {
-        key: Some(job_key()),
+        keys: Some(job_keys()),
         predecessor: None,
     }
 }
@@ -194,7 +195,7 @@ impl World {
         trust: Trust,
     ) -> Result<Vec<u8>, DurableFault> {
         let slot = self.slot(&vec![0; saved.bytes.len()]);
-        let fetch = self.trickle.fetch(&saved.manifest, RANK, slot, &[], trust);
+        let fetch = self.trickle.fetch(&saved.manifest, RANK, slot, &[], &trust);
         fetch.await?;
         let mut got = vec![0; saved.bytes.len()];
         self.memory
@@ -451,7 +452,7 @@ async fn a_step_whose_base_was_removed_is_not_offered() {
     let offered = async |world: &World| {
         let listed = world
             .trickle
-            .list(&Namespace::new("job").unwrap(), None, of_job())
+            .list(&Namespace::new("job").unwrap(), None, &of_job())
             .await;
         let steps = listed
             .unwrap()

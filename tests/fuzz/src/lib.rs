@@ -13,6 +13,8 @@ mod running;
 #[allow(dead_code, reason = "of some records only the messages are wanted")]
 #[path = "../../../codec/wire/tests/fuzz/samples.rs"]
 mod samples;
+#[path = "../../../codec/wire/tests/fuzz/succession.rs"]
+mod succession;
 #[path = "../../../storaged/core/tests/testkit/mod.rs"]
 mod testkit;
 

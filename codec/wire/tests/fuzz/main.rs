@@ -10,6 +10,7 @@ mod messages;
 mod restart;
 mod running;
 mod samples;
+mod succession;
 
 use std::alloc::System;
 use std::fmt::Debug;

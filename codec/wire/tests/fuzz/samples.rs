@@ -14,15 +14,15 @@ use storaged_wire::peer::{
 use storaged_wire::plan::{
     CopyFault, PassedOverCause, RestorePlan, ShardSource, Source, Unrestorable,
 };
-use storaged_wire::provenance::{KeyTold, KeyWanted};
+use storaged_wire::provenance::KeyWanted;
 use storaged_wire::shape::{EncodeShape, RepairShape, StripeMap};
 use storaged_wire::{
     CheckpointState, ChunkSize, Digest, Enclosed, Enclosure, EnclosuresHeld, Fingerprint,
-    Generation, Geometry, Manifest, ManifestKey, Namespace, NodeName, Owner, Rank, Refusal,
-    RefusalCode, RunId, SessionId, ShardEntry, SlotId, Step, WorldSize,
+    Generation, Geometry, Manifest, Namespace, NodeName, Owner, Rank, Refusal, RefusalCode, RunId,
+    SessionId, ShardEntry, SlotId, Step, WorldSize,
 };
 
-use crate::{restart, running};
+use crate::{restart, running, succession};
 
 pub fn link_tally(name: &str) -> LinkTally {
     LinkTally {
@@ -163,6 +163,7 @@ pub fn requests() -> Vec<Request> {
         trainers_requests(),
         operators_requests(),
         restart::requests(),
+        succession::requests(),
     ]
     .concat()
 }
@@ -296,7 +297,7 @@ pub fn plan() -> RestorePlan {
 }
 
 pub fn replies() -> Vec<Reply> {
-    [readers_replies(), restart::replies()].concat()
+    [readers_replies(), restart::replies(), succession::replies()].concat()
 }
 
 fn readers_replies() -> Vec<Reply> {
@@ -379,6 +380,7 @@ pub fn stream_record() -> StreamRecord {
 pub fn checkpoint_messages() -> Vec<PeerMessage> {
     [
         run_messages(),
+        succession::messages(),
         step_messages(),
         copy_messages(),
         namespace_messages(),
@@ -508,11 +510,6 @@ fn copy_messages() -> Vec<PeerMessage> {
         PeerMessage::KeyWanted(KeyWanted {
             namespace: key().namespace,
             owner: Owner::of_token(b"t"),
-        }),
-        PeerMessage::KeyTold(KeyTold {
-            namespace: key().namespace,
-            owner: Owner::of_token(b"t"),
-            key: ManifestKey::of_token(&key().namespace, b"token"),
         }),
         PeerMessage::DurableRemoved {
             namespace: key().namespace,

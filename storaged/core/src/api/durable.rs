@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use storaged_wire::local::{Keep, PinnedOnes, Removal};
 use storaged_wire::{
-    Digest, DurableStep, ManifestBytes, ManifestKey, Owner, RunId, SharedBytes, Step,
+    Digest, DurableStep, JobKeys, ManifestBytes, Owner, RunId, SharedBytes, Step, Succession,
 };
 use thiserror::Error;
 
 use super::SlotShard;
 
 /// What is believed of what lies in the durable tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
     /// All of it: by those who only remove it or put marks on it.
     Anything,
     /// What its job has authenticated.
     Job {
         owner: Owner,
-        key: ManifestKey,
+        keys: JobKeys,
         /// The newest that is known to have been written with a MAC: what comes behind it without one is none of the job's.
         known: Option<DurableStep>,
     },
@@ -29,10 +29,10 @@ pub enum Trust {
 }
 
 /// By what a checkpoint is told from a forged one once it is durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authorship {
-    /// None if nobody who answers knows it.
-    pub key: Option<ManifestKey>,
+    /// None if nobody who answers knows them. The newest authenticates, the others tell what came before.
+    pub keys: Option<JobKeys>,
     /// The newest older one that this node knows to have been durable.
     pub predecessor: Option<DurableStep>,
 }
@@ -109,6 +109,9 @@ pub enum DurableFault {
     /// It is not authenticated, and would have to be.
     #[error("{0}")]
     Unproven(String),
+    /// The job's token was changed for another one than whoever asks has.
+    #[error("{0}")]
+    TokenChanged(String),
     /// Another writer's object is in the way.
     #[error("{0}")]
     Conflict(String),
@@ -130,6 +133,7 @@ impl DurableFault {
             Self::Damaged(_) => "damaged",
             Self::NotPlain(_) => "not_plain",
             Self::Unproven(_) => "unproven",
+            Self::TokenChanged(_) => "token_changed",
             Self::Conflict(_) => "conflict",
             Self::Local(_) => "local",
         }
@@ -142,6 +146,7 @@ impl DurableFault {
             Self::Damaged(_)
                 | Self::NotPlain(_)
                 | Self::Unproven(_)
+                | Self::TokenChanged(_)
                 | Self::Conflict(_)
                 | Self::Local(_)
         )
@@ -234,13 +239,33 @@ pub enum ClaimFault {
     Durable(DurableFault),
 }
 
+/// What the durable tier has of changes of a job's token.
+#[derive(Debug, Clone, Default)]
+pub struct FoundSuccessions {
+    /// Records that are none of the asker's may be among them.
+    pub records: Vec<Succession>,
+    /// The newest checkpoint that the asker's keys have authenticated; none if none was asked for.
+    pub newest: Option<DurableStep>,
+}
+
+/// Why the durable tier did not take the change of a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SuccessionFault {
+    /// The namespace belongs to another token.
+    WrongOwner,
+    /// It has another one of this number.
+    Another(Box<Succession>),
+    /// It did not do it.
+    Durable(DurableFault),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn only_what_may_pass_by_itself_is_tried_again() {
-        let faults: [fn(String) -> DurableFault; 11] = [
+        let faults: [fn(String) -> DurableFault; 12] = [
             DurableFault::Unavailable,
             DurableFault::TimedOut,
             DurableFault::Denied,
@@ -250,6 +275,7 @@ mod tests {
             DurableFault::Damaged,
             DurableFault::NotPlain,
             DurableFault::Unproven,
+            DurableFault::TokenChanged,
             DurableFault::Conflict,
             DurableFault::Local,
         ];

@@ -8,12 +8,13 @@ use storaged_plan::Member;
 use storaged_wire::local::Request;
 use storaged_wire::peer::{PeerMessage, SessionFault};
 use storaged_wire::{
-    Digest, Generation, KeptRecord, Namespace, NodeName, Rank, RunId, SessionId, SlotId,
+    Digest, Generation, KeptRecord, Namespace, NodeName, Rank, RunId, SessionId, SlotId, Succession,
 };
 
 use super::{
-    ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, Prepared, QueryId,
-    Registration, RegistryFault, Removed, RequestId, ScrubTally, SessionTally, Unread, Viewer,
+    ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, FoundSuccessions,
+    Prepared, QueryId, Registration, RegistryFault, Removed, RequestId, ScrubTally, SessionTally,
+    SuccessionFault, Unread, Viewer,
 };
 
 /// What happened.
@@ -116,6 +117,16 @@ pub enum Input {
     RunFound {
         query: QueryId,
         outcome: Result<ClaimedRun, DurableFault>,
+    },
+    /// `Output::FindSuccessions` ended.
+    SuccessionsFound {
+        query: QueryId,
+        outcome: Result<FoundSuccessions, DurableFault>,
+    },
+    /// `Output::Succeed` ended: the record that is there.
+    Succeeded {
+        query: QueryId,
+        outcome: Result<Succession, SuccessionFault>,
     },
     /// `Output::Fetch` ended: every byte asked for is in the slot and has its digest.
     Fetched {

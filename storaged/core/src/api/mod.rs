@@ -15,7 +15,7 @@ mod work;
 
 pub use durable::{
     Authorship, ClaimFault, ClaimedRun, Curation, CurationFault, DurableFault, DurableListing,
-    Removed, SetAside, SetAsideCause, Trust, UploadBase,
+    FoundSuccessions, Removed, SetAside, SetAsideCause, SuccessionFault, Trust, UploadBase,
 };
 pub use false_statement::FalseStatement;
 pub(crate) use false_statement::Severity;

@@ -7,8 +7,8 @@ use storaged_wire::drain::DrainOrder;
 use storaged_wire::local::Reply;
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
-    ChunkSize, Digest, Enclosures, KeptRecord, ManifestBytes, Namespace, NodeName, Owner, Rank,
-    RecordName, RunId, SessionId, SlotId, Step,
+    ChunkSize, ConsentKey, Digest, Enclosures, KeptRecord, ManifestBytes, ManifestKey, Namespace,
+    NodeName, Owner, Rank, RecordName, Rotation, RunId, SessionId, SlotId, Step,
 };
 
 use super::{
@@ -82,6 +82,8 @@ pub enum Output {
         query: QueryId,
         namespace: Namespace,
         owner: Owner,
+        /// That of the token by which it is asked.
+        consent: Option<ConsentKey>,
         above: u64,
         identity: u64,
     },
@@ -110,6 +112,18 @@ pub enum Output {
         slot: SlotId,
         ranges: Vec<Range<u64>>,
         trust: Trust,
+    },
+    /// Look for changes of a job's token in the durable tier, and with a trust for its newest checkpoint.
+    FindSuccessions {
+        query: QueryId,
+        namespace: Namespace,
+        trust: Option<Trust>,
+    },
+    /// Write a change of a job's token to the durable tier, by create-if-absent; the key is that of the token that is changed.
+    Succeed {
+        query: QueryId,
+        rotation: Rotation,
+        retired: ManifestKey,
     },
     /// Pin, unpin or remove checkpoints in the durable tier, which must be the owner's.
     Curate {

@@ -119,6 +119,7 @@ impl Context {
             return;
         };
         self.send_all(&PeerMessage::Fences(vec![fence]));
+        self.tell_succession_of(namespace);
         self.end_fenced_trainers(namespace);
     }
 

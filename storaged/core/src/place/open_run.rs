@@ -173,10 +173,12 @@ impl Runs {
         proposal.tier = TierClaim::Asked;
         proposal.claims = proposal.claims.saturating_add(1);
         proposal.phase = Phase::Waiting { until };
+        let said = cx.successions.said.get(&proposal.id.conn);
         let output = Output::ClaimRun {
             query,
             namespace: proposal.namespace.clone(),
             owner: proposal.owner,
+            consent: said.map(|said| said.consent),
             above: proposal.above,
             identity: proposal.run.identity(),
         };

@@ -3,10 +3,11 @@
 //! published when their trainers may have gone. It is told to a node that is to publish and has none, and to nobody else: not in
 //! status, not in logs.
 
-use storaged_wire::peer::{CheckpointKey, PeerMessage};
+use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage};
 use storaged_wire::provenance::{KeyTold, KeyWanted};
 use storaged_wire::{
-    CheckpointState, Digest, DurableStep, KeptNamespace, ManifestKey, Namespace, NodeName, Owner,
+    CheckpointState, Digest, DurableStep, JobKeys, KeptNamespace, Namespace, NodeName, Owner,
+    RunId, Step,
 };
 
 use crate::api::{Authorship, ConnId, Trust};
@@ -14,21 +15,16 @@ use crate::context::Context;
 use crate::limits;
 
 impl Context {
-    /// Somebody says a token whose owner was compared. An operator reads in the owner's name without the job's token.
-    pub(super) fn key_said(
+    /// Somebody says a token that was compared. An operator reads in the owner's name without the job's token.
+    pub(super) fn keys_said(
         &mut self,
         conn: ConnId,
         namespace: &Namespace,
         owner: Owner,
-        token: &[u8],
+        keys: Option<JobKeys>,
     ) {
-        let key = if owner == Owner::of_token(token) {
-            Some(ManifestKey::of_token(namespace, token))
-        } else {
-            self.keys.of_job(namespace)
-        };
-        match key {
-            Some(key) => drop(self.keys.said.insert(conn, key)),
+        match keys {
+            Some(keys) => drop(self.keys.said.insert(conn, keys)),
             None => drop(self.keys.said.remove(&conn)),
         }
         if self.owner_of(namespace) == Some(owner) {
@@ -36,16 +32,19 @@ impl Context {
         }
     }
 
-    /// What a connection said is the key of its job, which is known by now.
+    /// What a connection said are the keys of its job, which is known by now. Its token may have been changed since.
     pub(super) fn keep_key(&mut self, conn: ConnId, namespace: &Namespace) {
-        if let Some(key) = self.keys.said.get(&conn).copied() {
-            self.set_key(namespace, key);
+        let said = self.keys.said.get(&conn).cloned();
+        let proven = self.successions.proven(namespace);
+        if let Some(keys) = said.filter(|keys| proven.is_none_or(|it| it.is_under(&keys.newest))) {
+            self.set_keys(namespace, keys);
         }
     }
 
-    fn set_key(&mut self, namespace: &Namespace, key: ManifestKey) {
+    pub(super) fn set_keys(&mut self, namespace: &Namespace, keys: JobKeys) {
         self.keys.asked.remove(namespace);
-        if self.keys.jobs.insert(namespace.clone(), key) != Some(key) {
+        let before = self.keys.jobs.insert(namespace.clone(), keys);
+        if before.as_ref() != self.keys.of_job(namespace) {
             self.keeping.touch_job(namespace);
         }
     }
@@ -55,8 +54,10 @@ impl Context {
         if planted!("keys_end_with_the_daemon") {
             return;
         }
-        if let Some(key) = job.manifest_key {
-            self.keys.jobs.insert(job.namespace.clone(), key);
+        if let Some(newest) = job.manifest_key {
+            let retired = job.retired_keys.clone().unwrap_or_default();
+            let keys = JobKeys { newest, retired };
+            self.keys.jobs.insert(job.namespace.clone(), keys);
         }
         if let Some(durable) = job.durable {
             self.keys.durable.insert(job.namespace.clone(), durable);
@@ -70,9 +71,9 @@ impl Context {
     pub(crate) fn trust_of(&self, conn: ConnId, owner: Owner) -> Trust {
         match self.keys.said.get(&conn) {
             _ if planted!("forged_steps_believed") => Trust::Anything,
-            Some(key) => Trust::Job {
+            Some(keys) => Trust::Job {
                 owner,
-                key: *key,
+                keys: bounded(keys.clone()),
                 known: self.known_with_mac(conn),
             },
             None => Trust::Nothing { owner },
@@ -89,12 +90,14 @@ impl Context {
         let namespace = &key.namespace;
         let newest = self.keys.durable(namespace);
         let predecessor = newest.filter(|it| (it.run, it.step) < (key.run, key.step));
-        let by = |key| Some(Authorship { key, predecessor });
+        let by = |keys| Some(Authorship { keys, predecessor });
         if let Some(known) = self.keys.of_job(namespace) {
-            return by(Some(known));
+            return by(Some(known.clone()));
         }
-        if owner == Owner::of_token(b"") {
-            return by(Some(ManifestKey::of_token(namespace, b"")));
+        let is_first = self.successions.proven(namespace).is_none()
+            && !self.keys.retired.contains_key(namespace);
+        if is_first && owner == Owner::of_token(b"") {
+            return by(Some(JobKeys::of_token(namespace, b"")));
         }
         let now = self.now;
         let since = *self.keys.asked.entry(namespace.clone()).or_insert(now);
@@ -117,11 +120,12 @@ impl Context {
         match message {
             PeerMessage::KeyWanted(KeyWanted { namespace, owner }) => {
                 let is_its = self.owner_of(&namespace) == Some(owner);
-                if let Some(key) = self.keys.of_job(&namespace).filter(|_| is_its) {
+                if let Some(keys) = self.keys.of_job(&namespace).filter(|_| is_its) {
                     let told = KeyTold {
-                        namespace,
                         owner,
-                        key,
+                        key: keys.newest,
+                        retired: Some(keys.retired.clone()),
+                        namespace,
                     };
                     self.send(from, PeerMessage::KeyTold(told));
                 }
@@ -130,15 +134,24 @@ impl Context {
                 namespace,
                 owner,
                 key,
+                retired,
             }) => {
                 // What a trainer said here counts more than what a peer says, and nobody is believed who was not asked.
                 let is_asked = self.keys.asked.contains_key(&namespace);
                 let is_its = self.owner_of(&namespace) == Some(owner);
-                if is_asked && is_its && self.keys.of_job(&namespace).is_none() {
-                    self.set_key(&namespace, key);
+                let proven = self.successions.proven(&namespace);
+                let is_newest = proven.is_none_or(|it| it.is_under(&key))
+                    && self.keys.retired.get(&namespace) != Some(&key);
+                if is_asked && is_its && is_newest && self.keys.of_job(&namespace).is_none() {
+                    let keys = JobKeys {
+                        newest: key,
+                        retired: retired.unwrap_or_default(),
+                    };
+                    self.set_keys(&namespace, keys);
                     self.start_publishing();
                 }
             }
+            PeerMessage::Rotated(rotated) => self.rotated_told(from, rotated),
             PeerMessage::DurableRemoved { namespace, owner } => {
                 if self.owner_of(&namespace) == Some(owner) {
                     self.forget_durable(&namespace);
@@ -203,4 +216,17 @@ impl Context {
             self.remember_mac(&key.namespace, step);
         }
     }
+}
+
+/// A retired key counts for what was durable when its token was changed.
+fn bounded(mut keys: JobKeys) -> JobKeys {
+    if planted!("retired_keys_count_for_ever") {
+        for one in &mut keys.retired {
+            one.up_to = Some(HighMark {
+                run: RunId::new(limits::RUN_NUMBER_MAX),
+                step: Step::new(u64::MAX),
+            });
+        }
+    }
+    keys
 }

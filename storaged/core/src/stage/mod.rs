@@ -6,16 +6,19 @@ mod boards;
 mod commit;
 mod evidence;
 mod hear;
+mod identify;
 mod kept_steps;
 mod lifetime;
 mod manifest_key;
 mod notify;
 mod retire;
 mod room;
+mod rotate;
 mod slots;
 
 pub use slots::SLOT_GRAIN_BYTES;
 
+use identify::Identity;
 pub(crate) use lifetime::{Drops, Lifetimes, Trainers};
 pub(crate) use retire::cut;
 
@@ -29,10 +32,10 @@ use storaged_wire::local::{
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{
     CheckpointState, Digest, Namespace, Owner, Rank, Refusal, RefusalCode, RunId, SlotId, Step,
-    WorldSize,
+    Succession, WorldSize,
 };
 
-use crate::api::{ConnId, HeldBlock, Note, Output, RequestId, Viewer};
+use crate::api::{ConnId, HeldBlock, Note, Output, RequestId};
 use crate::catalog::{
     Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
     WaiterWish,
@@ -41,6 +44,7 @@ use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
 use crate::place::{RunStanding, wrong_token};
+use crate::successions::SaidHello;
 
 /// What a trainer says of itself.
 #[derive(Debug, Clone)]
@@ -56,12 +60,16 @@ impl Context {
     /// Lets somebody in. A trainer whose run nobody here has heard of comes back: it waits until it is known.
     pub(crate) fn hello(
         &mut self,
-        id: RequestId,
-        version: u16,
-        namespace: Namespace,
-        token: &[u8],
-        role: Role,
+        said: &SaidHello,
+        found: &[Succession],
     ) -> Result<Option<TrainerHello>, Refusal> {
+        let SaidHello {
+            id,
+            version,
+            namespace,
+            token,
+            role,
+        } = said.clone();
         if version != LOCAL_VERSION {
             return Err(Refusal::new(
                 RefusalCode::Version,
@@ -71,10 +79,9 @@ impl Context {
             ));
         }
         let namespace = self.viewer(id.conn).resolve(&namespace)?;
-        check_token(token)?;
-        let owner = self.owner_said(id, &namespace, token, &role);
-        self.check_owner(&namespace, owner)?;
-        self.key_said(id.conn, &namespace, owner, token);
+        check_token(&token)?;
+        let Identity { owner, keys } = self.identify(id.conn, &namespace, &token, &role, found)?;
+        self.keys_said(id.conn, &namespace, owner, keys);
         let Role::Trainer {
             run,
             rank,
@@ -168,13 +175,6 @@ impl Context {
             chunk: self.setup.chunk,
         };
         self.reply(id, reply);
-    }
-
-    /// Whose reader or trainer this is: an operator reads in the owner's name.
-    fn owner_said(&self, id: RequestId, namespace: &Namespace, token: &[u8], role: &Role) -> Owner {
-        let operator = *role == Role::Reader && self.viewer(id.conn) == Viewer::Operator;
-        let known = self.owner_of(namespace).filter(|_| operator);
-        known.unwrap_or_else(|| Owner::of_token(token))
     }
 
     pub(crate) fn namespace_table(
@@ -500,9 +500,10 @@ impl Context {
     }
 
     pub(crate) fn client_gone(&mut self, conn: ConnId) {
-        self.conns.remove(&conn);
+        let attached = self.conns.remove(&conn);
         self.viewers.remove(&conn);
         self.keys.forget(conn);
+        self.forget_successions_of(conn, attached);
         self.waiters.retain(|waiter| waiter.id.conn != conn);
         self.reclaim_slots(conn);
         self.close_readers(conn);

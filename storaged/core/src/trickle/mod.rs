@@ -204,6 +204,9 @@ impl Context {
             }
             Err(reason) => {
                 checkpoint.publishing = retry;
+                if matches!(reason, DurableFault::TokenChanged(_)) {
+                    self.learn_of_successions(&key.namespace);
+                }
                 self.tell_durable_failed(&key, reason.to_string());
             }
         }

@@ -59,7 +59,11 @@ impl Conduct {
             },
             // The simulation has tiers that give shards back; here it only matters that one was asked.
             Task::Fetch(..) => Course::fails(UPLOAD_MS, slow_down()),
-            Task::Publish(_) | Task::Record(..) | Task::Find(..) => Course::well(UPLOAD_MS),
+            Task::Publish(_)
+            | Task::Record(..)
+            | Task::Find(..)
+            | Task::Successions(..)
+            | Task::Succeed(..) => Course::well(UPLOAD_MS),
         }
     }
 }

@@ -13,6 +13,9 @@ mod running;
 #[path = "../../../../codec/wire/tests/fuzz/samples.rs"]
 #[allow(dead_code, reason = "of the records only the messages are wanted")]
 mod samples;
+#[allow(dead_code, reason = "of the records only the messages are wanted")]
+#[path = "../../../../codec/wire/tests/fuzz/succession.rs"]
+mod succession;
 #[path = "../testkit/mod.rs"]
 mod testkit;
 mod twist;

@@ -389,7 +389,12 @@ impl Scene for Simulation {
             }
             Task::Publish(_) => delay,
             Task::Fetch(..) => 50 + delay,
-            Task::List(..) | Task::Claim(..) | Task::Record(..) | Task::Find(..) => 20 + delay,
+            Task::List(..)
+            | Task::Claim(..)
+            | Task::Record(..)
+            | Task::Find(..)
+            | Task::Successions(..)
+            | Task::Succeed(..) => 20 + delay,
         };
         Course::well(lasts_ms)
     }

@@ -63,12 +63,14 @@ impl<S: Scene> World<S> {
                 query,
                 namespace,
                 owner,
+                consent,
                 above,
                 identity,
             } => {
                 let claim = Claim {
                     namespace,
                     owner,
+                    consent,
                     above,
                     identity,
                 };
@@ -84,6 +86,7 @@ impl<S: Scene> World<S> {
                 namespace,
                 run,
             } => Task::Find(query, namespace, run),
+            asked @ (Output::FindSuccessions { .. } | Output::Succeed { .. }) => of_tokens(asked),
             asked @ Output::RegisterRun { .. } => return self.ask_registry(pid, asked),
             other => return self.perform_here(pid, other),
         };
@@ -269,5 +272,21 @@ impl<S: Scene> World<S> {
                 (name.length, fault.map(|fault| fault.to_string()))
             }
         }
+    }
+}
+
+fn of_tokens(asked: Output) -> Task {
+    match asked {
+        Output::FindSuccessions {
+            query,
+            namespace,
+            trust,
+        } => Task::Successions(query, namespace, trust),
+        Output::Succeed {
+            query,
+            rotation,
+            retired,
+        } => Task::Succeed(query, Box::new(rotation), retired),
+        other => panic!("{other:?} is not of tokens"),
     }
 }

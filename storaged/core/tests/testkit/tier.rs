@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use storaged_codec::Digest;
 use storaged_core::{
-    Authorship, ClaimFault, ClaimedRun, DurableFault, DurableListing, Input, QueryId, SetAside,
-    SetAsideCause, SlotShard, Trust, UploadBase,
+    Authorship, ClaimFault, ClaimedRun, DurableFault, DurableListing, FoundSuccessions, Input,
+    QueryId, SetAside, SetAsideCause, SlotShard, SuccessionFault, Trust, UploadBase,
 };
-use storaged_wire::peer::CheckpointKey;
+use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::{
-    DurableStep, Enclosures, ManifestBytes, Namespace, Owner, Rank, RunId, SharedBytes, SlotId,
-    Step,
+    ConsentKey, DurableStep, Enclosures, JobKeys, ManifestBytes, ManifestKey, Namespace, Owner,
+    Rank, Rotation, RunId, SharedBytes, SlotId, Step, Succession,
 };
 
 use super::process::{Payload, Pid, digests};
@@ -33,6 +33,8 @@ pub enum Task {
     Claim(QueryId, Claim),
     Record(Namespace, Owner, RunId),
     Find(QueryId, Namespace, RunId),
+    Successions(QueryId, Namespace, Option<Trust>),
+    Succeed(QueryId, Box<Rotation>, ManifestKey),
 }
 
 #[derive(Debug, Clone)]
@@ -64,6 +66,7 @@ pub struct Publication {
 pub struct Claim {
     pub namespace: Namespace,
     pub owner: Owner,
+    pub consent: Option<ConsentKey>,
     pub above: u64,
     pub identity: u64,
 }
@@ -138,6 +141,8 @@ pub struct Tier {
     shards: BTreeMap<(Digest, Rank), Object>,
     pub published: BTreeMap<CheckpointKey, Published>,
     claims: BTreeMap<(Namespace, u64), (RunId, Owner)>,
+    /// Changes of tokens, in the order in which they came.
+    pub successions: Vec<Succession>,
     /// Uploads that could be written against a base.
     pub increments: u64,
     /// How often it was asked for a shard.
@@ -172,9 +177,15 @@ impl Tier {
         let Claim {
             namespace,
             owner,
+            consent,
             above,
             identity,
         } = claim;
+        let all = self.successions.iter();
+        let mut of_it = all.filter(|it| it.namespace == namespace);
+        if consent.is_some_and(|consent| of_it.any(|it| it.retires(&consent))) {
+            return Err(ClaimFault::WrongOwner);
+        }
         if self.claimed(&namespace).any(|(_, known)| known != owner) {
             return Err(ClaimFault::WrongOwner);
         }
@@ -213,8 +224,8 @@ impl Tier {
             .rev();
         let refused = |it: &Published| match trust {
             Trust::Anything => false,
-            Trust::Job { owner, key, .. } => {
-                it.manifest.manifest().owner == *owner && it.authorship.key != Some(*key)
+            Trust::Job { owner, keys, .. } => {
+                it.manifest.manifest().owner == *owner && !is_authentic(it, keys)
             }
             Trust::Nothing { .. } => true,
         };
@@ -245,6 +256,55 @@ impl Tier {
         }
     }
 
+    fn check_key(&self, namespace: &Namespace, key: &ManifestKey) -> Result<(), DurableFault> {
+        let of_it = |it: &&Succession| it.namespace == *namespace;
+        let mut of_it = self.successions.iter().filter(of_it);
+        if of_it.any(|it| it.retires_key(key)) {
+            return Err(DurableFault::TokenChanged("use the new one".into()));
+        }
+        Ok(())
+    }
+
+    fn find_successions(
+        &self,
+        namespace: Namespace,
+        trust: Option<Trust>,
+        until: u64,
+    ) -> FoundSuccessions {
+        let all = self.successions.iter();
+        let records = all.filter(|it| it.namespace == namespace).cloned();
+        let listed = |trust| {
+            let step = None;
+            let wanted = Listed {
+                namespace: namespace.clone(),
+                step,
+                trust,
+            };
+            self.list(&wanted, until).authentic
+        };
+        FoundSuccessions {
+            records: records.collect(),
+            newest: trust.and_then(listed),
+        }
+    }
+
+    fn succeed(&mut self, rotation: Rotation) -> Result<Succession, SuccessionFault> {
+        let Rotation { succession, .. } = rotation;
+        let is_same = |it: &&Succession| {
+            it.namespace == succession.namespace && it.number == succession.number
+        };
+        match self.successions.iter().find(is_same) {
+            Some(there) if there.credential != succession.credential => {
+                Err(SuccessionFault::Another(Box::new(there.clone())))
+            }
+            Some(there) => Ok(there.clone()),
+            None => {
+                self.successions.push(succession.clone());
+                Ok(succession)
+            }
+        }
+    }
+
     /// Shards of a manifest that are not there.
     fn absent(&self, manifest: &ManifestBytes) -> usize {
         let name = manifest.name();
@@ -268,8 +328,22 @@ impl Tier {
             enclosures,
             authorship,
         };
-        self.published.entry(key).or_insert(published);
+        // Who wrote it is written again, the manifest is not.
+        let authorship = published.authorship.clone();
+        self.published.entry(key).or_insert(published).authorship = authorship;
     }
+}
+
+/// Whether one of the keys has authenticated it, and may have.
+fn is_authentic(it: &Published, keys: &JobKeys) -> bool {
+    let Some(by) = it.authorship.keys.as_ref().map(|keys| keys.newest) else {
+        return false;
+    };
+    let record = it.manifest.manifest();
+    let (run, step) = (record.run, record.step);
+    let counts = |up_to: Option<HighMark>| up_to >= Some(HighMark { run, step });
+    let mut retired = keys.retired.iter();
+    by == keys.newest || retired.any(|one| one.key == by && counts(one.up_to))
 }
 
 impl<S: Scene> World<S> {
@@ -310,7 +384,7 @@ impl<S: Scene> World<S> {
             },
             Task::Publish(publication) => Input::Published {
                 manifest: publication.manifest.name(),
-                outcome: may.map(|()| self.publish(publication)),
+                outcome: may.and_then(|()| self.publish(publication)),
             },
             Task::List(query, listed) => {
                 let until = S::listed_until(self);
@@ -334,6 +408,17 @@ impl<S: Scene> World<S> {
             Task::Find(query, namespace, run) => {
                 let outcome = may.map(|()| self.tier.find(&namespace, run));
                 Input::RunFound { query, outcome }
+            }
+            Task::Successions(query, namespace, trust) => {
+                let until = S::listed_until(self);
+                let found = || self.tier.find_successions(namespace, trust, until);
+                let outcome = may.map(|()| found());
+                Input::SuccessionsFound { query, outcome }
+            }
+            Task::Succeed(query, rotation, _) => {
+                let may = may.map_err(SuccessionFault::Durable);
+                let outcome = may.and_then(|()| self.tier.succeed(*rotation));
+                Input::Succeeded { query, outcome }
             }
         }
     }
@@ -359,11 +444,14 @@ impl<S: Scene> World<S> {
         assert_eq!(slot, object.bytes, "a base is whole");
     }
 
-    fn publish(&mut self, publication: Publication) {
+    fn publish(&mut self, publication: Publication) -> Result<(), DurableFault> {
         let manifest = &publication.manifest;
         let absent = self.tier.absent(manifest);
         S::publishes(self, &CheckpointKey::of(manifest.manifest()), absent);
+        let namespace = manifest.manifest().namespace.clone();
+        let keys = publication.authorship.keys.clone();
         self.tier.publish(self.now, publication);
+        keys.map_or(Ok(()), |keys| self.tier.check_key(&namespace, &keys.newest))
     }
 
     fn take_shard(&mut self, pid: Pid, upload: &Upload) -> Result<(), DurableFault> {

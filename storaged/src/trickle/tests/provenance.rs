@@ -36,7 +36,7 @@ impl World {
             .upload(&saved.manifest, RANK, &saved.shard, None);
         upload.await.unwrap();
         let nobody = Authorship {
-            key: None,
+            keys: None,
             predecessor: None,
         };
         self.publish(&saved, &nobody).await.unwrap();
@@ -169,12 +169,12 @@ async fn forged_steps_push_no_sound_one_out_of_the_retention() {
     for step in 5..=8 {
         world.forge(&saved[1], step).await;
     }
-    world.trickle.tidy(&job(), world.run, of_job()).await;
+    world.trickle.tidy(&job(), world.run, &of_job()).await;
     assert_eq!(world.steps().await, [2]);
     world.comes_back(&saved[1]).await;
     let owner = Owner::of_token(TOKEN);
     let stranger = Trust::Nothing { owner };
-    world.trickle.tidy(&job(), world.run, stranger).await;
+    world.trickle.tidy(&job(), world.run, &stranger).await;
     assert_eq!(world.steps().await, [2], "who cannot tell removes nothing");
 }
 
@@ -217,10 +217,10 @@ async fn macs_that_were_all_removed_are_missed_by_a_node_that_knows_of_one() {
     world.forge(&saved[1], 3).await;
     let trust = Trust::Job {
         owner: Owner::of_token(TOKEN),
-        key: job_key(),
+        keys: job_keys(),
         known: Some(known),
     };
-    let listing = world.trickle.list(&job(), None, trust).await.unwrap();
+    let listing = world.trickle.list(&job(), None, &trust).await.unwrap();
     let steps = listing.manifests.iter().map(|it| it.manifest().step.get());
     assert_eq!(
         steps.collect::<Vec<_>>(),
@@ -240,7 +240,7 @@ async fn without_the_jobs_key_nothing_with_a_mac_is_offered_and_it_is_said() {
     world.save_full(1..=1).await;
     let owner = Owner::of_token(TOKEN);
     let trust = Trust::Nothing { owner };
-    let listing = world.trickle.list(&job(), None, trust).await.unwrap();
+    let listing = world.trickle.list(&job(), None, &trust).await.unwrap();
     assert!(listing.manifests.is_empty());
     let aside = &listing.set_aside[0];
     assert_eq!(aside.cause, SetAsideCause::Unchecked);

@@ -40,7 +40,7 @@ impl World {
 
     pub(super) async fn listed(&self, step: Option<u64>) -> DurableListing {
         self.trickle
-            .list(&job(), step.map(Step::new), of_job())
+            .list(&job(), step.map(Step::new), &of_job())
             .await
             .unwrap()
     }
@@ -105,7 +105,7 @@ impl World {
         let mut all = Vec::new();
         for step in steps {
             let (saved, _) = self.save(step, noise(step, SHARD), None).await;
-            self.trickle.tidy(&job(), self.run, of_job()).await;
+            self.trickle.tidy(&job(), self.run, &of_job()).await;
             all.push(saved);
         }
         all
@@ -226,7 +226,7 @@ async fn a_tier_that_fails_quarantines_nothing() {
         matches!(outcome, Err(DurableFault::Unavailable(_))),
         "{outcome:?}"
     );
-    let outcome = trickle.list(&job(), None, of_job()).await;
+    let outcome = trickle.list(&job(), None, &of_job()).await;
     assert!(
         matches!(outcome, Err(DurableFault::Unavailable(_))),
         "{outcome:?}"
@@ -333,7 +333,7 @@ async fn the_base_of_a_kept_increment_stays_and_the_only_whole_step_too() {
     let (third, _) = world
         .save(3, trained(&second.bytes, 3), Some(&second))
         .await;
-    world.trickle.tidy(&job(), world.run, of_job()).await;
+    world.trickle.tidy(&job(), world.run, &of_job()).await;
     assert_eq!(world.steps().await, [3, 2, 1]);
     world.comes_back(&third).await;
     let mut alone = World::retaining(0, retention);
@@ -343,7 +343,7 @@ async fn the_base_of_a_kept_increment_stays_and_the_only_whole_step_too() {
     let flip = |bytes: &mut Vec<u8>| bytes[9] ^= 1;
     alone.change("job/run-1/step-2/__0_0.distcp", flip).await;
     assert!(alone.fetch(&second).await.unwrap_err().is_damage());
-    alone.trickle.tidy(&job(), alone.run, of_job()).await;
+    alone.trickle.tidy(&job(), alone.run, &of_job()).await;
     assert_eq!(alone.steps().await, [1]);
     alone.comes_back(&first).await;
 }

@@ -12,7 +12,7 @@ use storaged::trickle::{Packing, RequireMac, Retention, Trickle, TrickleLimits};
 use storaged_codec::{ChunkSize, Digest, Geometry, digest, root_digest};
 use storaged_core::{Authorship, SlotShard, Trust, UploadBase};
 use storaged_wire::{
-    Enclosed, Enclosures, Manifest, ManifestBytes, ManifestKey, Namespace, NodeName, Owner, Rank,
+    Enclosed, Enclosures, JobKeys, Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank,
     RunId, ShardEntry, SlotId, Step, WorldSize,
 };
 
@@ -52,8 +52,8 @@ fn job() -> Namespace {
     Namespace::new("job").expect("a name")
 }
 
-fn job_key() -> ManifestKey {
-    ManifestKey::of_token(&job(), TOKEN)
+fn job_keys() -> JobKeys {
+    JobKeys::of_token(&job(), TOKEN)
 }
 
 fn chunk() -> ChunkSize {
@@ -137,7 +137,7 @@ impl Writer {
         let copied = trickle.upload(&saved.manifest, RANK, &saved.shard, base.as_ref());
         copied.await.expect("a store that takes all");
         let by = Authorship {
-            key: Some(job_key()),
+            keys: Some(job_keys()),
             predecessor: None,
         };
         let published = trickle.publish(&saved.manifest, &enclosures, &by);
@@ -294,7 +294,7 @@ fn trust_of(how: u8) -> Trust {
     match how % 4 {
         0 | 1 => Trust::Job {
             owner,
-            key: job_key(),
+            keys: job_keys(),
             known: None,
         },
         2 => Trust::Nothing { owner },
@@ -319,7 +319,7 @@ async fn read(objects: Objects, how: u8) {
     let trickle = Trickle::new(store, memory.clone(), limits(Packing::None, require_mac));
     let trust = trust_of(how);
     let step = (how >= 128).then(|| Step::new(u64::from(how % 6)));
-    let Ok(listing) = trickle.list(&job(), step, trust).await else {
+    let Ok(listing) = trickle.list(&job(), step, &trust).await else {
         return;
     };
     for (name, bytes) in &listing.enclosures {
@@ -329,7 +329,7 @@ async fn read(objects: Objects, how: u8) {
         let saved = honest().steps.get(&manifest.name());
         let is_checked = matches!(trust, Trust::Job { .. }) && require_mac == RequireMac::Always;
         assert!(saved.is_some() || !is_checked, "a forged step is offered");
-        fetch(&trickle, &memory, manifest, SlotId::new(slot), trust).await;
+        fetch(&trickle, &memory, manifest, SlotId::new(slot), &trust).await;
     }
 }
 
@@ -339,7 +339,7 @@ async fn fetch(
     memory: &Memory,
     manifest: &Arc<ManifestBytes>,
     slot: SlotId,
-    trust: Trust,
+    trust: &Trust,
 ) {
     let record = manifest.manifest();
     let Some(entry) = record.shard(RANK).filter(|entry| entry.length <= 1 << 20) else {

@@ -161,6 +161,7 @@ impl Context {
             if idle_ms >= enough {
                 self.namespaces.remove(&namespace);
                 self.keys.forget_job(&namespace);
+                self.successions.forget_job(&namespace);
                 self.keeping.touch_job(&namespace);
                 self.lifetimes.used.remove(&namespace);
                 self.testimony.forget_job(&namespace);

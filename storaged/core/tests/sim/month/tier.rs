@@ -75,7 +75,10 @@ impl World {
     /// How a task of a month's tier goes; what it comes to is decided when it ends.
     pub fn tier_course_in_month(&mut self, task: &Task) -> Option<Course> {
         let month = self.scene.month.as_deref()?;
-        let claims = matches!(task, Task::Claim(..) | Task::Record(..) | Task::Find(..));
+        let claims = matches!(
+            task,
+            Task::Claim(..) | Task::Record(..) | Task::Find(..) | Task::Successions(..)
+        );
         // Where links are cut as well, runs are claimed beside the weather.
         if claims && month.scenario.links {
             return None;
@@ -98,7 +101,10 @@ impl World {
     }
 
     pub fn tier_fault_in_month(&self, task: &Task) -> Option<DurableFault> {
-        let reads = matches!(task, Task::List(..) | Task::Fetch(..) | Task::Find(..));
+        let reads = matches!(
+            task,
+            Task::List(..) | Task::Fetch(..) | Task::Find(..) | Task::Successions(..)
+        );
         match self.scene.month.as_deref()?.weather.now {
             Sky::Full if !reads => Some(DurableFault::Full("no space left in the tier".into())),
             Sky::Failing | Sky::Hanging => {

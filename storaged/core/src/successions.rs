@@ -1,0 +1,139 @@
+//! The table of tokens that were changed for others: what was proved here, what peers say, and whom the durable tier is asked for. What
+//! is made of it is in `stage/identify.rs` and `stage/rotate.rs`.
+
+use std::collections::BTreeMap;
+
+use minicbor::bytes::ByteVec;
+use storaged_wire::local::Role;
+use storaged_wire::{ConsentKey, Namespace, NodeName, Owner, Rotation, Succession};
+
+use crate::api::{ConnId, Now, QueryId, RequestId};
+
+/// A hello as it was said.
+#[derive(Debug, Clone)]
+pub(crate) struct SaidHello {
+    pub id: RequestId,
+    pub version: u16,
+    pub namespace: Namespace,
+    pub token: ByteVec,
+    pub role: Role,
+}
+
+/// What the durable tier was asked for.
+#[derive(Debug, Clone)]
+pub(crate) enum SuccessionWait {
+    /// By whom a job is opened that no node remembers.
+    Hello { said: SaidHello, until: Now },
+    /// What must be known to change a token.
+    Standing(RequestId),
+    /// To take the change of one.
+    Rotation(RequestId, Box<Rotation>),
+    /// It says that the key of this job's MACs is no longer the newest.
+    Publication(Namespace),
+}
+
+impl SuccessionWait {
+    fn asker(&self) -> Option<RequestId> {
+        match self {
+            Self::Hello { said, .. } => Some(said.id),
+            Self::Standing(id) | Self::Rotation(id, _) => Some(*id),
+            Self::Publication(_) => None,
+        }
+    }
+}
+
+/// A token that a connection has said.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SaidToken {
+    pub credential: Owner,
+    pub consent: ConsentKey,
+}
+
+/// What is known of changes.
+#[derive(Debug, Default)]
+pub(crate) struct Successions {
+    /// By a token that was said here.
+    proven: BTreeMap<Namespace, Succession>,
+    /// One of each peer that said something else.
+    told: BTreeMap<Namespace, BTreeMap<NodeName, Succession>>,
+    /// By whom one was said.
+    pub said: BTreeMap<ConnId, SaidToken>,
+    pub errands: BTreeMap<QueryId, SuccessionWait>,
+}
+
+impl Successions {
+    pub fn proven(&self, namespace: &Namespace) -> Option<&Succession> {
+        self.proven.get(namespace)
+    }
+
+    pub fn all_proven(&self) -> impl Iterator<Item = &Succession> {
+        self.proven.values()
+    }
+
+    pub fn prove(&mut self, succession: Succession) {
+        let namespace = succession.namespace.clone();
+        if let Some(told) = self.told.get_mut(&namespace) {
+            told.retain(|_, it| *it != succession);
+        }
+        self.proven.insert(namespace, succession);
+    }
+
+    /// A peer says so. Each has one place, and what others say too takes none.
+    pub fn note_told(&mut self, from: &NodeName, succession: Succession) {
+        let told = self.told.entry(succession.namespace.clone()).or_default();
+        let is_known = |(teller, it): (&NodeName, &Succession)| teller != from && *it == succession;
+        if !told.iter().any(is_known) {
+            told.insert(from.clone(), succession);
+        }
+    }
+
+    /// What may hold for a job.
+    pub fn candidates(&self, namespace: &Namespace) -> impl Iterator<Item = &Succession> {
+        let told = self.told.get(namespace).into_iter();
+        let told = told.flat_map(BTreeMap::values);
+        self.proven.get(namespace).into_iter().chain(told)
+    }
+
+    /// The node knows nothing of a job any more.
+    pub fn forget_job(&mut self, namespace: &Namespace) {
+        self.proven.remove(namespace);
+        self.told.remove(namespace);
+    }
+
+    /// A connection is gone.
+    pub fn forget(&mut self, conn: ConnId) {
+        self.said.remove(&conn);
+        // A change that is on its way to the tier holds once it is there, whoever still waits for it.
+        let is_its = |errand: &SuccessionWait| match errand {
+            SuccessionWait::Rotation(..) => false,
+            other => other.asker().is_some_and(|id| id.conn == conn),
+        };
+        self.errands.retain(|_, errand| !is_its(errand));
+    }
+
+    /// Hellos that have waited long enough.
+    pub fn overdue(&mut self, now: Now) -> Vec<SaidHello> {
+        let mut late = Vec::new();
+        self.errands.retain(|_, errand| match errand {
+            SuccessionWait::Hello { said, until } if *until <= now => {
+                late.push(said.clone());
+                false
+            }
+            _ => true,
+        });
+        late
+    }
+
+    pub fn deadlines(&self) -> impl Iterator<Item = Now> {
+        self.errands.values().filter_map(|errand| match errand {
+            SuccessionWait::Hello { until, .. } => Some(*until),
+            _ => None,
+        })
+    }
+
+    /// Requests that wait for the tier.
+    pub fn unanswered(&self) -> usize {
+        let asked = self.errands.values().filter_map(SuccessionWait::asker);
+        asked.count()
+    }
+}
