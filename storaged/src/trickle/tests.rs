@@ -354,7 +354,8 @@ async fn a_range_moves_only_its_chunks() {
     let chunk = u64::from(CHUNK);
     let range = 4 * chunk + 5..5 * chunk + 1;
     let ranges = std::slice::from_ref(&range);
-    let fetched = (world.trickle).fetch(&second.manifest, RANK, slot, ranges, of_job());
+    let trust = of_job();
+    let fetched = (world.trickle).fetch(&second.manifest, RANK, slot, ranges, &trust);
     fetched.await.unwrap();
     let mut got = vec![0; (range.end - range.start) as usize];
     world

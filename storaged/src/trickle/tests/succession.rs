@@ -46,13 +46,11 @@ async fn what_became_durable_meanwhile_is_signed_again_and_the_old_token_gets_no
     let listing = world.trickle.list(&job(), None, &trust).await.unwrap();
     assert_eq!(listing.manifests.len(), 1, "{:?}", listing.set_aside);
     let owner = Owner::of_token(TOKEN);
-    let claimed = world
-        .trickle
-        .claim_run(&job(), owner, Some(&consent(TOKEN)), 0, 1);
+    let (name, by) = (job(), consent(TOKEN));
+    let claimed = world.trickle.claim_run(&name, owner, Some(&by), 0, 1);
     assert_eq!(claimed.await, Err(ClaimFault::WrongOwner));
-    let claimed = world
-        .trickle
-        .claim_run(&job(), owner, Some(&consent(NEW)), 0, 1);
+    let (name, by) = (job(), consent(NEW));
+    let claimed = world.trickle.claim_run(&name, owner, Some(&by), 0, 1);
     assert!(claimed.await.is_ok());
     // A node that has not heard of it says no step durable that the new token could not read.
     let refused = world.publish(&saved, &by_job()).await.unwrap_err();

@@ -220,7 +220,8 @@ async fn a_tier_that_fails_quarantines_nothing() {
     };
     let slot = world.slot(&vec![0; SHARD]);
     let trickle = world.through(down);
-    let fetch = trickle.fetch(&saved[1].manifest, RANK, slot, &[], of_job());
+    let trust = of_job();
+    let fetch = trickle.fetch(&saved[1].manifest, RANK, slot, &[], &trust);
     let outcome = fetch.await;
     assert!(
         matches!(outcome, Err(DurableFault::Unavailable(_))),
@@ -376,7 +377,8 @@ async fn an_interrupted_removal_leaves_no_checkpoint_and_is_finished() {
         assert!(steps == [3, 2, 1] || steps == [3, 1], "{steps:?}");
         for one in world.listed(None).await.manifests {
             let slot = world.slot(&vec![0; SHARD]);
-            let fetch = world.trickle.fetch(&one, RANK, slot, &[], of_job());
+            let trust = of_job();
+            let fetch = world.trickle.fetch(&one, RANK, slot, &[], &trust);
             fetch.await.unwrap();
         }
     }
