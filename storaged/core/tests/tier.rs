@@ -32,7 +32,7 @@ fn start() -> Alone {
     });
     alone.now = 10_000;
     alone.handle(Input::Tick);
-    let welcome = alone.ask(READER, hello(namespace(), Role::Reader)).reply();
+    let welcome = alone.greet(READER, hello(namespace(), Role::Reader));
     assert!(matches!(welcome, Some(Reply::Welcome { .. })));
     alone
 }
@@ -233,7 +233,7 @@ fn a_manifest_goes_to_its_own_job_alone() {
 
     let conn = ConnId(2);
     let other = hello(Namespace::new("other").unwrap(), Role::Reader);
-    alone.ask(conn, other).reply().expect("a welcome");
+    alone.greet(conn, other).expect("a welcome");
     let (code, text) = refused(alone.ask(conn, get).reply().expect("an answer"));
     assert_eq!(code, RefusalCode::NoCheckpoint, "{text}");
 }

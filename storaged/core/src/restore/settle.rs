@@ -194,7 +194,9 @@ mod tests {
     use storaged_wire::{CheckpointState, ManifestBytes, Rank, RefusalCode, RunId, Step};
 
     use super::*;
-    use crate::api::{ConnId, DurableListing, DurablePolicy, Input, Now, Output, RequestId};
+    use crate::api::{
+        ConnId, DurableListing, DurablePolicy, FoundSuccessions, Input, Now, Output, RequestId,
+    };
     use crate::node::Node;
     use crate::testkit::{TOKEN, hear, hear_from_all, job, last_of, last_with_tier, owner};
 
@@ -221,7 +223,13 @@ mod tests {
             token: TOKEN.to_vec().into(),
             role: Role::Reader,
         };
-        asks(node, 0, hello);
+        for output in asks(node, 0, hello) {
+            if let Output::FindSuccessions { query, .. } = output {
+                let outcome = Ok(FoundSuccessions::default());
+                let found = Input::SuccessionsFound { query, outcome };
+                node.handle(Now(1_000), found);
+            }
+        }
     }
 
     /// Asks for the newest step; the number of the question to all.

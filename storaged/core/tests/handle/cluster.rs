@@ -118,6 +118,8 @@ impl Cluster {
     fn connect(&mut self, node: usize, role: Role) -> ConnId {
         let conn = self.fresh_conn();
         self.request(node, conn, hello(namespace(), role));
+        // A client waits for its welcome, and that may wait for the tier.
+        self.settle(8);
         conn
     }
 

@@ -1,7 +1,8 @@
 //! A node that is driven alone: what it wants is not done but looked at.
 
 use storaged_core::{
-    ConnId, Input, Node, Note, Now, Output, Preparation, QueryId, RequestId, Setup,
+    ConnId, FoundSuccessions, Input, Node, Note, Now, Output, Preparation, QueryId, RequestId,
+    Setup,
 };
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::peer::PeerMessage;
@@ -36,6 +37,21 @@ impl Alone {
         self.asked += 1;
         let id = RequestId { conn, index };
         self.handle(Input::Request { id, request })
+    }
+
+    /// Says hello; the tier knows of no change of the job's token.
+    pub fn greet(&mut self, conn: ConnId, hello: Request) -> Option<Reply> {
+        let wanted = self.ask(conn, hello);
+        let asked = wanted.0.iter().find_map(|output| match output {
+            Output::FindSuccessions { query, .. } => Some(*query),
+            _ => None,
+        });
+        let Some(query) = asked else {
+            return wanted.reply();
+        };
+        let outcome = Ok(FoundSuccessions::default());
+        let found = Input::SuccessionsFound { query, outcome };
+        self.handle(found).reply()
     }
 
     pub fn hear(&mut self, from: &NodeName, message: PeerMessage) -> Wanted {
