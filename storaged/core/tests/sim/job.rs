@@ -48,6 +48,8 @@ pub struct Job {
     restored: BTreeSet<Rank>,
     sealed: BTreeSet<Rank>,
     expects: BTreeMap<RequestId, (u64, usize, Expect)>,
+    /// What is asked on a connection once its hello is answered: one request at a time.
+    held: BTreeMap<ConnId, Vec<(Request, Expect)>>,
     sealed_whole: BTreeMap<(RunId, Step), BTreeSet<Rank>>,
     next_conn: u64,
     next_request: u64,
@@ -68,6 +70,7 @@ impl Default for Job {
             restored: BTreeSet::new(),
             sealed: BTreeSet::new(),
             expects: BTreeMap::new(),
+            held: BTreeMap::new(),
             sealed_whole: BTreeMap::new(),
             next_conn: 0,
             next_request: 0,
@@ -111,6 +114,7 @@ impl World {
         self.scene.job.next_conn += 1;
         let conn = ConnId(self.scene.job.next_conn);
         self.expect(node, conn, hello(namespace(), role), Expect::Hello);
+        self.scene.job.held.insert(conn, Vec::new());
         conn
     }
 
@@ -121,6 +125,9 @@ impl World {
     }
 
     fn expect(&mut self, node: usize, conn: ConnId, request: Request, expect: Expect) {
+        if let Some(held) = self.scene.job.held.get_mut(&conn) {
+            return held.push((request, expect));
+        }
         self.scene.job.next_request += 1;
         let id = RequestId {
             conn,
@@ -151,6 +158,7 @@ impl World {
         }
         self.scene.job.incarnation += 1;
         self.scene.job.phase = Phase::Down;
+        self.scene.job.held.clear();
         self.scene.job.restored.clear();
         self.scene.job.sealed.clear();
     }
@@ -300,7 +308,8 @@ impl World {
             return;
         }
         match (expect, reply) {
-            (Expect::Hello, Reply::Welcome { .. }) | (Expect::Nothing, _) => {}
+            (Expect::Hello, Reply::Welcome { .. }) => self.goes_on(node, id.conn),
+            (Expect::Nothing, _) => {}
             (Expect::Plan, Reply::Plan(plan)) => {
                 self.scene.job.plan = Some(plan);
                 self.open_run();
@@ -362,6 +371,14 @@ impl World {
             // A rank that is refused brings its job down, which restarts.
             (_, Reply::Refused(_)) => self.job_down(),
             (expect, reply) => panic!("unexpected answer to {expect:?}: {reply:?}"),
+        }
+    }
+
+    /// A connection's hello is answered.
+    fn goes_on(&mut self, node: usize, conn: ConnId) {
+        let held = self.scene.job.held.remove(&conn).unwrap_or_default();
+        for (request, expect) in held {
+            self.expect(node, conn, request, expect);
         }
     }
 

@@ -51,6 +51,15 @@ pub struct Asked {
     pub durable: Option<CheckpointKey>,
 }
 
+/// What is asked on a connection once its hello is answered: one request at a time.
+#[derive(Debug)]
+pub struct Held {
+    whose: IncarnationId,
+    request: Request,
+    limit_ms: u64,
+    what: What,
+}
+
 /// Whether a reply is for a job of a month.
 pub fn is_of_month(id: RequestId) -> bool {
     id.conn.0 >= FIRST_CONN
@@ -80,15 +89,27 @@ impl World {
 
     pub(super) fn ask_in_month(
         &mut self,
-        IncarnationId {
-            job,
-            id: incarnation,
-        }: IncarnationId,
+        whose: IncarnationId,
         Place { pid, conn }: Place,
         request: Request,
         limit_ms: u64,
         what: What,
     ) {
+        if let Some(held) = self.month().jobs.held.get_mut(&conn) {
+            return held.push(Held {
+                whose,
+                request,
+                limit_ms,
+                what,
+            });
+        }
+        if what == What::Hello {
+            self.month().jobs.held.insert(conn, Vec::new());
+        }
+        let IncarnationId {
+            job,
+            id: incarnation,
+        } = whose;
         let index = self.month().jobs.fresh();
         let id = RequestId { conn, index };
         let (at, floor) = (self.now, self.known_safe(job));
@@ -111,6 +132,7 @@ impl World {
         let Some(asked) = self.month().jobs.asked.remove(&id) else {
             return;
         };
+        let held = self.month().jobs.held.remove(&id.conn);
         if !self.lives(asked.pid) {
             return;
         }
@@ -155,9 +177,16 @@ impl World {
             }
             (What::Seal(rank, step), Reply::Done) => self.sealed(whose, *rank, *step),
             (What::SealBack, Reply::Done) => panic!("a step that is not newer was sealed"),
-            (What::Hello, Reply::Welcome { .. })
-            | (What::Commit | What::Close, Reply::Done)
-            | (What::Wait, Reply::Reached { .. }) => {}
+            (What::Hello, Reply::Welcome { .. }) => {
+                let place = Place {
+                    pid: asked.pid,
+                    conn: id.conn,
+                };
+                for held in held.into_iter().flatten() {
+                    self.ask_in_month(held.whose, place, held.request, held.limit_ms, held.what);
+                }
+            }
+            (What::Commit | What::Close, Reply::Done) | (What::Wait, Reply::Reached { .. }) => {}
             (_, Reply::Refused(refusal)) => self.refused(&asked, &refusal),
             (what, reply) => panic!("unexpected answer to {what:?}: {reply:?}"),
         }

@@ -9,7 +9,7 @@ use storaged_wire::plan::RestorePlan;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, RunId, Step};
 
 use super::super::world::{Limits, World};
-use super::asks::{Asked, What};
+use super::asks::{Asked, Held, What};
 use super::trainers::{RankState, Ranks};
 use super::{Changes, FAULTS_END_MS, JOBS_END_MS, Trainers};
 use crate::testkit::{Pid, open_shard};
@@ -70,6 +70,7 @@ pub struct Job {
 pub struct Jobs {
     pub all: Vec<Job>,
     pub asked: BTreeMap<RequestId, Asked>,
+    pub held: BTreeMap<ConnId, Vec<Held>>,
     /// Connections that outlive their incarnation.
     pub left: Vec<Place>,
     limits: Limits,
@@ -87,6 +88,7 @@ impl Jobs {
         Self {
             all: (0..count).map(job).collect(),
             asked: BTreeMap::new(),
+            held: BTreeMap::new(),
             left: Vec::new(),
             limits,
             next: 0,
@@ -416,6 +418,7 @@ impl World {
     }
 
     pub(super) fn leave(&mut self, Place { pid, conn }: Place) {
+        self.month().jobs.held.remove(&conn);
         self.back(pid, 2, Input::Disconnected { conn });
     }
 
