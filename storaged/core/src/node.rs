@@ -281,6 +281,7 @@ impl Node {
         self.cx.wake_for_the_left();
         self.cx.give_up_old_commits();
         self.cx.forget_commits_of_the_gone();
+        self.cx.ask_for_unconfirmed();
         self.cx.announce_all();
         self.cx.tell_all();
         self.cx.tell_drain();

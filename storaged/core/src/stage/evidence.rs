@@ -1,7 +1,7 @@
 //! What this node knows itself of what peers say before a checkpoint is protected: its own sealed shards, the trainers that it has
 //! let in, and what has been committed of the same run.
 
-use storaged_wire::peer::{CheckpointKey, SealedShard};
+use storaged_wire::peer::{CheckpointKey, PeerMessage, SealedShard};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, Rank, WorldSize};
 
 use crate::api::{FalseStatement, Now};
@@ -82,13 +82,9 @@ impl Context {
         let all = self.checkpoints.values();
         let unconfirmed = all.filter(|c| {
             let is_told_by_the_gone = c.told_by.as_ref().is_some_and(|it| self.is_gone(it));
-            let mut others = c.homes.iter().filter(|home| self.is_up(home));
             is_told_by_the_gone
-                && is_bare(c)
                 && is_old(c.committed_at)
-                && !c.standing.is_called_protected()
-                && !c.homes.contains(self.me())
-                && others.next().is_some()
+                && self.is_unconfirmed(c)
                 && !planted!("commits_of_the_gone_kept")
         });
         let named = |c: &Checkpoint| Some((c.key.clone(), c.name()?));
@@ -96,6 +92,41 @@ impl Context {
             self.forget_commit(&key);
             self.say_let_go(name, &key);
         }
+    }
+
+    /// A commit that a home node has passed on in good faith, and has forgotten since, nobody would end: home nodes are asked whether they
+    /// know it. What all of them have let go is forgotten (`forget_what_no_home_has`).
+    pub(crate) fn ask_for_unconfirmed(&mut self) {
+        let now = self.now;
+        let is_old = |at: Option<Now>| at.is_some_and(|at| now.since(at) >= limits::UNCONFIRMED_MS);
+        let all = self.checkpoints.values();
+        let unconfirmed = all.filter(|c| is_old(c.committed_at) && self.is_unconfirmed(c));
+        let asked = |c: &Checkpoint| Some((c.homes.clone(), c.name()?));
+        for (homes, manifest) in unconfirmed.filter_map(asked).collect::<Vec<_>>() {
+            let done = Vec::new();
+            for home in homes {
+                let done = done.clone();
+                self.send(&home, PeerMessage::Owed { manifest, done });
+            }
+        }
+    }
+
+    /// A home node has let a checkpoint go; the last of them that is up takes a commit with it of which nobody else has anything.
+    pub(crate) fn forget_what_no_home_has(&mut self, key: &CheckpointKey) {
+        let checkpoint = self.checkpoints.get(key);
+        let is_let_go = checkpoint.is_some_and(|c| self.is_unconfirmed(c));
+        if is_let_go && self.no_home_has(key) && !planted!("commits_that_no_home_has_kept") {
+            self.forget_commit(key);
+        }
+    }
+
+    /// Whether only words tell of a commit: nothing of it is here, nobody calls it protected, and others decide of it.
+    fn is_unconfirmed(&self, checkpoint: &Checkpoint) -> bool {
+        is_bare(checkpoint)
+            && checkpoint.told_by.is_some()
+            && !checkpoint.standing.is_called_protected()
+            && !checkpoint.homes.contains(self.me())
+            && checkpoint.homes.iter().any(|home| self.is_up(home))
     }
 
     /// A restart names this manifest: another one of the same checkpoint, which one peer has told of and nothing is here of, makes

@@ -126,6 +126,7 @@ impl Context {
                     self.note_given_up(&key, "its home nodes have retired it");
                 }
                 self.give_up_stuck_uploads();
+                self.forget_what_no_home_has(&key);
             }
         }
         self.retire_older(&key.namespace);
@@ -138,7 +139,7 @@ impl Context {
     }
 
     /// Whether every other home node that is up has retired a checkpoint.
-    fn no_home_has(&self, key: &CheckpointKey) -> bool {
+    pub(crate) fn no_home_has(&self, key: &CheckpointKey) -> bool {
         let Some(checkpoint) = self.checkpoints.get(key) else {
             return false;
         };

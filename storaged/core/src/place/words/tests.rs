@@ -192,6 +192,38 @@ fn a_commit_of_which_nothing_comes_is_asked_for_again_once_its_teller_is_gone() 
     assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
 }
 
+/// A home node may have passed a lie on, and have forgotten it since.
+#[test]
+fn a_commit_that_all_home_nodes_have_let_go_is_forgotten() {
+    let mut node = last_of(&MEMBERS, 2, 2);
+    let (sealed, homes, _) = step(&node);
+    hear(&mut node, 1, &homes[0], committed(&sealed));
+    let asked_at = |node: &mut Node, at: u64| {
+        let outputs = node.handle(Now(at), crate::api::Input::Tick);
+        let asked = outputs.into_iter().filter_map(|output| match output {
+            Output::Send {
+                to,
+                message: PeerMessage::Owed { manifest, done },
+            } if manifest == sealed.name() && done.is_empty() => Some(to),
+            _ => None,
+        });
+        asked.collect::<std::collections::BTreeSet<_>>()
+    };
+    node.handle(Now(limits::UNCONFIRMED_MS), crate::api::Input::Tick);
+    let later = limits::UNCONFIRMED_MS + 2_000;
+    let asked = asked_at(&mut node, later);
+    assert!(homes.iter().all(|home| asked.contains(&name(home))));
+    for home in homes.iter().rev() {
+        assert_eq!(state(&node, &sealed), Some(CheckpointState::Committed));
+        let cause = UnowedCause::Retired;
+        let manifest = sealed.name();
+        let unowed = PeerMessage::Unowed { manifest, cause };
+        hear(&mut node, later + 1, home, unowed);
+    }
+    assert_eq!(state(&node, &sealed), None);
+    assert!(asked_at(&mut node, later + 2_000).is_empty());
+}
+
 /// A home node whose link to one holder is cut would give its part away for a committed step that can be given up.
 #[test]
 fn a_home_node_that_is_cut_off_from_one_holder_hears_the_other_home_node() {
