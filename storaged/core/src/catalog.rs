@@ -14,6 +14,7 @@ use storaged_wire::{
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 use crate::failed_steps::FailedRestarts;
 use crate::parcels::Notice;
+use crate::successions::SaidToken;
 
 /// A peer whose link is up.
 #[derive(Debug, Clone)]
@@ -467,6 +468,8 @@ impl NamespaceTable {
 pub(crate) struct Attached {
     pub namespace: Namespace,
     pub owner: Owner,
+    /// By which token; none of an operator who has another one.
+    pub said: Option<SaidToken>,
     pub trainer: Option<(RunId, Rank, WorldSize)>,
     /// Slots whose descriptor this connection was given.
     pub slots_passed: BTreeSet<SlotId>,

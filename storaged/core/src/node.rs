@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use storaged_plan::GroupError;
 use storaged_wire::local::{PinnedOnes, Reply, Request};
 use storaged_wire::peer::PeerMessage;
-use storaged_wire::{Digest, Generation, Namespace, NodeName, Refusal, SharedBytes, Succession};
+use storaged_wire::{Digest, Generation, Namespace, NodeName, Refusal, SharedBytes};
 
 use crate::api::{
-    ConnId, Curation, DurableFault, DurableListing, FoundSuccessions, Input, Now, Output, Prepared,
-    QueryId, RequestId, Setup, Viewer,
+    ConnId, Curation, DurableFault, DurableListing, Input, Now, Output, Prepared, QueryId,
+    RequestId, Setup, Viewer,
 };
 use crate::audit::{Audit, Shown};
 use crate::budget::Ledger;
@@ -25,7 +25,7 @@ use crate::scrub::{Scrub, ScrubState};
 use crate::stage::Trainers::{Heeded, Ignored};
 use crate::stage::{Drops, TrainerHello};
 use crate::status::status_json;
-use crate::successions::SaidHello;
+use crate::successions::{Greeting, SaidHello};
 use crate::testimony::needs_no_belief;
 use crate::trickle::Unfinished;
 
@@ -75,6 +75,7 @@ impl Node {
     pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
         self.cx.begin(now);
         self.dispatch(input);
+        self.let_in_who_waits();
         while let Some(event) = self.cx.next_event() {
             self.hear(event);
         }
@@ -203,7 +204,9 @@ impl Node {
             | Input::RunRegistered { .. }
             | Input::RunRecorded { .. }
             | Input::RunFound { .. }) => self.answered_of_runs(answer),
-            Input::SuccessionsFound { query, outcome } => self.successions_found(query, outcome),
+            Input::SuccessionsFound { query, outcome } => {
+                self.cx.successions_found(query, outcome);
+            }
             Input::Succeeded { query, outcome } => self.cx.succeeded(query, outcome),
             Input::Fetched { slot, outcome } => {
                 self.restores
@@ -255,9 +258,6 @@ impl Node {
         self.cx.expire_waiters();
         self.restores.expire_plans(&mut self.cx);
         self.runs.expire_proposals(&mut self.cx);
-        for said in self.cx.successions.overdue(self.cx.now) {
-            self.hello(&said, &[]);
-        }
         self.runs.advance_hellos(&mut self.cx);
         self.restores
             .expire_openings(&mut self.sessions, &mut self.cx);
@@ -321,21 +321,12 @@ impl Node {
         self.cx.reply(id, Reply::Status(json));
     }
 
-    /// The durable tier has said what it knows of changes of a token.
-    fn successions_found(
-        &mut self,
-        query: QueryId,
-        outcome: Result<FoundSuccessions, DurableFault>,
-    ) {
-        let found = outcome.as_ref().map_or(Vec::new(), |it| it.records.clone());
-        if let Some(said) = self.cx.successions_found(query, outcome) {
-            self.hello(&said, &found);
+    /// Hellos for names that this node does not know go on once it has heard what others know of them.
+    fn let_in_who_waits(&mut self) {
+        for Greeting { said, found, .. } in self.cx.take_greetings() {
+            let admitted = self.cx.hello(&said, &found.unwrap_or_default());
+            self.admitted(said.id, admitted);
         }
-    }
-
-    fn hello(&mut self, said: &SaidHello, found: &[Succession]) {
-        let admitted = self.cx.hello(said, found);
-        self.admitted(said.id, admitted);
     }
 
     fn admitted(&mut self, id: RequestId, outcome: Result<Option<TrainerHello>, Refusal>) {
@@ -497,6 +488,7 @@ impl Node {
         self.cx.tell_attached_to(&node);
         self.runs.greet(&node, &mut self.cx);
         self.cx.tell_successions(&node);
+        self.cx.greetings_ask(&node);
         self.restores.plans_ask(&node, &mut self.cx);
         self.sessions.peer_may_have_lost(&node, &mut self.cx);
         self.cx.weigh_all();
@@ -528,6 +520,7 @@ impl Node {
         self.restores.verifies_forget(node, &mut self.cx);
         self.drops.advance_drops(&mut self.cx);
         self.runs.hellos_forget_peer(node);
+        self.cx.greetings_forget(node);
     }
 
     /// A connection is gone, with all that it asked for.

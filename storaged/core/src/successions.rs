@@ -1,7 +1,7 @@
 //! The table of tokens that were changed for others: what was proved here, what peers say, and whom the durable tier is asked for. What
 //! is made of it is in `stage/identify.rs` and `stage/rotate.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use minicbor::bytes::ByteVec;
 use storaged_wire::local::Role;
@@ -19,11 +19,22 @@ pub(crate) struct SaidHello {
     pub role: Role,
 }
 
+/// A hello for a name that this node does not know: it goes on once all that are asked have answered, or at the end of its time.
+#[derive(Debug, Clone)]
+pub(crate) struct Greeting {
+    pub said: SaidHello,
+    pub until: Now,
+    /// What the durable tier has; none while it is asked.
+    pub found: Option<Vec<Succession>>,
+    /// Peers that have just come up, and may know the job.
+    pub waiting_for: BTreeSet<NodeName>,
+}
+
 /// What the durable tier was asked for.
 #[derive(Debug, Clone)]
 pub(crate) enum SuccessionWait {
-    /// By whom a job is opened that no node remembers.
-    Hello { said: SaidHello, until: Now },
+    /// By whom a job is opened that this node does not know.
+    Hello(Greeting),
     /// What must be known to change a token.
     Standing(RequestId),
     /// To take the change of one.
@@ -35,7 +46,7 @@ pub(crate) enum SuccessionWait {
 impl SuccessionWait {
     fn asker(&self) -> Option<RequestId> {
         match self {
-            Self::Hello { said, .. } => Some(said.id),
+            Self::Hello(greeting) => Some(greeting.said.id),
             Self::Standing(id) | Self::Rotation(id, _) => Some(*id),
             Self::Publication(_) => None,
         }
@@ -56,8 +67,6 @@ pub(crate) struct Successions {
     proven: BTreeMap<Namespace, Succession>,
     /// One of each peer that said something else.
     told: BTreeMap<Namespace, BTreeMap<NodeName, Succession>>,
-    /// By whom one was said.
-    pub said: BTreeMap<ConnId, SaidToken>,
     pub errands: BTreeMap<QueryId, SuccessionWait>,
 }
 
@@ -102,7 +111,6 @@ impl Successions {
 
     /// A connection is gone.
     pub fn forget(&mut self, conn: ConnId) {
-        self.said.remove(&conn);
         // A change that is on its way to the tier holds once it is there, whoever still waits for it.
         let is_its = |errand: &SuccessionWait| match errand {
             SuccessionWait::Rotation(..) => false,
@@ -111,22 +119,32 @@ impl Successions {
         self.errands.retain(|_, errand| !is_its(errand));
     }
 
-    /// Hellos that have waited long enough.
-    pub fn overdue(&mut self, now: Now) -> Vec<SaidHello> {
-        let mut late = Vec::new();
-        self.errands.retain(|_, errand| match errand {
-            SuccessionWait::Hello { said, until } if *until <= now => {
-                late.push(said.clone());
-                false
-            }
-            _ => true,
+    /// Hellos that wait.
+    pub fn greetings(&mut self) -> impl Iterator<Item = (QueryId, &mut Greeting)> {
+        let errands = self.errands.iter_mut();
+        errands.filter_map(|(query, errand)| match errand {
+            SuccessionWait::Hello(greeting) => Some((*query, greeting)),
+            _ => None,
+        })
+    }
+
+    /// Those that go on now.
+    pub fn take_greetings(&mut self, is_over: impl Fn(&Greeting) -> bool) -> Vec<Greeting> {
+        let over = |errand: &SuccessionWait| match errand {
+            SuccessionWait::Hello(greeting) => is_over(greeting),
+            _ => false,
+        };
+        let over = self.errands.extract_if(.., |_, errand| over(errand));
+        let over = over.filter_map(|(_, errand)| match errand {
+            SuccessionWait::Hello(greeting) => Some(greeting),
+            _ => None,
         });
-        late
+        over.collect()
     }
 
     pub fn deadlines(&self) -> impl Iterator<Item = Now> {
         self.errands.values().filter_map(|errand| match errand {
-            SuccessionWait::Hello { until, .. } => Some(*until),
+            SuccessionWait::Hello(greeting) => Some(greeting.until),
             _ => None,
         })
     }

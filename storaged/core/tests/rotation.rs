@@ -4,12 +4,16 @@ mod cluster;
 mod testkit;
 
 use cluster::{Cluster, Conduct, Room};
-use storaged_core::{ConnId, Input};
+use minicbor::bytes::{ByteArray, ByteVec};
+use storaged_core::{ConnId, Input, Viewer};
 use storaged_wire::local::{DurableWish, LOCAL_VERSION, Reply, Request, Role};
 use storaged_wire::peer::PeerMessage;
 use storaged_wire::plan::{CopyFault, RestorePlan};
 use storaged_wire::succession::{Rotated, SEAL_BYTES, TokenStanding};
-use storaged_wire::{JobKeys, Owner, RefusalCode, Rotation, Step};
+use storaged_wire::{
+    JobKeys, Namespace, Owner, Rank, RefusalCode, Rotation, RunId, Step, Succession, WorldSize,
+    decode, encode,
+};
 use testkit::{TOKEN, name, namespace};
 
 const NEW: &[u8] = b"the token that comes next";
@@ -19,6 +23,15 @@ const SEAL: [u8; SEAL_BYTES] = [3; SEAL_BYTES];
 /// A reader that says a token.
 fn come(cluster: &mut Cluster, node: usize, token: &[u8]) -> Result<ConnId, RefusalCode> {
     let conn = cluster.fresh_conn();
+    come_on(cluster, node, conn, token)
+}
+
+fn come_on(
+    cluster: &mut Cluster,
+    node: usize,
+    conn: ConnId,
+    token: &[u8],
+) -> Result<ConnId, RefusalCode> {
     let hello = Request::Hello {
         version: LOCAL_VERSION,
         namespace: namespace(),
@@ -223,29 +236,177 @@ fn what_the_old_token_signs_later_is_forged_and_what_it_signed_before_is_not() {
 }
 
 #[test]
-fn a_change_of_which_only_the_durable_tier_knows_is_found_there_by_who_publishes() {
+fn a_change_of_which_only_the_durable_tier_knows_is_found_there_and_told_by_who_publishes() {
     let mut cluster = saved_with_tier(1);
     // Whoever made it died before it told anybody.
     let conn = come(&mut cluster, 0, TOKEN).expect("the old token opens it");
     let standing = standing(&mut cluster, 0, conn);
     let rotation = Rotation::new(&standing, TOKEN, NEW, SEAL).expect("a new token");
-    cluster.tier.successions.push(rotation.succession.clone());
+    cluster.tier.successions.push(rotation.succession);
     cluster.save_as(DurableWish::Required);
     cluster.run_for(20_000);
     assert!(
         !cluster.is_durable(0) && !cluster.is_durable(1),
         "by a key that counts no more"
     );
-    // The same change is gone on with, by who has the old token and the new one.
-    let untold = (0..3).find(|node| opens(&mut cluster, *node, TOKEN));
-    let node = untold.expect("a node that publishes nothing has not heard of it");
-    let conn = come(&mut cluster, node, TOKEN).expect("it opens the job there");
-    let reply = cluster.ask(node, conn, Request::Rotate(rotation));
-    assert!(matches!(reply, Reply::Done), "{reply:?}");
-    cluster.run_for(20_000);
     new_alone_opens(&mut cluster, 0..3);
+    cluster.run_for(20_000);
     assert!(
         (0..3).any(|node| cluster.is_durable(node)),
         "by the new one"
     );
+}
+
+fn refused(reply: &Reply) -> Option<RefusalCode> {
+    match reply {
+        Reply::Refused(refusal) => Some(refusal.code),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_connection_that_says_another_name_is_still_that_of_the_retired_token() {
+    let mut cluster = saved();
+    let (old, _) = rotate(&mut cluster, 0, TOKEN, NEW);
+    let of_another = Request::Hello {
+        version: LOCAL_VERSION,
+        namespace: Namespace::new("another").unwrap(),
+        token: NEWEST.to_vec().into(),
+        role: Role::Trainer {
+            run: RunId::new(1),
+            rank: Rank::new(7),
+            world_size: WorldSize::new(1).unwrap(),
+        },
+    };
+    let reply = cluster.ask(0, old, of_another);
+    assert_eq!(refused(&reply), Some(RefusalCode::WorldSize));
+    let reply = cluster.ask(0, old, Request::OpenRun { timeout_ms: 10_000 });
+    assert_eq!(refused(&reply), Some(RefusalCode::WrongToken), "{reply:?}");
+}
+
+#[test]
+fn an_operator_who_reads_by_a_retired_token_does_not_bring_it_back() {
+    let mut cluster = saved();
+    rotate(&mut cluster, 0, TOKEN, NEW);
+    let conn = cluster.fresh_conn();
+    let viewer = Viewer::Operator;
+    cluster.tell(0, Input::Connected { conn, viewer });
+    come_on(&mut cluster, 0, conn, TOKEN).expect("an operator reads all jobs");
+    new_alone_opens(&mut cluster, 0..3);
+}
+
+/// What a run is worth that was asked for while the node could not hear that the token was changed.
+#[test]
+fn a_run_that_a_retired_token_waits_for_is_refused_once_that_is_heard() {
+    let mut cluster = saved();
+    (0..2).for_each(|node| cluster.part(node, 2));
+    cluster.run_for(5_000);
+    rotate(&mut cluster, 0, TOKEN, NEW);
+    let old = come(&mut cluster, 2, TOKEN).expect("the node has not heard of it");
+    let asked = cluster.send(2, old, Request::OpenRun { timeout_ms: 60_000 });
+    cluster.run_for(1_000);
+    assert_eq!(cluster.answer(asked), None);
+    (0..2).for_each(|node| cluster.dial_once(node, 2));
+    (0..2).for_each(|node| cluster.dial_once(2, node));
+    cluster.run_until_answered(&[asked]);
+    let reply = cluster.answer(asked).expect("it was answered");
+    assert_eq!(refused(reply), Some(RefusalCode::WrongToken), "{reply:?}");
+}
+
+/// The owner's name is in every manifest: whoever has a token of his own can consent to a record in it.
+fn forged_by(token: &[u8], number: u32) -> Succession {
+    type Mac = ByteArray<32>;
+    type Head = (Namespace, Owner, Owner, u32);
+    type Record = (
+        u16,
+        Namespace,
+        Owner,
+        Owner,
+        u32,
+        ByteVec,
+        Mac,
+        Vec<Mac>,
+        Vec<Mac>,
+        Mac,
+    );
+    let standing = TokenStanding {
+        namespace: namespace(),
+        succession: None,
+        durable: None,
+    };
+    let made = Rotation::new(&standing, token, NEWEST, SEAL).unwrap();
+    let mut record: Record = decode("record", &encode(&made.succession)).unwrap();
+    (record.2, record.4) = (Owner::of_token(TOKEN), number);
+    let head: Head = (record.1.clone(), record.2, record.3, record.4);
+    let mut agreed = b"storaged succession consent".to_vec();
+    agreed.extend(encode(&(record.0, head, &record.5, record.6)));
+    let context = "storaged 2026-11 job token consent to successions";
+    let material = [namespace().as_str().as_bytes(), &[0], token].concat();
+    let mac = blake3::keyed_hash(&blake3::derive_key(context, &material), &agreed);
+    record.7 = vec![ByteArray::from(*mac.as_bytes())];
+    decode("record", &encode(&record)).unwrap()
+}
+
+#[test]
+fn a_record_that_a_stranger_consents_to_is_not_the_jobs() {
+    let stranger = b"a token of somebody else";
+    let mut cluster = saved();
+    rotate(&mut cluster, 0, TOKEN, NEW);
+    cluster.kill(2);
+    cluster.start_after(50, 2);
+    cluster.run_for(10_000);
+    let succession = forged_by(stranger, 9);
+    let message = PeerMessage::Rotated(Rotated {
+        succession,
+        keys: None,
+    });
+    let from = name(1);
+    cluster.tell(2, Input::Message { from, message });
+    assert!(!opens(&mut cluster, 2, stranger));
+    assert!(opens(&mut cluster, 2, NEW), "the job's own token");
+}
+
+#[test]
+fn no_step_is_durable_without_a_mac_while_nobody_has_the_newest_key() {
+    let mut cluster = saved_with_tier(1);
+    let conn = come(&mut cluster, 0, TOKEN).expect("the old token opens it");
+    let standing = standing(&mut cluster, 0, conn);
+    let rotation = Rotation::new(&standing, TOKEN, NEW, SEAL).expect("a new token");
+    cluster.tier.successions.push(rotation.succession);
+    cluster.save_as(DurableWish::Required);
+    cluster.run_for(300_000);
+    let is_durable = (0..3).any(|node| cluster.is_durable(node));
+    assert!(!is_durable, "it would not be offered");
+    new_alone_opens(&mut cluster, 0..3);
+    cluster.run_for(20_000);
+    assert!((0..3).any(|node| cluster.is_durable(node)));
+    all_die(&mut cluster);
+    assert_eq!(planned(&mut cluster, 0, NEW).step, Step::new(2));
+}
+
+#[test]
+fn a_node_that_lost_its_memory_lets_nobody_in_before_its_peers_have_told_it() {
+    let mut cluster = saved();
+    rotate(&mut cluster, 0, TOKEN, NEW);
+    for token in [TOKEN, NEW] {
+        cluster.kill(2);
+        cluster.run_for(5_000);
+        cluster.start_process(2);
+        let came = come(&mut cluster, 2, token);
+        assert_eq!(came.is_ok(), token == NEW, "{came:?}");
+        let Ok(reader) = came else {
+            continue;
+        };
+        let reply = cluster.ask(2, reader, Request::OpenRun { timeout_ms: 30_000 });
+        assert!(matches!(reply, Reply::RunOpened { .. }), "{reply:?}");
+    }
+}
+
+#[test]
+fn a_node_whose_peers_stay_away_lets_a_new_job_in_after_a_while() {
+    let mut cluster = Cluster::start(2, 1, 4);
+    (0..3).for_each(|node| cluster.kill(node));
+    cluster.start_process(2);
+    let conn = come(&mut cluster, 2, TOKEN).expect("nobody has another word of it");
+    cluster.disconnect(2, conn);
 }

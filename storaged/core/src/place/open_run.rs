@@ -173,7 +173,7 @@ impl Runs {
         proposal.tier = TierClaim::Asked;
         proposal.claims = proposal.claims.saturating_add(1);
         proposal.phase = Phase::Waiting { until };
-        let said = cx.successions.said.get(&proposal.id.conn);
+        let said = cx.token_of(proposal.id.conn);
         let output = Output::ClaimRun {
             query,
             namespace: proposal.namespace.clone(),
@@ -420,6 +420,10 @@ impl Runs {
         let Some(proposal) = self.proposals.get_mut(&query) else {
             return;
         };
+        // While it waited, this node may have heard that the token was changed.
+        if let Err(refusal) = cx.check_token_current(proposal.id.conn) {
+            return self.refuse_run(query, refusal, cx);
+        }
         proposal.phase = Phase::Raising { until, told };
         let by_majority = matches!(proposal.tier, TierClaim::Asked | TierClaim::Failed { .. });
         let opened = proposal.named();

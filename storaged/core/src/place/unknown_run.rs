@@ -114,6 +114,7 @@ impl Runs {
         if let Some(waiting) = self.hellos.get_mut(&query) {
             waiting.waiting_for.remove(from);
         }
+        cx.greeting_told(from, query);
         self.advance_hellos(cx);
     }
 

@@ -1,9 +1,12 @@
 //! Who says hello. A job is opened by its newest token, and belongs to its first. The record of a change is proved by the very token that
 //! is said: a retired one has left its consent in it, the new one opens it. So a forged record is seen through, whoever tells it.
 
+use std::collections::BTreeSet;
+
 use storaged_wire::local::Role;
+use storaged_wire::peer::PeerMessage;
 use storaged_wire::{
-    ConsentKey, JobKeys, Namespace, Owner, Refusal, RefusalCode, RunId, Succession,
+    ConsentKey, JobKeys, Namespace, NodeName, Owner, Refusal, RefusalCode, RunId, Succession,
 };
 
 use crate::api::{ConnId, DurablePolicy, Output, QueryId, Trust, Viewer};
@@ -11,29 +14,86 @@ use crate::context::Context;
 use crate::limits;
 use crate::place::wrong_token;
 use crate::stage::TrainerHello;
-use crate::successions::{SaidHello, SaidToken, SuccessionWait};
+use crate::successions::{Greeting, SaidHello, SaidToken, SuccessionWait};
 
 /// Who it is, and by which keys the durable tier is believed.
 pub(super) struct Identity {
     pub owner: Owner,
     /// None for an operator whose node has none.
     pub keys: Option<JobKeys>,
+    /// None for an operator who reads without the token that opens the job.
+    pub said: Option<SaidToken>,
 }
 
 impl Context {
-    /// Lets somebody in. Of a name that this node does not know the durable tier is asked first: the token may be its newest, and not that
-    /// of its owner.
+    /// Lets somebody in. Of a name that this node does not know the durable tier is asked first, and peers that are still to come after a
+    /// start: the token may be its newest, and not that of its owner, or a retired one.
     pub(crate) fn greeted(&mut self, said: SaidHello) -> Result<Option<TrainerHello>, Refusal> {
         let namespace = self.viewer(said.id.conn).resolve(&said.namespace)?;
         // What was only promised nobody has told more of.
         let is_known = self.fence_of(&namespace) > RunId::ZERO;
-        if is_known || self.setup.durable == DurablePolicy::Absent {
+        let without_tier = self.setup.durable == DurablePolicy::Absent;
+        let all_have_told = self.settled();
+        if is_known || without_tier && all_have_told {
             return self.hello(&said, &[]);
         }
-        let until = self.now.plus(limits::SUCCESSION_WAIT_MS);
-        let errand = SuccessionWait::Hello { said, until };
-        self.find_successions(namespace, errand, None);
+        let greeting = Greeting {
+            said,
+            until: self.now.plus(limits::SUCCESSION_WAIT_MS),
+            found: without_tier.then(Vec::new),
+            waiting_for: BTreeSet::new(),
+        };
+        let errand = SuccessionWait::Hello(greeting);
+        if without_tier {
+            let query = QueryId(self.fresh());
+            self.successions.errands.insert(query, errand);
+        } else {
+            self.find_successions(namespace, errand, None);
+        }
+        if !all_have_told {
+            let peers: Vec<NodeName> = self.peers.keys().cloned().collect();
+            peers.iter().for_each(|peer| self.greetings_ask(peer));
+        }
         Ok(None)
+    }
+
+    /// Asks a peer that has come up for what it knows of the jobs of hellos that wait. What it tells of itself comes before its answer.
+    pub(crate) fn greetings_ask(&mut self, node: &NodeName) {
+        let mut asked = Vec::new();
+        for (query, greeting) in self.successions.greetings() {
+            greeting.waiting_for.insert(node.clone());
+            asked.push((query, greeting.said.clone()));
+        }
+        for (query, said) in asked {
+            if let Ok(namespace) = self.viewer(said.id.conn).resolve(&said.namespace) {
+                let query = query.0;
+                self.send(node, PeerMessage::RunQuery { query, namespace });
+            }
+        }
+    }
+
+    /// A peer has answered a hello that waits.
+    pub(crate) fn greeting_told(&mut self, from: &NodeName, query: QueryId) {
+        let mut greetings = self.successions.greetings();
+        if let Some((_, greeting)) = greetings.find(|(asked, _)| *asked == query) {
+            greeting.waiting_for.remove(from);
+        }
+    }
+
+    /// A peer is gone, and answers nothing.
+    pub(crate) fn greetings_forget(&mut self, node: &NodeName) {
+        for (_, greeting) in self.successions.greetings() {
+            greeting.waiting_for.remove(node);
+        }
+    }
+
+    /// Hellos of which all have said what they know, or that have waited long enough.
+    pub(crate) fn take_greetings(&mut self) -> Vec<Greeting> {
+        let (now, all_are_up) = (self.now, self.settled());
+        self.successions.take_greetings(|greeting| {
+            let have_answered = greeting.found.is_some() && greeting.waiting_for.is_empty();
+            greeting.until <= now || have_answered && all_are_up
+        })
     }
 
     pub(super) fn find_successions(
@@ -71,27 +131,25 @@ impl Context {
         let mut candidates = self.successions_of(namespace, found);
         if let Some(by) = candidates.iter().find(|it| it.retires(&consent)) {
             self.adopt_if_it_follows(by.clone(), said);
-            if !reads_all {
+            if !reads_all || known.is_none() {
                 return Err(token_changed(namespace));
             }
+            return Ok(self.reads_all(namespace, known.unwrap_or(credential)));
         }
         candidates.sort_by_key(|it| std::cmp::Reverse(it.number));
         for one in candidates {
             if let Ok(opened) = one.open(token)
-                && self.may_follow(&one, |before| opened.has_retired(before.credential))
+                && self.may_follow(&one, |credential| opened.has_retired(credential))
             {
                 let owner = one.owner;
                 self.adopt_succession(one);
-                self.successions.said.insert(conn, said);
-                let keys = Some(opened.keys);
-                return Ok(Identity { owner, keys });
+                let (keys, said) = (Some(opened.keys), Some(said));
+                return Ok(Identity { owner, keys, said });
             }
         }
         let is_first = known.is_none_or(|owner| owner == credential);
         if reads_all && !is_first {
-            let owner = known.unwrap_or(credential);
-            let keys = self.keys.of_job(namespace).cloned();
-            return Ok(Identity { owner, keys });
+            return Ok(self.reads_all(namespace, known.unwrap_or(credential)));
         }
         if !is_first {
             return Err(wrong_token(namespace));
@@ -100,11 +158,20 @@ impl Context {
         if known.is_some() {
             self.successions.forget_job(namespace);
         }
-        self.successions.said.insert(conn, said);
         Ok(Identity {
             owner: credential,
             keys: Some(JobKeys::of_token(namespace, token)),
+            said: Some(said),
         })
+    }
+
+    /// An operator reads in the owner's name, by whichever token he says.
+    fn reads_all(&self, namespace: &Namespace, owner: Owner) -> Identity {
+        Identity {
+            owner,
+            keys: self.keys.of_job(namespace).cloned(),
+            said: None,
+        }
     }
 
     fn successions_of(&self, namespace: &Namespace, found: &[Succession]) -> Vec<Succession> {
@@ -115,16 +182,16 @@ impl Context {
         of_it.cloned().collect()
     }
 
-    /// Whether a record may take the place of the one that holds: it comes later, and from who had that one's token.
-    fn may_follow(&self, one: &Succession, comes_from: impl Fn(&Succession) -> bool) -> bool {
-        let Some(before) = self.successions.proven(&one.namespace) else {
-            return true;
-        };
+    /// Whether a record may take the place of what holds: it comes later, and from who had the token that opens the job here. Anybody can
+    /// consent in a token of his own.
+    fn may_follow(&self, one: &Succession, comes_from: impl Fn(Owner) -> bool) -> bool {
         if planted!("lower_succession_counts") {
             return true;
         }
-        let is_later = one.number > before.number;
-        *one == *before || is_later && comes_from(before)
+        let before = self.successions.proven(&one.namespace);
+        let opens = before.map_or(one.owner, |before| before.credential);
+        let is_later = before.is_none_or(|before| one.number > before.number);
+        before == Some(one) || is_later && comes_from(opens)
     }
 
     /// By a token that was said here, and has been let go in it.
@@ -132,7 +199,7 @@ impl Context {
         if !one.retires(&by.consent) {
             return;
         }
-        let had = |before: &Succession| before.credential == by.credential;
+        let had = |credential| credential == by.credential;
         let is_known = self.owner_of(&one.namespace) == Some(one.owner);
         if is_known && self.may_follow(&one, had) {
             self.adopt_succession(one);

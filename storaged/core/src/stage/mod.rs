@@ -44,13 +44,14 @@ use crate::context::Context;
 use crate::event::Event;
 use crate::limits;
 use crate::place::{RunStanding, wrong_token};
-use crate::successions::SaidHello;
+use crate::successions::{SaidHello, SaidToken};
 
 /// What a trainer says of itself.
 #[derive(Debug, Clone)]
 pub(crate) struct TrainerHello {
     pub namespace: Namespace,
     pub owner: Owner,
+    pub said: Option<SaidToken>,
     pub run: RunId,
     pub rank: Rank,
     pub world_size: WorldSize,
@@ -80,7 +81,8 @@ impl Context {
         }
         let namespace = self.viewer(id.conn).resolve(&namespace)?;
         check_token(&token)?;
-        let Identity { owner, keys } = self.identify(id.conn, &namespace, &token, &role, found)?;
+        let identity = self.identify(id.conn, &namespace, &token, &role, found)?;
+        let Identity { owner, keys, said } = identity;
         self.keys_said(id.conn, &namespace, owner, keys);
         let Role::Trainer {
             run,
@@ -88,7 +90,7 @@ impl Context {
             world_size,
         } = role
         else {
-            self.attach(id, namespace, owner, None);
+            self.attach(id, namespace, owner, said, None);
             return Ok(None);
         };
         if !world_size.holds(rank) {
@@ -100,6 +102,7 @@ impl Context {
         let hello = TrainerHello {
             namespace,
             owner,
+            said,
             run,
             rank,
             world_size,
@@ -125,6 +128,7 @@ impl Context {
         let TrainerHello {
             namespace,
             owner,
+            said,
             run,
             rank,
             world_size,
@@ -148,7 +152,8 @@ impl Context {
         table.world_sizes.retain(|known, _| *known >= run);
         table.last_step.retain(|(known, _), _| *known >= run);
         self.keep_key(id.conn, &namespace);
-        self.attach(id, namespace, owner, Some((run, rank, world_size)));
+        let trainer = Some((run, rank, world_size));
+        self.attach(id, namespace, owner, said, trainer);
         Ok(())
     }
 
@@ -157,6 +162,7 @@ impl Context {
         id: RequestId,
         namespace: Namespace,
         owner: Owner,
+        said: Option<SaidToken>,
         trainer: Option<(RunId, Rank, WorldSize)>,
     ) {
         self.conns.insert(
@@ -164,6 +170,7 @@ impl Context {
             Attached {
                 namespace,
                 owner,
+                said,
                 trainer,
                 slots_passed: BTreeSet::new(),
             },

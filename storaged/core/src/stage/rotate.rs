@@ -17,7 +17,7 @@ use crate::api::{
 use crate::catalog::Attached;
 use crate::context::Context;
 use crate::place::wrong_token;
-use crate::successions::{SaidHello, SaidToken, SuccessionWait};
+use crate::successions::{SaidToken, SuccessionWait};
 use crate::trickle::durable_unavailable;
 
 /// Whether a trainer may ask for this whose token was changed while it was connected.
@@ -42,18 +42,29 @@ fn only_goes_on(request: &Request) -> bool {
 impl Context {
     /// Whether a connection may ask for this: by a token that was changed since it said hello nothing new is begun.
     pub(crate) fn check_goes_on(&self, id: RequestId, request: &Request) -> Result<(), Refusal> {
-        let attached = self.conns.get(&id.conn);
-        let Some(attached) = attached.filter(|_| !only_goes_on(request)) else {
+        if only_goes_on(request) {
+            return Ok(());
+        }
+        self.check_token_current(id.conn)
+    }
+
+    /// Whether the token by which somebody is connected was not changed since.
+    pub(crate) fn check_token_current(&self, conn: ConnId) -> Result<(), Refusal> {
+        let Some(attached) = self.conns.get(&conn) else {
             return Ok(());
         };
         let proven = self.successions.proven(&attached.namespace);
-        let said = self.successions.said.get(&id.conn);
-        match proven.zip(said) {
+        match proven.zip(attached.said) {
             Some((it, said)) if it.retires(&said.consent) => {
                 Err(token_changed(&attached.namespace))
             }
             _ => Ok(()),
         }
+    }
+
+    /// By which token somebody is connected.
+    pub(crate) fn token_of(&self, conn: ConnId) -> Option<SaidToken> {
+        self.conns.get(&conn)?.said
     }
 
     /// By which token a job is opened, and what is durable: what the record of a change needs.
@@ -86,24 +97,27 @@ impl Context {
         self.reply(id, Reply::Succession(standing));
     }
 
-    /// The durable tier has answered; gives the hello back that has waited for it.
+    /// The durable tier has answered.
     pub(crate) fn successions_found(
         &mut self,
         query: QueryId,
         outcome: Result<FoundSuccessions, DurableFault>,
-    ) -> Option<SaidHello> {
+    ) {
         self.tier_answered(outcome.as_ref().err());
-        match self.successions.errands.remove(&query)? {
-            SuccessionWait::Hello { said, .. } => return Some(said),
-            SuccessionWait::Standing(id) => self.standing_found(id, outcome),
-            SuccessionWait::Publication(namespace) => {
+        match self.successions.errands.remove(&query) {
+            Some(SuccessionWait::Hello(mut greeting)) => {
+                greeting.found = Some(outcome.map_or(Vec::new(), |it| it.records));
+                let errand = SuccessionWait::Hello(greeting);
+                self.successions.errands.insert(query, errand);
+            }
+            Some(SuccessionWait::Standing(id)) => self.standing_found(id, outcome),
+            Some(SuccessionWait::Publication(namespace)) => {
                 if let Ok(found) = outcome {
                     self.key_is_retired(&namespace, &found.records);
                 }
             }
-            SuccessionWait::Rotation(..) => {}
+            Some(SuccessionWait::Rotation(..)) | None => {}
         }
-        None
     }
 
     fn standing_found(&mut self, id: RequestId, outcome: Result<FoundSuccessions, DurableFault>) {
@@ -131,13 +145,14 @@ impl Context {
 
     /// What the tier has counts if whoever asks has the token that was let go in it.
     fn learn(&mut self, id: RequestId, namespace: &Namespace, mut records: Vec<Succession>) {
-        let Some(said) = self.successions.said.get(&id.conn).copied() else {
+        let Some(said) = self.token_of(id.conn) else {
             return;
         };
         records.retain(|it| it.namespace == *namespace && it.retires(&said.consent));
         records.sort_by_key(|it| it.number);
         if let Some(newest) = records.pop() {
-            self.adopt_if_it_follows(newest, said);
+            self.adopt_if_it_follows(newest.clone(), said);
+            self.note_found(newest);
         }
     }
 
@@ -149,8 +164,20 @@ impl Context {
             self.keys.retired.insert(namespace.clone(), key);
             self.keeping.touch_job(namespace);
         }
-        for record in records.iter().filter(|it| it.namespace == *namespace) {
-            self.adopt_by_connected(record);
+        let of_it = records.iter().filter(|it| it.namespace == *namespace);
+        let Some(newest) = of_it.max_by_key(|it| it.number).cloned() else {
+            return;
+        };
+        self.adopt_by_connected(&newest);
+        self.note_found(newest);
+    }
+
+    /// The tier has a record that whoever made it may have told to nobody. A token that is said proves it, here or at a peer.
+    fn note_found(&mut self, succession: Succession) {
+        self.send_all(&self.as_told(succession.clone()));
+        if self.successions.proven(&succession.namespace) != Some(&succession) {
+            let me = self.me().clone();
+            self.successions.note_told(&me, succession);
         }
     }
 
@@ -163,9 +190,8 @@ impl Context {
     /// Whoever holds the token that opens the job gives it to another one.
     pub(crate) fn rotate(&mut self, id: RequestId, rotation: Rotation) -> Result<(), Refusal> {
         let attached = self.attached(id)?.clone();
-        let said = self.successions.said.get(&id.conn);
         let keys = self.keys.said.get(&id.conn);
-        let Some((said, keys)) = said.zip(keys) else {
+        let Some((said, keys)) = attached.said.zip(keys) else {
             return Err(wrong_token(&attached.namespace));
         };
         let retired = keys.newest;
@@ -288,15 +314,9 @@ impl Context {
 
     /// Somebody who is connected may have said the token that was let go.
     fn adopt_by_connected(&mut self, succession: &Succession) {
-        let is_its = |conn: &ConnId| {
-            let attached = self.conns.get(conn);
-            attached.is_some_and(|it| it.namespace == succession.namespace)
-        };
-        let said = self.successions.said.iter();
-        let said: Vec<SaidToken> = said
-            .filter(|(conn, _)| is_its(conn))
-            .map(|(_, said)| *said)
-            .collect();
+        let of_it = self.conns.values();
+        let of_it = of_it.filter(|it| it.namespace == succession.namespace);
+        let said: Vec<SaidToken> = of_it.filter_map(|it| it.said).collect();
         for said in said {
             self.adopt_if_it_follows(succession.clone(), said);
         }
