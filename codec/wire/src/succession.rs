@@ -235,6 +235,13 @@ impl RetiredKey {
 impl Succession {
     /// The version that this code writes and reads.
     pub const VERSION: u16 = 1;
+    /// The longest that a record may be.
+    pub const BYTES_MAX: usize = 128 << 10;
+
+    /// Whether it is as short as a record is: whoever makes one chooses what is sealed in it.
+    pub fn is_of_its_length(&self) -> bool {
+        encode(self).len() <= Self::BYTES_MAX
+    }
 
     /// Whether the holder of the token has let the job go to another one: proof, since nobody else can say so.
     pub fn retires(&self, consent: &ConsentKey) -> bool {

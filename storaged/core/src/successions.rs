@@ -109,6 +109,14 @@ impl Successions {
         self.told.remove(namespace);
     }
 
+    /// Whether a change of a job's token is on its way to the tier.
+    pub fn is_rotating(&self, namespace: &Namespace) -> bool {
+        self.errands.values().any(|errand| match errand {
+            SuccessionWait::Rotation(_, rotation) => rotation.succession.namespace == *namespace,
+            _ => false,
+        })
+    }
+
     /// A connection is gone.
     pub fn forget(&mut self, conn: ConnId) {
         // A change that is on its way to the tier holds once it is there, whoever still waits for it.

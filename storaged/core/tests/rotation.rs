@@ -313,38 +313,48 @@ fn a_run_that_a_retired_token_waits_for_is_refused_once_that_is_heard() {
     assert_eq!(refused(reply), Some(RefusalCode::WrongToken), "{reply:?}");
 }
 
-/// The owner's name is in every manifest: whoever has a token of his own can consent to a record in it.
-fn forged_by(token: &[u8], number: u32) -> Succession {
-    type Mac = ByteArray<32>;
-    type Head = (Namespace, Owner, Owner, u32);
-    type Record = (
-        u16,
-        Namespace,
-        Owner,
-        Owner,
-        u32,
-        ByteVec,
-        Mac,
-        Vec<Mac>,
-        Vec<Mac>,
-        Mac,
-    );
+type Mac = ByteArray<32>;
+type Record = (
+    u16,
+    Namespace,
+    Owner,
+    Owner,
+    u32,
+    ByteVec,
+    Mac,
+    Vec<Mac>,
+    Vec<Mac>,
+    Mac,
+);
+
+/// A record in which something was changed, by a token's holder, who consents to that.
+fn made_by(token: &[u8], change: impl Fn(&mut Record)) -> Rotation {
     let standing = TokenStanding {
         namespace: namespace(),
         succession: None,
         durable: None,
     };
-    let made = Rotation::new(&standing, token, NEWEST, SEAL).unwrap();
+    let mut made = Rotation::new(&standing, token, NEWEST, SEAL).unwrap();
     let mut record: Record = decode("record", &encode(&made.succession)).unwrap();
-    (record.2, record.4) = (Owner::of_token(TOKEN), number);
-    let head: Head = (record.1.clone(), record.2, record.3, record.4);
+    change(&mut record);
+    let head = (record.1.clone(), record.2, record.3, record.4);
     let mut agreed = b"storaged succession consent".to_vec();
     agreed.extend(encode(&(record.0, head, &record.5, record.6)));
-    let context = "storaged 2026-11 job token consent to successions";
     let material = [namespace().as_str().as_bytes(), &[0], token].concat();
-    let mac = blake3::keyed_hash(&blake3::derive_key(context, &material), &agreed);
-    record.7 = vec![ByteArray::from(*mac.as_bytes())];
-    decode("record", &encode(&record)).unwrap()
+    let mac_under = |context: &str| {
+        let mac = blake3::keyed_hash(&blake3::derive_key(context, &material), &agreed);
+        vec![ByteArray::from(*mac.as_bytes())]
+    };
+    record.7 = mac_under("storaged 2026-11 job token consent to successions");
+    record.8 = mac_under("storaged 2026-11 job token manifest key");
+    made.succession = decode("record", &encode(&record)).unwrap();
+    made
+}
+
+/// The owner's name is in every manifest: whoever has a token of his own can consent to a record in it.
+fn forged_by(token: &[u8], number: u32) -> Succession {
+    let of_owner = |record: &mut Record| (record.2, record.4) = (Owner::of_token(TOKEN), number);
+    made_by(token, of_owner).succession
 }
 
 #[test]
@@ -409,4 +419,22 @@ fn a_node_whose_peers_stay_away_lets_a_new_job_in_after_a_while() {
     cluster.start_process(2);
     let conn = come(&mut cluster, 2, TOKEN).expect("nobody has another word of it");
     cluster.disconnect(2, conn);
+}
+
+#[test]
+fn a_job_keeps_one_change_that_the_tier_has_not_taken_and_no_long_ones() {
+    let mut cluster = saved_with_tier(1);
+    let conn = come(&mut cluster, 0, TOKEN).expect("the old token opens it");
+    let standing = standing(&mut cluster, 0, conn);
+    let long = made_by(TOKEN, |record| record.5 = vec![7; 1 << 20].into());
+    let reply = cluster.ask(0, conn, Request::Rotate(long));
+    assert_eq!(refused(&reply), Some(RefusalCode::Malformed), "{reply:?}");
+    let rotation = Rotation::new(&standing, TOKEN, NEW, SEAL).expect("a new token");
+    let gone = come(&mut cluster, 0, TOKEN).expect("it is not changed yet");
+    cluster.send(0, gone, Request::Rotate(rotation.clone()));
+    cluster.disconnect(0, gone);
+    let reply = cluster.ask(0, conn, Request::Rotate(rotation));
+    assert_eq!(refused(&reply), Some(RefusalCode::Busy), "{reply:?}");
+    cluster.run_for(20_000);
+    new_alone_opens(&mut cluster, 0..3);
 }

@@ -194,7 +194,7 @@ pub enum CurationFault {
     #[error("{0}")]
     Durable(#[from] DurableFault),
     /// The namespace belongs to another token.
-    #[error("it belongs to another job token: set STORAGED_TOKEN to the token it was created with")]
+    #[error("it belongs to another job token: set STORAGED_TOKEN to the token that opens it")]
     WrongOwner,
     /// There is no such checkpoint.
     #[error("{0}")]

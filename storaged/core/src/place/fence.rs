@@ -303,7 +303,7 @@ pub(crate) fn wrong_token(namespace: &Namespace) -> Refusal {
     Refusal::new(
         RefusalCode::WrongToken,
         format!(
-            "namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token it was created with"
+            "namespace {namespace} belongs to another job token: set STORAGED_TOKEN to the token that opens it"
         ),
     )
 }

@@ -207,6 +207,10 @@ impl Context {
             self.rotated(id, rotation.succession, rotation.keys);
             return Ok(());
         }
+        // It goes on when its client has gone: one of a job is kept at a time.
+        if self.successions.is_rotating(&attached.namespace) {
+            return Err(under_way(&attached.namespace));
+        }
         let query = QueryId(self.fresh());
         let errand = SuccessionWait::Rotation(id, Box::new(rotation.clone()));
         self.successions.errands.insert(query, errand);
@@ -225,6 +229,7 @@ impl Context {
         let is_its =
             succession.namespace == attached.namespace && succession.owner == attached.owner;
         let is_next = succession.number == number && number <= SUCCESSIONS_MAX;
+        let is_next = is_next && succession.is_of_its_length();
         let has_keys = succession.is_under(&keys.newest) && keys.retired.len() == number as usize;
         (is_its && is_next && has_keys).then_some(())
     }
@@ -250,7 +255,7 @@ impl Context {
                 self.learn(id, &namespace, vec![*other]);
                 token_changed(&namespace)
             }
-            Err(SuccessionFault::Durable(fault)) => durable_unavailable(&namespace, &fault),
+            Err(SuccessionFault::Durable(fault)) => not_taken(&namespace, &fault),
         };
         self.reply(id, Reply::Refused(refusal));
     }
@@ -297,7 +302,8 @@ impl Context {
     pub(super) fn rotated_told(&mut self, from: &NodeName, rotated: Rotated) {
         let Rotated { succession, keys } = rotated;
         let namespace = succession.namespace.clone();
-        if self.owner_of(&namespace) != Some(succession.owner) {
+        let is_its = self.owner_of(&namespace) == Some(succession.owner);
+        if !is_its || !succession.is_of_its_length() {
             return;
         }
         self.adopt_by_connected(&succession);
@@ -349,6 +355,24 @@ fn not_the_next(namespace: &Namespace) -> Refusal {
         RefusalCode::Malformed,
         format!(
             "expected the next change of the token of {namespace}, agreed to by who holds the one that opens it, got another record: ask for what holds now, and make a new one"
+        ),
+    )
+}
+
+fn under_way(namespace: &Namespace) -> Refusal {
+    Refusal::new(
+        RefusalCode::Busy,
+        format!(
+            "expected no other change of the token of {namespace} to wait for the durable tier, got one that does: try again with the same new token when that answers"
+        ),
+    )
+}
+
+fn not_taken(namespace: &Namespace, fault: &DurableFault) -> Refusal {
+    Refusal::new(
+        RefusalCode::DurableUnavailable,
+        format!(
+            "expected the durable tier to take the change of the token of {namespace}, got: {fault}; it may have taken it: keep both tokens, and try again with the same new one when it answers"
         ),
     )
 }
