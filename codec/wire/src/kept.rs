@@ -114,7 +114,7 @@ pub struct KeptNamespace {
     pub with_mac: Option<DurableStep>,
     /// By which token it is opened, if not by its first.
     #[n(12)]
-    pub succession: Option<Succession>,
+    pub succession: Option<Box<Succession>>,
     /// Keys of tokens that were changed, behind `manifest_key`.
     #[n(13)]
     pub retired_keys: Option<Vec<RetiredKey>>,

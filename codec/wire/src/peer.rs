@@ -645,7 +645,7 @@ pub enum PeerMessage {
     },
     /// The token of a job was changed for another one.
     #[n(93)]
-    Rotated(#[n(0)] Rotated),
+    Rotated(#[n(0)] Box<Rotated>),
 }
 
 /// Why a checkpoint is not owed to the durable tier any more.

@@ -136,7 +136,7 @@ impl Context {
             manifest_key: keys.map(|keys| keys.newest),
             durable: self.keys.durable(&namespace),
             with_mac: self.keys.with_mac(&namespace),
-            succession: self.successions.proven(&namespace).cloned(),
+            succession: self.successions.proven(&namespace).cloned().map(Box::new),
             retired_keys: retired.filter(|them| !them.is_empty()),
         });
         match record {

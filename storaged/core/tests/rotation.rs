@@ -163,10 +163,10 @@ fn a_token_is_changed_again_and_what_held_before_does_not_come_back() {
     let (_, second) = rotate(&mut cluster, 1, NEW, NEWEST);
     assert_eq!(second.succession.number, 2);
     for node in 0..3 {
-        let message = PeerMessage::Rotated(Rotated {
+        let message = PeerMessage::Rotated(Box::new(Rotated {
             succession: first.succession.clone(),
             keys: None,
-        });
+        }));
         let from = name((node + 1) % 3);
         cluster.tell(node, Input::Message { from, message });
         assert!(!opens(&mut cluster, node, TOKEN) && !opens(&mut cluster, node, NEW));
@@ -185,10 +185,10 @@ fn a_record_that_the_tokens_holder_has_not_made_changes_nothing() {
     let mut forged = Rotation::new(&standing, b"a token of somebody else", NEW, SEAL).unwrap();
     forged.succession.owner = Owner::of_token(TOKEN);
     for node in 0..3 {
-        let message = PeerMessage::Rotated(Rotated {
+        let message = PeerMessage::Rotated(Box::new(Rotated {
             succession: forged.succession.clone(),
             keys: Some(forged.keys.clone()),
-        });
+        }));
         let from = name((node + 1) % 3);
         cluster.tell(node, Input::Message { from, message });
         assert!(opens(&mut cluster, node, TOKEN) && !opens(&mut cluster, node, NEW));
@@ -366,10 +366,10 @@ fn a_record_that_a_stranger_consents_to_is_not_the_jobs() {
     cluster.start_after(50, 2);
     cluster.run_for(10_000);
     let succession = forged_by(stranger, 9);
-    let message = PeerMessage::Rotated(Rotated {
+    let message = PeerMessage::Rotated(Box::new(Rotated {
         succession,
         keys: None,
-    });
+    }));
     let from = name(1);
     cluster.tell(2, Input::Message { from, message });
     assert!(!opens(&mut cluster, 2, stranger));

@@ -44,9 +44,9 @@ pub fn messages() -> Vec<PeerMessage> {
             key: keys.newest,
             retired: Some(keys.retired.clone()),
         }),
-        PeerMessage::Rotated(Rotated {
+        PeerMessage::Rotated(Box::new(Rotated {
             succession,
             keys: Some(keys),
-        }),
+        })),
     ]
 }

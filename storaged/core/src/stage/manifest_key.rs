@@ -153,7 +153,7 @@ impl Context {
                     self.start_publishing();
                 }
             }
-            PeerMessage::Rotated(rotated) => self.rotated_told(from, rotated),
+            PeerMessage::Rotated(rotated) => self.rotated_told(from, *rotated),
             PeerMessage::DurableRemoved { namespace, owner } => {
                 if self.owner_of(&namespace) == Some(owner) {
                     self.forget_durable(&namespace);

@@ -266,10 +266,10 @@ impl Context {
         if succession.is_under(&keys.newest) {
             self.set_keys(&namespace, keys.clone());
         }
-        self.send_all(&PeerMessage::Rotated(Rotated {
+        self.send_all(&PeerMessage::Rotated(Box::new(Rotated {
             succession,
             keys: Some(keys),
-        }));
+        })));
         self.reply(id, Reply::Done);
         self.start_publishing();
     }
@@ -294,7 +294,7 @@ impl Context {
     fn as_told(&self, succession: Succession) -> PeerMessage {
         let keys = self.keys.of_job(&succession.namespace).cloned();
         let keys = keys.filter(|keys| succession.is_under(&keys.newest));
-        PeerMessage::Rotated(Rotated { succession, keys })
+        PeerMessage::Rotated(Box::new(Rotated { succession, keys }))
     }
 
     /// A peer says that a token was changed. It holds here if somebody who is connected has said the token that was let go in it; else
@@ -333,7 +333,7 @@ impl Context {
         if let Some(succession) = job.succession.clone()
             && !planted!("successions_end_with_the_daemon")
         {
-            self.successions.prove(succession);
+            self.successions.prove(*succession);
         }
     }
 
