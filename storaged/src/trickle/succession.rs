@@ -3,6 +3,7 @@
 
 use storaged_core::{ClaimFault, DurableFault, FoundSuccessions, SuccessionFault, Trust};
 use storaged_wire::peer::HighMark;
+use storaged_wire::succession::SUCCESSIONS_MAX;
 use storaged_wire::{
     ConsentKey, ManifestKey, Namespace, Provenance, Rotation, Succession, decode, encode,
 };
@@ -11,11 +12,6 @@ use super::index::{IndexReader, StepKey};
 use super::provenance::PROVENANCE_OBJECT;
 use super::store::{KeyPrefix, ObjectKey, StoreError};
 use super::{Trickle, object_at};
-
-/// Records that are read: those of the highest numbers. A job has fewer; the rest somebody else has put there.
-const READ_MAX: usize = 64;
-/// The longest record that is read.
-const RECORD_BYTES_MAX: u64 = 128 << 10;
 
 impl Trickle {
     /// The changes of a job's token, and the newest checkpoint that the trust's keys have authenticated.
@@ -41,10 +37,14 @@ impl Trickle {
         let entries = self.store.list(&under).await?;
         let mut found = Vec::new();
         let readable = entries.iter().rev();
-        let readable = readable.filter(|one| one.length <= RECORD_BYTES_MAX);
-        for entry in readable.take(READ_MAX) {
+        let readable = readable.filter(|one| one.length <= Succession::BYTES_MAX as u64);
+        // Whatever has another name somebody else has put there: it is not read, however much it is.
+        let numbered = readable.filter_map(|one| Some((one, number_of(&one.key)?)));
+        for (entry, number) in numbered {
+            let is_its =
+                |record: &Succession| record.namespace == *namespace && record.number == number;
             match self.succession_at(&entry.key).await {
-                Ok(Some(record)) if record.namespace == *namespace => found.push(record),
+                Ok(Some(record)) if is_its(&record) => found.push(record),
                 Ok(_) => {
                     tracing::warn!(key = %entry.key, "no change of a job's token, and passed over");
                 }
@@ -126,7 +126,8 @@ impl Trickle {
     /// The record of this number that is there: this one, or one that came first.
     async fn put_succession(&self, succession: &Succession) -> Result<Succession, DurableFault> {
         let namespace = &succession.namespace;
-        let key: ObjectKey = format!("{}/{:020}", folder(namespace), succession.number).parse()?;
+        let name = object_name(succession.number);
+        let key: ObjectKey = format!("{}/{name}", folder(namespace)).parse()?;
         match self.store.put_new(&key, encode(succession).into()).await {
             Ok(()) => Ok(succession.clone()),
             Err(StoreError::AlreadyExists { .. }) => {
@@ -185,6 +186,17 @@ fn token_changed(namespace: &Namespace) -> DurableFault {
     DurableFault::TokenChanged(format!(
         "the token of {namespace} was changed for another one, as the durable tier knows: use the new one"
     ))
+}
+
+fn object_name(number: u32) -> String {
+    format!("{number:020}")
+}
+
+fn number_of(key: &ObjectKey) -> Option<u32> {
+    let (_, name) = key.as_str().rsplit_once('/')?;
+    let number = name.parse().ok()?;
+    let is_one = (1..=SUCCESSIONS_MAX).contains(&number) && object_name(number) == name;
+    is_one.then_some(number)
 }
 
 fn folder(namespace: &Namespace) -> String {

@@ -61,6 +61,26 @@ async fn what_became_durable_meanwhile_is_signed_again_and_the_old_token_gets_no
 }
 
 #[tokio::test(start_paused = true)]
+async fn objects_of_others_hide_no_change_however_many_they_are() {
+    let mut world = World::new(0, Packing::None);
+    world.save(10, noise(1, 1000), None).await;
+    let rotation = rotation(TOKEN, NEW);
+    let key = job_keys().newest;
+    world.trickle.succeed(&rotation, &key).await.unwrap();
+    // The record itself under other numbers is none either.
+    let copy = encode(&rotation.succession);
+    let junk = (40..140).map(|number| (number, b"no record".to_vec()));
+    for (number, bytes) in junk.chain([(2, copy)]) {
+        let at = format!("job/.storaged/successions/{number:020}");
+        let at = at.parse().unwrap();
+        let put = world.store.put_new(&at, bytes.into());
+        put.await.unwrap();
+    }
+    let found = world.trickle.find_successions(&job(), None).await.unwrap();
+    assert_eq!(found.records, [rotation.succession]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_first_change_of_a_number_stays_and_forged_ones_are_passed_over() {
     let mut world = World::new(0, Packing::None);
     world.save(10, noise(1, 1000), None).await;
