@@ -38,6 +38,6 @@ impl Client {
         let drawn = SystemRandom::new().fill(&mut seal);
         drawn.map_err(|_| RotateError::Random)?;
         let rotation = Rotation::new(&standing, old, new, seal)?;
-        Ok(self.done("rotate", &Request::Rotate(rotation))?)
+        Ok(self.done("rotate", &Request::Rotate(Box::new(rotation)))?)
     }
 }

@@ -344,7 +344,7 @@ pub enum Request {
     Succession,
     /// Changes the job's token for another one, by whoever holds the one that opens it.
     #[n(66)]
-    Rotate(#[n(0)] Rotation),
+    Rotate(#[n(0)] Box<Rotation>),
 }
 
 impl Request {

@@ -398,7 +398,7 @@ impl Node {
             Request::LiftQuarantine { step } => cx.lift_quarantine(id, step),
             Request::Drain(order) => cx.drain(id, order),
             Request::Succession => cx.standing_of_token(id),
-            Request::Rotate(rotation) => cx.rotate(id, rotation),
+            Request::Rotate(rotation) => cx.rotate(id, *rotation),
             Request::GetManifest { manifest } => restores.get_manifest(id, manifest, cx),
             Request::OpenShard {
                 manifest,

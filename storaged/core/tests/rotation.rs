@@ -70,7 +70,7 @@ fn rotate(cluster: &mut Cluster, node: usize, old: &[u8], new: &[u8]) -> (ConnId
     let conn = come(cluster, node, old).expect("the old token opens it");
     let standing = standing(cluster, node, conn);
     let rotation = Rotation::new(&standing, old, new, SEAL).expect("a new token");
-    let reply = cluster.ask(node, conn, Request::Rotate(rotation.clone()));
+    let reply = cluster.ask(node, conn, Request::Rotate(Box::new(rotation.clone())));
     assert!(matches!(reply, Reply::Done), "{reply:?}");
     cluster.run_for(100);
     (conn, rotation)
@@ -194,7 +194,7 @@ fn a_record_that_the_tokens_holder_has_not_made_changes_nothing() {
         assert!(opens(&mut cluster, node, TOKEN) && !opens(&mut cluster, node, NEW));
     }
     let conn = come(&mut cluster, 0, TOKEN).expect("it is the job's");
-    let reply = cluster.ask(0, conn, Request::Rotate(forged));
+    let reply = cluster.ask(0, conn, Request::Rotate(Box::new(forged)));
     assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
     cluster.save_and_wait(DurableWish::Never);
 }
@@ -427,13 +427,13 @@ fn a_job_keeps_one_change_that_the_tier_has_not_taken_and_no_long_ones() {
     let conn = come(&mut cluster, 0, TOKEN).expect("the old token opens it");
     let standing = standing(&mut cluster, 0, conn);
     let long = made_by(TOKEN, |record| record.5 = vec![7; 1 << 20].into());
-    let reply = cluster.ask(0, conn, Request::Rotate(long));
+    let reply = cluster.ask(0, conn, Request::Rotate(Box::new(long)));
     assert_eq!(refused(&reply), Some(RefusalCode::Malformed), "{reply:?}");
     let rotation = Rotation::new(&standing, TOKEN, NEW, SEAL).expect("a new token");
     let gone = come(&mut cluster, 0, TOKEN).expect("it is not changed yet");
-    cluster.send(0, gone, Request::Rotate(rotation.clone()));
+    cluster.send(0, gone, Request::Rotate(Box::new(rotation.clone())));
     cluster.disconnect(0, gone);
-    let reply = cluster.ask(0, conn, Request::Rotate(rotation));
+    let reply = cluster.ask(0, conn, Request::Rotate(Box::new(rotation)));
     assert_eq!(refused(&reply), Some(RefusalCode::Busy), "{reply:?}");
     cluster.run_for(20_000);
     new_alone_opens(&mut cluster, 0..3);

@@ -208,6 +208,7 @@ impl Daemon {
                 retired,
             } => drop(self.when_done(async move {
                 let outcome = trickle.succeed(&rotation, &retired).await;
+                let outcome = outcome.map(Box::new);
                 Input::Succeeded { query, outcome }
             })),
             _ => {}

@@ -24,7 +24,7 @@ fn rotation() -> Rotation {
 }
 
 pub fn requests() -> Vec<Request> {
-    vec![Request::Succession, Request::Rotate(rotation())]
+    vec![Request::Succession, Request::Rotate(Box::new(rotation()))]
 }
 
 pub fn replies() -> Vec<Reply> {

@@ -126,7 +126,7 @@ pub enum Input {
     /// `Output::Succeed` ended: the record that is there.
     Succeeded {
         query: QueryId,
-        outcome: Result<Succession, SuccessionFault>,
+        outcome: Result<Box<Succession>, SuccessionFault>,
     },
     /// `Output::Fetch` ended: every byte asked for is in the slot and has its digest.
     Fetched {

@@ -238,7 +238,7 @@ impl Context {
     pub(crate) fn succeeded(
         &mut self,
         query: QueryId,
-        outcome: Result<Succession, SuccessionFault>,
+        outcome: Result<Box<Succession>, SuccessionFault>,
     ) {
         if let Err(SuccessionFault::Durable(fault)) = &outcome {
             self.tier_answered(Some(fault));
@@ -249,7 +249,7 @@ impl Context {
         };
         let namespace = rotation.succession.namespace.clone();
         let refusal = match outcome {
-            Ok(succession) => return self.rotated(id, succession, rotation.keys),
+            Ok(succession) => return self.rotated(id, *succession, rotation.keys),
             Err(SuccessionFault::WrongOwner) => wrong_token(&namespace),
             Err(SuccessionFault::Another(other)) => {
                 self.learn(id, &namespace, vec![*other]);

@@ -418,6 +418,7 @@ impl<S: Scene> World<S> {
             Task::Succeed(query, rotation, _) => {
                 let may = may.map_err(SuccessionFault::Durable);
                 let outcome = may.and_then(|()| self.tier.succeed(*rotation));
+                let outcome = outcome.map(Box::new);
                 Input::Succeeded { query, outcome }
             }
         }
