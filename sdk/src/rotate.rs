@@ -1,9 +1,9 @@
 //! A job's token is changed for another one.
 
 use ring::rand::{SecureRandom, SystemRandom};
-use storaged_wire::Rotation;
 use storaged_wire::local::{Reply, Request};
-use storaged_wire::succession::{SEAL_BYTES, SuccessionError};
+use storaged_wire::succession::{SEAL_BYTES, SuccessionError, TokenStanding};
+use storaged_wire::{Owner, Rotation};
 use thiserror::Error;
 
 use crate::client::{Answer, Client, unexpected};
@@ -30,14 +30,29 @@ impl Client {
     /// # Errors
     /// [`RotateError`]; the job's token is the old one then, or both were refused because somebody else has changed it.
     pub fn rotate(&mut self, old: &[u8], new: &[u8]) -> Result<(), RotateError> {
-        let standing = match self.call("succession", &Request::Succession, Answer::Prompt)? {
-            (Reply::Succession(standing), _) => standing,
-            (other, _) => return Err(unexpected("succession", "what holds now", &other).into()),
-        };
+        let standing = self.token_standing()?;
         let mut seal = [0; SEAL_BYTES];
         let drawn = SystemRandom::new().fill(&mut seal);
         drawn.map_err(|_| RotateError::Random)?;
         let rotation = Rotation::new(&standing, old, new, seal)?;
         Ok(self.done("rotate", &Request::Rotate(Box::new(rotation)))?)
+    }
+
+    /// Whether the job's token was changed from `old`, or from one after it, for `new`, by which this connection said hello. Asked by whoever did
+    /// not hear how a change ended.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn is_rotated(&mut self, old: &[u8], new: &[u8]) -> Result<bool, ClientError> {
+        let standing = self.token_standing()?;
+        let opened = standing.succession.and_then(|it| it.open(new).ok());
+        Ok(opened.is_some_and(|it| it.has_retired(Owner::of_token(old))))
+    }
+
+    fn token_standing(&mut self) -> Result<TokenStanding, ClientError> {
+        match self.call("succession", &Request::Succession, Answer::Prompt)? {
+            (Reply::Succession(standing), _) => Ok(standing),
+            (other, _) => Err(unexpected("succession", "what holds now", &other)),
+        }
     }
 }

@@ -75,6 +75,10 @@ fn a_leaked_token_is_worth_nothing_once_the_job_has_another_one() -> Result<()> 
     system.wait(0, run, 10, CheckpointState::Durable)?;
 
     rotate(&system, &old.token, NEW)?;
+    // Whoever did not hear the end of it asks again.
+    rotate(&system, &old.token, NEW)?;
+    let another = rotate(&system, &old.token, b"a third secret of tests");
+    ensure!(another.is_err(), "the old token changes it again");
     system.token = NEW.to_vec();
     wait("all nodes to have heard of it", || {
         is_refused_everywhere(&old)

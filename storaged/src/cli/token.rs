@@ -18,7 +18,7 @@ const RANDOM_BYTES: usize = 32;
 /// Where the job's token is.
 #[derive(Debug, Clone, Default, Args)]
 pub struct TokenArgs {
-    /// File with the token that the job's namespace was created with; else STORAGED_TOKEN has it
+    /// File with the token that opens the job; else STORAGED_TOKEN has it
     #[arg(long, env = "STORAGED_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
@@ -33,6 +33,12 @@ pub struct NewTokenArgs {
 }
 
 impl TokenArgs {
+    /// The token in a file.
+    pub fn in_file(path: PathBuf) -> Self {
+        let token_file = Some(path);
+        Self { token_file }
+    }
+
     /// The token; empty if none is named.
     pub fn read(&self) -> Result<Vec<u8>, CliError> {
         let named = self.token_file.as_deref();
