@@ -100,6 +100,11 @@ pub const DIGEST_BYTES_PER_MS_MIN: u64 = 50_000;
 /// Chunks of which a message tells the digests and fingerprints, 51 bytes each: below 1 MiB.
 pub const TABLE_PAGE_CHUNKS: usize = 16_384;
 
+/// Chunks of a shard whose fingerprints a reader is told with their digests, 51 bytes each in one frame, with 4 KiB for the rest:
+/// 5 GB at 4 KiB, 345 GB at 256 KiB.
+pub const FINGERPRINTS_TOLD_MAX: usize =
+    (storaged_wire::framing::LOCAL_FRAME_BYTES_MAX - (4 << 10)) / 51;
+
 /// Longest message that goes to a peer as it is: a longer one would stand before everything else on its link.
 pub const INLINE_BYTES_MAX: usize = 128 << 10;
 

@@ -16,7 +16,7 @@ use storaged_wire::{
 
 use super::cluster_view::ClusterView;
 use super::holdings::unknown_manifest;
-use super::opening::{OpenRequest, ShardOpen, check_ranges};
+use super::opening::{OpenRequest, ShardOpen, check_ranges, fingerprints_told};
 use super::plan::SurveyPurpose;
 use super::source_fault::{SourceFault, is_wrong};
 use crate::api::{
@@ -625,9 +625,7 @@ impl Context {
             return false;
         };
         local.readers.insert(id.conn);
-        // Those of a shard that a repair put back come later, when it was digested here.
-        let has_prints = local.prints.len() == shard.leaves.len();
-        let fingerprints = has_prints.then(|| local.prints.to_vec());
+        let fingerprints = fingerprints_told(&shard.leaves, &local.prints);
         self.out.push(Output::Reply {
             id,
             reply: Reply::ShardOpened {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use storaged_codec::Fingerprint;
 use storaged_plan::LaneBlocks;
 use storaged_wire::local::{ByteRange, Rung};
 use storaged_wire::peer::SessionKind;
@@ -15,6 +16,7 @@ use super::source_fault::SourceFault;
 use crate::api::{Now, RequestId};
 use crate::context::Context;
 use crate::encode::Sessions;
+use crate::limits;
 
 /// What an `OpenShard` asks for.
 #[derive(Debug, Clone)]
@@ -210,9 +212,48 @@ fn stripes_of(ranges: &[Range<u64>], chunk: ChunkSize) -> Vec<(u64, u64)> {
         .collect()
 }
 
+/// What a reader of own RAM is told beside the digests. Fingerprints of a shard that a repair put back come later, when it was
+/// digested here; those of a shard of very many chunks never, because the reply would be longer than a frame.
+pub(super) fn fingerprints_told(
+    leaves: &[Digest],
+    prints: &[Fingerprint],
+) -> Option<Vec<Fingerprint>> {
+    let fits = leaves.len() <= limits::FINGERPRINTS_TOLD_MAX;
+    (fits && prints.len() == leaves.len()).then(|| prints.to_vec())
+}
+
 #[cfg(test)]
 mod tests {
+    use storaged_wire::encode;
+    use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
+    use storaged_wire::local::Reply;
+
     use super::*;
+
+    /// Its chunks are as small as they may be: whether the reply with the fingerprints fits a frame, and whether they are told.
+    fn opened_of(chunks: usize) -> (bool, bool) {
+        let leaves = vec![Digest::from_bytes(&[7; 32]); chunks];
+        let prints = vec![Fingerprint::from_bytes([9; 16]); chunks];
+        let chunk = ChunkSize::new(4096).unwrap();
+        let fingerprints = fingerprints_told(&leaves, &prints);
+        let is_told = fingerprints.is_some();
+        let reply = Reply::ShardOpened {
+            length: (chunks * chunk.bytes()) as u64,
+            chunk,
+            leaves,
+            rung: Rung::OwnRam,
+            fingerprints,
+        };
+        (encode(&reply).len() <= LOCAL_FRAME_BYTES_MAX, is_told)
+    }
+
+    #[test]
+    fn fingerprints_are_told_only_where_the_reply_still_fits_a_frame() {
+        assert_eq!(opened_of(0), (true, true));
+        assert_eq!(opened_of(limits::FINGERPRINTS_TOLD_MAX), (true, true));
+        assert_eq!(opened_of(limits::FINGERPRINTS_TOLD_MAX + 1), (true, false));
+        assert_eq!(opened_of(LOCAL_FRAME_BYTES_MAX / 51 + 1), (true, false));
+    }
 
     #[test]
     fn ranges_become_disjoint_chunks() {
