@@ -28,6 +28,15 @@ impl DirectIo {
     }
 }
 
+/// Whether the file system says by this that it takes no direct I/O. Most do so by EINVAL, some that are served elsewhere (FUSE, 9p)
+/// by "not supported".
+pub(super) fn refuses_direct(kind: io::ErrorKind) -> bool {
+    matches!(
+        kind,
+        io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+    )
+}
+
 /// How parts are written.
 #[derive(Debug)]
 pub enum FileIo {
@@ -60,4 +69,23 @@ fn uring_refused(error: io::Error) -> StoreError {
 fn fall_back(error: io::Error) -> FileIo {
     tracing::info!(%error, "io_uring is not available, files are written by plain calls");
     FileIo::Plain
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_direct_io_is_none_of_what_goes_wrong_with_any_write() {
+        let refuses = |errno: Errno| refuses_direct(io::Error::from(errno).kind());
+        for refusal in [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOTSUP, Errno::NOSYS] {
+            assert!(refuses(refusal), "{refusal:?}");
+        }
+        let faults = [Errno::IO, Errno::NOSPC, Errno::DQUOT, Errno::ACCESS];
+        for fault in faults.into_iter().chain([Errno::ROFS, Errno::STALE]) {
+            assert!(!refuses(fault), "{fault:?}");
+        }
+    }
 }

@@ -31,8 +31,8 @@ mod uring;
 mod walk;
 
 use beneath::Resolver;
-use io_choice::DirectIo;
 pub use io_choice::FileIo;
+use io_choice::{DirectIo, refuses_direct};
 
 /// Blocking calls in flight at a time: enough to keep a parallel file system busy.
 const BLOCKING_CALLS_MAX: usize = 16;
@@ -148,7 +148,7 @@ impl Directory {
             .await
         {
             // Opened, and yet not written so: larger blocks, or a file system that tells only now.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            Err(error) if refuses_direct(error.kind()) => {
                 self.inner.direct.give_up(&self.inner.root);
                 Ok(Ok(0))
             }

@@ -10,6 +10,7 @@ use rustix::fs::FileType;
 use super::Inner;
 use super::beneath::{Beneath, FileFault, OpenFor, join};
 use super::files::{PlaceError, reserved};
+use super::io_choice::refuses_direct;
 use super::journal::{self, JOURNAL_BYTES_MAX, Journal};
 use crate::trickle::store::{
     KeyPrefix, ObjectKey, PartBytes, PartNumber, PartState, StoreError, Upload, UploadId,
@@ -105,7 +106,7 @@ impl Inner {
         let name = join(&folder_of(upload), DATA);
         match self.beneath()?.file(&name, OpenFor::WriteDirect) {
             Ok(file) => Ok(Some(file)),
-            Err(fault) if fault.kind() == ErrorKind::InvalidInput => {
+            Err(fault) if refuses_direct(fault.kind()) => {
                 self.direct.give_up(&self.root);
                 Ok(None)
             }
