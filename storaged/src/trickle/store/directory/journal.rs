@@ -81,14 +81,15 @@ fn write_line(to: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
     to.write_all(&text)
 }
 
-/// Reads a journal; none if its header is damaged or of another version.
+/// Reads a journal; none if its header is damaged or of a later version. Parts that an earlier version noted otherwise do not
+/// count, but whose upload it is must be known: nobody else gives it up.
 pub(super) fn read(bytes: &[u8]) -> Option<Journal> {
     let whole = bytes.rsplit_once_line();
     let mut lines = whole
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty());
     let header: HeaderLine = serde_json::from_slice(lines.next()?).ok()?;
-    if header.storaged_upload != VERSION {
+    if !(1..=VERSION).contains(&header.storaged_upload) {
         return None;
     }
     let key: Result<ObjectKey, StoreError> = header.key.parse();

@@ -188,6 +188,37 @@ async fn a_full_disk_is_a_typed_error_and_keeps_what_is_older() {
     }
 }
 
+/// An upload of a release whose journal said other things of a part: nothing of it counts, and it does not lie there for ever.
+#[tokio::test]
+async fn an_upload_of_an_earlier_release_is_begun_anew_or_given_up() {
+    let root = tempfile::tempdir().unwrap();
+    let store = directory(root.path(), FileIoConfig::Plain).await;
+    let (key, content) = (key("job/shard"), pattern(100_000, 4));
+    let size = part_bytes(&store);
+    let begun = store.begin(&key, size).await.unwrap();
+    let journal = upload_folder(root.path()).join("journal");
+    let earlier = format!(
+        "\n{{\"storaged_upload\":1,\"key\":\"{key}\",\"part_bytes\":{}}}\n\n{{\"part\":0,\"length\":3,\"blake3\":\"{}\"}}\n",
+        size.get(),
+        "0a".repeat(32)
+    );
+    fs::write(&journal, earlier).unwrap();
+    let everywhere = super::super::KeyPrefix::root();
+    let listed = store.unfinished(&everywhere).await.unwrap();
+    assert_eq!(listed, [key.clone()], "else nobody gives it up");
+    let resumed = store.resume(&key, size).await.unwrap();
+    assert!(resumed.is_none_or(|upload| upload.done().is_empty()));
+    upload(&store, &key, &content).await.unwrap();
+    assert_eq!(store.get(&key, None).await.unwrap(), content);
+    assert!(!journal.exists(), "{} of {}", journal.display(), begun.id());
+    // One of a later release is not understood, and its own.
+    store.begin(&key, size).await.unwrap();
+    let journal = upload_folder(root.path()).join("journal");
+    let text = fs::read_to_string(&journal).unwrap();
+    fs::write(&journal, text.replace("_upload\":2", "_upload\":3")).unwrap();
+    assert!(store.unfinished(&everywhere).await.unwrap().is_empty());
+}
+
 /// Pages of a file that the kernel keeps in memory.
 fn pages_cached(path: &Path) -> u64 {
     let mut ask = Command::new("fincore");
