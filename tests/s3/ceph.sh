@@ -131,7 +131,7 @@ start() {
     write_config "$dir" "$port"
     write_keys "$dir"
     # Whatever fails from here on leaves no process behind.
-    trap 'stop "$dir"' ERR EXIT
+    trap 'stop "$DIR"' ERR EXIT
     boot "$dir"
     wait_for "$port" "$dir"
     make_user_and_bucket "$dir" "$port"
