@@ -205,7 +205,11 @@ async fn an_upload_of_an_earlier_release_is_begun_anew_or_given_up() {
     fs::write(&journal, earlier).unwrap();
     let everywhere = super::super::KeyPrefix::root();
     let listed = store.unfinished(&everywhere).await.unwrap();
-    assert_eq!(listed, std::slice::from_ref(&key), "else nobody gives it up");
+    assert_eq!(
+        listed,
+        std::slice::from_ref(&key),
+        "else nobody gives it up"
+    );
     let resumed = store.resume(&key, size).await.unwrap();
     assert!(resumed.is_none_or(|upload| upload.done().is_empty()));
     upload(&store, &key, &content).await.unwrap();
