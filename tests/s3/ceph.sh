@@ -130,13 +130,13 @@ start() {
     mkdir -p "$dir"/{mon,osd,rgw}
     write_config "$dir" "$port"
     write_keys "$dir"
-    # Whatever fails from here on leaves no process behind.
-    trap 'stop "$DIR"' ERR EXIT
+    # Whatever fails from here on says why and leaves no process behind.
+    trap 'tail -n 5 "$DIR"/*.log >&2; stop "$DIR"' EXIT
     boot "$dir"
     wait_for "$port" "$dir"
     make_user_and_bucket "$dir" "$port"
     write_env "$dir" "$port"
-    trap - ERR EXIT
+    trap - EXIT
     echo "S3 at http://127.0.0.1:$port, settings in $dir/env"
 }
 
