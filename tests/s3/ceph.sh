@@ -53,6 +53,8 @@ admin socket = $dir/\$name.asok
 log file = $dir/\$name.log
 pid file = $dir/\$name.pid
 mon data = $dir/mon
+# Where less of a disk is free than 5 %, a monitor does not start and says so to nobody. This one writes a few megabytes.
+mon data avail crit = 0
 osd data = $dir/osd
 rgw data = $dir/rgw
 # One copy on one store: the server is for trying things, its data lives as long as its process.
