@@ -50,6 +50,14 @@ impl CheckpointKey {
             step: manifest.step,
         }
     }
+
+    /// Its place among the checkpoints of its job.
+    pub fn mark(&self) -> HighMark {
+        HighMark {
+            run: self.run,
+            step: self.step,
+        }
+    }
 }
 
 /// The stripes of one group that take one shard from each data node: the `index`-th local rank of every node.

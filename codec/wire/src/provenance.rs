@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::framing::{WireError, decode, encode};
 use crate::ids::{Namespace, Owner, Rank, Step};
-use crate::peer::CheckpointKey;
+use crate::peer::{CheckpointKey, HighMark};
 use crate::run::RunId;
 use crate::succession::RetiredKey;
 
@@ -26,17 +26,23 @@ pub struct ManifestKey(#[n(0)] ByteArray<MAC_BYTES>);
 impl ManifestKey {
     /// The key of whoever holds `token`. That of an empty token everybody can make.
     pub fn of_token(namespace: &Namespace, token: &[u8]) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key("storaged 2026-11 job token manifest key");
-        // No name has a zero byte: no two pairs give the same bytes.
-        hasher.update(namespace.as_str().as_bytes());
-        hasher.update(&[0]);
-        hasher.update(token);
-        Self(ByteArray::from(*hasher.finalize().as_bytes()))
+        let context = "storaged 2026-11 job token manifest key";
+        Self(ByteArray::from(token_key(context, namespace, token)))
     }
 
     pub(crate) fn mac(&self, bytes: &[u8]) -> blake3::Hash {
         blake3::keyed_hash(&self.0, bytes)
     }
+}
+
+/// A key of whoever holds `token`, other for each context.
+pub(crate) fn token_key(context: &str, namespace: &Namespace, token: &[u8]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key(context);
+    // No name has a zero byte: no two pairs give the same bytes.
+    hasher.update(namespace.as_str().as_bytes());
+    hasher.update(&[0]);
+    hasher.update(token);
+    *hasher.finalize().as_bytes()
 }
 
 impl fmt::Debug for ManifestKey {
@@ -57,6 +63,16 @@ pub struct DurableStep {
     /// Its name.
     #[n(2)]
     pub manifest: Digest,
+}
+
+impl DurableStep {
+    /// Its place among the checkpoints of its job.
+    pub fn mark(&self) -> HighMark {
+        HighMark {
+            run: self.run,
+            step: self.step,
+        }
+    }
 }
 
 /// The index of an increment, which says how bytes of the tier are taken apart.

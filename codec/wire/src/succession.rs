@@ -14,7 +14,7 @@ use crate::framing::{WireError, decode, encode};
 use crate::ids::{Namespace, Owner};
 use crate::local::is_token_length;
 use crate::peer::{CheckpointKey, HighMark};
-use crate::provenance::{ManifestKey, Provenance, ProvenanceError};
+use crate::provenance::{ManifestKey, Provenance, ProvenanceError, token_key};
 
 /// Most tokens that a job can have retired: all of them lie in the record.
 pub const SUCCESSIONS_MAX: u32 = 32;
@@ -31,7 +31,7 @@ pub struct ConsentKey([u8; 32]);
 impl ConsentKey {
     /// That of whoever holds `token`.
     pub fn of_token(namespace: &Namespace, token: &[u8]) -> Self {
-        Self(derived(
+        Self(token_key(
             "storaged 2026-11 job token consent to successions",
             namespace,
             token,
@@ -224,11 +224,7 @@ impl JobKeys {
 
 impl RetiredKey {
     fn counts_for(&self, key: &CheckpointKey) -> bool {
-        let of_it = HighMark {
-            run: key.run,
-            step: key.step,
-        };
-        self.up_to.is_some_and(|up_to| of_it <= up_to)
+        self.up_to.is_some_and(|up_to| key.mark() <= up_to)
     }
 }
 
@@ -432,15 +428,6 @@ fn key_checked(namespace: &Namespace) -> Vec<u8> {
     .concat()
 }
 
-/// No name has a zero byte: no two pairs give the same bytes.
-fn derived(context: &str, namespace: &Namespace, token: &[u8]) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new_derive_key(context);
-    hasher.update(namespace.as_str().as_bytes());
-    hasher.update(&[0]);
-    hasher.update(token);
-    *hasher.finalize().as_bytes()
-}
-
 fn sealed(
     namespace: &Namespace,
     number: u32,
@@ -463,7 +450,7 @@ fn sealed(
 /// too.
 fn seal_key(namespace: &Namespace, token: &[u8]) -> LessSafeKey {
     let context = "storaged 2026-11 job token seal of successions";
-    match UnboundKey::new(&CHACHA20_POLY1305, &derived(context, namespace, token)) {
+    match UnboundKey::new(&CHACHA20_POLY1305, &token_key(context, namespace, token)) {
         Ok(key) => LessSafeKey::new(key),
         Err(_) => unreachable!("the cipher takes keys of 32 bytes"),
     }

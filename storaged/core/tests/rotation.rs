@@ -235,14 +235,19 @@ fn what_the_old_token_signs_later_is_forged_and_what_it_signed_before_is_not() {
     assert_eq!(copy, Some(CopyFault::Forged), "{plan:?}");
 }
 
-#[test]
-fn a_change_of_which_only_the_durable_tier_knows_is_found_there_and_told_by_who_publishes() {
+/// Whoever made the change died before it told anybody.
+fn known_to_the_tier_alone() -> Cluster {
     let mut cluster = saved_with_tier(1);
-    // Whoever made it died before it told anybody.
     let conn = come(&mut cluster, 0, TOKEN).expect("the old token opens it");
     let standing = standing(&mut cluster, 0, conn);
     let rotation = Rotation::new(&standing, TOKEN, NEW, SEAL).expect("a new token");
     cluster.tier.successions.push(rotation.succession);
+    cluster
+}
+
+#[test]
+fn a_change_of_which_only_the_durable_tier_knows_is_found_there_and_told_by_who_publishes() {
+    let mut cluster = known_to_the_tier_alone();
     cluster.save_as(DurableWish::Required);
     cluster.run_for(20_000);
     assert!(
@@ -378,11 +383,7 @@ fn a_record_that_a_stranger_consents_to_is_not_the_jobs() {
 
 #[test]
 fn no_step_is_durable_without_a_mac_while_nobody_has_the_newest_key() {
-    let mut cluster = saved_with_tier(1);
-    let conn = come(&mut cluster, 0, TOKEN).expect("the old token opens it");
-    let standing = standing(&mut cluster, 0, conn);
-    let rotation = Rotation::new(&standing, TOKEN, NEW, SEAL).expect("a new token");
-    cluster.tier.successions.push(rotation.succession);
+    let mut cluster = known_to_the_tier_alone();
     cluster.save_as(DurableWish::Required);
     cluster.run_for(300_000);
     let is_durable = (0..3).any(|node| cluster.is_durable(node));

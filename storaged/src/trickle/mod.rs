@@ -128,6 +128,11 @@ fn object(manifest: &Manifest, name: &str) -> Result<ObjectKey, DurableFault> {
     object_at(&manifest.namespace, manifest.run, manifest.step, name)
 }
 
+/// A number in the name of an object: names are listed in the order of numbers.
+fn in_order(number: u64) -> String {
+    format!("{number:020}")
+}
+
 fn object_at(
     namespace: &Namespace,
     run: RunId,

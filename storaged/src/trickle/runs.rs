@@ -5,9 +5,9 @@ use storaged_core::{ClaimFault, ClaimedRun, DurableFault, Trust};
 use storaged_wire::claim::RunClaim;
 use storaged_wire::{ConsentKey, Namespace, Owner, RunId, decode, encode};
 
-use super::Trickle;
 use super::fault::damaged;
 use super::store::{KeyPrefix, ObjectKey, StoreError};
+use super::{Trickle, in_order};
 
 /// Claims that are tried one after the other before the tier counts as one that lies.
 const CLAIMS_MAX: u32 = 256;
@@ -224,7 +224,7 @@ fn no_number(namespace: &Namespace) -> ClaimFault {
 
 /// Below the namespace, where no reader of checkpoints looks; padded, so that listings come in order.
 fn claim_key(namespace: &Namespace, number: u64) -> Result<ObjectKey, StoreError> {
-    format!("{namespace}/.storaged/runs/{number:020}").parse()
+    format!("{namespace}/.storaged/runs/{}", in_order(number)).parse()
 }
 
 fn claim_number(namespace: &Namespace, key: &ObjectKey) -> Option<u64> {

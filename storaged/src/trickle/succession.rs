@@ -11,7 +11,7 @@ use storaged_wire::{
 use super::index::{IndexReader, StepKey};
 use super::provenance::PROVENANCE_OBJECT;
 use super::store::{KeyPrefix, ObjectKey, StoreError};
-use super::{Trickle, object_at};
+use super::{Trickle, in_order, object_at};
 
 impl Trickle {
     /// The changes of a job's token, and the newest checkpoint that the trust's keys have authenticated.
@@ -69,10 +69,7 @@ impl Trickle {
         consent: &ConsentKey,
     ) -> Result<(), DurableFault> {
         let records = self.successions(namespace).await?;
-        match records.iter().find(|it| it.retires(consent)) {
-            Some(_) => Err(token_changed(namespace)),
-            None => Ok(()),
-        }
+        check_none(namespace, &records, |it| it.retires(consent))
     }
 
     /// The same of a key by which a node publishes.
@@ -82,10 +79,7 @@ impl Trickle {
         key: &ManifestKey,
     ) -> Result<(), DurableFault> {
         let records = self.successions(namespace).await?;
-        match records.iter().find(|it| it.retires_key(key)) {
-            Some(_) => Err(token_changed(namespace)),
-            None => Ok(()),
-        }
+        check_none(namespace, &records, |it| it.retires_key(key))
     }
 
     /// Writes a change of a job's token, and gives the record that is there then. What became durable while it was made is authenticated
@@ -126,7 +120,7 @@ impl Trickle {
     /// The record of this number that is there: this one, or one that came first.
     async fn put_succession(&self, succession: &Succession) -> Result<Succession, DurableFault> {
         let namespace = &succession.namespace;
-        let name = object_name(succession.number);
+        let name = in_order(succession.number.into());
         let key: ObjectKey = format!("{}/{name}", folder(namespace)).parse()?;
         match self.store.put_new(&key, encode(succession).into()).await {
             Ok(()) => Ok(succession.clone()),
@@ -182,20 +176,23 @@ impl Trickle {
     }
 }
 
-fn token_changed(namespace: &Namespace) -> DurableFault {
-    DurableFault::TokenChanged(format!(
+fn check_none(
+    namespace: &Namespace,
+    records: &[Succession],
+    retires: impl Fn(&Succession) -> bool,
+) -> Result<(), DurableFault> {
+    if !records.iter().any(retires) {
+        return Ok(());
+    }
+    Err(DurableFault::TokenChanged(format!(
         "the token of {namespace} was changed for another one, as the durable tier knows: use the new one"
-    ))
-}
-
-fn object_name(number: u32) -> String {
-    format!("{number:020}")
+    )))
 }
 
 fn number_of(key: &ObjectKey) -> Option<u32> {
     let (_, name) = key.as_str().rsplit_once('/')?;
-    let number = name.parse().ok()?;
-    let is_one = (1..=SUCCESSIONS_MAX).contains(&number) && object_name(number) == name;
+    let number: u32 = name.parse().ok()?;
+    let is_one = (1..=SUCCESSIONS_MAX).contains(&number) && in_order(number.into()) == name;
     is_one.then_some(number)
 }
 

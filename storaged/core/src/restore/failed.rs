@@ -8,7 +8,6 @@ use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage};
 use storaged_wire::plan::{PassedOverCause, Unrestorable};
 use storaged_wire::{Namespace, NodeName, Refusal, RefusalCode, RunId, Step};
 
-use super::marks::mark_at;
 use super::plan::{SurveyInProgress, SurveyPurpose};
 use crate::api::RequestId;
 use crate::context::Context;
@@ -28,7 +27,7 @@ impl Context {
 
     /// A checkpoint that is passed over because restarts from it have failed.
     pub(super) fn failed_before(&self, key: &CheckpointKey) -> Unrestorable {
-        let at = mark_at(key);
+        let at = key.mark();
         let table = self.namespaces.get(&key.namespace);
         let (quarantine, times) =
             table.map_or((Quarantine::None, 0), |it| it.failed.of(at, self.now));
@@ -159,10 +158,7 @@ impl Context {
         run: Option<RunId>,
     ) -> Result<(), Refusal> {
         self.check_planner(plan)?;
-        let mut keys = self
-            .candidates(plan)
-            .into_iter()
-            .map(|(key, _)| mark_at(key));
+        let mut keys = self.candidates(plan).into_iter().map(|(key, _)| key.mark());
         let Some(at) = keys.find(|at| run.is_none_or(|run| run == at.run)) else {
             let text = format!(
                 "expected a checkpoint of {} that a restart can have failed from, got none of that step{}",

@@ -10,14 +10,6 @@ use storaged_wire::peer::{CheckpointKey, HighMark, NamespaceMark, PeerMessage};
 use crate::context::Context;
 use crate::limits;
 
-/// The mark that a checkpoint sets.
-pub(crate) fn mark_at(key: &CheckpointKey) -> HighMark {
-    HighMark {
-        run: key.run,
-        step: key.step,
-    }
-}
-
 impl Context {
     pub(crate) fn mark_of(&self, namespace: &Namespace) -> Option<HighMark> {
         self.namespaces.get(namespace)?.mark
@@ -33,7 +25,7 @@ impl Context {
         let Some(table) = self.namespaces.get_mut(&key.namespace) else {
             return;
         };
-        let copied = Some(mark_at(key));
+        let copied = Some(key.mark());
         if table.copied < copied && !planted!("copies_not_remembered") {
             table.copied = copied;
             self.keeping.touch_job(&key.namespace);
@@ -45,7 +37,7 @@ impl Context {
         let Some(table) = self.namespaces.get_mut(&key.namespace) else {
             return;
         };
-        let mark = mark_at(key);
+        let mark = key.mark();
         if table.mark >= Some(mark) {
             return;
         }

@@ -24,7 +24,6 @@ mod verdict;
 mod verify;
 mod waiting;
 
-pub(crate) use marks::mark_at;
 pub(crate) use opening::OpenRequest;
 pub(crate) use plan::Older;
 pub(crate) use rates::Rates;

@@ -6,7 +6,6 @@ use storaged_wire::{CheckpointState, Digest, NodeName, Rank, Refusal, RefusalCod
 use thiserror::Error;
 
 use super::holdings::unknown_namespace;
-use super::marks::mark_at;
 use super::plan::{Older, SurveyInProgress, SurveyPurpose, TierListing};
 use crate::context::Context;
 use crate::failed_steps::Quarantine;
@@ -95,7 +94,7 @@ impl Context {
         }
         for (key, name) in self.quarantined(plan) {
             // Rather a step that has failed once than none; not one that fails again and again.
-            let ends = self.quarantine_of(plan, mark_at(key)) != Quarantine::ForGood;
+            let ends = self.quarantine_of(plan, key.mark()) != Quarantine::ForGood;
             match self.offer(plan, name, key) {
                 Ok(whole) if offer.is_none() && ends => offer = Some(whole),
                 _ => passed_over.push(self.failed_before(key)),
@@ -195,7 +194,7 @@ impl Context {
         let wanted = |key: &CheckpointKey| plan.step.is_none_or(|step| step == key.step);
         let mut found = self.found(plan);
         found.retain(|(key, _)| {
-            wanted(key) && self.quarantine_of(plan, mark_at(key)) == Quarantine::None
+            wanted(key) && self.quarantine_of(plan, key.mark()) == Quarantine::None
         });
         found
     }
@@ -203,7 +202,7 @@ impl Context {
     /// What restarts have failed from, newest first.
     fn quarantined<'a>(&self, plan: &'a SurveyInProgress) -> Vec<(&'a CheckpointKey, Digest)> {
         let mut found = self.found(plan);
-        found.retain(|(key, _)| self.quarantine_of(plan, mark_at(key)) != Quarantine::None);
+        found.retain(|(key, _)| self.quarantine_of(plan, key.mark()) != Quarantine::None);
         found
     }
 

@@ -8,7 +8,6 @@ use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::plan::Source;
 use storaged_wire::{Digest, NodeName};
 
-use super::marks::mark_at;
 use super::opening::OpenRequest;
 use super::plan::{Asked, Older, SurveyInProgress, SurveyPurpose};
 use crate::context::Context;
@@ -130,7 +129,7 @@ impl Context {
 
     /// Whether a newer checkpoint was copied at least in part, and whoever has made it durable may be gone without a word of that.
     fn may_be_below_durable(&self, plan: &SurveyInProgress, key: &CheckpointKey) -> bool {
-        let newer = plan.copied.filter(|copied| *copied > mark_at(key));
+        let newer = plan.copied.filter(|copied| *copied > key.mark());
         let counts = |copied| self.quarantine_of(plan, copied) == Quarantine::None;
         plan.step.is_none() && newer.is_some_and(counts) && !planted!("copies_not_waited_for")
     }
@@ -157,7 +156,7 @@ impl Context {
 
     /// Whoever asks for a step by its number gets it, whatever came after it.
     pub(super) fn is_high_enough(&self, plan: &SurveyInProgress, key: &CheckpointKey) -> bool {
-        plan.step.is_some() || self.floor(plan) <= Some(mark_at(key)) || planted!("plan_goes_below")
+        plan.step.is_some() || self.floor(plan) <= Some(key.mark()) || planted!("plan_goes_below")
     }
 
     fn manifest_settles(&self, plan: &SurveyInProgress, name: Digest) -> bool {

@@ -7,7 +7,6 @@ use storaged_wire::verdict::{ExpectedTime, Reason, ReasonCode, RestartVerdict, V
 use storaged_wire::{Manifest, NodeName, Refusal};
 
 use super::expected::is_in_place;
-use super::marks::mark_at;
 use super::offer::{Hidden, Newest, key_of, listed};
 use super::plan::{SurveyInProgress, TierListing};
 use super::waiting::HadNow;
@@ -100,7 +99,7 @@ impl Context {
         let had = judged
             .as_ref()
             .zip(key.as_ref())
-            .filter(|(_, key)| self.quarantine_of(plan, mark_at(key)) == Quarantine::None);
+            .filter(|(_, key)| self.quarantine_of(plan, key.mark()) == Quarantine::None);
         let waiting = self.waiting_gains(
             plan,
             had.map(|(judged, key)| HadNow {
@@ -110,7 +109,7 @@ impl Context {
         );
         let last_resort = key
             .as_ref()
-            .filter(|key| self.quarantine_of(plan, mark_at(key)) != Quarantine::None);
+            .filter(|key| self.quarantine_of(plan, key.mark()) != Quarantine::None);
         let (mut reasons, verdict) = match &judged {
             Some(judged) => (judged.reasons.clone(), judged.verdict),
             None => (vec![self.why_nothing(plan)], Verdict::Impossible),
@@ -143,7 +142,7 @@ impl Context {
 
     /// The newest committed step that anybody has heard of.
     fn newest_seen(&self, plan: &SurveyInProgress) -> Option<HighMark> {
-        let keys = plan.survey.keys.values().map(mark_at);
+        let keys = plan.survey.keys.values().map(CheckpointKey::mark);
         let set_aside = plan.survey.set_aside.iter().map(|one| HighMark {
             run: one.run,
             step: one.step,
@@ -246,7 +245,7 @@ fn note_unheld(
     let is_named = passed_over
         .iter()
         .any(|one| (one.run, one.step) == (newest.run, newest.step));
-    if is_named || found.is_some_and(|found| mark_at(found) >= newest) {
+    if is_named || found.is_some_and(|found| found.mark() >= newest) {
         return;
     }
     passed_over.insert(

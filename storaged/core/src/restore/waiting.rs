@@ -10,7 +10,6 @@ use storaged_wire::verdict::{HeldBasis, Returning, Verdict, WaitingGain};
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, NodeName, ShardEntry};
 
 use super::cluster_view::ShardSources;
-use super::marks::mark_at;
 use super::plan::SurveyInProgress;
 use crate::context::Context;
 use crate::limits;
@@ -63,7 +62,7 @@ impl Context {
         let Some(manifest) = plan.survey.manifests.get(&name) else {
             return Vec::new();
         };
-        let at = mark_at(key);
+        let at = key.mark();
         let is_protected = plan.survey.states.get(&name) == Some(&CheckpointState::Protected)
             || self.bar(plan) == Some(at);
         let absent = Absent {

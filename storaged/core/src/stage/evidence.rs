@@ -77,14 +77,11 @@ impl Context {
     /// What a home node that is gone has told of, of which nothing has come for long, may be known to nobody else: it is forgotten, and heard
     /// again from the other home nodes if they know it. Else it would be led for ever.
     pub(crate) fn forget_commits_of_the_gone(&mut self) {
-        let now = self.now;
-        let is_old = |at: Option<Now>| at.is_some_and(|at| now.since(at) >= limits::UNCONFIRMED_MS);
         let all = self.checkpoints.values();
         let unconfirmed = all.filter(|c| {
             let is_told_by_the_gone = c.told_by.as_ref().is_some_and(|it| self.is_gone(it));
             is_told_by_the_gone
-                && is_old(c.committed_at)
-                && self.is_unconfirmed(c)
+                && self.stays_unconfirmed(c)
                 && !planted!("commits_of_the_gone_kept")
         });
         let named = |c: &Checkpoint| Some((c.key.clone(), c.name()?));
@@ -97,10 +94,8 @@ impl Context {
     /// A commit that a home node has passed on in good faith, and has forgotten since, nobody would end: home nodes are asked whether they
     /// know it. What all of them have let go is forgotten (`forget_what_no_home_has`).
     pub(crate) fn ask_for_unconfirmed(&mut self) {
-        let now = self.now;
-        let is_old = |at: Option<Now>| at.is_some_and(|at| now.since(at) >= limits::UNCONFIRMED_MS);
         let all = self.checkpoints.values();
-        let unconfirmed = all.filter(|c| is_old(c.committed_at) && self.is_unconfirmed(c));
+        let unconfirmed = all.filter(|c| self.stays_unconfirmed(c));
         let asked = |c: &Checkpoint| Some((c.homes.clone(), c.name()?));
         for (homes, manifest) in unconfirmed.filter_map(asked).collect::<Vec<_>>() {
             let done = Vec::new();
@@ -118,6 +113,12 @@ impl Context {
         if is_let_go && self.no_home_has(key) && !planted!("commits_that_no_home_has_kept") {
             self.forget_commit(key);
         }
+    }
+
+    /// Whether nothing has come of a commit for long.
+    fn stays_unconfirmed(&self, checkpoint: &Checkpoint) -> bool {
+        let is_old = |at: Now| self.now.since(at) >= limits::UNCONFIRMED_MS;
+        checkpoint.committed_at.is_some_and(is_old) && self.is_unconfirmed(checkpoint)
     }
 
     /// Whether only words tell of a commit: nothing of it is here, nobody calls it protected, and others decide of it.

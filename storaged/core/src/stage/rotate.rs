@@ -136,10 +136,7 @@ impl Context {
         if let Err(refusal) = self.check_goes_on(id, &Request::Succession) {
             return self.reply(id, Reply::Refused(refusal));
         }
-        let newest = found.newest.map(|it| HighMark {
-            run: it.run,
-            step: it.step,
-        });
+        let newest = found.newest.map(|it| it.mark());
         self.say_standing(id, newest);
     }
 

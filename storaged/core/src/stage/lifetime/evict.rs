@@ -11,7 +11,6 @@ use crate::api::Note;
 use crate::budget::{NoRoom, Reservation};
 use crate::catalog::{Slot, SlotUse};
 use crate::context::Context;
-use crate::restore::mark_at;
 
 /// Holders of the budget that a refusal names.
 const HOLDERS_NAMED: usize = 3;
@@ -166,7 +165,7 @@ impl Context {
         let mut newest_first = self.checkpoints.keys().rev();
         newest_first
             .find(|key| key.namespace == *namespace)
-            .map(mark_at)
+            .map(CheckpointKey::mark)
     }
 
     /// A peer needed the room of a job that has ended. Parts of it are of no use to anybody, so the rest goes as well,
@@ -214,7 +213,7 @@ impl Context {
         let Some((up_to, mark)) = table.and_then(|table| Some((table.evicted?, table.mark))) else {
             return false;
         };
-        if mark_at(key) > up_to {
+        if key.mark() > up_to {
             return false;
         }
         let evicted = PeerMessage::Evicted {
@@ -232,8 +231,7 @@ impl Context {
         self.keeping.touch_job(namespace);
         let before = self.budget.used();
         let keys = self.checkpoints.keys();
-        let goes =
-            |key: &&CheckpointKey| key.namespace == *namespace && Some(mark_at(key)) <= up_to;
+        let goes = |key: &&CheckpointKey| key.namespace == *namespace && Some(key.mark()) <= up_to;
         let keys: Vec<CheckpointKey> = keys.filter(goes).cloned().collect();
         for key in &keys {
             self.drop_checkpoint(key);
