@@ -142,6 +142,14 @@ impl Store for Lazy {
         self.open().await?.resume(key, part_bytes).await
     }
 
+    async fn resume_or_begin(
+        &self,
+        key: &ObjectKey,
+        part_bytes: PartBytes,
+    ) -> Result<Upload, StoreError> {
+        self.open().await?.resume_or_begin(key, part_bytes).await
+    }
+
     async fn put_part(
         &self,
         upload: &Upload,

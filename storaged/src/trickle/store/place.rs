@@ -168,6 +168,14 @@ impl Store for Placed {
         self.inner.resume(key, part_bytes).await
     }
 
+    async fn resume_or_begin(
+        &self,
+        key: &ObjectKey,
+        part_bytes: PartBytes,
+    ) -> Result<Upload, StoreError> {
+        self.inner.resume_or_begin(key, part_bytes).await
+    }
+
     async fn put_part(
         &self,
         upload: &Upload,

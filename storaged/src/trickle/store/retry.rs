@@ -128,6 +128,15 @@ impl Store for Retrying {
             .await
     }
 
+    async fn resume_or_begin(
+        &self,
+        key: &ObjectKey,
+        part_bytes: PartBytes,
+    ) -> Result<Upload, StoreError> {
+        self.attempts("begin", 0, || self.inner.resume_or_begin(key, part_bytes))
+            .await
+    }
+
     async fn put_part(
         &self,
         upload: &Upload,

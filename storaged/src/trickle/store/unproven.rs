@@ -73,6 +73,17 @@ impl Store for Unproven {
         self.inner.resume(key, part_bytes).await
     }
 
+    async fn resume_or_begin(
+        &self,
+        key: &ObjectKey,
+        part_bytes: PartBytes,
+    ) -> Result<Upload, StoreError> {
+        self.writable()
+            .await?
+            .resume_or_begin(key, part_bytes)
+            .await
+    }
+
     async fn put_part(
         &self,
         upload: &Upload,

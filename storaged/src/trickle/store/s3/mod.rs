@@ -91,18 +91,19 @@ impl Store for S3 {
             self.abort(&Upload::new(key.clone(), id, part_bytes))
                 .await?;
         }
-        let context = self.context("begin upload of", key);
-        let request = self.client.create_multipart_upload();
-        let sent = request
-            .bucket(&self.bucket)
-            .key(self.name(key))
-            .send()
-            .await;
-        let answer = sent.map_err(|error| context.error(error))?;
-        let id = answer
-            .upload_id
-            .ok_or_else(|| answer_lacks(&context, "an upload id"))?;
-        Ok(Upload::new(key.clone(), UploadId(id), part_bytes))
+        self.create_upload(key, part_bytes).await
+    }
+
+    async fn resume_or_begin(
+        &self,
+        key: &ObjectKey,
+        part_bytes: PartBytes,
+    ) -> Result<Upload, StoreError> {
+        match self.resume(key, part_bytes).await? {
+            Some(upload) => Ok(upload),
+            // None was listed: there is none to be given up.
+            None => self.create_upload(key, part_bytes).await,
+        }
     }
 
     async fn resume(
@@ -168,6 +169,8 @@ impl Store for S3 {
             .upload_id(upload.id().to_string());
         let sent = request.multipart_upload(parts.build()).send().await;
         match sent.map_err(|error| self.upload_context("complete", upload).error(error)) {
+            // It is what was sent, whole.
+            Ok(answer) if uploads::is_of_parts(answer.e_tag(), upload) => return Ok(()),
             Ok(_) => {}
             // An earlier call may have done it, and its answer was lost.
             Err(StoreError::NoUpload { key, upload }) => {

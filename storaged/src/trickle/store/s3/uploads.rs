@@ -1,8 +1,27 @@
 //! Finding unfinished uploads and their parts again.
 
-use super::failure::Context;
+use md5::{Digest, Md5};
+
+use super::failure::{Context, answer_lacks};
 use super::{LIST_ENTRIES_MAX, PartDigest, PartNumber, PartState, S3};
-use crate::trickle::store::{ObjectKey, StoreError, Upload, UploadId};
+use crate::trickle::store::{ObjectKey, PartBytes, StoreError, Upload, UploadId};
+
+/// Whether an entity tag is the one that S3 gives an object of these parts: the MD5 of the parts' own, and how many there are. Servers whose
+/// tags are something else (some encrypt) say nothing by it.
+pub(super) fn is_of_parts(tag: Option<&str>, upload: &Upload) -> bool {
+    let mut all = Md5::new();
+    for part in upload.done().values() {
+        let PartDigest::ETag(tag) = &part.digest else {
+            return false;
+        };
+        match hex::decode(tag.trim_matches('"')) {
+            Ok(bytes) if bytes.len() == 16 => all.update(&bytes),
+            _ => return false,
+        }
+    }
+    let expected = format!("{}-{}", hex::encode(all.finalize()), upload.done().len());
+    tag.is_some_and(|tag| tag.trim_matches('"').eq_ignore_ascii_case(&expected))
+}
 
 impl S3 {
     /// The unfinished uploads of one key, oldest first.
@@ -14,6 +33,22 @@ impl S3 {
             .filter(|(found, _)| *found == name)
             .map(|(_, id)| id)
             .collect())
+    }
+
+    pub(super) async fn create_upload(
+        &self,
+        key: &ObjectKey,
+        part_bytes: PartBytes,
+    ) -> Result<Upload, StoreError> {
+        let context = self.context("begin upload of", key);
+        let request = self.client.create_multipart_upload();
+        let request = request.bucket(&self.bucket).key(self.name(key));
+        let sent = request.send().await;
+        let answer = sent.map_err(|error| context.error(error))?;
+        let id = answer
+            .upload_id
+            .ok_or_else(|| answer_lacks(&context, "an upload id"))?;
+        Ok(Upload::new(key.clone(), UploadId(id), part_bytes))
     }
 
     /// Names and ids of the unfinished uploads whose name starts with `prefix`, oldest first.

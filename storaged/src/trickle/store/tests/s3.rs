@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use aws_credential_types::Credentials;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use md5::{Digest, Md5};
 use s3s::auth::SimpleAuth;
 use s3s::dto::*;
 use s3s::service::S3ServiceBuilder;
@@ -28,6 +29,20 @@ struct Server {
     files: FileSystem,
     creating: tokio::sync::Mutex<()>,
     uploads: Mutex<BTreeMap<String, Unfinished>>,
+    tags: Tags,
+    asked: Asked,
+}
+
+/// What writes of parts have asked for, in order.
+type Asked = Arc<Mutex<Vec<&'static str>>>;
+
+/// The entity tags of objects that were written in parts.
+#[derive(Clone, Copy, PartialEq)]
+enum Tags {
+    /// As S3 makes them of those of the parts.
+    OfParts,
+    /// As of a server that encrypts.
+    Others,
 }
 
 struct Unfinished {
@@ -50,6 +65,7 @@ impl Serve for Server {
         &self,
         r: S3Request<CreateMultipartUploadInput>,
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        self.asked.lock().unwrap().push("begin");
         let key = r.input.key.clone();
         let answer = self.files.create_multipart_upload(r).await?;
         let mut uploads = self.uploads.lock().unwrap();
@@ -66,6 +82,7 @@ impl Serve for Server {
         &self,
         r: S3Request<UploadPartInput>,
     ) -> S3Result<S3Response<UploadPartOutput>> {
+        self.asked.lock().unwrap().push("part");
         let (id, number) = (r.input.upload_id.clone(), r.input.part_number);
         if !self.uploads.lock().unwrap().contains_key(&id) {
             return Err(s3s::s3_error!(NoSuchUpload));
@@ -99,6 +116,7 @@ impl Serve for Server {
         &self,
         r: S3Request<ListMultipartUploadsInput>,
     ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        self.asked.lock().unwrap().push("list");
         let prefix = r.input.prefix.unwrap_or_default();
         let uploads = self.uploads.lock().unwrap();
         let found = uploads
@@ -123,11 +141,22 @@ impl Serve for Server {
         &self,
         r: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        self.asked.lock().unwrap().push("complete");
         let id = r.input.upload_id.clone();
-        if self.uploads.lock().unwrap().remove(&id).is_none() {
+        let Some(unfinished) = self.uploads.lock().unwrap().remove(&id) else {
             return Err(s3s::s3_error!(NoSuchUpload));
+        };
+        let mut answer = self.files.complete_multipart_upload(r).await?;
+        let mut all = Md5::new();
+        for tag in unfinished.tags.values() {
+            all.update(hex::decode(tag.value()).unwrap());
         }
-        self.files.complete_multipart_upload(r).await
+        let tag = match self.tags {
+            Tags::OfParts => format!("{}-{}", hex::encode(all.finalize()), unfinished.tags.len()),
+            Tags::Others => "another".into(),
+        };
+        answer.output.e_tag = Some(ETag::Strong(tag));
+        Ok(answer)
     }
 
     async fn abort_multipart_upload(
@@ -157,6 +186,7 @@ impl Serve for Server {
         &self,
         r: S3Request<HeadObjectInput>,
     ) -> S3Result<S3Response<HeadObjectOutput>> {
+        self.asked.lock().unwrap().push("look");
         self.files.head_object(r).await
     }
 
@@ -177,11 +207,18 @@ impl Serve for Server {
 
 /// Serves a directory as S3 on a free port of the loopback, as long as the runtime lives.
 async fn serve(root: &std::path::Path) -> String {
+    serve_with(root, Tags::OfParts).await.0
+}
+
+async fn serve_with(root: &std::path::Path, tags: Tags) -> (String, Asked) {
     std::fs::create_dir(root.join(BUCKET)).unwrap();
+    let asked = Asked::default();
     let server = Server {
         files: FileSystem::new(root).unwrap(),
         creating: tokio::sync::Mutex::new(()),
         uploads: Mutex::default(),
+        tags,
+        asked: asked.clone(),
     };
     let mut builder = S3ServiceBuilder::new(server);
     builder.set_auth(SimpleAuth::from_single("key", "secret"));
@@ -198,7 +235,7 @@ async fn serve(root: &std::path::Path) -> String {
             });
         }
     });
-    endpoint
+    (endpoint, asked)
 }
 
 fn config(endpoint: &str, bucket: &str, prefix: &str) -> S3Config {
@@ -241,6 +278,33 @@ async fn a_new_client_resumes_an_upload() {
     found.note(PartNumber(1), state);
     store.complete(&found, bytes.len() as u64).await.unwrap();
     assert_eq!(store.get(&key("shard"), None).await.unwrap(), bytes);
+}
+
+/// What it takes to write an object of two parts.
+async fn asked_for_two_parts(tags: Tags) -> Vec<&'static str> {
+    let root = tempfile::tempdir().unwrap();
+    let (endpoint, asked) = serve_with(root.path(), tags).await;
+    let store = client(&endpoint, "secret");
+    let size = part_bytes(&store);
+    let bytes = pattern(size.get() as usize + 10, 1);
+    let mut upload = store.resume_or_begin(&key("shard"), size).await.unwrap();
+    for number in [PartNumber(0), PartNumber(1)] {
+        let part = part_of(&bytes, size, number);
+        let state = store.put_part(&upload, number, part).await.unwrap();
+        upload.note(number, state);
+    }
+    store.complete(&upload, bytes.len() as u64).await.unwrap();
+    let asked = asked.lock().unwrap().clone();
+    assert_eq!(store.get(&key("shard"), None).await.unwrap(), bytes);
+    asked
+}
+
+#[tokio::test]
+async fn an_object_is_looked_at_only_if_its_tag_does_not_prove_its_parts() {
+    let needed = ["list", "begin", "part", "part", "complete"];
+    assert_eq!(asked_for_two_parts(Tags::OfParts).await, needed);
+    let others = asked_for_two_parts(Tags::Others).await;
+    assert_eq!(others, [&needed[..], &["look"]].concat());
 }
 
 #[tokio::test]
