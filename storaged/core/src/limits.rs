@@ -147,6 +147,10 @@ pub const ENCLOSURE_KEPT_MS: u64 = 20_000;
 /// Most stripes of a session: members keep a bit for each, and a manifest may name any length. At 256 KiB it is 16 TiB.
 pub const STRIPES_MAX: u64 = 1 << 26;
 
+/// Most chunks of a shard: their digests, 34 bytes each, are told to a reader in one frame. 8 GB at 4 KiB, 517 GB at 256 KiB.
+pub const SHARD_CHUNKS_MAX: u64 =
+    ((storaged_wire::framing::LOCAL_FRAME_BYTES_MAX - (4 << 10)) / 34) as u64;
+
 /// How long a full budget is waited for, within the caller's own limit. Longer than it takes until every node has heard
 /// that a job's trainers are gone, whose RAM then gives way.
 pub const BUDGET_WAIT_MS: u64 = 3_000;

@@ -139,6 +139,23 @@ fn refusals_of_slots_say_what_is_in_the_way() {
     assert!(text.contains("has sealed none"), "{text}");
 }
 
+/// It could be saved, and nobody could be told the digests of its chunks.
+#[test]
+fn a_shard_of_more_chunks_than_a_reader_can_be_told_of_gets_no_slot() {
+    let room = Room {
+        budget: 1 << 40,
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with(4, 2, 10, None, room);
+    let trainer = cluster.trainer(0);
+    let acquire = acquire_slot(8_100_000_000, 1_000);
+    let Reply::Refused(refusal) = cluster.ask(0, trainer, acquire) else {
+        panic!("expected a refusal");
+    };
+    assert_eq!(refusal.code, RefusalCode::ShardTooLong);
+    assert!(refusal.message.contains("raise coding.chunk"), "{refusal}");
+}
+
 /// The step that waits for a tier that hangs gives way to a trainer that has waited for long, while a reader elsewhere gets a shard of
 /// it: the session that reads it here is stopped before the trainer is given the slot.
 #[test]

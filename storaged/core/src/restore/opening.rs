@@ -256,6 +256,13 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_shard_that_is_taken_fits_a_frame_when_it_is_opened() {
+        let most = usize::try_from(limits::SHARD_CHUNKS_MAX).unwrap();
+        assert_eq!(opened_of(most), (true, false));
+        assert_eq!(opened_of(most + most / 500), (false, false));
+    }
+
+    #[test]
     fn ranges_become_disjoint_chunks() {
         let chunk = ChunkSize::new(4096).unwrap();
         assert_eq!(

@@ -210,6 +210,23 @@ impl Context {
         Ok((attached.clone(), run, rank, world_size))
     }
 
+    /// A shard of more chunks could be saved, and by nobody read.
+    pub(crate) fn check_shard_length(&self, length: u64) -> Result<(), Refusal> {
+        let chunk = self.setup.chunk;
+        if chunk.count(length) <= limits::SHARD_CHUNKS_MAX {
+            return Ok(());
+        }
+        let most = limits::SHARD_CHUNKS_MAX * chunk.bytes() as u64;
+        Err(Refusal::new(
+            RefusalCode::ShardTooLong,
+            format!(
+                "expected a shard of at most {most} bytes, which is {} chunks of {}, got {length}: raise coding.chunk",
+                limits::SHARD_CHUNKS_MAX,
+                chunk.bytes()
+            ),
+        ))
+    }
+
     pub(crate) fn seal(
         &mut self,
         id: RequestId,
@@ -227,17 +244,8 @@ impl Context {
                 ),
             ));
         }
+        self.check_shard_length(length)?;
         let chunk = self.setup.chunk;
-        if chunk.count(length) > limits::STRIPES_MAX {
-            let most = limits::STRIPES_MAX.saturating_mul(chunk.bytes() as u64);
-            return Err(Refusal::new(
-                RefusalCode::ShardTooLong,
-                format!(
-                    "expected a shard of at most {most} bytes, which can be coded in chunks of {}, got {length}: raise coding.chunk",
-                    chunk.bytes()
-                ),
-            ));
-        }
         let table = self.namespace_table(&attached.namespace, attached.owner);
         if let Some(last) = table
             .last_step

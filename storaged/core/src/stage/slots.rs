@@ -39,6 +39,7 @@ impl Context {
             let why = "is more than the whole budget";
             return Err(self.no_budget(bytes, why, &attached.namespace));
         }
+        self.check_shard_length(bytes)?;
         let namespace = &attached.namespace;
         let outcome = self.grant(id, namespace, rank, bytes);
         if outcome == Grant::InUse && !self.give_up_base_of(namespace, rank) {
