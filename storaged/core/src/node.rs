@@ -456,7 +456,6 @@ impl Node {
             .and_then(|message| self.drops.hear(from, message, cx));
         debug_assert_eq!(unheard, None, "a message that no machine hears");
         if greets {
-            self.cx.judge_all_words();
             // Whoever greets has just come up, or sees us anew: it may have missed or forgotten what we proposed.
             self.sessions
                 .repeat_proposals_to_members(Some(from), &mut self.cx);

@@ -270,6 +270,10 @@ fn byzantine_limits(seed: u64) -> Limits {
     }
 }
 
+/// Seeds of these that have failed once: a loss that was waited out for ever because of a coding node that is not believed, steps that
+/// were protected while a plan was made, and a step that a node which had just started took for protected.
+const BYZANTINE_FOUND: [u64; 4] = [40, 96, 100, 140];
+
 /// One node says anything to anybody, forged, replayed and up to the limits of numbers, and m-1 others at most fail beside it.
 #[test]
 fn a_node_that_says_anything_costs_nobody_a_checkpoint() {
@@ -278,8 +282,9 @@ fn a_node_that_says_anything_costs_nobody_a_checkpoint() {
     }
     let first = number("STORAGED_SIM_FIRST").unwrap_or(0);
     let seeds = number("STORAGED_SIM_BYZANTINE").unwrap_or(12);
+    let found = (first == 0 && seeds < 100).then_some(BYZANTINE_FOUND);
     let (mut failed, mut said, mut named, mut restores) = (Vec::new(), 0, 0, 0);
-    for seed in first..first + seeds {
+    for seed in (first..first + seeds).chain(found.into_iter().flatten()) {
         let mut world = World::new(4000 + seed, byzantine_limits(seed));
         world.told = std::env::var_os("STORAGED_SIM_TELL").is_some();
         let run = || {

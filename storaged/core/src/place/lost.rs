@@ -3,8 +3,8 @@
 //! that it holds no slot of the other ranks: after as many of them as a rank has slots, nothing would be saved any more.
 
 use storaged_plan::LaneBlocks;
-use storaged_wire::CheckpointState;
 use storaged_wire::peer::{CheckpointKey, Lane};
+use storaged_wire::{CheckpointState, NodeName};
 
 use super::Blocks;
 use crate::catalog::Checkpoint;
@@ -52,7 +52,11 @@ impl Context {
             let copied = shard.is_some_and(|s| checkpoint.shards_durable.contains(&s.rank));
             let said = there.get(node);
             // Who is down may be back with it; who has left the cluster is not.
-            let may_return = || !self.has_left(node) || planted!("shards_of_the_removed_awaited");
+            let may_return = || {
+                let is_gone = self.has_left(node) && !planted!("shards_of_the_removed_awaited");
+                let is_parity = block >= blocks.data.len();
+                !is_gone && !(is_parity && self.says_nothing_of_parity(checkpoint, node))
+            };
             copied || said.map_or_else(may_return, |said| said.has(lane, blocks, block))
         };
         LaneBlocks::all(manifest).iter().find_map(|(lane, blocks)| {
@@ -69,5 +73,66 @@ impl Context {
                 "the shard of rank {rank} was lost with {node} before it was protected"
             ))
         })
+    }
+
+    /// Whether a coding node is up and what it may have made does not count: it has let it go, or is not believed. It may do so again
+    /// and again, and what is lost would be waited for as long.
+    fn says_nothing_of_parity(&self, checkpoint: &Checkpoint, node: &NodeName) -> bool {
+        let has_let_go = checkpoint.owing.retired_at.contains(node);
+        let counts = self.is_believed(node) && !has_let_go;
+        self.is_up(node) && !counts && !planted!("parity_of_liars_awaited")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_codec::digest;
+    use storaged_wire::local::DurableWish;
+    use storaged_wire::peer::{PeerMessage, UnowedCause};
+    use storaged_wire::{EnclosuresHeld, Rank};
+
+    use crate::api::{Input, Now};
+    use crate::testkit::{hear, hear_from_all, last_of, manifest, sent};
+
+    /// `e` is a home node of it. One of two coding nodes takes a step up and lets it go again and again; `b` has lost the shard of its rank.
+    #[test]
+    fn what_is_lost_is_given_up_whatever_one_coding_node_does() {
+        let mut node = last_of(&["a", "b", "c", "d", "e"], 2, 2);
+        let manifest = manifest(2, &["a", "b"], &["c", "d"], 5, digest(b"any"));
+        let manifest = manifest.seal().expect("a sound manifest");
+        let name = manifest.name();
+        let committed = PeerMessage::Committed {
+            manifest: manifest.shared(),
+            durable: DurableWish::Never,
+        };
+        hear_from_all(&mut node, 1, &committed);
+        let held = |shards: Vec<Rank>| PeerMessage::Held {
+            manifest: name,
+            version: 1,
+            shards,
+            parity: Vec::new(),
+            enclosures: EnclosuresHeld::All,
+        };
+        hear(&mut node, 2, "a", held(vec![Rank::new(0)]));
+        hear(&mut node, 2, "b", held(Vec::new()));
+        hear(&mut node, 2, "c", held(Vec::new()));
+        let mut said = Vec::new();
+        for half_second in 1..40 {
+            let at = 500 * half_second;
+            let message = match half_second / 4 % 2 {
+                0 => {
+                    let cause = UnowedCause::Retired;
+                    PeerMessage::Unowed {
+                        manifest: name,
+                        cause,
+                    }
+                }
+                _ => held(Vec::new()),
+            };
+            said.extend(hear(&mut node, at, "d", message));
+            said.extend(node.handle(Now(at), Input::Tick));
+        }
+        let is_end = |message: &PeerMessage| matches!(message, PeerMessage::Abandoned { .. });
+        assert!(sent(said).iter().any(is_end));
     }
 }

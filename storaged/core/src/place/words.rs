@@ -5,7 +5,7 @@
 use storaged_wire::peer::{CheckpointKey, Holding, PeerMessage};
 use storaged_wire::{CheckpointState, Digest, NodeName};
 
-use super::{Blocks, RunStanding};
+use super::Blocks;
 use crate::api::{
     DurableFault, DurableListing, DurablePolicy, FalseStatement, Output, QueryId, Trust,
 };
@@ -100,7 +100,7 @@ impl Context {
         let (protected, durable) = (protected.count(), durable.count());
         let needed = self.home_words_needed(checkpoint, homes.len());
         let enough = if self.lacks_only_of_the_unseen(checkpoint) {
-            self.words_of(&checkpoint.key, homes.len())
+            self.words_of(homes.len())
         } else {
             needed
         };
@@ -131,25 +131,17 @@ impl Context {
         } else if is_home {
             limits::WORDS_NEEDED
         } else {
-            self.words_of(&checkpoint.key, others)
+            self.words_of(others)
         }
     }
 
-    /// The word of the only home node that is up is enough. A node that has just started may see one first that errs: of a run of which
-    /// nobody has told it, it waits for the others.
-    fn words_of(&self, key: &CheckpointKey, homes_up: usize) -> usize {
-        let is_known = self.standing(&key.namespace, key.run) != RunStanding::Unknown;
-        if self.settled() || is_known || planted!("the_first_seen_is_believed") {
+    /// The word of the only home node that is up is enough. A node that has just started may see one first that errs, and would let go
+    /// what its memory still holds: it waits for the others.
+    fn words_of(&self, homes_up: usize) -> usize {
+        if self.settled() || planted!("the_first_seen_is_believed") {
             homes_up.clamp(1, limits::WORDS_NEEDED)
         } else {
             limits::WORDS_NEEDED
-        }
-    }
-
-    /// A peer has told of runs: what was said of their checkpoints may count now.
-    pub(crate) fn judge_all_words(&mut self) {
-        for key in self.checkpoints.keys().cloned().collect::<Vec<_>>() {
-            self.judge_words(&key);
         }
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct ClusterView {
     /// What each node said last: what it said is forgotten without a look at what all others did.
     said: BTreeMap<NodeName, Vec<Holding>>,
     pub durable: BTreeSet<Digest>,
+    /// Of these nodes say that it is there, and it was not asked.
+    said_durable: BTreeSet<Digest>,
     /// The durable tier was asked and did not say what it holds, or did not give a shard.
     pub durable_fault: Option<DurableFault>,
     /// Memory had what was looked for, so that the durable tier was not asked.
@@ -99,13 +101,19 @@ impl ClusterView {
     /// For the last rung of an opening, which did not wait for the listing: what nodes know to be durable is there.
     pub fn note_durable(&mut self, name: Digest) {
         if self.states.get(&name) == Some(&CheckpointState::Durable) {
-            self.durable.insert(name);
+            self.said_durable.insert(name);
         }
+    }
+
+    /// Whether the durable tier has a checkpoint: it counts so no more, because its copy is about to be read.
+    pub fn take_durable(&mut self, name: Digest) -> bool {
+        let is_listed = self.durable.remove(&name);
+        self.said_durable.remove(&name) || is_listed
     }
 
     /// A drill is about RAM: the durable tier neither has the checkpoint nor is asked.
     pub fn leave_tier_out(&mut self, name: Digest) {
-        self.durable.remove(&name);
+        self.take_durable(name);
         self.is_tier_unasked = false;
     }
 
@@ -151,6 +159,15 @@ impl ClusterView {
         }
     }
 
+    /// Nodes that say of a checkpoint that it is protected, or more.
+    pub fn called_protected_by(&self, name: Digest) -> impl Iterator<Item = &NodeName> {
+        let says =
+            move |one: &Holding| one.manifest == name && one.state >= CheckpointState::Protected;
+        let said = self.said.iter();
+        said.filter(move |(_, all)| all.iter().any(says))
+            .map(|(node, _)| node)
+    }
+
     /// Nodes that have what a manifest names.
     pub fn enclosing(&self, name: Digest) -> &[NodeName] {
         self.held.get(&name).map_or(&[], |held| &held.enclosing)
@@ -175,7 +192,7 @@ impl ClusterView {
         ShardSources {
             manifest,
             held: self.held.get(&name),
-            is_durable: self.durable.contains(&name),
+            is_durable: self.durable.contains(&name) || self.said_durable.contains(&name),
         }
     }
 }

@@ -3,9 +3,8 @@
 //! protected, and whoever links up says what it knows; so any majority has a node that knows. A mark only rises. A
 //! restart that was allowed to go below it opens a newer run, and whatever that protects ranks above.
 
-use storaged_wire::Namespace;
-use storaged_wire::NodeName;
 use storaged_wire::peer::{CheckpointKey, HighMark, NamespaceMark, PeerMessage};
+use storaged_wire::{CheckpointState, Namespace, NodeName};
 
 use crate::context::Context;
 use crate::limits;
@@ -13,6 +12,16 @@ use crate::limits;
 impl Context {
     pub(crate) fn mark_of(&self, namespace: &Namespace) -> Option<HighMark> {
         self.namespaces.get(namespace)?.mark
+    }
+
+    /// The newest checkpoint of a job that this node knows to be protected, or more.
+    pub(super) fn newest_protected(&self, namespace: &Namespace) -> Option<HighMark> {
+        let mut newest_first = self.checkpoints.values().rev();
+        let found = newest_first.find(|checkpoint| {
+            let is_safe = checkpoint.state >= CheckpointState::Protected;
+            checkpoint.key.namespace == *namespace && is_safe
+        });
+        found.map(|checkpoint| checkpoint.key.mark())
     }
 
     pub(crate) fn copied_of(&self, namespace: &Namespace) -> Option<HighMark> {

@@ -187,7 +187,7 @@ impl Restores {
         let Some(opening) = self.openings.get_mut(&slot) else {
             return;
         };
-        if opening.survey.durable.remove(&manifest.name()) {
+        if opening.survey.take_durable(manifest.name()) {
             // The tier has been asked by this: a listing that names the same copy again would only have it fetched twice.
             opening.survey.is_tier_unasked = false;
             opening.rung = Rung::Durable;
@@ -579,17 +579,26 @@ impl Restores {
 }
 
 impl Context {
-    /// Takes up a checkpoint as a survey found it. That it is durable one of those that answered may have made up: the tier itself is
-    /// asked then, because the next copy builds on one that is.
+    /// Takes up a checkpoint as a survey found it. What it is said to be one of those that answered may have made up, and older steps go
+    /// for one that is protected: two must say so, or home nodes do later. Of one that is said to be durable the tier itself is asked,
+    /// because the next copy builds on it.
     fn adopt_surveyed(&mut self, manifest: &Arc<ManifestBytes>, survey: &ClusterView) {
         let name = manifest.name();
-        let state = survey.states.get(&name).copied();
-        let state = state.unwrap_or(CheckpointState::Committed);
-        if state < CheckpointState::Durable || survey.durable.contains(&name) {
-            return self.adopt_found(manifest.clone(), state);
+        let said = survey.states.get(&name).copied();
+        let said = said.unwrap_or(CheckpointState::Committed);
+        if said >= CheckpointState::Durable && survey.durable.contains(&name) {
+            return self.adopt_found(manifest.clone(), said);
         }
-        self.adopt_found(manifest.clone(), CheckpointState::Protected);
-        if self.setup.durable != DurablePolicy::Absent {
+        let sayers = survey.called_protected_by(name);
+        let words = sayers.filter(|node| *node != self.me() && self.is_believed(node));
+        let enough = words.count() >= limits::WORDS_NEEDED || planted!("one_holder_is_enough");
+        let state = if enough {
+            CheckpointState::Protected
+        } else {
+            CheckpointState::Committed
+        };
+        self.adopt_found(manifest.clone(), said.min(state));
+        if said >= CheckpointState::Durable && self.setup.durable != DurablePolicy::Absent {
             self.ask_tier(&CheckpointKey::of(manifest.manifest()), name);
         }
     }

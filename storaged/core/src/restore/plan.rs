@@ -47,6 +47,8 @@ pub(crate) struct SurveyInProgress {
     /// That mark when the members were asked. Answers tell of different moments: what was protected after some of them
     /// answered, and let the others drop what came before, is in none of them.
     pub mark_asked: Option<HighMark>,
+    /// What was protected then, as far as is known here. Marks alone do not tell: one that is made up hides all that come after it.
+    pub protected_asked: Option<HighMark>,
     /// The highest checkpoint of which somebody has copied a shard to the durable tier.
     pub copied: Option<HighMark>,
     pub foreign_owner: bool,
@@ -619,6 +621,7 @@ impl Context {
             },
             mark,
             mark_asked: mark,
+            protected_asked: self.newest_protected(&of.namespace),
             refresh_at: self.now.plus(limits::SURVEY_REFRESH_MS),
             refresh_after_ms: limits::SURVEY_REFRESH_MS,
             copied: self.copied_of(&of.namespace),

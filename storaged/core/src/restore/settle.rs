@@ -57,9 +57,14 @@ impl Context {
         );
         heeds_marks
             && plan.step.is_none()
-            && bar != plan.mark_asked
+            && (bar != plan.mark_asked || self.has_newer_protected(plan))
             && !planted!("torn_plans_believed")
             && !is_enough(self.newest_offer(plan))
+    }
+
+    fn has_newer_protected(&self, plan: &SurveyInProgress) -> bool {
+        self.newest_protected(&plan.namespace) > plan.protected_asked
+            && !planted!("made_up_marks_hide_steps")
     }
 
     /// Whether all have answered that will: without those that are lost, too.
@@ -188,7 +193,7 @@ impl Context {
 #[cfg(test)]
 mod tests {
     use storaged_codec::digest;
-    use storaged_wire::local::{Reply, Request, Role};
+    use storaged_wire::local::{DurableWish, Reply, Request, Role};
     use storaged_wire::peer::{HighMark, Holding, Lane, NamespaceMark, PeerMessage};
     use storaged_wire::{CheckpointState, ManifestBytes, Rank, RefusalCode, RunId, Step};
 
@@ -578,5 +583,78 @@ mod tests {
         let again = asked(&outputs);
         assert_eq!(refused(&outputs), None, "{outputs:?}");
         assert!(again.is_some_and(|again| again != query), "{outputs:?}");
+    }
+
+    /// One node says a mark that nothing reaches; a step is protected after some have answered.
+    #[test]
+    fn a_made_up_mark_hides_nothing_that_is_protected_while_a_plan_is_made() {
+        // Its home nodes are others.
+        const STEP: u64 = 4;
+        let mut node = last_of(&FIVE, 2, 1);
+        hear(&mut node, 1, "d", marked(1_000));
+        greets(&mut node);
+        let query = asks_for_a_plan(&mut node);
+        let none = PeerMessage::Holdings {
+            query,
+            owner: Some(owner()),
+            holdings: vec![],
+            mark: None,
+            copied: None,
+        };
+        for from in ["a", "b"] {
+            hear(&mut node, 1_001, from, none.clone());
+        }
+        let committed = PeerMessage::Committed {
+            manifest: manifest(STEP).bytes().to_vec().into(),
+            durable: DurableWish::Never,
+        };
+        hear_from_all(&mut node, 1_002, &committed);
+        let manifest = manifest(STEP).name();
+        let protected = PeerMessage::Protected { manifest, bears: 1 };
+        hear_from_all(&mut node, 1_003, &protected);
+        hear(&mut node, 1_004, "c", none.clone());
+        let outputs = hear(&mut node, 1_004, "d", none);
+        assert_eq!(refused(&outputs), None, "{outputs:?}");
+        assert!(asked(&outputs).is_some_and(|again| again != query));
+    }
+
+    /// A reader on a node that knows nothing of the checkpoint opens a shard; so many of those that answer call it protected.
+    fn taken_up(sayers: u32) -> CheckpointState {
+        let mut node = last_of(&FIVE, 2, 1);
+        greets(&mut node);
+        let said = |query: u64, rank: u32| {
+            let mut message = holds(query, 1, rank);
+            if let PeerMessage::Holdings { holdings, .. } = &mut message
+                && rank >= sayers
+            {
+                holdings[0].state = CheckpointState::Committed;
+            }
+            message
+        };
+        let query = asks_for_a_plan(&mut node);
+        for (from, rank) in [("a", 0), ("b", 1), ("c", 2), ("d", 3)] {
+            hear(&mut node, 1_001, from, said(query, rank));
+            hear(&mut node, 1_002, from, known(query, 1));
+        }
+        let open = Request::OpenShard {
+            manifest: manifest(1).name(),
+            rank: Rank::new(0),
+            ranges: vec![],
+            timeout_ms: 60_000,
+            without: None,
+            withheld: None,
+        };
+        let query = asked_first(&asks(&mut node, 2, open));
+        for (from, rank) in [("c", 2), ("b", 1), ("a", 0)] {
+            hear(&mut node, 1_003, from, said(query, rank));
+        }
+        let checkpoints = &node.context().checkpoints;
+        checkpoints.values().next().expect("it is taken up").state
+    }
+
+    #[test]
+    fn one_holder_alone_makes_nothing_protected_where_a_shard_is_opened() {
+        assert_eq!(taken_up(2), CheckpointState::Protected);
+        assert_eq!(taken_up(1), CheckpointState::Committed);
     }
 }

@@ -74,6 +74,8 @@ pub struct Simulation {
     pub job: Job,
     /// The newest checkpoint that some node knew to be in a state.
     pub newest: BTreeMap<CheckpointState, CheckpointKey>,
+    /// What was the newest protected one before a newer one was found to be, and when that was.
+    pub found_protected: Vec<(Option<CheckpointKey>, u64)>,
     pub crashes: u64,
     pub restores: u64,
     /// Wrong frames sent, and how often the liar was named.
@@ -99,6 +101,8 @@ pub type World = testkit::World<Simulation>;
 
 /// A control message over a slow link takes up to so many milliseconds.
 const SLOW_MESSAGE_MS: u64 = 300;
+/// Any other one.
+pub const MESSAGE_MS: u64 = 8;
 /// Every byte in RAM is read again within this time.
 pub const SCRUB_MS: u64 = 20_000;
 /// A slow hop makes a session last this long and up to so much longer, in milliseconds; one in so many such sessions
@@ -113,6 +117,7 @@ impl World {
             limits,
             job: Job::default(),
             newest: BTreeMap::new(),
+            found_protected: Vec::new(),
             crashes: 0,
             restores: 0,
             lies: 0,
@@ -296,7 +301,7 @@ impl Scene for Simulation {
     fn way(world: &mut World, from: usize, to: usize, message: &PeerMessage) -> Option<u64> {
         if world.scene.month.is_some() {
             world.promise_of_message(from, message);
-            return Some(1 + world.random(8));
+            return Some(1 + world.random(MESSAGE_MS));
         }
         world.passes_byzantine(from, to, message);
         let Limits {
@@ -307,7 +312,7 @@ impl Scene for Simulation {
             return None;
         }
         let is_slow = slow.is_some_and(|slow| slow == from || slow == to);
-        Some(1 + world.random(if is_slow { SLOW_MESSAGE_MS } else { 8 }))
+        Some(1 + world.random(if is_slow { SLOW_MESSAGE_MS } else { MESSAGE_MS }))
     }
 
     fn pacing(_: &World) -> Pacing {

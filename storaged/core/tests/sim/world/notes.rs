@@ -47,13 +47,13 @@ impl World {
         if *state == CheckpointState::Retired {
             return;
         }
-        let newest = self
-            .scene
-            .newest
-            .entry(*state)
-            .or_insert_with(|| key.clone());
-        if *key > *newest {
-            *newest = key.clone();
+        let newest = self.scene.newest.get(state);
+        if newest < Some(key) {
+            if *state == CheckpointState::Protected {
+                let before = newest.cloned();
+                self.scene.found_protected.push((before, self.now));
+            }
+            self.scene.newest.insert(*state, key.clone());
         }
         // One home node's word may be false: it costs nobody anything (`honest_states_are_true` has what would).
         if *state >= CheckpointState::Committed && self.scene.limits.byzantine.is_none() {
