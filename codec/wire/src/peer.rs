@@ -20,8 +20,8 @@ use crate::succession::Rotated;
 mod session;
 
 pub use session::{
-    LinkTally, MemberTally, SessionFault, SessionKind, SessionRecord, SumChecks, TablePage,
-    TablePlace,
+    LinkTally, MemberTally, SessionFault, SessionKind, SessionRecord, StreamRecord, SumChecks,
+    TablePage, TablePlace,
 };
 
 /// Longest control message. What is longer travels as a parcel.
@@ -687,20 +687,6 @@ pub struct ParcelPlace {
     /// Bytes before the page.
     #[n(1)]
     pub offset: u64,
-}
-
-/// First record of a data stream.
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct StreamRecord {
-    /// The node that leads the session.
-    #[n(0)]
-    pub leader: NodeName,
-    /// The session.
-    #[n(1)]
-    pub session: SessionId,
-    /// Index of the link in the session's plan: of its pairs of nodes, in order.
-    #[n(2)]
-    pub edge: u32,
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sessions: what is computed, why a member could not, and what members measure.
+//! Sessions: what is computed, the first record of their data streams, why a member could not, and what members measure.
 
 use minicbor::{Decode, Encode};
 use storaged_codec::{Digest, Fingerprint};
@@ -196,4 +196,18 @@ pub struct LinkTally {
     /// Milliseconds in which a block had begun to come and was waited for.
     #[n(2)]
     pub waiting_ms: u64,
+}
+
+/// First record of a data stream.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct StreamRecord {
+    /// The node that leads the session.
+    #[n(0)]
+    pub leader: NodeName,
+    /// The session.
+    #[n(1)]
+    pub session: SessionId,
+    /// Index of the link in the session's plan: of its pairs of nodes, in order.
+    #[n(2)]
+    pub edge: u32,
 }

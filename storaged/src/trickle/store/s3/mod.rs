@@ -15,7 +15,7 @@ use bytes::Bytes;
 use super::{
     CALL_BYTES_MAX, KeyPrefix, LIST_ENTRIES_MAX, ListPage, ObjectEntry, ObjectKey,
     PAGE_ENTRIES_MAX, PartBytes, PartDigest, PartNumber, PartState, Rest, Store, StoreError,
-    StoreLimits, Upload, UploadId, check_asked, check_range, check_small,
+    StoreLimits, Upload, check_asked, check_range, check_small,
 };
 
 mod client;
