@@ -111,6 +111,35 @@ def test_what_checkpointer_saved_stock_dcp_loads(node):
     assert into["n"] == 5 and torch.equal(into["w"], torch.arange(1e6))
 
 
+@pytest.mark.parametrize("verify", ["fast", "full"])
+def test_files_are_verified_as_asked(node, monkeypatch, verify):
+    with Checkpointer("job") as checkpointer:
+        checkpointer.save(7, {"w": torch.arange(1e6)})
+        assert checkpointer.wait()
+    asked, connect = [], Session.connect
+
+    class Asked:
+        """A connection that notes how shards are opened."""
+
+        def __init__(self, client):
+            self.client = client
+
+        def open_shard(self, manifest, rank, spans, timeout_ms, without_own_ram, verify):
+            asked.append(verify)
+            return self.client.open_shard(manifest, rank, spans, timeout_ms, without_own_ram, verify)
+
+        def __getattr__(self, name):
+            return getattr(self.client, name)
+
+    monkeypatch.setattr(Session, "connect", lambda *arguments: Asked(connect(*arguments)))
+    fs = fsspec.filesystem("storaged", verify=verify)
+    with fs.open("storaged://job/step-7/__0_0.distcp") as file:
+        assert torch.arange(1e6).numpy().tobytes() in file.read()
+    assert set(asked) == {verify}
+    with pytest.raises(InvalidArgument, match="verify must be one of fast, full"):
+        StoragedFileSystem(verify="none", skip_instance_cache=True)
+
+
 @pytest.mark.skipif("kwargs" not in inspect.signature(FsspecWriter).parameters, reason="this FsspecWriter takes no settings")
 def test_the_durable_copy_is_read_by_stock_dcp_and_a_restarted_node_has_it(node):
     writer = FsspecWriter("storaged://job/step-1", durable="required", until="durable")

@@ -18,7 +18,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 
-from ._arguments import DURABLE, one_of, step_number
+from ._arguments import DURABLE, VERIFY, one_of, step_number
 from ._deadline import Deadline
 from ._session import Session
 from .errors import InvalidArgument, NoCheckpointError, UnknownNamespace
@@ -87,7 +87,7 @@ _known = _Known()
 
 class StoragedFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """Options (`storage_options`, or keywords of `FsspecWriter`): `socket`, `token` and `timeout` as of `Session`, `durable`
-    and `until` as of `StoragedWriter`. Without them the environment says them."""
+    and `until` as of `StoragedWriter`, `verify` as of `StoragedReader`. Without them the environment says them."""
 
     protocol = PROTOCOL
     root_marker = ""
@@ -99,10 +99,12 @@ class StoragedFileSystem(AbstractFileSystem):  # type: ignore[misc]
         timeout: float = 120.0,
         durable: str = "policy",
         until: str = "committed",
+        verify: str = "fast",
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.timeout = timeout
+        self.verify = one_of("verify", verify, VERIFY)
         self.durable = one_of("durable", durable, DURABLE)
         self.until = one_of("until", until, STATES)
         self._reach = (socket, token)
@@ -251,7 +253,7 @@ class StoragedFileSystem(AbstractFileSystem):  # type: ignore[misc]
             raise FileNotFoundError(f"no {place.file} in {place.folder}")
         if place.file == METADATA:
             return io.BytesIO(manifest.torch_metadata())
-        return io.BufferedReader(ShardReader(session, manifest, rank_of_file(place.file), self.timeout))
+        return io.BufferedReader(ShardReader(session, manifest, rank_of_file(place.file), self.timeout, self.verify))
 
     def _listed(self, session: Session) -> set[int]:
         """Steps of the namespace that this node knows to be whole."""

@@ -299,9 +299,10 @@ def lose_run_if_unknown(session: Session, run: str, error: StoragedError) -> Non
 class ShardReader(io.RawIOBase):
     """A shard as a file: every byte verified, and brought here window by window."""
 
-    def __init__(self, session: Session, manifest: Any, rank: int, timeout: float) -> None:
+    def __init__(self, session: Session, manifest: Any, rank: int, timeout: float, verify: str) -> None:
         super().__init__()
         self._session, self._manifest, self._rank, self._timeout = session, manifest, rank, timeout
+        self._verify = verify
         self._length: int = manifest.shard_lengths[rank]
         self._at = 0
         self._client: Any = None
@@ -369,6 +370,8 @@ class ShardReader(io.RawIOBase):
             if self._client is None:
                 self._client = self._session.connect(deadline)
             spans = [(start, stop - start)]
-            self._shard = self._client.open_shard(self._manifest, self._rank, spans, deadline.left_ms(), self._without_own_ram)
+            self._shard = self._client.open_shard(
+                self._manifest, self._rank, spans, deadline.left_ms(), self._without_own_ram, self._verify
+            )
             self._window = range(start, stop)
         return self._shard
