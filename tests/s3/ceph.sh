@@ -3,6 +3,8 @@
 #
 #   ceph.sh start DIR [PORT]   start it (state under DIR, S3 at 127.0.0.1:PORT, default 7480)
 #   ceph.sh stop DIR           end the processes that `start` began, and nothing else
+#   ceph.sh kill-gateway DIR   kill the gateway alone with SIGKILL; what lies in the store stays
+#   ceph.sh start-gateway DIR [PORT]   start it again
 #
 # `start` is idempotent: a server that still answers is left as it is, a dead one is replaced.
 # It writes DIR/env, a file to source: endpoint, bucket, region and credentials.
@@ -14,7 +16,7 @@ readonly START_SECONDS_MAX=60
 readonly EMPTY_SHA256=e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
 
 fail() { echo "ceph.sh: $*" >&2; exit 1; }
-usage() { sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
+usage() { sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
 
 answers() { curl -s -o /dev/null --max-time 2 "http://127.0.0.1:$1/"; }
 
@@ -90,7 +92,6 @@ boot() {
     ceph-osd "${conf[@]}" -i 0 --mkfs --osd-uuid "$osd" 2>/dev/null
     timeout "$START_SECONDS_MAX" ceph "${conf[@]}" auth import -i "$dir/keyring" 2>/dev/null
     ceph-osd "${conf[@]}" -i 0 >/dev/null
-    radosgw "${conf[@]}" -n client.rgw
 }
 
 wait_for() {
@@ -118,6 +119,18 @@ export AWS_SECRET_ACCESS_KEY=$SECRET_KEY
 ENV
 }
 
+kill_gateway() {
+    local pid
+    pid=$(pid_of "$1" client.rgw) || fail "no gateway runs in $1"
+    kill -9 "$pid"
+    while kill -0 "$pid" 2>/dev/null && ! grep -q '^State:.Z' "/proc/$pid/status" 2>/dev/null; do sleep 0.05; done
+}
+
+start_gateway() {
+    radosgw -c "$1/ceph.conf" -n client.rgw
+    wait_for "$2" "$1"
+}
+
 start() {
     local dir=$1 port=$2
     if [ -f "$dir/env" ] && pid_of "$dir" client.rgw >/dev/null && answers "$port"; then
@@ -135,7 +148,7 @@ start() {
     # Whatever fails from here on says why and leaves no process behind.
     trap 'tail -n 5 "$DIR"/*.log >&2; stop "$DIR"' EXIT
     boot "$dir"
-    wait_for "$port" "$dir"
+    start_gateway "$dir" "$port"
     make_user_and_bucket "$dir" "$port"
     write_env "$dir" "$port"
     trap - EXIT
@@ -148,5 +161,7 @@ DIR=$(cd "$2" && pwd)
 case $1 in
     start) start "$DIR" "${3:-7480}" ;;
     stop) stop "$DIR" ;;
+    kill-gateway) kill_gateway "$DIR" ;;
+    start-gateway) start_gateway "$DIR" "${3:-7480}" ;;
     *) usage ;;
 esac

@@ -146,17 +146,6 @@ fn network(nodes: usize) -> Result<Network> {
     })
 }
 
-/// Runs a program to its end; its standard output.
-fn output(command: &mut std::process::Command) -> Result<String> {
-    let what = format!("{command:?}");
-    let done = command
-        .output()
-        .with_context(|| format!("starting {what}"))?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "{what} failed: {said}");
-    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
-}
-
 /// The smaller of two numbers, of which the first may not be there yet.
 fn least(known: Option<f64>, got: f64) -> f64 {
     known.map_or(got, |known| known.min(got))

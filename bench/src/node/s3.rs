@@ -12,9 +12,10 @@ use storaged_sdk::wire::local::DurableWish;
 
 use super::slow_proxy::{SlowProxy, Way};
 use super::tier::{InMemory, open_all};
-use super::{CHUNK, ROUNDS, least, output};
+use super::{CHUNK, ROUNDS, least};
 use crate::net::job::{Chunks, Job};
 use crate::net::scenario::Bench;
+use crate::s3_server::{BUCKET, KEYS, S3Server, credentials, output};
 
 /// The server's port, and the daemon's.
 const S3_PORT: u16 = 7_484;
@@ -29,43 +30,10 @@ const COUNTED: u64 = 64 << 20;
 /// Ranks of the two steps whose requests are compared: what belongs to the step itself is in both.
 const FEW: usize = 1;
 const MORE: usize = 3;
-/// Bucket and keys that the server's script makes.
-const BUCKET: &str = "storaged";
-const KEYS: [(&str, &str); 3] = [
-    ("AWS_ACCESS_KEY_ID", "storaged"),
-    ("AWS_SECRET_ACCESS_KEY", "storaged-demo-secret"),
-    ("AWS_REGION", "us-east-1"),
-];
-
-/// The server; it ends with its owner.
-struct Server(PathBuf);
-
-impl Server {
-    fn start(directory: PathBuf) -> Result<Self> {
-        script("start", &directory)?;
-        Ok(Self(directory))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Err(error) = script("stop", &self.0) {
-            eprintln!("the S3 server was not stopped: {error:#}");
-        }
-    }
-}
-
-fn script(what: &str, directory: &Path) -> Result<()> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/s3/ceph.sh");
-    let mut command = Command::new("bash");
-    command.args([script, what]).arg(directory);
-    output(command.arg(S3_PORT.to_string())).map(drop)
-}
-
 /// See the module. Without s5cmd (its path is in `S5CMD`) ours alone is measured.
 pub fn measure(bench: &mut Bench) -> Result<()> {
     eprintln!("one node, an S3 server behind {} MB/s", WAY.rate / 1e6);
-    let _server = Server::start(bench.directory.join("s3"))?;
+    let _server = S3Server::start(bench.directory.join("s3"), S3_PORT)?;
     let proxy = SlowProxy::start((Ipv4Addr::LOCALHOST, S3_PORT).into(), WAY)?;
     let (put, get) = ours(bench, &proxy)?;
     bench.figures.put("s3_put_seconds", put);
@@ -90,6 +58,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 fn cluster(bench: &mut Bench, proxy: &SlowProxy, shard: u64) -> Result<Cluster> {
     let mut spec = bench.daemons(1, 0, CHUNK, shard, 12);
     let folder = spec.directory.file_name().unwrap_or_default().to_owned();
+    // The daemon's environment is that of whoever runs the bench; a file of the bench's own names the keys.
     spec.more = format!(
         "[durable]\nkind = \"s3\"\nbucket = \"{BUCKET}\"\nprefix = \"{}\"\nendpoint = \"http://{}\"\n\
          credentials_file = \"{}\"\n",
@@ -98,18 +67,6 @@ fn cluster(bench: &mut Bench, proxy: &SlowProxy, shard: u64) -> Result<Cluster> 
         credentials(&bench.directory)?.display(),
     );
     spec.start_at(Loopback { port: PORT }, 1)
-}
-
-/// The daemon's environment is that of whoever runs the bench; a file of the bench's own names the keys.
-fn credentials(directory: &Path) -> Result<PathBuf> {
-    use std::os::unix::fs::PermissionsExt;
-    let path = directory.join("s3-credentials");
-    let lines = KEYS[..2]
-        .iter()
-        .map(|(name, value)| format!("{name}={value}\n"));
-    std::fs::write(&path, lines.collect::<String>())?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(path)
 }
 
 fn job(daemons: &Cluster, ranks: usize, shard: u64) -> Result<Job> {

@@ -12,10 +12,11 @@ use storaged::cluster::{Cluster, Hosts};
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, ManifestBytes};
 
-use super::{CHUNK, ROUNDS, least, network, output};
+use super::{CHUNK, ROUNDS, least, network};
 use crate::net::job::{Chunks, Job, ShardAt};
 use crate::net::network::Network;
 use crate::net::scenario::Bench;
+use crate::s3_server::output;
 
 const RANKS: usize = 2;
 const SHARD: u64 = 512 << 20;

@@ -1,12 +1,13 @@
 //! What a cluster's months are made of, measured with real processes: restarts, upgrades, nodes that are lost and replaced, every loss of
-//! up to m nodes, drains, the scrub, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
+//! up to m nodes, an S3 server as registry, drains, the scrub, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
 //!
-//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,detect,losses,losses-replaced,drain,scrub,torture]
+//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,registry,detect,losses,losses-replaced,drain,scrub,torture]
 
 mod care;
 mod detect;
 mod losses;
 mod nodes;
+mod registry;
 mod replace;
 mod restart;
 mod torture;
@@ -62,11 +63,12 @@ fn main() -> Result<()> {
     let mut figures = Figures::new();
     let torture = |figures: &mut Figures| torture::measure(figures, args.kills, args.seed);
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Figures) -> Result<()>);
-    let parts: [Part<'_>; 9] = [
+    let parts: [Part<'_>; 10] = [
         ("restart", &restart::restarts),
         ("upgrade", &restart::upgrades),
         ("detect", &detect::measure),
         ("replace", &replace::measure),
+        ("registry", &registry::measure),
         ("losses", &losses::measure),
         ("losses-replaced", &losses::while_replaced),
         ("drain", &care::drain),

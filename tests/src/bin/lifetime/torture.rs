@@ -23,6 +23,13 @@ fn below(dice: &dyn Entropy, most: u64) -> u64 {
     dice.next() % most
 }
 
+/// Where nobody waits for orphans, one that has ended stays a zombie.
+fn has_ended(process: u32) -> Result<()> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    ensure!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+    Ok(())
+}
+
 /// What is killed.
 #[derive(Debug, Clone, Copy)]
 enum Victim {
@@ -36,6 +43,8 @@ enum Victim {
     Daemons(usize),
     /// A node with its memory.
     Node(usize),
+    /// A keeper alone: its daemon leaves in order, and the node's memory goes with it.
+    Keeper(usize),
 }
 
 struct Job {
@@ -83,6 +92,13 @@ impl Job {
                 self.system.cluster.kill(node)?;
                 self.system.cluster.start(node)?;
             }
+            Victim::Keeper(node) => {
+                let daemon = self.system.cluster.daemon_below(node).context("a daemon")?;
+                self.system.cluster.signal(node, Signal::KILL)?;
+                self.system.cluster.wait(node)?;
+                until("the end of the daemon", || has_ended(daemon))?;
+                self.system.cluster.start(node)?;
+            }
         }
         self.system.cluster.wait_for_links()?;
         Ok(())
@@ -110,7 +126,11 @@ impl Job {
                 .wait(node, self.run, step, CheckpointState::Protected)
         };
         // A step that had not been protected may be given up; one that is said to be is.
-        let wait_for_it = saved.is_ok() && !matches!(victim, Victim::Node(_) | Victim::Copying);
+        let wait_for_it = saved.is_ok()
+            && !matches!(
+                victim,
+                Victim::Node(_) | Victim::Keeper(_) | Victim::Copying
+            );
         if wait_for_it && (0..NODES).try_for_each(wait).is_ok() {
             self.safe = step;
         }
@@ -160,11 +180,12 @@ pub fn measure(figures: &mut Figures, kills: u32, seed: u64) -> Result<()> {
     let mut lost = 0;
     for kill in 0..kills {
         let node = below(&*dice, NODES as u64) as usize;
-        let victim = match below(&*dice, 9) {
+        let victim = match below(&*dice, 10) {
             0 => Victim::Trainers,
             1 => Victim::Node(node),
             2 => Victim::Daemons(node),
             3 => Victim::Copying,
+            4 => Victim::Keeper(node),
             _ => Victim::Daemon(node),
         };
         let after = Duration::from_millis(below(&*dice, 60));
