@@ -8,7 +8,7 @@ mod s3;
 mod slow_proxy;
 mod tier;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 use crate::net::network::{Network, NetworkSpec, Packets};
 use crate::net::scenario::Scenario;

@@ -80,6 +80,8 @@ pub(crate) struct LocalShard {
 /// How far a shard's way to the durable tier is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Upload {
+    /// Of a shard that was sealed in this life of the daemon: nothing of it can be in the tier.
+    Fresh,
     Idle,
     Running,
     RetryAt(Now),

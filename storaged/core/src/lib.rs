@@ -43,11 +43,11 @@ mod trickle;
 pub use api::{
     Authorship, CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault,
     DurableForm, DurableListing, DurablePolicy, ExpectedShard, FalseStatement, FoundSuccessions,
-    HeldBlock, Input, LinkRates, MemoryShare, MessageLimits, Note, Now, Output, ParityId,
-    Preparation, Prepared, QueryId, RateBasis, Registration, RegistryFault, Removed, RequestId,
-    RunAuthority, RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally, SessionWork, SetAside,
-    SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn, SuccessionFault, Trust, Unread,
-    UploadBase, Viewer,
+    HeldBlock, Input, Leftovers, LinkRates, MemoryShare, MessageLimits, Note, Now, Output,
+    ParityId, Preparation, Prepared, QueryId, RateBasis, Registration, RegistryFault, Removed,
+    RequestId, RunAuthority, RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally, SessionWork,
+    SetAside, SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn, SuccessionFault, Trust,
+    Unread, UploadBase, Viewer,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};

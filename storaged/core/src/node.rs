@@ -490,6 +490,7 @@ impl Node {
         self.cx.greetings_ask(&node);
         self.restores.plans_ask(&node, &mut self.cx);
         self.sessions.peer_may_have_lost(&node, &mut self.cx);
+        self.cx.look_for_leftovers();
         self.cx.weigh_all();
     }
 
@@ -498,6 +499,7 @@ impl Node {
             self.cx.down_since.insert(node.clone(), self.cx.now);
         }
         self.forget_peer(node);
+        self.cx.look_for_leftovers();
         self.cx.weigh_all();
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use storaged_core::{Authorship, Input, Output, QueryId, SlotShard, Trust, UploadBase};
+use storaged_core::{Authorship, Input, Leftovers, Output, QueryId, SlotShard, Trust, UploadBase};
 use storaged_wire::{Enclosures, ManifestBytes, Namespace, Rank, Step};
 
 use super::said::say_copied;
@@ -21,9 +21,10 @@ impl Daemon {
                 rank,
                 shard,
                 base,
+                leftovers,
             } => {
                 let place = (manifest.name(), rank);
-                let upload = self.upload(trickle, manifest, rank, shard, base);
+                let upload = self.upload(trickle, manifest, rank, shard, base, leftovers);
                 self.uploads.retain(|_, upload| !upload.task.is_finished());
                 self.uploads.insert(place, upload);
             }
@@ -48,11 +49,12 @@ impl Daemon {
         rank: Rank,
         shard: SlotShard,
         base: Option<UploadBase>,
+        leftovers: Leftovers,
     ) -> RunningUpload {
         let ops = self.ops.clone();
         let whose = manifest.clone();
         let task = self.when_done(async move {
-            let copied = trickle.upload(&manifest, rank, &shard, base.as_ref());
+            let copied = trickle.upload(&manifest, rank, &shard, base.as_ref(), leftovers);
             let copied = copied.await;
             ops.metrics.observe_upload(&copied);
             if let Ok(copied) = &copied {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use storaged_codec::{Digest, Unchecked};
-use storaged_core::{DurableFault, SlotShard, Trust};
+use storaged_core::{DurableFault, Leftovers, SlotShard, Trust};
 use storaged_wire::{ManifestBytes, Rank};
 
 use super::chain::expected_object;
@@ -56,9 +56,13 @@ impl Trickle {
         manifest: &Arc<ManifestBytes>,
         rank: Rank,
         shard: &SlotShard,
+        leftovers: Leftovers,
     ) -> Result<Option<u64>, DurableFault> {
         if let Some(stored) = self.sent.get(manifest.name(), rank) {
             return Ok(Some(stored));
+        }
+        if leftovers == Leftovers::None {
+            return Ok(None);
         }
         let record = manifest.manifest();
         let small = [

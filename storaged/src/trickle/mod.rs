@@ -33,7 +33,7 @@ use chain::Chain;
 use fault::{damaged, local};
 use futures::{StreamExt, TryStreamExt};
 use storaged_codec::{Digest, Unchecked, root_digest};
-use storaged_core::{DurableFault, SlotShard, Trust, UploadBase};
+use storaged_core::{DurableFault, Leftovers, SlotShard, Trust, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 use tokio::sync::Semaphore;
 
@@ -188,7 +188,8 @@ impl Trickle {
         }
     }
 
-    /// Copies a shard, as an increment if there is a base for it: parts that are there already are left.
+    /// Copies a shard, as an increment if there is a base for it: parts that are there already are left. Where there can be no leftovers none are
+    /// looked for.
     ///
     /// # Errors
     /// Why not; the upload can be tried again and goes on where it was.
@@ -198,10 +199,14 @@ impl Trickle {
         rank: Rank,
         shard: &SlotShard,
         base: Option<&UploadBase>,
+        leftovers: Leftovers,
     ) -> Result<Copied, DurableFault> {
         let tenant = self.shares.of(&manifest.manifest().namespace);
         let _turn = tenant.shards.acquire().await.map_err(local)?;
-        match self.upload_checked(manifest, rank, shard, base).await {
+        match self
+            .upload_checked(manifest, rank, shard, base, leftovers)
+            .await
+        {
             Ok(copied) => Ok(copied),
             Err(fault) => Err(self.of_writing(fault).await),
         }
@@ -213,10 +218,11 @@ impl Trickle {
         rank: Rank,
         shard: &SlotShard,
         base: Option<&UploadBase>,
+        leftovers: Leftovers,
     ) -> Result<Copied, DurableFault> {
         let record = manifest.manifest();
         let mut increment = None;
-        let stored = match self.found(manifest, rank, shard).await? {
+        let stored = match self.found(manifest, rank, shard, leftovers).await? {
             Some(length) => length,
             None => {
                 if let Some(base) = base {
@@ -224,7 +230,7 @@ impl Trickle {
                 }
                 let stored = match &increment {
                     Some(increment) => increment.bytes,
-                    None => self.upload_alone(record, rank, shard).await?,
+                    None => self.upload_alone(record, rank, shard, leftovers).await?,
                 };
                 self.sent.note(manifest.name(), rank, stored);
                 stored
@@ -244,12 +250,13 @@ impl Trickle {
         manifest: &Manifest,
         rank: Rank,
         shard: &SlotShard,
+        leftovers: Leftovers,
     ) -> Result<u64, DurableFault> {
         match self.limits.packing {
-            Packing::Zstd => self.upload_packed(manifest, rank, shard).await,
+            Packing::Zstd => self.upload_packed(manifest, rank, shard, leftovers).await,
             Packing::None => {
                 let key = object(manifest, &shard_object(rank))?;
-                self.upload_parts(&key, manifest, shard).await?;
+                self.upload_parts(&key, manifest, shard, leftovers).await?;
                 Ok(shard.length)
             }
         }
@@ -260,6 +267,7 @@ impl Trickle {
         key: &ObjectKey,
         manifest: &Manifest,
         shard: &SlotShard,
+        leftovers: Leftovers,
     ) -> Result<(), DurableFault> {
         if shard.length == 0 {
             return self
@@ -271,7 +279,7 @@ impl Trickle {
         let part_bytes = self.part_bytes(manifest, shard.length)?;
         let mut upload = self
             .store
-            .resume_or_begin(key, part_bytes)
+            .resume_or_begin(key, part_bytes, leftovers)
             .await
             .map_err(DurableFault::from)?;
         let parts = u32::try_from(part_bytes.parts_of(shard.length)).map_err(local)?;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use storaged_core::{DurableFault, SlotShard};
+use storaged_core::{DurableFault, Leftovers, SlotShard};
 use storaged_wire::{Manifest, Rank};
 
 use super::fault::{damaged, local};
@@ -32,6 +32,7 @@ impl Trickle {
         manifest: &Manifest,
         rank: Rank,
         shard: &SlotShard,
+        leftovers: Leftovers,
     ) -> Result<u64, DurableFault> {
         let key = object(manifest, &packed_object(rank))?;
         let count = manifest.chunk.count(shard.length);
@@ -40,7 +41,7 @@ impl Trickle {
             let part_bytes = self.part_bytes(manifest, shard.length)?;
             let mut upload = self
                 .store
-                .resume_or_begin(&key, part_bytes)
+                .resume_or_begin(&key, part_bytes, leftovers)
                 .await
                 .map_err(DurableFault::from)?;
             let (mut waiting, mut total, mut number) = (BytesMut::new(), 0, 0);

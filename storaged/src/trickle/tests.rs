@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use storaged_codec::delta::Kind;
 use storaged_codec::{ChunkSize, Digest, Geometry};
-use storaged_core::{Authorship, DurableFault, SlotShard, Trust, UploadBase};
+use storaged_core::{Authorship, DurableFault, Leftovers, SlotShard, Trust, UploadBase};
 use storaged_wire::{
     Enclosed, Enclosures, JobKeys, Manifest, ManifestBytes, ManifestKey, Namespace, NodeName,
     Owner, Rank, RunId, ShardEntry, SlotId, Step, WorldSize,
@@ -166,9 +166,13 @@ impl World {
 
     async fn copy(&self, saved: &Saved, base: Option<&Saved>) -> Copied {
         let base = base.map(Saved::base);
-        let copied = self
-            .trickle
-            .upload(&saved.manifest, RANK, &saved.shard, base.as_ref());
+        let copied = self.trickle.upload(
+            &saved.manifest,
+            RANK,
+            &saved.shard,
+            base.as_ref(),
+            Leftovers::Perhaps,
+        );
         let copied = copied.await.unwrap();
         self.publish(saved, &by_job()).await.unwrap();
         copied
@@ -498,9 +502,13 @@ async fn an_upload_that_broke_off_is_done_again() {
     let (first, _) = world.save(1, noise(2, 3 * CHUNK as usize), None).await;
     let second = world.seal(2, trained(&first.bytes, 2));
     let base = first.base();
-    let upload = world
-        .trickle
-        .upload(&second.manifest, RANK, &second.shard, Some(&base));
+    let upload = world.trickle.upload(
+        &second.manifest,
+        RANK,
+        &second.shard,
+        Some(&base),
+        Leftovers::Perhaps,
+    );
     upload.await.unwrap();
     // The records are there, the index is not: as after a crash between the two.
     let index: ObjectKey = "job/run-1/step-2/storaged.increment.0".parse().unwrap();

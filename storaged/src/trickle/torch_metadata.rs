@@ -4,7 +4,7 @@
 use std::io::{self, Cursor, Read};
 
 use bytes::Bytes;
-use storaged_core::DurableFault;
+use storaged_core::{DurableFault, Leftovers};
 use storaged_wire::{Manifest, Namespace, SharedBytes};
 use zstd::stream::read::Decoder;
 
@@ -52,7 +52,10 @@ impl Trickle {
     ) -> Result<(), DurableFault> {
         let part_bytes = self.part_bytes_of(length)?;
         let parts = u32::try_from(part_bytes.parts_of(length)).map_err(local)?;
-        let mut upload = self.store.resume_or_begin(key, part_bytes).await?;
+        let mut upload = self
+            .store
+            .resume_or_begin(key, part_bytes, Leftovers::Perhaps)
+            .await?;
         let mut unpacking = Unpacking::begin(packed.clone())?;
         for number in 0..parts {
             let next = self.compute(move || unpacking.part(part_bytes)).await;

@@ -12,8 +12,8 @@ use storaged_wire::{
 };
 
 use super::{
-    Authorship, CheckPart, Curation, Note, ParityId, Preparation, QueryId, RequestId, ScrubPiece,
-    SessionWork, SlotShard, Trust, UploadBase,
+    Authorship, CheckPart, Curation, Leftovers, Note, ParityId, Preparation, QueryId, RequestId,
+    ScrubPiece, SessionWork, SlotShard, Trust, UploadBase,
 };
 
 /// What to do.
@@ -59,6 +59,7 @@ pub enum Output {
         shard: SlotShard,
         /// What it may be written against, if increments are wanted and there is one.
         base: Option<UploadBase>,
+        leftovers: Leftovers,
     },
     /// Give up the upload of a shard: its checkpoint has left RAM or is not owed any more.
     StopUpload { manifest: Digest, rank: Rank },

@@ -25,6 +25,15 @@ pub struct SlotShard {
     pub leaves: Arc<[Digest]>,
 }
 
+/// What may lie in the durable tier of a shard whose upload begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leftovers {
+    /// Nothing: its trainer has sealed it in this life of the daemon, it was never begun, and no other node can have thought this one lost.
+    None,
+    /// Something of an earlier life, of another try or of another node: it is looked for, which costs an S3 server four requests.
+    Perhaps,
+}
+
 /// The blocks that a member reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Source {

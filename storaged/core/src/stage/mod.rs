@@ -278,7 +278,7 @@ impl Context {
                 digests: None,
                 prints: Arc::default(),
                 readers: BTreeSet::new(),
-                upload: Upload::Idle,
+                upload: Upload::Fresh,
                 sealed_at,
             },
         );

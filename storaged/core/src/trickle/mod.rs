@@ -17,7 +17,7 @@ use storaged_wire::local::DurableWish;
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Rank};
 
-use crate::api::{DurableFault, DurablePolicy, Output};
+use crate::api::{DurableFault, DurablePolicy, Leftovers, Output};
 use crate::catalog::{Checkpoint, Upload};
 use crate::context::Context;
 use crate::limits;
@@ -78,7 +78,7 @@ impl Context {
         for key in in_turn {
             for (rank, shard) in &self.checkpoints[&key].shards {
                 let ready = match shard.upload {
-                    Upload::Idle => true,
+                    Upload::Fresh | Upload::Idle => true,
                     Upload::RetryAt(at) => at <= now,
                     Upload::Running | Upload::Done => false,
                 };
@@ -94,6 +94,7 @@ impl Context {
 
     fn start_upload(&mut self, key: &CheckpointKey, rank: Rank) {
         let base = self.upload_base(key, rank);
+        let all_in_sight = self.peers.len() + 1 >= self.setup.members.len();
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
@@ -106,13 +107,33 @@ impl Context {
         let Some(shard) = local.sealed() else {
             return;
         };
+        let leftovers = match local.upload {
+            Upload::Fresh if all_in_sight => Leftovers::None,
+            _ if planted!("leftovers_not_looked_for") => Leftovers::None,
+            _ => Leftovers::Perhaps,
+        };
         local.upload = Upload::Running;
         self.out.push(Output::Upload {
             manifest,
             rank,
             shard,
             base,
+            leftovers,
         });
+    }
+
+    /// A node comes or goes. While it was not in sight it may have thought this one lost, and copied shards in its place.
+    pub(crate) fn look_for_leftovers(&mut self) {
+        if planted!("nothing_left_by_others") {
+            return;
+        }
+        let shards = self
+            .checkpoints
+            .values_mut()
+            .flat_map(|checkpoint| checkpoint.shards.values_mut());
+        for shard in shards.filter(|shard| shard.upload == Upload::Fresh) {
+            shard.upload = Upload::Idle;
+        }
     }
 
     pub(crate) fn uploaded(&mut self, name: Digest, rank: Rank, outcome: Result<(), DurableFault>) {
@@ -151,7 +172,7 @@ impl Context {
                     || planted!("manifest_before_shards")
             })
             .filter(|c| match c.publishing {
-                Upload::Idle => true,
+                Upload::Fresh | Upload::Idle => true,
                 Upload::RetryAt(at) => at <= now,
                 Upload::Running | Upload::Done => false,
             })

@@ -22,11 +22,13 @@ impl<S: Scene> World<S> {
                 rank,
                 shard,
                 base,
+                leftovers,
             } => Task::Upload(Upload {
                 manifest,
                 rank,
                 shard,
                 base,
+                leftovers,
             }),
             Output::Publish {
                 manifest,

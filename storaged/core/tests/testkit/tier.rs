@@ -2,13 +2,13 @@
 //! lists and gives back is the same in all of them. What an upload reads, it reads from the slot when its end is decided: a
 //! slot that was given to others meanwhile makes a wrong object, which no upload may call done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storaged_codec::Digest;
 use storaged_core::{
     Authorship, ClaimFault, ClaimedRun, DurableFault, DurableListing, FoundSuccessions, Input,
-    QueryId, SetAside, SetAsideCause, SlotShard, SuccessionFault, Trust, UploadBase,
+    Leftovers, QueryId, SetAside, SetAsideCause, SlotShard, SuccessionFault, Trust, UploadBase,
 };
 use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::{
@@ -43,6 +43,7 @@ pub struct Upload {
     pub rank: Rank,
     pub shard: SlotShard,
     pub base: Option<UploadBase>,
+    pub leftovers: Leftovers,
 }
 
 /// What is to be listed, and for whom.
@@ -147,6 +148,10 @@ pub struct Tier {
     pub increments: u64,
     /// How often it was asked for a shard.
     pub fetches: u64,
+    /// Shards of which something may lie there.
+    begun: BTreeSet<(CheckpointKey, Rank)>,
+    /// What was expected there of those whose uploads began, one after the other.
+    pub expected: Vec<Leftovers>,
 }
 
 impl Tier {
@@ -426,6 +431,11 @@ impl<S: Scene> World<S> {
 
     /// An upload has its slot. An increment builds on what is in the tier, and what it is written against is still in RAM.
     fn upload_begins(&mut self, pid: Pid, upload: &Upload) {
+        let key = CheckpointKey::of(upload.manifest.manifest());
+        let is_first = self.tier.begun.insert((key, upload.rank));
+        self.tier.expected.push(upload.leftovers);
+        let finds_nothing = is_first || upload.leftovers == Leftovers::Perhaps;
+        assert!(finds_nothing, "what lies in the tier is looked for");
         if S::PAYLOAD != Payload::Bytes {
             return;
         }

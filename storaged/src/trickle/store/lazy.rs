@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use storaged_core::Leftovers;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
@@ -146,8 +147,12 @@ impl Store for Lazy {
         &self,
         key: &ObjectKey,
         part_bytes: PartBytes,
+        leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
-        self.open().await?.resume_or_begin(key, part_bytes).await
+        self.open()
+            .await?
+            .resume_or_begin(key, part_bytes, leftovers)
+            .await
     }
 
     async fn put_part(

@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use storaged_core::Leftovers;
 
 mod aligned;
 mod config;
@@ -179,11 +180,12 @@ pub trait Store: Send + Sync + Debug {
     /// Removes an object; no error if it is gone already.
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError>;
 
-    /// Resumes an upload of `key` where there is one, else begins one.
+    /// Resumes an upload of `key` where there is one, else begins one. Where there can be no leftovers, none need be looked for.
     async fn resume_or_begin(
         &self,
         key: &ObjectKey,
         part_bytes: PartBytes,
+        _leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
         match self.resume(key, part_bytes).await? {
             Some(upload) => Ok(upload),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use storaged_core::Leftovers;
 
 use super::{
     KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Randomness,
@@ -172,8 +173,9 @@ impl Store for Placed {
         &self,
         key: &ObjectKey,
         part_bytes: PartBytes,
+        leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
-        self.inner.resume_or_begin(key, part_bytes).await
+        self.inner.resume_or_begin(key, part_bytes, leftovers).await
     }
 
     async fn put_part(

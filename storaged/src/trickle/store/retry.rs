@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use storaged_core::Leftovers;
 
 use super::{
     KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState, Randomness,
@@ -132,9 +133,15 @@ impl Store for Retrying {
         &self,
         key: &ObjectKey,
         part_bytes: PartBytes,
+        leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
-        self.attempts("begin", 0, || self.inner.resume_or_begin(key, part_bytes))
-            .await
+        // An answer may have been lost: from the second time on there may be what the first one began.
+        let mut leftovers = leftovers;
+        self.attempts("begin", 0, || {
+            let expected = std::mem::replace(&mut leftovers, Leftovers::Perhaps);
+            self.inner.resume_or_begin(key, part_bytes, expected)
+        })
+        .await
     }
 
     async fn put_part(

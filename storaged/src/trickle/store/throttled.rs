@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use storaged_core::Leftovers;
 use tokio::time::Instant;
 
 use super::{
@@ -84,8 +85,9 @@ impl Store for Throttled {
         &self,
         key: &ObjectKey,
         part_bytes: PartBytes,
+        leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
-        self.inner.resume_or_begin(key, part_bytes).await
+        self.inner.resume_or_begin(key, part_bytes, leftovers).await
     }
 
     async fn put_part(

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use storaged_core::Leftovers;
 use tokio::sync::OnceCell;
 
 use super::{
@@ -77,10 +78,11 @@ impl Store for Unproven {
         &self,
         key: &ObjectKey,
         part_bytes: PartBytes,
+        leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
         self.writable()
             .await?
-            .resume_or_begin(key, part_bytes)
+            .resume_or_begin(key, part_bytes, leftovers)
             .await
     }
 

@@ -70,9 +70,13 @@ async fn what_a_step_lacks_is_read_from_another_and_without_any_it_is_damaged() 
 async fn a_manifest_is_not_written_without_what_it_names() {
     let mut world = World::new(0, Packing::None);
     let first = world.seal(1, noise(1, 1000));
-    let copied = world
-        .trickle
-        .upload(&first.manifest, RANK, &first.shard, None);
+    let copied = world.trickle.upload(
+        &first.manifest,
+        RANK,
+        &first.shard,
+        None,
+        Leftovers::Perhaps,
+    );
     copied.await.unwrap();
     let plan = store::FaultPlan {
         full_after_bytes: Some(0),

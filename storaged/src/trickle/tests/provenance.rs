@@ -31,9 +31,13 @@ impl World {
     /// As a release before MACs.
     async fn save_without(&mut self, step: u64) -> Saved {
         let saved = self.seal(step, noise(step, LENGTH));
-        let upload = self
-            .trickle
-            .upload(&saved.manifest, RANK, &saved.shard, None);
+        let upload = self.trickle.upload(
+            &saved.manifest,
+            RANK,
+            &saved.shard,
+            None,
+            Leftovers::Perhaps,
+        );
         upload.await.unwrap();
         let nobody = Authorship {
             keys: None,

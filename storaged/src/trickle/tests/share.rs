@@ -32,7 +32,13 @@ async fn a_tenant_with_one_shard_does_not_wait_for_anothers_many() {
     for saved in shards {
         let trickle = trickle.clone();
         uploads.spawn(async move {
-            let copied = trickle.upload(&saved.manifest, RANK, &saved.shard, None);
+            let copied = trickle.upload(
+                &saved.manifest,
+                RANK,
+                &saved.shard,
+                None,
+                Leftovers::Perhaps,
+            );
             copied.await.unwrap();
             saved.manifest.manifest().namespace.clone()
         });

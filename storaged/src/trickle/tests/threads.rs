@@ -33,9 +33,13 @@ impl World {
         base: Option<&Saved>,
     ) -> Result<Copied, DurableFault> {
         let base = base.map(Saved::base);
-        let copied = self
-            .trickle
-            .upload(&saved.manifest, RANK, &saved.shard, base.as_ref());
+        let copied = self.trickle.upload(
+            &saved.manifest,
+            RANK,
+            &saved.shard,
+            base.as_ref(),
+            Leftovers::Perhaps,
+        );
         copied.await
     }
 }

@@ -153,9 +153,13 @@ async fn leftovers_of_a_dead_incarnation_are_no_part_of_a_checkpoint() {
 async fn a_shard_that_is_there_whole_is_not_sent_again() {
     let mut world = World::new(0, Packing::None);
     let saved = world.seal(5, noise(5, SHARD));
-    let upload = world
-        .trickle
-        .upload(&saved.manifest, RANK, &saved.shard, None);
+    let upload = world.trickle.upload(
+        &saved.manifest,
+        RANK,
+        &saved.shard,
+        None,
+        Leftovers::Perhaps,
+    );
     upload.await.unwrap();
     world.restart();
     let full = FaultPlan {
@@ -164,7 +168,13 @@ async fn a_shard_that_is_there_whole_is_not_sent_again() {
     };
     // A store that takes not one more byte.
     let upload = world.through(full);
-    let upload = upload.upload(&saved.manifest, RANK, &saved.shard, None);
+    let upload = upload.upload(
+        &saved.manifest,
+        RANK,
+        &saved.shard,
+        None,
+        Leftovers::Perhaps,
+    );
     let error = upload.await.unwrap_err();
     assert!(
         matches!(error, DurableFault::Full(_)),
@@ -562,7 +572,9 @@ async fn metadata_that_is_not_packed_is_no_fault_of_the_tier() {
         ..saved.enclosures
     };
     let manifest = Arc::new(record.seal().unwrap());
-    let copied = world.trickle.upload(&manifest, RANK, &saved.shard, None);
+    let copied = world
+        .trickle
+        .upload(&manifest, RANK, &saved.shard, None, Leftovers::Perhaps);
     copied.await.unwrap();
     let published = world
         .trickle

@@ -8,9 +8,13 @@ const PART: usize = 1 << 20;
 async fn published(metadata: Vec<u8>) -> Result<Bytes, DurableFault> {
     let mut world = World::new(0, Packing::None);
     let saved = world.seal_with(1, noise(1, 1000), metadata);
-    let copied = world
-        .trickle
-        .upload(&saved.manifest, RANK, &saved.shard, None);
+    let copied = world.trickle.upload(
+        &saved.manifest,
+        RANK,
+        &saved.shard,
+        None,
+        Leftovers::Perhaps,
+    );
     copied.await.unwrap();
     world.publish(&saved, &by_job()).await?;
     let key: ObjectKey = "job/run-1/step-1/.metadata".parse().unwrap();

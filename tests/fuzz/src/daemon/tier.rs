@@ -10,7 +10,7 @@ use storaged::memory::Memory;
 use storaged::trickle::store::{FakeStore, KeyPrefix, ObjectKey, Store};
 use storaged::trickle::{Packing, RequireMac, Retention, Trickle, TrickleLimits};
 use storaged_codec::{ChunkSize, Digest, Geometry, digest, root_digest};
-use storaged_core::{Authorship, SlotShard, Trust, UploadBase};
+use storaged_core::{Authorship, Leftovers, SlotShard, Trust, UploadBase};
 use storaged_wire::{
     Enclosed, Enclosures, JobKeys, Manifest, ManifestBytes, Namespace, NodeName, Owner, Rank,
     RunId, ShardEntry, SlotId, Step, WorldSize,
@@ -134,7 +134,13 @@ impl Writer {
             manifest: base.manifest.clone(),
             shard: base.shard.clone(),
         });
-        let copied = trickle.upload(&saved.manifest, RANK, &saved.shard, base.as_ref());
+        let copied = trickle.upload(
+            &saved.manifest,
+            RANK,
+            &saved.shard,
+            base.as_ref(),
+            Leftovers::Perhaps,
+        );
         copied.await.expect("a store that takes all");
         let by = Authorship {
             keys: Some(job_keys()),

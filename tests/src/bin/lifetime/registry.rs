@@ -54,14 +54,17 @@ impl Job {
             trainers,
             step,
         };
-        job.save([0, 1, 6, 7])?;
+        job.save()?;
         Ok(job)
     }
 
-    /// Saves a step, which these nodes call protected.
-    fn save(&mut self, nodes: impl IntoIterator<Item = usize>) -> Result<()> {
+    /// Saves a step, which its ranks' nodes call protected.
+    fn save(&mut self) -> Result<()> {
         self.step += 1;
-        let saved = save(&self.system, self.run, &mut self.trainers, self.step, nodes);
+        let Self {
+            system, trainers, ..
+        } = self;
+        let saved = save(system, self.run, trainers, self.step, 0..2);
         saved.with_context(|| format!("saving step {}", self.step))
     }
 
@@ -122,10 +125,10 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     job.system.cluster.kill(2)?;
     let first = job.first_spare()?;
     job.filled_by(first)?;
-    job.save([0, 1, first])?;
+    job.save()?;
 
     server.kill_gateway()?;
-    job.save([0, 1, first])?;
+    job.save()?;
     job.is_refused_a_run()?;
     job.system.cluster.kill(5)?;
     std::thread::sleep(NOT_REPLACED_FOR);
@@ -134,7 +137,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     server.start_gateway()?;
     let second = PLACES + NODES - 1 - first;
     job.filled_by(second)?;
-    job.save([0, 1, first, second])?;
+    job.save()?;
 
     let resize = ["node", "resize", "10", "--config"];
     let resized = Command::new(executable())
@@ -151,7 +154,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         Ok(())
     })?;
     (0..NODES).try_for_each(|node| job.system.cluster.wait_for_peers(node, NODES - 1))?;
-    job.save(0..NODES)?;
+    job.save()?;
     let step = job.step;
     job.system.restore(&[0, 1], step, &shards(2, step))?;
     job.trainers.clear();

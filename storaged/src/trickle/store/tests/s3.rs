@@ -11,6 +11,7 @@ use s3s::dto::*;
 use s3s::service::S3ServiceBuilder;
 use s3s::{S3 as Serve, S3Request, S3Response, S3Result};
 use s3s_fs::FileSystem;
+use storaged_core::Leftovers;
 use tokio::net::TcpListener;
 
 use super::super::{
@@ -42,6 +43,8 @@ enum Tags {
     OfParts,
     /// As of a server that encrypts.
     Others,
+    /// None, as of Ceph.
+    Missing,
 }
 
 struct Unfinished {
@@ -146,12 +149,15 @@ impl Serve for Server {
             return Err(s3s::s3_error!(NoSuchUpload));
         }
         let mut answer = self.files.complete_multipart_upload(r).await?;
-        if self.tags == Tags::Others
-            && let Some(done) = answer.output.future.take()
-        {
+        let tag = match self.tags {
+            Tags::OfParts => return Ok(answer),
+            Tags::Others => Some(ETag::Strong("another".into())),
+            Tags::Missing => None,
+        };
+        if let Some(done) = answer.output.future.take() {
             answer.output.future = Some(Box::pin(async move {
                 let mut output = done.await?;
-                output.e_tag = Some(ETag::Strong("another".into()));
+                output.e_tag = tag;
                 Ok(output)
             }));
         }
@@ -280,13 +286,15 @@ async fn a_new_client_resumes_an_upload() {
 }
 
 /// What it takes to write an object of two parts.
-async fn asked_for_two_parts(tags: Tags) -> Vec<&'static str> {
+async fn asked_for_two_parts(tags: Tags, leftovers: Leftovers) -> Vec<&'static str> {
     let root = tempfile::tempdir().unwrap();
     let (endpoint, asked) = serve_with(root.path(), tags).await;
     let store = client(&endpoint, "secret");
     let size = part_bytes(&store);
     let bytes = pattern(size.get() as usize + 10, 1);
-    let mut upload = store.resume_or_begin(&key("shard"), size).await.unwrap();
+    let key = key("shard");
+    let upload = store.resume_or_begin(&key, size, leftovers);
+    let mut upload = upload.await.unwrap();
     for number in [PartNumber(0), PartNumber(1)] {
         let part = part_of(&bytes, size, number);
         let state = store.put_part(&upload, number, part).await.unwrap();
@@ -294,16 +302,25 @@ async fn asked_for_two_parts(tags: Tags) -> Vec<&'static str> {
     }
     store.complete(&upload, bytes.len() as u64).await.unwrap();
     let asked = asked.lock().unwrap().clone();
-    assert_eq!(store.get(&key("shard"), None).await.unwrap(), bytes);
+    assert_eq!(store.get(&key, None).await.unwrap(), bytes);
     asked
 }
 
 #[tokio::test]
 async fn an_object_is_looked_at_only_if_its_tag_does_not_prove_its_parts() {
     let needed = ["list", "begin", "part", "part", "complete"];
-    assert_eq!(asked_for_two_parts(Tags::OfParts).await, needed);
-    let others = asked_for_two_parts(Tags::Others).await;
+    let of_parts = asked_for_two_parts(Tags::OfParts, Leftovers::Perhaps).await;
+    assert_eq!(of_parts, needed);
+    let without = asked_for_two_parts(Tags::Missing, Leftovers::Perhaps).await;
+    assert_eq!(without, needed);
+    let others = asked_for_two_parts(Tags::Others, Leftovers::Perhaps).await;
     assert_eq!(others, [&needed[..], &["look"]].concat());
+}
+
+#[tokio::test]
+async fn unfinished_uploads_are_looked_for_only_where_there_may_be_one() {
+    let asked = asked_for_two_parts(Tags::OfParts, Leftovers::None).await;
+    assert_eq!(asked, ["begin", "part", "part", "complete"]);
 }
 
 #[tokio::test]
