@@ -41,7 +41,7 @@ pub use span::Span;
 pub use swap::{SwapName, SwapState};
 pub use tenants::{TenantSection, TenantShares};
 
-use crate::net::{Peer, PeerAddress, TlsFiles};
+use crate::net::{NodeNaming, Peer, PeerAddress, TlsFiles};
 use crate::stage::TenantSocket;
 use crate::trickle::store::StoreConfig;
 use crate::trickle::{Packing, RequireMac, Retention, TrickleLimits};
@@ -117,6 +117,8 @@ pub struct TlsSection {
     pub key: PathBuf,
     /// Certificates that the authority has revoked.
     pub crl: Option<PathBuf>,
+    /// The SPIFFE ID that names a node in its certificate, with `{node}` for its name; without it that is a DNS name.
+    pub spiffe: Option<String>,
     /// How often these files are looked at for changes; 0s: never, only at a reload.
     #[serde(default = "default_watch")]
     pub watch: Span,
@@ -376,7 +378,7 @@ impl ConfigFile {
             ops_listen: self.node.ops_listen,
             ops_viewer: self.node.ops_names.viewer(),
             leave_within: Duration::from_millis(self.node.leave_within.as_ms()),
-            tls: self.tls_files(),
+            tls: self.tls_files()?,
             tls_watch: self.tls_watch(),
             geometry,
             chunk,
@@ -466,13 +468,24 @@ impl ConfigFile {
         Ok((members, peers))
     }
 
-    fn tls_files(&self) -> Option<TlsFiles> {
-        self.tls.as_ref().map(|tls| TlsFiles {
+    fn tls_files(&self) -> Result<Option<TlsFiles>, ConfigError> {
+        let Some(tls) = &self.tls else {
+            return Ok(None);
+        };
+        let naming = match &tls.spiffe {
+            None => NodeNaming::Dns,
+            Some(template) => {
+                let template = template.parse();
+                NodeNaming::Spiffe(template.map_err(|error| value("tls.spiffe", error))?)
+            }
+        };
+        Ok(Some(TlsFiles {
             ca: tls.ca.clone(),
             certificate: tls.certificate.clone(),
             key: tls.key.clone(),
             crl: tls.crl.clone(),
-        })
+            naming,
+        }))
     }
 
     fn tls_watch(&self) -> Option<Duration> {

@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use storaged::env::SeededEntropy;
 use storaged::net::cert::{create_ca, issue};
 use storaged::net::{
-    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity,
+    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, NodeNaming, Peer, TlsFiles, TlsIdentity,
 };
 use storaged_sdk::wire::{ChunkSize, Generation, NodeName};
 use storaged_tests::sim::SimFactory;
@@ -63,6 +63,7 @@ impl Site {
             certificate: self.directory.join(format!("n{node}.pem")),
             key: self.directory.join(format!("n{node}.key")),
             crl: None,
+            naming: NodeNaming::Dns,
         };
         let others = (0..self.addresses.len()).filter(|peer| *peer != node);
         let address = |peer: usize| SocketAddr::new(self.addresses[peer], PORT);

@@ -16,7 +16,7 @@ use storaged::encode::Pool;
 use storaged::env::{Entropy, Environment, Offload, SeededEntropy};
 use storaged::keep::NoStore;
 use storaged::net::cert::{create_ca, issue};
-use storaged::net::{Peer, TlsFiles};
+use storaged::net::{NodeNaming, Peer, TlsFiles};
 use storaged::stage::{Answer, StageEvent};
 use storaged_core::{ConnId, RequestId};
 use storaged_plan::Member;
@@ -70,6 +70,7 @@ fn config(
         certificate: directory.join(format!("n{node}.pem")),
         key: directory.join(format!("n{node}.key")),
         crl: None,
+        naming: NodeNaming::Dns,
     });
     Ok(config)
 }

@@ -23,7 +23,8 @@ use super::{CliError, print};
 use crate::cluster::{Cluster, ClusterError, ClusterSpec, Loopback, NodeListing};
 use crate::net::cert::{CA_CERTIFICATE, create_ca, issue};
 use crate::net::{
-    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
+    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, NodeNaming, Peer, TlsFiles, TlsIdentity,
+    UdpFactory,
 };
 
 const NODES: usize = 6;
@@ -425,6 +426,7 @@ fn identity(directory: &std::path::Path, name: &NodeName) -> Result<TlsIdentity,
         certificate: directory.join(format!("{name}.pem")),
         key: directory.join(format!("{name}.key")),
         crl: None,
+        naming: NodeNaming::Dns,
     };
     TlsIdentity::load(&files).map_err(|error| CliError::Unexpected(crate::driver::chain(&error)))
 }

@@ -135,6 +135,10 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[trickle]\nkeep_every = 10", "trickle.keep_every"),
         ("[[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'", "tls"),
         (
+            "tls = { ca = 'a', certificate = 'b', key = 'c', spiffe = 'spiffe://x/y' }",
+            "tls.spiffe",
+        ),
+        (
             "tls = { ca = 'a', certificate = 'b', key = 'c' }\nnode = { name = 'b' }\n\
              [[peers]]\nname = 'b'\naddress = '127.0.0.2:9300'",
             "peers.name",

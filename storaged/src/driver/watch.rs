@@ -72,6 +72,7 @@ pub(super) async fn watch_files(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::NodeNaming;
 
     #[tokio::test]
     async fn a_file_that_changes_is_said_once_and_one_that_does_not_is_not() {
@@ -85,6 +86,7 @@ mod tests {
             certificate: path("certificate"),
             key: path("key"),
             crl: Some(path("crl")),
+            naming: NodeNaming::Dns,
         };
         let (_files, of_files) = watch::channel(Some(files));
         let (changed, mut changes) = mpsc::channel(1);

@@ -5,10 +5,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{
+    VerifierBuilderError, WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor,
+};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore,
+    SignatureScheme,
 };
 use thiserror::Error as ThisError;
 use x509_parser::certificate::X509Certificate;
@@ -145,6 +151,74 @@ impl<V: ?Sized> Naming<V> {
             return Err(CertificateError::Revoked.into());
         }
         Ok(())
+    }
+}
+
+/// Takes a server's certificate that an authority has signed, whatever it names: whoever dials looks at that before it says
+/// anything (`hello::check_identity`), because the library knows no names but those of DNS and addresses.
+#[derive(Debug)]
+pub(super) struct OfAuthority {
+    roots: Arc<RootCertStore>,
+    inner: Arc<WebPkiServerVerifier>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl OfAuthority {
+    pub fn new(
+        roots: Arc<RootCertStore>,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Self, VerifierBuilderError> {
+        let algorithms = provider.signature_verification_algorithms;
+        let inner = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider).build()?;
+        Ok(Self {
+            roots,
+            inner,
+            algorithms,
+        })
+    }
+}
+
+impl ServerCertVerifier for OfAuthority {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        verify_server_cert_signed_by_trust_anchor(
+            &ParsedCertificate::try_from(end_entity)?,
+            &self.roots,
+            intermediates,
+            now,
+            self.algorithms.all,
+        )?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner
+            .verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner
+            .verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
     }
 }
 

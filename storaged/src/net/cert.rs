@@ -20,7 +20,7 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 
-use super::tls::dns_name;
+use super::node_naming::dns_name;
 
 /// Why no certificate came to be.
 #[derive(Debug, Error)]

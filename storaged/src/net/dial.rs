@@ -9,10 +9,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
 use super::endpoint::Shared;
-use super::hello::introduce;
+use super::hello::{self, introduce};
 use super::link::Offer;
+use super::node_naming::dns_name;
 use super::pulse::Side;
-use super::{NetError, failure, tls};
+use super::{NetError, failure};
 
 /// A dial and its hello take no longer.
 pub(super) const DIAL_WAIT: Duration = Duration::from_secs(3);
@@ -74,9 +75,10 @@ async fn connect(dialling: &Dialling) -> Result<Connection, NetError> {
         address: address.clone(),
         source,
     })?;
-    let connecting = endpoint.connect_with(shared.client(), resolved, &tls::dns_name(node));
+    let connecting = endpoint.connect_with(shared.client(), resolved, &dns_name(node));
     let connecting = connecting.map_err(|error| down(error.to_string()))?;
-    connecting
-        .await
-        .map_err(|error| failure::of_connection(&name, &error))
+    let connected = connecting.await;
+    let connection = connected.map_err(|error| failure::of_connection(&name, &error))?;
+    hello::check_identity(&connection, &shared.naming(), node)?;
+    Ok(connection)
 }

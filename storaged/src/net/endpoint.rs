@@ -16,6 +16,7 @@ use super::address::PeerAddress;
 use super::agreement::{Agreement, Difference, VersionRange};
 use super::hello::{LinkHello, welcome};
 use super::link::{Link, Offer};
+use super::node_naming::NodeNaming;
 use super::pulse::{BEAT, Proximity, Side};
 use super::revoked::Revoked;
 use super::socket::{DATAGRAM_BYTES_MAX, SocketFactory};
@@ -143,6 +144,7 @@ impl std::fmt::Debug for Net {
 struct EndpointState {
     hello: LinkHello,
     client: quinn::ClientConfig,
+    naming: NodeNaming,
     known: BTreeMap<NodeName, Known>,
     /// Links to those that were configured and may not have ended yet.
     ending: BTreeMap<NodeName, CancellationToken>,
@@ -174,6 +176,11 @@ impl Shared {
     /// Who this node is to those that it dials.
     pub fn client(&self) -> quinn::ClientConfig {
         self.state().client.clone()
+    }
+
+    /// How certificates name nodes.
+    pub fn naming(&self) -> NodeNaming {
+        self.state().naming.clone()
     }
 
     /// Whether the certificate that the other end has shown is revoked.
@@ -250,6 +257,7 @@ impl Net {
         let state = EndpointState {
             hello,
             client,
+            naming: config.identity.naming(),
             known: BTreeMap::new(),
             ending: BTreeMap::new(),
         };
@@ -273,7 +281,9 @@ impl Net {
         identity.check_name(self.shared.hello().machine())?;
         let (server, client) = credentials(identity)?;
         self.endpoint.set_server_config(Some(server));
-        self.shared.state().client = client;
+        let mut state = self.shared.state();
+        (state.client, state.naming) = (client, identity.naming());
+        drop(state);
         self.shared.revoked.send_replace(identity.revoked());
         Ok(())
     }

@@ -7,6 +7,7 @@ use storaged_wire::{Generation, NodeName, decode, encode};
 use super::agreement::{Agreement, Difference, VersionRange};
 use super::endpoint::{FIRST_RECORD_BYTES_MAX, Known, Shared};
 use super::frame::ControlFrameError;
+use super::node_naming::NodeNaming;
 use super::{NetError, failure, frame, tls};
 
 /// First record of a connection, both ways.
@@ -132,7 +133,7 @@ pub(super) async fn welcome(
         .map_err(of_stream)?;
     let body = body.ok_or_else(|| wrong("the hello is empty".into()))?;
     let hello: LinkHello = decode("hello", &body).map_err(|error| wrong(error.to_string()))?;
-    check_identity(connection, hello.machine())?;
+    check_identity(connection, &shared.naming(), hello.machine())?;
     let Some(known) = shared.known(&hello.place) else {
         return Err(NetError::UnknownPeer(hello.place));
     };
@@ -161,7 +162,12 @@ pub(super) async fn welcome(
     ))
 }
 
-fn check_identity(connection: &Connection, node: &NodeName) -> Result<(), NetError> {
+/// Checks that the other end has shown a node's certificate.
+pub(super) fn check_identity(
+    connection: &Connection,
+    naming: &NodeNaming,
+    node: &NodeName,
+) -> Result<(), NetError> {
     let refuse = |reason: String| NetError::PeerCertificate {
         peer: node.to_string(),
         reason,
@@ -171,5 +177,6 @@ fn check_identity(connection: &Connection, node: &NodeName) -> Result<(), NetErr
         .as_ref()
         .and_then(|chain| chain.first())
         .ok_or_else(|| refuse("there is none".into()))?;
-    tls::names(first, node).map_err(|error| refuse(error.to_string()))
+    let checked = naming.check(first, node);
+    checked.map_err(|error| refuse(error.to_string()))
 }

@@ -1,7 +1,7 @@
 //! Transport between daemons: QUIC with mutual TLS. Owns the endpoint, one link per peer (which is also how a peer's
 //! death is seen) and the streams. Knows nothing of what the messages mean.
 //!
-//! Order of reading: `tls`, `authority`, `revoked` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
+//! Order of reading: `tls`, `node_naming`, `authority`, `revoked` and `cert` (who is who), `address`, `agreement` (what nodes must have in common), `socket` (the
 //! UDP seam), `endpoint` (start, accept), `hello` (first records), `link` (one connection per peer, kept and reported), `dial`,
 //! `pulse` (whether the peer is there), `probe` (whether anybody is there at all), `streams` (what it sends), `failure` (whose fault the end of a connection is).
 
@@ -15,6 +15,7 @@ mod failure;
 mod frame;
 mod hello;
 mod link;
+mod node_naming;
 mod probe;
 mod pulse;
 mod revoked;
@@ -27,6 +28,7 @@ mod tls;
 pub use address::{AddressError, PeerAddress};
 pub use agreement::{Agreement, Difference, VersionRange, advised, told};
 pub use endpoint::{LINK_VERSIONS, Net, NetConfig, NetEvent, Peer};
+pub use node_naming::{NodeNaming, SpiffeTemplate, SpiffeTemplateError};
 pub use probe::probe;
 pub use socket::{SocketFactory, UdpFactory};
 pub use tls::{TlsError, TlsFiles, TlsIdentity, Validity};

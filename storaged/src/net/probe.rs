@@ -7,7 +7,8 @@ use quinn::{Endpoint, VarInt};
 use storaged_wire::NodeName;
 
 use super::dial::DIAL_WAIT;
-use super::{NetError, PeerAddress, TlsIdentity, failure, tls};
+use super::node_naming::dns_name;
+use super::{NetError, PeerAddress, TlsIdentity, failure, hello};
 
 /// Ends well once a machine has proved there that it has the node's certificate and key.
 ///
@@ -32,11 +33,12 @@ pub async fn probe(
             address: address.clone(),
             source,
         })?;
-        let connecting = endpoint.connect_with(config, resolved, &tls::dns_name(node));
+        let connecting = endpoint.connect_with(config, resolved, &dns_name(node));
         let connecting = connecting.map_err(|error| down(error.to_string()))?;
         let connected = connecting.await;
         let connection =
             connected.map_err(|error| failure::of_connection(&node.to_string(), &error))?;
+        hello::check_identity(&connection, &identity.naming(), node)?;
         connection.close(VarInt::from_u32(0), b"only asked whether anybody is there");
         endpoint.wait_idle().await;
         Ok(())

@@ -1,5 +1,7 @@
 //! Transports in one process: who links to whom, and what they say if not.
 
+mod spiffe;
+
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,8 +18,8 @@ use tokio::time::timeout;
 
 use super::cert::{CA_CERTIFICATE, REVOKED, create_ca, issue, renew, revoke};
 use super::{
-    Agreement, Net, NetConfig, NetError, NetEvent, Peer, TlsError, TlsFiles, TlsIdentity,
-    UdpFactory, VersionRange, Whose,
+    Agreement, Net, NetConfig, NetError, NetEvent, NodeNaming, Peer, TlsError, TlsFiles,
+    TlsIdentity, UdpFactory, VersionRange, Whose,
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -33,6 +35,7 @@ fn files(directory: &Path, node: usize) -> TlsFiles {
         certificate: directory.join(format!("n{node}.pem")),
         key: directory.join(format!("n{node}.key")),
         crl: None,
+        naming: NodeNaming::Dns,
     }
 }
 
@@ -69,6 +72,7 @@ struct Spec {
     peers: Vec<Peer>,
     m: usize,
     versions: (u16, u16),
+    naming: NodeNaming,
 }
 
 impl Spec {
@@ -78,6 +82,7 @@ impl Spec {
             peers,
             m: 1,
             versions: (4, 5),
+            naming: NodeNaming::Dns,
         }
     }
 }
@@ -88,13 +93,17 @@ struct Started {
 }
 
 async fn start(directory: &Path, spec: Spec) -> Started {
+    let files = TlsFiles {
+        naming: spec.naming,
+        ..files(directory, spec.node)
+    };
     let (sender, events) = mpsc::channel(64);
     let config = NetConfig {
         place: name(spec.node),
         node: name(spec.node),
         generation: Generation::new(spec.node as u64),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        identity: identity(directory, spec.node),
+        identity: TlsIdentity::load(&files).unwrap(),
         peers: spec.peers,
         group: group(),
         agreement: agreement(spec.m),
@@ -377,7 +386,7 @@ async fn stranger(directory: &Path, node: usize, to: &Started) -> quinn::Connect
     let local = SocketAddr::from(([127, 0, 0, 1], 0));
     let endpoint = quinn::Endpoint::client(local).unwrap();
     let address = to.net.local_addr().unwrap();
-    let name = super::tls::dns_name(&name(0));
+    let name = super::node_naming::dns_name(&name(0));
     let connecting = endpoint.connect_with(config, address, &name).unwrap();
     connecting.await.unwrap()
 }
@@ -399,6 +408,7 @@ async fn a_certificate_of_another_authority_names_both_authorities() {
         let files = TlsFiles {
             ca,
             crl: None,
+            naming: NodeNaming::Dns,
             certificate: if directory == other.path() {
                 directory.join("n1.pem")
             } else {

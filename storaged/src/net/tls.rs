@@ -1,4 +1,4 @@
-//! TLS 1.3 with certificates on both sides. A node's name is the DNS name `NAME.node.storaged` in its certificate.
+//! TLS 1.3 with certificates on both sides. `node_naming` says how they name nodes.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,15 +12,16 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use storaged_wire::NodeName;
 use thiserror::Error;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
-use super::authority::{Authorities, Naming};
+use super::authority::{Authorities, Naming, OfAuthority};
+use super::node_naming::{NameError, NodeNaming};
 use super::revoked::Revoked;
 
 /// The protocol's name in TLS.
@@ -59,17 +60,6 @@ pub enum TlsError {
     Name { node: NodeName, reason: NameError },
 }
 
-/// Why a certificate does not name a node.
-#[derive(Debug, Error)]
-pub enum NameError {
-    /// It cannot be read, or names others.
-    #[error(transparent)]
-    Certificate(#[from] rustls::Error),
-    /// The node's name makes no DNS name, so no certificate can have it.
-    #[error(transparent)]
-    NoDnsName(#[from] InvalidDnsNameError),
-}
-
 /// Where the certificates are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -81,6 +71,8 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// The certificates that the authority has revoked, if it has any.
     pub crl: Option<PathBuf>,
+    /// How they name nodes.
+    pub naming: NodeNaming,
 }
 
 impl TlsFiles {
@@ -107,11 +99,7 @@ pub struct TlsIdentity {
     certificate: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     revoked: Arc<Revoked>,
-}
-
-/// The DNS name of a node in its certificate.
-pub fn dns_name(node: &NodeName) -> String {
-    format!("{node}.node.storaged")
+    naming: NodeNaming,
 }
 
 /// The library's ciphers, AES-128-GCM first: as good as AES-256 for this and the cheapest that there is.
@@ -154,6 +142,7 @@ impl TlsIdentity {
             revoked: Arc::new(revoked),
             certificate: read_certificates("the node's certificate", &files.certificate)?,
             key: read_key(&files.key)?,
+            naming: files.naming.clone(),
         })
     }
 
@@ -166,10 +155,12 @@ impl TlsIdentity {
             .certificate
             .first()
             .ok_or_else(|| unusable("no certificate"))?;
-        names(first, node).map_err(|reason| TlsError::Name {
-            node: node.clone(),
-            reason,
-        })
+        self.naming
+            .check(first, node)
+            .map_err(|reason| TlsError::Name {
+                node: node.clone(),
+                reason,
+            })
     }
 
     /// From when to when the certificate is valid.
@@ -209,6 +200,11 @@ impl TlsIdentity {
         self.client().map(drop)
     }
 
+    /// How certificates name nodes.
+    pub(super) fn naming(&self) -> NodeNaming {
+        self.naming.clone()
+    }
+
     /// What peers may not show.
     pub(super) fn revoked(&self) -> Arc<Revoked> {
         self.revoked.clone()
@@ -235,14 +231,19 @@ impl TlsIdentity {
     }
 
     pub(super) fn client(&self) -> Result<QuicClientConfig, TlsError> {
-        let verifier =
-            WebPkiServerVerifier::builder_with_provider(Arc::new(self.roots()?), provider())
+        let roots = Arc::new(self.roots()?);
+        let inner: Arc<dyn ServerCertVerifier> = match self.naming {
+            NodeNaming::Dns => WebPkiServerVerifier::builder_with_provider(roots, provider())
                 .build()
-                .map_err(unusable)?;
+                .map_err(unusable)?,
+            NodeNaming::Spiffe(_) => {
+                Arc::new(OfAuthority::new(roots, provider()).map_err(unusable)?)
+            }
+        };
         let verifier: Arc<Naming<dyn ServerCertVerifier>> = Arc::new(Naming {
             authorities: Authorities::of(&self.ca),
             revoked: self.revoked.clone(),
-            inner: verifier,
+            inner,
         });
         let mut config = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -313,11 +314,4 @@ fn read_certificates(
 pub(super) fn shown(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {
     let identity = connection.peer_identity()?;
     identity.downcast().ok().map(|chain| *chain)
-}
-
-/// Whether a certificate names a node.
-pub(super) fn names(certificate: &CertificateDer<'_>, node: &NodeName) -> Result<(), NameError> {
-    let parsed = ParsedCertificate::try_from(certificate)?;
-    let name = ServerName::try_from(dns_name(node))?;
-    Ok(rustls::client::verify_server_name(&parsed, &name)?)
 }

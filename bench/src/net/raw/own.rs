@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use storaged::net::cert::CA_CERTIFICATE;
 use storaged::net::{
-    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, Peer, TlsFiles, TlsIdentity, UdpFactory,
+    Agreement, LINK_VERSIONS, Net, NetConfig, NetEvent, NodeNaming, Peer, TlsFiles, TlsIdentity,
+    UdpFactory,
 };
 use storaged_sdk::wire::peer::StreamRecord;
 use storaged_sdk::wire::{Generation, NodeName, SessionId};
@@ -106,5 +107,6 @@ fn identity(directory: &Path, name: &str) -> Result<TlsIdentity> {
         certificate: directory.join(format!("{name}.pem")),
         key: directory.join(format!("{name}.key")),
         crl: None,
+        naming: NodeNaming::Dns,
     })?)
 }

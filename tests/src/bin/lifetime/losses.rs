@@ -267,17 +267,18 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Losses while a spare takes the place of a node. Each takes as long as a loss has to last before a place is given up: of one geometry.
+/// Losses while a spare takes the place of a node. Each takes as long as a loss has to last before a place is given up.
 pub fn while_replaced(figures: &mut Figures) -> Result<()> {
     let mut all = Count::default();
-    let nodes = GEOMETRIES[0];
-    let mut places = Places::start(nodes)?;
-    for lost in nodes.losses() {
-        let outcome = places.lose(&lost);
-        all.note(&format!("{nodes:?} replaced without {lost:?}"), outcome);
+    for nodes in GEOMETRIES {
+        let mut places = Places::start(nodes)?;
+        for lost in nodes.losses() {
+            let outcome = places.lose(&lost);
+            all.note(&format!("{nodes:?} replaced without {lost:?}"), outcome);
+        }
+        println!("{nodes:?} in a change of epochs: {all:?} so far");
+        figures.insert("loss_subsets_replaced", f64::from(all.tried));
+        figures.insert("loss_subsets_replaced_failed", f64::from(all.failed));
     }
-    println!("{nodes:?} in a change of epochs: {all:?}");
-    figures.insert("loss_subsets_replaced", f64::from(all.tried));
-    figures.insert("loss_subsets_replaced_failed", f64::from(all.failed));
     Ok(())
 }
