@@ -80,7 +80,7 @@ pub(crate) struct LocalShard {
 /// How far a shard's way to the durable tier is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Upload {
-    /// Of a shard that was sealed in this life of the daemon: nothing of it can be in the tier.
+    /// Of a shard whose trainer had sealed an earlier step in this life of the daemon: nothing of it can be in the tier.
     Fresh,
     Idle,
     Running,

@@ -28,7 +28,7 @@ pub struct SlotShard {
 /// What may lie in the durable tier of a shard whose upload begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Leftovers {
-    /// Nothing: its trainer has sealed it in this life of the daemon, it was never begun, and no other node can have thought this one lost.
+    /// Nothing: its trainer has sealed an earlier step in this life of the daemon, and no other node can have thought this one lost.
     None,
     /// Something of an earlier life, of another try or of another node: it is looked for, which costs an S3 server four requests.
     Perhaps,

@@ -246,20 +246,7 @@ impl Context {
         }
         self.check_shard_length(length)?;
         let chunk = self.setup.chunk;
-        let table = self.namespace_table(&attached.namespace, attached.owner);
-        if let Some(last) = table
-            .last_step
-            .get(&(run, rank))
-            .filter(|last| **last >= step && !planted!("older_step_sealed"))
-        {
-            return Err(Refusal::new(
-                RefusalCode::StepNotNewer,
-                format!(
-                    "expected a step above {last} (the last one of run {run}, rank {rank}), got {step}"
-                ),
-            ));
-        }
-        table.last_step.insert((run, rank), step);
+        let upload = self.take_step(&attached, run, rank, step)?;
         let key = CheckpointKey {
             namespace: attached.namespace,
             run,
@@ -278,7 +265,7 @@ impl Context {
                 digests: None,
                 prints: Arc::default(),
                 readers: BTreeSet::new(),
-                upload: Upload::Fresh,
+                upload,
                 sealed_at,
             },
         );
@@ -296,6 +283,32 @@ impl Context {
         self.wake(&key);
         self.give_up_excess(&key);
         Ok(())
+    }
+
+    /// Steps of a run rise. Where none came before, the trainer may have sealed this very step, and its upload begun, before the
+    /// daemon was restarted or had forgotten the job.
+    fn take_step(
+        &mut self,
+        attached: &Attached,
+        run: RunId,
+        rank: Rank,
+        step: Step,
+    ) -> Result<Upload, Refusal> {
+        let table = self.namespace_table(&attached.namespace, attached.owner);
+        let last = table.last_step.get(&(run, rank)).copied();
+        if let Some(last) = last.filter(|last| *last >= step && !planted!("older_step_sealed")) {
+            return Err(Refusal::new(
+                RefusalCode::StepNotNewer,
+                format!(
+                    "expected a step above {last} (the last one of run {run}, rank {rank}), got {step}"
+                ),
+            ));
+        }
+        table.last_step.insert((run, rank), step);
+        match last {
+            None if !planted!("first_steps_leave_nothing") => Ok(Upload::Idle),
+            _ => Ok(Upload::Fresh),
+        }
     }
 
     /// Bounds the checkpoints of one namespace that wait for their commit.
