@@ -38,9 +38,10 @@ from ._events import Events, Hook
 from ._fence import Fence, Verdict, agreed
 from ._handle import STATES, SaveFuture, SaveHandle
 from ._progress import Hook as ProgressHook
-from ._ranks import ALONE, Ranks, given_run, run_key
+from ._ranks import ALONE, At, Ranks, given_run, run_key
 from ._reader import StoragedLoadPlanner, StoragedReader
 from ._saving import FOLLOW_SECONDS, Memory, Save, Skipped, said
+from ._sharing import Holding, Share, Sharer, agree, share_nothing
 from ._structure import Twin, Whole
 from ._writer import StoragedWriter
 
@@ -67,6 +68,8 @@ class CheckpointInfo:
 
 class Checkpointer:
     """Saves in the background, one save at a time; every rank of the process group calls `save` with the same steps.
+
+    What ranks hold alike (the same name, place and type) one of them saves; what is each rank's own needs a name of its own.
 
     `timeout` bounds each call, in seconds, and each save from its beginning to its commit. `on_error` says what becomes of
     a save that fails: "raise" raises it once, as `CheckpointSaveError`, in the call that failed or the next one (which has
@@ -149,10 +152,13 @@ class Checkpointer:
         self._memory = Memory()
         self._asked = 0
         self._prepares = 0
+        self._asked_ahead = ""
         self._loads = 0
+        #: The save that was begun last; no save is before the first.
+        self._at = (-1, -1)
         self._events = Events(events, namespace=self.session.namespace, rank=self._ranks.rank)
         self._prepared: SaveFuture[int] | None = None
-        #: Set when a `prepare` has its run, or will have none.
+        #: Set when a `prepare` has its run and knows what others stage, or will not.
         self._has_run = threading.Event()
         self._termination: Termination | None = None
         self._is_closed = False
@@ -182,7 +188,8 @@ class Checkpointer:
         step = step_number(step)
         behind = self.background if background is None else background
         deadline, began = Deadline(self.timeout), time.time()
-        save = Save(self._ranks, (self._loads, step), deadline, self._memory, self._adopt_run, self._lose_runs, self._save_planner)
+        self._at = (self._loads, step)
+        save = Save(self._ranks, self._at, deadline, self._memory, self._adopt_run, self._lose_runs, self._save_planner)
         if self._skips(save):
             return None
         before = self._settled(deadline.later(END_SECONDS))
@@ -222,9 +229,11 @@ class Checkpointer:
         future: SaveFuture[int] = SaveFuture()
         self._prepared = future
         self._has_run.clear()
+        self._prepares += 1
         # States are asked for here: what gives them may be collective.
         resolved = without_states(state_dict)
-        threading.Thread(target=self._prepare, args=(resolved, future), name="storaged-prepare", daemon=True).start()
+        arguments = (resolved, future, f"prepare/{self._prepares}", self._at)
+        threading.Thread(target=self._prepare, args=arguments, name="storaged-prepare", daemon=True).start()
         return future
 
     def list(self) -> list[CheckpointInfo]:
@@ -458,23 +467,35 @@ class Checkpointer:
         if plan is not None and self.ahead == "load":
             self.prepare(state_dict)
 
-    def _prepare(self, state_dict: dict[str, Any], future: SaveFuture[int]) -> None:
+    def _prepare(self, state_dict: dict[str, Any], future: SaveFuture[int], name: str, at: At) -> None:
         deadline = Deadline(self.timeout)
         try:
-            try:
-                run = self._run or self._from_rank_zero_ahead(deadline)
-                self.session.set_run(self._key, run)
-            finally:
+            run = self._run or self._from_rank_zero_ahead(name, deadline)
+            self.session.set_run(self._key, run)
+            writer = self._writer(None, run)
+            if self._ranks.size == 1:
                 self._has_run.set()
-            future.set_result(make_slots(self._writer(None, run), state_dict, deadline))
+            else:
+                writer.sharer = Sharer(self._memory.sharing, self._ranks.size, lambda holding: self._ask_ahead(holding, name, deadline, at))
+            future.set_result(make_slots(writer, state_dict, deadline))
         except Exception as error:
             logger.info("nothing was made ahead: %s", error)
             future.set_result(0)
+        finally:
+            self._has_run.set()
+            if self._ranks.rank == 0 and self._asked_ahead != name:
+                share_nothing(self._ranks, name)
 
-    def _from_rank_zero_ahead(self, deadline: Deadline) -> str:
+    def _ask_ahead(self, holding: Holding, name: str, deadline: Deadline, at: At) -> Share | None:
+        """What others stage of what this rank holds, when all of them prepare."""
+        self._asked_ahead = name
+        try:
+            return agree(self._ranks, name, holding, "a state to prepare for", deadline, at, lambda rank: self._ranks.is_past(rank, at))
+        finally:
+            self._has_run.set()
+
+    def _from_rank_zero_ahead(self, key: str, deadline: Deadline) -> str:
         """The run, opened by rank 0 before any save if there is none."""
-        self._prepares += 1
-        key = f"prepare/{self._prepares}"
         if self._ranks.rank != 0:
             return str(self._ranks.hear_rank_zero([key], "a run to prepare for", deadline))
         run = self.session.run_of(self._key) or self.session.connect(deadline).open_run(deadline.left_ms())
@@ -578,6 +599,7 @@ class Checkpointer:
             check_state(state_dict)
             save.run = run = self._begun(save, deadline)
             writer = self._writer(save.step, run)
+            writer.sharer = save.sharer()
             handle = writer.handle
             if behind:
                 copy = writer.captured(state_dict, deadline, behind)
