@@ -287,10 +287,15 @@ def prepare_state_dict(shard: Shard, state_dict: dict[str, Any]) -> None:
             structure.sources(structure.leaves_of(resolved))
         except Differs:
             continue
-        slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
-        structure.views_at(slot.address, lambda: views_of(slot, structure))
+        prepare_structure(shard, structure)
         return
     captured_first(shard, resolved, True, Copies.LATER)()
+
+
+def prepare_structure(shard: Shard, structure: Structure) -> None:
+    """The same for a structure that is known."""
+    slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
+    structure.views_at(slot.address, lambda: views_of(slot, structure))
 
 
 def structures_of(shard: Shard) -> list[Structure]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.optim import Optimizer
 
 from .._arguments import DURABLE, VERIFY, check_state, limit_in_seconds, one_of, step_number, step_or_none, thread_count
 from .._board import own_rank
@@ -31,7 +32,7 @@ from ..errors import (
     UnsavableState,
     WaitTimeout,
 )
-from ._ahead import Termination, make_slots
+from ._ahead import Termination, make_next_slot, make_slots
 from ._alone import load_alone, only_cause
 from ._arena import without_states
 from ._events import Events, Hook
@@ -158,6 +159,8 @@ class Checkpointer:
         self._at = (-1, -1)
         self._events = Events(events, namespace=self.session.namespace, rank=self._ranks.rank)
         self._prepared: SaveFuture[int] | None = None
+        #: Whether slots were made, or are being made, before they are needed.
+        self._has_slots = False
         #: Set when a `prepare` has its run and knows what others stage, or will not.
         self._has_run = threading.Event()
         self._termination: Termination | None = None
@@ -206,6 +209,7 @@ class Checkpointer:
         # Also where this rank has nothing to save: the others hear of it and give this step up, not the ones after it.
         self._last, self._last_failed = save, False
         self._background().submit(save.drive)
+        self._make_next_slot(save)
         if isinstance(own, (UnsavableState, InvalidArgument)):
             self._last = None
             self._count(step, own)
@@ -227,14 +231,30 @@ class Checkpointer:
         self._check_open()
         check_state(state_dict)
         future: SaveFuture[int] = SaveFuture()
-        self._prepared = future
+        before, self._prepared, self._has_slots = self._prepared, future, True
         self._has_run.clear()
         self._prepares += 1
         # States are asked for here: what gives them may be collective.
         resolved = without_states(state_dict)
-        arguments = (resolved, future, f"prepare/{self._prepares}", self._at)
+        arguments = (resolved, future, f"prepare/{self._prepares}", self._at, before)
         threading.Thread(target=self._prepare, args=arguments, name="storaged-prepare", daemon=True).start()
         return future
+
+    def watch(self, optimizer: Optimizer, state: Callable[[], dict[str, Any]]) -> None:
+        """Prepares after the optimizer's first step, when its states are there: `state` makes what will be saved, in the thread that steps.
+
+        Every rank calls it. Where that fails, it is logged, and the first save makes its slots itself.
+        """
+        self._check_open()
+
+        def after_first_step(*_: Any) -> None:
+            hook.remove()
+            try:
+                self.prepare(state())
+            except Exception as error:
+                logger.warning("nothing is made ahead: %s", said(error))
+
+        hook = optimizer.register_step_post_hook(after_first_step)
 
     def list(self) -> list[CheckpointInfo]:
         """The namespace's checkpoints as this node's daemon knows them, oldest first. Any rank may ask alone."""
@@ -467,8 +487,12 @@ class Checkpointer:
         if plan is not None and self.ahead == "load":
             self.prepare(state_dict)
 
-    def _prepare(self, state_dict: dict[str, Any], future: SaveFuture[int], name: str, at: At) -> None:
+    def _prepare(
+        self, state_dict: dict[str, Any], future: SaveFuture[int], name: str, at: At, before: SaveFuture[int] | None
+    ) -> None:
         deadline = Deadline(self.timeout)
+        # Two at once would make more slots than there are used.
+        self._wait_prepared(before, deadline)
         try:
             run = self._run or self._from_rank_zero_ahead(name, deadline)
             self.session.set_run(self._key, run)
@@ -501,6 +525,27 @@ class Checkpointer:
         run = self.session.run_of(self._key) or self.session.connect(deadline).open_run(deadline.left_ms())
         self._ranks.tell(key, run)
         return run
+
+    def _make_next_slot(self, save: Save) -> None:
+        """After the first save, in the background: the slot that the second one takes, unless `prepare` has made both."""
+        if self._has_slots:
+            return
+        future = self._prepared = SaveFuture()
+        self._has_slots = True
+        self._has_run.set()
+
+        def make() -> None:
+            made = 0
+            try:
+                self._has_slots = save.ended.exception() is None
+                if self._has_slots and not self._is_closed and save.writer is not None and save.structure is not None:
+                    made = make_next_slot(save.writer, save.structure, Deadline(self.timeout))
+            except Exception as error:
+                logger.info("no second slot was made ahead: %s", error)
+            future.set_result(made)
+
+        # A process that ends does not wait for it.
+        threading.Thread(target=make, name="storaged-prepare", daemon=True).start()
 
     def _wait_prepared(self, prepared: SaveFuture[int] | None, deadline: Deadline) -> None:
         if prepared is not None:

@@ -414,8 +414,8 @@ class StoragedWriter(StorageWriter):
         if self._is_alone or self.world_size == 1:
             return
         sharing = self._sharing = _sharings.setdefault(self.session, {}).setdefault(run_key(self.process_group), Sharing())
-        if sharing.is_in_doubt:
-            # A save that was never planned: ranks may not have the same share any more.
+        if sharing.is_in_doubt and sharing.share is not None and sharing.share.items:
+            # A save that was not planned yet, or never: ranks may not have the same share any more.
             sharing.share = None
         sharing.is_in_doubt = True
 
