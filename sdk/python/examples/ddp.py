@@ -23,7 +23,20 @@ torch.manual_seed(7)
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
+
+def state_at(step):
+    return {
+        # The same on all ranks: one of them saves it.
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict()["state"],
+        "step": step,
+        # Each rank's own.
+        f"random{rank}": torch.get_rng_state(),
+    }
+
+
 with Checkpointer(on_error="warn") as checkpointer:
+    checkpointer.watch(optimizer, lambda: state_at(0))
     # Without a template: the optimizer has no states before its first step.
     whole = checkpointer.load_all()
     first = 1
@@ -43,13 +56,7 @@ with Checkpointer(on_error="warn") as checkpointer:
         dist.all_reduce(loss)
         if rank == 0:
             print(f"step {step} loss {loss.item().hex()}", flush=True)
-        state = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict()["state"],
-            f"random{rank}": torch.get_rng_state(),
-            "step": step,
-        }
-        checkpointer.save(step, state)
+        checkpointer.save(step, state_at(step))
         if step == options.kill_at:
             checkpointer.wait()
             dist.barrier()

@@ -38,15 +38,22 @@ class StoragedTrainer:
             self.storaged = Checkpointer(on_error="warn")
         return self.storaged
 
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        super().create_optimizer_and_scheduler(num_training_steps)  # type: ignore[misc]
+        self._storaged().watch(self.optimizer, self._storaged_state)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # The next update is the trainer's own business: nobody would wait for a copy in the background.
+        self._storaged().save(self.state.global_step, self._storaged_state(), background=False)
+
+    def _storaged_state(self) -> dict[str, Any]:
         shared = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.lr_scheduler.state_dict(),
             "trainer": json.dumps(_plain(self.state), sort_keys=True),
         }
-        # The next update is the trainer's own business: nobody would wait for a copy in the background.
-        self._storaged().save(self.state.global_step, _of_ranks(shared, int(self.args.process_index)), background=False)
+        return _of_ranks(shared, int(self.args.process_index))
 
     def train(self, resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
         if resume_from_checkpoint is True:

@@ -17,6 +17,7 @@ from ._behind import Behind, Pair, copy_each
 from ._columns import Columns, Differs
 from ._metadata import Place
 from ._objects import check_savable
+from ._sharing import Holding, Share, Sharer, entry_of, is_own, value_of
 from ._structure import IMMUTABLE, Record, Structure, Twin, Whole, nest_of
 from ._structure import leaf_of as structure_leaf
 from ._tensors import DTensor, contexts_of, is_described, lies_in_order, own_memory, taken_apart
@@ -86,6 +87,8 @@ class Shard:
         self.slot: _native.Slot | None = None
         self.end = 0
         self.places: dict[tuple[int, int], Place] = {}
+        #: The tensors that were staged, in order.
+        self.specs: tuple[Spec, ...] = ()
         # Tensors without elements have no address to be known by: those of one type and shape are all the same.
         self.empties: dict[Spec, Place] = {}
         #: Tensors that were put behind those that were staged.
@@ -99,6 +102,13 @@ class Shard:
         self.empty_dicts: list[Path] = []
         #: What was staged, if later saves may be of the same structure.
         self.structure: Structure | None = None
+        #: Asks which tensors other ranks stage.
+        self.sharer: Sharer | None = None
+        #: What it said of what was staged.
+        self.share: Share | None = None
+        #: What it was asked of, and for each entry which of the staged tensors it is; None if others stage it.
+        self.holding: Holding | None = None
+        self.entries: list[int | None] = []
         #: How tensors are copied that are no plain memory.
         self.copy_each: Callable[[list[Pair]], None] = copy_each
 
@@ -106,6 +116,7 @@ class Shard:
         """Copies tensors to their offsets, each once, and returns views of the slot in the same order."""
         specs = tuple(map(spec_of, tensors))
         records, frames, end = self.layouts.of(specs)
+        self.specs = specs
         slot = self.begin(specs, frames, end, spare)
         views = [view_in(slot, record, spec, t.dtype) for record, spec, t in zip(records, specs, tensors)]
         if copies is Copies.NOW:
@@ -259,7 +270,7 @@ def captured(
     tensors' elements must still be what they are now.
     """
     resolved = without_states(state_dict)
-    for structure in reversed(shard.layouts.structures):
+    for structure in structures_of(shard):
         try:
             return captured_again(shard, structure, resolved, trust_pickle, behind)
         except Differs:
@@ -271,15 +282,28 @@ def captured(
 def prepare_state_dict(shard: Shard, state_dict: dict[str, Any]) -> None:
     """Gets a slot for such a state dict, and puts into it what does not change from save to save: all but the tensors."""
     resolved = without_states(state_dict)
-    for structure in reversed(shard.layouts.structures):
+    for structure in structures_of(shard):
         try:
             structure.sources(structure.leaves_of(resolved))
         except Differs:
             continue
-        slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
-        structure.views_at(slot.address, lambda: views_of(slot, structure))
+        prepare_structure(shard, structure)
         return
     captured_first(shard, resolved, True, Copies.LATER)()
+
+
+def prepare_structure(shard: Shard, structure: Structure) -> None:
+    """The same for a structure that is known."""
+    slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
+    structure.views_at(slot.address, lambda: views_of(slot, structure))
+
+
+def structures_of(shard: Shard) -> list[Structure]:
+    """Those that are known, of this rank's share, the last one first."""
+    share = None if shard.sharer is None else shard.sharer.share
+    if shard.sharer is not None and share is None:
+        return []  # what others stage has to be asked
+    return [structure for structure in reversed(shard.layouts.structures) if structure.share is share]
 
 
 def without_states(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -299,6 +323,53 @@ class Staged:
     outer: DTensor | None
 
 
+def left_to_others(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Stands for a tensor that another rank stages: it has no memory, so that nothing can be copied from it by mistake."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def held_by(sharer: Sharer, leaves: list[tuple[Path, Any]], local_of: dict[Path, torch.Tensor]) -> tuple[Holding, list[Path]]:
+    """What others may hold too, and where it lies."""
+    entries, paths, own_bytes = [], [], 0
+    number_of: dict[tuple[Any, ...], int] = {}
+    for path, leaf in leaves:
+        local = local_of.get(path)
+        if local is None or local.nbytes == 0:
+            continue
+        is_first = identity(local) not in number_of
+        number = number_of.setdefault(identity(local), len(number_of))
+        if is_own(leaf, sharer.world_size):
+            own_bytes += local.nbytes * is_first
+        else:
+            entries.append(entry_of(name_of(path), leaf, local, number))
+            paths.append(path)
+    values = {name_of(path): value_of(leaf) for path, leaf in leaves}
+    return Holding(tuple(entries), own_bytes, {name: value for name, value in values.items() if value is not None}), paths
+
+
+def indices_of(
+    shard: Shard, leaves: list[tuple[Path, Any]], local_of: dict[Path, torch.Tensor]
+) -> tuple[dict[Path, int | None], list[torch.Tensor]]:
+    """The tensors that are staged, and for every tensor leaf which of them it is; None if others stage it."""
+    left: set[Path] = set()
+    paths: list[Path] = []
+    if shard.sharer is not None:
+        shard.holding, paths = held_by(shard.sharer, leaves, local_of)
+        shard.share = shard.sharer.share_of(shard.holding)
+        left = {paths[number] for number in shard.share.left} if shard.share is not None else left
+    # Tied tensors are staged once: the same memory, read the same way, is the same tensor.
+    index_of: dict[tuple[Any, ...], int] = {}
+    unique: list[torch.Tensor] = []
+    for path, tensor in local_of.items():
+        if path not in left and identity(tensor) not in index_of:
+            index_of[identity(tensor)] = len(unique)
+            unique.append(tensor)
+    indices = {path: None if path in left else index_of[identity(tensor)] for path, tensor in local_of.items()}
+    shard.entries = [indices[path] for path in paths]
+    return indices, unique
+
+
 def captured_first(
     shard: Shard, resolved: dict[str, Any], trust_pickle: bool = False, copies: Copies = Copies.NOW, behind: bool = False
 ) -> Callable[[], dict[str, Any]]:
@@ -316,23 +387,21 @@ def captured_first(
             locals_by_path[path] = own_memory(name_of(path), leaf)
         elif not isinstance(leaf, torch.Tensor) and not trust_pickle:
             check_savable(name_of(path), leaf)
-    # Tied tensors are staged once: the same memory, read the same way, is the same tensor.
-    index_of: dict[tuple[Any, ...], int] = {}
-    unique: list[torch.Tensor] = []
-    for tensor in locals_by_path.values():
-        if identity(tensor) not in index_of:
-            index_of[identity(tensor)] = len(unique)
-            unique.append(tensor)
+    indices, unique = indices_of(shard, leaves, locals_by_path)
     spare = (len(leaves) - len(locals_by_path)) * SPARE_BYTES_PER_LEAF
 
     def kept(path: Path, leaf: Any) -> Any:
         local = locals_by_path.get(path)
         if local is None:
             return copied(path, leaf)
-        return Staged(index_of[identity(local)], leaf if isinstance(leaf, DTensor) else None)
+        outer, index = leaf if isinstance(leaf, DTensor) else None, indices[path]
+        if index is not None:
+            return Staged(index, outer)
+        view = left_to_others(local.shape, local.dtype)
+        return view if outer is None else distributed_again(view, outer)
 
     around = rebuilt(resolved, kept)
-    learn = learned(resolved, leaves, {path: index_of[identity(local)] for path, local in locals_by_path.items()})
+    learn = learned(resolved, leaves, indices)
     if behind:
         shard.copy_each = Behind(unique).copy_each
 
@@ -361,7 +430,7 @@ def has_exact_names(value: Any) -> bool:
 
 
 def learned(
-    resolved: dict[str, Any], leaves: list[tuple[Path, Any]], tensors: dict[Path, int]
+    resolved: dict[str, Any], leaves: list[tuple[Path, Any]], tensors: dict[Path, int | None]
 ) -> Callable[[Shard, tuple[Spec, ...], int], None] | None:
     """What remembers the structure once it is staged, if all there is to do the next time is to copy."""
     if not has_exact_names(resolved):
@@ -376,7 +445,8 @@ def learned(
     def learn(shard: Shard, specs: tuple[Spec, ...], spare: int) -> None:
         records, frames, end = shard.layouts.of(specs)
         shard.structure = Structure(
-            nest, known, names, columns, specs, records, frames, end, spare, shard.places, shard.empties, shard.empty_dicts
+            nest, known, names, columns, specs, records, frames, end, spare, shard.places, shard.empties, shard.empty_dicts,
+            share=shard.share,
         )
         shard.layouts.learn(shard.structure)
 
@@ -414,7 +484,7 @@ def captured_again(
         held.clear()
         shard.copied_bytes = structure.nbytes
         shard.places, shard.empties, shard.structure = structure.places, structure.empties, structure
-        shard.empty_dicts = structure.empty_dicts
+        shard.empty_dicts, shard.share = structure.empty_dicts, structure.share
         shard.layouts.use(structure)
         return Twin(structure, objects, views)
 
@@ -430,13 +500,16 @@ def views_of(slot: _native.Slot, structure: Structure) -> list[Any]:
             views.append(None)
             continue
         index = expected.index
-        if index not in made:
-            made[index] = view_in(slot, structure.records[index], structure.specs[index], expected.dtype)
-        if expected.outer is None:
-            views.append(made[index])
+        if index is None:
+            view = left_to_others(expected.shape, expected.dtype)
         else:
+            if index not in made:
+                made[index] = view_in(slot, structure.records[index], structure.specs[index], expected.dtype)
+            view = made[index]
+        if expected.outer is not None:
             mesh, placements, shape, stride = expected.outer
-            views.append(DTensor.from_local(made[index], mesh, placements, run_check=False, shape=shape, stride=stride))
+            view = DTensor.from_local(view, mesh, placements, run_check=False, shape=shape, stride=stride)
+        views.append(view)
     return views
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.optim import Optimizer
 
 from .._arguments import DURABLE, VERIFY, check_state, limit_in_seconds, one_of, step_number, step_or_none, thread_count
 from .._board import own_rank
@@ -31,16 +32,17 @@ from ..errors import (
     UnsavableState,
     WaitTimeout,
 )
-from ._ahead import Termination, make_slots
+from ._ahead import Termination, make_next_slot, make_slots
 from ._alone import load_alone, only_cause
 from ._arena import without_states
 from ._events import Events, Hook
 from ._fence import Fence, Verdict, agreed
 from ._handle import STATES, SaveFuture, SaveHandle
 from ._progress import Hook as ProgressHook
-from ._ranks import ALONE, Ranks, given_run, run_key
+from ._ranks import ALONE, At, Ranks, given_run, run_key
 from ._reader import StoragedLoadPlanner, StoragedReader
 from ._saving import FOLLOW_SECONDS, Memory, Save, Skipped, said
+from ._sharing import Holding, Share, Sharer, agree, share_nothing
 from ._structure import Twin, Whole
 from ._writer import StoragedWriter
 
@@ -67,6 +69,8 @@ class CheckpointInfo:
 
 class Checkpointer:
     """Saves in the background, one save at a time; every rank of the process group calls `save` with the same steps.
+
+    What ranks hold alike (the same name, place and type) one of them saves; what is each rank's own needs a name of its own.
 
     `timeout` bounds each call, in seconds, and each save from its beginning to its commit. `on_error` says what becomes of
     a save that fails: "raise" raises it once, as `CheckpointSaveError`, in the call that failed or the next one (which has
@@ -149,10 +153,15 @@ class Checkpointer:
         self._memory = Memory()
         self._asked = 0
         self._prepares = 0
+        self._asked_ahead = ""
         self._loads = 0
+        #: The save that was begun last; no save is before the first.
+        self._at = (-1, -1)
         self._events = Events(events, namespace=self.session.namespace, rank=self._ranks.rank)
         self._prepared: SaveFuture[int] | None = None
-        #: Set when a `prepare` has its run, or will have none.
+        #: Whether slots were made, or are being made, before they are needed.
+        self._has_slots = False
+        #: Set when a `prepare` has its run and knows what others stage, or will not.
         self._has_run = threading.Event()
         self._termination: Termination | None = None
         self._is_closed = False
@@ -182,7 +191,8 @@ class Checkpointer:
         step = step_number(step)
         behind = self.background if background is None else background
         deadline, began = Deadline(self.timeout), time.time()
-        save = Save(self._ranks, (self._loads, step), deadline, self._memory, self._adopt_run, self._lose_runs, self._save_planner)
+        self._at = (self._loads, step)
+        save = Save(self._ranks, self._at, deadline, self._memory, self._adopt_run, self._lose_runs, self._save_planner)
         if self._skips(save):
             return None
         before = self._settled(deadline.later(END_SECONDS))
@@ -199,6 +209,7 @@ class Checkpointer:
         # Also where this rank has nothing to save: the others hear of it and give this step up, not the ones after it.
         self._last, self._last_failed = save, False
         self._background().submit(save.drive)
+        self._make_next_slot(save)
         if isinstance(own, (UnsavableState, InvalidArgument)):
             self._last = None
             self._count(step, own)
@@ -220,12 +231,30 @@ class Checkpointer:
         self._check_open()
         check_state(state_dict)
         future: SaveFuture[int] = SaveFuture()
-        self._prepared = future
+        before, self._prepared, self._has_slots = self._prepared, future, True
         self._has_run.clear()
+        self._prepares += 1
         # States are asked for here: what gives them may be collective.
         resolved = without_states(state_dict)
-        threading.Thread(target=self._prepare, args=(resolved, future), name="storaged-prepare", daemon=True).start()
+        arguments = (resolved, future, f"prepare/{self._prepares}", self._at, before)
+        threading.Thread(target=self._prepare, args=arguments, name="storaged-prepare", daemon=True).start()
         return future
+
+    def watch(self, optimizer: Optimizer, state: Callable[[], dict[str, Any]]) -> None:
+        """Prepares after the optimizer's first step, when its states are there: `state` makes what will be saved, in the thread that steps.
+
+        Every rank calls it. Where that fails, it is logged, and the first save makes its slots itself.
+        """
+        self._check_open()
+
+        def after_first_step(*_: Any) -> None:
+            hook.remove()
+            try:
+                self.prepare(state())
+            except Exception as error:
+                logger.warning("nothing is made ahead: %s", said(error))
+
+        hook = optimizer.register_step_post_hook(after_first_step)
 
     def list(self) -> list[CheckpointInfo]:
         """The namespace's checkpoints as this node's daemon knows them, oldest first. Any rank may ask alone."""
@@ -458,28 +487,65 @@ class Checkpointer:
         if plan is not None and self.ahead == "load":
             self.prepare(state_dict)
 
-    def _prepare(self, state_dict: dict[str, Any], future: SaveFuture[int]) -> None:
+    def _prepare(
+        self, state_dict: dict[str, Any], future: SaveFuture[int], name: str, at: At, before: SaveFuture[int] | None
+    ) -> None:
         deadline = Deadline(self.timeout)
+        # Two at once would make more slots than there are used.
+        self._wait_prepared(before, deadline)
         try:
-            try:
-                run = self._run or self._from_rank_zero_ahead(deadline)
-                self.session.set_run(self._key, run)
-            finally:
+            run = self._run or self._from_rank_zero_ahead(name, deadline)
+            self.session.set_run(self._key, run)
+            writer = self._writer(None, run)
+            if self._ranks.size == 1:
                 self._has_run.set()
-            future.set_result(make_slots(self._writer(None, run), state_dict, deadline))
+            else:
+                writer.sharer = Sharer(self._memory.sharing, self._ranks.size, lambda holding: self._ask_ahead(holding, name, deadline, at))
+            future.set_result(make_slots(writer, state_dict, deadline))
         except Exception as error:
             logger.info("nothing was made ahead: %s", error)
             future.set_result(0)
+        finally:
+            self._has_run.set()
+            if self._ranks.rank == 0 and self._asked_ahead != name:
+                share_nothing(self._ranks, name)
 
-    def _from_rank_zero_ahead(self, deadline: Deadline) -> str:
+    def _ask_ahead(self, holding: Holding, name: str, deadline: Deadline, at: At) -> Share | None:
+        """What others stage of what this rank holds, when all of them prepare."""
+        self._asked_ahead = name
+        try:
+            return agree(self._ranks, name, holding, "a state to prepare for", deadline, at, lambda rank: self._ranks.is_past(rank, at))
+        finally:
+            self._has_run.set()
+
+    def _from_rank_zero_ahead(self, key: str, deadline: Deadline) -> str:
         """The run, opened by rank 0 before any save if there is none."""
-        self._prepares += 1
-        key = f"prepare/{self._prepares}"
         if self._ranks.rank != 0:
             return str(self._ranks.hear_rank_zero([key], "a run to prepare for", deadline))
         run = self.session.run_of(self._key) or self.session.connect(deadline).open_run(deadline.left_ms())
         self._ranks.tell(key, run)
         return run
+
+    def _make_next_slot(self, save: Save) -> None:
+        """After the first save, in the background: the slot that the second one takes, unless `prepare` has made both."""
+        if self._has_slots:
+            return
+        future = self._prepared = SaveFuture()
+        self._has_slots = True
+        self._has_run.set()
+
+        def make() -> None:
+            made = 0
+            try:
+                self._has_slots = save.ended.exception() is None
+                if self._has_slots and not self._is_closed and save.writer is not None and save.structure is not None:
+                    made = make_next_slot(save.writer, save.structure, Deadline(self.timeout))
+            except Exception as error:
+                logger.info("no second slot was made ahead: %s", error)
+            future.set_result(made)
+
+        # A process that ends does not wait for it.
+        threading.Thread(target=make, name="storaged-prepare", daemon=True).start()
 
     def _wait_prepared(self, prepared: SaveFuture[int] | None, deadline: Deadline) -> None:
         if prepared is not None:
@@ -578,6 +644,7 @@ class Checkpointer:
             check_state(state_dict)
             save.run = run = self._begun(save, deadline)
             writer = self._writer(save.step, run)
+            writer.sharer = save.sharer()
             handle = writer.handle
             if behind:
                 copy = writer.captured(state_dict, deadline, behind)

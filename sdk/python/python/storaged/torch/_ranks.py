@@ -277,9 +277,12 @@ class Ranks:
             return
         self._old.append(keys)
         while len(self._old) > 2:
-            for key in self._old.pop(0):
-                if key != keep:
-                    self._call(partial(self._store.delete_key, key))
+            self.forget([key for key in self._old.pop(0) if key != keep])
+
+    def forget(self, keys: list[str]) -> None:
+        """Rank 0 removes what nobody reads any more."""
+        for key in keys:
+            self._call(partial(self._store.delete_key, key))
 
     def _ahead(self, ranks: dict[int, str], at: At | None) -> dict[int, int]:
         """Of these ranks, those that are past the save, and their steps, unless they told what is waited for."""
@@ -288,6 +291,10 @@ class Ranks:
         known = {rank: self.value(f"at/{rank}") for rank in ranks if self.heard(f"at/{rank}")}
         past = {rank: other[1] for rank, other in known.items() if other > at}
         return {rank: step for rank, step in past.items() if not (ranks[rank] and self.heard(ranks[rank]))}
+
+    def is_past(self, rank: int, at: At | None) -> bool:
+        """Whether that rank has come to a later save."""
+        return bool(self._ahead({rank: ""}, at))
 
     def _missing(self, missing: list[int], ahead: dict[int, int], what: str, deadline: Deadline) -> RanksMissing:
         who = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")

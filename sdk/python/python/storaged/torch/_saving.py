@@ -8,6 +8,7 @@ does not come ends this step for all and no other.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -21,11 +22,14 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from .._deadline import Deadline
-from ..errors import CheckpointSaveError, StoragedError, UnknownRun, WaitTimeout
+from ..errors import CheckpointSaveError, RanksMissing, StoragedError, UnknownRun, WaitTimeout
 from ._objects import Encoder
 from ._ranks import At, Ranks
+from ._sharing import Holding, Share, Sharer, Sharing, agree, keys_of, share_nothing
 from ._structure import Located, Structure, Twin, Whole
 from ._writer import StoragedWriter
+
+logger = logging.getLogger("storaged")
 
 # Rank 0 keeps the time, which its last native call may pass a little; the others wait so much longer to hear how it ended.
 FOLLOW_SECONDS = 0.8
@@ -50,8 +54,9 @@ class Agreed:
     described: tuple[bytes, bytes] | None
 
 
-#: Rank 0 says to a save either: go on without a plan, or send one, because some rank has another structure.
-AGAIN, PLAN = "again", "plan"
+#: Rank 0 says to a save either: go on without a plan, or send one, because some rank has another structure. Or send one, and
+#: agree anew on who stages what the next time, because some have not asked when others did.
+AGAIN, PLAN, PLAN_AND_SHARE = "again", "plan", "plan and share"
 
 
 class Memory:
@@ -60,6 +65,7 @@ class Memory:
     def __init__(self) -> None:
         self.seen: set[str] = set()
         self.agreed: Agreed | None = None
+        self.sharing = Sharing()
         self.encoder = Encoder()
         #: Saves that were made without a plan.
         self.again = 0
@@ -109,6 +115,8 @@ class Save:
         #: Done when the save ended everywhere.
         self.ended: Future[None] = Future()
         self.has_begun = False
+        #: Whether this rank has asked who stages what.
+        self.has_asked = False
         #: Runs that a daemon does not know any more; ranks may have been in different ones.
         self.lost_runs: set[str] = set()
 
@@ -123,14 +131,15 @@ class Save:
         if self.ranks.rank == 0:
             self.ranks.tell(self._begin_key, (self.nonce, run, said(self.failure)))
 
-    def hear_begin(self) -> str:
+    def hear_begin(self, limit: Deadline | None = None) -> str:
         """On the other ranks: waits until rank 0 has begun the step; the run."""
-        nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, self.deadline, self.at)
+        limit = limit or self.deadline
+        nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
         while nonce in self.seen:
             # What is left of an attempt that failed.
-            self.deadline.check(f"rank 0 to begin {self.what} again")
+            limit.check(f"rank 0 to begin {self.what} again")
             time.sleep(Ranks.LONGEST_PAUSE)
-            nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, self.deadline, self.at)
+            nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
         self.nonce = nonce
         if run is None:
             self.seen.add(nonce)
@@ -143,6 +152,34 @@ class Save:
 
     def failed(self, why: str) -> CheckpointSaveError:
         return CheckpointSaveError(f"step {self.step} was not saved: {why}", self.step)
+
+    def sharer(self) -> Sharer | None:
+        """What asks which tensors other ranks stage."""
+        return None if self.ranks.size == 1 else Sharer(self.memory.sharing, self.ranks.size, self._ask)
+
+    def _ask(self, holding: Holding) -> Share | None:
+        # In the training thread: all ranks do this when a structure is new, and no longer than the save has time for after it.
+        self.has_asked = True
+        limit = Deadline(self.deadline.left() / 2)
+        try:
+            if self.ranks.rank != 0:
+                self.hear_begin(limit)
+            return agree(self.ranks, self.nonce, holding, self.what, limit, self.at, self._has_not_asked)
+        except (RanksMissing, WaitTimeout) as error:
+            logger.info("this rank stages all that it holds: %s", error)
+            return None
+
+    def _has_not_asked(self, rank: int) -> bool:
+        """On rank 0: whether that rank has gone on, or has left the step out."""
+        return self.ranks.heard(f"same/{self.nonce}/{rank}") or self.ranks.is_past(rank, self.at)
+
+    def _answer_who_asks(self) -> None:
+        """On rank 0, which knew its share: ranks that did not wait for its word."""
+        if self.ranks.rank == 0 and self.ranks.size > 1 and not self.has_asked:
+            try:
+                share_nothing(self.ranks, self.nonce)
+            except StoragedError as error:
+                logger.debug("the other ranks could not be told: %s", error)
 
     def tear(self) -> None:
         """The tensors are going to change, whether they are copied or not: if not, this step is given up."""
@@ -164,6 +201,7 @@ class Save:
 
     def drive(self) -> None:
         """Brings the save to its end, in the background; `ended` says how."""
+        self._answer_who_asks()
         self._stage()
         try:
             self._lead() if self.ranks.rank == 0 else self._follow()
@@ -186,6 +224,7 @@ class Save:
     def _lead(self) -> None:
         of_ranks = [f"{key}/{self.nonce}/{rank}" for key in ("same", "plan", "go", "done") for rank in range(1, self.ranks.size)]
         of_all = [f"{key}/{self.nonce}" for key in ("same", "go", "end")]
+        of_all += keys_of(self.nonce, self.ranks.size)
         self.ranks.forget_later([*of_ranks, *of_all, self._begin_key], self._begin_key)
         try:
             self._lead_to_commit()
@@ -206,12 +245,13 @@ class Save:
 
     def _lead_to_commit(self) -> None:
         planner = self.new_planner()
-        bases = self._gathered("same", self._tried(self._base), "staging")
+        bases, shares = zip(*self._gathered("same", self._tried(self._base), "staging"))
         if bases[0] is not None and set(bases) == {bases[0]}:
             self.ranks.tell(f"same/{self.nonce}", ("ok", AGAIN))
             return self._lead_again()
-        self.ranks.tell(f"same/{self.nonce}", ("ok", PLAN))
-        self.memory.agreed = None
+        todo = PLAN if set(shares) == {shares[0]} else PLAN_AND_SHARE
+        self.ranks.tell(f"same/{self.nonce}", ("ok", todo))
+        self._plan_anew(todo)
         plans = self._gathered("plan", self._tried(lambda: self._local_plan(planner)), "planning")
         assert self.writer is not None
         plans, metadata = planner.create_global_plan(self.writer.prepare_global_plan(plans))
@@ -257,12 +297,13 @@ class Save:
             self.failure = StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.writer.run}")
         planner = self.new_planner()
         self._answer("same", self._tried(self._base))
-        if self._heard([f"same/{self.nonce}"]) == AGAIN:
+        todo = self._heard([f"same/{self.nonce}"])
+        if todo == AGAIN:
             self._answer("done", self._tried(self._written_again))
             self._heard([f"end/{self.nonce}"])
             self.memory.again += 1
             return
-        self.memory.agreed = None
+        self._plan_anew(todo)
         self._answer("plan", self._tried(lambda: self._local_plan(planner)))
         plan = self._heard([f"go/{self.nonce}/{self.ranks.rank}", f"go/{self.nonce}"])
         results = self._answer("done", self._tried(lambda: self._written(planner, plan)))
@@ -301,10 +342,21 @@ class Save:
             self._note_lost(error)
             return ("failed", (said(error), self.lost_runs))
 
-    def _base(self) -> str | None:
-        """The planned save that this one is like on this rank, object for object; None if there is none."""
+    def _plan_anew(self, todo: str) -> None:
+        self.memory.agreed = None
+        if todo == PLAN_AND_SHARE:
+            self.memory.sharing.share = None
+
+    def _base(self) -> tuple[str | None, str | None]:
+        """The planned save that this one is like on this rank, and the agreement that its share is of; None if there is none."""
         assert self.writer is not None
         self.writer.set_up_storage_writer(self.ranks.rank == 0)
+        share = self.writer.share
+        return self._same_as(), None if share is None else share.name
+
+    def _same_as(self) -> str | None:
+        """The planned save that this one is like on this rank, object for object."""
+        assert self.writer is not None
         agreed = self.memory.agreed
         if agreed is None or agreed.structure is not self.writer.structure:
             return None
@@ -340,7 +392,12 @@ class Save:
         # Without an id of this save, so that the description of later ones is the same.
         planner.set_up_planner(self.staged.state_dict, None, leads)
         self.writer.set_up_storage_writer(leads)
-        return self.writer.prepare_local_plan(planner.create_local_plan())
+        plan = planner.create_local_plan()
+        share = self.writer.share
+        if share is not None and share.left:
+            tensors = [item.index for item in plan.items if item.type != WriteItemType.BYTE_IO]
+            self.writer.left = frozenset(index for index in tensors if planner.lookup_object(index).is_meta)
+        return self.writer.prepare_local_plan(plan)
 
     def _written(self, planner: DefaultSavePlanner, plan: Any) -> Any:
         assert self.writer is not None

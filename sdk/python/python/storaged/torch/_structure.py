@@ -17,6 +17,7 @@ import torch
 
 from ._columns import Columns, Differs
 from ._metadata import Place
+from ._sharing import Share
 from ._tensors import PLAIN_TYPES, DTensor, lies_in_order
 
 #: Values that nobody can change: a staged twin holds the same object.
@@ -106,15 +107,18 @@ def nested_again(nest: Nest | None, leaves: Any) -> Any:
 class Leaf:
     """One tensor leaf: which of the shard's tensors it is, and what a view of it in a slot is made like."""
 
-    index: int
+    #: None if another rank stages it.
+    index: int | None
     dtype: torch.dtype
+    #: Of its local tensor.
+    shape: torch.Size
     #: Whether a copy of its memory is a copy of it.
     in_order: bool
     #: None for a plain tensor.
     outer: Outer | None
 
 
-def leaf_of(index: int, tensor: torch.Tensor) -> Leaf | None:
+def leaf_of(index: int | None, tensor: torch.Tensor) -> Leaf | None:
     """None if it needs more than a copy of its elements."""
     outer = None
     if isinstance(tensor, DTensor):
@@ -124,7 +128,7 @@ def leaf_of(index: int, tensor: torch.Tensor) -> Leaf | None:
         return None
     if tensor.is_conj() or tensor.is_neg():
         return None
-    return Leaf(index, tensor.dtype, lies_in_order(tensor), outer)
+    return Leaf(index, tensor.dtype, tensor.shape, lies_in_order(tensor), outer)
 
 
 class Located(NamedTuple):
@@ -156,6 +160,8 @@ class Structure:
     empties: dict[Any, Place]
     #: Where dicts lie that hold nothing.
     empty_dicts: list[tuple[Any, ...]] = field(default_factory=list)
+    #: What of it is staged, if others stage the rest.
+    share: Share | None = None
     #: By the slot's address: for every leaf that is a tensor a view of its place.
     views: dict[int, list[Any]] = field(default_factory=dict)
 
@@ -170,15 +176,18 @@ class Structure:
         self._in_order: list[int] = []
         self._elementwise: list[int] = []
         first_of: dict[int, int] = {}
+        copied: list[Record] = []
         for number, (_, leaf) in enumerate(tensors):
-            if self.records[leaf.index][3] == 0:
+            if leaf.index is None or self.records[leaf.index][3] == 0:
                 continue
             first = first_of.setdefault(leaf.index, number)
             if first != number:
                 self._ties.append((number, first))
+            elif leaf.in_order:
+                self._in_order.append(number)
+                copied.append(self.records[leaf.index])
             else:
-                (self._in_order if leaf.in_order else self._elementwise).append(number)
-        copied = [self.records[tensors[number][1].index] for number in self._in_order]
+                self._elementwise.append(number)
         #: Where they go, packed as `Slot.copy_packed` takes it.
         self.offsets = array("Q", [record[2] for record in copied]).tobytes()
         self.lengths = array("Q", [record[3] for record in copied]).tobytes()

@@ -37,6 +37,7 @@ from ._handle import STATES, SaveHandle
 from ._metadata import Place, emit_torch_metadata, encode_schema
 from ._objects import check_loadable
 from ._ranks import ALONE, given_run, lose_run, rank_and_world, resolve_run, run_key, step_of
+from ._sharing import Holding, Notes, Share, Sharer, Sharing, check_nothing_is_lost, with_agreement, without
 from ._structure import Structure, Twin, Whole
 from ._tensors import own_memory
 
@@ -54,6 +55,8 @@ CALLERS_MAX = 12
 
 # Layouts belong to one connection: a new one gets new slots, which may have old numbers.
 _layouts: weakref.WeakKeyDictionary[Session, tuple[Any, Layouts]] = weakref.WeakKeyDictionary()
+# What others stage, by group: users make a writer by the save.
+_sharings: weakref.WeakKeyDictionary[Session, dict[Any, Sharing]] = weakref.WeakKeyDictionary()
 
 
 class StoragedWriter(StorageWriter):
@@ -101,6 +104,14 @@ class StoragedWriter(StorageWriter):
         self.handle = SaveHandle(self.session, self._run)
         self._shard: Shard | None = None
         self._contexts: dict[str, str] = {}
+        #: Asks which tensors other ranks stage.
+        self.sharer: Sharer | None = None
+        #: What of the plan they stage.
+        self.left: frozenset[MetadataIndex] = frozenset()
+        #: What others stage is learned from the plans of DCP's own saves.
+        self._sharing: Sharing | None = None
+        #: What this rank's plan named before that was taken out; None if the plan is one that was kept.
+        self._named: frozenset[MetadataIndex] | None = None
         #: Where this rank's empty dicts lie, and on the coordinator those of all ranks.
         self._empty_dicts: list[tuple[Any, ...]] = []
         self._all_empty_dicts: list[tuple[Any, ...]] = []
@@ -155,6 +166,7 @@ class StoragedWriter(StorageWriter):
             raise ProcessModeUnsupported(NOT_IN_A_PROCESS)
         self._run = self._given
         self.handle = SaveHandle(self.session, self._run)
+        self._share_as_planned()
         try:
             return self.stage_within(state_dict, Deadline(self.timeout)).state_dict
         except Exception as error:
@@ -184,6 +196,7 @@ class StoragedWriter(StorageWriter):
                 raise
             self._shard, self._contexts, self._gave_up, self._is_set_up = shard, shard.contexts, False, False
             self._empty_dicts = shard.empty_dicts
+            self.left = frozenset() if shard.share is None else shard.share.items
             seconds = time.perf_counter() - started
             logger.debug("rank %d staged %.1f MiB in %.3f s", self.rank, shard.copied_bytes / 2**20, seconds)
             self.handle.staged.set_result(None)
@@ -239,11 +252,19 @@ class StoragedWriter(StorageWriter):
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=uuid.uuid4().hex)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return replace(plan, storage_data=self._empty_dicts) if self._shard is not None and self._empty_dicts else plan
+        if self._shard is None:
+            return plan
+        if not getattr(plan, "usable", True):
+            self._named = None
+            return plan
+        self._named = frozenset(item.index for item in plan.items)
+        plan, left = without(plan, self.left)
+        return replace(plan, storage_data=Notes(tuple(self._empty_dicts), left, None if self.share is None else self.share.name))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        self._all_empty_dicts = [path for plan in plans for path in plan.storage_data or ()]
-        return plans
+        check_nothing_is_lost(plans)
+        self._all_empty_dicts = [path for plan in plans if plan.storage_data for path in plan.storage_data.empty_dicts]
+        return with_agreement(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         shard, self._shard = self._shard, None
@@ -301,6 +322,11 @@ class StoragedWriter(StorageWriter):
     def structure(self) -> Structure | None:
         """What was staged, if it may come again."""
         return self._shard.structure if self._shard is not None else None
+
+    @property
+    def share(self) -> Share | None:
+        """What of its tensors this rank has staged, if others have staged the rest."""
+        return self._shard.share if self._shard is not None else None
 
     def write_again(self, pieces: list[tuple[int, bytes]]) -> None:
         """Puts objects to their offsets, and seals."""
@@ -360,7 +386,9 @@ class StoragedWriter(StorageWriter):
             limit = first.pop() if first else Deadline(self.timeout)
             return trainer.acquire(size, limit.left_ms())
 
-        return Shard(self.rank, acquire, layouts, self.threads)
+        shard = Shard(self.rank, acquire, layouts, self.threads)
+        shard.sharer = self.sharer
+        return shard
 
     def _fill(self, shard: Shard, plan: SavePlan, planner: SavePlanner, staged: bool) -> list[WriteResult]:
         tensors = [i for i in plan.items if i.type != WriteItemType.BYTE_IO]
@@ -372,6 +400,7 @@ class StoragedWriter(StorageWriter):
             records = self._records_of(shard, values)
         else:
             records = [shard.place_of(value) or shard.append_tensor(value) for value in values]
+            self._learn_share(shard, plan, planner, records)
         results = [self._result(item.index, place) for item, place in zip(tensors, records)]
         for item in objects:
             saved = bytes_of(planner, item)
@@ -379,6 +408,44 @@ class StoragedWriter(StorageWriter):
                 check_loadable(item.index.fqn, saved)
             results.append(self._result(item.index, shard.append_bytes(saved)))
         return results
+
+    def _share_as_planned(self) -> None:
+        """What DCP's plan of the last save had others write they stage too, from the next save of the same tensors on."""
+        if self._is_alone or self.world_size == 1:
+            return
+        sharing = self._sharing = _sharings.setdefault(self.session, {}).setdefault(run_key(self.process_group), Sharing())
+        if sharing.is_in_doubt and sharing.share is not None and sharing.share.items:
+            # A save that was not planned yet, or never: ranks may not have the same share any more.
+            sharing.share = None
+        sharing.is_in_doubt = True
+
+        def nobody(_: Holding) -> None:
+            return None
+
+        self.sharer = Sharer(sharing, self.world_size, nobody)
+
+    def _learn_share(self, shard: Shard, plan: SavePlan, planner: SavePlanner, records: list[Place]) -> None:
+        sharing, notes = self._sharing, plan.storage_data
+        if sharing is None or not isinstance(notes, Notes):
+            return
+        sharing.is_in_doubt = False
+        if notes.agreement is None:
+            sharing.share = None
+        elif shard.share is None and shard.holding is not None:
+            sharing.share = share = self._share_of_plan(notes.agreement, shard, shard.holding, plan, planner, records)
+            if not share.left and shard.structure is not None:
+                shard.structure.share = share
+
+    def _share_of_plan(
+        self, agreement: str, shard: Shard, holding: Holding, plan: SavePlan, planner: SavePlanner, records: list[Place]
+    ) -> Share:
+        # Plans that are kept, and planners that make other tensors of what was staged, need all of it.
+        if self._named is None or shard.appended or getattr(planner, "_enable_plan_caching", False):
+            return Share(agreement, holding, frozenset())
+        used = {place.data_offset for place in records}
+        offsets = [record[2] for record in shard.layouts.of(shard.specs)[0]]
+        left = frozenset(at for at, index in enumerate(shard.entries) if index is not None and offsets[index] not in used)
+        return Share(agreement, holding, left, self._named - {item.index for item in plan.items})
 
     def _result(self, index: MetadataIndex, place: Place) -> WriteResult:
         # The step is the last: whoever collects the results sees who saves which.
