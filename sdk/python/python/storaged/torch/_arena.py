@@ -6,6 +6,7 @@ import copy
 import ctypes
 import enum
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 
 from .. import _native
 from ..errors import UnsavableState
-from ._behind import Behind, Pair, copy_each
+from ._behind import Behind
 from ._columns import Columns, Differs
+from ._devices import Pair, device_of
 from ._metadata import Place
 from ._objects import check_savable
+from ._pinned import Pinned, Pins
 from ._structure import IMMUTABLE, Record, Structure, Twin, Whole, nest_of
 from ._structure import leaf_of as structure_leaf
 from ._tensors import DTensor, contexts_of, is_described, lies_in_order, own_memory, taken_apart
@@ -57,6 +60,8 @@ class Layouts:
         self.framed: dict[int, tuple[int, tuple[Spec, ...]]] = {}
         # The one that was used last at the end.
         self.structures: list[Structure] = []
+        #: Its slots that are page-locked.
+        self.pins = Pins()
 
     def learn(self, structure: Structure) -> None:
         self.structures = [*self.structures[-(STRUCTURES_MAX - 1) :], structure]
@@ -99,8 +104,8 @@ class Shard:
         self.empty_dicts: list[Path] = []
         #: What was staged, if later saves may be of the same structure.
         self.structure: Structure | None = None
-        #: How tensors are copied that are no plain memory.
-        self.copy_each: Callable[[list[Pair]], None] = copy_each
+        #: What tensors that are no plain memory are copied behind, if not behind what their devices do when they are copied.
+        self.behind: Behind | None = None
 
     def stage(self, tensors: list[torch.Tensor], spare: int = 0, copies: Copies = Copies.NOW) -> list[torch.Tensor]:
         """Copies tensors to their offsets, each once, and returns views of the slot in the same order."""
@@ -110,6 +115,8 @@ class Shard:
         views = [view_in(slot, record, spec, t.dtype) for record, spec, t in zip(records, specs, tensors)]
         if copies is Copies.NOW:
             self._copy(tensors, views, records)
+        else:
+            self.pin(tensors)
         places = [Place(self.rank, *record) for record in records]
         self.places = {(place.data_offset, place.data_length): place for place in places}
         self.empties = {spec: place for spec, place in zip(specs, places) if place.data_length == 0}
@@ -138,8 +145,23 @@ class Shard:
             else:
                 others.append((view, tensor))
             self.copied_bytes += nbytes
-        self.copy_each(others)
-        self.slot.copy_many(parts, self.threads)
+        with self.copying(others):
+            self.slot.copy_many(parts, self.threads)
+
+    def copying(self, pairs: list[Pair]) -> AbstractContextManager[None]:
+        """Copies tensors that are no plain memory, from GPUs beside what the block does."""
+        behind = self.behind or Behind(tensor for _, tensor in pairs)
+        return behind.copying(pairs, self._pinned)
+
+    def pin(self, tensors: list[torch.Tensor]) -> None:
+        """Page-locks the slot, if any of the tensors that it is for are on a GPU."""
+        device = next((found for found in map(device_of, tensors) if found is not None), None)
+        if device is not None:
+            self._pinned(device)
+
+    def _pinned(self, device: int) -> Pinned | None:
+        assert self.slot is not None
+        return self.layouts.pins.of(self.slot, device)
 
     def place_of(self, tensor: torch.Tensor) -> Place | None:
         """Where a tensor lies, if it is a whole staged one."""
@@ -273,11 +295,12 @@ def prepare_state_dict(shard: Shard, state_dict: dict[str, Any]) -> None:
     resolved = without_states(state_dict)
     for structure in reversed(shard.layouts.structures):
         try:
-            structure.sources(structure.leaves_of(resolved))
+            _, others = structure.sources(structure.leaves_of(resolved))
         except Differs:
             continue
         slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
         structure.views_at(slot.address, lambda: views_of(slot, structure))
+        shard.pin([tensor for _, tensor in others])
         return
     captured_first(shard, resolved, True, Copies.LATER)()
 
@@ -334,7 +357,7 @@ def captured_first(
     around = rebuilt(resolved, kept)
     learn = learned(resolved, leaves, {path: index_of[identity(local)] for path, local in locals_by_path.items()})
     if behind:
-        shard.copy_each = Behind(unique).copy_each
+        shard.behind = Behind(unique)
 
     def stage() -> dict[str, Any]:
         views = shard.stage(unique, spare, copies)
@@ -399,7 +422,7 @@ def captured_again(
     objects |= {at: copied((structure.names[at],), leaves[at]) for at in changeable}
     elementwise = [(at, tensor.detach()) for at, tensor in others]
     if behind:
-        shard.copy_each = Behind(tensor for _, tensor in elementwise).copy_each
+        shard.behind = Behind(tensor for _, tensor in elementwise)
 
     def stage() -> Twin:
         slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
@@ -407,10 +430,10 @@ def captured_again(
         def views() -> list[Any]:
             return structure.views_at(slot.address, lambda: views_of(slot, structure))
 
-        slot.copy_packed(addresses, structure.offsets, structure.lengths, shard.threads)
-        if elementwise:
-            plain = [view._local_tensor if isinstance(view, DTensor) else view for view in views()]
-            shard.copy_each([(plain[at], tensor) for at, tensor in elementwise])
+        made = views() if elementwise else []
+        plain = [view._local_tensor if isinstance(view, DTensor) else view for view in made]
+        with shard.copying([(plain[at], tensor) for at, tensor in elementwise]):
+            slot.copy_packed(addresses, structure.offsets, structure.lengths, shard.threads)
         held.clear()
         shard.copied_bytes = structure.nbytes
         shard.places, shard.empties, shard.structure = structure.places, structure.empties, structure
