@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import ctypes
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 
 from .. import _native
 from ..errors import UnsavableState
-from ._behind import Behind, Pair, copy_each
+from ._behind import Behind
 from ._columns import Columns, Differs
+from ._devices import Pair, device_of
 from ._metadata import Place
 from ._objects import check_savable
+from ._pinned import Pinned, Pins
 from ._sharing import Holding, Share, Sharer, entry_of, is_own, value_of
 from ._structure import IMMUTABLE, Record, Structure, Twin, Whole, nest_of
 from ._structure import leaf_of as structure_leaf
@@ -58,6 +61,8 @@ class Layouts:
         self.framed: dict[int, tuple[int, tuple[Spec, ...]]] = {}
         # The one that was used last at the end.
         self.structures: list[Structure] = []
+        #: Its slots that are page-locked.
+        self.pins = Pins()
 
     def learn(self, structure: Structure) -> None:
         self.structures = [*self.structures[-(STRUCTURES_MAX - 1) :], structure]
@@ -109,8 +114,8 @@ class Shard:
         #: What it was asked of, and for each entry which of the staged tensors it is; None if others stage it.
         self.holding: Holding | None = None
         self.entries: list[int | None] = []
-        #: How tensors are copied that are no plain memory.
-        self.copy_each: Callable[[list[Pair]], None] = copy_each
+        #: What tensors that are no plain memory are copied behind, if not behind what their devices do when they are copied.
+        self.behind: Behind | None = None
 
     def stage(self, tensors: list[torch.Tensor], spare: int = 0, copies: Copies = Copies.NOW) -> list[torch.Tensor]:
         """Copies tensors to their offsets, each once, and returns views of the slot in the same order."""
@@ -121,6 +126,8 @@ class Shard:
         views = [view_in(slot, record, spec, t.dtype) for record, spec, t in zip(records, specs, tensors)]
         if copies is Copies.NOW:
             self._copy(tensors, views, records)
+        else:
+            self.pin(tensors)
         places = [Place(self.rank, *record) for record in records]
         self.places = {(place.data_offset, place.data_length): place for place in places}
         self.empties = {spec: place for spec, place in zip(specs, places) if place.data_length == 0}
@@ -149,8 +156,23 @@ class Shard:
             else:
                 others.append((view, tensor))
             self.copied_bytes += nbytes
-        self.copy_each(others)
-        self.slot.copy_many(parts, self.threads)
+        with self.copying(others):
+            self.slot.copy_many(parts, self.threads)
+
+    def copying(self, pairs: list[Pair]) -> AbstractContextManager[None]:
+        """Copies tensors that are no plain memory, from GPUs beside what the block does."""
+        behind = self.behind or Behind(tensor for _, tensor in pairs)
+        return behind.copying(pairs, self._pinned)
+
+    def pin(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Page-locks the slot, if any of the tensors that it is for are on a GPU."""
+        device = next((found for found in map(device_of, tensors) if found is not None), None)
+        if device is not None:
+            self._pinned(device)
+
+    def _pinned(self, device: int) -> Pinned | None:
+        assert self.slot is not None
+        return self.layouts.pins.of(self.slot, device)
 
     def place_of(self, tensor: torch.Tensor) -> Place | None:
         """Where a tensor lies, if it is a whole staged one."""
@@ -284,18 +306,19 @@ def prepare_state_dict(shard: Shard, state_dict: dict[str, Any]) -> None:
     resolved = without_states(state_dict)
     for structure in structures_of(shard):
         try:
-            structure.sources(structure.leaves_of(resolved))
+            _, others = structure.sources(structure.leaves_of(resolved))
         except Differs:
             continue
-        prepare_structure(shard, structure)
+        prepare_structure(shard, structure, [tensor for _, tensor in others])
         return
     captured_first(shard, resolved, True, Copies.LATER)()
 
 
-def prepare_structure(shard: Shard, structure: Structure) -> None:
-    """The same for a structure that is known."""
+def prepare_structure(shard: Shard, structure: Structure, elementwise: Sequence[torch.Tensor] = ()) -> None:
+    """The same for a structure that is known, and for what is copied into it element by element, if that is known too."""
     slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
     structure.views_at(slot.address, lambda: views_of(slot, structure))
+    shard.pin(elementwise)
 
 
 def structures_of(shard: Shard) -> list[Structure]:
@@ -403,7 +426,7 @@ def captured_first(
     around = rebuilt(resolved, kept)
     learn = learned(resolved, leaves, indices)
     if behind:
-        shard.copy_each = Behind(unique).copy_each
+        shard.behind = Behind(unique)
 
     def stage() -> dict[str, Any]:
         views = shard.stage(unique, spare, copies)
@@ -469,7 +492,7 @@ def captured_again(
     objects |= {at: copied((structure.names[at],), leaves[at]) for at in changeable}
     elementwise = [(at, tensor.detach()) for at, tensor in others]
     if behind:
-        shard.copy_each = Behind(tensor for _, tensor in elementwise).copy_each
+        shard.behind = Behind(tensor for _, tensor in elementwise)
 
     def stage() -> Twin:
         slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
@@ -477,10 +500,10 @@ def captured_again(
         def views() -> list[Any]:
             return structure.views_at(slot.address, lambda: views_of(slot, structure))
 
-        slot.copy_packed(addresses, structure.offsets, structure.lengths, shard.threads)
-        if elementwise:
-            plain = [view._local_tensor if isinstance(view, DTensor) else view for view in views()]
-            shard.copy_each([(plain[at], tensor) for at, tensor in elementwise])
+        made = views() if elementwise else []
+        plain = [view._local_tensor if isinstance(view, DTensor) else view for view in made]
+        with shard.copying([(plain[at], tensor) for at, tensor in elementwise]):
+            slot.copy_packed(addresses, structure.offsets, structure.lengths, shard.threads)
         held.clear()
         shard.copied_bytes = structure.nbytes
         shard.places, shard.empties, shard.structure = structure.places, structure.empties, structure

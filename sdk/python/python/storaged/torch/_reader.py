@@ -19,9 +19,11 @@ from .._arguments import VERIFY, limit_in_seconds, one_of, step_number, step_or_
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import CheckpointLoadError, CorruptData, InvalidArgument, StoragedError
+from ._devices import device_of
+from ._landing import Rows, land
 from ._metadata import CONTEXTS, EMPTY_DICTS, Place, decode_schema
 from ._objects import load_plain, saved_by_torch
-from ._progress import Hook, Progress
+from ._progress import Hook, Part, Progress
 from ._ranks import from_rank_zero, run_key, step_of
 from ._tensors import contexts_of, holds_wrapper, is_plain, taken_apart
 
@@ -31,6 +33,9 @@ logger = logging.getLogger("storaged")
 CLOSE_SECONDS = 0.5
 # A request has at most 4 MiB, and a range up to 20 bytes of it: a shard of which more pieces are wanted is opened whole.
 RANGES_MAX = 200_000
+
+#: What an item wants: its offset in the shard, its bytes there, and the tensor.
+Landing = tuple[ReadItem, int, int, torch.Tensor]
 
 
 class StoragedReader(StorageReader):
@@ -261,27 +266,53 @@ class StoragedReader(StorageReader):
         raise CheckpointLoadError(f"no saved chunk of {item.storage_index.fqn!r} begins at {item.storage_index.offset}")
 
     def _fill(self, shard: Any, items: list[ReadItem], spans: list[tuple[int, int]], planner: LoadPlanner) -> None:
-        parts, landings = [], []
+        landings: list[Landing] = []
+        on_gpus: dict[int, list[Rows]] = {}
         for item, (offset, length) in zip(items, spans):
             if item.type == LoadItemType.BYTE_IO:
                 self._load_object(item, shard.read(offset, length) if length else b"", planner)
                 self._progress.add(length)
                 continue
             target = planner.resolve_tensor(item).detach()
+            device = device_of(target)
             if self._places[item.storage_index].is_record:
                 target.copy_(self._of_record(item, shard.read(offset, length)))
                 planner.commit_tensor(item, target)
                 self._progress.add(length)
-                continue
-            landing = self._landing(item, target)
-            if length:
-                parts.append((offset, landing.data_ptr(), length))
-            landings.append((item, target, landing))
+            elif device is not None and length:
+                on_gpus.setdefault(device, []).append(self._rows(item, offset, target))
+            else:
+                landings.append((item, offset, length, target))
+        for device, wanted in on_gpus.items():
+            landings += self._land(device, wanted, shard, planner)
+        self._fill_on_cpu(shard, landings, planner)
+
+    def _land(self, device: int, wanted: list[Rows], shard: Any, planner: LoadPlanner) -> list[Landing]:
+        """Fills tensors on a GPU; gives back what has to go there by way of ordinary memory."""
+        left = land(device, wanted, lambda parts: self._read(shard, parts))
+        missed = set(left)
+        for rows in wanted:
+            if rows not in missed:
+                planner.commit_tensor(rows.item, rows.target)
+        return [(rows.item, rows.offset, rows.count * rows.row_bytes, rows.target) for rows in left]
+
+    def _rows(self, item: ReadItem, offset: int, target: torch.Tensor) -> Rows:
+        sizes, dtype = self._chunk(item)
+        inner = list(zip(item.storage_offsets[1:], item.lengths[1:]))
+        return Rows(item, offset, torch.Size([*item.lengths[:1], *sizes[1:]]), dtype, inner, target)
+
+    def _read(self, shard: Any, parts: list[Part]) -> None:
         for turn in self._progress.turns(sorted(parts)):
             if turn:
                 shard.read_many(turn, self.threads)
                 self._progress.add(sum(part[2] for part in turn))
-        for item, target, landing in landings:
+
+    def _fill_on_cpu(self, shard: Any, wanted: list[Landing], planner: LoadPlanner) -> None:
+        """Fills tensors that are plain memory straight, and others from memory that their rows are read into."""
+        landed = [(item, target, self._landing(item, target)) for item, _, _, target in wanted]
+        parts = [(at, landing.data_ptr(), count) for (_, at, count, _), (_, _, landing) in zip(wanted, landed) if count]
+        self._read(shard, parts)
+        for item, target, landing in landed:
             if landing is not target:
                 for dim, (start, extent) in enumerate(zip(item.storage_offsets, item.lengths)):
                     landing = landing if dim == 0 else landing.narrow(dim, start, extent)
