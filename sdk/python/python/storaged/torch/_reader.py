@@ -6,11 +6,12 @@ import io
 import logging
 import os
 import time
+import uuid
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
@@ -142,6 +143,8 @@ class StoragedReader(StorageReader):
             deadline = Deadline(self.timeout)
             self._manifest = self.session.client(deadline).manifest(plan["manifest"], deadline.left_ms())
             self._metadata = decode_schema(self._manifest.schema(), self._manifest.shard_lengths)
+            # What planners are told of the storage, as stock readers do.
+            self._metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, load_id=uuid.uuid4().hex)
         return self._metadata
 
     def blank(self) -> dict[str, Any]:
