@@ -7,6 +7,7 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ logger = logging.getLogger("storaged")
 CLOSE_SECONDS = 0.5
 # A request has at most 4 MiB, and a range up to 20 bytes of it: a shard of which more pieces are wanted is opened whole.
 RANGES_MAX = 200_000
+
+#: Where bytes of a shard begin, and how many.
+Span = tuple[int, int]
 
 
 class StoragedReader(StorageReader):
@@ -202,19 +206,36 @@ class StoragedReader(StorageReader):
         return future
 
     def _read_rank(self, rank: int, items: list[ReadItem], planner: LoadPlanner) -> int:
-        """Opens the ranges of one saved shard, fills its items, gives the shard up."""
+        """Fills the items of one saved shard; how many bytes they have."""
         spans = [self._span(item) for item in items]
         ranges = merged(spans, self._manifest.chunk_bytes, self._manifest.shard_lengths[rank])
         if not ranges:
             self._fill(None, items, spans, planner)
             return 0
         read = sum(length for _, length in spans)
+        rung = self._opened(rank, ranges, lambda shard: self._fill(shard, items, spans, planner))
+        self.rungs[rung] = self.rungs.get(rung, 0) + read
+        return read
+
+    def read_spans(self, rank: int, spans: list[Span]) -> list[bytes]:
+        """These bytes of a shard of the step that is followed, verified."""
+        self.read_metadata()
+        found: list[bytes] = []
+
+        def read(shard: Any) -> None:
+            found[:] = [shard.read(offset, length) for offset, length in spans]
+
+        self._opened(rank, merged(spans, self._manifest.chunk_bytes, self._manifest.shard_lengths[rank]), read)
+        return found
+
+    def _opened(self, rank: int, ranges: list[Span], use: Callable[[Any], None]) -> str:
+        """Opens the ranges of one saved shard, uses it, gives it up; where it was. What is damaged in own RAM is used from elsewhere."""
         for without_own_ram in (False, True):
             deadline = Deadline(self.timeout)
             client = self.session.client(deadline)
             shard = client.open_shard(self._manifest, rank, ranges, deadline.left_ms(), without_own_ram, self.verify)
             try:
-                self._fill(shard, items, spans, planner)
+                use(shard)
             except CorruptData as error:
                 if shard.rung != "own ram":
                     raise
@@ -222,9 +243,8 @@ class StoragedReader(StorageReader):
                 continue
             finally:
                 self._close(client, rank)
-            self.rungs[shard.rung] = self.rungs.get(shard.rung, 0) + read
-            break
-        return read
+            return str(shard.rung)
+        raise AssertionError("a shard that is not in own RAM is used, or raises")
 
     def _close(self, client: Any, rank: int) -> None:
         limit = Deadline(CLOSE_SECONDS)
@@ -363,7 +383,7 @@ def _lists(value: Any) -> Any:
     return inner
 
 
-def merged(spans: list[tuple[int, int]], chunk: int, length: int) -> list[tuple[int, int]]:
+def merged(spans: list[Span], chunk: int, length: int) -> list[Span]:
     """The whole chunks (the unit of verification) that the spans touch, as few ranges."""
     ranges: list[tuple[int, int]] = []
     for offset, count in sorted(spans):
