@@ -98,9 +98,10 @@ frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate,
 	$(PYTHON) tests/versions/frameworks.py --report target/frameworks.xml --write docs/bench/sdk.json --commit "$$(git rev-parse --short HEAD)"; exit $$code
 
 .PHONY: typed
-typed: python-for-tests ## mypy --strict over the Python package
-	@$(BUILD) "installing mypy into .venv" .venv/bin/pip install -q --disable-pip-version-check mypy safetensors
-	@.venv/bin/mypy --strict sdk/python/python/storaged
+typed: python-for-tests ## mypy --strict over the Python package; it and pyright, strict, over what a user writes with it
+	@$(BUILD) "installing mypy and pyright into .venv" .venv/bin/pip install -q --disable-pip-version-check mypy safetensors "pyright[nodejs]"
+	@.venv/bin/mypy --strict sdk/python/python/storaged sdk/python/typed
+	@.venv/bin/pyright --pythonpath .venv/bin/python -p sdk/python/pyrightconfig.json
 
 .PHONY: fresh
 fresh: ## make demo and make test on a bare Debian 12 (root; an hour on two cores, 25 GB of disk while it runs)
