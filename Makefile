@@ -88,18 +88,20 @@ torch-versions: tests-built venv ## The Python tests with torch 2.4 to the newes
 
 .PHONY: frameworks
 frameworks: tests-built python-for-tests ## Lightning, Hugging Face, Accelerate, torchtitan, torchft, Megatron-Core, DeepSpeed, Orbax, DDP and FSDP2: killed, resumed, the same losses; HyperPod's client
-	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate torchao tyro torchft megatron-core nvidia-resiliency-ext deepspeed torchdata "jax[cpu]" orbax-checkpoint
+	@$(BUILD) "installing the frameworks into .venv" .venv/bin/pip install -q --disable-pip-version-check lightning transformers accelerate torchao safetensors tyro torchft megatron-core nvidia-resiliency-ext deepspeed torchdata "jax[cpu]" orbax-checkpoint s3fs "moto[server]"
 	@.venv/bin/pip install -q --disable-pip-version-check --no-deps torchtitan
 	@.venv/bin/pip install -q --disable-pip-version-check amzn-sagemaker-checkpointing boto3 s3torchconnector tenacity
 	@code=0; STORAGED_BIN=$(CURDIR)/target/debug/storaged $(PYTHON) -m pytest -q --junitxml=target/frameworks.xml sdk/python/tests/test_frameworks.py \
 		sdk/python/tests/test_hyperpod_client.py sdk/python/tests/test_torchft.py sdk/python/tests/test_deepspeed.py \
-		sdk/python/tests/test_orbax.py sdk/python/tests/test_megatron.py sdk/python/tests/test_data.py || code=$$?; \
+		sdk/python/tests/test_orbax.py sdk/python/tests/test_megatron.py sdk/python/tests/test_data.py \
+		sdk/python/tests/test_kinds_of_state.py sdk/python/tests/test_export.py || code=$$?; \
 	$(PYTHON) tests/versions/frameworks.py --report target/frameworks.xml --write docs/bench/sdk.json --commit "$$(git rev-parse --short HEAD)"; exit $$code
 
 .PHONY: typed
-typed: python-for-tests ## mypy --strict over the Python package
-	@$(BUILD) "installing mypy into .venv" .venv/bin/pip install -q --disable-pip-version-check mypy safetensors
-	@.venv/bin/mypy --strict sdk/python/python/storaged
+typed: python-for-tests ## mypy --strict over the Python package; it and pyright, strict, over what a user writes with it
+	@$(BUILD) "installing mypy and pyright into .venv" .venv/bin/pip install -q --disable-pip-version-check mypy safetensors "pyright[nodejs]"
+	@.venv/bin/mypy --strict sdk/python/python/storaged sdk/python/typed
+	@.venv/bin/pyright --pythonpath .venv/bin/python -p sdk/python/pyrightconfig.json
 
 .PHONY: fresh
 fresh: ## make demo and make test on a bare Debian 12 (root; an hour on two cores, 25 GB of disk while it runs)

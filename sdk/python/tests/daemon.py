@@ -134,6 +134,21 @@ def cluster(folder, nodes, k, m, extra, ports=()):
     return started
 
 
+def flip(daemon, body, at):
+    """Changes a byte of a shard in the daemon's shared memory; how many slots have it."""
+    found = 0
+    for link in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+        if "storaged-slot" not in os.readlink(link):
+            continue
+        with link.open("r+b") as memory:
+            if memory.read(4096) != body[:4096]:
+                continue
+            memory.seek(at)
+            memory.write(bytes([body[at] ^ 1]))
+            found += 1
+    return found
+
+
 def free_udp_port():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))

@@ -6,11 +6,10 @@ import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import hyper
 import pytest
-from daemon import Daemon, cluster, free_port
+from daemon import Daemon, cluster, flip, free_port
 from hyper import Http
 
 
@@ -523,21 +522,6 @@ def test_a_byte_that_rotted_in_ram_is_never_sent(nodes):
     for daemon, rank, at in ((nodes[0], 0, 3_500_000), (nodes[1], 1, 10)):
         assert flip(daemon, bodies[rank], at) == 1
         assert daemon.http.get("job", rank, 1).body == bodies[rank]
-
-
-def flip(daemon, body, at):
-    """Changes a byte of a shard in the daemon's shared memory; how many slots have it."""
-    found = 0
-    for link in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
-        if "storaged-slot" not in os.readlink(link):
-            continue
-        with link.open("r+b") as memory:
-            if memory.read(4096) != body[:4096]:
-                continue
-            memory.seek(at)
-            memory.write(bytes([body[at] ^ 1]))
-            found += 1
-    return found
 
 
 def test_many_ranks_at_once(node, http, name):

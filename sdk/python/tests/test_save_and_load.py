@@ -3,12 +3,13 @@
 import importlib
 import pickle
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from fake import FakeSession
+from daemon import flip
 from storaged import errors
 from storaged.errors import InvalidArgument, ProcessModeUnsupported
 from storaged.torch import StoragedReader, StoragedWriter
@@ -98,18 +99,22 @@ def test_parameters_may_change_once_staged(session):
     assert torch.equal(loaded["w"], torch.ones(5000))
 
 
-def test_a_shard_damaged_in_own_ram_is_read_from_elsewhere(tmp_path):
-    session = FakeSession(tmp_path)
-    state = state_of(4)
-    staged_save(session, 4, state)
-    session.damaged = {"own ram"}
-    loaded, reader = blank(state), StoragedReader(session=session)
+@pytest.mark.parametrize("verify", ["fast", "full"])
+def test_a_shard_damaged_in_own_ram_is_read_from_elsewhere(daemons, verify):
+    daemon = daemons('[durable]\nkind = "directory"\npath = "TIER"\n')
+    session, state = daemon.session(), state_of(4)
+    file = durable(daemon, session, 4, state) / "__0_0.distcp"
+    body = file.read_bytes()
+    weights = body.index(state["model"]["w"].numpy().tobytes())
+    assert flip(daemon, body, weights + 1000) == 1
+    loaded, reader = blank(state), StoragedReader(session=session, verify=verify)
     dcp.load(loaded, storage_reader=reader)
     assert_same(loaded, state)
-    assert set(reader.rungs) == {"decoded"}
-    session.damaged = {"own ram", "decoded"}
-    with pytest.raises(CheckpointException, match="does not have its digest"):
-        dcp.load(blank(state), storage_reader=StoragedReader(session=session))
+    assert set(reader.rungs) == {"durable tier"}
+    # Wrong bytes everywhere are an error, never an answer.
+    file.write_bytes(body[: weights + 1000] + bytes([body[weights + 1000] ^ 1]) + body[weights + 1001 :])
+    with pytest.raises(CheckpointException, match="digest"):
+        dcp.load(blank(state), storage_reader=StoragedReader(session=session, verify=verify, timeout=20))
 
 
 def test_what_own_ram_is_compared_with_is_a_choice(session):
@@ -224,6 +229,35 @@ def test_metadata_has_the_five_fields_that_old_readers_know(shared_daemon, sessi
     with open(folder / ".metadata", "rb") as file:
         Spy(file).load()
     assert states and all(len(state) == 5 for state in states)
+
+
+def test_what_planners_are_told_of_the_storage(shared_daemon, session):
+    """As stock PyTorch does it: which checkpoint is saved and loaded, and what a planner says of it is kept."""
+    told = {}
+
+    class Saving(dcp.DefaultSavePlanner):
+        def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False):
+            told["save"] = storage_meta
+            super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
+        def create_global_plan(self, plans):
+            plans, metadata = super().create_global_plan(plans)
+            return plans, replace(metadata, storage_meta=told["save"])
+
+    class Loading(dcp.DefaultLoadPlanner):
+        def set_up_planner(self, state_dict, metadata=None, is_coordinator=False):
+            told["load"] = metadata.storage_meta
+            super().set_up_planner(state_dict, metadata, is_coordinator)
+
+    state = {"w": torch.ones(3)}
+    writer = StoragedWriter(5, session=session, durable="required", until="durable")
+    dcp.save(state, storage_writer=writer, planner=Saving())
+    assert told["save"].checkpoint_id == writer.checkpoint_id and told["save"].save_id
+    kept = dcp.FileSystemReader(shared_daemon.step_folder(session, 5)).read_metadata()
+    assert (kept.storage_meta.checkpoint_id, kept.storage_meta.save_id) == (writer.checkpoint_id, told["save"].save_id)
+    reader = StoragedReader(session=session)
+    dcp.load(state, storage_reader=reader, planner=Loading())
+    assert told["load"].checkpoint_id == reader.checkpoint_id and "step-5" in reader.checkpoint_id and told["load"].load_id
 
 
 def test_two_saves_of_one_session_at_once_are_both_right(session):

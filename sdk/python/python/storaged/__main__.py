@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from . import __version__
 from ._session import Session
-from .errors import NoCheckpointError, StoragedError
+from .errors import ExportError, NoCheckpointError, StoragedError
 
 #: What the copy is timed with.
 COPY_BYTES = 64 << 20
@@ -29,13 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     doctor_parser.add_argument(
         "--copy", action="store_true", help="also times a copy into a slot, in a new run of the namespace 'storaged-doctor'"
     )
-    export_parser = commands.add_parser("export", help="writes a step to a directory, through this process's memory")
+    export_parser = commands.add_parser("export", help="writes a step to a directory or an object store, a piece of it at a time")
     export_parser.add_argument("--step", type=int, help="the newest restorable one by default")
     export_parser.add_argument("--format", default="dcp", choices=("dcp", "safetensors", "torch"))
-    export_parser.add_argument("--to", required=True, help="a directory, empty or not there yet")
+    export_parser.add_argument("--to", required=True, help="a directory, empty or not there yet, or a URL of fsspec's (s3://bucket/folder needs s3fs)")
     import_parser = commands.add_parser("import", help="saves a directory of torch.distributed.checkpoint, which must be trusted")
     import_parser.add_argument("--step", type=int, required=True)
-    import_parser.add_argument("--from", dest="source", required=True)
+    import_parser.add_argument("--from", dest="source", required=True, help="the directory, or a URL of fsspec's")
     for each in (doctor_parser, export_parser, import_parser):
         each.add_argument("--namespace", help="the job (STORAGED_NAMESPACE)")
         each.add_argument("--socket", help="the daemon's socket (STORAGED_SOCKET)")
@@ -51,6 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def move(given: argparse.Namespace) -> int:
     """Exports or imports."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ExportError(f"expected PyTorch beside this package, {sys.executable} has none ({error}): pip install torch") from error
     from .torch import Checkpointer
     from .torch._export import export, import_dcp
 

@@ -116,3 +116,7 @@ class CheckpointSaveError(StoragedError):
 
 class CheckpointLoadError(StoragedError):
     """A load failed; the state dict may be partly filled."""
+
+
+class ExportError(StoragedError):
+    """A checkpoint could not be written elsewhere, or what lies there could not be read. The cause is in the text."""

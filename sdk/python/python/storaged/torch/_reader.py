@@ -6,11 +6,13 @@ import io
 import logging
 import os
 import time
+import uuid
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
@@ -36,6 +38,8 @@ RANGES_MAX = 200_000
 
 #: What an item wants: its offset in the shard, its bytes there, and the tensor.
 Landing = tuple[ReadItem, int, int, torch.Tensor]
+#: Where bytes of a shard begin, and how many.
+Span = tuple[int, int]
 
 
 class StoragedReader(StorageReader):
@@ -147,6 +151,8 @@ class StoragedReader(StorageReader):
             deadline = Deadline(self.timeout)
             self._manifest = self.session.client(deadline).manifest(plan["manifest"], deadline.left_ms())
             self._metadata = decode_schema(self._manifest.schema(), self._manifest.shard_lengths)
+            # What planners are told of the storage, as stock readers do.
+            self._metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, load_id=uuid.uuid4().hex)
         return self._metadata
 
     def blank(self) -> dict[str, Any]:
@@ -204,19 +210,36 @@ class StoragedReader(StorageReader):
         return future
 
     def _read_rank(self, rank: int, items: list[ReadItem], planner: LoadPlanner) -> int:
-        """Opens the ranges of one saved shard, fills its items, gives the shard up."""
+        """Fills the items of one saved shard; how many bytes they have."""
         spans = [self._span(item) for item in items]
         ranges = merged(spans, self._manifest.chunk_bytes, self._manifest.shard_lengths[rank])
         if not ranges:
             self._fill(None, items, spans, planner)
             return 0
         read = sum(length for _, length in spans)
+        rung = self._opened(rank, ranges, lambda shard: self._fill(shard, items, spans, planner))
+        self.rungs[rung] = self.rungs.get(rung, 0) + read
+        return read
+
+    def read_spans(self, rank: int, spans: list[Span]) -> list[bytes]:
+        """These bytes of a shard of the step that is followed, verified."""
+        self.read_metadata()
+        found: list[bytes] = []
+
+        def read(shard: Any) -> None:
+            found[:] = [shard.read(offset, length) for offset, length in spans]
+
+        self._opened(rank, merged(spans, self._manifest.chunk_bytes, self._manifest.shard_lengths[rank]), read)
+        return found
+
+    def _opened(self, rank: int, ranges: list[Span], use: Callable[[Any], None]) -> str:
+        """Opens the ranges of one saved shard, uses it, gives it up; where it was. What is damaged in own RAM is used from elsewhere."""
         for without_own_ram in (False, True):
             deadline = Deadline(self.timeout)
             client = self.session.client(deadline)
             shard = client.open_shard(self._manifest, rank, ranges, deadline.left_ms(), without_own_ram, self.verify)
             try:
-                self._fill(shard, items, spans, planner)
+                use(shard)
             except CorruptData as error:
                 if shard.rung != "own ram":
                     raise
@@ -224,9 +247,8 @@ class StoragedReader(StorageReader):
                 continue
             finally:
                 self._close(client, rank)
-            self.rungs[shard.rung] = self.rungs.get(shard.rung, 0) + read
-            break
-        return read
+            return str(shard.rung)
+        raise AssertionError("a shard that is not in own RAM is used, or raises")
 
     def _close(self, client: Any, rank: int) -> None:
         limit = Deadline(CLOSE_SECONDS)
@@ -391,7 +413,7 @@ def _lists(value: Any) -> Any:
     return inner
 
 
-def merged(spans: list[tuple[int, int]], chunk: int, length: int) -> list[tuple[int, int]]:
+def merged(spans: list[Span], chunk: int, length: int) -> list[Span]:
     """The whole chunks (the unit of verification) that the spans touch, as few ranges."""
     ranges: list[tuple[int, int]] = []
     for offset, count in sorted(spans):
