@@ -1,48 +1,28 @@
-//! One connection: a request, its answer, the next request.
+//! What can be asked of the daemon, and what it answers.
 
-use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
-use storaged_arena::{Mapping, PassingError, Slot, recv_frame_waiting, send_frame_waiting};
+use storaged_arena::{Mapping, Slot};
 use storaged_wire::failed::{FailedRestart, FailureReport};
-use storaged_wire::framing::LOCAL_FRAME_BYTES_MAX;
 use storaged_wire::local::{
-    Bears, BoardKind, ByteRange, CheckpointInfo, DropReport, Keep, LOCAL_VERSION, LiveRun,
-    PinnedOnes, Removal, Reply, Request, Role, Rung, VerifyReport,
+    Bears, BoardKind, ByteRange, CheckpointInfo, DropReport, Keep, LiveRun, PinnedOnes, Removal,
+    Reply, Request, Rung, VerifyReport,
 };
 use storaged_wire::plan::RestorePlan;
 use storaged_wire::verdict::{RestartVerdict, VERDICT_MIN_MS};
 use storaged_wire::{
-    CheckpointState, ChunkSize, DescribedManifest, Digest, Enclosures, Generation, Geometry,
-    ManifestBytes, Namespace, NodeName, Rank, RunId, Step, decode, encode,
+    CheckpointState, DescribedManifest, Digest, Enclosures, ManifestBytes, Namespace, Rank, RunId,
+    Step,
 };
 
+use crate::connection::{Answer, ConnectOptions, Connection, Welcome, unexpected};
 use crate::error::ClientError;
-use crate::patience::{Deadline, Patience, was_called_away};
+use crate::patience::Patience;
 use crate::restored::{OpenedShard, RestoredShard};
 
 /// Where a daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/storaged/storaged.sock";
-
-/// What the answer may take beyond the wait that a request asks the daemon for: the daemon keeps time itself, so a live
-/// one is late by scheduling alone.
-const ANSWER_GRACE: Duration = Duration::from_millis(700);
-
-/// How to reach the daemon and as whom.
-#[derive(Debug, Clone)]
-pub struct ConnectOptions {
-    /// The daemon's socket.
-    pub socket: PathBuf,
-    /// The job.
-    pub namespace: Namespace,
-    /// The job token; empty for none.
-    pub token: Vec<u8>,
-    /// Trainer or reader.
-    pub role: Role,
-}
 
 /// Whether a job is dropped, or its newest run removed, that has trainers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,35 +33,11 @@ pub enum WithTrainers {
     Too,
 }
 
-/// What the daemon says of itself.
-#[derive(Debug, Clone)]
-pub struct Welcome {
-    /// Its node.
-    pub node: NodeName,
-    /// Its incarnation.
-    pub generation: Generation,
-    /// k and m, if it codes.
-    pub geometry: Option<Geometry>,
-    /// Size of a chunk.
-    pub chunk: ChunkSize,
-}
-
-/// A connection to the daemon.
+/// What one asks the daemon. Where its connection breaks, because the daemon was restarted, the next call connects again, and waits
+/// some seconds for a daemon that was there a moment ago; what only asks is asked again in the same call.
 #[derive(Debug)]
 pub struct Client {
-    stream: UnixStream,
-    socket: PathBuf,
-    patience: Patience,
-    broken: bool,
-}
-
-/// How long the answer to a request may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Answer {
-    /// The daemon waits so many milliseconds itself.
-    After(u32),
-    /// At once; the caller's [`Patience`] says how long that may take.
-    Prompt,
+    connection: Connection,
 }
 
 /// How far a checkpoint that was waited for has come.
@@ -98,36 +54,13 @@ pub struct Reached {
 }
 
 impl Client {
-    /// Connects without saying who one is: enough for [`Client::status`] and [`Client::list`].
+    /// Connects without saying who one is: enough for [`Client::status`] and [`Client::list`]. Such a connection does not come back by itself.
     ///
     /// # Errors
     /// [`ClientError::Unavailable`] if nobody listens, [`ClientError::NotAllowed`] if its file keeps this user out.
     pub fn connect_anonymous(socket: &Path) -> Result<Self, ClientError> {
-        let patience = Patience::default();
-        let deadline = Instant::now() + patience.answer();
-        Self::dial(socket, patience, deadline)
-    }
-
-    fn dial(socket: &Path, patience: Patience, deadline: Instant) -> Result<Self, ClientError> {
-        let connected = patience.until(deadline).connect(socket);
-        let stream = connected.map_err(|source| match source.kind() {
-            _ if was_called_away(&source) => ClientError::CalledAway { request: "connect" },
-            io::ErrorKind::TimedOut => timed_out("connect", patience.answer()),
-            io::ErrorKind::PermissionDenied => ClientError::NotAllowed {
-                socket: socket.into(),
-                source,
-            },
-            _ => ClientError::Unavailable {
-                socket: socket.into(),
-                source,
-            },
-        })?;
-        Ok(Self {
-            stream,
-            socket: socket.into(),
-            patience,
-            broken: false,
-        })
+        let connection = Connection::anonymous(socket)?;
+        Ok(Self { connection })
     }
 
     /// Connects and says hello.
@@ -146,48 +79,22 @@ impl Client {
         options: &ConnectOptions,
         patience: Patience,
     ) -> Result<(Self, Welcome), ClientError> {
-        let deadline = Instant::now() + patience.answer();
-        let mut client = Self::dial(&options.socket, patience, deadline)?;
-        let hello = Request::Hello {
-            version: LOCAL_VERSION,
-            namespace: options.namespace.clone(),
-            token: options.token.clone().into(),
-            role: options.role.clone(),
-        };
-        match client.call_until("hello", &hello, deadline)? {
-            (
-                Reply::Welcome {
-                    node,
-                    generation,
-                    geometry,
-                    chunk,
-                },
-                _,
-            ) => Ok((
-                client,
-                Welcome {
-                    node,
-                    generation,
-                    geometry,
-                    chunk,
-                },
-            )),
-            (other, _) => Err(unexpected("hello", "a welcome", &other)),
-        }
+        let (connection, welcome) = Connection::greeted(options, patience)?;
+        Ok((Self { connection }, welcome))
     }
 
     /// The socket that it is connected to.
     pub fn socket(&self) -> &Path {
-        &self.socket
+        self.connection.socket()
     }
 
     /// From now on answers without a time of their own may take this long, and this ends waits early.
     pub fn be_patient(&mut self, patience: Patience) {
-        self.patience = patience;
+        self.connection.be_patient(patience);
     }
 
-    pub(crate) fn patience(&self) -> &Patience {
-        &self.patience
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     /// Sends a request and waits for its answer.
@@ -197,36 +104,7 @@ impl Client {
         request: &Request,
         answer: Answer,
     ) -> Result<(Reply, Option<OwnedFd>), ClientError> {
-        let limit = match answer {
-            Answer::After(ms) => Duration::from_millis(ms.into()) + ANSWER_GRACE,
-            Answer::Prompt => self.patience.answer(),
-        };
-        self.call_until(name, request, Instant::now() + limit)
-    }
-
-    fn call_until(
-        &mut self,
-        name: &'static str,
-        request: &Request,
-        deadline: Instant,
-    ) -> Result<(Reply, Option<OwnedFd>), ClientError> {
-        if self.broken {
-            let source = PassingError::Closed;
-            return Err(ClientError::Broken {
-                request: name,
-                source,
-            });
-        }
-        let limit = deadline.saturating_duration_since(Instant::now());
-        let mut wait = self.patience.until(deadline);
-        let outcome = exchange(&self.stream, request, &mut wait);
-        // After a failed exchange an answer may still come: the connection is of no use any more.
-        self.broken = outcome.is_err();
-        let (body, descriptor) = outcome.map_err(|source| failed(name, limit, source))?;
-        match decode("reply", &body)? {
-            Reply::Refused(refusal) => Err(refusal.into()),
-            reply => Ok((reply, descriptor)),
-        }
+        self.connection.call(name, request, answer)
     }
 
     /// Opens a new run of the namespace, above every run that a live node knows.
@@ -648,48 +526,4 @@ impl Client {
             (other, _) => Err(unexpected(name, "done", &other)),
         }
     }
-}
-
-pub(crate) fn unexpected(
-    request: &'static str,
-    expected: &'static str,
-    got: &Reply,
-) -> ClientError {
-    let text = format!("{got:?}");
-    ClientError::Protocol {
-        request,
-        expected,
-        got: text.chars().take(80).collect(),
-    }
-}
-
-fn exchange(
-    stream: &UnixStream,
-    request: &Request,
-    wait: &mut Deadline<'_>,
-) -> Result<(Vec<u8>, Option<OwnedFd>), PassingError> {
-    let body = encode(request);
-    // The daemon would refuse it, and not read it to its end.
-    let limit = Request::bytes_max(&body);
-    if body.len() > limit {
-        let got = body.len();
-        return Err(PassingError::TooLong { got, limit });
-    }
-    send_frame_waiting(stream, &body, None, wait)?;
-    recv_frame_waiting(stream, LOCAL_FRAME_BYTES_MAX, wait)
-}
-
-fn failed(request: &'static str, limit: Duration, source: PassingError) -> ClientError {
-    match &source {
-        PassingError::Io(error) if was_called_away(error) => ClientError::CalledAway { request },
-        PassingError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
-            timed_out(request, limit)
-        }
-        _ => ClientError::Broken { request, source },
-    }
-}
-
-fn timed_out(request: &'static str, limit: Duration) -> ClientError {
-    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-    ClientError::TimedOut { request, limit_ms }
 }

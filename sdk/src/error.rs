@@ -44,13 +44,21 @@ pub enum ClientError {
     /// The caller was called away, by Ctrl-C for example, before the answer came.
     #[error("the wait for an answer to {request} was ended by the caller")]
     CalledAway { request: &'static str },
-    /// The connection broke: the daemon died or was restarted.
-    #[error("the connection to the daemon broke during {request}: connect again")]
+    /// The connection broke: the daemon died or was restarted. Whether it did what was asked is not known. The next call of a connection that
+    /// said hello connects again.
+    #[error("the connection to the daemon broke during {request}; the next call connects again")]
     Broken {
         request: &'static str,
         #[source]
         source: PassingError,
     },
+    /// What was put into a slot was not saved: the daemon was restarted before it had all of it, or the connection that acquired the slot broke.
+    /// The next save goes on by itself.
+    #[error(
+        "expected at {request} a slot that this connection has acquired, got one from before the daemon was restarted or the \
+         connection broke: this save is lost, the next one goes on by itself"
+    )]
+    SlotLost { request: &'static str },
     /// The daemon answered with something else than was asked.
     #[error("expected {expected} in answer to {request}, got {got}")]
     Protocol {

@@ -1,12 +1,13 @@
 //! Blocking client of the storaged daemon on this node.
 //!
-//! Order of reading: `client` (connection and requests), `patience` (how every wait ends), `trainer` (saving), `restored` (reading back, verified), `token` (what a job is known by), `rotate` (another token for it), `drill` (trying that out),
+//! Order of reading: `connection` (which comes back), `client` (what can be asked), `patience` (how every wait ends), `trainer` (saving), `restored` (reading back, verified), `token` (what a job is known by), `rotate` (another token for it), `drill` (trying that out),
 //! `operator` (what only operators ask for), `layout` (the one byte layout of a shard).
 //! Every wait has a limit; a dead or slow daemon costs a bounded wait and a clear error.
 
 #![forbid(unsafe_code)]
 
 mod client;
+mod connection;
 mod drill;
 mod error;
 pub mod layout;
@@ -17,7 +18,8 @@ mod rotate;
 mod token;
 mod trainer;
 
-pub use client::{Client, ConnectOptions, DEFAULT_SOCKET, Reached, Welcome, WithTrainers};
+pub use client::{Client, DEFAULT_SOCKET, Reached, WithTrainers};
+pub use connection::{ConnectOptions, Welcome};
 pub use error::ClientError;
 pub use patience::Patience;
 pub use restored::{OpenedShard, RestoredShard};

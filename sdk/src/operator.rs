@@ -3,7 +3,8 @@
 use storaged_wire::drain::{DrainOrder, DrainReport};
 use storaged_wire::local::{Reply, Request};
 
-use crate::client::{Answer, Client, unexpected};
+use crate::client::Client;
+use crate::connection::{Answer, unexpected};
 use crate::error::ClientError;
 
 impl Client {

@@ -11,7 +11,7 @@ use storaged_arena::{Wait, Wish, connect_waiting, ready_within};
 
 /// The caller is asked this often whether it was called away: Ctrl-C is heard within it.
 const SLICE: Duration = Duration::from_millis(50);
-/// A daemon whose queue is full is tried again this often.
+/// A daemon whose queue is full, or that is being started again, is tried this often.
 const KNOCK: Duration = Duration::from_millis(20);
 /// How long an answer may take that has no time of its own, unless the caller says.
 const ANSWER: Duration = Duration::from_secs(15);
@@ -97,12 +97,15 @@ impl Deadline<'_> {
         Ok(left)
     }
 
+    /// Waits a moment for a daemon that may be there soon.
+    pub(crate) fn pause(&self) -> io::Result<()> {
+        std::thread::sleep(self.left()?.min(KNOCK));
+        Ok(())
+    }
+
     /// Connects; the stream does not block.
     pub(crate) fn connect(&mut self, socket: &Path) -> io::Result<UnixStream> {
-        connect_waiting(socket, &mut || {
-            std::thread::sleep(self.left()?.min(KNOCK));
-            Ok(())
-        })
+        connect_waiting(socket, &mut || self.pause())
     }
 }
 

@@ -6,7 +6,8 @@ use storaged_wire::succession::{SEAL_BYTES, SuccessionError, TokenStanding};
 use storaged_wire::{Owner, Rotation};
 use thiserror::Error;
 
-use crate::client::{Answer, Client, unexpected};
+use crate::client::Client;
+use crate::connection::{Answer, unexpected};
 use crate::error::ClientError;
 
 /// Why a job's token is still the same.

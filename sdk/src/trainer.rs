@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use storaged_arena::{Mapping, Slot};
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
-use storaged_wire::{Rank, RunId, SlotId, Step, WorldSize};
+use storaged_wire::{Rank, RefusalCode, RunId, SlotId, Step, WorldSize};
 
-use crate::client::{Answer, Client, ConnectOptions, Welcome, unexpected};
+use crate::client::Client;
+use crate::connection::{Answer, ConnectOptions, Welcome, unexpected};
 use crate::error::ClientError;
 use crate::patience::Patience;
 
@@ -16,32 +17,53 @@ const PAGES_AT_ONCE_BYTES: usize = 32 << 20;
 /// Slots that stay mapped: more than a rank fills in turn.
 const MAPPINGS_MAX: usize = 8;
 
-/// One rank of one run, saving.
+/// One rank of one run, saving. Where its daemon is restarted or upgraded, the next call connects again as the same rank of the same run. Only
+/// the save that was being filled fails, with [`ClientError::SlotLost`] or [`ClientError::Broken`].
 #[derive(Debug)]
 pub struct Trainer {
     client: Client,
     welcome: Welcome,
     run: RunId,
-    /// The slots that were used last, the latest at the end.
-    mappings: Vec<(SlotId, Arc<Mapping>)>,
+    /// The slots that were used last, the latest at the end. All are of the daemon that `welcome` is of: another one's numbers mean other
+    /// memory.
+    mapped: Vec<Mapped>,
+    /// How many were mapped.
+    mapped_ever: u64,
+    /// The step that was sealed last, and the connection on which it was.
+    sealed: Option<(Step, u64)>,
+}
+
+/// A slot's memory.
+#[derive(Debug, Clone)]
+struct Mapped {
+    slot: SlotId,
+    memory: u64,
+    mapping: Arc<Mapping>,
 }
 
 /// A slot to fill.
 #[derive(Debug, Clone)]
 pub struct StagedSlot {
-    slot: SlotId,
-    mapping: Arc<Mapping>,
+    mapped: Mapped,
+    /// The connection for which the daemon holds it.
+    connection: Option<u64>,
 }
 
 impl StagedSlot {
-    /// Which slot: the same number means the same memory as before, with what was last written there.
+    /// The daemon's number of it. Another daemon, after a restart, may give the same number to other memory.
     pub fn id(&self) -> SlotId {
-        self.slot
+        self.mapped.slot
+    }
+
+    /// Which memory, of all that this trainer has mapped: the same number means the same memory as before, with what was last written there,
+    /// also after a restart of the daemon.
+    pub fn memory(&self) -> u64 {
+        self.mapped.memory
     }
 
     /// The memory.
     pub fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
+        &self.mapped.mapping
     }
 
     /// Copies bytes to their offset.
@@ -49,7 +71,7 @@ impl StagedSlot {
     /// # Errors
     /// [`ClientError::Slot`] if they do not fit.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), ClientError> {
-        Ok(self.mapping.copy_in(offset, bytes)?)
+        Ok(self.mapping().copy_in(offset, bytes)?)
     }
 }
 
@@ -88,7 +110,9 @@ impl Trainer {
             client,
             welcome,
             run,
-            mappings: Vec::new(),
+            mapped: Vec::new(),
+            mapped_ever: 0,
+            sealed: None,
         })
     }
 
@@ -97,7 +121,7 @@ impl Trainer {
         self.client.be_patient(patience);
     }
 
-    /// What the daemon said of itself.
+    /// What the daemon said of itself when a slot was acquired last, or at first.
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
     }
@@ -118,31 +142,51 @@ impl Trainer {
         let Reply::SlotGranted { slot, .. } = reply else {
             return Err(unexpected("acquire slot", "a slot", &reply));
         };
-        let known = self.mappings.iter().position(|(known, _)| *known == slot);
-        let mapping = match (known, fd) {
-            (Some(at), _) => self.mappings.remove(at).1,
-            (None, Some(fd)) => {
-                let mapping = Mapping::unfilled(&Slot::adopt(fd)?)?;
-                self.fill_pages(&mapping)?;
-                Arc::new(mapping)
-            }
+        self.meet_daemon();
+        let known = self.mapped.iter().position(|known| known.slot == slot);
+        let mapped = match (known, fd) {
+            (Some(at), _) => self.mapped.remove(at),
+            (None, Some(fd)) => self.map(slot, &Slot::adopt(fd)?)?,
             (None, None) => {
                 let expected = "a descriptor with the slot";
                 return Err(unexpected("acquire slot", expected, &reply));
             }
         };
         // The daemon may have dropped any of them, and their memory stays as long as it is mapped: keep a few.
-        let spare = (self.mappings.len() + 1).saturating_sub(MAPPINGS_MAX);
-        self.mappings.drain(..spare);
-        self.mappings.push((slot, mapping.clone()));
-        Ok(StagedSlot { slot, mapping })
+        let spare = (self.mapped.len() + 1).saturating_sub(MAPPINGS_MAX);
+        self.mapped.drain(..spare);
+        self.mapped.push(mapped.clone());
+        let connection = self.client.connection().number();
+        Ok(StagedSlot { mapped, connection })
+    }
+
+    /// Another daemon than before never gives what the earlier one gave. As long as it is mapped here, its memory would stay.
+    fn meet_daemon(&mut self) {
+        let Some(welcome) = self.client.connection().welcome() else {
+            return;
+        };
+        if welcome.generation != self.welcome.generation {
+            self.mapped.clear();
+        }
+        self.welcome = welcome.clone();
+    }
+
+    fn map(&mut self, slot: SlotId, memory: &Slot) -> Result<Mapped, ClientError> {
+        let mapping = Mapping::unfilled(memory)?;
+        self.fill_pages(&mapping)?;
+        self.mapped_ever += 1;
+        Ok(Mapped {
+            slot,
+            memory: self.mapped_ever,
+            mapping: Arc::new(mapping),
+        })
     }
 
     /// Fills the page tables of a new mapping, so that no page fault costs time later: piece by piece, because this
     /// takes seconds for a large one.
     fn fill_pages(&self, mapping: &Mapping) -> Result<(), ClientError> {
         for start in (0..mapping.length()).step_by(PAGES_AT_ONCE_BYTES) {
-            if self.client.patience().is_called_away() {
+            if self.client.connection().patience().is_called_away() {
                 let request = "acquire slot";
                 return Err(ClientError::CalledAway { request });
             }
@@ -151,29 +195,48 @@ impl Trainer {
         Ok(())
     }
 
+    /// Whether the daemon holds the slot for this connection still.
+    fn is_held(&self, slot: &StagedSlot) -> bool {
+        slot.connection.is_some() && slot.connection == self.client.connection().number()
+    }
+
     /// Seals the first `length` bytes as this rank's shard at `step`: nothing may change any more.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if the shard is too long, the step not newer, or the run fenced off.
+    /// [`ClientError::Refused`] if the shard is too long, the step not newer, or the run fenced off; [`ClientError::SlotLost`] if the
+    /// connection broke since the slot was acquired.
     pub fn seal(&mut self, slot: &StagedSlot, step: Step, length: u64) -> Result<(), ClientError> {
-        let slot = slot.slot;
-        self.client
-            .done("seal slot", &Request::SealSlot { slot, step, length })
+        let request = "seal slot";
+        let Some(connection) = slot.connection.filter(|_| self.is_held(slot)) else {
+            return Err(ClientError::SlotLost { request });
+        };
+        let slot = slot.id();
+        let seal = Request::SealSlot { slot, step, length };
+        self.client.done(request, &seal)?;
+        self.sealed = Some((step, connection));
+        Ok(())
     }
 
-    /// Gives a slot back unused.
+    /// Gives a slot back unused. The daemon has taken it back already where the connection broke since it was acquired.
     ///
     /// # Errors
     /// [`ClientError`] if the daemon cannot be told.
     pub fn release(&mut self, slot: &StagedSlot) -> Result<(), ClientError> {
-        self.client
-            .done("release slot", &Request::ReleaseSlot { slot: slot.slot })
+        if !self.is_held(slot) {
+            return Ok(());
+        }
+        let release = Request::ReleaseSlot { slot: slot.id() };
+        match self.client.done("release slot", &release) {
+            Err(ClientError::Broken { .. }) => Ok(()),
+            told => told,
+        }
     }
 
     /// From one rank per step: describes the checkpoint, which commits once every rank has sealed.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if this rank has not sealed the step.
+    /// [`ClientError::Refused`] if this rank has not sealed the step; [`ClientError::SlotLost`] if it has, and the daemon was restarted before it
+    /// had digested the shard.
     pub fn commit(
         &mut self,
         step: Step,
@@ -187,6 +250,18 @@ impl Trainer {
             torch_metadata: torch_metadata.into(),
             durable,
         };
-        self.client.done("commit", &request)
+        let told = self.client.done("commit", &request);
+        let is_lost = |connection| self.client.connection().number() != Some(connection);
+        match told {
+            Err(ClientError::Refused(refusal))
+                if refusal.code == RefusalCode::WrongSlot
+                    && self
+                        .sealed
+                        .is_some_and(|(sealed, on)| sealed == step && is_lost(on)) =>
+            {
+                Err(ClientError::SlotLost { request: "commit" })
+            }
+            told => told,
+        }
     }
 }

@@ -1,26 +1,24 @@
 //! The client against a daemon's stand-in that says what each test wants, also what no daemon should say.
 
+mod fake;
+
 use std::io::Write;
-use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use storaged_arena::{Slot, recv_frame, send_frame};
+use fake::{CHUNK_BYTES, accept, hear, listen, options, say, welcome};
+use storaged_arena::Slot;
 use storaged_codec::{Fingerprint, digest, fingerprint, leaf_digest, root_digest};
-use storaged_sdk::wire::local::{Reply, Request, Role, Rung};
+use storaged_sdk::wire::local::{Reply, Request, Rung};
 use storaged_sdk::wire::manifest::Manifest;
 use storaged_sdk::wire::{
-    ChunkSize, Enclosed, Generation, Geometry, ManifestBytes, Namespace, NodeName, Owner, Rank,
-    Refusal, RefusalCode, RunId, ShardEntry, SlotId, Step, WorldSize, decode, encode,
+    ChunkSize, Enclosed, Geometry, ManifestBytes, Namespace, NodeName, Owner, Rank, Refusal,
+    RefusalCode, RunId, ShardEntry, SlotId, Step, WorldSize,
 };
 use storaged_sdk::{Client, ClientError, ConnectOptions, Patience, RestoredShard, Trainer};
-
-const CHUNK_BYTES: u32 = 65536;
-const FRAME_BYTES_MAX: usize = 1 << 20;
 
 /// Listens in a fresh directory and serves one connection with `serve`.
 fn daemon(
@@ -28,44 +26,9 @@ fn daemon(
 ) -> (tempfile::TempDir, ConnectOptions, JoinHandle<()>) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let thread = std::thread::spawn(move || serve(&mut listener.accept().unwrap().0));
+    let listener = listen(&socket);
+    let thread = std::thread::spawn(move || serve(&mut accept(&listener)));
     (directory, options(socket), thread)
-}
-
-fn options(socket: PathBuf) -> ConnectOptions {
-    let namespace = Namespace::new("job").unwrap();
-    ConnectOptions {
-        socket,
-        namespace,
-        token: Vec::new(),
-        role: Role::Reader,
-    }
-}
-
-fn hear(stream: &mut UnixStream) -> Request {
-    decode("request", &recv_frame(stream, FRAME_BYTES_MAX).unwrap().0).unwrap()
-}
-
-fn say(stream: &mut UnixStream, reply: &Reply, slot: Option<&Slot>) {
-    send_frame(stream, &encode(reply), slot.map(AsFd::as_fd)).unwrap();
-}
-
-fn welcome(stream: &mut UnixStream) {
-    assert!(matches!(hear(stream), Request::Hello { .. }));
-    let node = NodeName::new("n").unwrap();
-    let chunk = ChunkSize::new(CHUNK_BYTES).unwrap();
-    let generation = Generation::new(1);
-    say(
-        stream,
-        &Reply::Welcome {
-            node,
-            generation,
-            geometry: None,
-            chunk,
-        },
-        None,
-    );
 }
 
 #[test]
@@ -73,24 +36,6 @@ fn nobody_listening_is_said_with_what_to_do() {
     let error = Client::connect(&options("/nowhere/s".into())).unwrap_err();
     assert!(matches!(error, ClientError::Unavailable { .. }));
     assert!(error.to_string().contains("STORAGED_SOCKET"));
-}
-
-#[test]
-fn a_daemon_that_dies_breaks_the_connection_for_good() {
-    let (_directory, options, thread) = daemon(|stream| {
-        welcome(stream);
-        hear(stream);
-    });
-    let (mut client, _) = Client::connect(&options).unwrap();
-    assert!(matches!(
-        client.open_run(1000),
-        Err(ClientError::Broken { .. })
-    ));
-    assert!(matches!(
-        client.open_run(1000),
-        Err(ClientError::Broken { .. })
-    ));
-    thread.join().unwrap();
 }
 
 #[test]

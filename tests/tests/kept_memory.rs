@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use storaged::cluster::NodeMemory;
-use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, Rank, RunId, Step};
+use storaged_sdk::{ClientError, Trainer};
 use storaged_tests::system::{System, shards, wait};
 
 const ENCODED: &str = "storaged_encode_session_bytes_total";
@@ -97,13 +97,6 @@ fn older_steps_that_are_kept_outlive_daemons_and_a_node() -> Result<()> {
     Ok(())
 }
 
-fn trainers_again(system: &System, run: RunId) -> Result<Vec<Trainer>> {
-    let ranks = 0..2;
-    ranks
-        .map(|rank| system.trainer(rank as usize, run, rank, 2))
-        .collect()
-}
-
 fn encoded(system: &System) -> Result<u64> {
     let all = (0..3).map(|node| system.cluster.metric::<u64>(node, ENCODED));
     Ok(all.sum::<Result<u64, _>>()?)
@@ -176,18 +169,16 @@ fn parity_that_outlived_its_daemon_decodes() -> Result<()> {
     Ok(())
 }
 
-/// The job goes on under its run, against the parity that was kept, and what it saves then is as safe as before.
+/// The job goes on under its run and over its connections, against the parity that was kept, and what it saves then is as safe as before.
 #[test]
 fn saves_go_on_after_a_restart() -> Result<()> {
     let (mut system, run, mut trainers) = started("")?;
     save(&system, run, &mut trainers, 10)?;
     for step in [20, 30, 40] {
-        drop(trainers);
         let node = (step / 10) as usize % 3;
         let before = system.tell_daemon(node, Signal::KILL)?;
         system.back_after(node, before)?;
         system.cluster.wait_for_links()?;
-        trainers = trainers_again(&system, run)?;
         save(&system, run, &mut trainers, step)?;
     }
     bears_again(&system)?;
@@ -202,17 +193,41 @@ fn saves_go_on_after_a_restart() -> Result<()> {
 fn a_rolling_upgrade_loses_no_step() -> Result<()> {
     let (system, run, mut trainers) = started("")?;
     save(&system, run, &mut trainers, 10)?;
-    drop(trainers);
     for (node, step) in (0..3).zip([20, 30, 40]) {
         let before = system.cluster.daemon_below(node).context("a daemon")?;
         system.cluster.signal(node, Signal::USR2)?;
         system.back_after(node, before)?;
-        let mut again = trainers_again(&system, run)?;
         let newest = system.reader(node)?.plan(None, 20_000)?;
         ensure!(newest.step.get() == step - 10, "step {}", newest.step);
-        save(&system, run, &mut again, step)?;
+        save(&system, run, &mut trainers, step)?;
     }
     bears_again(&system)
+}
+
+/// The daemon dies while a slot of its node is being filled: that save fails, and says so; the next one goes on over the same connections, though
+/// nobody has waited until the daemon was back.
+#[test]
+fn a_slot_that_was_being_filled_is_lost_and_the_connection_is_not() -> Result<()> {
+    let (system, run, mut trainers) = started("")?;
+    save(&system, run, &mut trainers, 10)?;
+    let shard = &shards(2, 20)[0];
+    let lost = trainers[0].acquire(shard.len() as u64, 20_000)?;
+    lost.copy_in(0, &shard[..shard.len() / 2])?;
+    let before = system.tell_daemon(0, Signal::KILL)?;
+    save(&system, run, &mut trainers, 20)?;
+    ensure!(system.cluster.daemon_below(0) != Some(before));
+    // What was mapped stays, and is nobody's.
+    lost.copy_in(0, shard)?;
+    let sealed = trainers[0].seal(&lost, Step::new(30), shard.len() as u64);
+    ensure!(
+        matches!(sealed, Err(ClientError::SlotLost { .. })),
+        "{sealed:?}"
+    );
+    trainers[0].release(&lost)?;
+    save(&system, run, &mut trainers, 30)?;
+    let rungs = system.restore(&[0, 1], 30, &shards(2, 30))?;
+    ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
+    Ok(())
 }
 
 /// SIGKILL at any moment of a save: the newest step that was protected, or a newer one, is there with the right bytes.
@@ -237,7 +252,6 @@ fn killed_at_any_moment_of_a_save_it_loses_nothing_that_was_protected() -> Resul
         if wait.is_ok() {
             safe = step;
         }
-        trainers = trainers_again(&system, run)?;
     }
     ensure!(safe > 8, "most saves come through, the last one was {safe}");
     bears_again(&system)

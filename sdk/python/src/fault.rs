@@ -81,7 +81,9 @@ fn exception(py: Python<'_>, class: &str, text: &str) -> PyErr {
 
 fn class_of(error: &ClientError) -> &'static str {
     match error {
-        ClientError::Unavailable { .. } | ClientError::Broken { .. } => "DaemonUnavailable",
+        ClientError::Unavailable { .. }
+        | ClientError::Broken { .. }
+        | ClientError::SlotLost { .. } => "DaemonUnavailable",
         ClientError::NotAllowed { .. } => "AccessDenied",
         ClientError::Refused(refusal) => class_of_code(refusal.code),
         ClientError::TimedOut { .. } | ClientError::CalledAway { .. } => "WaitTimeout",

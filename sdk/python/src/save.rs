@@ -133,7 +133,7 @@ impl Slot {
     /// The same number means the same memory as before.
     #[getter]
     fn id(&self) -> u64 {
-        self.0.id().get()
+        self.0.memory()
     }
 
     /// Where the memory begins, for views of it; valid as long as this object lives.
