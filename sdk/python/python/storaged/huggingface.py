@@ -38,9 +38,13 @@ class StoragedTrainer:
             self.storaged = Checkpointer(on_error="warn")
         return self.storaged
 
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        super().create_optimizer_and_scheduler(num_training_steps)  # type: ignore[misc]
-        self._storaged().watch(self.optimizer, self._storaged_state)
+    def create_scheduler(self, *arguments: Any, **named: Any) -> Any:
+        # The last thing that is made before training, in every release.
+        made = super().create_scheduler(*arguments, **named)  # type: ignore[misc]
+        if self.args.save_strategy != "no":
+            # Accelerate's own takes no hooks.
+            self._storaged().watch(getattr(self.optimizer, "optimizer", self.optimizer), self._storaged_state)
+        return made
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         # The next update is the trainer's own business: nobody would wait for a copy in the background.
