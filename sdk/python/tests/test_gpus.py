@@ -96,6 +96,19 @@ def test_a_save_is_of_what_the_devices_stream_was_given_before_it(session, cuda,
 
 
 @with_gpus
+def test_cuda_is_asked_for_nothing_where_no_tensor_is_on_a_gpu(session, cuda):
+    turned = torch.ones(40, 3).t()
+    with Checkpointer(session=session, background=True) as checkpointer:
+        checkpointer.prepare({"w": numbers(1), "turned": turned}).result(20)
+        for step in (1, 2):
+            checkpointer.save(step, {"w": numbers(step), "turned": turned})
+            assert checkpointer.wait()
+        into = {"w": numbers(0), "turned": torch.zeros(40, 3).t()}
+        checkpointer.load(into)
+    assert same(into["w"], numbers(2)) and same(into["turned"], turned) and cuda.calls() == []
+
+
+@with_gpus
 def test_a_slot_is_page_locked_once_and_by_the_thread_that_does_nothing_else(session, cuda):
     with Checkpointer(session=session) as checkpointer:
         for step in range(1, 7):
