@@ -3,6 +3,7 @@
 Its streams do nothing until they are waited for, so that a copy that waits for too little, or is looked at too early, has other bytes.
 """
 
+import _thread
 import gc
 import logging
 import os
@@ -171,6 +172,28 @@ def test_it_is_given_back_before_it_is_unmapped(daemons, cuda):
     gc.collect()
     soon(lambda: len(cuda.calls("unregister")) == 2 and not is_mapped(second))
     assert cuda.calls("unregister")[1].at == second.at
+
+
+@with_gpus
+def test_a_trainer_that_is_interrupted_meanwhile_leaves_nothing_page_locked(session, cuda, monkeypatch):
+    from storaged.torch import _devices
+
+    real = _devices.register
+
+    def slow(*arguments):
+        _thread.interrupt_main()
+        time.sleep(0.3)
+        return real(*arguments)
+
+    with Checkpointer(session=session) as checkpointer:
+        monkeypatch.setattr(_devices, "register", slow)
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.save(1, {"w": there(0, numbers(1))})
+        monkeypatch.undo()
+        soon(lambda: len(cuda.calls("unregister")) == 1)
+        assert cuda.calls("unregister")[0].at == cuda.calls("register")[0].at
+        checkpointer.save(2, {"w": there(0, numbers(2))})
+        assert checkpointer.wait() and same(checkpointer.load_all()["w"], numbers(2))
 
 
 AT_THE_END = """
