@@ -5,7 +5,7 @@
  * Copies from and to memory that is not page-locked are done, or taken aside, at once, as the CUDA documentation has it.
  * Kernels do nothing. What was called is told in lines of text; what must not happen, in lines that begin with "WRONG".
  *
- * The types are those of CUDA's headers 12 and 13, as far as they are looked at. */
+ * The types are those of CUDA 13's headers, as far as they are looked at. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdarg.h>
@@ -327,7 +327,6 @@ int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least 
 int cudaMemGetInfo(size_t *free_bytes, size_t *total) { return *free_bytes = *total = (size_t)1 << 30, SUCCESS; }
 int cudaStreamIsCapturing(void *handle, int *status) { return *status = 0, SUCCESS; }
 int cudaStreamGetCaptureInfo(void *handle, int *status) { return *status = 0, SUCCESS; }
-int cudaStreamGetCaptureInfo_v2(void *handle, int *status) { return *status = 0, SUCCESS; }
 int cudaThreadExchangeStreamCaptureMode(int *mode) { return SUCCESS; }
 
 int cudaGetDeviceProperties(char *properties, int number) {
@@ -337,11 +336,9 @@ int cudaGetDeviceProperties(char *properties, int number) {
     *(int *)(properties + 308) = 32;                 /* warpSize */
     *(int *)(properties + 320) = 1024;               /* maxThreadsPerBlock */
     *(int *)(properties + 360) = 9;                  /* major */
-    *(int *)(properties + 384) = 1;                  /* multiProcessorCount from CUDA 13 on */
-    *(int *)(properties + 388) = 1;                  /* and before */
+    *(int *)(properties + 384) = 1;                  /* multiProcessorCount */
     return SUCCESS;
 }
-int cudaGetDeviceProperties_v2(char *properties, int number) { return cudaGetDeviceProperties(properties, number); }
 
 /* The driver: is asked for addresses of what is never called here. */
 
@@ -350,9 +347,6 @@ int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned
     *function = (void *)refuse;
     if (found) *found = 0;
     return SUCCESS;
-}
-int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *found) {
-    return cudaGetDriverEntryPointByVersion(name, function, 0, flags, found);
 }
 int cuGetErrorString(int error, const char **name) { return *name = "an error", SUCCESS; }
 int cuDevicePrimaryCtxGetState(int number, unsigned *flags, int *active) { return *flags = 0, *active = 1, SUCCESS; }

@@ -23,6 +23,8 @@ def why_not():
 
     if torch.version.cuda is None:
         return "this PyTorch has no CUDA code"
+    if not torch.version.cuda.startswith("13."):
+        return f"cudart.c stands for CUDA 13, this PyTorch is built for {torch.version.cuda}"
     if torch.cuda.is_available():
         return "there is a GPU: nothing is put in its place"
     return None if shutil.which("cc") else "there is no C compiler"

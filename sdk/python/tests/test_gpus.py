@@ -3,6 +3,7 @@
 Its streams do nothing until they are waited for, so that a copy that waits for too little, or is looked at too early, has other bytes.
 """
 
+import _thread
 import gc
 import logging
 import os
@@ -96,6 +97,19 @@ def test_a_save_is_of_what_the_devices_stream_was_given_before_it(session, cuda,
 
 
 @with_gpus
+def test_cuda_is_asked_for_nothing_where_no_tensor_is_on_a_gpu(session, cuda):
+    turned = torch.ones(40, 3).t()
+    with Checkpointer(session=session, background=True) as checkpointer:
+        checkpointer.prepare({"w": numbers(1), "turned": turned}).result(20)
+        for step in (1, 2):
+            checkpointer.save(step, {"w": numbers(step), "turned": turned})
+            assert checkpointer.wait()
+        into = {"w": numbers(0), "turned": torch.zeros(40, 3).t()}
+        checkpointer.load(into)
+    assert same(into["w"], numbers(2)) and same(into["turned"], turned) and cuda.calls() == []
+
+
+@with_gpus
 def test_a_slot_is_page_locked_once_and_by_the_thread_that_does_nothing_else(session, cuda):
     with Checkpointer(session=session) as checkpointer:
         for step in range(1, 7):
@@ -158,6 +172,28 @@ def test_it_is_given_back_before_it_is_unmapped(daemons, cuda):
     gc.collect()
     soon(lambda: len(cuda.calls("unregister")) == 2 and not is_mapped(second))
     assert cuda.calls("unregister")[1].at == second.at
+
+
+@with_gpus
+def test_a_trainer_that_is_interrupted_meanwhile_leaves_nothing_page_locked(session, cuda, monkeypatch):
+    from storaged.torch import _devices
+
+    real = _devices.register
+
+    def slow(*arguments):
+        _thread.interrupt_main()
+        time.sleep(0.3)
+        return real(*arguments)
+
+    with Checkpointer(session=session) as checkpointer:
+        monkeypatch.setattr(_devices, "register", slow)
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.save(1, {"w": there(0, numbers(1))})
+        monkeypatch.undo()
+        soon(lambda: len(cuda.calls("unregister")) == 1)
+        assert cuda.calls("unregister")[0].at == cuda.calls("register")[0].at
+        checkpointer.save(2, {"w": there(0, numbers(2))})
+        assert checkpointer.wait() and same(checkpointer.load_all()["w"], numbers(2))
 
 
 AT_THE_END = """

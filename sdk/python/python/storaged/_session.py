@@ -61,7 +61,6 @@ class Session:
         """The connection that loads share."""
         limit = deadline or self.deadline()
         with self._locked(limit):
-            self._forget_after_fork()
             if self._client is None:
                 self._client = self.connect(limit)
             return self._client
@@ -71,7 +70,6 @@ class Session:
         limit = deadline or self.deadline()
         key = (run, rank, world_size)
         with self._locked(limit):
-            self._forget_after_fork()
             if key not in self._trainers:
                 connected = _native.Trainer(self.socket, self.namespace, self.token, *key, limit.left_ms())
                 self._trainers = {key: connected}
@@ -106,14 +104,17 @@ class Session:
 
     @contextmanager
     def _locked(self, limit: Deadline) -> Iterator[None]:
-        if not self._lock.acquire(timeout=min(limit.left(), threading.TIMEOUT_MAX)):
+        self._forget_after_fork()
+        lock = self._lock
+        if not lock.acquire(timeout=min(limit.left(), threading.TIMEOUT_MAX)):
             raise WaitTimeout(f"another thread has been connecting to the daemon for {limit.seconds:g} s: is it stopped?")
         try:
             yield
         finally:
-            self._lock.release()
+            lock.release()
 
     def _forget_after_fork(self) -> None:
-        # A forked child must not speak on its parent's sockets.
+        # A forked child must not speak on its parent's sockets, nor wait for a thread that it has not got to leave a lock.
         if self._pid != os.getpid():
-            self._pid, self._client, self._trainers = os.getpid(), None, {}
+            self._lock, self._client, self._trainers = threading.Lock(), None, {}
+            self._pid = os.getpid()

@@ -18,7 +18,7 @@ class InvalidArgument(StoragedError, ValueError):
 
 
 class CheckpointerClosed(StoragedError, RuntimeError):
-    """The checkpointer was closed: it neither saves nor loads any more."""
+    """The checkpointer was closed, or is that of a process that this one was forked from: it neither saves nor loads any more."""
 
 
 class AccessDenied(StoragedError, PermissionError):

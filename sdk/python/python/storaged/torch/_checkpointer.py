@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -92,7 +93,7 @@ class Checkpointer:
     of an older job). `threads` copy a save and a load: by default the rank's share of the node's cores, up to four. `events` is
     called with an `Event` for what happened, `progress` with the bytes that a load has read and will (`progress_bar()` draws
     them). `verify` is `StoragedReader`'s. The constructor does nothing collective, but ranks make their checkpointers in
-    the same order.
+    the same order. A child of `os.fork` makes one of its own: all that this one does but `wait` and `close` raises `CheckpointerClosed` there.
     """
 
     #: What describes a state, and what fills one.
@@ -165,6 +166,7 @@ class Checkpointer:
         self._has_run = threading.Event()
         self._termination: Termination | None = None
         self._is_closed = False
+        self._pid = os.getpid()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -288,6 +290,8 @@ class Checkpointer:
         It costs microseconds and no request, and waits for a save that still copies in the background. If an exception leaves it, or the
         process is killed in it, the step stays torn.
         """
+        if self._is_parents():
+            self._check_open()
         return self._fenced(step_number(step))
 
     def verdict(self) -> Verdict:
@@ -440,6 +444,7 @@ class Checkpointer:
 
         "staged" waits for this rank's copy alone: parameters may change then.
         """
+        self._is_parents()
         last, deadline = self._last, Deadline(self.timeout + END_SECONDS if timeout is None else timeout)
         if last is None:
             return not self._last_failed
@@ -474,7 +479,19 @@ class Checkpointer:
             if worker is not None:
                 worker.shutdown(wait=False)
 
+    def _is_parents(self) -> bool:
+        """Whether this process was forked from the one that made it. What was going on there has no thread here."""
+        if self._pid == os.getpid():
+            return False
+        self._last = self._worker = self._prepared = None
+        return True
+
     def _check_open(self) -> None:
+        if self._is_parents():
+            raise CheckpointerClosed(
+                f"expected a checkpointer of this process, got one of process {self._pid}, which this one was forked from: its threads are "
+                "not here, and its words to the other ranks are its own; make a new one"
+            )
         if self._is_closed:
             raise CheckpointerClosed(
                 f"expected an open checkpointer, this one of {self.session.namespace!r} was closed (by close() or the end of its "

@@ -48,7 +48,12 @@ class _Clerk:
                 outcome.set_result(f"{type(error).__name__}: {error}")
 
         self._jobs.put(job)
-        return outcome.result()
+        try:
+            return outcome.result()
+        except BaseException:
+            # Ctrl-C: nobody will have it.
+            self._jobs.put(lambda: None if outcome.result() else self.unregister(device, slot))
+            raise
 
     def unregister(self, device: int, slot: _native.Slot) -> None:
         """Gives it back, later; the slot stays mapped until then."""

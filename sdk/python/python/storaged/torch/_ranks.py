@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pickle
 import re
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +80,31 @@ def run_key(group: Any = None) -> tuple[str, Any]:
     """By which a session knows the run of these ranks."""
     # A group that was destroyed and made anew is a new object, and its job a new run.
     pg = group if group is not None else (dist.group.WORLD if distributed() else None)
-    return ("run", id(pg))
+    return ("run", 0 if pg is None else _number_of(pg))
+
+
+#: By address: the group that lies there, and its number.
+_groups: dict[int, tuple[weakref.ref[Any], int]] = {}
+_numbers = itertools.count(1)
+
+
+def _number_of(group: Any) -> int:
+    """No other group's, ever: the address of one is another's once it is gone."""
+    known = _groups.get(id(group))
+    if known is None or known[0]() is not group:
+        number = next(_numbers)
+        known = _groups[id(group)] = (weakref.ref(group, partial(_forget_group, id(group), number)), number)
+    return known[1]
+
+
+def _forget_group(address: int, number: int, _: Any) -> None:
+    """It is gone: so is what its ranks told each other, with the connection to its store."""
+    known = _groups.get(address)
+    if known is not None and known[1] == number:
+        del _groups[address]
+    for key in list(_words):
+        if key[1] == number:
+            _words.pop(key, None)
 
 
 def given_run(run: str | None) -> str | None:
@@ -174,6 +200,7 @@ class _OpenedRuns:
                 raise StoragedError(f"rank 0 could not open a run: {value}")
 
 
+#: By namespace and group, as long as the group is there.
 _words: dict[tuple[str, Any], _OpenedRuns] = {}
 
 
