@@ -23,7 +23,7 @@ def framework_of(case: ElementTree.Element) -> str | None:
     """None for a test of no framework alone."""
     _, _, parameter = case.get("name", "").rstrip("]").partition("[")
     module = case.get("classname", "") or case.get("name", "")  # a module that was skipped whole is a case itself
-    return FRAMEWORKS.get(parameter) or FRAMEWORKS.get(module.rpartition(".")[2])
+    return FRAMEWORKS.get(parameter.partition(" ")[0]) or FRAMEWORKS.get(module.rpartition(".")[2])
 
 
 def passed(report: Path) -> list[str]:

@@ -41,14 +41,18 @@ with Checkpointer(on_error="warn") as checkpointer:
     load_state(accelerator, checkpointer)
     while progress.step < options.steps:
         progress.step += 1
-        data = torch.randn(8, 16, generator=torch.Generator().manual_seed(progress.step))
+        seed = progress.step * accelerator.num_processes + accelerator.process_index
+        data = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
         loss = (model(data) - data.sum(1, keepdim=True)).square().mean()
         optimizer.zero_grad()
         accelerator.backward(loss)
         optimizer.step()
         scheduler.step()
-        print(f"step {progress.step} loss {loss.item().hex()}", flush=True)
+        if accelerator.is_main_process:
+            print(f"step {progress.step} loss {loss.item().hex()}", flush=True)
         save_state(accelerator, checkpointer, progress.step)
         if progress.step == options.kill_at:
             checkpointer.wait()
-            os.kill(os.getpid(), signal.SIGKILL)
+            accelerator.wait_for_everyone()
+            if accelerator.process_index == accelerator.num_processes - 1:
+                os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,7 @@
-"""Hugging Face Trainer: one more base class.
+"""Hugging Face Trainer: one more base class. One process, or DDP.
 
     python hf_trainer.py --steps 20
+    torchrun --nproc-per-node 2 hf_trainer.py --steps 20
 """
 
 import argparse
@@ -40,14 +41,16 @@ class Watch(TrainerCallback):
     def on_save(self, args, state, control, **_):
         if state.global_step == options.kill_at:
             trainer.storaged.wait()
-            os.kill(os.getpid(), signal.SIGKILL)
+            trainer.accelerator.wait_for_everyone()
+            if args.process_index == args.world_size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 torch.manual_seed(7)
 samples = torch.randn(24, 16, generator=torch.Generator().manual_seed(3))
 settings = TrainingArguments(
     tempfile.mkdtemp(), max_steps=options.steps, per_device_train_batch_size=4, save_steps=1, logging_steps=1, report_to=[],
-    use_cpu=True, disable_tqdm=True, learning_rate=1e-2,
+    use_cpu=True, disable_tqdm=True, learning_rate=1e-2, ddp_backend="gloo",
 )
 dataset = [{"x": sample, "labels": sample.sum()} for sample in samples]
 trainer = MyTrainer(Model(), settings, train_dataset=dataset, callbacks=[Watch()])

@@ -12,7 +12,8 @@ from daemon import HERE, PACKAGE, free_port
 EXAMPLES = HERE.parent / "examples"
 CASES = [
     ("ddp.py", None, 2), ("fsdp2.py", None, 2), ("lightning_trainer.py", "lightning", 1), ("hf_trainer.py", "transformers", 1),
-    ("accelerate_loop.py", "accelerate", 1), ("torchtitan_checkpoints.py", "torchtitan", 2),
+    ("accelerate_loop.py", "accelerate", 1), ("lightning_trainer.py", "lightning", 2), ("hf_trainer.py", "transformers", 2),
+    ("accelerate_loop.py", "accelerate", 2), ("torchtitan_checkpoints.py", "torchtitan", 2),
     ("megatron_checkpoints.py", "megatron.core", 2), ("deepspeed_zero.py", "deepspeed", 2),
 ]
 # What these frameworks look for beside what the daemon keeps.
@@ -55,16 +56,16 @@ def is_installed(module):
         return False
 
 
-@pytest.mark.parametrize(("example", "framework", "ranks"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(("example", "framework", "ranks"), CASES, ids=[f"{example} on {ranks}" for example, _, ranks in CASES])
 def test_killed_and_resumed(shared_daemon, tmp_path, example, framework, ranks):
     if framework is not None and not is_installed(framework):
         pytest.skip(f"{framework} is not installed: make frameworks installs it")
     folders = [("--folder", tmp_path / name) if example in WITH_FOLDER else () for name in ("straight", "killed")]
-    straight, code, output = losses(shared_daemon, f"straight-{example[:-3]}", example, ranks, *folders[0])
+    straight, code, output = losses(shared_daemon, f"straight-{example[:-3]}-{ranks}", example, ranks, *folders[0])
     assert code == 0 and sorted(straight) == list(range(1, STEPS + 1)), output
-    before, code, output = losses(shared_daemon, f"killed-{example[:-3]}", example, ranks, *folders[1], "--kill-at", KILLED_AT)
+    before, code, output = losses(shared_daemon, f"killed-{example[:-3]}-{ranks}", example, ranks, *folders[1], "--kill-at", KILLED_AT)
     assert code == -9 and max(before) in (KILLED_AT, KILLED_AT + 1), output
-    after, code, output = losses(shared_daemon, f"killed-{example[:-3]}", example, ranks, *folders[1])
+    after, code, output = losses(shared_daemon, f"killed-{example[:-3]}-{ranks}", example, ranks, *folders[1])
     assert code == 0 and min(after) > 1 and max(after) == STEPS, output
     assert before | after == straight, (before, after, straight)
     assert all(straight[step] == before[step] for step in before)
