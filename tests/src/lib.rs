@@ -5,5 +5,6 @@ pub mod etcd;
 pub mod hostile;
 pub mod kubernetes;
 pub mod registries;
+pub mod rolling;
 pub mod sim;
 pub mod system;
