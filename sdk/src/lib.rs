@@ -27,6 +27,7 @@ pub use rotate::RotateError;
 pub use storaged_arena::Mapping;
 pub use storaged_wire as wire;
 pub use token::{
-    TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, TokenError, check_token, read_token, token_of_environment,
+    TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, TokenError, check_token, read_secret, read_token,
+    token_of_environment,
 };
 pub use trainer::{StagedSlot, Trainer};

@@ -22,18 +22,18 @@ const MODE_OTHERS: u32 = 0o007;
 #[derive(Debug, Error)]
 pub enum TokenError {
     /// The file cannot be read.
-    #[error("the job's token cannot be read from {path}")]
+    #[error("the secret in {path} cannot be read")]
     Unreadable {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
     /// It is something else.
-    #[error("expected a file with the job's token, got {path}, which is no regular file")]
+    #[error("expected a file with a secret, got {path}, which is no regular file")]
     NotAFile { path: PathBuf },
     /// Anybody may read it, and be the job.
     #[error(
-        "expected a file that other users cannot use, got {path} with mode {mode:04o}: chmod 600 it, and make a new token if others may have read it"
+        "expected a file that other users cannot use, got {path} with mode {mode:04o}: chmod 600 it, and make a new one if others may have read it"
     )]
     Mode { path: PathBuf, mode: u32 },
     /// It holds no token, or one that can be guessed.
@@ -55,11 +55,11 @@ pub fn check_token(token: &[u8]) -> Result<(), TokenError> {
     Err(TokenError::Length { bytes })
 }
 
-/// Reads a job's token from a file. White space around it, such as a line feed, is not part of it.
+/// Reads a file that other users cannot read, at most so many bytes of it.
 ///
 /// # Errors
 /// [`TokenError`] if there is none, or if other users could read it too.
-pub fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {
+pub fn read_secret(path: &Path, bytes_max: u64) -> Result<Vec<u8>, TokenError> {
     let unreadable = |source| TokenError::Unreadable {
         path: path.into(),
         source,
@@ -70,8 +70,17 @@ pub fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {
     let file = File::from(opened.map_err(|error| unreadable(error.into()))?);
     check_file(&file, path)?;
     let mut text = Vec::new();
-    let most = 2 * TOKEN_BYTES_MAX as u64;
-    file.take(most).read_to_end(&mut text).map_err(unreadable)?;
+    let read = file.take(bytes_max).read_to_end(&mut text);
+    read.map_err(unreadable)?;
+    Ok(text)
+}
+
+/// Reads a job's token from a file. White space around it, such as a line feed, is not part of it.
+///
+/// # Errors
+/// [`TokenError`] if there is none, or if other users could read it too.
+pub fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {
+    let text = read_secret(path, 2 * TOKEN_BYTES_MAX as u64)?;
     let token = text.trim_ascii();
     check_token(token)?;
     // A file is named for what is in it.

@@ -5,6 +5,7 @@ mod admin;
 mod bill;
 mod budget;
 mod checks;
+mod encryption;
 mod hyperpod;
 mod membership;
 mod memory;
@@ -30,6 +31,7 @@ use thiserror::Error;
 
 pub use admin::AdminSection;
 pub use budget::BudgetSize;
+pub use encryption::{EncryptionConfig, EncryptionSection, KeySource};
 pub use hyperpod::{HyperpodSection, LatestName};
 pub use membership::{MembershipConfig, MembershipSection, RegistryConfig};
 pub use memory::MemorySection;
@@ -236,6 +238,8 @@ pub struct TrickleSection {
     pub require_mac: RequireMac,
     /// Whether a run may be opened while the durable tier cannot be read and no node remembers the namespace.
     pub runs_without_tier: bool,
+    /// Whether what goes there is encrypted; by default not.
+    pub encryption: Option<EncryptionSection>,
 }
 
 impl Default for TrickleSection {
@@ -251,6 +255,7 @@ impl Default for TrickleSection {
             abandoned_hours: 0,
             require_mac: RequireMac::default(),
             runs_without_tier: false,
+            encryption: None,
         }
     }
 }
@@ -320,6 +325,8 @@ pub struct Config {
     pub runs_without_tier: RunsWithoutTier,
     /// How checkpoints go there.
     pub trickle: TrickleLimits,
+    /// Whether they are encrypted there.
+    pub encryption: Option<EncryptionConfig>,
     /// HTTP for HyperPod's clients.
     pub hyperpod: Option<HyperpodSection>,
 }
@@ -410,6 +417,7 @@ impl ConfigFile {
                 increments: self.increments()?,
                 retention: self.retention()?,
             },
+            encryption: self.encryption()?,
             hyperpod: self.hyperpod()?,
             durable: self.durable,
             node: name.clone(),

@@ -15,6 +15,7 @@ mod said;
 mod scrub;
 mod start;
 mod tier;
+mod tier_keys;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -44,7 +45,7 @@ use crate::net::{Net, NetError, NetEvent};
 use crate::repeats::Repeats;
 use crate::stage::{self, Answer, StageError, StageEvent};
 use crate::trickle::Trickle;
-use crate::trickle::store::StoreError;
+use crate::trickle::store::{KeyRing, StoreError};
 pub use certificate::{date, expiry_fault};
 pub use hook::end_hook;
 use kept::Left;
@@ -55,6 +56,7 @@ use readiness::LinkFacts;
 use scrub::RotCount;
 pub(crate) use scrub::timed;
 use start::{own_certificate, setup, start_net};
+pub use tier_keys::{KeyCommandError, ask_for_keys};
 use watch::WatchedFiles;
 
 /// A session that runs says so often how it goes.
@@ -147,6 +149,7 @@ pub struct Daemon {
     executor: Arc<Executor>,
     net: Option<Arc<Net>>,
     trickle: Option<Arc<Trickle>>,
+    tier_keys: Arc<KeyRing>,
     ops: Arc<OpsState>,
     offload: Offload,
     answers: BTreeMap<RequestId, oneshot::Sender<Answer>>,
@@ -180,8 +183,9 @@ impl Daemon {
     ///
     /// # Errors
     /// [`StartError`] if a part cannot start.
-    pub async fn start(config: Config, mut env: Environment) -> Result<Self, StartError> {
+    pub async fn start(mut config: Config, mut env: Environment) -> Result<Self, StartError> {
         let generation = Generation::new(env.entropy.next());
+        let tier_keys = tier_keys::start_keys(&mut config).await;
         let memory = Arc::new(Memory::new(env.descriptors.clone()));
         let left = Left::read(&memory, std::mem::take(&mut env.inherited))?;
         let (to_net, from_net) = mpsc::channel(QUEUE);
@@ -198,7 +202,7 @@ impl Daemon {
             limits,
         ));
         let (inputs, from_effects) = mpsc::channel(QUEUE);
-        let trickle = tier::start_trickle(&config, &env, &memory, &inputs).await?;
+        let trickle = tier::start_trickle(&config, &env, &memory, &tier_keys, &inputs).await?;
         let ops = match env.ops.take() {
             Some(ops) => ops,
             None => serve_operator(&config).await?,
@@ -229,6 +233,7 @@ impl Daemon {
             executor,
             net,
             trickle,
+            tier_keys,
             ops,
             offload: env.offload,
             answers: BTreeMap::new(),

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::members::PlaceFound;
 use super::{CliError, members, print};
 use crate::config::{Config, ConfigFile};
-use crate::driver::{Daemon, Ending, date, end_hook, expiry_fault};
+use crate::driver::{Daemon, Ending, ask_for_keys, date, end_hook, expiry_fault};
 use crate::encode::Pool;
 use crate::env::{Environment, Offload, SystemEntropy};
 use crate::heap;
@@ -241,7 +241,13 @@ async fn reload_at(mut hup: Signal, args: RunArgs, reloads: mpsc::Sender<Config>
             Ok(config)
         });
         match taken {
-            Ok(config) => drop(reloads.send(config).await),
+            Ok(mut config) => {
+                if let Err(error) = ask_for_keys(&mut config).await {
+                    let error = crate::driver::chain(&error);
+                    tracing::error!(error, "the old keys of the durable tier stay");
+                }
+                drop(reloads.send(config).await);
+            }
             Err(error) => {
                 tracing::error!(
                     error = crate::driver::chain(&error),
@@ -281,8 +287,12 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
         ),
         None => "none: a node's loss loses its shards unless the durable tier has them".into(),
     };
+    let encryption = match &config.encryption {
+        Some(encryption) => encryption.to_string(),
+        None => "none".into(),
+    };
     print(&format!(
-        "{}\nprotection {protection}\nRAM for checkpoints {}\nswap {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
+        "{}\nprotection {protection}\nencryption of the durable tier {encryption}\nRAM for checkpoints {}\nswap {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
         config.listing(),
         bytesize::ByteSize::b(config.budget),
         config.swap_state,

@@ -54,6 +54,11 @@ impl TrickleSection {
                 usual.keep_last.to_string(),
             ),
             set(
+                "trickle.encryption",
+                self.encryption.is_some().to_string(),
+                usual.encryption.is_some().to_string(),
+            ),
+            set(
                 "trickle.abandoned_hours",
                 self.abandoned_hours.to_string(),
                 usual.abandoned_hours.to_string(),

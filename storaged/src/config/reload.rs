@@ -20,12 +20,14 @@ fn text<T: std::fmt::Debug>(value: &T) -> String {
 }
 
 impl Config {
-    /// Takes what a reload may change from `file`: certificates, peers and their failure domains, the log filter. Says
+    /// Takes what a reload may change from `file`: certificates, peers and their failure domains, the log filter, the
+    /// durable tier's keys. Says
     /// which other keys differ; of those the old values stay.
     pub fn take(&mut self, file: &Self) -> Vec<Fixed> {
         let fixed = self.differing(file);
         self.tls = file.tls.clone();
         self.log_filter = file.log_filter.clone();
+        self.take_keys(file);
         // The roster says who they are, not the file.
         if self.membership.is_some() {
             return fixed;
@@ -40,6 +42,17 @@ impl Config {
             .filter(|member| member.name != self.name);
         self.members = own.into_iter().chain(others.cloned()).collect();
         fixed
+    }
+
+    /// The keys that are in the same place now; a program that has given none leaves the old ones.
+    fn take_keys(&mut self, file: &Self) {
+        let own = self.encryption.as_mut();
+        if let Some((own, file)) = own.zip(file.encryption.as_ref())
+            && own.source == file.source
+            && file.keys.is_some()
+        {
+            own.keys.clone_from(&file.keys);
+        }
     }
 
     fn differing(&self, file: &Self) -> Vec<Fixed> {
@@ -59,7 +72,7 @@ impl Config {
             (running != file).then_some(Fixed { key, running, file })
         };
         type Key<'a> = (&'static str, &'a dyn Fn(&Config) -> String);
-        let keys: [Key<'_>; 23] = [
+        let keys: [Key<'_>; 24] = [
             ("node.name", &|config| config.node.to_string()),
             ("membership", &|config| text(&config.membership)),
             ("node.failure_domain", &|config| text(&own(config))),
@@ -93,6 +106,10 @@ impl Config {
             ("durable", &|config| text(&config.durable)),
             ("trickle.every", &|config| text(&config.durable_policy)),
             ("trickle", &|config| text(&config.trickle)),
+            ("trickle.encryption", &|config| {
+                let encryption = config.encryption.as_ref();
+                text(&encryption.map(|it| (&it.source, it.plain)))
+            }),
             ("hyperpod", &|config| text(&config.hyperpod)),
         ];
         keys.into_iter()
@@ -112,6 +129,13 @@ impl Config {
             }
             None => crate::net::Agreement::of(self.geometry, self.chunk, &self.members),
         };
-        agreement.advising(self.keep_steps)
+        let encryption = self.encryption.as_ref().map(|encryption| {
+            let keys = encryption.keys.as_ref();
+            keys.map_or_else(
+                || "not known yet".into(),
+                |keys| format!("key {}", keys.newest().id()),
+            )
+        });
+        agreement.advising(self.keep_steps, encryption)
     }
 }

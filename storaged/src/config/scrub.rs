@@ -71,7 +71,7 @@ impl ScrubSection {
             }
         });
         if let Some(hook) = &hook {
-            check_program(&hook.program)?;
+            check_program("scrub.hook", &hook.program)?;
             if self.rotten_max == 0 || period_ms == 0 {
                 let text = "expected scrub.period and scrub.rotten_max above 0 beside it, got 0: it would never be run";
                 return Err(value("scrub.hook", text));
@@ -109,13 +109,13 @@ impl ScrubSection {
 }
 
 /// A program that could not be run is found out now, not on the day on which memory rots.
-fn check_program(program: &Path) -> Result<(), ConfigError> {
+pub(super) fn check_program(key: &'static str, program: &Path) -> Result<(), ConfigError> {
     let wrong = |got: String| {
         let text = format!(
             "expected the absolute path of a program that can be executed first, got {}{got}",
             program.display()
         );
-        Err(value("scrub.hook", text))
+        Err(value(key, text))
     };
     if program.is_relative() {
         return wrong(", which is relative".into());

@@ -71,6 +71,7 @@ fn the_operators_page_has_every_key() {
         ("durable", "[durable]\nkind = 'directory'"),
         ("durable", "[durable]\nkind = 's3'"),
         ("trickle", "[trickle]"),
+        ("trickle.encryption", "[trickle.encryption]"),
         ("encode", "[encode]"),
         ("hyperpod", "[hyperpod]"),
     ];
@@ -103,6 +104,30 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[memory]\nkeep_steps = 3", "memory.keep_steps"),
         ("[trickle]\npart = '1KiB'", "trickle.part"),
         ("[trickle]\nrate = '0B'", "trickle.rate"),
+        (
+            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]",
+            "trickle.encryption.key_file",
+        ),
+        (
+            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]\nkey_file = '/none'",
+            "trickle.encryption.key_file",
+        ),
+        (
+            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]\nkey_file = '/none'\nkey_command = ['/bin/cat']",
+            "trickle.encryption.key_file",
+        ),
+        (
+            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]\nkey_command = ['cat']",
+            "trickle.encryption.key_command",
+        ),
+        (
+            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]\nkey_command = ['/bin/cat']\nkey_command_within = '1h'",
+            "trickle.encryption.key_command_within",
+        ),
+        (
+            "[trickle.encryption]\nkey_command = ['/bin/cat']",
+            "trickle.encryption",
+        ),
         ("[encode]\nlink_rate = '0B'", "encode.link_rate"),
         ("[encode]\nthreads = 0", "encode.threads"),
         ("[encode]\nthreads = 1\ncores = [0]", "encode.threads"),

@@ -74,8 +74,8 @@ async fn run_and_say(hook: HookCommand, report: RotReport) {
     }
 }
 
-/// Runs it with nothing of the daemon's environment: credentials are there.
-async fn run(hook: &HookCommand, report: &RotReport) -> Result<(), HookError> {
+/// A program of the operator's, with nothing of the daemon's environment: credentials are there.
+pub(super) fn prepared(hook: &HookCommand, node: &NodeName) -> tokio::process::Command {
     let mut command = tokio::process::Command::new(&hook.program);
     command
         .args(&hook.arguments)
@@ -84,12 +84,17 @@ async fn run(hook: &HookCommand, report: &RotReport) -> Result<(), HookError> {
             "PATH",
             "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         )
-        .env("STORAGED_NODE", report.node.as_str())
-        .env("STORAGED_ROTTEN_CHUNKS", report.chunks.to_string())
+        .env("STORAGED_NODE", node.as_str())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .process_group(0)
         .kill_on_drop(true);
+    command
+}
+
+async fn run(hook: &HookCommand, report: &RotReport) -> Result<(), HookError> {
+    let mut command = prepared(hook, &report.node);
+    command.env("STORAGED_ROTTEN_CHUNKS", report.chunks.to_string());
     let mut child = command.spawn().map_err(HookError::Start)?;
     let id = child.id().and_then(|id| i32::try_from(id).ok());
     let group = id.and_then(Pid::from_raw);

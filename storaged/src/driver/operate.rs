@@ -202,6 +202,7 @@ impl Daemon {
                 "this key cannot change while the daemon runs: the old value stays until a restart"
             );
         }
+        self.reload_keys(&taken);
         let input = self.reload_peers(&taken);
         tracing::info!(kept = fixed.len(), "reloaded the configuration");
         self.show();

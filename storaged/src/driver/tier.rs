@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::env::{Environment, Offload};
 use crate::memory::Memory;
 use crate::pool::Pool;
-use crate::trickle::store::{self, Opening, Store, StoreError};
+use crate::trickle::store::{self, Encrypted, KeyRing, Opening, Store, StoreError};
 use crate::trickle::{Trickle, TrickleThreads};
 
 /// A start waits so long for the first attempt to open the durable tier: what is wrong with its configuration ends it.
@@ -57,6 +57,7 @@ pub(super) async fn start_trickle(
     config: &Config,
     env: &Environment,
     memory: &Arc<Memory>,
+    keys: &Arc<KeyRing>,
     inputs: &mpsc::Sender<Input>,
 ) -> Result<Option<Arc<Trickle>>, StartError> {
     let store = match (&env.store, &config.durable) {
@@ -64,9 +65,17 @@ pub(super) async fn start_trickle(
         (None, Some(config)) => open_tier(config, inputs).await?,
         (None, None) => return Ok(None),
     };
+    let threads = trickle_threads(config, env)?;
+    let store = Arc::new(match &config.encryption {
+        Some(encryption) => {
+            let pool = threads.as_ref().map(|threads| threads.short.clone());
+            Encrypted::new(store, keys.clone(), encryption.plain, pool)
+        }
+        None => Encrypted::without_keys(store),
+    });
     let trickle = Trickle::new(store, memory.clone(), config.trickle);
     let trickle = trickle.sharing(&config.shares.trickle_rates);
-    Ok(Some(Arc::new(match trickle_threads(config, env)? {
+    Ok(Some(Arc::new(match threads {
         Some(threads) => trickle.on(threads),
         None => trickle,
     })))

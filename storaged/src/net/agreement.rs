@@ -6,6 +6,8 @@ use storaged_core::RunAuthority;
 use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Digest, Geometry, NodeName, encode};
 
+/// The key of which nodes that differ cannot read each other's copies.
+const ENCRYPTION: &str = "trickle.encryption";
 /// Longer values travel shortened, with a digest: a hello is at most 4096 bytes.
 const VALUE_BYTES_MAX: usize = 600;
 
@@ -97,15 +99,19 @@ impl Agreement {
         }
     }
 
-    /// With what should be equal: so many steps a node keeps.
+    /// With what should be equal: so many steps a node keeps, and what encrypts the durable tier.
     #[must_use]
-    pub fn advising(self, keep_steps: usize) -> Self {
-        let value = AgreedValue {
-            key: "memory.keep_steps".into(),
-            value: keep_steps.to_string(),
-        };
+    pub fn advising(self, keep_steps: usize, encryption: Option<String>) -> Self {
+        let steps = Some(("memory.keep_steps", keep_steps.to_string()));
+        // Peers of an older release do not say it, so it is said only where it is not what they do as well.
+        let encryption = encryption.map(|key| (ENCRYPTION, key));
+        let values = steps.into_iter().chain(encryption);
+        let values = values.map(|(key, value)| AgreedValue {
+            key: key.into(),
+            value,
+        });
         Self {
-            advised: Some(vec![value]),
+            advised: Some(values.collect()),
             ..self
         }
     }
@@ -164,9 +170,19 @@ pub fn told(peer: &NodeName, differences: &[Difference]) -> String {
 /// Differences of nodes that are linked, in one line.
 pub fn advised(peer: &NodeName, differences: &[Difference]) -> String {
     let all: Vec<String> = differences.iter().map(ToString::to_string).collect();
+    let of_tier = |it: &Difference| it.key == ENCRYPTION;
+    let mut until = Vec::new();
+    if differences.iter().any(of_tier) {
+        until
+            .push("one of the two may be unable to read what the other copies to the durable tier");
+    }
+    if !differences.iter().all(of_tier) {
+        until.push("steps that one of the two has let go are still said to bear losses");
+    }
     format!(
-        "{peer} is configured differently: {}; until both are the same, steps that one of the two has let go are still said to bear losses",
-        all.join("; ")
+        "{peer} is configured differently: {}; until both are the same, {}",
+        all.join("; "),
+        until.join(", and ")
     )
 }
 
@@ -263,7 +279,7 @@ mod tests {
 
     #[test]
     fn what_should_be_equal_is_told_and_parts_nobody() {
-        let of = |keep_steps| agreement(2, 1, 1 << 16, &["a", "b", "c"]).advising(keep_steps);
+        let of = |keep_steps| agreement(2, 1, 1 << 16, &["a", "b", "c"]).advising(keep_steps, None);
         assert_eq!(of(1).differences(&of(2)), []);
         assert_eq!(of(2).advice(&of(2)), []);
         let older = agreement(2, 1, 1 << 16, &["a", "b", "c"]);
@@ -279,6 +295,24 @@ mod tests {
             storaged_wire::decode::<Agreement>("agreement", &bytes).unwrap(),
             of(2)
         );
+    }
+
+    #[test]
+    fn another_key_of_the_durable_tier_is_told_and_parts_nobody() {
+        let of = |key: Option<&str>| {
+            agreement(2, 1, 1 << 16, &["a", "b", "c"]).advising(1, key.map(Into::into))
+        };
+        assert_eq!(of(Some("key 1")).differences(&of(None)), []);
+        assert_eq!(of(Some("key 1")).advice(&of(Some("key 1"))), []);
+        for there in [None, Some("key 2")] {
+            let text = advised(
+                &NodeName::new("n7").unwrap(),
+                &of(Some("key 1")).advice(&of(there)),
+            );
+            assert!(text.contains("trickle.encryption is key 1 here"), "{text}");
+            assert!(text.contains("unable to read"), "{text}");
+            assert!(!text.contains("bear losses"), "{text}");
+        }
     }
 
     #[test]

@@ -288,6 +288,11 @@ impl Net {
         Ok(())
     }
 
+    /// Takes what peers must have in common with this node from now on; links that are up stay.
+    pub fn set_agreement(&self, agreement: Agreement) {
+        self.shared.state().hello.agreement = Some(agreement);
+    }
+
     /// Takes another list of peers and what they must have in common with this node from now on: links to those that
     /// stay go on, also if their address is another one.
     pub fn set_peers(&self, peers: Vec<Peer>, group: &BTreeSet<NodeName>, agreement: Agreement) {

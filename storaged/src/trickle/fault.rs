@@ -24,8 +24,13 @@ impl From<&StoreError> for DurableFault {
             StoreError::NotMounted { .. } => Self::NotMounted(text),
             StoreError::NotPlain { .. } => Self::NotPlain(text),
             StoreError::AlreadyExists { .. } => Self::Conflict(text),
-            StoreError::Invalid { .. } => Self::Misconfigured(text),
-            StoreError::NotFound { .. } | StoreError::Truncated { .. } => Self::Damaged(text),
+            // What this node has no key for is sound, and an older step must not pass for the newest.
+            StoreError::Invalid { .. }
+            | StoreError::Locked { .. }
+            | StoreError::Unsealed { .. } => Self::Misconfigured(text),
+            StoreError::NotFound { .. }
+            | StoreError::Truncated { .. }
+            | StoreError::Tampered { .. } => Self::Damaged(text),
             // Bytes that changed on their way, and an upload that was given up elsewhere: both may pass.
             StoreError::Corrupt { .. } | StoreError::NoUpload { .. } => Self::Unavailable(text),
         }

@@ -334,7 +334,8 @@ impl Trickle {
             .limits
             .part_bytes
             .max(limits.part_bytes_min)
-            .max(fewest);
+            .max(fewest)
+            .next_multiple_of(limits.form.part_unit());
         PartBytes::new(wanted, &limits).map_err(DurableFault::from)
     }
 
@@ -364,8 +365,7 @@ impl Trickle {
         bytes: Bytes,
     ) -> Result<PutPart, DurableFault> {
         let number = PartNumber(number);
-        let there = upload.done().get(&number);
-        if there.is_some_and(|part| part.matches(&bytes)) {
+        if self.store.has_part(upload, number, &bytes).await? {
             return Ok(PutPart { number, sent: None });
         }
         let turn = self.shares.turn(job, bytes.len()).await?;

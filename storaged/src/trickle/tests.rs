@@ -18,6 +18,7 @@ use crate::keep::NoStore;
 use crate::memory::Memory;
 
 mod enclosed;
+mod encrypted;
 mod provenance;
 mod share;
 mod succession;

@@ -34,6 +34,12 @@ pub enum StoreError {
     NotMounted { what: String },
     #[error("expected a regular file or a folder at {path}, got {got}; {}", self.hint())]
     NotPlain { path: String, got: &'static str },
+    #[error("{key} cannot be decrypted: {what}; {}", self.hint())]
+    Locked { key: ObjectKey, what: String },
+    #[error("expected {key} to be encrypted, got plain bytes; {}", self.hint())]
+    Unsealed { key: ObjectKey },
+    #[error("{key} was changed after it was encrypted: {what}; {}", self.hint())]
+    Tampered { key: ObjectKey, what: String },
     #[error("bytes of {key} changed on their way: {what}; {}", self.hint())]
     Corrupt { key: ObjectKey, what: String },
     #[error("invalid {what}: expected {expected}, got {got}; {}", self.hint())]
@@ -71,6 +77,9 @@ impl StoreError {
             | Self::NotMounted { .. }
             | Self::NotPlain { .. }
             | Self::Truncated { .. }
+            | Self::Locked { .. }
+            | Self::Unsealed { .. }
+            | Self::Tampered { .. }
             | Self::Invalid { .. } => Retry::Never,
         }
     }
@@ -111,6 +120,15 @@ impl StoreError {
                 path: path.clone(),
                 got,
             },
+            Self::Locked { key, what } => Self::Locked {
+                key: key.clone(),
+                what: what.clone(),
+            },
+            Self::Unsealed { key } => Self::Unsealed { key: key.clone() },
+            Self::Tampered { key, what } => Self::Tampered {
+                key: key.clone(),
+                what: what.clone(),
+            },
             Self::Corrupt { key, what } => Self::Corrupt {
                 key: key.clone(),
                 what: what.clone(),
@@ -146,6 +164,13 @@ impl StoreError {
             Self::Throttled { .. } => "it is tried again; lower the trickle rate if it stays",
             Self::Unavailable { .. } => "it is tried again; check the endpoint, mount and network",
             Self::Truncated { .. } => "the object is damaged: restore from another copy or step",
+            Self::Locked { .. } => {
+                "give this node the key too, behind the newest one (docs/operate/config.md)"
+            }
+            Self::Unsealed { .. } => {
+                "trickle.encryption.plain = \"read\" reads what is older than encryption; else somebody without the key put it there"
+            }
+            Self::Tampered { .. } => "the object is damaged: restore from another copy or step",
             Self::Corrupt { .. } => "it is tried again; check memory and network if it stays",
             Self::Invalid { .. } => "correct the setting or the call",
             Self::Timeout { .. } => "it is tried again; check the endpoint, mount and network",

@@ -10,8 +10,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::{
     KeyPrefix, ListPage, ObjectEntry, ObjectKey, PAGE_ENTRIES_MAX, PartBytes, PartNumber,
-    PartState, Rest, Store, StoreError, StoreLimits, Upload, UploadId, check_asked, check_small,
-    range_within,
+    PartState, Rest, Store, StoreError, StoreLimits, StoredForm, Upload, UploadId, check_asked,
+    check_small, range_within,
 };
 
 /// Objects and unfinished uploads, as long as the value lives.
@@ -78,6 +78,7 @@ impl Store for FakeStore {
             part_bytes_min: 1,
             part_bytes_max: super::CALL_BYTES_MAX,
             parts_max: 10_000,
+            form: StoredForm::Plain,
         }
     }
 

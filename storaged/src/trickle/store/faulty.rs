@@ -125,6 +125,15 @@ impl Store for Faulty {
         self.after("resume", upload)
     }
 
+    async fn has_part(
+        &self,
+        upload: &Upload,
+        part: PartNumber,
+        bytes: &Bytes,
+    ) -> Result<bool, StoreError> {
+        self.inner.has_part(upload, part, bytes).await
+    }
+
     async fn put_part(
         &self,
         upload: &Upload,

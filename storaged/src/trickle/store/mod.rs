@@ -1,7 +1,7 @@
 //! The durable tier: one trait, and the back ends and wrappers that implement it.
 //!
 //! Order of reading: [`Store`], then `key`, `upload` and `error`, then the back ends
-//! [`Directory`], [`S3`] and the fake [`FakeStore`], then the wrappers [`Retrying`], [`Throttled`] and
+//! [`Directory`], [`S3`] and the fake [`FakeStore`], then the wrappers [`Retrying`], [`Throttled`], [`Encrypted`] and
 //! [`Faulty`], and last [`open`], which makes a store from its configuration.
 //!
 //! A store knows keys and bytes, nothing of checkpoints. What it promises, and what one conformance
@@ -19,6 +19,7 @@ use storaged_core::Leftovers;
 mod aligned;
 mod config;
 mod directory;
+mod encrypted;
 mod error;
 mod fake;
 mod faulty;
@@ -40,6 +41,7 @@ pub use config::{
     DirectoryIo, FileIoConfig, PageCacheConfig, StoreConfig, open, open_lazily, probe,
 };
 pub use directory::{Directory, FileIo};
+pub use encrypted::{Encrypted, KeyRing, KeysError, PlainObjects, TierKeys};
 pub use error::{Retry, StoreError};
 pub use fake::FakeStore;
 pub use faulty::{FaultPlan, Faulty};
@@ -68,13 +70,43 @@ pub struct StoreLimits {
     pub part_bytes_max: u64,
     /// Most parts of one upload.
     pub parts_max: u32,
+    /// How objects are kept.
+    pub form: StoredForm,
+}
+
+/// How a store keeps what it is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StoredForm {
+    /// As it is.
+    #[default]
+    Plain,
+    /// In frames with a tag each.
+    Encrypted,
+}
+
+impl StoredForm {
+    /// How long an object of so many bytes is in the store.
+    pub fn stored_bytes(self, length: u64) -> u64 {
+        match self {
+            Self::Plain => length,
+            Self::Encrypted => encrypted::sealed_length(length),
+        }
+    }
+
+    /// What the size of parts is a multiple of.
+    pub fn part_unit(self) -> u64 {
+        match self {
+            Self::Plain => 1,
+            Self::Encrypted => encrypted::FRAME_BYTES,
+        }
+    }
 }
 
 /// One object of a listing.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectEntry {
     pub key: ObjectKey,
-    /// Length in bytes.
+    /// Length in bytes, as it is kept: [`StoredForm::stored_bytes`].
     pub length: u64,
 }
 
@@ -118,12 +150,23 @@ pub trait Store: Send + Sync + Debug {
 
     /// Finds an unfinished upload of `key`, begun by this or an earlier process with the same part
     /// size, and says which parts it has. A part counts as usable only after
-    /// [`PartState::matches`] has compared it with the bytes that it should hold.
+    /// [`Store::has_part`] has compared it with the bytes that it should hold.
     async fn resume(
         &self,
         key: &ObjectKey,
         part_bytes: PartBytes,
     ) -> Result<Option<Upload>, StoreError>;
+
+    /// Whether an upload that was found again has this part with these bytes.
+    async fn has_part(
+        &self,
+        upload: &Upload,
+        part: PartNumber,
+        bytes: &Bytes,
+    ) -> Result<bool, StoreError> {
+        let there = upload.done().get(&part);
+        Ok(there.is_some_and(|there| there.matches(bytes)))
+    }
 
     /// Writes one part; writing it again replaces it. Parts may be written concurrently. The caller
     /// notes the answer in the upload with [`Upload::note`].
@@ -153,7 +196,7 @@ pub trait Store: Send + Sync + Debug {
     /// reaches beyond the object's end is [`StoreError::Truncated`], never a short answer.
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError>;
 
-    /// Length of an object in bytes.
+    /// Length of an object in bytes, as it is kept: [`StoredForm::stored_bytes`].
     async fn length(&self, key: &ObjectKey) -> Result<u64, StoreError>;
 
     /// All objects below `under`, sorted by key, at most [`LIST_ENTRIES_MAX`].

@@ -90,6 +90,15 @@ impl Store for Throttled {
         self.inner.resume_or_begin(key, part_bytes, leftovers).await
     }
 
+    async fn has_part(
+        &self,
+        upload: &Upload,
+        part: PartNumber,
+        bytes: &Bytes,
+    ) -> Result<bool, StoreError> {
+        self.inner.has_part(upload, part, bytes).await
+    }
+
     async fn put_part(
         &self,
         upload: &Upload,

@@ -26,14 +26,15 @@ pub struct PartBytes(u64);
 impl PartBytes {
     /// A part size that a store with these limits takes.
     pub fn new(bytes: u64, limits: &StoreLimits) -> Result<Self, StoreError> {
-        if bytes == 0 || bytes < limits.part_bytes_min || bytes > limits.part_bytes_max {
+        let (min, max, unit) = (
+            limits.part_bytes_min.max(1),
+            limits.part_bytes_max,
+            limits.form.part_unit(),
+        );
+        if !(min..=max).contains(&bytes) || !bytes.is_multiple_of(unit) {
             return Err(StoreError::Invalid {
                 what: "part size".into(),
-                expected: format!(
-                    "{} to {}",
-                    limits.part_bytes_min.max(1),
-                    limits.part_bytes_max
-                ),
+                expected: format!("{min} to {max}, a multiple of {unit}"),
                 got: bytes.to_string(),
             });
         }
@@ -128,6 +129,19 @@ impl Upload {
 
     pub fn part_bytes(&self) -> PartBytes {
         self.part_bytes
+    }
+
+    /// The same upload in parts of another size, of which the store holds the same numbers.
+    pub(super) fn in_parts_of(&self, part_bytes: PartBytes) -> Self {
+        Self {
+            part_bytes,
+            ..self.clone()
+        }
+    }
+
+    /// The same without what is known of its parts.
+    pub(super) fn without_parts(&self) -> Self {
+        Self::new(self.key.clone(), self.id.clone(), self.part_bytes)
     }
 
     /// The parts that the store holds.

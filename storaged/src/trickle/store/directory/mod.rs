@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use super::aligned::direct_length;
 use super::{
     DirectoryIo, KeyPrefix, ListPage, ObjectEntry, ObjectKey, PartBytes, PartNumber, PartState,
-    Randomness, Store, StoreError, StoreLimits, Upload, check_small,
+    Randomness, Store, StoreError, StoreLimits, StoredForm, Upload, check_small,
 };
 
 mod beneath;
@@ -177,6 +177,7 @@ impl Store for Directory {
             part_bytes_min: 1,
             part_bytes_max: super::CALL_BYTES_MAX,
             parts_max: 100_000,
+            form: StoredForm::Plain,
         }
     }
 

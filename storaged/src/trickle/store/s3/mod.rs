@@ -17,7 +17,7 @@ use storaged_core::Leftovers;
 use super::{
     CALL_BYTES_MAX, KeyPrefix, LIST_ENTRIES_MAX, ListPage, ObjectEntry, ObjectKey,
     PAGE_ENTRIES_MAX, PartBytes, PartDigest, PartNumber, PartState, Rest, Store, StoreError,
-    StoreLimits, Upload, check_asked, check_range, check_small,
+    StoreLimits, StoredForm, Upload, check_asked, check_range, check_small,
 };
 
 mod client;
@@ -85,6 +85,7 @@ impl Store for S3 {
             part_bytes_min: 5 << 20,
             part_bytes_max: CALL_BYTES_MAX,
             parts_max: 10_000,
+            form: StoredForm::Plain,
         }
     }
 

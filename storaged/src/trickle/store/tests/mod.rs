@@ -12,6 +12,7 @@ use super::{
 mod config;
 mod conformance;
 mod directory;
+mod encrypted;
 mod hostile;
 mod s3;
 mod wrappers;

@@ -19,6 +19,7 @@ use super::super::{
     open,
 };
 use super::conformance::conforms;
+use super::encrypted::encrypted;
 use super::{key, part_bytes, part_of, pattern, randomness};
 
 const BUCKET: &str = "storaged-test";
@@ -259,6 +260,14 @@ async fn s3_in_process_conforms() {
     let endpoint = serve(root.path()).await;
     conforms(Arc::new(client(&endpoint, "secret")), "job").await;
     assert!(root.path().join(BUCKET).join("some/prefix").exists());
+}
+
+#[tokio::test]
+async fn s3_in_process_conforms_encrypted() {
+    let root = tempfile::tempdir().unwrap();
+    let endpoint = serve(root.path()).await;
+    let inner = Arc::new(client(&endpoint, "secret"));
+    conforms(Arc::new(encrypted(inner, &["1"])), "job").await;
 }
 
 #[tokio::test]
