@@ -79,7 +79,7 @@ checkpointer.close()
 @pytest.mark.parametrize(("ranks", "prepared"), [(2, False), (4, False), (2, True)])
 def test_ranks_store_what_they_hold_alike_once(daemons, tmp_path, ranks, prepared):
     daemon = daemons()
-    said, errors = run_ranks(tmp_path, [daemon.socket] * ranks, SAVE.replace("PREPARED", str(prepared)), limit=120)
+    said, errors = run_ranks(tmp_path, [daemon.socket] * ranks, SAVE.replace("PREPARED", str(prepared)), limit=300)
     assert all(said), errors
     notes = [[line for line in one if line[0] in ("ended", "staged", "stored")] for one in said]
     for one in notes:
@@ -93,7 +93,7 @@ def test_ranks_store_what_they_hold_alike_once(daemons, tmp_path, ranks, prepare
         assert max(of_ranks) < 1.2 * once / ranks, of_ranks
     assert once <= notes[0][-1][1] < 1.2 * once, notes[0][-1]
     for others in (1, 2, 3) if ranks == 4 else ():
-        said, errors = run_ranks(tmp_path, [daemon.socket] * others, LOAD.replace("SAVED_BY", str(ranks)), limit=120)
+        said, errors = run_ranks(tmp_path, [daemon.socket] * others, LOAD.replace("SAVED_BY", str(ranks)), limit=300)
         assert all(said), errors
         for one in said:
             assert one == [["loaded", 3, True], ["randoms", [rank * 100 + 3 for rank in range(ranks)]]], one
@@ -128,7 +128,7 @@ checkpointer.close()
 
 
 def test_shards_that_a_mesh_replicates_are_stored_once(daemons, tmp_path):
-    said, errors = run_ranks(tmp_path, [daemons().socket] * 4, HYBRID, limit=120)
+    said, errors = run_ranks(tmp_path, [daemons().socket] * 4, HYBRID, limit=300)
     assert all(said), errors
     once = 6 * 41 * 300 * 4 + 7 * 4
     for one in said:
@@ -178,7 +178,7 @@ said.append([8, checkpointer.wait(), checkpointer.load_all()["loader"]["at"]])
 
 
 def test_ranks_whose_states_change_apart_lose_nothing_silently(daemons, tmp_path):
-    said, errors = run_ranks(tmp_path, [daemons().socket] * 3, APART, limit=200)
+    said, errors = run_ranks(tmp_path, [daemons().socket] * 3, APART, limit=300)
     assert all(said), errors
     steps = {number: [one[number - 1] for one in said] for number in range(1, 8)}
     for number, of_ranks in steps.items():
@@ -259,9 +259,9 @@ def test_what_the_plan_of_dcp_keeps_is_what_is_staged(daemons, tmp_path):
 def test_a_load_takes_every_part_from_the_node_that_has_it(tmp_path):
     nodes = cluster(tmp_path / "nodes", 3, 2, 1, "")
     try:
-        said, errors = run_ranks(tmp_path, [node.socket for node in nodes], SAVE.replace("PREPARED", "False"), limit=120)
+        said, errors = run_ranks(tmp_path, [node.socket for node in nodes], SAVE.replace("PREPARED", "False"), limit=300)
         assert all(said) and all(one[-1] == ["loaded", True] for one in said), (said, errors)
-        said, errors = run_ranks(tmp_path, [nodes[1].socket], LOAD.replace("SAVED_BY", "3"), limit=120)
+        said, errors = run_ranks(tmp_path, [nodes[1].socket], LOAD.replace("SAVED_BY", "3"), limit=300)
         assert said[0] == [["loaded", 3, True], ["randoms", [3, 103, 203]]], (said, errors)
     finally:
         for node in nodes:

@@ -33,6 +33,7 @@ def make_slots(writer: StoragedWriter, state_dict: dict[str, Any], deadline: Dea
     except StoragedError as error:
         # One slot is enough to begin with, and a save says itself what it lacks.
         logger.info("slots could not be made ahead: %s", error)
+        writer.forget_if_broken(error)
         return 0
     finally:
         for shard in made:
@@ -47,6 +48,9 @@ def make_next_slot(writer: StoragedWriter, structure: Structure, deadline: Deadl
     try:
         prepare_structure(shard, structure)
         return 0 if shard.slot is None else int(shard.slot.capacity)
+    except StoragedError as error:
+        writer.forget_if_broken(error)
+        raise
     finally:
         writer.give_up(shard)
 
