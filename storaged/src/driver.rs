@@ -442,9 +442,10 @@ impl Daemon {
         }
         self.when_done(async move {
             let (leader, session) = (work.leader.clone(), work.session);
+            let purpose = work.purpose;
             let SessionEnd { outcome, kept } = run(&executor, work, &inputs).await;
             if let Ok(tally) = &outcome {
-                ops.metrics.observe_session(tally.bytes);
+                ops.metrics.observe_session(purpose, tally);
             }
             Input::SessionEnded {
                 leader,

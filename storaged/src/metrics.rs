@@ -11,7 +11,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use storaged_codec::delta::Kind;
-use storaged_core::{NodeRate, SetAside, SetAsideCause, Standings, Viewer};
+use storaged_core::{
+    NodeRate, SessionPurpose, SessionTally, SetAside, SetAsideCause, Standings, Viewer,
+};
 use storaged_plan::Member;
 use storaged_wire::{CheckpointState, NodeName};
 
@@ -37,6 +39,14 @@ struct NamespaceLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabel {
     kind: String,
+}
+
+fn purpose_label(purpose: SessionPurpose) -> KindLabel {
+    let kind = match purpose {
+        SessionPurpose::Encode => "encode",
+        SessionPurpose::Repair => "repair",
+    };
+    KindLabel { kind: kind.into() }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -87,6 +97,8 @@ metrics! {
         "Bytes of sealed shards digested";
     encode_bytes: Counter, "encode_session_bytes",
         "Bytes of blocks computed in sessions, encode and repair";
+    encode_received: Family<KindLabel, Counter>, "encode_received_bytes",
+        "Bytes of blocks that came from other nodes in sessions";
     encode_lane_seconds: Histogram = lane_seconds(), "encode_lane_seconds",
         "Time from the first try to the protection of a lane led here";
     encode_failures: Counter, "encode_session_failures",
@@ -230,6 +242,9 @@ impl Metrics {
         for kind in Kind::ALL {
             drop(self.trickle_records.get_or_create(&kind_label(kind)));
         }
+        for purpose in [SessionPurpose::Encode, SessionPurpose::Repair] {
+            drop(self.encode_received.get_or_create(&purpose_label(purpose)));
+        }
         for kind in HYPERPOD_KINDS {
             let kind = kind.into();
             drop(self.hyperpod_requests.get_or_create(&KindLabel { kind }));
@@ -340,8 +355,12 @@ impl Metrics {
     }
 
     /// A session ended well.
-    pub fn observe_session(&self, bytes: u64) {
-        self.encode_bytes.inc_by(bytes);
+    pub fn observe_session(&self, purpose: SessionPurpose, tally: &SessionTally) {
+        self.encode_bytes.inc_by(tally.bytes);
+        let came = tally.links.iter().map(|link| link.bytes).sum();
+        self.encode_received
+            .get_or_create(&purpose_label(purpose))
+            .inc_by(came);
     }
 
     /// A session led here failed.

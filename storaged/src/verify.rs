@@ -52,7 +52,7 @@ pub(crate) mod tests {
     use std::ops::Range;
 
     use storaged_codec::{ChunkSize, engine};
-    use storaged_core::{ParityId, SessionWork, Sink, Source};
+    use storaged_core::{ParityId, SessionPurpose, SessionWork, Sink, Source};
     use storaged_plan::StripedPlan;
     use storaged_plan::{CodingPlan, Coefficients};
     use storaged_wire::{NodeName, SessionId};
@@ -89,6 +89,7 @@ pub(crate) mod tests {
             SessionWork {
                 leader: node.clone(),
                 session: SessionId::new(set),
+                purpose: SessionPurpose::Encode,
                 plan: Arc::new(plan),
                 members: vec![node; 2].into(),
                 member: 1,

@@ -3,5 +3,6 @@
 pub mod clients;
 pub mod etcd;
 pub mod hostile;
+pub mod rolling;
 pub mod sim;
 pub mod system;

@@ -45,9 +45,9 @@ pub use api::{
     DurableForm, DurableListing, DurablePolicy, ExpectedShard, FalseStatement, FoundSuccessions,
     HeldBlock, Input, Leftovers, LinkRates, MemoryShare, MessageLimits, Note, Now, Output,
     ParityId, Preparation, Prepared, QueryId, RateBasis, Registration, RegistryFault, Removed,
-    RequestId, RunAuthority, RunsWithoutTier, ScrubPiece, ScrubTally, SessionTally, SessionWork,
-    SetAside, SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn, SuccessionFault, Trust,
-    Unread, UploadBase, Viewer,
+    RequestId, RunAuthority, RunsWithoutTier, ScrubPiece, ScrubTally, SessionPurpose, SessionTally,
+    SessionWork, SetAside, SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn,
+    SuccessionFault, Trust, Unread, UploadBase, Viewer,
 };
 pub use audit::{Audit, Shown};
 pub use budget::{Ledger, NoRoom};

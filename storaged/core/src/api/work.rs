@@ -68,6 +68,8 @@ pub struct SessionWork {
     pub leader: NodeName,
     /// Unique per leader.
     pub session: SessionId,
+    /// What it is for.
+    pub purpose: SessionPurpose,
     /// The plan that all members derived.
     pub plan: Arc<StripedPlan>,
     /// The plan's members, in its order.
@@ -91,6 +93,15 @@ pub struct SessionWork {
     /// What the members' shards must be, by member, if what they send is to be checked: a block that comes as it is
     /// against its digest, a sum against the fingerprints of the blocks in it.
     pub proofs: BTreeMap<usize, ExpectedShard>,
+}
+
+/// What a session is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SessionPurpose {
+    /// Parity of a step that was saved.
+    Encode,
+    /// Blocks that were lost, and shards for readers who are elsewhere.
+    Repair,
 }
 
 /// What a member's shard must be.

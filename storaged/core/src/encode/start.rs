@@ -15,7 +15,7 @@ use super::fingerprints;
 use super::session::{Beginning, Closing, JoinedSession, MemberPhase, SessionPlace, SinkState};
 use super::stripe_maps::from_wire;
 use super::tables::Tables;
-use crate::api::{ExpectedShard, Output, SessionWork, Sink, SlotShard};
+use crate::api::{ExpectedShard, Output, SessionPurpose, SessionWork, Sink, SlotShard};
 use crate::context::Context;
 use crate::encode::Sessions;
 
@@ -123,6 +123,10 @@ impl Context {
         Ok(SessionWork {
             leader: place.leader.clone(),
             session: place.session,
+            purpose: match joined.derived.shape {
+                Some(_) => SessionPurpose::Repair,
+                None => SessionPurpose::Encode,
+            },
             plan,
             members: joined.derived.members.clone().into(),
             member: joined.member,

@@ -9,7 +9,9 @@ use bytes::Bytes;
 use storaged_codec::{
     ChunkSize, CodingMatrix, Fingerprint, Geometry, engine, fingerprint, leaf_digest,
 };
-use storaged_core::{ExpectedShard, ParityId, SessionTally, SessionWork, Sink, SlotShard, Source};
+use storaged_core::{
+    ExpectedShard, ParityId, SessionPurpose, SessionTally, SessionWork, Sink, SlotShard, Source,
+};
 use storaged_plan::{CodingPlan, Coefficients, ParityHolders, Shape, StripedPlan, encode_plan};
 use storaged_wire::peer::{SessionFault, StreamRecord};
 use storaged_wire::{NodeName, SessionId, SlotId};
@@ -591,6 +593,7 @@ pub fn session_of(
         works.push(SessionWork {
             leader: node(0),
             session: SessionId::new(session),
+            purpose: SessionPurpose::Encode,
             plan: plan.clone(),
             members: members.clone(),
             member,
