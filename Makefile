@@ -180,13 +180,13 @@ kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)
 LIFETIME_WRITE := --write docs/bench/lifetime.json
 
 .PHONY: lifetime
-lifetime: packages ## Restarts, upgrades, lost nodes, a real S3 server as registry, every loss of up to m, kills at any moment: docs/bench/lifetime.json (KILLS=200 SEED=1; half an hour)
+lifetime: packages ## Restarts, upgrades, lost nodes, a real S3 server as registry, every loss of up to m, kills at any moment: docs/bench/lifetime.json (KILLS=200 SEED=1; hours, most of them for losses-replaced; ONLY=restart,upgrade for parts)
 	@$(PACKAGES) s3
 	@$(BUILD) "building the release of the daemon and of what kills it" $(CARGO) build --release -p storaged -p storaged-tests --bin storaged --bin lifetime
 	@target/release/lifetime --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) $(LIFETIME_WRITE)
 
 .PHONY: torture
-torture: ## 1,000 kills of trainers, daemons and nodes in the middle of saves, then ten minutes of each fuzz target (KILLS=1000 SEED=1 SECONDS=600)
+torture: ## 1,000 kills of trainers' processes, daemons, keepers and nodes in the middle of saves, then ten minutes of each fuzz target (KILLS=1000 SEED=1 SECONDS=600)
 	@$(MAKE) lifetime ONLY=torture KILLS=$(or $(KILLS),1000)
 	@$(MAKE) fuzz ONLY= SECONDS=$(or $(SECONDS),600)
 

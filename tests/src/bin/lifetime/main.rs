@@ -11,6 +11,7 @@ mod registry;
 mod replace;
 mod restart;
 mod torture;
+mod trainer;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,8 +24,9 @@ use clap::Parser;
 type Figures = BTreeMap<&'static str, f64>;
 
 /// Figures of which any but zero is a defect.
-const PROMISES: [&str; 5] = [
+const PROMISES: [&str; 6] = [
     "upgrade_steps_lost",
+    "upgrade_repair_bytes",
     "loss_subsets_failed",
     "loss_subsets_replaced_failed",
     "kills_lost",
@@ -42,6 +44,9 @@ struct Args {
     /// Seed of the torture
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// What the torture kills: one rank
+    #[arg(long, hide = true, num_args = 5)]
+    trainer: Vec<String>,
     /// These parts alone
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -60,6 +65,9 @@ fn write(file: &PathBuf, figures: &Figures) -> Result<()> {
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if !args.trainer.is_empty() {
+        return trainer::serve(&args.trainer);
+    }
     let mut figures = Figures::new();
     let torture = |figures: &mut Figures| torture::measure(figures, args.kills, args.seed);
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Figures) -> Result<()>);

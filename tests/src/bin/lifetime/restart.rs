@@ -6,6 +6,7 @@ use storaged::cluster::NodeMemory;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::Rung;
 use storaged_sdk::wire::{Rank, RunId};
+use storaged_tests::rolling::{SavingJob, upgrade};
 use storaged_tests::system::{System, shards};
 
 use crate::Figures;
@@ -72,23 +73,26 @@ pub fn restarts(figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// SIGUSR2 to one `storaged run` after the other between saves: protected steps that are not there afterwards.
+/// SIGUSR2 to one `storaged run` after the other, each three times, while a job saves without pause: protected steps that are not there
+/// afterwards, the most saves that one upgrade made fail, and what was sent to repair something.
 pub fn upgrades(figures: &mut Figures) -> Result<()> {
-    let (system, run, mut trainers) = started()?;
-    let mut lost = 0;
-    for step in 1..=9 {
-        save(&system, run, &mut trainers, step, 0..NODES)?;
-        let node = step as usize % NODES;
-        let before = system.cluster.daemon_below(node).unwrap_or_default();
-        system.cluster.signal(node, Signal::USR2)?;
-        system.back_after(node, before)?;
-        system.cluster.wait_for_links()?;
-        let newest = system.reader(node)?.plan(None, 20_000)?.step.get();
-        let is_whole = newest == step && system.restore(&[0, 1], step, &shards(2, step)).is_ok();
-        lost += u32::from(!is_whole);
-        let again = (0..2).map(|rank| system.trainer(rank as usize, run, rank, 2));
-        trainers = again.collect::<Result<_>>()?;
+    let mut system = System::prepared(NODES, Some((2, 1)), "")?;
+    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+    system.cluster.start_all()?;
+    let mut job = SavingJob::start((*system).clone(), 2)?;
+    let (mut lost, mut failed, mut repaired) = (0, 0, 0);
+    for round in 0..3 * NODES {
+        let node = round % NODES;
+        let upgraded = upgrade(&system, &job, node)?;
+        println!("n{node}: {upgraded:?}");
+        lost += upgraded.lost;
+        failed = failed.max(upgraded.failed.len());
+        repaired += upgraded.repaired;
     }
-    figures.insert("upgrade_steps_lost", f64::from(lost));
+    let newest = job.stop()?;
+    println!("{newest} steps, {} saves failed", job.failed().len());
+    figures.insert("upgrade_steps_lost", lost as f64);
+    figures.insert("upgrade_failed_saves_per_node_max", failed as f64);
+    figures.insert("upgrade_repair_bytes", repaired as f64);
     Ok(())
 }
