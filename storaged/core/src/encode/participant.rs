@@ -265,7 +265,7 @@ impl Sessions {
         joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
-                cx.rates.session(&tally);
+                cx.rates.session(&tally, cx.now);
                 let tally = tally.said();
                 joined.phase = MemberPhase::Finished(tally.clone());
                 cx.send(leader, PeerMessage::Finished { session, tally });
