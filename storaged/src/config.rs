@@ -458,6 +458,7 @@ impl ConfigFile {
                 .unwrap_or_else(|| name.to_string()),
             name: name.clone(),
             cordon: Cordon::Open,
+            seat: None,
         }];
         let mut peers = Vec::new();
         for peer in &self.peers {
@@ -470,6 +471,7 @@ impl ConfigFile {
                     .unwrap_or_else(|| peer.name.clone()),
                 name: peer_name.clone(),
                 cordon: Cordon::Open,
+                seat: None,
             });
             peers.push(Peer::named(peer_name, peer.address.clone()));
         }

@@ -6,7 +6,7 @@
 //! takes one: to the decisions it is the same member, back without its memory. (Cassandra's `replace_address` and the numbers of
 //! Ceph's OSDs do it likewise.)
 //!
-//! Order of reading: `roster` (the record and what may change in it), `cordon` (nodes that are given nothing new), `registry` (where it lies: `objects`, `etcd`, `kubernetes`; `https` asks the latter two, `packed` makes long records fit), `cluster_name` (whose it is), `run_records` (runs, which lie there too), `remembered` (the node's own copy), `enter` (how a node gets a place), `twin` (another machine with its name),
+//! Order of reading: `roster` (the record and what may change in it), `cordon` (nodes that are given nothing new), `seats` (groups that follow from those before), `registry` (where it lies: `objects`, `etcd`, `kubernetes`; `https` asks the latter two, `packed` makes long records fit), `cluster_name` (whose it is), `run_records` (runs, which lie there too), `remembered` (the node's own copy), `enter` (how a node gets a place), `twin` (another machine with its name),
 //! `follow` (how a running node keeps up, and gives up places of lost ones).
 
 mod cluster_name;
@@ -28,6 +28,9 @@ mod roster;
 mod run_records;
 #[cfg(test)]
 mod run_tests;
+mod seats;
+#[cfg(test)]
+mod seats_tests;
 #[cfg(test)]
 mod tests;
 mod twin;

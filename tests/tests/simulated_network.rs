@@ -59,6 +59,7 @@ fn config(
             name: name(node),
             failure_domain: format!("n{node}"),
             cordon: Default::default(),
+            seat: None,
         })
         .collect();
     config.peers = (0..NODES)

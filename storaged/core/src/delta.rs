@@ -13,7 +13,6 @@ impl Context {
         &self,
         key: &CheckpointKey,
         manifest: &ManifestBytes,
-        lane: Lane,
         blocks: &LaneBlocks,
     ) -> Option<Digest> {
         let older = self.checkpoints.range(..key).rev();
@@ -21,25 +20,28 @@ impl Context {
             .map(|(_, checkpoint)| checkpoint)
             .filter(|c| c.key.namespace == key.namespace && c.state >= CheckpointState::Protected)
             .filter(|c| c.state < CheckpointState::Retired)
-            .find(|c| {
-                c.parity.keys().any(|(of, _)| *of == lane) && same_lane(c, manifest, lane, blocks)
+            .find(|basis| {
+                let lane = same_lane(basis, manifest, blocks);
+                lane.is_some_and(|lane| basis.parity.keys().any(|(of, _)| *of == lane))
             })
             .and_then(crate::catalog::Checkpoint::name)
     }
 }
 
+/// The lane of a basis that has the blocks of a new one. Its group may have had another number, where others have come or gone.
+pub(crate) fn lane_in_basis(basis: &ManifestBytes, blocks: &LaneBlocks) -> Option<Lane> {
+    let shard = blocks.data.iter().flatten().next()?;
+    LaneBlocks::find(basis, shard.rank).map(|(lane, _)| lane)
+}
+
 fn same_lane(
     basis: &crate::catalog::Checkpoint,
     manifest: &ManifestBytes,
-    lane: Lane,
     blocks: &LaneBlocks,
-) -> bool {
-    let Some(old) = &basis.manifest else {
-        return false;
-    };
-    let Some(old_blocks) = LaneBlocks::of(old, lane) else {
-        return false;
-    };
+) -> Option<Lane> {
+    let old = basis.manifest.as_ref()?;
+    let lane = lane_in_basis(old, blocks)?;
+    let old_blocks = LaneBlocks::of(old, lane)?;
     let who = |blocks: &LaneBlocks| {
         let entries = blocks.data.iter();
         entries
@@ -47,8 +49,36 @@ fn same_lane(
             .collect::<Vec<_>>()
     };
     let (old, manifest) = (old.manifest(), manifest.manifest());
-    old.geometry == manifest.geometry
+    let is_same = old.geometry == manifest.geometry
         && old.chunk == manifest.chunk
         && old_blocks.coding == blocks.coding
-        && who(&old_blocks) == who(blocks)
+        && who(&old_blocks) == who(blocks);
+    is_same.then_some(lane)
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_codec::digest;
+    use storaged_wire::manifest::GroupEntry;
+
+    use super::*;
+    use crate::testkit::{manifest, name};
+
+    /// Two groups have come before that of the ranks, and its lane has another number.
+    #[test]
+    fn a_lane_is_found_in_its_basis_by_its_ranks() {
+        let old = manifest(1, &["a", "b"], &["c"], 5, digest(b"one"));
+        let mut new = manifest(2, &["a", "b"], &["c"], 5, digest(b"two"));
+        let other = |data: &str, coding: &str| GroupEntry {
+            data: vec![name(data)],
+            coding: vec![name(coding)],
+        };
+        new.groups.insert(0, other("c", "a"));
+        new.groups.insert(0, other("d", "b"));
+        let (old, new) = (old.seal().unwrap(), new.seal().unwrap());
+        let lane = |group| Lane { group, index: 0 };
+        let blocks = LaneBlocks::of(&new, lane(2)).unwrap();
+        assert_eq!(lane_in_basis(&old, &blocks), Some(lane(0)));
+        assert_eq!(lane_in_basis(&new, &blocks), Some(lane(2)));
+    }
 }

@@ -160,6 +160,7 @@ fn setup_of_last(members: &[&str], geometry: Geometry, durable: DurablePolicy) -
         name: name(text),
         failure_domain: (*text).into(),
         cordon: Default::default(),
+        seat: None,
     };
     let me = members.last().expect("a member");
     Setup {

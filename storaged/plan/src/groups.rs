@@ -1,9 +1,12 @@
-//! Groups: who shares stripes with whom. A pure function of the member list, so every node finds the same groups.
+//! Groups: who shares stripes with whom. A pure function of the member list, so every node finds the same groups. Members that had
+//! seats in the groups before keep them as far as they can (`regroup`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_wire::{Geometry, NodeName};
 use thiserror::Error;
+
+use super::regroup::follow;
 
 /// A configured node.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -14,6 +17,26 @@ pub struct Member {
     pub failure_domain: String,
     /// Whether it codes for others.
     pub cordon: Cordon,
+    /// Where it was in the groups before these; none of a new one, and of all where nothing is remembered.
+    pub seat: Option<Seat>,
+}
+
+/// Where a node sits in the groups.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub struct Seat {
+    /// Among the data nodes of a group.
+    pub data: Option<Position>,
+    /// Among the coding nodes of others.
+    pub coding: Vec<Position>,
+}
+
+/// A block of a group.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Position {
+    /// Which group, from 0.
+    pub group: u32,
+    /// Which of its data nodes, in coding order, or of its coding nodes, in parity order.
+    pub index: u32,
 }
 
 /// Whether a node is given parity of new checkpoints.
@@ -60,6 +83,8 @@ pub enum GroupError {
 /// in domains of their own, away from the group's data nodes, and are picked from the nodes that code least so
 /// far; cordoned ones come last. So the loss of any m domains costs a stripe at most m blocks if every data node has its own domain.
 ///
+/// Members with seats keep them, and gaps are filled with the others: whatever is coded in another group than before is coded whole.
+///
 /// Of fewer than k + m nodes all but m are a group's data nodes, coded by the others: they bear m losses at a redundancy of m to the data
 /// nodes that are left. Of m + 1 nodes each has the shards of every other one, as mirrors do.
 ///
@@ -67,18 +92,21 @@ pub enum GroupError {
 /// [`GroupError`] if a name comes twice or some group finds no m coding nodes.
 pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, GroupError> {
     let ordered = interleave_domains(members)?;
-    let mut by_load: ByLoad = (ordered.iter())
-        .map(|member| {
-            (
-                member.cordon,
-                0,
-                &member.name,
-                member.failure_domain.as_str(),
-            )
-        })
-        .collect();
+    if members.iter().all(|member| member.seat.is_none()) {
+        return made_anew(&ordered, geometry);
+    }
+    follow(&ordered, geometry)
+}
+
+/// Groups of members that have no seats, in this order.
+pub(crate) fn made_anew(ordered: &[&Member], geometry: Geometry) -> Result<Vec<Group>, GroupError> {
+    let mut by_load = ByLoad::new();
+    for member in ordered {
+        let (name, domain) = (&member.name, member.failure_domain.as_str());
+        by_load.insert((member.cordon, 0, name, domain));
+    }
     ordered
-        .chunks(data_nodes(members.len(), geometry))
+        .chunks(data_nodes(ordered.len(), geometry))
         .map(|data| {
             let coding = coding_nodes(data, geometry, &mut by_load)?;
             Ok(Group {
@@ -89,8 +117,40 @@ pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, Grou
         .collect()
 }
 
+/// Everybody's seat in these groups.
+pub fn seats(groups: &[Group]) -> BTreeMap<NodeName, Seat> {
+    let mut seats: BTreeMap<NodeName, Seat> = BTreeMap::new();
+    for (group, members) in (0..).zip(groups) {
+        for (index, node) in (0..).zip(&members.data) {
+            let seat = seats.entry(node.clone()).or_default();
+            seat.data = Some(Position { group, index });
+        }
+        for (index, node) in (0..).zip(&members.coding) {
+            let seat = seats.entry(node.clone()).or_default();
+            seat.coding.push(Position { group, index });
+        }
+    }
+    seats
+}
+
+/// How many nodes are coded in another group than before, whose next checkpoints are coded whole. New nodes do not count.
+pub fn regrouped(before: &[Group], now: &[Group]) -> usize {
+    let of_each = |groups: &[Group]| -> BTreeMap<NodeName, usize> {
+        let numbered = groups.iter().enumerate();
+        let each =
+            numbered.flat_map(|(at, group)| group.data.iter().map(move |it| (it.clone(), at)));
+        each.collect()
+    };
+    let old = of_each(before);
+    let moved = of_each(now).into_iter().filter(|(node, at)| {
+        let was = old.get(node).and_then(|at| before.get(*at));
+        was.is_some_and(|was| *was != now[*at])
+    });
+    moved.count()
+}
+
 /// Data nodes of a group among so many members. Domains do not count: one that is mistyped would make all groups anew.
-fn data_nodes(members: usize, geometry: Geometry) -> usize {
+pub(crate) fn data_nodes(members: usize, geometry: Geometry) -> usize {
     let beside_coding = members.saturating_sub(geometry.m());
     geometry.k().min(beside_coding).max(1)
 }
@@ -117,7 +177,7 @@ fn interleave_domains(members: &[Member]) -> Result<Vec<&Member>, GroupError> {
 }
 
 /// Members by how many groups they code for so far, then by name, cordoned ones after the others; each with its failure domain.
-type ByLoad<'a> = BTreeSet<(Cordon, usize, &'a NodeName, &'a str)>;
+pub(crate) type ByLoad<'a> = BTreeSet<(Cordon, usize, &'a NodeName, &'a str)>;
 
 fn coding_nodes(
     data: &[&Member],
@@ -167,6 +227,7 @@ mod tests {
                 name: NodeName::new(*name).unwrap(),
                 failure_domain: (*domain).into(),
                 cordon: Cordon::Open,
+                seat: None,
             })
             .collect()
     }

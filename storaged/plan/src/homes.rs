@@ -50,6 +50,7 @@ mod tests {
                 name: NodeName::new(format!("n{i}")).unwrap(),
                 failure_domain: format!("rack{}", i % racks),
                 cordon: Default::default(),
+                seat: None,
             })
             .collect()
     }

@@ -1,7 +1,7 @@
 //! Who codes what for whom, as data: groups, home nodes, lanes, and coding plans whose roles rotate stripe by stripe. Pure
 //! functions of a member list, a manifest or measured rates: no clock, no node, no state.
 //!
-//! Order of reading: `groups` and `homes` (a member list), `lanes` (a manifest), `coding` (one stripe's plan), `stripes`
+//! Order of reading: `groups`, `regroup` and `homes` (a member list), `lanes` (a manifest), `coding` (one stripe's plan), `stripes`
 //! (which stripes), `striped` (a plan per class of stripes, and which class a stripe is of), `reduce` (one stripe's plan
 //! from a rooted tree of members), `encode` (the shapes an encoding can take), `repair` (lost shards and byte ranges),
 //! `load` (what every node sends, receives, keeps and holds), `prove` (that a plan computes what it should, for any
@@ -22,6 +22,7 @@ mod lanes;
 mod load;
 mod prove;
 mod reduce;
+mod regroup;
 mod repair;
 mod resolve;
 mod striped;
@@ -34,7 +35,9 @@ mod trace;
 pub use coding::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
 pub use encode::{Order, ParityHolders, Shape, encode_plan};
 pub use error::PlanError;
-pub use groups::{Cordon, Group, GroupError, Member, group_peers, groups};
+pub use groups::{
+    Cordon, Group, GroupError, Member, Position, Seat, group_peers, groups, regrouped, seats,
+};
 pub use homes::homes;
 pub use lanes::{LaneBlocks, blocks_on, lanes_coded_by, lanes_of, uncoded_node};
 pub use load::NodeLoad;

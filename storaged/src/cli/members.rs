@@ -168,6 +168,7 @@ pub(super) async fn enter(
         arrival: membership.arrival,
         place,
         roster: roster.clone(),
+        geometry: config.geometry,
         poll: membership.poll,
         replace_after: membership.replace_after,
         is_news: false,
@@ -352,15 +353,32 @@ async fn cordon(
             print(&format!("epoch {}: {already}", before.epoch));
             return Ok(());
         };
+        let next = next.seated_after(&before, config.geometry);
         check_groups(&config, &before, &next)?;
         if registry.propose(&next).await? == Proposal::Taken {
             print(&format!("epoch {}: {}", next.epoch, next.change));
+            if let Some(expected) = expected_regrouping(&config, &next) {
+                print(&expected);
+            }
             return Ok(());
         }
     }
     Err(CliError::Unexpected(format!(
         "the roster changed {TRIES_MAX} times meanwhile: try again"
     )))
+}
+
+/// What the nodes that have yet to come will change for those that are there.
+fn expected_regrouping(config: &Config, roster: &Roster) -> Option<String> {
+    let (places, size) = (roster.places.len(), roster.size);
+    let more = size
+        .checked_sub(places)
+        .filter(|more| *more > 0 && places > 0)?;
+    let moved = roster.regrouped_by(more, config.geometry?)?;
+    Some(format!(
+        "once {more} more have come, each in a failure domain of its own, {moved} of the {places} places are coded in other groups than now: \
+         the next checkpoint of these is coded whole"
+    ))
 }
 
 /// A roster that no node could go by is not proposed, unless the one before was no better: then it may be a step on the way out.

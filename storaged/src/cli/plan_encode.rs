@@ -281,6 +281,7 @@ fn member(index: usize) -> Result<Member, CliError> {
         name,
         failure_domain,
         cordon: Default::default(),
+        seat: None,
     })
 }
 

@@ -144,6 +144,7 @@ impl MembershipConfig {
             Some(Member {
                 failure_domain: name.to_string(),
                 cordon: Default::default(),
+                seat: None,
                 name,
             })
         };

@@ -74,6 +74,7 @@ impl Members {
             "cluster": self.roster.cluster,
             "size": self.roster.size,
             "change": self.roster.change,
+            "regrouped": self.roster.regrouped,
             "vacant": self.roster.vacant().count(),
             "cordoned": self.roster.cordoned.iter().map(NodeName::as_str).collect::<Vec<_>>(),
             "places": self.roster.places.iter().map(place).collect::<Vec<_>>(),

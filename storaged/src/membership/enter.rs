@@ -189,7 +189,8 @@ impl Entering {
             Arrived::Propose(next) => *next,
         };
         self.check_twin(&roster).await?;
-        self.propose(&next).await?;
+        self.propose(&next.seated_after(&roster, self.geometry))
+            .await?;
         Ok(None)
     }
 

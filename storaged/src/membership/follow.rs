@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use storaged_wire::NodeName;
+use storaged_wire::{Geometry, NodeName};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
@@ -51,6 +51,8 @@ pub struct Following {
     pub place: NodeName,
     /// The newest roster that is known.
     pub roster: Roster,
+    /// How its places are coded.
+    pub geometry: Option<Geometry>,
     /// How often it looks.
     pub poll: Duration,
     /// When the place of a node that is not in sight is given up; none: by the operator alone.
@@ -195,8 +197,9 @@ impl Following {
                 Arrived::Propose(next) if is_vacant => next,
                 _ => return Ok(self.taken()),
             };
+            let next = next.seated_after(&self.roster, self.geometry);
             match self.registry.propose(&next).await? {
-                Proposal::Taken => self.take(*next),
+                Proposal::Taken => self.take(next),
                 Proposal::Outrun => {
                     if let Some(newer) = self.registry.newer_than(&self.roster).await? {
                         self.take(newer);
@@ -217,6 +220,7 @@ impl Following {
     async fn leave(&mut self) -> Result<Option<Change>, RegistryError> {
         self.registry.confirm(&self.roster).await?;
         while let Some(next) = self.roster.left_by(&self.arrival.node, "it was drained") {
+            let next = next.seated_after(&self.roster, self.geometry);
             if self.registry.propose(&next).await? == Proposal::Taken {
                 self.take(next);
             } else if let Some(newer) = self.registry.newer_than(&self.roster).await? {
@@ -237,6 +241,7 @@ impl Following {
             return Ok(None);
         };
         self.registry.confirm(&self.roster).await?;
+        let next = next.seated_after(&self.roster, self.geometry);
         if self.registry.propose(&next).await? == Proposal::Taken {
             self.take(next);
         }

@@ -3,16 +3,19 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use storaged_plan::{Cordon, GroupError, Member, groups};
+use storaged_plan::{Cordon, GroupError, Member, Seat, groups};
 use storaged_wire::{Geometry, IdError, NodeName};
 use thiserror::Error;
 
+use super::seats::SeatRecord;
 use crate::net::{AddressError, Peer, PeerAddress};
 
 /// Layout of the record.
 const VERSION: u32 = 1;
 /// Of one that cordons nodes. A release that passed over that would make other groups of it, so it must not read it.
 const VERSION_WITH_CORDONS: u32 = 2;
+/// Of one whose groups follow from those before. A release that passed over that would make other groups of it.
+const VERSION_WITH_SEATS: u32 = 3;
 /// A cluster has no more places.
 pub const PLACES_MAX: usize = 20_000;
 
@@ -24,7 +27,7 @@ pub enum RosterError {
     Form { reason: String },
     /// Written by another release.
     #[error(
-        "the roster is of layout {got}, and this release reads layouts {VERSION} to {VERSION_WITH_CORDONS}: upgrade it"
+        "the roster is of layout {got}, and this release reads layouts {VERSION} to {VERSION_WITH_SEATS}: upgrade it"
     )]
     Version { got: u32 },
     /// A name in it.
@@ -97,6 +100,8 @@ pub struct Place {
     pub failure_domain: Option<String>,
     /// How often another node has taken it.
     pub term: u64,
+    /// Where it is in the groups of this epoch; none where these follow from the places alone.
+    pub seat: Option<Seat>,
 }
 
 /// A node that wants a place.
@@ -144,6 +149,8 @@ pub struct Roster {
     pub dismissed: Vec<NodeName>,
     /// Nodes that an operator expects to lose, by name: they serve and repair what they have, and are given nothing new where others do.
     pub cordoned: Vec<NodeName>,
+    /// Places that are in other groups than in the epoch before: their next checkpoints are coded whole.
+    pub regrouped: usize,
     /// What this epoch changed, for people.
     pub change: String,
 }
@@ -156,6 +163,8 @@ struct PlaceRecord {
     address: String,
     failure_domain: Option<String>,
     term: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seat: Option<SeatRecord>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -177,6 +186,8 @@ struct RosterRecord {
     dismissed: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     cordoned: Vec<String>,
+    #[serde(default)]
+    regrouped: usize,
     change: String,
 }
 
@@ -205,6 +216,7 @@ impl Arrival {
             address: self.address,
             failure_domain: self.failure_domain,
             term: 1,
+            seat: None,
         }
     }
 }
@@ -218,6 +230,7 @@ impl Place {
             address: record.address.parse()?,
             failure_domain: record.failure_domain,
             term: record.term,
+            seat: record.seat.map(SeatRecord::seat),
         })
     }
 
@@ -229,6 +242,7 @@ impl Place {
             address: self.address.to_string(),
             failure_domain: self.failure_domain.clone(),
             term: self.term,
+            seat: self.seat.as_ref().map(SeatRecord::of),
         }
     }
 
@@ -264,6 +278,7 @@ impl Roster {
             arriving: Vec::new(),
             dismissed: Vec::new(),
             cordoned: Vec::new(),
+            regrouped: 0,
             change: String::new(),
         }
     }
@@ -280,7 +295,7 @@ impl Roster {
         let version = value["version"].as_u64();
         let version = version.and_then(|it| u32::try_from(it).ok());
         match version {
-            Some(VERSION | VERSION_WITH_CORDONS) => {}
+            Some(VERSION..=VERSION_WITH_SEATS) => {}
             Some(got) => return Err(RosterError::Version { got }),
             None => {
                 let reason = "a record without a version".into();
@@ -297,6 +312,7 @@ impl Roster {
             dismissed: (record.dismissed.into_iter().map(NodeName::new))
                 .collect::<Result<_, _>>()?,
             cordoned: (record.cordoned.into_iter().map(NodeName::new)).collect::<Result<_, _>>()?,
+            regrouped: record.regrouped,
             change: record.change,
         };
         roster.check()?;
@@ -314,13 +330,16 @@ impl Roster {
             arriving: self.arriving.iter().map(Arrival::record).collect(),
             dismissed: self.dismissed.iter().map(ToString::to_string).collect(),
             cordoned: self.cordoned.iter().map(ToString::to_string).collect(),
+            regrouped: self.regrouped,
             change: self.change.clone(),
         };
         serde_json::to_vec_pretty(&record).unwrap_or_default()
     }
 
-    const fn layout(&self) -> u32 {
-        if self.cordoned.is_empty() {
+    fn layout(&self) -> u32 {
+        if self.places.iter().any(|place| place.seat.is_some()) {
+            VERSION_WITH_SEATS
+        } else if self.cordoned.is_empty() {
             VERSION
         } else {
             VERSION_WITH_CORDONS
@@ -372,6 +391,7 @@ impl Roster {
             name: place.name.clone(),
             failure_domain: place.domain(),
             cordon: self.cordon_of(place),
+            seat: place.seat.clone(),
         };
         self.places.iter().map(member).collect()
     }
@@ -402,6 +422,7 @@ impl Roster {
     pub(super) fn next(&self, change: String) -> Self {
         Self {
             epoch: self.epoch + 1,
+            regrouped: 0,
             change,
             ..self.clone()
         }

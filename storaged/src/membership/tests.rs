@@ -327,6 +327,7 @@ fn following(roster: &Roster, place: &str) -> Following {
         arrival: arrival(place),
         place: name(place),
         roster: roster.clone(),
+        geometry: None,
         poll: Duration::from_secs(1),
         replace_after: Some(Duration::from_secs(10)),
         is_news: false,

@@ -27,6 +27,7 @@ fn every_counter_is_there_before_its_first_event() {
         name: NodeName::new("n1").expect("a name"),
         failure_domain: "r1".into(),
         cordon: Default::default(),
+        seat: None,
     };
     metrics.expect_nodes(&[member]);
     let text = metrics.text();

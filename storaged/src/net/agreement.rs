@@ -235,6 +235,7 @@ mod tests {
             name: NodeName::new(*name).unwrap(),
             failure_domain: (*name).into(),
             cordon: Default::default(),
+            seat: None,
         };
         names.iter().map(member).collect()
     }

@@ -60,6 +60,7 @@ fn agreement(m: usize) -> Agreement {
         name: name(node),
         failure_domain: format!("rack-{node}"),
         cordon: Default::default(),
+        seat: None,
     };
     let members: Vec<Member> = (0..3).map(member).collect();
     let geometry = Geometry::new(1, m).unwrap();

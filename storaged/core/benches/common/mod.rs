@@ -32,6 +32,7 @@ pub fn members(nodes: usize) -> Vec<Member> {
         name: name(node),
         failure_domain: format!("node-{node}"),
         cordon: Default::default(),
+        seat: None,
     };
     (0..nodes).map(member).collect()
 }

@@ -115,7 +115,7 @@ impl Sessions {
         let basis = if in_full {
             None
         } else {
-            cx.basis_for(key, manifest, lane, blocks)
+            cx.basis_for(key, manifest, blocks)
         };
         let checks = self.checks_of(manifest.name(), lane);
         let kind = SessionKind::Encode {

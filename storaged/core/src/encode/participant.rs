@@ -19,6 +19,7 @@ use crate::api::{HeldBlock, Output, ParityId, SessionTally, SlotShard, Source};
 use crate::budget::Reservation;
 use crate::catalog::{Checkpoint, LocalShard, SlotUse, Upload};
 use crate::context::Context;
+use crate::delta::lane_in_basis;
 use crate::encode::Sessions;
 use crate::event::Event;
 use crate::limits;
@@ -264,7 +265,7 @@ impl Sessions {
         joined.kept_stripes = kept;
         match outcome {
             Ok(tally) => {
-                cx.rates.session(&tally);
+                cx.rates.session(&tally, cx.now);
                 let tally = tally.said();
                 joined.phase = MemberPhase::Finished(tally.clone());
                 cx.send(leader, PeerMessage::Finished { session, tally });
@@ -508,7 +509,10 @@ impl Context {
                     .by_name
                     .get(&name)
                     .and_then(|key| self.checkpoints.get(key));
-                let set = checkpoint.and_then(|c| c.parity.get(&(derived.lane, index)).copied());
+                let set = checkpoint.and_then(|basis| {
+                    let lane = lane_in_basis(basis.manifest.as_ref()?, &derived.blocks)?;
+                    basis.parity.get(&(lane, index)).copied()
+                });
                 Some(set.ok_or(SessionFault::NoBasis)?)
             }
             None => None,

@@ -144,6 +144,7 @@ mod tests {
             name: name(text),
             failure_domain: (*text).into(),
             cordon: Default::default(),
+            seat: None,
         };
         names.iter().map(member).collect()
     }

@@ -373,7 +373,8 @@ impl Restores {
             return;
         };
         if let Some(since) = opening.fetched_since.take() {
-            cx.rates.durable(opening.bytes(), cx.now.since(since));
+            let elapsed_ms = cx.now.since(since);
+            cx.rates.durable(opening.bytes(), elapsed_ms, cx.now);
         }
     }
 

@@ -2,11 +2,13 @@
 
 use storaged_wire::verdict::{ExpectedTime, RateSource, Stretch};
 
-use crate::api::SessionTally;
+use crate::api::{Now, SessionTally};
 use crate::limits;
 
 /// Tiny transfers say nothing of a rate.
 const TELLING_BYTES: u64 = 1 << 20;
+/// Transfers that overlap for ever are not one burst for ever.
+const BURST_MAX_MS: u64 = 60_000;
 
 /// Rates for the plan's estimate: measured where something was measured, a first guess elsewhere.
 #[derive(Debug, Clone, Copy)]
@@ -15,29 +17,65 @@ pub(crate) struct Rates {
     pub(super) durable: TransferRate,
 }
 
-/// How fast bytes come one way.
+/// How fast bytes come one way, to this node as a whole: transfers at the same time share its links.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TransferRate {
     bytes_per_ms: u64,
+    /// What was measured before the burst; nothing if that is the first one.
+    settled: Option<u64>,
+    burst: Option<Burst>,
     source: RateSource,
+}
+
+/// Transfers of which each began before the last one of the others had ended.
+#[derive(Debug, Clone, Copy)]
+struct Burst {
+    begun: Now,
+    ended: Now,
+    bytes: u64,
 }
 
 impl TransferRate {
     pub fn guessed(bytes_per_ms: u64) -> Self {
         Self {
             bytes_per_ms,
+            settled: None,
+            burst: None,
             source: RateSource::FirstGuess,
         }
     }
 
-    /// Moves the estimate a quarter of the way to what was just seen.
-    fn learn(&mut self, bytes: u64, elapsed_ms: u64) {
+    /// Takes what was seen first for the rate, and moves it a quarter of the way to what is seen later. Of transfers at the same time
+    /// it is what they have moved together: each of them saw only its share.
+    fn learn(&mut self, bytes: u64, elapsed_ms: u64, now: Now) {
         if bytes < TELLING_BYTES {
             return;
         }
-        let measured = bytes / elapsed_ms.max(1);
-        let moved = self.bytes_per_ms.saturating_mul(3).saturating_add(measured);
-        self.bytes_per_ms = moved.div_ceil(4).max(1);
+        let begun = Now(now.0.saturating_sub(elapsed_ms));
+        let goes_on = |burst: &Burst| begun < burst.ended && now.since(burst.begun) < BURST_MAX_MS;
+        let burst = match self.burst.filter(goes_on) {
+            Some(burst) => Burst {
+                begun: burst.begun.min(begun),
+                ended: now,
+                bytes: burst.bytes.saturating_add(bytes),
+            },
+            None => {
+                let was_measured = self.source == RateSource::Measured;
+                self.settled = was_measured.then_some(self.bytes_per_ms);
+                Burst {
+                    begun,
+                    ended: now,
+                    bytes,
+                }
+            }
+        };
+        let seen = burst.bytes / burst.ended.since(burst.begun).max(1);
+        let moved = match self.settled {
+            Some(before) => before.saturating_mul(3).saturating_add(seen).div_ceil(4),
+            None => seen,
+        };
+        self.bytes_per_ms = moved.max(1);
+        self.burst = Some(burst);
         self.source = RateSource::Measured;
     }
 
@@ -61,14 +99,14 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// A session has moved so much.
-    pub fn session(&mut self, tally: &SessionTally) {
-        self.session.learn(tally.bytes, tally.elapsed_ms);
+    /// A session has moved so much until now.
+    pub fn session(&mut self, tally: &SessionTally, now: Now) {
+        self.session.learn(tally.bytes, tally.elapsed_ms, now);
     }
 
-    /// The durable tier has given so much.
-    pub fn durable(&mut self, bytes: u64, elapsed_ms: u64) {
-        self.durable.learn(bytes, elapsed_ms);
+    /// The durable tier has given so much until now.
+    pub fn durable(&mut self, bytes: u64, elapsed_ms: u64, now: Now) {
+        self.durable.learn(bytes, elapsed_ms, now);
     }
 }
 
@@ -85,8 +123,12 @@ mod tests {
     }
 
     fn of_sessions(bytes_per_ms: u64) -> Rates {
+        let session = TransferRate {
+            source: RateSource::Measured,
+            ..TransferRate::guessed(bytes_per_ms)
+        };
         Rates {
-            session: TransferRate::guessed(bytes_per_ms),
+            session,
             ..Rates::default()
         }
     }
@@ -94,22 +136,62 @@ mod tests {
     #[test]
     fn the_rate_of_sessions_moves_a_quarter_of_the_way_to_what_the_last_one_did() {
         let mut rates = of_sessions(1_000);
-        rates.session(&session(50_000_000, 10_000));
+        rates.session(&session(50_000_000, 10_000), Now(10_000));
         assert_eq!(rates.session.bytes_per_ms, (3 * 1_000 + 5_000) / 4);
         let expected = rates.session.expected(Stretch::Network, 20_001);
         assert_eq!(expected.ms, 11, "rounded up");
-        for _ in 0..40 {
-            rates.session(&session(50_000_000, 10_000));
+        for turn in 2..42 {
+            rates.session(&session(50_000_000, 10_000), Now(turn * 10_000));
         }
         assert_eq!(rates.session.bytes_per_ms, 5_000);
+    }
+
+    /// The guess may be wrong by far, and would be most of the estimate for several restores.
+    #[test]
+    fn what_is_measured_first_takes_the_place_of_the_guess() {
+        let mut rates = Rates::default();
+        rates.session(&session(50_000_000, 10_000), Now(10_000));
+        assert_eq!(rates.session.bytes_per_ms, 5_000);
+    }
+
+    #[test]
+    fn transfers_at_the_same_time_are_measured_together() {
+        let mut rates = Rates::default();
+        // Four of 100 MB each over one link of 100 MB/s: each of them saw a quarter of it.
+        for late in 0..4 {
+            rates.durable(100_000_000, 4_000, Now(10_000 + late));
+        }
+        assert_eq!(rates.durable.bytes_per_ms, 400_000_000 / 4_003);
+        // One after another burst is another measurement.
+        rates.durable(100_000_000, 500, Now(20_000));
+        assert_eq!(
+            rates.durable.bytes_per_ms,
+            (3 * 99_925 + 200_000_u64).div_ceil(4)
+        );
+    }
+
+    #[test]
+    fn a_burst_that_does_not_end_is_cut_off() {
+        let mut rates = Rates::default();
+        for turn in 1..=100 {
+            rates.session(&session(2_000_000, 2_000), Now(turn * 1_000));
+        }
+        // It becomes ten times as fast, and that is found out within some bursts.
+        for turn in 101..=1_600 {
+            rates.session(&session(20_000_000, 2_000), Now(turn * 1_000));
+        }
+        assert!(
+            (16_000..21_000).contains(&rates.session.bytes_per_ms),
+            "{rates:?}"
+        );
     }
 
     #[test]
     fn a_session_of_less_than_a_mebibyte_says_nothing_of_the_rate() {
         let mut rates = of_sessions(1_000);
-        rates.session(&session((1 << 20) - 1, 1));
+        rates.session(&session((1 << 20) - 1, 1), Now(1));
         assert_eq!(rates.session.bytes_per_ms, 1_000);
-        rates.session(&session(1 << 20, 1));
+        rates.session(&session(1 << 20, 1), Now(1));
         assert_eq!(rates.session.bytes_per_ms, (3 * 1_000 + (1 << 20)) / 4);
     }
 
@@ -117,9 +199,9 @@ mod tests {
     #[test]
     fn a_session_that_took_no_time_or_moved_hardly_anything_leaves_a_rate() {
         let mut rates = of_sessions(1);
-        rates.session(&session(1 << 20, u64::MAX));
+        rates.session(&session(1 << 20, u64::MAX), Now(1));
         assert_eq!(rates.session.bytes_per_ms, 1);
-        rates.session(&session(1 << 20, 0));
+        rates.session(&session(1 << 20, 0), Now(2));
         assert!(rates.session.bytes_per_ms > 1);
     }
 
@@ -128,10 +210,10 @@ mod tests {
         let mut rates = Rates::default();
         let part = |rates: &Rates| rates.durable.expected(Stretch::Durable, 1 << 30);
         assert_eq!(part(&rates).rate, RateSource::FirstGuess);
-        rates.durable(TELLING_BYTES - 1, 1);
+        rates.durable(TELLING_BYTES - 1, 1, Now(1));
         assert_eq!(part(&rates).rate, RateSource::FirstGuess);
         let guessed = part(&rates).ms;
-        rates.durable(1 << 30, 100 * guessed);
+        rates.durable(1 << 30, 100 * guessed, Now(100 * guessed));
         assert_eq!(part(&rates).rate, RateSource::Measured);
         assert!(part(&rates).ms > guessed, "slower than guessed");
         let session = rates.session.expected(Stretch::Network, 1);

@@ -25,6 +25,7 @@ pub fn members(nodes: usize) -> Vec<Member> {
         name: name(node),
         failure_domain: format!("n{node}"),
         cordon: Default::default(),
+        seat: None,
     };
     (0..nodes).map(member).collect()
 }

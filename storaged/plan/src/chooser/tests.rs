@@ -362,6 +362,7 @@ fn the_case_of_a_group_says_which_of_its_nodes_code_for_others() {
             name: storaged_wire::NodeName::new(format!("n{i:02}")).expect("a name"),
             failure_domain: format!("n{i:02}"),
             cordon: Default::default(),
+            seat: None,
         })
         .collect();
     let geometry = Geometry::new(8, 2).expect("valid");

@@ -2,6 +2,7 @@
 
 mod encoding;
 mod execute;
+mod regrouping;
 mod repairing;
 mod stripes;
 mod trace;

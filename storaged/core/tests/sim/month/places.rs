@@ -238,7 +238,7 @@ impl World {
         cordoned: BTreeSet<usize>,
     ) -> u64 {
         let groups = geometry(self.scene.limits.k, self.scene.limits.m);
-        let epoch = self.month().registry.agree(places, cordoned);
+        let epoch = self.month().registry.agree(places, cordoned, groups);
         let coded = self.month().registry.newest().groups(groups);
         assert!(coded.is_some(), "what is agreed can be coded");
         for machine in 0..self.processes.len() {

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_codec::Geometry;
-use storaged_plan::{Cordon, Group, Member, groups};
+use storaged_plan::{Cordon, Group, Member, Seat, groups, seats};
+use storaged_wire::NodeName;
 
 use super::super::world::World;
 use super::{FAULTS_END_MS, TierKind};
@@ -18,6 +19,8 @@ pub struct Roster {
     pub places: BTreeMap<usize, Option<usize>>,
     /// Machines that are expected to fail.
     pub cordoned: BTreeSet<usize>,
+    /// Who is in which group, by the names of the places.
+    pub seats: BTreeMap<NodeName, Seat>,
 }
 
 impl Roster {
@@ -31,6 +34,7 @@ impl Roster {
             name: name(*place),
             failure_domain: format!("n{place}"),
             cordon: cordon(machine),
+            seat: self.seats.get(&name(*place)).cloned(),
         };
         self.places.iter().map(member).collect()
     }
@@ -75,6 +79,7 @@ impl Registry {
             epoch: 1,
             places: (0..machines).map(|it| (it, Some(it))).collect(),
             cordoned: BTreeSet::new(),
+            seats: BTreeMap::new(),
         };
         Self {
             agreed: vec![first],
@@ -93,18 +98,24 @@ impl Registry {
         self.agreed.get(at)
     }
 
-    /// The next epoch's roster.
+    /// The next epoch's roster, whose groups follow from those of the last one.
     pub fn agree(
         &mut self,
         places: BTreeMap<usize, Option<usize>>,
         cordoned: BTreeSet<usize>,
+        geometry: Geometry,
     ) -> u64 {
         let epoch = self.newest().epoch + 1;
-        self.agreed.push(Roster {
+        let before = self.newest().groups(geometry).unwrap_or_default();
+        let mut next = Roster {
             epoch,
             places,
             cordoned,
-        });
+            seats: seats(&before),
+        };
+        let now = next.groups(geometry).unwrap_or_default();
+        next.seats = seats(&now);
+        self.agreed.push(next);
         epoch
     }
 
