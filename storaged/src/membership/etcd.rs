@@ -172,7 +172,9 @@ fn first_of(range: &Value) -> Result<Option<NumberedRecord>, EtcdError> {
         Value::Null => Vec::new(),
         value => field("value", value.as_str())?,
     };
-    let bytes = unpack(&name, value).map_err(|got| EtcdError::Answer { got })?;
+    let bytes = unpack(&name, value).map_err(|error| EtcdError::Answer {
+        got: crate::driver::chain(&error),
+    })?;
     Ok(Some(NumberedRecord { name, bytes }))
 }
 

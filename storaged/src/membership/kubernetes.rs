@@ -112,7 +112,7 @@ fn record_in(name: &str, found: &Value) -> Result<NumberedRecord, KubernetesErro
     let text = found["binaryData"]["record"].as_str();
     let bytes = text.and_then(|text| BASE64.decode(text).ok());
     let bytes = bytes.ok_or_else(|| odd(format!("configmap {name} without a record")))?;
-    let bytes = unpack(name, bytes).map_err(odd)?;
+    let bytes = unpack(name, bytes).map_err(|error| odd(crate::driver::chain(&error)))?;
     let name = name.into();
     Ok(NumberedRecord { name, bytes })
 }

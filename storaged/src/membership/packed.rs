@@ -1,6 +1,7 @@
 //! Records as they lie in stores that take little at once: long ones are packed with zstd.
 
 use bytes::Bytes;
+use thiserror::Error;
 
 /// etcd takes requests of up to 1.5 MiB (`--max-request-bytes`), base64 and all, and Kubernetes 1 MiB in a ConfigMap: what is longer is packed.
 pub(super) const PACKED_FROM: usize = 512 << 10;
@@ -9,6 +10,14 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// An unpacked roster is never longer.
 const RECORD_BYTES_MAX: usize = 64 << 20;
 
+/// What begins like a packed record and is none.
+#[derive(Debug, Error)]
+#[error("a packed record at {name} that cannot be unpacked")]
+pub(super) struct UnpackError {
+    name: String,
+    source: std::io::Error,
+}
+
 pub(super) fn pack(record: Bytes) -> Bytes {
     if record.len() < PACKED_FROM {
         return record;
@@ -16,15 +25,16 @@ pub(super) fn pack(record: Bytes) -> Bytes {
     zstd::bulk::compress(&record, 3).map_or(record, Bytes::from)
 }
 
-/// The record, or what is wrong with the one of this name.
-pub(super) fn unpack(name: &str, value: Vec<u8>) -> Result<Bytes, String> {
+/// The record that lies under this name.
+pub(super) fn unpack(name: &str, value: Vec<u8>) -> Result<Bytes, UnpackError> {
     if !value.starts_with(&ZSTD_MAGIC) {
         return Ok(value.into());
     }
     let unpacked = zstd::bulk::decompress(&value, RECORD_BYTES_MAX);
-    unpacked
-        .map(Bytes::from)
-        .map_err(|error| format!("a packed record at {name} that cannot be unpacked: {error}"))
+    unpacked.map(Bytes::from).map_err(|source| UnpackError {
+        name: name.into(),
+        source,
+    })
 }
 
 #[cfg(test)]
