@@ -3,5 +3,7 @@
 pub mod clients;
 pub mod etcd;
 pub mod hostile;
+pub mod kubernetes;
+pub mod registries;
 pub mod sim;
 pub mod system;

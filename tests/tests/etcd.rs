@@ -1,23 +1,22 @@
 //! Clusters whose nodes are agreed on in etcd: a real one, which is killed and started again.
 
 use std::io::{Read, Write};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bytes::Bytes;
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use storaged::membership::{
-    Arrival, Arrived, EtcdConfig, EtcdError, EtcdRecords, NumberedRecords, Proposal, Registry,
-    RegistryError, Roster,
+    EtcdConfig, EtcdError, EtcdRecords, NumberedRecords, Proposal, RegistryError,
 };
-use storaged_sdk::wire::local::DurableWish;
-use storaged_sdk::wire::{CheckpointState, NodeName, RefusalCode, RunId};
-use storaged_sdk::{ClientError, Trainer};
+use storaged_sdk::ClientError;
+use storaged_sdk::wire::RefusalCode;
 use storaged_tests::clients::WAIT_MS;
 use storaged_tests::etcd::Etcd;
-use storaged_tests::system::{System, shards, wait};
+use storaged_tests::registries::{
+    Nodes, no_run_gets_a_number_below_the_newest, one_of_many_comes_first, record,
+    the_largest_roster_fits, write_certificates,
+};
+use storaged_tests::system::{shards, wait};
 use tempfile::TempDir;
 
 fn config(etcd: &Etcd) -> EtcdConfig {
@@ -36,63 +35,23 @@ fn records(etcd: &Etcd) -> Result<Arc<dyn NumberedRecords>> {
     Ok(Arc::new(EtcdRecords::open(&config(etcd))?))
 }
 
-fn record(text: &str) -> Bytes {
-    Bytes::copy_from_slice(text.as_bytes())
-}
-
 #[tokio::test]
 async fn of_many_that_create_an_epoch_one_comes_first_and_all_read_its_record() -> Result<()> {
     let etcd = Etcd::start()?;
-    for epoch in 1..=20 {
-        let racing: Vec<_> = (0..8)
-            .map(|writer| {
-                let records = records(&etcd);
-                tokio::spawn(async move {
-                    let own = record(&format!("{epoch} of {writer}"));
-                    let created = records?.create(epoch, own.clone()).await?;
-                    anyhow::Ok((created, own))
-                })
-            })
-            .collect();
-        let mut first = Vec::new();
-        for one in racing {
-            let (created, own) = one.await??;
-            first.extend((created == Proposal::Taken).then_some(own));
-        }
-        ensure!(first.len() == 1, "epoch {epoch}: {first:?}");
-        let records = records(&etcd)?;
-        let found = records.record(epoch).await?.context("the record")?;
-        ensure!(found.bytes == first[0]);
-        ensure!(records.newest().await? == Some(found));
-        // Whoever has not heard the answer tries again.
-        ensure!(records.create(epoch, first[0].clone()).await? == Proposal::Taken);
-        ensure!(records.record(epoch + 1).await?.is_none());
-    }
-    Ok(())
+    one_of_many_comes_first(|| records(&etcd)).await
 }
 
 /// Far above what etcd takes in one request.
 #[tokio::test]
 async fn a_roster_of_the_largest_cluster_fits() -> Result<()> {
     let etcd = Etcd::start()?;
-    let registry = Registry::new(records(&etcd)?);
-    let mut roster = Roster::empty("large".into(), 20_000);
-    for number in 0..20_000 {
-        let arrival = Arrival {
-            node: NodeName::new(format!("node-{number:05}"))?,
-            address: format!("10.{}.{}.1:9300", number / 250, number % 250).parse()?,
-            failure_domain: Some(format!("rack-{}", number / 40)),
-        };
-        roster.arriving.push(arrival);
-    }
-    let last = roster.arriving.pop().context("the last")?;
-    let Arrived::Propose(full) = roster.arrive(&last) else {
-        anyhow::bail!("the last gives all their places");
-    };
-    ensure!(full.places.len() == 20_000 && full.bytes().len() > 3 << 20);
-    ensure!(registry.propose(&full).await? == Proposal::Taken);
-    ensure!(registry.newest().await?.as_ref() == Some(&*full));
-    Ok(())
+    the_largest_roster_fits(records(&etcd)?).await
+}
+
+#[tokio::test]
+async fn no_run_gets_a_number_below_the_newest_one() -> Result<()> {
+    let etcd = Etcd::start()?;
+    no_run_gets_a_number_below_the_newest(records(&etcd)?).await
 }
 
 /// A proxy whose members are away; where it listens. It answers once.
@@ -202,26 +161,6 @@ async fn certificates_are_read_again_when_their_files_change() -> Result<()> {
     Ok(())
 }
 
-/// An authority, and what it has signed for `localhost`.
-fn write_certificates(folder: &Path) -> Result<()> {
-    let (authority, own) = (KeyPair::generate()?, KeyPair::generate()?);
-    let mut of_authority = CertificateParams::new(Vec::new())?;
-    of_authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let signed = of_authority.self_signed(&authority)?;
-    std::fs::write(folder.join("ca.pem"), signed.pem())?;
-    let mut of_host = CertificateParams::new(vec!["localhost".to_owned()])?;
-    of_host.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
-    let signed = of_host.signed_by(&own, &Issuer::new(of_authority, authority))?;
-    std::fs::write(folder.join("localhost.pem"), signed.pem())?;
-    Ok(std::fs::write(
-        folder.join("localhost.key"),
-        own.serialize_pem(),
-    )?)
-}
-
 /// It listens before it answers.
 async fn wait_for_it(records: &EtcdRecords) -> Result<()> {
     for _ in 0..600 {
@@ -311,78 +250,27 @@ async fn a_user_gets_a_new_token_when_roles_have_changed() -> Result<()> {
     Ok(())
 }
 
-/// A cluster, (2,1), and who fills its places as etcd has it.
-struct Nodes {
-    system: System,
-    registry: Registry,
-    runtime: tokio::runtime::Runtime,
+fn nodes_of(etcd: &Etcd, nodes: usize, places: usize, extra: &str) -> Result<Nodes> {
+    nodes_of_members(&[etcd], nodes, places, extra)
 }
 
-impl Nodes {
-    fn of(etcd: &Etcd, nodes: usize, places: usize, extra: &str) -> Result<Self> {
-        Self::of_members(&[etcd], nodes, places, extra)
-    }
-
-    fn of_members(etcd: &[&Etcd], nodes: usize, places: usize, extra: &str) -> Result<Self> {
-        let endpoints: Vec<String> = etcd.iter().map(|it| it.endpoint()).collect();
-        let registry =
-            format!("{{ kind = \"etcd\", endpoints = {endpoints:?}, prefix = \"storaged/test\" }}");
-        let config = EtcdConfig {
-            endpoints,
-            ..config(etcd[0])
-        };
-        Ok(Self {
-            system: System::with_registry_in(&registry, nodes, places, Some((2, 1)), extra)?,
-            registry: Registry::new(Arc::new(EtcdRecords::open(&config)?)),
-            runtime: tokio::runtime::Runtime::new()?,
-        })
-    }
-
-    fn start(&mut self, nodes: impl IntoIterator<Item = usize>) -> Result<()> {
-        for node in nodes {
-            self.system.cluster.start(node)?;
-        }
-        Ok(())
-    }
-
-    fn linked(&self, nodes: impl IntoIterator<Item = usize>, peers: usize) -> Result<()> {
-        for node in nodes {
-            self.system.cluster.wait_for_peers(node, peers)?;
-        }
-        Ok(())
-    }
-
-    /// Who fills the places, in their order.
-    fn filled(&self) -> Result<Vec<String>> {
-        let newest = self.runtime.block_on(self.registry.newest())?;
-        let places = newest.context("a roster")?.places.into_iter();
-        Ok(places
-            .map(|it| it.node.map_or("-".into(), |node| node.to_string()))
-            .collect())
-    }
-
-    /// Waits until one of these nodes fills the last place; which.
-    fn last_is_one_of(&self, spares: &[usize]) -> Result<usize> {
-        wait("a spare in the last place", || {
-            let filled = self.filled()?;
-            let mut spares = spares.iter().copied();
-            let found = spares.find(|node| filled.last() == Some(&format!("n{node}")));
-            found.with_context(|| format!("{filled:?}"))
-        })
-    }
-
-    fn save(&self, run: RunId, trainers: &mut [Trainer], step: u64) -> Result<()> {
-        self.system
-            .save(trainers, step, &shards(2, step), DurableWish::Never)?;
-        self.system.wait(0, run, step, CheckpointState::Protected)
-    }
+fn nodes_of_members(etcd: &[&Etcd], nodes: usize, places: usize, extra: &str) -> Result<Nodes> {
+    let endpoints: Vec<String> = etcd.iter().map(|it| it.endpoint()).collect();
+    let registry =
+        format!("{{ kind = \"etcd\", endpoints = {endpoints:?}, prefix = \"storaged/test\" }}");
+    let config = EtcdConfig {
+        endpoints,
+        ..config(etcd[0])
+    };
+    let records = Arc::new(EtcdRecords::open(&config)?);
+    Nodes::with_registry(&registry, records, nodes, places, extra)
 }
 
 /// A job saves on and on; a node is lost, first while etcd is there, then while it is away.
 #[test]
 fn nodes_are_replaced_under_a_saving_job_and_once_etcd_is_back() -> Result<()> {
     let mut etcd = Etcd::start()?;
-    let mut nodes = Nodes::of(&etcd, 5, 3, "replace_after = \"3s\"\n")?;
+    let mut nodes = nodes_of(&etcd, 5, 3, "replace_after = \"3s\"\n")?;
     nodes.start(0..3)?;
     nodes.linked(0..3, 2)?;
     nodes.start(3..5)?;
@@ -413,7 +301,7 @@ fn nodes_are_replaced_under_a_saving_job_and_once_etcd_is_back() -> Result<()> {
 fn an_etcd_of_three_loses_a_member_under_a_saving_job() -> Result<()> {
     let mut etcd = Etcd::start_members(3)?;
     let members: Vec<&Etcd> = etcd.iter().collect();
-    let mut nodes = Nodes::of_members(&members, 5, 3, "replace_after = \"3s\"\n")?;
+    let mut nodes = nodes_of_members(&members, 5, 3, "replace_after = \"3s\"\n")?;
     nodes.start(0..3)?;
     nodes.linked(0..3, 2)?;
     nodes.start(3..5)?;
@@ -448,7 +336,7 @@ fn an_etcd_of_three_loses_a_member_under_a_saving_job() -> Result<()> {
 fn an_etcd_without_a_majority_opens_no_run_until_it_has_one() -> Result<()> {
     let mut etcd = Etcd::start_members(3)?;
     let members: Vec<&Etcd> = etcd.iter().collect();
-    let mut nodes = Nodes::of_members(&members, 3, 3, "replace_after = \"0s\"\n")?;
+    let mut nodes = nodes_of_members(&members, 3, 3, "replace_after = \"0s\"\n")?;
     nodes.start(0..3)?;
     nodes.linked(0..3, 2)?;
     let (run, mut trainers) = nodes.system.trainers(2)?;
@@ -472,7 +360,7 @@ fn an_etcd_without_a_majority_opens_no_run_until_it_has_one() -> Result<()> {
 #[test]
 fn two_nodes_that_join_at_once_both_get_places() -> Result<()> {
     let etcd = Etcd::start()?;
-    let mut nodes = Nodes::of(&etcd, 8, 6, "")?;
+    let mut nodes = nodes_of(&etcd, 8, 6, "")?;
     nodes.start(0..6)?;
     nodes.linked(0..6, 5)?;
     let (run, mut trainers) = nodes.system.trainers(2)?;
@@ -497,7 +385,7 @@ fn two_nodes_that_join_at_once_both_get_places() -> Result<()> {
 #[test]
 fn an_etcd_without_space_is_said_and_holds_up_no_job() -> Result<()> {
     let etcd = Etcd::start()?;
-    let mut nodes = Nodes::of(&etcd, 3, 3, "replace_after = \"0s\"\n")?;
+    let mut nodes = nodes_of(&etcd, 3, 3, "replace_after = \"0s\"\n")?;
     nodes.start(0..3)?;
     nodes.linked(0..3, 2)?;
     let (run, mut trainers) = nodes.system.trainers(2)?;

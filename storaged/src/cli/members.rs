@@ -16,8 +16,8 @@ use crate::env::Environment;
 use crate::keep::{DescriptorStore, KeptName};
 use crate::membership::{
     Arrived, ChangeError, Comeback, Cordoning, Dialled, Entered, Entering, EtcdRecords, Following,
-    NumberedRecords, ObjectRecords, Place, Proposal, Registry, RegistryError, Remembered, Roster,
-    Sight, Waits, enter as enter_roster, follow,
+    KubernetesRecords, NumberedRecords, ObjectRecords, Place, Proposal, Registry, RegistryError,
+    Remembered, Roster, Sight, Waits, enter as enter_roster, follow,
 };
 use crate::trickle::store::{self, SystemRandomness};
 use crate::waiting_room::{Drained, WaitingRoom};
@@ -97,6 +97,7 @@ fn registry_of(membership: &MembershipConfig) -> Result<Registry, RegistryError>
             )))
         }
         RegistryConfig::Etcd(config) => Arc::new(EtcdRecords::open(config)?),
+        RegistryConfig::Kubernetes(config) => Arc::new(KubernetesRecords::open(config)?),
     };
     Ok(Registry::new(records).of_cluster(membership.cluster.clone()))
 }
@@ -200,16 +201,20 @@ fn let_go(inherited: Vec<(KeptName, OwnedFd)>, descriptors: &Arc<dyn DescriptorS
     }
 }
 
-/// Runs `storaged node`.
-pub fn node(command: NodeCommand) -> Result<(), CliError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+/// What a command asks others with.
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|source| CliError::Io {
             what: "starting a runtime",
             source,
-        })?;
-    runtime.block_on(async {
+        })
+}
+
+/// Runs `storaged node`.
+pub fn node(command: NodeCommand) -> Result<(), CliError> {
+    runtime()?.block_on(async {
         match command {
             NodeCommand::Ls(args) => ls(&args).await,
             NodeCommand::Replace(args) => {

@@ -10,7 +10,9 @@ use storaged_plan::Member;
 use storaged_wire::NodeName;
 
 use super::{ConfigError, ConfigFile, Span, value};
-use crate::membership::{Arrival, ClusterName, EtcdConfig, PLACES_MAX, Place, Roster};
+use crate::membership::{
+    Arrival, ClusterName, EtcdConfig, KubernetesConfig, PLACES_MAX, Place, Roster,
+};
 use crate::net::PeerAddress;
 use crate::trickle::store::StoreConfig;
 
@@ -23,7 +25,7 @@ const POLL_MAX_S: u64 = 60;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MembershipSection {
-    /// What holds the rosters: a directory that all nodes share, a bucket of S3, or etcd.
+    /// What holds the rosters: a directory that all nodes share, a bucket of S3, etcd, or Kubernetes.
     pub registry: RegistryConfig,
     /// Places of a cluster that begins; later `storaged node resize` says how many.
     pub size: usize,
@@ -70,17 +72,38 @@ pub enum RegistryConfig {
     Objects(StoreConfig),
     /// etcd.
     Etcd(EtcdConfig),
+    /// ConfigMaps of Kubernetes.
+    Kubernetes(KubernetesConfig),
 }
 
 impl TryFrom<toml::Table> for RegistryConfig {
     type Error = toml::de::Error;
 
     fn try_from(mut table: toml::Table) -> Result<Self, Self::Error> {
-        if table.get("kind").and_then(toml::Value::as_str) != Some("etcd") {
-            return table.try_into().map(Self::Objects);
+        let kind = table.get("kind").and_then(toml::Value::as_str);
+        match kind.map(ToOwned::to_owned).as_deref() {
+            Some("etcd") => {
+                table.remove("kind");
+                table.try_into().map(Self::Etcd)
+            }
+            Some("kubernetes") => {
+                table.remove("kind");
+                table.try_into().map(Self::Kubernetes)
+            }
+            _ => table.try_into().map(Self::Objects),
         }
-        table.remove("kind");
-        table.try_into().map(Self::Etcd)
+    }
+}
+
+impl RegistryConfig {
+    /// What is wrong with it, without asking anybody.
+    fn check(&self) -> Result<(), ConfigError> {
+        let wrong = |error: &dyn std::fmt::Display| value("membership.registry", error);
+        match self {
+            Self::Objects(_) => Ok(()),
+            Self::Etcd(etcd) => etcd.check().map_err(|error| wrong(&error)),
+            Self::Kubernetes(kubernetes) => kubernetes.check().map_err(|error| wrong(&error)),
+        }
     }
 }
 
@@ -145,10 +168,7 @@ impl ConfigFile {
             let reason = "expected certificates because [membership] gives the node peers, got none: `storaged cert` makes them";
             return Err(value("tls", reason));
         }
-        if let RegistryConfig::Etcd(etcd) = &section.registry {
-            etcd.check()
-                .map_err(|error| value("membership.registry", error))?;
-        }
+        section.registry.check()?;
         Ok(Some(MembershipConfig {
             registry: section.registry.clone(),
             arrival: Arrival {

@@ -4,39 +4,22 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Request, StatusCode, Uri};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use storaged_wire::Namespace;
 use thiserror::Error;
 
+use super::https::{ANSWER_WITHIN, Dialler, NoAnswer, RegistryFileError, RegistryTls};
+use super::packed::{pack, unpack};
 use super::registry::{NumberedRecord, NumberedRecords, Proposal, RegistryError, name_of_number};
-
-/// One member of etcd answers within this time, or the next one is asked.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
-/// An answer is never longer: a roster of 20,000 places, in base64.
-const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// etcd takes requests of up to 1.5 MiB (`--max-request-bytes`), base64 and all: what is longer is packed.
-const PACKED_FROM: usize = 512 << 10;
-/// How zstd begins.
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// An unpacked roster is never longer.
-const RECORD_BYTES_MAX: usize = 64 << 20;
 
 /// `membership.registry` with `kind = "etcd"`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -65,8 +48,8 @@ pub enum EtcdError {
     #[error("expected {expected} in membership.registry, got {got}")]
     Config { expected: &'static str, got: String },
     /// A file that it names.
-    #[error("{path} (membership.registry) cannot be used: {reason}")]
-    File { path: PathBuf, reason: String },
+    #[error(transparent)]
+    File(#[from] RegistryFileError),
     /// No member has answered; what the last one said.
     #[error("no member of etcd answers: {endpoint}: {reason}")]
     Away { endpoint: String, reason: String },
@@ -89,16 +72,6 @@ const PERMISSION_DENIED: i64 = 7;
 /// Of a login where users are turned off: then nobody needs one.
 const FAILED_PRECONDITION: i64 = 9;
 
-type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
-
-/// What connections are made with.
-#[derive(Debug)]
-struct Dialler {
-    client: HttpClient,
-    /// What the files of the certificates had in them.
-    files: Vec<Vec<u8>>,
-}
-
 /// Records that are keys of one folder of etcd.
 #[derive(Debug)]
 pub struct EtcdRecords {
@@ -110,7 +83,7 @@ pub struct EtcdRecords {
 #[derive(Debug)]
 struct EtcdMembers {
     config: EtcdConfig,
-    dialler: tokio::sync::Mutex<Dialler>,
+    dialler: Dialler,
     user: Option<User>,
     /// The member that answered last.
     first: AtomicUsize,
@@ -165,94 +138,18 @@ impl EtcdConfig {
         format!("{}/{name}", self.prefix.trim_end_matches('/'))
     }
 
-    fn files(&self) -> impl Iterator<Item = &PathBuf> {
-        let all = [&self.ca, &self.certificate, &self.key];
-        all.into_iter().flatten()
-    }
-
-    fn client(&self) -> Result<HttpClient, EtcdError> {
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        http.set_connect_timeout(Some(ANSWER_WITHIN));
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(self.tls()?)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(http);
-        Ok(Client::builder(TokioExecutor::new()).build(connector))
-    }
-
-    fn tls(&self) -> Result<ClientConfig, EtcdError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = RootCertStore::empty();
-        for (path, certificate) in certificates(self.ca.as_ref())? {
-            let unusable = |error: rustls::Error| unusable(&path, error);
-            roots.add(certificate).map_err(unusable)?;
+    fn files(&self) -> RegistryTls {
+        RegistryTls {
+            ca: self.ca.clone(),
+            certificate: self.certificate.clone(),
+            key: self.key.clone(),
         }
-        let config =
-            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.map_err(|error| unusable(&PathBuf::from("TLS"), error))?;
-        let config = config.with_root_certificates(roots);
-        let Some(key_file) = &self.key else {
-            return Ok(config.with_no_client_auth());
-        };
-        let key =
-            PrivateKeyDer::from_pem_file(key_file).map_err(|error| unusable(key_file, error))?;
-        let own = certificates(self.certificate.as_ref())?;
-        let own = own
-            .into_iter()
-            .map(|(_, certificate)| certificate)
-            .collect();
-        config
-            .with_client_auth_cert(own, key)
-            .map_err(|error| unusable(key_file, error))
     }
-}
-
-fn unusable(path: &std::path::Path, error: impl std::fmt::Display) -> EtcdError {
-    EtcdError::File {
-        path: path.into(),
-        reason: error.to_string(),
-    }
-}
-
-fn certificates(
-    file: Option<&PathBuf>,
-) -> Result<Vec<(PathBuf, CertificateDer<'static>)>, EtcdError> {
-    let Some(path) = file else {
-        return Ok(Vec::new());
-    };
-    let found = CertificateDer::pem_file_iter(path).map_err(|error| unusable(path, error))?;
-    found
-        .map(|it| {
-            it.map(|it| (path.clone(), it))
-                .map_err(|error| unusable(path, error))
-        })
-        .collect()
 }
 
 /// Text of JSON that etcd's gateway takes for bytes.
 fn coded(bytes: impl AsRef<[u8]>) -> String {
     BASE64.encode(bytes)
-}
-
-fn pack(record: Bytes) -> Bytes {
-    if record.len() < PACKED_FROM {
-        return record;
-    }
-    zstd::bulk::compress(&record, 3).map_or(record, Bytes::from)
-}
-
-fn unpack(name: &str, value: Vec<u8>) -> Result<Bytes, EtcdError> {
-    if !value.starts_with(&ZSTD_MAGIC) {
-        return Ok(value.into());
-    }
-    let unpacked = zstd::bulk::decompress(&value, RECORD_BYTES_MAX);
-    unpacked
-        .map(Bytes::from)
-        .map_err(|error| EtcdError::Answer {
-            got: format!("a packed record at {name} that cannot be unpacked: {error}"),
-        })
 }
 
 /// The first key and value of a range's answer.
@@ -275,7 +172,9 @@ fn first_of(range: &Value) -> Result<Option<NumberedRecord>, EtcdError> {
         Value::Null => Vec::new(),
         value => field("value", value.as_str())?,
     };
-    let bytes = unpack(&name, value)?;
+    let bytes = unpack(&name, value).map_err(|error| EtcdError::Answer {
+        got: crate::driver::chain(&error),
+    })?;
     Ok(Some(NumberedRecord { name, bytes }))
 }
 
@@ -286,15 +185,10 @@ impl EtcdRecords {
     /// [`EtcdError`] if the configuration, or a file that it names, cannot be used.
     pub fn open(config: &EtcdConfig) -> Result<Self, EtcdError> {
         config.check()?;
-        let read = |path: &PathBuf| std::fs::read(path).map_err(|error| unusable(path, error));
-        let dialler = Dialler {
-            files: config.files().map(read).collect::<Result<_, _>>()?,
-            client: config.client()?,
-        };
         let user = config.user.clone().zip(config.password_file.clone());
         let members = EtcdMembers {
             config: config.clone(),
-            dialler: tokio::sync::Mutex::new(dialler),
+            dialler: Dialler::open(config.files())?,
             user: user.map(|(name, password)| User { name, password }),
             first: AtomicUsize::new(0),
             token: tokio::sync::Mutex::new(None),
@@ -311,33 +205,6 @@ impl EtcdRecords {
 }
 
 impl EtcdMembers {
-    /// What to dial with. Certificates expire, and a node that follows the registry for months is given new ones in the files of the old.
-    async fn client(&self) -> HttpClient {
-        let mut files = Vec::new();
-        for path in self.config.files() {
-            files.push(tokio::fs::read(path).await);
-        }
-        let mut dialler = self.dialler.lock().await;
-        // One that cannot be read is being replaced at this moment: the next request finds it.
-        let files: Result<Vec<Vec<u8>>, _> = files.into_iter().collect();
-        if let Ok(files) = files
-            && files != dialler.files
-        {
-            match self.config.client() {
-                Ok(client) => {
-                    tracing::info!("the certificates of membership.registry were read again");
-                    dialler.client = client;
-                }
-                Err(error) => {
-                    let error = crate::driver::chain(&error);
-                    tracing::warn!(error, "the old certificates of membership.registry stay");
-                }
-            }
-            dialler.files = files;
-        }
-        dialler.client.clone()
-    }
-
     /// Asks, as a user where there is one: a token that is not good any more is asked for anew, once.
     async fn ask(&self, path: &str, body: &Value) -> Result<Value, EtcdError> {
         let Some(user) = &self.user else {
@@ -354,7 +221,7 @@ impl EtcdMembers {
             }
         }
         let password = tokio::fs::read_to_string(&user.password).await;
-        let password = password.map_err(|error| unusable(&user.password, error))?;
+        let password = password.map_err(|error| RegistryFileError::of(&user.password, error))?;
         let login = json!({"name": user.name, "password": password.trim_end_matches('\n')});
         let answer = match self.ask_members("auth/authenticate", &login, None).await {
             Err(EtcdError::Refused {
@@ -379,12 +246,11 @@ impl EtcdMembers {
     ) -> Result<Value, EtcdError> {
         let first = self.first.load(Ordering::Relaxed);
         let endpoints = &self.config.endpoints;
-        let client = self.client().await;
         let mut last = None;
         for turn in 0..endpoints.len() {
             let number = (first + turn) % endpoints.len();
             let endpoint = &endpoints[number];
-            let asked = ask_one(&client, endpoint, path, body, token);
+            let asked = ask_one(&self.dialler, endpoint, path, body, token);
             let answered = tokio::time::timeout(ANSWER_WITHIN, asked).await;
             let away = |reason: String| EtcdError::Away {
                 endpoint: endpoint.clone(),
@@ -414,7 +280,7 @@ impl EtcdMembers {
 }
 
 async fn ask_one(
-    client: &HttpClient,
+    dialler: &Dialler,
     endpoint: &str,
     path: &str,
     body: &Value,
@@ -431,23 +297,14 @@ async fn ask_one(
     }
     let request = request.body(Full::from(Bytes::from(body.to_string())));
     let request = request.map_err(|error| away(error.to_string()))?;
-    let mut answer = client.request(request.clone()).await;
-    if answer.as_ref().is_err_and(|error| !error.is_connect()) {
-        // On a connection of a member that has been started again since. Asking twice is as good as once: reads, and a record that
-        // is created again is its own.
-        answer = client.request(request).await;
-    }
-    let answer = answer.map_err(|error| away(crate::driver::chain(&error)))?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect();
-    let body = body.await.map_err(|error| {
-        if error.is::<LengthLimitError>() {
-            let got = format!("one of more than {ANSWER_BYTES_MAX} bytes from {endpoint}");
-            return EtcdError::Answer { got };
-        }
-        away(error.to_string())
+    // Asking twice is as good as once: reads, and a record that is created again is its own.
+    let answer = dialler.exchange(request).await.map_err(|none| match none {
+        NoAnswer::Away(reason) => away(reason),
+        NoAnswer::TooLong => EtcdError::Answer {
+            got: NoAnswer::too_long_from(endpoint),
+        },
     })?;
-    read_answer(endpoint, status, &body.to_bytes())
+    read_answer(endpoint, answer.status(), answer.body())
 }
 
 fn read_answer(endpoint: &str, status: StatusCode, body: &[u8]) -> Result<Value, EtcdError> {
@@ -578,17 +435,6 @@ mod tests {
             let error = config.check().unwrap_err().to_string();
             assert!(error.contains("membership.registry"), "{error}");
         }
-    }
-
-    #[test]
-    fn a_long_record_is_packed_and_comes_back() {
-        for length in [10, PACKED_FROM - 1, PACKED_FROM, 4 * PACKED_FROM] {
-            let record = Bytes::from(b"{place}".repeat(length / 7 + 1));
-            let packed = pack(record.clone());
-            assert_eq!(packed.starts_with(&ZSTD_MAGIC), record.len() >= PACKED_FROM);
-            assert_eq!(unpack("k", packed.to_vec()).unwrap(), record);
-        }
-        assert!(unpack("k", ZSTD_MAGIC.to_vec()).is_err());
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Where rosters lie, and runs (`run_records`): one record per number, created by whoever proposes it first and never changed, in a store that is
-//! linearizable. Which one that is, [`NumberedRecords`] hides: an object store (`objects`) or etcd (`etcd`).
+//! linearizable. Which one that is, [`NumberedRecords`] hides: an object store (`objects`), etcd (`etcd`) or Kubernetes (`kubernetes`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use super::cluster_name::ClusterName;
 use super::etcd::EtcdError;
+use super::kubernetes::KubernetesError;
 use super::roster::{Roster, RosterError};
 use crate::trickle::store::StoreError;
 
@@ -25,6 +26,9 @@ pub enum RegistryError {
     /// etcd.
     #[error("etcd, the registry of members (membership.registry), cannot be used")]
     Etcd(#[from] EtcdError),
+    /// Kubernetes.
+    #[error("Kubernetes, the registry of members (membership.registry), cannot be used")]
+    Kubernetes(#[from] KubernetesError),
     /// What lies in it.
     #[error(
         "{name} in the registry of members cannot be used (delete it if no node of this cluster has written it)"

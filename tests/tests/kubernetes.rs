@@ -1,0 +1,290 @@
+//! Clusters whose nodes are agreed on in Kubernetes: its API server is one of the tests' own (`storaged_tests::kubernetes`), as strict as the
+//! real one where a registry hangs on it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use storaged::membership::{
+    KubernetesConfig, KubernetesError, KubernetesRecords, NumberedRecords, Proposal, RegistryError,
+};
+use storaged_sdk::ClientError;
+use storaged_sdk::wire::RefusalCode;
+use storaged_sdk::wire::local::Rung;
+use storaged_tests::clients::WAIT_MS;
+use storaged_tests::kubernetes::{ApiServer, Fault, NAMESPACE};
+use storaged_tests::registries::{
+    Nodes, no_run_gets_a_number_below_the_newest, one_of_many_comes_first, record,
+    the_largest_roster_fits, write_certificates,
+};
+use storaged_tests::system::shards;
+
+fn config(api: &ApiServer) -> KubernetesConfig {
+    KubernetesConfig {
+        namespace: NAMESPACE.into(),
+        prefix: "a".into(),
+        server: Some(api.server()),
+        ca: None,
+        token_file: None,
+    }
+}
+
+fn records(api: &ApiServer) -> Result<Arc<dyn NumberedRecords>> {
+    Ok(Arc::new(KubernetesRecords::open(&config(api))?))
+}
+
+/// What is said of a failure, with its causes.
+fn words(failed: &RegistryError) -> String {
+    storaged::driver::chain(failed)
+}
+
+#[tokio::test]
+async fn of_many_that_create_an_epoch_one_comes_first_and_all_read_its_record() -> Result<()> {
+    let api = ApiServer::start()?;
+    one_of_many_comes_first(|| records(&api)).await?;
+    // The first to come found no head, and looked at all names; nobody else had to.
+    ensure!(api.asked("LIST") <= 8, "{}", api.asked("LIST"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_roster_of_the_largest_cluster_fits() -> Result<()> {
+    the_largest_roster_fits(records(&ApiServer::start()?)?).await
+}
+
+#[tokio::test]
+async fn no_run_gets_a_number_below_the_newest_one() -> Result<()> {
+    no_run_gets_a_number_below_the_newest(records(&ApiServer::start()?)?).await
+}
+
+/// Its names come in the order in which they were created, as the test's server lists them, and numbers have gaps.
+#[tokio::test]
+async fn the_newest_is_found_beside_a_head_that_is_ahead_or_gone() -> Result<()> {
+    let api = ApiServer::start()?;
+    let records = records(&api)?;
+    ensure!(records.newest().await?.is_none());
+    for number in [3, 4, 12] {
+        ensure!(records.create(number, record(&number.to_string())).await? == Proposal::Taken);
+    }
+    let newest = |text: &'static str| async {
+        let found = records.newest().await?.context("a record")?;
+        ensure!(found.bytes == record(text), "{found:?}");
+        anyhow::Ok(())
+    };
+    newest("12").await?;
+    // A node dies between the two.
+    api.fault("POST", [Fault::Cut, Fault::Cut]);
+    ensure!(records.create(40, record("40")).await.is_err());
+    newest("12").await?;
+    ensure!(records.create(13, record("13")).await? == Proposal::Taken);
+    newest("13").await?;
+    ensure!(records.create(40, record("other")).await? == Proposal::Taken);
+    newest("other").await?;
+    api.delete("a-epochs");
+    newest("other").await?;
+    // One that was held up since.
+    ensure!(records.create(12, record("late")).await? == Proposal::Outrun);
+    newest("other").await?;
+    ensure!(records.create(14, record("late")).await? == Proposal::Taken);
+    newest("other").await
+}
+
+#[tokio::test]
+async fn an_answer_that_was_lost_costs_nothing() -> Result<()> {
+    let api = ApiServer::start()?;
+    let records = records(&api)?;
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    for (method, number) in [("PUT", 2), ("POST", 3), ("GET", 4)] {
+        api.fault(method, [Fault::AnswerLost]);
+        let created = records.create(number, record("x")).await;
+        ensure!(
+            matches!(created, Ok(Proposal::Taken)),
+            "{method}: {created:?}"
+        );
+    }
+    // Head and records, each once.
+    ensure!(api.names().len() == 5, "{:?}", api.names());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_busy_server_is_asked_again_for_as_long_as_it_says_and_not_for_ever() -> Result<()> {
+    let api = ApiServer::start()?;
+    let records = records(&api)?;
+    let begun = Instant::now();
+    api.fault(
+        "GET",
+        [Fault::Status(429, Some(1)), Fault::Status(503, None)],
+    );
+    api.fault("POST", [Fault::Status(500, None), Fault::Status(410, None)]);
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    ensure!(begun.elapsed() >= Duration::from_secs(1));
+    for (faults, within) in [
+        (vec![Fault::Status(429, Some(60))], 1),
+        (vec![Fault::Status(503, None); 100], 4),
+    ] {
+        api.fault("GET", faults);
+        let begun = Instant::now();
+        let failed = records.record(1).await.err().context("it is busy")?;
+        ensure!(begun.elapsed() < Duration::from_secs(within), "{begun:?}");
+        let said = words(&failed);
+        ensure!(
+            said.contains("try again later") && said.contains("asked again"),
+            "{said}"
+        );
+        ensure!(said.contains("429") || said.contains("503"), "{said}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_refused_says_what_to_do() -> Result<()> {
+    let api = ApiServer::start()?;
+    let kubernetes = records(&api)?;
+    ensure!(kubernetes.create(1, record("one")).await? == Proposal::Taken);
+    let far = KubernetesRecords::open(&KubernetesConfig {
+        namespace: "elsewhere".into(),
+        ..config(&api)
+    })?;
+    // Reads find nothing there; writes say that there is no there.
+    ensure!(far.newest().await?.is_none());
+    let said = words(
+        &far.create(1, record("one"))
+            .await
+            .err()
+            .context("refused")?,
+    );
+    ensure!(
+        said.contains("404") && said.contains("\"elsewhere\" not found"),
+        "{said}"
+    );
+    ensure!(said.contains("create the namespace"), "{said}");
+    let too_long = record(&"x".repeat(100)).repeat(20_000);
+    ensure!(
+        kubernetes.create(2, too_long.into()).await? == Proposal::Taken,
+        "it is packed"
+    );
+    api.forbid("POST");
+    let said = words(
+        &kubernetes
+            .create(3, record("x"))
+            .await
+            .err()
+            .context("refused")?,
+    );
+    ensure!(
+        said.contains("403") && said.contains("registry.yaml"),
+        "{said}"
+    );
+    ensure!(said.contains("create configmap a-epochs-"), "{said}");
+    Ok(())
+}
+
+/// A proxy's page, or another server's, must not look like an empty registry: a cluster would begin anew.
+#[tokio::test]
+async fn a_page_that_is_not_there_is_no_registry_without_records() -> Result<()> {
+    let api = ApiServer::start()?;
+    let records = records(&api)?;
+    for (status, page) in [(404, 404), (403, 403), (200, 200)] {
+        api.fault("GET", [Fault::Page(page)]);
+        let failed = records.newest().await;
+        let Err(RegistryError::Kubernetes(KubernetesError::Answer { got })) = failed else {
+            anyhow::bail!("{failed:?}");
+        };
+        ensure!(
+            got.contains(&status.to_string()) && got.contains("<html>"),
+            "{got}"
+        );
+    }
+    api.fault("GET", [Fault::Status(404, None)]);
+    ensure!(
+        records.newest().await.is_err(),
+        "it is absent only by its kind"
+    );
+    Ok(())
+}
+
+/// The kubelet replaces the token within the hour, in its file.
+#[tokio::test]
+async fn the_token_is_read_anew_and_given_to_the_right_server_alone() -> Result<()> {
+    let (ours, others) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    for folder in [&ours, &others] {
+        write_certificates(folder.path())?;
+    }
+    let api = ApiServer::start_with_tls(ours.path(), "first")?;
+    let token_file = ours.path().join("token");
+    std::fs::write(&token_file, "first\n")?;
+    let with_ca = |ca: PathBuf| KubernetesConfig {
+        ca: Some(ca),
+        token_file: Some(token_file.clone()),
+        ..config(&api)
+    };
+    let records = KubernetesRecords::open(&with_ca(ours.path().join("ca.pem")))?;
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    api.set_token("second");
+    let said = words(&records.record(1).await.err().context("it is refused")?);
+    ensure!(
+        said.contains("401") && said.contains("token_file"),
+        "{said}"
+    );
+    ensure!(!said.contains("first"), "{said}");
+    std::fs::write(&token_file, "second\n")?;
+    ensure!(records.record(1).await?.is_some());
+    std::fs::remove_file(&token_file)?;
+    let said = words(&records.record(1).await.err().context("no token")?);
+    ensure!(said.contains(&token_file.display().to_string()), "{said}");
+    std::fs::write(&token_file, "second\n")?;
+    let stranger = KubernetesRecords::open(&with_ca(others.path().join("ca.pem")))?;
+    let asked = api.asked("GET");
+    let failed = stranger.record(1).await;
+    ensure!(
+        matches!(
+            failed,
+            Err(RegistryError::Kubernetes(KubernetesError::Away { .. }))
+        ),
+        "{failed:?}"
+    );
+    ensure!(api.asked("GET") == asked, "it was asked nothing");
+    Ok(())
+}
+
+/// A job saves on and on; a node is lost, first while the API server is there, then while it is away. Runs are opened by it too.
+#[test]
+fn nodes_are_replaced_under_a_saving_job_and_once_kubernetes_is_back() -> Result<()> {
+    let api = ApiServer::start()?;
+    let named = format!(
+        "{{ kind = \"kubernetes\", namespace = \"{NAMESPACE}\", prefix = \"a\", server = \"{}\" }}",
+        api.server()
+    );
+    let mut nodes = Nodes::with_registry(&named, records(&api)?, 5, 3, "replace_after = \"3s\"\n")?;
+    nodes.start(0..3)?;
+    nodes.linked(0..3, 2)?;
+    nodes.start(3..5)?;
+    let (run, mut trainers) = nodes.system.trainers(2)?;
+    nodes.save(run, &mut trainers, 1)?;
+    nodes.system.cluster.kill(2)?;
+    let second = nodes.last_is_one_of(&[3, 4])?;
+    nodes.linked([0, 1, second], 2)?;
+    nodes.save(run, &mut trainers, 2)?;
+    api.leave();
+    nodes.save(run, &mut trainers, 3)?;
+    nodes.system.cluster.kill(second)?;
+    let refused = nodes.system.reader(0)?.open_run(8_000);
+    let Err(ClientError::Refused(refusal)) = refused else {
+        anyhow::bail!("{refused:?}");
+    };
+    ensure!(refusal.code == RefusalCode::TimedOut, "{refusal}");
+    ensure!(refusal.message.contains("membership.registry"), "{refusal}");
+    nodes.linked([0, 1], 1)?;
+    api.come_back();
+    let spare = nodes.last_is_one_of(&[7 - second])?;
+    nodes.linked([0, 1, spare], 2)?;
+    nodes.save(run, &mut trainers, 4)?;
+    drop(trainers);
+    let next = nodes.system.reader(0)?.open_run(WAIT_MS)?;
+    ensure!(next.number() > run.number(), "{next} after {run}");
+    let restored = nodes.system.restore(&[0, 1], 4, &shards(2, 4))?;
+    ensure!(restored == [Rung::OwnRam, Rung::OwnRam], "{restored:?}");
+    Ok(())
+}
