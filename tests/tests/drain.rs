@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -475,5 +476,51 @@ fn a_tier_that_takes_nothing_holds_up_no_drain_beyond_its_time() -> Result<()> {
             "{tier:?}"
         );
     }
+    Ok(())
+}
+
+/// Slurm's health check: jobs need the daemon until they have ended, also on a node that is draining.
+#[test]
+fn a_node_that_slurm_takes_out_of_service_is_drained_once_no_job_runs_there() -> Result<()> {
+    let mut system = System::start(1, None, "")?;
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/slurm/health_check.sh"
+    );
+    let (bin, root) = (executable(), system.root.path().to_owned());
+    let path = format!("{}:/usr/bin:/bin", bin.parent().context("bin")?.display());
+    let scontrol = root.join("scontrol");
+    let check = |state: &str| -> Result<()> {
+        let answer = format!("NodeName=n0 Arch=x86_64 State={state} ThreadsPerCore=1");
+        std::fs::write(
+            &scontrol,
+            format!("#!/bin/sh\n[ \"$*\" = '--oneliner show node n0' ] && echo '{answer}'\n"),
+        )?;
+        std::fs::set_permissions(&scontrol, PermissionsExt::from_mode(0o755))?;
+        let checked = Command::new(script)
+            .env("PATH", &path)
+            .env("SCONTROL_BIN", &scontrol)
+            .env("SLURMD_NODENAME", "n0")
+            .env("STORAGED_SOCKET", admin(&system, 0))
+            .env("STORAGED_DRAIN_LOCK", root.join("lock"))
+            .output()?;
+        ensure!(checked.status.success(), "{state}: {checked:?}");
+        Ok(())
+    };
+    for state in [
+        "IDLE",
+        "MIXED+DRAIN",
+        "ALLOCATED+DRAIN",
+        "IDLE+COMPLETING+DRAIN",
+        "IDLE+CLOUD",
+    ] {
+        check(state)?;
+    }
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    page_says(&system, 0, "ready")?;
+    ensure!(!root.join("lock").exists(), "nobody drains it");
+    check("IDLE+DRAIN*")?;
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.success(), "{ended}");
     Ok(())
 }

@@ -2,23 +2,25 @@
 //! real one where a registry hangs on it.
 
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use storaged::membership::{
     KubernetesConfig, KubernetesError, KubernetesRecords, NumberedRecords, Proposal, RegistryError,
 };
 use storaged_sdk::ClientError;
-use storaged_sdk::wire::RefusalCode;
-use storaged_sdk::wire::local::Rung;
+use storaged_sdk::wire::local::{DurableWish, Rung};
+use storaged_sdk::wire::{CheckpointState, RefusalCode};
 use storaged_tests::clients::WAIT_MS;
 use storaged_tests::kubernetes::{ApiServer, Fault, NAMESPACE};
 use storaged_tests::registries::{
     Nodes, no_run_gets_a_number_below_the_newest, one_of_many_comes_first, record,
     the_largest_roster_fits, write_certificates,
 };
-use storaged_tests::system::shards;
+use storaged_tests::system::{System, executable, shards, wait};
 
 fn config(api: &ApiServer) -> KubernetesConfig {
     KubernetesConfig {
@@ -286,5 +288,159 @@ fn nodes_are_replaced_under_a_saving_job_and_once_kubernetes_is_back() -> Result
     ensure!(next.number() > run.number(), "{next} after {run}");
     let restored = nodes.system.restore(&[0, 1], 4, &shards(2, 4))?;
     ensure!(restored == [Rung::OwnRam, Rung::OwnRam], "{restored:?}");
+    Ok(())
+}
+
+/// What the kubelet does before it ends the daemon of a node.
+fn pre_stop(api: &ApiServer, system: &System, node: usize) -> Result<Command> {
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/kubernetes/pre-stop.sh"
+    );
+    let (bin, socket) = (executable(), system.cluster.socket(node));
+    let path = format!("{}:/usr/bin:/bin", bin.parent().context("bin")?.display());
+    let mut command = Command::new(script);
+    command
+        .arg("--keep-place")
+        .env("PATH", path)
+        .env("STORAGED_SOCKET", socket.with_file_name("admin.sock"))
+        .env("STORAGED_KUBERNETES_SERVER", api.server())
+        .env("STORAGED_LOOK_S", "1")
+        .env("NODE_NAME", "worker")
+        .env("POD_NAME", "storaged-x")
+        .env("POD_NAMESPACE", NAMESPACE)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    Ok(command)
+}
+
+const NODE: &str = "/api/v1/nodes/worker";
+const POD: &str = "/api/v1/namespaces/storaged/pods/storaged-x";
+
+/// Three nodes, (2,1), whose first one may not be restarted: its step bears no loss.
+fn three_of_which_one_is_lost() -> Result<System> {
+    let mut system = System::start(3, Some((2, 1)), "")?;
+    let (run, mut trainers) = system.trainers(2)?;
+    system.save(&mut trainers, 1, &shards(2, 1), DurableWish::Never)?;
+    (0..3).try_for_each(|node| system.wait(node, run, 1, CheckpointState::Protected))?;
+    system.cluster.kill(2)?;
+    wait("a loss", || system.bears(0, 0))?;
+    Ok(system)
+}
+
+#[test]
+fn a_pod_that_is_started_again_alone_waits_until_that_loses_nothing() -> Result<()> {
+    let mut system = three_of_which_one_is_lost()?;
+    let api = ApiServer::start()?;
+    api.put(NODE, json!({"metadata": {"name": "worker"}, "spec": {}}));
+    let mut hook = pre_stop(&api, &system, 0)?.spawn()?;
+    std::thread::sleep(Duration::from_secs(3));
+    ensure!(hook.try_wait()?.is_none(), "it waits");
+    // Nor is the machine taken for one that goes where nobody says.
+    api.leave();
+    std::thread::sleep(Duration::from_secs(2));
+    ensure!(hook.try_wait()?.is_none(), "it waits");
+    system.cluster.start(2)?;
+    ensure!(hook.wait()?.success());
+    ensure!(system.cluster.status(0).is_ok(), "the kubelet ends it");
+    let over = pre_stop(&api, &system, 0)?
+        .env("STORAGED_RESTART_WAIT_S", "0")
+        .output()?;
+    ensure!(over.status.code() == Some(1), "{over:?}");
+    Ok(())
+}
+
+#[test]
+fn a_machine_that_goes_is_drained_within_what_the_pod_is_given() -> Result<()> {
+    let mut system = three_of_which_one_is_lost()?;
+    let api = ApiServer::start()?;
+    api.put(NODE, json!({"metadata": {}, "spec": {}}));
+    let hook = pre_stop(&api, &system, 0)?.spawn()?;
+    std::thread::sleep(Duration::from_secs(2));
+    // It is cordoned while the hook waits for a restart that loses nothing.
+    api.put(POD, json!({"metadata": {"deletionGracePeriodSeconds": 7}}));
+    api.put(
+        NODE,
+        json!({"metadata": {}, "spec": {"unschedulable": true}}),
+    );
+    let begun = Instant::now();
+    let done = hook.wait_with_output()?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.code() == Some(75), "{}: {said}", done.status);
+    ensure!(said.contains("goes: it takes no pods"), "{said}");
+    ensure!(
+        said.contains("within 2 s:") && said.contains("bears 0 of 1 losses"),
+        "{said}"
+    );
+    ensure!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    let ended = system.cluster.wait(0)?.context("its end")?;
+    ensure!(ended.code() == Some(75), "{ended}");
+    // A machine that shuts down tells its pods nothing.
+    api.put(POD, json!({"metadata": {}}));
+    let message = json!({"type": "Ready", "message": "node is shutting down"});
+    api.put(NODE, json!({"status": {"conditions": [message]}}));
+    system.cluster.start(2)?;
+    let done = pre_stop(&api, &system, 1)?.output()?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(said.contains("goes: it is shutting down"), "{said}");
+    system.cluster.wait(1)?.context("its end")?;
+    Ok(())
+}
+
+/// Hooks read its stdout, people its stderr.
+#[test]
+fn who_goes_hears_how_long_a_drain_may_take() -> Result<()> {
+    let api = ApiServer::start()?;
+    let going = || {
+        let mut command = Command::new(executable());
+        command.args(["going", "--server", &api.server(), "--node", "worker"]);
+        command.args(["--pod", "storaged-x", "--namespace", NAMESPACE]);
+        command.output()
+    };
+    let unknown = going()?;
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    ensure!(
+        unknown.status.code() == Some(1) && unknown.stdout.is_empty(),
+        "{said}"
+    );
+    ensure!(
+        said.contains("get node worker") && said.contains("404"),
+        "{said}"
+    );
+    api.put(NODE, json!({"spec": {}}));
+    let stays = going()?;
+    ensure!(
+        stays.status.code() == Some(1) && stays.stdout.is_empty(),
+        "{stays:?}"
+    );
+    api.put(
+        NODE,
+        json!({"spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler"}]}}),
+    );
+    for (pod, deadline) in [
+        (None, "25s\n"),
+        (Some(json!({"metadata": {}})), "25s\n"),
+        (
+            Some(json!({"metadata": {"deletionGracePeriodSeconds": 630}})),
+            "625s\n",
+        ),
+        (
+            Some(json!({"metadata": {"deletionGracePeriodSeconds": 2}})),
+            "1s\n",
+        ),
+    ] {
+        if let Some(pod) = pod {
+            api.put(POD, pod);
+        }
+        let goes = going()?;
+        ensure!(
+            goes.status.success() && goes.stdout == deadline.as_bytes(),
+            "{goes:?}"
+        );
+    }
     Ok(())
 }

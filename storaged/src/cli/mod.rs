@@ -5,6 +5,7 @@ mod cert;
 mod drain;
 mod drill;
 mod drop_job;
+mod going;
 mod inspect;
 mod members;
 mod plan_encode;
@@ -34,7 +35,7 @@ use crate::driver::StartError;
 use crate::keep::KeepError;
 use crate::keep::keeper::EXIT_AGAIN;
 use crate::log::FilterError;
-use crate::membership::{ChangeError, RegistryError, Twin};
+use crate::membership::{ChangeError, KubernetesError, RegistryError, Twin};
 use crate::net::TlsError;
 use crate::net::cert::CertError;
 
@@ -106,6 +107,9 @@ pub enum CliError {
     /// The registry of members.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// Asking whether the machine goes.
+    #[error("it cannot be said whether this machine goes")]
+    Kubernetes(#[from] KubernetesError),
     /// A change of the members that cannot be.
     #[error(transparent)]
     Members(#[from] ChangeError),
@@ -183,6 +187,8 @@ enum Command {
     RestartSafe(restart_safe::RestartSafeArgs),
     /// End the daemon of this node in order, before the machine goes
     Drain(drain::DrainArgs),
+    /// Say whether this machine is about to go, and how long a drain may take; exit code 1 if not
+    Going(going::GoingArgs),
     /// Keep a checkpoint in the durable tier whatever the retention says
     Pin(tier::PinArgs),
     /// Let the retention have it again
@@ -290,6 +296,7 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Verify(args) => verify::verify(&args),
         Command::RestartSafe(args) => restart_safe::restart_safe(&args),
         Command::Drain(args) => drain::drain(&args),
+        Command::Going(args) => return going::going(&args),
         Command::Pin(args) => tier::pin(&args, Keep::Pin),
         Command::Unpin(args) => tier::pin(&args, Keep::Unpin),
         Command::Rm(args) => tier::rm(&args),

@@ -5,6 +5,7 @@
 //! `resourceVersion`. Where the record of that number is missing, as after a node that died between the two, all names are looked at.
 
 mod api;
+mod leaving;
 
 use std::path::PathBuf;
 use std::sync::Arc;
