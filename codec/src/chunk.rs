@@ -14,6 +14,9 @@ pub struct ChunkSize(u32);
 pub struct ChunkSizeError(u64);
 
 impl ChunkSize {
+    /// Bytes of the smallest one.
+    pub const BYTES_MIN: u64 = 4096;
+
     /// Validates a size in bytes.
     ///
     /// # Errors

@@ -12,6 +12,10 @@ pub const FIRST_REQUEST_BYTES_MAX: usize = 64 << 10;
 /// Longest request but a commit: every second chunk of 80 GiB, with room to spare.
 pub const REQUEST_BYTES_MAX: usize = 4 << 20;
 
+/// Ranges that a reader may ask for at once, after those of neighbouring chunks were merged: every second chunk of 256 KiB of 80 GiB, which are
+/// 80 GiB / 512 KiB.
+pub const RANGES_MAX: usize = 163_840;
+
 /// Bytes of the length prefix (u32, little endian) before every frame.
 pub const FRAME_PREFIX_BYTES: usize = 4;
 

@@ -112,7 +112,7 @@ impl Context {
             astray: self.astray(),
             unowned_bytes: self.unowned_bytes(of_sessions),
             enclosures: self.enclosures.count_beside(&self.enclosures_named()),
-            requests: self.waiters.len(),
+            requests: self.waiters.len() + self.describing.len(),
             connections: self.conns.len(),
             ..Audit::default()
         }

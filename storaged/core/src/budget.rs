@@ -1,6 +1,7 @@
 //! The memory budget: every byte of slots and parity is reserved here before it is taken, and given back here. What is kept
-//! about them is counted after the fact (`records`): it is never refused, but leaves that much less to reserve. Of several tenants
-//! each may have a part that is kept free for it, and one that it cannot go beyond.
+//! about them (`records`) is its tenant's too: descriptions are let in before they are kept, tables and manifests are counted after the
+//! fact, and leave their tenant that much less. Of several tenants each may have a part that is kept free for it, and one that it
+//! cannot go beyond.
 
 use std::collections::BTreeMap;
 
@@ -66,8 +67,8 @@ impl NoRoom {
 #[derive(Debug)]
 pub(crate) struct Budget {
     total: u64,
-    taken: u64,
-    records: u64,
+    /// Records that are no tenant's: what peers have this node hand on.
+    records_of_nobody: u64,
     reserved: BTreeMap<Reservation, Reserved>,
     /// By the tenant's name; empty is the one without.
     tenants: BTreeMap<Box<str>, TenantBytes>,
@@ -83,7 +84,8 @@ struct Reserved {
 #[derive(Debug, Default)]
 struct TenantBytes {
     share: MemoryShare,
-    taken: u64,
+    reserved: u64,
+    records: u64,
 }
 
 impl TenantBytes {
@@ -91,13 +93,36 @@ impl TenantBytes {
         self.share.most.unwrap_or(u64::MAX)
     }
 
-    fn kept_free(&self) -> u64 {
-        self.share.guaranteed.saturating_sub(self.taken)
+    /// What it has of the budget, where so many bytes of records are free.
+    fn taken(&self, free: u64) -> u64 {
+        let records = self.records.saturating_sub(free);
+        self.reserved.saturating_add(records)
+    }
+
+    fn kept_free(&self, free: u64) -> u64 {
+        self.share.guaranteed.saturating_sub(self.taken(free))
     }
 }
 
-fn tenant_of(namespace: &Namespace) -> &str {
+pub(crate) fn tenant_of(namespace: &Namespace) -> &str {
     namespace.tenant().unwrap_or_default()
+}
+
+/// Bytes of records, and whose they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct RecordBytes {
+    pub of_tenants: BTreeMap<Box<str>, u64>,
+    pub of_nobody: u64,
+}
+
+impl RecordBytes {
+    /// Some more, of a tenant if they are one's.
+    pub fn add(&mut self, of: Option<&str>, bytes: u64) {
+        match of {
+            Some(tenant) => *self.of_tenants.entry(tenant.into()).or_default() += bytes,
+            None => self.of_nobody += bytes,
+        }
+    }
 }
 
 /// What RAM is used for.
@@ -127,25 +152,51 @@ impl Budget {
     pub fn new(total: u64, shares: &BTreeMap<Option<TenantName>, MemoryShare>) -> Self {
         let tenants = shares.iter().map(|(tenant, share)| {
             let name = tenant.as_ref().map_or("", TenantName::as_str);
-            let share = *share;
-            (name.into(), TenantBytes { share, taken: 0 })
+            let part = TenantBytes {
+                share: *share,
+                ..TenantBytes::default()
+            };
+            (name.into(), part)
         });
         Self {
             total,
-            taken: 0,
-            records: 0,
+            records_of_nobody: 0,
             reserved: BTreeMap::new(),
             tenants: tenants.collect(),
         }
     }
 
+    /// Bytes of records that each tenant may have beside the budget: one that has many does not use up the others' part.
+    fn records_free(&self) -> u64 {
+        limits::RECORDS_FREE_BYTES / self.tenants.len().max(1) as u64
+    }
+
+    fn tenant(&self, of: &Namespace) -> Option<&TenantBytes> {
+        self.tenants.get(tenant_of(of))
+    }
+
+    fn taken_by(&self, of: &Namespace) -> u64 {
+        let free = self.records_free();
+        self.tenant(of).map_or(0, |it| it.taken(free))
+    }
+
+    fn reserved_by_all(&self) -> u64 {
+        self.tenants.values().map(|it| it.reserved).sum()
+    }
+
     pub fn used(&self) -> u64 {
-        self.taken + self.records_counted()
+        self.reserved_by_all()
+            .saturating_add(self.records_counted())
     }
 
     /// What records take of the budget.
     pub fn records_counted(&self) -> u64 {
-        self.records.saturating_sub(limits::RECORDS_FREE_BYTES)
+        let free = self.records_free();
+        let all = || self.tenants.values().map(|it| it.records);
+        let above: u64 = all().map(|records| records.saturating_sub(free)).sum();
+        let beside: u64 = all().map(|records| records.min(free)).sum();
+        let left = limits::RECORDS_FREE_BYTES.saturating_sub(beside);
+        above + self.records_of_nobody.saturating_sub(left)
     }
 
     pub fn free(&self) -> u64 {
@@ -154,12 +205,33 @@ impl Budget {
 
     /// Bytes that a job may still reserve: not what is kept free for other tenants, nor more than its own may have.
     pub fn room_of(&self, namespace: &Namespace) -> u64 {
-        let free = self.free().saturating_sub(self.kept_from(namespace));
-        free.min(self.share_left(namespace))
+        self.room_beside_shares(namespace)
+            .min(self.share_left(namespace))
+    }
+
+    fn room_beside_shares(&self, of: &Namespace) -> u64 {
+        let free = self.free().saturating_sub(self.kept_from(of));
+        free.max(self.sure_of(of))
+    }
+
+    /// What is left of that which a tenant is sure of. Records of others that were counted after the fact are not taken from it.
+    fn sure_of(&self, namespace: &Namespace) -> u64 {
+        let own = tenant_of(namespace);
+        let others = self.tenants.iter().filter(|(name, _)| ***name != *own);
+        let reserved: u64 = others.map(|(_, tenant)| tenant.reserved).sum();
+        let in_use = reserved
+            .saturating_add(self.kept_from(namespace))
+            .saturating_add(self.taken_by(namespace));
+        let free = self.records_free();
+        let left = self.tenant(namespace).map_or(0, |it| it.kept_free(free));
+        left.min(self.total.saturating_sub(in_use))
     }
 
     /// How much must go before so many bytes can be reserved.
     pub fn missing(&self, bytes: u64, of: &Namespace) -> u64 {
+        if bytes <= self.room_of(of) {
+            return 0;
+        }
         let beyond_share = bytes.saturating_sub(self.share_left(of));
         let needed = self.used().saturating_add(self.kept_from(of));
         let needed = needed.saturating_add(bytes);
@@ -168,31 +240,58 @@ impl Budget {
 
     /// Bytes that are kept free for others.
     fn kept_from(&self, namespace: &Namespace) -> u64 {
-        let own = tenant_of(namespace);
+        if planted!("guarantees_ignored") {
+            return 0;
+        }
+        let (own, free) = (tenant_of(namespace), self.records_free());
         let others = self.tenants.iter().filter(|(name, _)| ***name != *own);
-        let kept = others.map(|(_, tenant)| tenant.kept_free());
+        let kept = others.map(|(_, tenant)| tenant.kept_free(free));
         kept.fold(0, u64::saturating_add)
     }
 
     /// What the tenant of a job may still reserve were the budget without end.
     pub fn share_left(&self, namespace: &Namespace) -> u64 {
-        let tenant = self.tenants.get(tenant_of(namespace));
-        tenant.map_or(u64::MAX, |it| it.most().saturating_sub(it.taken))
+        let most = self.tenant(namespace).map_or(u64::MAX, TenantBytes::most);
+        most.saturating_sub(self.taken_by(namespace))
     }
 
     /// Whether the tenant of a job has so much that others may ask for some of it.
     pub fn is_above_guarantee(&self, namespace: &Namespace) -> bool {
-        let tenant = self.tenants.get(tenant_of(namespace));
-        tenant.is_none_or(|it| it.taken > it.share.guaranteed)
+        let guaranteed = self.tenant(namespace).map(|it| it.share.guaranteed);
+        guaranteed.is_none_or(|guaranteed| self.taken_by(namespace) > guaranteed)
     }
 
+    /// Bytes of all records.
     pub fn records(&self) -> u64 {
-        self.records
+        let of_tenants: u64 = self.tenants.values().map(|it| it.records).sum();
+        of_tenants + self.records_of_nobody
     }
 
     /// So many bytes are taken by what is kept about blocks.
-    pub fn set_records(&mut self, bytes: u64) {
-        self.records = bytes;
+    pub fn set_records(&mut self, counted: RecordBytes) {
+        self.records_of_nobody = counted.of_nobody;
+        for tenant in self.tenants.values_mut() {
+            tenant.records = 0;
+        }
+        for (tenant, bytes) in counted.of_tenants {
+            self.tenants.entry(tenant).or_default().records = bytes;
+        }
+    }
+
+    /// Lets in records of a job before they are kept, or says why not. What is counted next replaces this.
+    pub fn add_records(&mut self, bytes: u64, of: &Namespace) -> Result<(), NoRoom> {
+        self.tenants.entry(tenant_of(of).into()).or_default();
+        let (free, before) = (self.records_free(), self.tenant(of).map(|it| it.records));
+        let before = before.unwrap_or_default();
+        let after = before.saturating_add(bytes);
+        let more = after.saturating_sub(free) - before.saturating_sub(free);
+        if more > self.room_of(of) {
+            return Err(self.no_room(more, of));
+        }
+        if let Some(tenant) = self.tenants.get_mut(tenant_of(of)) {
+            tenant.records = after;
+        }
+        Ok(())
     }
 
     pub fn total(&self) -> u64 {
@@ -206,32 +305,25 @@ impl Budget {
         bytes: u64,
         of: &Namespace,
     ) -> Result<(), NoRoom> {
-        if bytes > self.share_left(of) && !planted!("share_exceeded") {
-            return Err(self.no_room(bytes, of));
-        }
-        let others = match self.kept_from(of) {
-            _ if planted!("guarantees_ignored") => 0,
-            bytes => bytes,
-        };
-        let used = self.used().checked_add(others);
-        let used = used.and_then(|used| used.checked_add(bytes));
-        if used.is_none_or(|used| used > self.total) && !planted!("budget_exceeded") {
+        let beyond_share = bytes > self.share_left(of) && !planted!("share_exceeded");
+        let beyond_room = bytes > self.room_beside_shares(of) && !planted!("budget_exceeded");
+        if beyond_share || beyond_room {
             return Err(self.no_room(bytes, of));
         }
         let tenant: Box<str> = tenant_of(of).into();
-        self.tenants.entry(tenant.clone()).or_default().taken += bytes;
+        self.tenants.entry(tenant.clone()).or_default().reserved += bytes;
         let before = self.reserved.insert(purpose, Reserved { bytes, tenant });
         assert!(before.is_none(), "{purpose:?} is reserved once");
-        self.taken += bytes;
         Ok(())
     }
 
     /// What does not fit.
     pub fn no_room(&self, needed: u64, of: &Namespace) -> NoRoom {
-        if let Some(tenant) = self.tenants.get(tenant_of(of))
-            && needed > tenant.most().saturating_sub(tenant.taken)
+        let used = self.taken_by(of);
+        if let Some(tenant) = self.tenant(of)
+            && needed > tenant.most().saturating_sub(used)
         {
-            let (used, most) = (tenant.taken, tenant.most());
+            let most = tenant.most();
             return NoRoom::Share { needed, used, most };
         }
         NoRoom::Budget {
@@ -255,8 +347,8 @@ impl Budget {
 
     /// Bytes that each tenant has, and its share.
     pub fn by_tenant(&self) -> impl Iterator<Item = (&str, u64, MemoryShare)> {
-        let all = self.tenants.iter();
-        all.map(|(name, tenant)| (&**name, tenant.taken, tenant.share))
+        let (all, free) = (self.tenants.iter(), self.records_free());
+        all.map(move |(name, tenant)| (&**name, tenant.taken(free), tenant.share))
     }
 
     /// Gives bytes back.
@@ -264,9 +356,8 @@ impl Budget {
         let Some(Reserved { bytes, tenant }) = self.reserved.remove(&purpose) else {
             return;
         };
-        self.taken -= bytes;
         if let Some(tenant) = self.tenants.get_mut(&tenant) {
-            tenant.taken = tenant.taken.saturating_sub(bytes);
+            tenant.reserved = tenant.reserved.saturating_sub(bytes);
         }
     }
 }
@@ -340,5 +431,52 @@ mod tests {
         ));
         budget.reserve(set(2), 1, &blue).unwrap();
         assert!(budget.is_above_guarantee(&blue));
+    }
+
+    /// Red and blue have half of the free records each.
+    fn records_of_red(bytes: u64) -> RecordBytes {
+        let mut records = RecordBytes::default();
+        records.add(Some("red"), limits::RECORDS_FREE_BYTES / 2 + bytes);
+        records
+    }
+
+    #[test]
+    fn records_are_their_tenants_and_not_taken_from_what_another_is_sure_of() {
+        let (mut budget, blue, red) = (shared(), job("blue~a"), job("red~a"));
+        budget.reserve(set(1), 3, &red).unwrap();
+        budget.set_records(records_of_red(9));
+        assert_eq!(budget.records_counted(), 9);
+        assert!(budget.reserve(set(2), 1, &red).is_err());
+        budget.reserve(set(2), 4, &blue).unwrap();
+        assert!(budget.reserve(set(3), 1, &blue).is_err());
+        budget.set_records(RecordBytes::default());
+        budget.reserve(set(3), 1, &blue).unwrap();
+    }
+
+    #[test]
+    fn a_tenants_records_count_in_what_it_may_have() {
+        let (mut budget, blue) = (shared(), job("blue~a"));
+        let mut records = RecordBytes::default();
+        records.add(Some("blue"), limits::RECORDS_FREE_BYTES + 5);
+        budget.set_records(records);
+        assert!(budget.is_above_guarantee(&blue));
+        let refusal = budget.reserve(set(1), 2, &blue).unwrap_err();
+        assert!(matches!(refusal, NoRoom::Share { used: 5, .. }));
+        budget.reserve(set(1), 1, &blue).unwrap();
+    }
+
+    #[test]
+    fn records_are_let_in_as_far_as_there_is_room_and_never_counted_twice() {
+        let (mut budget, blue, red) = (shared(), job("blue~a"), job("red~a"));
+        let half = limits::RECORDS_FREE_BYTES / 2;
+        budget.add_records(half + 5, &red).unwrap();
+        assert_eq!((budget.room_of(&red), budget.room_of(&blue)), (1, 5));
+        assert!(budget.add_records(2, &red).is_err());
+        budget.add_records(1, &red).unwrap();
+        budget.set_records(records_of_red(6));
+        assert_eq!((budget.used(), budget.room_of(&blue)), (6, 4));
+        // Blue has its own part of what is free.
+        budget.add_records(half + 4, &blue).unwrap();
+        assert!(budget.add_records(1, &blue).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! What all machines of a node share: its set-up, the time of this input, what it says, who is there, and the tables that
 //! everybody reads. A machine gets it with each call and keeps no reference to it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use storaged_plan::{Group, GroupError, groups};
@@ -13,9 +13,7 @@ use storaged_wire::{
 
 use crate::api::{ConnId, Note, Now, Output, QueryId, RequestId, Setup, Viewer};
 use crate::budget::Budget;
-use crate::catalog::{
-    Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, TierQuestion, Waiter,
-};
+use crate::catalog::{Attached, Checkpoint, Ends, NamespaceTable, Peer, Slot, TierQuestion};
 use crate::enclosures::EnclosureStore;
 use crate::event::Event;
 use crate::keep::Keeping;
@@ -24,7 +22,7 @@ use crate::manifest_keys::ManifestKeys;
 use crate::parcels::Parcels;
 use crate::place::Drains;
 use crate::restore::Rates;
-use crate::stage::Lifetimes;
+use crate::stage::{Lifetimes, Waiters};
 use crate::successions::Successions;
 use crate::testimony::Testimony;
 use crate::trickle::TierHealth;
@@ -61,7 +59,9 @@ pub(crate) struct Context {
     pub conns: BTreeMap<ConnId, Attached>,
     /// Whose connections they are, where it is not the tenant without a name.
     pub viewers: BTreeMap<ConnId, Viewer>,
-    pub waiters: Vec<Waiter>,
+    pub waiters: Waiters,
+    /// Commits whose descriptions are digested: they are answered then.
+    pub describing: BTreeSet<RequestId>,
     pub lifetimes: Lifetimes,
     pub rates: Rates,
     pub parcels: Parcels,
@@ -109,7 +109,8 @@ impl Context {
             slots: BTreeMap::new(),
             conns: BTreeMap::new(),
             viewers: BTreeMap::new(),
-            waiters: Vec::new(),
+            waiters: Waiters::default(),
+            describing: BTreeSet::new(),
             lifetimes: Lifetimes::default(),
             rates: Rates::default(),
             parcels: Parcels::default(),

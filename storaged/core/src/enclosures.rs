@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{
-    Digest, Enclosed, Enclosure, Enclosures, EnclosuresHeld, Manifest, ManifestBytes, NodeName,
-    SharedBytes,
+    Digest, Enclosed, Enclosure, Enclosures, EnclosuresHeld, Manifest, ManifestBytes, Namespace,
+    NodeName, SharedBytes,
 };
 
 use crate::api::Now;
+use crate::budget::{NoRoom, tenant_of};
 use crate::catalog::{Checkpoint, Description};
 use crate::context::Context;
 use crate::event::Event;
@@ -27,13 +28,19 @@ struct KeptEnclosure {
     bytes: SharedBytes,
     /// Till then it stays though no checkpoint names it.
     until: Now,
+    /// The tenant whose trainer gave it, until somebody reads it.
+    given_by: Option<Box<str>>,
 }
 
 impl EnclosureStore {
     /// Keeps bytes whose digest was compared.
-    fn put(&mut self, name: Digest, bytes: SharedBytes, now: Now) {
+    fn put(&mut self, name: Digest, bytes: SharedBytes, given_by: Option<&str>, now: Now) {
         let until = now.plus(limits::ENCLOSURE_KEPT_MS);
-        let new = || KeptEnclosure { bytes, until };
+        let new = || KeptEnclosure {
+            bytes,
+            until,
+            given_by: given_by.map(Into::into),
+        };
         self.kept.entry(name).or_insert_with(new).until = until;
     }
 
@@ -47,6 +54,7 @@ impl EnclosureStore {
             return SharedBytes::default();
         };
         kept.until = kept.until.max(now.plus(limits::ENCLOSURE_KEPT_MS));
+        kept.given_by = None;
         kept.bytes.clone()
     }
 
@@ -54,9 +62,15 @@ impl EnclosureStore {
         self.kept.contains_key(&name)
     }
 
-    /// All of them together.
-    pub fn bytes(&self) -> u64 {
-        self.kept.values().map(|kept| kept.bytes.len() as u64).sum()
+    /// Bytes of one, if it is here.
+    pub fn length(&self, name: &Digest) -> u64 {
+        self.kept.get(name).map_or(0, |it| it.bytes.len() as u64)
+    }
+
+    /// All of them, with the tenants that gave them and their bytes.
+    pub fn given_by(&self) -> impl Iterator<Item = (&Digest, Option<&str>, u64)> {
+        let all = self.kept.iter();
+        all.map(|(name, it)| (name, it.given_by.as_deref(), it.bytes.len() as u64))
     }
 
     /// Those that none of these are.
@@ -67,6 +81,13 @@ impl EnclosureStore {
     fn sweep(&mut self, named: &BTreeSet<Digest>, now: Now) {
         self.kept
             .retain(|name, kept| kept.until > now || named.contains(name));
+    }
+
+    /// Lets go what a tenant's trainers gave and nothing names.
+    fn sweep_given_by(&mut self, tenant: &str, named: &BTreeSet<Digest>) {
+        let is_its_own = |kept: &KeptEnclosure| kept.given_by.as_deref() == Some(tenant);
+        self.kept
+            .retain(|name, kept| named.contains(name) || !is_its_own(kept));
     }
 
     fn bytes_of(&self, enclosed: &Enclosed) -> Option<SharedBytes> {
@@ -80,7 +101,7 @@ impl EnclosureStore {
 
 impl Checkpoint {
     /// What it names: its manifest, or as long as there is none whoever described it.
-    fn named(&self) -> Vec<Enclosure> {
+    pub fn named(&self) -> Vec<Enclosure> {
         let manifest = self.manifest.iter();
         let of_manifest = manifest.flat_map(|manifest| manifest.manifest().enclosures());
         let described = self.description.iter().chain(&self.description_here);
@@ -114,11 +135,40 @@ impl Context {
         named.iter().all(has)
     }
 
-    /// Keeps what was proved elsewhere: what a trainer gave, or the durable tier.
+    /// Keeps what was proved elsewhere: what the durable tier gave, a peer, or an earlier daemon.
     pub(crate) fn keep_enclosure(&mut self, name: Digest, bytes: SharedBytes) {
         if !bytes.is_empty() {
-            self.enclosures.put(name, bytes, self.now);
+            self.enclosures.put(name, bytes, None, self.now);
         }
+    }
+
+    /// Keeps what a job's trainer gave, for which there is room.
+    pub(crate) fn keep_given(&mut self, name: Digest, bytes: SharedBytes, of: &Namespace) {
+        if !bytes.is_empty() {
+            let tenant = Some(tenant_of(of));
+            self.enclosures.put(name, bytes, tenant, self.now);
+        }
+    }
+
+    /// Takes room for what describes a checkpoint, as far as it is not here; what its tenant's trainers gave and nothing names gives way.
+    pub(crate) fn take_room(&mut self, named: &[Enclosure], of: &Namespace) -> Result<(), NoRoom> {
+        let is_new = |it: &&Enclosure| !self.is_here_or_coming(it);
+        let bytes = named
+            .iter()
+            .filter(is_new)
+            .fold(0_u64, |sum, it| sum.saturating_add(it.length));
+        let first = self.budget.add_records(bytes, of);
+        if bytes == 0 || first.is_ok() {
+            return Ok(());
+        }
+        let still_named = self.enclosures_named();
+        self.enclosures.sweep_given_by(tenant_of(of), &still_named);
+        self.count_records();
+        self.budget.add_records(bytes, of)
+    }
+
+    fn is_here_or_coming(&self, it: &Enclosure) -> bool {
+        self.enclosures.has(it.digest) || self.parcels.may_come(it.digest)
     }
 
     /// Fetches what is not here of these, from the nodes that are said to hold it, in this order.

@@ -119,7 +119,7 @@ pub const PARCEL_PAGE_BYTES: usize = 512 << 10;
 /// nodes have it after ten hops.
 pub const RELAY_FAN_OUT: usize = 2;
 
-/// Manifests, descriptions and tables may take so much beside the budget; what is above counts in it.
+/// Manifests, descriptions and tables may take so much beside the budget, those of each tenant an equal part; what is above counts in it.
 pub const RECORDS_FREE_BYTES: u64 = 64 << 20;
 
 /// What a node keeps of a chunk of a shard in its tables: digest and fingerprint.

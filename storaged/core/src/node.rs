@@ -145,7 +145,7 @@ impl Node {
 
     /// When to come back with [`Input::Tick`] at the latest.
     pub fn deadline(&self) -> Now {
-        let waits = self.cx.waiters.iter().map(|waiter| waiter.deadline);
+        let waits = self.cx.waiters.deadline().into_iter();
         let all = waits
             .chain(self.restores.deadlines(self.cx.now))
             .chain(self.runs.deadlines(self.cx.now))
@@ -215,9 +215,11 @@ impl Node {
             Input::Prepared(Prepared::Sealed { key, outcome }) => {
                 self.cx.manifest_sealed(&key, outcome)
             }
-            Input::Prepared(Prepared::Described { key, description }) => {
-                self.cx.description_named(&key, description)
-            }
+            Input::Prepared(Prepared::Described {
+                id,
+                key,
+                description,
+            }) => self.cx.description_named(id, &key, description),
             Input::Prepared(Prepared::Opened {
                 parcel,
                 bytes,
@@ -409,7 +411,7 @@ impl Node {
                 withheld,
             } => {
                 let by = cx.answer_by(timeout_ms);
-                let wish = OpenRequest::new(manifest, rank, &ranges, without, by);
+                let wish = OpenRequest::new(manifest, rank, ranges, without, by);
                 let wish = wish.withholding(withheld);
                 restores.open_shard(id, wish, timeout_ms, cx)
             }

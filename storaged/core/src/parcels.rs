@@ -94,12 +94,13 @@ impl Parcels {
         self.kept.get(&name).map(|kept| kept.bytes.clone())
     }
 
-    /// Bytes of all that is here and on its way.
-    pub fn bytes(&self) -> u64 {
-        let kept = self.kept.values().map(|kept| kept.bytes.len());
-        let coming = self.coming.values().chain(self.opening.values());
-        kept.chain(coming.map(|parcel| parcel.bytes.len()))
-            .sum::<usize>() as u64
+    /// Bytes of all that is here and on its way. What is wanted will be here as a whole, and so is what is being read.
+    pub fn lengths(&self) -> BTreeMap<Digest, u64> {
+        let kept = self.kept.iter();
+        let kept = kept.map(|(name, kept)| (*name, kept.bytes.len() as u64));
+        let coming = self.coming.iter().map(|(name, it)| (*name, it.takes()));
+        let opening = self.opening.iter().map(|(name, it)| (*name, it.length));
+        coming.chain(opening).chain(kept).collect()
     }
 
     /// Drops those that go soonest until the rest fits.
@@ -243,6 +244,11 @@ impl Parcels {
             return None;
         }
         incoming.sources.answered();
+        if incoming.bytes.is_empty() {
+            // As a whole it stays where it is: all that comes is within `PARCELS_BYTES_MAX`.
+            let length = usize::try_from(incoming.length).unwrap_or_default();
+            incoming.bytes.reserve_exact(length);
+        }
         incoming.bytes.extend_from_slice(page);
         if (incoming.bytes.len() as u64) < incoming.length {
             return None;
@@ -268,6 +274,13 @@ impl Incoming {
             tellers: BTreeSet::new(),
             relays: BTreeMap::new(),
             bytes: Vec::new(),
+        }
+    }
+
+    fn takes(&self) -> u64 {
+        match self.enclosure {
+            EnclosureWish::Wanted => self.length,
+            EnclosureWish::NotWanted => self.bytes.len() as u64,
         }
     }
 

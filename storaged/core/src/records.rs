@@ -2,21 +2,46 @@
 //! parcels. At 48 bytes per chunk of 256 KiB they are a five-thousandth of the data, which for eight ranks of 40 GB and
 //! three slots is 190 MB: left out of the budget, they would take the node above the memory that it was given.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::size_of;
 
 use storaged_codec::Fingerprint;
 use storaged_wire::Digest;
 
+use crate::budget::{RecordBytes, tenant_of};
 use crate::catalog::{Checkpoint, LocalShard};
 use crate::context::Context;
 
 impl Context {
     /// Once a second: what lies above [`crate::limits::RECORDS_FREE_BYTES`] counts in the budget.
     pub(crate) fn count_records(&mut self) {
-        let checkpoints = self.checkpoints.values().map(record_bytes);
-        let long = self.parcels.bytes() + self.enclosures.bytes();
-        let bytes = checkpoints.sum::<u64>() + long;
-        self.budget.set_records(bytes);
+        let counted = self.records_by_tenant();
+        self.budget.set_records(counted);
+    }
+
+    /// Whose they are: a tenant's all that its checkpoints name, also where another one's name the same.
+    fn records_by_tenant(&self) -> RecordBytes {
+        let mut counted = RecordBytes::default();
+        let mut named: BTreeMap<&str, BTreeSet<Digest>> = BTreeMap::new();
+        for checkpoint in self.checkpoints.values() {
+            let tenant = tenant_of(&checkpoint.key.namespace);
+            counted.add(Some(tenant), record_bytes(checkpoint));
+            let enclosures = checkpoint.named().into_iter().map(|it| it.digest);
+            let notices = checkpoint.parcels.values().map(|(name, _)| *name);
+            let names = named.entry(tenant).or_default();
+            names.extend(enclosures.chain(notices));
+        }
+        let parcels = self.parcels.lengths();
+        for (tenant, names) in &named {
+            let long = |name| self.enclosures.length(name) + parcels.get(name).unwrap_or(&0);
+            counted.add(Some(tenant), names.iter().map(long).sum());
+        }
+        let is_named = |name: &Digest| named.values().any(|names| names.contains(name));
+        let left = self.enclosures.given_by().filter(|it| !is_named(it.0));
+        left.for_each(|(_, by, bytes)| counted.add(by, bytes));
+        let others = parcels.iter().filter(|(name, _)| !is_named(name));
+        others.for_each(|(_, bytes)| counted.add(None, *bytes));
+        counted
     }
 }
 

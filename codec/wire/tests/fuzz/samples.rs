@@ -203,8 +203,8 @@ fn trainers_requests() -> Vec<Request> {
         },
         Request::Commit {
             step,
-            schema: bytes(),
-            torch_metadata: bytes(),
+            schema: bytes().into(),
+            torch_metadata: bytes().into(),
             durable: DurableWish::Required,
         },
         Request::Wait {

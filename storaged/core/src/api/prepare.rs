@@ -13,6 +13,8 @@ use storaged_wire::{
 };
 use thiserror::Error;
 
+use crate::api::RequestId;
+
 /// What is to be prepared, by [`Preparation::run`], on any thread.
 #[derive(Debug, Clone)]
 pub enum Preparation {
@@ -22,8 +24,9 @@ pub enum Preparation {
         manifest: Box<Manifest>,
         durable: DurableWish,
     },
-    /// Digest what a trainer says of a step.
+    /// Digest what a trainer says of a step, which waits for the answer.
     Describe {
+        id: RequestId,
         key: CheckpointKey,
         description: GivenDescription,
     },
@@ -41,6 +44,7 @@ pub enum Prepared {
     },
     /// Of [`Preparation::Describe`].
     Described {
+        id: RequestId,
         key: CheckpointKey,
         description: NamedDescription,
     },
@@ -148,7 +152,12 @@ impl Preparation {
                 let outcome = SealedCommit::new(*manifest, durable);
                 Prepared::Sealed { key, outcome }
             }
-            Self::Describe { key, description } => Prepared::Described {
+            Self::Describe {
+                id,
+                key,
+                description,
+            } => Prepared::Described {
+                id,
                 key,
                 description: description.named(),
             },

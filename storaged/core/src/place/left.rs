@@ -54,7 +54,7 @@ impl Context {
     /// Who waits for a protection that will not come is told.
     pub(crate) fn wake_for_the_left(&mut self) {
         let mut keys = BTreeSet::new();
-        for waiter in &self.waiters {
+        for waiter in self.waiters.for_steps() {
             if let WaiterWish::State { key, state } = &waiter.wish {
                 let checkpoint = self.checkpoints.get(key);
                 let never = checkpoint.and_then(|it| self.never_protected(it, *state));

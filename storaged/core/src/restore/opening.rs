@@ -38,11 +38,11 @@ impl OpenRequest {
     pub fn new(
         manifest: Digest,
         rank: Rank,
-        ranges: &[ByteRange],
+        ranges: Vec<ByteRange>,
         without: Option<Rung>,
         deadline: Now,
     ) -> Self {
-        let ranges = ranges.iter();
+        let ranges = ranges.into_iter();
         Self {
             manifest,
             rank,

@@ -270,8 +270,10 @@ impl Context {
             }
             checkpoint.description = Some(description);
         }
-        // Said again each second till all of it is here, and so is who has it.
-        self.want_enclosures(&description.named(), std::slice::from_ref(from));
+        // Said again each second till all of it is here, and so is who has it; and till there is room for it.
+        if self.take_room(&description.named(), &key.namespace).is_ok() {
+            self.want_enclosures(&description.named(), std::slice::from_ref(from));
+        }
         self.try_commit(&key);
         self.say_noted(from, &key);
     }

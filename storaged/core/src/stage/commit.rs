@@ -5,14 +5,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use minicbor::bytes::ByteVec;
 use storaged_plan::{Group, uncoded_node};
 use storaged_wire::local::{DurableWish, Reply};
 use storaged_wire::manifest::GroupEntry;
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{
-    CheckpointState, Digest, Enclosed, Geometry, Manifest, ManifestBytes, ManifestError, NodeName,
-    Owner, Rank, Refusal, RefusalCode, ShardEntry, SharedBytes, Step, WorldSize,
+    CheckpointState, Digest, Enclosed, Enclosure, Geometry, Manifest, ManifestBytes, ManifestError,
+    Namespace, NodeName, Owner, Rank, Refusal, RefusalCode, ShardEntry, SharedBytes, Step,
+    WorldSize,
 };
 
 use crate::api::{GivenDescription, NamedDescription, Note, Preparation, RequestId, SealedCommit};
@@ -26,8 +26,8 @@ impl Context {
         &mut self,
         id: RequestId,
         step: Step,
-        schema: ByteVec,
-        torch_metadata: ByteVec,
+        schema: SharedBytes,
+        torch_metadata: SharedBytes,
         durable: DurableWish,
     ) -> Result<(), Refusal> {
         let (attached, run, rank, world_size) = self.trainer(id)?;
@@ -49,28 +49,59 @@ impl Context {
             ));
         }
         self.checkpoint_entry(&key, attached.owner, world_size);
-        // "Done" says that it will be told, not that it has committed: a home node that is away now hears it when it is said again.
-        self.reply(id, Reply::Done);
         let description = GivenDescription::new(schema, torch_metadata, durable);
         if description.length() > self.setup.messages.inline {
-            self.prepare(Preparation::Describe { key, description });
-        } else {
-            self.description_named(&key, description.named());
+            self.describing.insert(id);
+            self.prepare(Preparation::Describe {
+                id,
+                key,
+                description,
+            });
+            return Ok(());
         }
+        self.take_description(&key, description.named())?;
+        self.reply(id, Reply::Done);
         Ok(())
     }
 
-    /// What a trainer gave has been digested.
-    pub(crate) fn description_named(&mut self, key: &CheckpointKey, description: NamedDescription) {
+    /// What a trainer gave has been digested. It is answered only now: as long as it waits, its request's memory is its own.
+    pub(crate) fn description_named(
+        &mut self,
+        id: RequestId,
+        key: &CheckpointKey,
+        description: NamedDescription,
+    ) {
+        let taken = self.take_description(key, description);
+        // The trainer may have gone, and the step is whole without it.
+        if self.describing.remove(&id) {
+            self.reply(id, taken.map_or_else(Reply::Refused, |()| Reply::Done));
+        }
+    }
+
+    /// Takes what describes a checkpoint, once: were a trainer's next word taken for the last one, it could have the node keep a new
+    /// description with every request. `Ok` says that it will be told, not that it has committed: a home node that is away now
+    /// hears it when it is said again.
+    fn take_description(
+        &mut self,
+        key: &CheckpointKey,
+        description: NamedDescription,
+    ) -> Result<(), Refusal> {
         let NamedDescription { given, names } = description;
+        let [schema, torch_metadata] = names;
+        // Given up or committed meanwhile: whoever waits for it hears that.
+        let open = self.checkpoints.get(key).filter(|c| c.manifest.is_none());
+        let Some(checkpoint) = open else {
+            return Ok(());
+        };
+        match checkpoint.description_here {
+            Some(before) if before.named() != names => return Err(described_otherwise(key)),
+            Some(_) => {}
+            None => self.room_for_description(&names, &key.namespace)?,
+        }
         let now = self.setup.epoch;
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
-            return;
+            return Ok(());
         };
-        if checkpoint.manifest.is_some() {
-            return;
-        }
-        let [schema, torch_metadata] = names;
         // Of the epoch in which it was described first, also if it is again: home nodes might build two manifests.
         let before = checkpoint.description_here.as_ref();
         let mut epoch = before.map_or(now, |before| before.epoch);
@@ -82,10 +113,23 @@ impl Context {
         }
         let description = Description::new(schema, torch_metadata, given.durable, epoch);
         checkpoint.description_here = Some(description);
-        self.keep_enclosure(schema.digest, given.schema);
-        self.keep_enclosure(torch_metadata.digest, given.torch_metadata);
+        self.keep_given(schema.digest, given.schema, &key.namespace);
+        self.keep_given(torch_metadata.digest, given.torch_metadata, &key.namespace);
         self.keeping.touch(key);
         self.announce(key);
+        Ok(())
+    }
+
+    fn room_for_description(&mut self, names: &[Enclosure], of: &Namespace) -> Result<(), Refusal> {
+        let bytes: u64 = names.iter().map(|it| it.length).sum();
+        self.take_room(names, of).map_err(|why| {
+            let text = format!(
+                "a description of {bytes} bytes (schema and torch metadata) does not fit the memory budget: it {why}; held by: {}; \
+                 raise memory.budget or tenants.memory_max, or save fewer tensors",
+                self.holders(of)
+            );
+            Refusal::new(RefusalCode::BudgetFull, text)
+        })
     }
 
     pub(crate) fn homes_of(&self, key: &CheckpointKey) -> Vec<NodeName> {
@@ -481,6 +525,14 @@ fn groups_with(groups: &[Group], shards: &[ShardEntry]) -> Vec<GroupEntry> {
             coding: group.coding.clone(),
         })
         .collect()
+}
+
+fn described_otherwise(key: &CheckpointKey) -> Refusal {
+    let text = format!(
+        "expected step {} of run {} to be described once, got another schema or other metadata of it: save a newer step",
+        key.step, key.run
+    );
+    Refusal::new(RefusalCode::StepNotNewer, text)
 }
 
 /// About how many bytes a manifest takes, never much less than it does.

@@ -15,12 +15,14 @@ mod retire;
 mod room;
 mod rotate;
 mod slots;
+mod waiters;
 
 pub use slots::SLOT_GRAIN_BYTES;
 
 use identify::Identity;
 pub(crate) use lifetime::{Drops, Lifetimes, Trainers};
 pub(crate) use retire::cut;
+pub(crate) use waiters::Waiters;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -432,15 +434,14 @@ impl Context {
 
     /// Answers those who wait for this checkpoint, if it is where they want it or never will be.
     pub(crate) fn wake(&mut self, key: &CheckpointKey) {
-        let waiters = std::mem::take(&mut self.waiters);
-        for waiter in waiters {
-            let WaiterWish::State { key: wanted, state } = &waiter.wish else {
-                self.waiters.push(waiter);
-                continue;
+        for waiter in self.waiters.take_for_step(key) {
+            let answer = match &waiter.wish {
+                WaiterWish::State { key, state } => self.answer_to_wait(key, *state),
+                WaiterWish::Slot { .. } => None,
             };
-            match self.answer_to_wait(wanted, *state) {
-                Some(reply) if wanted == key => self.reply(waiter.id, reply),
-                _ => self.waiters.push(waiter),
+            match answer {
+                Some(reply) => self.reply(waiter.id, reply),
+                None => self.waiters.push(waiter),
             }
         }
     }
@@ -494,12 +495,10 @@ impl Context {
     }
 
     pub(crate) fn expire_waiters(&mut self) {
-        let now = self.now;
-        let (late, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiters)
-            .into_iter()
-            .partition(|waiter| waiter.deadline <= now && !planted!("waiters_wait_for_ever"));
-        self.waiters = waiting;
-        for waiter in late {
+        if planted!("waiters_wait_for_ever") {
+            return;
+        }
+        for waiter in self.waiters.take_late(self.now) {
             let refusal = self.late_refusal(&waiter);
             self.reply(waiter.id, Reply::Refused(refusal));
         }
@@ -532,7 +531,8 @@ impl Context {
         self.viewers.remove(&conn);
         self.keys.forget(conn);
         self.forget_successions_of(conn, attached);
-        self.waiters.retain(|waiter| waiter.id.conn != conn);
+        drop(self.waiters.take_of(conn));
+        self.describing.retain(|id| id.conn != conn);
         self.reclaim_slots(conn);
         self.close_readers(conn);
     }

@@ -52,7 +52,7 @@ impl Context {
     /// Looks after the trainers that still wait.
     pub(crate) fn make_room_for_waiters(&mut self) {
         let now = self.now;
-        let waiting = self.waiters.iter().filter_map(|waiter| {
+        let waiting = self.waiters.for_slots().filter_map(|waiter| {
             let attached = self.conns.get(&waiter.id.conn)?;
             let (_, rank, _) = attached.trainer?;
             match waiter.wish {

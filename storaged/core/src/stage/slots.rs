@@ -8,7 +8,7 @@ use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
 
 use crate::api::{ConnId, DurablePolicy, Output, RequestId};
 use crate::budget::{NoRoom, Reservation};
-use crate::catalog::{Attached, Slot, SlotUse, Waiter, WaiterWish};
+use crate::catalog::{Attached, Slot, SlotUse, WaiterWish};
 use crate::context::Context;
 use crate::event::{Event, NoSlot};
 use crate::limits;
@@ -296,11 +296,7 @@ impl Context {
 
     pub(crate) fn serve_slot_waiters(&mut self) {
         // Those who wait for a step stay where they are found: it may give way to one of these.
-        let for_slots = |waiter: &Waiter| matches!(waiter.wish, WaiterWish::Slot { .. });
-        let all = std::mem::take(&mut self.waiters);
-        let (waiting, others): (Vec<_>, Vec<_>) = all.into_iter().partition(for_slots);
-        self.waiters = others;
-        for mut waiter in waiting {
+        for mut waiter in self.waiters.take_for_slots() {
             let WaiterWish::Slot { bytes, since } = waiter.wish else {
                 continue;
             };

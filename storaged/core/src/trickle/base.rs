@@ -6,7 +6,7 @@ use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{CheckpointState, Namespace, Rank, SlotId};
 
 use crate::api::{DurableForm, UploadBase};
-use crate::catalog::{Checkpoint, SlotUse, WaiterWish};
+use crate::catalog::{Checkpoint, SlotUse};
 use crate::context::Context;
 use crate::event::Event;
 
@@ -26,13 +26,12 @@ impl Context {
 
     /// Whether a trainer waits for one of the slots that the checkpoint has here.
     fn is_awaited(&self, checkpoint: &Checkpoint) -> bool {
-        self.waiters.iter().any(|waiter| {
+        self.waiters.for_slots().any(|waiter| {
             let attached = self.conns.get(&waiter.id.conn);
             let trainer = attached.and_then(|a| Some((&a.namespace, a.trainer?.1)));
-            matches!(waiter.wish, WaiterWish::Slot { .. })
-                && trainer.is_some_and(|(namespace, rank)| {
-                    *namespace == checkpoint.key.namespace && checkpoint.shards.contains_key(&rank)
-                })
+            trainer.is_some_and(|(namespace, rank)| {
+                *namespace == checkpoint.key.namespace && checkpoint.shards.contains_key(&rank)
+            })
         })
     }
 

@@ -328,7 +328,7 @@ mod tests {
 
     use super::*;
     use crate::api::{ConnId, Now};
-    use crate::budget::Budget;
+    use crate::budget::{Budget, RecordBytes};
     use crate::catalog::SlotUse;
     use crate::limits::RECORDS_FREE_BYTES;
     use crate::testkit::{last_of, owner};
@@ -352,7 +352,10 @@ mod tests {
             let made = cx.reserve_slot(namespace, Rank::new(0), mib * MIB, used_for);
             made.expect("there is room");
         }
-        cx.budget.set_records(RECORDS_FREE_BYTES + 20 * MIB);
+        cx.budget.set_records(RecordBytes {
+            of_nobody: RECORDS_FREE_BYTES + 20 * MIB,
+            ..RecordBytes::default()
+        });
         let slots = cx.slots.len();
         let wanted = Reservation::Slot(SlotId::new(999));
         assert!(cx.reserve(wanted, 50 * MIB, &new).is_err());

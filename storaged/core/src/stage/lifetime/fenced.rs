@@ -19,13 +19,10 @@ impl Context {
         if fenced.is_empty() || planted!("fenced_slots_kept") {
             return;
         }
-        let all = std::mem::take(&mut self.waiters);
-        let (over, waiting) = all
-            .into_iter()
-            .partition(|waiter| fenced.contains(&waiter.id.conn));
-        self.waiters = waiting;
-        for waiter in over {
-            self.refuse_fenced(waiter.id);
+        for conn in &fenced {
+            for waiter in self.waiters.take_of(*conn) {
+                self.refuse_fenced(waiter.id);
+            }
         }
         for slot in self.slots_of_fenced(&fenced) {
             if let SlotUse::Creating(id) = self.slot_mut(slot).used_for {
