@@ -200,9 +200,14 @@ pub fn losses(nodes: usize, most: usize) -> Vec<Vec<usize>> {
 
 /// Shards of different, odd lengths with content that depends on the step.
 pub fn shards(world: u32, step: u64) -> Vec<Vec<u8>> {
+    shards_from(700_000, world, step)
+}
+
+/// The same, the shortest with so many bytes.
+pub fn shards_from(bytes: usize, world: u32, step: u64) -> Vec<Vec<u8>> {
     (0..world)
         .map(|rank| {
-            let length = 700_000 + rank as usize * 100_003;
+            let length = bytes + rank as usize * 100_003;
             let mut state = step.wrapping_mul(0x9E37_79B9).wrapping_add(u64::from(rank)) | 1;
             (0..length)
                 .map(|_| {

@@ -1,17 +1,29 @@
 //! Every loss of up to m nodes of one group, each with real processes: all shards come back right, on the nodes that are left. The nodes are lost
 //! while nothing happens, in the middle of a coding, in the middle of the repair of one of them, and while another machine takes the place
-//! of one of them.
+//! of one of them. That a session was under way when they were lost is seen: they are stopped first, so that it cannot end, and the others still
+//! take part in it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
 use storaged_sdk::Trainer;
-use storaged_sdk::wire::RunId;
 use storaged_sdk::wire::local::DurableWish;
-use storaged_tests::system::{System, losses, shards};
+use storaged_tests::system::{System, losses, shards, shards_from};
 
 use crate::Figures;
 use crate::nodes::{save, until};
+
+/// Bytes of a shard: coding it takes so long that it can be met.
+const SHARD: usize = 6 << 20;
+/// Sessions that a node takes part in.
+const SESSIONS: &str = "storaged_sessions";
+/// A session is begun within this time, or it was over before anybody looked.
+const BEGUN: Duration = Duration::from_secs(10);
+/// What is about to end when nodes are stopped has ended after this time; nobody misses them so soon.
+const ENDED: Duration = Duration::from_millis(50);
+/// A moment that is missed is tried again so often.
+const TRIES: u32 = 40;
 
 /// Data and coding nodes of a cluster of one group.
 #[derive(Debug, Clone, Copy)]
@@ -58,11 +70,12 @@ enum Moment {
 struct Group {
     nodes: Nodes,
     system: System,
-    run: RunId,
     trainers: Vec<Trainer>,
     /// The newest step that was protected, and the newest that was saved.
     safe: u64,
     step: u64,
+    /// Sessions that were over before their nodes were stopped.
+    missed: u32,
 }
 
 impl Group {
@@ -74,11 +87,16 @@ impl Group {
         Ok(Self {
             nodes,
             system,
-            run,
             trainers,
             safe: 7,
             step: 7,
+            missed: 0,
         })
+    }
+
+    fn shards(&self, step: u64) -> Vec<Vec<u8>> {
+        let bytes = if step == 7 { 700_000 } else { SHARD };
+        shards_from(bytes, self.nodes.world(), step)
     }
 
     fn kill(&mut self, nodes: &[usize]) -> Result<()> {
@@ -94,13 +112,71 @@ impl Group {
         Ok(self.system.cluster.wait_for_links()?)
     }
 
-    /// Commits another step; its coding has just begun when this returns.
+    fn tell(&self, nodes: &[usize], signal: Signal) -> Result<()> {
+        let mut nodes = nodes.iter();
+        nodes.try_for_each(|node| Ok(self.system.cluster.signal(*node, signal)?))
+    }
+
+    /// Whether one of these takes part in a session.
+    fn are_in_session(&self, nodes: &[usize]) -> bool {
+        let sessions = |node: &usize| self.system.cluster.metric::<u64>(*node, SESSIONS);
+        nodes
+            .iter()
+            .any(|node| sessions(node).is_ok_and(|it| it > 0))
+    }
+
+    /// Stops nodes once the others take part in a session, which cannot end then. Whether one was met.
+    fn stop_in_session(&mut self, lost: &[usize]) -> Result<bool> {
+        let left = self.nodes.but(lost);
+        let began = Instant::now();
+        while !self.are_in_session(&left) && began.elapsed() < BEGUN {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.tell(lost, Signal::STOP)?;
+        std::thread::sleep(ENDED);
+        let is_met = self.are_in_session(&left);
+        if !is_met {
+            self.missed += 1;
+            self.tell(lost, Signal::CONT)?;
+        }
+        Ok(is_met)
+    }
+
+    fn is_protected(&mut self) -> Result<()> {
+        self.system.cluster.wait_for_links()?;
+        for node in 0..self.nodes.all() {
+            until("protection", || self.system.bears(node, self.nodes.m))?;
+        }
+        Ok(())
+    }
+
+    /// Commits another step; its coding begins.
     fn begin_step(&mut self) -> Result<()> {
         self.step += 1;
-        let shards = shards(self.nodes.world(), self.step);
+        let shards = self.shards(self.step);
         let never = DurableWish::Never;
         self.system
             .save(&mut self.trainers, self.step, &shards, never)
+    }
+
+    /// Kills nodes in the middle of what the moment says.
+    fn kill_at(&mut self, moment: Moment, lost: &[usize]) -> Result<()> {
+        for _ in 0..TRIES {
+            match moment {
+                Moment::Idle => return self.kill(lost),
+                Moment::Encoding => self.begin_step()?,
+                Moment::Repairing => {
+                    // The first of them comes back empty, and goes again with the others before it has everything.
+                    self.kill(&lost[..1])?;
+                    self.system.cluster.start(lost[0])?;
+                }
+            }
+            if self.stop_in_session(lost)? {
+                return self.kill(lost);
+            }
+            self.is_protected()?;
+        }
+        bail!("no session was met in {TRIES} tries")
     }
 
     /// What the nodes that are left offer is no older than what was safe, and it is right.
@@ -113,40 +189,15 @@ impl Group {
             self.safe
         );
         self.safe = newest;
-        let expected = shards(self.nodes.world(), newest);
+        let expected = self.shards(newest);
         self.system.restore(left, newest, &expected).map(drop)
     }
 
     fn lose(&mut self, lost: &[usize], moment: Moment) -> Result<()> {
-        match moment {
-            Moment::Idle => self.kill(lost)?,
-            Moment::Encoding => {
-                self.begin_step()?;
-                // At different moments of it: coding these shards takes some 20 ms.
-                std::thread::sleep(Duration::from_millis(self.step * 3 % 25));
-                self.kill(lost)?;
-            }
-            Moment::Repairing => {
-                // The first of them came back empty, and goes again with the others before it has everything.
-                self.kill(&lost[..1])?;
-                self.start_again(&lost[..1])?;
-                self.kill(lost)?;
-            }
-        }
+        self.kill_at(moment, lost)?;
         let restored = self.restores_on(&self.nodes.but(lost));
         self.start_again(lost)?;
-        if moment == Moment::Encoding {
-            let again = (0..self.nodes.world())
-                .map(|rank| {
-                    let world = self.nodes.world();
-                    self.system.trainer(rank as usize, self.run, rank, world)
-                })
-                .collect::<Result<_>>();
-            self.trainers = again?;
-        }
-        for node in 0..self.nodes.all() {
-            until("protection", || self.system.bears(node, self.nodes.m))?;
-        }
+        self.is_protected()?;
         restored
     }
 }
@@ -251,7 +302,7 @@ impl Places {
 
 /// Losses while the nodes of a cluster stay the same.
 pub fn measure(figures: &mut Figures) -> Result<()> {
-    let mut all = Count::default();
+    let (mut all, mut missed) = (Count::default(), 0);
     for nodes in GEOMETRIES {
         for moment in [Moment::Idle, Moment::Encoding, Moment::Repairing] {
             let mut group = Group::start(nodes)?;
@@ -259,9 +310,11 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
                 let outcome = group.lose(&lost, moment);
                 all.note(&format!("{nodes:?} {moment:?} without {lost:?}"), outcome);
             }
-            println!("{nodes:?} {moment:?}: {all:?} so far");
+            missed += group.missed;
+            println!("{nodes:?} {moment:?}: {all:?} so far, {missed} moments were missed");
             figures.insert("loss_subsets", f64::from(all.tried));
             figures.insert("loss_subsets_failed", f64::from(all.failed));
+            figures.insert("loss_moments_missed", f64::from(missed));
         }
     }
     Ok(())
