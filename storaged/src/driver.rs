@@ -23,7 +23,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use certificate::OwnCertificate;
-use storaged_core::{CheckPart, Input, Node, Output, QueryId, RequestId, SessionWork, Sink};
+use storaged_core::{
+    CheckPart, ConnId, Input, Node, Output, QueryId, RequestId, SessionWork, Sink,
+};
 use storaged_wire::local::Reply;
 use storaged_wire::{
     ChunkSize, Digest, Generation, ManifestBytes, Rank, RecordName, RefusalCode, SlotId, encode,
@@ -43,7 +45,7 @@ use crate::keep::{JournalError, MemoryJournal};
 use crate::memory::{Digested, Memory};
 use crate::net::{Net, NetError, NetEvent};
 use crate::repeats::Repeats;
-use crate::stage::{self, Answer, StageError, StageEvent};
+use crate::stage::{self, Answer, FromStage, StageError, StageEvent, ToDriver};
 use crate::trickle::Trickle;
 use crate::trickle::store::{KeyRing, StoreError};
 pub use certificate::{date, expiry_fault};
@@ -128,7 +130,7 @@ pub fn open_stage(config: &Config) -> Result<StageDoor, StartError> {
         let what = "making the directory of a socket";
         made.map_err(|source| StartError::Start { what, source })?;
     }
-    let (events, received) = mpsc::channel(QUEUE);
+    let (events, received) = stage::queues();
     stage::listen(&config.sockets, &events)?;
     Ok(StageDoor { events, received })
 }
@@ -174,8 +176,8 @@ pub struct Daemon {
     from_effects: mpsc::Receiver<Input>,
     from_net: mpsc::Receiver<NetEvent>,
     from_ops: mpsc::Receiver<RestartAsked>,
-    from_stage: mpsc::Receiver<StageEvent>,
-    to_stage: mpsc::Sender<StageEvent>,
+    from_stage: FromStage,
+    to_stage: ToDriver,
 }
 
 impl Daemon {
@@ -219,7 +221,7 @@ impl Daemon {
             Some(door) => door,
             None => open_stage(&config)?,
         };
-        start::start_hyperpod(&config, &to_stage, &ops).await?;
+        start::start_hyperpod(&config, to_stage.of_tenants(), &ops).await?;
         let (reloads, from_reloads) = mpsc::channel(1);
         ops.metrics.expect_nodes(&config.members);
         tracing::info!(node = %config.name, generation = %format!("{:016x}", generation.get()),
@@ -268,7 +270,7 @@ impl Daemon {
 
     /// Where requests of a client in the same process go: tests under simulated time have no Unix sockets.
     pub fn stage_events(&self) -> mpsc::Sender<StageEvent> {
-        self.to_stage.clone()
+        self.to_stage.of_tenants().clone()
     }
 
     /// Where a configuration that was read again goes: what may change while the daemon runs does.
@@ -299,9 +301,10 @@ impl Daemon {
                         None
                     }
                 },
+                Some(event) = self.from_stage.operators.recv() => Some(self.stage_event(event)),
                 Some(event) = self.from_net.recv() => self.net_event(event),
                 Some(input) = self.from_effects.recv() => Some(input),
-                Some(event) = self.from_stage.recv() => Some(self.stage_event(event)),
+                Some(event) = self.from_stage.tenants.recv() => Some(self.stage_event(event)),
                 Some(asked) = self.from_ops.recv() => self.restart_asked(asked),
                 Some(config) = self.from_reloads.recv() => self.reload(&config),
                 Some(()) = self.watched.changes.recv() => self.certificates_changed(),
@@ -343,9 +346,21 @@ impl Daemon {
             }
             StageEvent::Connected { conn, viewer } => Input::Connected { conn, viewer },
             StageEvent::Gone { conn } => {
-                self.answers.retain(|id, _| id.conn != conn);
+                self.forget_answers(conn);
                 Input::Disconnected { conn }
             }
+        }
+    }
+
+    fn forget_answers(&mut self, conn: ConnId) {
+        let first = RequestId { conn, index: 0 };
+        let last = RequestId {
+            conn,
+            index: u64::MAX,
+        };
+        let waiting: Vec<RequestId> = self.answers.range(first..=last).map(|it| *it.0).collect();
+        for id in waiting {
+            self.answers.remove(&id);
         }
     }
 
@@ -362,7 +377,7 @@ impl Daemon {
                 }
             }
             Output::CreateSlot { slot, bytes } => self.create_slot(slot, bytes),
-            Output::DropSlot { slot } => self.memory.drop_slot(slot),
+            Output::DropSlot { slot } => self.drop_slot(slot),
             Output::Digest {
                 slot,
                 length,
@@ -410,6 +425,17 @@ impl Daemon {
                 reason: chain(&error),
             },
         });
+    }
+
+    /// The kernel takes a slot's pages back when its last descriptor is closed: tens of milliseconds for gigabytes.
+    fn drop_slot(&self, slot: SlotId) {
+        let Some(slot) = self.memory.take_slot(slot) else {
+            return;
+        };
+        match self.offload {
+            Offload::Inline => drop(slot),
+            Offload::Threads => drop(tokio::task::spawn_blocking(move || drop(slot))),
+        }
     }
 
     fn digest(&self, slot: SlotId, length: u64, chunk: ChunkSize) {

@@ -13,7 +13,7 @@ use crate::http::{OpsState, RestartAsked};
 use crate::keep::{DescriptorStore, KeptName};
 use crate::net::SocketFactory;
 use crate::pool::Pool;
-use crate::stage::StageEvent;
+use crate::stage::{FromStage, ToDriver};
 use crate::trickle::store::Store;
 
 /// What stands between the daemon and the world.
@@ -55,9 +55,9 @@ pub struct OpsDoor {
 #[derive(Debug)]
 pub struct StageDoor {
     /// Where what clients do goes.
-    pub events: mpsc::Sender<StageEvent>,
+    pub events: ToDriver,
     /// Where it comes from.
-    pub received: mpsc::Receiver<StageEvent>,
+    pub received: FromStage,
 }
 
 /// Where slow work is done.

@@ -106,12 +106,18 @@ impl Memory {
         Ok(())
     }
 
-    /// Lets go of a slot; its memory is free once no trainer maps it.
-    pub fn drop_slot(&self, id: SlotId) {
+    /// Lets go of a slot; its memory is free once this is dropped and no trainer maps it.
+    pub fn take_slot(&self, id: SlotId) -> Option<Arc<Slot>> {
         let slot = locked(&self.slots).remove(&id);
         if slot.is_some() {
             self.handover.let_go(KeptName::Slot(id));
         }
+        slot
+    }
+
+    /// Lets go of it at once.
+    pub fn drop_slot(&self, id: SlotId) {
+        drop(self.take_slot(id));
     }
 
     /// A slot.

@@ -96,7 +96,7 @@ impl WaitingRoom {
             }
             tokio::select! {
                 done = &mut end => return Ok(done),
-                Some(event) = self.stage.received.recv() => self.answer(event),
+                Some(event) = self.stage.received.next() => self.answer(event),
                 Some(asked) = self.ops.asked.recv() => self.answer_page(asked),
             }
         }
@@ -148,10 +148,8 @@ impl WaitingRoom {
     pub fn leave(self) -> (StageDoor, OpsDoor) {
         for (conn, viewer) in self.viewers {
             // Fewer connections are possible than events fit.
-            let _ = self
-                .stage
-                .events
-                .try_send(StageEvent::Connected { conn, viewer });
+            let queue = self.stage.events.of(&viewer).clone();
+            let _ = queue.try_send(StageEvent::Connected { conn, viewer });
         }
         (self.stage, self.ops)
     }
@@ -218,17 +216,14 @@ fn described(waits: &Waits) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use crate::stage::{ToDriver, queues};
     use storaged_core::RequestId;
     use tokio::sync::{mpsc, oneshot};
 
     use super::*;
 
-    fn room() -> (
-        WaitingRoom,
-        mpsc::Sender<StageEvent>,
-        mpsc::Sender<RestartAsked>,
-    ) {
-        let (events, received) = mpsc::channel(16);
+    fn room() -> (WaitingRoom, ToDriver, mpsc::Sender<RestartAsked>) {
+        let (events, received) = queues();
         let (to_driver, asked) = mpsc::channel(16);
         let ops = OpsDoor {
             state: Arc::default(),
@@ -242,7 +237,7 @@ mod tests {
         (WaitingRoom::open(node, stage, ops), events, to_driver)
     }
 
-    async fn asked(events: &mpsc::Sender<StageEvent>, request: Request) -> Reply {
+    async fn asked(events: &ToDriver, request: Request) -> Reply {
         let (answer, answered) = oneshot::channel();
         let id = RequestId {
             conn: ConnId(7),
@@ -253,7 +248,7 @@ mod tests {
             request,
             answer,
         };
-        events.send(event).await.unwrap();
+        events.of_tenants().send(event).await.unwrap();
         answered.await.unwrap().reply
     }
 
@@ -296,14 +291,14 @@ mod tests {
         for conn in [ConnId(1), ConnId(2)] {
             let viewer = Viewer::Operator;
             let connected = StageEvent::Connected { conn, viewer };
-            events.send(connected).await.unwrap();
+            events.of(&Viewer::Operator).send(connected).await.unwrap();
         }
         let gone = StageEvent::Gone { conn: ConnId(1) };
-        events.send(gone).await.unwrap();
+        events.of(&Viewer::Operator).send(gone).await.unwrap();
         let waited = tokio::time::sleep(Duration::from_millis(200));
         room.answer_until(waited).await.unwrap();
         let (mut stage, _) = room.leave();
-        let replayed = stage.received.recv().await;
+        let replayed = stage.received.next().await;
         assert!(
             matches!(
                 replayed,
@@ -314,6 +309,6 @@ mod tests {
             ),
             "{replayed:?}"
         );
-        assert!(stage.received.try_recv().is_err());
+        assert!(stage.received.operators.try_recv().is_err());
     }
 }

@@ -28,9 +28,15 @@ fn the_quick_attacks_are_held_and_nothing_crosses_between_tenants() -> Result<()
     let tried = number("cross_tenant_operations_tried");
     ensure!(tried >= Some(20.0), "{written}");
     ensure!(number("daemon_aborts") == Some(0.0), "{written}");
-    // One of them has a few bytes unpacked to a gibibyte.
+    // Five descriptions of 60 MiB, which count in the budget, and the sixth on its way. One has a few bytes unpacked to a gibibyte.
     let own_memory = number("rss_over_budget_mib_max");
-    ensure!(own_memory < Some(512.0), "{written}");
+    ensure!(own_memory < Some(400.0), "{written}");
+    // One description is kept and one on its way, of sixteen.
+    let of_one_step = number("attack_commits_again_and_again_mib");
+    ensure!(of_one_step < Some(192.0), "{written}");
+    // The daemon is not optimized, and other tests run beside it: what stops its only loop is seen all the same.
+    let status = number("attack_ranges_of_the_tier_p99_ms");
+    ensure!(status < Some(2_000.0), "{written}");
     ensure!(number("of_others") == Some(7.0), "{written}");
     Ok(())
 }

@@ -20,6 +20,7 @@ pub mod manifest;
 pub mod peer;
 pub mod plan;
 pub mod provenance;
+mod ranges;
 pub mod refusal;
 pub mod run;
 pub mod shape;

@@ -13,6 +13,7 @@ use crate::framing::{LOCAL_FRAME_BYTES_MAX, REQUEST_BYTES_MAX, WireError, decode
 use crate::ids::{Generation, Namespace, NodeName, Rank, SlotId, Step, WorldSize};
 use crate::peer::DropAnswer;
 use crate::plan::RestorePlan;
+pub use crate::ranges::ByteRange;
 use crate::refusal::Refusal;
 use crate::run::RunId;
 use crate::shared::SharedBytes;
@@ -405,42 +406,6 @@ fn kind_of(start: &[u8]) -> Option<u32> {
     decoder.array().and_then(|_| decoder.u32()).ok()
 }
 
-/// `offset..offset + length` of a shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct ByteRange {
-    /// First byte.
-    #[n(0)]
-    pub offset: u64,
-    /// Bytes.
-    #[n(1)]
-    pub length: u64,
-}
-
-impl ByteRange {
-    fn end(&self) -> u64 {
-        self.offset.saturating_add(self.length)
-    }
-
-    /// The same bytes in ascending, disjoint ranges, with gaps between them that are shorter than any chunk: who reads whole chunks
-    /// reads no other ones for them. Ranges of nothing stay only if all are, because no ranges are all bytes.
-    pub fn merged(mut ranges: Vec<Self>) -> Vec<Self> {
-        let nothing = ranges.first().copied();
-        ranges.retain(|range| range.length > 0);
-        if ranges.is_empty() {
-            return nothing.into_iter().collect();
-        }
-        ranges.sort_unstable_by_key(|range| range.offset);
-        ranges.dedup_by(|next, last| {
-            let joins = next.offset.saturating_sub(last.end()) < ChunkSize::BYTES_MIN;
-            if joins {
-                last.length = last.end().max(next.end()) - last.offset;
-            }
-            joins
-        });
-        ranges
-    }
-}
-
 /// A reply: what was asked for, or why not.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub enum Reply {
@@ -712,74 +677,4 @@ pub struct VerifiedPart {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::encode;
-
-    fn range(offset: u64, length: u64) -> ByteRange {
-        ByteRange { offset, length }
-    }
-
-    #[test]
-    fn ranges_of_neighbouring_chunks_become_one() {
-        let every_other = (0..700_000).rev().map(|at| range(2 * at, 1)).collect();
-        assert_eq!(ByteRange::merged(every_other), [range(0, 1_399_999)]);
-        let apart = vec![range(9_000, 10), range(0, 10), range(4_105, 1), range(2, 3)];
-        assert_eq!(
-            ByteRange::merged(apart),
-            [range(0, 4_106), range(9_000, 10)]
-        );
-        let far = vec![range(0, 10), range(4_106, 1)];
-        assert_eq!(ByteRange::merged(far.clone()), far);
-    }
-
-    #[test]
-    fn ranges_of_nothing_do_not_become_all_of_a_shard() {
-        assert_eq!(
-            ByteRange::merged(vec![range(7, 0), range(9, 0)]),
-            [range(7, 0)]
-        );
-        assert_eq!(
-            ByteRange::merged(vec![range(7, 0), range(9, 1)]),
-            [range(9, 1)]
-        );
-        assert!(ByteRange::merged(Vec::new()).is_empty());
-        let beyond = vec![range(u64::MAX, 5), range(u64::MAX - 1, u64::MAX)];
-        assert_eq!(ByteRange::merged(beyond), [range(u64::MAX - 1, 1)]);
-    }
-
-    #[test]
-    fn a_commit_keeps_the_bytes_of_its_frame() {
-        let request = Request::Commit {
-            step: Step::new(3),
-            schema: vec![7; 1 << 20].into(),
-            torch_metadata: vec![8; 100].into(),
-            durable: DurableWish::Never,
-        };
-        let body = encode(&request);
-        let place = body.as_ptr_range();
-        let read = Request::read(body).expect("it is one");
-        assert_eq!(read, request);
-        let Request::Commit { schema, .. } = read else {
-            panic!("{read:?}");
-        };
-        assert!(place.contains(&schema.as_ptr()));
-    }
-
-    #[test]
-    fn other_requests_and_what_is_none_are_read_as_ever() {
-        assert_eq!(Request::read(encode(&Request::Status)), Ok(Request::Status));
-        let commit = Request::Commit {
-            step: Step::new(3),
-            schema: vec![7; 10].into(),
-            torch_metadata: vec![].into(),
-            durable: DurableWish::Never,
-        };
-        let whole = encode(&commit);
-        let trailing = Request::read([&whole[..], &[0]].concat());
-        assert!(matches!(trailing, Err(WireError::Trailing { .. })));
-        for length in 0..whole.len() {
-            assert!(Request::read(whole[..length].to_vec()).is_err());
-        }
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@
 mod access;
 mod pace;
 mod places;
+mod queue;
 mod requests;
 mod watch;
 
@@ -30,7 +31,8 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use access::Access;
 use pace::RequestPace;
-use places::{ConnectionPlace, LongRequests, NoPlaceLeft, Places, Porch};
+use places::{ConnectionPlace, LongPool, LongRequests, NoPlaceLeft, Places, Porch};
+pub use queue::{FromStage, ToDriver, queues};
 use requests::{Greeted, Patience, Received, Unreceived, receive};
 use watch::Watch;
 
@@ -106,16 +108,14 @@ struct Door {
 ///
 /// # Errors
 /// [`StageError`] if a socket cannot be opened.
-pub fn listen(
-    sockets: &[TenantSocket],
-    events: &mpsc::Sender<StageEvent>,
-) -> Result<(), StageError> {
+pub fn listen(sockets: &[TenantSocket], events: &ToDriver) -> Result<(), StageError> {
     let next = Arc::new(AtomicU64::new(1));
     let porch = Arc::new(Porch::default());
+    let pool = Arc::<LongPool>::default();
     let Some(first) = sockets.first() else {
         return Ok(());
     };
-    let started = Watch::start(events.clone());
+    let started = Watch::start();
     let watch = started.map_err(|source| StageError {
         path: first.path.clone(),
         source,
@@ -130,12 +130,12 @@ pub fn listen(
             pace: socket.requests.map(RequestPace::new),
             access: socket.access.clone(),
             viewer: socket.viewer.clone(),
-            events: events.clone(),
+            events: events.of(&socket.viewer).clone(),
             watch: watch.clone(),
             next: next.clone(),
             places: Places::new(socket.access.users()),
             porch: porch.clone(),
-            long: Arc::default(),
+            long: LongRequests::of(&pool),
         };
         let accept = move || accept_all(&listener, &Arc::new(door));
         std::thread::Builder::new()
@@ -232,20 +232,19 @@ impl Door {
 
     fn serve(self: &Arc<Self>, stream: UnixStream, peer: &UCred, place: ConnectionPlace) {
         let conn = ConnId(self.next.fetch_add(1, Ordering::Relaxed));
-        self.watch.add(conn, peer.pid, &stream);
+        self.watch.add(conn, peer.pid, &stream, &self.events);
         let mut connection = Connection {
             stream,
             conn,
             door: self.clone(),
             greeted: Greeted::NotYet,
             wrong_tokens: 0,
+            told_after_end: false,
         };
         let serve = move || {
             let _place = place;
             let _ = connection.serve();
-            connection.door.watch.remove(conn);
-            let gone = StageEvent::Gone { conn };
-            let _ = connection.door.events.blocking_send(gone);
+            connection.end();
         };
         let thread = std::thread::Builder::new().name(format!("conn-{}", conn.0));
         if thread.spawn(serve).is_err() {
@@ -272,6 +271,8 @@ struct Connection {
     door: Arc<Door>,
     greeted: Greeted,
     wrong_tokens: u32,
+    /// The driver may have heard something of it after it had heard of its end.
+    told_after_end: bool,
 }
 
 /// Nothing more is to be said on a connection.
@@ -298,12 +299,23 @@ impl Connection {
         Ok(())
     }
 
-    fn tell_driver(&self, event: StageEvent) -> Result<(), Ended> {
-        self.door.events.blocking_send(event).map_err(|_| Ended)
+    /// Tells the driver once that the connection is gone, which is work for it.
+    fn end(&self) {
+        let is_told = self.door.watch.remove(self.conn);
+        if !is_told || self.told_after_end {
+            let gone = StageEvent::Gone { conn: self.conn };
+            let _ = self.door.events.blocking_send(gone);
+        }
+    }
+
+    fn tell_driver(&mut self, event: StageEvent) -> Result<(), Ended> {
+        let told = self.door.events.blocking_send(event);
+        self.told_after_end |= self.door.watch.has_told(self.conn);
+        told.map_err(|_| Ended)
     }
 
     /// The memory of a long request is held until it is answered.
-    fn ask(&self, index: u64, received: Received) -> Result<Answer, Ended> {
+    fn ask(&mut self, index: u64, received: Received) -> Result<Answer, Ended> {
         let Received {
             request,
             memory: _memory,
@@ -375,3 +387,6 @@ fn plain(refusal: Refusal) -> Answer {
         slot: None,
     }
 }
+
+#[cfg(test)]
+mod tests;

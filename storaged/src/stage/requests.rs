@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use storaged_arena::{PassingError, Wait, Wish, begin_frame, ready_within, recv_body};
-use storaged_wire::framing::FIRST_REQUEST_BYTES_MAX;
-use storaged_wire::local::Request;
-use storaged_wire::{Refusal, RefusalCode, decode};
+use storaged_wire::framing::{FIRST_REQUEST_BYTES_MAX, RANGES_MAX};
+use storaged_wire::local::{ByteRange, Request};
+use storaged_wire::{Refusal, RefusalCode};
 
 use super::places::{LongRequest, LongRequests};
 
@@ -122,8 +122,27 @@ pub(super) fn receive(
         &mut body,
         &mut Patience::of(REQUEST_WAIT + sending),
     )?;
-    let request = decode::<Request>("request", &body).map_err(|error| {
-        Unreceived::Malformed(Refusal::new(RefusalCode::Malformed, error.to_string()))
-    })?;
+    // Long ones of a socket one after the other: a core that decodes serves nobody else.
+    let _turn = memory.as_ref().map(|_| long.decoding());
+    let request = Request::read(body).map_err(|error| malformed(error.to_string()))?;
+    let request = with_ranges_merged(request)?;
     Ok(Received { request, memory })
+}
+
+fn malformed(text: String) -> Unreceived {
+    Unreceived::Malformed(Refusal::new(RefusalCode::Malformed, text))
+}
+
+/// Ranges become few here, where only who asks for them waits for that.
+fn with_ranges_merged(mut request: Request) -> Result<Request, Unreceived> {
+    if let Request::OpenShard { ranges, .. } = &mut request {
+        *ranges = ByteRange::merged(std::mem::take(ranges));
+        if ranges.len() > RANGES_MAX {
+            return Err(malformed(format!(
+                "expected at most {RANGES_MAX} ranges of chunks that are no neighbours, got {}: ask for them in parts, or for the whole shard",
+                ranges.len()
+            )));
+        }
+    }
+    Ok(request)
 }

@@ -16,16 +16,35 @@ use tokio::sync::mpsc;
 
 use super::StageEvent;
 
-/// Watched connections, with the processes behind them where these are known.
+/// WatchedConnection connections, with the processes behind them where these are known.
 #[derive(Debug)]
 pub(super) struct Watch {
     epoll: OwnedFd,
-    watched: Mutex<BTreeMap<u64, (Option<OwnedFd>, UnixStream)>>,
+    watched: Mutex<BTreeMap<u64, WatchedConnection>>,
+}
+
+/// A connection, until its thread has ended.
+#[derive(Debug)]
+enum WatchedConnection {
+    Open {
+        /// Closed with this: while it is open it is watched.
+        _pidfd: Option<OwnedFd>,
+        stream: UnixStream,
+        events: mpsc::Sender<StageEvent>,
+    },
+    /// The driver has been told that it is gone.
+    Told,
+}
+
+impl WatchedConnection {
+    fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Told)
+    }
 }
 
 impl Watch {
     /// Starts the thread.
-    pub fn start(events: mpsc::Sender<StageEvent>) -> io::Result<Arc<Self>> {
+    pub fn start() -> io::Result<Arc<Self>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let watch = Arc::new(Self {
             epoll,
@@ -34,17 +53,23 @@ impl Watch {
         let watching = watch.clone();
         std::thread::Builder::new()
             .name("watch".into())
-            .spawn(move || watching.run(&events))?;
+            .spawn(move || watching.run())?;
         Ok(watch)
     }
 
-    fn locked(&self) -> MutexGuard<'_, BTreeMap<u64, (Option<OwnedFd>, UnixStream)>> {
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<u64, WatchedConnection>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Watches a connection and the process behind it. In another pid namespace its number is unknown; then the end of
     /// the connection has to do.
-    pub fn add(&self, conn: ConnId, pid: Pid, stream: &UnixStream) {
+    pub fn add(
+        &self,
+        conn: ConnId,
+        pid: Pid,
+        stream: &UnixStream,
+        events: &mpsc::Sender<StageEvent>,
+    ) {
         let Ok(stream) = stream.try_clone() else {
             return;
         };
@@ -59,16 +84,27 @@ impl Watch {
         });
         let watches = epoll::add(&self.epoll, &stream, data, hung_up).is_ok();
         if watches || ended.is_some_and(|ended| ended.is_ok()) {
-            watched.insert(conn.0, (pidfd, stream));
+            let open = WatchedConnection::Open {
+                _pidfd: pidfd,
+                stream,
+                events: events.clone(),
+            };
+            watched.insert(conn.0, open);
         }
     }
 
-    /// The connection ended: closing its pidfd and this descriptor of it ends the watch.
-    pub fn remove(&self, conn: ConnId) {
-        self.locked().remove(&conn.0);
+    /// The connection's thread ends: closing its pidfd and this descriptor of it ends the watch. Whether the driver was told.
+    pub fn remove(&self, conn: ConnId) -> bool {
+        let removed = self.locked().remove(&conn.0);
+        matches!(removed, Some(WatchedConnection::Told))
     }
 
-    fn run(&self, events: &mpsc::Sender<StageEvent>) {
+    /// Whether the driver has been told, or is being told, that a connection is gone.
+    pub fn has_told(&self, conn: ConnId) -> bool {
+        matches!(self.locked().get(&conn.0), Some(WatchedConnection::Told))
+    }
+
+    fn run(&self) {
         let mut ready = Vec::with_capacity(64);
         loop {
             ready.clear();
@@ -78,13 +114,15 @@ impl Watch {
             }
             for event in &ready {
                 let conn = event.data.u64();
-                let Some((_, stream)) = self.locked().remove(&conn) else {
+                let Some(watched) = self.locked().get_mut(&conn).map(WatchedConnection::take)
+                else {
                     continue;
                 };
-                if events
-                    .blocking_send(StageEvent::Gone { conn: ConnId(conn) })
-                    .is_err()
-                {
+                let WatchedConnection::Open { stream, events, .. } = watched else {
+                    continue;
+                };
+                let gone = StageEvent::Gone { conn: ConnId(conn) };
+                if events.blocking_send(gone).is_err() {
                     return;
                 }
                 // The connection's thread may wait on a socket that a child of the dead process keeps open.

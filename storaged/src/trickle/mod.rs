@@ -32,7 +32,7 @@ use bytes::Bytes;
 use chain::Chain;
 use fault::{damaged, local};
 use futures::{StreamExt, TryStreamExt};
-use storaged_codec::{Digest, Unchecked, root_digest};
+use storaged_codec::{ChunkSize, Digest, Unchecked, root_digest};
 use storaged_core::{DurableFault, Leftovers, SlotShard, Trust, UploadBase};
 use storaged_wire::{Manifest, ManifestBytes, Namespace, Rank, RunId, SlotId, Step};
 use tokio::sync::Semaphore;
@@ -434,22 +434,7 @@ impl Trickle {
         let entry = record.shard(rank).ok_or_else(|| damaged("no such rank"))?;
         let chain = Arc::new(self.chain(manifest, rank, trust).await?);
         let leaves = chain.leaves();
-        let whole = std::iter::once(0..entry.length);
-        let whole: Vec<Range<u64>> = whole.collect();
-        let ranges = if ranges.is_empty() {
-            &whole[..]
-        } else {
-            ranges
-        };
-        let chunk_bytes = record.chunk.bytes() as u64;
-        let at_once = (FETCH_BYTES / chunk_bytes).max(1);
-        let windows = ranges.iter().flat_map(|range| {
-            let last = range.end.min(entry.length).div_ceil(chunk_bytes);
-            let first = range.start / chunk_bytes;
-            let starts = (first..last).step_by(at_once as usize);
-            starts.map(move |start| start..(start + at_once).min(last))
-        });
-        let windows: Vec<Range<u64>> = windows.collect();
+        let windows = windows_of(ranges, entry.length, record.chunk);
         futures::stream::iter(windows)
             .map(|chunks| self.fetch_window(&chain, record, slot, chunks))
             .buffer_unordered(PARTS_AT_ONCE)
@@ -518,6 +503,34 @@ impl Trickle {
         };
         self.compute(work).await.map_err(local)?
     }
+}
+
+/// Runs of chunks that cover ranges of a shard, each chunk once and so many of them together as are read at once. No ranges: all of it.
+fn windows_of(ranges: &[Range<u64>], length: u64, chunk: ChunkSize) -> Vec<Range<u64>> {
+    let bytes = chunk.bytes() as u64;
+    let whole = 0..length;
+    let ranges = match ranges {
+        [] => std::slice::from_ref(&whole),
+        ranges => ranges,
+    };
+    let covering = ranges.iter().filter(|range| !range.is_empty());
+    let mut covering: Vec<Range<u64>> = covering
+        .map(|range| range.start / bytes..range.end.min(length).div_ceil(bytes))
+        .collect();
+    covering.sort_unstable_by_key(|chunks| chunks.start);
+    covering.dedup_by(|next, last| {
+        let joins = next.start <= last.end;
+        if joins {
+            last.end = last.end.max(next.end);
+        }
+        joins
+    });
+    let at_once = (FETCH_BYTES / bytes).max(1);
+    let windows = covering.into_iter().flat_map(|chunks| {
+        let starts = chunks.clone().step_by(at_once as usize);
+        starts.map(move |start| start..(start + at_once).min(chunks.end))
+    });
+    windows.collect()
 }
 
 /// A manifest's object: its bytes, then its name, so that a damaged one is never taken for another checkpoint.

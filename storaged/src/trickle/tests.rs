@@ -13,7 +13,9 @@ use storaged_wire::{
 };
 
 use super::store::{self, ObjectKey, Store};
-use super::{Copied, IncrementReport, Packing, RequireMac, Retention, Trickle, TrickleLimits};
+use super::{
+    Copied, IncrementReport, Packing, RequireMac, Retention, Trickle, TrickleLimits, windows_of,
+};
 use crate::keep::NoStore;
 use crate::memory::Memory;
 
@@ -531,4 +533,22 @@ async fn an_upload_that_broke_off_is_done_again() {
         "what is there is not written twice"
     );
     world.comes_back(&third).await;
+}
+
+#[test]
+fn ranges_are_read_by_whole_chunks_each_of_them_once() {
+    let chunk = ChunkSize::new(4096).unwrap();
+    let length = 10 * 4096 + 5;
+    let every_other: Vec<_> = (0..4096).rev().map(|at| 2 * at..2 * at + 1).collect();
+    assert_eq!(windows_of(&every_other, length, chunk), [0..2]);
+    let apart = [9 * 4096 + 1..length, 0..1, 4095..4096, 20_000..20_001];
+    assert_eq!(windows_of(&apart, length, chunk), [0..1, 4..5, 9..11]);
+    assert_eq!(windows_of(&[], length, chunk), [0..11]);
+    let nothing = 7..7;
+    let nothing = std::slice::from_ref(&nothing);
+    assert!(windows_of(nothing, length, chunk).is_empty());
+    let large = 1 << 40;
+    let windows = windows_of(&[], large, chunk);
+    assert!(windows.iter().all(|it| it.end - it.start == windows[0].end));
+    assert_eq!(windows.last().map(|it| it.end), Some(large / 4096));
 }

@@ -63,7 +63,7 @@ const fn long(name: &'static str, run: fn(&Scene) -> Result<String>) -> Attack {
 }
 
 /// All of them. Those that leave files in the durable directory come late, and last the one after which the tenant may open no job for a while.
-const ATTACKS: [Attack; 28] = [
+const ATTACKS: [Attack; 30] = [
     quick("frames_of_a_stranger", connections::frames_of_a_stranger),
     quick(
         "connections_of_a_stranger",
@@ -86,8 +86,10 @@ const ATTACKS: [Attack; 28] = [
     long("commit_of_64_mib", requests::commit_of_64_mib),
     long("commit_of_16_mib", requests::commit_of_16_mib),
     quick("five_waiting_commits", requests::five_waiting_commits),
+    quick("commits_again_and_again", requests::commits_again_and_again),
     quick("millions_of_ranges", requests::millions_of_ranges),
     quick("longest_list_of_ranges", requests::longest_list_of_ranges),
+    quick("ranges_of_the_tier", requests::ranges_of_the_tier),
     quick("huge_run_numbers", requests::huge_run_numbers),
     quick(
         "metadata_that_unpacks_to_a_gib",

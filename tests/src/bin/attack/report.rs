@@ -113,10 +113,14 @@ impl Report {
         let known = std::fs::read_to_string(file).unwrap_or_else(|_| "{}".into());
         let mut known: BTreeMap<String, Value> = serde_json::from_str(&known)?;
         for (key, figure) in self.figures() {
-            known.insert(key, ((figure * 1000.0).round() / 1000.0).into());
+            known.insert(key, rounded(figure));
         }
         for outcome in &self.outcomes {
-            known.insert(format!("attack_{}", outcome.name), verdict(outcome).into());
+            let name = outcome.name;
+            known.insert(format!("attack_{name}"), verdict(outcome).into());
+            for (what, figure) in outcome.costs() {
+                known.insert(format!("attack_{name}_{what}"), rounded(figure));
+            }
         }
         for (operation, came_to) in &self.crossed {
             let what = came_to.clone().unwrap_or_else(|| "refused".into());
@@ -140,6 +144,18 @@ impl Report {
         );
         Ok(())
     }
+}
+
+impl Outcome {
+    /// What it cost, by key.
+    fn costs(&self) -> [(&'static str, f64); 2] {
+        let p99 = p99_ms(self.status.iter().copied());
+        [("mib", self.memory as f64 / MIB), ("p99_ms", p99)]
+    }
+}
+
+fn rounded(figure: f64) -> Value {
+    ((figure * 1000.0).round() / 1000.0).into()
 }
 
 fn verdict(outcome: &Outcome) -> String {

@@ -80,7 +80,8 @@ pub fn five_waiting_commits(scene: &Scene) -> Result<String> {
             let mut stream = sealed(scene, &format!("waiting{job}"), 2)?;
             let mut length = 60 * MIB;
             loop {
-                let request = commit(1, vec![7; length], vec![], DurableWish::Never);
+                // Equal ones would be kept once.
+                let request = commit(1, vec![job; length], vec![], DurableWish::Never);
                 match call(&mut stream, &request)? {
                     Reply::Refused(_) if length > MIB => length /= 2,
                     Reply::Refused(refusal) => return Ok((stream, format!("{:?}", refusal.code))),
@@ -97,6 +98,26 @@ pub fn five_waiting_commits(scene: &Scene) -> Result<String> {
         give_up(scene, &format!("waiting{job}"))?;
     }
     Ok(format!("descriptions of {seen:?}"))
+}
+
+/// What a trainer says again and again of the one step that it has sealed, each time otherwise.
+const AGAIN: u8 = 16;
+
+pub fn commits_again_and_again(scene: &Scene) -> Result<String> {
+    let (stream, taken) = as_nobody(|| {
+        let mut stream = sealed(scene, "again", 2)?;
+        let mut taken = 0;
+        for number in 0..AGAIN {
+            let request = commit(1, vec![number; 60 * MIB], vec![], DurableWish::Never);
+            taken += u32::from(call(&mut stream, &request)? == Reply::Done);
+        }
+        Ok((stream, taken))
+    })?;
+    ensure!(taken == 1, "{taken} descriptions of one step were taken");
+    scene.endure(ROUNDS)?;
+    drop(stream);
+    give_up(scene, "again")?;
+    Ok(format!("{taken} of {AGAIN} descriptions taken"))
 }
 
 fn open_shard(manifest: Digest, count: u64) -> Request {
@@ -152,6 +173,32 @@ pub fn longest_list_of_ranges(scene: &Scene) -> Result<String> {
     answered?;
     as_nobody(|| leave(saved))?;
     Ok(format!("{} lists of 4 MiB", asked.into_inner()))
+}
+
+/// The same of a checkpoint that only the durable tier has: each range was once a read from there.
+pub fn ranges_of_the_tier(scene: &Scene) -> Result<String> {
+    let manifest = as_nobody(|| {
+        let saved = saved(scene, "tiered", 1, DurableWish::Required)?;
+        let manifest = saved.clients.reader(0)?.plan(None, 20_000)?.manifest;
+        leave(saved)?;
+        Ok(manifest)
+    })?;
+    let request = open_shard(manifest, 160_000);
+    let asked = AtomicU64::new(0);
+    flood(scene, 8, |_, stop| {
+        while !stop.load(Ordering::Relaxed) {
+            let mut stream = greeted(&scene.blue[0], "tiered")?;
+            let opened = call(&mut stream, &request)?;
+            asked.fetch_add(
+                u64::from(!matches!(opened, Reply::Refused(_))),
+                Ordering::Relaxed,
+            );
+        }
+        Ok(0)
+    })?;
+    let opened = asked.into_inner();
+    ensure!(opened > 0, "no shard of the tier was opened");
+    Ok(format!("{opened} shards opened by 160,000 ranges each"))
 }
 
 /// Namespaces that one tenant opens.

@@ -1,0 +1,90 @@
+//! What the driver hears of connections through real sockets.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use storaged_core::{ConnId, Viewer};
+
+use super::*;
+
+const CONNECTIONS: usize = 200;
+
+fn socket(folder: &Path, name: &str, viewer: Viewer) -> TenantSocket {
+    let access = Access::Users {
+        uids: [rustix::process::geteuid().as_raw()].into(),
+        group: None,
+    };
+    TenantSocket {
+        path: folder.join(name),
+        access,
+        viewer,
+        requests: None,
+    }
+}
+
+/// What is heard of each connection until nothing comes any more: how often that it is gone, and whether that came last.
+async fn heard(mut from_stage: FromStage) -> BTreeMap<ConnId, (usize, bool)> {
+    let mut of_each: BTreeMap<ConnId, (usize, bool)> = BTreeMap::new();
+    let quiet = Duration::from_secs(2);
+    while let Ok(Some(event)) = tokio::time::timeout(quiet, from_stage.next()).await {
+        let (conn, is_gone) = match event {
+            StageEvent::Connected { conn, .. } => (conn, false),
+            StageEvent::Request { id, .. } => (id.conn, false),
+            StageEvent::Gone { conn } => (conn, true),
+        };
+        let (gone, is_last) = of_each.entry(conn).or_default();
+        *gone += usize::from(is_gone);
+        *is_last = is_gone;
+    }
+    of_each
+}
+
+/// Whichever thread notices first that a client is gone, the driver forgets all that it has heard of it.
+#[tokio::test]
+async fn the_last_that_is_heard_of_a_connection_is_that_it_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (events, from_stage) = queues();
+    let sockets = [
+        socket(folder.path(), "tenant", Viewer::Tenant(None)),
+        socket(folder.path(), "operator", Viewer::Operator),
+    ];
+    listen(&sockets, &events).unwrap();
+    let clients = tokio::task::spawn_blocking(move || {
+        for which in 0..CONNECTIONS {
+            let stream = UnixStream::connect(&sockets[which % 2].path).unwrap();
+            if which % 3 == 0 {
+                let request = storaged_wire::framing::frame(&Request::Status);
+                std::io::Write::write_all(&mut &stream, &request).unwrap();
+            }
+        }
+    });
+    clients.await.unwrap();
+    let of_each = heard(from_stage).await;
+    assert_eq!(of_each.len(), CONNECTIONS);
+    let left = of_each.iter().filter(|(_, (_, is_last))| !is_last);
+    assert_eq!(left.count(), 0, "{of_each:?}");
+    let twice = of_each.values().filter(|(gone, _)| *gone > 2);
+    assert_eq!(twice.count(), 0, "{of_each:?}");
+}
+
+/// A client that waits for nothing is told of once: to forget it is work for the driver.
+#[tokio::test]
+async fn a_connection_is_gone_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (events, mut from_stage) = queues();
+    let tenant = socket(folder.path(), "tenant", Viewer::Tenant(None));
+    listen(std::slice::from_ref(&tenant), &events).unwrap();
+    for _ in 0..20 {
+        let stream = UnixStream::connect(&tenant.path).unwrap();
+        let connected = from_stage.next().await;
+        assert!(matches!(connected, Some(StageEvent::Connected { .. })));
+        // Both threads see the end: its own, which reads, and the one that watches.
+        std::thread::sleep(Duration::from_millis(5));
+        drop(stream);
+        let gone = from_stage.next().await;
+        assert!(matches!(gone, Some(StageEvent::Gone { .. })), "{gone:?}");
+        let again = tokio::time::timeout(Duration::from_millis(50), from_stage.next());
+        assert!(again.await.is_err());
+    }
+}
