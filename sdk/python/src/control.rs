@@ -192,6 +192,10 @@ impl Client {
 
     /// Brings byte ranges `(offset, length)` of a rank's shard into this node's RAM; none means all of it. What never left
     /// the node is compared with fingerprints (`verify="fast"`), or with BLAKE3 digests like all else (`verify="full"`).
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one per keyword of the Python method"
+    )]
     #[pyo3(signature = (manifest, rank, ranges, timeout_ms, without_own_ram=false, verify="fast"))]
     fn open_shard(
         &self,

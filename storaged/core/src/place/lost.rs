@@ -55,7 +55,7 @@ impl Context {
             let may_return = || {
                 let is_gone = self.has_left(node) && !planted!("shards_of_the_removed_awaited");
                 let is_parity = block >= blocks.data.len();
-                !is_gone && !(is_parity && self.says_nothing_of_parity(checkpoint, node))
+                !(is_gone || is_parity && self.says_nothing_of_parity(checkpoint, node))
             };
             copied || said.map_or_else(may_return, |said| said.has(lane, blocks, block))
         };
