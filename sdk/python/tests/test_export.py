@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from daemon import PACKAGE, run_ranks
+from daemon import PACKAGE, executable, run_ranks
 from fsspec.implementations.memory import MemoryFileSystem
 from storaged.errors import CheckpointLoadError, ExportError, UnsavableState
 from storaged.torch import Checkpointer, _export
@@ -300,3 +300,32 @@ def test_s3_is_a_target_and_a_source(shared_daemon, session, tmp_path, monkeypat
         code, text = run(shared_daemon, "from-s3", "import", "--from", url, "--step", 7)
         assert code == 0, text
     assert same(Checkpointer(session=shared_daemon.session("from-s3")).load_all(7), state)
+
+
+def test_the_storaged_command_does_both(shared_daemon, session, tmp_path):
+    save(session, 5, STATE)
+    storaged, python = (executable(),), {"STORAGED_PYTHON": sys.executable}
+    code, text = run(shared_daemon, session.namespace, "export", "--step", 5, "--to", tmp_path / "out", command=storaged, **python)
+    assert code == 0 and "step 5" in text, text
+    into = blank({"model": STATE["model"]})
+    dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path / "out"))
+    assert same(into, STATE)
+    code, text = run(shared_daemon, "by-command", "import", "--from", tmp_path / "out", "--step", 6, command=storaged, **python)
+    assert code == 0 and "step 6" in text, text
+    # What Python says and its exit code are passed on.
+    code, text = run(shared_daemon, session.namespace, "export", "--to", tmp_path / "out", command=storaged, **python)
+    assert code == 1 and "which holds files" in text, text
+
+
+def test_the_storaged_command_says_what_is_missing(shared_daemon, tmp_path):
+    bare = {"STORAGED_PYTHON": "/nowhere/python3"}
+    code, text = run(shared_daemon, "job", "export", "--to", tmp_path / "out", command=(executable(),), **bare)
+    assert code == 1 and "/nowhere/python3, which says: there is no such interpreter" in text, text
+    # An interpreter without the package; a folder of that name where one stands is none.
+    (tmp_path / "storaged").mkdir()
+    (tmp_path / "storaged" / "__init__.py").write_text("print('not this one')")
+    isolated = tmp_path / "python3"
+    isolated.write_text(f'#!/bin/sh\ncd {tmp_path} && unset PYTHONPATH && exec {sys.executable} -S "$@"\n')
+    isolated.chmod(0o755)
+    code, text = run(shared_daemon, "job", "import", "--from", "x", "--step", 1, command=(executable(),), STORAGED_PYTHON=str(isolated))
+    assert code == 1 and "No module named 'storaged'" in text and "STORAGED_PYTHON" in text, text

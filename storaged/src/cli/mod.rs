@@ -5,6 +5,7 @@ mod cert;
 mod drain;
 mod drill;
 mod drop_job;
+mod export;
 mod going;
 mod inspect;
 mod members;
@@ -132,6 +133,11 @@ pub enum CliError {
         "expected a job with something in RAM, got {0}, of which no node holds anything: `storaged ls` lists jobs"
     )]
     NothingToDrop(Namespace),
+    /// What moves checkpoints to files and back is not there.
+    #[error(
+        "expected the Python package `storaged` with {python}, which says: {why}; name the interpreter that has it with --python or STORAGED_PYTHON"
+    )]
+    NoPackage { python: String, why: String },
     /// A job that some nodes may still hold.
     #[error("{faults} of {nodes} nodes may still hold some of it")]
     NotDropped { faults: usize, nodes: usize },
@@ -197,6 +203,10 @@ enum Command {
     Rm(tier::RmArgs),
     /// Drop all checkpoints of a job from the RAM of all nodes
     Drop(drop_job::DropArgs),
+    /// Write a checkpoint as files that stock PyTorch and safetensors read, to a directory or an object store
+    Export(export::ExportArgs),
+    /// Take a directory of torch.distributed.checkpoint in as a checkpoint
+    Import(export::ImportArgs),
     /// Show and change which machines a cluster with a registry is made of
     #[command(subcommand)]
     Node(members::NodeCommand),
@@ -301,6 +311,8 @@ pub fn main() -> Result<ExitCode, CliError> {
         Command::Unpin(args) => tier::pin(&args, Keep::Unpin),
         Command::Rm(args) => tier::rm(&args),
         Command::Drop(args) => drop_job::drop_job(&args),
+        Command::Export(args) => export::export(&args),
+        Command::Import(args) => export::import(&args),
         Command::Node(command) => members::node(command),
         Command::Cert(command) => cert::cert(command),
         Command::Token(args) => token::token(&args),

@@ -39,10 +39,14 @@ impl TokenArgs {
         Self { token_file }
     }
 
+    /// Where it is, for another process.
+    pub fn file(&self) -> Option<&Path> {
+        self.token_file.as_deref()
+    }
+
     /// The token; empty if none is named.
     pub fn read(&self) -> Result<Vec<u8>, CliError> {
-        let named = self.token_file.as_deref();
-        let token = named.map_or_else(token_of_environment, read_token);
+        let token = self.file().map_or_else(token_of_environment, read_token);
         Ok(token?)
     }
 }

@@ -1,4 +1,4 @@
-"""`python -m storaged doctor | export | import`.
+"""`python -m storaged doctor | export | import`; the last two are `storaged export | import` too.
 
 doctor: is there a daemon, may this user use it, how fast is a copy, what would a restart get. export: a step as files that
 stock PyTorch and safetensors read. import: a directory of torch.distributed.checkpoint as a step.
