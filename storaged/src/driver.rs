@@ -36,9 +36,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::digest;
-use crate::encode::{
-    Executor, ExecutorLimits, Meters, NoStreams, Pool, QuicStreams, SessionEnd, Streams,
-};
+use crate::encode::{Executor, ExecutorLimits, Meters, Pool, SessionEnd};
 use crate::env::{Clock, Environment, Offload, OpsDoor, StageDoor};
 use crate::http::{self, OpsState, RestartAsked};
 use crate::keep::{JournalError, MemoryJournal};
@@ -192,10 +190,7 @@ impl Daemon {
         let left = Left::read(&memory, std::mem::take(&mut env.inherited))?;
         let (to_net, from_net) = mpsc::channel(QUEUE);
         let net = start_net(&config, &env, generation, to_net).await?;
-        let streams: Arc<dyn Streams> = match &net {
-            Some(net) => Arc::new(QuicStreams::new(net.clone())),
-            None => Arc::new(NoStreams),
-        };
+        let streams = start::streams_over(net.as_ref());
         let limits = ExecutorLimits::default();
         let executor = Arc::new(Executor::new(
             streams,

@@ -11,6 +11,7 @@ use super::StartError;
 use super::certificate::OwnCertificate;
 use super::watch::{WatchedFiles, watch_files};
 use crate::config::Config;
+use crate::encode::{NoStreams, QuicStreams, Streams};
 use crate::env::Environment;
 use crate::http::OpsState;
 use crate::hyperpod;
@@ -92,6 +93,14 @@ pub(super) fn coding_group(config: &Config) -> BTreeSet<NodeName> {
     let groups = geometry.and_then(|it| storaged_plan::groups(&config.members, it).ok());
     let groups = groups.unwrap_or_default();
     storaged_plan::group_peers(&groups, &config.name)
+}
+
+/// Streams to peers, if there are links.
+pub(super) fn streams_over(net: Option<&Arc<Net>>) -> Arc<dyn Streams> {
+    match net {
+        Some(net) => Arc::new(QuicStreams::new(net.clone())),
+        None => Arc::new(NoStreams),
+    }
 }
 
 pub(super) async fn start_net(
