@@ -93,6 +93,34 @@ fn a_wrong_type_says_where() {
 }
 
 #[test]
+fn keys_of_the_tier_come_from_one_place_that_can_be_used() {
+    let tier = "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]\n";
+    let key = "trickle.encryption.key_file";
+    let command = "trickle.encryption.key_command";
+    let within = "trickle.encryption.key_command_within";
+    let program = "key_command = ['/bin/cat']\n";
+    for (text, key) in [
+        (tier.to_owned(), key),
+        (format!("{tier}key_file = '/none'"), key),
+        (format!("{tier}{program}key_file = '/none'"), key),
+        (format!("{tier}key_command = ['cat']"), command),
+        (format!("{tier}{program}key_command_within = '1h'"), within),
+        (
+            format!("[trickle.encryption]\n{program}"),
+            "trickle.encryption",
+        ),
+    ] {
+        let error = parse(&text).unwrap_err();
+        assert!(
+            matches!(&error, ConfigError::Value { key: got, .. } if *got == key),
+            "{text}: {error}"
+        );
+    }
+    let config = parse(&format!("{tier}{program}"));
+    assert!(config.unwrap().encryption.is_some());
+}
+
+#[test]
 fn values_that_cannot_hold_are_refused_with_their_key() {
     for (text, key) in [
         ("[node]\nname = 'A'", "node.name"),
@@ -104,30 +132,6 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
         ("[memory]\nkeep_steps = 3", "memory.keep_steps"),
         ("[trickle]\npart = '1KiB'", "trickle.part"),
         ("[trickle]\nrate = '0B'", "trickle.rate"),
-        (
-            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]",
-            "trickle.encryption.key_file",
-        ),
-        (
-            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]\nkey_file = '/none'",
-            "trickle.encryption.key_file",
-        ),
-        (
-            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]\nkey_file = '/none'\nkey_command = ['/bin/cat']",
-            "trickle.encryption.key_file",
-        ),
-        (
-            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]\nkey_command = ['cat']",
-            "trickle.encryption.key_command",
-        ),
-        (
-            "[durable]\nkind = 's3'\nbucket = 'b'\n[trickle.encryption]\nkey_command = ['/bin/cat']\nkey_command_within = '1h'",
-            "trickle.encryption.key_command_within",
-        ),
-        (
-            "[trickle.encryption]\nkey_command = ['/bin/cat']",
-            "trickle.encryption",
-        ),
         ("[encode]\nlink_rate = '0B'", "encode.link_rate"),
         ("[encode]\nthreads = 0", "encode.threads"),
         ("[encode]\nthreads = 1\ncores = [0]", "encode.threads"),
