@@ -182,10 +182,10 @@ fn a_record_comes_back_as_it_was_and_others_are_refused() {
     let roster = after(&roster, "e");
     assert_eq!(Roster::parse(&roster.bytes()).unwrap(), roster);
     let text = String::from_utf8(roster.bytes()).unwrap();
-    let newer = text.replacen("\"version\": 1", "\"version\": 3", 1);
+    let newer = text.replacen("\"version\": 1", "\"version\": 4", 1);
     assert!(matches!(
         Roster::parse(newer.as_bytes()),
-        Err(RosterError::Version { got: 3 })
+        Err(RosterError::Version { got: 4 })
     ));
     let twice = text.replace("\"node\": \"d\"", "\"node\": \"a\"");
     assert!(matches!(
