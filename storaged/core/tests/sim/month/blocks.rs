@@ -11,13 +11,16 @@ use storaged_wire::{CheckpointState, EnclosuresHeld, Namespace, Rank};
 
 use super::super::world::World;
 use super::Unequal;
-use super::promises::Floor;
+use super::promises::{Doubt, Floor};
 use crate::sim::SCRUB_MS;
 use crate::testkit::Pid;
 
 /// Until a loss is found out, told and no longer shown: the idle timeout, a second until it is said again, and one more
 /// for whoever was asked in between.
 const FOUND_OUT_MS: u64 = 6_000;
+
+/// As long as a node is down it may come back with what it had, and the word stays: where one is restarted after the other, up to so much more.
+const DOWN_MS_MAX: u64 = 6_000;
 
 /// Every set of `m` of these nodes.
 fn sets(nodes: &[usize], m: usize) -> impl Iterator<Item = u32> + '_ {
@@ -142,7 +145,8 @@ impl World {
     /// What is shown as protected bears every set of as many losses as is said, at this instant.
     pub(super) fn protected_bears_m_losses(&mut self, namespace: &Namespace) {
         let (now, m) = (self.now, self.scene.limits.m);
-        let mut up: Vec<usize> = (0..self.processes.len()).collect();
+        let nodes = self.processes.len();
+        let mut up: Vec<usize> = (0..nodes).collect();
         up.retain(|node| self.is_up(*node));
         let held = self.held(namespace);
         let Some((key, name)) = newest_protected(&held) else {
@@ -180,15 +184,25 @@ impl World {
             promises.floors.insert(namespace.clone(), floor);
         }
         if as_said || !equal {
-            promises.doubted_since.remove(namespace);
+            promises.doubts.remove(namespace);
         }
         if as_said || durable || !equal {
             return;
         }
         // Of whichever step: a word that is wrong of each for as long as it is the newest is wrong.
-        let found_out_ms = FOUND_OUT_MS + if rots { SCRUB_MS } else { 0 };
-        let doubted = promises.doubted_since.entry(namespace.clone());
-        let since = *doubted.or_insert(now);
+        let new = Doubt {
+            since: now,
+            seen: now,
+            down_ms: 0,
+        };
+        let doubt = promises.doubts.entry(namespace.clone()).or_insert(new);
+        if up.len() < nodes {
+            doubt.down_ms += now - doubt.seen;
+        }
+        doubt.seen = now;
+        let Doubt { since, down_ms, .. } = *doubt;
+        let found_out_ms =
+            FOUND_OUT_MS + down_ms.min(DOWN_MS_MAX) + if rots { SCRUB_MS } else { 0 };
         assert!(
             now - since < found_out_ms,
             "protected bears every {said} losses: {key:?} is shown at {now} ms and has not since {since}"
@@ -231,6 +245,6 @@ impl World {
         let promises = &self.month().promises;
         let is_whole = |floor: &Floor| floor.lost.is_empty() && floor.bears == m;
         let whole = promises.floors.values().all(is_whole);
-        awake && whole && !promises.floors.is_empty() && promises.doubted_since.is_empty()
+        awake && whole && !promises.floors.is_empty() && promises.doubts.is_empty()
     }
 }

@@ -33,6 +33,15 @@ const TOLD_MS: u64 = 1_500;
 
 type Sealed = (Namespace, RunId, Step, Rank);
 
+/// What is shown as protected does not bear what is said.
+#[derive(Clone, Copy)]
+pub struct Doubt {
+    pub since: u64,
+    /// When it was last looked at, and how long nodes were down till then.
+    pub seen: u64,
+    pub down_ms: u64,
+}
+
 #[derive(Default)]
 pub struct Promises {
     runs: BTreeMap<Namespace, BTreeMap<RunId, u64>>,
@@ -44,7 +53,7 @@ pub struct Promises {
     /// The epoch of the node whose rank commits a step, when that rank says so.
     described_in: BTreeMap<CheckpointKey, u64>,
     pub floors: BTreeMap<Namespace, Floor>,
-    pub doubted_since: BTreeMap<Namespace, u64>,
+    pub doubts: BTreeMap<Namespace, Doubt>,
     /// When something new was last shown as at least protected.
     pub progress: BTreeMap<Namespace, (CheckpointKey, u64)>,
     /// Runs that were given, to which job, and when they were asked for.
