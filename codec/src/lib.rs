@@ -15,7 +15,6 @@ mod fused;
 mod geometry;
 mod matrix;
 mod progressive;
-mod stripe;
 
 pub use checked::{Checked, Unchecked, WrongBytes};
 pub use chunk::{ChunkSize, ChunkSizeError};
@@ -28,4 +27,3 @@ pub use fused::{Change, NewChunk, PrivateBlock, Sums, TakeError, Taken, from_mem
 pub use geometry::{Geometry, GeometryError};
 pub use matrix::{CodingMatrix, RepairError};
 pub use progressive::{DecodeError, Decoder};
-pub use stripe::{StripeCheck, StripeError, check_stripe};

@@ -1,4 +1,4 @@
-//! The erasure code by its public face: the fused pass, progressive decode, stripe checks, and what must hold for
+//! The erasure code by its public face: the fused pass, progressive decode, and what must hold for
 //! every engine, geometry and length, and what must never change.
 
 #[path = "../support/blocks.rs"]
@@ -10,7 +10,6 @@ mod golden;
 mod noise;
 mod progressive;
 mod properties;
-mod stripe;
 
 use blocks::{blocks_of, views, views_mut};
 use noise::noise;
