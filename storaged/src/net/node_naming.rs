@@ -125,7 +125,7 @@ impl NodeNaming {
     /// Checks that a certificate names a node.
     ///
     /// # Errors
-    /// [`NameError`] if it names another one, or several.
+    /// An error that says so if it names another one, or several.
     pub fn check(
         &self,
         certificate: &CertificateDer<'_>,
