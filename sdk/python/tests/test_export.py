@@ -60,6 +60,13 @@ def test_stock_pytorch_reads_what_was_exported_and_it_is_imported_again(shared_d
     assert code == 0, text
     whole = Checkpointer(session=shared_daemon.session(other)).load_all()
     assert whole["step"] == 5 and torch.equal(whole["model"]["w"], STATE["model"]["w"]) and whole["pair"] == (1, "two")
+    # It would end a job that saves there, and hide what it has saved.
+    again = ("--from", tmp_path / "dcp", "--step", 3)
+    code, text = run(shared_daemon, other, "import", *again)
+    assert code == 1 and "has step 9" in text and "--force" in text, text
+    code, text = run(shared_daemon, other, "import", *again, "--force")
+    assert code == 0, text
+    assert Checkpointer(session=shared_daemon.session(other)).latest_step() == 3
 
 
 def test_torch_reads_it_too(shared_daemon, session, tmp_path):

@@ -54,6 +54,9 @@ pub struct ImportArgs {
     /// A directory of torch.distributed.checkpoint, or the URL of one that fsspec knows
     #[arg(long, value_name = "DIR|URL")]
     from: OsString,
+    /// Also where the namespace has checkpoints: a job that saves there is ended, and the step counts as newer than all of its steps
+    #[arg(long)]
+    force: bool,
 }
 
 /// Where the Python package is, and what it is told of the job.
@@ -94,6 +97,9 @@ pub fn import(args: &ImportArgs) -> Result<(), CliError> {
     let mut python = args.of.package("import")?;
     python.arg("--step").arg(args.step.get().to_string());
     python.arg(joined("--from=", &args.from));
+    if args.force {
+        python.arg("--force");
+    }
     Err(become_it(python))
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from . import __version__
 from ._session import Session
-from .errors import ExportError, NoCheckpointError, StoragedError
+from .errors import ExportError, InvalidArgument, NoCheckpointError, StoragedError
 
 #: What the copy is timed with.
 COPY_BYTES = 64 << 20
@@ -36,6 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
     import_parser = commands.add_parser("import", help="saves a directory of torch.distributed.checkpoint, which must be trusted")
     import_parser.add_argument("--step", type=int, required=True)
     import_parser.add_argument("--from", dest="source", required=True, help="the directory, or a URL of fsspec's")
+    import_parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also where the namespace has checkpoints: a job that saves there is ended, and the step counts as newer than all of its steps",
+    )
     for each in (doctor_parser, export_parser, import_parser):
         each.add_argument("--namespace", help="the job (STORAGED_NAMESPACE)")
         each.add_argument("--socket", help="the daemon's socket (STORAGED_SOCKET)")
@@ -64,6 +69,11 @@ def move(given: argparse.Namespace) -> int:
             step = export(checkpointer, given.to, given.step, given.format)
             print(f"step {step} of {session.namespace} is in {given.to}")
         else:
+            if not given.force and (known := checkpointer.list()):
+                raise InvalidArgument(
+                    f"expected a namespace without checkpoints, {session.namespace} has step {known[-1].step}: an import opens a new run, which ends "
+                    "a job that saves there and counts as newer than all of its steps; take another namespace, or --force"
+                )
             import_dcp(checkpointer, given.source, given.step)
             print(f"{given.source} is step {given.step} of {session.namespace}")
     return 0

@@ -45,6 +45,21 @@ async fn chains_and_packed_copies_come_back_and_nothing_is_left_for_stock_reader
     }
 }
 
+/// A rank may hold nothing; were its object not written, no later step of the job would become durable.
+#[tokio::test(start_paused = true)]
+async fn a_shard_without_a_byte_is_published_and_comes_back() {
+    for packing in [Packing::None, Packing::Zstd] {
+        let mut plain = World::new(0, packing);
+        let (mut sealed, _) = encrypted(0, packing);
+        for world in [&mut plain, &mut sealed] {
+            let (saved, _) = world.save(1, Vec::new(), None).await;
+            world.restart();
+            world.comes_back(&saved).await;
+            assert_eq!(world.steps().await, [1]);
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_upload_that_was_killed_goes_on_and_is_published() {
     let (mut other, of_other) = encrypted(0, Packing::None);

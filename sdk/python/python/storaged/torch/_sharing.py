@@ -103,12 +103,13 @@ def value_of(value: Any) -> bytes | None:
             return None
         if value.nbytes > VALUE_BYTES_MAX:
             return None
-        data = value.contiguous().numpy().tobytes()
-    else:
-        try:
+    try:
+        if isinstance(value, torch.Tensor):
+            data = value.contiguous().numpy().tobytes()
+        else:
             data = repr(value).encode() if type(value) in PLAIN else saved_by_torch(value)
-        except Exception:
-            return None  # the save says what is wrong with it
+    except Exception:
+        return None  # the save says what is wrong with it
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
