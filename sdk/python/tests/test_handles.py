@@ -95,25 +95,6 @@ def test_a_load_makes_the_slots_of_the_next_save_if_it_is_asked_to(session, monk
     resumes.close()
 
 
-def test_the_second_slot_is_made_while_the_first_one_is_encoded(session, monkeypatch):
-    acquired, watched, connect = [], {}, session.trainer
-
-    def trainer(*arguments):
-        connected = connect(*arguments)
-        return watched.setdefault(connected, Watched(connected, acquired))
-
-    monkeypatch.setattr(session, "trainer", trainer)
-    with Checkpointer(session=session) as checkpointer:
-        large = {"w": torch.full((4 << 20,), 1.0), "step": 1}
-        assert checkpointer.save(1, large) is not None
-        assert checkpointer._prepared.result(60) >= 16 << 20 and len(set(acquired)) == 2
-        for step in (2, 3):
-            large["w"].fill_(step)
-            assert checkpointer.save(step, large, background=step == 3) is not None and checkpointer.wait()
-            assert checkpointer.load_all()["w"].sum() == step * (4 << 20)
-        assert len(set(acquired)) == 2 and len(acquired) == 4, "later saves make nothing ahead"
-
-
 def test_slots_are_made_after_the_first_step_of_an_optimizer(session, caplog):
     model = torch.nn.Linear(1024, 1024)
     optimizer = torch.optim.AdamW(model.parameters())

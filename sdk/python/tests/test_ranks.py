@@ -3,6 +3,8 @@
 from daemon import run_ranks
 
 BODY = """
+from storaged.torch._ranks import run_key
+
 LIMIT = 3
 checkpointer = Checkpointer(timeout=LIMIT, on_error="warn", durable="required")
 
@@ -39,12 +41,12 @@ ended("8 is given up without rank 2, which is late")
 save(9); said.append(["9 durable", checkpointer.wait("durable", 30)])
 
 save(20); ended("20 saved by all")
-before = checkpointer.session.run_of(("run", id(dist.group.WORLD)))
+before = checkpointer.session.run_of(run_key())
 into = state(0)
 said.append(["gone back to", checkpointer.load(into, step=9, timeout=20)["step"], into[f"w{rank}"][0].item(), into["step"]])
 if rank == 1: time.sleep(1)
 attempt(checkpointer.save, 10, state(10)); ended("10 saved by all, though one rank was at 20 a moment ago")
-after = checkpointer.session.run_of(("run", id(dist.group.WORLD)))
+after = checkpointer.session.run_of(run_key())
 said.append(["runs", before, after])
 said.append(["latest", checkpointer.latest_step()])
 

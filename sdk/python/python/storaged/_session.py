@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from . import _native
 from ._arguments import limit_in_seconds, namespace_text
 from ._deadline import Deadline
-from .errors import DaemonUnavailable, WaitTimeout
+from .errors import WaitTimeout
 
 #: How long an ordinary request may take, in seconds.
 DEFAULT_TIMEOUT = 60.0
-#: A daemon that is started again is back within this time, and is knocked at so often: as a connection that broke does it.
-AWAY_SECONDS, KNOCK_SECONDS = 5.0, 0.02
-
-Connected = TypeVar("Connected")
 
 
 class Session:
@@ -42,8 +36,6 @@ class Session:
         self.timeout = limit_in_seconds(timeout)
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        #: Since when there has been no daemon where one was; None while there is, and long before any was met.
-        self._gone_since: float | None = float("-inf")
         self._client: _native.Client | None = None
         self._trainers: dict[tuple[str, int, int], _native.Trainer] = {}
         self._runs: dict[object, str] = {}
@@ -63,7 +55,7 @@ class Session:
     def connect(self, deadline: Deadline | None = None) -> _native.Client:
         """A connection of the caller's own, so that a long wait blocks nobody else."""
         limit = deadline or self.deadline()
-        return self._reached(lambda: _native.Client(self.socket, self.namespace, self.token, limit.left_ms()), limit)
+        return _native.Client(self.socket, self.namespace, self.token, limit.left_ms())
 
     def client(self, deadline: Deadline | None = None) -> _native.Client:
         """The connection that loads share."""
@@ -79,27 +71,9 @@ class Session:
         key = (run, rank, world_size)
         with self._locked(limit):
             if key not in self._trainers:
-                connected = self._reached(
-                    lambda: _native.Trainer(self.socket, self.namespace, self.token, *key, limit.left_ms()), limit
-                )
+                connected = _native.Trainer(self.socket, self.namespace, self.token, *key, limit.left_ms())
                 self._trainers = {key: connected}
             return self._trainers[key]
-
-    def _reached(self, connect: Callable[[], Connected], limit: Deadline) -> Connected:
-        """What that connects. A daemon that was there a moment ago is waited for: it is being started again."""
-        while True:
-            try:
-                connected = connect()
-            except DaemonUnavailable:
-                since = self._gone_since
-                if since is None:
-                    since = self._gone_since = time.monotonic()
-                if time.monotonic() - since >= AWAY_SECONDS or limit.left() <= KNOCK_SECONDS:
-                    raise
-                time.sleep(KNOCK_SECONDS)
-            else:
-                self._gone_since = None
-                return connected
 
     def drop_connections(self) -> None:
         """After a failure: the next call connects anew. Runs stay as they are."""

@@ -10,9 +10,8 @@ from typing import Any
 from .._deadline import Deadline
 from .._session import Session
 from ..errors import StoragedError
-from ._arena import Shard, prepare_state_dict, prepare_structure
+from ._arena import Shard, prepare_state_dict
 from ._ranks import Ranks
-from ._structure import Structure
 from ._writer import StoragedWriter
 
 logger = logging.getLogger("storaged")
@@ -38,21 +37,6 @@ def make_slots(writer: StoragedWriter, state_dict: dict[str, Any], deadline: Dea
     finally:
         for shard in made:
             writer.give_up(shard)
-
-
-def make_next_slot(writer: StoragedWriter, structure: Structure, deadline: Deadline) -> int:
-    """Makes the second slot of a connection, while the first one's shard is encoded; its bytes, 0 if there are two or there is no room."""
-    shard = writer.new_shard(deadline)
-    if len(shard.layouts.framed) >= SLOTS or structure not in shard.layouts.structures:
-        return 0
-    try:
-        prepare_structure(shard, structure)
-        return 0 if shard.slot is None else int(shard.slot.capacity)
-    except StoragedError as error:
-        writer.forget_if_broken(error)
-        raise
-    finally:
-        writer.give_up(shard)
 
 
 class Termination:

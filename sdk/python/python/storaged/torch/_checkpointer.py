@@ -33,7 +33,7 @@ from ..errors import (
     UnsavableState,
     WaitTimeout,
 )
-from ._ahead import Termination, make_next_slot, make_slots
+from ._ahead import Termination, make_slots
 from ._alone import load_alone, only_cause
 from ._arena import without_states
 from ._events import Events, Hook
@@ -161,7 +161,6 @@ class Checkpointer:
         self._events = Events(events, namespace=self.session.namespace, rank=self._ranks.rank)
         self._prepared: SaveFuture[int] | None = None
         #: Whether slots were made, or are being made, before they are needed.
-        self._has_slots = False
         #: Set when a `prepare` has its run and knows what others stage, or will not.
         self._has_run = threading.Event()
         self._termination: Termination | None = None
@@ -211,7 +210,6 @@ class Checkpointer:
         # Also where this rank has nothing to save: the others hear of it and give this step up, not the ones after it.
         self._last, self._last_failed = save, False
         self._background().submit(save.drive)
-        self._make_next_slot(save)
         if isinstance(own, (UnsavableState, InvalidArgument)):
             self._last = None
             self._count(step, own)
@@ -233,7 +231,7 @@ class Checkpointer:
         self._check_open()
         check_state(state_dict)
         future: SaveFuture[int] = SaveFuture()
-        before, self._prepared, self._has_slots = self._prepared, future, True
+        before, self._prepared = self._prepared, future
         self._has_run.clear()
         self._prepares += 1
         # States are asked for here: what gives them may be collective.
@@ -550,27 +548,6 @@ class Checkpointer:
         run = self.session.run_of(self._key) or self.session.connect(deadline).open_run(deadline.left_ms())
         self._ranks.tell(key, run)
         return run
-
-    def _make_next_slot(self, save: Save) -> None:
-        """After the first save, in the background: the slot that the second one takes, unless `prepare` has made both."""
-        if self._has_slots:
-            return
-        future = self._prepared = SaveFuture()
-        self._has_slots = True
-        self._has_run.set()
-
-        def make() -> None:
-            made = 0
-            try:
-                self._has_slots = save.ended.exception() is None
-                if self._has_slots and not self._is_closed and save.writer is not None and save.structure is not None:
-                    made = make_next_slot(save.writer, save.structure, Deadline(self.timeout))
-            except Exception as error:
-                logger.info("no second slot was made ahead: %s", error)
-            future.set_result(made)
-
-        # A process that ends does not wait for it.
-        threading.Thread(target=make, name="storaged-prepare", daemon=True).start()
 
     def _wait_prepared(self, prepared: SaveFuture[int] | None, deadline: Deadline) -> None:
         if prepared is not None:

@@ -318,7 +318,7 @@ class Save:
         return told[1]
 
     def _heard(self, keys: list[str]) -> Any:
-        kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline, self.at)
+        kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline)
         if kind == "failed":
             text, lost = value
             self.lose(lost)
