@@ -1,17 +1,16 @@
 """Checkpoints as files of stock PyTorch and safetensors, and back: bit for bit, by the command line, to folders and object stores."""
 
-import contextlib
 import os
 import re
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from daemon import PACKAGE, executable, run_ranks
 from fsspec.implementations.memory import MemoryFileSystem
+from s3 import s3_server
 from storaged.errors import CheckpointLoadError, ExportError, UnsavableState
 from storaged.torch import Checkpointer, _export
 from storaged.torch._export import export, import_dcp
@@ -269,25 +268,8 @@ def test_targets_and_sources_that_cannot_be_are_refused(session, tmp_path):
                 import_dcp(checkpointer, source, 5)
 
 
-@contextlib.contextmanager
-def s3_server():
-    """An S3 server of this process: its address, and what a client needs to use the bucket `bucket`."""
-    threaded = pytest.importorskip("moto.server", reason="make frameworks installs moto and s3fs")
-    pytest.importorskip("s3fs", reason="make frameworks installs moto and s3fs")
-    server = threaded.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT"), timeout=10).close()
-        yield {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "a-secret-of-tests",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-    finally:
-        server.stop()
-
-
 def test_s3_is_a_target_and_a_source(shared_daemon, session, tmp_path, monkeypatch):
+    pytest.importorskip("s3fs", reason="s3fs not installed: make frameworks installs it")
     # Larger than a part of an upload in parts.
     state = {"model": {"w": torch.randn(15 << 20), "b": torch.randn(7)}}
     save(session, 6, state)

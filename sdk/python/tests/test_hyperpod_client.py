@@ -12,6 +12,7 @@ import hyper
 import pytest
 from daemon import Daemon, cluster, free_port
 from hyper import Http
+from s3 import s3_server
 
 NEEDED = ("amzn_sagemaker_checkpointing", "boto3", "s3torchconnector", "tenacity", "xxhash")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -36,7 +37,9 @@ quiet = logging.FileHandler("/var/log/sagemaker_checkpointing/Job_1_checkpointin
 quiet.setLevel(logging.CRITICAL + 1)
 logger = logging.getLogger("client")
 logger.addHandler(quiet)
-config = SageMakerCheckpointConfig(namespace="Job_1", world_size=world, logger=logger)
+config = SageMakerCheckpointConfig(
+    namespace="Job_1", world_size=world, logger=logger, s3_tier_base_path=os.environ.get("BASE_IN_S3", ""),
+)
 
 def state(step):
     made = torch.Generator().manual_seed(1000 * step + rank)
@@ -54,7 +57,8 @@ class DiesInTheMiddle(DefaultSavePlanner):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().resolve_data(item)
 
-def save(step, planner=None):
+def save(step, planner=None, s3=False):
+    config.save_to_s3 = s3
     writer = SageMakerTieredStorageWriter(checkpoint_config=config, step=step)
     dcp.async_save(state(step), storage_writer=writer, planner=planner).result()
 
@@ -74,7 +78,7 @@ CLOSING = "\ndist.barrier()\nos._exit(0)\n"
 class Ranks:
     """One process per port, each through the daemon that listens there."""
 
-    def __init__(self, folder, ports, body):
+    def __init__(self, folder, ports, body, way="http_proxy", **variables):
         (folder / "ranks.py").write_text(SCRIPT + body + CLOSING)
         netrc = folder / "netrc"
         netrc.write_text(f"machine {HOST} login anybody password {hyper.TOKEN}\n")
@@ -82,10 +86,10 @@ class Ranks:
         common = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()} | {
             "WORLD_SIZE": str(len(ports)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
             "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "NETRC": str(netrc), "CUDA_VISIBLE_DEVICES": "",
-        }
+        } | variables
         self.workers = [
             subprocess.Popen(
-                [sys.executable, str(folder / "ranks.py")], env=common | {"RANK": str(rank), "http_proxy": f"http://127.0.0.1:{port}"},
+                [sys.executable, str(folder / "ranks.py")], env=common | {"RANK": str(rank), way: f"http://127.0.0.1:{port}"},
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
             for rank, port in enumerate(ports)
@@ -104,8 +108,8 @@ class Ranks:
         return codes, "\n".join(texts)
 
 
-def run(folder, ports, body):
-    codes, text = Ranks(folder, ports, body).end()
+def run(folder, ports, body, **variables):
+    codes, text = Ranks(folder, ports, body, **variables).end()
     assert codes == [0] * len(ports), text
 
 
@@ -187,3 +191,18 @@ def test_a_node_is_lost(tmp_path):
     finally:
         for node in nodes:
             node.kill()
+
+
+def test_its_tier_in_s3_has_what_the_memory_lost(node, tmp_path):
+    """What the daemon has is read there, what it lost from S3; and the next save goes to both again."""
+    ports = [node.http.port] * 2
+    with s3_server() as variables:
+        # Its S3 client would send plain HTTP to what http_proxy names, without regard to no_proxy; it knows no all_proxy.
+        variables |= {"way": "all_proxy", "NO_PROXY": "127.0.0.1", "BASE_IN_S3": "s3://bucket/of/jobs"}
+        run(tmp_path, ports, "save(10, s3=True)\nsave(20)\nassert load() == 20\n", **variables)
+        assert node.http.latest("Job_1").json == [20]
+        node.kill()
+        node.start()
+        assert node.http.latest("Job_1").status == 404
+        run(tmp_path, ports, "assert load() == 10\nsave(30, s3=True)\nassert load() == 30\n", **variables)
+        assert node.http.latest("Job_1").json == [30]

@@ -19,12 +19,20 @@ DURABLE = ("policy", "required", "never")
 VERIFY = ("fast", "full")
 
 
+class _Short(reprlib.Repr):
+    """As Python shortens values, with the same words from every version for an integer that is too long to be written."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            str(x)
+        except ValueError:
+            return "thousands of digits"
+        return super().repr_int(x, level)
+
+
 def shown(value: Any) -> str:
     """A value for an error's text: short, whatever it is."""
-    try:
-        text = " ".join(reprlib.repr(value).split())
-    except ValueError:
-        text = "thousands of digits"  # which Python does not write
+    text = " ".join(_Short().repr(value).split())
     return f"{text} of type {type(value).__qualname__}"
 
 
