@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -164,7 +164,7 @@ class Shard:
         behind = self.behind or Behind(tensor for _, tensor in pairs)
         return behind.copying(pairs, self._pinned)
 
-    def pin(self, tensors: Sequence[torch.Tensor]) -> None:
+    def pin(self, tensors: list[torch.Tensor]) -> None:
         """Page-locks the slot, if any of the tensors that it is for are on a GPU."""
         device = next((found for found in map(device_of, tensors) if found is not None), None)
         if device is not None:
@@ -309,16 +309,11 @@ def prepare_state_dict(shard: Shard, state_dict: dict[str, Any]) -> None:
             _, others = structure.sources(structure.leaves_of(resolved))
         except Differs:
             continue
-        prepare_structure(shard, structure, [tensor for _, tensor in others])
+        slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
+        structure.views_at(slot.address, lambda: views_of(slot, structure))
+        shard.pin([tensor for _, tensor in others])
         return
     captured_first(shard, resolved, True, Copies.LATER)()
-
-
-def prepare_structure(shard: Shard, structure: Structure, elementwise: Sequence[torch.Tensor] = ()) -> None:
-    """The same for a structure that is known, and for what is copied into it element by element, if that is known too."""
-    slot = shard.begin(structure.specs, structure.frames, structure.end, structure.spare)
-    structure.views_at(slot.address, lambda: views_of(slot, structure))
-    shard.pin(elementwise)
 
 
 def structures_of(shard: Shard) -> list[Structure]:
