@@ -121,3 +121,24 @@ def test_two_checkpointers_of_a_job_go_on_in_the_same_new_run(daemons, tmp_path,
     # Each loses the save that finds the run lost, and none after it; and only one new run was opened.
     assert said[0][4:-1] == [[step, True] for step in range(5, 11)], (said, errors)
     assert len(said[0][-1]) == 2 and said[0][-1][1].startswith("1-"), said
+
+
+NEWER = """
+checkpointer = Checkpointer(on_error="warn", timeout=10)
+for step in range(1, 5):
+    if step == 2 and rank == 0:
+        # As after a daemon's restart, of which rank 0 has heard first.
+        checkpointer.session._runs.clear()
+    if step == 2:
+        time.sleep(rank)
+    checkpointer.save(step, state(step))
+    said.append(checkpointer.wait())
+    dist.barrier()
+said.append(*checkpointer.session._runs.values())
+"""
+
+
+def test_a_rank_whose_run_is_turned_away_for_a_newer_one_goes_on_in_that(daemons, tmp_path):
+    said, errors = run_ranks(tmp_path, [daemons().socket] * 2, NEWER)
+    assert said[0] == said[1], (said, errors)
+    assert said[0][:4] == [True, False, True, True], (said, errors)

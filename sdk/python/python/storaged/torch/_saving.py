@@ -292,9 +292,11 @@ class Save:
             raise self.failure
         run = self.hear_begin()
         self.seen.add(self.nonce)
-        if self.writer is not None and self.writer.run != run:
+        if self.run is not None and self.run != run:
+            # Also where this rank could not stage: a daemon that knows the newer run turns the older one away for ever.
             self.adopt(run)
-            self.failure = StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.writer.run}")
+            if self.failure is None:
+                self.failure = StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.run}")
         planner = self.new_planner()
         self._answer("same", self._tried(self._base))
         todo = self._heard([f"same/{self.nonce}"])
