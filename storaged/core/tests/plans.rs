@@ -279,6 +279,25 @@ fn the_first_start_of_a_job_with_a_node_down_is_told_at_once_that_there_is_nothi
     assert!(text.contains("not answered: n5"), "{text}");
 }
 
+/// The listing of one step names no other: the namespace is known all the same, by the runs that the tier has of it.
+#[test]
+fn a_step_that_is_not_there_is_no_unknown_namespace_after_a_restart_of_all() {
+    let mut cluster = two_steps();
+    (0..NODES).for_each(|node| cluster.kill(node));
+    (0..NODES).for_each(|node| cluster.start_after(1_000, node));
+    cluster.run_for(2_000);
+    let reader = cluster.connect(0, Role::Reader);
+    let asked = Request::Plan {
+        step: Some(Step::new(9)),
+        timeout_ms: 5_000,
+        allow_older: false,
+    };
+    let id = cluster.send(0, reader, asked);
+    let (code, text) = answer(&mut cluster, id).0.unwrap_err();
+    assert_eq!(code, RefusalCode::NoCheckpoint, "{text}");
+    assert!(text.contains("checkpoint of step 9"), "{text}");
+}
+
 #[test]
 fn what_may_be_older_is_opened_from_the_durable_tier_though_most_nodes_are_silent() {
     let mut cluster = two_steps();

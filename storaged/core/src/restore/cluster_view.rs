@@ -30,6 +30,8 @@ pub(crate) struct ClusterView {
     pub is_tier_unasked: bool,
     /// Checkpoints in the durable tier that are not offered.
     pub set_aside: Vec<SetAside>,
+    /// The newest run that the durable tier has of the job, whether or not a step was listed of it.
+    pub durable_run: Option<RunId>,
 }
 
 /// Who holds the blocks of one checkpoint.

@@ -115,7 +115,10 @@ impl Context {
             refusal.message.push_str(&reasons(passed_over));
             return refusal;
         }
-        let is_known = self.namespaces.contains_key(&plan.namespace) || self.bar(plan).is_some();
+        // A listing of one step is empty where the tier has others.
+        let is_known = self.namespaces.contains_key(&plan.namespace)
+            || self.bar(plan).is_some()
+            || plan.survey.durable_run.is_some();
         let was_read = matches!(plan.tier, TierListing::Absent | TierListing::Read);
         let is_empty = plan.survey.keys.is_empty() && plan.survey.set_aside.is_empty();
         let silent = self.silent(plan);

@@ -427,6 +427,7 @@ impl Restores {
                     plan.survey.add_durable(manifest);
                 }
                 plan.survey.set_aside = listing.set_aside;
+                plan.survey.durable_run = listing.newest_run;
                 TierListing::Read
             }
             Err(_) if planted!("failed_listing_is_empty") => TierListing::Read,
