@@ -252,3 +252,22 @@ fn a_tier_from_before_is_gone_on_with_only_where_that_is_said() -> Result<()> {
     assert_eq!(found, Vec::<String>::new());
     Ok(())
 }
+
+/// As other objects that were changed: what is cut to nothing is passed over, and the step before it is offered.
+#[test]
+fn a_manifest_that_was_cut_to_nothing_leaves_the_step_before_it() -> Result<()> {
+    let mut system = started(1, None, OF_FILE)?;
+    let run = save(&system, 1, &[10, 20])?;
+    kill_all(&mut system)?;
+    let step = (system.root.path()).join(format!("tier/job/run-{run}/step-20"));
+    for length in [20, 0] {
+        let manifest = fs::OpenOptions::new()
+            .write(true)
+            .open(step.join("storaged.manifest"))?;
+        manifest.set_len(length)?;
+        system.cluster.start_all()?;
+        system.restore(&[0], 10, &shards(1, 10))?;
+        kill_all(&mut system)?;
+    }
+    Ok(())
+}

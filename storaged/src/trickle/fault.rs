@@ -24,9 +24,10 @@ impl From<&StoreError> for DurableFault {
             StoreError::NotMounted { .. } => Self::NotMounted(text),
             StoreError::NotPlain { .. } => Self::NotPlain(text),
             StoreError::AlreadyExists { .. } => Self::Conflict(text),
-            // What this node has no key for is sound, and an older step must not pass for the newest.
+            // What this node has no key for, or is too old for, is sound, and an older step must not pass for the newest.
             StoreError::Invalid { .. }
             | StoreError::Locked { .. }
+            | StoreError::NewerForm { .. }
             | StoreError::Unsealed { .. } => Self::Misconfigured(text),
             StoreError::NotFound { .. }
             | StoreError::Truncated { .. }

@@ -36,6 +36,8 @@ pub enum StoreError {
     NotPlain { path: String, got: &'static str },
     #[error("{key} cannot be decrypted: {what}; {}", self.hint())]
     Locked { key: ObjectKey, what: String },
+    #[error("expected {key} in frames of version 1, got version {got} of a newer release; {}", self.hint())]
+    NewerForm { key: ObjectKey, got: u8 },
     #[error("expected {key} to be encrypted, got plain bytes; {}", self.hint())]
     Unsealed { key: ObjectKey },
     #[error("{key} was changed after it was encrypted: {what}; {}", self.hint())]
@@ -78,6 +80,7 @@ impl StoreError {
             | Self::NotPlain { .. }
             | Self::Truncated { .. }
             | Self::Locked { .. }
+            | Self::NewerForm { .. }
             | Self::Unsealed { .. }
             | Self::Tampered { .. }
             | Self::Invalid { .. } => Retry::Never,
@@ -124,6 +127,10 @@ impl StoreError {
                 key: key.clone(),
                 what: what.clone(),
             },
+            Self::NewerForm { key, got } => Self::NewerForm {
+                key: key.clone(),
+                got: *got,
+            },
             Self::Unsealed { key } => Self::Unsealed { key: key.clone() },
             Self::Tampered { key, what } => Self::Tampered {
                 key: key.clone(),
@@ -167,6 +174,7 @@ impl StoreError {
             Self::Locked { .. } => {
                 "give this node the key too, behind the newest one (docs/operate/config.md)"
             }
+            Self::NewerForm { .. } => "upgrade this node to the release that wrote it",
             Self::Unsealed { .. } => {
                 "trickle.encryption.plain = \"read\" reads what is older than encryption; else somebody without the key put it there"
             }

@@ -16,7 +16,7 @@ use crate::trickle::store::aligned::aligned;
 
 /// Plain bytes of every frame but the last.
 pub const FRAME_BYTES: u64 = 256 << 10;
-/// What a frame has beside them. 64 frames, a part of 16 MiB, are whole blocks of any disk: direct I/O takes them.
+/// What a frame has beside them: the shortest sealed object is as long. 64 frames, a part of 16 MiB, are whole blocks of any disk: direct I/O takes them.
 pub const FRAME_EXTRA: u64 = (HEAD_BYTES + TAG_BYTES) as u64;
 /// Bytes of a frame but the last.
 pub const SEALED_BYTES: u64 = FRAME_BYTES + FRAME_EXTRA;
@@ -69,9 +69,6 @@ pub fn sealed_under(beginning: &[u8], keys: Option<&TierKeys>) -> Option<KeyId> 
     let is_sealed = beginning.starts_with(&MAGIC) || keys.is_some_and(|keys| keys.of(id).is_some());
     is_sealed.then_some(id)
 }
-
-/// As much of an object as [`sealed_under`] looks at.
-pub const BEGINNING: u64 = KEY.end as u64;
 
 /// The keys of one object.
 pub struct ObjectSeal {

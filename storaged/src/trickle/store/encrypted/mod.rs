@@ -22,7 +22,7 @@ use crate::pool::Pool;
 mod frame;
 mod keys;
 
-use frame::{BEGINNING, End, FrameFault, ObjectSeal, SEALED_BYTES, plain_length, sealed_under};
+use frame::{End, FRAME_EXTRA, FrameFault, ObjectSeal, SEALED_BYTES, plain_length, sealed_under};
 pub(super) use frame::{FRAME_BYTES, sealed_length};
 pub use keys::{KeyId, KeyRing, KeysError, TierKeys};
 
@@ -143,7 +143,6 @@ impl Encrypted {
             Err(StoreError::Tampered { .. } | StoreError::Truncated { .. })
                 if !self.is_sealed(sealing, key).await? =>
             {
-                sealing.check_plain(key)?;
                 sealing.note_plain(key);
                 self.inner.get(key, Some(range)).await
             }
@@ -154,8 +153,7 @@ impl Encrypted {
     async fn get_whole(&self, sealing: &Sealing, key: &ObjectKey) -> Result<Bytes, StoreError> {
         let bytes = self.inner.get(key, None).await?;
         let keys = sealing.ring.get()?;
-        if sealed_under(&bytes, Some(&keys)).is_none() {
-            sealing.check_plain(key)?;
+        if !sealing.is_sealed(key, &bytes, &keys)? {
             return Ok(bytes);
         }
         let (object, length) = (key.clone(), bytes.len());
@@ -164,13 +162,14 @@ impl Encrypted {
         opened.map_err(|fault| fault_of(key, &fault))
     }
 
+    /// As [`Sealing::is_sealed`], of an object of which the beginning is not here.
     async fn is_sealed(&self, sealing: &Sealing, key: &ObjectKey) -> Result<bool, StoreError> {
         let keys = sealing.ring.get()?;
-        match self.inner.get(key, Some(0..BEGINNING)).await {
-            Ok(beginning) => Ok(sealed_under(&beginning, Some(&keys)).is_some()),
-            Err(StoreError::Truncated { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+        let beginning = match self.inner.get(key, Some(0..FRAME_EXTRA)).await {
+            Err(StoreError::Truncated { .. }) => self.inner.get(key, None).await,
+            outcome => outcome,
+        };
+        sealing.is_sealed(key, &beginning?, &keys)
     }
 
     /// Whether the object that is there was made of these bytes, perhaps with an older key or none.
@@ -181,6 +180,7 @@ impl Encrypted {
                 StoreError::NotFound { .. }
                 | StoreError::Tampered { .. }
                 | StoreError::Locked { .. }
+                | StoreError::NewerForm { .. }
                 | StoreError::Unsealed { .. },
             ) => Ok(false),
             Err(error) => Err(error),
@@ -204,9 +204,26 @@ impl Sealing {
         known.insert(key.clone());
     }
 
-    fn check_plain(&self, key: &ObjectKey) -> Result<(), StoreError> {
+    /// Whether an object that begins with these bytes was sealed. If not, it may be read as it is.
+    ///
+    /// # Errors
+    /// Where plain objects are refused: for a plain one that, for one that is shorter than any sealed one that it was cut. Which of
+    /// the two a short one was nobody can tell; every manifest and every shard of before encryption is longer.
+    fn is_sealed(
+        &self,
+        key: &ObjectKey,
+        beginning: &[u8],
+        keys: &TierKeys,
+    ) -> Result<bool, StoreError> {
         match self.plain {
-            PlainObjects::Read => Ok(()),
+            _ if sealed_under(beginning, Some(keys)).is_some() => Ok(true),
+            PlainObjects::Read => Ok(false),
+            PlainObjects::Refuse if (beginning.len() as u64) < FRAME_EXTRA => {
+                let got = beginning.len();
+                let what = format!("expected at least {FRAME_EXTRA} bytes, got {got}");
+                let key = key.clone();
+                Err(StoreError::Tampered { key, what })
+            }
             PlainObjects::Refuse => Err(StoreError::Unsealed { key: key.clone() }),
         }
     }
@@ -284,9 +301,9 @@ fn fault_of(key: &ObjectKey, fault: &FrameFault) -> StoreError {
         what,
     };
     match fault {
-        FrameFault::Version(got) => StoreError::Locked {
+        FrameFault::Version(got) => StoreError::NewerForm {
             key: key.clone(),
-            what: format!("expected frames of version 1, got version {got} of a newer release"),
+            got: *got,
         },
         FrameFault::Locked(id) => locked(key, *id, "other keys"),
         FrameFault::Tampered(index) => tampered(format!(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use storaged_core::DurableFault;
 
 use super::super::{
     Directory, Encrypted, FakeStore, FileIoConfig, KeyRing, PartBytes, PartNumber, PlainObjects,
@@ -152,7 +153,9 @@ async fn a_flipped_bit_anywhere_is_a_typed_error() {
                 assert!(
                     matches!(
                         outcome,
-                        Err(StoreError::Tampered { .. } | StoreError::Locked { .. })
+                        Err(StoreError::Tampered { .. }
+                            | StoreError::Locked { .. }
+                            | StoreError::NewerForm { .. })
                     ),
                     "byte {at}: {outcome:?}"
                 );
@@ -216,6 +219,44 @@ async fn frames_count_at_their_own_place_alone() {
         is_tampered(&got) || matches!(got, Err(StoreError::Truncated { .. })),
         "{got:?}"
     );
+}
+
+/// What is shorter than any object that was encrypted says neither that it was nor that it was not.
+#[tokio::test]
+async fn an_object_that_was_cut_to_nothing_is_damaged_and_not_older_than_encryption() {
+    let (store, below) = pair();
+    store.put_new(&key("a"), pattern(900, 4)).await.unwrap();
+    let sealed = raw(&*below, "a").await;
+    for length in [0, 1, 31, 32, EXTRA - 1, EXTRA, EXTRA + 1, sealed.len() - 1] {
+        replace(&below, "a", sealed.slice(..length)).await;
+        for range in [None, Some(0..1), Some(500..900)] {
+            let got = store.get(&key("a"), range.clone()).await;
+            let is_damaged = is_tampered(&got)
+                || range.is_some() && matches!(got, Err(StoreError::Truncated { .. }));
+            assert!(is_damaged, "{range:?} of {length}: {got:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_frames_of_a_newer_release_it_is_said_that_they_are() {
+    let (store, below) = pair();
+    store.put_new(&key("a"), pattern(900, 4)).await.unwrap();
+    let mut newer = BytesMut::from(&raw(&*below, "a").await[..]);
+    newer[8] = 2;
+    replace(&below, "a", newer).await;
+    for range in [None, Some(0..1)] {
+        let error = store.get(&key("a"), range).await.unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.contains("version 2") && said.contains("upgrade"),
+            "{said}"
+        );
+        assert!(!said.contains("the key"), "{said}");
+        // An older step must not pass for the newest.
+        let fault = DurableFault::from(&error);
+        assert!(matches!(fault, DurableFault::Misconfigured(_)), "{fault:?}");
+    }
 }
 
 #[tokio::test]
@@ -354,13 +395,15 @@ async fn plain_objects_are_read_only_where_that_is_said() {
     below.put_new(&key("long"), plain.clone()).await.unwrap();
     below.put_new(&key("short"), short.clone()).await.unwrap();
     let strict = encrypted(below.clone(), &["1"]);
-    for (name, range) in [("long", None), ("long", Some(5..10)), ("short", Some(0..5))] {
-        let refused = strict.get(&key(name), range).await;
+    for range in [None, Some(5..10)] {
+        let refused = strict.get(&key("long"), range).await;
         assert!(
             matches!(refused, Err(StoreError::Unsealed { .. })),
-            "{name}: {refused:?}"
+            "{refused:?}"
         );
     }
+    let refused = strict.get(&key("short"), Some(0..5)).await;
+    assert!(is_tampered(&refused), "{refused:?}");
     let store = Encrypted::new(below.clone(), ring(&["1"]), PlainObjects::Read, None);
     assert_eq!(store.get(&key("long"), None).await.unwrap(), plain);
     assert_eq!(store.get(&key("short"), Some(1..5)).await.unwrap(), "hort");
