@@ -45,9 +45,9 @@ use crate::net::{Net, NetError, NetEvent};
 use crate::repeats::Repeats;
 use crate::stage::{self, Answer, FromStage, StageError, StageEvent, ToDriver};
 use crate::trickle::Trickle;
-use crate::trickle::store::{KeyRing, StoreError};
+use crate::trickle::store::StoreError;
 pub use certificate::{date, expiry_fault};
-pub use hook::end_hook;
+pub use hook::end_programs;
 use kept::Left;
 use leaving::Leaving;
 pub use members::{Members, PlaceTaken};
@@ -56,7 +56,8 @@ use readiness::LinkFacts;
 use scrub::RotCount;
 pub(crate) use scrub::timed;
 use start::{own_certificate, setup, start_net};
-pub use tier_keys::{KeyCommandError, ask_for_keys};
+use tier_keys::KeyService;
+pub use tier_keys::{KeyCommandError, first_keys};
 use watch::WatchedFiles;
 
 /// A session that runs says so often how it goes.
@@ -149,7 +150,7 @@ pub struct Daemon {
     executor: Arc<Executor>,
     net: Option<Arc<Net>>,
     trickle: Option<Arc<Trickle>>,
-    tier_keys: Arc<KeyRing>,
+    tier_keys: KeyService,
     ops: Arc<OpsState>,
     offload: Offload,
     answers: BTreeMap<RequestId, oneshot::Sender<Answer>>,
@@ -183,9 +184,9 @@ impl Daemon {
     ///
     /// # Errors
     /// [`StartError`] if a part cannot start.
-    pub async fn start(mut config: Config, mut env: Environment) -> Result<Self, StartError> {
+    pub async fn start(config: Config, mut env: Environment) -> Result<Self, StartError> {
         let generation = Generation::new(env.entropy.next());
-        let tier_keys = tier_keys::start_keys(&mut config).await;
+        let tier_keys = KeyService::start(&config);
         let memory = Arc::new(Memory::new(env.descriptors.clone()));
         let left = Left::read(&memory, std::mem::take(&mut env.inherited))?;
         let (to_net, from_net) = mpsc::channel(QUEUE);
@@ -199,7 +200,7 @@ impl Daemon {
             limits,
         ));
         let (inputs, from_effects) = mpsc::channel(QUEUE);
-        let trickle = tier::start_trickle(&config, &env, &memory, &tier_keys, &inputs).await?;
+        let trickle = tier::start_trickle(&config, &env, &memory, &tier_keys.ring, &inputs).await?;
         let ops = match env.ops.take() {
             Some(ops) => ops,
             None => serve_operator(&config).await?,
@@ -302,6 +303,10 @@ impl Daemon {
                 Some(event) = self.from_stage.tenants.recv() => Some(self.stage_event(event)),
                 Some(asked) = self.from_ops.recv() => self.restart_asked(asked),
                 Some(config) = self.from_reloads.recv() => self.reload(&config),
+                Some(keys) = self.tier_keys.given.recv() => {
+                    self.take_keys(keys);
+                    None
+                }
                 Some(()) = self.watched.changes.recv() => self.certificates_changed(),
                 () = tokio::time::sleep_until(deadline) => Some(Input::Tick),
                 () = tokio::time::sleep_until(look_at) => None,
@@ -320,7 +325,7 @@ impl Daemon {
                 }
             }
         };
-        end_hook();
+        end_programs();
         if let Some(net) = &self.net {
             net.close().await;
         }

@@ -271,3 +271,119 @@ fn a_manifest_that_was_cut_to_nothing_leaves_the_step_before_it() -> Result<()> 
     }
     Ok(())
 }
+
+/// Peers of a node that it says should be configured as it is.
+fn differing(system: &System, node: usize) -> Result<usize> {
+    let status: serde_json::Value = serde_json::from_str(&system.cluster.status(node)?)?;
+    let listed = status["differing"].as_array();
+    Ok(listed.context("what differs")?.len())
+}
+
+fn wait_for_differing(system: &System, expected: usize) -> Result<()> {
+    wait("both nodes to say whether they differ", || {
+        for node in 0..2 {
+            let differing = differing(system, node)?;
+            ensure!(differing == expected, "n{node} names {differing}");
+        }
+        Ok(())
+    })
+}
+
+/// Links stay at a reload: what it changes is told on them.
+#[test]
+fn nodes_whose_keys_differ_say_so_after_reloads_and_until_they_are_the_same() -> Result<()> {
+    let system = started(2, Some((1, 1)), OF_FILE)?;
+    wait_for_differing(&system, 0)?;
+    write_keys(system.root.path(), &[key('2'), key('1')])?;
+    system.cluster.signal(0, Signal::HUP)?;
+    wait_for_differing(&system, 1)?;
+    system.cluster.signal(1, Signal::HUP)?;
+    wait_for_differing(&system, 0)
+}
+
+#[test]
+fn keys_that_come_late_end_what_was_said_of_them() -> Result<()> {
+    let mut system = System::prepared(2, Some((1, 1)), &format!("{TIER}{OF_COMMAND}"))?;
+    let path = system.cluster.config_path(1);
+    let theirs = fs::read_to_string(&path)?.replace("tier.key", "late.key");
+    fs::write(&path, theirs)?;
+    write_keys(system.root.path(), &[key('1')])?;
+    system.cluster.start_all()?;
+    wait_for_differing(&system, 1)?;
+    let root = system.root.path();
+    fs::copy(root.join("tier.key"), root.join("late.key"))?;
+    wait_for_differing(&system, 0)
+}
+
+/// A program of the operator's that hangs with what it has started, and the process that it waits for.
+const OF_HANGING: &str = "[trickle.encryption]\nkey_command_within = \"5m\"\nkey_command = [\"/bin/sh\", \"-c\", \"cat ROOT/tier.key && exit; sleep 1000 & echo $! > ROOT/hanging; wait\"]\n";
+
+fn hanging(system: &System) -> Result<PathBuf> {
+    let written = system.root.path().join("hanging");
+    wait("the program to hang", || {
+        let id = fs::read_to_string(&written)?;
+        ensure!(id.ends_with('\n'), "not yet");
+        Ok(Path::new("/proc").join(id.trim()))
+    })
+}
+
+/// A process that nobody has waited for yet has ended too.
+fn wait_for_end(process: &Path) -> Result<()> {
+    wait("what the program has started to end", || {
+        let stat = fs::read_to_string(process.join("stat"));
+        let is_over = stat.is_ok_and(|stat| !stat.contains(") Z "));
+        ensure!(!is_over, "{} is there", process.display());
+        Ok(())
+    })
+}
+
+#[test]
+fn a_daemon_whose_key_service_hangs_is_stopped_at_once_and_takes_its_program_with_it() -> Result<()>
+{
+    let mut system = System::prepared(1, None, &format!("{TIER}{OF_HANGING}"))?;
+    system.cluster.start(0)?;
+    let process = hanging(&system)?;
+    let began = std::time::Instant::now();
+    let ended = system.cluster.stop(0)?.context("it ran")?;
+    ensure!(
+        ended.success() && began.elapsed() < Duration::from_secs(5),
+        "{ended}"
+    );
+    wait_for_end(&process)
+}
+
+/// At a reload: all else is taken meanwhile, the next reload asks anew, and the daemon stops as ever.
+#[test]
+fn a_key_service_that_hangs_at_a_reload_holds_nothing_up() -> Result<()> {
+    let mut system = started(1, None, OF_HANGING)?;
+    save(&system, 1, &[10])?;
+    let keys = system.root.path().join("tier.key");
+    let away = system.root.path().join("away.key");
+    fs::rename(&keys, &away)?;
+    let reloaded = |times: usize| {
+        let log = system.cluster.log(0);
+        wait("a reload", || {
+            let seen = fs::read_to_string(&log)?
+                .matches("reloaded the configuration")
+                .count();
+            ensure!(seen == times, "{seen} reloads");
+            Ok(())
+        })
+    };
+    system.cluster.signal(0, Signal::HUP)?;
+    let first = hanging(&system)?;
+    reloaded(1)?;
+    save(&system, 1, &[20])?;
+    fs::remove_file(system.root.path().join("hanging"))?;
+    system.cluster.signal(0, Signal::HUP)?;
+    reloaded(2)?;
+    let second = hanging(&system)?;
+    wait_for_end(&first)?;
+    let began = std::time::Instant::now();
+    let ended = system.cluster.stop(0)?.context("it ran")?;
+    ensure!(
+        ended.success() && began.elapsed() < Duration::from_secs(20),
+        "{ended}"
+    );
+    wait_for_end(&second)
+}

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::members::PlaceFound;
 use super::{CliError, members, print};
 use crate::config::{Config, ConfigFile};
-use crate::driver::{Daemon, Ending, ask_for_keys, date, end_hook, expiry_fault};
+use crate::driver::{Daemon, Ending, date, end_programs, expiry_fault, first_keys};
 use crate::encode::Pool;
 use crate::env::{Environment, Offload, SystemEntropy};
 use crate::heap;
@@ -166,16 +166,16 @@ fn run_daemon(args: RunArgs, process: DaemonProcess) -> Result<(), CliError> {
         let ignored = ignored.map(signal);
         tokio::spawn(start_again_at(usr2, args.keep));
         if config.membership.is_some() {
-            let entered = tokio::select! {
-                entered = members::enter(&mut config, &mut env) => entered?,
-                _ = term.recv() => return Ok(()),
-                _ = int.recv() => return Ok(()),
-            };
-            let PlaceFound::Placed(roster) = entered else {
+            let entered = members::enter(&mut config, &mut env);
+            let entered = unless_told(&mut term, &mut int, entered).await;
+            let Some(PlaceFound::Placed(roster)) = entered.transpose()? else {
                 return Ok(());
             };
             tracing::info!(place = %config.name, epoch = roster.epoch, "this node has its place");
         }
+        // A key service that hangs holds nobody up who ends the daemon.
+        let asked = unless_told(&mut term, &mut int, first_keys(&mut config)).await;
+        let Some(()) = asked else { return Ok(()) };
         let daemon = Daemon::start(config, env).await?;
         tokio::spawn(reload_at(hup, args, daemon.reloads()));
         let (stop, stops) = mpsc::channel(1);
@@ -202,6 +202,19 @@ fn ended(ending: &Ending) -> Result<(), CliError> {
     Err(CliError::LeftUnfinished(left.join("; ")))
 }
 
+/// What comes of it, unless the process is told to end before.
+async fn unless_told<T>(
+    term: &mut Signal,
+    int: &mut Signal,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    tokio::select! {
+        done = work => Some(done),
+        _ = term.recv() => None,
+        _ = int.recv() => None,
+    }
+}
+
 /// Stops the daemon at SIGTERM and SIGINT.
 async fn stop_at(mut term: Signal, mut int: Signal, stop: mpsc::Sender<()>) {
     let mut told_at: Option<Instant> = None;
@@ -226,7 +239,7 @@ async fn start_again_at(mut usr2: Signal, keep: Keep) {
     while usr2.recv().await.is_some() {
         if keep != Keep::None {
             tracing::info!("ending, to be started again");
-            end_hook();
+            end_programs();
             std::process::exit(EXIT_AGAIN.into());
         }
     }
@@ -241,13 +254,7 @@ async fn reload_at(mut hup: Signal, args: RunArgs, reloads: mpsc::Sender<Config>
             Ok(config)
         });
         match taken {
-            Ok(mut config) => {
-                if let Err(error) = ask_for_keys(&mut config).await {
-                    let error = crate::driver::chain(&error);
-                    tracing::error!(error, "the old keys of the durable tier stay");
-                }
-                drop(reloads.send(config).await);
-            }
+            Ok(config) => drop(reloads.send(config).await),
             Err(error) => {
                 tracing::error!(
                     error = crate::driver::chain(&error),

@@ -1,5 +1,5 @@
-//! The operator's program that runs once much of a node's memory has rotted: in a process group of its own, which is killed when it takes
-//! too long and when the daemon ends, and never twice at once.
+//! The operator's programs: each runs in a process group of its own, which is killed when it takes too long and when the daemon ends.
+//! One of them runs once much of a node's memory has rotted, and never twice at once.
 
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,8 +13,9 @@ use tokio::task::JoinHandle;
 use super::chain;
 use crate::config::HookCommand;
 
-/// The group of the program that runs now. The process may be ended from elsewhere than the loop (SIGUSR2).
-static RUNNING: Mutex<Option<Pid>> = Mutex::new(None);
+/// The groups of the programs that run now, and by which key of the configuration. The process may be ended from elsewhere than
+/// the loop (SIGUSR2).
+static RUNNING: Mutex<Vec<(Pid, &'static str)>> = Mutex::new(Vec::new());
 
 /// Why the operator's program did not do what it is for.
 #[derive(Debug, Error)]
@@ -53,14 +54,46 @@ impl Hook {
     }
 }
 
-fn running() -> MutexGuard<'static, Option<Pid>> {
+/// A program that runs: when this is dropped it is killed, and all that it has started.
+pub(super) struct RunningProgram(Option<Pid>);
+
+impl RunningProgram {
+    pub fn new(child: &tokio::process::Child, key: &'static str) -> Self {
+        let id = child.id().and_then(|id| i32::try_from(id).ok());
+        let group = id.and_then(Pid::from_raw);
+        running().extend(group.map(|group| (group, key)));
+        Self(group)
+    }
+
+    /// It was waited for. Nobody else got its number before that; from now on it must not be killed by it.
+    pub fn ended(self) {
+        running().retain(|(group, _)| Some(*group) != self.0);
+    }
+}
+
+impl Drop for RunningProgram {
+    fn drop(&mut self) {
+        let mut running = running();
+        let before = running.len();
+        running.retain(|(group, _)| Some(*group) != self.0);
+        if let Some(group) = self.0.filter(|_| running.len() < before) {
+            // It may have ended this very moment.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+fn running() -> MutexGuard<'static, Vec<(Pid, &'static str)>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills the program that runs, and all that it has started: it must not act on a node whose daemon has ended.
-pub fn end_hook() {
-    if let Some(group) = running().take() {
-        tracing::warn!("scrub.hook was killed with its process group, because the daemon ends");
+/// Kills the programs that run, and all that they have started: they must not act on a node whose daemon has ended.
+pub fn end_programs() {
+    for (group, key) in running().drain(..) {
+        tracing::warn!(
+            key,
+            "a program was killed with its process group, because the daemon ends"
+        );
         // It may have ended this very moment.
         let _ = kill_process_group(group, Signal::KILL);
     }
@@ -96,23 +129,15 @@ async fn run(hook: &HookCommand, report: &RotReport) -> Result<(), HookError> {
     let mut command = prepared(hook, &report.node);
     command.env("STORAGED_ROTTEN_CHUNKS", report.chunks.to_string());
     let mut child = command.spawn().map_err(HookError::Start)?;
-    let id = child.id().and_then(|id| i32::try_from(id).ok());
-    let group = id.and_then(Pid::from_raw);
-    *running() = group;
-    let ended = tokio::time::timeout(hook.within, child.wait()).await;
-    // Nobody else gets its number before it was waited for; after that it must not be killed by it.
-    let group = running().take();
+    let program = RunningProgram::new(&child, "scrub.hook");
+    let Ok(ended) = tokio::time::timeout(hook.within, child.wait()).await else {
+        return Err(HookError::TimedOut(hook.within));
+    };
+    program.ended();
     match ended {
-        Ok(Ok(status)) if status.success() => Ok(()),
-        Ok(Ok(status)) => Err(HookError::Failed(status)),
-        Ok(Err(error)) => Err(HookError::Start(error)),
-        Err(_) => {
-            if let Some(group) = group {
-                // It may have ended this very moment.
-                let _ = kill_process_group(group, Signal::KILL);
-            }
-            Err(HookError::TimedOut(hook.within))
-        }
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(HookError::Failed(status)),
+        Err(error) => Err(HookError::Start(error)),
     }
 }
 
@@ -210,7 +235,7 @@ mod tests {
         running.start(command, report());
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert_eq!(written(&child).await, id, "one was started");
-        end_hook();
+        end_programs();
         gone(&id).await;
         while running.is_running() {
             tokio::time::sleep(Duration::from_millis(10)).await;

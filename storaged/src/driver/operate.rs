@@ -9,9 +9,7 @@ use super::start::coding_group;
 use super::{Daemon, chain};
 use crate::config::Config;
 use crate::http::RestartAsked;
-use crate::net::{
-    Difference, Net, NetError, NetEvent, Peer, TlsFiles, TlsIdentity, Whose, advised,
-};
+use crate::net::{Net, NetError, NetEvent, Peer, TlsFiles, TlsIdentity, Whose, advised};
 
 impl Daemon {
     pub(super) fn net_event(&mut self, event: NetEvent) -> Option<Input> {
@@ -20,12 +18,11 @@ impl Daemon {
                 peer,
                 generation,
                 version,
-                advice,
             } => {
                 tracing::info!(%peer, generation = %format!("{:016x}", generation.get()), version, "peer up");
                 self.links.up.insert(peer.clone(), version);
                 self.links.refused.remove(&peer);
-                self.differs(&peer, &advice);
+                self.compare(&peer);
                 self.tell_sight();
                 let node = peer;
                 Some(Input::PeerUp { node, generation })
@@ -35,6 +32,10 @@ impl Daemon {
                 self.links.up.remove(&peer);
                 self.tell_sight();
                 Some(Input::PeerDown { node: peer })
+            }
+            NetEvent::AgreementSaid { peer } => {
+                self.compare(&peer);
+                None
             }
             NetEvent::Message { from, body } => {
                 match decode::<PeerMessage>("peer message", &body) {
@@ -61,13 +62,17 @@ impl Daemon {
         }
     }
 
-    /// A peer that is linked to and should be configured as this node: told when that changes, not at every link.
-    fn differs(&mut self, peer: &NodeName, advice: &[Difference]) {
+    /// Compares a peer that is linked to with this node, as which it should be configured: told when that changes, not at every link.
+    pub(super) fn compare(&mut self, peer: &NodeName) {
+        let advice = self.net.as_ref().map(|net| net.advice(peer));
+        let advice = advice.unwrap_or_default();
         if advice.is_empty() {
-            self.links.differing.remove(peer);
+            if self.links.differing.remove(peer).is_some() {
+                tracing::info!(%peer, "a peer is configured as this node again");
+            }
             return;
         }
-        let told = advised(peer, advice);
+        let told = advised(peer, &advice);
         let before = self.links.differing.insert(peer.clone(), told.clone());
         if before.as_ref() != Some(&told) {
             tracing::warn!(%peer, told, "a peer should be configured as this node");

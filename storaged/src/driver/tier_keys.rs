@@ -1,16 +1,18 @@
 //! The keys of the durable tier: at a start and at a reload the operator's program is asked for them, in bounded time. A start goes on
-//! without: RAM needs no key service, and the tier is used once the program has given keys.
+//! without: RAM needs no key service, and the tier is used once the program has given keys. Once the daemon runs it waits for no program:
+//! what one has given comes to it as everything else does.
 
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
 use storaged_wire::NodeName;
 use thiserror::Error;
 use tokio::io::AsyncReadExt;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
-use super::hook::prepared;
+use super::hook::{RunningProgram, prepared};
 use super::{Daemon, chain};
 use crate::config::{Config, HookCommand, KeySource};
 use crate::trickle::store::{KeyRing, KeysError, TierKeys};
@@ -41,18 +43,22 @@ pub enum KeyCommandError {
     },
 }
 
-/// Asks the operator's program for keys, if that is where they come from.
-///
-/// # Errors
-/// Why it has given none.
-pub async fn ask_for_keys(config: &mut Config) -> Result<(), KeyCommandError> {
+/// The keys that a daemon starts with: asks the operator's program for them, if that is where they come from.
+pub async fn first_keys(config: &mut Config) {
+    let node = &config.node;
     let Some(encryption) = &mut config.encryption else {
-        return Ok(());
+        return;
     };
-    if let KeySource::Command(command) = &encryption.source {
-        encryption.keys = Some(ask(command, &config.node).await?);
+    let KeySource::Command(command) = &encryption.source else {
+        return;
+    };
+    match ask(command, node).await {
+        Ok(keys) => encryption.keys = Some(keys),
+        Err(error) => tracing::error!(
+            error = chain(&error),
+            "no keys for the durable tier: it is not used until there are, the program is asked again"
+        ),
     }
-    Ok(())
 }
 
 async fn ask(command: &HookCommand, node: &NodeName) -> Result<TierKeys, KeyCommandError> {
@@ -64,8 +70,7 @@ async fn ask(command: &HookCommand, node: &NodeName) -> Result<TierKeys, KeyComm
     let mut prepared = prepared(command, node);
     prepared.stdout(std::process::Stdio::piped());
     let mut child = prepared.spawn().map_err(failed)?;
-    let id = child.id().and_then(|id| i32::try_from(id).ok());
-    let group = id.and_then(Pid::from_raw);
+    let running = RunningProgram::new(&child, "trickle.encryption.key_command");
     let output = child.stdout.take();
     let asking = async {
         let mut text = Vec::new();
@@ -76,12 +81,11 @@ async fn ask(command: &HookCommand, node: &NodeName) -> Result<TierKeys, KeyComm
     };
     let within = command.within;
     let Ok(ended) = tokio::time::timeout(within, asking).await else {
-        if let Some(group) = group {
-            // It may have ended this very moment.
-            let _ = kill_process_group(group, Signal::KILL);
-        }
         return Err(KeyCommandError::TimedOut { program, within });
     };
+    if ended.is_ok() {
+        running.ended();
+    }
     let (status, text) = ended.map_err(failed)?;
     if !status.success() {
         return Err(KeyCommandError::Failed { program, status });
@@ -89,55 +93,113 @@ async fn ask(command: &HookCommand, node: &NodeName) -> Result<TierKeys, KeyComm
     TierKeys::parse(&text).map_err(|source| KeyCommandError::Keys { program, source })
 }
 
-/// The keys that a daemon starts with. If the program gives none it is asked again, again and again.
-pub(super) async fn start_keys(config: &mut Config) -> Arc<KeyRing> {
-    let ring = Arc::new(KeyRing::default());
-    if let Err(error) = ask_for_keys(config).await {
-        tracing::error!(
-            error = chain(&error),
-            "no keys for the durable tier: it is not used until there are, the program is asked again"
-        );
-        if let Some(KeySource::Command(command)) = config.encryption.as_ref().map(|it| &it.source) {
-            tokio::spawn(ask_until(
-                command.clone(),
-                config.node.clone(),
-                ring.clone(),
-            ));
-        }
-    }
-    if let Some(keys) = config.encryption.as_ref().and_then(|it| it.keys.clone()) {
-        tracing::info!(%keys, "the durable tier is encrypted");
-        ring.replace(keys);
-    }
-    ring
+/// The keys that the daemon has, and the program that is being asked for others.
+pub(super) struct KeyService {
+    pub ring: Arc<KeyRing>,
+    asking: Option<AbortHandle>,
+    /// What the program that was asked last has given.
+    pub given: mpsc::Receiver<TierKeys>,
 }
 
-async fn ask_until(command: HookCommand, node: NodeName, ring: Arc<KeyRing>) {
+impl KeyService {
+    /// With the keys of the configuration. If the program has given none it is asked again, again and again.
+    pub fn start(config: &Config) -> Self {
+        let ring = Arc::new(KeyRing::default());
+        let (_, given) = mpsc::channel(1);
+        let asking = None;
+        let mut service = Self {
+            ring,
+            asking,
+            given,
+        };
+        let Some(encryption) = &config.encryption else {
+            return service;
+        };
+        match (&encryption.keys, &encryption.source) {
+            (Some(keys), _) => {
+                tracing::info!(%keys, "the durable tier is encrypted");
+                service.ring.replace(keys.clone());
+            }
+            (None, KeySource::Command(command)) => service.ask(command, &config.node, PAUSE),
+            (None, KeySource::File(_)) => {}
+        }
+        service
+    }
+
+    /// Asks the program after a pause, in place of one that is being asked: that one is killed.
+    fn ask(&mut self, command: &HookCommand, node: &NodeName, after: Duration) {
+        let (answers, given) = mpsc::channel(1);
+        self.given = given;
+        let asking = ask_until(
+            command.clone(),
+            node.clone(),
+            after,
+            self.ring.clone(),
+            answers,
+        );
+        let asking = tokio::spawn(asking).abort_handle();
+        if let Some(before) = self.asking.replace(asking) {
+            before.abort();
+        }
+    }
+}
+
+/// Asks until there are keys; once, where there are older ones.
+async fn ask_until(
+    command: HookCommand,
+    node: NodeName,
+    after: Duration,
+    ring: Arc<KeyRing>,
+    answers: mpsc::Sender<TierKeys>,
+) {
+    let mut pause = after;
     loop {
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause).await;
         match ask(&command, &node).await {
-            Ok(keys) => {
-                tracing::info!(%keys, "took the keys of the durable tier");
-                return ring.replace(keys);
+            // Nobody takes them if the daemon ends.
+            Ok(keys) => return drop(answers.send(keys).await),
+            Err(error) if ring.has_keys() => {
+                let error = chain(&error);
+                return tracing::error!(error, "the old keys of the durable tier stay");
             }
             Err(error) => tracing::warn!(error = chain(&error), "no keys for the durable tier yet"),
         }
+        pause = PAUSE;
     }
 }
 
 impl Daemon {
-    /// Takes the keys of a configuration that was read again.
+    /// Takes the keys of a configuration that was read again, or asks for them.
     pub(super) fn reload_keys(&mut self, taken: &Config) {
-        if self.config.encryption == taken.encryption {
+        let Some(encryption) = &taken.encryption else {
+            return;
+        };
+        match (&encryption.source, &encryption.keys) {
+            (KeySource::Command(command), _) => {
+                self.tier_keys
+                    .ask(command, &self.config.node, Duration::ZERO);
+            }
+            (KeySource::File(_), Some(keys)) => self.take_keys(keys.clone()),
+            (KeySource::File(_), None) => {}
+        }
+    }
+
+    /// Uses these keys from now on.
+    pub(super) fn take_keys(&mut self, keys: TierKeys) {
+        let Some(encryption) = &mut self.config.encryption else {
+            return;
+        };
+        if encryption.keys.as_ref() == Some(&keys) {
             return;
         }
-        if let Some(keys) = taken.encryption.as_ref().and_then(|it| it.keys.as_ref()) {
-            tracing::info!(%keys, "took the keys of the durable tier");
-            self.tier_keys.replace(keys.clone());
-        }
-        self.config.encryption.clone_from(&taken.encryption);
-        if let Some(net) = &self.net {
-            net.set_agreement(self.config.agreement());
+        tracing::info!(%keys, "took the keys of the durable tier");
+        self.tier_keys.ring.replace(keys.clone());
+        encryption.keys = Some(keys);
+        let Some(net) = &self.net else { return };
+        net.set_agreement(self.config.agreement());
+        let linked: Vec<NodeName> = self.links.up.keys().cloned().collect();
+        for peer in linked {
+            self.compare(&peer);
         }
     }
 }

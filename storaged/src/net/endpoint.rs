@@ -41,7 +41,9 @@ const STREAMS_MAX: u32 = 256;
 /// A peer that was refused reads why before the connection ends.
 const REFUSED_WAIT: Duration = Duration::from_secs(1);
 /// Of the protocol. What is new gets the next number, and both are spoken until no node speaks the old one only.
-pub const LINK_VERSIONS: VersionRange = VersionRange { min: 8, max: 8 };
+pub const LINK_VERSIONS: VersionRange = VersionRange { min: 8, max: 9 };
+/// The first version in which a node says on a link that is up what it should have in common with its peer, when that has changed.
+pub(super) const AGREEMENT_SAID_AGAIN: u16 = 9;
 
 /// A peer to link to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,9 +102,9 @@ pub enum NetEvent {
         peer: NodeName,
         generation: Generation,
         version: u16,
-        /// What the two should have in common and have not.
-        advice: Vec<Difference>,
     },
+    /// A peer that is linked to says what it should have in common with this node: that has changed there.
+    AgreementSaid { peer: NodeName },
     /// The link to a peer is down.
     Down { peer: NodeName, reason: String },
     /// A control message.
@@ -127,6 +129,8 @@ pub struct Net {
 
 pub(super) struct Shared {
     pub events: mpsc::Sender<NetEvent>,
+    /// What peers must and should have in common with this node.
+    pub agreement: watch::Sender<Agreement>,
     /// What connections that are up may not go on with.
     revoked: watch::Sender<Arc<Revoked>>,
     state: Mutex<EndpointState>,
@@ -170,7 +174,9 @@ impl Shared {
 
     /// What this node says first.
     pub fn hello(&self) -> LinkHello {
-        self.state().hello.clone()
+        let hello = self.state().hello.clone();
+        let agreement = Some(self.agreement.borrow().clone());
+        LinkHello { agreement, ..hello }
     }
 
     /// Who this node is to those that it dials.
@@ -252,7 +258,7 @@ impl Net {
             node: Some(config.node),
             generation: config.generation,
             version_min: Some(config.versions.min),
-            agreement: Some(config.agreement),
+            agreement: None,
         };
         let state = EndpointState {
             hello,
@@ -263,6 +269,7 @@ impl Net {
         };
         let shared = Arc::new(Shared {
             events,
+            agreement: watch::Sender::new(config.agreement),
             revoked: watch::Sender::new(config.identity.revoked()),
             state: Mutex::new(state),
         });
@@ -288,16 +295,23 @@ impl Net {
         Ok(())
     }
 
-    /// Takes what peers must have in common with this node from now on; links that are up stay.
+    /// Takes what peers must have in common with this node from now on; links that are up stay, and it is said on them.
     pub fn set_agreement(&self, agreement: Agreement) {
-        self.shared.state().hello.agreement = Some(agreement);
+        self.shared.agreement.send_replace(agreement);
+    }
+
+    /// What this node and a peer that is linked to should have in common and have not.
+    pub fn advice(&self, peer: &NodeName) -> Vec<Difference> {
+        let theirs = self.shared.known(peer).and_then(|it| it.link.theirs());
+        let advice = theirs.map(|theirs| self.shared.agreement.borrow().advice(&theirs));
+        advice.unwrap_or_default()
     }
 
     /// Takes another list of peers and what they must have in common with this node from now on: links to those that
     /// stay go on, also if their address is another one.
     pub fn set_peers(&self, peers: Vec<Peer>, group: &BTreeSet<NodeName>, agreement: Agreement) {
+        self.set_agreement(agreement);
         let mut state = self.shared.state();
-        state.hello.agreement = Some(agreement);
         // Another machine in a place is another peer: the link to the one before it ends.
         let stays = |known: &Known| {
             let is_same = |peer: &Peer| peer.name == known.name && peer.node == known.node;

@@ -62,11 +62,6 @@ impl LinkHello {
         }
     }
 
-    fn advice(&self, there: &Self) -> Vec<Difference> {
-        let both = self.agreement.as_ref().zip(there.agreement.as_ref());
-        both.map_or_else(Vec::new, |(here, there)| here.advice(there))
-    }
-
     fn differences(&self, there: &Self) -> Vec<Difference> {
         let both = self.agreement.as_ref().zip(there.agreement.as_ref());
         both.map_or_else(Vec::new, |(here, there)| here.differences(there))
@@ -78,8 +73,10 @@ impl LinkHello {
 pub(super) struct Agreed {
     pub generation: Generation,
     pub version: u16,
-    /// What differs and parts nobody.
-    pub advice: Vec<Difference>,
+    /// What it must and should have in common with this node.
+    pub theirs: Option<Agreement>,
+    /// What this node said of that.
+    pub said: Option<Agreement>,
 }
 
 /// Says hello to the one that was dialled, and hears who it is.
@@ -112,7 +109,8 @@ pub(super) async fn introduce(
     Ok(Agreed {
         generation: answer.generation,
         version,
-        advice: hello.advice(&answer),
+        theirs: answer.agreement,
+        said: hello.agreement,
     })
 }
 
@@ -157,7 +155,8 @@ pub(super) async fn welcome(
         Agreed {
             generation,
             version,
-            advice: own.advice(&hello),
+            theirs: hello.agreement,
+            said: own.agreement,
         },
     ))
 }

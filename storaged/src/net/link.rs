@@ -11,20 +11,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use quinn::{Connection, ConnectionError, Endpoint, VarInt, WriteError};
-use storaged_wire::NodeName;
+use quinn::{Connection, ConnectionError, Endpoint, SendStream, VarInt, WriteError};
+use storaged_wire::{NodeName, encode};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::address::PeerAddress;
+use super::agreement::Agreement;
 use super::dial::{self, Dialling};
-use super::endpoint::{Known, NetEvent, Shared};
+use super::endpoint::{AGREEMENT_SAID_AGAIN, Known, NetEvent, Shared};
 use super::frame::ControlFrameError;
 use super::hello::Agreed;
 use super::pulse::{Beat, Proximity, Pulse, Side, Spoke};
-use super::streams::KIND_CONTROL;
+use super::streams::{KIND_AGREEMENT, KIND_CONTROL};
 use super::{NetError, frame, streams};
 
 /// Dial again after this time, doubled at each failure up to the longest.
@@ -63,6 +64,8 @@ struct LinkState {
     address: PeerAddress,
     proximity: Proximity,
     watched: Option<Watched>,
+    /// What the peer said last of what it should have in common with this node, while the link is up.
+    theirs: Option<Agreement>,
 }
 
 /// A connection whose beats are counted.
@@ -145,6 +148,7 @@ impl Link {
                 address,
                 proximity,
                 watched: None,
+                theirs: None,
             }),
         });
         NewLink {
@@ -221,7 +225,16 @@ impl Link {
 
     fn unwatch(&self) {
         self.connection.send_replace(None);
-        self.state().watched = None;
+        let mut state = self.state();
+        (state.watched, state.theirs) = (None, None);
+    }
+
+    pub fn set_theirs(&self, agreement: Option<Agreement>) {
+        self.state().theirs = agreement;
+    }
+
+    pub fn theirs(&self) -> Option<Agreement> {
+        self.state().theirs.clone()
     }
 
     fn address(&self) -> PeerAddress {
@@ -377,15 +390,15 @@ impl Keeper {
         let Agreed {
             generation,
             version,
-            ref advice,
+            ref theirs,
+            ..
         } = offer.agreed;
-        let advice = advice.clone();
+        self.link.set_theirs(theirs.clone());
         let peer = self.peer.clone();
         self.tell(NetEvent::Up {
             peer,
             generation,
             version,
-            advice,
         })
         .await?;
         let mut current = self.take(offer);
@@ -405,7 +418,10 @@ impl Keeper {
     /// Uses a connection until it ends, or there is a better one.
     async fn use_until(&mut self, current: &mut Current) -> Ends {
         let connection = current.offer.connection.clone();
-        let mut carried = std::pin::pin!(carry(&connection, &mut self.messages));
+        let agreed = &current.offer.agreed;
+        let saying = say_agreement(&connection, agreed, self.shared.agreement.subscribe());
+        let carried = carry(&connection, &mut self.messages, saying);
+        let mut carried = std::pin::pin!(carried);
         loop {
             let offer = tokio::select! {
                 biased;
@@ -429,6 +445,7 @@ impl Keeper {
     /// Uses a connection from now on. The one before is served as long as something comes on it.
     fn take(&self, offer: Offer) -> Current {
         let silent = self.link.watch(&offer.connection, offer.side);
+        self.link.set_theirs(offer.agreed.theirs.clone());
         let (connection, shared) = (offer.connection.clone(), self.shared.clone());
         tokio::spawn(streams::serve(
             connection,
@@ -487,12 +504,54 @@ enum CarryError {
 }
 
 /// Carries messages until the connection ends; says why it did.
-async fn carry(connection: &Connection, messages: &mut mpsc::Receiver<Bytes>) -> CarryError {
+async fn carry(
+    connection: &Connection,
+    messages: &mut mpsc::Receiver<Bytes>,
+    saying: impl Future<Output = Result<Infallible, CarryError>>,
+) -> CarryError {
     tokio::select! {
         biased;
         reason = connection.closed() => reason.into(),
         Err(error) = send_all(connection, messages) => error,
+        Err(error) = saying => error,
     }
+}
+
+/// Says what the two should have in common whenever it is not what was said last, and does not end while it can.
+fn say_agreement(
+    connection: &Connection,
+    agreed: &Agreed,
+    mut agreement: watch::Receiver<Agreement>,
+) -> impl Future<Output = Result<Infallible, CarryError>> + use<> {
+    let (connection, version) = (connection.clone(), agreed.version);
+    let mut said = agreed.said.clone();
+    async move {
+        if version < AGREEMENT_SAID_AGAIN {
+            return std::future::pending().await;
+        }
+        let mut stream = None;
+        loop {
+            let now = Some(agreement.borrow_and_update().clone());
+            if let Some(changed) = now.as_ref().filter(|_| now != said) {
+                let stream = match &mut stream {
+                    Some(stream) => stream,
+                    None => stream.insert(begin(&connection, KIND_AGREEMENT).await?),
+                };
+                frame::write(stream, encode(changed).into()).await?;
+                said = now;
+            }
+            if agreement.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+async fn begin(connection: &Connection, kind: u8) -> Result<SendStream, CarryError> {
+    let mut stream = connection.open_uni().await?;
+    let kind = Bytes::copy_from_slice(&[kind]);
+    stream.write_chunk(kind).await?;
+    Ok(stream)
 }
 
 /// Sends what comes, and does not end while it can.
@@ -500,9 +559,7 @@ async fn send_all(
     connection: &Connection,
     messages: &mut mpsc::Receiver<Bytes>,
 ) -> Result<Infallible, CarryError> {
-    let mut stream = connection.open_uni().await?;
-    let kind = Bytes::from_static(&[KIND_CONTROL]);
-    stream.write_chunk(kind).await?;
+    let mut stream = begin(connection, KIND_CONTROL).await?;
     while let Some(body) = messages.recv().await {
         frame::write(&mut stream, body).await?;
     }

@@ -8,6 +8,7 @@ use storaged_wire::peer::CONTROL_FRAME_BYTES_MAX;
 use storaged_wire::{NodeName, decode};
 use tokio_util::sync::CancellationToken;
 
+use super::agreement::Agreement;
 use super::endpoint::{FIRST_RECORD_BYTES_MAX, NetEvent, Shared, failed};
 use super::frame::ControlFrameError;
 use super::{NetError, failure, frame};
@@ -17,6 +18,10 @@ pub(super) const FIRST_RECORD_WAIT: Duration = Duration::from_secs(5);
 
 pub(super) const KIND_CONTROL: u8 = 0;
 pub(super) const KIND_DATA: u8 = 1;
+pub(super) const KIND_AGREEMENT: u8 = 2;
+
+/// Between two of what a peer says of its configuration: a reload is rare, and each may be told.
+const AGREEMENT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Takes what comes until the connection ends, its peer is not configured any more or its certificate is revoked.
 pub(super) async fn serve(
@@ -97,10 +102,33 @@ async fn serve_stream(
             let _ = shared.events.send(stream).await;
             Ok(())
         }
+        KIND_AGREEMENT => serve_agreements(recv, from, shared).await,
         other => Err(ControlFrameError::Wrong(format!(
-            "expected a stream of kind 0 or 1, got {other}"
+            "expected a stream of kind 0, 1 or 2, got {other}"
         ))),
     }
+}
+
+/// Takes what a peer says anew of what it should have in common with this node.
+async fn serve_agreements(
+    mut recv: RecvStream,
+    from: &NodeName,
+    shared: &Shared,
+) -> Result<(), ControlFrameError> {
+    while let Ok(Some(body)) = frame::read(&mut recv, FIRST_RECORD_BYTES_MAX).await {
+        let said = decode::<Agreement>("agreement", &body);
+        let said = said.map_err(|error| ControlFrameError::Wrong(error.to_string()))?;
+        let Some(known) = shared.known(from) else {
+            break;
+        };
+        known.link.set_theirs(Some(said));
+        let peer = from.clone();
+        if (shared.events.send(NetEvent::AgreementSaid { peer }).await).is_err() {
+            break;
+        }
+        tokio::time::sleep(AGREEMENT_PAUSE).await;
+    }
+    Ok(())
 }
 
 /// Ends a connection of somebody whose certificate is revoked.

@@ -145,6 +145,12 @@ impl Started {
         .await
     }
 
+    /// Until a peer has said anew what it should have in common with this node.
+    async fn heard(&mut self) {
+        self.wait(|event| matches!(event, NetEvent::AgreementSaid { .. }).then_some(()))
+            .await;
+    }
+
     async fn refusal(&mut self) -> NetError {
         self.wait(|event| match event {
             NetEvent::Refused { why, .. } => Some(why),
@@ -166,6 +172,49 @@ async fn pair(directory: &Path, first: Spec, second: Spec) -> (Started, Started)
         .net
         .set_peers(vec![second.peer(node)], &group(), agreement(m));
     (first, second)
+}
+
+/// A peer that does not know what is said anew is told it at the next link, and this one stays.
+#[tokio::test]
+async fn what_changes_is_said_on_links_that_are_up_to_those_who_know_what_it_is() {
+    for (oldest, newest) in [(8, 9), (8, 8)] {
+        let directory = certificates(2);
+        let of = |node| Spec {
+            versions: (8, 9),
+            ..Spec::new(node, Vec::new())
+        };
+        let older = Spec {
+            versions: (oldest, newest),
+            ..of(0)
+        };
+        let (mut older, mut newer) = pair(directory.path(), older, of(1)).await;
+        assert_eq!(newer.version_of_link().await, newest);
+        assert_eq!(older.version_of_link().await, newest);
+        for key in ["key 1", "key 2"] {
+            let said = agreement(1).advising(1, Some(key.into()));
+            newer.net.set_agreement(said);
+        }
+        older.net.set_agreement(agreement(1).advising(1, None));
+        if newest == 9 {
+            let differs = timeout(PATIENCE, async {
+                while newer.net.advice(&name(0)).is_empty() {
+                    older.heard().await;
+                    newer.heard().await;
+                }
+            });
+            differs.await.expect("both have said what they are");
+            assert_eq!(newer.net.advice(&name(0)).len(), 1);
+        } else {
+            // Were it said, the link would end by it.
+            newer.net.send(&name(0), "a word".into());
+            let body = older.wait(|event| match event {
+                NetEvent::Message { body, .. } => Some(body),
+                NetEvent::Down { .. } | NetEvent::AgreementSaid { .. } => panic!("{event:?}"),
+                _ => None,
+            });
+            assert_eq!(body.await, b"a word");
+        }
+    }
 }
 
 #[tokio::test]

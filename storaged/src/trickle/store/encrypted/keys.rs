@@ -151,6 +151,12 @@ impl KeyRing {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(keys));
     }
 
+    /// Whether there are any yet.
+    pub fn has_keys(&self) -> bool {
+        let keys = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        keys.is_some()
+    }
+
     pub(super) fn get(&self) -> Result<Arc<TierKeys>, StoreError> {
         let keys = self.0.read().unwrap_or_else(PoisonError::into_inner);
         keys.clone().ok_or_else(|| StoreError::Unavailable {
