@@ -70,6 +70,17 @@ pub enum DurableWish {
     Never,
 }
 
+impl DurableWish {
+    /// Of two wishes for one step that which asks for more: no rank takes back what another one wished.
+    #[must_use]
+    pub fn or_more(self, other: Self) -> Self {
+        let both = [self, other];
+        let all = [Self::Required, Self::Policy];
+        let most = all.into_iter().find(|wish| both.contains(wish));
+        most.unwrap_or(Self::Never)
+    }
+}
+
 /// Whether the retention passes a checkpoint by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 #[cbor(index_only)]

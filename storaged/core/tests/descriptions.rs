@@ -6,10 +6,10 @@ mod testkit;
 use std::collections::BTreeMap;
 
 use cluster::{Cluster, Room};
-use storaged_core::{ConnId, MemoryShare};
+use storaged_core::{ConnId, MemoryShare, Note};
 use storaged_wire::local::{DurableWish, Reply, Request};
-use storaged_wire::{RefusalCode, Step, TenantName};
-use testkit::{acquire_slot, commit_step};
+use storaged_wire::{CheckpointState, RefusalCode, Step, TenantName};
+use testkit::{CHUNK_BYTES, acquire_slot, commit_step};
 
 const MIB: usize = 1 << 20;
 
@@ -134,5 +134,84 @@ fn what_described_a_job_that_was_dropped_makes_room_at_once() {
         };
         let reply = cluster.ask(0, trainer, drop);
         assert!(!matches!(reply, Reply::Refused(_)), "{reply:?}");
+    }
+}
+
+/// The trainer that waits, the log and the status name the node whose memory is too small, until it has room.
+#[test]
+fn a_home_node_without_room_for_a_description_says_so() {
+    let tight = 2 << 20;
+    let room = Room {
+        budgets: (1..6).map(|node| (node, tight)).collect(),
+        ..Room::default()
+    };
+    let mut cluster = Cluster::start_with(4, 2, 1, None, room);
+    let saved = acquire_slot(CHUNK_BYTES.into(), 1_000);
+    for node in 0..4 {
+        let trainer = cluster.trainer(node);
+        let Reply::SlotGranted { slot, .. } = cluster.ask(node, trainer, saved.clone()) else {
+            panic!("no slot");
+        };
+        let (step, length) = (Step::new(1), 100);
+        let seal = Request::SealSlot { slot, step, length };
+        assert_eq!(cluster.ask(node, trainer, seal), Reply::Done);
+    }
+    let trainer = cluster.trainer(0);
+    let told = cluster.ask(0, trainer, described(1, vec![7; 80 * MIB]));
+    assert_eq!(told, Reply::Done);
+    cluster.run_for(5_000);
+    let refused = |note: &Note| matches!(note, Note::NotDescribed { .. });
+    let notes = cluster.notes.iter().filter(|(_, _, note)| refused(note));
+    let mut nodes: Vec<usize> = notes.map(|(_, node, _)| *node).collect();
+    nodes.sort_unstable();
+    assert!(!nodes.is_empty(), "a home node says it");
+    assert!(
+        nodes.windows(2).all(|two| two[0] < two[1]),
+        "once: {nodes:?}"
+    );
+    let wait = Request::Wait {
+        run: cluster.run(),
+        step: Step::new(1),
+        state: CheckpointState::Committed,
+        timeout_ms: 2_000,
+    };
+    let Reply::Refused(refusal) = cluster.ask(0, trainer, wait) else {
+        panic!("it has not committed");
+    };
+    let said = |node: &usize| format!("n{node} has no room: a description");
+    let is_named = nodes.iter().any(|it| refusal.message.contains(&said(it)));
+    assert!(is_named, "{nodes:?}: {refusal}");
+}
+
+/// Ranks of one step that wish for a copy and do not: whoever wishes for it gets it, in whichever order they speak.
+#[test]
+fn no_rank_takes_back_what_another_wished_of_the_durable_tier() {
+    use DurableWish::{Never, Required};
+    let orders = [[Required, Never], [Never, Required]];
+    let both = orders
+        .into_iter()
+        .flat_map(|it| [([0, 0], it), ([0, 1], it)]);
+    for (by, wishes) in both {
+        let mut cluster = Cluster::start_with_tier(4, 2, 1);
+        let saved = acquire_slot(CHUNK_BYTES.into(), 1_000);
+        for node in 0..4 {
+            let trainer = cluster.trainer(node);
+            let Reply::SlotGranted { slot, .. } = cluster.ask(node, trainer, saved.clone()) else {
+                panic!("no slot");
+            };
+            let (step, length) = (Step::new(1), 100);
+            if node == 3 {
+                for (by, durable) in by.into_iter().zip(wishes) {
+                    let (trainer, commit) = (cluster.trainer(by), commit_step(step, durable));
+                    assert_eq!(cluster.ask(by, trainer, commit), Reply::Done);
+                    cluster.run_for(2_000);
+                }
+            }
+            let seal = Request::SealSlot { slot, step, length };
+            assert_eq!(cluster.ask(node, trainer, seal), Reply::Done);
+        }
+        cluster.run_until(30_000, "a durable step", |cluster| {
+            !cluster.tier.published.is_empty()
+        });
     }
 }

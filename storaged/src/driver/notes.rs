@@ -22,6 +22,7 @@ impl Daemon {
             }
             Note::DurableGivenUp { key, reason } => self.durable_given_up(key, reason),
             Note::Abandoned { key, reason } => self.abandoned(key, reason),
+            Note::NotDescribed { key, reason } => self.not_described(key, reason),
             Note::LaneProtected {
                 key,
                 lane,
@@ -90,6 +91,14 @@ impl Daemon {
         let line = format!("{} given up {}", key.namespace, numberless(reason));
         if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
             tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, silent, "given up");
+        }
+    }
+
+    fn not_described(&mut self, key: &CheckpointKey, reason: &str) {
+        let line = format!("{} not described {}", key.namespace, numberless(reason));
+        if let Some(silent) = self.repeats.tell(&line, self.clock.now()) {
+            tracing::warn!(namespace = %key.namespace, run = %key.run, step = key.step.get(), reason, silent,
+                "a step cannot commit: this node has no room for what describes it");
         }
     }
 

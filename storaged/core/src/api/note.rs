@@ -73,6 +73,8 @@ pub enum Note {
         node: NodeName,
         statement: FalseStatement,
     },
+    /// As a home node: a step cannot commit here, because there is no room for what describes it.
+    NotDescribed { key: CheckpointKey, reason: String },
     /// A peer has said so much that cannot be that nothing is believed any more which it alone says, until it is restarted.
     Disbelieved { node: NodeName },
 }

@@ -1,14 +1,15 @@
-//! Nodes that have no room for their part of a checkpoint: everybody whom it concerns is told, so that a refused save, the
+//! Nodes that have no room for their part of a checkpoint, or for what describes it: everybody whom it concerns is told, so that a refused save, the
 //! status and the log name the budget that is too small and not the steps that follow one another.
 
 use storaged_wire::peer::{CheckpointKey, PeerMessage};
 use storaged_wire::{Digest, NodeName};
 
+use crate::catalog::Checkpoint;
 use crate::context::Context;
 
 impl Context {
     /// A node had room for its part of a checkpoint, or says why not: whoever asks why it is not protected is told.
-    pub(super) fn note_room(&mut self, key: &CheckpointKey, node: NodeName, why: Option<&String>) {
+    pub(crate) fn note_room(&mut self, key: &CheckpointKey, node: NodeName, why: Option<&String>) {
         let Some(checkpoint) = self.checkpoints.get_mut(key) else {
             return;
         };
@@ -34,8 +35,16 @@ impl Context {
         }
     }
 
-    pub(crate) fn no_room_told(&mut self, manifest: Digest, node: NodeName, reason: &str) {
-        if let Some(key) = self.by_name.get(&manifest).cloned() {
+    /// Of a step that has not committed, of which this node has told the description of this name: it has no other name yet.
+    fn described_here(&self, name: Digest) -> Option<CheckpointKey> {
+        let told = |c: &&Checkpoint| c.description_here.is_some_and(|it| it.name == name);
+        let newest = self.checkpoints.values().rev().find(told);
+        newest.map(|c| c.key.clone())
+    }
+
+    pub(crate) fn no_room_told(&mut self, name: Digest, node: NodeName, reason: &str) {
+        let key = self.by_name.get(&name).cloned();
+        if let Some(key) = key.or_else(|| self.described_here(name)) {
             self.note_room(&key, node, Some(&reason.to_owned()));
             // Older steps that are kept for comfort go first.
             self.retire_older(&key.namespace);

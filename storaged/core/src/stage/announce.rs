@@ -6,7 +6,7 @@ use storaged_codec::digest;
 use storaged_wire::peer::{CheckpointKey, PeerMessage, SealedShard};
 use storaged_wire::{Digest, NodeName, Owner, WorldSize, encode};
 
-use crate::api::Now;
+use crate::api::{Note, Now};
 use crate::catalog::{Announced, AnnouncedBy, Checkpoint, Description, LocalShard, Noted};
 use crate::context::Context;
 use crate::limits;
@@ -268,14 +268,40 @@ impl Context {
             if known.is_none() {
                 checkpoint.news_at = now;
             }
-            checkpoint.description = Some(description);
         }
+        let before = checkpoint.description.take().map(|it| it.durable);
+        let durable = before.map_or(description.durable, |it| it.or_more(description.durable));
+        checkpoint.description = Some(Description {
+            durable,
+            ..description
+        });
         // Said again each second till all of it is here, and so is who has it; and till there is room for it.
-        if self.take_room(&description.named(), &key.namespace).is_ok() {
-            self.want_enclosures(&description.named(), std::slice::from_ref(from));
+        match self.room_for_description(&description.named(), &key.namespace) {
+            Ok(()) => {
+                self.note_room(&key, self.me().clone(), None);
+                self.want_enclosures(&description.named(), std::slice::from_ref(from));
+            }
+            Err(refusal) => self.say_no_room(from, &key, description.name, refusal.message),
         }
         self.try_commit(&key);
         self.say_noted(from, &key);
+    }
+
+    /// Whoever described a step is told that there is no room for that here; the log once.
+    fn say_no_room(&mut self, to: &NodeName, key: &CheckpointKey, named: Digest, reason: String) {
+        let me = self.me().clone();
+        let known = self.checkpoints.get(key).and_then(|c| c.no_room.as_ref());
+        if known.is_none_or(|(node, _)| *node != me) {
+            let (key, reason) = (key.clone(), reason.clone());
+            self.note(Note::NotDescribed { key, reason });
+        }
+        self.note_room(key, me.clone(), Some(&reason));
+        let message = PeerMessage::NoRoom {
+            manifest: named,
+            node: me,
+            reason,
+        };
+        self.send(to, message);
     }
 
     /// Answers a node with what has been noted of what it said, unless it hears of the commit.
@@ -311,6 +337,9 @@ impl Context {
         checkpoint.news_at = checkpoint.news_at.max(heard_at);
         let noted = Noted { at: now, ..noted };
         checkpoint.noted_by.insert(from.clone(), noted);
+        if noted.description.is_some() {
+            self.note_room(key, from.clone(), None);
+        }
     }
 
     /// A node was restarted: it has lost what it announced.

@@ -111,7 +111,14 @@ impl Context {
                 .back()
                 .map_or(epoch, |(before, _)| *before);
         }
-        let description = Description::new(schema, torch_metadata, given.durable, epoch);
+        let durable = before.map_or(given.durable, |before| {
+            before.durable.or_more(given.durable)
+        });
+        if before.is_some_and(|before| before.durable != durable) {
+            // Home nodes have noted the same with less.
+            (checkpoint.noted_by.values_mut()).for_each(|noted| noted.description = None);
+        }
+        let description = Description::new(schema, torch_metadata, durable, epoch);
         checkpoint.description_here = Some(description);
         self.keep_given(schema.digest, given.schema, &key.namespace);
         self.keep_given(torch_metadata.digest, given.torch_metadata, &key.namespace);
@@ -120,8 +127,14 @@ impl Context {
         Ok(())
     }
 
-    fn room_for_description(&mut self, names: &[Enclosure], of: &Namespace) -> Result<(), Refusal> {
-        let bytes: u64 = names.iter().map(|it| it.length).sum();
+    pub(super) fn room_for_description(
+        &mut self,
+        names: &[Enclosure],
+        of: &Namespace,
+    ) -> Result<(), Refusal> {
+        // A peer may say any.
+        let lengths = names.iter().map(|it| it.length);
+        let bytes = lengths.fold(0, u64::saturating_add);
         self.take_room(names, of).map_err(|why| {
             let text = format!(
                 "a description of {bytes} bytes (schema and torch metadata) does not fit the memory budget: it {why}; held by: {}; \
@@ -439,6 +452,9 @@ impl Context {
             return String::new();
         };
         let Some(manifest) = &checkpoint.manifest else {
+            if let Some(why) = self.no_room_of(checkpoint) {
+                return format!(": {why}");
+            }
             if checkpoint.sealing != Sealing::NotYet {
                 return ": all ranks have sealed it, and its manifest was not made in time".into();
             }

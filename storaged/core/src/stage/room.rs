@@ -343,6 +343,10 @@ impl Context {
         if held.iter().any(|c| Self::is_read(c)) {
             return "a reader has a step open: let it end, or raise memory.slots_per_rank".into();
         }
+        let mut open = held.iter().filter(|c| c.manifest.is_none());
+        if let Some(why) = open.find_map(|c| self.no_room_of(c)) {
+            return format!("a step cannot commit: {why}");
+        }
         if held.iter().any(|c| c.manifest.is_none()) {
             return "a step has not committed, because a rank has not sealed it: save on every rank"
                 .into();
