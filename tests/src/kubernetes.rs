@@ -24,6 +24,8 @@ const CONFIG_MAP_BYTES_MAX: usize = 1 << 20;
 pub enum Fault {
     /// It is not done: this HTTP status, and so many seconds to wait.
     Status(u16, Option<u64>),
+    /// It is not done, because of something of this kind that is in the way; with the server's word for that.
+    InTheWay(&'static str, &'static str),
     /// It is done, and the connection ends before the answer.
     AnswerLost,
     /// It is not done, and the connection ends.
@@ -237,6 +239,13 @@ fn talk(stream: Box<dyn Stream>, shelf: &Mutex<Shelf>) -> Result<()> {
                 extra = wait.map_or_else(String::new, |it| format!("retry-after: {it}\r\n"));
                 let failure = Answer::failure(status, "TooManyRequests", "", "try again later");
                 (status, failure.body.to_string())
+            }
+            Some(Fault::InTheWay(kind, reason)) => {
+                let message = format!(
+                    "Operation cannot be fulfilled on {kind} \"one\": the object has been modified"
+                );
+                let failure = Answer::failure(409, reason, kind, &message);
+                (failure.status, failure.body.to_string())
             }
             Some(Fault::AnswerLost) => {
                 locked(shelf).answer(&asked)?;

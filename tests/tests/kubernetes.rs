@@ -183,6 +183,52 @@ async fn what_is_refused_says_what_to_do() -> Result<()> {
     Ok(())
 }
 
+/// The API server counts what a quota allows with versions of its own, and says so in the same words.
+#[tokio::test]
+async fn a_quota_that_is_being_changed_is_no_other_node() -> Result<()> {
+    let api = ApiServer::start()?;
+    let records = records(&api)?;
+    let quota = Fault::InTheWay("resourcequotas", "Conflict");
+    // Of the head, and of the record.
+    api.fault("POST", [quota, quota]);
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    api.fault("POST", [quota]);
+    api.fault("PUT", [quota]);
+    ensure!(records.create(2, record("two")).await? == Proposal::Taken);
+    let newest = records.newest().await?.context("a record")?;
+    ensure!(newest.bytes == record("two"), "{newest:?}");
+    // What else is in the way is said as it is.
+    api.fault("POST", [Fault::InTheWay("configmaps", "NotNow")]);
+    let failed = records.create(3, record("three")).await;
+    let said = words(&failed.err().context("it was refused")?);
+    ensure!(
+        said.contains("409") && said.contains("has been modified"),
+        "{said}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_head_that_others_raise_again_and_again_is_tried_with_pauses() -> Result<()> {
+    let api = ApiServer::start()?;
+    let records = records(&api)?;
+    ensure!(records.create(1, record("one")).await? == Proposal::Taken);
+    let other = Fault::InTheWay("configmaps", "Conflict");
+    api.fault("PUT", vec![other; 100]);
+    let begun = Instant::now();
+    let failed = records.create(2, record("two")).await;
+    let said = words(&failed.err().context("others were faster")?);
+    ensure!(said.contains("again and again"), "{said}");
+    // Twenty tries, and a longer pause after each till it is 200 ms.
+    ensure!(
+        begun.elapsed() >= Duration::from_secs(3),
+        "{:?}",
+        begun.elapsed()
+    );
+    ensure!(api.asked("PUT") == 0, "none was done");
+    Ok(())
+}
+
 /// A proxy's page, or another server's, must not look like an empty registry: a cluster would begin anew.
 #[tokio::test]
 async fn a_page_that_is_not_there_is_no_registry_without_records() -> Result<()> {

@@ -9,6 +9,7 @@ mod leaving;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use base64::Engine as _;
@@ -29,6 +30,11 @@ const PREFIX_BYTES_MAX: usize = 24;
 const SERIES_LABEL: &str = "storaged/series";
 /// Nodes that raise a head at once are all content with the highest of their numbers.
 const RAISES_MAX: usize = 20;
+/// The pause before a head is raised again, doubled each time up to the longest.
+const RAISE_PAUSE: Duration = Duration::from_millis(10);
+const RAISE_PAUSE_LONGEST: Duration = Duration::from_millis(200);
+/// What records and heads are to the API server.
+const KIND: &str = "configmaps";
 
 /// `membership.registry` with `kind = "kubernetes"`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -152,7 +158,7 @@ impl KubernetesRecords {
 
     /// Of all ConfigMaps, or of one.
     fn path(&self, name: Option<&str>) -> String {
-        let all = format!("/api/v1/namespaces/{}/configmaps", self.config.namespace);
+        let all = format!("/api/v1/namespaces/{}/{KIND}", self.config.namespace);
         name.map_or(all.clone(), |name| format!("{all}/{name}"))
     }
 
@@ -164,9 +170,7 @@ impl KubernetesRecords {
         let asked = ApiRequest::get(self.path(Some(name)), self.action("get", name));
         match self.api.ask(&asked).await {
             // Not whatever else answers so: what is absent makes a cluster begin anew.
-            Err(KubernetesError::Refused(it)) if it.status == 404 && it.kind == "configmaps" => {
-                Ok(None)
-            }
+            Err(KubernetesError::Refused(it)) if it.status == 404 && it.kind == KIND => Ok(None),
             answered => answered.map(Some),
         }
     }
@@ -212,6 +216,7 @@ impl KubernetesRecords {
 
     /// Makes the head say at least this number.
     async fn raise_head(&self, number: u64) -> Result<(), KubernetesError> {
+        let mut pause = RAISE_PAUSE;
         for _ in 0..RAISES_MAX {
             let head = self.head().await?;
             if head.as_ref().is_some_and(|it| it.highest >= number) {
@@ -232,9 +237,11 @@ impl KubernetesRecords {
             };
             match self.api.ask(&asked).await {
                 // Another node was faster, or this one, whose answer was lost.
-                Err(KubernetesError::Refused(it)) if it.status == 409 => {}
+                Err(KubernetesError::Refused(it)) if it.is_outrun(KIND) => {}
                 answered => return answered.map(drop),
             }
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(RAISE_PAUSE_LONGEST);
         }
         let series = &self.series;
         Err(odd(format!("another configmap {series} again and again")))
@@ -263,7 +270,7 @@ impl KubernetesRecords {
         let asked = ApiRequest::create(self.path(None), body, self.action("create", &name));
         match self.api.ask(&asked).await {
             Ok(_) => return Ok(Proposal::Taken),
-            Err(KubernetesError::Refused(it)) if it.status == 409 => {}
+            Err(KubernetesError::Refused(it)) if it.is_outrun(KIND) => {}
             Err(error) => return Err(error),
         }
         match self.read(number).await? {

@@ -55,6 +55,15 @@ pub enum KubernetesError {
     Answer { got: String },
 }
 
+impl Refusal {
+    /// Whether somebody else was faster: an object of this kind is there, or is another version by now. In the same status, and the
+    /// same words, an API server tells of what is in its own way.
+    pub fn is_outrun(&self, kind: &str) -> bool {
+        let reasons = ["AlreadyExists", "Conflict"];
+        self.status == 409 && self.kind == kind && reasons.contains(&self.reason.as_str())
+    }
+}
+
 /// What an API server does not do, and why.
 #[derive(Debug, Error)]
 #[error("Kubernetes refuses to {action} (HTTP status {status}): {message}{remedy}")]
@@ -64,6 +73,8 @@ pub struct Refusal {
     pub status: u16,
     /// What is lacking or in the way.
     pub kind: String,
+    /// The API server's word for why.
+    pub reason: String,
     message: String,
     remedy: &'static str,
 }
@@ -316,23 +327,22 @@ fn read_answer(
     let shown = || String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]).into_owned();
     let message = parsed["message"].as_str().map_or_else(shown, Into::into);
     let number = status.as_u16();
+    let kind = parsed["details"]["kind"].as_str().unwrap_or_default();
+    let reason = parsed["reason"].as_str().unwrap_or_default();
     match number {
         _ if status.is_success() && parsed.is_object() => Ok(parsed),
         // 410: a version that it has forgotten meanwhile; 500 is also etcd behind it, or a webhook, that took too long.
-        410 | 429 | 500 | 502..=504 => Err(Failed::For {
-            error: KubernetesError::Busy {
-                server: server.into(),
-                status: number,
-                message,
-            },
-            now: retry_after(answer.headers()),
-        }),
+        410 | 429 | 500 | 502..=504 => Err(busy(server, answer, message)),
+        // What a quota allows is counted with versions too, and others create objects at the same time.
+        409 if kind == "resourcequotas" && reason == "Conflict" => {
+            Err(busy(server, answer, message))
+        }
         _ if parsed["kind"] == "Status" && !status.is_success() => {
-            let kind = parsed["details"]["kind"].as_str().unwrap_or_default();
             Err(KubernetesError::Refused(Box::new(Refusal {
                 action: asked.action.clone(),
                 status: number,
                 kind: kind.into(),
+                reason: reason.into(),
                 message,
                 remedy: remedy(number, kind),
             }))
@@ -342,6 +352,17 @@ fn read_answer(
             got: format!("HTTP status {status} from {server}: {}", shown()),
         }
         .into()),
+    }
+}
+
+fn busy(server: &str, answer: &Response<Bytes>, message: String) -> Failed {
+    Failed::For {
+        error: KubernetesError::Busy {
+            server: server.into(),
+            status: answer.status().as_u16(),
+            message,
+        },
+        now: retry_after(answer.headers()),
     }
 }
 
