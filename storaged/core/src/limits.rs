@@ -38,6 +38,9 @@ pub const TIER_DOUBT_MS: u64 = 10_000;
 /// The tier is asked again after this time whether it has a checkpoint.
 pub const TIER_QUESTION_MS: u64 = 2_000;
 
+/// A durable tier that is configured wrongly, as where a key is missing, is so until nothing has found it so for this time.
+pub const MISCONFIGURED_FOR_MS: u64 = 30_000;
+
 /// Highest number of a run. Higher ones are given out by nobody: ten a second for eight hundred thousand years.
 pub const RUN_NUMBER_MAX: u64 = 1 << 48;
 

@@ -199,7 +199,7 @@ impl Node {
             Input::Published { manifest, outcome } => self.cx.published(manifest, outcome),
             Input::DurableListed { query, outcome } => self.durable_listed(query, outcome),
             Input::Curated { id, outcome } => self.cx.curated(id, outcome),
-            Input::DurableState(outcome) => self.cx.tier_answered(outcome.err().as_ref()),
+            Input::DurableState(outcome) => self.cx.tier_opened(outcome),
             answer @ (Input::RunClaimed { .. }
             | Input::RunRegistered { .. }
             | Input::RunRecorded { .. }

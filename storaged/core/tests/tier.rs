@@ -245,6 +245,36 @@ fn notes(wanted: &Wanted) -> usize {
         .count()
 }
 
+/// A node that lacks a key of the tier's reads what one job has there and not what another has: it answers both, again and again.
+#[test]
+fn what_is_amiss_with_a_configuration_is_told_once_and_its_end_once_it_has_ended() {
+    let mut alone = start();
+    let mut states = Vec::new();
+    let mut list = |alone: &mut Alone, outcome: Result<DurableListing, DurableFault>| {
+        let query = alone.ask(READER, PLAN).listing().expect("it is asked");
+        let wanted = alone.handle(Input::DurableListed { query, outcome });
+        states.extend(wanted.notes().filter_map(|note| match note {
+            Note::DurableState { fault } => Some(fault.is_some()),
+            _ => None,
+        }));
+        states.clone()
+    };
+    let locked = || DurableFault::Misconfigured("encrypted with key 1".into());
+    for _ in 0..20 {
+        list(&mut alone, Err(locked()));
+        alone.now += 3_000;
+        assert_eq!(list(&mut alone, Ok(DurableListing::default())), [true]);
+        alone.now += 3_000;
+    }
+    alone.now += 60_000;
+    let told = list(&mut alone, Ok(DurableListing::default()));
+    assert_eq!(told, [true, false], "the key has come");
+    // What passes by itself is over when it has passed.
+    list(&mut alone, Err(down()));
+    let told = list(&mut alone, Ok(DurableListing::default()));
+    assert_eq!(told, [true, false, true, false]);
+}
+
 /// A tier that is read-only takes no marker, and who has just started knows nothing: its peers tell it as soon as their link
 /// is up, so its first plan leaves out what they found damaged.
 #[test]

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use storaged_wire::Digest;
 use storaged_wire::peer::CheckpointKey;
 
-use crate::api::DurableFault;
+use crate::api::{DurableFault, Now};
 
 /// The durable tier as this node knows it.
 #[derive(Debug, Default)]
 pub(crate) struct TierHealth {
     /// Why it did not do what was asked last; none while it does.
     pub(super) fault: Option<DurableFault>,
+    /// When it was found last that it is configured wrongly.
+    pub(super) misconfigured_at: Option<Now>,
     /// Damaged checkpoints, and what was found.
     pub(super) quarantined: BTreeMap<Digest, Damaged>,
     /// The same by name, with what the newest listing of their namespace has said, for whoever looks.

@@ -17,6 +17,12 @@ impl Context {
         if fault.is_some_and(|fault| !fault.is_of_tier()) {
             return;
         }
+        if let Some(DurableFault::Misconfigured(_)) = fault {
+            self.tier.misconfigured_at = Some(self.now);
+        }
+        if fault.is_none() && self.is_misconfigured() {
+            return;
+        }
         let state = |fault: Option<&DurableFault>| fault.map(DurableFault::name);
         if state(fault) != state(self.tier.fault.as_ref()) {
             self.note(Note::DurableState {
@@ -24,6 +30,20 @@ impl Context {
             });
         }
         self.tier.fault = fault.cloned();
+    }
+
+    /// It is opened, as it is configured, or was not.
+    pub(crate) fn tier_opened(&mut self, outcome: Result<(), DurableFault>) {
+        self.tier.misconfigured_at = None;
+        self.tier_answered(outcome.err().as_ref());
+    }
+
+    /// Whether it was found a moment ago that the tier is configured wrongly. What needs no key goes well where one is missing, and
+    /// comes between.
+    fn is_misconfigured(&self) -> bool {
+        let is_told = matches!(self.tier.fault, Some(DurableFault::Misconfigured(_)));
+        let found_at = self.tier.misconfigured_at.filter(|_| is_told);
+        found_at.is_some_and(|at| self.now.since(at) < limits::MISCONFIGURED_FOR_MS)
     }
 
     /// What it said when it last failed, if it has not answered since.

@@ -82,6 +82,12 @@ impl Encrypted {
         Self { inner, sealing }
     }
 
+    /// Without keys nothing is asked: what needs none would have the tier there and not there by turns.
+    fn has_keys(&self) -> Result<(), StoreError> {
+        let keys = self.sealing.as_ref().map(|sealing| sealing.ring.get());
+        keys.transpose().map(drop)
+    }
+
     /// The size of the sealed parts.
     fn sealed_parts(&self, plain: PartBytes) -> Result<PartBytes, StoreError> {
         let frames = plain.get() / FRAME_BYTES;
@@ -330,6 +336,7 @@ impl Store for Encrypted {
     }
 
     async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
+        self.has_keys()?;
         if self.sealing.is_none() {
             return self.inner.begin(key, part_bytes).await;
         }
@@ -342,6 +349,7 @@ impl Store for Encrypted {
         key: &ObjectKey,
         part_bytes: PartBytes,
     ) -> Result<Option<Upload>, StoreError> {
+        self.has_keys()?;
         if self.sealing.is_none() {
             return self.inner.resume(key, part_bytes).await;
         }
@@ -355,6 +363,7 @@ impl Store for Encrypted {
         part_bytes: PartBytes,
         leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
+        self.has_keys()?;
         let sealed = match &self.sealing {
             None => part_bytes,
             Some(_) => self.sealed_parts(part_bytes)?,
@@ -428,6 +437,7 @@ impl Store for Encrypted {
     }
 
     async fn unfinished(&self, under: &KeyPrefix) -> Result<Vec<ObjectKey>, StoreError> {
+        self.has_keys()?;
         self.inner.unfinished(under).await
     }
 
@@ -447,6 +457,7 @@ impl Store for Encrypted {
 
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         check_asked(key, range.as_ref())?;
+        self.has_keys()?;
         match (&self.sealing, range) {
             (Some(sealing), Some(range)) => self.get_range(sealing, key, range).await,
             (Some(sealing), None) => self.get_whole(sealing, key).await,
@@ -462,10 +473,12 @@ impl Store for Encrypted {
     }
 
     async fn length(&self, key: &ObjectKey) -> Result<u64, StoreError> {
+        self.has_keys()?;
         self.inner.length(key).await
     }
 
     async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
+        self.has_keys()?;
         self.inner.list(under).await
     }
 
@@ -475,14 +488,17 @@ impl Store for Encrypted {
         after: Option<&ObjectKey>,
         limit: usize,
     ) -> Result<ListPage, StoreError> {
+        self.has_keys()?;
         self.inner.list_page(under, after, limit).await
     }
 
     async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
+        self.has_keys()?;
         self.inner.list_folders(under).await
     }
 
     async fn check_place(&self) -> Result<(), StoreError> {
+        self.has_keys()?;
         self.inner.check_place().await
     }
 

@@ -6,8 +6,8 @@ use bytes::{Bytes, BytesMut};
 use storaged_core::DurableFault;
 
 use super::super::{
-    Directory, Encrypted, FakeStore, FileIoConfig, KeyRing, PartBytes, PartNumber, PlainObjects,
-    Store, StoreError, TierKeys,
+    Directory, Encrypted, FakeStore, FileIoConfig, KeyPrefix, KeyRing, PartBytes, PartNumber,
+    PlainObjects, Store, StoreError, TierKeys,
 };
 use super::conformance::conforms;
 use super::{directory, key, part_of, pattern, randomness, upload};
@@ -375,11 +375,20 @@ async fn without_its_key_an_object_is_locked_and_not_damaged() {
         );
     }
     let none_yet = Encrypted::new(below, Arc::default(), PlainObjects::Refuse, None);
-    let (got, put) = (
+    let folder = KeyPrefix::folder(key("a"));
+    // Nor is asked what would be answered without: the tier would be there and not there by turns.
+    let outcomes = [
         none_yet.get(&key("a"), None).await.map(drop),
+        none_yet.get(&key("a"), Some(0..0)).await.map(drop),
         none_yet.put_new(&key("b"), Bytes::new()).await,
-    );
-    for outcome in [got, put] {
+        none_yet.length(&key("a")).await.map(drop),
+        none_yet.list(&folder).await.map(drop),
+        none_yet.list_page(&folder, None, 5).await.map(drop),
+        none_yet.list_folders(&folder).await.map(drop),
+        none_yet.unfinished(&folder).await.map(drop),
+        none_yet.check_place().await,
+    ];
+    for outcome in outcomes {
         assert!(
             matches!(outcome, Err(StoreError::Unavailable { .. })),
             "{outcome:?}"
