@@ -11,7 +11,7 @@ use storaged_sdk::ClientError;
 use storaged_sdk::wire::local::{DurableWish, Reply, Request};
 use storaged_sdk::wire::{CheckpointState, Digest, Rank, RefusalCode, RunId};
 use storaged_tests::hostile::{NOBODY, as_nobody, call, hello, open_to_all, refusal};
-use storaged_tests::system::{System, executable, shards};
+use storaged_tests::system::{System, executable, shards, wait};
 
 /// A node with two tenants: `red`, whom the tests are, and `blue`, another user. Both use the names and the token (none) that they get by themselves.
 struct TwoTenants {
@@ -195,6 +195,33 @@ fn a_tenants_requests_keep_to_its_pace() -> Result<()> {
     let took = began.elapsed();
     ensure!(took > Duration::from_secs(2), "{took:?}");
     two.saves(2).map(drop)
+}
+
+#[test]
+fn a_tenant_has_no_more_connections_than_it_is_given() -> Result<()> {
+    let two = TwoTenants::start("connections_max = 3\n")?;
+    let greeted = || {
+        let mut stream = UnixStream::connect(&two.blue)?;
+        let reply = call(&mut stream, &hello("job", b"")?)?;
+        anyhow::Ok((stream, reply))
+    };
+    as_nobody(|| {
+        let mut open = Vec::new();
+        for _ in 0..3 {
+            let (stream, reply) = greeted()?;
+            ensure!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+            open.push(stream);
+        }
+        let (_, reply) = greeted()?;
+        ensure!(refusal(reply)? == RefusalCode::Busy, "the fourth");
+        open.pop();
+        wait("a place to be free", || {
+            let (_, reply) = greeted()?;
+            ensure!(matches!(reply, Reply::Welcome { .. }), "{reply:?}");
+            Ok(())
+        })
+    })?;
+    two.saves(1).map(drop)
 }
 
 /// A daemon that has lost its memory asks the durable tier whose a name is before it gives it away.

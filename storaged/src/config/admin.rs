@@ -6,7 +6,7 @@ use serde::Deserialize;
 use storaged_core::Viewer;
 
 use super::{ConfigError, ConfigFile, value};
-use crate::stage::{Access, TenantSocket};
+use crate::stage::{Access, CONNECTIONS_MAX, TenantSocket};
 
 /// Name of the operator's socket in the runtime directory.
 const SOCKET: &str = "admin.sock";
@@ -68,6 +68,7 @@ impl ConfigFile {
             },
             viewer: Viewer::Operator,
             requests: None,
+            connections: CONNECTIONS_MAX,
         })
     }
 }

@@ -11,7 +11,7 @@ use storaged_wire::TenantName;
 
 use super::admin::GroupName;
 use super::{ConfigError, ConfigFile, value};
-use crate::stage::{Access, TenantSocket};
+use crate::stage::{Access, CONNECTIONS_MAX, TenantSocket};
 use crate::trickle::TenantRates;
 
 /// `[[tenants]]`
@@ -35,6 +35,8 @@ pub struct TenantSection {
     /// Requests per second that it gets through at most.
     #[serde(default = "requests_max")]
     pub requests_max: NonZeroU32,
+    /// Connections that it has at once at most.
+    pub connections_max: Option<usize>,
 }
 
 /// Tenants as the daemon uses them.
@@ -85,7 +87,18 @@ impl TenantSection {
             },
             viewer: Viewer::Tenant(tenant),
             requests: Some(self.requests_max),
+            connections: self.connections()?,
         })
+    }
+
+    fn connections(&self) -> Result<usize, ConfigError> {
+        match self.connections_max.unwrap_or(CONNECTIONS_MAX) {
+            most @ 1..=CONNECTIONS_MAX => Ok(most),
+            got => {
+                let text = format!("expected 1 to {CONNECTIONS_MAX} connections, got {got}");
+                Err(value("tenants.connections_max", text))
+            }
+        }
     }
 
     fn upload_rate(&self) -> Result<Option<u64>, ConfigError> {
@@ -165,6 +178,7 @@ impl ConfigFile {
             },
             viewer: Viewer::Tenant(None),
             requests: None,
+            connections: CONNECTIONS_MAX,
         }
     }
 }

@@ -216,6 +216,14 @@ fn tenants_that_cannot_be_are_refused() {
             "tenants.trickle_rate",
         ),
         (
+            "[[tenants]]\ndirectory='/a'\nuids=[1]\nconnections_max=1025",
+            "tenants.connections_max",
+        ),
+        (
+            "[[tenants]]\ndirectory='/a'\nuids=[1]\nconnections_max=0",
+            "tenants.connections_max",
+        ),
+        (
             "[memory]\nbudget='64MiB'\n[[tenants]]\ndirectory='/a'\nuids=[1]\nmemory_guaranteed='65MiB'",
             "tenants.memory_guaranteed",
         ),

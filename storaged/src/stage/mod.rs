@@ -31,6 +31,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use access::Access;
 use pace::RequestPace;
+pub use places::CONNECTIONS_MAX;
 use places::{ConnectionPlace, LongPool, LongRequests, NoPlaceLeft, Places, Porch};
 pub use queue::{FromStage, ToDriver, queues};
 use requests::{Greeted, Patience, Received, Unreceived, receive};
@@ -90,6 +91,8 @@ pub struct TenantSocket {
     pub viewer: Viewer,
     /// Requests per second that they get through, if that is bounded.
     pub requests: Option<NonZeroU32>,
+    /// Connections that they have at once.
+    pub connections: usize,
 }
 
 struct Door {
@@ -133,7 +136,7 @@ pub fn listen(sockets: &[TenantSocket], events: &ToDriver) -> Result<(), StageEr
             events: events.of(&socket.viewer).clone(),
             watch: watch.clone(),
             next: next.clone(),
-            places: Places::new(socket.access.users()),
+            places: Places::new(socket.access.users(), socket.connections),
             porch: porch.clone(),
             long: LongRequests::of(&pool),
         };

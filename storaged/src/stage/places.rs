@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use storaged_wire::framing::{FIRST_REQUEST_BYTES_MAX, LOCAL_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 
-/// Connections of a socket at once: each is a thread of little memory; a node has some dozens of trainers.
-const CONNECTIONS_MAX: usize = 1024;
-/// Of one user, where several may use the socket.
-const CONNECTIONS_OF_USER_MAX: usize = 512;
+/// Connections of a socket at once, or fewer: each is a thread of little memory; a node has some dozens of trainers. Of one user half of them,
+/// where several may use the socket.
+pub const CONNECTIONS_MAX: usize = 1024;
 /// Of all who are told that they may not use a socket, or not now.
 const TURNED_AWAY_MAX: usize = 16;
 /// Bytes of long requests on a socket at once that no other socket can take: two of the longest that are no commits, or the commit of a
@@ -29,6 +28,7 @@ pub(super) enum Users {
 #[derive(Debug)]
 pub(super) struct Places {
     users: Users,
+    most: usize,
     taken: Mutex<BTreeMap<u32, usize>>,
 }
 
@@ -48,9 +48,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Places {
-    pub fn new(users: Users) -> Arc<Self> {
+    pub fn new(users: Users, most: usize) -> Arc<Self> {
         Arc::new(Self {
             users,
+            most,
             taken: Mutex::default(),
         })
     }
@@ -59,10 +60,10 @@ impl Places {
         let mut taken = locked(&self.taken);
         let all: usize = taken.values().sum();
         let own = taken.get(&user).copied().unwrap_or(0);
-        if all >= CONNECTIONS_MAX {
+        if all >= self.most {
             return Err(NoPlaceLeft(all));
         }
-        if self.users == Users::Several && own >= CONNECTIONS_OF_USER_MAX {
+        if self.users == Users::Several && own >= self.most.div_ceil(2) {
             return Err(NoPlaceLeft(own));
         }
         taken.insert(user, own + 1);
@@ -272,14 +273,14 @@ mod tests {
 
     #[test]
     fn one_of_several_users_cannot_have_all_places() {
-        let places = Places::new(Users::Several);
+        let places = Places::new(Users::Several, CONNECTIONS_MAX);
         let of_one: Vec<ConnectionPlace> = std::iter::from_fn(|| places.take(7).ok()).collect();
-        assert_eq!(of_one.len(), CONNECTIONS_OF_USER_MAX);
+        assert_eq!(of_one.len(), CONNECTIONS_MAX / 2);
         let other = places.take(8).unwrap();
         drop(of_one);
         drop(other);
         assert!(locked(&places.taken).is_empty());
-        let alone = Places::new(Users::One);
+        let alone = Places::new(Users::One, CONNECTIONS_MAX);
         let all: Vec<ConnectionPlace> = std::iter::from_fn(|| alone.take(7).ok()).collect();
         assert_eq!(all.len(), CONNECTIONS_MAX);
         assert_eq!(alone.take(8).unwrap_err(), NoPlaceLeft(CONNECTIONS_MAX));

@@ -20,6 +20,7 @@ fn socket(folder: &Path, name: &str, viewer: Viewer) -> TenantSocket {
         access,
         viewer,
         requests: None,
+        connections: CONNECTIONS_MAX,
     }
 }
 
