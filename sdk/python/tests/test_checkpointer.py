@@ -82,6 +82,31 @@ def test_a_killed_daemon(daemons, caplog, on_error):
     checkpointer.close()
 
 
+def test_one_save_is_lost_with_a_daemon_that_ends_in_the_middle_of_it(daemons, monkeypatch):
+    daemon = daemons()
+    seal = StoragedWriter._seal
+
+    def back_again():
+        time.sleep(1.5)
+        daemon.start()
+
+    def end_first(writer, shard):
+        if writer.step == 2:
+            daemon.kill()
+            threading.Thread(target=back_again).start()
+        seal(writer, shard)
+
+    monkeypatch.setattr(StoragedWriter, "_seal", end_first)
+    with Checkpointer(session=daemon.session(), timeout=10, on_error="warn") as checkpointer:
+        outcomes = []
+        for step in range(1, 6):
+            checkpointer.save(step, state(step))
+            outcomes.append(checkpointer.wait())
+        # The one whose slot went with the daemon, and the one that is told that the daemon knows the run no more.
+        assert outcomes == [True, False, False, True, True], checkpointer.last_error
+        assert loaded(checkpointer)[0] == 5
+
+
 def restored_soon(checkpointer, first):
     """A daemon that was restarted may not know the run any more: the save after the one that hears so opens a new one."""
     for step in range(first, first + 3):

@@ -263,8 +263,8 @@ def test_targets_and_sources_that_cannot_be_are_refused(session, tmp_path):
         (tmp_path / "file").write_text("a file")
         with pytest.raises(ValueError, match="which holds files"):
             export(checkpointer, tmp_path / "file")
-        for source in (tmp_path / "none", "memory://none/there"):
-            with pytest.raises(CheckpointLoadError, match="none"):
+        for source in (tmp_path / "none", tmp_path, tmp_path / "file", "memory://none/there"):
+            with pytest.raises(CheckpointLoadError, match="found no .metadata"):
                 import_dcp(checkpointer, source, 5)
 
 

@@ -221,9 +221,11 @@ def test_a_bar_is_drawn_where_tqdm_is(session, capsys):
         assert drawn.count("here: 100%") == 2
 
 
-def test_sigterm_alone(session):
-    with Checkpointer(session=session) as checkpointer:
-        checkpointer.on_sigterm()
+@pytest.mark.parametrize("save_on_term", [True, False])
+def test_sigterm_alone(session, save_on_term):
+    with Checkpointer(session=session, save_on_term=save_on_term) as checkpointer:
+        if not save_on_term:
+            checkpointer.on_sigterm()
         assert not checkpointer.is_last_step(1)
         os.kill(os.getpid(), signal.SIGTERM)
         assert checkpointer.is_last_step(2) and checkpointer.is_last_step(3)

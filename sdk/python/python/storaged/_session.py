@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from . import _native
 from ._arguments import limit_in_seconds, namespace_text
 from ._deadline import Deadline
-from .errors import WaitTimeout
+from .errors import DaemonUnavailable, WaitTimeout
 
 #: How long an ordinary request may take, in seconds.
 DEFAULT_TIMEOUT = 60.0
+#: A daemon that is restarted or upgraded answers again within two seconds. One that is not back after this time is away: from then on
+#: calls look once and fail.
+AWAY_AFTER = 5.0
+LOOK_EVERY = 0.05
+
+T = TypeVar("T")
 
 
 class Session:
@@ -40,6 +48,8 @@ class Session:
         self._trainers: dict[tuple[str, int, int], _native.Trainer] = {}
         self._runs: dict[object, str] = {}
         self._last_steps: dict[str, int] = {}
+        #: When a daemon was lost that had answered, until one answers again.
+        self._lost_at: float | None = None
 
     @classmethod
     def shared(cls, namespace: str | None = None) -> Session:
@@ -55,7 +65,7 @@ class Session:
     def connect(self, deadline: Deadline | None = None) -> _native.Client:
         """A connection of the caller's own, so that a long wait blocks nobody else."""
         limit = deadline or self.deadline()
-        return _native.Client(self.socket, self.namespace, self.token, limit.left_ms())
+        return self._reached(lambda: _native.Client(self.socket, self.namespace, self.token, limit.left_ms()), limit)
 
     def client(self, deadline: Deadline | None = None) -> _native.Client:
         """The connection that loads share."""
@@ -71,13 +81,17 @@ class Session:
         key = (run, rank, world_size)
         with self._locked(limit):
             if key not in self._trainers:
-                connected = _native.Trainer(self.socket, self.namespace, self.token, *key, limit.left_ms())
+                connected = self._reached(
+                    lambda: _native.Trainer(self.socket, self.namespace, self.token, *key, limit.left_ms()), limit
+                )
                 self._trainers = {key: connected}
             return self._trainers[key]
 
-    def drop_connections(self) -> None:
+    def drop_connections(self, after: BaseException | None = None) -> None:
         """After a failure: the next call connects anew. Runs stay as they are."""
         # Without the lock, which a thread that connects may hold: each assignment is whole.
+        if isinstance(after, DaemonUnavailable) and (self._client is not None or self._trainers):
+            self._lost_at = time.monotonic()
         self._client = None
         self._trainers = {}
 
@@ -101,6 +115,20 @@ class Session:
         """The highest step that was begun here in the run of these ranks."""
         run = self._runs.get(key)
         return self._last_steps.get(run) if run is not None else None
+
+    def _reached(self, connect: Callable[[], T], limit: Deadline) -> T:
+        """A connection; waits for a daemon that was there a moment ago."""
+        while True:
+            try:
+                connected = connect()
+            except DaemonUnavailable:
+                lost_at = self._lost_at
+                if lost_at is None or time.monotonic() - lost_at >= AWAY_AFTER or limit.left() <= LOOK_EVERY:
+                    raise
+                time.sleep(LOOK_EVERY)
+            else:
+                self._lost_at = None
+                return connected
 
     @contextmanager
     def _locked(self, limit: Deadline) -> Iterator[None]:

@@ -90,7 +90,7 @@ class Checkpointer:
 
     `ahead` says when the slots of the next save are made in the background: when `prepare` is called ("asked"), or also by a
     load, which has told how the state looks ("load": for jobs that go on to save, because that opens the run and ends the saves
-    of an older job). `threads` copy a save and a load: by default the rank's share of the node's cores, up to four. `events` is
+    of an older job). `save_on_term` does what `on_sigterm` does, at once. `threads` copy a save and a load: by default the rank's share of the node's cores, up to four. `events` is
     called with an `Event` for what happened, `progress` with the bytes that a load has read and will (`progress_bar()` draws
     them). `verify` is `StoragedReader`'s. The constructor does nothing collective, but ranks make their checkpointers in
     the same order. A child of `os.fork` makes one of its own: all that this one does but `wait` and `close` raises `CheckpointerClosed` there.
@@ -114,6 +114,7 @@ class Checkpointer:
         background: bool = False,
         until: str = "committed",
         ahead: str = "asked",
+        save_on_term: bool = False,
         threads: int | None = None,
         trust_pickle: bool = False,
         events: Hook | None = None,
@@ -166,6 +167,8 @@ class Checkpointer:
         self._termination: Termination | None = None
         self._is_closed = False
         self._pid = os.getpid()
+        if save_on_term:
+            self.on_sigterm()
 
     def __enter__(self) -> Checkpointer:
         return self

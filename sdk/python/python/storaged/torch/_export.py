@@ -31,6 +31,9 @@ PIECE_BYTES = 64 << 20
 PARTS_MAX = 9_000
 USUAL_PART_BYTES = 50 << 20
 
+#: Where stock PyTorch describes a checkpoint: as a whole, or in late versions for each rank.
+DESCRIBED_IN = (".metadata", "__0.metadata")
+
 #: How safetensors calls what it can hold.
 SAFETENSORS = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32", "uint64": "U64",
@@ -89,14 +92,19 @@ def import_dcp(checkpointer: Checkpointer, source: str | os.PathLike[str], step:
 
 
 def _stock_reader(source: str | os.PathLike[str]) -> StorageReader:
-    if "://" in os.fspath(source):
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-
-        with _told(f"{source} cannot be read"):
-            return FsspecReader(os.fspath(source))
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    return FileSystemReader(source)
+    with _told(f"{source} cannot be read"):
+        if "://" in os.fspath(source):
+            from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+            reader: FileSystemReader = FsspecReader(os.fspath(source))
+        else:
+            reader = FileSystemReader(source)
+        # Stock PyTorch prints tracebacks where there is none.
+        if not any(reader.fs.exists(reader.fs.concat_path(reader.path, name)) for name in DESCRIBED_IN):
+            raise CheckpointLoadError(f"expected a checkpoint of torch.distributed.checkpoint in {source}, found no .metadata in it")
+    return reader
 
 
 @contextmanager

@@ -69,6 +69,8 @@ class Memory:
         self.encoder = Encoder()
         #: Saves that were made without a plan.
         self.again = 0
+        #: Saves that rank 0 has begun.
+        self.turns = 0
 
 
 class Save:
@@ -100,6 +102,8 @@ class Save:
         #: What this rank saves in.
         self.run: str | None = None
         self.nonce = uuid.uuid4().hex
+        #: Its number among the saves that rank 0 has begun.
+        self.turn = 0
         self.writer: StoragedWriter | None = None
         self.staged: Twin | Whole | None = None
         #: Stages in the background, if that was not done before.
@@ -129,18 +133,20 @@ class Save:
         self.has_begun = True
         self.ranks.come_to(self.at)
         if self.ranks.rank == 0:
-            self.ranks.tell(self._begin_key, (self.nonce, run, said(self.failure)))
+            self.memory.turns += 1
+            self.turn = self.memory.turns
+            self.ranks.tell(self._begin_key, (self.nonce, self.turn, run, said(self.failure)))
 
     def hear_begin(self, limit: Deadline | None = None) -> str:
         """On the other ranks: waits until rank 0 has begun the step; the run."""
         limit = limit or self.deadline
-        nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
+        nonce, turn, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
         while nonce in self.seen:
             # What is left of an attempt that failed.
             limit.check(f"rank 0 to begin {self.what} again")
             time.sleep(Ranks.LONGEST_PAUSE)
-            nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
-        self.nonce = nonce
+            nonce, turn, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
+        self.nonce, self.turn = nonce, turn
         if run is None:
             self.seen.add(nonce)
             raise Skipped if failure is None else self.failed(f"rank 0: {failure}")
@@ -203,21 +209,28 @@ class Save:
         """Brings the save to its end, in the background; `ended` says how."""
         self._answer_who_asks()
         self._stage()
+        failure = self._driven()
+        if self.writer is not None:
+            # First: the next save asks for a slot over the same connection, and this one's may be the one that it waits for.
+            self.writer.close()
+        # A handle that is kept keeps this.
+        self.staged, self.pieces = None, []
+        if failure is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(failure)
+
+    def _driven(self) -> CheckpointSaveError | None:
+        """Why it failed, if it did."""
         try:
             self._lead() if self.ranks.rank == 0 else self._follow()
         except CheckpointSaveError as error:
-            self.ended.set_exception(error)
+            return error
         except Exception as error:
             wrapped = self.failed(said(error) or "")
             wrapped.__cause__ = error
-            self.ended.set_exception(wrapped)
-        else:
-            self.ended.set_result(None)
-        finally:
-            if self.writer is not None:
-                self.writer.close()
-            # A handle that is kept keeps this.
-            self.staged, self.pieces = None, []
+            return wrapped
+        return None
 
     # Rank 0.
 
@@ -225,7 +238,7 @@ class Save:
         of_ranks = [f"{key}/{self.nonce}/{rank}" for key in ("same", "plan", "go", "done") for rank in range(1, self.ranks.size)]
         of_all = [f"{key}/{self.nonce}" for key in ("same", "go", "end")]
         of_all += keys_of(self.nonce, self.ranks.size)
-        self.ranks.forget_later([*of_ranks, *of_all, self._begin_key], self._begin_key)
+        self.ranks.forget_later([*of_ranks, *of_all, self._begin_key], self._begin_key, self.turn)
         try:
             self._lead_to_commit()
         except Exception as error:
@@ -320,7 +333,7 @@ class Save:
         return told[1]
 
     def _heard(self, keys: list[str]) -> Any:
-        kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline)
+        kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline, forgotten_from=self.turn)
         if kind == "failed":
             text, lost = value
             self.lose(lost)

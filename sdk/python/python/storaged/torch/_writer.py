@@ -462,7 +462,7 @@ class StoragedWriter(StorageWriter):
         """After a failure: whether the connection, or the run, is of no use any more."""
         # The next save connects anew, perhaps to a daemon that was restarted. After Ctrl-C an answer may still come.
         if isinstance(error, (DaemonUnavailable, WaitTimeout, ProtocolError, KeyboardInterrupt)):
-            self.session.drop_connections()
+            self.session.drop_connections(error)
         if isinstance(error, UnknownRun):
             self._lose_run()
 
@@ -488,7 +488,7 @@ class StoragedWriter(StorageWriter):
             except StoragedError as error:
                 # The daemon takes slots of a broken connection back by itself.
                 logger.debug("a slot could not be given back: %s", error)
-                return self.session.drop_connections()
+                return self.session.drop_connections(error)
 
 
 def tensor_of(planner: SavePlanner, item: Any) -> torch.Tensor:
