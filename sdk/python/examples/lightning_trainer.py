@@ -12,7 +12,7 @@ import tempfile
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from storaged.lightning import StoragedCheckpointIO
+from storaged.lightning import StoragedCheckpointIO, StoragedPrepare
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--steps", type=int, default=20)
@@ -57,7 +57,7 @@ trainer = Trainer(
     strategy="ddp" if world > 1 else "auto",
     max_steps=options.steps,
     plugins=[storage],
-    callbacks=[ModelCheckpoint(tempfile.mkdtemp(), every_n_train_steps=1, save_top_k=-1), Watch()],
+    callbacks=[ModelCheckpoint(tempfile.mkdtemp(), every_n_train_steps=1, save_top_k=-1), StoragedPrepare(), Watch()],
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,

@@ -310,9 +310,10 @@ def test_the_storaged_command_says_what_is_missing(shared_daemon, tmp_path):
     bare = {"STORAGED_PYTHON": "/nowhere/python3"}
     code, text = run(shared_daemon, "job", "export", "--to", tmp_path / "out", command=(executable(),), **bare)
     assert code == 1 and "/nowhere/python3, which says: there is no such interpreter" in text, text
-    # An interpreter without the package; a folder of that name where one stands is none.
-    (tmp_path / "storaged").mkdir()
-    (tmp_path / "storaged" / "__init__.py").write_text("print('not this one')")
+    # An interpreter without the package; a folder of that name where one stands is none, for a Python that can be told so.
+    if sys.version_info >= (3, 11):
+        (tmp_path / "storaged").mkdir()
+        (tmp_path / "storaged" / "__init__.py").write_text("print('not this one')")
     isolated = tmp_path / "python3"
     isolated.write_text(f'#!/bin/sh\ncd {tmp_path} && unset PYTHONPATH && exec {sys.executable} -S "$@"\n')
     isolated.chmod(0o755)

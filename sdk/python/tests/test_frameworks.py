@@ -69,3 +69,24 @@ def test_killed_and_resumed(shared_daemon, tmp_path, example, framework, ranks):
     assert code == 0 and min(after) > 1 and max(after) == STEPS, output
     assert before | after == straight, (before, after, straight)
     assert all(straight[step] == before[step] for step in before)
+
+
+def test_a_lightning_job_makes_the_slots_of_its_first_save_while_it_trains(session, tmp_path, monkeypatch):
+    pytest.importorskip("lightning", reason="make frameworks installs lightning")
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.demos.boring_classes import BoringModel
+    from storaged.lightning import StoragedCheckpointIO, StoragedPrepare
+    from storaged.torch import Checkpointer
+
+    made = []
+    prepare = Checkpointer.prepare
+    monkeypatch.setattr(Checkpointer, "prepare", lambda self, state: made.append(prepare(self, state)) or made[-1])
+    storage = StoragedCheckpointIO(session=session)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_steps=4, plugins=[storage], logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1), StoragedPrepare()],
+    )
+    trainer.fit(BoringModel())
+    assert len(made) == 1 and made[0].result(10) > 0
+    assert storage.newest() == "storaged-newest-step=3"

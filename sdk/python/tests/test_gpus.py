@@ -7,6 +7,7 @@ import _thread
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -179,6 +180,8 @@ def test_a_trainer_that_is_interrupted_meanwhile_leaves_nothing_page_locked(sess
     from storaged.torch import _devices
 
     real = _devices.register
+    # Whoever is started in a shell's background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def slow(*arguments):
         _thread.interrupt_main()
@@ -190,6 +193,7 @@ def test_a_trainer_that_is_interrupted_meanwhile_leaves_nothing_page_locked(sess
         with pytest.raises(KeyboardInterrupt):
             checkpointer.save(1, {"w": there(0, numbers(1))})
         monkeypatch.undo()
+        signal.signal(signal.SIGINT, before)
         soon(lambda: len(cuda.calls("unregister")) == 1)
         assert cuda.calls("unregister")[0].at == cuda.calls("register")[0].at
         checkpointer.save(2, {"w": there(0, numbers(2))})

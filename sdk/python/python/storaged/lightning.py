@@ -1,24 +1,31 @@
-"""PyTorch Lightning: `Trainer(plugins=[StoragedCheckpointIO("job")])`, and `fit(..., ckpt_path=io.newest())` to go on.
+"""PyTorch Lightning: `Trainer(plugins=[StoragedCheckpointIO("job")], callbacks=[StoragedPrepare()])`, and `fit(..., ckpt_path=io.newest())`
+to go on.
 
 For strategies that save on rank 0 alone (one device, DDP). FSDP and model-parallel strategies do not use a CheckpointIO.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
-from .errors import NoCheckpointError
+from .errors import NoCheckpointError, StoragedError
 from .torch import Checkpointer
 from .torch._whole import pack, unpack
 
 if TYPE_CHECKING:
+    Callback = object
     CheckpointIO = object
 else:
     try:
         from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+        from lightning.pytorch.callbacks import Callback
     except ImportError:
         from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
+        from pytorch_lightning.callbacks import Callback
+
+logger = logging.getLogger("storaged")
 
 NEWEST = "storaged-newest"
 
@@ -49,6 +56,10 @@ class StoragedCheckpointIO(CheckpointIO):
         step = self.checkpointer.latest_step()
         return None if step is None else f"{NEWEST}-step={step}"
 
+    def prepare(self, checkpoint: dict[str, Any]) -> None:
+        """Makes the slots of the first save of such a checkpoint in the background; on the rank that saves."""
+        self.checkpointer.prepare(pack(checkpoint, self._trust))
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         step = int(checkpoint["global_step"])
         # Callbacks may ask for the same step under several names (`save_last`).
@@ -72,3 +83,30 @@ class StoragedCheckpointIO(CheckpointIO):
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
             checkpointer.close()
+
+
+class StoragedPrepare(Callback):
+    """Makes the slots of the first save after the optimizer's first step, while training goes on: that save is as fast as later ones.
+
+    Opens the run. Lightning has no public way to ask for a checkpoint: where its own fails, that is logged, and the first save
+    makes its slots itself.
+    """
+
+    def __init__(self) -> None:
+        self._is_done = False
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *arguments: Any) -> None:
+        if self._is_done or trainer.global_step < 1:
+            return
+        self._is_done = True
+        storage = trainer.strategy.checkpoint_io
+        if not isinstance(storage, StoragedCheckpointIO):
+            logger.warning("nothing is made ahead: the trainer saves with %s", type(storage).__name__)
+            return
+        try:
+            # On all ranks: strategies may gather.
+            checkpoint = trainer._checkpoint_connector.dump_checkpoint()
+            if trainer.is_global_zero:
+                storage.prepare(checkpoint)
+        except (AttributeError, TypeError, StoragedError) as error:
+            logger.warning("nothing is made ahead: %s: %s", type(error).__name__, error)

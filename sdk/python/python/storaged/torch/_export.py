@@ -220,6 +220,8 @@ def _as_safetensors(reader: StoragedReader, target: _Target) -> None:
             _fill(blank, reader)
             for tensor in blank.values():
                 stream.write(_memory_of(tensor))
+                # Of old versions DCP keeps what it has filled in a cycle, until Python happens to look for some.
+                tensor.untyped_storage().resize_(0)
 
 
 def _safetensors_type(entry: TensorStorageMetadata) -> str | None:

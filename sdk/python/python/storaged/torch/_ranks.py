@@ -295,7 +295,8 @@ class Ranks:
         pause = self.FIRST_PAUSE
         while True:
             ahead = self._ahead({0: ""}, at)
-            is_forgotten = forgotten_from is not None and self.heard(FORGOTTEN) and self.value(FORGOTTEN) >= forgotten_from
+            # Thousands of ranks ask one store: this is looked up only where it already lasts.
+            is_forgotten = forgotten_from is not None and pause >= self.LONGEST_PAUSE and self._has_forgotten(forgotten_from)
             for key in keys:
                 if self.heard(key):
                     return self.value(key)
@@ -305,6 +306,9 @@ class Ranks:
                 raise self._missing([0], ahead, what, deadline)
             time.sleep(min(pause, deadline.left()))
             pause = min(pause * 1.5, self.LONGEST_PAUSE)
+
+    def _has_forgotten(self, turn: int) -> bool:
+        return self.heard(FORGOTTEN) and bool(self.value(FORGOTTEN) >= turn)
 
     def come_to(self, at: At) -> None:
         """Tells the others at which save this rank is."""

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
 from .._deadline import Deadline
@@ -90,10 +90,20 @@ def entry_of(name: str, leaf: Any, local: torch.Tensor, number: int) -> Entry:
     """A tensor leaf, its local tensor, and the number of that among the rank's tensors."""
     where: Any = None
     if isinstance(leaf, DTensor):
-        chunks = getattr(leaf, "__create_chunk_list__")()  # noqa: B009, DTensor has it for DCP
+        chunks = chunks_of(leaf)
         where = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks], tuple(leaf.shape)
     key = repr((name, str(local.dtype), tuple(local.shape), where)).encode()
     return blake2b(key, digest_size=DIGEST_BYTES).digest(), local.nbytes, number
+
+
+def chunks_of(tensor: DTensor) -> list[ChunkStorageMetadata]:
+    """What DCP would say that this rank holds of it."""
+    describe = getattr(tensor, "__create_chunk_list__", None)
+    if describe is None:  # until torch 2.5 DCP knew it itself
+        from torch.distributed.checkpoint.planner_helpers import _create_chunk_list as describe_it
+
+        return list(describe_it(tensor))
+    return list(describe())
 
 
 def value_of(value: Any) -> bytes | None:
