@@ -265,37 +265,3 @@ said.append(loaded["step"])
     said, errors = run_ranks(tmp_path, [shared_daemon.socket] * 2, body)
     for (first, text, _), (second, _, _), step in said:
         assert (first, second, step) == ("CheckpointSaveError", "ok", 2) and "this rank has no state" in text, errors
-
-
-LATE = """
-from storaged.torch._saving import Save
-
-checkpointer = Checkpointer(timeout=1 if rank == 0 else 30, on_error="warn")
-attempt(checkpointer.save, 1, state(1)); checkpointer.wait()
-dist.barrier()
-if rank == 0:
-    for step in (2, 3, 4, 5):
-        attempt(checkpointer.save, step, state(step))
-        checkpointer.wait()
-else:
-    heard = Save._heard
-    def stopped(save, keys):
-        time.sleep(6)
-        return heard(save, keys)
-    Save._heard = stopped
-    attempt(checkpointer.save, 2, state(2))
-    attempt(checkpointer.wait)
-    Save._heard = heard
-    said.append(str(checkpointer.last_error))
-dist.barrier()
-attempt(checkpointer.save, 6, state(6))
-said.append([checkpointer.wait(), str(checkpointer.last_error)])
-"""
-
-
-def test_a_rank_that_was_stopped_in_a_save_hears_that_it_is_over(shared_daemon, tmp_path):
-    said, errors = run_ranks(tmp_path, [shared_daemon.socket] * 2, LATE)
-    assert said[0][-1][0] and said[1][-1][0], (said[0][-1], said[1][-1])
-    _, _, waited, why, *_ = said[1]
-    assert "expected this rank at the save of step 2 sooner" in why, said
-    assert waited[2] < 10, said

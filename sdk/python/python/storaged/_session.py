@@ -87,10 +87,13 @@ class Session:
                 self._trainers = {key: connected}
             return self._trainers[key]
 
-    def drop_connections(self, after: BaseException | None = None) -> None:
-        """After a failure: the next call connects anew. Runs stay as they are."""
+    def drop_connections(self, slot_lost_by: BaseException | None = None) -> None:
+        """After a failure: the next call connects anew. Runs stay as they are.
+
+        A slot that went with the daemon is told of at once: the next call may wait for another daemon. All else has waited already.
+        """
         # Without the lock, which a thread that connects may hold: each assignment is whole.
-        if isinstance(after, DaemonUnavailable) and (self._client is not None or self._trainers):
+        if isinstance(slot_lost_by, DaemonUnavailable):
             self._lost_at = time.monotonic()
         self._client = None
         self._trainers = {}

@@ -10,7 +10,7 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
-from .errors import NoCheckpointError, StoragedError
+from .errors import NoCheckpointError
 from .torch import Checkpointer
 from .torch._whole import pack, unpack
 
@@ -99,14 +99,14 @@ class StoragedPrepare(Callback):
         if self._is_done or trainer.global_step < 1:
             return
         self._is_done = True
-        storage = trainer.strategy.checkpoint_io
-        if not isinstance(storage, StoragedCheckpointIO):
-            logger.warning("nothing is made ahead: the trainer saves with %s", type(storage).__name__)
-            return
         try:
+            storage = trainer.strategy.checkpoint_io
+            if not isinstance(storage, StoragedCheckpointIO):
+                logger.warning("nothing is made ahead: the trainer saves with %s", type(storage).__name__)
+                return
             # On all ranks: strategies may gather.
             checkpoint = trainer._checkpoint_connector.dump_checkpoint()
             if trainer.is_global_zero:
                 storage.prepare(checkpoint)
-        except (AttributeError, TypeError, StoragedError) as error:
+        except Exception as error:
             logger.warning("nothing is made ahead: %s: %s", type(error).__name__, error)

@@ -257,7 +257,7 @@ class ShardWriter(io.RawIOBase):
         try:
             return self._trainer(deadline).acquire(size, deadline.left_ms())
         except StoragedError as error:
-            self.save.session.drop_connections(error)
+            self.save.session.drop_connections()
             lose_run_if_unknown(self.save.session, self.run, error)
             raise
 
@@ -268,7 +268,7 @@ class ShardWriter(io.RawIOBase):
         except StoragedError as error:
             # The daemon takes slots of a broken connection back by itself.
             logger.debug("a slot could not be given back: %s", error)
-            self.save.session.drop_connections(error)
+            self.save.session.drop_connections()
 
     def _trainer(self, deadline: Deadline) -> _native.Trainer:
         return self.save.session.trainer(self.run, self.rank, self.size, deadline)

@@ -224,10 +224,6 @@ def step_of(checkpoint_id: object) -> int | None:
 At = tuple[int, int]
 
 
-#: Where rank 0 tells up to which save it has forgotten its words.
-FORGOTTEN = "forgotten"
-
-
 class Ranks:
     """What the ranks of a group tell each other, by key, through the store that the process group was made with.
 
@@ -249,7 +245,7 @@ class Ranks:
             at = f"storaged/{namespace}/{name}/{count}"
             prefix = getattr(dist, "PrefixStore")  # noqa: B009, torch does not export it by name
             self._store = group.store.below(at) if others else prefix(at, _own_store())
-        self._old: list[tuple[int | None, list[str]]] = []
+        self._old: list[list[str]] = []
 
     def tell(self, key: str, value: Any) -> None:
         if self._store is not None:
@@ -285,48 +281,30 @@ class Ranks:
                 raise self._missing(missing, self._ahead(dict.fromkeys(missing, ""), at), what, deadline)
         return [own, *(self.value(name) for name in others.values())]
 
-    def hear_rank_zero(
-        self, keys: list[str], what: str, deadline: Deadline, at: At | None = None, forgotten_from: int | None = None
-    ) -> Any:
-        """On the other ranks: what rank 0 told under the first of the keys that it used.
-
-        Nobody waits where rank 0 is past `at`, or has forgotten its words from save number `forgotten_from` on.
-        """
+    def hear_rank_zero(self, keys: list[str], what: str, deadline: Deadline, at: At | None = None) -> Any:
+        """On the other ranks: what rank 0 told under the first of the keys that it used."""
         pause = self.FIRST_PAUSE
         while True:
             ahead = self._ahead({0: ""}, at)
-            # Thousands of ranks ask one store: this is looked up only where it already lasts.
-            is_forgotten = forgotten_from is not None and pause >= self.LONGEST_PAUSE and self._has_forgotten(forgotten_from)
             for key in keys:
                 if self.heard(key):
                     return self.value(key)
-            if is_forgotten:
-                raise RanksMissing(f"expected this rank at {what} sooner: rank 0 has made two saves since, and tells no more of it", (self.rank,))
             if ahead or deadline.passed():
                 raise self._missing([0], ahead, what, deadline)
             time.sleep(min(pause, deadline.left()))
             pause = min(pause * 1.5, self.LONGEST_PAUSE)
 
-    def _has_forgotten(self, turn: int) -> bool:
-        return self.heard(FORGOTTEN) and bool(self.value(FORGOTTEN) >= turn)
-
     def come_to(self, at: At) -> None:
         """Tells the others at which save this rank is."""
         self.tell(f"at/{self.rank}", at)
 
-    def forget_later(self, keys: list[str], keep: str = "", turn: int | None = None) -> None:
-        """Rank 0 clears up behind the last but one: laggards still find the last, or are told that what `turn` numbers is over.
-
-        `keep` is in use anew.
-        """
+    def forget_later(self, keys: list[str], keep: str = "") -> None:
+        """Rank 0 clears up behind the last but one: laggards still find the last. `keep` is in use anew."""
         if self._store is None:
             return
-        self._old.append((turn, keys))
+        self._old.append(keys)
         while len(self._old) > 2:
-            gone, old = self._old.pop(0)
-            if gone is not None:
-                self.tell(FORGOTTEN, gone)
-            self.forget([key for key in old if key != keep])
+            self.forget([key for key in self._old.pop(0) if key != keep])
 
     def forget(self, keys: list[str]) -> None:
         """Rank 0 removes what nobody reads any more."""

@@ -132,8 +132,8 @@ class StoragedReader(StorageReader):
         deadline = deadline or Deadline(self.timeout)
         try:
             return dict(self.session.client(deadline).plan(self.step, deadline.left_ms(), self.allow_older))
-        except BaseException as error:
-            self.session.drop_connections(error)
+        except BaseException:
+            self.session.drop_connections()
             raise
 
     def follow(self, plan: dict[str, Any]) -> None:
@@ -200,8 +200,8 @@ class StoragedReader(StorageReader):
         self._progress = Progress(self.progress, total)
         try:
             read = sum(self._read_rank(rank, items, planner) for rank, items in sorted(by_rank.items()))
-        except BaseException as error:
-            self.session.drop_connections(error)
+        except BaseException:
+            self.session.drop_connections()
             raise
         seconds = time.perf_counter() - started
         logger.info("restored step %s: %.1f MiB in %.2f s (%s)", self.step, read / 2**20, seconds, self.rungs)
@@ -257,7 +257,7 @@ class StoragedReader(StorageReader):
         except StoragedError as error:
             # The daemon closes it with the connection.
             logger.debug("a shard could not be given up: %s", error)
-            self.session.drop_connections(error)
+            self.session.drop_connections()
 
     def _span(self, item: ReadItem) -> tuple[int, int]:
         """The bytes of the shard that hold the item: whole rows, which are contiguous."""

@@ -69,8 +69,6 @@ class Memory:
         self.encoder = Encoder()
         #: Saves that were made without a plan.
         self.again = 0
-        #: Saves that rank 0 has begun.
-        self.turns = 0
 
 
 class Save:
@@ -102,8 +100,6 @@ class Save:
         #: What this rank saves in.
         self.run: str | None = None
         self.nonce = uuid.uuid4().hex
-        #: Its number among the saves that rank 0 has begun.
-        self.turn = 0
         self.writer: StoragedWriter | None = None
         self.staged: Twin | Whole | None = None
         #: Stages in the background, if that was not done before.
@@ -133,20 +129,18 @@ class Save:
         self.has_begun = True
         self.ranks.come_to(self.at)
         if self.ranks.rank == 0:
-            self.memory.turns += 1
-            self.turn = self.memory.turns
-            self.ranks.tell(self._begin_key, (self.nonce, self.turn, run, said(self.failure)))
+            self.ranks.tell(self._begin_key, (self.nonce, run, said(self.failure)))
 
     def hear_begin(self, limit: Deadline | None = None) -> str:
         """On the other ranks: waits until rank 0 has begun the step; the run."""
         limit = limit or self.deadline
-        nonce, turn, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
+        nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
         while nonce in self.seen:
             # What is left of an attempt that failed.
             limit.check(f"rank 0 to begin {self.what} again")
             time.sleep(Ranks.LONGEST_PAUSE)
-            nonce, turn, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
-        self.nonce, self.turn = nonce, turn
+            nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
+        self.nonce = nonce
         if run is None:
             self.seen.add(nonce)
             raise Skipped if failure is None else self.failed(f"rank 0: {failure}")
@@ -210,15 +204,17 @@ class Save:
         self._answer_who_asks()
         self._stage()
         failure = self._driven()
-        if self.writer is not None:
-            # First: the next save asks for a slot over the same connection, and this one's may be the one that it waits for.
-            self.writer.close()
-        # A handle that is kept keeps this.
-        self.staged, self.pieces = None, []
-        if failure is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(failure)
+        try:
+            if self.writer is not None:
+                # First: the next save asks for a slot over the same connection, and this one's may be the one that it waits for.
+                self.writer.close()
+        finally:
+            # A handle that is kept keeps this.
+            self.staged, self.pieces = None, []
+            if failure is None:
+                self.ended.set_result(None)
+            else:
+                self.ended.set_exception(failure)
 
     def _driven(self) -> CheckpointSaveError | None:
         """Why it failed, if it did."""
@@ -238,7 +234,7 @@ class Save:
         of_ranks = [f"{key}/{self.nonce}/{rank}" for key in ("same", "plan", "go", "done") for rank in range(1, self.ranks.size)]
         of_all = [f"{key}/{self.nonce}" for key in ("same", "go", "end")]
         of_all += keys_of(self.nonce, self.ranks.size)
-        self.ranks.forget_later([*of_ranks, *of_all, self._begin_key], self._begin_key, self.turn)
+        self.ranks.forget_later([*of_ranks, *of_all, self._begin_key], self._begin_key)
         try:
             self._lead_to_commit()
         except Exception as error:
@@ -306,10 +302,12 @@ class Save:
         run = self.hear_begin()
         self.seen.add(self.nonce)
         if self.run is not None and self.run != run:
-            # Also where this rank could not stage: a daemon that knows the newer run turns the older one away for ever.
-            self.adopt(run)
             if self.failure is None:
+                self.adopt(run)
                 self.failure = StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.run}")
+            else:
+                # A daemon that knows a newer run turns the older one away for ever. Not rank 0's yet: that may be lost too.
+                self.lose({self.run})
         planner = self.new_planner()
         self._answer("same", self._tried(self._base))
         todo = self._heard([f"same/{self.nonce}"])
@@ -333,7 +331,7 @@ class Save:
         return told[1]
 
     def _heard(self, keys: list[str]) -> Any:
-        kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline, forgotten_from=self.turn)
+        kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline)
         if kind == "failed":
             text, lost = value
             self.lose(lost)

@@ -207,7 +207,7 @@ class StoragedWriter(StorageWriter):
     def _not_staged(self, shard: Shard | None, error: BaseException) -> None:
         if shard is not None and isinstance(error, Exception):
             self.give_up(shard)
-        self.forget_if_broken(error)
+        self.forget_if_broken(error, shard)
         self.handle._fail(error)
 
     def synchronize_staging(self) -> None:
@@ -280,7 +280,7 @@ class StoragedWriter(StorageWriter):
         except BaseException as error:
             if shard is not None:
                 self.give_up(shard)
-            self.forget_if_broken(error)
+            self.forget_if_broken(error, shard)
             self.handle._fail(error)
             raise
         if not self.handle.staged.done():
@@ -343,7 +343,7 @@ class StoragedWriter(StorageWriter):
             self._seal(shard)
         except BaseException as error:
             self.give_up(shard)
-            self.forget_if_broken(error)
+            self.forget_if_broken(error, shard)
             raise
 
     def _seal(self, shard: Shard) -> None:
@@ -458,11 +458,11 @@ class StoragedWriter(StorageWriter):
         records, _, _ = shard.layouts.of(tuple(map(spec_of, values)))
         return [Place(shard.rank, *record) for record in records]
 
-    def forget_if_broken(self, error: BaseException) -> None:
+    def forget_if_broken(self, error: BaseException, shard: Shard | None = None) -> None:
         """After a failure: whether the connection, or the run, is of no use any more."""
         # The next save connects anew, perhaps to a daemon that was restarted. After Ctrl-C an answer may still come.
         if isinstance(error, (DaemonUnavailable, WaitTimeout, ProtocolError, KeyboardInterrupt)):
-            self.session.drop_connections(error)
+            self.session.drop_connections(error if shard is not None and shard.slot is not None else None)
         if isinstance(error, UnknownRun):
             self._lose_run()
 
@@ -488,7 +488,7 @@ class StoragedWriter(StorageWriter):
             except StoragedError as error:
                 # The daemon takes slots of a broken connection back by itself.
                 logger.debug("a slot could not be given back: %s", error)
-                return self.session.drop_connections(error)
+                return self.session.drop_connections()
 
 
 def tensor_of(planner: SavePlanner, item: Any) -> torch.Tensor:
