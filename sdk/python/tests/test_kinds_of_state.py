@@ -378,3 +378,17 @@ def test_a_state_that_is_nested_too_deeply_is_refused_and_one_that_is_not_comes_
             assert got["n"] == levels and torch.equal(got["w"], torch.arange(3.0))
         into = nested(levels, kind)
         checkpointer.load(into)
+
+
+def test_numpy_scalars_come_back_where_a_framework_has_allowed_numpys_types(session):
+    value = numpy.float32(1.5)
+    before = list(torch.serialization.get_safe_globals())
+    torch.serialization.add_safe_globals([numpy.dtype, type(numpy.float32(0))])
+    try:
+        with Checkpointer(session=session) as checkpointer:
+            checkpointer.save(1, {"value": value})
+            assert checkpointer.wait()
+            assert checkpointer.load_all()["value"] == value
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)

@@ -162,10 +162,10 @@ def _known(names: Iterable[str]) -> Iterator[Any]:
             yield found
         elif _is_of_numpy(module, attribute):
             yield (found, name)
-            if attribute == "dtype":
-                yield from _dtype_classes()
         elif isinstance(found, type) and issubclass(found, enum.Enum):
             yield found
+    # Not named, and wanted by numpy's types, which a framework may have allowed: then they are not among the names.
+    yield from _dtype_classes()
 
 
 def _is_of_numpy(module: str, attribute: str) -> bool:
