@@ -337,19 +337,21 @@ fn wait_for_end(process: &Path) -> Result<()> {
     })
 }
 
+/// The daemon stops within this time, and what its program has started ends with it.
+fn stop_with(system: &mut System, process: &Path, within: Duration) -> Result<()> {
+    let began = std::time::Instant::now();
+    let ended = system.cluster.stop(0)?.context("it ran")?;
+    ensure!(ended.success() && began.elapsed() < within, "{ended}");
+    wait_for_end(process)
+}
+
 #[test]
 fn a_daemon_whose_key_service_hangs_is_stopped_at_once_and_takes_its_program_with_it() -> Result<()>
 {
     let mut system = System::prepared(1, None, &format!("{TIER}{OF_HANGING}"))?;
     system.cluster.start(0)?;
     let process = hanging(&system)?;
-    let began = std::time::Instant::now();
-    let ended = system.cluster.stop(0)?.context("it ran")?;
-    ensure!(
-        ended.success() && began.elapsed() < Duration::from_secs(5),
-        "{ended}"
-    );
-    wait_for_end(&process)
+    stop_with(&mut system, &process, Duration::from_secs(5))
 }
 
 /// At a reload: all else is taken meanwhile, the next reload asks anew, and the daemon stops as ever.
@@ -379,11 +381,5 @@ fn a_key_service_that_hangs_at_a_reload_holds_nothing_up() -> Result<()> {
     reloaded(2)?;
     let second = hanging(&system)?;
     wait_for_end(&first)?;
-    let began = std::time::Instant::now();
-    let ended = system.cluster.stop(0)?.context("it ran")?;
-    ensure!(
-        ended.success() && began.elapsed() < Duration::from_secs(20),
-        "{ended}"
-    );
-    wait_for_end(&second)
+    stop_with(&mut system, &second, Duration::from_secs(20))
 }

@@ -74,10 +74,11 @@ impl DurableWish {
     /// Of two wishes for one step that which asks for more: no rank takes back what another one wished.
     #[must_use]
     pub fn or_more(self, other: Self) -> Self {
-        let both = [self, other];
-        let all = [Self::Required, Self::Policy];
-        let most = all.into_iter().find(|wish| both.contains(wish));
-        most.unwrap_or(Self::Never)
+        match (self, other) {
+            (Self::Required, _) | (_, Self::Required) => Self::Required,
+            (Self::Policy, _) | (_, Self::Policy) => Self::Policy,
+            (Self::Never, Self::Never) => Self::Never,
+        }
     }
 }
 

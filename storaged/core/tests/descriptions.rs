@@ -15,9 +15,13 @@ const MIB: usize = 1 << 20;
 
 /// A trainer on the first node that has sealed a step which no other rank seals, after so many of its own.
 fn seal(cluster: &mut Cluster, step: u64) -> ConnId {
-    let trainer = cluster.trainer(0);
-    let Reply::SlotGranted { slot, .. } = cluster.ask(0, trainer, acquire_slot(1 << 16, 1_000))
-    else {
+    seal_on(cluster, 0, step)
+}
+
+fn seal_on(cluster: &mut Cluster, node: usize, step: u64) -> ConnId {
+    let trainer = cluster.trainer(node);
+    let acquire = acquire_slot(CHUNK_BYTES.into(), 1_000);
+    let Reply::SlotGranted { slot, .. } = cluster.ask(node, trainer, acquire) else {
         panic!("no slot");
     };
     let step = Step::new(step);
@@ -26,7 +30,7 @@ fn seal(cluster: &mut Cluster, step: u64) -> ConnId {
         step,
         length: 100,
     };
-    assert_eq!(cluster.ask(0, trainer, seal), Reply::Done);
+    assert_eq!(cluster.ask(node, trainer, seal), Reply::Done);
     trainer
 }
 
@@ -146,17 +150,10 @@ fn a_home_node_without_room_for_a_description_says_so() {
         ..Room::default()
     };
     let mut cluster = Cluster::start_with(4, 2, 1, None, room);
-    let saved = acquire_slot(CHUNK_BYTES.into(), 1_000);
-    for node in 0..4 {
-        let trainer = cluster.trainer(node);
-        let Reply::SlotGranted { slot, .. } = cluster.ask(node, trainer, saved.clone()) else {
-            panic!("no slot");
-        };
-        let (step, length) = (Step::new(1), 100);
-        let seal = Request::SealSlot { slot, step, length };
-        assert_eq!(cluster.ask(node, trainer, seal), Reply::Done);
+    for node in 1..4 {
+        seal_on(&mut cluster, node, 1);
     }
-    let trainer = cluster.trainer(0);
+    let trainer = seal(&mut cluster, 1);
     let told = cluster.ask(0, trainer, described(1, vec![7; 80 * MIB]));
     assert_eq!(told, Reply::Done);
     cluster.run_for(5_000);
@@ -193,23 +190,16 @@ fn no_rank_takes_back_what_another_wished_of_the_durable_tier() {
         .flat_map(|it| [([0, 0], it), ([0, 1], it)]);
     for (by, wishes) in both {
         let mut cluster = Cluster::start_with_tier(4, 2, 1);
-        let saved = acquire_slot(CHUNK_BYTES.into(), 1_000);
-        for node in 0..4 {
-            let trainer = cluster.trainer(node);
-            let Reply::SlotGranted { slot, .. } = cluster.ask(node, trainer, saved.clone()) else {
-                panic!("no slot");
-            };
-            let (step, length) = (Step::new(1), 100);
-            if node == 3 {
-                for (by, durable) in by.into_iter().zip(wishes) {
-                    let (trainer, commit) = (cluster.trainer(by), commit_step(step, durable));
-                    assert_eq!(cluster.ask(by, trainer, commit), Reply::Done);
-                    cluster.run_for(2_000);
-                }
-            }
-            let seal = Request::SealSlot { slot, step, length };
-            assert_eq!(cluster.ask(node, trainer, seal), Reply::Done);
+        for node in 0..3 {
+            seal_on(&mut cluster, node, 1);
         }
+        for (by, durable) in by.into_iter().zip(wishes) {
+            let commit = commit_step(Step::new(1), durable);
+            let trainer = cluster.trainer(by);
+            assert_eq!(cluster.ask(by, trainer, commit), Reply::Done);
+            cluster.run_for(2_000);
+        }
+        seal_on(&mut cluster, 3, 1);
         cluster.run_until(30_000, "a durable step", |cluster| {
             !cluster.tier.published.is_empty()
         });

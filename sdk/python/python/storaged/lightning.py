@@ -23,7 +23,11 @@ else:
         from lightning.pytorch.callbacks import Callback
     except ImportError:
         from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
-        from pytorch_lightning.callbacks import Callback
+
+        try:
+            from pytorch_lightning.callbacks import Callback
+        except ImportError:  # Fabric alone has none, and needs none
+            Callback = object
 
 logger = logging.getLogger("storaged")
 

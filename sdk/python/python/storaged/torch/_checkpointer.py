@@ -90,9 +90,9 @@ class Checkpointer:
 
     `ahead` says when the slots of the next save are made in the background: when `prepare` is called ("asked"), or also by a
     load, which has told how the state looks ("load": for jobs that go on to save, because that opens the run and ends the saves
-    of an older job). `save_on_term` does what `on_sigterm` does, at once. `threads` copy a save and a load: by default the rank's share of the node's cores, up to four. `events` is
-    called with an `Event` for what happened, `progress` with the bytes that a load has read and will (`progress_bar()` draws
-    them). `verify` is `StoragedReader`'s. The constructor does nothing collective, but ranks make their checkpointers in
+    of an older job). `save_on_term` does what `on_sigterm` does, at once. `threads` copy a save and a load: by default the rank's share
+    of the node's cores, up to four. `events` is called with an `Event` for what happened, `progress` with the bytes that a load has read
+    and will (`progress_bar()` draws them). `verify` is `StoragedReader`'s. The constructor does nothing collective, but ranks make their checkpointers in
     the same order. A child of `os.fork` makes one of its own: all that this one does but `wait` and `close` raises `CheckpointerClosed` there.
     """
 
@@ -196,7 +196,7 @@ class Checkpointer:
         behind = self.background if background is None else background
         deadline, began = Deadline(self.timeout), time.time()
         self._at = (self._loads, step)
-        save = Save(self._ranks, self._at, deadline, self._memory, self._adopt_run, self._lose_runs, self._save_planner)
+        save = Save(self._ranks, self._at, deadline, self._memory, self._lose_runs, self._save_planner)
         if self._skips(save):
             return None
         before = self._settled(deadline.later(END_SECONDS))
@@ -701,10 +701,6 @@ class Checkpointer:
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "storaged-save")
         return self._worker
-
-    def _adopt_run(self, run: str) -> None:
-        """Later saves belong to that run; a run that the caller named stays."""
-        self.session.set_run(self._key, run)
 
     def _lose_runs(self, runs: set[str]) -> None:
         """Later saves belong to none of these: the next one opens a new run, unless another checkpointer has done so already."""

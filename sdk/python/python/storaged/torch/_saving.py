@@ -80,7 +80,6 @@ class Save:
         at: At,
         deadline: Deadline,
         memory: Memory,
-        adopt: Callable[[str], None],
         lose: Callable[[set[str]], None],
         new_planner: Callable[[], DefaultSavePlanner] = DefaultSavePlanner,
     ) -> None:
@@ -92,8 +91,6 @@ class Save:
         self.seen = memory.seen
         #: The objects of a save that needs no plan.
         self.pieces: list[tuple[int, bytes]] = []
-        #: Is told which run later saves belong to.
-        self.adopt = adopt
         #: Is told runs that no later save belongs to.
         self.lose = lose
         self.new_planner = new_planner
@@ -302,12 +299,10 @@ class Save:
         run = self.hear_begin()
         self.seen.add(self.nonce)
         if self.run is not None and self.run != run:
-            if self.failure is None:
-                self.adopt(run)
-                self.failure = StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.run}")
-            else:
-                # A daemon that knows a newer run turns the older one away for ever. Not rank 0's yet: that may be lost too.
-                self.lose({self.run})
+            # Also where this rank could not stage: a daemon that knows a newer run turns the older one away for ever. The next save hears
+            # rank 0's; this one's may be lost too.
+            self.lose({self.run})
+            self.failure = self.failure or StoragedError(f"rank 0 saves in run {run}, this rank has staged for run {self.run}")
         planner = self.new_planner()
         self._answer("same", self._tried(self._base))
         todo = self._heard([f"same/{self.nonce}"])

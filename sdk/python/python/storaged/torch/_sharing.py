@@ -15,8 +15,9 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 
 from .._deadline import Deadline
 from ..errors import StoragedError
@@ -90,20 +91,10 @@ def entry_of(name: str, leaf: Any, local: torch.Tensor, number: int) -> Entry:
     """A tensor leaf, its local tensor, and the number of that among the rank's tensors."""
     where: Any = None
     if isinstance(leaf, DTensor):
-        chunks = chunks_of(leaf)
+        chunks = _create_chunk_list(leaf)
         where = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks], tuple(leaf.shape)
     key = repr((name, str(local.dtype), tuple(local.shape), where)).encode()
     return blake2b(key, digest_size=DIGEST_BYTES).digest(), local.nbytes, number
-
-
-def chunks_of(tensor: DTensor) -> list[ChunkStorageMetadata]:
-    """What DCP would say that this rank holds of it."""
-    describe = getattr(tensor, "__create_chunk_list__", None)
-    if describe is None:  # until torch 2.5 DCP knew it itself
-        from torch.distributed.checkpoint.planner_helpers import _create_chunk_list as describe_it
-
-        return list(describe_it(tensor))
-    return list(describe())
 
 
 def value_of(value: Any) -> bytes | None:

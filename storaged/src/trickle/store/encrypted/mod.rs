@@ -82,10 +82,12 @@ impl Encrypted {
         Self { inner, sealing }
     }
 
-    /// Without keys nothing is asked: what needs none would have the tier there and not there by turns.
-    fn has_keys(&self) -> Result<(), StoreError> {
-        let keys = self.sealing.as_ref().map(|sealing| sealing.ring.get());
-        keys.transpose().map(drop)
+    /// The store below. Without keys nothing is asked of it: what needs none would have the tier there and not there by turns.
+    fn below(&self) -> Result<&dyn Store, StoreError> {
+        if let Some(sealing) = &self.sealing {
+            sealing.ring.get()?;
+        }
+        Ok(&*self.inner)
     }
 
     /// The size of the sealed parts.
@@ -336,11 +338,11 @@ impl Store for Encrypted {
     }
 
     async fn begin(&self, key: &ObjectKey, part_bytes: PartBytes) -> Result<Upload, StoreError> {
-        self.has_keys()?;
+        let below = self.below()?;
         if self.sealing.is_none() {
-            return self.inner.begin(key, part_bytes).await;
+            return below.begin(key, part_bytes).await;
         }
-        let upload = self.inner.begin(key, self.sealed_parts(part_bytes)?).await;
+        let upload = below.begin(key, self.sealed_parts(part_bytes)?).await;
         Ok(upload?.in_parts_of(part_bytes))
     }
 
@@ -349,11 +351,11 @@ impl Store for Encrypted {
         key: &ObjectKey,
         part_bytes: PartBytes,
     ) -> Result<Option<Upload>, StoreError> {
-        self.has_keys()?;
+        let below = self.below()?;
         if self.sealing.is_none() {
-            return self.inner.resume(key, part_bytes).await;
+            return below.resume(key, part_bytes).await;
         }
-        let found = self.inner.resume(key, self.sealed_parts(part_bytes)?).await;
+        let found = below.resume(key, self.sealed_parts(part_bytes)?).await;
         Ok(found?.map(|upload| upload.in_parts_of(part_bytes)))
     }
 
@@ -363,12 +365,12 @@ impl Store for Encrypted {
         part_bytes: PartBytes,
         leftovers: Leftovers,
     ) -> Result<Upload, StoreError> {
-        self.has_keys()?;
+        let below = self.below()?;
         let sealed = match &self.sealing {
             None => part_bytes,
             Some(_) => self.sealed_parts(part_bytes)?,
         };
-        let upload = self.inner.resume_or_begin(key, sealed, leftovers).await?;
+        let upload = below.resume_or_begin(key, sealed, leftovers).await?;
         Ok(upload.in_parts_of(part_bytes))
     }
 
@@ -437,8 +439,7 @@ impl Store for Encrypted {
     }
 
     async fn unfinished(&self, under: &KeyPrefix) -> Result<Vec<ObjectKey>, StoreError> {
-        self.has_keys()?;
-        self.inner.unfinished(under).await
+        self.below()?.unfinished(under).await
     }
 
     async fn put_new(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
@@ -457,13 +458,13 @@ impl Store for Encrypted {
 
     async fn get(&self, key: &ObjectKey, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         check_asked(key, range.as_ref())?;
-        self.has_keys()?;
+        let below = self.below()?;
         match (&self.sealing, range) {
             (Some(sealing), Some(range)) => self.get_range(sealing, key, range).await,
             (Some(sealing), None) => self.get_whole(sealing, key).await,
-            (None, Some(range)) => self.inner.get(key, Some(range)).await,
+            (None, Some(range)) => below.get(key, Some(range)).await,
             (None, None) => {
-                let bytes = self.inner.get(key, None).await?;
+                let bytes = below.get(key, None).await?;
                 match sealed_under(&bytes, None) {
                     None => Ok(bytes),
                     Some(id) => Err(locked(key, id, "none (trickle.encryption)")),
@@ -473,13 +474,11 @@ impl Store for Encrypted {
     }
 
     async fn length(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        self.has_keys()?;
-        self.inner.length(key).await
+        self.below()?.length(key).await
     }
 
     async fn list(&self, under: &KeyPrefix) -> Result<Vec<ObjectEntry>, StoreError> {
-        self.has_keys()?;
-        self.inner.list(under).await
+        self.below()?.list(under).await
     }
 
     async fn list_page(
@@ -488,18 +487,15 @@ impl Store for Encrypted {
         after: Option<&ObjectKey>,
         limit: usize,
     ) -> Result<ListPage, StoreError> {
-        self.has_keys()?;
-        self.inner.list_page(under, after, limit).await
+        self.below()?.list_page(under, after, limit).await
     }
 
     async fn list_folders(&self, under: &KeyPrefix) -> Result<Vec<String>, StoreError> {
-        self.has_keys()?;
-        self.inner.list_folders(under).await
+        self.below()?.list_folders(under).await
     }
 
     async fn check_place(&self) -> Result<(), StoreError> {
-        self.has_keys()?;
-        self.inner.check_place().await
+        self.below()?.check_place().await
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
