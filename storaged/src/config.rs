@@ -6,11 +6,13 @@ mod bill;
 mod budget;
 mod checks;
 mod encryption;
+mod hostlist;
 mod hyperpod;
 mod membership;
 mod memory;
 mod memory_limit;
 mod node;
+mod peers;
 mod reload;
 mod scrub;
 mod span;
@@ -25,7 +27,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::Deserialize;
 use storaged_core::{DurablePolicy, LinkRates, RateBasis, RunsWithoutTier, Viewer};
-use storaged_plan::{Cordon, Member};
+use storaged_plan::Member;
 use storaged_wire::{ChunkSize, Geometry, IncrementIndex, NodeName};
 use thiserror::Error;
 
@@ -37,13 +39,14 @@ pub use membership::{MembershipConfig, MembershipSection, RegistryConfig};
 pub use memory::MemorySection;
 use memory_limit::{DefaultBudget, MemoryLimit};
 pub use node::NodeSection;
+pub use peers::PeerSection;
 pub use reload::Fixed;
 pub use scrub::{HookCommand, ScrubConfig, ScrubSection};
 pub use span::Span;
 pub use swap::{SwapName, SwapState};
 pub use tenants::{TenantSection, TenantShares};
 
-use crate::net::{NodeNaming, Peer, PeerAddress, TlsFiles};
+use crate::net::{NodeNaming, Peer, TlsFiles};
 use crate::stage::TenantSocket;
 use crate::trickle::store::StoreConfig;
 use crate::trickle::{Packing, RequireMac, Retention, TrickleLimits};
@@ -128,18 +131,6 @@ pub struct TlsSection {
 
 fn default_watch() -> Span {
     Span::from_secs(30)
-}
-
-/// `[[peers]]`
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PeerSection {
-    /// Its name.
-    pub name: String,
-    /// Its UDP address: an IP address or a host's name, and a port.
-    pub address: PeerAddress,
-    /// What fails together with it; by default the node alone.
-    pub failure_domain: Option<String>,
 }
 
 /// `[log]`
@@ -446,36 +437,6 @@ impl ConfigFile {
             .transpose()
             .map_err(|error| value("node.name", error))?;
         Ok(named.unwrap_or_else(host_name))
-    }
-
-    /// This node and its peers, and where the peers are.
-    fn members(&self, name: &NodeName) -> Result<(Vec<Member>, Vec<Peer>), ConfigError> {
-        let mut members = vec![Member {
-            failure_domain: self
-                .node
-                .failure_domain
-                .clone()
-                .unwrap_or_else(|| name.to_string()),
-            name: name.clone(),
-            cordon: Cordon::Open,
-            seat: None,
-        }];
-        let mut peers = Vec::new();
-        for peer in &self.peers {
-            let peer_name =
-                NodeName::new(peer.name.as_str()).map_err(|error| value("peers.name", error))?;
-            members.push(Member {
-                failure_domain: peer
-                    .failure_domain
-                    .clone()
-                    .unwrap_or_else(|| peer.name.clone()),
-                name: peer_name.clone(),
-                cordon: Cordon::Open,
-                seat: None,
-            });
-            peers.push(Peer::named(peer_name, peer.address.clone()));
-        }
-        Ok((members, peers))
     }
 
     fn tls_files(&self) -> Result<Option<TlsFiles>, ConfigError> {

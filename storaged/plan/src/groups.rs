@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use storaged_wire::{Geometry, NodeName};
 use thiserror::Error;
 
+use super::domains::{Blocks, Coders, interleaved};
 use super::regroup::follow;
 
 /// A configured node.
@@ -13,7 +14,7 @@ use super::regroup::follow;
 pub struct Member {
     /// Its name.
     pub name: NodeName,
-    /// What fails together with it: a rack, a power feed. By default the node itself.
+    /// What fails together with it: a rack, a power feed. By default the node itself. With what it lies in before it, as in `zone/rack`.
     pub failure_domain: String,
     /// Whether it codes for others.
     pub cordon: Cordon,
@@ -100,15 +101,15 @@ pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, Grou
 
 /// Groups of members that have no seats, in this order.
 pub(crate) fn made_anew(ordered: &[&Member], geometry: Geometry) -> Result<Vec<Group>, GroupError> {
-    let mut by_load = ByLoad::new();
-    for member in ordered {
-        let (name, domain) = (&member.name, member.failure_domain.as_str());
-        by_load.insert((member.cordon, 0, name, domain));
-    }
+    let most = data_nodes(ordered.len(), geometry);
+    let needed = ordered.len().div_ceil(most) * geometry.m();
+    let mut loads: BTreeMap<&NodeName, (&Member, usize)> =
+        ordered.iter().map(|it| (&it.name, (*it, 0))).collect();
+    let mut coders = Coders::new(ordered.iter().map(|it| (*it, 0)), needed);
     ordered
-        .chunks(data_nodes(ordered.len(), geometry))
+        .chunks(most)
         .map(|data| {
-            let coding = coding_nodes(data, geometry, &mut by_load)?;
+            let coding = coding_nodes(data, geometry, &mut coders, &mut loads)?;
             Ok(Group {
                 data: data.iter().map(|member| member.name.clone()).collect(),
                 coding,
@@ -155,40 +156,26 @@ pub(crate) fn data_nodes(members: usize, geometry: Geometry) -> usize {
     geometry.k().min(beside_coding).max(1)
 }
 
-/// Members by name, taken from each failure domain in turn.
+/// Members in an order that mixes failure domains.
 fn interleave_domains(members: &[Member]) -> Result<Vec<&Member>, GroupError> {
-    let mut domains: BTreeMap<&str, BTreeMap<&NodeName, &Member>> = BTreeMap::new();
     let mut names = BTreeSet::new();
-    for member in members {
-        if !names.insert(&member.name) {
-            return Err(GroupError::Duplicate(member.name.clone()));
-        }
-        let domain = domains.entry(&member.failure_domain).or_default();
-        domain.insert(&member.name, member);
+    match members.iter().find(|member| !names.insert(&member.name)) {
+        Some(twice) => Err(GroupError::Duplicate(twice.name.clone())),
+        None => Ok(interleaved(members.iter().collect())),
     }
-    let mut queues: Vec<_> = domains.into_values().collect();
-    queues.sort_by_key(|domain| domain.keys().next().copied());
-    let mut queues: Vec<_> = queues.into_iter().map(BTreeMap::into_values).collect();
-    let mut ordered = Vec::with_capacity(members.len());
-    while ordered.len() < members.len() {
-        ordered.extend(queues.iter_mut().filter_map(Iterator::next));
-    }
-    Ok(ordered)
 }
 
-/// Members by how many groups they code for so far, then by name, cordoned ones after the others; each with its failure domain.
-pub(crate) type ByLoad<'a> = BTreeSet<(Cordon, usize, &'a NodeName, &'a str)>;
-
-fn coding_nodes(
-    data: &[&Member],
+fn coding_nodes<'a>(
+    data: &[&'a Member],
     geometry: Geometry,
-    by_load: &mut ByLoad<'_>,
+    coders: &mut Coders<'a>,
+    loads: &mut BTreeMap<&'a NodeName, (&'a Member, usize)>,
 ) -> Result<Vec<NodeName>, GroupError> {
-    let mut taken: BTreeSet<&str> = data.iter().map(|m| m.failure_domain.as_str()).collect();
+    let mut blocks = Blocks::of(data.iter().map(|it| it.failure_domain.as_str()));
     let mut coding = Vec::with_capacity(geometry.m());
     while coding.len() < geometry.m() {
-        let mut all = by_load.iter();
-        let Some(best) = all.find(|(.., domain)| !taken.contains(domain)).copied() else {
+        let best = coders.best(&blocks, |domain| blocks.lost_with(domain) == 0);
+        let Some((member, load)) = best.and_then(|name| loads.get_mut(name)) else {
             return Err(GroupError::TooFewDomains {
                 geometry,
                 data: data.iter().map(|member| member.name.clone()).collect(),
@@ -196,11 +183,10 @@ fn coding_nodes(
                 got: coding.len(),
             });
         };
-        by_load.remove(&best);
-        let (cordon, load, name, domain) = best;
-        by_load.insert((cordon, load + 1, name, domain));
-        taken.insert(domain);
-        coding.push(name.clone());
+        coders.change_load(member, *load, *load + 1);
+        *load += 1;
+        blocks.add(&member.failure_domain);
+        coding.push(member.name.clone());
     }
     Ok(coding)
 }

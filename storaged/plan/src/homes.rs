@@ -1,11 +1,11 @@
 //! Home nodes: where a checkpoint's commit is decided and its manifest is sure to be found. Rendezvous hashing
-//! (Thaler and Ravishankar, 1998) over the configured members, one per failure domain as far as there are domains.
-
-use std::collections::BTreeSet;
+//! (Thaler and Ravishankar, 1998) over the configured members, one per failure domain as far as there are domains, and these apart as well
+//! as far as they have levels.
 
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{Digest, NodeName, encode};
 
+use super::domains::{Blocks, Closeness};
 use super::groups::Member;
 
 /// The `count` home nodes of a checkpoint, best first.
@@ -15,16 +15,36 @@ pub fn homes(members: &[Member], key: &CheckpointKey, count: usize) -> Vec<NodeN
         .map(|member| (score(key, &member.name), member))
         .collect();
     scored.sort_by_key(|(score, _)| std::cmp::Reverse(*score));
-    let mut domains = BTreeSet::new();
-    let (first, rest): (Vec<_>, Vec<_>) = scored
-        .into_iter()
-        .partition(|(_, member)| domains.insert(&member.failure_domain));
-    first
-        .into_iter()
-        .chain(rest)
-        .take(count)
-        .map(|(_, member)| member.name.clone())
-        .collect()
+    let mut copies = Blocks::default();
+    let mut homes = Vec::with_capacity(count);
+    while homes.len() < count && !scored.is_empty() {
+        let best = least_close(&scored, &copies);
+        let (_, member) = scored.remove(best);
+        copies.add(&member.failure_domain);
+        homes.push(member.name.clone());
+    }
+    homes
+}
+
+/// The first whose failure domain has no copy, and of these the one that shares what that lies in with the fewest; else the first.
+fn least_close(scored: &[(Digest, &Member)], copies: &Blocks<'_>) -> usize {
+    let mut best: Option<(bool, Closeness, usize)> = None;
+    for (at, (_, member)) in scored.iter().enumerate() {
+        let domain = member.failure_domain.as_str();
+        let is_taken = copies.lost_with(domain) > 0;
+        let closeness = if is_taken {
+            Closeness::new()
+        } else {
+            copies.closeness(domain)
+        };
+        let is_apart = !is_taken && closeness.iter().all(|blocks| *blocks == 0);
+        let key = (is_taken, closeness, at);
+        best = best.into_iter().chain([key]).min();
+        if is_apart {
+            break;
+        }
+    }
+    best.map_or(0, |(.., at)| at)
 }
 
 fn score(key: &CheckpointKey, node: &NodeName) -> Digest {
@@ -33,6 +53,8 @@ fn score(key: &CheckpointKey, node: &NodeName) -> Digest {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use storaged_wire::{Namespace, RunId, Step};
 

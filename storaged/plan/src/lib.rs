@@ -1,7 +1,7 @@
 //! Who codes what for whom, as data: groups, home nodes, lanes, and coding plans whose roles rotate stripe by stripe. Pure
 //! functions of a member list, a manifest or measured rates: no clock, no node, no state.
 //!
-//! Order of reading: `groups`, `regroup` and `homes` (a member list), `lanes` (a manifest), `coding` (one stripe's plan), `stripes`
+//! Order of reading: `domains` (what fails together), `groups`, `regroup` and `homes` (a member list), `lanes` (a manifest), `coding` (one stripe's plan), `stripes`
 //! (which stripes), `striped` (a plan per class of stripes, and which class a stripe is of), `reduce` (one stripe's plan
 //! from a rooted tree of members), `encode` (the shapes an encoding can take), `repair` (lost shards and byte ranges),
 //! `load` (what every node sends, receives, keeps and holds), `prove` (that a plan computes what it should, for any
@@ -14,6 +14,7 @@
 
 pub mod chooser;
 mod coding;
+mod domains;
 mod encode;
 mod error;
 mod groups;
@@ -33,6 +34,7 @@ pub mod topology;
 mod trace;
 
 pub use coding::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
+pub use domains::{DomainError, blocks_lost_by_level, check_domain, has_levels, levels_shared};
 pub use encode::{Order, ParityHolders, Shape, encode_plan};
 pub use error::PlanError;
 pub use groups::{

@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 
 use storaged_wire::{Geometry, NodeName};
 
-use super::groups::{ByLoad, Cordon, Group, GroupError, Member, data_nodes, made_anew};
+use super::domains::{Blocks, Coders};
+use super::groups::{Cordon, Group, GroupError, Member, data_nodes, made_anew};
 
 /// A group in the making.
 #[derive(Clone, Debug, Default)]
@@ -137,14 +138,16 @@ impl<'a> Tables<'a> {
         without
     }
 
-    /// A seat in a group without others of its failure domain, if there is one; rather in one that has changed already, and of these in
-    /// the one with the most room.
+    /// A seat in a group without others of its failure domain, if there is one, and with as few as there are in what that lies in; rather in
+    /// one that has changed already, and of these in the one with the most room.
     fn take_in(&mut self, member: &'a Member, most: usize) {
         let tables = self.all.iter_mut().enumerate();
         let with_room = tables.filter(|(_, table)| table.data.len() < most);
         let best = with_room.min_by_key(|(at, table)| {
-            let alike = table.of_domain(&member.failure_domain);
-            (alike, !table.is_changed, table.data.len(), *at)
+            let blocks = table.data_blocks();
+            let alike = blocks.lost_with(&member.failure_domain);
+            let closeness = blocks.closeness(&member.failure_domain);
+            (alike, closeness, !table.is_changed, table.data.len(), *at)
         });
         if let Some((_, table)) = best {
             table.data.push(member);
@@ -171,20 +174,22 @@ impl<'a> Tables<'a> {
     }
 
     fn best_swap(&self, at: usize, member: &Member) -> Option<Swap> {
-        let own = &self.all[at];
+        let own = self.all[at].data_blocks();
         let domain = member.failure_domain.as_str();
-        let alike = own.of_domain(domain).checked_sub(2)? + 1;
+        let alike = own.lost_with(domain).checked_sub(2)? + 1;
         let others = self.all.iter().enumerate().filter(|(it, _)| *it != at);
+        let own = &own;
         let swaps = others.flat_map(|(table, other)| {
-            let there = other.of_domain(domain);
+            let blocks = other.data_blocks();
+            let there = blocks.lost_with(domain);
             other
                 .data
                 .iter()
                 .enumerate()
                 .filter_map(move |(index, it)| {
                     let its = it.failure_domain.as_str();
-                    let better = alike + other.of_domain(its) - 1;
-                    let gain = better.checked_sub(there + own.of_domain(its))?;
+                    let better = alike + blocks.lost_with(its) - 1;
+                    let gain = better.checked_sub(there + own.lost_with(its))?;
                     let is_better = its != domain && gain > 0;
                     is_better.then_some(Swap { table, index, gain })
                 })
@@ -215,11 +220,11 @@ impl<'a> Tables<'a> {
         for table in &mut self.all {
             table.dismiss_coding();
         }
-        let mut loads = Loads::of(&self.all, members);
+        let mut loads = Loads::of(&self.all, members, self.geometry);
         for table in &mut self.all {
             for index in 0..table.coding.len() {
                 if table.coding[index].is_none() {
-                    let found = loads.least(table, index);
+                    let found = loads.best(table, index);
                     let found = found.ok_or_else(|| table.too_few(self.geometry))?;
                     loads.give(table, index, found);
                 }
@@ -241,23 +246,30 @@ impl<'a> Tables<'a> {
 }
 
 impl<'a> Table<'a> {
-    fn of_domain(&self, domain: &str) -> usize {
-        let data = self.data.iter();
-        data.filter(|it| it.failure_domain == domain).count()
+    fn data_blocks(&self) -> Blocks<'a> {
+        Blocks::of(self.data.iter().map(|it| it.failure_domain.as_str()))
     }
 
-    /// Whether a node of this failure domain may be the coding node of this index.
-    fn may_code(&self, index: usize, domain: &str) -> bool {
-        let others = self.coding.iter().enumerate();
-        let mut others = others.filter_map(|(at, it)| it.filter(|_| at != index));
-        self.of_domain(domain) == 0 && others.all(|it| it.failure_domain != domain)
+    /// All its blocks but the coding node's of this index.
+    fn blocks_beside(&self, index: usize) -> Blocks<'a> {
+        let mut blocks = self.data_blocks();
+        for (_, other) in self
+            .coding
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| *at != index)
+        {
+            other.iter().for_each(|it| blocks.add(&it.failure_domain));
+        }
+        blocks
     }
 
     /// Lets go of coding nodes whose failure domain is another block's now.
     fn dismiss_coding(&mut self) {
         for index in 0..self.coding.len() {
+            let others = self.blocks_beside(index);
             let held = self.coding[index];
-            if held.is_some_and(|it| !self.may_code(index, &it.failure_domain)) {
+            if held.is_some_and(|it| others.lost_with(&it.failure_domain) > 0) {
                 self.coding[index] = None;
             }
         }
@@ -274,22 +286,26 @@ impl<'a> Table<'a> {
 
     /// Gives the work of one coding node to another one that should rather have it; whether there was one.
     fn relieve(&mut self, loads: &mut Loads<'a>) -> bool {
+        let least = loads.coders.least_load();
         for index in 0..self.coding.len() {
             let Some(held) = self.coding[index] else {
                 continue;
             };
             let load = loads.by_name.get(&held.name).copied().unwrap_or(0);
-            let Some(least) = loads.least(self, index) else {
+            if held.cordon == Cordon::Open && least.is_none_or(|least| load < least + 2) {
+                continue;
+            }
+            let Some(better) = loads.best(self, index) else {
                 continue;
             };
-            let least_load = loads.by_name.get(&least.name).copied().unwrap_or(0);
-            let is_too_much = match (held.cordon, least.cordon) {
+            let its_load = loads.by_name.get(&better.name).copied().unwrap_or(0);
+            let is_too_much = match (held.cordon, better.cordon) {
                 (Cordon::Cordoned, Cordon::Open) => true,
-                (Cordon::Open, Cordon::Open) => load >= least_load + 2,
+                (Cordon::Open, Cordon::Open) => load >= its_load + 2,
                 _ => false,
             };
             if is_too_much {
-                loads.give(self, index, least);
+                loads.give(self, index, better);
                 return true;
             }
         }
@@ -302,35 +318,28 @@ impl<'a> Table<'a> {
 struct Loads<'a> {
     by_name: BTreeMap<&'a NodeName, usize>,
     members: BTreeMap<&'a NodeName, &'a Member>,
-    in_order: ByLoad<'a>,
+    coders: Coders<'a>,
 }
 
 impl<'a> Loads<'a> {
-    fn of(tables: &[Table<'a>], members: &[&'a Member]) -> Self {
+    fn of(tables: &[Table<'a>], members: &[&'a Member], geometry: Geometry) -> Self {
         let mut by_name: BTreeMap<&NodeName, usize> =
             members.iter().map(|it| (&it.name, 0)).collect();
         for member in tables.iter().flat_map(|it| it.coding.iter().flatten()) {
             *by_name.entry(&member.name).or_default() += 1;
         }
-        let key = |it: &&'a Member| {
-            (
-                it.cordon,
-                by_name[&it.name],
-                &it.name,
-                it.failure_domain.as_str(),
-            )
-        };
+        let loads = members.iter().map(|it| (*it, by_name[&it.name]));
         Self {
-            in_order: members.iter().map(key).collect(),
+            coders: Coders::new(loads, tables.len() * geometry.m()),
             members: members.iter().map(|it| (&it.name, *it)).collect(),
             by_name,
         }
     }
 
-    /// The node that codes least of those that may code there, and an open one if there is one.
-    fn least(&self, table: &Table<'a>, index: usize) -> Option<&'a Member> {
-        let mut all = self.in_order.iter();
-        let (.., name, _) = all.find(|(.., domain)| table.may_code(index, domain))?;
+    /// The node that should code there: by its failure domain it may.
+    fn best(&self, table: &Table<'a>, index: usize) -> Option<&'a Member> {
+        let others = table.blocks_beside(index);
+        let name = (self.coders).best(&others, |domain| others.lost_with(domain) == 0)?;
         self.members.get(name).copied()
     }
 
@@ -343,16 +352,8 @@ impl<'a> Loads<'a> {
 
     fn count(&mut self, member: &'a Member, of: impl Fn(usize) -> usize) {
         let load = self.by_name.entry(&member.name).or_default();
-        let key = |load| {
-            (
-                member.cordon,
-                load,
-                &member.name,
-                member.failure_domain.as_str(),
-            )
-        };
-        self.in_order.remove(&key(*load));
-        *load = of(*load);
-        self.in_order.insert(key(*load));
+        let now = of(*load);
+        self.coders.change_load(member, *load, now);
+        *load = now;
     }
 }

@@ -302,6 +302,7 @@ async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
         ),
     ];
     lines.extend(roster.places.iter().map(|place| line(&roster, place)));
+    lines.extend(config.domains_told(&roster.members()));
     let waiting = roster.arriving.iter();
     lines.extend(waiting.map(|it| format!("waiting: {} at {}", it.node, it.address)));
     let filling = |node: &&NodeName| roster.filled_by(node).is_some();

@@ -39,12 +39,30 @@ pub struct RunArgs {
     /// Socket directory instead of the configured one
     #[arg(long)]
     runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    domain: DomainArgs,
     /// How log lines look
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
     /// Who holds the descriptors of the daemon's memory, so that it outlives a crash, a restart and an upgrade of the daemon
     #[arg(long, value_enum, env = KEEP_VARIABLE, default_value = "keeper")]
     keep: Keep,
+}
+
+/// What a launcher knows of the node and a file that all nodes share does not.
+#[derive(Debug, Clone, Args)]
+struct DomainArgs {
+    /// What fails together with this node, such as zone-a/rack-7, instead of node.failure_domain
+    #[arg(long, env = "STORAGED_FAILURE_DOMAIN")]
+    failure_domain: Option<String>,
+}
+
+impl DomainArgs {
+    fn set_in(&self, config: &mut ConfigFile) {
+        if self.failure_domain.is_some() {
+            config.node.failure_domain.clone_from(&self.failure_domain);
+        }
+    }
 }
 
 /// Who holds descriptors for the daemon's next life.
@@ -63,17 +81,22 @@ enum Keep {
 pub struct ConfigArgs {
     /// Configuration file
     file: PathBuf,
+    #[command(flatten)]
+    domain: DomainArgs,
 }
 
-fn load(file: Option<&PathBuf>, runtime_dir: Option<PathBuf>) -> Result<Config, CliError> {
-    let mut config = match file {
-        Some(path) => ConfigFile::load(path)?,
-        None => ConfigFile::default(),
-    };
-    if let Some(directory) = runtime_dir {
-        config.node.runtime_dir = directory;
+impl RunArgs {
+    fn load(&self) -> Result<Config, CliError> {
+        let mut config = match &self.config {
+            Some(path) => ConfigFile::load(path)?,
+            None => ConfigFile::default(),
+        };
+        if let Some(directory) = &self.runtime_dir {
+            config.node.runtime_dir.clone_from(directory);
+        }
+        self.domain.set_in(&mut config);
+        Ok(config.validate()?)
     }
-    Ok(config.validate()?)
 }
 
 /// Runs as the keeper of a daemon, or as the daemon.
@@ -131,7 +154,7 @@ fn run_daemon(args: RunArgs, process: DaemonProcess) -> Result<(), CliError> {
         hup,
         holding,
     } = process;
-    let mut config = load(args.config.as_ref(), args.runtime_dir.clone())?;
+    let mut config = args.load()?;
     log::set_filter(&config.log_filter)?;
     if let Some(warning) = config.swap_state.warning(config.swap) {
         tracing::warn!(key = "memory.swap", "{warning}");
@@ -248,7 +271,7 @@ async fn start_again_at(mut usr2: Signal, keep: Keep) {
 /// Reads the configuration again at every SIGHUP.
 async fn reload_at(mut hup: Signal, args: RunArgs, reloads: mpsc::Sender<Config>) {
     while hup.recv().await.is_some() {
-        let file = load(args.config.as_ref(), args.runtime_dir.clone());
+        let file = args.load();
         let taken = file.and_then(|config| {
             log::set_filter(&config.log_filter)?;
             Ok(config)
@@ -284,7 +307,8 @@ fn check_certificates(config: &Config) -> Result<String, CliError> {
 }
 
 pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
-    let file = ConfigFile::load(&args.file)?;
+    let mut file = ConfigFile::load(&args.file)?;
+    args.domain.set_in(&mut file);
     let config = file.validate()?;
     let certificate = check_certificates(&config)?;
     let protection = match config.geometry {
@@ -298,8 +322,12 @@ pub fn config(args: &ConfigArgs) -> Result<(), CliError> {
         Some(encryption) => encryption.to_string(),
         None => "none".into(),
     };
+    // A registry's members are what `storaged node ls` shows.
+    let listed = config.membership.is_none().then_some(&config.members);
+    let domains = listed.and_then(|members| config.domains_told(members));
+    let domains = domains.map_or_else(String::new, |told| format!("\n{told}"));
     print(&format!(
-        "{}\nprotection {protection}\nencryption of the durable tier {encryption}\nRAM for checkpoints {}\nswap {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
+        "{}\nprotection {protection}{domains}\nencryption of the durable tier {encryption}\nRAM for checkpoints {}\nswap {}\nslots per rank {}\nsockets {}\n{certificate}\n{}",
         config.listing(),
         bytesize::ByteSize::b(config.budget),
         config.swap_state,

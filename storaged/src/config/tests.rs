@@ -124,6 +124,7 @@ fn keys_of_the_tier_come_from_one_place_that_can_be_used() {
 fn values_that_cannot_hold_are_refused_with_their_key() {
     for (text, key) in [
         ("[node]\nname = 'A'", "node.name"),
+        ("[node]\nfailure_domain = 'zone-a/'", "node.failure_domain"),
         ("[coding]\nk = 4\nm = 2", "coding"),
         ("[coding]\nk = 0\nm = 2", "coding"),
         ("[memory]\nbudget = '900TiB'", "memory.budget"),
@@ -185,6 +186,109 @@ fn values_that_cannot_hold_are_refused_with_their_key() {
     ] {
         let error = parse(text).unwrap_err().to_string();
         assert!(error.contains(key), "{text}: {error}");
+    }
+}
+
+/// A file that all nodes share: `[[peers]]` names the node that reads it too.
+fn shared(node: &str, peers: &str) -> Result<Config, ConfigError> {
+    parse(&format!(
+        "node = {{ name = '{node}' }}\ntls = {{ ca = 'a', certificate = 'b', key = 'c' }}\n[coding]\nk = 2\nm = 1\n{peers}"
+    ))
+}
+
+#[test]
+fn one_file_with_host_lists_does_for_all_nodes() {
+    let text = "[[peers]]\nname = 'n[08-11]'\naddress = 'n[08-11].cluster:9300'\nfailure_domain = 'rack[1-4]'\n\
+                [[peers]]\nname = 'login'\naddress = '10.0.0.9:9300'";
+    let mut one = shared("n09", text).unwrap();
+    let mut other = shared("n11", text).unwrap();
+    let named = |config: &Config| -> Vec<String> {
+        let peers = config.peers.iter();
+        peers
+            .map(|it| format!("{} at {}", it.name, it.address))
+            .collect()
+    };
+    assert_eq!(
+        named(&one),
+        [
+            "n08 at n08.cluster:9300",
+            "n10 at n10.cluster:9300",
+            "n11 at n11.cluster:9300",
+            "login at 10.0.0.9:9300"
+        ]
+    );
+    one.members.sort();
+    other.members.sort();
+    assert_eq!(one.members, other.members);
+    let domains: Vec<&str> = one
+        .members
+        .iter()
+        .map(|it| it.failure_domain.as_str())
+        .collect();
+    assert_eq!(domains, ["login", "rack1", "rack2", "rack3", "rack4"]);
+    // A node that no list names is a member beside them.
+    assert_eq!(shared("n12", text).unwrap().members.len(), 6);
+}
+
+#[test]
+fn what_the_loss_of_a_failure_domain_costs_is_told_by_level() {
+    for (domains, told) in [
+        (
+            "z[1-3]/r[1-2]",
+            "at most 1 at level 1 (its loss is borne), 1 at level 2 (its loss is borne)",
+        ),
+        (
+            "z[1-2]/r[1-3]",
+            "at most 2 at level 1 (its loss is not borne), 1 at level 2 (its loss is borne)",
+        ),
+        ("r[1-6]", "at most 1 (its loss is borne)"),
+    ] {
+        let peers = format!(
+            "[[peers]]\nname = 'n[1-6]'\naddress = 'n[1-6]:1'\nfailure_domain = '{domains}'"
+        );
+        let config = shared("n2", &peers).unwrap();
+        let all = config.domains_told(&config.members).unwrap();
+        assert!(all.ends_with(told), "{domains}: {all}");
+    }
+}
+
+#[test]
+fn lists_that_do_not_fit_one_another_are_refused_with_their_key() {
+    let one = "name = 'n1'\naddress = '[::1]:9300'";
+    assert_eq!(
+        shared(
+            "n2",
+            &format!("[[peers]]\n{one}\n[[peers]]\nname='n3'\naddress='n3:1'")
+        )
+        .unwrap()
+        .peers
+        .len(),
+        2
+    );
+    for (peers, key) in [
+        ("name = 'n[1-3'\naddress = 'n1:9300'", "peers.name"),
+        ("name = 'n[1-3]'\naddress = 'n[1-2]:9300'", "peers.address"),
+        ("name = 'n[1-3]'\naddress = '[::1]:9300'", "peers.address"),
+        ("name = 'n1'\naddress = 'n1'", "peers.address"),
+        (
+            "name = 'n[1-3]'\naddress = 'n[1-3]:1'\nfailure_domain = 'r[1-2]'",
+            "peers.failure_domain",
+        ),
+        (
+            "name = 'n1'\naddress = 'n1:1'\nfailure_domain = '/rack'",
+            "peers.failure_domain",
+        ),
+        ("name = 'n[1-3],n2'\naddress = 'n[1-4]:1'", "peers.name"),
+        (
+            "name = 'n[1-3],n9'\naddress = 'n[1-4]:1'\n[[peers]]\nname = 'n9'\naddress = 'n9:1'",
+            "peers.name",
+        ),
+    ] {
+        let error = shared("n9", &format!("[[peers]]\n{peers}")).unwrap_err();
+        assert!(
+            matches!(&error, ConfigError::Value { key: got, .. } if *got == key),
+            "{peers}: {error}"
+        );
     }
 }
 

@@ -1,9 +1,10 @@
 //! The roster: the places of a cluster and who fills them. A value; each change makes the next epoch's.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use storaged_plan::{Cordon, GroupError, Member, Seat, groups};
+use storaged_plan::{Cordon, GroupError, Member, Seat, groups, has_levels, levels_shared};
 use storaged_wire::{Geometry, IdError, NodeName};
 use thiserror::Error;
 
@@ -16,6 +17,8 @@ const VERSION: u32 = 1;
 const VERSION_WITH_CORDONS: u32 = 2;
 /// Of one whose groups follow from those before. A release that passed over that would make other groups of it.
 const VERSION_WITH_SEATS: u32 = 3;
+/// Of one whose failure domains have levels. A release that passed over that would make other groups of it.
+const VERSION_WITH_LEVELS: u32 = 4;
 /// A cluster has no more places.
 pub const PLACES_MAX: usize = 20_000;
 
@@ -27,7 +30,7 @@ pub enum RosterError {
     Form { reason: String },
     /// Written by another release.
     #[error(
-        "the roster is of layout {got}, and this release reads layouts {VERSION} to {VERSION_WITH_SEATS}: upgrade it"
+        "the roster is of layout {got}, and this release reads layouts {VERSION} to {VERSION_WITH_LEVELS}: upgrade it"
     )]
     Version { got: u32 },
     /// A name in it.
@@ -295,7 +298,7 @@ impl Roster {
         let version = value["version"].as_u64();
         let version = version.and_then(|it| u32::try_from(it).ok());
         match version {
-            Some(VERSION..=VERSION_WITH_SEATS) => {}
+            Some(VERSION..=VERSION_WITH_LEVELS) => {}
             Some(got) => return Err(RosterError::Version { got }),
             None => {
                 let reason = "a record without a version".into();
@@ -337,7 +340,12 @@ impl Roster {
     }
 
     fn layout(&self) -> u32 {
-        if self.places.iter().any(|place| place.seat.is_some()) {
+        let placed = self.places.iter().map(|it| &it.failure_domain);
+        let waiting = self.arriving.iter().map(|it| &it.failure_domain);
+        let mut domains = placed.chain(waiting).flatten();
+        if domains.any(|domain| has_levels(domain)) {
+            VERSION_WITH_LEVELS
+        } else if self.places.iter().any(|place| place.seat.is_some()) {
             VERSION_WITH_SEATS
         } else if self.cordoned.is_empty() {
             VERSION
@@ -469,15 +477,19 @@ impl Roster {
     }
 
     /// The vacant place that a node takes: the one that it left; else one whose failure domain is its own, so that no group
-    /// changes; else any.
+    /// changes; else one in a domain that shares the most levels with its own.
     fn best_vacant(&self, arrival: &Arrival) -> Option<NodeName> {
-        let was_its = |place: &&Place| place.last == arrival.node;
-        let same_domain = |place: &&Place| place.failure_domain == arrival.failure_domain;
-        let own = self.vacant().find(was_its);
-        let alike = || self.vacant().find(same_domain);
-        let any = || self.vacant().next();
-        let place = own.or_else(alike).or_else(any)?;
-        Some(place.name.clone())
+        let distance = |place: &&Place| {
+            let was_its = place.last == arrival.node;
+            let is_alike = place.failure_domain == arrival.failure_domain;
+            let both = place
+                .failure_domain
+                .as_deref()
+                .zip(arrival.failure_domain.as_deref());
+            let shared = both.map_or(0, |(there, here)| levels_shared(there, here));
+            (!was_its, !is_alike, Reverse(shared))
+        };
+        Some(self.vacant().min_by_key(distance)?.name.clone())
     }
 
     fn filling(&self, name: &NodeName, arrival: &Arrival, change: String) -> Self {

@@ -145,6 +145,40 @@ fn a_spare_prefers_a_place_of_its_failure_domain() {
 }
 
 #[test]
+fn a_spare_prefers_a_place_that_shares_levels_with_it_and_other_releases_do_not_read_them() {
+    let in_domain = |node: &str, domain: &str| Arrival {
+        failure_domain: Some(domain.into()),
+        ..arrival(node)
+    };
+    let mut roster = Roster::empty("c".into(), 3);
+    for (node, domain) in [("a", "z1/r1"), ("b", "z2/r1"), ("c", "z2/r2")] {
+        let Arrived::Propose(next) = roster.arrive(&in_domain(node, domain)) else {
+            panic!("it comes");
+        };
+        roster = *next;
+    }
+    let roster = lost(&lost(&lost(&roster, "a"), "b"), "c");
+    for (domain, taken) in [
+        ("z2/r2", "c=d/2"),
+        ("z2/r7", "b=d/2"),
+        ("z1/r2", "a=d/2"),
+        ("z3/r1", "a=d/2"),
+    ] {
+        let Arrived::Propose(next) = roster.arrive(&in_domain("d", domain)) else {
+            panic!("it takes one");
+        };
+        assert!(
+            places(&next).contains(&taken.to_owned()),
+            "{domain}: {:?}",
+            places(&next)
+        );
+        let record: serde_json::Value = serde_json::from_slice(&next.bytes()).unwrap();
+        assert_eq!(record["version"], 4);
+        assert_eq!(Roster::parse(&next.bytes()).unwrap(), *next);
+    }
+}
+
+#[test]
 fn a_cluster_grows_at_once_and_a_name_that_is_taken_is_not_given_twice() {
     let roster = after(&lost(&full(&["a", "b"]), "a"), "d");
     let roster = roster.resized(4).unwrap();
@@ -182,10 +216,10 @@ fn a_record_comes_back_as_it_was_and_others_are_refused() {
     let roster = after(&roster, "e");
     assert_eq!(Roster::parse(&roster.bytes()).unwrap(), roster);
     let text = String::from_utf8(roster.bytes()).unwrap();
-    let newer = text.replacen("\"version\": 1", "\"version\": 4", 1);
+    let newer = text.replacen("\"version\": 1", "\"version\": 5", 1);
     assert!(matches!(
         Roster::parse(newer.as_bytes()),
-        Err(RosterError::Version { got: 4 })
+        Err(RosterError::Version { got: 5 })
     ));
     let twice = text.replace("\"node\": \"d\"", "\"node\": \"a\"");
     assert!(matches!(

@@ -3,7 +3,7 @@
 
 use minicbor::{Decode, Encode};
 use storaged_core::RunAuthority;
-use storaged_plan::Member;
+use storaged_plan::{Member, has_levels};
 use storaged_wire::{ChunkSize, Digest, Geometry, NodeName, encode};
 
 /// The key of which nodes that differ cannot read each other's copies.
@@ -66,6 +66,10 @@ impl Agreement {
                 joined(&|member| format!("{}={}", member.name, member.failure_domain)),
             ),
         ];
+        // A release that knows no levels makes other groups of the same names.
+        let levels = members.iter().any(|it| has_levels(&it.failure_domain));
+        let levels = levels.then(|| ("failure_domain (levels)", "heeded".to_owned()));
+        let whole = whole.into_iter().chain(levels);
         Self::whole(coding_values(geometry, chunk).into_iter().chain(whole))
     }
 

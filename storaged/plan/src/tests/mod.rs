@@ -2,6 +2,7 @@
 
 mod encoding;
 mod execute;
+mod levels;
 mod regrouping;
 mod repairing;
 mod stripes;
