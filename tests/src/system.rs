@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use storaged::cluster::{Cluster, ClusterSpec, Loopback, NodeListing};
+use storaged::cluster::{Cluster, ClusterSpec, Hosts, Loopback, NodeListing};
 use storaged_sdk::wire::Namespace;
 use tempfile::TempDir;
 
@@ -155,6 +155,28 @@ impl System {
     /// Writes the files of `nodes` daemons. None of them runs yet.
     pub fn prepared(nodes: usize, geometry: Option<(usize, usize)>, extra: &str) -> Result<Self> {
         Self::prepare(nodes, geometry, extra, NodeListing::InFiles)
+    }
+
+    /// Lists all nodes in one section of every file, in these failure domains (a host list), where each had the others.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written.
+    pub fn list_together(&self, domains: &str) -> Result<()> {
+        let nodes = self.cluster.nodes();
+        let address = |node| self.cluster.hosts().address(node).to_string();
+        let addresses = (0..nodes).map(address).collect::<Vec<_>>().join(",");
+        let section = format!(
+            "[[peers]]\nname = \"n[0-{}]\"\naddress = \"{addresses}\"\nfailure_domain = \"{domains}\"\n\n",
+            nodes - 1
+        );
+        for node in 0..nodes {
+            let path = self.cluster.config_path(node);
+            let text = std::fs::read_to_string(&path)?;
+            let (before, _) = text.split_once("[[peers]]").context("it lists its peers")?;
+            let (_, after) = text.split_once("[coding]").context("it codes")?;
+            std::fs::write(path, format!("{before}{section}[coding]{after}"))?;
+        }
+        Ok(())
     }
 
     fn prepare(

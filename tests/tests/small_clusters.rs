@@ -51,6 +51,36 @@ fn two_of_four_nodes_may_be_lost() -> Result<()> {
     any_may_be_lost(4, 4, 2)
 }
 
+/// Three nodes, where any two may be lost: of each group at most two are in it.
+#[test]
+fn a_whole_zone_may_be_lost() -> Result<()> {
+    const ZONES: [[usize; 3]; 3] = [[0, 1, 2], [3, 4, 5], [6, 7, 8]];
+    let mut system = System::prepared(9, Some((4, 2)), "")?;
+    system.list_together("a/n[0-2],b/n[3-5],c/n[6-8]")?;
+    system.cluster.start_all()?;
+    let (run, mut trainers) = system.trainers(9)?;
+    let expected = shards(9, 3);
+    system.save(&mut trainers, 3, &expected, DurableWish::Never)?;
+    (0..9).try_for_each(|node| system.wait(node, run, 3, CheckpointState::Protected))?;
+    drop(trainers);
+    for zone in ZONES {
+        for node in 0..9 {
+            wait("protection", || system.bears(node, 2))?;
+        }
+        for node in zone {
+            system.cluster.kill(node)?;
+        }
+        let left: Vec<usize> = (0..9).filter(|node| !zone.contains(node)).collect();
+        let restored = system.restore(&left, 3, &expected);
+        restored.with_context(|| format!("without the zone of {zone:?}"))?;
+        for node in zone {
+            system.cluster.start(node)?;
+        }
+        system.cluster.wait_for_links()?;
+    }
+    Ok(())
+}
+
 /// Nobody is promised more than there is.
 #[test]
 fn as_few_nodes_as_may_be_lost_are_refused() -> Result<()> {
