@@ -64,8 +64,10 @@ impl Daemon {
 
     /// Compares a peer that is linked to with this node, as which it should be configured: told when that changes, not at every link.
     pub(super) fn compare(&mut self, peer: &NodeName) {
-        let advice = self.net.as_ref().map(|net| net.advice(peer));
-        let advice = advice.unwrap_or_default();
+        // A link that has gone down meanwhile says nothing: the peer is compared when it is linked to again.
+        let Some(advice) = self.net.as_ref().and_then(|net| net.advice(peer)) else {
+            return;
+        };
         if advice.is_empty() {
             if self.links.differing.remove(peer).is_some() {
                 tracing::info!(%peer, "a peer is configured as this node again");

@@ -300,11 +300,10 @@ impl Net {
         self.shared.agreement.send_replace(agreement);
     }
 
-    /// What this node and a peer that is linked to should have in common and have not.
-    pub fn advice(&self, peer: &NodeName) -> Vec<Difference> {
-        let theirs = self.shared.known(peer).and_then(|it| it.link.theirs());
-        let advice = theirs.map(|theirs| self.shared.agreement.borrow().advice(&theirs));
-        advice.unwrap_or_default()
+    /// What this node and a peer that is linked to should have in common and have not; none while it is not linked to, when nobody knows.
+    pub fn advice(&self, peer: &NodeName) -> Option<Vec<Difference>> {
+        let theirs = self.shared.known(peer)?.link.theirs()?;
+        Some(self.shared.agreement.borrow().advice(&theirs))
     }
 
     /// Takes another list of peers and what they must have in common with this node from now on: links to those that

@@ -151,6 +151,11 @@ impl Started {
             .await;
     }
 
+    async fn goes_down(&mut self) {
+        self.wait(|event| matches!(event, NetEvent::Down { .. }).then_some(()))
+            .await;
+    }
+
     async fn refusal(&mut self) -> NetError {
         self.wait(|event| match event {
             NetEvent::Refused { why, .. } => Some(why),
@@ -197,13 +202,16 @@ async fn what_changes_is_said_on_links_that_are_up_to_those_who_know_what_it_is(
         older.net.set_agreement(agreement(1).advising(1, None));
         if newest == 9 {
             let differs = timeout(PATIENCE, async {
-                while newer.net.advice(&name(0)).is_empty() {
+                while newer.net.advice(&name(0)).is_none_or(|all| all.is_empty()) {
                     older.heard().await;
                     newer.heard().await;
                 }
             });
             differs.await.expect("both have said what they are");
-            assert_eq!(newer.net.advice(&name(0)).len(), 1);
+            assert_eq!(newer.net.advice(&name(0)).map(|all| all.len()), Some(1));
+            older.net.set_peers(Vec::new(), &group(), agreement(1));
+            newer.goes_down().await;
+            assert_eq!(newer.net.advice(&name(0)), None, "not that all is the same");
         } else {
             // Were it said, the link would end by it.
             newer.net.send(&name(0), "a word".into());
