@@ -63,12 +63,16 @@ pub async fn digest(
     let windows = windows(chunk.count(length), chunk).into_iter();
     let mut parts = futures::stream::iter(windows.map(|window| {
         let memory = memory.clone();
-        compute(pool, move || memory.digest(slot, length, chunk, window))
+        let work = move || timed(|| memory.digest(slot, length, chunk, window));
+        compute(pool, work)
     }))
     .buffered(WINDOWS_AT_ONCE);
     let (mut leaves, mut prints) = (Vec::new(), Vec::new());
+    let mut busy = Duration::ZERO;
     while let Some(part) = parts.next().await {
-        let (more_leaves, more_prints) = part??;
+        let (digests, took) = part?;
+        let (more_leaves, more_prints) = digests?;
+        busy += took;
         leaves.extend(more_leaves);
         prints.extend(more_prints);
     }
@@ -76,6 +80,7 @@ pub async fn digest(
         root: root_digest(&leaves, length, chunk),
         leaves: leaves.into(),
         prints: prints.into(),
+        busy,
     })
 }
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use certificate::OwnCertificate;
 use storaged_core::{
-    CheckPart, ConnId, Input, Node, Output, QueryId, RequestId, SessionWork, Sink,
+    CheckPart, ConnId, DigestTally, Input, Node, Output, QueryId, RequestId, SessionWork, Sink,
 };
 use storaged_wire::local::Reply;
 use storaged_wire::{
@@ -447,13 +447,19 @@ impl Daemon {
                     leaves,
                     prints,
                     root,
+                    busy,
                 }) => {
                     ops.metrics.observe_digest(length);
+                    let busy_us = u64::try_from(busy.as_micros()).unwrap_or(u64::MAX);
                     Input::Digested {
                         slot,
                         leaves,
                         prints,
                         root,
+                        tally: DigestTally {
+                            bytes: length,
+                            busy_us,
+                        },
                     }
                 }
                 Err(error) => Input::DigestFailed {

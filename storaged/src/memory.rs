@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use storaged_arena::{Slot, SlotError};
 use storaged_codec::{
@@ -49,6 +49,8 @@ pub struct Digested {
     pub prints: Arc<[Fingerprint]>,
     /// The shard's digest.
     pub root: Digest,
+    /// How long threads were at it, all of them together.
+    pub busy: Duration,
 }
 
 /// One parity set: per stripe a chunk, or none where parity is all zeros. Unchanged chunks are shared with the set

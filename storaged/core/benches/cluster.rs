@@ -15,7 +15,8 @@ use common::{
 };
 use storaged_codec::{Fingerprint, leaf_digest, root_digest};
 use storaged_core::{
-    ConnId, Input, Node, Now, Output, Preparation, Prepared, RequestId, SessionTally, Setup, Sink,
+    ConnId, DigestTally, Input, Node, Now, Output, Preparation, Prepared, RequestId, SessionTally,
+    Setup, Sink,
 };
 use storaged_plan::Member;
 use storaged_wire::local::{DurableWish, Reply, Request, Role, Rung};
@@ -211,6 +212,7 @@ impl Cluster {
         let digested = Input::Digested {
             slot,
             root: root_digest(&leaves, length, chunk()),
+            tally: DigestTally::default(),
             prints: vec![Fingerprint::ZERO; leaves.len()].into(),
             leaves,
         };

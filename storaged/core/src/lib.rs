@@ -41,12 +41,12 @@ mod testkit;
 mod trickle;
 
 pub use api::{
-    Authorship, CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DurableFault,
-    DurableForm, DurableListing, DurablePolicy, ExpectedShard, FalseStatement, FoundSuccessions,
-    HeldBlock, Input, Leftovers, LinkRates, MemoryShare, MessageLimits, Note, Now, Output,
-    ParityId, Preparation, Prepared, QueryId, RateBasis, Registration, RegistryFault, Removed,
-    RequestId, RunAuthority, RunsWithoutTier, ScrubPiece, ScrubTally, SessionPurpose, SessionTally,
-    SessionWork, SetAside, SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn,
+    Authorship, CheckPart, ClaimFault, ClaimedRun, ConnId, Curation, CurationFault, DigestTally,
+    DurableFault, DurableForm, DurableListing, DurablePolicy, ExpectedShard, FalseStatement,
+    FoundSuccessions, HeldBlock, Input, Leftovers, LinkRates, MemoryShare, MessageLimits, Note,
+    Now, Output, ParityId, Preparation, Prepared, QueryId, RateBasis, Registration, RegistryFault,
+    Removed, RequestId, RunAuthority, RunsWithoutTier, ScrubPiece, ScrubTally, SessionPurpose,
+    SessionTally, SessionWork, SetAside, SetAsideCause, Setup, Sink, SlotShard, Source, StripeTurn,
     SuccessionFault, Trust, Unread, UploadBase, Viewer,
 };
 pub use audit::{Audit, Shown};

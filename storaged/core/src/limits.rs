@@ -344,7 +344,7 @@ pub const BOARDS_MAX: usize = 256;
 /// Checkpoints that one namespace may have before commit on one node; older ones are given up first.
 pub const UNCOMMITTED_MAX: usize = 8;
 
-/// First guess of the rate at which RAM is read and verified, bytes per millisecond (2 GB/s).
+/// First guess of the rate at which one thread reads and verifies RAM, bytes per millisecond (2 GB/s): until a shard was digested here.
 pub const RAM_BYTES_PER_MS: u64 = 2_000_000;
 /// First guess of the rate of a session, bytes per millisecond (500 MB/s).
 pub const SESSION_BYTES_PER_MS: u64 = 500_000;

@@ -174,7 +174,11 @@ impl Node {
                 leaves,
                 prints,
                 root,
-            } => self.cx.digested(slot, leaves, root, prints),
+                tally,
+            } => {
+                self.cx.rates.digest(&tally);
+                self.cx.digested(slot, leaves, root, prints);
+            }
             Input::DigestFailed { slot, reason } => self.cx.digest_failed(slot, &reason),
             Input::SessionEnded {
                 leader,

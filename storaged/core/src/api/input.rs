@@ -12,9 +12,9 @@ use storaged_wire::{
 };
 
 use super::{
-    ClaimFault, ClaimedRun, ConnId, CurationFault, DurableFault, DurableListing, FoundSuccessions,
-    Prepared, QueryId, Registration, RegistryFault, Removed, RequestId, ScrubTally, SessionTally,
-    SuccessionFault, Unread, Viewer,
+    ClaimFault, ClaimedRun, ConnId, CurationFault, DigestTally, DurableFault, DurableListing,
+    FoundSuccessions, Prepared, QueryId, Registration, RegistryFault, Removed, RequestId,
+    ScrubTally, SessionTally, SuccessionFault, Unread, Viewer,
 };
 
 /// What happened.
@@ -56,6 +56,7 @@ pub enum Input {
         leaves: Arc<[Digest]>,
         prints: Arc<[Fingerprint]>,
         root: Digest,
+        tally: DigestTally,
     },
     /// `Output::Digest` failed.
     DigestFailed { slot: SlotId, reason: String },

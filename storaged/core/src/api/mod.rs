@@ -34,6 +34,6 @@ pub use setup::{
 };
 pub use viewer::Viewer;
 pub use work::{
-    CheckPart, ExpectedShard, Leftovers, ScrubPiece, ScrubTally, SessionPurpose, SessionTally,
-    SessionWork, Sink, SlotShard, Source, StripeTurn, Unread,
+    CheckPart, DigestTally, ExpectedShard, Leftovers, ScrubPiece, ScrubTally, SessionPurpose,
+    SessionTally, SessionWork, Sink, SlotShard, Source, StripeTurn, Unread,
 };

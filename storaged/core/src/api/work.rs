@@ -154,6 +154,15 @@ pub struct SessionTally {
     pub links: Vec<LinkTally>,
 }
 
+/// What reading a shard for its digests took, for the measured rates; nothing where it was not measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DigestTally {
+    /// Its bytes.
+    pub bytes: u64,
+    /// Microseconds of all threads that were at it.
+    pub busy_us: u64,
+}
+
 /// A shard or parity set to read and check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckPart {

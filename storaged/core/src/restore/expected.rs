@@ -6,9 +6,7 @@ use storaged_wire::plan::{ShardSource, Source};
 use storaged_wire::verdict::{ExpectedTime, Stretch};
 use storaged_wire::{Manifest, NodeName};
 
-use super::rates::TransferRate;
 use crate::context::Context;
-use crate::limits;
 
 /// What the ranks of one node get from elsewhere, all at once and over the same links.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -36,8 +34,7 @@ impl Context {
         shard: &ShardSource,
         of_node: Fetched,
     ) -> Vec<ExpectedTime> {
-        let ram = TransferRate::guessed(limits::RAM_BYTES_PER_MS);
-        let mut parts = vec![ram.expected(Stretch::Ram, shard.length)];
+        let mut parts = vec![self.rates.ram.expected(Stretch::Ram, shard.length)];
         let (session, durable) = (self.rates.session, self.rates.durable);
         match &shard.source {
             Source::Ram(node) if is_in_place(manifest, shard, node) => {}

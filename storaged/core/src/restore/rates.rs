@@ -2,7 +2,7 @@
 
 use storaged_wire::verdict::{ExpectedTime, RateSource, Stretch};
 
-use crate::api::{Now, SessionTally};
+use crate::api::{DigestTally, Now, SessionTally};
 use crate::limits;
 
 /// Tiny transfers say nothing of a rate.
@@ -10,9 +10,14 @@ const TELLING_BYTES: u64 = 1 << 20;
 /// Transfers that overlap for ever are not one burst for ever.
 const BURST_MAX_MS: u64 = 60_000;
 
+/// A load takes a quarter less of a thread than digests do (docs/bench/node.json: `local_load_bytes_per_second_1t`, `digest_cpu_s_per_gb`).
+const LOAD_SPARES: u64 = 4;
+
 /// Rates for the plan's estimate: measured where something was measured, a first guess elsewhere.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rates {
+    /// Of RAM to one reader's thread.
+    pub(super) ram: TransferRate,
     pub(super) session: TransferRate,
     pub(super) durable: TransferRate,
 }
@@ -70,12 +75,25 @@ impl TransferRate {
             }
         };
         let seen = burst.bytes / burst.ended.since(burst.begun).max(1);
-        let moved = match self.settled {
+        self.move_to(seen, self.settled);
+        self.burst = Some(burst);
+    }
+
+    /// Takes what one thread was seen to read. Threads at the same time are measured each by itself.
+    fn learn_of_thread(&mut self, bytes: u64, busy_us: u64) {
+        if bytes >= TELLING_BYTES && busy_us > 0 {
+            let was_measured = self.source == RateSource::Measured;
+            let before = was_measured.then_some(self.bytes_per_ms);
+            self.move_to(bytes.saturating_mul(1_000) / busy_us, before);
+        }
+    }
+
+    fn move_to(&mut self, seen: u64, before: Option<u64>) {
+        let moved = match before {
             Some(before) => before.saturating_mul(3).saturating_add(seen).div_ceil(4),
             None => seen,
         };
         self.bytes_per_ms = moved.max(1);
-        self.burst = Some(burst);
         self.source = RateSource::Measured;
     }
 
@@ -92,6 +110,7 @@ impl TransferRate {
 impl Default for Rates {
     fn default() -> Self {
         Self {
+            ram: TransferRate::guessed(limits::RAM_BYTES_PER_MS),
             session: TransferRate::guessed(limits::SESSION_BYTES_PER_MS),
             durable: TransferRate::guessed(limits::DURABLE_BYTES_PER_MS),
         }
@@ -102,6 +121,12 @@ impl Rates {
     /// A session has moved so much until now.
     pub fn session(&mut self, tally: &SessionTally, now: Now) {
         self.session.learn(tally.bytes, tally.elapsed_ms, now);
+    }
+
+    /// The node has digested a shard. Whoever loads one reads it in the same way, and compares fingerprints instead of making digests.
+    pub fn digest(&mut self, tally: &DigestTally) {
+        let busy_us = tally.busy_us - tally.busy_us / LOAD_SPARES;
+        self.ram.learn_of_thread(tally.bytes, busy_us);
     }
 
     /// The durable tier has given so much until now.
@@ -203,6 +228,27 @@ mod tests {
         assert_eq!(rates.session.bytes_per_ms, 1);
         rates.session(&session(1 << 20, 0), Now(u64::MAX));
         assert!(rates.session.bytes_per_ms > 1);
+    }
+
+    #[test]
+    fn what_ram_gives_a_reader_follows_from_what_digests_took() {
+        let mut rates = Rates::default();
+        let of = |bytes, busy_us| DigestTally { bytes, busy_us };
+        let part = |rates: &Rates| rates.ram.expected(Stretch::Ram, 12_000_000_000);
+        for nothing in [of(0, 0), of(TELLING_BYTES - 1, 1), of(TELLING_BYTES, 0)] {
+            rates.digest(&nothing);
+            assert_eq!(part(&rates).rate, RateSource::FirstGuess);
+        }
+        // Two shards on two threads at once say what one does.
+        for _ in 0..2 {
+            rates.digest(&of(3_000_000_000, 1_000_000));
+        }
+        let measured = part(&rates);
+        assert_eq!((measured.ms, measured.rate), (3_000, RateSource::Measured));
+        rates.digest(&of(u64::MAX, 1));
+        assert!(rates.ram.bytes_per_ms > 4_000_000);
+        rates.digest(&of(TELLING_BYTES, u64::MAX));
+        assert!(rates.ram.bytes_per_ms > 0);
     }
 
     #[test]

@@ -287,6 +287,7 @@ impl Cluster {
                 leaves,
                 prints,
                 root,
+                tally,
             } if number.is_multiple_of(2) => {
                 let _ = (leaves, prints);
                 Input::Digested {
@@ -294,6 +295,7 @@ impl Cluster {
                     leaves: Arc::default(),
                     prints: Arc::default(),
                     root,
+                    tally,
                 }
             }
             Input::Digested { slot, .. } => Input::DigestFailed {

@@ -2,7 +2,7 @@
 //! its outputs looked at (`alone`).
 
 use storaged_codec::{Digest, Fingerprint, fingerprint};
-use storaged_core::{CheckPart, Input, Output, ScrubPiece, ScrubTally, Unread};
+use storaged_core::{CheckPart, DigestTally, Input, Output, ScrubPiece, ScrubTally, Unread};
 use storaged_wire::SlotId;
 use storaged_wire::local::Reply;
 
@@ -212,6 +212,7 @@ impl<S: Scene> World<S> {
             leaves,
             prints,
             root,
+            tally: DigestTally::default(),
         }
     }
 
