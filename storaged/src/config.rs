@@ -614,7 +614,7 @@ fn no_name_twice(members: &[Member]) -> Result<(), ConfigError> {
         Some(twice) => Err(value(
             "peers.name",
             format!(
-                "expected a name of its own for every node, got {} twice: leave this node out of its own peers",
+                "expected a name of its own for every node, got {} twice: name each once, and this node in a host list alone",
                 twice.name
             ),
         )),

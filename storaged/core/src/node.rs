@@ -175,10 +175,7 @@ impl Node {
                 prints,
                 root,
                 tally,
-            } => {
-                self.cx.rates.digest(&tally);
-                self.cx.digested(slot, leaves, root, prints);
-            }
+            } => self.cx.digested(slot, (leaves, root), prints, &tally),
             Input::DigestFailed { slot, reason } => self.cx.digest_failed(slot, &reason),
             Input::SessionEnded {
                 leader,

@@ -12,26 +12,44 @@ use super::groups::{Cordon, Group, Member};
 /// Between two levels.
 const SEPARATOR: char = '/';
 
-/// A failure domain with a level that has no name.
+/// Deeper levels are part of the last one: no domain costs more to look at than this.
+const LEVELS_MAX: usize = 8;
+/// Bytes of a failure domain.
+const BYTES_MAX: usize = 255;
+
+/// What is no failure domain.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error(
-    "expected a failure domain such as rack-7, or zone-a/rack-7 with what it lies in before it, got {0:?}, in which a level is empty"
+    "expected a failure domain such as rack-7, or zone-a/rack-7 with what it lies in before it (at most {LEVELS_MAX} levels and {BYTES_MAX} bytes), got {got:?}: {wrong}"
 )]
-pub struct DomainError(String);
+pub struct DomainError {
+    got: String,
+    wrong: &'static str,
+}
 
-/// Whether every level of a failure domain has a name: with one from a variable that was not set all nodes would seem to fail together.
+/// Whether all nodes would take a failure domain for what is meant: with a level from a variable that was not set all of them would seem to fail
+/// together, and with a space behind its name a rack would be another one.
 ///
 /// # Errors
-/// [`DomainError`] if one has none.
+/// [`DomainError`] if not.
 pub fn check_domain(domain: &str) -> Result<(), DomainError> {
-    if domain
-        .split(SEPARATOR)
-        .all(|level| !level.trim().is_empty())
-    {
-        Ok(())
+    let levels = || domain.split(SEPARATOR);
+    let strange = |letter: char| letter.is_control() || ",[]".contains(letter);
+    let wrong = if domain.len() > BYTES_MAX || levels().count() > LEVELS_MAX {
+        "it is too long"
+    } else if levels().any(str::is_empty) {
+        "a level is empty"
+    } else if levels().any(|level| level.trim() != level) {
+        "a level begins or ends with a space"
+    } else if domain.contains("$(") || domain.contains("${") {
+        "a variable in it was not replaced"
+    } else if domain.contains(strange) {
+        "commas, brackets and control characters are those of host lists and of mistakes"
     } else {
-        Err(DomainError(domain.into()))
-    }
+        return Ok(());
+    };
+    let got = domain.chars().take(BYTES_MAX).collect();
+    Err(DomainError { got, wrong })
 }
 
 /// Whether a failure domain lies in others.
@@ -48,18 +66,28 @@ pub fn levels_shared(one: &str, other: &str) -> usize {
 /// The domain and all that it lies in, the outermost first.
 fn levels(domain: &str) -> impl Iterator<Item = &str> {
     let ends = domain.match_indices(SEPARATOR).map(|(at, _)| at);
-    let ends = ends.chain([domain.len()]);
+    let ends = ends.take(LEVELS_MAX - 1).chain([domain.len()]);
     ends.map(|end| &domain[..end])
 }
 
 /// What a domain lies in; empty without levels.
 fn outer(domain: &str) -> &str {
-    domain.rsplit_once(SEPARATOR).map_or("", |(outer, _)| outer)
+    let mut all = levels(domain);
+    let depth = levels(domain).count();
+    depth
+        .checked_sub(2)
+        .and_then(|at| all.nth(at))
+        .unwrap_or("")
 }
 
 /// In which domains the blocks of a stripe, or the copies of something, lie.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Blocks<'a>(BTreeMap<&'a str, usize>);
+pub(crate) struct Blocks<'a> {
+    /// How many lie in each domain, at whatever level.
+    within: BTreeMap<&'a str, usize>,
+    /// Those of which this is the whole domain.
+    whole: BTreeMap<&'a str, usize>,
+}
 
 /// How many blocks lie in each domain that one lies in, the outermost first: the less the better. Empty without levels.
 pub(crate) type Closeness = Vec<usize>;
@@ -73,20 +101,30 @@ impl<'a> Blocks<'a> {
 
     pub fn add(&mut self, domain: &'a str) {
         for level in levels(domain) {
-            *self.0.entry(level).or_default() += 1;
+            *self.within.entry(level).or_default() += 1;
         }
+        *self.whole.entry(domain).or_default() += 1;
     }
 
-    /// Those that would be lost with this very domain.
+    fn within(&self, domain: &str) -> usize {
+        self.within.get(domain).copied().unwrap_or(0)
+    }
+
+    /// Those that are lost with this very domain, or that it is lost with: where one node names a zone alone and another one a rack in it,
+    /// neither lies apart from the other.
     pub fn lost_with(&self, domain: &str) -> usize {
-        self.0.get(domain).copied().unwrap_or(0)
+        let outer = outer(domain);
+        let above = Some(outer).filter(|outer| !outer.is_empty());
+        let above = above.into_iter().flat_map(levels);
+        let above = above.filter_map(|level| self.whole.get(level));
+        self.within(domain) + above.sum::<usize>()
     }
 
     pub fn closeness(&self, domain: &str) -> Closeness {
         let outer = outer(domain);
         let outer = Some(outer).filter(|outer| !outer.is_empty());
         let all = outer.into_iter().flat_map(levels);
-        all.map(|level| self.lost_with(level)).collect()
+        all.map(|level| self.within(level)).collect()
     }
 }
 
@@ -98,10 +136,12 @@ type Coder<'a> = (Cordon, usize, Turn, &'a NodeName, &'a str);
 /// those alone are left that the last groups cannot take, being their own data nodes.
 type Turn = Reverse<usize>;
 
-/// All members by how many groups they code for, those of one outer domain together: to a stripe they are equally close.
+/// All members by how many groups they code for, as a tree of the domains that others lie in: to a stripe all members below a domain in
+/// which it has no block are equally close, so that of these the first alone is looked at.
 #[derive(Debug)]
 pub(crate) struct Coders<'a> {
-    by_outer: BTreeMap<&'a str, BTreeSet<Coder<'a>>>,
+    /// By outer domain, the outermost one being empty: the members that lie directly in it, and the first of each domain in it.
+    below: BTreeMap<&'a str, BTreeSet<Coder<'a>>>,
     turns: BTreeMap<&'a NodeName, usize>,
     /// For so many groups each would code if all did alike.
     fair: usize,
@@ -111,7 +151,7 @@ impl<'a> Coders<'a> {
     /// Members with their loads, in the order of the groups, which need so many in all.
     pub fn new(loads: impl IntoIterator<Item = (&'a Member, usize)>, needed: usize) -> Self {
         let mut coders = Self {
-            by_outer: BTreeMap::new(),
+            below: BTreeMap::new(),
             turns: BTreeMap::new(),
             fair: 0,
         };
@@ -120,7 +160,8 @@ impl<'a> Coders<'a> {
             if has_levels(&member.failure_domain) {
                 coders.turns.insert(&member.name, turn);
             }
-            coders.insert(member, load);
+            let coder = coders.coder(member, load);
+            coders.replace(outer(&member.failure_domain), None, Some(coder));
             open += usize::from(member.cordon == Cordon::Open);
         }
         coders.fair = needed.div_ceil(open.max(1));
@@ -133,55 +174,94 @@ impl<'a> Coders<'a> {
         (member.cordon, load, Reverse(turn), &member.name, domain)
     }
 
-    fn insert(&mut self, member: &'a Member, load: usize) {
-        let coder = self.coder(member, load);
-        let alike = self.by_outer.entry(outer(&member.failure_domain));
-        alike.or_default().insert(coder);
+    pub fn change_load(&mut self, member: &'a Member, before: usize, now: usize) {
+        let (before, now) = (self.coder(member, before), self.coder(member, now));
+        self.replace(outer(&member.failure_domain), Some(before), Some(now));
     }
 
-    pub fn change_load(&mut self, member: &'a Member, before: usize, now: usize) {
-        let coder = self.coder(member, before);
-        if let Some(alike) = self.by_outer.get_mut(outer(&member.failure_domain)) {
-            alike.remove(&coder);
+    /// In this domain, and in all that it lies in as far as the first of it is another one then.
+    fn replace(&mut self, domain: &'a str, old: Option<Coder<'a>>, new: Option<Coder<'a>>) {
+        let all = self.below.entry(domain).or_default();
+        let first = all.first().copied();
+        if let Some(old) = old {
+            all.remove(&old);
         }
-        self.insert(member, now);
+        all.extend(new);
+        let now = all.first().copied();
+        if !domain.is_empty() && first != now {
+            self.replace(outer(domain), first, now);
+        }
     }
 
     /// For how many groups an open member codes, at least; none if all are cordoned.
     pub fn least_load(&self) -> Option<usize> {
-        let firsts = self.by_outer.values().filter_map(BTreeSet::first);
-        let open = firsts.filter(|(cordon, ..)| *cordon == Cordon::Open);
-        open.map(|(_, load, ..)| *load).min()
+        let (cordon, load, ..) = self.below.get("")?.first()?;
+        (*cordon == Cordon::Open).then_some(*load)
     }
 
-    /// The best of those whose domain may be taken: an open one, that codes for less than its share, that is the least close to the blocks,
-    /// that codes least. Without levels the third says nothing, and the second what the fourth says.
-    pub fn best(&self, blocks: &Blocks<'_>, may: impl Fn(&str) -> bool) -> Option<&'a NodeName> {
-        let first_of_each = self.by_outer.values().filter_map(|alike| {
-            let coder = alike.iter().find(|(.., domain)| may(domain))?;
-            let (cordon, load, turn, name, domain) = *coder;
-            let closeness = blocks.closeness(domain);
-            Some((cordon, load >= self.fair, closeness, load, turn, name))
+    /// The best of those whose domain no block is lost with: an open one, that codes for less than its share, that is the least close to the
+    /// blocks, that codes least. Without levels the third says nothing, and the second what the fourth says.
+    pub fn best(&self, blocks: &Blocks<'_>) -> Option<&'a NodeName> {
+        let touched = blocks.within.keys().copied().chain([""]);
+        let first_of_each = touched.filter_map(|domain| {
+            let mut all = self.below.get(domain)?.iter();
+            let coder = all.find(|(.., of)| {
+                let is_below = child(domain, of).is_none_or(|child| blocks.within(child) == 0);
+                is_below && blocks.lost_with(of) == 0
+            })?;
+            let (cordon, load, turn, name, of) = *coder;
+            Some((
+                cordon,
+                load >= self.fair,
+                blocks.closeness(of),
+                load,
+                turn,
+                name,
+            ))
         });
         first_of_each.min().map(|(.., name)| name)
     }
 }
 
-/// Of each level, the outermost first, how many blocks of a stripe the loss of one domain may cost.
-pub fn blocks_lost_by_level(members: &[Member], groups: &[Group]) -> Vec<usize> {
+/// The domain directly in this outer one that another lies in; none of one that is directly in it itself.
+fn child<'d>(outer: &str, domain: &'d str) -> Option<&'d str> {
+    let depth = if outer.is_empty() {
+        0
+    } else {
+        levels(outer).count()
+    };
+    let mut all = levels(domain).skip(depth);
+    let child = all.next()?;
+    all.next().map(|_| child)
+}
+
+/// What the loss of one failure domain of a level costs at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LostWithOne {
+    /// Blocks of a stripe.
+    pub blocks: usize,
+    /// Nodes.
+    pub nodes: usize,
+}
+
+/// The same of each level, the outermost first; nothing without groups.
+pub fn lost_by_level(members: &[Member], groups: &[Group]) -> Vec<LostWithOne> {
+    let mut lost: Vec<LostWithOne> = Vec::new();
     let domains: BTreeMap<&NodeName, &str> = members
         .iter()
         .map(|it| (&it.name, it.failure_domain.as_str()))
         .collect();
-    let mut lost: Vec<usize> = Vec::new();
+    let all = Blocks::of(domains.values().copied());
     for group in groups {
         let nodes = group.data.iter().chain(&group.coding);
         let of_group: Vec<&str> = nodes.filter_map(|it| domains.get(it).copied()).collect();
         let blocks = Blocks::of(of_group.iter().copied());
         for domain in of_group {
             for (level, outer) in levels(domain).enumerate() {
-                lost.resize(lost.len().max(level + 1), 0);
-                lost[level] = lost[level].max(blocks.lost_with(outer));
+                lost.resize(lost.len().max(level + 1), LostWithOne::default());
+                let most = &mut lost[level];
+                most.blocks = most.blocks.max(blocks.within(outer));
+                most.nodes = most.nodes.max(all.within(outer));
             }
         }
     }
@@ -269,12 +349,34 @@ mod tests {
     }
 
     #[test]
-    fn a_level_without_a_name_is_refused() {
-        for wrong in ["", "/", "z/", "/r", "z//r", "z/ /r", " "] {
+    fn what_nodes_could_take_for_different_domains_is_refused() {
+        let deep = vec!["x"; LEVELS_MAX + 1].join("/");
+        let long = "r".repeat(BYTES_MAX + 1);
+        for wrong in [
+            "",
+            "/",
+            "z/",
+            "/r",
+            "z//r",
+            "z/ /r",
+            " ",
+            "z1 /r2",
+            "rack-1 ",
+            "z1/r1\n",
+            "$(ZONE)/n1",
+            "${ZONE}",
+            "r1,r2",
+            "r[1-2]",
+            &deep,
+            &long,
+        ] {
             let error = check_domain(wrong).unwrap_err().to_string();
-            assert!(error.contains(&format!("{wrong:?}")), "{error}");
+            let shown: String = wrong.chars().take(BYTES_MAX).collect();
+            assert!(error.contains(&format!("{shown:?}")), "{error}");
         }
         assert_eq!(check_domain("zone a/rack-7"), Ok(()));
+        // A roster may say it all the same.
+        assert_eq!(levels(&"x/".repeat(100_000)).count(), LEVELS_MAX);
     }
 
     #[test]
@@ -286,5 +388,10 @@ mod tests {
         assert_eq!(blocks.closeness("rack"), [0; 0]);
         assert_eq!(blocks.lost_with("z1/r1/p1"), 1);
         assert_eq!(blocks.lost_with("z1"), 2, "what lies in it is lost with it");
+        assert_eq!(
+            blocks.lost_with("z1/r1/p1/b"),
+            1,
+            "and it with what it lies in"
+        );
     }
 }

@@ -174,7 +174,7 @@ fn coding_nodes<'a>(
     let mut blocks = Blocks::of(data.iter().map(|it| it.failure_domain.as_str()));
     let mut coding = Vec::with_capacity(geometry.m());
     while coding.len() < geometry.m() {
-        let best = coders.best(&blocks, |domain| blocks.lost_with(domain) == 0);
+        let best = coders.best(&blocks);
         let Some((member, load)) = best.and_then(|name| loads.get_mut(name)) else {
             return Err(GroupError::TooFewDomains {
                 geometry,

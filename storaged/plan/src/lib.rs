@@ -34,7 +34,9 @@ pub mod topology;
 mod trace;
 
 pub use coding::{CodingPlan, Coefficients, Edge, Hop, HopOutput, RaggedRows, Target};
-pub use domains::{DomainError, blocks_lost_by_level, check_domain, has_levels, levels_shared};
+pub use domains::{
+    DomainError, LostWithOne, check_domain, has_levels, levels_shared, lost_by_level,
+};
 pub use encode::{Order, ParityHolders, Shape, encode_plan};
 pub use error::PlanError;
 pub use groups::{

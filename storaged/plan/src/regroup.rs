@@ -339,7 +339,7 @@ impl<'a> Loads<'a> {
     /// The node that should code there: by its failure domain it may.
     fn best(&self, table: &Table<'a>, index: usize) -> Option<&'a Member> {
         let others = table.blocks_beside(index);
-        let name = (self.coders).best(&others, |domain| others.lost_with(domain) == 0)?;
+        let name = self.coders.best(&others)?;
         self.members.get(name).copied()
     }
 

@@ -42,6 +42,8 @@ pub enum NodeCommand {
     Cordon(NodeArgs),
     /// Take a cordoned node for one as any other again
     Uncordon(NodeArgs),
+    /// Make the groups anew by the failure domains that nodes have now; what changes its group is coded whole once
+    Regroup(RegroupArgs),
     /// Say how many places there are to be; they are given out when as many nodes have come
     Resize(ResizeArgs),
 }
@@ -78,6 +80,12 @@ pub struct NodeArgs {
     /// The node, as in its certificate
     #[arg(env = "STORAGED_NODE")]
     node: NodeName,
+}
+
+#[derive(Debug, Args)]
+pub struct RegroupArgs {
+    #[command(flatten)]
+    registry: RegistryArgs,
 }
 
 #[derive(Debug, Args)]
@@ -241,6 +249,18 @@ pub fn node(command: NodeCommand) -> Result<(), CliError> {
             NodeCommand::Remove(args) => {
                 change(&args.registry, |roster| roster.removed(&args.place)).await
             }
+            NodeCommand::Regroup(args) => {
+                let already = "the groups are as they would be made anew";
+                let geometry = open(&args.registry)?.0.geometry;
+                let geometry = geometry.ok_or_else(|| {
+                    CliError::Usage(
+                        "expected [coding] in the configuration, got none: nothing is grouped"
+                            .into(),
+                    )
+                })?;
+                let of = |roster: &Roster, _: &NodeName| Ok(roster.grouped_anew(geometry));
+                cordon(&args.registry, already, of).await
+            }
             NodeCommand::Resize(args) => {
                 change(&args.registry, |roster| roster.resized(args.size)).await
             }
@@ -302,7 +322,7 @@ async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
         ),
     ];
     lines.extend(roster.places.iter().map(|place| line(&roster, place)));
-    lines.extend(config.domains_told(&roster.members()));
+    lines.extend(domains_told(&config, &roster));
     let waiting = roster.arriving.iter();
     lines.extend(waiting.map(|it| format!("waiting: {} at {}", it.node, it.address)));
     let filling = |node: &&NodeName| roster.filled_by(node).is_some();
@@ -311,6 +331,15 @@ async fn ls(args: &PlacesArgs) -> Result<(), CliError> {
     lines.extend(without_place(&config, &roster));
     print(&lines.join("\n"));
     Ok(())
+}
+
+/// What is lost with a failure domain, and whether groups made anew would lose less.
+fn domains_told(config: &Config, roster: &Roster) -> Vec<String> {
+    let now = config.domains_told(&roster.members());
+    let anew = config.domains_told(&roster.members_without_seats());
+    let anew = anew.filter(|anew| now.as_ref() != Some(anew));
+    let anew = anew.map(|told| format!("after `storaged node regroup`: {told}"));
+    now.into_iter().chain(anew).collect()
 }
 
 /// The node of the configuration, where it is in no place: a spare is in no roster.

@@ -4,6 +4,10 @@ use thiserror::Error;
 
 /// The largest cluster, and what a mistyped range may cost.
 const HOSTS_MAX: usize = 20_000;
+/// A host's name has no more letters, and no list of so few hosts needs more brackets or longer numbers.
+const HOST_BYTES_MAX: usize = 253;
+const BRACKETS_MAX: usize = 8;
+const DIGITS_MAX: usize = 20;
 
 /// A text that is no host list.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -19,7 +23,9 @@ pub(super) fn is_list(text: &str) -> bool {
 pub(super) fn expand(text: &str) -> Result<Vec<String>, HostListError> {
     let mut hosts = Vec::new();
     for part in outside_brackets(text) {
-        let found = expand_one(part).filter(|it| hosts.len() + it.len() <= HOSTS_MAX);
+        let is_short = part.matches('[').count() <= BRACKETS_MAX;
+        let found = Some(part).filter(|_| is_short).and_then(expand_one);
+        let found = found.filter(|it| hosts.len() + it.len() <= HOSTS_MAX);
         hosts.extend(found.ok_or_else(|| HostListError(text.into()))?);
     }
     Ok(hosts)
@@ -37,10 +43,13 @@ fn outside_brackets(text: &str) -> Vec<&str> {
 
 fn expand_one(text: &str) -> Option<Vec<String>> {
     let Some((before, rest)) = text.split_once('[') else {
-        let is_good = !text.is_empty() && !text.contains(']');
+        let is_good = (1..=HOST_BYTES_MAX).contains(&text.len()) && !text.contains(']');
         return is_good.then(|| vec![text.to_owned()]);
     };
     let (ranges, after) = rest.split_once(']')?;
+    if before.len() > HOST_BYTES_MAX {
+        return None;
+    }
     let tails = if after.is_empty() {
         vec![String::new()]
     } else {
@@ -61,7 +70,8 @@ fn expand_one(text: &str) -> Option<Vec<String>> {
 fn numbers(range: &str) -> Option<impl Iterator<Item = String>> {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     let number = |digits: &str| {
-        let is_one = !digits.is_empty() && digits.bytes().all(|it| it.is_ascii_digit());
+        let is_one = (1..=DIGITS_MAX).contains(&digits.len())
+            && digits.bytes().all(|it| it.is_ascii_digit());
         is_one.then(|| digits.parse::<u64>().ok()).flatten()
     };
     let (from, to, width) = (number(first)?, number(last)?, first.len());
@@ -109,6 +119,17 @@ mod tests {
         ] {
             let error = expand(wrong).unwrap_err().to_string();
             assert!(error.contains(&format!("{wrong:?}")), "{error}");
+        }
+        // What could take a day, or all memory.
+        let many = "[1]".repeat(200_000);
+        let zeros = "0".repeat(70_000);
+        for wrong in [
+            format!("n{many}"),
+            format!("n{}[1-20000]", "[1]".repeat(2_000)),
+            format!("n[{zeros}1-2]"),
+            "n".repeat(300),
+        ] {
+            assert!(expand(&wrong).is_err());
         }
     }
 }

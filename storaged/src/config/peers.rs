@@ -1,7 +1,7 @@
 //! `[[peers]]`: the other nodes of a cluster without a registry, one by one or as host lists, which all nodes may share.
 
 use serde::Deserialize;
-use storaged_plan::{Cordon, Member, blocks_lost_by_level, check_domain};
+use storaged_plan::{Cordon, LostWithOne, Member, check_domain, lost_by_level};
 use storaged_wire::NodeName;
 
 use super::hostlist::{expand, is_list};
@@ -99,15 +99,33 @@ impl ConfigFile {
             }
         }
         if own.is_empty() {
-            own.push(alone(name.clone()));
+            let domain = self.node.failure_domain.clone();
+            let failure_domain = domain.unwrap_or_else(|| name.to_string());
+            own.push(Member {
+                failure_domain,
+                ..alone(name.clone())
+            });
         }
-        if let Some(domain) = &self.node.failure_domain {
-            check_domain(domain).map_err(|error| value("node.failure_domain", error))?;
-            for member in &mut own {
-                member.failure_domain.clone_from(domain);
-            }
-        }
+        self.check_own_domain(&own)?;
         Ok((own.into_iter().chain(others).collect(), peers))
+    }
+
+    /// The lists of others say of this node what its own says, or they would not link.
+    fn check_own_domain(&self, own: &[Member]) -> Result<(), ConfigError> {
+        let Some(domain) = &self.node.failure_domain else {
+            return Ok(());
+        };
+        let wrong = |reason: String| Err(value("node.failure_domain", reason));
+        if let Err(error) = check_domain(domain) {
+            return wrong(error.to_string());
+        }
+        match own.iter().find(|member| member.failure_domain != *domain) {
+            None => Ok(()),
+            Some(Member { failure_domain, .. }) => wrong(format!(
+                "expected what peers.failure_domain says of this node, {failure_domain}, because the list that names it is the same on all \
+                 nodes, got {domain} (from the file, --failure-domain or STORAGED_FAILURE_DOMAIN): say it in the list"
+            )),
+        }
     }
 }
 
@@ -122,23 +140,36 @@ fn alone(name: NodeName) -> Member {
 }
 
 impl Config {
-    /// How many blocks of a stripe are lost with one failure domain of these members, by level; none where they are not coded.
+    /// What is lost with one failure domain of these members, by level; none where nothing is coded.
     pub fn domains_told(&self, members: &[Member]) -> Option<String> {
-        let geometry = self.geometry?;
-        let groups = storaged_plan::groups(members, geometry).ok()?;
-        let lost = blocks_lost_by_level(members, &groups);
-        let told = (1..).zip(&lost).map(|(level, blocks)| {
-            let is_borne = *blocks <= geometry.m();
-            let borne = if is_borne { "is borne" } else { "is not borne" };
-            match lost.len() {
-                1 => format!("{blocks} (its loss {borne})"),
-                _ => format!("{blocks} at level {level} (its loss {borne})"),
-            }
+        let groups = storaged_plan::groups(members, self.geometry?).ok()?;
+        let lost = lost_by_level(members, &groups);
+        let count = lost.len();
+        let told = (1..).zip(lost).map(|(level, lost)| {
+            let borne = self.borne(lost, members.len());
+            let at = if count == 1 {
+                String::new()
+            } else {
+                format!(" at level {level}")
+            };
+            format!("{}{at} ({borne})", lost.blocks)
         });
         let told: Vec<String> = told.collect();
-        let told = told.join(", ");
+        let told = Some(told.join(", ")).filter(|told| !told.is_empty())?;
         Some(format!(
             "blocks of a stripe in one failure domain: at most {told}"
         ))
+    }
+
+    fn borne(&self, lost: LostWithOne, members: usize) -> &'static str {
+        let m = self.geometry.map_or(0, |geometry| geometry.m());
+        let left = members - lost.nodes.min(members);
+        if lost.blocks > m {
+            "its loss is not borne"
+        } else if 2 * left <= members && self.durable.is_none() {
+            "its loss is borne, but leaves no majority: the restart needs --allow-older"
+        } else {
+            "its loss is borne"
+        }
     }
 }

@@ -33,14 +33,12 @@ impl Config {
             return fixed;
         }
         self.peers = file.peers.clone();
-        // This node's own failure domain stays: its peers have it in their lists.
-        let own = self.members.iter().find(|member| member.name == self.name);
-        let own: Vec<Member> = own.cloned().into_iter().collect();
-        let others = file
-            .members
-            .iter()
-            .filter(|member| member.name != self.name);
-        self.members = own.into_iter().chain(others.cloned()).collect();
+        // Its own failure domain too: each of its peers takes it from the list that it reloads. A name stays.
+        let is_own = |member: &&Member| member.name == self.name;
+        let own = file.members.iter().chain(&self.members).find(is_own);
+        let others = file.members.iter();
+        let others = others.filter(|it| it.name != self.name && it.name != file.name);
+        self.members = own.into_iter().chain(others).cloned().collect();
         fixed
     }
 
@@ -57,15 +55,9 @@ impl Config {
 
     fn differing(&self, file: &Self) -> Vec<Fixed> {
         let own = |config: &Self| {
-            // The roster has it, and asks for it at the next start.
-            if let Some(membership) = &config.membership {
-                return membership.arrival.failure_domain.clone();
-            }
-            let own = config
-                .members
-                .iter()
-                .find(|member| member.name == config.name);
-            own.map(|member| member.failure_domain.clone())
+            // The roster has it, and asks for it at the next start. What is listed is taken.
+            let membership = config.membership.as_ref();
+            membership.map(|it| it.arrival.failure_domain.clone())
         };
         let named = |name: &dyn Fn(&Self) -> String, key| {
             let (running, file) = (name(self), name(file));

@@ -242,6 +242,11 @@ fn what_the_loss_of_a_failure_domain_costs_is_told_by_level() {
             "at most 2 at level 1 (its loss is not borne), 1 at level 2 (its loss is borne)",
         ),
         ("r[1-6]", "at most 1 (its loss is borne)"),
+        // A code alone is not enough: who is left must know that there is nothing newer.
+        (
+            "z1/a,z1/b,z2/a,z2/b,z2/c,z2/d",
+            "at level 1 (its loss is not borne), 1 at level 2 (its loss is borne)",
+        ),
     ] {
         let peers = format!(
             "[[peers]]\nname = 'n[1-6]'\naddress = 'n[1-6]:1'\nfailure_domain = '{domains}'"
@@ -275,7 +280,7 @@ fn lists_that_do_not_fit_one_another_are_refused_with_their_key() {
             "peers.failure_domain",
         ),
         (
-            "name = 'n1'\naddress = 'n1:1'\nfailure_domain = '/rack'",
+            "name = 'n1'\naddress = 'n1:1'\nfailure_domain = 'rack '",
             "peers.failure_domain",
         ),
         ("name = 'n[1-3],n2'\naddress = 'n[1-4]:1'", "peers.name"),

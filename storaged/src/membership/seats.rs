@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use storaged_plan::{Group, Member, Position, Seat, groups, regrouped, seats};
 use storaged_wire::{Geometry, NodeName};
 
+use super::cordon::Cordoning;
 use super::roster::Roster;
 
 /// Group and block, as pairs of numbers.
@@ -45,26 +46,27 @@ impl Roster {
         let Some(geometry) = geometry else {
             return self;
         };
-        let is_same = self.members_without_seats() == before.members_without_seats();
         // Nothing was coded before: there are no groups to keep.
         let Ok(old) = groups(&before.members(), geometry) else {
             return self;
         };
-        if is_same {
-            return self;
+        let is_same = self.members_without_seats() == before.members_without_seats();
+        if !is_same {
+            self.sit(seats(&old));
+            self.stand_up_beside_their_domain(before, &old);
         }
-        self.sit(seats(&old));
-        self.stand_up_beside_their_domain(before, &old);
         let Ok(now) = groups(&self.members(), geometry) else {
             return self;
         };
-        let anew = groups(&self.members_without_seats(), geometry);
-        let needs_seats = anew.as_ref() != Ok(&now);
-        self.sit(if needs_seats {
-            seats(&now)
-        } else {
-            BTreeMap::new()
-        });
+        if !is_same {
+            let anew = groups(&self.members_without_seats(), geometry);
+            let needs_seats = anew.as_ref() != Ok(&now);
+            self.sit(if needs_seats {
+                seats(&now)
+            } else {
+                BTreeMap::new()
+            });
+        }
         self.regrouped = regrouped(&old, &now);
         if self.regrouped > 0 {
             let (moved, all) = (self.regrouped, self.places.len());
@@ -72,6 +74,18 @@ impl Roster {
             self.change.push_str(&told);
         }
         self
+    }
+
+    /// With groups made anew of the places alone, where they are not so already: after nodes have got failure domains, or many changes that
+    /// kept seats for what that spares.
+    pub fn grouped_anew(&self, geometry: Geometry) -> Cordoning {
+        let anew = groups(&self.members_without_seats(), geometry);
+        if anew == groups(&self.members(), geometry) || anew.is_err() {
+            return Cordoning::Already;
+        }
+        let mut next = self.next("the groups were made anew".into());
+        next.sit(BTreeMap::new());
+        Cordoning::Propose(Box::new(next))
     }
 
     /// How many places would be in other groups if so many more came, each in a failure domain of its own.
@@ -99,7 +113,8 @@ impl Roster {
         }
     }
 
-    fn members_without_seats(&self) -> Vec<Member> {
+    /// What groups that are made anew are made of.
+    pub fn members_without_seats(&self) -> Vec<Member> {
         let mut members = self.members();
         members.iter_mut().for_each(|member| member.seat = None);
         members

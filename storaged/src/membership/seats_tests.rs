@@ -131,3 +131,37 @@ fn an_operator_hears_what_nodes_that_come_will_change() {
     let moved = one_less.regrouped_by(1, geometry());
     assert_eq!(moved, Some(3), "the group that has a gap");
 }
+
+/// Seats are kept when nodes say in which zones they are: an operator has the groups made anew by them.
+#[test]
+fn groups_are_made_anew_by_zones_when_the_operator_says_so() {
+    let geometry = Geometry::new(2, 1).unwrap();
+    let mut roster = full(&["a", "b", "c", "d", "e", "f"]);
+    for (number, node) in ["a", "b", "c", "d", "e", "f"].into_iter().enumerate() {
+        let moved = Arrival {
+            failure_domain: Some(format!("z{}/{node}", number / 2)),
+            ..arrival(node)
+        };
+        let Arrived::Propose(next) = roster.arrive(&moved) else {
+            panic!("it is elsewhere now");
+        };
+        roster = next.seated_after(&roster, Some(geometry));
+    }
+    let blocks = |roster: &Roster| {
+        let members = roster.members();
+        let groups = storaged_plan::groups(&members, geometry).unwrap();
+        storaged_plan::lost_by_level(&members, &groups)[0].blocks
+    };
+    assert_eq!(blocks(&roster), 2);
+    let Cordoning::Propose(next) = roster.grouped_anew(geometry) else {
+        panic!("they would be others");
+    };
+    let next = next.seated_after(&roster, Some(geometry));
+    assert_eq!(blocks(&next), 1);
+    assert!(
+        next.regrouped > 0 && next.change.contains("made anew; "),
+        "{}",
+        next.change
+    );
+    assert_eq!(next.grouped_anew(geometry), Cordoning::Already);
+}

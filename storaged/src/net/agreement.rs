@@ -59,17 +59,13 @@ impl Agreement {
             let all: Vec<String> = members.iter().map(one).collect();
             all.join(" ")
         };
-        let whole = [
-            ("peers.name", joined(&|member| member.name.to_string())),
-            (
-                "failure_domain",
-                joined(&|member| format!("{}={}", member.name, member.failure_domain)),
-            ),
-        ];
+        let mut domains = joined(&|member| format!("{}={}", member.name, member.failure_domain));
         // A release that knows no levels makes other groups of the same names.
-        let levels = members.iter().any(|it| has_levels(&it.failure_domain));
-        let levels = levels.then(|| ("failure_domain (levels)", "heeded".to_owned()));
-        let whole = whole.into_iter().chain(levels);
+        if members.iter().any(|it| has_levels(&it.failure_domain)) {
+            domains.push_str(" (levels heeded)");
+        }
+        let names = joined(&|member| member.name.to_string());
+        let whole = [("peers.name", names), ("failure_domain", domains)];
         Self::whole(coding_values(geometry, chunk).into_iter().chain(whole))
     }
 

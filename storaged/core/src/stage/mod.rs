@@ -37,7 +37,7 @@ use storaged_wire::{
     Succession, WorldSize,
 };
 
-use crate::api::{ConnId, HeldBlock, Note, Output, RequestId};
+use crate::api::{ConnId, DigestTally, HeldBlock, Note, Output, RequestId};
 use crate::catalog::{
     Attached, Checkpoint, End, LocalShard, NamespaceTable, Slot, SlotUse, Upload, Waiter,
     WaiterWish,
@@ -333,12 +333,12 @@ impl Context {
     pub(crate) fn digested(
         &mut self,
         slot: SlotId,
-        leaves: Arc<[Digest]>,
-        root: Digest,
+        digests: (Arc<[Digest]>, Digest),
         prints: Arc<[Fingerprint]>,
+        tally: &DigestTally,
     ) {
+        self.rates.digest(tally);
         let was_kept = self.keeping.trust(slot);
-        let digests = (leaves, root);
         let Some(key) = self.sealed_key(slot) else {
             return;
         };

@@ -228,3 +228,64 @@ proptest! {
         }
     }
 }
+
+/// What a node that names a zone alone, or one rack more than the others, makes of the hard rule.
+fn mixed() -> impl Strategy<Value = Vec<Member>> {
+    let domain =
+        (0..3_u8, 0..3_u8, 0..4_u8, 0..6_u8).prop_map(|(depth, zone, rack, host)| match depth {
+            0 => format!("z{zone}"),
+            1 => format!("z{zone}/r{rack}"),
+            _ => format!("z{zone}/r{rack}/h{host}"),
+        });
+    let one = (domain, prop::bool::weighted(0.2));
+    prop::collection::vec(one, 3..24).prop_map(|all| {
+        let named = all.into_iter().enumerate();
+        let members = named.map(|(at, (domain, is_cordoned))| Member {
+            cordon: if is_cordoned {
+                Cordon::Cordoned
+            } else {
+                Cordon::Open
+            },
+            ..member(at, domain)
+        });
+        members.collect()
+    })
+}
+
+fn seated(members: &[Member], by: &[Group]) -> Vec<Member> {
+    let mut known = seats(by);
+    let sit = |member: &Member| Member {
+        seat: known.remove(&member.name),
+        ..member.clone()
+    };
+    members.iter().map(sit).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn domains_of_any_depth_are_kept_apart_and_what_has_not_changed_stays(
+        members in mixed(),
+        k in 1_usize..5,
+        m in 1_usize..3,
+    ) {
+        let geometry = Geometry::new(k, m).unwrap();
+        let Ok(anew) = groups(&members, geometry) else { return Ok(()) };
+        let once = groups(&seated(&members, &anew), geometry);
+        prop_assert!(once.is_ok(), "{:?}: {:?}", anew, once);
+        let once = once.unwrap();
+        prop_assert_eq!(&groups(&seated(&members, &once), geometry).unwrap(), &once);
+        let domain = |node: &NodeName| &members.iter().find(|it| it.name == *node).unwrap().failure_domain;
+        let lies_in = |one: &str, other: &str| one == other || one.strip_prefix(other).is_some_and(|rest| rest.starts_with('/'));
+        for group in anew.iter().chain(&once) {
+            for (at, coding) in group.coding.iter().enumerate() {
+                let others = group.data.iter().chain(&group.coding[..at]);
+                for other in others {
+                    let (one, other) = (domain(coding), domain(other));
+                    prop_assert!(!lies_in(one, other) && !lies_in(other, one), "{:?}: {} and {}", group, one, other);
+                }
+            }
+        }
+    }
+}
