@@ -13,6 +13,7 @@ mod plan_encode;
 mod restart_safe;
 mod rotate;
 mod run;
+mod status;
 mod tier;
 mod token;
 mod verdict;
@@ -182,7 +183,7 @@ enum Command {
     /// Run the daemon of this node
     Run(run::RunArgs),
     /// Show what the daemon of this node holds and whom it sees
-    Status(inspect::StatusArgs),
+    Status(status::StatusArgs),
     /// List the checkpoints that this node knows
     Ls(inspect::LsArgs),
     /// Say what a restart would do: which checkpoint, from where, how long; or how a group would encode
@@ -300,7 +301,7 @@ fn connect(options: &ConnectOptions, timeout_s: u32) -> Result<Client, CliError>
 pub fn main() -> Result<ExitCode, CliError> {
     let done = match Cli::parse().command {
         Command::Run(args) => return run::run(args),
-        Command::Status(args) => inspect::status(&args),
+        Command::Status(args) => status::status(&args),
         Command::Ls(args) => inspect::ls(&args),
         Command::Plan(args) => return inspect::plan(&args),
         Command::Verify(args) => verify::verify(&args),

@@ -1,0 +1,165 @@
+//! `storaged status`.
+
+use clap::Args;
+use serde_json::Value;
+use storaged_sdk::Client;
+
+use super::{CliError, SocketArgs, print, size};
+
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    socket: SocketArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Print nothing: exit code 0 if the daemon answers (live), or if it is ready too (ready). For probes: no program without a right to
+    /// the socket can hold them up, as it can those over HTTP
+    #[arg(long, value_enum, conflicts_with = "json")]
+    probe: Option<Probe>,
+}
+
+/// What a probe asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Probe {
+    Live,
+    Ready,
+}
+
+impl Probe {
+    fn look(self, status: &Value) -> Result<(), CliError> {
+        if self == Self::Live || status["ready"] == true {
+            return Ok(());
+        }
+        let reasons = status["not_ready"].as_array().into_iter().flatten();
+        let mut reasons: Vec<&str> = reasons.filter_map(Value::as_str).collect();
+        if status["waiting"].is_object() {
+            reasons.push("this node waits for a place");
+        }
+        Err(CliError::NotReady(reasons.join("; ")))
+    }
+}
+
+pub fn status(args: &StatusArgs) -> Result<(), CliError> {
+    let text = Client::connect_anonymous(&args.socket.path())?.status()?;
+    if args.json {
+        print(&text);
+        return Ok(());
+    }
+    let status: Value =
+        serde_json::from_str(&text).map_err(|error| CliError::Unexpected(error.to_string()))?;
+    if let Some(probe) = args.probe {
+        return probe.look(&status);
+    }
+    if status["waiting"].is_object() {
+        print_waiting(&status);
+        return Ok(());
+    }
+    let bytes = |value: &Value| size(value.as_u64().unwrap_or(0));
+    let memory = &status["memory"];
+    print(&format!(
+        "node {}  geometry {}  ready {}",
+        status["node"].as_str().unwrap_or_default(),
+        status["geometry"].as_str().unwrap_or("none"),
+        status["ready"]
+    ));
+    for reason in status["not_ready"].as_array().into_iter().flatten() {
+        print(&format!(
+            "not ready: {}",
+            reason.as_str().unwrap_or_default()
+        ));
+    }
+    print_about_nodes(&status);
+    if let Some(expires) = status["certificate_expires"].as_i64() {
+        print(&format!(
+            "certificate until {}",
+            crate::driver::date(expires)
+        ));
+    }
+    print(&format!(
+        "memory {} of {}  slots {}  parity sets {}",
+        bytes(&memory["used"]),
+        bytes(&memory["budget"]),
+        memory["slots"],
+        memory["parity_sets"]
+    ));
+    print_scrub(&status["scrub"]);
+    if let Some(state) = status["durable"]["state"].as_str() {
+        let fault = status["durable"]["fault"].as_str();
+        let fault = fault.map_or(String::new(), |fault| format!("  {fault}"));
+        print(&format!("durable tier {state}{fault}"));
+    }
+    for peer in status["peers"].as_array().into_iter().flatten() {
+        let state = if peer["up"] == true { "up" } else { "DOWN" };
+        let doubt = if peer["believed"] == false {
+            "  NOT BELIEVED: it has said what cannot be so; restart its daemon"
+        } else {
+            ""
+        };
+        print(&format!(
+            "peer {}  {state}{doubt}",
+            peer["node"].as_str().unwrap_or_default()
+        ));
+    }
+    for one in status["checkpoints"].as_array().into_iter().flatten() {
+        let text = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
+        print(&format!(
+            "{}  run {}  step {}  {}  shards here {}  parity here {}",
+            text("namespace"),
+            one["run"],
+            one["step"],
+            text("standing"),
+            one["shards_here"],
+            one["parity_here"]
+        ));
+        if let Some(why) = one["no_room"].as_str() {
+            print(&format!("  cannot be protected: {why}"));
+        }
+    }
+    Ok(())
+}
+
+/// Peers that should be configured as this node, and nodes that are cordoned.
+fn print_about_nodes(status: &Value) {
+    for peer in status["differing"].as_array().into_iter().flatten() {
+        print(&format!(
+            "differs: {}",
+            peer["reason"].as_str().unwrap_or_default()
+        ));
+    }
+    let cordoned = status["membership"]["cordoned"].as_array();
+    for node in cordoned.into_iter().flatten() {
+        print(&format!("cordoned: {}", node.as_str().unwrap_or_default()));
+    }
+}
+
+/// A node that has no place in its cluster yet.
+fn print_waiting(status: &Value) {
+    let node = status["node"].as_str().unwrap_or_default();
+    let waiting = &status["waiting"];
+    match (waiting["as"].as_str(), waiting["epoch"].as_u64()) {
+        (Some("spare"), Some(epoch)) => print(&format!(
+            "node {node}  spare of epoch {epoch}, waiting for a place"
+        )),
+        _ => print(&format!("node {node}  waiting for a place")),
+    }
+    for reason in status["not_ready"].as_array().into_iter().flatten() {
+        print(&format!(
+            "not ready: {}",
+            reason.as_str().unwrap_or_default()
+        ));
+    }
+}
+
+/// Within how long RAM is read again, and what came of it; nothing where it is not.
+fn print_scrub(scrub: &Value) {
+    let seconds = |key: &str| scrub[key].as_u64().unwrap_or(0).div_ceil(1_000);
+    if seconds("period_ms") > 0 {
+        print(&format!(
+            "scrub every {} s  all read within {} s  rotten chunks {}",
+            seconds("period_ms"),
+            seconds("age_ms"),
+            scrub["rotten_chunks"]
+        ));
+    }
+}
