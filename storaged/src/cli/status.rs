@@ -7,6 +7,9 @@ use storaged_sdk::Client;
 use super::{CliError, SocketArgs, print, size};
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Of each step: the epoch whose groups code it, the nodes that decide of it (they alone count what it lacks: ask one of them), those that\nlead its coding and repair, and what nodes have still to get back. `storaged node ls --config FILE` shows the registry's own record."
+)]
 pub struct StatusArgs {
     #[command(flatten)]
     socket: SocketArgs,
@@ -55,7 +58,6 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
         print_waiting(&status);
         return Ok(());
     }
-    let bytes = |value: &Value| size(value.as_u64().unwrap_or(0));
     let memory = &status["memory"];
     print(&format!(
         "node {}  geometry {}  ready {}",
@@ -101,22 +103,94 @@ pub fn status(args: &StatusArgs) -> Result<(), CliError> {
             peer["node"].as_str().unwrap_or_default()
         ));
     }
+    print_owed(&status["to_put_back"]);
+    for job in status["runs"].as_array().into_iter().flatten() {
+        print_job(job);
+    }
     for one in status["checkpoints"].as_array().into_iter().flatten() {
-        let text = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
-        print(&format!(
-            "{}  run {}  step {}  {}  shards here {}  parity here {}",
-            text("namespace"),
-            one["run"],
-            one["step"],
-            text("standing"),
-            one["shards_here"],
-            one["parity_here"]
-        ));
-        if let Some(why) = one["no_room"].as_str() {
-            print(&format!("  cannot be protected: {why}"));
-        }
+        print_step(one);
     }
     Ok(())
+}
+
+fn text<'v>(of: &'v Value, key: &str) -> &'v str {
+    of[key].as_str().unwrap_or_default()
+}
+
+fn bytes(value: &Value) -> String {
+    size(value.as_u64().unwrap_or(0))
+}
+
+/// So many names as fit a line.
+const NAMES_SHOWN: usize = 8;
+
+fn names(of: &Value) -> String {
+    let all = of.as_array().map_or(&[][..], Vec::as_slice);
+    let shown = all.iter().filter_map(Value::as_str).take(NAMES_SHOWN);
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(NAMES_SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+fn blocks(of: &Value) -> String {
+    let (count, bytes) = (of["blocks"].as_u64().unwrap_or(0), bytes(&of["bytes"]));
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} block{plural}, {bytes}")
+}
+
+/// What nodes have still to get back, of the steps that this node counts as one of their home nodes.
+fn print_owed(owed: &Value) {
+    if owed["blocks"].as_u64().unwrap_or(0) > 0 {
+        print(&format!("to put back {}", blocks(owed)));
+    }
+}
+
+fn print_job(job: &Value) {
+    let trainers = names(&job["trainers_on"]);
+    let trainers = if trainers.is_empty() {
+        "no trainers".into()
+    } else {
+        format!("trainers on {trainers}")
+    };
+    print(&format!(
+        "job {}  run {}  {trainers}",
+        text(job, "namespace"),
+        text(job, "run")
+    ));
+}
+
+fn print_step(one: &Value) {
+    print(&format!(
+        "{}  run {}  step {}  {}  shards here {}  parity here {}",
+        text(one, "namespace"),
+        one["run"],
+        one["step"],
+        text(one, "standing"),
+        one["shards_here"],
+        one["parity_here"]
+    ));
+    if let Some(why) = one["no_room"].as_str() {
+        print(&format!("  cannot be protected: {why}"));
+    }
+    if let Some(epoch) = one["epoch"].as_u64() {
+        let (homes, leaders) = (names(&one["homes"]), names(&one["led_by"]));
+        let leads = if leaders.is_empty() {
+            String::new()
+        } else {
+            format!("  coding led by {leaders}")
+        };
+        print(&format!("  epoch {epoch}  decided by {homes}{leads}"));
+    }
+    for node in one["lacking"].as_array().into_iter().flatten() {
+        let down = if node["down"] == true { " (DOWN)" } else { "" };
+        print(&format!(
+            "  {}{down} lacks {}",
+            text(node, "node"),
+            blocks(node)
+        ));
+    }
 }
 
 /// Peers that should be configured as this node, and nodes that are cordoned.
@@ -127,10 +201,28 @@ fn print_about_nodes(status: &Value) {
             peer["reason"].as_str().unwrap_or_default()
         ));
     }
+    print_membership(&status["membership"]);
     let cordoned = status["membership"]["cordoned"].as_array();
     for node in cordoned.into_iter().flatten() {
         print(&format!("cordoned: {}", node.as_str().unwrap_or_default()));
     }
+}
+
+/// The roster that this node goes by, and how many places it has put into other groups.
+fn print_membership(roster: &Value) {
+    let Some(places) = roster["places"].as_array() else {
+        return;
+    };
+    print(&format!(
+        "epoch {} of cluster {}  {} of {} places, {} vacant  {}: {} in other groups than before",
+        roster["epoch"],
+        text(roster, "cluster"),
+        places.len(),
+        roster["size"],
+        roster["vacant"],
+        text(roster, "change"),
+        roster["regrouped"]
+    ));
 }
 
 /// A node that has no place in its cluster yet.

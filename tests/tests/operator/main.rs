@@ -4,6 +4,7 @@ mod certificates;
 mod chunk;
 mod disagree;
 mod door;
+mod leads;
 mod lists;
 mod modes;
 mod node;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use storaged_plan::{Derived, LaneBlocks, lanes_coded_by};
+use storaged_plan::{Derived, LaneBlocks, lanes_coded_by, lanes_of};
 use storaged_wire::peer::{
     CheckpointKey, Lane, PeerMessage, SessionFault, SessionKind, SessionRecord,
 };
@@ -73,7 +73,7 @@ impl Sessions {
         let Some(blocks) = LaneBlocks::of(manifest, *lane) else {
             return;
         };
-        if cx.leader_of(&blocks, *lane).as_ref() != Some(cx.me()) {
+        if cx.leader_of(&blocks.coding, *lane) != Some(cx.me()) {
             return;
         }
         let now = cx.now;
@@ -585,12 +585,26 @@ fn left_unhealed(checkpoint: &Checkpoint, cx: &Context) -> bool {
 }
 
 impl Context {
-    fn leader_of(&self, blocks: &LaneBlocks, lane: Lane) -> Option<NodeName> {
-        let count = blocks.coding.len();
+    /// Which of the coding nodes of a lane leads it.
+    fn leader_of<'c>(&self, coding: &'c [NodeName], lane: Lane) -> Option<&'c NodeName> {
+        let count = coding.len();
         (0..count)
-            .map(|turn| &blocks.coding[(lane.index as usize + turn) % count])
+            .map(|turn| &coding[(lane.index as usize + turn) % count])
             .find(|node| self.is_up(node) || planted!("led_by_the_dead"))
-            .cloned()
+    }
+
+    /// The nodes that lead lanes of a checkpoint.
+    pub(crate) fn leaders_of<'c>(&self, manifest: &'c ManifestBytes) -> BTreeSet<&'c NodeName> {
+        let groups = &manifest.manifest().groups;
+        // Lanes take turns: the first ones have had all coding nodes.
+        let in_turn =
+            |lane: &Lane| (lane.index as usize) < groups[lane.group as usize].coding.len();
+        let lanes = lanes_of(manifest).into_iter().filter(in_turn);
+        let leaders = lanes.filter_map(|lane| {
+            let coding = &groups[lane.group as usize].coding;
+            self.leader_of(coding, lane)
+        });
+        leaders.collect()
     }
 
     /// The parity blocks of an encode: those of the coding nodes that are up. None while it must wait: a data node is

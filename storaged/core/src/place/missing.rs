@@ -72,6 +72,11 @@ impl Missing {
         elsewhere.max(here) as usize
     }
 
+    /// Nodes that lack some, and what.
+    pub fn by_node(&self) -> impl Iterator<Item = (&NodeName, &BlockSet)> {
+        self.on.iter()
+    }
+
     /// Nodes that lack some.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeName> {
         self.on.keys()

@@ -4,6 +4,7 @@ mod drain;
 mod drains;
 mod fence;
 mod hear;
+mod lacking;
 mod left;
 mod lost;
 mod members;
@@ -17,6 +18,7 @@ mod words;
 
 pub(crate) use drains::Drains;
 pub(crate) use fence::{RunStanding, wrong_token};
+pub(crate) use lacking::Lacking;
 pub use restart::Standings;
 pub(crate) use standing::{Blocks, Standing};
 

@@ -41,7 +41,7 @@ pub(crate) struct Standing {
     /// As a home node: those of the other nodes that said that they hold what the manifest names.
     enclosing: BTreeMap<NodeName, Generation>,
     /// As a home node: what of it is not there.
-    missing: Option<Missing>,
+    pub(super) missing: Option<Missing>,
     /// As a home node: it has a shard that no group codes, so that it bears no loss.
     has_uncoded: bool,
     /// This node's own, as last said, and how often they have changed.
@@ -451,7 +451,7 @@ impl Context {
     }
 
     /// Blocks that belong here and are not.
-    fn own_missing(&self, checkpoint: &Checkpoint) -> BlockSet {
+    pub(super) fn own_missing(&self, checkpoint: &Checkpoint) -> BlockSet {
         let own = Blocks::of(checkpoint);
         let manifest = checkpoint.manifest.as_ref();
         manifest.map_or_else(BlockSet::new, |manifest| {
