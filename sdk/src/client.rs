@@ -452,10 +452,10 @@ impl Client {
         }
     }
 
-    /// Pins a checkpoint in the durable tier, or unpins it.
+    /// Pins a checkpoint in RAM, as far as it is there, and in the durable tier, or unpins it.
     ///
     /// # Errors
-    /// [`ClientError`] if there is no such checkpoint, or the tier does not answer.
+    /// [`ClientError`] if there is no such checkpoint, if saves would find no room beside it, or the tier does not answer.
     pub fn keep(
         &mut self,
         run: Option<RunId>,

@@ -11,6 +11,7 @@ use crate::failed::FailedRestart;
 use crate::ids::{Namespace, Owner, Rank, SlotId, WorldSize};
 use crate::local::DurableWish;
 use crate::peer::{CheckpointKey, HighMark, Lane};
+use crate::pins::Pin;
 use crate::provenance::{DurableStep, ManifestKey};
 use crate::run::RunId;
 use crate::shared::SharedBytes;
@@ -118,6 +119,9 @@ pub struct KeptNamespace {
     /// Keys of tokens that were changed, behind `manifest_key`.
     #[n(13)]
     pub retired_keys: Option<Vec<RetiredKey>>,
+    /// Steps that are pinned in RAM; none if there are none.
+    #[n(14)]
+    pub pins: Option<Vec<Pin>>,
 }
 
 /// Digests and fingerprints of the chunks of one shard: of this node, or of one that it codes for.
@@ -255,6 +259,12 @@ mod tests {
             with_mac: None,
             succession: None,
             retired_keys: None,
+            pins: Some(vec![Pin {
+                run,
+                step,
+                pinned: true,
+                changes: 1,
+            }]),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Records that storaged sends, stores and shares. No I/O: types, their bytes, and the checks on both.
 //!
 //! Order of reading: `ids` (the nouns), `run` (a number and an identity), `state`, `manifest` (what a checkpoint is), `enclosure` (what it names beside its shards), `provenance` (who wrote it), `succession` (a job's token is changed), `local` (trainer and daemon),
-//! `peer` (daemon and daemon), `kept` (daemon and the next one on its node), `shape` (of a session), `verdict` (on a restart), `failed` (steps that restarts have failed from), `drain` (a node ends in order), `refusal` (what a caller is told when something cannot be done), `framing`.
+//! `peer` (daemon and daemon), `kept` (daemon and the next one on its node), `shape` (of a session), `verdict` (on a restart), `failed` (steps that restarts have failed from), `pins` (steps that stay in RAM), `drain` (a node ends in order), `refusal` (what a caller is told when something cannot be done), `framing`.
 //! Every record is CBOR with explicit field numbers; numbers are never reused.
 
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ pub mod kept;
 pub mod local;
 pub mod manifest;
 pub mod peer;
+pub mod pins;
 pub mod plan;
 pub mod provenance;
 mod ranges;

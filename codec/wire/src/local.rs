@@ -82,7 +82,7 @@ impl DurableWish {
     }
 }
 
-/// Whether the retention passes a checkpoint by.
+/// Whether a checkpoint stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Keep {
@@ -291,7 +291,7 @@ pub enum Request {
         #[n(0)]
         bears: Option<u32>,
     },
-    /// Keeps a checkpoint in the durable tier whatever the retention says, or no longer.
+    /// Keeps a checkpoint in RAM and in the durable tier whatever is saved later, or no longer.
     #[n(40)]
     Keep {
         /// Without: the newest run that has the step.
@@ -585,6 +585,9 @@ pub struct CheckpointInfo {
     /// Why it is in this node's RAM though a newer one has made it needless.
     #[n(9)]
     pub kept_for: Option<KeptFor>,
+    /// Whether it stays in RAM until it is unpinned; an older daemon does not say.
+    #[n(10)]
+    pub pinned: Option<bool>,
 }
 
 /// Who keeps a checkpoint in RAM that is needless otherwise.

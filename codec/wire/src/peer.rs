@@ -10,6 +10,7 @@ use crate::failed::NamespaceFailures;
 use crate::ids::{Namespace, NodeName, Owner, Rank, SessionId, Step, WorldSize};
 use crate::local::{DurableWish, VerifiedPart};
 use crate::manifest::Manifest;
+use crate::pins::{NamespacePins, PinAnswer};
 use crate::provenance::{KeyTold, KeyWanted};
 use crate::run::RunId;
 use crate::shape::{EncodeShape, StripeMap};
@@ -623,6 +624,12 @@ pub enum PeerMessage {
     /// After a link comes up, and when a launcher has said so: steps that restarts have failed from.
     #[n(60)]
     FailedRestarts(#[n(0)] Vec<NamespaceFailures>),
+    /// Steps that are pinned in RAM, or not any more: when a link comes up, and now and then. With a query, which is answered, of one step.
+    #[n(63)]
+    Pins(#[n(0)] Option<u64>, #[n(1)] NamespacePins),
+    /// The answer.
+    #[n(64)]
+    PinNoted(#[n(0)] u64, #[n(1)] PinAnswer),
     /// An operator drains the sender, which ends for good as soon as nothing is lost with it. Repeated until it is noted.
     #[n(61)]
     Draining {

@@ -14,6 +14,7 @@ use storaged_wire::{
 use crate::api::{ConnId, Now, ParityId, RequestId, SlotShard};
 use crate::failed_steps::FailedRestarts;
 use crate::parcels::Notice;
+use crate::pins::Pins;
 use crate::successions::SaidToken;
 
 /// A peer whose link is up.
@@ -439,6 +440,8 @@ pub(crate) struct NamespaceTable {
     pub copied: Option<HighMark>,
     /// Steps that restarts have failed from.
     pub failed: FailedRestarts,
+    /// Steps that are pinned in RAM.
+    pub pins: Pins,
     /// Up to here the job's checkpoints have left RAM for another job, or were dropped.
     pub evicted: Option<HighMark>,
     /// Why checkpoints were given up, for those who wait for them.
@@ -459,6 +462,7 @@ impl NamespaceTable {
             mark: None,
             copied: None,
             failed: FailedRestarts::default(),
+            pins: Pins::default(),
             evicted: None,
             abandoned: BTreeMap::new(),
         }

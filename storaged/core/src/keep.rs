@@ -132,6 +132,7 @@ impl Context {
             mark: table.mark,
             evicted: table.evicted,
             failed: table.failed.kept(),
+            pins: table.pins.told(),
             copied: table.copied,
             manifest_key: keys.map(|keys| keys.newest),
             durable: self.keys.durable(&namespace),

@@ -26,6 +26,7 @@ mod manifest_keys;
 mod messages;
 mod node;
 mod parcels;
+mod pins;
 mod place;
 mod records;
 mod recover;

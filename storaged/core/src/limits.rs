@@ -241,6 +241,21 @@ pub const FAILURE_SAID_WITHIN_MS: u64 = 30_000;
 /// Steps of one namespace that this is remembered of; the oldest go first.
 pub const FAILED_STEPS_MAX: usize = 64;
 
+/// Steps of one namespace that may be pinned in RAM at once.
+pub const PINS_MAX: usize = 64;
+
+/// Steps of one namespace of which it is remembered that they were pinned, or are not any more: as many have been let go as may be pinned.
+pub const PINS_REMEMBERED_MAX: usize = 2 * PINS_MAX;
+
+/// Changes of a pin that a node can have missed: more is nobody's count.
+pub const PIN_CHANGES_MISSED_MAX: u32 = 1_000;
+
+/// For so long nodes are asked to note a pin; whoever has not answered then counts as a node without the step.
+pub const PIN_WAIT_MS: u64 = 10_000;
+
+/// Pins are told again so often: a node that missed one would let go what all others keep.
+pub const PINS_EVERY_MS: u64 = 10_000;
+
 /// Namespaces of which one message tells it: with all their steps below the longest that goes as it is.
 pub const FAILURES_TOLD_MAX: usize = 8;
 

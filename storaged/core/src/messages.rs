@@ -269,6 +269,7 @@ fn size_hint(message: &PeerMessage) -> usize {
             let failed = all.iter().map(|told| told.failed.len() + 2);
             failed.sum::<usize>() * RECORD
         }
+        PeerMessage::Pins(_, of) => (of.pins.len() + 2) * RECORD,
         PeerMessage::Attached(namespaces) => namespaces.len() * 2 * RECORD,
         PeerMessage::Holdings { holdings, .. } => {
             let blocks = holdings

@@ -9,8 +9,8 @@ use storaged_wire::peer::PeerMessage;
 use storaged_wire::{Digest, Generation, Namespace, NodeName, Refusal, SharedBytes};
 
 use crate::api::{
-    ConnId, Curation, DurableFault, DurableListing, Input, Now, Output, Prepared, QueryId,
-    RequestId, Setup, Viewer,
+    ConnId, DurableFault, DurableListing, Input, Now, Output, Prepared, QueryId, RequestId, Setup,
+    Viewer,
 };
 use crate::audit::{Audit, Shown};
 use crate::budget::Ledger;
@@ -23,7 +23,7 @@ use crate::place::{Runs, Standings};
 use crate::restore::{Older, OpenRequest, Restores};
 use crate::scrub::{Scrub, ScrubState};
 use crate::stage::Trainers::{Heeded, Ignored};
-use crate::stage::{Drops, TrainerHello};
+use crate::stage::{Drops, PinOrders, TrainerHello};
 use crate::status::status_json;
 use crate::successions::{Greeting, SaidHello};
 use crate::testimony::needs_no_belief;
@@ -39,6 +39,7 @@ pub struct Node {
     restores: Restores,
     runs: Runs,
     drops: Drops,
+    pins: PinOrders,
     scrub: Scrub,
     repeat_at: Now,
 }
@@ -55,6 +56,7 @@ impl Node {
             restores: Restores::default(),
             runs: Runs::default(),
             drops: Drops::default(),
+            pins: PinOrders::default(),
             scrub: Scrub::default(),
             repeat_at: Now(0),
         })
@@ -151,6 +153,7 @@ impl Node {
             .chain(self.runs.deadlines(self.cx.now))
             .chain(self.sessions.deadlines())
             .chain(self.drops.deadlines())
+            .chain(self.pins.deadlines())
             .chain(self.cx.successions.deadlines())
             .chain(self.scrub.deadline(&self.cx));
         all.chain([self.repeat_at]).min().unwrap_or(self.repeat_at)
@@ -266,6 +269,7 @@ impl Node {
             .expire_openings(&mut self.sessions, &mut self.cx);
         self.restores.expire_verifies(&mut self.cx);
         self.drops.advance_drops(&mut self.cx);
+        self.pins.advance(&mut self.cx);
         self.sessions.tick_sessions(&mut self.cx);
         self.restores
             .advance_awaited_repairs(&mut self.sessions, &mut self.cx);
@@ -288,6 +292,7 @@ impl Node {
         self.cx.announce_all();
         self.cx.tell_all();
         self.cx.tell_drain();
+        self.pins.repeat(&mut self.cx);
         self.sessions.expire_sessions(&mut self.cx);
         self.sessions
             .repeat_proposals_to_members(None, &mut self.cx);
@@ -427,7 +432,7 @@ impl Node {
                 self.drops.drop_job(id, trainers, timeout_ms, cx)
             }
             Request::Verify { step, timeout_ms } => restores.verify(id, step, timeout_ms, cx),
-            Request::Keep { run, step, keep } => cx.curate(id, Curation::Keep { run, step, keep }),
+            Request::Keep { run, step, keep } => self.pins.keep(id, run, step, keep, cx),
             Request::Remove(removal, live, pinned) => {
                 cx.remove_durable(id, removal, live, pinned.unwrap_or(PinnedOnes::Spared))
             }
@@ -456,7 +461,8 @@ impl Node {
             .and_then(|message| self.runs.hear(from, message, cx))
             .and_then(|message| sessions.hear(from, message, cx))
             .and_then(|message| self.restores.hear(from, message, cx))
-            .and_then(|message| self.drops.hear(from, message, cx));
+            .and_then(|message| self.drops.hear(from, message, cx))
+            .and_then(|message| self.pins.hear(from, message, cx));
         debug_assert_eq!(unheard, None, "a message that no machine hears");
         if greets {
             // Whoever greets has just come up, or sees us anew: it may have missed or forgotten what we proposed.
@@ -486,6 +492,7 @@ impl Node {
         self.cx.tell_marks(&node);
         self.cx.tell_quarantined(&node);
         self.cx.tell_failed(&node);
+        self.cx.tell_pins(&node);
         self.cx.down_since.remove(&node);
         self.cx.tell_attached_to(&node);
         self.runs.greet(&node, &mut self.cx);
@@ -523,6 +530,7 @@ impl Node {
         self.restores.openings_forget(node);
         self.restores.verifies_forget(node, &mut self.cx);
         self.drops.advance_drops(&mut self.cx);
+        self.pins.advance(&mut self.cx);
         self.runs.hellos_forget_peer(node);
         self.cx.greetings_forget(node);
     }
@@ -533,6 +541,7 @@ impl Node {
         self.restores
             .forget_requests(conn, &mut self.sessions, &mut self.cx);
         self.drops.forget_drops(conn);
+        self.pins.forget_askers(conn);
         self.runs.forget_proposals(conn);
         self.runs.forget_hellos(conn);
         self.cx.drop_slots_left_behind();
@@ -607,7 +616,7 @@ impl Node {
     /// Counts what is there.
     pub fn audit(&self) -> Audit {
         let others = self.restores.unanswered() + self.runs.unanswered() + self.drops.unanswered();
-        let others = others + self.cx.successions.unanswered();
+        let others = others + self.pins.unanswered() + self.cx.successions.unanswered();
         let audit = self
             .sessions
             .audit(self.cx.audit(&self.sessions.parity_sets()));

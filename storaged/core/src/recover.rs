@@ -127,6 +127,11 @@ impl Context {
         table.mark = job.mark;
         table.evicted = job.evicted;
         table.copied = job.copied;
+        for pin in job.pins.iter().flatten() {
+            if !planted!("pins_end_with_the_daemon") {
+                table.pins.recover(pin);
+            }
+        }
         if !planted!("failures_end_with_the_daemon") {
             table.failed = FailedRestarts::recovered(job.failed, now);
         }

@@ -137,12 +137,13 @@ impl Context {
         let leaders = manifest.map_or_else(BTreeSet::new, |manifest| self.leaders_of(manifest));
         let no_room = self.no_room_of(c);
         Some(format!(
-            r#"{{"namespace":"{namespace}","run":"{}","step":{},"state":"{}","standing":"{}","superseded":{},"bears":{},"bears_full":{},"owed":{},"no_room":{},"world_size":{},"shards_here":{},"parity_here":{},"epoch":{},"homes":[{}],"led_by":[{}],"lacking":{}}}"#,
+            r#"{{"namespace":"{namespace}","run":"{}","step":{},"state":"{}","standing":"{}","superseded":{},"pinned":{},"bears":{},"bears_full":{},"owed":{},"no_room":{},"world_size":{},"shards_here":{},"parity_here":{},"epoch":{},"homes":[{}],"led_by":[{}],"lacking":{}}}"#,
             c.key.run,
             c.key.step,
             c.state,
             standing(c.state, bears, kept_for),
             kept_for.is_some(),
+            self.is_pinned(&c.key),
             or_null(bears.map(|bears| bears.losses.into())),
             or_null(bears.map(|bears| bears.of.into())),
             self.is_due(c),

@@ -177,6 +177,8 @@ pub(crate) fn needs_no_belief(message: &PeerMessage) -> bool {
             | PeerMessage::Evicted { .. }
             | PeerMessage::Drop(_)
             | PeerMessage::FailedRestarts(_)
+            | PeerMessage::Pins(..)
+            | PeerMessage::PinNoted(..)
             | PeerMessage::Draining { .. }
             | PeerMessage::KeyTold(_)
             | PeerMessage::DurableRemoved { .. }

@@ -66,7 +66,7 @@ fn info_json(info: &CheckpointInfo) -> Value {
         "state": info.state.as_str(), "durable": info.durable, "world_size": info.world_size.get(),
         "bytes": info.length, "manifest": info.manifest.map(|name| name.to_string()),
         "bears": info.bears.map(|bears| bears.losses), "bears_full": info.bears.map(|bears| bears.of),
-        "superseded": info.kept_for.is_some(),
+        "superseded": info.kept_for.is_some(), "pinned": info.pinned,
     })
 }
 
@@ -110,12 +110,17 @@ pub fn ls(args: &LsArgs) -> Result<(), CliError> {
         "NAMESPACE", "RUN", "STEP", "STATE", "RANKS", "SIZE"
     ));
     for info in &infos {
+        let pinned = if info.pinned == Some(true) {
+            ", pinned"
+        } else {
+            ""
+        };
         print(&format!(
             "{:<24} {:>6} {:>10} {:<24} {:>6} {:>10}",
             info.namespace.as_str(),
             info.run,
             info.step,
-            standing(info.state, info.bears, info.kept_for),
+            standing(info.state, info.bears, info.kept_for) + pinned,
             info.world_size,
             size(info.length)
         ));

@@ -196,9 +196,9 @@ enum Command {
     Drain(drain::DrainArgs),
     /// Say whether this machine is about to go, and how long a drain may take; exit code 1 if not
     Going(going::GoingArgs),
-    /// Keep a checkpoint in the durable tier whatever the retention says
+    /// Keep a checkpoint in RAM and in the durable tier, whatever is saved later
     Pin(tier::PinArgs),
-    /// Let the retention have it again
+    /// Let it go as others do again
     Unpin(tier::PinArgs),
     /// Remove checkpoints from the durable tier
     Rm(tier::RmArgs),

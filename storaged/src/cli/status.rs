@@ -162,8 +162,13 @@ fn print_job(job: &Value) {
 }
 
 fn print_step(one: &Value) {
+    let pinned = if one["pinned"] == true {
+        ", pinned"
+    } else {
+        ""
+    };
     print(&format!(
-        "{}  run {}  step {}  {}  shards here {}  parity here {}",
+        "{}  run {}  step {}  {}{pinned}  shards here {}  parity here {}",
         text(one, "namespace"),
         one["run"],
         one["step"],

@@ -1,9 +1,10 @@
-//! `storaged pin`, `unpin` and `rm`: checkpoints in the durable tier, through the daemon and with the job's token.
+//! `storaged pin`, `unpin` and `rm`: checkpoints that stay, and checkpoints that go from the durable tier, through the daemon and with the
+//! job's token.
 
 use clap::Args;
-use storaged_sdk::wire::local::{Keep, PinnedOnes, Removal, Role};
-use storaged_sdk::wire::{Namespace, RunId, Step};
-use storaged_sdk::{Client, ConnectOptions, WithTrainers};
+use storaged_sdk::wire::local::{CheckpointInfo, Keep, PinnedOnes, Removal, Role};
+use storaged_sdk::wire::{Namespace, RefusalCode, RunId, Step};
+use storaged_sdk::{Client, ClientError, ConnectOptions, WithTrainers};
 
 use super::token::TokenArgs;
 use super::{CliError, SocketArgs, connect, parse_step, print};
@@ -25,7 +26,7 @@ pub struct JobArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A pinned checkpoint stays in the durable tier whatever [trickle] keep_last says."
+    after_help = "A pinned checkpoint stays in the RAM of all nodes that have parts of it, whatever is saved later, and in the durable tier whatever\n[trickle] keep_last says. Refused if two more steps of its size would not fit beside it on some node (memory.budget). One that has left RAM\nis pinned in the durable tier alone; one that becomes durable later is pinned there when it is pinned again. `storaged ls` shows pins."
 )]
 pub struct PinArgs {
     #[command(flatten)]
@@ -89,7 +90,7 @@ pub fn pin(args: &PinArgs, keep: Keep) -> Result<(), CliError> {
     let mut client = args.job.connect()?;
     client.keep(args.run, args.step, keep, args.job.timeout_ms())?;
     let what = match keep {
-        Keep::Pin => "pinned",
+        Keep::Pin => pinned_where(&mut client, args)?,
         Keep::Unpin => "no longer pinned",
     };
     print(&format!(
@@ -97,6 +98,26 @@ pub fn pin(args: &PinArgs, keep: Keep) -> Result<(), CliError> {
         args.job.namespace, args.step
     ));
     Ok(())
+}
+
+/// Where a step stays from now on.
+fn pinned_where(client: &mut Client, args: &PinArgs) -> Result<&'static str, CliError> {
+    // A job of which nothing is in RAM is not listed.
+    let listed = match client.list(Some(args.job.namespace.clone())) {
+        Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::UnknownNamespace => {
+            Vec::new()
+        }
+        listed => listed?,
+    };
+    let is_it = |one: &CheckpointInfo| {
+        let of_run = args.run.is_none_or(|run| run == one.run);
+        one.step == args.step && of_run && one.pinned == Some(true)
+    };
+    Ok(match listed.iter().find(|one| is_it(one)) {
+        Some(one) if one.durable => "pinned in RAM and in the durable tier",
+        Some(_) => "pinned in RAM",
+        None => "pinned in the durable tier alone: it is not in RAM",
+    })
 }
 
 pub fn rm(args: &RmArgs) -> Result<(), CliError> {

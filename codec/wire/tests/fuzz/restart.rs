@@ -4,6 +4,7 @@ use storaged_wire::drain::{DrainOrder, DrainPhase, DrainReport, PlaceAfter};
 use storaged_wire::failed::{FailedRestart, FailureReport, NamespaceFailures};
 use storaged_wire::local::{Reply, Request};
 use storaged_wire::peer::PeerMessage;
+use storaged_wire::pins::{NamespacePins, Pin, PinAnswer};
 use storaged_wire::verdict::{
     ExpectedTime, HeldBasis, RateSource, Reason, ReasonCode, RestartVerdict, Returning, Stretch,
     Verdict, WaitingGain,
@@ -47,12 +48,29 @@ pub fn replies() -> Vec<Reply> {
     ]
 }
 
-pub fn message() -> PeerMessage {
-    PeerMessage::FailedRestarts(vec![NamespaceFailures {
+pub fn messages() -> Vec<PeerMessage> {
+    let pin = Pin {
+        run: RunId::new(3),
+        step: Step::new(5),
+        pinned: true,
+        changes: 2,
+    };
+    let of = NamespacePins {
         namespace: namespace(),
         owner: Owner::of_token(b"t"),
-        failed: vec![failed()],
-    }])
+        pins: vec![pin],
+    };
+    let full = PinAnswer::NoRoom("of n3".into());
+    vec![
+        PeerMessage::FailedRestarts(vec![NamespaceFailures {
+            namespace: namespace(),
+            owner: Owner::of_token(b"t"),
+            failed: vec![failed()],
+        }]),
+        PeerMessage::Pins(Some(7), of),
+        PeerMessage::PinNoted(7, PinAnswer::Noted),
+        PeerMessage::PinNoted(7, full),
+    ]
 }
 
 fn failed() -> FailedRestart {

@@ -346,6 +346,7 @@ fn readers_replies() -> Vec<Reply> {
             manifest: None,
             bears: None,
             kept_for: Some(KeptFor::Reader),
+            pinned: Some(true),
         }]),
         Reply::Verified(VerifyReport {
             manifest: some_digest(),
@@ -384,6 +385,7 @@ pub fn checkpoint_messages() -> Vec<PeerMessage> {
         step_messages(),
         copy_messages(),
         namespace_messages(),
+        restart::messages(),
     ]
     .concat()
 }
@@ -551,7 +553,6 @@ fn namespace_messages() -> Vec<PeerMessage> {
             mark: Some(mark()),
             copied: Some(mark()),
         },
-        restart::message(),
         PeerMessage::Marks(vec![NamespaceMark {
             namespace: namespace(),
             owner,

@@ -527,7 +527,8 @@ impl Context {
             &key.namespace,
         );
         let reserved = reserved.map_err(|no_room| {
-            format!("parity that it keeps for others {no_room}: raise memory.budget there")
+            let pins = self.pins_in_words(&key.namespace);
+            format!("parity that it keeps for others {no_room}: raise memory.budget there{pins}")
         });
         self.note_room(key, self.me().clone(), reserved.as_ref().err());
         reserved.map_err(SessionFault::NoRoom)?;

@@ -48,6 +48,16 @@ impl Context {
             Some(newest) => &self.checkpoints[&newest],
             None => of_it.find(|c| c.key.namespace == *namespace && c.manifest.is_some())?,
         };
+        let pinned = self.pinned_here(namespace).into_iter();
+        let pinned = pinned.filter_map(|key| self.checkpoints.get(&key));
+        let pinned = pinned.filter(|c| c.key != newest.key && c.manifest.is_some());
+        let all = std::iter::once(newest).chain(pinned);
+        all.into_iter()
+            .find_map(|c| self.objection_because_of(c, bears))
+    }
+
+    /// What the loss of this node would do to a step.
+    fn objection_because_of(&self, newest: &Checkpoint, bears: Option<u32>) -> Option<String> {
         let (run, step) = (newest.key.run, newest.key.step);
         let copied = self.objection_to_copy(newest);
         let Some(counted) = self.bears(newest) else {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use minicbor::bytes::ByteVec;
-use storaged_wire::local::{Bears, CheckpointInfo, KeptFor, Reply};
+use storaged_wire::local::{CheckpointInfo, Reply};
 use storaged_wire::peer::{Holding, PeerMessage};
 use storaged_wire::{
     CheckpointState, Digest, ManifestBytes, Namespace, NodeName, Refusal, RefusalCode,
@@ -90,10 +90,31 @@ impl Context {
                     .as_ref()
                     .is_none_or(|name| c.key.namespace == *name)
             })
-            .map(|c| info(c, self.bears(c), self.kept_for(c)))
+            .map(|c| self.info(c))
             .collect();
         self.reply(id, Reply::Checkpoints(infos));
         Ok(())
+    }
+
+    fn info(&self, checkpoint: &Checkpoint) -> CheckpointInfo {
+        let sealed = checkpoint.shards.values().map(|shard| shard.length).sum();
+        let length = checkpoint
+            .manifest
+            .as_ref()
+            .map_or(sealed, |m| m.manifest().length());
+        CheckpointInfo {
+            namespace: checkpoint.key.namespace.clone(),
+            run: checkpoint.key.run,
+            step: checkpoint.key.step,
+            state: checkpoint.state,
+            durable: checkpoint.state == CheckpointState::Durable,
+            world_size: checkpoint.world_size,
+            length,
+            manifest: checkpoint.name(),
+            bears: self.bears(checkpoint),
+            kept_for: self.kept_for(checkpoint),
+            pinned: Some(self.is_pinned(&checkpoint.key)),
+        }
     }
 }
 
@@ -145,30 +166,6 @@ impl Restores {
             cx,
         );
         Ok(())
-    }
-}
-
-fn info(
-    checkpoint: &Checkpoint,
-    bears: Option<Bears>,
-    kept_for: Option<KeptFor>,
-) -> CheckpointInfo {
-    let sealed = checkpoint.shards.values().map(|shard| shard.length).sum();
-    let length = checkpoint
-        .manifest
-        .as_ref()
-        .map_or(sealed, |m| m.manifest().length());
-    CheckpointInfo {
-        namespace: checkpoint.key.namespace.clone(),
-        run: checkpoint.key.run,
-        step: checkpoint.key.step,
-        state: checkpoint.state,
-        durable: checkpoint.state == CheckpointState::Durable,
-        world_size: checkpoint.world_size,
-        length,
-        manifest: checkpoint.name(),
-        bears,
-        kept_for,
     }
 }
 

@@ -37,7 +37,7 @@ impl OnTheWay {
 }
 
 impl Context {
-    /// The steps that stay: the newest safe one, and as many before it as are configured. With them those that would be among them and
+    /// The steps that stay: those that are pinned, the newest safe one, and as many before it as are configured. With them those that would be among them and
     /// of which this node has not heard yet that they are protected.
     pub(crate) fn kept_steps(&self, namespace: &Namespace) -> BTreeSet<CheckpointKey> {
         let (safe, most) = (self.safe_state(), self.steps_to_keep(namespace));
@@ -58,6 +58,9 @@ impl Context {
             }
         }
         kept.extend(may_follow);
+        if !planted!("pins_are_ignored") {
+            kept.extend(self.pinned_here(namespace));
+        }
         kept
     }
 
@@ -83,6 +86,9 @@ impl Context {
 
     /// Whether so many newer checkpoints of the namespace are as safe as can be that this one is of no use any more.
     pub(super) fn is_outranked(&self, key: &CheckpointKey) -> bool {
+        if self.is_pinned(key) && !planted!("pins_not_taken_up") {
+            return false;
+        }
         let safe = self.safe_state();
         let mut on_the_way = OnTheWay::default();
         let newest_first = self.checkpoints.values().rev();
@@ -112,6 +118,7 @@ impl Context {
         let newest = self.newest_safe(&key.namespace);
         newest.is_some_and(|newest| *key < newest && self.is_as_safe(&newest, checkpoint))
             && self.kept_steps(&key.namespace).contains(key)
+            && (!self.is_pinned(key) || planted!("pins_give_way"))
             && !self.is_due(checkpoint)
             && !Self::is_read(checkpoint)
     }

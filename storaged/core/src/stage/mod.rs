@@ -11,6 +11,7 @@ mod kept_steps;
 mod lifetime;
 mod manifest_key;
 mod notify;
+mod pins;
 mod retire;
 mod room;
 mod rotate;
@@ -21,6 +22,7 @@ pub use slots::SLOT_GRAIN_BYTES;
 
 use identify::Identity;
 pub(crate) use lifetime::{Drops, Lifetimes, Trainers};
+pub(crate) use pins::{PinOrders, nothing_removed};
 pub(crate) use retire::cut;
 pub(crate) use waiters::Waiters;
 

@@ -155,6 +155,9 @@ impl Context {
         in_turn: Option<&CheckpointKey>,
         waited_ms: u64,
     ) -> Option<Yield> {
+        if checkpoint.manifest.is_some() && self.is_pinned(&checkpoint.key) {
+            return planted!("pins_give_way").then_some(Yield::KeptStep);
+        }
         if self.is_kept_step(checkpoint) {
             return (waited_ms >= limits::SUPERSEDE_AFTER_MS).then_some(Yield::KeptStep);
         }
@@ -280,8 +283,8 @@ impl Context {
     }
 
     /// Slots of a rank that count against what it may have. One that only waits for the durable tier to take it does
-    /// not, as long as there is room for another: the tier's pace is none of the trainer's concern. Neither is a process
-    /// that hangs with an old step open: three of them would stop every save for good.
+    /// not, as long as there is room for another: the tier's pace is none of the trainer's concern. Neither is a step that
+    /// somebody has pinned, nor a process that hangs with an old step open: three of them would stop every save for good.
     pub(super) fn slots_that_count(&self, namespace: &Namespace, rank: Rank) -> usize {
         let waits_for_tier = self.upload_in_turn(namespace).filter(|key| {
             let newest = self.newest_safe(namespace);
@@ -289,7 +292,11 @@ impl Context {
         });
         let counts = |used_for: &SlotUse| match used_for {
             SlotUse::Guest | SlotUse::BoardComing(..) | SlotUse::Board(_) => false,
-            SlotUse::Sealed(key) => Some(key) != waits_for_tier.as_ref() && !self.is_only_read(key),
+            SlotUse::Sealed(key) => {
+                Some(key) != waits_for_tier.as_ref()
+                    && !self.is_only_read(key)
+                    && !self.is_pinned(key)
+            }
             _ => true,
         };
         let slots = self.slots.values();

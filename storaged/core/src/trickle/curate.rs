@@ -6,6 +6,7 @@ use storaged_wire::{Namespace, Refusal, RefusalCode, RunId};
 use super::durable_unavailable;
 use crate::api::{Curation, CurationFault, DurablePolicy, Output, Removed, RequestId};
 use crate::context::Context;
+use crate::stage::nothing_removed;
 
 impl Context {
     /// Removes checkpoints. Those of a job's newest run are what its next restart hangs on: while it trains they go only
@@ -55,6 +56,7 @@ impl Context {
     }
 
     pub(crate) fn curated(&mut self, id: RequestId, outcome: Result<Removed, CurationFault>) {
+        let is_kept_in_ram = self.kept_in_ram.remove(&id);
         let Ok(attached) = self.attached(id) else {
             return;
         };
@@ -70,9 +72,17 @@ impl Context {
                 checkpoints: removed.checkpoints,
                 objects: removed.objects,
             },
+            // The tier need not have what is in RAM.
+            Err(CurationFault::NoSuch(_)) if is_kept_in_ram => nothing_removed(),
             Err(CurationFault::Durable(fault)) => {
                 self.tier_answered(Some(&fault));
-                Reply::Refused(durable_unavailable(&namespace, &fault))
+                let mut refusal = durable_unavailable(&namespace, &fault);
+                if is_kept_in_ram {
+                    refusal
+                        .message
+                        .insert_str(0, "done in RAM, not in the durable tier: ");
+                }
+                Reply::Refused(refusal)
             }
             Err(fault) => {
                 let code = match fault {

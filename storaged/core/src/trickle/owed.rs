@@ -110,15 +110,22 @@ impl Context {
         if !self.concerns(from, name) || (given_up && !self.may_end(from)) {
             return;
         }
-        let Some(checkpoint) = self.checkpoint_named(name) else {
+        let Some(key) = self.by_name.get(&name).cloned() else {
             return;
         };
-        let key = checkpoint.key.clone();
+        let is_wanted_again = self.is_pinned(&key);
+        let Some(checkpoint) = self.checkpoints.get_mut(&key) else {
+            return;
+        };
         match cause {
             UnowedCause::GivenUp(reason) => self.note_given_up(&key, cut(&reason)),
             UnowedCause::Retired => {
                 checkpoint.owing.retired_at.insert(from.clone());
                 checkpoint.standing.let_go(from);
+                if is_wanted_again {
+                    // What it was told of it, it has forgotten.
+                    checkpoint.standing.forget(from);
+                }
                 // If it let go what is still wanted of it, it is told of it again, and says then what it has.
                 checkpoint.told.remove(from);
                 self.recount(&key, from);

@@ -12,6 +12,7 @@ use storaged_wire::peer::{
     CheckpointKey, Fence, HighMark, Holding, Lane, NamedRun, NamespaceMark, PeerMessage,
     PromiseOutcome, SealedShard, SessionFault, UnowedCause,
 };
+use storaged_wire::pins::{NamespacePins, Pin};
 use storaged_wire::{
     CheckpointState, Enclosed, Enclosure, EnclosuresHeld, Manifest, Namespace, Rank, RunId,
     SessionId, ShardEntry, Step, WorldSize,
@@ -350,7 +351,7 @@ impl World {
             run: key.run,
             step: key.step,
         };
-        vec![match self.random(7) {
+        vec![match self.random(8) {
             0 => PeerMessage::Abandoned {
                 key,
                 reason: reason(),
@@ -380,6 +381,7 @@ impl World {
                 manifest,
                 reason: "x".repeat(5_000),
             },
+            6 => self.lie_of_a_pin(key),
             _ => PeerMessage::FailedRestarts(vec![NamespaceFailures {
                 namespace: namespace(),
                 owner: owner(),
@@ -392,6 +394,27 @@ impl World {
                 }],
             }]),
         }]
+    }
+
+    /// Of some step, as often as a node can have missed it or never.
+    fn lie_of_a_pin(&mut self, key: CheckpointKey) -> PeerMessage {
+        let changes = match self.random(3) {
+            0 => u32::MAX,
+            changes => changes as u32,
+        };
+        let pin = Pin {
+            run: key.run,
+            step: key.step,
+            pinned: self.random(3) > 0,
+            changes,
+        };
+        let query = (self.random(2) == 0).then_some(9);
+        let of = NamespacePins {
+            namespace: key.namespace,
+            owner: owner(),
+            pins: vec![pin],
+        };
+        PeerMessage::Pins(query, of)
     }
 
     fn other_lies(&mut self, by: usize) -> Vec<PeerMessage> {

@@ -75,6 +75,7 @@ impl Drops {
         if !force && !nodes.is_empty() {
             return Err(in_use(&attached.namespace, &nodes));
         }
+        cx.check_unpinned(&attached.namespace, trainers)?;
         let query = QueryId(cx.fresh());
         let order = DropOrder {
             query: query.0,
@@ -161,12 +162,31 @@ impl Context {
         if has_trainers && !order.force {
             return Err(in_use(namespace, &[self.me().clone()]));
         }
+        let trainers = if order.force {
+            Trainers::Ignored
+        } else {
+            Trainers::Heeded
+        };
+        self.check_unpinned(namespace, trainers)?;
+        self.unpin_all(namespace);
         let freed = self.drop_ram(namespace, self.newest_mark(namespace));
         if let Some(table) = self.namespaces.get_mut(namespace) {
             self.keeping.touch_job(namespace);
             table.mark = None;
         }
         Ok(freed)
+    }
+
+    /// What somebody has pinned does not go by the way.
+    fn check_unpinned(&self, namespace: &Namespace, trainers: Trainers) -> Result<(), Refusal> {
+        let pins = self.pins_in_words(namespace);
+        if pins.is_empty() || trainers == Trainers::Ignored {
+            return Ok(());
+        }
+        let text = format!(
+            "expected {namespace} to have no pinned steps, got some{pins}; or drop it all the same (`--force`)"
+        );
+        Err(Refusal::new(RefusalCode::InUse, text))
     }
 
     fn drop_report(&self, work: &DropWork) -> DropReport {

@@ -1,6 +1,6 @@
 //! Room for those who work: what gives way when the budget is full. First bases, which are only kept to make uploads
 //! smaller; then older steps of other jobs that are kept (`memory.keep_steps`); then jobs that have ended, the one that has not been used for longest first, and of those the durable ones
-//! first. Nothing is dropped in vain: if all of it together would not be enough, nothing goes.
+//! first, and none of which a step is pinned. Nothing is dropped in vain: if all of it together would not be enough, nothing goes.
 
 use std::collections::BTreeMap;
 
@@ -94,6 +94,7 @@ impl Context {
         let mut jobs: Vec<Evictable> = others
             .filter(|_| !planted!("idle_jobs_kept"))
             .filter(|(namespace, _)| !self.is_in_use(namespace) && !self.is_job_read(namespace))
+            .filter(|(namespace, _)| self.pinned_here(namespace).is_empty())
             .map(|(namespace, bytes)| Evictable {
                 only_copy: !self.is_newest_durable(&namespace),
                 idle_ms: std::cmp::Reverse(self.idle_ms(&namespace)),
@@ -107,7 +108,7 @@ impl Context {
     }
 
     /// Bytes of the budget that each job has here.
-    fn bytes_by_job(&self) -> BTreeMap<Namespace, u64> {
+    pub(in crate::stage) fn bytes_by_job(&self) -> BTreeMap<Namespace, u64> {
         let mut bytes: BTreeMap<Namespace, u64> = BTreeMap::new();
         for slot in self.slots.values() {
             *bytes.entry(slot.namespace.clone()).or_default() += slot.capacity;
@@ -176,7 +177,8 @@ impl Context {
         up_to: HighMark,
         remains: Remains,
     ) {
-        if self.is_in_use(namespace) || self.is_job_read(namespace) {
+        let is_pinned = !self.pinned_here(namespace).is_empty();
+        if self.is_in_use(namespace) || self.is_job_read(namespace) || is_pinned {
             return;
         }
         if !self.could_go(namespace) {
@@ -286,7 +288,8 @@ impl Context {
         let named = held.iter().rev().take(HOLDERS_NAMED);
         let mut named: Vec<String> = named
             .map(|(bytes, namespace)| {
-                format!("{namespace} {bytes} bytes ({})", self.why_held(namespace))
+                let (why, pins) = (self.why_held(namespace), self.pins_in_words(namespace));
+                format!("{namespace} {bytes} bytes ({why}{pins})")
             })
             .collect();
         let more = held.len().saturating_sub(HOLDERS_NAMED);

@@ -1,0 +1,171 @@
+//! The steps of a namespace that somebody has pinned, as this node knows them. What follows for its RAM is in `stage/pins.rs`.
+
+use std::collections::BTreeMap;
+
+use storaged_wire::local::Keep;
+use storaged_wire::peer::HighMark;
+use storaged_wire::pins::Pin;
+
+use crate::limits;
+
+/// What was said of the steps of a namespace; of the same step whatever was changed later counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Pins(BTreeMap<HighMark, PinWord>);
+
+/// What was said of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PinWord {
+    pinned: bool,
+    changes: u32,
+}
+
+impl Pins {
+    /// What is to be said of a step that somebody pins or lets go.
+    pub fn next(&self, at: HighMark, keep: Keep) -> Pin {
+        let before = self.0.get(&at).map_or(0, |word| word.changes);
+        let changes = before.saturating_add(1);
+        let pinned = keep == Keep::Pin;
+        PinWord { pinned, changes }.to_wire(at)
+    }
+
+    /// Whether a peer, or an earlier daemon, tells of something later than what is known. One huge number said once would leave none
+    /// for the changes that follow.
+    pub fn is_news(&self, told: &Pin) -> bool {
+        let known = self.0.get(&mark_of(told));
+        let (changes, pinned) = known.map_or((0, false), |it| (it.changes, it.pinned));
+        let most = changes.saturating_add(limits::PIN_CHANGES_MISSED_MAX);
+        let is_later = (told.changes, !told.pinned) > (changes, !pinned);
+        is_later && told.changes <= most
+    }
+
+    /// Takes what is told. Of two that were changed equally often, nothing stays.
+    pub fn learn(&mut self, told: &Pin) {
+        if self.is_news(told) {
+            let (pinned, changes) = (told.pinned, told.changes);
+            self.put(mark_of(told), PinWord { pinned, changes });
+        }
+    }
+
+    /// What an earlier daemon of this node went by, however often it was changed.
+    pub fn recover(&mut self, kept: &Pin) {
+        let (pinned, changes) = (kept.pinned, kept.changes);
+        self.put(mark_of(kept), PinWord { pinned, changes });
+    }
+
+    /// What is let go is forgotten first, then what is older than all others.
+    fn put(&mut self, at: HighMark, word: PinWord) {
+        self.0.insert(at, word);
+        while self.0.len() > limits::PINS_REMEMBERED_MAX {
+            let free = self.0.iter().find(|(_, word)| !word.pinned);
+            let goes = free.or_else(|| self.0.first_key_value());
+            let goes = goes.map(|(at, _)| *at);
+            goes.and_then(|at| self.0.remove(&at));
+        }
+    }
+
+    pub fn has(&self, at: HighMark) -> bool {
+        self.0.get(&at).is_some_and(|word| word.pinned)
+    }
+
+    /// The steps that are pinned.
+    pub fn pinned(&self) -> impl DoubleEndedIterator<Item = HighMark> + '_ {
+        let pinned = self.0.iter().filter(|(_, word)| word.pinned);
+        pinned.map(|(at, _)| *at)
+    }
+
+    /// For peers, and for the daemon that starts next; none if nothing was ever said.
+    pub fn told(&self) -> Option<Vec<Pin>> {
+        let all = self.0.iter().map(|(at, word)| word.to_wire(*at));
+        (!self.0.is_empty()).then(|| all.collect())
+    }
+}
+
+impl PinWord {
+    fn to_wire(self, at: HighMark) -> Pin {
+        Pin {
+            run: at.run,
+            step: at.step,
+            pinned: self.pinned,
+            changes: self.changes,
+        }
+    }
+}
+
+fn mark_of(pin: &Pin) -> HighMark {
+    HighMark {
+        run: pin.run,
+        step: pin.step,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use storaged_wire::{RunId, Step};
+
+    use super::*;
+
+    impl Pins {
+        fn change(&mut self, at: HighMark, keep: Keep) -> Pin {
+            let pin = self.next(at, keep);
+            self.learn(&pin);
+            pin
+        }
+    }
+
+    fn at(step: u64) -> HighMark {
+        HighMark {
+            run: RunId::new(1),
+            step: Step::new(step),
+        }
+    }
+
+    #[test]
+    fn what_was_said_later_counts_in_whatever_order_it_is_heard() {
+        let mut one = Pins::default();
+        let early = one.change(at(7), Keep::Pin);
+        let late = one.change(at(7), Keep::Unpin);
+        for order in [[&early, &late], [&late, &early]] {
+            let mut other = Pins::default();
+            order.into_iter().for_each(|told| other.learn(told));
+            assert!(!other.has(at(7)));
+        }
+        let again = one.change(at(7), Keep::Pin);
+        let mut other = Pins::default();
+        for told in [&again, &early, &late] {
+            other.learn(told);
+        }
+        assert!(other.has(at(7)));
+    }
+
+    /// Two nodes change the same at the same time: both come to the same.
+    #[test]
+    fn of_two_that_changed_equally_often_the_one_counts_that_holds_nothing() {
+        let (mut one, mut other) = (Pins::default(), Pins::default());
+        let kept = one.change(at(7), Keep::Pin);
+        let free = other.change(at(7), Keep::Unpin);
+        one.learn(&free);
+        other.learn(&kept);
+        assert!(!one.has(at(7)) && !other.has(at(7)));
+    }
+
+    #[test]
+    fn a_count_that_nobody_can_have_reached_leaves_room_for_the_changes_that_follow() {
+        let mut pins = Pins::default();
+        let mut told = pins.change(at(7), Keep::Unpin);
+        (told.pinned, told.changes) = (true, u32::MAX);
+        pins.learn(&told);
+        assert!(!pins.has(at(7)));
+    }
+
+    #[test]
+    fn what_is_not_pinned_any_more_is_forgotten_first() {
+        let mut pins = Pins::default();
+        pins.change(at(0), Keep::Pin);
+        let most = limits::PINS_REMEMBERED_MAX as u64;
+        for step in 1..most + 9 {
+            pins.change(at(step), Keep::Unpin);
+        }
+        assert!(pins.has(at(0)));
+        assert_eq!(pins.0.len(), limits::PINS_REMEMBERED_MAX);
+    }
+}

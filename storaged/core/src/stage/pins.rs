@@ -1,0 +1,465 @@
+//! `storaged pin` and `unpin`: steps that stay in the RAM of all nodes until somebody lets them go, in nobody's way: their slots count not
+//! as those of their ranks, and a step is pinned only where two more of its size fit beside it, the newest protected one and the one
+//! that is saved. What stays is healed like the newest step.
+//!
+//! A node that missed a pin would let go what all others keep. So every node that is up is asked to note it, and no pin counts if more
+//! nodes than the step can lose have nothing of it; who was away, or has missed a later change, hears of it now and then.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use storaged_wire::local::{Keep, Reply};
+use storaged_wire::peer::{CheckpointKey, HighMark, PeerMessage, UnowedCause};
+use storaged_wire::pins::{NamespacePins, Pin, PinAnswer};
+use storaged_wire::{Namespace, NodeName, Owner, Refusal, RefusalCode, RunId, Step};
+
+use crate::api::{ConnId, Curation, DurablePolicy, Now, QueryId, RequestId};
+use crate::budget::Reservation;
+use crate::catalog::Checkpoint;
+use crate::context::Context;
+use crate::limits;
+
+/// A pin that all nodes are being told of.
+#[derive(Debug)]
+struct PinOrder {
+    /// Who wants it, if he is still there.
+    asker: Option<RequestId>,
+    key: CheckpointKey,
+    owner: Owner,
+    pin: Pin,
+    curation: Curation,
+    deadline: Now,
+    asked: BTreeSet<NodeName>,
+    answers: BTreeMap<NodeName, PinAnswer>,
+}
+
+impl PinOrder {
+    fn message(&self, query: QueryId) -> PeerMessage {
+        let of = NamespacePins {
+            namespace: self.key.namespace.clone(),
+            owner: self.owner,
+            pins: vec![self.pin],
+        };
+        PeerMessage::Pins(Some(query.0), of)
+    }
+
+    fn has_noted(&self, node: &NodeName) -> bool {
+        self.answers.get(node) == Some(&PinAnswer::Noted)
+    }
+}
+
+/// Pins that somebody here has asked for.
+#[derive(Debug, Default)]
+pub(crate) struct PinOrders {
+    orders: BTreeMap<QueryId, PinOrder>,
+    told_at: Now,
+}
+
+impl PinOrders {
+    /// When one of them must be looked at again.
+    pub fn deadlines(&self) -> impl Iterator<Item = Now> {
+        self.orders.values().map(|order| order.deadline)
+    }
+
+    /// Hears a message about pins; any other comes back.
+    pub fn hear(
+        &mut self,
+        from: &NodeName,
+        message: PeerMessage,
+        cx: &mut Context,
+    ) -> Option<PeerMessage> {
+        match message {
+            PeerMessage::Pins(query, of) => cx.pins_told(from, query, of),
+            PeerMessage::PinNoted(query, answer) => {
+                if let Some(order) = self.orders.get_mut(&QueryId(query)) {
+                    order.answers.insert(from.clone(), answer);
+                }
+                self.advance(cx);
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
+    /// Requests that have not been answered.
+    pub fn unanswered(&self) -> usize {
+        let asked = self.orders.values();
+        asked.filter(|order| order.asker.is_some()).count()
+    }
+
+    /// Somebody wants a step to stay, or to go by the policy again: in RAM if it is there, and in the durable tier.
+    pub fn keep(
+        &mut self,
+        id: RequestId,
+        run: Option<RunId>,
+        step: Step,
+        keep: Keep,
+        cx: &mut Context,
+    ) -> Result<(), Refusal> {
+        let attached = cx.attached(id)?.clone();
+        let (namespace, owner) = (&attached.namespace, attached.owner);
+        cx.check_owner(namespace, owner)?;
+        let curation = Curation::Keep { run, step, keep };
+        let is_it = |at: &HighMark| at.step == step && run.is_none_or(|run| run == at.run);
+        let at = match keep {
+            Keep::Pin => cx.safe_steps(namespace).rev().find(is_it),
+            Keep::Unpin => cx.pinned_marks(namespace).into_iter().rev().find(is_it),
+        };
+        let Some(at) = at else {
+            return cx.keep_in_tier_alone(id, curation);
+        };
+        let key = CheckpointKey {
+            namespace: namespace.clone(),
+            run: at.run,
+            step,
+        };
+        let pin = cx.pin_here(&key, owner, keep)?;
+        let order = PinOrder {
+            asker: Some(id),
+            key,
+            owner,
+            pin,
+            curation,
+            deadline: cx.now.plus(limits::PIN_WAIT_MS),
+            asked: cx.peers.keys().cloned().collect(),
+            answers: BTreeMap::from([(cx.me().clone(), PinAnswer::Noted)]),
+        };
+        let query = QueryId(cx.fresh());
+        cx.send_all(&order.message(query));
+        self.orders.insert(query, order);
+        self.advance(cx);
+        Ok(())
+    }
+
+    /// Ends those whose nodes have all answered or gone down, or whose time is over.
+    pub fn advance(&mut self, cx: &mut Context) {
+        let is_over = |order: &PinOrder| {
+            let mut silent = order.asked.iter();
+            let waits = |node: &NodeName| !order.answers.contains_key(node) && cx.is_up(node);
+            order.deadline <= cx.now || !silent.any(waits)
+        };
+        let orders = self.orders.iter();
+        let over = orders.filter(|(_, order)| is_over(order));
+        for query in over.map(|(query, _)| *query).collect::<Vec<_>>() {
+            if let Some(order) = self.orders.remove(&query) {
+                cx.end_order(order);
+            }
+        }
+    }
+
+    /// Once a second: says again what is not answered, and now and then all pins.
+    pub fn repeat(&mut self, cx: &mut Context) {
+        for (query, order) in &self.orders {
+            let unheard = |node: &&NodeName| !order.answers.contains_key(*node);
+            for node in order.asked.iter().filter(unheard) {
+                cx.send(node, order.message(*query));
+            }
+        }
+        if cx.now.since(self.told_at) >= limits::PINS_EVERY_MS {
+            self.told_at = cx.now;
+            for told in cx.all_pins() {
+                cx.send_all(&PeerMessage::Pins(None, told));
+            }
+        }
+    }
+
+    /// Whoever asked is gone. The order goes on: broken off it would count on some nodes and not on others.
+    pub fn forget_askers(&mut self, conn: ConnId) {
+        for order in self.orders.values_mut() {
+            order.asker = order.asker.filter(|id| id.conn != conn);
+        }
+    }
+}
+
+impl Context {
+    /// Whether somebody has pinned a step in RAM.
+    pub(crate) fn is_pinned(&self, key: &CheckpointKey) -> bool {
+        let table = self.namespaces.get(&key.namespace);
+        table.is_some_and(|table| table.pins.has(key.mark()))
+    }
+
+    fn pinned_marks(&self, namespace: &Namespace) -> Vec<HighMark> {
+        let table = self.namespaces.get(namespace);
+        table.map_or_else(Vec::new, |table| table.pins.pinned().collect())
+    }
+
+    /// The pinned steps of a job of which this node knows.
+    pub(crate) fn pinned_here(&self, namespace: &Namespace) -> Vec<CheckpointKey> {
+        let keys = self.pinned_marks(namespace).into_iter();
+        let keys = keys.map(|at| CheckpointKey {
+            namespace: namespace.clone(),
+            run: at.run,
+            step: at.step,
+        });
+        keys.filter(|key| self.checkpoints.contains_key(key))
+            .collect()
+    }
+
+    /// For people who wonder what takes the room.
+    pub(crate) fn pins_in_words(&self, namespace: &Namespace) -> String {
+        let steps = self.pinned_here(namespace).into_iter();
+        let steps: Vec<String> = steps.map(|key| key.step.to_string()).collect();
+        match steps.len() {
+            0 => String::new(),
+            1 => format!("; step {} is pinned: `storaged unpin` frees it", steps[0]),
+            _ => format!(
+                "; steps {} are pinned: `storaged unpin` frees them",
+                steps.join(", ")
+            ),
+        }
+    }
+
+    /// Steps of a job that are as safe as can be, in order.
+    fn safe_steps(&self, namespace: &Namespace) -> impl DoubleEndedIterator<Item = HighMark> {
+        let safe = self.safe_state();
+        let of_job = self.checkpoints.values();
+        of_job
+            .filter(move |c| c.key.namespace == *namespace && c.state >= safe)
+            .map(|c| c.key.mark())
+    }
+
+    fn keep_in_tier_alone(&mut self, id: RequestId, curation: Curation) -> Result<(), Refusal> {
+        if self.setup.durable != DurablePolicy::Absent {
+            return self.curate(id, curation);
+        }
+        let namespace = &self.attached(id)?.namespace;
+        let text = match curation {
+            Curation::Keep {
+                step,
+                keep: Keep::Pin,
+                ..
+            } => format!(
+                "expected a step of {namespace} that is protected and of which this node knows, got step {step}: `storaged ls` shows \
+                 which there are; this node has no durable tier ([durable]) to pin another one in"
+            ),
+            _ => format!(
+                "expected a pinned step of {namespace}: `storaged ls` shows which there are"
+            ),
+        };
+        Err(Refusal::new(RefusalCode::NoCheckpoint, text))
+    }
+
+    /// This node goes by a pin, or by its end, from now on; what others are to be told.
+    fn pin_here(&mut self, key: &CheckpointKey, owner: Owner, keep: Keep) -> Result<Pin, Refusal> {
+        let before = self.pinned_here(&key.namespace);
+        if keep == Keep::Pin && before.len() >= limits::PINS_MAX && !before.contains(key) {
+            let text = format!(
+                "expected fewer than {} pinned steps of {}, got that many: unpin one first (`storaged unpin`)",
+                limits::PINS_MAX,
+                key.namespace
+            );
+            return Err(Refusal::new(RefusalCode::BudgetFull, text));
+        }
+        let table = self.namespace_table(&key.namespace, owner);
+        let pin = table.pins.next(key.mark(), keep);
+        let me = self.me().clone();
+        match self.note_pin(key, owner, &pin) {
+            PinAnswer::NoRoom(reason) => Err(no_room_to_pin(key, &me, &reason)),
+            PinAnswer::Noted | PinAnswer::NotHere => Ok(pin),
+        }
+    }
+
+    /// A peer tells of pins.
+    fn pins_told(&mut self, from: &NodeName, query: Option<u64>, of: NamespacePins) {
+        let is_its = self.check_owner(&of.namespace, of.owner).is_ok();
+        if !is_its || !self.may_tell_of(from, &of.namespace) || planted!("pins_not_heard") {
+            return;
+        }
+        let mut last = PinAnswer::Noted;
+        for pin in of.pins.iter().take(limits::PINS_REMEMBERED_MAX) {
+            let key = CheckpointKey {
+                namespace: of.namespace.clone(),
+                run: pin.run,
+                step: pin.step,
+            };
+            last = self.note_pin(&key, of.owner, pin);
+        }
+        if let Some(query) = query {
+            self.send(from, PeerMessage::PinNoted(query, last));
+        }
+    }
+
+    fn note_pin(&mut self, key: &CheckpointKey, owner: Owner, pin: &Pin) -> PinAnswer {
+        if self
+            .namespace_table(&key.namespace, owner)
+            .pins
+            .is_news(pin)
+        {
+            if pin.pinned
+                && let Some(reason) = self.lack_of_room_beside(key)
+            {
+                return PinAnswer::NoRoom(reason);
+            }
+            let table = self.namespace_table(&key.namespace, owner);
+            table.pins.learn(pin);
+            self.keeping.touch_job(&key.namespace);
+            self.retire_older(&key.namespace);
+        }
+        let holds = |c: &Checkpoint| !c.shards.is_empty() || !c.parity.is_empty();
+        if self.checkpoints.get(key).is_some_and(holds) {
+            return PinAnswer::Noted;
+        }
+        if self.is_pinned(key) {
+            self.ask_for_again(key);
+        }
+        PinAnswer::NotHere
+    }
+
+    /// This node had let the step go before it heard of its pin. Once all know that, the home nodes tell of the step again, whoever holds blocks
+    /// of it says so again, if this node is one of these, and it is healed here.
+    fn ask_for_again(&mut self, key: &CheckpointKey) {
+        let ended = self.ends.of(key).and_then(|end| end.name);
+        if let Some(manifest) = ended.filter(|_| !self.checkpoints.contains_key(key)) {
+            let cause = UnowedCause::Retired;
+            self.send_all(&PeerMessage::Unowed { manifest, cause });
+        }
+    }
+
+    /// Why saves would find no room beside a step that stays for good: two more of its size must fit, without anything else that is pinned.
+    fn lack_of_room_beside(&self, key: &CheckpointKey) -> Option<String> {
+        let checkpoint = self.checkpoints.get(key)?;
+        let of_job = self.bytes_by_job().get(&key.namespace).copied();
+        let pinned = self.pinned_here(&key.namespace).into_iter();
+        let others = pinned.filter(|other| other != key);
+        let others: u64 = others.map(|it| self.bytes_of(&self.checkpoints[&it])).sum();
+        let of_step = self.bytes_of(checkpoint);
+        let unpinned = of_job.unwrap_or(0).saturating_sub(others + of_step);
+        let left = self.budget.room_of(&key.namespace).saturating_add(unpinned);
+        let needed = of_step.saturating_mul(2);
+        if left >= needed || planted!("pins_take_the_room") {
+            return None;
+        }
+        Some(format!(
+            "beside it two more steps must fit, which take {needed} bytes, and {left} are left: raise memory.budget there{}",
+            self.pins_in_words(&key.namespace)
+        ))
+    }
+
+    /// What a checkpoint takes of this node's budget.
+    fn bytes_of(&self, checkpoint: &Checkpoint) -> u64 {
+        let slots = checkpoint.shards.values();
+        let slots = slots.filter_map(|shard| self.slots.get(&shard.slot));
+        let parity = checkpoint.parity.values();
+        let parity = parity.map(|set| self.budget.reserved(Reservation::Parity(*set)));
+        slots.map(|slot| slot.capacity).chain(parity).sum()
+    }
+
+    /// All have been asked.
+    fn end_order(&mut self, order: PinOrder) {
+        if order.pin.pinned
+            && let Some(refusal) = self.objection_to_pin(&order)
+        {
+            let undone = self.pin_here(&order.key, order.owner, Keep::Unpin);
+            if let Ok(pin) = undone {
+                let of = NamespacePins {
+                    namespace: order.key.namespace.clone(),
+                    owner: order.owner,
+                    pins: vec![pin],
+                };
+                self.send_all(&PeerMessage::Pins(None, of));
+            }
+            if let Some(id) = order.asker {
+                self.reply(id, Reply::Refused(refusal));
+            }
+            return;
+        }
+        let Some(id) = order.asker else {
+            return;
+        };
+        if self.setup.durable == DurablePolicy::Absent {
+            return self.reply(id, nothing_removed());
+        }
+        self.kept_in_ram.insert(id);
+        if let Err(refusal) = self.curate(id, order.curation) {
+            self.kept_in_ram.remove(&id);
+            self.reply(id, Reply::Refused(refusal));
+        }
+    }
+
+    /// Why a step cannot stay, if a node has no room beside it or too many have nothing of it.
+    fn objection_to_pin(&self, order: &PinOrder) -> Option<Refusal> {
+        let full = order
+            .answers
+            .iter()
+            .find_map(|(node, answer)| match answer {
+                PinAnswer::NoRoom(reason) => Some((node, reason)),
+                PinAnswer::Noted | PinAnswer::NotHere => None,
+            });
+        if let Some((node, reason)) = full {
+            return Some(no_room_to_pin(&order.key, node, reason));
+        }
+        let checkpoint = self.checkpoints.get(&order.key);
+        let manifest = checkpoint.and_then(|c| c.manifest.as_ref());
+        let without: Vec<&str> = manifest.map_or_else(Vec::new, |manifest| {
+            let nodes = manifest.nodes().keys();
+            let without = nodes.filter(|node| !order.has_noted(node));
+            without.map(NodeName::as_str).collect()
+        });
+        let most = checkpoint.and_then(Checkpoint::parity_count).unwrap_or(0);
+        let is_coded = self.setup.geometry.is_some();
+        let most = if is_coded { most as usize } else { 0 };
+        if manifest.is_some() && without.len() <= most {
+            return None;
+        }
+        Some(Refusal::new(
+            RefusalCode::TooManyLost,
+            format!(
+                "step {} of run {} is not pinned: expected at most {most} nodes that do not have it (any more) or do not answer, got {}: \
+                 pin a newer one",
+                order.key.step,
+                order.key.run,
+                without.join(", ")
+            ),
+        ))
+    }
+
+    /// What a peer that has just come up may not know.
+    pub(crate) fn tell_pins(&mut self, node: &NodeName) {
+        for told in self.all_pins() {
+            self.send(node, PeerMessage::Pins(None, told));
+        }
+    }
+
+    /// Of jobs of which something is here: what is said of others would bring back those that were forgotten.
+    fn all_pins(&self) -> Vec<NamespacePins> {
+        let here: BTreeSet<&Namespace> =
+            self.checkpoints.keys().map(|key| &key.namespace).collect();
+        let tables = self.namespaces.iter();
+        let tables = tables.filter(|(namespace, _)| here.contains(namespace));
+        let all = tables.filter_map(|(namespace, table)| {
+            Some(NamespacePins {
+                namespace: namespace.clone(),
+                owner: table.owner,
+                pins: table.pins.told()?,
+            })
+        });
+        all.collect()
+    }
+
+    /// A job is dropped by its owner, on all nodes: nothing of it stays.
+    pub(super) fn unpin_all(&mut self, namespace: &Namespace) {
+        let pinned = self.pinned_marks(namespace);
+        if let Some(table) = self.namespaces.get_mut(namespace) {
+            for at in pinned {
+                let pin = table.pins.next(at, Keep::Unpin);
+                table.pins.learn(&pin);
+            }
+        }
+    }
+}
+
+/// A pin counts in RAM; nothing had to go.
+pub(crate) fn nothing_removed() -> Reply {
+    Reply::Removed {
+        checkpoints: 0,
+        objects: 0,
+    }
+}
+
+fn no_room_to_pin(key: &CheckpointKey, node: &NodeName, reason: &str) -> Refusal {
+    let (run, step) = (key.run, key.step);
+    let reason = super::cut(reason);
+    Refusal::new(
+        RefusalCode::BudgetFull,
+        format!("step {step} of run {run} is not pinned, because of {node}: {reason}"),
+    )
+}

@@ -1,0 +1,336 @@
+//! Steps that somebody has pinned: they stay in the RAM of all nodes, healed like the newest one, and in the way of no save that there
+//! was room for when they were pinned.
+
+mod cluster;
+mod testkit;
+
+use cluster::{Cluster, Room};
+use storaged_wire::local::{DurableWish, Keep, Reply, Request, Role};
+use storaged_wire::{Rank, Refusal, RefusalCode, Step};
+use testkit::open_shard;
+
+const NODES: usize = 6;
+/// A slot of a shard of ten stripes, and its parity.
+const SLOT: u64 = 2 << 20;
+const PARITY: u64 = 10 * cluster::CHUNK;
+
+fn with_room(room: Room) -> Cluster {
+    Cluster::start_with(4, 2, 10, None, room)
+}
+
+/// Steps 1 and 2, of which the first is pinned while it is the newest.
+fn with_a_pin() -> Cluster {
+    let mut cluster = with_room(Room::default());
+    cluster.save_and_wait(DurableWish::Never);
+    pinned(&mut cluster, 3, 1);
+    cluster.save_and_wait(DurableWish::Never);
+    all_hold(&cluster, [1, 2]);
+    cluster
+}
+
+fn keep(cluster: &mut Cluster, node: usize, step: u64, keep: Keep) -> Result<(), Refusal> {
+    let reader = cluster.connect(node, Role::Reader);
+    let request = Request::Keep {
+        run: None,
+        step: Step::new(step),
+        keep,
+    };
+    let reply = cluster.ask(node, reader, request);
+    cluster.disconnect(node, reader);
+    match reply {
+        Reply::Removed { .. } => Ok(()),
+        Reply::Refused(refusal) => Err(refusal),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn pinned(cluster: &mut Cluster, node: usize, step: u64) {
+    keep(cluster, node, step, Keep::Pin).expect("it is pinned");
+}
+
+fn refused(cluster: &mut Cluster, node: usize, step: u64) -> Refusal {
+    keep(cluster, node, step, Keep::Pin).expect_err("it is not pinned")
+}
+
+/// The steps that a node holds blocks of, with what they bear.
+fn held(cluster: &Cluster, node: usize) -> Vec<(u64, Option<u32>)> {
+    let process = cluster.processes[node].as_ref().expect("it is up");
+    let shown = process.node.shown().into_iter();
+    let blocks = shown.filter(|it| !it.shards.is_empty() || !it.parity.is_empty());
+    blocks.map(|it| (it.key.step.get(), it.bears)).collect()
+}
+
+fn all_hold(cluster: &Cluster, steps: impl IntoIterator<Item = u64>) {
+    let expected: Vec<_> = steps.into_iter().map(|step| (step, Some(2))).collect();
+    for node in 0..NODES {
+        assert_eq!(held(cluster, node), expected, "n{node}");
+    }
+}
+
+fn restored(cluster: &mut Cluster, node: usize, step: u64) {
+    let reader = cluster.connect(node, Role::Reader);
+    let plan = Request::Plan {
+        step: Some(Step::new(step)),
+        timeout_ms: 10_000,
+        allow_older: false,
+    };
+    let Reply::Plan(plan) = cluster.ask(node, reader, plan) else {
+        panic!("step {step} is there");
+    };
+    for rank in 0..4 {
+        let open = open_shard(plan.manifest, Rank::new(rank), 10_000);
+        let opened = cluster.ask(node, reader, open);
+        assert!(matches!(opened, Reply::ShardOpened { .. }), "{opened:?}");
+    }
+    cluster.disconnect(node, reader);
+}
+
+#[test]
+fn a_pinned_step_stays_on_all_nodes_until_it_is_unpinned() {
+    let mut cluster = with_a_pin();
+    for step in 3..=6 {
+        cluster.save_and_wait(DurableWish::Never);
+        all_hold(&cluster, [1, step]);
+    }
+    keep(&mut cluster, 5, 1, Keep::Unpin).expect("it was pinned");
+    cluster.run_for(1_000);
+    all_hold(&cluster, [6]);
+    let again = keep(&mut cluster, 5, 1, Keep::Unpin).expect_err("it is not any more");
+    assert_eq!(again.code, RefusalCode::NoCheckpoint, "{}", again.message);
+    let gone = refused(&mut cluster, 0, 1);
+    assert_eq!(gone.code, RefusalCode::NoCheckpoint, "{}", gone.message);
+}
+
+/// Each set of m nodes at once, and their memory with them: the step is there meanwhile, and back on all when they are.
+#[test]
+fn a_pinned_step_survives_m_losses_and_is_healed_like_the_newest() {
+    for first in 0..NODES {
+        for second in first + 1..NODES {
+            let mut cluster = with_a_pin();
+            let began = cluster.now;
+            for node in [first, second] {
+                cluster.kill(node);
+            }
+            cluster.run_for(10_000);
+            let left = (0..NODES).find(|node| ![first, second].contains(node));
+            restored(&mut cluster, left.unwrap(), 1);
+            for node in [first, second] {
+                cluster.start_after(0, node);
+            }
+            cluster.run_for(60_000);
+            all_hold(&cluster, [1, 2]);
+            assert!(cluster.healed_at(&[first, second], began).is_some());
+        }
+    }
+}
+
+#[test]
+fn pins_are_remembered_with_the_memory_that_they_keep() {
+    for ended in [vec![0], vec![5], (0..NODES).collect()] {
+        let mut cluster = with_a_pin();
+        cluster.reset_counts();
+        ended.iter().for_each(|node| cluster.end_daemon(*node));
+        cluster.run_for(1_000);
+        ended.iter().for_each(|node| cluster.start_after(0, *node));
+        cluster.run_for(10_000);
+        all_hold(&cluster, [1, 2]);
+        assert!(cluster.sessions.counts.moved.is_empty(), "{ended:?}");
+        (0..NODES.min(4)).for_each(|node| cluster.attach(node));
+        cluster.save_and_wait(DurableWish::Never);
+        all_hold(&cluster, [1, 3]);
+    }
+}
+
+#[test]
+fn a_node_that_was_away_hears_of_a_pin_when_it_is_back() {
+    for away in [0, 5] {
+        let mut cluster = with_room(Room::default());
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.kill(away);
+        cluster.run_for(10_000);
+        pinned(&mut cluster, 3, 1);
+        cluster.start_after(0, away);
+        cluster.run_for(30_000);
+        (0..4).for_each(|node| cluster.attach(node));
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.run_for(20_000);
+        all_hold(&cluster, [1, 2]);
+        cluster.kill(away);
+        cluster.run_for(10_000);
+        keep(&mut cluster, 3, 1, Keep::Unpin).expect("it was pinned");
+        cluster.start_after(0, away);
+        cluster.run_for(30_000);
+        all_hold(&cluster, [2]);
+    }
+}
+
+/// A node that let the step go before it heard of the pin gets it back from the others.
+#[test]
+fn a_step_that_is_leaving_is_pinned_as_long_as_enough_nodes_have_it() {
+    let room = Room {
+        keep_steps: 2,
+        keeping: [(0, 1), (5, 1)].into(),
+        ..Room::default()
+    };
+    let mut cluster = with_room(room);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
+    assert_eq!(held(&cluster, 5).len(), 1, "it keeps one step");
+    pinned(&mut cluster, 3, 1);
+    cluster.run_for(60_000);
+    all_hold(&cluster, [1, 2]);
+}
+
+#[test]
+fn what_too_many_nodes_have_let_go_is_not_pinned() {
+    let room = Room {
+        keep_steps: 2,
+        keeping: [(0, 1), (1, 1), (5, 1)].into(),
+        ..Room::default()
+    };
+    let mut cluster = with_room(room);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
+    let refusal = refused(&mut cluster, 3, 1);
+    assert_eq!(refusal.code, RefusalCode::TooManyLost);
+    assert!(
+        refusal.message.contains("n0, n1, n5"),
+        "{}",
+        refusal.message
+    );
+    for _ in 0..2 {
+        cluster.save_and_wait(DurableWish::Never);
+    }
+    cluster.run_for(20_000);
+    let steps = held(&cluster, 3).into_iter().map(|(step, _)| step);
+    assert_eq!(steps.collect::<Vec<_>>(), [3, 4], "nothing is pinned");
+}
+
+/// Two more steps must fit on every node, or no later one could be saved beside the last protected one.
+#[test]
+fn a_pin_that_leaves_no_room_for_saves_is_refused_on_all_nodes() {
+    for (full, bytes) in [(0, 2 * SLOT), (4, 2 * PARITY), (3, 2 * SLOT)] {
+        let room = Room {
+            budgets: [(full, bytes)].into(),
+            ..Room::default()
+        };
+        let mut cluster = with_room(room);
+        cluster.save_and_wait(DurableWish::Never);
+        let refusal = refused(&mut cluster, 3, 1);
+        assert_eq!(refusal.code, RefusalCode::BudgetFull);
+        for part in [format!("n{full}"), "memory.budget".into()] {
+            assert!(refusal.message.contains(&part), "{}", refusal.message);
+        }
+        for step in 2..=4 {
+            cluster.save_and_wait(DurableWish::Never);
+            all_hold(&cluster, [step]);
+        }
+    }
+}
+
+/// As many as are pinned take none of the slots that ranks may have.
+#[test]
+fn saves_go_on_beside_pins_as_before() {
+    let three = [(0, 5 * SLOT), (4, 5 * PARITY)];
+    let room = Room {
+        budgets: three.into(),
+        ..Room::default()
+    };
+    let mut cluster = with_room(room);
+    for step in 1..=3 {
+        cluster.save_and_wait(DurableWish::Never);
+        pinned(&mut cluster, 0, step);
+    }
+    for step in 4..=8 {
+        let began = cluster.now;
+        cluster.save_and_wait(DurableWish::Never);
+        let took = cluster.now - began;
+        assert!(took < 4_000, "step {step}: {took} ms");
+        all_hold(&cluster, [1, 2, 3, step]);
+    }
+    let full = refused(&mut cluster, 1, 8);
+    assert_eq!(full.code, RefusalCode::BudgetFull);
+    for part in ["n0", "steps 1, 2, 3 are pinned", "storaged unpin"] {
+        assert!(full.message.contains(part), "{}", full.message);
+    }
+}
+
+/// Shards have grown since: the save fails, says why within its time, and goes on once the step is let go.
+#[test]
+fn a_save_that_finds_no_room_beside_a_pin_is_told_so() {
+    let room = Room {
+        budgets: [(0, 4 * SLOT)].into(),
+        ..Room::default()
+    };
+    let mut cluster = with_room(room);
+    cluster.save_and_wait(DurableWish::Never);
+    pinned(&mut cluster, 0, 1);
+    cluster.save_and_wait(DurableWish::Never);
+    let (code, text) = cluster.refused_slot(0, 3 * SLOT);
+    assert_eq!(code, RefusalCode::BudgetFull);
+    assert!(
+        text.contains("step 1 is pinned: `storaged unpin` frees it"),
+        "{text}"
+    );
+    keep(&mut cluster, 0, 1, Keep::Unpin).expect("it was pinned");
+    cluster.run_for(1_000);
+    let acquire = cluster::acquire_slot(3 * SLOT, 1_000);
+    let granted = cluster.ask(0, cluster.trainer(0), acquire);
+    assert!(matches!(granted, Reply::SlotGranted { .. }), "{granted:?}");
+}
+
+/// A job without trainers goes when others need its room, but for one of which a step is pinned.
+#[test]
+fn an_idle_job_with_a_pin_makes_no_room_for_others_and_is_dropped_by_force_alone() {
+    let room = Room {
+        budget: 4 * SLOT,
+        idle_job_ms: 20_000,
+        ..Room::default()
+    };
+    let mut cluster = with_room(room);
+    cluster.save_and_wait(DurableWish::Never);
+    pinned(&mut cluster, 0, 1);
+    cluster.end_job();
+    cluster.run_for(60_000);
+    cluster.begin_job("other");
+    let (code, text) = cluster.refused_slot(0, 4 * SLOT);
+    assert_eq!(code, RefusalCode::BudgetFull);
+    assert!(text.contains("step 1 is pinned"), "{text}");
+    let job = testkit::namespace();
+    cluster.ask_of(job.as_str());
+    let mut dropped = |force| {
+        let reader = cluster.connect(2, Role::Reader);
+        let drop = Request::Drop {
+            force,
+            timeout_ms: 5_000,
+        };
+        cluster.ask(2, reader, drop)
+    };
+    match dropped(false) {
+        Reply::Refused(refusal) => assert_eq!(refusal.code, RefusalCode::InUse),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(dropped(true), Reply::Dropped(_)));
+    cluster.run_for(20_000);
+    (0..NODES).for_each(|node| assert_eq!(held(&cluster, node), []));
+}
+
+#[test]
+fn the_list_and_the_status_say_what_is_pinned() {
+    let mut cluster = with_a_pin();
+    let reader = cluster.connect(2, Role::Reader);
+    let reply = cluster.ask(2, reader, Request::List { namespace: None });
+    let Reply::Checkpoints(infos) = reply else {
+        panic!("{reply:?}");
+    };
+    let said = infos.iter().map(|it| (it.step.get(), it.pinned));
+    assert_eq!(
+        said.collect::<Vec<_>>(),
+        [(1, Some(true)), (2, Some(false))]
+    );
+    let status = cluster
+        .ram(2)
+        .node
+        .status_json(&storaged_core::Viewer::Operator);
+    assert_eq!(status.matches(r#""pinned":true"#).count(), 1, "{status}");
+}
