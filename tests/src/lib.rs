@@ -1,5 +1,6 @@
 //! What the whole-system tests share: a cluster of real processes, and clients that save and restore.
 
+pub mod beyond;
 pub mod clients;
 pub mod etcd;
 pub mod hostile;

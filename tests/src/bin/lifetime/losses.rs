@@ -27,19 +27,19 @@ const TRIES: u32 = 40;
 
 /// Data and coding nodes of a cluster of one group.
 #[derive(Debug, Clone, Copy)]
-struct Nodes {
-    k: usize,
-    m: usize,
+pub struct Nodes {
+    pub k: usize,
+    pub m: usize,
 }
 
-const GEOMETRIES: [Nodes; 3] = [
+pub const GEOMETRIES: [Nodes; 3] = [
     Nodes { k: 4, m: 2 },
     Nodes { k: 6, m: 2 },
     Nodes { k: 8, m: 3 },
 ];
 
 impl Nodes {
-    fn all(self) -> usize {
+    pub fn all(self) -> usize {
         self.k + self.m
     }
 
@@ -203,13 +203,13 @@ impl Group {
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Count {
-    tried: u32,
-    failed: u32,
+pub struct Count {
+    pub tried: u32,
+    pub failed: u32,
 }
 
 impl Count {
-    fn note(&mut self, what: &str, outcome: Result<()>) {
+    pub fn note(&mut self, what: &str, outcome: Result<()>) {
         self.tried += 1;
         if let Err(error) = outcome {
             println!("{what}: {error:#}");

@@ -1,8 +1,9 @@
 //! What a cluster's months are made of, measured with real processes: restarts, upgrades, nodes that are lost and replaced, every loss of
 //! up to m nodes, an S3 server as registry, drains, the scrub, and kills at any moment. Writes the keys of `docs/bench/lifetime.json`.
 //!
-//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,registry,detect,losses,losses-replaced,drain,scrub,torture]
+//!     lifetime [--write FILE] [--kills 200] [--only restart,upgrade,replace,registry,detect,losses,losses-replaced,losses-beyond,drain,scrub,torture]
 
+mod beyond;
 mod care;
 mod detect;
 mod losses;
@@ -24,11 +25,12 @@ use clap::Parser;
 type Figures = BTreeMap<&'static str, f64>;
 
 /// Figures of which any but zero is a defect.
-const PROMISES: [&str; 6] = [
+const PROMISES: [&str; 7] = [
     "upgrade_steps_lost",
     "upgrade_repair_bytes",
     "loss_subsets_failed",
     "loss_subsets_replaced_failed",
+    "loss_beyond_m_failed",
     "kills_lost",
     "kills_leaking_nodes",
 ];
@@ -71,7 +73,7 @@ fn main() -> Result<()> {
     let mut figures = Figures::new();
     let torture = |figures: &mut Figures| torture::measure(figures, args.kills, args.seed);
     type Part<'a> = (&'a str, &'a dyn Fn(&mut Figures) -> Result<()>);
-    let parts: [Part<'_>; 10] = [
+    let parts: [Part<'_>; 11] = [
         ("restart", &restart::restarts),
         ("upgrade", &restart::upgrades),
         ("detect", &detect::measure),
@@ -79,6 +81,7 @@ fn main() -> Result<()> {
         ("registry", &registry::measure),
         ("losses", &losses::measure),
         ("losses-replaced", &losses::while_replaced),
+        ("losses-beyond", &beyond::measure),
         ("drain", &care::drain),
         ("scrub", &care::scrub),
         ("torture", &torture),
