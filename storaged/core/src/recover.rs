@@ -239,9 +239,11 @@ impl Context {
             },
         );
         let leaves: Arc<[Digest]> = table.leaves.as_slice().into();
+        let whole_chunks = length.next_multiple_of(chunk.bytes() as u64);
+        let resumes_all = planted!("resumed_with_another_length");
         let local = LocalShard {
             slot,
-            length,
+            length: if resumes_all { whole_chunks } else { length },
             chunk,
             digests: Some((leaves, root)),
             prints: prints_of(table),

@@ -229,7 +229,7 @@ impl Context {
     }
 
     /// Counts what a node says that it holds.
-    pub(super) fn note_held(&mut self, from: &NodeName, key: &CheckpointKey, blocks: Blocks) {
+    pub(super) fn note_held(&mut self, from: &NodeName, key: &CheckpointKey, mut blocks: Blocks) {
         let Some(generation) = self.peers.get(from).map(|peer| peer.generation) else {
             return;
         };
@@ -238,6 +238,10 @@ impl Context {
         };
         let standing = &mut checkpoint.standing;
         standing.hears_of_enclosures(from, blocks.enclosures, generation);
+        let old = (standing.held.get(from)).filter(|_| planted!("old_parity_of_the_returned"));
+        blocks
+            .parity
+            .extend(old.into_iter().flat_map(|it| &it.blocks.parity));
         let held = HeldBy { generation, blocks };
         standing.held.insert(from.clone(), held);
         self.recount(key, from);
@@ -332,9 +336,7 @@ impl Context {
 
     /// Links came up or went down, or time has passed.
     pub(crate) fn weigh_all(&mut self) {
-        let committed = self.checkpoints.values().filter(|c| c.manifest.is_some());
-        let keys: Vec<CheckpointKey> = committed.map(|c| c.key.clone()).collect();
-        for key in keys {
+        for (key, _) in self.committed() {
             if self.homes_of(&key).contains(self.me()) {
                 self.weigh(&key);
             }
