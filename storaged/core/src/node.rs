@@ -178,7 +178,7 @@ impl Node {
                 prints,
                 root,
                 tally,
-            } => self.cx.digested(slot, (leaves, root), prints, &tally),
+            } => self.cx.digested(slot, leaves, root, prints, &tally),
             Input::DigestFailed { slot, reason } => self.cx.digest_failed(slot, &reason),
             Input::SessionEnded {
                 leader,

@@ -335,11 +335,13 @@ impl Context {
     pub(crate) fn digested(
         &mut self,
         slot: SlotId,
-        digests: (Arc<[Digest]>, Digest),
+        leaves: Arc<[Digest]>,
+        root: Digest,
         prints: Arc<[Fingerprint]>,
         tally: &DigestTally,
     ) {
         self.rates.digest(tally);
+        let digests = (leaves, root);
         let was_kept = self.keeping.trust(slot);
         let Some(key) = self.sealed_key(slot) else {
             return;
