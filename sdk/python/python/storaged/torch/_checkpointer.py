@@ -40,7 +40,7 @@ from ._events import Events, Hook
 from ._fence import Fence, Verdict, agreed
 from ._handle import STATES, SaveFuture, SaveHandle
 from ._progress import Hook as ProgressHook
-from ._ranks import ALONE, At, Ranks, given_run, run_key
+from ._ranks import ALONE, At, Calls, Ranks, given_run, run_key
 from ._reader import StoragedLoadPlanner, StoragedReader
 from ._saving import FOLLOW_SECONDS, Memory, Save, Skipped, said
 from ._sharing import Holding, Share, Sharer, agree, share_nothing
@@ -153,6 +153,7 @@ class Checkpointer:
         self._worker: ThreadPoolExecutor | None = None
         self._last: Save | None = None
         self._memory = Memory()
+        self._calls = Calls(self._ranks)
         self._asked = 0
         self._prepares = 0
         self._asked_ahead = ""
@@ -749,6 +750,7 @@ class Checkpointer:
     def _from_rank_zero(self, name: str, make: Callable[[], Any], deadline: Deadline) -> Any:
         """Rank 0 makes a value, every rank gets it, or the same error."""
         self._asked += 1
+        self._calls.begin()
         key = f"{name}/{self._asked}"
         if self._ranks.rank != 0:
             kind, value = self._ranks.hear_rank_zero([key], f"a load (call {self._asked})", deadline.later(FOLLOW_SECONDS))
@@ -757,8 +759,7 @@ class Checkpointer:
                 kind, value = "ok", make()
             except StoragedError as error:
                 kind, value = "failed", error
-            self._ranks.tell(key, (kind, value))
-            self._ranks.forget_later([key])
+            self._calls.tell(key, (kind, value))
         if kind == "failed":
             raise value
         return value
@@ -779,7 +780,7 @@ class Checkpointer:
                 is_gone = newest and all(gone for why, _, gone in told if why is not None)
                 verdict = ("gone" if is_gone else "failed", "; ".join(failures[:5])) if failures else ("ok", last > plan["step"])
             self._ranks.tell(f"{key}/all", verdict)
-            self._ranks.forget_later([f"{key}/{rank}" for rank in range(self._ranks.size)] + [f"{key}/all"])
+            self._ranks.forget_later("loads", [f"{key}/{rank}" for rank in range(self._ranks.size)] + [f"{key}/all"])
         else:
             self._ranks.tell(f"{key}/{self._ranks.rank}", own)
             verdict = self._ranks.hear_rank_zero([f"{key}/all"], what, Deadline(limit + FOLLOW_SECONDS))

@@ -100,7 +100,7 @@ def agreed(ranks: Ranks, key: str, own: tuple[Live, int], newest: Callable[[], i
         except StoragedError as error:
             kind, value = "failed", error
         ranks.tell(f"{key}/all", (kind, value))
-        ranks.forget_later([f"{key}/{rank}" for rank in range(1, ranks.size)] + [f"{key}/all"])
+        ranks.forget_later("verdicts", [f"{key}/{rank}" for rank in range(1, ranks.size)] + [f"{key}/all"])
     if kind == "failed":
         raise value
     verdict: Verdict = value

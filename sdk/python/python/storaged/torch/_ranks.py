@@ -245,14 +245,18 @@ class Ranks:
             at = f"storaged/{namespace}/{name}/{count}"
             prefix = getattr(dist, "PrefixStore")  # noqa: B009, torch does not export it by name
             self._store = group.store.below(at) if others else prefix(at, _own_store())
-        self._old: list[list[str]] = []
+        #: By purpose, oldest first: the words of one thing that the ranks did together.
+        self._old: dict[str, list[list[str]]] = {}
 
     def tell(self, key: str, value: Any) -> None:
         if self._store is not None:
             self._call(lambda: self._store.set(key, pickle.dumps(value)))
 
     def heard(self, key: str) -> bool:
-        return self._store is not None and bool(self._call(lambda: self._store.check([key])))
+        return self.all_heard([key])
+
+    def all_heard(self, keys: list[str]) -> bool:
+        return self._store is not None and bool(self._call(lambda: self._store.check(keys)))
 
     def value(self, key: str) -> Any:
         return pickle.loads(self._call(lambda: self._store.get(key)))
@@ -298,13 +302,18 @@ class Ranks:
         """Tells the others at which save this rank is."""
         self.tell(f"at/{self.rank}", at)
 
-    def forget_later(self, keys: list[str], keep: str = "") -> None:
-        """Rank 0 clears up behind the last but one: laggards still find the last. `keep` is in use anew."""
+    def forget_later(self, purpose: str, keys: list[str], keep: str = "") -> None:
+        """Rank 0 clears up behind the last but one of a purpose: laggards still find the last. `keep` is in use anew.
+
+        Of each purpose all ranks are past the last but one, because rank 0 has heard all of them in the last. Other purposes go on beside
+        it, and say nothing about that.
+        """
         if self._store is None:
             return
-        self._old.append(keys)
-        while len(self._old) > 2:
-            self.forget([key for key in self._old.pop(0) if key != keep])
+        old = self._old.setdefault(purpose, [])
+        old.append(keys)
+        while len(old) > 2:
+            self.forget([key for key in old.pop(0) if key != keep])
 
     def forget(self, keys: list[str]) -> None:
         """Rank 0 removes what nobody reads any more."""
@@ -341,6 +350,50 @@ class Ranks:
         except RuntimeError as error:
             # Whoever keeps the store (rank 0, or torchrun's agent beside it) has ended.
             raise RanksMissing(f"the process group's store does not answer, so rank 0 or its host has probably ended: {error}", (0,)) from error
+
+
+class Calls:
+    """What rank 0 tells in calls that every rank makes in the same order.
+
+    It waits for nobody in them, so it may be many calls ahead of the others: what it told stays until all of them have gone on.
+    """
+
+    #: Every so many calls the others say that they have gone on, and rank 0 clears up.
+    PACE = 32
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._count = 0
+        self._told: list[str] = []
+        #: By the number of a call: what was told before it.
+        self._told_before: dict[int, list[str]] = {}
+
+    def begin(self) -> None:
+        """Every rank comes to the next call."""
+        self._count += 1
+        if self._ranks.size == 1 or self._count % self.PACE != 0:
+            return
+        if self._ranks.rank == 0:
+            self._told_before[self._count], self._told = self._told, []
+            self._clear_up()
+        else:
+            self._ranks.tell(self._mark(self._count, self._ranks.rank), None)
+
+    def tell(self, key: str, value: Any) -> None:
+        self._told.append(key)
+        self._ranks.tell(key, value)
+
+    def _clear_up(self) -> None:
+        for count, told in list(self._told_before.items()):
+            marks = [self._mark(count, rank) for rank in range(1, self._ranks.size)]
+            if not self._ranks.all_heard(marks):
+                break
+            del self._told_before[count]
+            self._ranks.forget(told + marks)
+
+    @staticmethod
+    def _mark(count: int, rank: int) -> str:
+        return f"past/{count}/{rank}"
 
 
 def _own_store() -> Any:

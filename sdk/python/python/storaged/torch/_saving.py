@@ -231,7 +231,7 @@ class Save:
         of_ranks = [f"{key}/{self.nonce}/{rank}" for key in ("same", "plan", "go", "done") for rank in range(1, self.ranks.size)]
         of_all = [f"{key}/{self.nonce}" for key in ("same", "go", "end")]
         of_all += keys_of(self.nonce, self.ranks.size)
-        self.ranks.forget_later([*of_ranks, *of_all, self._begin_key], self._begin_key)
+        self.ranks.forget_later("saves", [*of_ranks, *of_all, self._begin_key], self._begin_key)
         try:
             self._lead_to_commit()
         except Exception as error:

@@ -1,0 +1,71 @@
+"""What rank 0 tells the other ranks stays until they have read it, however far ahead it is. Real processes and a real daemon."""
+
+from daemon import run_ranks
+
+LATE_READER = """
+checkpointer = Checkpointer("asked", timeout=20, on_error="warn")
+ranks = checkpointer._ranks
+if rank == 1:
+    # A thread that the machine gives no time: it looks a second later for how the save ended.
+    heard = ranks.heard
+    def later(key):
+        if key.startswith("end/"):
+            time.sleep(1)
+        return heard(key)
+    ranks.heard = later
+attempt(checkpointer.save, 1, state(1))
+if rank == 0:
+    checkpointer.wait()
+for _ in range(3):
+    attempt(checkpointer.latest_step)
+attempt(checkpointer.wait)
+said.append([checkpointer.failed_saves, str(checkpointer.last_error)])
+"""
+
+
+def test_calls_of_all_ranks_take_no_word_of_a_save_away(shared_daemon, tmp_path):
+    said, errors = run_ranks(tmp_path, [shared_daemon.socket] * 2, LATE_READER, limit=120)
+    for one in said:
+        assert [line[:2] for line in one[1:4]] == [["ok", 1]] * 3, one
+        assert one[4][:2] == ["ok", True] and one[5] == [0, "None"], (one, errors)
+
+
+FAR_AHEAD = """
+checkpointer = Checkpointer("ahead", timeout=20)
+checkpointer.save(1, state(1)).saved.result()
+dist.barrier()
+if rank == 1:
+    time.sleep(1)
+for _ in range(CALLS):
+    attempt(checkpointer.latest_step)
+"""
+
+
+def test_rank_zero_may_be_many_calls_ahead(shared_daemon, tmp_path):
+    calls = 100
+    said, errors = run_ranks(tmp_path, [shared_daemon.socket] * 3, f"CALLS = {calls}\n{FAR_AHEAD}", limit=120)
+    for one in said:
+        assert [line[:2] for line in one[:calls]] == [["ok", 1]] * calls, (one, errors)
+
+
+IN_STEP = """
+checkpointer = Checkpointer("in-step", timeout=20)
+checkpointer.save(1, state(1)).saved.result()
+keys = []
+for number in range(160):
+    checkpointer.latest_step()
+    if number % 40 == 0:
+        into = state(0)
+        checkpointer.load(into)
+    dist.barrier()
+    keys.append(checkpointer._ranks._store.num_keys())
+said.append([max(keys[:80]), max(keys)])
+"""
+
+
+def test_words_that_all_have_read_are_cleared(shared_daemon, tmp_path):
+    """The store is in the memory of rank 0 or of torchrun's agent."""
+    said, errors = run_ranks(tmp_path, [shared_daemon.socket] * 2, IN_STEP, limit=120)
+    for (early, most), in said:
+        # 80 calls lie between them.
+        assert most < early + 40, errors
