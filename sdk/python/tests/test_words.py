@@ -69,3 +69,41 @@ def test_words_that_all_have_read_are_cleared(shared_daemon, tmp_path):
     for (early, most), in said:
         # 80 calls lie between them.
         assert most < early + 40, errors
+
+
+TOO_LATE = """
+checkpointer = Checkpointer("late", timeout=2 if rank == 0 else 60, on_error="warn")
+ranks = checkpointer._ranks
+free = []
+if rank == 1:
+    # A thread that the machine gives no time, until rank 0 has given up two saves without this rank and is at the next.
+    heard = ranks.heard
+    def later(key):
+        while not free and key.startswith("end/") and ranks.value("at/0")[1] < 4:
+            time.sleep(0.1)
+        if key.startswith("end/"):
+            free.append(time.monotonic())
+        return heard(key)
+    ranks.heard = later
+attempt(checkpointer.save, 1, state(1))
+if rank == 0:
+    said.append(checkpointer.wait())
+    for step in (2, 3, 4):
+        attempt(checkpointer.save, step, state(step))
+    checkpointer.wait()
+else:
+    said.append([checkpointer.wait(), time.monotonic() - free[0], type(checkpointer.last_error).__name__, str(checkpointer.last_error)])
+dist.barrier()
+attempt(lambda: checkpointer.save(5, state(5)).saved.result())
+attempt(checkpointer.latest_step)
+"""
+
+
+def test_a_rank_that_finds_the_words_of_its_save_cleared_says_so_at_once(shared_daemon, tmp_path):
+    (leader, follower), errors = run_ranks(tmp_path, [shared_daemon.socket] * 2, TOO_LATE, limit=120)
+    assert leader[1] is True, (leader, errors)
+    ended, seconds, kind, text = follower[1]
+    assert not ended and seconds < 10, follower
+    assert kind == "CheckpointSaveError" and "rank 0 is at step" in text and "may have been committed" in text, follower
+    for one in (leader, follower):
+        assert one[-2][0] == "ok" and one[-1][:2] == ["ok", 5], (one, errors)

@@ -224,6 +224,10 @@ def step_of(checkpoint_id: object) -> int | None:
 At = tuple[int, int]
 
 
+class WordsCleared(RanksMissing):
+    """Rank 0 has gone on, and cleared what it told before this rank read it."""
+
+
 class Ranks:
     """What the ranks of a group tell each other, by key, through the store that the process group was made with.
 
@@ -285,14 +289,21 @@ class Ranks:
                 raise self._missing(missing, self._ahead(dict.fromkeys(missing, ""), at), what, deadline)
         return [own, *(self.value(name) for name in others.values())]
 
-    def hear_rank_zero(self, keys: list[str], what: str, deadline: Deadline, at: At | None = None) -> Any:
-        """On the other ranks: what rank 0 told under the first of the keys that it used."""
+    def hear_rank_zero(self, keys: list[str], what: str, deadline: Deadline, at: At | None = None, first: str = "") -> Any:
+        """On the other ranks: what rank 0 told under the first of the keys that it used.
+
+        `first` was heard before them, and is cleared with them when rank 0 has told them all: without it nothing is waited for.
+        """
         pause = self.FIRST_PAUSE
         while True:
+            # Before the keys: what is told meanwhile is found.
             ahead = self._ahead({0: ""}, at)
+            is_cleared = bool(first) and pause >= self.LONGEST_PAUSE and not self.heard(first)
             for key in keys:
                 if self.heard(key):
                     return self.value(key)
+            if is_cleared:
+                raise WordsCleared(f"rank 0 is at step {self.value('at/0')[1]} already and has cleared what it told of {what}", (0,))
             if ahead or deadline.passed():
                 raise self._missing([0], ahead, what, deadline)
             time.sleep(min(pause, deadline.left()))

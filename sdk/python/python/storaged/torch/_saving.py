@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from .._deadline import Deadline
 from ..errors import CheckpointSaveError, RanksMissing, StoragedError, UnknownRun, WaitTimeout
 from ._objects import Encoder
-from ._ranks import At, Ranks
+from ._ranks import At, Ranks, WordsCleared
 from ._sharing import Holding, Share, Sharer, Sharing, agree, keys_of, share_nothing
 from ._structure import Located, Structure, Twin, Whole
 from ._writer import StoragedWriter
@@ -326,7 +326,11 @@ class Save:
         return told[1]
 
     def _heard(self, keys: list[str]) -> Any:
-        kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline)
+        try:
+            kind, value = self.ranks.hear_rank_zero(keys, self.what, self.deadline, first=self._begin_key)
+        except WordsCleared as error:
+            late = f"rank {self.ranks.rank} was held up and does not know how {self.what} ended, it may have been committed: {error}"
+            raise CheckpointSaveError(late, self.step) from error
         if kind == "failed":
             text, lost = value
             self.lose(lost)
