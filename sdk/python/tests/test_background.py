@@ -185,9 +185,10 @@ def test_what_cannot_be_saved_is_refused_at_the_call(session):
 
 def test_a_daemon_that_is_stopped_costs_the_step_and_no_torn_one(daemons):
     daemon = daemons()
-    checkpointer = Checkpointer(session=daemon.session(), background=True, timeout=2, on_error="warn")
+    checkpointer = Checkpointer(session=daemon.session(), background=True, on_error="warn")
     checkpointer.save(1, state(1))
     assert checkpointer.wait()
+    checkpointer.timeout = 2
     with checkpointer.step(2):
         mine = state(2)
     with Held(daemon):
@@ -198,6 +199,7 @@ def test_a_daemon_that_is_stopped_costs_the_step_and_no_torn_one(daemons):
         assert 1 < time.monotonic() - started < 20
         assert isinstance(handle.staged.exception(3), errors.StoragedError)
         assert not checkpointer.wait("staged") and checkpointer.failed_saves == 1
+    checkpointer.timeout = 60
     assert checkpointer.save(3, state(3)) and checkpointer.wait() and checkpointer.latest_step() == 3
     checkpointer.close()
 
@@ -213,9 +215,10 @@ def test_training_that_does_not_wait_any_longer_ends_the_save(session, monkeypat
         stage = real(*arguments)
         return lambda: (time.sleep(3), stage())[1]
 
-    with Checkpointer(session=session, timeout=1, on_error="warn", background=True) as checkpointer:
+    with Checkpointer(session=session, on_error="warn", background=True) as checkpointer:
         checkpointer.save(1, state(1))
         assert checkpointer.wait()
+        checkpointer.timeout = 1
         monkeypatch.setattr(writer, "captured", slow)
         mine = state(2)
         save = checkpointer.save(2, mine)
