@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn what_nodes_could_take_for_different_domains_is_refused() {
-        let deep = vec!["x"; LEVELS_MAX + 1].join("/");
+        let deep = ["x"; LEVELS_MAX + 1].join("/");
         let long = "r".repeat(BYTES_MAX + 1);
         for wrong in [
             "",
