@@ -76,10 +76,10 @@ checkpointer = Checkpointer("late", timeout=60, on_error="warn")
 ranks = checkpointer._ranks
 free = []
 if rank == 1:
-    # A thread that the machine gives no time, until rank 0 has given up two saves without this rank and is at the next.
+    # A thread that the machine gives no time, until rank 0 has given up saves without this rank and clears up behind the first.
     heard = ranks.heard
     def later(key):
-        while not free and key.startswith("end/") and ranks.value("at/0")[1] < 4:
+        while not free and key.startswith("end/") and heard("begin/0/1"):
             time.sleep(0.1)
         if key.startswith("end/"):
             free.append(time.monotonic())
