@@ -62,8 +62,8 @@ pub(crate) struct Context {
     pub waiters: Waiters,
     /// Commits whose descriptions are digested: they are answered then.
     pub describing: BTreeSet<RequestId>,
-    /// Pins that count in RAM, and of which the durable tier is being told.
-    pub kept_in_ram: BTreeSet<RequestId>,
+    /// Pins of which the durable tier is being told, and whether they count in RAM.
+    pub kept_in_ram: BTreeMap<RequestId, Result<(), Refusal>>,
     pub lifetimes: Lifetimes,
     pub rates: Rates,
     pub parcels: Parcels,
@@ -113,7 +113,7 @@ impl Context {
             viewers: BTreeMap::new(),
             waiters: Waiters::default(),
             describing: BTreeSet::new(),
-            kept_in_ram: BTreeSet::new(),
+            kept_in_ram: BTreeMap::new(),
             lifetimes: Lifetimes::default(),
             rates: Rates::default(),
             parcels: Parcels::default(),

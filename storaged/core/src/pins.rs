@@ -38,6 +38,12 @@ impl Pins {
         is_later && told.changes <= most
     }
 
+    /// Whether a change that a peer has not heard of is known.
+    pub fn is_later_than(&self, told: &Pin) -> bool {
+        let known = self.0.get(&mark_of(told));
+        known.is_some_and(|it| (it.changes, !it.pinned) > (told.changes, !told.pinned))
+    }
+
     /// Takes what is told. Of two that were changed equally often, nothing stays.
     pub fn learn(&mut self, told: &Pin) {
         if self.is_news(told) {

@@ -206,6 +206,24 @@ fn what_too_many_nodes_have_let_go_is_not_pinned() {
     assert_eq!(steps.collect::<Vec<_>>(), [3, 4], "nothing is pinned");
 }
 
+/// As an operator does once it has become durable.
+#[test]
+fn a_step_that_is_pinned_stays_so_when_it_is_pinned_again_while_too_many_nodes_are_away() {
+    let mut cluster = with_a_pin();
+    for node in [0, 1, 5] {
+        cluster.end_daemon(node);
+    }
+    cluster.run_for(10_000);
+    pinned(&mut cluster, 3, 1);
+    for node in [0, 1, 5] {
+        cluster.start_after(0, node);
+    }
+    cluster.run_for(20_000);
+    (0..4).for_each(|node| cluster.attach(node));
+    cluster.save_and_wait(DurableWish::Never);
+    all_hold(&cluster, [1, 3]);
+}
+
 /// Two more steps must fit on every node, or no later one could be saved beside the last protected one.
 #[test]
 fn a_pin_that_leaves_no_room_for_saves_is_refused_on_all_nodes() {

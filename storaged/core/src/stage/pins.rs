@@ -107,12 +107,25 @@ impl PinOrders {
         let Some(at) = at else {
             return cx.keep_in_tier_alone(id, curation);
         };
+        // The same one there and here: the tier may have another run's step of this number.
+        let curation = Curation::Keep {
+            run: Some(at.run),
+            step,
+            keep,
+        };
         let key = CheckpointKey {
             namespace: namespace.clone(),
             run: at.run,
             step,
         };
-        let pin = cx.pin_here(&key, owner, keep)?;
+        // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
+        if keep == Keep::Pin && cx.is_pinned(&key) {
+            return cx.tell_tier(id, curation, Ok(()));
+        }
+        let pin = match cx.pin_here(&key, owner, keep) {
+            Ok(pin) => pin,
+            Err(refusal) => return cx.tell_tier(id, curation, Err(refusal)),
+        };
         let order = PinOrder {
             asker: Some(id),
             key,
@@ -275,6 +288,13 @@ impl Context {
         }
         if let Some(query) = query {
             self.send(from, PeerMessage::PinNoted(query, last));
+            return;
+        }
+        // It was away when this was changed: all that is left of the change may be here.
+        let table = self.namespaces.get(&of.namespace);
+        let known = table.filter(|table| of.pins.iter().any(|pin| table.pins.is_later_than(pin)));
+        if let Some(pins) = known.and_then(|table| table.pins.told()) {
+            self.send(from, PeerMessage::Pins(None, NamespacePins { pins, ..of }));
         }
     }
 
@@ -284,6 +304,9 @@ impl Context {
             .pins
             .is_news(pin)
         {
+            if pin.pinned && self.is_yet_to_come(key) {
+                return PinAnswer::NotHere;
+            }
             if pin.pinned
                 && let Some(reason) = self.lack_of_room_beside(key)
             {
@@ -295,13 +318,25 @@ impl Context {
             self.retire_older(&key.namespace);
         }
         let holds = |c: &Checkpoint| !c.shards.is_empty() || !c.parity.is_empty();
-        if self.checkpoints.get(key).is_some_and(holds) {
+        // It may know of a later change.
+        let is_as_told = self.is_pinned(key) == pin.pinned;
+        if is_as_told && self.checkpoints.get(key).is_some_and(holds) {
             return PinAnswer::Noted;
         }
         if self.is_pinned(key) {
             self.ask_for_again(key);
         }
         PinAnswer::NotHere
+    }
+
+    /// Nobody pins what is not protected: a peer that says so would have every later step of the job stay. What this node has not heard of
+    /// yet is told again.
+    fn is_yet_to_come(&self, key: &CheckpointKey) -> bool {
+        let of_job = self.checkpoints.keys();
+        let of_job = of_job.filter(|it| it.namespace == key.namespace);
+        let newest = of_job.map(CheckpointKey::mark).max();
+        let too_many = self.pinned_marks(&key.namespace).len() >= limits::PINS_MAX;
+        too_many || newest.is_some_and(|newest| key.mark() > newest)
     }
 
     /// This node had let the step go before it heard of its pin. Once all know that, the home nodes tell of the step again, whoever holds blocks
@@ -357,22 +392,35 @@ impl Context {
                 };
                 self.send_all(&PeerMessage::Pins(None, of));
             }
-            if let Some(id) = order.asker {
-                self.reply(id, Reply::Refused(refusal));
-            }
-            return;
+            return self.end_asked(&order, Err(refusal));
         }
+        self.end_asked(&order, Ok(()));
+    }
+
+    fn end_asked(&mut self, order: &PinOrder, in_ram: Result<(), Refusal>) {
         let Some(id) = order.asker else {
             return;
         };
-        if self.setup.durable == DurablePolicy::Absent {
-            return self.reply(id, nothing_removed());
-        }
-        self.kept_in_ram.insert(id);
-        if let Err(refusal) = self.curate(id, order.curation) {
-            self.kept_in_ram.remove(&id);
+        if let Err(refusal) = self.tell_tier(id, order.curation.clone(), in_ram) {
             self.reply(id, Reply::Refused(refusal));
         }
+    }
+
+    /// The durable tier is told too, where there is one, also of a step for which RAM has no room: many pin for what lies there.
+    fn tell_tier(
+        &mut self,
+        id: RequestId,
+        curation: Curation,
+        in_ram: Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        if self.setup.durable == DurablePolicy::Absent {
+            in_ram?;
+            self.reply(id, nothing_removed());
+            return Ok(());
+        }
+        self.curate(id, curation)?;
+        self.kept_in_ram.insert(id, in_ram);
+        Ok(())
     }
 
     /// Why a step cannot stay, if a node has no room beside it or too many have nothing of it.

@@ -56,7 +56,8 @@ impl Context {
     }
 
     pub(crate) fn curated(&mut self, id: RequestId, outcome: Result<Removed, CurationFault>) {
-        let is_kept_in_ram = self.kept_in_ram.remove(&id);
+        let in_ram = self.kept_in_ram.remove(&id);
+        let is_kept_in_ram = in_ram == Some(Ok(()));
         let Ok(attached) = self.attached(id) else {
             return;
         };
@@ -72,8 +73,11 @@ impl Context {
                 checkpoints: removed.checkpoints,
                 objects: removed.objects,
             },
-            // The tier need not have what is in RAM.
-            Err(CurationFault::NoSuch(_)) if is_kept_in_ram => nothing_removed(),
+            // The tier need not have what is in RAM; what is in neither is refused as RAM refused it.
+            Err(CurationFault::NoSuch(_)) if in_ram.is_some() => match in_ram {
+                Some(Err(refusal)) => Reply::Refused(refusal),
+                Some(Ok(())) | None => nothing_removed(),
+            },
             Err(CurationFault::Durable(fault)) => {
                 self.tier_answered(Some(&fault));
                 let mut refusal = durable_unavailable(&namespace, &fault);
