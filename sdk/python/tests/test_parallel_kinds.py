@@ -111,6 +111,8 @@ def test_a_parallel_model_comes_back_bit_for_bit(daemons, tmp_path, kind):
 
         if not hasattr(fsdp, "fully_shard"):
             pytest.skip("torch 2.6 is the first with a public fully_shard")
+        if not hasattr(torch.cpu.Stream, "record_event"):
+            pytest.skip("fully_shard of torch 2.6 fails on CPUs, in the first forward pass")
     daemon, (ranks, build) = daemons(), KINDS[kind]
     body = COMMON + build + RUN.replace("@FULL@", str(tmp_path / "stock"))
     said, errors = run_ranks(tmp_path, [daemon.socket] * ranks, body, limit=500)

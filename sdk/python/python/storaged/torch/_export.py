@@ -215,13 +215,27 @@ def _as_safetensors(reader: StoragedReader, target: _Target) -> None:
     header, end = _safetensors_header({name: tensors[name] for name in names})
     with target.file("model.safetensors", len(header) + end) as stream:
         stream.write(header)
-        for batch in _named_batches(names, tensors):
-            blank = {name: torch.empty(tensors[name].size, dtype=tensors[name].properties.dtype) for name in batch}
-            _fill(blank, reader)
-            for tensor in blank.values():
-                stream.write(_memory_of(tensor))
-                # Of old versions DCP keeps what it has filled in a cycle, until Python happens to look for some.
-                tensor.untyped_storage().resize_(0)
+        batches = list(_named_batches(names, tensors))
+        # One memory for all of them: DCP may keep what it has filled for a while, and memory that is given back may stay with the process.
+        memory = torch.empty(max((_sum_of(batch, tensors) for batch in batches), default=0), dtype=torch.uint8)
+        for batch in batches:
+            _fill(_tensors_in(memory, batch, tensors), reader)
+            stream.write(_memory_of(memory[: _sum_of(batch, tensors)]))
+
+
+def _sum_of(names: list[str], tensors: dict[str, TensorStorageMetadata]) -> int:
+    return sum(_nbytes(tensors[name]) for name in names)
+
+
+def _tensors_in(memory: torch.Tensor, names: list[str], tensors: dict[str, TensorStorageMetadata]) -> dict[str, torch.Tensor]:
+    """Tensors one behind the other, as they are in the file: there each begins where its type may."""
+    made = {}
+    at = 0
+    for name in names:
+        end = at + _nbytes(tensors[name])
+        made[name] = memory[at:end].view(tensors[name].properties.dtype).view(tensors[name].size)
+        at = end
+    return made
 
 
 def _safetensors_type(entry: TensorStorageMetadata) -> str | None:
