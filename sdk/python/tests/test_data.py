@@ -1,5 +1,6 @@
 """`ResumableLoader`: the loader's own order whatever is killed, and batches that are there at once."""
 
+import contextlib
 import json
 import os
 import random
@@ -296,9 +297,11 @@ def loader_of(kind):
         sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0, shuffle=True, seed=3)
         return DataLoader(data, batch_size=4, sampler=sampler)
     from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import RandomSampler
 
-    # A sampler with a generator of its own: torchdata's loader, alone and resumed, draws once more from one that both use.
-    sampler = torch.utils.data.RandomSampler(data, generator=torch.Generator().manual_seed(3))
+    # As docs/python/data.md has it: torchdata's sampler, which has a state, with a generator of its own. With torch's, what a restarted
+    # process gets is right only where enough had been kept, and a slow machine may have kept nothing ahead.
+    sampler = RandomSampler(data, generator=torch.Generator().manual_seed(3))
     return StatefulDataLoader(data, batch_size=4, sampler=sampler, num_workers=2 if kind == "workers" else 0)
 
 
@@ -321,7 +324,8 @@ def consume(daemon, kind, folder, namespace, kills, seed):
                 time.sleep(0.001)
             time.sleep(draw.random() * 0.04)
             kills -= 1
-            os.killpg(worker.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have ended well just now
+                os.killpg(worker.pid, signal.SIGKILL)
         _, errors = worker.communicate(timeout=120)
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         if lines[before:]:
