@@ -70,14 +70,14 @@ fn levels(domain: &str) -> impl Iterator<Item = &str> {
     ends.map(|end| &domain[..end])
 }
 
-/// What a domain lies in; empty without levels.
+/// All that a domain lies in, the outermost first; nothing without levels.
+fn above(domain: &str) -> impl Iterator<Item = &str> {
+    levels(domain).take_while(move |level| level.len() < domain.len())
+}
+
+/// What a domain lies in directly; empty without levels.
 fn outer(domain: &str) -> &str {
-    let mut all = levels(domain);
-    let depth = levels(domain).count();
-    depth
-        .checked_sub(2)
-        .and_then(|at| all.nth(at))
-        .unwrap_or("")
+    above(domain).last().unwrap_or("")
 }
 
 /// In which domains the blocks of a stripe, or the copies of something, lie.
@@ -113,18 +113,12 @@ impl<'a> Blocks<'a> {
     /// Those that are lost with this very domain, or that it is lost with: where one node names a zone alone and another one a rack in it,
     /// neither lies apart from the other.
     pub fn lost_with(&self, domain: &str) -> usize {
-        let outer = outer(domain);
-        let above = Some(outer).filter(|outer| !outer.is_empty());
-        let above = above.into_iter().flat_map(levels);
-        let above = above.filter_map(|level| self.whole.get(level));
-        self.within(domain) + above.sum::<usize>()
+        let outside = above(domain).filter_map(|level| self.whole.get(level));
+        self.within(domain) + outside.sum::<usize>()
     }
 
     pub fn closeness(&self, domain: &str) -> Closeness {
-        let outer = outer(domain);
-        let outer = Some(outer).filter(|outer| !outer.is_empty());
-        let all = outer.into_iter().flat_map(levels);
-        all.map(|level| self.within(level)).collect()
+        above(domain).map(|level| self.within(level)).collect()
     }
 }
 
@@ -136,47 +130,77 @@ type Coder<'a> = (Cordon, usize, Turn, &'a NodeName, &'a str);
 /// those alone are left that the last groups cannot take, being their own data nodes.
 type Turn = Reverse<usize>;
 
+/// For how many groups a member codes, and when its turn is.
+#[derive(Debug)]
+struct Load<'a> {
+    member: &'a Member,
+    groups: usize,
+    turn: Turn,
+}
+
+impl<'a> Load<'a> {
+    fn coder(&self) -> Coder<'a> {
+        let Member { name, cordon, .. } = self.member;
+        let domain = self.member.failure_domain.as_str();
+        (*cordon, self.groups, self.turn, name, domain)
+    }
+}
+
 /// All members by how many groups they code for, as a tree of the domains that others lie in: to a stripe all members below a domain in
 /// which it has no block are equally close, so that of these the first alone is looked at.
 #[derive(Debug)]
 pub(crate) struct Coders<'a> {
     /// By outer domain, the outermost one being empty: the members that lie directly in it, and the first of each domain in it.
     below: BTreeMap<&'a str, BTreeSet<Coder<'a>>>,
-    turns: BTreeMap<&'a NodeName, usize>,
+    loads: BTreeMap<&'a NodeName, Load<'a>>,
     /// For so many groups each would code if all did alike.
     fair: usize,
 }
 
 impl<'a> Coders<'a> {
-    /// Members with their loads, in the order of the groups, which need so many in all.
-    pub fn new(loads: impl IntoIterator<Item = (&'a Member, usize)>, needed: usize) -> Self {
+    /// Members in the order of the groups, which need so many coding nodes in all. None of them codes yet.
+    pub fn new(members: &[&'a Member], needed: usize) -> Self {
+        let open = members.iter().filter(|it| it.cordon == Cordon::Open);
         let mut coders = Self {
             below: BTreeMap::new(),
-            turns: BTreeMap::new(),
-            fair: 0,
+            loads: BTreeMap::new(),
+            fair: needed.div_ceil(open.count().max(1)),
         };
-        let mut open = 0;
-        for (turn, (member, load)) in loads.into_iter().enumerate() {
-            if has_levels(&member.failure_domain) {
-                coders.turns.insert(&member.name, turn);
-            }
-            let coder = coders.coder(member, load);
-            coders.replace(outer(&member.failure_domain), None, Some(coder));
-            open += usize::from(member.cordon == Cordon::Open);
+        for (turn, member) in members.iter().enumerate() {
+            let domain = member.failure_domain.as_str();
+            let load = Load {
+                member,
+                groups: 0,
+                turn: Reverse(if has_levels(domain) { turn } else { 0 }),
+            };
+            coders.replace(outer(domain), None, Some(load.coder()));
+            coders.loads.insert(&member.name, load);
         }
-        coders.fair = needed.div_ceil(open.max(1));
         coders
     }
 
-    fn coder(&self, member: &'a Member, load: usize) -> Coder<'a> {
-        let turn = self.turns.get(&member.name).copied().unwrap_or(0);
-        let domain = member.failure_domain.as_str();
-        (member.cordon, load, Reverse(turn), &member.name, domain)
+    /// For how many groups a member codes.
+    pub fn load(&self, member: &Member) -> usize {
+        self.loads.get(&member.name).map_or(0, |load| load.groups)
     }
 
-    pub fn change_load(&mut self, member: &'a Member, before: usize, now: usize) {
-        let (before, now) = (self.coder(member, before), self.coder(member, now));
-        self.replace(outer(&member.failure_domain), Some(before), Some(now));
+    /// It codes for one group more.
+    pub fn take_on(&mut self, member: &Member) {
+        self.change(member, |groups| groups + 1);
+    }
+
+    /// It codes for one group less.
+    pub fn let_go(&mut self, member: &Member) {
+        self.change(member, |groups| groups - 1);
+    }
+
+    fn change(&mut self, member: &Member, of: impl Fn(usize) -> usize) {
+        if let Some(load) = self.loads.get_mut(&member.name) {
+            let before = load.coder();
+            load.groups = of(load.groups);
+            let now = load.coder();
+            self.replace(outer(before.4), Some(before), Some(now));
+        }
     }
 
     /// In this domain, and in all that it lies in as far as the first of it is another one then.
@@ -201,7 +225,7 @@ impl<'a> Coders<'a> {
 
     /// The best of those whose domain no block is lost with: an open one, that codes for less than its share, that is the least close to the
     /// blocks, that codes least. Without levels the third says nothing, and the second what the fourth says.
-    pub fn best(&self, blocks: &Blocks<'_>) -> Option<&'a NodeName> {
+    pub fn best(&self, blocks: &Blocks<'_>) -> Option<&'a Member> {
         let touched = blocks.within.keys().copied().chain([""]);
         let first_of_each = touched.filter_map(|domain| {
             let mut all = self.below.get(domain)?.iter();
@@ -210,29 +234,17 @@ impl<'a> Coders<'a> {
                 is_below && blocks.lost_with(of) == 0
             })?;
             let (cordon, load, turn, name, of) = *coder;
-            Some((
-                cordon,
-                load >= self.fair,
-                blocks.closeness(of),
-                load,
-                turn,
-                name,
-            ))
+            let is_beyond = load >= self.fair;
+            Some((cordon, is_beyond, blocks.closeness(of), load, turn, name))
         });
-        first_of_each.min().map(|(.., name)| name)
+        let (.., name) = first_of_each.min()?;
+        self.loads.get(name).map(|load| load.member)
     }
 }
 
 /// The domain directly in this outer one that another lies in; none of one that is directly in it itself.
 fn child<'d>(outer: &str, domain: &'d str) -> Option<&'d str> {
-    let depth = if outer.is_empty() {
-        0
-    } else {
-        levels(outer).count()
-    };
-    let mut all = levels(domain).skip(depth);
-    let child = all.next()?;
-    all.next().map(|_| child)
+    above(domain).find(|level| level.len() > outer.len())
 }
 
 /// What the loss of one failure domain of a level costs at most.

@@ -103,13 +103,11 @@ pub fn groups(members: &[Member], geometry: Geometry) -> Result<Vec<Group>, Grou
 pub(crate) fn made_anew(ordered: &[&Member], geometry: Geometry) -> Result<Vec<Group>, GroupError> {
     let most = data_nodes(ordered.len(), geometry);
     let needed = ordered.len().div_ceil(most) * geometry.m();
-    let mut loads: BTreeMap<&NodeName, (&Member, usize)> =
-        ordered.iter().map(|it| (&it.name, (*it, 0))).collect();
-    let mut coders = Coders::new(ordered.iter().map(|it| (*it, 0)), needed);
+    let mut coders = Coders::new(ordered, needed);
     ordered
         .chunks(most)
         .map(|data| {
-            let coding = coding_nodes(data, geometry, &mut coders, &mut loads)?;
+            let coding = coding_nodes(data, geometry, &mut coders)?;
             Ok(Group {
                 data: data.iter().map(|member| member.name.clone()).collect(),
                 coding,
@@ -169,13 +167,11 @@ fn coding_nodes<'a>(
     data: &[&'a Member],
     geometry: Geometry,
     coders: &mut Coders<'a>,
-    loads: &mut BTreeMap<&'a NodeName, (&'a Member, usize)>,
 ) -> Result<Vec<NodeName>, GroupError> {
     let mut blocks = Blocks::of(data.iter().map(|it| it.failure_domain.as_str()));
     let mut coding = Vec::with_capacity(geometry.m());
     while coding.len() < geometry.m() {
-        let best = coders.best(&blocks);
-        let Some((member, load)) = best.and_then(|name| loads.get_mut(name)) else {
+        let Some(member) = coders.best(&blocks) else {
             return Err(GroupError::TooFewDomains {
                 geometry,
                 data: data.iter().map(|member| member.name.clone()).collect(),
@@ -183,8 +179,7 @@ fn coding_nodes<'a>(
                 got: coding.len(),
             });
         };
-        coders.change_load(member, *load, *load + 1);
-        *load += 1;
+        coders.take_on(member);
         blocks.add(&member.failure_domain);
         coding.push(member.name.clone());
     }

@@ -220,18 +220,21 @@ impl<'a> Tables<'a> {
         for table in &mut self.all {
             table.dismiss_coding();
         }
-        let mut loads = Loads::of(&self.all, members, self.geometry);
+        let mut coders = Coders::new(members, self.all.len() * self.geometry.m());
+        for member in self.all.iter().flat_map(|it| it.coding.iter().flatten()) {
+            coders.take_on(member);
+        }
         for table in &mut self.all {
             for index in 0..table.coding.len() {
                 if table.coding[index].is_none() {
-                    let found = loads.best(table, index);
+                    let found = coders.best(&table.blocks_beside(index));
                     let found = found.ok_or_else(|| table.too_few(self.geometry))?;
-                    loads.give(table, index, found);
+                    table.give(index, found, &mut coders);
                 }
             }
         }
         // Each turn takes from a cordoned node what an open one can do, or from one that codes for two more.
-        while self.all.iter_mut().any(|table| table.relieve(&mut loads)) {}
+        while self.all.iter_mut().any(|table| table.relieve(&mut coders)) {}
         Ok(())
     }
 
@@ -253,13 +256,10 @@ impl<'a> Table<'a> {
     /// All its blocks but the coding node's of this index.
     fn blocks_beside(&self, index: usize) -> Blocks<'a> {
         let mut blocks = self.data_blocks();
-        for (_, other) in self
-            .coding
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| *at != index)
-        {
-            other.iter().for_each(|it| blocks.add(&it.failure_domain));
+        for (at, other) in self.coding.iter().enumerate() {
+            if let Some(other) = other.filter(|_| at != index) {
+                blocks.add(&other.failure_domain);
+            }
         }
         blocks
     }
@@ -284,76 +284,37 @@ impl<'a> Table<'a> {
         }
     }
 
+    fn give(&mut self, index: usize, member: &'a Member, coders: &mut Coders<'a>) {
+        if let Some(before) = self.coding[index].replace(member) {
+            coders.let_go(before);
+        }
+        coders.take_on(member);
+    }
+
     /// Gives the work of one coding node to another one that should rather have it; whether there was one.
-    fn relieve(&mut self, loads: &mut Loads<'a>) -> bool {
-        let least = loads.coders.least_load();
+    fn relieve(&mut self, coders: &mut Coders<'a>) -> bool {
+        let least = coders.least_load();
         for index in 0..self.coding.len() {
             let Some(held) = self.coding[index] else {
                 continue;
             };
-            let load = loads.by_name.get(&held.name).copied().unwrap_or(0);
+            let load = coders.load(held);
             if held.cordon == Cordon::Open && least.is_none_or(|least| load < least + 2) {
                 continue;
             }
-            let Some(better) = loads.best(self, index) else {
+            let Some(better) = coders.best(&self.blocks_beside(index)) else {
                 continue;
             };
-            let its_load = loads.by_name.get(&better.name).copied().unwrap_or(0);
             let is_too_much = match (held.cordon, better.cordon) {
                 (Cordon::Cordoned, Cordon::Open) => true,
-                (Cordon::Open, Cordon::Open) => load >= its_load + 2,
+                (Cordon::Open, Cordon::Open) => load >= coders.load(better) + 2,
                 _ => false,
             };
             if is_too_much {
-                loads.give(self, index, better);
+                self.give(index, better, coders);
                 return true;
             }
         }
         false
-    }
-}
-
-/// For how many groups each member codes.
-#[derive(Debug)]
-struct Loads<'a> {
-    by_name: BTreeMap<&'a NodeName, usize>,
-    members: BTreeMap<&'a NodeName, &'a Member>,
-    coders: Coders<'a>,
-}
-
-impl<'a> Loads<'a> {
-    fn of(tables: &[Table<'a>], members: &[&'a Member], geometry: Geometry) -> Self {
-        let mut by_name: BTreeMap<&NodeName, usize> =
-            members.iter().map(|it| (&it.name, 0)).collect();
-        for member in tables.iter().flat_map(|it| it.coding.iter().flatten()) {
-            *by_name.entry(&member.name).or_default() += 1;
-        }
-        let loads = members.iter().map(|it| (*it, by_name[&it.name]));
-        Self {
-            coders: Coders::new(loads, tables.len() * geometry.m()),
-            members: members.iter().map(|it| (&it.name, *it)).collect(),
-            by_name,
-        }
-    }
-
-    /// The node that should code there: by its failure domain it may.
-    fn best(&self, table: &Table<'a>, index: usize) -> Option<&'a Member> {
-        let others = table.blocks_beside(index);
-        let name = self.coders.best(&others)?;
-        self.members.get(name).copied()
-    }
-
-    fn give(&mut self, table: &mut Table<'a>, index: usize, member: &'a Member) {
-        if let Some(before) = table.coding[index].replace(member) {
-            self.count(before, |load| load - 1);
-        }
-        self.count(member, |load| load + 1);
-    }
-
-    fn count(&mut self, member: &'a Member, of: impl Fn(usize) -> usize) {
-        let load = self.by_name.entry(&member.name).or_default();
-        let now = of(*load);
-        self.coders.change_load(member, *load, now);
-        *load = now;
     }
 }
