@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use storaged_wire::Namespace;
 use storaged_wire::local::Keep;
-use storaged_wire::peer::HighMark;
+use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::pins::Pin;
 
 use crate::limits;
@@ -97,7 +98,16 @@ impl PinWord {
     }
 }
 
-fn mark_of(pin: &Pin) -> HighMark {
+/// The checkpoint at a place among those of its job.
+pub(crate) fn key_at(namespace: &Namespace, mark: HighMark) -> CheckpointKey {
+    CheckpointKey {
+        namespace: namespace.clone(),
+        run: mark.run,
+        step: mark.step,
+    }
+}
+
+pub(crate) fn mark_of(pin: &Pin) -> HighMark {
     HighMark {
         run: pin.run,
         step: pin.step,

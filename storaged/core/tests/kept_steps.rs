@@ -5,9 +5,8 @@ mod testkit;
 
 use cluster::{Cluster, Conduct, Room};
 use storaged_core::DurableForm;
+use storaged_wire::Step;
 use storaged_wire::local::{DurableWish, Reply, Request, Role};
-use storaged_wire::{Rank, Step};
-use testkit::open_shard;
 
 const NODES: usize = 6;
 /// A slot of a shard of ten stripes, and its parity.
@@ -23,37 +22,6 @@ fn keeping(keep_steps: usize, budget: u64) -> Cluster {
     Cluster::start_with(4, 2, 10, None, room)
 }
 
-/// The steps that a node holds blocks of, with what they bear.
-fn held(cluster: &Cluster, node: usize) -> Vec<(u64, Option<u32>)> {
-    let process = cluster.processes[node].as_ref().expect("it is up");
-    let shown = process.node.shown().into_iter();
-    let blocks = shown.filter(|it| !it.shards.is_empty() || !it.parity.is_empty());
-    blocks.map(|it| (it.key.step.get(), it.bears)).collect()
-}
-
-fn all_hold(cluster: &Cluster, steps: impl IntoIterator<Item = u64>) {
-    let expected: Vec<_> = steps.into_iter().map(|step| (step, Some(2))).collect();
-    for node in 0..NODES {
-        assert_eq!(held(cluster, node), expected, "n{node}");
-    }
-}
-
-fn restored(cluster: &mut Cluster, node: usize, step: u64) {
-    let reader = cluster.connect(node, Role::Reader);
-    let plan = Request::Plan {
-        step: Some(Step::new(step)),
-        timeout_ms: 10_000,
-        allow_older: false,
-    };
-    let Reply::Plan(plan) = cluster.ask(node, reader, plan) else {
-        panic!("step {step} is there");
-    };
-    let open = open_shard(plan.manifest, Rank::new(node as u32), 10_000);
-    let opened = cluster.ask(node, reader, open);
-    assert!(matches!(opened, Reply::ShardOpened { .. }), "{opened:?}");
-    cluster.disconnect(node, reader);
-}
-
 #[test]
 fn as_many_protected_steps_stay_as_are_kept() {
     for kept in 1..=3 {
@@ -61,10 +29,10 @@ fn as_many_protected_steps_stay_as_are_kept() {
         for step in 1..=6 {
             cluster.save_and_wait(DurableWish::Never);
             let oldest = (step + 1_u64).saturating_sub(kept as u64).max(1);
-            all_hold(&cluster, oldest..=step);
+            cluster.assert_all_hold(oldest..=step);
         }
         for step in 7 - kept as u64..=6 {
-            restored(&mut cluster, 1, step);
+            cluster.assert_restores(1, step, [1]);
         }
     }
 }
@@ -78,7 +46,7 @@ fn kept_steps_are_healed_when_a_node_was_lost() {
         cluster.run_for(10_000);
         cluster.start_after(0, lost);
         cluster.run_for(60_000);
-        all_hold(&cluster, 2..=4);
+        cluster.assert_all_hold(2..=4);
     }
 }
 
@@ -92,12 +60,12 @@ fn kept_steps_that_increments_build_on_keep_their_parity() {
     };
     let mut cluster = Cluster::start_with(4, 2, 10, Some(Conduct::default()), room);
     (0..3).for_each(|_| cluster.save_and_wait(DurableWish::Required));
-    all_hold(&cluster, 2..=3);
+    cluster.assert_all_hold(2..=3);
     cluster.kill(5);
     cluster.run_for(10_000);
     cluster.start_after(0, 5);
     cluster.run_for(60_000);
-    all_hold(&cluster, 2..=3);
+    cluster.assert_all_hold(2..=3);
 }
 
 /// Eight saves on nodes of which some have little room; then all nodes hold the same steps, the newest among them.
@@ -116,14 +84,14 @@ fn saves_go_on(little: impl IntoIterator<Item = (usize, u64)>) {
         assert!(took < 8_000, "step {step}: {took} ms");
     }
     cluster.run_for(30_000);
-    let everywhere = held(&cluster, 0);
+    let everywhere = cluster.held(0);
     assert_eq!(everywhere.last(), Some(&(8, Some(2))));
     for node in 0..NODES {
-        assert_eq!(held(&cluster, node), everywhere, "n{node}");
+        assert_eq!(cluster.held(node), everywhere, "n{node}");
     }
     let since = cluster.now;
     cluster.run_for(60_000);
-    assert_eq!(held(&cluster, 0), everywhere, "it stays so");
+    assert_eq!(cluster.held(0), everywhere, "it stays so");
     assert!(cluster.failures(since).is_empty());
 }
 
@@ -164,12 +132,12 @@ fn with_nodes_that_keep_less_than_others_nothing_moves_and_nothing_is_offered_th
         // Two steps that a node lacks are tried to be put back, each twice a minute.
         assert!(cluster.failures(since).len() <= 4, "{few:?}");
         for node in 0..NODES {
-            let steps = held(&cluster, node).into_iter().map(|(step, _)| step);
+            let steps = cluster.held(node).into_iter().map(|(step, _)| step);
             let kept = if few.contains(&node) { 6..=6 } else { 4..=6 };
             assert_eq!(steps.collect::<Vec<_>>(), kept.collect::<Vec<_>>());
         }
         for node in 0..4 {
-            restored(&mut cluster, node, 6);
+            cluster.assert_restores(node, 6, [node as u32]);
         }
         assert_eq!(is_offered(&mut cluster, 5), few.len() <= 2, "{few:?}");
     }
@@ -197,11 +165,11 @@ fn is_offered(cluster: &mut Cluster, step: u64) -> bool {
 fn a_job_that_went_back_keeps_what_it_went_back_to() {
     let mut cluster = keeping(3, 1 << 30);
     (0..4).for_each(|_| cluster.save_and_wait(DurableWish::Never));
-    all_hold(&cluster, 2..=4);
+    cluster.assert_all_hold(2..=4);
     cluster.begin_again();
     cluster.goes_back_to(2);
     cluster.save_and_wait(DurableWish::Never);
-    all_hold(&cluster, 2..=3);
+    cluster.assert_all_hold(2..=3);
     let run = cluster.run();
     let reader = cluster.connect(1, Role::Reader);
     let plan = Request::Plan {
@@ -214,7 +182,7 @@ fn a_job_that_went_back_keeps_what_it_went_back_to() {
     };
     assert_eq!(plan.run, run, "the step that was saved again");
     (0..2).for_each(|_| cluster.save_and_wait(DurableWish::Never));
-    all_hold(&cluster, 3..=5);
+    cluster.assert_all_hold(3..=5);
 }
 
 /// Two jobs train. What is kept of the first one is in nobody's way: the second one gets its slots, and its steps are protected.
@@ -237,7 +205,7 @@ fn kept_steps_give_way_to_the_saves_of_another_job() {
             assert!(cluster.now - began < 8_000, "{} ms", cluster.now - began);
         }
         for node in 0..NODES {
-            let held = held(&cluster, node);
+            let held = cluster.held(node);
             for newest in [5, 3] {
                 assert!(held.contains(&(newest, Some(2))), "n{node}: {held:?}");
             }

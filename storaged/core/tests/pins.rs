@@ -6,8 +6,7 @@ mod testkit;
 
 use cluster::{Cluster, Room};
 use storaged_wire::local::{DurableWish, Keep, Reply, Request, Role};
-use storaged_wire::{Rank, Refusal, RefusalCode, Step};
-use testkit::open_shard;
+use storaged_wire::{Refusal, RefusalCode, Step};
 
 const NODES: usize = 6;
 /// A slot of a shard of ten stripes, and its parity.
@@ -24,7 +23,7 @@ fn with_a_pin() -> Cluster {
     cluster.save_and_wait(DurableWish::Never);
     pinned(&mut cluster, 3, 1);
     cluster.save_and_wait(DurableWish::Never);
-    all_hold(&cluster, [1, 2]);
+    cluster.assert_all_hold([1, 2]);
     cluster
 }
 
@@ -52,49 +51,16 @@ fn refused(cluster: &mut Cluster, node: usize, step: u64) -> Refusal {
     keep(cluster, node, step, Keep::Pin).expect_err("it is not pinned")
 }
 
-/// The steps that a node holds blocks of, with what they bear.
-fn held(cluster: &Cluster, node: usize) -> Vec<(u64, Option<u32>)> {
-    let process = cluster.processes[node].as_ref().expect("it is up");
-    let shown = process.node.shown().into_iter();
-    let blocks = shown.filter(|it| !it.shards.is_empty() || !it.parity.is_empty());
-    blocks.map(|it| (it.key.step.get(), it.bears)).collect()
-}
-
-fn all_hold(cluster: &Cluster, steps: impl IntoIterator<Item = u64>) {
-    let expected: Vec<_> = steps.into_iter().map(|step| (step, Some(2))).collect();
-    for node in 0..NODES {
-        assert_eq!(held(cluster, node), expected, "n{node}");
-    }
-}
-
-fn restored(cluster: &mut Cluster, node: usize, step: u64) {
-    let reader = cluster.connect(node, Role::Reader);
-    let plan = Request::Plan {
-        step: Some(Step::new(step)),
-        timeout_ms: 10_000,
-        allow_older: false,
-    };
-    let Reply::Plan(plan) = cluster.ask(node, reader, plan) else {
-        panic!("step {step} is there");
-    };
-    for rank in 0..4 {
-        let open = open_shard(plan.manifest, Rank::new(rank), 10_000);
-        let opened = cluster.ask(node, reader, open);
-        assert!(matches!(opened, Reply::ShardOpened { .. }), "{opened:?}");
-    }
-    cluster.disconnect(node, reader);
-}
-
 #[test]
 fn a_pinned_step_stays_on_all_nodes_until_it_is_unpinned() {
     let mut cluster = with_a_pin();
     for step in 3..=6 {
         cluster.save_and_wait(DurableWish::Never);
-        all_hold(&cluster, [1, step]);
+        cluster.assert_all_hold([1, step]);
     }
     keep(&mut cluster, 5, 1, Keep::Unpin).expect("it was pinned");
     cluster.run_for(1_000);
-    all_hold(&cluster, [6]);
+    cluster.assert_all_hold([6]);
     let again = keep(&mut cluster, 5, 1, Keep::Unpin).expect_err("it is not any more");
     assert_eq!(again.code, RefusalCode::NoCheckpoint, "{}", again.message);
     let gone = refused(&mut cluster, 0, 1);
@@ -113,12 +79,12 @@ fn a_pinned_step_survives_m_losses_and_is_healed_like_the_newest() {
             }
             cluster.run_for(10_000);
             let left = (0..NODES).find(|node| ![first, second].contains(node));
-            restored(&mut cluster, left.unwrap(), 1);
+            cluster.assert_restores(left.unwrap(), 1, 0..4);
             for node in [first, second] {
                 cluster.start_after(0, node);
             }
             cluster.run_for(60_000);
-            all_hold(&cluster, [1, 2]);
+            cluster.assert_all_hold([1, 2]);
             assert!(cluster.healed_at(&[first, second], began).is_some());
         }
     }
@@ -133,11 +99,11 @@ fn pins_are_remembered_with_the_memory_that_they_keep() {
         cluster.run_for(1_000);
         ended.iter().for_each(|node| cluster.start_after(0, *node));
         cluster.run_for(10_000);
-        all_hold(&cluster, [1, 2]);
+        cluster.assert_all_hold([1, 2]);
         assert!(cluster.sessions.counts.moved.is_empty(), "{ended:?}");
         (0..NODES.min(4)).for_each(|node| cluster.attach(node));
         cluster.save_and_wait(DurableWish::Never);
-        all_hold(&cluster, [1, 3]);
+        cluster.assert_all_hold([1, 3]);
     }
 }
 
@@ -154,13 +120,13 @@ fn a_node_that_was_away_hears_of_a_pin_when_it_is_back() {
         (0..4).for_each(|node| cluster.attach(node));
         cluster.save_and_wait(DurableWish::Never);
         cluster.run_for(20_000);
-        all_hold(&cluster, [1, 2]);
+        cluster.assert_all_hold([1, 2]);
         cluster.kill(away);
         cluster.run_for(10_000);
         keep(&mut cluster, 3, 1, Keep::Unpin).expect("it was pinned");
         cluster.start_after(0, away);
         cluster.run_for(30_000);
-        all_hold(&cluster, [2]);
+        cluster.assert_all_hold([2]);
     }
 }
 
@@ -175,10 +141,10 @@ fn a_step_that_is_leaving_is_pinned_as_long_as_enough_nodes_have_it() {
     let mut cluster = with_room(room);
     cluster.save_and_wait(DurableWish::Never);
     cluster.save_and_wait(DurableWish::Never);
-    assert_eq!(held(&cluster, 5).len(), 1, "it keeps one step");
+    assert_eq!(cluster.held(5).len(), 1, "it keeps one step");
     pinned(&mut cluster, 3, 1);
     cluster.run_for(60_000);
-    all_hold(&cluster, [1, 2]);
+    cluster.assert_all_hold([1, 2]);
 }
 
 #[test]
@@ -202,7 +168,7 @@ fn what_too_many_nodes_have_let_go_is_not_pinned() {
         cluster.save_and_wait(DurableWish::Never);
     }
     cluster.run_for(20_000);
-    let steps = held(&cluster, 3).into_iter().map(|(step, _)| step);
+    let steps = cluster.held(3).into_iter().map(|(step, _)| step);
     assert_eq!(steps.collect::<Vec<_>>(), [3, 4], "nothing is pinned");
 }
 
@@ -221,7 +187,7 @@ fn a_step_that_is_pinned_stays_so_when_it_is_pinned_again_while_too_many_nodes_a
     cluster.run_for(20_000);
     (0..4).for_each(|node| cluster.attach(node));
     cluster.save_and_wait(DurableWish::Never);
-    all_hold(&cluster, [1, 3]);
+    cluster.assert_all_hold([1, 3]);
 }
 
 /// Two more steps must fit on every node, or no later one could be saved beside the last protected one.
@@ -241,7 +207,7 @@ fn a_pin_that_leaves_no_room_for_saves_is_refused_on_all_nodes() {
         }
         for step in 2..=4 {
             cluster.save_and_wait(DurableWish::Never);
-            all_hold(&cluster, [step]);
+            cluster.assert_all_hold([step]);
         }
     }
 }
@@ -264,7 +230,7 @@ fn saves_go_on_beside_pins_as_before() {
         cluster.save_and_wait(DurableWish::Never);
         let took = cluster.now - began;
         assert!(took < 4_000, "step {step}: {took} ms");
-        all_hold(&cluster, [1, 2, 3, step]);
+        cluster.assert_all_hold([1, 2, 3, step]);
     }
     let full = refused(&mut cluster, 1, 8);
     assert_eq!(full.code, RefusalCode::BudgetFull);
@@ -330,7 +296,7 @@ fn an_idle_job_with_a_pin_makes_no_room_for_others_and_is_dropped_by_force_alone
     }
     assert!(matches!(dropped(true), Reply::Dropped(_)));
     cluster.run_for(20_000);
-    (0..NODES).for_each(|node| assert_eq!(held(&cluster, node), []));
+    (0..NODES).for_each(|node| assert_eq!(cluster.held(node), []));
 }
 
 #[test]

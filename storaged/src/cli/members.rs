@@ -43,7 +43,7 @@ pub enum NodeCommand {
     /// Take a cordoned node for one as any other again
     Uncordon(NodeArgs),
     /// Make the groups anew by the failure domains that nodes have now; what changes its group is coded whole once
-    Regroup(RegroupArgs),
+    Regroup(RegistryArgs),
     /// Say how many places there are to be; they are given out when as many nodes have come
     Resize(ResizeArgs),
 }
@@ -80,12 +80,6 @@ pub struct NodeArgs {
     /// The node, as in its certificate
     #[arg(env = "STORAGED_NODE")]
     node: NodeName,
-}
-
-#[derive(Debug, Args)]
-pub struct RegroupArgs {
-    #[command(flatten)]
-    registry: RegistryArgs,
 }
 
 #[derive(Debug, Args)]
@@ -249,9 +243,9 @@ pub fn node(command: NodeCommand) -> Result<(), CliError> {
             NodeCommand::Remove(args) => {
                 change(&args.registry, |roster| roster.removed(&args.place)).await
             }
-            NodeCommand::Regroup(args) => {
+            NodeCommand::Regroup(registry) => {
                 let already = "the groups are as they would be made anew";
-                let geometry = open(&args.registry)?.0.geometry;
+                let geometry = open(&registry)?.0.geometry;
                 let geometry = geometry.ok_or_else(|| {
                     CliError::Usage(
                         "expected [coding] in the configuration, got none: nothing is grouped"
@@ -259,7 +253,7 @@ pub fn node(command: NodeCommand) -> Result<(), CliError> {
                     )
                 })?;
                 let of = |roster: &Roster, _: &NodeName| Ok(roster.grouped_anew(geometry));
-                cordon(&args.registry, already, of).await
+                cordon(&registry, already, of).await
             }
             NodeCommand::Resize(args) => {
                 change(&args.registry, |roster| roster.resized(args.size)).await

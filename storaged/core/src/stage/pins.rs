@@ -17,6 +17,7 @@ use crate::budget::Reservation;
 use crate::catalog::Checkpoint;
 use crate::context::Context;
 use crate::limits;
+use crate::pins::{key_at, mark_of};
 
 /// A pin that all nodes are being told of.
 #[derive(Debug)]
@@ -33,13 +34,17 @@ struct PinOrder {
 }
 
 impl PinOrder {
-    fn message(&self, query: QueryId) -> PeerMessage {
-        let of = NamespacePins {
+    /// Of its step.
+    fn saying(&self, pin: Pin) -> NamespacePins {
+        NamespacePins {
             namespace: self.key.namespace.clone(),
             owner: self.owner,
-            pins: vec![self.pin],
-        };
-        PeerMessage::Pins(Some(query.0), of)
+            pins: vec![pin],
+        }
+    }
+
+    fn message(&self, query: QueryId) -> PeerMessage {
+        PeerMessage::Pins(Some(query.0), self.saying(self.pin))
     }
 
     fn has_noted(&self, node: &NodeName) -> bool {
@@ -113,11 +118,7 @@ impl PinOrders {
             step,
             keep,
         };
-        let key = CheckpointKey {
-            namespace: namespace.clone(),
-            run: at.run,
-            step,
-        };
+        let key = key_at(namespace, at);
         // Asked for again, which may be because it has become durable: whatever nodes say now, it stays as it is in RAM.
         if keep == Keep::Pin && cx.is_pinned(&key) {
             return cx.tell_tier(id, curation, Ok(()));
@@ -198,11 +199,7 @@ impl Context {
     /// The pinned steps of a job of which this node knows.
     pub(crate) fn pinned_here(&self, namespace: &Namespace) -> Vec<CheckpointKey> {
         let keys = self.pinned_marks(namespace).into_iter();
-        let keys = keys.map(|at| CheckpointKey {
-            namespace: namespace.clone(),
-            run: at.run,
-            step: at.step,
-        });
+        let keys = keys.map(|at| key_at(namespace, at));
         keys.filter(|key| self.checkpoints.contains_key(key))
             .collect()
     }
@@ -279,11 +276,7 @@ impl Context {
         }
         let mut last = PinAnswer::Noted;
         for pin in of.pins.iter().take(limits::PINS_REMEMBERED_MAX) {
-            let key = CheckpointKey {
-                namespace: of.namespace.clone(),
-                run: pin.run,
-                step: pin.step,
-            };
+            let key = key_at(&of.namespace, mark_of(pin));
             last = self.note_pin(&key, of.owner, pin);
         }
         if let Some(query) = query {
@@ -385,12 +378,7 @@ impl Context {
         {
             let undone = self.pin_here(&order.key, order.owner, Keep::Unpin);
             if let Ok(pin) = undone {
-                let of = NamespacePins {
-                    namespace: order.key.namespace.clone(),
-                    owner: order.owner,
-                    pins: vec![pin],
-                };
-                self.send_all(&PeerMessage::Pins(None, of));
+                self.send_all(&PeerMessage::Pins(None, order.saying(pin)));
             }
             return self.end_asked(&order, Err(refusal));
         }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 mod pauses;
+mod steps;
 mod tier;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -75,7 +75,9 @@ impl Drops {
         if !force && !nodes.is_empty() {
             return Err(in_use(&attached.namespace, &nodes));
         }
-        cx.check_unpinned(&attached.namespace, trainers)?;
+        if !force {
+            cx.check_unpinned(&attached.namespace)?;
+        }
         let query = QueryId(cx.fresh());
         let order = DropOrder {
             query: query.0,
@@ -162,12 +164,9 @@ impl Context {
         if has_trainers && !order.force {
             return Err(in_use(namespace, &[self.me().clone()]));
         }
-        let trainers = if order.force {
-            Trainers::Ignored
-        } else {
-            Trainers::Heeded
-        };
-        self.check_unpinned(namespace, trainers)?;
+        if !order.force {
+            self.check_unpinned(namespace)?;
+        }
         self.unpin_all(namespace);
         let freed = self.drop_ram(namespace, self.newest_mark(namespace));
         if let Some(table) = self.namespaces.get_mut(namespace) {
@@ -178,9 +177,9 @@ impl Context {
     }
 
     /// What somebody has pinned does not go by the way.
-    fn check_unpinned(&self, namespace: &Namespace, trainers: Trainers) -> Result<(), Refusal> {
+    fn check_unpinned(&self, namespace: &Namespace) -> Result<(), Refusal> {
         let pins = self.pins_in_words(namespace);
-        if pins.is_empty() || trainers == Trainers::Ignored {
+        if pins.is_empty() {
             return Ok(());
         }
         let text = format!(
