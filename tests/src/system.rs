@@ -2,14 +2,16 @@
 
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use storaged::cluster::{Cluster, ClusterSpec, Hosts, Loopback, NodeListing};
-use storaged_sdk::wire::Namespace;
+use storaged::cluster::{Cluster, ClusterSpec, Hosts, Loopback, NodeListing, NodeMemory};
+use storaged_sdk::Trainer;
+use storaged_sdk::wire::local::DurableWish;
+use storaged_sdk::wire::{CheckpointState, Namespace, RunId};
 use tempfile::TempDir;
 
 use crate::clients::Clients;
@@ -95,6 +97,14 @@ impl System {
         Ok(system)
     }
 
+    /// The same with memory that outlives their daemons.
+    pub fn start_kept(nodes: usize, geometry: Option<(usize, usize)>, extra: &str) -> Result<Self> {
+        let mut system = Self::prepared(nodes, geometry, extra)?;
+        system.cluster.set_memory(NodeMemory::OutlivesDaemon);
+        system.cluster.start_all()?;
+        Ok(system)
+    }
+
     /// Writes the files of `nodes` daemons for a cluster of so many places, which are agreed on in a directory. None of them runs yet.
     pub fn with_registry(
         nodes: usize,
@@ -119,6 +129,15 @@ impl System {
         let membership =
             format!("[membership]\nregistry = {registry}\nsize = {places}\npoll = \"1s\"\n{extra}");
         Self::prepare(nodes, geometry, &membership, NodeListing::InRegistry)
+    }
+
+    /// Runs the command line against a node's socket.
+    pub fn storaged(&self, node: usize, arguments: &[&str]) -> Result<Output> {
+        let mut command = Command::new(executable());
+        command.args(arguments);
+        command.env("STORAGED_SOCKET", self.cluster.socket(node));
+        command.env("STORAGED_TOKEN", "a-secret-of-tests");
+        command.output().context("running storaged")
     }
 
     /// The newest step bears so many losses, as a node says.
@@ -218,6 +237,23 @@ pub fn losses(nodes: usize, most: usize) -> Vec<Vec<usize>> {
     let few = (1_u32..1 << nodes).filter(|set| set.count_ones() as usize <= most);
     let members = |set: u32| (0..nodes).filter(move |node| set >> node & 1 == 1);
     few.map(|set| members(set).collect()).collect()
+}
+
+/// What a command said, on both streams.
+pub fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// Two ranks save a step, and three nodes know that it is protected.
+pub fn save_protected(
+    system: &System,
+    run: RunId,
+    trainers: &mut [Trainer],
+    step: u64,
+) -> Result<()> {
+    system.save(trainers, step, &shards(2, step), DurableWish::Never)?;
+    (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
 }
 
 /// Shards of different, odd lengths with content that depends on the step.

@@ -138,9 +138,7 @@ fn owing(tier: &str) -> Result<System> {
 
 #[test]
 fn uploads_are_finished_first_without_trainers_and_below_a_keeper() -> Result<()> {
-    let mut system = System::prepared(1, None, SLOW)?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let mut system = System::start_kept(1, None, SLOW)?;
     let (run, mut trainers) = system.trainers(1)?;
     system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Required)?;
     system.wait(0, run, 10, CheckpointState::Committed)?;
@@ -369,9 +367,7 @@ fn a_step_that_is_nowhere_else_is_said_to_be_lost() -> Result<()> {
 /// Its keeper starts another one, which knows nothing of the drain.
 #[test]
 fn a_daemon_that_dies_meanwhile_is_drained_once_it_is_back() -> Result<()> {
-    let mut system = System::prepared(1, None, ENDLESS)?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let mut system = System::start_kept(1, None, ENDLESS)?;
     let (run, mut trainers) = system.trainers(1)?;
     system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Required)?;
     system.wait(0, run, 10, CheckpointState::Committed)?;

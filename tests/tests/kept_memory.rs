@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
-use storaged::cluster::NodeMemory;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, Rank, RunId, Step};
 use storaged_sdk::{ClientError, Trainer};
-use storaged_tests::system::{System, shards, wait};
+use storaged_tests::system::{System, save_protected, shards, wait};
 
 const ENCODED: &str = "storaged_encode_session_bytes_total";
 
@@ -16,10 +15,7 @@ const ENCODED: &str = "storaged_encode_session_bytes_total";
 /// finds in it.
 #[test]
 fn slots_that_readers_left_are_not_kept_for_their_step() -> Result<()> {
-    let mut system = System::start(1, None, "")?;
-    system.cluster.kill(0)?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let system = System::start_kept(1, None, "")?;
     let run = system.reader(0)?.open_run(20_000)?;
     let ranks = 0..2;
     let trainers = ranks.map(|rank| system.trainer(0, run, rank, 2));
@@ -46,31 +42,19 @@ fn slots_that_readers_left_are_not_kept_for_their_step() -> Result<()> {
 
 /// Three nodes, (2,1), whose memory outlives their daemons, and a trainer on both data nodes.
 fn started(extra: &str) -> Result<(System, RunId, Vec<Trainer>)> {
-    let mut system = System::start(3, Some((2, 1)), extra)?;
-    for node in 0..3 {
-        system.cluster.kill(node)?;
-    }
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let system = System::start_kept(3, Some((2, 1)), extra)?;
     let (run, trainers) = system.trainers(2)?;
     Ok((system, run, trainers))
-}
-
-fn save(system: &System, run: RunId, trainers: &mut [Trainer], step: u64) -> Result<()> {
-    system.save(trainers, step, &shards(2, step), DurableWish::Never)?;
-    (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
 }
 
 /// Two steps stay, and both are whole after every daemon has died, and after a whole node has.
 #[test]
 fn older_steps_that_are_kept_outlive_daemons_and_a_node() -> Result<()> {
     let kept = "[memory]\nbudget = \"64MiB\"\nslots_per_rank = 4\nkeep_steps = 2\n";
-    let mut system = System::prepared(3, Some((2, 1)), kept)?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let mut system = System::start_kept(3, Some((2, 1)), kept)?;
     let (run, mut trainers) = system.trainers(2)?;
     for step in 1..=3 {
-        save(&system, run, &mut trainers, step)?;
+        save_protected(&system, run, &mut trainers, step)?;
     }
     drop(trainers);
     let both = |system: &System| {
@@ -125,7 +109,7 @@ fn bears_again(system: &System) -> Result<()> {
 fn a_killed_daemon_has_its_shard_and_its_parity_again_and_nothing_is_sent() -> Result<()> {
     for node in 0..3 {
         let (system, run, mut trainers) = started("")?;
-        save(&system, run, &mut trainers, 10)?;
+        save_protected(&system, run, &mut trainers, 10)?;
         let before = system.tell_daemon(node, Signal::KILL)?;
         let took = system.back_after(node, before)?;
         println!(
@@ -155,7 +139,7 @@ fn a_killed_daemon_has_its_shard_and_its_parity_again_and_nothing_is_sent() -> R
 fn parity_that_outlived_its_daemon_decodes() -> Result<()> {
     let (mut system, run, mut trainers) = started("")?;
     for step in [10, 20] {
-        save(&system, run, &mut trainers, step)?;
+        save_protected(&system, run, &mut trainers, step)?;
     }
     for node in 0..3 {
         let before = system.tell_daemon(node, Signal::KILL)?;
@@ -173,13 +157,13 @@ fn parity_that_outlived_its_daemon_decodes() -> Result<()> {
 #[test]
 fn saves_go_on_after_a_restart() -> Result<()> {
     let (mut system, run, mut trainers) = started("")?;
-    save(&system, run, &mut trainers, 10)?;
+    save_protected(&system, run, &mut trainers, 10)?;
     for step in [20, 30, 40] {
         let node = (step / 10) as usize % 3;
         let before = system.tell_daemon(node, Signal::KILL)?;
         system.back_after(node, before)?;
         system.cluster.wait_for_links()?;
-        save(&system, run, &mut trainers, step)?;
+        save_protected(&system, run, &mut trainers, step)?;
     }
     bears_again(&system)?;
     system.cluster.kill(0)?;
@@ -192,14 +176,14 @@ fn saves_go_on_after_a_restart() -> Result<()> {
 #[test]
 fn a_rolling_upgrade_loses_no_step() -> Result<()> {
     let (system, run, mut trainers) = started("")?;
-    save(&system, run, &mut trainers, 10)?;
+    save_protected(&system, run, &mut trainers, 10)?;
     for (node, step) in (0..3).zip([20, 30, 40]) {
         let before = system.cluster.daemon_below(node).context("a daemon")?;
         system.cluster.signal(node, Signal::USR2)?;
         system.back_after(node, before)?;
         let newest = system.reader(node)?.plan(None, 20_000)?;
         ensure!(newest.step.get() == step - 10, "step {}", newest.step);
-        save(&system, run, &mut trainers, step)?;
+        save_protected(&system, run, &mut trainers, step)?;
     }
     bears_again(&system)
 }
@@ -209,12 +193,12 @@ fn a_rolling_upgrade_loses_no_step() -> Result<()> {
 #[test]
 fn a_slot_that_was_being_filled_is_lost_and_the_connection_is_not() -> Result<()> {
     let (system, run, mut trainers) = started("")?;
-    save(&system, run, &mut trainers, 10)?;
+    save_protected(&system, run, &mut trainers, 10)?;
     let shard = &shards(2, 20)[0];
     let lost = trainers[0].acquire(shard.len() as u64, 20_000)?;
     lost.copy_in(0, &shard[..shard.len() / 2])?;
     let before = system.tell_daemon(0, Signal::KILL)?;
-    save(&system, run, &mut trainers, 20)?;
+    save_protected(&system, run, &mut trainers, 20)?;
     ensure!(system.cluster.daemon_below(0) != Some(before));
     // What was mapped stays, and is nobody's.
     lost.copy_in(0, shard)?;
@@ -224,7 +208,7 @@ fn a_slot_that_was_being_filled_is_lost_and_the_connection_is_not() -> Result<()
         "{sealed:?}"
     );
     trainers[0].release(&lost)?;
-    save(&system, run, &mut trainers, 30)?;
+    save_protected(&system, run, &mut trainers, 30)?;
     let rungs = system.restore(&[0, 1], 30, &shards(2, 30))?;
     ensure!(rungs == [Rung::OwnRam, Rung::OwnRam], "{rungs:?}");
     Ok(())
@@ -234,7 +218,7 @@ fn a_slot_that_was_being_filled_is_lost_and_the_connection_is_not() -> Result<()
 #[test]
 fn killed_at_any_moment_of_a_save_it_loses_nothing_that_was_protected() -> Result<()> {
     let (system, run, mut trainers) = started("")?;
-    save(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 1)?;
     let mut safe = 1;
     for step in 2..14 {
         let node = step as usize % 3;

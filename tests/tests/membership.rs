@@ -6,11 +6,11 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use storaged::cluster::NodeMemory;
+use storaged_sdk::ClientError;
 use storaged_sdk::wire::local::{DurableWish, Rung};
-use storaged_sdk::wire::{CheckpointState, RefusalCode, RunId};
-use storaged_sdk::{ClientError, Trainer};
+use storaged_sdk::wire::{CheckpointState, RefusalCode};
 use storaged_tests::clients::WAIT_MS;
-use storaged_tests::system::{System, executable, shards, wait};
+use storaged_tests::system::{System, executable, save_protected, shards, wait};
 
 /// What a node's page says of the roster.
 fn membership(system: &System, node: usize) -> Result<Value> {
@@ -63,11 +63,6 @@ fn linked(system: &System, nodes: impl IntoIterator<Item = usize>, peers: usize)
     Ok(())
 }
 
-fn save(system: &System, run: RunId, trainers: &mut [Trainer], step: u64) -> Result<()> {
-    system.save(trainers, step, &shards(2, step), DurableWish::Never)?;
-    (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
-}
-
 /// Three places, (2,1), and a fourth node that is a spare.
 fn three_and_a_spare(extra: &str) -> Result<System> {
     let mut system = System::with_registry(4, 3, Some((2, 1)), extra)?;
@@ -84,7 +79,7 @@ fn nodes_that_start_together_agree_on_places_and_save() -> Result<()> {
     start(&mut system, 0..3)?;
     linked(&system, 0..3, 2)?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 1)?;
     let epochs: Vec<Value> = (0..3)
         .map(|node| Ok(membership(&system, node)?["epoch"].clone()))
         .collect::<Result<_>>()?;
@@ -97,7 +92,7 @@ fn a_spare_takes_the_place_of_a_node_that_is_lost_and_gets_its_blocks() -> Resul
     for lost in 0..3 {
         let mut system = three_and_a_spare("replace_after = \"3s\"\n")?;
         let (run, mut trainers) = system.trainers(2)?;
-        save(&system, run, &mut trainers, 1)?;
+        save_protected(&system, run, &mut trainers, 1)?;
         drop(trainers);
         let witness = (lost + 1) % 3;
         system.cluster.kill(lost)?;
@@ -156,7 +151,7 @@ fn a_node_that_comes_back_before_a_spare_is_there_has_its_place_again() -> Resul
 fn a_node_whose_place_was_taken_ends() -> Result<()> {
     let mut system = three_and_a_spare("replace_after = \"3s\"\n")?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 1)?;
     system.cluster.signal(1, Signal::STOP)?;
     wait("the spare", || is_filled_by(&system, 0, "n1", "n3"))?;
     linked(&system, [0, 2, 3], 2)?;
@@ -278,7 +273,7 @@ fn a_cordoned_node_keeps_what_it_has_and_codes_nothing_new() -> Result<()> {
     start(&mut system, 0..4)?;
     linked(&system, 0..4, 3)?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 1)?;
     let coding = (0..4).find(|node| codes(&system, *node, 1).unwrap_or(false));
     let coding = coding.context("somebody codes")?;
     let name = format!("n{coding}");
@@ -423,13 +418,13 @@ fn nodes_of_another_cluster_take_no_place() -> Result<()> {
 fn without_its_registry_a_cluster_goes_on_and_replaces_nobody() -> Result<()> {
     let mut system = three_and_a_spare("replace_after = \"3s\"\n")?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 1)?;
     let (registry, away) = (
         system.root.path().join("registry"),
         system.root.path().join("away"),
     );
     std::fs::rename(&registry, &away)?;
-    save(&system, run, &mut trainers, 2)?;
+    save_protected(&system, run, &mut trainers, 2)?;
     system.cluster.kill(2)?;
     wait("a fault", || {
         let page = system.cluster.page(0, "/status")?;
@@ -513,7 +508,7 @@ fn nodes_that_start_while_the_registry_is_away_have_the_places_that_they_remembe
         Ok(())
     })?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)
+    save_protected(&system, run, &mut trainers, 1)
 }
 
 /// As an operator decides who would rather go on than know.
@@ -525,7 +520,7 @@ fn a_majority_opens_runs_without_the_registry_where_the_operator_says_so() -> Re
     let registry = system.root.path().join("registry");
     std::fs::rename(&registry, system.root.path().join("away"))?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)
+    save_protected(&system, run, &mut trainers, 1)
 }
 
 /// Its keeper starts it again: it has its place and its memory, and no epoch begins.
@@ -536,7 +531,7 @@ fn a_daemon_that_dies_has_its_place_and_its_memory_again() -> Result<()> {
     start(&mut system, 0..3)?;
     linked(&system, 0..3, 2)?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 1)?;
     let epoch = membership(&system, 0)?["epoch"].clone();
     let before = system.tell_daemon(1, Signal::KILL)?;
     system.back_after(1, before)?;
@@ -561,7 +556,7 @@ fn below_its_keeper_a_node_that_has_lost_its_place_is_a_spare_without_memory() -
     start(&mut system, [3])?;
     wait("a spare", || is_spare(&system, 3))?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 1)?;
     drop(trainers);
     system.tell_daemon(1, Signal::STOP)?;
     wait("the spare", || is_filled_by(&system, 0, "n1", "n3"))?;
@@ -648,11 +643,11 @@ fn a_cluster_that_is_resized_far_grows_by_the_machine_that_comes() -> Result<()>
     let (code, text) = node_command(&system, &["resize", "100"])?;
     ensure!(code == 0, "{text}");
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 1)?;
     linked(&system, 0..4, 3)?;
     let (_, text) = node_command(&system, &["ls"])?;
     ensure!(text.contains("4 of 100 places"), "{text}");
-    save(&system, run, &mut trainers, 2)
+    save_protected(&system, run, &mut trainers, 2)
 }
 
 /// Two machines that were given one certificate would take the place from one another for ever.

@@ -1,45 +1,26 @@
 //! `storaged pin` and `unpin` with real processes: a step stays in the RAM of all nodes, through saves, daemons that die and a lost node.
 
-use std::process::{Command, Output};
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use rustix::process::Signal;
-use storaged::cluster::NodeMemory;
 use storaged_sdk::Trainer;
-use storaged_sdk::wire::local::{DurableWish, Rung};
-use storaged_sdk::wire::{CheckpointState, RunId, Step};
-use storaged_tests::system::{System, executable, shards, wait};
+use storaged_sdk::wire::local::Rung;
+use storaged_sdk::wire::{RunId, Step};
+use storaged_tests::system::{System, said, save_protected, shards, wait};
 
 const USED: &str = "storaged_memory_used_bytes";
 
-fn storaged(system: &System, node: usize, arguments: &[&str]) -> Result<Output> {
-    let mut command = Command::new(executable());
-    command.args(arguments).arg("--socket");
-    command.arg(system.cluster.socket(node));
-    command.env("STORAGED_TOKEN", "a-secret-of-tests");
-    command.output().context("running storaged")
-}
-
 /// What a command says that ends well.
 fn done(system: &System, node: usize, arguments: &[&str]) -> Result<String> {
-    let output = storaged(system, node, arguments)?;
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).into_owned();
+    let output = system.storaged(node, arguments)?;
+    let text = said(&output);
     ensure!(output.status.success(), "{arguments:?}: {text}");
     Ok(text)
 }
 
 fn started(extra: &str) -> Result<(System, RunId, Vec<Trainer>)> {
-    let mut system = System::prepared(3, Some((2, 1)), extra)?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let system = System::start_kept(3, Some((2, 1)), extra)?;
     let (run, trainers) = system.trainers(2)?;
     Ok((system, run, trainers))
-}
-
-fn save(system: &System, run: RunId, trainers: &mut [Trainer], step: u64) -> Result<()> {
-    system.save(trainers, step, &shards(2, step), DurableWish::Never)?;
-    (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
 }
 
 /// The step is restored out of the RAM of the nodes that sealed it.
@@ -50,7 +31,7 @@ fn is_in_place(system: &System, step: u64) -> Result<()> {
 }
 
 /// How often a node's list and status say that a step is pinned.
-fn said(system: &System, node: usize) -> Result<[usize; 2]> {
+fn told_pinned(system: &System, node: usize) -> Result<[usize; 2]> {
     let [list, status] = ["ls", "status"].map(|command| done(system, node, &[command]));
     Ok([list?, status?].map(|text| text.matches(", pinned").count()))
 }
@@ -59,16 +40,16 @@ fn said(system: &System, node: usize) -> Result<[usize; 2]> {
 fn a_pinned_step_stays_through_saves_dead_daemons_and_a_lost_node_until_it_is_unpinned()
 -> Result<()> {
     let (mut system, run, mut trainers) = started("[memory]\nbudget = \"64MiB\"\n")?;
-    save(&system, run, &mut trainers, 1)?;
-    save(&system, run, &mut trainers, 2)?;
+    save_protected(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 2)?;
     let pinned = done(&system, 2, &["pin", "job", "2"])?;
     ensure!(pinned.contains("step 2: pinned in RAM"), "{pinned}");
     for step in 3..=8 {
-        save(&system, run, &mut trainers, step)?;
+        save_protected(&system, run, &mut trainers, step)?;
     }
     is_in_place(&system, 2)?;
     for node in 0..3 {
-        ensure!(said(&system, node)? == [1, 1], "n{node}");
+        ensure!(told_pinned(&system, node)? == [1, 1], "n{node}");
     }
     drop(trainers);
     for node in 0..3 {
@@ -94,8 +75,8 @@ fn a_pinned_step_stays_through_saves_dead_daemons_and_a_lost_node_until_it_is_un
     })?;
     let gone = system.reader(0)?.plan(Some(Step::new(2)), 5_000);
     ensure!(gone.is_err(), "it went by the policy");
-    ensure!(said(&system, 0)? == [0, 0]);
-    let again = storaged(&system, 0, &["unpin", "job", "2"])?;
+    ensure!(told_pinned(&system, 0)? == [0, 0]);
+    let again = system.storaged(0, &["unpin", "job", "2"])?;
     ensure!(again.status.code() == Some(1));
     Ok(())
 }
@@ -104,11 +85,11 @@ fn a_pinned_step_stays_through_saves_dead_daemons_and_a_lost_node_until_it_is_un
 #[test]
 fn pins_beside_which_saves_would_not_fit_are_refused_with_the_node_and_what_to_do() -> Result<()> {
     let (system, run, mut trainers) = started("[memory]\nbudget = \"6MiB\"\n")?;
-    save(&system, run, &mut trainers, 1)?;
+    save_protected(&system, run, &mut trainers, 1)?;
     done(&system, 0, &["pin", "job", "1"])?;
-    save(&system, run, &mut trainers, 2)?;
-    let refused = storaged(&system, 1, &["pin", "job", "2"])?;
-    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    save_protected(&system, run, &mut trainers, 2)?;
+    let refused = system.storaged(1, &["pin", "job", "2"])?;
+    let text = said(&refused);
     ensure!(refused.status.code() == Some(1), "{text}");
     for part in [
         "step 2",
@@ -118,7 +99,7 @@ fn pins_beside_which_saves_would_not_fit_are_refused_with_the_node_and_what_to_d
         ensure!(text.contains(part), "{part:?} in {text}");
     }
     for step in 3..=6 {
-        save(&system, run, &mut trainers, step)?;
+        save_protected(&system, run, &mut trainers, step)?;
     }
     is_in_place(&system, 1)
 }

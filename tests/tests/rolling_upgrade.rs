@@ -1,7 +1,6 @@
 //! All nodes' daemons are upgraded in turn below their keepers, while a job saves without pause over connections that nobody makes again.
 
 use anyhow::{Result, ensure};
-use storaged::cluster::NodeMemory;
 use storaged_tests::rolling::{SavingJob, upgrade};
 use storaged_tests::system::System;
 
@@ -9,9 +8,7 @@ const NODES: usize = 3;
 
 #[test]
 fn a_job_that_saves_all_the_time_loses_no_step_and_at_most_one_save_per_node() -> Result<()> {
-    let mut system = System::prepared(NODES, Some((2, 1)), "")?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let system = System::start_kept(NODES, Some((2, 1)), "")?;
     let mut job = SavingJob::start((*system).clone(), 2)?;
     for node in [2, 0, 1, 0, 2, 1] {
         let upgraded = upgrade(&system, &job, node)?;

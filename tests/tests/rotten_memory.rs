@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use storaged::cluster::NodeMemory;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_sdk::wire::{CheckpointState, RunId};
-use storaged_tests::system::{System, shards};
+use storaged_tests::system::{System, save_protected, shards};
 
 const ROTTEN: &str = "storaged_scrub_rotten_chunks_total";
 const ENCODED: &str = "storaged_encode_session_bytes_total";
@@ -29,13 +28,8 @@ fn settings(more: &str) -> String {
 fn protected(more: &str) -> Result<(System, RunId, Vec<Trainer>)> {
     let system = System::start(3, Some((2, 1)), &settings(more))?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 10)?;
+    save_protected(&system, run, &mut trainers, 10)?;
     Ok((system, run, trainers))
-}
-
-fn save(system: &System, run: RunId, trainers: &mut [Trainer], step: u64) -> Result<()> {
-    system.save(trainers, step, &shards(2, step), DurableWish::Never)?;
-    (0..3).try_for_each(|node| system.wait(node, run, step, CheckpointState::Protected))
 }
 
 fn until(system: &System, what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
@@ -234,14 +228,9 @@ hook = ["/bin/sh", "-c", "echo $STORAGED_NODE $STORAGED_ROTTEN_CHUNKS > ROOT/hoo
 /// what the next daemon finds, and what a lost shard is decoded from.
 #[test]
 fn rotten_parity_is_put_back_and_outlives_its_daemon() -> Result<()> {
-    let mut system = System::start(3, Some((2, 1)), &settings(""))?;
-    for node in 0..3 {
-        system.cluster.kill(node)?;
-    }
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let mut system = System::start_kept(3, Some((2, 1)), &settings(""))?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 10)?;
+    save_protected(&system, run, &mut trainers, 10)?;
     let daemon = system.cluster.daemon_below(2).context("a daemon")?;
     let before = encoded_at_rest(&system)?;
     let still = Still::of(&[daemon])?;
@@ -326,7 +315,7 @@ fn a_job_that_saves_is_not_disturbed() -> Result<()> {
     let system = System::start(3, Some((2, 1)), &settings("").replace("5s", "1s"))?;
     let (run, mut trainers) = system.trainers(2)?;
     for step in 1..=40 {
-        save(&system, run, &mut trainers, step)?;
+        save_protected(&system, run, &mut trainers, step)?;
     }
     until(&system, "a pass over the newest step", || {
         Ok((0..3)
@@ -397,12 +386,9 @@ fn a_hook_that_hangs_ends_with_the_daemon() -> Result<()> {
 
 #[test]
 fn a_hook_that_hangs_ends_with_a_daemon_that_is_started_again() -> Result<()> {
-    let mut system = System::start(3, Some((2, 1)), &settings(HANGS))?;
-    (0..3).try_for_each(|node| system.cluster.kill(node))?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let system = System::start_kept(3, Some((2, 1)), &settings(HANGS))?;
     let (run, mut trainers) = system.trainers(2)?;
-    save(&system, run, &mut trainers, 10)?;
+    save_protected(&system, run, &mut trainers, 10)?;
     let daemon = system.cluster.daemon_below(0).context("a daemon")?;
     let said = rot_till_hook(&system, daemon)?;
     ensure!(runs(&said), "it hangs");

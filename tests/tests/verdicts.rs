@@ -6,7 +6,6 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use storaged::cluster::NodeMemory;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::{DurableWish, Rung};
 use storaged_tests::system::{System, executable, shards};
@@ -162,10 +161,7 @@ fn with_two_nodes_killed_nothing_is_restorable_and_one_that_lost_its_ram_is_not_
 #[test]
 fn a_step_that_failed_is_passed_over_by_all_nodes_and_by_the_daemons_that_start_next() -> Result<()>
 {
-    let mut system = System::start(2, None, TIER)?;
-    (0..2).try_for_each(|node| system.cluster.kill(node))?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let system = System::start_kept(2, None, TIER)?;
     let (run, mut trainers) = system.trainers(2)?;
     for (step, wish, state) in [
         (10, DurableWish::Required, CheckpointState::Durable),

@@ -9,9 +9,9 @@ use rustix::process::Signal;
 use storaged::cluster::Page;
 use storaged::net::cert::issue;
 use storaged_sdk::wire::NodeName;
-use storaged_tests::system::System;
+use storaged_tests::system::{System, said};
 
-use crate::node::{log, rewrite, said, storaged, until};
+use crate::node::{log, rewrite, until};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -25,7 +25,7 @@ fn an_expired_certificate_is_named_and_mended_without_a_restart() -> Result<()> 
     issue(&certificates, &NodeName::new("n1")?, Duration::ZERO)?;
 
     let file = system.cluster.config_path(1).display().to_string();
-    let checked = storaged(&system, 1, &["config", &file])?;
+    let checked = system.storaged(1, &["config", &file])?;
     assert!(
         !checked.status.success() && said(&checked).contains("cert renew"),
         "{}",
@@ -58,7 +58,7 @@ fn an_expired_certificate_is_named_and_mended_without_a_restart() -> Result<()> 
 
     // What it advises works.
     let directory = certificates.display().to_string();
-    let renewed = storaged(&system, 1, &["cert", "renew", &directory, "n1"])?;
+    let renewed = system.storaged(1, &["cert", "renew", &directory, "n1"])?;
     assert!(renewed.status.success(), "{}", said(&renewed));
     system.cluster.signal(1, Signal::HUP)?;
     for node in [0, 1] {
@@ -75,7 +75,7 @@ fn a_configuration_with_wrong_certificates_is_refused_before_it_runs() -> Result
     let path = system.cluster.config_path(0);
     let sound = fs::read_to_string(&path)?;
     let file = path.display().to_string();
-    let good = said(&storaged(&system, 0, &["config", &file])?);
+    let good = said(&system.storaged(0, &["config", &file])?);
     assert!(
         good.contains("certificate until 2") && good.contains("ranks per node 8"),
         "{good}"
@@ -83,14 +83,14 @@ fn a_configuration_with_wrong_certificates_is_refused_before_it_runs() -> Result
     for (wrong, told) in [("missing", "missing.pem"), ("n1", "n0.node.storaged")] {
         let text = sound.replace("n0.pem", &format!("{wrong}.pem"));
         fs::write(&path, text.replace("n0.key", "n1.key"))?;
-        let checked = storaged(&system, 0, &["config", &file])?;
+        let checked = system.storaged(0, &["config", &file])?;
         assert!(!checked.status.success(), "{wrong}");
         let error = said(&checked);
         assert!(error.contains(told) || error.contains("n0"), "{error}");
     }
     // A key that belongs to another certificate.
     fs::write(&path, sound.replace("n0.key", "n1.key"))?;
-    let checked = storaged(&system, 0, &["config", &file])?;
+    let checked = system.storaged(0, &["config", &file])?;
     assert!(!checked.status.success(), "{}", said(&checked));
     Ok(())
 }
@@ -101,7 +101,7 @@ fn a_revoked_peer_is_cut_off_without_a_reload_and_let_in_with_another_certificat
     let certificates = system.root.path().join("certs");
     let directory = certificates.display().to_string();
     let revoke = |system: &System, node: &str| -> Result<()> {
-        let revoked = storaged(system, 0, &["cert", "revoke", &directory, node])?;
+        let revoked = system.storaged(0, &["cert", "revoke", &directory, node])?;
         ensure!(revoked.status.success(), "{}", said(&revoked));
         Ok(())
     };
@@ -143,7 +143,7 @@ fn a_revoked_peer_is_cut_off_without_a_reload_and_let_in_with_another_certificat
     ensure!(code(&system, 0) == 503, "n1 was let in again");
 
     fs::write(&list, sound)?;
-    let renewed = storaged(&system, 1, &["cert", "renew", &directory, "n1"])?;
+    let renewed = system.storaged(1, &["cert", "renew", &directory, "n1"])?;
     ensure!(renewed.status.success(), "{}", said(&renewed));
     system.cluster.signal(1, Signal::HUP)?;
     until("both are ready again", LONG, || ready(&system))
@@ -155,7 +155,7 @@ fn a_key_that_others_may_read_is_refused_and_the_links_go_on() -> Result<()> {
     let key = system.root.path().join("certs/n0.key");
     let file = system.cluster.config_path(0).display().to_string();
     fs::set_permissions(&key, Permissions::from_mode(0o644))?;
-    let checked = storaged(&system, 0, &["config", &file])?;
+    let checked = system.storaged(0, &["config", &file])?;
     let error = said(&checked);
     ensure!(
         !checked.status.success() && error.contains("chmod 640"),
@@ -170,7 +170,7 @@ fn a_key_that_others_may_read_is_refused_and_the_links_go_on() -> Result<()> {
         "the link was lost"
     );
     fs::set_permissions(&key, Permissions::from_mode(0o640))?;
-    let checked = storaged(&system, 0, &["config", &file])?;
+    let checked = system.storaged(0, &["config", &file])?;
     ensure!(checked.status.success(), "{}", said(&checked));
     Ok(())
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::Result;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::{DurableWish, Rung};
-use storaged_tests::system::{System, shards};
+use storaged_tests::system::{System, said, shards};
 
-use crate::node::{rewrite, said, storaged, until};
+use crate::node::{rewrite, until};
 
 const TIER: &str = "[durable]\nkind = \"directory\"\npath = \"ROOT/tier\"\n[trickle]\nevery = 10\npart = \"1MiB\"\n";
 
@@ -27,7 +27,7 @@ fn a_restart_with_another_chunk_size_keeps_what_it_restored() -> Result<()> {
     assert_eq!(rungs, [Rung::Durable, Rung::Durable]);
 
     let whole = || {
-        let verified = storaged(&system, 0, &["verify", "job"])?;
+        let verified = system.storaged(0, &["verify", "job"])?;
         // Until the parity is back, verify misses it and exits with 1.
         let said = said(&verified);
         let blocks = said.lines().filter(|line| !line.contains(" schema "));

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use storaged::cluster::Page;
-use storaged_tests::system::System;
+use storaged_tests::system::{System, said};
 
-use crate::node::{log, rewrite, said, status, storaged, until};
+use crate::node::{log, rewrite, status, until};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -30,7 +30,7 @@ fn disagree(from: &str, to: &str, told: &[&str]) -> Result<()> {
         assert_eq!(code, 503, "{reasons}");
         let json = status(&system, node)?;
         assert_eq!(json["ready"], false);
-        let text = said(&storaged(&system, node, &["status"])?);
+        let text = said(&system.storaged(node, &["status"])?);
         for part in told {
             assert!(reasons.contains(part), "readyz: {part} in {reasons}");
             assert!(text.contains(part), "status: {part} in {text}");
@@ -75,7 +75,7 @@ fn another_number_of_kept_steps_is_told_and_parts_nobody() -> Result<()> {
     system.cluster.start_all()?;
     let values = ["is 1 here and 2 there", "is 2 here and 1 there"];
     for (node, values) in values.into_iter().enumerate() {
-        let text = said(&storaged(&system, node, &["status"])?);
+        let text = said(&system.storaged(node, &["status"])?);
         let told = format!("memory.keep_steps {values}");
         assert!(text.contains(&told), "{text}");
         assert_eq!(status(&system, node)?["ready"], true);

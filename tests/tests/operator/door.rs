@@ -7,9 +7,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
-use storaged_tests::system::{System, shards};
-
-use crate::node::{said, storaged};
+use storaged_tests::system::{System, said, shards};
 
 #[test]
 fn with_tenants_the_operators_socket_serves_every_command() -> Result<()> {
@@ -65,14 +63,14 @@ fn what_nobody_holds_is_not_dropped_and_exits_with_1() -> Result<()> {
     let (run, mut trainers) = system.trainers(1)?;
     system.save(&mut trainers, 10, &shards(1, 10), DurableWish::Policy)?;
     system.wait(0, run, 10, CheckpointState::Committed)?;
-    let dropped = storaged(&system, 0, &["drop", "jbo"])?;
+    let dropped = system.storaged(0, &["drop", "jbo"])?;
     assert_eq!(dropped.status.code(), Some(1), "{}", said(&dropped));
     let told = said(&dropped);
     assert!(
         told.contains("got jbo, of which no node holds anything") && told.contains("storaged ls"),
         "{told}"
     );
-    let dropped = storaged(&system, 0, &["drop", "job", "--force"])?;
+    let dropped = system.storaged(0, &["drop", "job", "--force"])?;
     assert!(dropped.status.success(), "{}", said(&dropped));
     Ok(())
 }
@@ -93,7 +91,7 @@ fn commands_end_in_their_time_beside_a_daemon_that_hangs() -> Result<()> {
     ];
     for command in commands {
         let began = Instant::now();
-        let done = storaged(&system, 0, &[command, &["--timeout", "2"]].concat())?;
+        let done = system.storaged(0, &[command, &["--timeout", "2"]].concat())?;
         let took = began.elapsed();
         assert_eq!(done.status.code(), Some(1), "{command:?}: {}", said(&done));
         assert!(
@@ -117,7 +115,7 @@ fn arguments_that_do_not_fit_together_exit_with_2() -> Result<()> {
         &["rm", "job", "--step", "x"],
         &["plan", "--encode", "--k", "0", "--m", "1"],
     ] {
-        let done = storaged(&system, 0, arguments)?;
+        let done = system.storaged(0, arguments)?;
         assert_eq!(
             done.status.code(),
             Some(2),

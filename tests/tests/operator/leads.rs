@@ -6,9 +6,9 @@ use anyhow::Result;
 use serde_json::Value;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
-use storaged_tests::system::{System, shards};
+use storaged_tests::system::{System, said, shards};
 
-use crate::node::{said, status, storaged, until};
+use crate::node::{status, until};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -63,7 +63,7 @@ fn the_status_names_who_decides_who_leads_and_what_is_to_be_put_back() -> Result
     assert_eq!(lacking["down"], true);
     assert_eq!(lacking["bytes"], longest);
     assert_eq!(counts["to_put_back"]["bytes"], longest);
-    let text = said(&storaged(&system, home, &["status"])?);
+    let text = said(&system.storaged(home, &["status"])?);
     for part in [
         "to put back 1 block, ".into(),
         format!("{coding} (DOWN) lacks 1 block, "),

@@ -7,9 +7,9 @@ use anyhow::Result;
 use rustix::process::Signal;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
-use storaged_tests::system::{System, executable, shards};
+use storaged_tests::system::{System, executable, said, shards};
 
-use crate::node::{log, said, storaged, until};
+use crate::node::{log, until};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -19,7 +19,7 @@ fn nodes_that_share_a_host_list_link_up() -> Result<()> {
     system.list_together("zone[0-2]/rack")?;
     system.cluster.start_all()?;
     let path = system.cluster.config_path(0).display().to_string();
-    let told = said(&storaged(&system, 0, &["config", &path])?);
+    let told = said(&system.storaged(0, &["config", &path])?);
     assert!(told.contains("node n0 of 3"), "{told}");
     assert!(
         told.contains("in one failure domain: at most 1 at level 1 (its loss is borne), 1 at level 2 (its loss is borne)"),

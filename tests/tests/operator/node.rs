@@ -1,12 +1,11 @@
 //! What the tests do to one daemon of a cluster, and read of it.
 
 use std::fs;
-use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::Value;
-use storaged_tests::system::{System, executable};
+use storaged_tests::system::{System, said};
 
 /// Changes a node's configuration file.
 pub fn rewrite(system: &System, node: usize, from: &str, to: &str) -> Result<()> {
@@ -26,21 +25,6 @@ pub fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> Result<bool
     Ok(())
 }
 
-/// Runs the command line against a node's socket.
-pub fn storaged(system: &System, node: usize, arguments: &[&str]) -> Result<Output> {
-    let mut command = Command::new(executable());
-    command.args(arguments);
-    command.env("STORAGED_SOCKET", system.cluster.socket(node));
-    command.env("STORAGED_TOKEN", "a-secret-of-tests");
-    command.output().context("running storaged")
-}
-
-/// What a command said, on both streams.
-pub fn said(output: &Output) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    text(&output.stdout) + &text(&output.stderr)
-}
-
 /// A node's log.
 pub fn log(system: &System, node: usize) -> Result<String> {
     Ok(fs::read_to_string(system.cluster.log(node))?)
@@ -48,7 +32,7 @@ pub fn log(system: &System, node: usize) -> Result<String> {
 
 /// The status as JSON.
 pub fn status(system: &System, node: usize) -> Result<Value> {
-    let output = storaged(system, node, &["status", "--json"])?;
+    let output = system.storaged(node, &["status", "--json"])?;
     ensure!(output.status.success(), "{}", said(&output));
     Ok(serde_json::from_slice(&output.stdout)?)
 }

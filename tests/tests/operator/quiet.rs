@@ -3,9 +3,9 @@
 use anyhow::Result;
 use storaged_sdk::wire::CheckpointState;
 use storaged_sdk::wire::local::DurableWish;
-use storaged_tests::system::{System, shards};
+use storaged_tests::system::{System, said, shards};
 
-use crate::node::{log, said, storaged};
+use crate::node::log;
 
 #[test]
 fn an_ordinary_restart_warns_of_nothing_and_counts_no_fault() -> Result<()> {
@@ -17,11 +17,7 @@ fn an_ordinary_restart_warns_of_nothing_and_counts_no_fault() -> Result<()> {
     drop(trainers);
     for node in [2, 0, 1, 2] {
         // Two nodes that are away before what the first one had is made again are a loss, and rightly warned of.
-        let asked = storaged(
-            &system,
-            node,
-            &["restart-safe", "--wait", "--timeout", "60"],
-        )?;
+        let asked = system.storaged(node, &["restart-safe", "--wait", "--timeout", "60"])?;
         assert!(asked.status.success(), "n{node}: {}", said(&asked));
         system.cluster.stop(node)?;
         system.cluster.start(node)?;

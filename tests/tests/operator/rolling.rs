@@ -11,9 +11,9 @@ use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, RunId, Step};
 use storaged_tests::clients::{Clients, WAIT_MS};
-use storaged_tests::system::{System, shards};
+use storaged_tests::system::{System, said, shards};
 
-use crate::node::{said, storaged, until};
+use crate::node::until;
 
 const NODES: usize = 6;
 const RANKS: u32 = 4;
@@ -22,7 +22,7 @@ const SAVE_MS: u32 = 2_000;
 
 /// What the script does to one node.
 fn restart_when_safe(system: &mut System, node: usize) -> Result<()> {
-    let asked = storaged(system, node, &["restart-safe", "--wait", "--timeout", "60"])?;
+    let asked = system.storaged(node, &["restart-safe", "--wait", "--timeout", "60"])?;
     ensure!(asked.status.success(), "n{node}: {}", said(&asked));
     system.cluster.stop(node)?;
     system.cluster.start(node)?;
@@ -79,7 +79,7 @@ fn while_a_node_is_away_no_other_may_be_restarted_and_http_says_the_same() -> Re
     // A daemon that is stopped closes its links: nobody waits for a timeout, and nobody says yes meanwhile.
     for node in 0..5 {
         until("what is missing is said", Duration::from_secs(30), || {
-            let asked = storaged(&system, node, &["restart-safe"])?;
+            let asked = system.storaged(node, &["restart-safe"])?;
             ensure!(!asked.status.success(), "n{node}: {}", said(&asked));
             let Page { code, body } = system.cluster.page(node, "/readyz?restart=safe")?;
             ensure!(code == 503, "n{node}: {code} {body}");

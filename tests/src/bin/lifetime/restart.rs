@@ -2,7 +2,6 @@
 
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
-use storaged::cluster::NodeMemory;
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::Rung;
 use storaged_sdk::wire::{Rank, RunId};
@@ -18,10 +17,7 @@ const NODES: usize = 3;
 const RESTARTS: usize = 6;
 
 fn started() -> Result<(System, RunId, Vec<Trainer>)> {
-    let mut system = System::start(NODES, Some((2, 1)), "")?;
-    (0..NODES).try_for_each(|node| system.cluster.kill(node))?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let system = System::start_kept(NODES, Some((2, 1)), "")?;
     let (run, trainers) = system.trainers(2)?;
     Ok((system, run, trainers))
 }
@@ -76,9 +72,7 @@ pub fn restarts(figures: &mut Figures) -> Result<()> {
 /// SIGUSR2 to one `storaged run` after the other, each three times, while a job saves without pause: protected steps that are not there
 /// afterwards, the most saves that one upgrade made fail, and what was sent to repair something.
 pub fn upgrades(figures: &mut Figures) -> Result<()> {
-    let mut system = System::prepared(NODES, Some((2, 1)), "")?;
-    system.cluster.set_memory(NodeMemory::OutlivesDaemon);
-    system.cluster.start_all()?;
+    let system = System::start_kept(NODES, Some((2, 1)), "")?;
     let mut job = SavingJob::start((*system).clone(), 2)?;
     let (mut lost, mut failed, mut repaired) = (0, 0, 0);
     for round in 0..3 * NODES {
