@@ -256,6 +256,10 @@ pub const PIN_WAIT_MS: u64 = 10_000;
 /// Pins are told again so often: a node that missed one would let go what all others keep.
 pub const PINS_EVERY_MS: u64 = 10_000;
 
+/// A pinned step of which a node has nothing is asked for after twice as long each time, but at least this often: blocks come back with the nodes
+/// that have them.
+pub const PINNED_ASKED_AGAIN_MAX_MS: u64 = 300_000;
+
 /// Namespaces of which one message tells it: with all their steps below the longest that goes as it is.
 pub const FAILURES_TOLD_MAX: usize = 8;
 

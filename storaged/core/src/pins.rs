@@ -7,6 +7,7 @@ use storaged_wire::local::Keep;
 use storaged_wire::peer::{CheckpointKey, HighMark};
 use storaged_wire::pins::Pin;
 
+use crate::api::Now;
 use crate::limits;
 
 /// What was said of the steps of a namespace; of the same step whatever was changed later counts.
@@ -18,6 +19,9 @@ pub(crate) struct Pins(BTreeMap<HighMark, PinWord>);
 struct PinWord {
     pinned: bool,
     changes: u32,
+    /// How often other nodes were asked for the step, of which nothing is here.
+    asked: u32,
+    asked_at: Now,
 }
 
 impl Pins {
@@ -26,7 +30,7 @@ impl Pins {
         let before = self.0.get(&at).map_or(0, |word| word.changes);
         let changes = before.saturating_add(1);
         let pinned = keep == Keep::Pin;
-        PinWord { pinned, changes }.to_wire(at)
+        PinWord::new(pinned, changes).to_wire(at)
     }
 
     /// Whether a peer, or an earlier daemon, tells of something later than what is known. One huge number said once would leave none
@@ -48,15 +52,30 @@ impl Pins {
     /// Takes what is told. Of two that were changed equally often, nothing stays.
     pub fn learn(&mut self, told: &Pin) {
         if self.is_news(told) {
-            let (pinned, changes) = (told.pinned, told.changes);
-            self.put(mark_of(told), PinWord { pinned, changes });
+            self.put(mark_of(told), PinWord::new(told.pinned, told.changes));
         }
+    }
+
+    /// Whether others may be asked for a pinned step again, which then counts as done. All nodes that have it tell of its pin again and again: if
+    /// each time all were asked, and it cannot come back, they would say nothing else any more.
+    pub fn may_ask(&mut self, at: HighMark, now: Now) -> bool {
+        let Some(word) = self.0.get_mut(&at) else {
+            return false;
+        };
+        let doubled = word.asked.saturating_sub(1);
+        let wait = limits::PINS_EVERY_MS.saturating_mul(1 << doubled.min(16));
+        let wait = wait.min(limits::PINNED_ASKED_AGAIN_MAX_MS);
+        if word.asked > 0 && now.since(word.asked_at) < wait {
+            return false;
+        }
+        word.asked = word.asked.saturating_add(1);
+        word.asked_at = now;
+        true
     }
 
     /// What an earlier daemon of this node went by, however often it was changed.
     pub fn recover(&mut self, kept: &Pin) {
-        let (pinned, changes) = (kept.pinned, kept.changes);
-        self.put(mark_of(kept), PinWord { pinned, changes });
+        self.put(mark_of(kept), PinWord::new(kept.pinned, kept.changes));
     }
 
     /// What is let go is forgotten first, then what is older than all others.
@@ -88,6 +107,15 @@ impl Pins {
 }
 
 impl PinWord {
+    fn new(pinned: bool, changes: u32) -> Self {
+        Self {
+            pinned,
+            changes,
+            asked: 0,
+            asked_at: Now::default(),
+        }
+    }
+
     fn to_wire(self, at: HighMark) -> Pin {
         Pin {
             run: at.run,
@@ -171,6 +199,26 @@ mod tests {
         (told.pinned, told.changes) = (true, u32::MAX);
         pins.learn(&told);
         assert!(!pins.has(at(7)));
+    }
+
+    /// Each of many nodes tells of the pin every ten seconds, for a day.
+    #[test]
+    fn a_step_that_does_not_come_back_is_asked_for_ever_more_rarely() {
+        let mut pins = Pins::default();
+        pins.change(at(7), Keep::Pin);
+        let mut asked = Vec::new();
+        for told_at in (0..86_400_000).step_by(100) {
+            if pins.may_ask(at(7), Now(told_at)) {
+                asked.push(told_at);
+            }
+        }
+        assert_eq!(asked[..4], [0, 10_000, 30_000, 70_000]);
+        let longest = limits::PINNED_ASKED_AGAIN_MAX_MS;
+        let last = asked.windows(2).last();
+        assert_eq!(last.map(|pair| pair[1] - pair[0]), Some(longest));
+        pins.change(at(7), Keep::Unpin);
+        pins.change(at(7), Keep::Pin);
+        assert!(pins.may_ask(at(7), Now(86_400_000)), "it is a new pin");
     }
 
     #[test]

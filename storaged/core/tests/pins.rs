@@ -212,6 +212,69 @@ fn a_pin_that_leaves_no_room_for_saves_is_refused_on_all_nodes() {
     }
 }
 
+/// Two jobs on the same nodes, of which each needs room for its newest step and for the one that it saves.
+#[test]
+fn a_pin_leaves_the_saves_of_another_job_their_room() {
+    let job = testkit::namespace();
+    for (slots, fits) in [(4, false), (5, true)] {
+        let room = Room {
+            budgets: [(0, slots * SLOT)].into(),
+            ..Room::default()
+        };
+        let mut cluster = with_room(room);
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.begin_job("other");
+        cluster.save_and_wait(DurableWish::Never);
+        cluster.ask_of(job.as_str());
+        let said = keep(&mut cluster, 3, 1, Keep::Pin);
+        assert_eq!(said.is_ok(), fits, "{said:?}");
+        if let Err(refusal) = said {
+            assert_eq!(refusal.code, RefusalCode::BudgetFull);
+            let others = format!("other jobs need {SLOT} bytes");
+            assert!(refusal.message.contains(&others), "{}", refusal.message);
+        }
+        cluster.ask_of("other");
+        (0..4).for_each(|node| cluster.attach(node));
+        cluster.goes_back_to(1);
+        for _ in 2..=4 {
+            cluster.save_and_wait(DurableWish::Never);
+        }
+    }
+}
+
+fn restart_objections(cluster: &mut Cluster, node: usize) -> Vec<String> {
+    let reader = cluster.connect(node, Role::Reader);
+    let reply = cluster.ask(node, reader, Request::RestartSafe { bears: None });
+    cluster.disconnect(node, reader);
+    match reply {
+        Reply::RestartSafe(objections) => objections,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Of a step that cannot become whole any more: who rolls a cluster must know that nobody needs it but who pinned it.
+#[test]
+fn an_objection_to_a_restart_says_that_a_pinned_step_is_the_cause() {
+    let mut cluster = with_a_pin();
+    for node in [0, 1, 5] {
+        cluster.kill(node);
+    }
+    cluster.run_for(10_000);
+    for node in [0, 1, 5] {
+        cluster.start_after(0, node);
+    }
+    cluster.run_for(30_000);
+    (0..4).for_each(|node| cluster.attach(node));
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.run_for(30_000);
+    let said = restart_objections(&mut cluster, 2).join(", ");
+    assert!(said.contains("step 1 of run 1-"), "{said}");
+    assert!(said.contains("`storaged unpin`"), "{said}");
+    keep(&mut cluster, 3, 1, Keep::Unpin).expect("it was pinned");
+    cluster.run_for(10_000);
+    assert_eq!(restart_objections(&mut cluster, 2), [""; 0]);
+}
+
 /// As many as are pinned take none of the slots that ranks may have.
 #[test]
 fn saves_go_on_beside_pins_as_before() {
@@ -297,6 +360,27 @@ fn an_idle_job_with_a_pin_makes_no_room_for_others_and_is_dropped_by_force_alone
     assert!(matches!(dropped(true), Reply::Dropped(_)));
     cluster.run_for(20_000);
     (0..NODES).for_each(|node| assert_eq!(cluster.held(node), []));
+}
+
+/// A node that has nothing of the step knows of its pin too.
+#[test]
+fn a_job_with_a_pin_is_not_dropped_by_a_node_without_the_step() {
+    let mut cluster = Cluster::start_of(9, 4, 2, 10);
+    cluster.save_on_all(6, DurableWish::Never);
+    pinned(&mut cluster, 3, 1);
+    cluster.end_job();
+    cluster.run_for(20_000);
+    let without = (0..9).find(|node| cluster.held(*node).is_empty());
+    let without = without.expect("a node of no group");
+    let reader = cluster.connect(without, Role::Reader);
+    let drop = Request::Drop {
+        force: false,
+        timeout_ms: 5_000,
+    };
+    match cluster.ask(without, reader, drop) {
+        Reply::Refused(refusal) => assert_eq!(refusal.code, RefusalCode::InUse),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

@@ -75,13 +75,18 @@ impl Context {
             return None;
         }
         let waits = self.why_not_yet(&newest.key);
+        let pinned = if self.is_pinned(&newest.key) {
+            "; it is pinned: `storaged unpin` takes it out of account"
+        } else {
+            ""
+        };
         let tier = match (wanted, copied) {
             (0, Some(because)) => format!("; it {because}"),
             (_, Some(_)) => String::new(),
             (_, None) => "; it is durable: bears 0 goes by the durable tier alone".into(),
         };
         Some(format!(
-            "step {step} of run {run} bears {} of {} losses, expected {least}{waits}{first}{tier}",
+            "step {step} of run {run} bears {} of {} losses, expected {least}{waits}{first}{tier}{pinned}",
             counted.losses, counted.of,
         ))
     }

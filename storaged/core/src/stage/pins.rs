@@ -191,7 +191,8 @@ impl Context {
         table.is_some_and(|table| table.pins.has(key.mark()))
     }
 
-    fn pinned_marks(&self, namespace: &Namespace) -> Vec<HighMark> {
+    /// The pinned steps of a job, also those of which nothing is here: other nodes keep them.
+    pub(crate) fn pinned_marks(&self, namespace: &Namespace) -> Vec<HighMark> {
         let table = self.namespaces.get(namespace);
         table.map_or_else(Vec::new, |table| table.pins.pinned().collect())
     }
@@ -206,8 +207,8 @@ impl Context {
 
     /// For people who wonder what takes the room.
     pub(crate) fn pins_in_words(&self, namespace: &Namespace) -> String {
-        let steps = self.pinned_here(namespace).into_iter();
-        let steps: Vec<String> = steps.map(|key| key.step.to_string()).collect();
+        let steps = self.pinned_marks(namespace).into_iter();
+        let steps: Vec<String> = steps.map(|at| at.step.to_string()).collect();
         match steps.len() {
             0 => String::new(),
             1 => format!("; step {} is pinned: `storaged unpin` frees it", steps[0]),
@@ -317,7 +318,7 @@ impl Context {
             return PinAnswer::Noted;
         }
         if self.is_pinned(key) {
-            self.ask_for_again(key);
+            self.ask_for_again(key, owner);
         }
         PinAnswer::NotHere
     }
@@ -334,32 +335,66 @@ impl Context {
 
     /// This node had let the step go before it heard of its pin. Once all know that, the home nodes tell of the step again, whoever holds blocks
     /// of it says so again, if this node is one of these, and it is healed here.
-    fn ask_for_again(&mut self, key: &CheckpointKey) {
+    fn ask_for_again(&mut self, key: &CheckpointKey, owner: Owner) {
         let ended = self.ends.of(key).and_then(|end| end.name);
-        if let Some(manifest) = ended.filter(|_| !self.checkpoints.contains_key(key)) {
+        let now = self.now;
+        if let Some(manifest) = ended.filter(|_| !self.checkpoints.contains_key(key))
+            && self
+                .namespace_table(&key.namespace, owner)
+                .pins
+                .may_ask(key.mark(), now)
+        {
             let cause = UnowedCause::Retired;
             self.send_all(&PeerMessage::Unowed { manifest, cause });
         }
     }
 
-    /// Why saves would find no room beside a step that stays for good: two more of its size must fit, without anything else that is pinned.
+    /// Why saves would find no room beside a step that stays for good: two more of its size must fit, without anything else that is pinned, and
+    /// beside what other jobs need.
     fn lack_of_room_beside(&self, key: &CheckpointKey) -> Option<String> {
         let checkpoint = self.checkpoints.get(key)?;
-        let of_job = self.bytes_by_job().get(&key.namespace).copied();
-        let pinned = self.pinned_here(&key.namespace).into_iter();
-        let others = pinned.filter(|other| other != key);
-        let others: u64 = others.map(|it| self.bytes_of(&self.checkpoints[&it])).sum();
+        let held = self.bytes_by_job();
+        let of_job = held.get(&key.namespace).copied().unwrap_or(0);
         let of_step = self.bytes_of(checkpoint);
-        let unpinned = of_job.unwrap_or(0).saturating_sub(others + of_step);
-        let left = self.budget.room_of(&key.namespace).saturating_add(unpinned);
+        let pinned = self.bytes_pinned(&key.namespace, Some(key)) + of_step;
+        let left = self.budget.room_of(&key.namespace);
+        let left = left.saturating_add(of_job.saturating_sub(pinned));
+        let others = self.lacked_by_other_jobs(&key.namespace, &held);
         let needed = of_step.saturating_mul(2);
-        if left >= needed || planted!("pins_take_the_room") {
+        if left.saturating_sub(others) >= needed || planted!("pins_take_the_room") {
             return None;
         }
+        let beside = match others {
+            0 => String::new(),
+            bytes => format!(", of which other jobs need {bytes} bytes for their own saves"),
+        };
         Some(format!(
-            "beside it two more steps must fit, which take {needed} bytes, and {left} are left: raise memory.budget there{}",
+            "beside it two more steps must fit, which take {needed} bytes, and {left} are left{beside}: raise memory.budget there{}",
             self.pins_in_words(&key.namespace)
         ))
+    }
+
+    /// What the pinned steps of a job take, but for one of them.
+    fn bytes_pinned(&self, namespace: &Namespace, but: Option<&CheckpointKey>) -> u64 {
+        let pinned = self.pinned_here(namespace).into_iter();
+        let counted = pinned.filter(|key| Some(key) != but);
+        let bytes = counted.map(|key| self.bytes_of(&self.checkpoints[&key]));
+        bytes.sum()
+    }
+
+    /// What the other jobs that save here have yet to reserve, until each has room for two steps: its newest one, and the one that it saves.
+    /// Other tenants' are not counted: what they may have beside this one is theirs by their guarantees.
+    fn lacked_by_other_jobs(&self, of: &Namespace, held: &BTreeMap<Namespace, u64>) -> u64 {
+        let others = held
+            .iter()
+            .filter(|(job, _)| *job != of && job.tenant() == of.tenant() && self.is_in_use(job));
+        let lacked = others.map(|(job, bytes)| {
+            let newest = self.newest_safe(job);
+            let of_step = newest.map_or(0, |key| self.bytes_of(&self.checkpoints[&key]));
+            let unpinned = bytes.saturating_sub(self.bytes_pinned(job, None));
+            of_step.saturating_mul(2).saturating_sub(unpinned)
+        });
+        lacked.sum()
     }
 
     /// What a checkpoint takes of this node's budget.
