@@ -168,10 +168,16 @@ check: packages licences ## What must hold before a commit lands: lint, licences
 	@$(MAKE) frameworks
 	@$(MAKE) torch-versions
 	@$(MAKE) typed
+	@$(MAKE) places-in-s3
 	@$(MAKE) kill-loop
 	@$(MAKE) torture KILLS=200 SECONDS=60 LIFETIME_WRITE=
 	@$(MAKE) soak MINUTES=5 SOAK_WRITE=
 	@$(MAKE) fresh
+
+.PHONY: places-in-s3
+places-in-s3: network-packages tests-built ## Eight nodes in network namespaces whose registry is a real S3 server (root, Ceph's packages)
+	@$(PACKAGES) s3
+	@$(CARGO) test $(RUST_CRATES) --test namespaces -- --ignored an_s3_server
 
 .PHONY: kill-loop
 kill-loop: release python ## 50 rounds of kill -9 at random times (ROUNDS=50)

@@ -1,5 +1,7 @@
 //! A throw-away S3 server on loopback: Ceph with its gateway, which `tests/s3/ceph.sh` starts and stops.
 
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,27 +16,61 @@ pub const KEYS: [(&str, &str); 3] = [
     ("AWS_REGION", "us-east-1"),
 ];
 
+/// Makes the command that runs a program where the server is to be.
+type CommandOf<'a> = Box<dyn Fn(&Path) -> Command + Send + Sync + 'a>;
+
 /// A running server; it ends with its owner, and what lies in it too.
-#[derive(Debug)]
-pub struct S3Server {
+pub struct S3Server<'a> {
     directory: PathBuf,
+    address: IpAddr,
     port: u16,
+    command_of: CommandOf<'a>,
 }
 
-impl S3Server {
+impl fmt::Debug for S3Server<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            directory, address, ..
+        } = self;
+        write!(f, "S3Server at {address} in {directory:?}")
+    }
+}
+
+impl S3Server<'static> {
     /// Starts one whose state is in `directory` and which listens on `port` of 127.0.0.1.
     ///
     /// # Errors
     /// What the script says; among others that the port is taken.
     pub fn start(directory: PathBuf, port: u16) -> Result<Self> {
-        let server = Self { directory, port };
+        Self::start_where(directory, (Ipv4Addr::LOCALHOST.into(), port), |program| {
+            Command::new(program)
+        })
+    }
+}
+
+impl<'a> S3Server<'a> {
+    /// Starts one where these commands run, a network namespace of its own for example, which is reached at this address and port.
+    ///
+    /// # Errors
+    /// What the script says.
+    pub fn start_where(
+        directory: PathBuf,
+        (address, port): (IpAddr, u16),
+        command_of: impl Fn(&Path) -> Command + Send + Sync + 'a,
+    ) -> Result<Self> {
+        let server = Self {
+            directory,
+            address,
+            port,
+            command_of: Box::new(command_of),
+        };
         server.script("start")?;
         Ok(server)
     }
 
     /// Where it is reached.
     pub fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://{}:{}", self.address, self.port)
     }
 
     /// Kills the gateway with SIGKILL: nobody answers any more. What lies in it stays.
@@ -55,13 +91,16 @@ impl S3Server {
 
     fn script(&self, what: &str) -> Result<()> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/s3/ceph.sh");
-        let mut command = Command::new("bash");
+        let mut command = (self.command_of)(Path::new("bash"));
         command.args([script, what]).arg(&self.directory);
+        if self.address != IpAddr::from(Ipv4Addr::LOCALHOST) {
+            command.env("S3_ADDRESS", self.address.to_string());
+        }
         output(command.arg(self.port.to_string())).map(drop)
     }
 }
 
-impl Drop for S3Server {
+impl Drop for S3Server<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.script("stop") {
             eprintln!("the S3 server was not stopped: {error:#}");

@@ -6,6 +6,8 @@
 #   ceph.sh kill-gateway DIR   kill the gateway alone with SIGKILL; what lies in the store stays
 #   ceph.sh start-gateway DIR [PORT]   start it again
 #
+# With S3_ADDRESS=10.0.0.9 it is reached there as well, at the same port: for who is in another network namespace.
+#
 # `start` is idempotent: a server that still answers is left as it is, a dead one is replaced.
 # It writes DIR/env, a file to source: endpoint, bucket, region and credentials.
 set -euo pipefail
@@ -16,7 +18,7 @@ readonly START_SECONDS_MAX=60
 readonly EMPTY_SHA256=e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
 
 fail() { echo "ceph.sh: $*" >&2; exit 1; }
-usage() { sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
+usage() { sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
 
 answers() { curl -s -o /dev/null --max-time 2 "http://127.0.0.1:$1/"; }
 
@@ -66,7 +68,7 @@ osd crush chooseleaf type = 0
 osd pool default pg num = 8
 osd objectstore = memstore
 memstore device bytes = 8589934592
-rgw frontends = beast endpoint=127.0.0.1:$port
+rgw frontends = beast endpoint=127.0.0.1:$port${S3_ADDRESS:+ endpoint=$S3_ADDRESS:$port}
 rgw dynamic resharding = false
 rgw run sync thread = false
 CONF

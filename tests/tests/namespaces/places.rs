@@ -1,8 +1,9 @@
-//! Eight nodes in network namespaces, on whose places etcd has them agree, beside a job that saves: machines are lost and others with other names
-//! come, etcd is away, two machines come at once.
+//! Eight nodes in network namespaces, on whose places etcd or an S3 server has them agree, beside a job that saves: machines are lost and others with
+//! other names come, the registry is away, two machines come at once.
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use storaged::cluster::{Cluster, ClusterSpec, NodeListing};
 use storaged_bench::net::network::{Network, NetworkSpec, Packets};
+use storaged_bench::s3_server::{BUCKET, S3Server, credentials};
 use storaged_sdk::Trainer;
 use storaged_sdk::wire::local::DurableWish;
 use storaged_sdk::wire::{CheckpointState, Namespace, RunId};
@@ -25,14 +27,76 @@ const PLACES: usize = 8;
 const MACHINES: usize = PLACES + 2;
 /// Ranks of the job, each on a data node.
 const RANKS: u32 = 6;
-/// Where etcd runs.
-const ETCD: usize = MACHINES;
+/// Where the registry runs.
+const REGISTRY: usize = MACHINES;
+const S3_PORT: u16 = 7_480;
 
-/// The machines, and what they agree on.
+/// What the machines agree in, a real process on a machine of its own.
+enum Registry<'a> {
+    Etcd(Box<Etcd>),
+    S3(S3Server<'a>),
+}
+
+impl<'a> Registry<'a> {
+    fn etcd(network: &'a Network) -> Result<Self> {
+        // Programs of a namespace are started by a command whose text does not change.
+        let like = network.command(REGISTRY, Path::new("etcd"));
+        let parts: Vec<_> = like.get_args().map(ToOwned::to_owned).collect();
+        let program = like.get_program().to_owned();
+        let command_of = move |etcd: &Path| {
+            let mut command = Command::new(&program);
+            command.args(&parts[..parts.len() - 1]).arg(etcd);
+            command
+        };
+        let mut etcd = Etcd::prepare(network.address(REGISTRY), command_of)?;
+        etcd.spawn()?;
+        network.inside(REGISTRY, || etcd.wait_for_it())?;
+        Ok(Self::Etcd(Box::new(etcd)))
+    }
+
+    fn s3(network: &'a Network, directory: &Path) -> Result<Self> {
+        let at = (network.address(REGISTRY), S3_PORT);
+        let command_of = |program: &Path| network.command(REGISTRY, program);
+        let server = S3Server::start_where(directory.join("s3"), at, command_of)?;
+        Ok(Self::S3(server))
+    }
+
+    /// As `[membership]` names it.
+    fn settings(&self, directory: &Path) -> Result<String> {
+        Ok(match self {
+            Self::Etcd(etcd) => format!(
+                "{{ kind = \"etcd\", endpoints = [\"{}\"], prefix = \"storaged/eight\" }}",
+                etcd.endpoint()
+            ),
+            Self::S3(server) => format!(
+                "{{ kind = \"s3\", bucket = \"{BUCKET}\", prefix = \"eight\", endpoint = \"{}\", credentials_file = \"{}\" }}",
+                server.endpoint(),
+                credentials(directory)?.display()
+            ),
+        })
+    }
+
+    /// As by a power cut.
+    fn goes(&mut self) -> Result<()> {
+        match self {
+            Self::Etcd(etcd) => etcd.kill(),
+            Self::S3(server) => server.kill_gateway(),
+        }
+    }
+
+    fn comes_back(&mut self) -> Result<()> {
+        match self {
+            Self::Etcd(etcd) => etcd.spawn(),
+            Self::S3(server) => server.start_gateway(),
+        }
+    }
+}
+
+/// The machines, and what they agree in.
 struct Machines<'a> {
     cluster: Cluster<&'a Network>,
     clients: Clients,
-    etcd: Etcd,
+    registry: Registry<'a>,
 }
 
 impl<'a> Machines<'a> {
@@ -45,29 +109,16 @@ impl<'a> Machines<'a> {
         })
     }
 
-    fn prepare(network: &'a Network, directory: &Path) -> Result<Self> {
-        // Programs of a namespace are started by a command whose text does not change.
-        let like = network.command(ETCD, Path::new("etcd"));
-        let parts: Vec<_> = like.get_args().map(ToOwned::to_owned).collect();
-        let program = like.get_program().to_owned();
-        let command_of = move |etcd: &Path| {
-            let mut command = std::process::Command::new(&program);
-            command.args(&parts[..parts.len() - 1]).arg(etcd);
-            command
-        };
-        let mut etcd = Etcd::prepare(network.address(ETCD), command_of)?;
-        etcd.spawn()?;
-        network.inside(ETCD, || etcd.wait_for_it())?;
-        let endpoint = etcd.endpoint();
+    fn prepare(network: &'a Network, directory: &Path, registry: Registry<'a>) -> Result<Self> {
         let settings = format!(
-            "[coding]\nk = 6\nm = 2\n\n[membership]\nregistry = {{ kind = \"etcd\", endpoints = [\"{endpoint}\"], prefix = \"storaged/eight\" }}\n\
-             size = {PLACES}\npoll = \"1s\"\nreplace_after = \"2s\"\n"
+            "[coding]\nk = 6\nm = 2\n\n[membership]\nregistry = {}\nsize = {PLACES}\npoll = \"1s\"\nreplace_after = \"2s\"\n",
+            registry.settings(directory)?
         );
         let cluster = Cluster::prepare(
             network,
             ClusterSpec {
                 executable: executable(),
-                directory: directory.into(),
+                directory: directory.join("cluster"),
                 nodes: MACHINES,
                 settings,
                 listing: NodeListing::InRegistry,
@@ -81,7 +132,7 @@ impl<'a> Machines<'a> {
         Ok(Self {
             cluster,
             clients,
-            etcd,
+            registry,
         })
     }
 
@@ -156,10 +207,10 @@ fn months_of(machines: &mut Machines<'_>, job: &Job) -> Result<()> {
     machines.are_members(&[0, 1, 2, 3, 4, 5, 6, 8])?;
     job.goes_on()?;
     // Nobody can be agreed on, and the job saves on, also when another machine is lost.
-    machines.etcd.kill()?;
+    machines.registry.goes()?;
     machines.lose(&[6])?;
     job.goes_on()?;
-    machines.etcd.spawn()?;
+    machines.registry.comes_back()?;
     // Two come at once for two that are lost; nothing was coded in between.
     machines.lose(&[8])?;
     job.goes_on()?;
@@ -186,7 +237,26 @@ fn machines_come_and_go_beside_a_job_that_saves() -> Result<()> {
     }
     let directory = tempfile::tempdir()?;
     let network = Machines::network()?;
-    let mut machines = Machines::prepare(&network, &directory.path().join("cluster"))?;
+    let registry = Registry::etcd(&network)?;
+    machines_come_and_go(&network, directory.path(), registry)
+}
+
+/// Ceph's gateway, which is killed and started again.
+#[test]
+#[ignore = "needs Ceph's Debian packages: `make places-in-s3`, which `make check` runs"]
+fn machines_come_and_go_by_an_s3_server() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let network = Machines::network()?;
+    let registry = Registry::s3(&network, directory.path())?;
+    machines_come_and_go(&network, directory.path(), registry)
+}
+
+fn machines_come_and_go<'a>(
+    network: &'a Network,
+    directory: &Path,
+    registry: Registry<'a>,
+) -> Result<()> {
+    let mut machines = Machines::prepare(network, directory, registry)?;
     machines.start(&[0, 1, 2, 3, 4, 5, 6, 7])?;
     for node in 0..PLACES {
         machines.cluster.wait_for_peers(node, PLACES - 1)?;
