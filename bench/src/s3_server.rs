@@ -1,7 +1,7 @@
 //! A throw-away S3 server on loopback: Ceph with its gateway, which `tests/s3/ceph.sh` starts and stops.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,17 +22,14 @@ type CommandOf<'a> = Box<dyn Fn(&Path) -> Command + Send + Sync + 'a>;
 /// A running server; it ends with its owner, and what lies in it too.
 pub struct S3Server<'a> {
     directory: PathBuf,
-    address: IpAddr,
-    port: u16,
+    at: SocketAddr,
     command_of: CommandOf<'a>,
 }
 
 impl fmt::Debug for S3Server<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            directory, address, ..
-        } = self;
-        write!(f, "S3Server at {address} in {directory:?}")
+        let Self { directory, at, .. } = self;
+        write!(f, "S3Server at {at} in {directory:?}")
     }
 }
 
@@ -42,9 +39,8 @@ impl S3Server<'static> {
     /// # Errors
     /// What the script says; among others that the port is taken.
     pub fn start(directory: PathBuf, port: u16) -> Result<Self> {
-        Self::start_where(directory, (Ipv4Addr::LOCALHOST.into(), port), |program| {
-            Command::new(program)
-        })
+        let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        Self::start_where(directory, at, |program| Command::new(program))
     }
 }
 
@@ -55,13 +51,12 @@ impl<'a> S3Server<'a> {
     /// What the script says.
     pub fn start_where(
         directory: PathBuf,
-        (address, port): (IpAddr, u16),
+        at: SocketAddr,
         command_of: impl Fn(&Path) -> Command + Send + Sync + 'a,
     ) -> Result<Self> {
         let server = Self {
             directory,
-            address,
-            port,
+            at,
             command_of: Box::new(command_of),
         };
         server.script("start")?;
@@ -70,7 +65,7 @@ impl<'a> S3Server<'a> {
 
     /// Where it is reached.
     pub fn endpoint(&self) -> String {
-        format!("http://{}:{}", self.address, self.port)
+        format!("http://{}", self.at)
     }
 
     /// Kills the gateway with SIGKILL: nobody answers any more. What lies in it stays.
@@ -93,10 +88,10 @@ impl<'a> S3Server<'a> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/s3/ceph.sh");
         let mut command = (self.command_of)(Path::new("bash"));
         command.args([script, what]).arg(&self.directory);
-        if self.address != IpAddr::from(Ipv4Addr::LOCALHOST) {
-            command.env("S3_ADDRESS", self.address.to_string());
+        if !self.at.ip().is_loopback() {
+            command.env("S3_ADDRESS", self.at.ip().to_string());
         }
-        output(command.arg(self.port.to_string())).map(drop)
+        output(command.arg(self.at.port().to_string())).map(drop)
     }
 }
 

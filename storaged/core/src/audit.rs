@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use storaged_wire::peer::{CheckpointKey, Lane};
-use storaged_wire::{CheckpointState, Digest, EnclosuresHeld, Rank, SlotId};
+use storaged_wire::{CheckpointState, Digest, EnclosuresHeld, NodeName, Rank, SlotId};
 
 use crate::api::{ConnId, ParityId};
 use crate::budget::{Ledger, Reservation};
@@ -63,6 +63,10 @@ pub struct Shown {
     pub enclosures: EnclosuresHeld,
     /// How many have one of the shards open.
     pub readers: usize,
+    /// Somebody has pinned it.
+    pub pinned: bool,
+    /// Its home nodes.
+    pub homes: Vec<NodeName>,
 }
 
 impl Context {
@@ -92,6 +96,8 @@ impl Context {
                 shards: shards.map(|(rank, shard)| (*rank, shard.slot)).collect(),
                 parity: parity.map(|((lane, i), set)| (*lane, *i, *set)).collect(),
                 readers: c.shards.values().map(|shard| shard.readers.len()).sum(),
+                pinned: self.is_pinned(&c.key),
+                homes: c.homes.clone(),
             }
         });
         shown.collect()

@@ -29,8 +29,12 @@ impl Pins {
     pub fn next(&self, at: HighMark, keep: Keep) -> Pin {
         let before = self.0.get(&at).map_or(0, |word| word.changes);
         let changes = before.saturating_add(1);
-        let pinned = keep == Keep::Pin;
-        PinWord::new(pinned, changes).to_wire(at)
+        Pin {
+            run: at.run,
+            step: at.step,
+            pinned: keep == Keep::Pin,
+            changes,
+        }
     }
 
     /// Whether a peer, or an earlier daemon, tells of something later than what is known. One huge number said once would leave none
@@ -52,7 +56,7 @@ impl Pins {
     /// Takes what is told. Of two that were changed equally often, nothing stays.
     pub fn learn(&mut self, told: &Pin) {
         if self.is_news(told) {
-            self.put(mark_of(told), PinWord::new(told.pinned, told.changes));
+            self.put(told);
         }
     }
 
@@ -75,12 +79,12 @@ impl Pins {
 
     /// What an earlier daemon of this node went by, however often it was changed.
     pub fn recover(&mut self, kept: &Pin) {
-        self.put(mark_of(kept), PinWord::new(kept.pinned, kept.changes));
+        self.put(kept);
     }
 
     /// What is let go is forgotten first, then what is older than all others.
-    fn put(&mut self, at: HighMark, word: PinWord) {
-        self.0.insert(at, word);
+    fn put(&mut self, told: &Pin) {
+        self.0.insert(mark_of(told), PinWord::of(told));
         while self.0.len() > limits::PINS_REMEMBERED_MAX {
             let free = self.0.iter().find(|(_, word)| !word.pinned);
             let goes = free.or_else(|| self.0.first_key_value());
@@ -107,10 +111,10 @@ impl Pins {
 }
 
 impl PinWord {
-    fn new(pinned: bool, changes: u32) -> Self {
+    fn of(told: &Pin) -> Self {
         Self {
-            pinned,
-            changes,
+            pinned: told.pinned,
+            changes: told.changes,
             asked: 0,
             asked_at: Now::default(),
         }

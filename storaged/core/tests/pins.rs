@@ -147,6 +147,24 @@ fn a_step_that_is_leaving_is_pinned_as_long_as_enough_nodes_have_it() {
     cluster.assert_all_hold([1, 2]);
 }
 
+/// The same where it would leave that node no room for saves.
+#[test]
+fn a_step_that_is_to_come_back_needs_room_too() {
+    let room = Room {
+        keep_steps: 2,
+        keeping: [(0, 1)].into(),
+        budgets: [(0, 2 * SLOT)].into(),
+        ..Room::default()
+    };
+    let mut cluster = with_room(room);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
+    assert_eq!(cluster.held(0).len(), 1, "it keeps one step");
+    let refusal = refused(&mut cluster, 3, 1);
+    assert_eq!(refusal.code, RefusalCode::BudgetFull);
+    assert!(refusal.message.contains("n0"), "{}", refusal.message);
+}
+
 #[test]
 fn what_too_many_nodes_have_let_go_is_not_pinned() {
     let room = Room {
@@ -225,6 +243,7 @@ fn a_pin_leaves_the_saves_of_another_job_their_room() {
         cluster.save_and_wait(DurableWish::Never);
         cluster.begin_job("other");
         cluster.save_and_wait(DurableWish::Never);
+        let other = cluster.run();
         cluster.ask_of(job.as_str());
         let said = keep(&mut cluster, 3, 1, Keep::Pin);
         assert_eq!(said.is_ok(), fits, "{said:?}");
@@ -233,9 +252,7 @@ fn a_pin_leaves_the_saves_of_another_job_their_room() {
             let others = format!("other jobs need {SLOT} bytes");
             assert!(refusal.message.contains(&others), "{}", refusal.message);
         }
-        cluster.ask_of("other");
-        (0..4).for_each(|node| cluster.attach(node));
-        cluster.goes_back_to(1);
+        cluster.go_on_with("other", other, 1);
         for _ in 2..=4 {
             cluster.save_and_wait(DurableWish::Never);
         }

@@ -2,6 +2,7 @@
 //! other names come, the registry is away, two machines come at once.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -55,7 +56,7 @@ impl<'a> Registry<'a> {
     }
 
     fn s3(network: &'a Network, directory: &Path) -> Result<Self> {
-        let at = (network.address(REGISTRY), S3_PORT);
+        let at = SocketAddr::new(network.address(REGISTRY), S3_PORT);
         let command_of = |program: &Path| network.command(REGISTRY, program);
         let server = S3Server::start_where(directory.join("s3"), at, command_of)?;
         Ok(Self::S3(server))

@@ -36,6 +36,11 @@ impl Sessions {
     }
 
     pub(crate) fn proposed(&mut self, from: &NodeName, record: SessionRecord, cx: &mut Context) {
+        // Whose link is not up at this end yet: were it to die now, nobody would say that it went, and its session would stay here for good. It
+        // proposes again each second.
+        if !cx.is_up(from) && !planted!("proposals_before_the_link") {
+            return;
+        }
         let session = record.session;
         if self.joined.contains_key(&SessionPlace::of(from, session)) {
             return self.answer_repeated_proposal(from, session, cx);

@@ -266,6 +266,30 @@ mod tests {
         }
     }
 
+    /// The other end's link comes up first. If the leader dies before this end's does, nothing ends what it had begun here.
+    #[test]
+    fn a_proposal_that_comes_before_the_link_is_up_here_is_not_kept() {
+        let (mut node, manifest) = (member(), manifest());
+        let committed = PeerMessage::Committed {
+            manifest: manifest.bytes().to_vec().into(),
+            durable: DurableWish::Policy,
+        };
+        says(&mut node, 1, "a", committed);
+        node.handle(Now(2), Input::PeerDown { node: name("b") });
+        says(&mut node, 3, "b", proposal(7, manifest.name()));
+        assert_eq!(node.audit().sessions, 0);
+        let (b, generation) = (name("b"), Generation::new(2));
+        node.handle(
+            Now(4),
+            Input::PeerUp {
+                node: b,
+                generation,
+            },
+        );
+        says(&mut node, 5, "b", proposal(8, manifest.name()));
+        assert_eq!(node.audit().sessions, 1);
+    }
+
     /// The manifest of a step that was retired meanwhile never comes, and the leader's word that the session has ended is lost.
     #[test]
     fn a_proposal_that_its_leader_does_not_say_again_is_forgotten() {

@@ -352,15 +352,18 @@ impl Context {
     /// Why saves would find no room beside a step that stays for good: two more of its size must fit, without anything else that is pinned, and
     /// beside what other jobs need.
     fn lack_of_room_beside(&self, key: &CheckpointKey) -> Option<String> {
-        let checkpoint = self.checkpoints.get(key)?;
         let held = self.bytes_by_job();
         let of_job = held.get(&key.namespace).copied().unwrap_or(0);
-        let of_step = self.bytes_of(checkpoint);
-        let pinned = self.bytes_pinned(&key.namespace, Some(key)) + of_step;
+        let here = self.bytes_here(key);
+        let (of_step, to_come) = match self.bytes_to_come(key) {
+            0 => (here, 0),
+            bytes => (bytes, bytes.saturating_sub(here)),
+        };
+        let pinned = self.bytes_pinned(&key.namespace, Some(key)) + here;
         let left = self.budget.room_of(&key.namespace);
         let left = left.saturating_add(of_job.saturating_sub(pinned));
         let others = self.lacked_by_other_jobs(&key.namespace, &held);
-        let needed = of_step.saturating_mul(2);
+        let needed = of_step.saturating_mul(2).saturating_add(to_come);
         if left.saturating_sub(others) >= needed || planted!("pins_take_the_room") {
             return None;
         }
@@ -369,9 +372,27 @@ impl Context {
             bytes => format!(", of which other jobs need {bytes} bytes for their own saves"),
         };
         Some(format!(
-            "beside it two more steps must fit, which take {needed} bytes, and {left} are left{beside}: raise memory.budget there{}",
+            "it and two more steps must fit, which takes {needed} bytes more than is here, and {left} are left{beside}: raise memory.budget there{}",
             self.pins_in_words(&key.namespace)
         ))
+    }
+
+    /// What a step takes of this node's budget.
+    fn bytes_here(&self, key: &CheckpointKey) -> u64 {
+        let checkpoint = self.checkpoints.get(key);
+        checkpoint.map_or(0, |it| self.bytes_of(it))
+    }
+
+    /// What a step takes that this node has let go and will be given back: as much as the newest one of its job, nobody tells how much it was.
+    fn bytes_to_come(&self, key: &CheckpointKey) -> u64 {
+        let checkpoint = self.checkpoints.get(key);
+        let is_here = checkpoint.is_some_and(|it| self.bytes_of(it) > 0);
+        let was_here = checkpoint.is_some() || self.ends.of(key).is_some();
+        if is_here || !was_here || planted!("pins_come_back_without_room") {
+            return 0;
+        }
+        let newest = self.newest_safe(&key.namespace);
+        newest.map_or(0, |newest| self.bytes_here(&newest))
     }
 
     /// What the pinned steps of a job take, but for one of them.

@@ -295,6 +295,13 @@ impl Cluster {
         self.scene.step = 0;
     }
 
+    /// Trainers of a job that has begun before connect again, and save after this step.
+    pub fn go_on_with(&mut self, name: &str, run: RunId, step: u64) {
+        self.ask_of(name);
+        (self.scene.run, self.scene.step) = (Some(run), step);
+        (0..self.scene.k).for_each(|node| self.attach(node));
+    }
+
     /// The job's trainers go.
     pub fn end_job(&mut self) {
         for (node, conn) in std::mem::take(&mut self.scene.trainers) {

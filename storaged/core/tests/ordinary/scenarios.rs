@@ -264,6 +264,48 @@ pub const SCENARIOS: &[Scenario] = &[
         ..CALM
     },
     Scenario {
+        name: "pins",
+        pins: true,
+        jobs: 2,
+        ..CALM
+    },
+    Scenario {
+        name: "pins_in_little_room",
+        pins: true,
+        jobs: 2,
+        budget_slots: 8,
+        ..CALM
+    },
+    Scenario {
+        name: "pins_through_crashes",
+        pins: true,
+        crashes: Crashes::UpToM,
+        ..CALM
+    },
+    Scenario {
+        name: "pins_and_quiet",
+        pins: true,
+        crashes: Crashes::UpToM,
+        trainers: Trainers::Quiet,
+        ..CALM
+    },
+    Scenario {
+        name: "pins_and_daemons_that_restart",
+        pins: true,
+        crashes: Crashes::DaemonsAlone,
+        ..CALM
+    },
+    Scenario {
+        name: "pins_in_all_weathers",
+        pins: true,
+        links: true,
+        pauses: true,
+        crashes: Crashes::UpToM,
+        places: Changes::Machines,
+        jobs: 2,
+        ..CALM
+    },
+    Scenario {
         name: "everything",
         links: true,
         pauses: true,

@@ -1,7 +1,7 @@
 //! Requests of a month's jobs, and what becomes of their answers.
 
 use storaged_core::{ConnId, Input, RequestId};
-use storaged_wire::local::{Reply, Request, Role};
+use storaged_wire::local::{Keep, Reply, Request, Role};
 use storaged_wire::peer::CheckpointKey;
 use storaged_wire::{Rank, RunId, SlotId, Step};
 
@@ -19,6 +19,8 @@ pub enum What {
     Plan(Option<Step>),
     /// A plan for the protected step before the newest.
     KeptStep(CheckpointKey),
+    /// A step is to be pinned or let go.
+    Keep(Keep, CheckpointKey),
     Run,
     Shard(Rank),
     /// The same, but not of own RAM.
@@ -156,6 +158,7 @@ impl World {
                 self.open_run_in_month(whose, Some(plan));
             }
             (What::KeptStep(key), Reply::Plan(plan)) => self.a_kept_step_is_offered(key, &plan),
+            (What::Keep(keep, key), Reply::Removed { .. }) => self.is_kept_as_asked(*keep, key),
             (What::Run, Reply::RunOpened { run }) => {
                 self.run_numbers_are_unique(&asked, run);
                 self.restore_in_month(whose, run);

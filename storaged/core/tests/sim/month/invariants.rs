@@ -41,7 +41,7 @@ impl World {
         let scenario = self.month().scenario;
         let little = scenario.budget_slots < 16 && scenario.trainers != Trainers::Brief;
         // Where it suffices for one step, what is kept beside it is in nobody's way.
-        let tight = little && scenario.keep_steps == 1;
+        let tight = little && scenario.keep_steps == 1 && !scenario.pins;
         if scenario.unequal != Unequal::Nothing || tight {
             return;
         }
@@ -148,7 +148,8 @@ impl World {
         let safe = month.promises.floors.get(namespace).map(|floor| &floor.key);
         let long_ago = |at: u64| now - at >= IN_TIME_MS;
         for (key, published) in self.tier.published.iter() {
-            let stays = Some(key) == newest.as_ref() || Some(key) == kept.as_ref();
+            let pinned = month.promises.pins.may_have(key);
+            let stays = pinned || Some(key) == newest.as_ref() || Some(key) == kept.as_ref();
             if key.namespace != *namespace || stays || !long_ago(published.at) || safe <= Some(key)
             {
                 continue;
@@ -200,6 +201,7 @@ impl World {
         if self.now < END_MS - 300 {
             return;
         }
+        self.no_pin_is_left();
         let equal = self.month().scenario.unequal == Unequal::Nothing;
         let machines = self.machines();
         for (node, process) in self.processes.iter().enumerate() {

@@ -254,6 +254,7 @@ impl World {
             (What::Slot(rank, _), RefusalCode::Busy | RefusalCode::BudgetFull) => {
                 self.rank_is(whose, *rank, RankState::Ready);
             }
+            (What::Keep(keep, key), code) => self.is_not_kept(*keep, key, code),
             (What::SealBack | What::Wait | What::KeptStep(_), _) => {}
             _ => self.end_incarnation(whose),
         }

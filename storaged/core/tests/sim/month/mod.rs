@@ -4,7 +4,7 @@
 //! once the jobs have ended nothing is left without an owner.
 //!
 //! `faults` strikes, `places` changes the cluster's places and `cordons` who is expected to fail, which `registry` agrees on, `rot` changes bytes, `links` cuts and dials, `tier` is the weather of the durable tier, `jobs`, `trainers` and `asks` are the training
-//! jobs, `promises`, `blocks` and `kept` say what must never happen, `invariants` what must happen in time.
+//! jobs, `promises`, `blocks`, `kept` and `pins` say what must never happen, `invariants` what must happen in time.
 
 mod asks;
 mod blocks;
@@ -15,6 +15,7 @@ mod invariants;
 mod jobs;
 mod kept;
 mod links;
+mod pins;
 mod places;
 mod promises;
 mod registry;
@@ -131,6 +132,8 @@ pub struct Scenario {
     pub unequal: Unequal,
     /// Protected steps that stay in RAM.
     pub keep_steps: usize,
+    /// Jobs pin steps.
+    pub pins: bool,
     /// Who says whose a run's number is.
     pub runs: RunAuthority,
 }
@@ -151,6 +154,7 @@ pub const CALM: Scenario = Scenario {
     budget_slots: 64,
     unequal: Unequal::Nothing,
     keep_steps: 1,
+    pins: false,
     runs: RunAuthority::Members,
 };
 
@@ -235,6 +239,7 @@ impl World {
         self.strike_in_month();
         self.advance_jobs();
         self.ask_for_kept_steps();
+        self.jobs_pin();
         if self.now % 250 < 50 {
             self.keep_promises();
         }
@@ -253,12 +258,14 @@ impl World {
             name,
             tier,
             keep_steps,
+            pins,
             ..
         } = scenario;
         let calm = Scenario {
             name,
             tier,
             keep_steps,
+            pins,
             ..CALM
         };
         scenario == calm

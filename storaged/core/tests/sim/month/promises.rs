@@ -15,6 +15,7 @@ use super::asks::{Asked, What};
 use super::failures::Failures;
 use super::jobs::IncarnationId;
 use super::kept::KeptSteps;
+use super::pins::PinnedSteps;
 use super::tier::TierKind;
 use super::{Crashes, Scenario, Unequal};
 use crate::testkit::digests;
@@ -63,6 +64,7 @@ pub struct Promises {
     /// Steps that restarts have failed from.
     pub failures: Failures,
     pub kept_steps: KeptSteps,
+    pub pins: PinnedSteps,
     /// Refusals by code, and those that nothing excuses.
     pub refusals: BTreeMap<String, u64>,
 }
@@ -73,13 +75,16 @@ impl Promises {
             floor.lost.insert(node);
         }
         self.kept_steps.lost(node);
+        self.pins.lost(node);
     }
 
     /// Nodes lost or cut off since what is protected bore `m`.
     pub fn lost_since_shown(&self, m: usize) -> usize {
         let floors = self.floors.values();
         let lost = floors.map(|floor| floor.lost.len() + (m - floor.bears));
-        lost.max().unwrap_or(0).max(self.kept_steps.most_lost())
+        let newest = lost.max().unwrap_or(0);
+        let kept = self.kept_steps.most_lost().max(self.pins.most_lost());
+        newest.max(kept)
     }
 }
 
@@ -331,6 +336,7 @@ impl World {
             self.protected_bears_m_losses(&namespace);
             self.protected_is_not_lost(&namespace);
             self.kept_steps_stay(&namespace);
+            self.pinned_steps_stay(&namespace);
             self.what_must_go_on_goes_on(&namespace);
         }
         self.only_an_opened_run_fences();
@@ -377,7 +383,7 @@ impl World {
             (_, RefusalCode::OlderRun) => self.an_older_run_is_older(asked, refusal),
             (What::Hello, RefusalCode::UnknownRun) => self.an_opened_run_is_known(asked, refusal),
             (What::KeptStep(key), _) => self.a_kept_step_is_not_refused(asked, key, refusal),
-            (What::Plan(Some(_)) | What::SealBack, _) => {}
+            (What::Plan(Some(_)) | What::SealBack | What::Keep(..), _) => {}
             _ if self.is_undisturbed() => self.is_excused(asked, refusal),
             _ if self.is_settled() && asked.at > super::SETTLED_MS => {
                 self.is_excused(asked, refusal)
