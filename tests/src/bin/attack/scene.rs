@@ -13,7 +13,7 @@ use storaged_tests::hostile::{NOBODY, as_nobody, open_to_all};
 use storaged_tests::system::System;
 
 use crate::honest::{DURABLE_EVERY, Honest};
-use crate::watch::{Watch, own_memory};
+use crate::watch::{Watch, Watched, own_memory};
 
 /// (2, 1): the honest job's two ranks and their parity.
 const NODES: usize = 3;
@@ -66,10 +66,15 @@ impl Scene {
         open_to_all(&system)?;
         let processes = (0..NODES).map(|node| system.cluster.pid(node));
         let processes = processes.collect::<Result<Vec<u32>, _>>()?;
-        let admin = system.cluster.socket(0).with_file_name("admin.sock");
+        let watched = processes.iter().enumerate().map(|(node, process)| {
+            let admin = system.cluster.socket(node).with_file_name("admin.sock");
+            let process = *process;
+            Watched { process, admin }
+        });
+        let watched = watched.collect();
         let scene = Self {
             honest: Honest::start((*system).clone()),
-            watch: Watch::start(processes.clone(), admin),
+            watch: Watch::start(watched),
             blue,
             system,
             processes,

@@ -1,5 +1,6 @@
 //! What is measured beside the attacks: the daemons' own memory, and how long `status` takes on the operator's socket.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +13,12 @@ use storaged_sdk::Client;
 
 const MEMORY_EVERY: Duration = Duration::from_millis(10);
 const STATUS_EVERY: Duration = Duration::from_millis(20);
+/// How often each daemon is asked what it has charged.
+const CHARGED_EVERY: Duration = Duration::from_millis(40);
+/// What is no longer charged may be given back to the machine so much later.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(1);
+/// Descriptions, manifests and tables that a node keeps beside its budget; what is above is charged to it.
+const RECORDS_FREE: u64 = 64 << 20;
 
 /// Bytes of a process's own memory: what it shares with trainers is not in it.
 ///
@@ -27,10 +34,58 @@ pub fn own_memory(process: u32) -> Result<u64> {
     Ok(kibibytes << 10)
 }
 
+/// A daemon that is watched.
+#[derive(Clone)]
+pub struct Watched {
+    pub process: u32,
+    /// Its operator's socket.
+    pub admin: PathBuf,
+}
+
+/// What a daemon has lately charged to its budget of what lies in its own memory.
+struct Charge {
+    client: Client,
+    asked: Instant,
+    recent: VecDeque<(Instant, u64)>,
+}
+
+impl Charge {
+    fn new(of: &Watched) -> Option<Self> {
+        Some(Self {
+            client: Client::connect_anonymous(&of.admin).ok()?,
+            asked: Instant::now(),
+            recent: VecDeque::new(),
+        })
+    }
+
+    /// The most within the time in which it may still be there.
+    fn most(&mut self) -> u64 {
+        if self.recent.is_empty() || self.asked.elapsed() >= CHARGED_EVERY {
+            self.asked = Instant::now();
+            let records = self.records().unwrap_or_default();
+            let charged = records.saturating_sub(RECORDS_FREE);
+            self.recent.push_back((self.asked, charged));
+        }
+        self.recent
+            .retain(|(at, _)| at.elapsed() <= GIVEN_BACK_WITHIN);
+        self.recent
+            .iter()
+            .map(|(_, bytes)| *bytes)
+            .max()
+            .unwrap_or_default()
+    }
+
+    fn records(&mut self) -> Option<u64> {
+        let status = self.client.status().ok()?;
+        let status: serde_json::Value = serde_json::from_str(&status).ok()?;
+        status["memory"]["records"].as_u64()
+    }
+}
+
 /// What was measured since it was last asked for.
 #[derive(Clone, Default)]
 pub struct Measured {
-    /// The most of each daemon, in bytes.
+    /// The most of each daemon's own memory that its budget was not charged with, in bytes.
     pub memory: Vec<u64>,
     /// Of `status`, each from the connection to the answer.
     pub status: Vec<Duration>,
@@ -53,10 +108,15 @@ impl Shared {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    fn look_at_memory(&self, processes: &[u32]) {
+    fn look_at_memory(&self, daemons: &[Watched]) {
+        let mut charges: Vec<Option<Charge>> = daemons.iter().map(Charge::new).collect();
         while self.goes_on() {
-            let now = processes.iter().map(|process| own_memory(*process));
-            let now: Vec<u64> = now.map(Result::unwrap_or_default).collect();
+            let all = daemons.iter().zip(&mut charges);
+            let now = all.map(|(daemon, charge)| {
+                let own = own_memory(daemon.process).unwrap_or_default();
+                own.saturating_sub(charge.as_mut().map_or(0, Charge::most))
+            });
+            let now: Vec<u64> = now.collect();
             let mut measured = self.measured();
             measured.memory.resize(now.len(), 0);
             for (most, now) in measured.memory.iter_mut().zip(now) {
@@ -89,13 +149,17 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Of these daemons; the first one's operator has this socket.
-    pub fn start(processes: Vec<u32>, socket: PathBuf) -> Self {
+    /// Of these daemons; the first one's `status` is timed.
+    pub fn start(daemons: Vec<Watched>) -> Self {
         let shared = Arc::<Shared>::default();
         let (first, second) = (shared.clone(), shared.clone());
+        let timed = daemons
+            .first()
+            .map(|it| it.admin.clone())
+            .unwrap_or_default();
         let threads = vec![
-            std::thread::spawn(move || first.look_at_memory(&processes)),
-            std::thread::spawn(move || second.ask_for_status(&socket)),
+            std::thread::spawn(move || second.ask_for_status(&timed)),
+            std::thread::spawn(move || first.look_at_memory(&daemons)),
         ];
         Self { shared, threads }
     }
