@@ -82,6 +82,11 @@ impl Pins {
         self.put(kept);
     }
 
+    /// A node has come that may have what is asked for.
+    pub fn ask_anew(&mut self) {
+        self.0.values_mut().for_each(|word| word.asked = 0);
+    }
+
     /// What is let go is forgotten first, then what is older than all others.
     fn put(&mut self, told: &Pin) {
         self.0.insert(mark_of(told), PinWord::of(told));
@@ -220,9 +225,13 @@ mod tests {
         let longest = limits::PINNED_ASKED_AGAIN_MAX_MS;
         let last = asked.windows(2).last();
         assert_eq!(last.map(|pair| pair[1] - pair[0]), Some(longest));
+        let now = Now(86_400_000);
+        pins.ask_anew();
+        assert!(pins.may_ask(at(7), now), "a node has come");
+        assert!(!pins.may_ask(at(7), now));
         pins.change(at(7), Keep::Unpin);
         pins.change(at(7), Keep::Pin);
-        assert!(pins.may_ask(at(7), Now(86_400_000)), "it is a new pin");
+        assert!(pins.may_ask(at(7), now), "it is a new pin");
     }
 
     #[test]

@@ -135,24 +135,6 @@ fn a_save_waits_for_the_ram_of_a_job_that_is_about_to_give_way() {
     assert_eq!(evictions(&cluster), ["a", "b"]);
 }
 
-/// Three slots for two jobs: whoever had two of them when there was no more would keep the second one between its saves, and the other job
-/// would never save again.
-#[test]
-fn jobs_that_save_by_turns_share_a_slot_that_neither_needs_in_between() {
-    let mut cluster = Cluster::start_with(4, 2, 10, None, room(3 * SLOT, 3_600_000));
-    cluster.save_and_wait(DurableWish::Never);
-    cluster.save_and_wait(DurableWish::Never);
-    let (first, last) = (cluster.run(), 2);
-    cluster.begin_job("other");
-    for _ in 0..3 {
-        cluster.save_and_wait(DurableWish::Never);
-    }
-    cluster.go_on_with(testkit::namespace().as_str(), first, last);
-    for _ in 0..3 {
-        cluster.save_and_wait(DurableWish::Never);
-    }
-}
-
 #[test]
 fn what_would_not_be_enough_is_not_dropped() {
     let mut cluster = Cluster::start_with(4, 2, 10, None, room(3 * SLOT, 1_000));

@@ -504,8 +504,10 @@ impl Context {
         ))
     }
 
-    /// What a peer that has just come up may not know.
+    /// What a peer that has just come up may not know; and it may have what is missed here.
     pub(crate) fn tell_pins(&mut self, node: &NodeName) {
+        let tables = self.namespaces.values_mut();
+        tables.for_each(|table| table.pins.ask_anew());
         for told in self.all_pins() {
             self.send(node, PeerMessage::Pins(None, told));
         }

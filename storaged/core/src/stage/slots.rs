@@ -1,7 +1,7 @@
 //! Slots: two or more per rank, reused from step to step. A slot that holds the last good shard is never touched
 //! for a new one; a trainer that asks while all are in use waits, within its limit.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use storaged_wire::local::Reply;
 use storaged_wire::{Namespace, Rank, Refusal, RefusalCode, SlotId};
@@ -15,11 +15,6 @@ use crate::limits;
 
 /// Slots grow in whole huge pages, so that a shard that grows a little still fits.
 pub const SLOT_GRAIN_BYTES: u64 = 2 << 20;
-
-/// What a slot for a shard of so many bytes takes.
-fn slot_capacity(bytes: u64) -> u64 {
-    bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES)
-}
 
 /// What came of asking for a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,56 +68,13 @@ impl Context {
         if self.slots_that_count(namespace, rank) >= most {
             return Grant::InUse;
         }
-        let in_use = self.slots_in_use(namespace, rank);
-        let is_spare = in_use >= most;
-        let mut made = self.reserve_slot(namespace, rank, bytes, SlotUse::Creating(id));
-        if made.is_err() && self.take_free_slots_of_others(namespace, in_use, bytes) {
-            made = self.reserve_slot(namespace, rank, bytes, SlotUse::Creating(id));
-        }
-        match made {
+        let is_spare = self.slots_in_use(namespace, rank) >= most;
+        match self.reserve_slot(namespace, rank, bytes, SlotUse::Creating(id)) {
             // One more than the rank has is taken only where there is room.
             Err(_) if is_spare => Grant::InUse,
             Err(no_room) => Grant::NoRoom(no_room),
             Ok(_) => Grant::Given,
         }
-    }
-
-    /// Ranks of other jobs that have more slots than this one give up those in which nothing is, unless all of these would not be enough; false
-    /// if they would not. The room of two jobs would stay as it was shared when it became full, and one that then had its newest step
-    /// alone could never save another one.
-    fn take_free_slots_of_others(&mut self, of: &Namespace, in_use: usize, bytes: u64) -> bool {
-        let bytes = slot_capacity(bytes);
-        let mut surplus = self.free_slots_beyond(of, in_use, bytes);
-        let could_go = surplus.iter().map(|(_, capacity)| *capacity);
-        let could_go = could_go.fold(0, u64::saturating_add);
-        if self.budget.missing(bytes, of) > could_go || planted!("free_slots_of_others_stay") {
-            return false;
-        }
-        while self.budget.room_of(of) < bytes
-            && let Some((slot, _)) = surplus.pop()
-        {
-            self.drop_slot(slot);
-        }
-        true
-    }
-
-    /// Free slots of ranks of other jobs, as many of each as it has more than so many, with what they take.
-    fn free_slots_beyond(&self, of: &Namespace, most: usize, bytes: u64) -> Vec<(SlotId, u64)> {
-        let mut left: BTreeMap<(&Namespace, Rank), usize> = BTreeMap::new();
-        let free = self.slots.iter().filter(|(_, slot)| {
-            slot.used_for == SlotUse::Free
-                && slot.namespace != *of
-                && self.may_take_from(&slot.namespace, bytes, of)
-        });
-        let surplus = free.filter(|(_, slot)| {
-            let (namespace, rank) = (&slot.namespace, slot.rank);
-            let beyond = || self.slots_in_use(namespace, rank).saturating_sub(most);
-            let left = left.entry((namespace, rank)).or_insert_with(beyond);
-            let may_go = *left > 0;
-            *left = left.saturating_sub(1);
-            may_go
-        });
-        surplus.map(|(id, slot)| (*id, slot.capacity)).collect()
     }
 
     fn free_slot(&self, namespace: &Namespace, rank: Rank, bytes: u64) -> Option<SlotId> {
@@ -174,7 +126,7 @@ impl Context {
         bytes: u64,
         used_for: SlotUse,
     ) -> Result<SlotId, NoRoom> {
-        let capacity = slot_capacity(bytes);
+        let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
         let slot = SlotId::new(self.fresh());
         self.reserve(Reservation::Slot(slot), capacity, namespace)?;
         self.slots.insert(
@@ -373,7 +325,7 @@ impl Context {
             |attached: &Attached, rank| self.slots_that_count(&attached.namespace, rank) < most;
         match self.trainer(id) {
             Ok((attached, _, rank, _)) if may_have_more(&attached, rank) => {
-                let capacity = slot_capacity(bytes);
+                let capacity = bytes.max(1).next_multiple_of(SLOT_GRAIN_BYTES);
                 let of = attached.namespace;
                 let no_room = self.budget.no_room(capacity, &of);
                 self.no_budget(capacity, &no_room.to_string(), &of)

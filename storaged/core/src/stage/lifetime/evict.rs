@@ -94,7 +94,7 @@ impl Context {
         let mut jobs: Vec<Evictable> = others
             .filter(|_| !planted!("idle_jobs_kept"))
             .filter(|(namespace, _)| !self.is_in_use(namespace) && !self.is_job_read(namespace))
-            .filter(|(namespace, _)| self.pinned_marks(namespace).is_empty())
+            .filter(|(namespace, _)| self.pinned_here(namespace).is_empty())
             .map(|(namespace, bytes)| Evictable {
                 only_copy: !self.is_newest_durable(&namespace),
                 idle_ms: std::cmp::Reverse(self.idle_ms(&namespace)),
@@ -177,7 +177,7 @@ impl Context {
         up_to: HighMark,
         remains: Remains,
     ) {
-        let is_pinned = !self.pinned_marks(namespace).is_empty();
+        let is_pinned = !self.pinned_here(namespace).is_empty();
         if self.is_in_use(namespace) || self.is_job_read(namespace) || is_pinned {
             return;
         }
