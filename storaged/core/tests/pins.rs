@@ -27,6 +27,19 @@ fn with_a_pin() -> Cluster {
     cluster
 }
 
+/// Steps 1 and 2, both of which are kept, but the first one not by these nodes.
+fn let_go_by(nodes: impl IntoIterator<Item = usize>, room: Room) -> Cluster {
+    let keeping = nodes.into_iter().map(|node| (node, 1));
+    let mut cluster = with_room(Room {
+        keep_steps: 2,
+        keeping: keeping.collect(),
+        ..room
+    });
+    cluster.save_and_wait(DurableWish::Never);
+    cluster.save_and_wait(DurableWish::Never);
+    cluster
+}
+
 fn keep(cluster: &mut Cluster, node: usize, step: u64, keep: Keep) -> Result<(), Refusal> {
     let reader = cluster.connect(node, Role::Reader);
     let request = Request::Keep {
@@ -133,14 +146,7 @@ fn a_node_that_was_away_hears_of_a_pin_when_it_is_back() {
 /// A node that let the step go before it heard of the pin gets it back from the others.
 #[test]
 fn a_step_that_is_leaving_is_pinned_as_long_as_enough_nodes_have_it() {
-    let room = Room {
-        keep_steps: 2,
-        keeping: [(0, 1), (5, 1)].into(),
-        ..Room::default()
-    };
-    let mut cluster = with_room(room);
-    cluster.save_and_wait(DurableWish::Never);
-    cluster.save_and_wait(DurableWish::Never);
+    let mut cluster = let_go_by([0, 5], Room::default());
     assert_eq!(cluster.held(5).len(), 1, "it keeps one step");
     pinned(&mut cluster, 3, 1);
     cluster.run_for(60_000);
@@ -151,14 +157,10 @@ fn a_step_that_is_leaving_is_pinned_as_long_as_enough_nodes_have_it() {
 #[test]
 fn a_step_that_is_to_come_back_needs_room_too() {
     let room = Room {
-        keep_steps: 2,
-        keeping: [(0, 1)].into(),
         budgets: [(0, 2 * SLOT)].into(),
         ..Room::default()
     };
-    let mut cluster = with_room(room);
-    cluster.save_and_wait(DurableWish::Never);
-    cluster.save_and_wait(DurableWish::Never);
+    let mut cluster = let_go_by([0], room);
     assert_eq!(cluster.held(0).len(), 1, "it keeps one step");
     let refusal = refused(&mut cluster, 3, 1);
     assert_eq!(refusal.code, RefusalCode::BudgetFull);
@@ -167,14 +169,7 @@ fn a_step_that_is_to_come_back_needs_room_too() {
 
 #[test]
 fn what_too_many_nodes_have_let_go_is_not_pinned() {
-    let room = Room {
-        keep_steps: 2,
-        keeping: [(0, 1), (1, 1), (5, 1)].into(),
-        ..Room::default()
-    };
-    let mut cluster = with_room(room);
-    cluster.save_and_wait(DurableWish::Never);
-    cluster.save_and_wait(DurableWish::Never);
+    let mut cluster = let_go_by([0, 1, 5], Room::default());
     let refusal = refused(&mut cluster, 3, 1);
     assert_eq!(refusal.code, RefusalCode::TooManyLost);
     assert!(

@@ -218,6 +218,13 @@ mod tests {
         sent(hear(node, at, from, message))
     }
 
+    fn commit_of(manifest: &ManifestBytes) -> PeerMessage {
+        PeerMessage::Committed {
+            manifest: manifest.shared(),
+            durable: DurableWish::Policy,
+        }
+    }
+
     fn proposal(session: u64, manifest: Digest) -> PeerMessage {
         let lane = Lane { group: 0, index: 0 };
         PeerMessage::Propose(SessionRecord {
@@ -236,10 +243,7 @@ mod tests {
     fn a_proposal_before_its_manifest_is_taken_up_when_that_comes() {
         let (mut node, manifest) = (member(), manifest());
         assert_eq!(says(&mut node, 1, "b", proposal(7, manifest.name())), []);
-        let committed = PeerMessage::Committed {
-            manifest: manifest.bytes().to_vec().into(),
-            durable: DurableWish::Policy,
-        };
+        let committed = commit_of(&manifest);
         let answers = says(&mut node, 2, "a", committed);
         assert!(answers.iter().any(asks_for_a_table), "{answers:?}");
     }
@@ -256,10 +260,7 @@ mod tests {
                 generation,
             };
             node.handle(Now(3), up);
-            let committed = PeerMessage::Committed {
-                manifest: manifest.bytes().to_vec().into(),
-                durable: DurableWish::Policy,
-            };
+            let committed = commit_of(&manifest);
             let answers = says(&mut node, 4, "a", committed);
             let asks = answers.iter().any(asks_for_a_table);
             assert_eq!(asks, is_taken_up, "{lost} was lost");
@@ -270,10 +271,7 @@ mod tests {
     #[test]
     fn a_proposal_that_comes_before_the_link_is_up_here_is_not_kept() {
         let (mut node, manifest) = (member(), manifest());
-        let committed = PeerMessage::Committed {
-            manifest: manifest.bytes().to_vec().into(),
-            durable: DurableWish::Policy,
-        };
+        let committed = commit_of(&manifest);
         says(&mut node, 1, "a", committed);
         node.handle(Now(2), Input::PeerDown { node: name("b") });
         says(&mut node, 3, "b", proposal(7, manifest.name()));
@@ -344,10 +342,7 @@ mod tests {
     #[test]
     fn a_member_says_again_that_it_has_finished_and_begins_once() {
         let (mut node, manifest) = (member(), manifest());
-        let committed = PeerMessage::Committed {
-            manifest: manifest.bytes().to_vec().into(),
-            durable: DurableWish::Policy,
-        };
+        let committed = commit_of(&manifest);
         says(&mut node, 1, "a", committed);
         let begins = |node: &mut Node, at| {
             let message = begin(7);

@@ -192,7 +192,7 @@ impl Context {
     }
 
     /// The pinned steps of a job, also those of which nothing is here: other nodes keep them.
-    pub(crate) fn pinned_marks(&self, namespace: &Namespace) -> Vec<HighMark> {
+    fn pinned_marks(&self, namespace: &Namespace) -> Vec<HighMark> {
         let table = self.namespaces.get(namespace);
         table.map_or_else(Vec::new, |table| table.pins.pinned().collect())
     }
@@ -318,7 +318,7 @@ impl Context {
             return PinAnswer::Noted;
         }
         if self.is_pinned(key) {
-            self.ask_for_again(key, owner);
+            self.ask_for_again(key);
         }
         PinAnswer::NotHere
     }
@@ -335,15 +335,14 @@ impl Context {
 
     /// This node had let the step go before it heard of its pin. Once all know that, the home nodes tell of the step again, whoever holds blocks
     /// of it says so again, if this node is one of these, and it is healed here.
-    fn ask_for_again(&mut self, key: &CheckpointKey, owner: Owner) {
+    fn ask_for_again(&mut self, key: &CheckpointKey) {
         let ended = self.ends.of(key).and_then(|end| end.name);
         let now = self.now;
-        if let Some(manifest) = ended.filter(|_| !self.checkpoints.contains_key(key))
-            && self
-                .namespace_table(&key.namespace, owner)
-                .pins
-                .may_ask(key.mark(), now)
-        {
+        let Some(manifest) = ended.filter(|_| !self.checkpoints.contains_key(key)) else {
+            return;
+        };
+        let table = self.namespaces.get_mut(&key.namespace);
+        if table.is_some_and(|table| table.pins.may_ask(key.mark(), now)) {
             let cause = UnowedCause::Retired;
             self.send_all(&PeerMessage::Unowed { manifest, cause });
         }
@@ -355,10 +354,8 @@ impl Context {
         let held = self.bytes_by_job();
         let of_job = held.get(&key.namespace).copied().unwrap_or(0);
         let here = self.bytes_here(key);
-        let (of_step, to_come) = match self.bytes_to_come(key) {
-            0 => (here, 0),
-            bytes => (bytes, bytes.saturating_sub(here)),
-        };
+        let to_come = self.bytes_to_come(key);
+        let of_step = here.max(to_come);
         let pinned = self.bytes_pinned(&key.namespace, Some(key)) + here;
         let left = self.budget.room_of(&key.namespace);
         let left = left.saturating_add(of_job.saturating_sub(pinned));
@@ -385,9 +382,8 @@ impl Context {
 
     /// What a step takes that this node has let go and will be given back: as much as the newest one of its job, nobody tells how much it was.
     fn bytes_to_come(&self, key: &CheckpointKey) -> u64 {
-        let checkpoint = self.checkpoints.get(key);
-        let is_here = checkpoint.is_some_and(|it| self.bytes_of(it) > 0);
-        let was_here = checkpoint.is_some() || self.ends.of(key).is_some();
+        let is_here = self.bytes_here(key) > 0;
+        let was_here = self.checkpoints.contains_key(key) || self.ends.of(key).is_some();
         if is_here || !was_here || planted!("pins_come_back_without_room") {
             return 0;
         }
@@ -399,8 +395,7 @@ impl Context {
     fn bytes_pinned(&self, namespace: &Namespace, but: Option<&CheckpointKey>) -> u64 {
         let pinned = self.pinned_here(namespace).into_iter();
         let counted = pinned.filter(|key| Some(key) != but);
-        let bytes = counted.map(|key| self.bytes_of(&self.checkpoints[&key]));
-        bytes.sum()
+        counted.map(|key| self.bytes_here(&key)).sum()
     }
 
     /// What the other jobs that save here have yet to reserve, until each has room for two steps: its newest one, and the one that it saves.
@@ -411,7 +406,7 @@ impl Context {
             .filter(|(job, _)| *job != of && job.tenant() == of.tenant() && self.is_in_use(job));
         let lacked = others.map(|(job, bytes)| {
             let newest = self.newest_safe(job);
-            let of_step = newest.map_or(0, |key| self.bytes_of(&self.checkpoints[&key]));
+            let of_step = newest.map_or(0, |key| self.bytes_here(&key));
             let unpinned = bytes.saturating_sub(self.bytes_pinned(job, None));
             of_step.saturating_mul(2).saturating_sub(unpinned)
         });

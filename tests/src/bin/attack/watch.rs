@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use storaged_core::limits::RECORDS_FREE_BYTES;
 use storaged_sdk::Client;
 
 const MEMORY_EVERY: Duration = Duration::from_millis(10);
@@ -17,8 +18,6 @@ const STATUS_EVERY: Duration = Duration::from_millis(20);
 const CHARGED_EVERY: Duration = Duration::from_millis(40);
 /// What is no longer charged may be given back to the machine so much later.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(1);
-/// Descriptions, manifests and tables that a node keeps beside its budget; what is above is charged to it.
-const RECORDS_FREE: u64 = 64 << 20;
 
 /// Bytes of a process's own memory: what it shares with trainers is not in it.
 ///
@@ -63,7 +62,7 @@ impl Charge {
         if self.recent.is_empty() || self.asked.elapsed() >= CHARGED_EVERY {
             self.asked = Instant::now();
             let records = self.records().unwrap_or_default();
-            let charged = records.saturating_sub(RECORDS_FREE);
+            let charged = records.saturating_sub(RECORDS_FREE_BYTES);
             self.recent.push_back((self.asked, charged));
         }
         self.recent

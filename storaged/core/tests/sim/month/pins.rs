@@ -57,14 +57,14 @@ impl PinnedSteps {
     pub fn may_have(&self, key: &CheckpointKey) -> bool {
         self.maybe.contains(key)
     }
+}
 
-    fn of<'a>(
-        &self,
-        all: impl Iterator<Item = &'a CheckpointKey>,
-        job: &Namespace,
-    ) -> Vec<CheckpointKey> {
-        all.filter(|key| key.namespace == *job).cloned().collect()
-    }
+fn of_job<'a>(
+    all: impl IntoIterator<Item = &'a CheckpointKey>,
+    job: &Namespace,
+) -> Vec<CheckpointKey> {
+    let of_job = all.into_iter().filter(|key| key.namespace == *job);
+    of_job.cloned().collect()
 }
 
 impl World {
@@ -73,8 +73,7 @@ impl World {
     }
 
     fn pinned_of(&mut self, job: &Namespace) -> Vec<CheckpointKey> {
-        let pins = self.pins();
-        pins.of(pins.pinned.keys(), job)
+        of_job(self.pins().pinned.keys(), job)
     }
 
     /// A job pins its newest step or lets one go; when faults have ended all are let go, so that nothing is left when the jobs end.
@@ -105,8 +104,7 @@ impl World {
     }
 
     fn lets_one_go(&mut self, job: usize, namespace: &Namespace) {
-        let pins = self.pins();
-        let maybe = pins.of(pins.maybe.iter(), namespace);
+        let maybe = of_job(&self.pins().maybe, namespace);
         if let Some(goes) = maybe.first()
             && self.random(LET_GO_ONE_IN) == 0
         {
