@@ -122,6 +122,41 @@ def test_what_one_rank_does_wrong(daemons, tmp_path):
             assert "rank 2 did not come" in line[3], line
 
 
+AGAIN = """
+LIMIT = 30
+checkpointer = Checkpointer(timeout=LIMIT, on_error="warn")
+
+def save(step):
+    dist.barrier()
+    attempt(checkpointer.save, step, state(step))
+    said.append([step, checkpointer.wait(), str(checkpointer.last_error)])
+
+save(1)
+if rank == 1:
+    socket, checkpointer.session.socket = checkpointer.session.socket, "/nowhere/storaged.sock"
+    checkpointer.session.drop_connections()
+save(2)
+dist.barrier()
+if rank == 1:
+    checkpointer.session.socket = socket
+    attempt(checkpointer.save, 2, state(2))
+attempt(checkpointer.save, 3, state(3))
+said.append(["then", checkpointer.wait(), str(checkpointer.last_error)])
+"""
+
+
+def test_a_rank_that_repeats_a_step_alone_learns_that_rank_0_has_gone_on(daemons, tmp_path):
+    """It waited for all of its limit, and with it the step at which the others were."""
+    daemon = daemons()
+    said, errors = run_ranks(tmp_path, [daemon.socket] * 2, AGAIN, limit=120)
+    for rank, one in enumerate(said):
+        assert one, errors
+        assert [line[1] for line in one if line[0] in (1, 2)] == [True, False], one
+        assert one[-1][:2] == ["then", True], (one, errors)
+        assert sum(line[2] for line in one if line[0] == "ok") < 15, one
+    assert "rank 0 left it out (rank 0 is at step 3 already)" in said[1][-1][2], said[1]
+
+
 DCP_BODY = """
 import torch.distributed.checkpoint as dcp
 from storaged.torch._alone import save_alone

@@ -343,6 +343,10 @@ class Ranks:
         """Whether that rank has come to a later save."""
         return bool(self._ahead({rank: ""}, at))
 
+    def left_out(self, rank: int, what: str, at: At, deadline: Deadline) -> RanksMissing:
+        """For whoever waits for a rank that is past the save."""
+        return self._missing([rank], self._ahead({rank: ""}, at), what, deadline)
+
     def _missing(self, missing: list[int], ahead: dict[int, int], what: str, deadline: Deadline) -> RanksMissing:
         who = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
         if ahead:

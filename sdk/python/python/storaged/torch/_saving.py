@@ -131,12 +131,17 @@ class Save:
     def hear_begin(self, limit: Deadline | None = None) -> str:
         """On the other ranks: waits until rank 0 has begun the step; the run."""
         limit = limit or self.deadline
-        nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
-        while nonce in self.seen:
+        while True:
+            # Before its word: rank 0 may begin the step again and go on at once.
+            has_gone_on = self.ranks.is_past(0, self.at)
+            nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
+            if nonce not in self.seen:
+                break
             # What is left of an attempt that failed.
+            if has_gone_on:
+                raise self.ranks.left_out(0, self.what, self.at, limit)
             limit.check(f"rank 0 to begin {self.what} again")
             time.sleep(Ranks.LONGEST_PAUSE)
-            nonce, run, failure = self.ranks.hear_rank_zero([self._begin_key], self.what, limit, self.at)
         self.nonce = nonce
         if run is None:
             self.seen.add(nonce)
